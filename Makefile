@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X keelson.dev/keelson/kctl.Version=
 # therefore keep the linker from removing unused methods. test/soak checks this.
 TAGS := grpcnotrace
 
-.PHONY: help up down build setup install dist releases clean proto fmt vet test unit e2e attack clients upgrade guest fault chaos soak soak-idle test-vm test-vm-docs vm-up vm-down bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover bench-net bench-kubectl
+.PHONY: help up down build setup install dist releases clean proto fmt vet lint test unit e2e attack clients upgrade guest fault chaos soak soak-idle test-vm test-vm-docs vm-up vm-down bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover bench-net bench-kubectl
 
 # A line "##@ TEXT" is a heading of the help. The text after ## of a target is its help.
 help: ## List the targets
@@ -47,6 +47,8 @@ fmt: ## Format all Go files
 	gofmt -l -w .
 vet: ## Run go vet on all packages
 	$(GO) vet ./...
+lint: ## Run golangci-lint; PKG='agent/volume/... internal/wait' checks some packages
+	@PKG='$(value PKG)' scripts/lint
 
 ##@ Test
 test: build ## Run the unit, integration and end-to-end tests
@@ -104,4 +106,4 @@ bench-failover: setup ## Kill the leader under load, and measure the outage; ARG
 bench-net: setup ## Measure Services; ARGS=dns: names; ARGS=policies: network policies
 	@scripts/bench net $(ARGS)
 bench-kubectl: ## Measure kubectl list, explain and apply
-	@$(GO) test -count=1 -run '^$$' -bench Kubectl -benchtime 7x ./controlplane/apiserver
+	@$(GO) test -count=1 -run '^$$' -bench Kubectl -benchtime 7x ./test/kubectl

@@ -18,8 +18,8 @@ import (
 	"testing"
 )
 
-// The size budgets of the tree: production files and lines of a package, fields and methods of a type. Generated code has
-// no budget.
+// The size budgets of the tree: production files and lines of a package, fields and methods of a
+// type. Generated code has no budget.
 const (
 	maxPackageFiles = 25
 	maxPackageLines = 5000
@@ -27,10 +27,12 @@ const (
 	maxTypeMethods  = 40
 )
 
-// budgetList has the packages and types that exceed a budget. Entries are removed or lowered, never added or raised.
+// budgetList has the packages and types that exceed a budget. Entries are removed or lowered, never
+// added or raised.
 const budgetList = "testdata/budgets.tsv"
 
-var rewriteBudgets = flag.Bool("rewrite-budgets", false, "lower and remove the entries of "+budgetList+" whose packages and types have shrunk")
+var rewriteBudgets = flag.Bool("rewrite-budgets", false,
+	"lower and remove the entries of "+budgetList+" whose packages and types have shrunk")
 
 // excess is the size of a package (files and lines) or of a type (fields and methods).
 type excess struct {
@@ -43,8 +45,8 @@ func (e excess) String() string {
 	return fmt.Sprintf("%s\t%s\t%d\t%d\t%s", e.kind, e.name, e.first, e.second, e.reason)
 }
 
-// TestBudgets fails if a package or type exceeds a budget and is not in budgetList, if it exceeds its entry there, or if
-// an entry is not needed.
+// TestBudgets fails if a package or type exceeds a budget and is not in budgetList, if it exceeds
+// its entry there, or if an entry is not needed.
 func TestBudgets(t *testing.T) {
 	packages := productionPackages(t)
 	over := map[string]excess{}
@@ -69,11 +71,14 @@ func TestBudgets(t *testing.T) {
 		a, ok := allowed[key]
 		switch {
 		case !ok && e.kind == "package":
-			t.Errorf("%s has %d files and %d lines, more than %d and %d: move one concept into a package of its own", key, e.first, e.second, maxPackageFiles, maxPackageLines)
+			t.Errorf("%s has %d files and %d lines, more than %d and %d: move one concept into a package of its own",
+				key, e.first, e.second, maxPackageFiles, maxPackageLines)
 		case !ok:
-			t.Errorf("%s has %d fields and %d methods, more than %d and %d: move one concept into a type of its own", key, e.first, e.second, maxTypeFields, maxTypeMethods)
+			t.Errorf("%s has %d fields and %d methods, more than %d and %d: move one concept into a type of its own",
+				key, e.first, e.second, maxTypeFields, maxTypeMethods)
 		case e.first > a.first || e.second > a.second:
-			t.Errorf("%s has grown to %d and %d, above its entry of %d and %d in %s", key, e.first, e.second, a.first, a.second, budgetList)
+			t.Errorf("%s has grown to %d and %d, above its entry of %d and %d in %s", key, e.first, e.second, a.first,
+				a.second, budgetList)
 		}
 	}
 	for key, a := range allowed {
@@ -96,7 +101,8 @@ type productionPackage struct {
 	structFile   map[string]string // by type name
 }
 
-// productionPackages parses the production files of the module, by directory. All tests share one run.
+// productionPackages parses the production files of the module, by directory. All tests share one
+// run.
 func productionPackages(t *testing.T) map[string]*productionPackage {
 	t.Helper()
 	packages, err := parseProduction()
@@ -114,15 +120,18 @@ type parsedFile struct {
 	syntax *ast.File
 }
 
-// productionFiles returns the Go files known to git, without tests, generated files and test data. All callers share one run.
+// productionFiles returns the Go files known to git, without tests, generated files and test data.
+// All callers share one run.
 var productionFiles = sync.OnceValues(func() ([]parsedFile, error) {
-	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.go").Output()
+	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--",
+		"*.go").Output()
 	if err != nil {
 		return nil, fmt.Errorf("git ls-files: %w", err)
 	}
 	var files []parsedFile
 	for file := range strings.SplitSeq(string(out), "\x00") {
-		if file == "" || strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, ".pb.go") || strings.Contains("/"+file, "/testdata/") {
+		if file == "" || strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, ".pb.go") ||
+			strings.Contains("/"+file, "/testdata/") {
 			continue
 		}
 		source, err := os.ReadFile(file)
@@ -151,7 +160,8 @@ var parseProduction = sync.OnceValues(func() (map[string]*productionPackage, err
 		dir := path.Dir(f.path)
 		p := packages[dir]
 		if p == nil {
-			p = &productionPackage{dir: dir, types: map[string]*ast.StructType{}, methods: map[string]int{}, imports: map[string]map[string]string{}, structFile: map[string]string{}}
+			p = &productionPackage{dir: dir, types: map[string]*ast.StructType{}, methods: map[string]int{},
+				imports: map[string]map[string]string{}, structFile: map[string]string{}}
 			packages[dir] = p
 		}
 		p.addFile(f)
@@ -188,7 +198,8 @@ func (p *productionPackage) addFile(f parsedFile) {
 	}
 }
 
-// receiverName returns the type name of a receiver or an embedded field without pointer, type arguments and package.
+// receiverName returns the type name of a receiver or an embedded field without pointer, type
+// arguments and package.
 func receiverName(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.StarExpr:
@@ -205,9 +216,11 @@ func receiverName(e ast.Expr) string {
 	return ""
 }
 
-// countMembers returns the number of fields and methods of a type, with those of its embedded types of the module. An
-// embedded type counts as one field and its own fields and methods.
-func countMembers(packages map[string]*productionPackage, p *productionPackage, name string, seen map[string]bool) (fields, methods int) {
+// countMembers returns the number of fields and methods of a type, with those of its embedded types
+// of the module. An embedded type counts as one field and its own fields and methods.
+func countMembers(packages map[string]*productionPackage, p *productionPackage, name string, seen map[string]bool) (
+	fields, methods int,
+) {
 	if seen[p.dir+"."+name] {
 		return 0, 0
 	}
@@ -228,8 +241,8 @@ func countMembers(packages map[string]*productionPackage, p *productionPackage, 
 		if star, ok := expr.(*ast.StarExpr); ok {
 			expr = star.X
 		}
-		if selector, ok := expr.(*ast.SelectorExpr); ok {
-			qualifier, _ := selector.X.(*ast.Ident)
+		if qualifiedName, ok := expr.(*ast.SelectorExpr); ok {
+			qualifier, _ := qualifiedName.X.(*ast.Ident)
 			if qualifier == nil {
 				continue
 			}
@@ -257,23 +270,27 @@ func readBudgetList(t *testing.T) map[string]excess {
 		}
 		columns := strings.Split(line, "\t")
 		if len(columns) != 5 {
-			t.Fatalf("%s: %q has %d columns, want kind, name, two sizes and a reason, separated by tabs", budgetList, line, len(columns))
+			t.Fatalf("%s: %q has %d columns, want kind, name, two sizes and a reason, separated by tabs", budgetList,
+				line, len(columns))
 		}
 		first, err1 := strconv.Atoi(columns[2])
 		second, err2 := strconv.Atoi(columns[3])
 		if err1 != nil || err2 != nil {
 			t.Fatalf("%s: %q: the sizes are no numbers", budgetList, line)
 		}
-		list[columns[0]+" "+columns[1]] = excess{kind: columns[0], name: columns[1], first: first, second: second, reason: columns[4]}
+		list[columns[0]+" "+columns[1]] = excess{kind: columns[0], name: columns[1], first: first, second: second,
+			reason: columns[4]}
 	}
 	return list
 }
 
-// rewriteBudgetList lowers the entries to the current sizes and removes those that are within the budget. It adds no entry.
+// rewriteBudgetList lowers the entries to the current sizes and removes those that are within the
+// budget. It adds no entry.
 func rewriteBudgetList(t *testing.T, allowed, over map[string]excess) {
 	t.Helper()
 	var b strings.Builder
-	b.WriteString("# Packages (files, lines) and types (fields, methods) above the budgets of budgets_test.go. Entries only shrink.\n# kind\tname\tsize\tsize\treason\n")
+	b.WriteString("# Packages (files, lines) and types (fields, methods) above the budgets of budgets_test.go. " +
+		"Entries only shrink.\n# kind\tname\tsize\tsize\treason\n")
 	for _, key := range slices.Sorted(maps.Keys(allowed)) {
 		e, ok := over[key]
 		if !ok {

@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// declarations is the set of names that a documentation page may use: names of packages, package-level declarations,
-// methods, and struct fields, and the same names after the name of a package or a type and a dot.
-func declarations(t *testing.T) map[string]bool {
+// declaredNames returns the names that a documentation page may use: names of packages,
+// package-level declarations, methods, and struct fields, and the same names after the name of a
+// package or a type and a dot.
+func declaredNames(t *testing.T) map[string]bool {
 	t.Helper()
 	files, err := exec.Command("git", "ls-files", "*.go").Output()
 	if err != nil {
@@ -21,7 +22,8 @@ func declarations(t *testing.T) map[string]bool {
 	}
 	found := map[string]bool{}
 	for path := range strings.FieldsSeq(string(files)) {
-		if strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, ".pb.go") || strings.Contains(path, "/testdata/") {
+		if strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, ".pb.go") ||
+			strings.Contains(path, "/testdata/") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -97,13 +99,14 @@ func receiver(e ast.Expr) string {
 	return ""
 }
 
-// The invariants of a DESIGN.md name the code that keeps them. A rename that leaves such a name behind fails here.
+// The invariants of a DESIGN.md name the code that keeps them. A rename that leaves such a name
+// behind fails here.
 func TestDesignNamesExist(t *testing.T) {
 	pages, err := exec.Command("git", "ls-files", "*DESIGN.md", "docs/explanation/design-records/*.md").Output()
 	if err != nil {
 		t.Fatalf("git ls-files: %v", err)
 	}
-	found := declarations(t)
+	found := declaredNames(t)
 	name := regexp.MustCompile("`([A-Za-z_]\\w*(?:\\.[A-Za-z_]\\w*)?)`")
 	checked := 0
 	for page := range strings.FieldsSeq(string(pages)) {

@@ -1,3 +1,3 @@
-// Package keelson is the root of the module; it holds the import law as a test.
-// ARCHITECTURE.md is the map of the code.
+// Package keelson is the root of the module; its tests check the import law and other rules of the
+// whole tree. ARCHITECTURE.md is the map of the code.
 package keelson

@@ -15,7 +15,8 @@ import (
 // Every Go file is formatted as gofmt does it, so that a change shows nothing but what was changed. Files below testdata are what
 // tests say they are.
 func TestEveryFileIsFormatted(t *testing.T) {
-	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.go").Output()
+	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--",
+		"*.go").Output()
 	if err != nil {
 		t.Fatalf("git ls-files: %v", err)
 	}
@@ -36,7 +37,8 @@ func TestEveryFileIsFormatted(t *testing.T) {
 		seen++
 		for dir := path.Dir(file); !folders[dir]; dir = path.Dir(dir) {
 			folders[dir] = true
-			if _, err := os.ReadDir(dir); err != nil && !os.IsNotExist(err) { // so that "go test" knows that its result is not that of other files
+			if _, err := os.ReadDir(dir); err != nil && !os.IsNotExist(err) {
+				// so that "go test" knows that its result is not that of other files
 				t.Error(err)
 			}
 		}

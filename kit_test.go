@@ -16,19 +16,23 @@ var contributorPages = []string{
 	"docs/explanation/compatibility-policy.md", "docs/how-to/release.md",
 }
 
-// examples are parts of paths that the recipes of CONTRIBUTING.md add.
-var examples = []string{"nodettl", "avoidnode", "gitrepo", "storageversionmigration", "storagemigration"}
+// examples are parts of the paths that the recipes of CONTRIBUTING.md create.
+var examples = []string{"nodettl", "avoidnode", "gitrepo", "storageversionmigration", "storagemigration",
+	"keelsonv1"}
 
-// What the contributors' pages name is there: files and folders, targets of the Makefile, tests, and the targets of links. The file
-// .ci/with-vm is not: a commit that asks for virtual machines adds it.
+// The contributors' pages name only files, folders, Makefile targets, tests and link targets that
+// exist. The file .ci/with-vm is an exception: commits that request virtual machines add it.
 func TestContributorPagesNameWhatExists(t *testing.T) {
 	targets, _ := makeTargets(t)
-	declared, err := exec.Command("git", "grep", "-hoE", "--untracked", "^func Test[A-Za-z0-9_]+", "--", "*_test.go").Output()
+	declared, err := exec.Command("git", "grep", "-hoE", "--untracked", "^func Test[A-Za-z0-9_]+", "--",
+		"*_test.go").Output()
 	if err != nil {
 		t.Fatalf("git grep: %v", err)
 	}
 	tests := strings.Fields(strings.ReplaceAll(string(declared), "func ", ""))
-	top := regexp.MustCompile(`^(agent|cmd|cni|controlplane|csi|deploy|docs|entry|examples|internal|kctl|proto|raftstore|scripts|test|\.ci|\.github)/`)
+	top :=
+		regexp.MustCompile(
+			`^(agent|cmd|cni|controlplane|csi|deploy|docs|entry|examples|internal|kctl|proto|raftstore|scripts|test|\.ci|\.github)/`)
 	for _, page := range contributorPages {
 		data, err := os.ReadFile(page)
 		if err != nil {
@@ -36,7 +40,7 @@ func TestContributorPagesNameWhatExists(t *testing.T) {
 			continue
 		}
 		text, looked := string(data), 0
-		missing := func(kind, name string) { t.Errorf("%s: there is no %s %s", page, kind, name) }
+		missing := func(kind, name string) { t.Errorf("%s: %s %s does not exist", page, kind, name) }
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
 			looked++
 			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
@@ -45,7 +49,9 @@ func TestContributorPagesNameWhatExists(t *testing.T) {
 		}
 		for _, path := range regexp.MustCompile(`[A-Za-z0-9_./-]+`).FindAllString(text, -1) {
 			path = strings.TrimSuffix(strings.TrimRight(strings.TrimPrefix(path, "./"), "./"), "/...")
-			if !top.MatchString(path) || path == ".ci/with-vm" || slices.ContainsFunc(examples, func(part string) bool { return strings.Contains(path, part) }) {
+			if !top.MatchString(path) || path == ".ci/with-vm" || slices.ContainsFunc(examples, func(part string) bool {
+				return strings.Contains(path, part)
+			}) {
 				continue
 			}
 			looked++
@@ -53,7 +59,8 @@ func TestContributorPagesNameWhatExists(t *testing.T) {
 				missing("file", path)
 			}
 		}
-		for _, m := range regexp.MustCompile("(?m)(?:`|^ *|&& )make (?:-C \\S+ )?([a-z][a-z0-9-]*)").FindAllStringSubmatch(text, -1) {
+		for _, m := range regexp.MustCompile("(?m)(?:`|^ *|&& )make (?:-C \\S+ )?([a-z][a-z0-9-]*)").
+			FindAllStringSubmatch(text, -1) {
 			looked++
 			if !slices.Contains(targets, m[1]) {
 				missing("target of the Makefile", m[1])
@@ -61,18 +68,18 @@ func TestContributorPagesNameWhatExists(t *testing.T) {
 		}
 		for _, name := range regexp.MustCompile(`\bTest[A-Z][A-Za-z0-9]+`).FindAllString(text, -1) {
 			looked++
-			if name != "TestNodeTTL" && !slices.Contains(tests, name) { // one is added by a recipe
+			if !slices.Contains(tests, name) {
 				missing("test", name)
 			}
 		}
 		if looked == 0 {
-			t.Errorf("%s names nothing: is it read?", page)
+			t.Errorf("%s: no name was found", page)
 		}
 	}
 }
 
-// No file of the tree needs anything beside the clone: continuous integration alone looks there, for a script that it runs if it
-// exists.
+// No file of the tree requires a file outside the clone. Only continuous integration checks for
+// such a script, and runs it if it exists.
 func TestNothingBesideTheCloneIsNeeded(t *testing.T) {
 	beside := ".." + "/shared"
 	out, err := exec.Command("git", "grep", "-lF", "--untracked", beside).Output()
@@ -88,7 +95,7 @@ func TestNothingBesideTheCloneIsNeeded(t *testing.T) {
 	}
 	for line := range strings.Lines(string(script)) {
 		if strings.Contains(line, beside) && !strings.HasPrefix(line, "if [ -x "+beside) {
-			t.Errorf(".ci/run: %q is not bound to what exists", line)
+			t.Errorf(".ci/run: %q does not check whether the script exists", line)
 		}
 	}
 }

@@ -17,7 +17,8 @@ func makeTargets(t *testing.T) (names []string, texts map[string]string) {
 		t.Fatal(err)
 	}
 	texts = map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z0-9 -]*):([^=\n].*|)$`).FindAllStringSubmatch(string(makefile), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z0-9 -]*):([^=\n].*|)$`).FindAllStringSubmatch(string(makefile),
+		-1) {
 		_, text, _ := strings.Cut(m[2], "## ")
 		for _, name := range strings.Fields(m[1]) {
 			if texts[name] == "" {
@@ -27,23 +28,24 @@ func makeTargets(t *testing.T) (names []string, texts map[string]string) {
 		}
 	}
 	if len(names) < 20 {
-		t.Fatalf("the Makefile has %d targets: are its lines read?", len(names))
+		t.Fatalf("the Makefile has %d targets, want at least 20", len(names))
 	}
 	return names, texts
 }
 
-// runMake runs make without what an outer make has put into the environment.
+// runMake runs make without the variables that an outer make has set in the environment.
 func runMake(args ...string) ([]byte, error) {
 	cmd := exec.Command("make", append([]string{"--no-print-directory"}, args...)...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool {
 		name, _, _ := strings.Cut(s, "=")
-		return strings.HasPrefix(name, "MAKE") || slices.Contains([]string{"MFLAGS", "PKG", "RUN", "ARGS", "RACE"}, name)
+		return strings.HasPrefix(name, "MAKE") ||
+			slices.Contains([]string{"MFLAGS", "PKG", "RUN", "ARGS", "RACE"}, name)
 	})
 	return cmd.CombinedOutput()
 }
 
-// Every target of the Makefile is phony and has a help text. `make help` lists all targets, aligned, in lines of at most
-// 100 columns, and is what `make` without a target runs.
+// Every target of the Makefile is phony and has a help text. `make help` lists all targets,
+// aligned, in lines of at most 100 columns, and is what `make` without a target runs.
 func TestMakeHelpListsEveryTarget(t *testing.T) {
 	names, texts := makeTargets(t)
 	makefile, err := os.ReadFile("Makefile")
@@ -64,7 +66,7 @@ func TestMakeHelpListsEveryTarget(t *testing.T) {
 		if err != nil {
 			t.Fatalf("make %v: %v\n%s", args, err, out)
 		}
-		var listed []string
+		var listedPackage []string
 		column := 0
 		for line := range strings.Lines(string(out)) {
 			line = strings.TrimSuffix(line, "\n")
@@ -75,7 +77,7 @@ func TestMakeHelpListsEveryTarget(t *testing.T) {
 			if m == nil {
 				continue
 			}
-			listed = append(listed, m[1])
+			listedPackage = append(listedPackage, m[1])
 			if m[3] != texts[m[1]] {
 				t.Errorf("make %v: the text of %s is %q, want %q", args, m[1], m[3], texts[m[1]])
 			}
@@ -85,13 +87,14 @@ func TestMakeHelpListsEveryTarget(t *testing.T) {
 				t.Errorf("make %v: the text of %s starts in column %d, others in column %d", args, m[1], at, column)
 			}
 		}
-		if !slices.Equal(listed, names) {
-			t.Errorf("make %v lists %v, want %v", args, listed, names)
+		if !slices.Equal(listedPackage, names) {
+			t.Errorf("make %v lists %v, want %v", args, listedPackage, names)
 		}
 	}
 }
 
-// `make unit PKG=... RUN=...` runs the named tests of the named packages, and fails where there are none.
+// `make unit PKG=... RUN=...` runs the named tests of the named packages, and fails if there are
+// none.
 func TestUnitRunsNamedTests(t *testing.T) {
 	if _, err := os.Stat("scripts/test"); err != nil { // so that "go test" runs this again when the script has changed
 		t.Fatal(err)
@@ -103,8 +106,10 @@ func TestUnitRunsNamedTests(t *testing.T) {
 		ok   bool
 	}{
 		{"a test of a package", []string{"PKG=internal/quantitytext", "RUN=^Test", "ARGS=-v"}, "--- PASS: Test", true},
-		{"with a leading dot, and all tests", []string{"PKG=./internal/quantitytext/"}, "keelson.dev/keelson/internal/quantitytext", true},
-		{"no such test", []string{"PKG=internal/quantitytext", "RUN=^TestThatDoesNotExist$"}, "no test matches RUN='^TestThatDoesNotExist$'", false},
+		{"with a leading dot, and all tests", []string{"PKG=./internal/quantitytext/"},
+			"keelson.dev/keelson/internal/quantitytext", true},
+		{"no such test", []string{"PKG=internal/quantitytext", "RUN=^TestThatDoesNotExist$"},
+			"no test matches RUN='^TestThatDoesNotExist$'", false},
 		{"no such package", []string{"PKG=internal/missing"}, "PKG: there is no folder internal/missing", false},
 		{"a test without a package", []string{"RUN=^TestMakeHelp$"}, "RUN needs PKG", false},
 	} {

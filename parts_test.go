@@ -14,8 +14,9 @@ import (
 	"testing"
 )
 
-// unraced is what scripts/unraced says: packages, and tests with their packages, that run without the race detector.
-func unraced(t *testing.T) (packages []string, tests map[string]string) {
+// readUnraced returns the content of scripts/unraced: packages, and tests with their packages, that
+// run without the race detector.
+func readUnraced(t *testing.T) (packages []string, tests map[string]string) {
 	t.Helper()
 	data, err := os.ReadFile("scripts/unraced")
 	if err != nil {
@@ -38,19 +39,19 @@ func unraced(t *testing.T) (packages []string, tests map[string]string) {
 		case len(words) == 2 && tests[words[1]] == "":
 			tests[words[1]] = words[0]
 		default:
-			t.Fatalf("scripts/unraced: %q: want a package, or a package and a test that is not yet there", line)
+			t.Fatalf("scripts/unraced: %q: want a package, or a package and a test that is not listed yet", line)
 		}
 		if !reasoned {
-			t.Errorf("scripts/unraced: %q: no comment above says why", line)
+			t.Errorf("scripts/unraced: %q: no comment above it has the reason", line)
 		}
 	}
 	return packages, tests
 }
 
-// Each test that runs without the race detector is left out of the run with it by its name: that must be one of this
-// package and of no other with the detector, where it would run nowhere.
+// A test of scripts/unraced is excluded by name from the run with the race detector. Its package
+// must declare it, and no other package of that run may, because its test would not run at all.
 func TestWhatIsNotRacedRuns(t *testing.T) {
-	packages, tests := unraced(t)
+	packages, tests := readUnraced(t)
 	declared := map[string][]string{} // test -> folders
 	declares := regexp.MustCompile(`(?m)^func (Test\w+|Fuzz\w+|Example\w*)\(`)
 	files, err := exec.Command("git", "ls-files", "*_test.go", "--cached", "--others", "--exclude-standard").Output()
@@ -63,7 +64,7 @@ func TestWhatIsNotRacedRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		if slices.Contains(packages, filepath.Dir(file)) {
-			continue // all of it runs without
+			continue // the whole package runs without the race detector
 		}
 		for _, m := range declares.FindAllStringSubmatch(string(data), -1) {
 			declared[m[1]] = append(declared[m[1]], filepath.Dir(file))
@@ -74,13 +75,14 @@ func TestWhatIsNotRacedRuns(t *testing.T) {
 			t.Errorf("scripts/unraced: %s of %s is declared in %v", test, pkg, in)
 		}
 		if slices.Contains(packages, pkg) {
-			t.Errorf("scripts/unraced: %s of %s: the package is there as a whole", test, pkg)
+			t.Errorf("scripts/unraced: %s of %s: the whole package is already listed", test, pkg)
 		}
 	}
 }
 
-// aside finds what a Go file starts beside its own goroutine, and tests that run beside others: the first such line, or "".
-func aside(path string) (string, error) {
+// findConcurrency returns the position of the first statement of a Go file that starts a goroutine
+// or makes a test parallel, or "".
+func findConcurrency(path string) (string, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -93,9 +95,11 @@ func aside(path string) (string, error) {
 		case *ast.GoStmt:
 			starts = true
 		case *ast.SelectorExpr: // WaitGroup.Go and its like, testing.T.Parallel, time.AfterFunc, httptest.NewServer
-			starts = slices.Contains([]string{"Go", "Parallel", "RunParallel", "AfterFunc", "NewServer", "NewTLSServer"}, n.Sel.Name)
-		case *ast.ImportSpec: // bubbles of virtual time are for several goroutines
-			starts = n.Path.Value == `"testing/synctest"` || n.Path.Value == `"`+module+`/internal/virtual"`
+			starts = slices.Contains([]string{"Go", "Parallel", "RunParallel", "AfterFunc", "NewServer",
+				"NewTLSServer"}, n.Sel.Name)
+		case *ast.ImportSpec: // tests in virtual time have several goroutines
+			starts = n.Path.Value == `"testing/synctest"` || n.Path.Value == `"`+module+`/internal/virtual"` ||
+				n.Path.Value == `"`+module+`/controlplane/controllers/testcluster"`
 		}
 		if starts && found == token.NoPos {
 			found = n.Pos()
@@ -108,8 +112,8 @@ func aside(path string) (string, error) {
 	return fset.Position(found).String(), nil
 }
 
-// A package that is said to be alone in scripts/unraced starts no goroutine, and neither do its tests: one that begins to
-// belongs to the run with the detector.
+// Packages in the section Alone of scripts/unraced, and their tests, start no goroutine. A package
+// that starts goroutines must run with the race detector.
 func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
 	data, err := os.ReadFile("scripts/unraced")
 	if err != nil {
@@ -117,7 +121,7 @@ func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
 	}
 	_, alone, ok := strings.Cut(string(data), "\n# Alone: ")
 	if !ok {
-		t.Fatal("scripts/unraced has no packages that are alone")
+		t.Fatal("scripts/unraced has no section Alone")
 	}
 	alone, _, _ = strings.Cut(alone, "\n\n")
 	looked := 0
@@ -131,18 +135,18 @@ func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
 		}
 		for _, file := range files {
 			looked++
-			if at, err := aside(file); err != nil || at != "" {
-				t.Errorf("scripts/unraced: %s is not alone: look at %s: %v", pkg, at, err)
+			if at, err := findConcurrency(file); err != nil || at != "" {
+				t.Errorf("scripts/unraced: %s starts goroutines: %s: %v", pkg, at, err)
 			}
 		}
 	}
 	if looked < 100 {
-		t.Errorf("%d files were looked at", looked)
+		t.Errorf("%d files were checked, want at least 100", looked)
 	}
 }
 
-// `make soak` runs tests with more repetitions than `make test` has. Each of these tests is declared in the package that
-// scripts/test names, and so is the flag for its repetitions.
+// `make soak` runs tests with more repetitions than `make test` has. Each of these tests is
+// declared in the package that scripts/test names, and so is the flag for its repetitions.
 func TestRepeatedTestsAreDeclared(t *testing.T) {
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
@@ -159,7 +163,8 @@ func TestRepeatedTestsAreDeclared(t *testing.T) {
 	body, _, _ = strings.Cut(body, "\n}\n")
 	lines := regexp.MustCompile(`raced_test .*\./(\S+) -run '\^(\w+)\$' -([a-z.]+)=`).FindAllStringSubmatch(body, -1)
 	if len(lines) != strings.Count(body, "\n")+1 {
-		t.Fatalf("scripts/test: repeated has lines of another form: want raced_test ./PACKAGE -run '^TEST$' -FLAG=VALUE:\n%s", body)
+		t.Fatalf("scripts/test: repeated has lines of another form: want raced_test ./PACKAGE -run '^TEST$' "+
+			"-FLAG=VALUE:\n%s", body)
 	}
 	for _, m := range lines {
 		files, err := filepath.Glob(filepath.Join(m[1], "*_test.go"))
@@ -183,15 +188,16 @@ func TestRepeatedTestsAreDeclared(t *testing.T) {
 	}
 }
 
-// modulesApart are the modules of their own that the part unit tests beside the packages of this module.
-var modulesApart = []string{"deploy/dist", "test/openapi/upstream"}
+// separateModules are the other modules of the tree that the part unit tests together with this
+// module.
+var separateModules = []string{"deploy/dist", "test/openapi/upstream"}
 
 func TestModulesApartAreTested(t *testing.T) {
 	script, err := os.ReadFile("scripts/test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range modulesApart {
+	for _, dir := range separateModules {
 		if !strings.Contains(string(script), "(cd "+dir+" && run plain_test ") {
 			t.Errorf("scripts/test does not run the tests of the module %s", dir)
 		}
@@ -203,7 +209,7 @@ func TestModulesApartAreTested(t *testing.T) {
 
 // Every package belongs to exactly one part of `make test`, and every part is run.
 func TestEveryPackageIsTested(t *testing.T) {
-	packages, tests := unraced(t)
+	packages, tests := readUnraced(t)
 	out, err := exec.Command("scripts/test", "parts").Output()
 	if err != nil {
 		t.Fatalf("scripts/test parts: %v", err)
@@ -235,18 +241,18 @@ func TestEveryPackageIsTested(t *testing.T) {
 		}
 	}
 	for pkg, in := range parts {
-		t.Errorf("scripts/test: part %v has %s, which is no package", in, pkg)
+		t.Errorf("scripts/test: part %v has %s, which is not a package", in, pkg)
 	}
 	for _, pkg := range packages {
-		t.Errorf("scripts/unraced: %s is no package", pkg)
+		t.Errorf("scripts/unraced: %s is not a package", pkg)
 	}
 	if len(tests) == 0 {
 		t.Error("scripts/unraced has no tests")
 	}
 }
 
-// house is a folder, and what puts programs into it.
-func house(t *testing.T) (dir string, write func(name, content string)) {
+// newScriptFolder returns a new directory, and a function that writes an executable file below it.
+func newScriptFolder(t *testing.T) (dir string, write func(name, content string)) {
 	dir = t.TempDir()
 	return dir, func(name, content string) {
 		t.Helper()
@@ -260,16 +266,17 @@ func house(t *testing.T) (dir string, write func(name, content string)) {
 	}
 }
 
-// Machines in software are run by continuous integration where a file asks for it, and only there.
+// Continuous integration runs the tests on virtual machines only if the file .ci/with-vm exists.
 func TestCIRunsMachinesWhenAsked(t *testing.T) {
 	script, err := os.ReadFile(".ci/run")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, write := house(t)
+	dir, write := newScriptFolder(t)
 	write("house/.ci/run", string(script))
 	write("bin/make", "#!/bin/sh\necho make \"$@\"\n")
-	for _, c := range []struct{ file, want string }{{"", "make test\n"}, {"house/.ci/with-vm", "make test\nmake test-vm\n"}} {
+	for _, c := range []struct{ file, want string }{{"", "make test\n"},
+		{"house/.ci/with-vm", "make test\nmake test-vm\n"}} {
 		if c.file != "" {
 			write(c.file, "")
 		}
@@ -281,8 +288,8 @@ func TestCIRunsMachinesWhenAsked(t *testing.T) {
 	}
 }
 
-// What a script unpacks packages in goes when the script ends, whether it is done, fails or is interrupted: that of each of the steps,
-// of which there are two for the guest.
+// The setup script deletes its temporary directories when it has finished, failed or been
+// interrupted. It has one for each of the two steps of the guest.
 func TestSetupLeavesNothing(t *testing.T) {
 	script, err := os.ReadFile("scripts/setup")
 	if err != nil {
@@ -290,14 +297,18 @@ func TestSetupLeavesNothing(t *testing.T) {
 	}
 	for _, c := range []struct{ name, stop, says string }{
 		{"done", "", "fetching libtirpc-common for the guest\n"},
-		{"the first step fails", "case $* in *linux-image*) exit 1;; esac", "apt-get could not download linux-image-6: look at 'apt-get download linux-image-6'\n"},
-		{"the second step fails", "case $* in *libtirpc*) exit 1;; esac", "apt-get could not download libtirpc-common: look at 'apt-get download libtirpc-common'\n"},
-		{"interrupted", "case $* in *libtirpc*) kill -TERM 0; exec sleep 60;; esac", "fetching libtirpc-common for the guest\n"},
+		{"the first step fails", "case $* in *linux-image*) exit 1;; esac",
+			"apt-get could not download linux-image-6: look at 'apt-get download linux-image-6'\n"},
+		{"the second step fails", "case $* in *libtirpc*) exit 1;; esac",
+			"apt-get could not download libtirpc-common: look at 'apt-get download libtirpc-common'\n"},
+		{"interrupted", "case $* in *libtirpc*) kill -TERM 0; exec sleep 60;; esac",
+			"fetching libtirpc-common for the guest\n"},
 	} {
-		dir, write := house(t)
+		dir, write := newScriptFolder(t)
 		write("house/scripts/setup", string(script))
-		write("bin/id", "#!/bin/sh\necho 1000\n") // who installs nothing
-		for _, name := range []string{"gcc", "pkg-config", "nft", "iptables", "busybox", "nsenter", "runc", "qemu-system-x86_64", "mkfs.xfs", "xz", "zstd"} {
+		write("bin/id", "#!/bin/sh\necho 1000\n") // a user who installs nothing
+		for _, name := range []string{"gcc", "pkg-config", "nft", "iptables", "busybox", "nsenter", "runc",
+			"qemu-system-x86_64", "mkfs.xfs", "xz", "zstd"} {
 			write("bin/"+name, "#!/bin/sh\n")
 		}
 		write("bin/go", "#!/bin/sh\necho go1.26.0\n")
@@ -312,15 +323,16 @@ mkdir -p "$3/boot" "$3/lib/modules/6/kernel" && : >"$3/boot/vmlinuz-6"
 `)
 		write("tmp/there", "")
 		cmd := exec.Command("bash", filepath.Join(dir, "house/scripts/setup"), "guest")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the interrupt is for the script, and what it runs
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "TMPDIR="+filepath.Join(dir, "tmp"))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the signal is for the script and its children
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"),
+			"TMPDIR="+filepath.Join(dir, "tmp"))
 		out, err := cmd.CombinedOutput()
 		if (err == nil) != (c.stop == "") || !strings.Contains(string(out), c.says) {
 			t.Errorf("%s: %v: %q, want it to say %q", c.name, err, out, c.says)
 		}
 		left, err := os.ReadDir(filepath.Join(dir, "tmp"))
 		if err != nil || len(left) != 1 {
-			t.Errorf("%s: there are %v: %v", c.name, left, err)
+			t.Errorf("%s: the temporary directory contains %v: %v", c.name, left, err)
 		}
 	}
 }

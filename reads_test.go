@@ -11,12 +11,14 @@ import (
 	"testing"
 )
 
-// unboundedReads returns the calls of os.ReadFile, io.ReadAll, bufio.NewScanner, bufio.NewReader and json.NewDecoder in
-// the non-test files of a folder whose argument is not bounded where the call is made.
+// unboundedReads returns the calls of os.ReadFile, io.ReadAll, bufio.NewScanner, bufio.NewReader
+// and json.NewDecoder in the non-test files of a folder whose argument is not bounded where the
+// call is made.
 func unboundedReads(t *testing.T, dir string) map[string][]string {
 	t.Helper()
-	watched := map[string]bool{"os.ReadFile": true, "ioutil.ReadFile": true, "io.ReadAll": true, "bufio.NewScanner": true,
-		"json.NewDecoder": true}
+	watched := map[string]bool{"os.ReadFile": true, "ioutil.ReadFile": true, "io.ReadAll": true,
+		"bufio.NewScanner": true,
+		"json.NewDecoder":  true}
 	found := map[string][]string{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -29,16 +31,17 @@ func unboundedReads(t *testing.T, dir string) map[string][]string {
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
-			if !ok || !watched[selector(call.Fun)] || len(call.Args) == 0 {
+			if !ok || !watched[qualifiedName(call.Fun)] || len(call.Args) == 0 {
 				return true
 			}
 			if inner, ok := call.Args[0].(*ast.CallExpr); ok {
-				switch selector(inner.Fun) {
+				switch qualifiedName(inner.Fun) {
 				case "io.LimitReader", "io.NewSectionReader", "bytes.NewReader", "strings.NewReader":
 					return true
 				}
 			}
-			found[path] = append(found[path], fmt.Sprintf("%s (line %d)", selector(call.Fun), set.Position(call.Pos()).Line))
+			found[path] = append(found[path], fmt.Sprintf("%s (line %d)", qualifiedName(call.Fun),
+				set.Position(call.Pos()).Line))
 			return true
 		})
 		return nil
@@ -49,8 +52,8 @@ func unboundedReads(t *testing.T, dir string) map[string][]string {
 	return found
 }
 
-// selector returns PACKAGE.NAME of an expression of that form, or "".
-func selector(e ast.Expr) string {
+// qualifiedName returns PACKAGE.NAME of an expression of that form, or "".
+func qualifiedName(e ast.Expr) string {
 	s, ok := e.(*ast.SelectorExpr)
 	if !ok {
 		return ""
@@ -62,59 +65,61 @@ func selector(e ast.Expr) string {
 	return x.Name + "." + s.Sel.Name
 }
 
-// Why a file may read without a limit of its own: nothing that a container, image or volume can write is read there.
+// Reasons why a file may read without a limit: no container, image or volume can write the read
+// files.
 const (
 	kernelFile   = "kernel files, whose size the kernel bounds"
 	ownFile      = "files that the agent or its shim wrote, in folders that no container can reach"
 	operatorFile = "files that the node's administrator wrote"
 )
 
-// unboundedAllowed lists each file of the agent and of the CSI code that reads without a limit, and what it reads.
+// unboundedAllowed lists each file of the agent and of the CSI code that reads without a limit, and
+// what it reads.
 var unboundedAllowed = map[string]string{
-	"agent/dns/address.go":         operatorFile,
-	"agent/dns/configure.go":       ownFile,
-	"agent/image/seal.go":          kernelFile,
-	"agent/image/transport.go":     operatorFile,
-	"agent/network/kernel.go":      kernelFile,
-	"agent/network/sendercheck.go": kernelFile,
-	"agent/network/tend.go":        ownFile,
-	"agent/node/fence.go":          ownFile,
-	"agent/node/machine.go":        kernelFile + "; /etc/os-release: " + operatorFile,
-	"agent/oci/cgroup.go":          kernelFile,
-	"agent/oci/container.go":       ownFile,
-	"agent/oci/endpods.go":         kernelFile,
-	"agent/oci/ends.go":            ownFile,
-	"agent/oci/host.go":            kernelFile,
-	"agent/oci/netns.go":           ownFile,
-	"agent/oci/record.go":          kernelFile,
-	"agent/oci/resize.go":          kernelFile,
-	"agent/oci/sandbox.go":         operatorFile,
-	"agent/oci/sandbox_stop.go":    kernelFile,
-	"agent/oci/tiers.go":           kernelFile,
-	"agent/pod/evict.go":           ownFile,
-	"agent/pod/grant.go":           ownFile,
-	"agent/pod/subpath.go":         kernelFile,
-	"agent/policy/enforcer.go":     kernelFile,
-	"agent/session/enroll.go":      operatorFile,
-	"agent/session/identity.go":    ownFile,
-	"agent/session/listens.go":     ownFile,
-	"agent/session/replicas.go":    ownFile,
-	"agent/session/serving.go":     ownFile,
-	"agent/session/tokens.go":      ownFile,
-	"agent/stats/own.go":           kernelFile,
-	"agent/volume/attach.go":       ownFile,
-	"agent/volume/csi.go":          ownFile,
-	"agent/volume/iscsi/state.go":  ownFile,
-	"agent/volume/nfs/nfs.go":      kernelFile,
-	"agent/volume/records.go":      ownFile,
-	"agent/volume/sole.go":         ownFile,
-	"cmd/oci/main.go":              ownFile,
-	"csi/local/group.go":           ownFile,
-	"csi/local/record.go":          ownFile,
+	"agent/dns/address.go":               operatorFile,
+	"agent/dns/configure.go":             ownFile,
+	"agent/image/seal.go":                kernelFile,
+	"agent/image/transport.go":           operatorFile,
+	"agent/network/kernel.go":            kernelFile,
+	"agent/network/sendercheck.go":       kernelFile,
+	"agent/network/tend.go":              ownFile,
+	"agent/node/lastcontact.go":          ownFile,
+	"agent/node/machine.go":              kernelFile + "; /etc/os-release: " + operatorFile,
+	"agent/oci/podcgroup/cgroup.go":      kernelFile,
+	"agent/oci/container.go":             ownFile,
+	"agent/oci/endpods.go":               kernelFile,
+	"agent/oci/ends.go":                  ownFile,
+	"agent/oci/containerspec/host.go":    kernelFile,
+	"agent/oci/pause.go":                 ownFile,
+	"agent/oci/podcgroup/limits.go":      kernelFile,
+	"agent/oci/sandbox.go":               operatorFile,
+	"agent/oci/sandbox_stop.go":          kernelFile,
+	"agent/oci/podcgroup/tiers.go":       kernelFile,
+	"agent/pod/podfiles/evictionfile.go": ownFile,
+	"agent/pod/podfiles/grantfile.go":    ownFile,
+	"agent/pod/subpath/subpath.go":       kernelFile,
+	"agent/policy/enforcer.go":           kernelFile,
+	"agent/session/enroll.go":            operatorFile,
+	"agent/session/identity.go":          ownFile,
+	"agent/session/listens.go":           ownFile,
+	"agent/session/replicas.go":          ownFile,
+	"agent/session/serving.go":           ownFile,
+	"agent/session/tokens.go":            ownFile,
+	"agent/stats/own.go":                 kernelFile,
+	"agent/volume/attach.go":             ownFile,
+	"agent/volume/csi.go":                ownFile,
+	"agent/volume/iscsi/state.go":        ownFile,
+	"agent/volume/nfs/nfs.go":            kernelFile,
+	"agent/volume/records.go":            ownFile,
+	"agent/volume/sole.go":               ownFile,
+	"cmd/oci/main.go":                    ownFile,
+	"csi/local/group.go":                 ownFile,
+	"csi/local/record.go":                ownFile,
 }
 
-// A container must not make the agent read without a limit: a new read uses within.ReadFile or io.LimitReader, or is listed above
-// with the reason for which no container can write what it reads. F93
+// A container must not be able to make the agent read without a limit. A read must use
+// safepath.ReadFile or io.LimitReader, or its file is listed above with the reason why no container
+// can write the read files. F93
 func TestReadsOfTheAgentAreBounded(t *testing.T) {
 	found := map[string][]string{}
 	for _, dir := range []string{"agent", "csi", "cmd/oci", "cmd/shim"} {
@@ -126,7 +131,8 @@ func TestReadsOfTheAgentAreBounded(t *testing.T) {
 	}
 	for file, calls := range found {
 		if unboundedAllowed[file] == "" {
-			t.Errorf("%s reads without a limit: %s: use within.ReadFile or io.LimitReader, or list it in unboundedAllowed",
+			t.Errorf("%s reads without a limit: %s: use safepath.ReadFile or io.LimitReader, or list it in "+
+				"unboundedAllowed",
 				file, strings.Join(calls, ", "))
 		}
 	}

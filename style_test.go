@@ -28,7 +28,8 @@ var idioms = []idiom{
 	{"one that, those that/of", regexp.MustCompile(`(?i)\b(?:one that|ones that|those that|those of)\b`), 3.5},
 	{"nobody, somebody, anybody", regexp.MustCompile(`(?i)\b(?:no|some|any)body\b`), 0.7},
 	{"begin(s), begun, began", regexp.MustCompile(`(?i)\b(?:begins?|began|begun)\b`), 2.0},
-	{"let go, given up, taken in, looked at", regexp.MustCompile(`(?i)\b(?:let go|lets go|given up|gives up|taken in|looked at|looks at)\b`), 0.7},
+	{"let go, given up, taken in, looked at",
+		regexp.MustCompile(`(?i)\b(?:let go|lets go|given up|gives up|taken in|looked at|looks at)\b`), 0.7},
 	{"of now, of before, of then", regexp.MustCompile(`(?i)\bof (?:now|before|then|former)\b`), 0.1},
 	{"anew", regexp.MustCompile(`(?i)\banew\b`), 0.1},
 	{"is none that, none has", regexp.MustCompile(`(?i)\b(?:is none|are none|none that|none has|none is)\b`), 0.3},
@@ -126,8 +127,10 @@ func TestCommentIdioms(t *testing.T) {
 	for i, idiom := range idioms {
 		rate := 1e4 * float64(uses[i]) / float64(words)
 		if rate > maxIdiomRatio*idiom.reference {
-			t.Errorf("%q occurs %.1f times in 10,000 words of comments, more than %d times the reference of %.1f. The first uses:\n%s",
-				idiom.name, rate, maxIdiomRatio, idiom.reference, strings.Join(examples[i][:min(10, len(examples[i]))], "\n"))
+			t.Errorf("%q occurs %.1f times in 10,000 words of comments, more than %d times the reference of %.1f. "+
+				"The first uses:\n%s",
+				idiom.name, rate, maxIdiomRatio, idiom.reference,
+				strings.Join(examples[i][:min(10, len(examples[i]))], "\n"))
 		}
 	}
 }
@@ -145,7 +148,8 @@ func TestFunctionNames(t *testing.T) {
 			functions++
 			name := f2.Name.Name
 			if meaningless.MatchString(name) {
-				t.Errorf("%s: the name of function %s has no meaning in a stack trace: use a verb and a noun", f.set.Position(f2.Pos()), name)
+				t.Errorf("%s: the name of function %s has no meaning in a stack trace: use a verb and a noun",
+					f.set.Position(f2.Pos()), name)
 			}
 			if oneWord.MatchString(name) && name != "main" {
 				short++
@@ -153,7 +157,8 @@ func TestFunctionNames(t *testing.T) {
 		}
 	}
 	if share := float64(short) / float64(functions); share > maxOneWordShare {
-		t.Errorf("%d of %d functions (%.0f %%) have a name of one lower-case word, more than %.0f %%", short, functions, 100*share, 100*maxOneWordShare)
+		t.Errorf("%d of %d functions (%.0f %%) have a name of one lower-case word, more than %.0f %%", short, functions,
+			100*share, 100*maxOneWordShare)
 	}
 }
 
@@ -190,7 +195,8 @@ func TestSentencesOfDocs(t *testing.T) {
 		t.Fatalf("git ls-files: %v", err)
 	}
 	for file := range strings.SplitSeq(string(out), "\x00") {
-		if file == "" || file == "docs/reference/features.md" || strings.Contains("/"+file, "/testdata/") { // features.md is generated
+		if file == "" || file == "docs/reference/features.md" || strings.Contains("/"+file, "/testdata/") {
+			// features.md is generated
 			continue
 		}
 		text, err := os.ReadFile(file)
@@ -203,7 +209,8 @@ func TestSentencesOfDocs(t *testing.T) {
 			paragraph = linkTarget.ReplaceAllString(inlineCode.ReplaceAllString(paragraph, "code"), "]")
 			for _, s := range sentence.Split(paragraph, -1) {
 				if n := len(docWord.FindAllString(s, -1)); n > maxSentenceOfDocs {
-					t.Errorf("%s: a sentence has %d words, more than %d: %s", file, n, maxSentenceOfDocs, strings.TrimSpace(s))
+					t.Errorf("%s: a sentence has %d words, more than %d: %s", file, n, maxSentenceOfDocs,
+						strings.TrimSpace(s))
 				}
 			}
 		}

@@ -8,19 +8,20 @@ import (
 	"testing"
 )
 
-// The version of a build needs no git tag: it follows from the file VERSION, and from the commit unless that is the one of the
-// release.
+// The version of a build requires no git tag. It consists of the file VERSION and of the commit,
+// unless the commit is that of the release.
 func TestVersionOfABuild(t *testing.T) {
 	script, err := os.ReadFile("scripts/version")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, write := house(t)
+	dir, write := newScriptFolder(t)
 	root := filepath.Join(dir, "house")
 	write("house/scripts/version", string(script))
 	git := func(args ...string) string {
 		t.Helper()
-		cmd := exec.Command("git", append([]string{"-C", root, "-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+		cmd := exec.Command("git", append([]string{"-C", root, "-c", "user.name=a", "-c", "user.email=a@example.com"},
+			args...)...)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
@@ -56,9 +57,9 @@ func TestVersionOfABuild(t *testing.T) {
 	git("commit", "-q", "-a", "-m", "release")
 	is("the commit of the release", version(), "v1.2.0")
 	git("tag", "v9.9.9")
-	is("a tag counts nothing", version(), "v1.2.0")
+	is("a tag has no effect", version(), "v1.2.0")
 	write("house/other", "text\n")
-	is("an untracked file counts nothing", version(), "v1.2.0")
+	is("an untracked file has no effect", version(), "v1.2.0")
 	git("add", ".")
 	git("commit", "-q", "-m", "next")
 	second := git("rev-parse", "HEAD")
@@ -70,11 +71,13 @@ func TestVersionOfABuild(t *testing.T) {
 	is("a commit without the file", version(third), third[:8])
 	for _, bad := range []string{"1.2.0", "v1.2", "v1.2.0-", "v1.2.0+x", "v1.2.0 x", ""} {
 		write("house/VERSION", bad)
-		is("a bad file", version(), "error: version: VERSION: want a version such as v1.2.0 or v1.3.0-dev, got '"+bad+"'")
+		is("a bad file", version(), "error: version: VERSION: want a version such as v1.2.0 or v1.3.0-dev, got '"+bad+
+			"'")
 	}
 }
 
-// The checked-in version is one that scripts/version accepts, and CHANGELOG.md has a section for it.
+// The checked-in version is one that scripts/version accepts, and CHANGELOG.md has a section for
+// it.
 func TestVersionHasAChangelog(t *testing.T) {
 	out, err := exec.Command("scripts/version").Output()
 	if err != nil {

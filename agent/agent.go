@@ -49,8 +49,10 @@ type Runtime interface {
 	// limit, and ignore all other resources. A limit of 0 removes the limit. A memory limit below
 	// the current usage is refused and changes nothing. ContainerStatus returns the values that
 	// were set last.
-	UpdateContainerResources(context.Context, *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error)
-	UpdatePodSandboxResources(context.Context, *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error)
+	UpdateContainerResources(context.Context,
+		*cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error)
+	UpdatePodSandboxResources(context.Context,
+		*cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error)
 	ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error)
 	Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error)
 
@@ -80,7 +82,8 @@ type EarlyRuntime interface {
 	// sandbox's ID, as soon as CreateContainer works in the sandbox. Until RunPodSandboxEarly
 	// returns, StartContainer is refused and the sandbox is not listed. If it fails after prepared
 	// was called, the sandbox's containers have been removed with the sandbox.
-	RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error)
+	RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest,
+		prepared func(id string)) (*cri.RunPodSandboxResponse, error)
 }
 
 // TieredRuntime is a Runtime that places pods in one cgroup per QoS class.
@@ -95,7 +98,7 @@ type TieredRuntime interface {
 // Tiers are the resource limits of all pods together and the CPU weights of the QoS classes.
 // BestEffort pods have the smallest possible weight.
 type Tiers struct {
-	CPU    int64 // for all pods, in thousandths of a CPU; their weight relative to the other processes of the machine
+	CPU    int64 // for all pods, in thousandths of a CPU; sets the CPU weight of kubepods on the machine
 	Memory int64 // for all pods, in bytes; 0 = no limit
 	PIDs   int64 // processes and threads of all pods; 0 = no limit
 
@@ -141,8 +144,8 @@ type Images interface {
 	// Config returns the image's defaults. It returns ErrImageNotPresent if the image is missing.
 	Config(ctx context.Context, image string) (ImageConfig, error)
 	// PrepareRootFS prepares a writable root file system on top of the image and returns it. It is
-	// idempotent per containerID. RemoveRootFS unmounts and deletes the root file system; it
-	// succeeds if none was prepared.
+	// idempotent per containerID. RemoveRootFS unmounts and deletes the root file system. It
+	// succeeds if the container has no root file system.
 	PrepareRootFS(ctx context.Context, containerID, image string) (RootFS, error)
 	RemoveRootFS(ctx context.Context, containerID string) error
 	// Import loads an OCI layout or docker archive (a tar file) and returns the image names in it.
@@ -227,9 +230,9 @@ type PolicyGuard interface {
 type Mount struct {
 	HostPath string
 	ReadOnly bool
-	// IsFile reports that the hostPath names a file or device.
+	// IsFile is true for a hostPath volume with the path of a file or a device.
 	IsFile bool
-	// Block reports that HostPath is a block device, or a link to one, for the containers'
+	// Block is true if HostPath is a block device, or a link to a block device, for the containers'
 	// volumeDevices.
 	Block bool
 	// Group is the supplemental group that the volume adds to the pod's processes; nil = none.
@@ -255,8 +258,8 @@ type Volumes interface {
 	Pods() ([]types.UID, error)
 }
 
-// ErrDamagedRecord is returned if the stored record of prepared devices cannot be read. It is
-// wrapped with the file and the remedy.
+// ErrDamagedRecord is returned if the stored record of prepared devices cannot be read. The error
+// that wraps it names the file and the remedy.
 var ErrDamagedRecord = errors.New("damaged record")
 
 // Devices asks drivers to prepare the devices that pods claim. All calls are idempotent.
@@ -281,7 +284,9 @@ type Devices interface {
 
 // ClaimedDevice is one device that a driver prepared for a pod.
 type ClaimedDevice struct {
-	Requests []string // requests of the claim that the device was allocated for: "request" or "request/alternative"; none = all
+	// requests of the claim that the device was allocated for: "request" or "request/alternative";
+	// none = all
+	Requests []string
 	CDI      []string // CDI device names for the runtime: "vendor/class=name"
 	// Driver, Pool and Device identify the device in the cluster. They are empty if an agent
 	// prepared the device that did not record them.
@@ -295,8 +300,8 @@ type ContainerClaim struct {
 	Devices         []ClaimedDevice
 }
 
-// MatchesRequest reports whether the device was allocated for the named request of its claim. An
-// empty request names the whole claim.
+// MatchesRequest reports whether the device was allocated for a request of its claim, or for a
+// subrequest of it. request is the request's name; "" matches all devices of the claim.
 func (d *ClaimedDevice) MatchesRequest(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
 		main, _, _ := strings.Cut(name, "/")
@@ -342,14 +347,15 @@ type Objects interface {
 	Peers() []*Peer
 	// Token returns a bound service account token. Tokens are cached until 80% of their lifetime
 	// has passed.
-	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (token string, expires time.Time, err error)
+	Token(ctx context.Context, pod *v1.Pod, audience string,
+		expirationSeconds int64) (token string, expires time.Time, err error)
 	// Revision returns the revision up to which the view is complete.
 	Revision() uint64
 	// Synced is closed once a full assignment (or a checkpoint) has been loaded.
 	Synced() <-chan struct{}
-	// Confirmed is closed once a control plane has confirmed the view since this process started. A
-	// checkpoint may lack the pods that were started last; callers must not remove a missing pod
-	// before.
+	// Confirmed is closed once a control plane has confirmed the view since this process started.
+	// Until then, callers must not remove pods that the view lacks: a checkpoint may lack the pods
+	// that were started last.
 	Confirmed() <-chan struct{}
 	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...),
 	// coalesced, until ctx ends. "Node" is this node's own object, "Peer" stands for the other
@@ -385,17 +391,18 @@ type ObjectChanges struct {
 	Keys     map[ObjectKey]struct{}
 }
 
-// MaxChangedKeys is the maximum number of Keys. ObjectChanges with more keys set All instead.
+// MaxChangedKeys is the maximum length of ObjectChanges.Keys. If more objects changed, All is set
+// instead.
 const MaxChangedKeys = 4096
 
-// Merge adds later, which are newer changes of the same view, to c.
-func (c *ObjectChanges) Merge(later ObjectChanges) {
-	c.Revision, c.All = later.Revision, c.All || later.All
+// Merge adds newer changes of the same view to c.
+func (c *ObjectChanges) Merge(newer ObjectChanges) {
+	c.Revision, c.All = newer.Revision, c.All || newer.All
 	if c.All {
 		c.Keys = nil
 		return
 	}
-	for k := range later.Keys {
+	for k := range newer.Keys {
 		c.AddKey(k)
 	}
 }
@@ -466,7 +473,7 @@ type Reporter interface {
 	// PodStatus reports a complete status. pod holds only metadata (namespace, name, UID) and the
 	// status.
 	PodStatus(pod *v1.Pod)
-	// PodGone reports that nothing of a terminating pod remains on the node.
+	// PodGone reports that the node has removed everything of a terminating pod.
 	PodGone(namespace, name string, uid types.UID)
 	Event(e *v1.Event)
 	Stages(traceParent, object string, stages []StageTime)
@@ -475,12 +482,12 @@ type Reporter interface {
 	// StopGate returns a channel that is closed when the pod may receive SIGTERM, because no live
 	// node routes to it any longer. Callers wait at most one second.
 	StopGate(pod types.UID) <-chan struct{}
-	// Facts replaces the reported labels, addresses and status of the node.
+	// Facts replaces the labels, addresses and status that the agent reports about the node.
 	Facts(node *v1.Node)
 }
 
-// NodeServer serves the requests that arrive through tunnels. agent/stream implements it; the
-// session calls it.
+// NodeServer serves the exec, log, port-forward and dial requests that the control plane sends to
+// the node over the session. agent/stream implements it; the session calls it.
 type NodeServer interface {
 	Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s Streams) error
 	Logs(ctx context.Context, r LogRequest, w io.Writer) error
@@ -492,8 +499,8 @@ type NodeServer interface {
 
 // DriverCalls forwards calls of the control plane to the CSI drivers of this node.
 type DriverCalls interface {
-	// Call makes one call and passes the encoded request and response through. Its error is a gRPC
-	// status, or states that the driver does not exist.
+	// Call calls a method of a driver with the encoded request, and returns the encoded response.
+	// Its error is a gRPC status, or states that the driver does not exist.
 	Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error)
 }
 

@@ -16,11 +16,11 @@ import (
 // use.
 type AttachedVolumes interface {
 	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be
-	// mounted or are waiting for their attachment. held is the subset that may be mounted. The
-	// lists outlive the agent.
+	// mounted or are waiting for their attachment. held is the subset that may be mounted. Both
+	// lists are stored on disk and survive a restart of the agent.
 	VolumesInUse() (names, held []v1.UniqueVolumeName, err error)
-	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list
-	// outlives the agent.
+	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list is
+	// stored on disk and survives a restart of the agent.
 	ExclusiveClaims() ([]HeldClaim, error)
 	// PodsWithAttachedVolumes lists the pods that use attachable volumes.
 	PodsWithAttachedVolumes() ([]types.UID, error)
@@ -45,12 +45,12 @@ const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 // may then hold any claim.
 const AllClaimsHeld = "all"
 
-// NodeReportsClaim reports whether the annotations of the Node n list the claim h, or state that
-// the node may hold any claim.
-func NodeReportsClaim(n *v1.Node, h HeldClaim) bool {
-	told := n.Annotations[ClaimsHeldAnnotation]
+// NodeReportsClaim reports whether the node may hold the claim: its ClaimsHeldAnnotation lists the
+// claim or has the value AllClaimsHeld.
+func NodeReportsClaim(node *v1.Node, claim HeldClaim) bool {
+	reported := node.Annotations[ClaimsHeldAnnotation]
 	var list []HeldClaim
-	return told == AllClaimsHeld || json.Unmarshal([]byte(told), &list) == nil && slices.Contains(list, h)
+	return reported == AllClaimsHeld || json.Unmarshal([]byte(reported), &list) == nil && slices.Contains(list, claim)
 }
 
 // AttachmentName returns the name of the VolumeAttachment of a driver's volume to a node, as in
@@ -59,22 +59,25 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// FindAttachment returns the VolumeAttachment in all of a driver's volume to a node, or false. Like
-// Kubernetes, it finds the VolumeAttachment by its name only. The source is not compared: it names
-// the PersistentVolume that was attached first, and another PersistentVolume may have the same
-// handle.
-func FindAttachment(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
+// FindAttachment returns the VolumeAttachment that attaches a driver's volume to a node, or false
+// if attachments does not contain it. handle is the volume handle. Like Kubernetes, it compares the
+// name, the node and the driver, but not the source: the source names the PersistentVolume that was
+// attached first, and another PersistentVolume may have the same handle.
+func FindAttachment(attachments []*storagev1.VolumeAttachment, node, driver, handle string) (
+	*storagev1.VolumeAttachment, bool,
+) {
 	name := AttachmentName(handle, driver, node)
-	i := slices.IndexFunc(all, func(a *storagev1.VolumeAttachment) bool {
+	i := slices.IndexFunc(attachments, func(a *storagev1.VolumeAttachment) bool {
 		return a.Name == name && a.Spec.NodeName == node && a.Spec.Attacher == driver
 	})
 	if i < 0 {
 		return nil, false
 	}
-	return all[i], true
+	return attachments[i], true
 }
 
-// ParseAttachedName returns the driver and the handle of a volume from its name in a Node's status.
+// ParseAttachedName returns the attacher and the handle of a volume from its name in a Node's
+// status. ok is false if the name is not that of a CSI or iSCSI volume.
 func ParseAttachedName(name v1.UniqueVolumeName) (driver, handle string, ok bool) {
 	if handle, ok = strings.CutPrefix(string(name), "kubernetes.io/iscsi/"); ok {
 		return "iscsi.keelson.dev", handle, true

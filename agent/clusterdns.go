@@ -2,9 +2,9 @@ package agent
 
 import v1 "k8s.io/api/core/v1"
 
-// Names of the cluster DNS Service, which are the same in every installation of CoreDNS, and an
-// annotation of this Service. The control plane sets the annotation when the agents serve DNS at
-// the Service's addresses.
+// The namespace and the name of the cluster DNS Service, which are the same in every installation
+// of CoreDNS, and an annotation of this Service. The control plane sets ServedByAnnotation to
+// ServedByAgent if the agents serve DNS at the Service's addresses.
 const (
 	DNSNamespace       = "kube-system"
 	DNSService         = "kube-dns"
@@ -13,8 +13,10 @@ const (
 )
 
 // AgentsServeDNS reports whether the agents serve DNS at the addresses of a Service: it is the
-// cluster's DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
+// cluster DNS Service, has the annotation ServedByAgent and has no selector. If the Service has a
+// selector, the selected pods serve DNS.
 func AgentsServeDNS(s *v1.Service) bool {
-	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 && s.Annotations[ServedByAnnotation] == ServedByAgent &&
+	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 &&
+		s.Annotations[ServedByAnnotation] == ServedByAgent &&
 		s.Spec.Type != v1.ServiceTypeExternalName && s.DeletionTimestamp == nil
 }

@@ -13,8 +13,9 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// FieldValue returns a pod's field for the downward API, as environment variables and downwardAPI
-// volumes contain it. An unknown path is an error that names the path. FieldValue is pure.
+// FieldValue returns the value of a pod's field for the downward API, in the format of environment
+// variables and downwardAPI volumes. path is the fieldPath. The error for an unknown path names the
+// path. FieldValue is pure.
 func FieldValue(pod *v1.Pod, path string) (string, error) {
 	if field, key, ok := splitSubscript(path); ok {
 		switch field {
@@ -60,7 +61,8 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 	return "", fmt.Errorf("unsupported fieldPath: %v", path)
 }
 
-// splitSubscript splits a path such as "metadata.labels['key']" into the field and the key.
+// splitSubscript splits a path such as "metadata.labels['key']" into the field and the key. ok is
+// false if the path has no subscript.
 func splitSubscript(path string) (field, key string, ok bool) {
 	open := strings.Index(path, "['")
 	if open < 0 || !strings.HasSuffix(path, "']") || open+2 > len(path)-2 {
@@ -78,12 +80,16 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// ResourceValue returns a container's request or limit for the downward API, divided by the divisor
-// and rounded up. A limit that is not set is the node's allocatable amount. ResourceValue is pure.
-func ResourceValue(pod *v1.Pod, self string, ref *v1.ResourceFieldSelector, allocatable v1.ResourceList) (string, error) {
+// ResourceValue returns the container resource that ref selects for the downward API, divided by
+// the divisor and rounded up. defaultContainer is used if ref names no container. A request that is
+// not set equals the limit. A limit that is not set is the node's allocatable amount. ResourceValue
+// is pure.
+func ResourceValue(pod *v1.Pod, defaultContainer string, ref *v1.ResourceFieldSelector, allocatable v1.ResourceList) (
+	string, error,
+) {
 	name := ref.ContainerName
 	if name == "" {
-		name = self
+		name = defaultContainer
 	}
 	var spec *v1.Container
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

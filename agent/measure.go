@@ -38,8 +38,8 @@ type PodUsage struct {
 
 // PodStorage is the disk usage of a pod and its volumes.
 type PodStorage struct {
-	// At is when the pod's files were measured last. It is zero if they are not measured: only pods
-	// with storage limits are.
+	// At is when the pod's files were measured last. It is zero for a pod without storage limits,
+	// because the files of such a pod are not measured.
 	At         time.Time
 	Used       uint64 // all bytes that count as local ephemeral storage
 	Inodes     uint64 // all inodes that count as local ephemeral storage
@@ -106,12 +106,12 @@ type InterfaceUsage struct {
 type NodeAverageUsage struct {
 	At   time.Time         // time of the measurement
 	Node *AverageUsage     // nil after the first measurement
-	Pods []PodAverageUsage // only pods with all containers measured over a window
+	Pods []PodAverageUsage // omits pods with a container that was not measured over a window
 }
 
 // UsageReporter is a Reporter that also reports resource usage.
 type UsageReporter interface {
-	// ReportUsage replaces the usage that was reported before. It never blocks.
+	// ReportUsage reports the usage, which replaces the previous report. It never blocks.
 	ReportUsage(u *NodeAverageUsage)
 }
 
@@ -143,8 +143,8 @@ type ServerTrust interface {
 	// ClientCAs returns the CA certificates for client certificates. It returns nil while they are
 	// unknown.
 	ClientCAs() *x509.CertPool
-	// ReviewAccess sends the review to the control plane. An error that wraps ErrReviewUnavailable
-	// carries no statement about the client.
+	// ReviewAccess asks the control plane for a decision. An error that wraps ErrReviewUnavailable
+	// means that no decision could be requested; the client may be valid.
 	ReviewAccess(ctx context.Context, q AccessReview) (AccessDecision, error)
 }
 
@@ -167,5 +167,5 @@ type AccessDecision struct {
 	Reason        string // may be empty
 }
 
-// ErrReviewUnavailable is returned if no control plane could be reached for a review.
+// ErrReviewUnavailable is returned if no control plane could be reached for an AccessReview.
 var ErrReviewUnavailable = errors.New("no control plane has judged this")

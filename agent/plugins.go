@@ -14,17 +14,17 @@ type Plugins interface {
 	// Manages reports whether a plugin has registered the resource with this agent process or the
 	// previous one.
 	Manages(resource v1.ResourceName) bool
-	// Allocate allocates the devices that the containers of a pod request: all of them or none.
-	// Allocated devices stay with the pod; the call may be repeated. An error states why the pod
-	// cannot run on this node.
+	// Allocate allocates the devices that the containers of a pod request: all of them or none. A
+	// repeated call keeps the devices that are already allocated to the pod. An error states why
+	// the pod cannot run on this node.
 	Allocate(ctx context.Context, pod *v1.Pod) error
 	// Container returns the settings that the plugins add to a container of the pod. It calls
 	// PreStartContainer of the plugins that require it.
 	Container(ctx context.Context, pod *v1.Pod, container string) (PluginDevices, error)
-	// Health returns the health of the devices of a pod by container name, each list in order. It
-	// returns nil if the pod has none.
+	// Health returns the health of the devices of a pod by container name, sorted by resource.
+	// It returns nil if the pod has no devices.
 	Health(pod types.UID) map[string][]v1.ResourceStatus
-	// Release releases the devices of a pod. It succeeds if the pod has none.
+	// Release releases the devices of a pod. It succeeds if the pod has no devices.
 	Release(pod types.UID) error
 	// Pods lists the pods that have devices, for the cleanup after a crash.
 	Pods() ([]types.UID, error)

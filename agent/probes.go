@@ -14,16 +14,18 @@ type ProbeTarget struct {
 	ContainerID string
 	IP          string // target address of HTTP, TCP and gRPC probes that name no host
 	StartedAt   time.Time
-	// Resume is the state that an earlier agent process had found for this container. It is nil for
-	// a container that this process started.
+	// Resume is the last state that an earlier agent process reported for this container. It is nil
+	// for a container that this process started.
 	Resume *ProbeState
 }
 
 // ProbeState is the state of a container according to its startup, readiness and liveness probes.
 type ProbeState struct {
-	Started     bool   // the startup probe has passed, or none exists
-	Ready       bool   // the readiness probe passes, or none exists; false before Started
-	FailedProbe string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
+	Started bool // the startup probe has passed, or none exists
+	Ready   bool // the readiness probe passes, or none exists; false before Started
+	// "liveness" or "startup" if that probe reached its failure threshold; the container must then
+	// be restarted
+	FailedProbe string
 	Cause       string // message of the last failure of FailedProbe
 }
 
@@ -43,9 +45,9 @@ type ProbeEvent struct {
 // Prober runs the probes of containers.
 type Prober interface {
 	// Watch runs all probes of a container. It blocks until ctx ends or a liveness or startup probe
-	// reaches its failure threshold. It delivers the first event immediately. on is called by one
-	// goroutine at a time.
-	Watch(ctx context.Context, t ProbeTarget, on func(ProbeEvent))
+	// reaches its failure threshold. It calls onEvent with each event, from one goroutine at a
+	// time. The first event is delivered immediately.
+	Watch(ctx context.Context, t ProbeTarget, onEvent func(ProbeEvent))
 }
 
 // Labels and annotations that identify sandboxes and containers in the container runtime. All CRI

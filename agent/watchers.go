@@ -3,22 +3,24 @@ package agent
 import (
 	"context"
 	"sync"
+
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // ChangeNotifier notifies its subscribers of changes. The zero value is ready to use.
 type ChangeNotifier struct {
 	mu          sync.Mutex
-	subscribers map[chan struct{}]bool
+	subscribers map[wakeup.Signal]bool
 }
 
 // Subscribe returns a channel that is signaled on changes until ctx ends. A slow subscriber
 // receives one signal for several changes.
 func (w *ChangeNotifier) Subscribe(ctx context.Context) <-chan struct{} {
-	c := make(chan struct{}, 1)
+	c := wakeup.New()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.subscribers == nil {
-		w.subscribers = map[chan struct{}]bool{}
+		w.subscribers = map[wakeup.Signal]bool{}
 	}
 	w.subscribers[c] = true
 	context.AfterFunc(ctx, func() {
@@ -34,9 +36,6 @@ func (w *ChangeNotifier) Notify() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for c := range w.subscribers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+		c.Send()
 	}
 }

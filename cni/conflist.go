@@ -21,7 +21,7 @@ const (
 	Version = "1.1.0" // of the CNI specification: the first version with GC
 )
 
-// Options are the inputs of Keelson's own configuration.
+// Options are the parameters of Keelson's own CNI configuration list (see Conflist).
 type Options struct {
 	PodCIDRs []netip.Prefix // of this node, one per address family of its pods, the primary family first
 	IPAMDir  string         // state of host-local; cleared by a reboot, like the pods
@@ -33,8 +33,8 @@ type Options struct {
 
 type plugin map[string]any
 
-// Conflist returns Keelson's own configuration list: bridge with host-local addresses, and
-// optionally portmap.
+// Conflist returns Keelson's own CNI configuration list as JSON: the bridge plugin with addresses
+// from host-local, and optionally the portmap plugin.
 func Conflist(o Options) ([]byte, error) {
 	if len(o.PodCIDRs) == 0 {
 		return nil, errors.New("cni: the node has no pod CIDR")
@@ -46,7 +46,7 @@ func Conflist(o Options) ([]byte, error) {
 		out := "0.0.0.0/0"
 		if p.Addr().Is6() {
 			out = "::/0"
-			all["rangeEnd"] = lastButOne(p).String() // the last address is this node's end of the tunnel
+			all["rangeEnd"] = secondToLast(p).String() // the last address is this node's end of the tunnel
 		}
 		ranges = append(ranges, []plugin{all})
 		routes = append(routes, plugin{"dst": out})
@@ -60,13 +60,15 @@ func Conflist(o Options) ([]byte, error) {
 	}
 	plugins := []plugin{bridge}
 	if o.HostPorts {
-		plugins = append(plugins, plugin{"type": "portmap", "backend": "nftables", "snat": true, "capabilities": plugin{"portMappings": true}})
+		plugins = append(plugins, plugin{"type": "portmap", "backend": "nftables", "snat": true,
+			"capabilities": plugin{"portMappings": true}})
 	}
 	return json.Marshal(plugin{"cniVersion": Version, "name": Name, "plugins": plugins})
 }
 
-// lastButOne returns the second to last address of an IPv6 range.
-func lastButOne(p netip.Prefix) netip.Addr {
+// secondToLast returns the second to last address of an IPv6 range. It is the last address that
+// pods may get, because the last address of the range belongs to this node's tunnel interface.
+func secondToLast(p netip.Prefix) netip.Addr {
 	raw := p.Masked().Addr().As16()
 	for i := p.Bits(); i < 128; i++ {
 		raw[i/8] |= 1 << (7 - i%8)
@@ -75,8 +77,8 @@ func lastButOne(p netip.Prefix) netip.Addr {
 }
 
 // FindOperatorConfig returns the path of the network configuration that an operator or a network
-// product has installed in dir: the first *.conflist, *.conf, or *.json in alphabetical order, or
-// "".
+// product has installed in dir: the first *.conflist, *.conf or *.json file in alphabetical order.
+// It returns "" if dir has no such file or does not exist.
 func FindOperatorConfig(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -12,7 +12,8 @@ import (
 // F107: libcni accepts Keelson's own configuration, with the plugins in order.
 func TestConflist(t *testing.T) {
 	for _, ports := range []bool{false, true} {
-		raw, err := Conflist(Options{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd44:0:0:3::/64")}, IPAMDir: "/run/x", HostPorts: ports, MTU: 1450})
+		raw, err := Conflist(Options{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"),
+			netip.MustParsePrefix("fd44:0:0:3::/64")}, IPAMDir: "/run/x", HostPorts: ports, MTU: 1450})
 		if err != nil {
 			t.Fatal(err)
 		}

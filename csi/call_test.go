@@ -32,7 +32,9 @@ func (controller) GetCapacity(ctx context.Context, q *spec.GetCapacityRequest) (
 	return &spec.GetCapacityResponse{AvailableCapacity: 42}, nil
 }
 
-func (controller) ControllerGetVolume(context.Context, *spec.ControllerGetVolumeRequest) (*spec.ControllerGetVolumeResponse, error) {
+func (controller) ControllerGetVolume(context.Context, *spec.ControllerGetVolumeRequest) (
+	*spec.ControllerGetVolumeResponse, error,
+) {
 	return &spec.ControllerGetVolumeResponse{Volume: &spec.Volume{VolumeId: strings.Repeat("x", 2*MaxCall)}}, nil
 }
 
@@ -91,7 +93,8 @@ func TestCall(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	if _, err := r.Call(t.Context(), "none.example", capacity, nil, 0); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), dir) {
+	if _, err := r.Call(t.Context(), "none.example", capacity, nil, 0); !errors.Is(err, ErrNoDriver) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Errorf("a driver that is not there: %v", err)
 	}
 }

@@ -35,19 +35,25 @@ type Driver struct {
 	// unknown.
 	MaxVolumes int64
 
-	socket        string
-	conn          *grpc.ClientConn
-	node          spec.NodeClient
-	canStage      bool // STAGE_UNSTAGE_VOLUME: volumes are staged before they are published
-	canMountGroup bool // VOLUME_MOUNT_GROUP: the driver applies FSGroup itself
-	canMultiWrite bool // SINGLE_NODE_MULTI_WRITER: the driver supports the single-node access modes
-	canExpand     bool // EXPAND_VOLUME: volumes must also be expanded on the node
-	canStats      bool // GET_VOLUME_STATS: the driver reports volume usage
-	canCondition  bool // VOLUME_CONDITION (CSI 1.12 and earlier): the driver reports volume health
-	canHealth     bool // GET_VOLUME_HEALTH (CSI 1.13 and later): the driver reports volume health
+	socket string
+	conn   *grpc.ClientConn
+	node   spec.NodeClient
+	can    nodeCapabilities
 
 	mu    sync.Mutex
 	locks map[string]*volumeLock
+}
+
+// nodeCapabilities holds the optional features of the driver's Node service. loadCapabilities sets
+// it before the driver is used; it does not change afterwards.
+type nodeCapabilities struct {
+	stage      bool // STAGE_UNSTAGE_VOLUME: volumes are staged before they are published
+	mountGroup bool // VOLUME_MOUNT_GROUP: the driver applies FSGroup itself
+	multiWrite bool // SINGLE_NODE_MULTI_WRITER: the driver supports the single-node access modes
+	expand     bool // EXPAND_VOLUME: volumes must also be expanded on the node
+	stats      bool // GET_VOLUME_STATS: the driver reports volume usage
+	condition  bool // VOLUME_CONDITION (CSI 1.12 and earlier): the driver reports volume health
+	health     bool // GET_VOLUME_HEALTH (CSI 1.13 and later): the driver reports volume health
 }
 
 type volumeLock struct {
@@ -55,7 +61,7 @@ type volumeLock struct {
 	users int
 }
 
-// Volume contains the parameters of calls for a volume that one pod uses.
+// Volume contains the parameters of the Node service's calls for one pod's volume.
 type Volume struct {
 	ID             string
 	StagingPath    string // "": the volume is published without staging
@@ -100,25 +106,28 @@ func (d *Driver) loadCapabilities(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%s: NodeGetInfo: %w", d.Name, err)
 	}
-	d.NodeID, d.MaxVolumes, d.Topology = n.GetNodeId(), n.GetMaxVolumesPerNode(), n.GetAccessibleTopology().GetSegments()
+	d.NodeID, d.MaxVolumes, d.Topology = n.GetNodeId(), n.GetMaxVolumesPerNode(),
+		n.GetAccessibleTopology().GetSegments()
 	c, err := d.node.NodeGetCapabilities(ctx, &spec.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return fmt.Errorf("%s: NodeGetCapabilities: %w", d.Name, err)
 	}
 	can := func(t spec.NodeServiceCapability_RPC_Type) bool {
-		return slices.ContainsFunc(c.GetCapabilities(), func(x *spec.NodeServiceCapability) bool { return x.GetRpc().GetType() == t })
+		return slices.ContainsFunc(c.GetCapabilities(), func(x *spec.NodeServiceCapability) bool {
+			return x.GetRpc().GetType() == t
+		})
 	}
-	d.canStage = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
-	d.canMountGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
-	d.canMultiWrite = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
-	d.canExpand = can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	d.canStats = can(spec.NodeServiceCapability_RPC_GET_VOLUME_STATS)
-	d.canCondition = can(volumeCondition)
-	d.canHealth = can(spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	d.can.stage = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+	d.can.mountGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	d.can.multiWrite = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	d.can.expand = can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	d.can.stats = can(spec.NodeServiceCapability_RPC_GET_VOLUME_STATS)
+	d.can.condition = can(volumeCondition)
+	d.can.health = can(spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 	return nil
 }
 
-// isAlive reports whether a driver with the same name still responds on this connection.
+// isAlive reports whether the driver still responds on this connection with the same name.
 func (d *Driver) isAlive(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -130,20 +139,21 @@ func (d *Driver) isAlive(ctx context.Context) bool {
 func (d *Driver) Close() error { return d.conn.Close() }
 
 // Stages reports whether the driver requires that Stage is called before Publish.
-func (d *Driver) Stages() bool { return d.canStage }
+func (d *Driver) Stages() bool { return d.can.stage }
 
 // AppliesGroup reports whether the driver applies Volume.FSGroup to files itself. Otherwise the
 // caller must change the group of the files.
-func (d *Driver) AppliesGroup() bool { return d.canMountGroup }
+func (d *Driver) AppliesGroup() bool { return d.can.mountGroup }
 
 // Stage calls NodeStageVolume, which mounts the volume at StagingPath. It does nothing if the
 // driver does not stage volumes. It is idempotent.
 func (d *Driver) Stage(ctx context.Context, v Volume) error {
-	if !d.canStage {
+	if !d.can.stage {
 		return nil
 	}
 	return d.callForVolume(ctx, v.ID, "NodeStageVolume", func(ctx context.Context) error {
-		_, err := d.node.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.StagingPath, VolumeCapability: d.volumeCapability(v),
+		_, err := d.node.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{VolumeId: v.ID,
+			StagingTargetPath: v.StagingPath, VolumeCapability: d.volumeCapability(v),
 			VolumeContext: v.VolumeContext, PublishContext: v.PublishContext, Secrets: v.StageSecrets})
 		return err
 	})
@@ -153,9 +163,10 @@ func (d *Driver) Stage(ctx context.Context, v Volume) error {
 // idempotent.
 func (d *Driver) Publish(ctx context.Context, v Volume) error {
 	return d.callForVolume(ctx, v.ID, "NodePublishVolume", func(ctx context.Context) error {
-		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath, VolumeCapability: d.volumeCapability(v), Readonly: v.ReadOnly,
+		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath,
+			VolumeCapability: d.volumeCapability(v), Readonly: v.ReadOnly,
 			VolumeContext: v.VolumeContext, PublishContext: v.PublishContext, Secrets: v.PublishSecrets}
-		if d.canStage {
+		if d.can.stage {
 			q.StagingTargetPath = v.StagingPath // "" for an inline volume
 		}
 		_, err := d.node.NodePublishVolume(ctx, q)
@@ -163,8 +174,8 @@ func (d *Driver) Publish(ctx context.Context, v Volume) error {
 	})
 }
 
-// Unpublish calls NodeUnpublishVolume, which unmounts the volume with the ID at the path target. It
-// undoes Publish and is idempotent.
+// Unpublish calls NodeUnpublishVolume, which unmounts the volume with this ID from the path target.
+// It undoes Publish and is idempotent.
 func (d *Driver) Unpublish(ctx context.Context, id, target string) error {
 	return d.callForVolume(ctx, id, "NodeUnpublishVolume", func(ctx context.Context) error {
 		_, err := d.node.NodeUnpublishVolume(ctx, &spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
@@ -172,20 +183,20 @@ func (d *Driver) Unpublish(ctx context.Context, id, target string) error {
 	})
 }
 
-// Unstage calls NodeUnstageVolume, which unmounts the volume with the ID at the path staging. It
+// Unstage calls NodeUnstageVolume, which unmounts the volume with this ID from the path staging. It
 // undoes Stage and is idempotent.
 func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
-	if !d.canStage {
+	if !d.can.stage {
 		return nil
 	}
 	return d.callForVolume(ctx, id, "NodeUnstageVolume", func(ctx context.Context) error {
-		_, err := d.node.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		_, err := d.node.NodeUnstageVolume(ctx,
+			&spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 		return err
 	})
 }
 
-// IsUnknownVolume reports whether err is a response of a driver that the volume does not exist
-// (NotFound).
+// IsUnknownVolume reports whether err means that the driver does not have the volume (NotFound).
 func IsUnknownVolume(err error) bool { return status.Code(err) == codes.NotFound }
 
 func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
@@ -196,11 +207,11 @@ func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
 	case "ReadWriteMany":
 		mode = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	case "ReadWriteOncePod":
-		if d.canMultiWrite {
+		if d.can.multiWrite {
 			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 		}
 	default:
-		if d.canMultiWrite {
+		if d.can.multiWrite {
 			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		}
 	}
@@ -210,16 +221,16 @@ func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
 		return out
 	}
 	m := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
-	if d.canMountGroup && v.FSGroup != nil {
+	if d.can.mountGroup && v.FSGroup != nil {
 		m.VolumeMountGroup = fmt.Sprint(*v.FSGroup)
 	}
 	out.AccessType = &spec.VolumeCapability_Mount{Mount: m}
 	return out
 }
 
-// callForVolume calls f, which must make one call to the driver for a volume, with callTimeout.
-// Before that, it waits for other calls for the same volume, because the CSI specification allows
-// only one at a time. The argument verb is the name of the call in errors.
+// callForVolume calls f, which must make one call to the driver for a volume. The context of f ends
+// after callTimeout. Before that, callForVolume waits for other calls for the same volume, because
+// the CSI specification allows only one at a time. verb is the name of the call in errors.
 func (d *Driver) callForVolume(ctx context.Context, volume, verb string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -13,15 +13,15 @@ import (
 // maxSockets is the maximum number of sockets in a registration folder that Scan reads.
 const maxSockets = 256
 
-// RegistrationFolder finds plugins of one kind by their sockets in a folder, like the kubelet does
-// in its folder plugins_registry.
+// RegistrationFolder finds plugins of one kind by their sockets in a folder, like the kubelet in
+// its folder plugins_registry.
 type RegistrationFolder struct {
 	Dir  string // the folder; "": Scan does nothing
 	Kind string // plugin type, such as registration.DRAPlugin
 	// OnRegister validates and accepts a plugin that registers at a socket. Its error is reported
 	// to the plugin.
 	OnRegister func(ctx context.Context, socket string, info *registration.PluginInfo) error
-	OnRemove   func(socket string) // plugin is gone; it may never have registered
+	OnRemove   func(socket string) // called when a plugin's socket is gone, even if the plugin never registered
 	Log        *slog.Logger
 
 	scanning sync.Mutex
@@ -41,7 +41,8 @@ func (f *RegistrationFolder) Scan(ctx context.Context) {
 		return
 	}
 	if len(sockets) > maxSockets {
-		f.Log.Warn("too many registration sockets: the rest is ignored", "folder", f.Dir, "sockets", len(sockets), "most", maxSockets)
+		f.Log.Warn("too many registration sockets: the rest is ignored", "folder", f.Dir, "sockets", len(sockets),
+			"most", maxSockets)
 		sockets = sockets[:maxSockets]
 	}
 	for s := range f.seen {

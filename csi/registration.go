@@ -13,15 +13,16 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registeredPlugin is a plugin that has registered at a socket in the registration folder.
+// registeredPlugin is a plugin that has registered through a socket in the registration folder.
 type registeredPlugin struct {
 	id       string // FileID of the socket at which it registered
 	endpoint string // path of the CSI driver's own socket; "" for another kind of plugin
 	name     string
 }
 
-// scanRegistrations registers the plugins at new sockets in the registration folder. It adds the
-// socket path of each registered CSI driver to found, with the driver's name.
+// scanRegistrations registers the plugins at new sockets in the registration folder. For each
+// registered CSI driver, it adds the path of the driver's own socket to found, with the driver's
+// name.
 func (r *Registry) scanRegistrations(ctx context.Context, found map[string]string) {
 	socks, err := filepath.Glob(filepath.Join(r.cfg.Registration, "*.sock"))
 	if err != nil {
@@ -40,10 +41,11 @@ func (r *Registry) scanRegistrations(ctx context.Context, found map[string]strin
 		p, ok := r.registered[s]
 		if !ok || p.id != id {
 			var is bool
-			is, err = Register(ctx, s, registration.CSIPlugin, func(ctx context.Context, info *registration.PluginInfo) (err error) {
-				p, err = checkDriver(ctx, info)
-				return err
-			})
+			is, err = Register(ctx, s, registration.CSIPlugin,
+				func(ctx context.Context, info *registration.PluginInfo) (err error) {
+					p, err = checkDriver(ctx, info)
+					return err
+				})
 			if !is {
 				p = registeredPlugin{}
 			}
@@ -61,10 +63,12 @@ func (r *Registry) scanRegistrations(ctx context.Context, found map[string]strin
 }
 
 // Register performs the kubelet's plugin registration with the plugin at a socket. If the plugin
-// has the given kind, Register calls usable and reports its result to the plugin. A registrar waits
-// for this status, and exits and restarts after a negative one. The first result is false for a
-// plugin of another kind.
-func Register(ctx context.Context, socket, kind string, usable func(context.Context, *registration.PluginInfo) error) (is bool, err error) {
+// has the given kind, Register calls accept and reports its error, if any, to the plugin. The
+// node-driver-registrar waits for this status; after an error it exits and is restarted. The first
+// result is false for a plugin of another kind.
+func Register(ctx context.Context, socket, kind string, accept func(context.Context, *registration.PluginInfo) error) (
+	is bool, err error,
+) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return false, err
@@ -80,7 +84,7 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	if info.GetType() != kind {
 		return false, nil
 	}
-	err = usable(ctx, info)
+	err = accept(ctx, info)
 	answer := &registration.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
 		answer.Error = err.Error()
@@ -93,22 +97,25 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	return true, err
 }
 
-// FileID returns an ID of the socket file at a path; "" if none exists. A later socket at the
+// FileID returns an ID of the socket file at path, or "" if no file exists. A later socket at the
 // same path has another ID.
 func FileID(path string) string { return socketFileID(path) }
 
-// checkDriver returns the plugin that registers with info, after it has connected to its CSI
-// driver. It returns an error if the driver does not respond, has another name, or does not support
-// CSI 1.x.
+// checkDriver connects to the CSI driver that registers with info, and returns it as a plugin. It
+// returns an error if the driver does not respond, has another name, or does not support CSI 1.x.
 func checkDriver(ctx context.Context, info *registration.PluginInfo) (registeredPlugin, error) {
 	one := func(v string) bool { v = strings.TrimPrefix(v, "v"); return v == "1" || strings.HasPrefix(v, "1.") }
 	if !slices.ContainsFunc(info.GetSupportedVersions(), one) {
-		return registeredPlugin{}, fmt.Errorf("CSI driver %s supports versions %q of the interface, none of which is 1.x", info.GetName(),
-			info.GetSupportedVersions())
+		return registeredPlugin{},
+			fmt.Errorf("CSI driver %s supports versions %q of the interface, none of which is 1.x", info.GetName(),
+				info.GetSupportedVersions())
 	}
-	p := registeredPlugin{endpoint: filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://")), name: info.GetName()}
+	p := registeredPlugin{endpoint: filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://")),
+		name: info.GetName()}
 	if !filepath.IsAbs(p.endpoint) {
-		return registeredPlugin{}, fmt.Errorf("CSI driver %s registers with the endpoint %q: it has to be the path of a socket on the node", p.name, info.GetEndpoint())
+		return registeredPlugin{},
+			fmt.Errorf("CSI driver %s registers with the endpoint %q: it has to be the path of a socket on the node",
+				p.name, info.GetEndpoint())
 	}
 	d, err := Dial(ctx, p.endpoint)
 	if err != nil {
@@ -116,7 +123,8 @@ func checkDriver(ctx context.Context, info *registration.PluginInfo) (registered
 	}
 	defer d.Close()
 	if d.Name != p.name {
-		return registeredPlugin{}, fmt.Errorf("CSI driver at %s has the name %s, but is registered as %s", p.endpoint, d.Name, p.name)
+		return registeredPlugin{}, fmt.Errorf("CSI driver at %s has the name %s, but is registered as %s", p.endpoint,
+			d.Name, p.name)
 	}
 	return p, nil
 }

@@ -23,7 +23,9 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 	return r.info, nil
 }
 
-func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r registrar) NotifyRegistrationStatus(
+	_ context.Context, s *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	r.told <- s
 	return &registration.RegistrationStatusResponse{}, nil
 }
@@ -88,10 +90,14 @@ func TestRegistrationRefused(t *testing.T) {
 	plugins := t.TempDir()
 	socket, _ := serve(t, plugins, "a.example.com")
 	for want, info := range map[string]*registration.PluginInfo{
-		"none of which is 1.x":          {Name: "a.example.com", Endpoint: socket, SupportedVersions: []string{"0.3.0", "2.0.0"}},
-		"has to be the path":            {Name: "a.example.com", Endpoint: "tcp:1.2.3.4", SupportedVersions: []string{"1.9.0"}},
-		"has the name a.example.com":    {Name: "b.example.com", Endpoint: socket, SupportedVersions: []string{"v1.1.0"}},
-		"CSI driver at " + socket + "2": {Name: "a.example.com", Endpoint: socket + "2", SupportedVersions: []string{"1.0.0"}},
+		"none of which is 1.x": {Name: "a.example.com", Endpoint: socket,
+			SupportedVersions: []string{"0.3.0", "2.0.0"}},
+		"has to be the path": {Name: "a.example.com", Endpoint: "tcp:1.2.3.4",
+			SupportedVersions: []string{"1.9.0"}},
+		"has the name a.example.com": {Name: "b.example.com", Endpoint: socket,
+			SupportedVersions: []string{"v1.1.0"}},
+		"CSI driver at " + socket + "2": {Name: "a.example.com", Endpoint: socket + "2",
+			SupportedVersions: []string{"1.0.0"}},
 	} {
 		dir := t.TempDir()
 		info.Type = registration.CSIPlugin

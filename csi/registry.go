@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // ErrNoDriver is returned if a Registry has not found a CSI driver with the requested name on this
@@ -19,7 +21,7 @@ import (
 var ErrNoDriver = errors.New("driver name not found in the list of registered CSI drivers")
 
 // RegistryConfig contains the folders in which a Registry searches for CSI drivers. Every is the
-// time between two scans.
+// interval of the scans.
 type RegistryConfig struct {
 	Plugins      string // folder with the sockets of drivers as NAME/csi.sock
 	Registration string // folder for the kubelet's plugin registration; "": none
@@ -27,8 +29,8 @@ type RegistryConfig struct {
 	Log          *slog.Logger // may be nil
 }
 
-// Registry finds the CSI drivers of this node, and holds a connection to each. It is safe for
-// concurrent use.
+// Registry finds the CSI drivers of this node, and keeps a connection to each of them. It is safe
+// for concurrent use.
 type Registry struct {
 	cfg RegistryConfig
 
@@ -37,12 +39,12 @@ type Registry struct {
 	drivers    map[string]*Driver          // by driver name
 	identity   map[string]string           // socket path → FileID of the socket that is connected
 	registered map[string]registeredPlugin // by the path of the registration socket
-	refused    map[string]string           // socket path → FileID; its name is in use
-	changed    chan struct{}
+	refused    map[string]string           // socket path → FileID, if the driver's name is in use
+	changed    wakeup.Signal
 	scanned    bool // at least one scan has finished
 }
 
-// NewRegistry returns a Registry for the folders in cfg. It scans nothing; Run does.
+// NewRegistry returns a Registry for the folders in cfg. It scans nothing.
 func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Every == 0 {
 		cfg.Every = 5 * time.Second
@@ -50,8 +52,9 @@ func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, registered: map[string]registeredPlugin{},
-		refused: map[string]string{}, changed: make(chan struct{}, 1)}
+	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{},
+		registered: map[string]registeredPlugin{},
+		refused:    map[string]string{}, changed: wakeup.New()}
 }
 
 // Run scans the folders repeatedly until ctx is canceled. Then it closes the connections to all
@@ -95,8 +98,9 @@ func (r *Registry) Drivers() []*Driver {
 	return out
 }
 
-// Driver returns the CSI driver with the given name. If no scan has found it, Driver scans again.
-// The error wraps ErrNoDriver and lists the searched folders.
+// Driver returns the CSI driver with the given name. If no scan has found the driver, it scans
+// again. If the driver is still missing, the error wraps ErrNoDriver and lists the searched
+// folders.
 func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	if d := r.driverByName(name); d != nil {
 		return d, nil
@@ -145,15 +149,13 @@ func (r *Registry) Scan(ctx context.Context) {
 	r.scanned = true
 	r.mu.Unlock()
 	if changed {
-		select {
-		case r.changed <- struct{}{}:
-		default:
-		}
+		r.changed.Send()
 	}
 }
 
-// probeSocket connects to the CSI driver at a socket, unless it is connected, and adds it. If name
-// is not "", the driver must have that name. It reports whether the drivers have changed.
+// probeSocket connects to the CSI driver at a socket and adds it, unless it is already connected.
+// If name is not "", the driver must have this name. probeSocket reports whether the set of drivers
+// has changed.
 func (r *Registry) probeSocket(ctx context.Context, socket, name string) (changed bool) {
 	id := socketFileID(socket)
 	r.mu.Lock()
@@ -193,8 +195,8 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 	return true
 }
 
-// dropMissing removes a driver if its socket is not in found, or was replaced by a new socket file.
-// It reports whether the drivers have changed.
+// dropMissing removes each driver with a socket that is not in found or was replaced by a new
+// socket file. It reports whether the set of drivers has changed.
 func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,8 +215,8 @@ func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	return changed
 }
 
-// socketFileID returns an ID of the socket file at a path; "" if none exists. A later socket at
-// the same path has another ID. Connections to the socket do not change it.
+// socketFileID returns an ID of the socket file at path, or "" if no file exists. A later socket at
+// the same path has another ID. Connections to the socket do not change the ID.
 func socketFileID(path string) string {
 	st, err := os.Stat(path)
 	if err != nil || st.Mode()&os.ModeSocket == 0 {

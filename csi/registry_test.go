@@ -27,7 +27,9 @@ func (d driver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.No
 	return &spec.NodeGetInfoResponse{NodeId: "here"}, nil
 }
 
-func (d driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
+func (d driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (
+	*spec.NodeGetCapabilitiesResponse, error,
+) {
 	return &spec.NodeGetCapabilitiesResponse{}, nil
 }
 

@@ -20,36 +20,40 @@ type Stats struct {
 type Usage struct{ Total, Available, Used uint64 }
 
 // ReportsUsage reports whether the driver reports the usage of volumes.
-func (d *Driver) ReportsUsage() bool { return d.canStats }
+func (d *Driver) ReportsUsage() bool { return d.can.stats }
 
 // ReportsHealth reports whether the driver reports the health of volumes.
-func (d *Driver) ReportsHealth() bool { return d.canHealth || d.canCondition && d.canStats }
+func (d *Driver) ReportsHealth() bool { return d.can.health || d.can.condition && d.can.stats }
 
-// Stats returns the usage and the health of the volume id, which is published at target and staged
-// at staging. It does not wait for other calls for the volume, because it changes nothing.
+// Stats returns the usage and the health of the volume with this ID, which is published at target
+// and staged at staging. It does not wait for other calls for the volume, because it changes
+// nothing.
 func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	if !d.canStage {
+	if !d.can.stage {
 		staging = ""
 	}
 	out := &Stats{}
-	if d.canHealth {
-		res, err := d.node.NodeGetVolumeHealth(ctx, &spec.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: target, StagingTargetPath: staging})
+	if d.can.health {
+		res, err := d.node.NodeGetVolumeHealth(ctx,
+			&spec.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: target, StagingTargetPath: staging})
 		if err != nil {
 			return nil, fmt.Errorf("CSI driver %s: NodeGetVolumeHealth of volume %s: %w", d.Name, id, err)
 		}
 		out.Problem = healthMessage(res.GetVolumeHealth())
 	}
-	if !d.canStats {
+	if !d.can.stats {
 		return out, nil
 	}
-	res, err := d.node.NodeGetVolumeStats(ctx, &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target, StagingTargetPath: staging})
+	res, err := d.node.NodeGetVolumeStats(ctx,
+		&spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target, StagingTargetPath: staging})
 	if err != nil {
 		return nil, fmt.Errorf("CSI driver %s: NodeGetVolumeStats of volume %s: %w", d.Name, id, err)
 	}
 	for _, u := range res.GetUsage() {
-		one := &Usage{Total: nonNegative(u.GetTotal()), Available: nonNegative(u.GetAvailable()), Used: nonNegative(u.GetUsed())}
+		one := &Usage{Total: nonNegative(u.GetTotal()), Available: nonNegative(u.GetAvailable()),
+			Used: nonNegative(u.GetUsed())}
 		switch u.GetUnit() {
 		case spec.VolumeUsage_BYTES:
 			out.Bytes = one
@@ -57,18 +61,19 @@ func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats,
 			out.Inodes = one
 		}
 	}
-	if d.canCondition && !d.canHealth {
+	if d.can.condition && !d.can.health {
 		out.Problem = legacyCondition(res.ProtoReflect().GetUnknown())
 	}
 	out.Problem = out.Problem[:min(len(out.Problem), maxProblemBytes)]
 	return out, nil
 }
 
-// maxProblemBytes is the maximum length of Stats.Problem. Longer messages of a driver are cut.
+// maxProblemBytes is the maximum length of Stats.Problem. Longer messages of a driver are
+// truncated.
 const maxProblemBytes = 1024
 
 // healthMessage returns the health statuses of a volume as one text of at most maxProblemBytes. It
-// returns "" if none exist.
+// returns "" if the volume has no health statuses.
 func healthMessage(h *spec.VolumeHealth) string {
 	var all []string
 	for _, e := range h.GetHealthStatuses() {
@@ -93,9 +98,9 @@ const (
 )
 
 // legacyCondition returns the message in the field volume_condition of a
-// NodeGetVolumeStatsResponse, which drivers of CSI 1.12 and earlier send. The argument unknown
-// contains the encoded fields that this version of CSI does not define. It returns "" if the field
-// is missing or invalid, or if the volume is healthy.
+// NodeGetVolumeStatsResponse, which drivers of CSI 1.12 and earlier send. unknown contains the
+// encoded fields of the response that this version of CSI does not define. It returns "" if the
+// field is missing or invalid, or if the volume is healthy.
 func legacyCondition(unknown []byte) string {
 	for len(unknown) > 0 {
 		num, kind, n := protowire.ConsumeTag(unknown)

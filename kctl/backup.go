@@ -26,6 +26,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/diskheadroom"
+	"keelson.dev/keelson/kctl/backupfile"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -75,9 +77,11 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		},
 	}
 	c.Flags().StringArrayVar(&to, "recipient", nil, "age recipient (age1...) that can decrypt the backup (repeatable)")
-	c.Flags().StringVar(&toFile, "recipients-file", "", "file of age recipients that can decrypt the backup, one per line")
-	c.Flags().StringVar(&beside, "data-dir", defaultDataDir, "data directory of a replica on this machine; the backup fails rather than use the disk headroom of that "+
-		"replica")
+	c.Flags().StringVar(&toFile, "recipients-file", "",
+		"file of age recipients that can decrypt the backup, one per line")
+	c.Flags().StringVar(&beside, "data-dir", defaultDataDir,
+		"data directory of a replica on this machine; the backup fails before it fills the disk space that is "+
+			"reserved for this replica")
 	verify := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Verify that a backup is complete, and show a summary",
@@ -90,7 +94,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, cancel := withSignals()
+			ctx, cancel := verb.WithSignals()
 			defer cancel()
 			if _, err := os.Stat(daemonProgram()); err == nil && !(len(args) == 1 && isEncryptedBackup(args[0])) {
 				return execDaemonVerb(append([]string{"verify"}, args...))
@@ -103,8 +107,10 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	c.AddCommand(verify, inspectBackupCommand(f, streams))
 	for _, v := range [][3]string{
-		{"list", "List the backups in the directory or bucket to which replicas write them", "backup list --backup-folder /backups"},
-		{"fetch", "Copy a backup from the directory or bucket to a file", "backup fetch /root/newest"},
+		{"list", "List the scheduled backups in their directory or bucket, newest first",
+			"backup list --backup-folder /backups"},
+		{"fetch FILE", "Copy a scheduled backup (default: the newest) from its directory or bucket to FILE",
+			"backup fetch /root/newest"},
 		{"serve", "Serve the API of a backup on this machine's loopback address", "backup serve /backups/today"},
 	} {
 		c.AddCommand(daemonVerb(v[0], v[1], v[2], "backup"))
@@ -121,7 +127,8 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 			"\n" +
 			"If keelson-controlplane is installed beside kctl, the backup is read on this machine. Otherwise\n" +
 			"kctl sends the file to a replica, which does not store it.",
-		Example:            "  kctl cluster backup inspect /backups/today\n  kctl cluster backup inspect /backups/today --encryption-keys /etc/keelson/keys",
+		Example: "  kctl cluster backup inspect /backups/today\n  kctl cluster backup inspect " +
+			"/backups/today --encryption-keys /etc/keelson/keys",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := os.Stat(daemonProgram()); err == nil {
@@ -130,7 +137,7 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
 				return cmd.Help()
 			}
-			ctx, cancel := withSignals()
+			ctx, cancel := verb.WithSignals()
 			defer cancel()
 			b, err := describeAtServer(ctx, f, args[0])
 			if err != nil {
@@ -158,41 +165,43 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 }
 
 // writeBackup writes a backup from a replica to the file path, or to standard output if path is
-// "-". If to is not empty, the backup is encrypted with age for these recipients. The file gets its
-// name only after it is complete and its checksum is verified. If the transfer fails or a signal
-// interrupts it, the partial file is removed. If on.ProtectedPath is on the same disk, the disk
-// headroom of that path stays free.
-func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
+// "-". If recipients is not empty, the backup is encrypted with age for these recipients. The file
+// gets its name only after it is complete and its checksum is verified. If the transfer fails or a
+// signal interrupts it, the partial file is removed. If the file is on the same disk as
+// disk.ProtectedPath, the space that is reserved for that path (the disk headroom) stays free.
+func writeBackup(
+	f cmdutil.Factory, streams genericiooptions.IOStreams, path string, recipients []string, disk diskheadroom.Target,
+) error {
 	if path == "-" {
 		// Standard output needs no cleanup, so signals keep their default effect.
-		n, err := receiveBackup(context.Background(), f, to, streams.Out, streams.ErrOut)
+		n, err := receiveBackup(context.Background(), f, recipients, streams.Out, streams.ErrOut)
 		if err == nil {
 			fmt.Fprintf(streams.ErrOut, "%s written\n", formatSize(n))
 		}
 		return err
 	}
-	ctx, cancel := withSignals(syscall.SIGHUP)
+	ctx, cancel := verb.WithSignals(syscall.SIGHUP)
 	defer cancel()
 	var former int64 // size of the existing backup, which stays until the new one is complete
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		former = info.Size()
 	}
-	on.Dir = filepath.Dir(path)
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		on.Dir = filepath.Dir(real) // the target of the symbolic link is replaced
+	disk.Dir = filepath.Dir(path)
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		disk.Dir = filepath.Dir(resolved) // the target of the symbolic link is replaced
 	}
-	if err := on.CheckFree(former); err != nil {
+	if err := disk.CheckFree(former); err != nil {
 		return fmt.Errorf("cannot back up to %s: %w", path, err)
 	}
-	out, err := createBackup(path, len(to) > 0)
+	out, err := backupfile.CreateFile(path, len(recipients) > 0)
 	if err != nil {
 		return err
 	}
-	n, err := receiveBackup(ctx, f, to, on.Writer(out), streams.ErrOut)
+	n, err := receiveBackup(ctx, f, recipients, disk.Writer(out), streams.ErrOut)
 	if err == nil {
-		err = out.commit()
+		err = out.Commit()
 	}
-	var stopped *interruption
+	var stopped *verb.Interruption
 	switch {
 	case err == nil:
 		fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, formatSize(n))
@@ -202,18 +211,18 @@ func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path str
 	default:
 		err = fmt.Errorf("cannot back up to %s: %w", path, err)
 	}
-	return errors.Join(err, out.discard())
+	return errors.Join(err, out.Discard())
 }
 
 // defaultDataDir is the default data directory of a control-plane replica.
 const defaultDataDir = "/var/lib/keelson/controlplane"
 
-// maxRecipients is the maximum size of the file in --recipients-file, in bytes.
+// maxRecipients is the maximum size, in bytes, of the file that --recipients-file names.
 const maxRecipients = 64 << 10
 
-// readRecipients returns the age recipients in a file, one per line. Empty lines and comments are
-// skipped. It fails if a line does not start with age1, or if there is no recipient. The replica
-// validates the recipients.
+// readRecipients returns the age recipients (public keys) in the file at path, which has one per
+// line. Empty lines and comments are skipped. It fails if a line does not start with age1, or if
+// there is no recipient. The replica validates the recipients.
 func readRecipients(path string) (out []string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -227,12 +236,14 @@ func readRecipients(path string) (out []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	number := 0
 	for line := range strings.Lines(string(text)) {
+		number++
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "" || strings.HasPrefix(line, "#"):
 		case !strings.HasPrefix(line, "age1"): // perhaps a private age identity: do not send it
-			return nil, fmt.Errorf("%s: a line is not an age recipient, which starts with age1", path)
+			return nil, fmt.Errorf("%s: line %d is not an age recipient, which starts with age1", path, number)
 		default:
 			out = append(out, line)
 		}
@@ -243,18 +254,19 @@ func readRecipients(path string) (out []string, err error) {
 	return out, nil
 }
 
-// receiveBackup requests a backup from a replica and copies it to w. to are the age recipients that
-// can decrypt it. It returns the number of bytes. It fails if the checksum differs from that in the
-// trailer of the response. progress receives a line with the number of bytes every
-// progressInterval.
-func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
-	resp, err := postStream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
+// receiveBackup requests a backup from a replica, copies it to w, and returns the number of bytes
+// copied. If recipients is not empty, the backup is encrypted with age for these recipients. It
+// fails if the checksum of the copied bytes differs from the checksum in the trailer of the
+// response. Every progressInterval, it writes a line with the number of bytes to progress.
+func receiveBackup(ctx context.Context, f cmdutil.Factory, recipients []string, w, progress io.Writer) (int64, error) {
+	resp, err := postStream(ctx, f, api.PathClusterBackup, url.Values{"recipient": recipients}, nil)
 	if err != nil {
 		return 0, fmt.Errorf("requesting a backup: %w", err)
 	}
 	defer resp.Body.Close()
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum), &progressReader{r: resp.Body, w: progress, next: time.Now().Add(progressInterval)})
+	n, err := io.Copy(io.MultiWriter(w, sum),
+		&progressReader{r: resp.Body, w: progress, next: time.Now().Add(progressInterval)})
 	if err != nil {
 		return n, fmt.Errorf("the backup was interrupted after %s: %w", formatSize(n), err)
 	}
@@ -267,7 +279,8 @@ func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progr
 	return n, nil
 }
 
-// progressInterval is the interval at which the transfer of a backup prints the number of bytes.
+// progressInterval is the time between two progress lines of a backup transfer. Each line contains
+// the number of bytes so far.
 const progressInterval = 2 * time.Second
 
 type progressReader struct {
@@ -277,8 +290,7 @@ type progressReader struct {
 	next time.Time
 }
 
-// Read reads from r.r and, once per progressInterval, writes the number of bytes read so far to
-// r.w.
+// Read reads from r.r. Once per progressInterval, it writes the number of bytes read so far to r.w.
 func (r *progressReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.n += int64(n)
@@ -310,7 +322,8 @@ func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericioopt
 	return err
 }
 
-// maxDescriptionBytes is the maximum size of the response with the description of a backup.
+// maxDescriptionBytes is the maximum size, in bytes, of a replica's response that describes a
+// backup.
 const maxDescriptionBytes = 4 << 20
 
 // describeAtServer sends the backup file at path to a replica. The replica verifies the backup and
@@ -340,13 +353,16 @@ func backupSummary(path string, b api.ClusterBackup) string {
 		sealed = ", encrypted"
 	}
 	return fmt.Sprintf("%s: whole. Cluster %s at revision %d of %s, %d keys, %s, format %d%s",
-		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes), b.Format, sealed)
+		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes),
+		b.Format, sealed)
 }
 
 // postStream sends a POST request to a path of the API, with a body and a response that are
 // streamed. It is used for bodies and responses that are too large for memory. It returns an error
 // for every status other than 200. The caller closes the body of the response.
-func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
+func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (
+	*http.Response, error,
+) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {
 		return nil, err

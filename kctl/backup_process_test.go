@@ -2,7 +2,6 @@ package kctl
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,7 +17,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // asProgram makes the test's own program one that is kctl.
@@ -30,14 +29,7 @@ func TestMain(m *testing.M) {
 	}
 	// A test that was started under nohup would hand its deafness to SIGHUP on to the processes that it starts.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	code := m.Run()
-	if dir := machineDir.Load(); dir != nil {
-		if err := os.RemoveAll(*dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
 // process is a kctl that runs.
@@ -119,18 +111,13 @@ func slowPlane(t *testing.T) (p *aSlowPlane, url string) {
 // underWay waits until something of a backup is in its partial file.
 func underWay(t *testing.T, path string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	err := wait.For(ctx, 5*time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, 5*time.Millisecond, "data in "+path+".partial", func() error {
 		info, err := os.Stat(path + ".partial")
 		if err == nil && info.Size() == 0 {
 			err = errors.New("it is empty")
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatalf("nothing comes to %s.partial: %v", path, err)
-	}
 }
 
 // only checks that a folder holds nothing but a file with a content; "" = nothing at all.
@@ -180,7 +167,9 @@ func TestInterruptedBackup(t *testing.T) {
 				t.Fatal(err)
 			}
 			code, said := p.ended(t)
-			if code != c.code || !strings.HasPrefix(said, "kctl cluster backup: stopped by a signal ("+c.signal.String()+") after ") || !strings.HasSuffix(said, path+" was not written") {
+			if code != c.code ||
+				!strings.HasPrefix(said, "kctl cluster backup: stopped by a signal ("+c.signal.String()+") after ") ||
+				!strings.HasSuffix(said, path+" was not written") {
 				t.Errorf("exit code %d, %q", code, said)
 			}
 			only(t, dir, "today", c.before)
@@ -215,7 +204,8 @@ func TestBackupsToOneName(t *testing.T) {
 	path := filepath.Join(dir, "today")
 	killed := startKctl(t, url, "cluster", "backup", path)
 	underWay(t, path)
-	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 1 || !strings.Contains(said, "another backup to "+path+" is in progress") {
+	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 1 ||
+		!strings.Contains(said, "another backup to "+path+" is in progress") {
 		t.Errorf("a second one at the same time: exit code %d, %q", code, said)
 	}
 	_ = killed.Process.Kill()
@@ -227,7 +217,8 @@ func TestBackupsToOneName(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(plane.goOn)
-	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 0 || !strings.Contains(said, "checked") {
+	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 0 ||
+		!strings.Contains(said, "checked") {
 		t.Errorf("after it was killed: exit code %d, %q", code, said)
 	}
 	only(t, dir, "today", string(plane.backup))
@@ -297,7 +288,8 @@ func TestBackupOverWhatIsThere(t *testing.T) {
 	defer server.Close()
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	for name, content := range map[string]string{"backup": api.BackupMagic + "...", "empty": "", "kubeconfig": "apiVersion: v1\n", "short": "x", "far": ""} {
+	for name, content := range map[string]string{"backup": api.BackupMagic + "...", "empty": "",
+		"kubeconfig": "apiVersion: v1\n", "short": "x", "far": ""} {
 		if err := os.WriteFile(in(name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +305,8 @@ func TestBackupOverWhatIsThere(t *testing.T) {
 	for name, want := range map[string]string{
 		"backup": "", "empty": "", "link": "", "new": "",
 		"kubeconfig": "exists and is not a backup", "short": "exists and is not a backup",
-		"folder": "is not a regular file", "trap": "too many levels of symbolic links", "absent/today": "no such file or directory",
+		"folder": "is not a regular file", "trap": "too many levels of symbolic links",
+		"absent/today": "no such file or directory",
 	} {
 		code, said := startKctl(t, server.URL, "cluster", "backup", in(name)).ended(t)
 		if ok := want == ""; (code == 0) != ok || !strings.Contains(said, want) {

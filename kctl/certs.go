@@ -36,7 +36,9 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Args:    cobra.NoArgs,
 	}
 	output := outputFlag(c)
-	nodes := c.Flags().Bool("nodes", false, "list all certificates of every node, not only the first to expire of each use")
+	nodes := c.Flags().Bool("nodes", false,
+		"list every certificate of every node; by default, only the client certificate and the serving "+
+			"certificate that expire first are listed")
 	c.RunE = func(*cobra.Command, []string) error {
 		var all api.ClusterCertificates
 		if err := callAPI(f, "GET", api.PathClusterCertificates, nil, &all); err != nil {
@@ -63,8 +65,8 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 
 // printCerts writes a table of certificates to w: CAs with the replicas that trust them,
 // certificates of replicas, and certificates of nodes. If nodes is false, it shows only one node
-// certificate for each use: the first to expire. now is the time from which the remaining lifetimes
-// count.
+// certificate for each use: the first to expire. The remaining lifetimes in the table are relative
+// to now.
 func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tUSE\tHOLDER\tKEY\tEXPIRES\tIN\tRENEWS")
@@ -73,7 +75,8 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		if c.Renews != 0 {
 			renews = time.Unix(c.Renews, 0).UTC().Format(time.DateOnly)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", kind, c.Use, holder, c.Key, time.Unix(c.Expires, 0).UTC().Format(time.DateOnly), formatTimeLeft(c, now), renews)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", kind, c.Use, holder, c.Key,
+			time.Unix(c.Expires, 0).UTC().Format(time.DateOnly), formatTimeLeft(c, now), renews)
 	}
 	type held struct {
 		c       api.ClusterCertificate
@@ -88,7 +91,9 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		if !c.Authority {
 			continue
 		}
-		i := slices.IndexFunc(authorities, func(h *held) bool { return h.c.Use == c.Use && h.c.Key == c.Key && h.c.Signs == c.Signs })
+		i := slices.IndexFunc(authorities, func(h *held) bool {
+			return h.c.Use == c.Use && h.c.Key == c.Key && h.c.Signs == c.Signs
+		})
 		if i < 0 {
 			authorities = append(authorities, &held{c, []string{c.Holder}})
 			continue
@@ -107,7 +112,9 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 			row("certificate", c, c.Holder)
 		}
 	}
-	slices.SortStableFunc(ofNodes, func(a, b api.ClusterCertificate) int { return int(min(1, max(-1, a.Expires-b.Expires))) })
+	slices.SortStableFunc(ofNodes, func(a, b api.ClusterCertificate) int {
+		return int(min(1, max(-1, a.Expires-b.Expires)))
+	})
 	of := map[string]int{} // number of node certificates by use
 	for _, c := range ofNodes {
 		of[c.Use]++
@@ -131,8 +138,9 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 	return nil
 }
 
-// formatTimeLeft returns the time from now until certificate c expires. It is in whole days if it
-// is at least 48 hours. For an expired certificate it returns "ENDED".
+// formatTimeLeft returns the time from now until certificate c expires. It is in whole days if at
+// least 48 hours remain, and otherwise in hours and minutes. For an expired certificate it returns
+// "ENDED".
 func formatTimeLeft(c api.ClusterCertificate, now time.Time) string {
 	switch d := time.Unix(c.Expires, 0).Sub(now); {
 	case d <= 0:

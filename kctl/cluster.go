@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/provision"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -40,16 +43,23 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"  kctl cluster backup /backups/today\n" +
 			"  kctl cluster token create --role node",
 	}
-	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
-	newGroup(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), transferLeaderCommand(f, streams), withPreviousName(transferLeaderCommand(f, streams), "step-down"), memberCommand(f, streams),
-		backupCommand(f, streams), restoreTestCommand(f, streams), withPreviousName(restoreTestCommand(f, streams), "restore-drill"), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
+	c.AddCommand(provision.UpCommand(streams), provision.UpgradeCommand(streams), provision.AddCommand(streams),
+		provision.RemoveCommand(streams), provision.ResetCommand(streams))
+	verb.NewGroup(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams),
+		renewCommand(f, streams), transferLeaderCommand(f, streams),
+		verb.WithPreviousName(transferLeaderCommand(f, streams), "step-down"), memberCommand(f, streams),
+		backupCommand(f, streams), restoreTestCommand(f, streams),
+		verb.WithPreviousName(restoreTestCommand(f, streams), "restore-drill"), supportCommand(f, streams),
+		compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][3]string{
-		{"init", "Create a cluster, with its first replica on this machine", "init --advertise-address 192.0.2.11 --cluster-name prod"},
+		{"init", "Create a cluster, with its first replica on this machine",
+			"init --advertise-address 192.0.2.11 --cluster-name prod"},
 		{"join", "Join this machine to a cluster as a control-plane replica",
 			"join --advertise-address 192.0.2.12 --token-file /root/token --server 192.0.2.11"},
 		{"restore", "Restore the store of this machine's replica from a backup", "restore /backups/today --replace"},
 		{"recover", "Recover a cluster that has lost its quorum, with this replica alone (unsafe)", "recover"},
-		{"rebuild", "Rebuild the data of this machine's replica from the other replicas", "rebuild --server 192.0.2.12"},
+		{"rebuild", "Rebuild the data of this machine's replica from the other replicas",
+			"rebuild --server 192.0.2.12"},
 		{"convert-log", "Convert the log of this machine's replica to another format", "convert-log --to wal"},
 		{"keys", "Manage the key file that encrypts the store on disk", "keys list /etc/keelson/keys"},
 		{"peer-ca", "Manage the CA of the connections between replicas", "peer-ca list"},
@@ -60,16 +70,19 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// daemonProgram returns the path of the program keelson-controlplane in the directory of kctl.
-func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
+// daemonProgram returns the path of the program keelson-controlplane in the directory that contains
+// kctl.
+func daemonProgram() string { return filepath.Join(provision.BinDir(), "keelson-controlplane") }
 
-// daemonVerb returns the command name of 'kctl cluster', which runs the command of the same name of
-// keelson-controlplane. Such a command works on the disk of this machine. parents are the command
-// names between 'kctl cluster' and name, such as "backup".
-func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
+// daemonVerb returns a subcommand of 'kctl cluster' that runs the command of keelson-controlplane
+// with the same name. That command works on the disk of this machine. usage is the name of the
+// subcommand and its arguments. parents are the command names between 'kctl cluster' and that name,
+// such as "backup".
+func daemonVerb(usage, short, example string, parents ...string) *cobra.Command {
+	name, _, _ := strings.Cut(usage, " ")
 	path := slices.Concat(parents, []string{name})
 	return &cobra.Command{
-		Use: name, Short: short, DisableFlagParsing: true,
+		Use: usage, Short: short, DisableFlagParsing: true,
 		Example: "  " + daemonAsKctl + " " + example,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return execDaemonVerb(append(slices.Clone(path), args...))
@@ -77,8 +90,8 @@ func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 	}
 }
 
-// daemonAsKctl is argv[0] of keelson-controlplane when kctl runs it. The help and the errors of
-// that program then contain 'kctl cluster'.
+// daemonAsKctl is the argv[0] with which kctl starts keelson-controlplane. The help and the errors
+// of keelson-controlplane therefore show 'kctl cluster' as the name of the program.
 const daemonAsKctl = "kctl cluster"
 
 // execDaemonVerb replaces the kctl process with keelson-controlplane and its arguments args. It
@@ -86,7 +99,8 @@ const daemonAsKctl = "kctl cluster"
 func execDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
-		return fmt.Errorf("'cluster %s' runs on a control-plane machine only: %w: install keelson-controlplane beside kctl", args[0], err)
+		return fmt.Errorf("'cluster %s' runs on a control-plane machine only: %w: install keelson-controlplane beside "+
+			"kctl", args[0], err)
 	}
 	return syscall.Exec(program, append([]string{daemonAsKctl}, args...), os.Environ())
 }
@@ -124,28 +138,31 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	}
 	create.Flags().StringVar(&q.Role, "role", "node", "what can join with the token: node or controlplane")
 	create.Flags().StringVar(&q.TTL, "ttl", "", "how long the token is valid (default 24h for nodes, 1h for replicas)")
-	create.Flags().IntVar(&q.Uses, "uses", 0, "how many nodes or replicas can join with the token (default 1, or 1 per name)")
-	create.Flags().StringSliceVar(&q.Names, "names", nil, "names of the nodes or replicas that can join with the token (default any)")
-	create.Flags().BoolVar(&q.Replace, "replace", false, "allow the nodes in --names to take the names of existing Nodes")
-	c := &cobra.Command{Use: "token", Short: "Manage join tokens", Example: "  kctl cluster token create --role node\n" +
-		"  kctl cluster token list\n" +
-		"  kctl cluster token delete prv72v"}
-	completeFlag(create, "role", fixedList("node", "controlplane"))
-	return newGroup(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
+	create.Flags().IntVar(&q.Uses, "uses", 0,
+		"how many nodes or replicas can join with the token (default 1, or 1 per name)")
+	create.Flags().StringSliceVar(&q.Names, "names", nil,
+		"names of the nodes or replicas that can join with the token (default any)")
+	create.Flags().BoolVar(&q.Replace, "replace", false,
+		"allow the nodes in --names to take the names of existing Nodes")
+	c := &cobra.Command{Use: "token", Short: "Manage join tokens",
+		Example: "  kctl cluster token create --role node\n" +
+			"  kctl cluster token list\n  kctl cluster token delete prv72v"}
+	verb.CompleteFlag(create, "role", verb.FixedList("node", "controlplane"))
+	return verb.NewGroup(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
 // callAPI sends a request to a path of the API server that is not a Kubernetes resource. It encodes
 // body as JSON unless it is nil, and decodes the JSON response into answer.
-func callAPI(f cmdutil.Factory, verb, path string, body, answer any) error {
-	return callAPIContext(context.Background(), f, verb, path, body, answer)
+func callAPI(f cmdutil.Factory, method, path string, body, answer any) error {
+	return callAPIContext(context.Background(), f, method, path, body, answer)
 }
 
-func callAPIContext(ctx context.Context, f cmdutil.Factory, verb, path string, body, answer any) error {
+func callAPIContext(ctx context.Context, f cmdutil.Factory, method, path string, body, answer any) error {
 	cs, err := f.KubernetesClientSet()
 	if err != nil {
 		return err
 	}
-	r := cs.RESTClient().Verb(verb).RequestURI(path)
+	r := cs.RESTClient().Verb(method).RequestURI(path)
 	if body != nil {
 		raw, err := json.Marshal(body)
 		if err != nil {
@@ -162,36 +179,39 @@ func callAPIContext(ctx context.Context, f cmdutil.Factory, verb, path string, b
 		return err
 	}
 	if err := json.Unmarshal(raw, answer); err != nil {
-		return fmt.Errorf("%s %s: unexpected response: %w", verb, path, err)
+		return fmt.Errorf("%s %s: unexpected response: %w", method, path, err)
 	}
 	return nil
 }
 
-// callAndPrint sends a request as callAPI does, and decodes the response into into. It then prints
-// the response with print, or as JSON if output is "json".
-func callAndPrint[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
-	if err := callAPI(f, verb, path, body, into); err != nil {
+// callAndPrint sends a request as callAPI does, and decodes the response into result. It then
+// prints result with printTable, or as JSON if output is "json".
+func callAndPrint[T any](
+	f cmdutil.Factory, streams genericiooptions.IOStreams, output, method, path string, body any, result *T,
+	printTable func(io.Writer, T) error,
+) error {
+	if err := callAPI(f, method, path, body, result); err != nil {
 		return err
 	}
-	if done, err := printJSON(streams.Out, output, *into); done {
+	if done, err := printJSON(streams.Out, output, *result); done {
 		return err
 	}
-	return print(streams.Out, *into)
+	return printTable(streams.Out, *result)
 }
 
 // formatTimestamp formats ms, a time in milliseconds since 1970, in RFC 3339 and UTC.
 func formatTimestamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 
-// outputFlag adds the flag -o, --output to command c, and returns its value. The value is empty for
-// text and "json" for JSON.
+// outputFlag adds the flag -o, --output to command c, and returns a pointer to its value. The value
+// is empty for text and "json" for JSON.
 func outputFlag(c *cobra.Command) *string {
 	o := ""
-	c.Flags().StringVarP(&o, "output", "o", "", "output format: json prints the API's response; empty prints text")
+	c.Flags().StringVarP(&o, "output", "o", "", "output format: json prints the result as JSON; empty prints text")
 	return &o
 }
 
-// printJSON writes v as JSON if output is "json". done is false only if output is empty; the caller
-// then prints text. For any other output it returns an error.
+// printJSON writes v as JSON to w if output is "json". If output is empty, it writes nothing and
+// done is false; the caller then prints text. For any other output it returns an error.
 func printJSON(w io.Writer, output string, v any) (done bool, err error) {
 	switch output {
 	case "":

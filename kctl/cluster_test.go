@@ -26,7 +26,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")
+var rewrite = flag.Bool("rewrite", false, "write the transcripts")
 
 // aPlane answers as a control plane would.
 type aPlane struct {
@@ -39,7 +39,8 @@ func refuse(w http.ResponseWriter, code int32, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
 	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: code, Message: message,
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: code,
+		Message: message,
 	})
 }
 
@@ -58,7 +59,8 @@ func (p *aPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case call == "DELETE /cluster/members/cp3":
 		reply(map[string]string{"removed": "cp3"})
 	case strings.HasPrefix(call, "DELETE /cluster/members/cp2"):
-		refuse(w, 409, "raftstore: change would leave no majority: of the voters that would be left only 1 of 2 can be reached: start cp3 again, or remove it first")
+		refuse(w, 409, "raftstore: change would leave no majority: of the voters that would be left only 1 of 2 can "+
+			"be reached: start cp3 again, or remove it first")
 	case strings.HasPrefix(call, "DELETE /cluster/members/"):
 		refuse(w, 404, `raftstore: no such member: "cp9" is not among cp1, cp2, cp3`)
 	case call == "POST /cluster/step-down" && string(body) == `{"to":"cp2"}`:
@@ -77,11 +79,13 @@ func (p *aPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 		p.spoil(w)
 	case call == "POST /cluster/backup/verify" && bytes.Equal(body, p.backup):
-		reply(api.ClusterBackup{Cluster: "prod-0123456789abcdef", Revision: 4211, Created: 1700000000000, Keys: 1532, Bytes: 2 << 20, Format: 2})
+		reply(api.ClusterBackup{Cluster: "prod-0123456789abcdef", Revision: 4211, Created: 1700000000000, Keys: 1532,
+			Bytes: 2 << 20, Format: 2})
 	case call == "POST /cluster/backup/verify":
 		refuse(w, 400, "raftstore: backup is corrupt: frame 3 at byte 4096")
 	default:
-		refuse(w, 403, fmt.Sprintf(`forbidden: User "donghyun" cannot %s path %q`, strings.ToLower(r.Method), r.URL.Path))
+		refuse(w, 403, fmt.Sprintf(`forbidden: User "donghyun" cannot %s path %q`,
+			strings.ToLower(r.Method), r.URL.Path))
 	}
 }
 
@@ -98,10 +102,13 @@ func newPlane() *aPlane {
 		Revision: 4211, Compacted: 12, Keys: 1532, Bytes: 2 << 20, HistoryBytes: 18 << 20, Quota: 8 << 30,
 		Alarms: []api.ClusterAlarm{},
 		Members: []api.ClusterMember{
-			{Name: "cp1", Address: "192.0.2.11:6445", Voter: true, Leader: true, Ready: "yes", Applied: 9120, Version: "v1", Disk: 70 << 20, Watchers: 41, FeatureLevel: 1},
-			{Name: "cp2", Address: "192.0.2.12:6445", Voter: true, Ready: "yes", Applied: 9118, Lag: 2, Version: "v1", Disk: 69 << 20, Watchers: 3},
-			{Name: "cp3", Address: "192.0.2.13:6445", Voter: true, Ready: "no: connection refused", Applied: 8000, Lag: 1120, Contact: 95000},
-			{Name: "cp4", Address: "192.0.2.14:6445", Ready: "no: it has not been asked yet", Contact: -1},
+			{Name: "cp1", Address: "192.0.2.11:6445", Voter: true, Leader: true, Ready: "yes", Applied: 9120,
+				Version: "v1", Disk: 70 << 20, Watchers: 41, FeatureLevel: 1},
+			{Name: "cp2", Address: "192.0.2.12:6445", Voter: true, Ready: "yes", Applied: 9118, Lag: 2, Version: "v1",
+				Disk: 69 << 20, Watchers: 3},
+			{Name: "cp3", Address: "192.0.2.13:6445", Voter: true, Ready: "no: connection refused", Applied: 8000,
+				Lag: 1120, Contact: 95000},
+			{Name: "cp4", Address: "192.0.2.14:6445", Ready: "no: it has not been probed yet", Contact: -1},
 		},
 	}
 	return p
@@ -124,7 +131,8 @@ func transcript(t *testing.T, p *aPlane, lines ...string) string {
 	for _, line := range lines {
 		fmt.Fprintf(&out, "$ kctl cluster %s\n", line)
 		root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-		root.AddCommand(clusterCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out}))
+		root.AddCommand(clusterCommand(cmdutil.NewFactory(flags),
+			genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out}))
 		root.SetOut(&out)
 		root.SetArgs(append([]string{"cluster"}, strings.Fields(line)...))
 		if c, err := root.ExecuteC(); err != nil {
@@ -148,7 +156,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs (go test ./kctl -rewrite writes it anew); got:\n%s", path, got)
+		t.Errorf("%s differs (go test ./kctl -rewrite writes it); got:\n%s", path, got)
 	}
 }
 
@@ -159,15 +167,18 @@ func TestClusterVerbs(t *testing.T) {
 	t.Run("verbs", func(t *testing.T) {
 		got = transcript(t, p, "status", "member list", "member list -o json", "member list -o yaml",
 			"member remove cp3", "member remove cp2", "member remove cp9", "member remove",
-			"transfer-leader", "transfer-leader --to cp2", "step-down --to cp1", "compact", "compact --revision 99999", "compact --revision -1",
+			"transfer-leader", "transfer-leader --to cp2", "step-down --to cp1", "compact", "compact --revision 99999",
+			"compact --revision -1",
 			"stauts", "member delete", "token", "token rename")
 	})
 	golden(t, "cluster.txt", got)
 
 	p.status.Leader, p.status.Members[0].Leader, p.status.Quota = "", false, 20<<20
 	p.status.Alarms = []api.ClusterAlarm{
-		{Kind: "space", Since: 1700000000000, Message: "20.0 MiB of 20.0 MiB are used", Remedy: "delete what is not needed, then run 'kctl cluster compact'"},
-		{Kind: "diverged", Member: "cp3", Since: 1700000001000, Message: "its state at revision 4000 is another one than the leader's", Remedy: "rebuild it"},
+		{Kind: "space", Since: 1700000000000, Message: "20.0 MiB of 20.0 MiB are used",
+			Remedy: "delete what is not needed, then run 'kctl cluster compact'"},
+		{Kind: "diverged", Member: "cp3", Since: 1700000001000,
+			Message: "its state at revision 4000 is another one than the leader's", Remedy: "rebuild it"},
 	}
 	t.Run("alarms", func(t *testing.T) { got = transcript(t, p, "status") })
 	golden(t, "alarms.txt", got)
@@ -175,7 +186,8 @@ func TestClusterVerbs(t *testing.T) {
 
 // Every verb explains itself with an example.
 func TestClusterHelp(t *testing.T) {
-	c := clusterCommand(cmdutil.NewFactory(genericclioptions.NewConfigFlags(false)), genericiooptions.NewTestIOStreamsDiscard())
+	c := clusterCommand(cmdutil.NewFactory(genericclioptions.NewConfigFlags(false)),
+		genericiooptions.NewTestIOStreamsDiscard())
 	all := append(c.Commands(), c)
 	for len(all) > 0 {
 		v := all[0]
@@ -192,8 +204,10 @@ func TestBackup(t *testing.T) {
 		spoil func(p *aPlane) func(http.ResponseWriter)
 		want  string // "" = it succeeds
 	}{
-		"whole":       {func(p *aPlane) func(http.ResponseWriter) { return p.good }, ""},
-		"no checksum": {func(*aPlane) func(http.ResponseWriter) { return func(http.ResponseWriter) {} }, "its checksum is missing"},
+		"whole": {func(p *aPlane) func(http.ResponseWriter) { return p.good }, ""},
+		"no checksum": {func(*aPlane) func(http.ResponseWriter) {
+			return func(http.ResponseWriter) {}
+		}, "its checksum is missing"},
 		"broken off": {func(*aPlane) func(http.ResponseWriter) {
 			return func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 		}, "the backup was interrupted"},
@@ -205,7 +219,8 @@ func TestBackup(t *testing.T) {
 			p := newPlane()
 			p.spoil = c.spoil(p)
 			got := transcript(t, p, "backup today")
-			if ok := c.want == ""; strings.Contains(got, "kctl cluster backup:") == ok || !strings.Contains(got, c.want) {
+			if ok := c.want == ""; strings.Contains(got, "kctl cluster backup:") == ok ||
+				!strings.Contains(got, c.want) {
 				t.Errorf("%s, want %q", got, c.want)
 			}
 			raw, err := os.ReadFile("today")
@@ -238,8 +253,10 @@ func TestBackupKeepsTheLast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got = transcript(t, p, "backup "+filepath.Join(dir, "today"), "backup /dev/null", "backup "+filepath.Join(dir, "missing/today"), "backup -")
-	for _, want := range []string{"the backup was interrupted", "/dev/null is not a regular file", "no such file or directory"} {
+	got = transcript(t, p, "backup "+filepath.Join(dir, "today"), "backup /dev/null",
+		"backup "+filepath.Join(dir, "missing/today"), "backup -")
+	for _, want := range []string{"the backup was interrupted", "/dev/null is not a regular file",
+		"no such file or directory"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in:\n%s", want, got)
 		}
@@ -264,8 +281,10 @@ func TestVerifyAtServer(t *testing.T) {
 	}
 	got += transcript(t, p, "backup verify "+filepath.Join(dir, "damaged"))
 	for _, want := range []string{
-		"today: whole. Cluster prod-0123456789abcdef at revision 4211 of 2023-11-14T22:13:20Z, 1532 keys, 2.0 MiB, format 2",
-		"open absent: no such file", "Verify that a backup is complete", "/damaged: raftstore: backup is corrupt: frame 3 at byte 4096",
+		"today: whole. Cluster prod-0123456789abcdef at revision 4211 of 2023-11-14T22:13:20Z, 1532 keys, " +
+			"2.0 MiB, format 2",
+		"open absent: no such file", "Verify that a backup is complete",
+		"/damaged: raftstore: backup is corrupt: frame 3 at byte 4096",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in:\n%s", want, got)
@@ -275,12 +294,14 @@ func TestVerifyAtServer(t *testing.T) {
 
 // Without a leader the status says whether that will pass.
 func TestStatusWithoutALeader(t *testing.T) {
-	there, away, learner := api.ClusterMember{Voter: true, Version: "v1"}, api.ClusterMember{Voter: true}, api.ClusterMember{Version: "v1"}
+	there, away, learner := api.ClusterMember{Voter: true, Version: "v1"}, api.ClusterMember{Voter: true},
+		api.ClusterMember{Version: "v1"}
 	for _, c := range []struct {
 		members []api.ClusterMember
 		want    string
 	}{
-		{[]api.ClusterMember{there, away, away, learner, learner}, "of 3 voters 1 answer and 2 are needed: nothing can be written"},
+		{[]api.ClusterMember{there, away, away, learner, learner},
+			"of 3 voters 1 answer and 2 are needed: nothing can be written"},
 		{[]api.ClusterMember{there, away}, "of 2 voters 1 answer and 2 are needed"},
 		{[]api.ClusterMember{there, there, away}, "the replicas elect one"},
 	} {
@@ -294,11 +315,13 @@ func TestStatusWithoutALeader(t *testing.T) {
 func TestBackupsMade(t *testing.T) {
 	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	members := []api.ClusterMember{
-		{Name: "cp1", Backups: &api.ClusterMemberBackups{Last: now.Add(-3 * time.Hour).UnixMilli(), Next: now.Add(3 * time.Hour).UnixMilli()}},
+		{Name: "cp1", Backups: &api.ClusterMemberBackups{Last: now.Add(-3 * time.Hour).UnixMilli(),
+			Next: now.Add(3 * time.Hour).UnixMilli()}},
 		{Name: "cp2"},
 		{Name: "cp3", Backups: &api.ClusterMemberBackups{Error: "no space left on device"}},
 	}
-	if have, want := describeBackups(members, now), "cp1 3h0m0s ago, next 2026-01-02T15:00:00Z; cp3 none yet"; have != want {
+	if have, want := describeBackups(members, now), "cp1 3h0m0s ago, next 2026-01-02T15:00:00Z; cp3 none yet"; have !=
+		want {
 		t.Errorf("it says %q, want %q", have, want)
 	}
 	if have := describeBackups(members[1:2], now); have != "" {

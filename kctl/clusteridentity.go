@@ -28,16 +28,17 @@ const (
 )
 
 // recordedIdentity is the content of the kubeconfig extension keelson.dev/cluster-identity: the
-// cluster's ID and its latest incarnation. Later releases may add fields.
+// cluster's ID and its latest incarnation. The incarnation is the number of the cluster's last
+// recovery or restore. Later releases may add fields.
 type recordedIdentity struct {
 	Version     int    `json:"version"`
 	Cluster     string `json:"cluster"`
 	Incarnation uint64 `json:"incarnation"`
 }
 
-// compareIdentities makes all API clients that are built from flags compare the identity of each
-// replica with the identity in the kubeconfig. See comparingTransport. Warnings are written to
-// warn.
+// compareIdentities changes flags, from which all API clients are built. Each client then compares
+// the cluster identity that a replica reports with the identity in the kubeconfig; see
+// comparingTransport. Warnings are written to warn.
 func compareIdentities(flags *genericclioptions.ConfigFlags, warn io.Writer) {
 	flags.WrapConfigFn = func(c *rest.Config) *rest.Config {
 		loader := flags.ToRawKubeConfigLoader()
@@ -49,14 +50,16 @@ func compareIdentities(flags *genericclioptions.ConfigFlags, warn io.Writer) {
 		if raw.Clusters[name] == nil {
 			return c
 		}
-		k := &knownIdentity{access: loader.ConfigAccess(), entry: name, latest: identityIn(raw.Clusters[name]), warn: warn}
+		k := &knownIdentity{access: loader.ConfigAccess(), entry: name,
+			latest: identityIn(raw.Clusters[name]), warn: warn}
 		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return &comparingTransport{next, k} })
 		return c
 	}
 }
 
-// clusterEntry returns the name of the cluster entry in kubeconfig raw that flags select, or "". It
-// considers --cluster, --context and the current context, in this order.
+// clusterEntry returns the name of the cluster entry in kubeconfig raw that flags select. It
+// considers --cluster, --context and the current context, in this order. It returns "" if they
+// select no entry.
 func clusterEntry(flags *genericclioptions.ConfigFlags, raw *clientcmdapi.Config) string {
 	if flags.ClusterName != nil && *flags.ClusterName != "" {
 		return *flags.ClusterName
@@ -103,23 +106,23 @@ func (k *knownIdentity) current() clusterid.Identity {
 	return k.latest
 }
 
-// observe compares theirs, the cluster identity in a replica's response, with the latest known
+// observe compares reported, the cluster identity in a replica's response, with the latest known
 // identity. The incarnation in an identity changes when the cluster is recovered or restored. If
-// theirs has an earlier incarnation of the same cluster, the replica is abandoned and observe
+// reported has an earlier incarnation of the same cluster, the replica is abandoned and observe
 // returns an AbandonedError. Otherwise a new identity is stored and recorded in the kubeconfig; if
-// recording fails, observe writes a warning. replica is the address for the error.
-func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error {
+// recording fails, observe writes a warning. replica is the replica's address, for the error.
+func (k *knownIdentity) observe(reported clusterid.Identity, replica string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
-	case theirs.Before(k.latest):
+	case reported.Before(k.latest):
 		return &clusterid.AbandonedError{Replica: replica, Newest: k.latest}
-	case theirs == k.latest || theirs.Cluster == "":
+	case reported == k.latest || reported.Cluster == "":
 		return nil
-	case theirs.Incarnation == 0 && k.latest.Cluster == "":
+	case reported.Incarnation == 0 && k.latest.Cluster == "":
 		return nil // the cluster was never recovered or restored
 	}
-	k.latest = theirs
+	k.latest = reported
 	if err := k.writeToKubeconfig(); err != nil {
 		fmt.Fprintf(k.warn, "warning: the cluster was recovered or restored, "+
 			"and its new identity could not be recorded in the kubeconfig: %v\n", err)
@@ -127,7 +130,8 @@ func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error
 	return nil
 }
 
-// writeToKubeconfig records k.latest in the cluster entry of the kubeconfig. The caller holds k.mu.
+// writeToKubeconfig writes the identity in k.latest to the cluster entry of the kubeconfig. The
+// caller holds k.mu.
 func (k *knownIdentity) writeToKubeconfig() error {
 	raw, err := json.Marshal(recordedIdentity{identityExtensionVersion, k.latest.Cluster, k.latest.Incarnation})
 	if err != nil {
@@ -139,7 +143,8 @@ func (k *knownIdentity) writeToKubeconfig() error {
 	}
 	c := all.Clusters[k.entry]
 	if c == nil {
-		return fmt.Errorf("cluster entry %q no longer exists", k.entry)
+		return fmt.Errorf("the kubeconfig no longer has the cluster %q: run the command again with the right "+
+			"--context or --kubeconfig", k.entry)
 	}
 	if c.Extensions == nil {
 		c.Extensions = map[string]runtime.Object{}

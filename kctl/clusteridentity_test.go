@@ -55,14 +55,16 @@ func TestKubeconfigRecordsTheIdentity(t *testing.T) {
 		flags.KubeConfig = &path
 		compareIdentities(flags, &warned)
 		var s api.ClusterStatus
-		return callAPIContext(context.Background(), cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags)), "GET", api.PathClusterStatus, nil, &s)
+		return callAPIContext(context.Background(), cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags)), "GET",
+			api.PathClusterStatus, nil, &s)
 	}
 	for _, c := range []struct{ what, shows, sends, refused string }{
 		{"release without identities", "", "/0", ""},
 		{"never recovered", "c-1/0", "/0", ""},
 		{"recovered", "c-1/1700000000000", "/0", ""},
 		{"recovered again", "c-1/1800000000000", "c-1/1700000000000", ""},
-		{"abandoned", "c-1/1700000000000", "c-1/1800000000000", "before its recovery or restore of 2027-01-15T08:00:00Z"},
+		{"abandoned", "c-1/1700000000000", "c-1/1800000000000",
+			"before its recovery or restore of 2027-01-15T08:00:00Z"},
 		{"abandoned by the first recovery", "c-1/0", "c-1/1800000000000", "rebuild"},
 		{"release without identities in a recovered cluster", "", "c-1/1800000000000", ""},
 		{"replica that joins", "/0", "c-1/1800000000000", ""},
@@ -70,7 +72,8 @@ func TestKubeconfigRecordsTheIdentity(t *testing.T) {
 	} {
 		shown.Store(c.shows)
 		err := status()
-		if c.refused == "" && err != nil || c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)) {
+		if c.refused == "" && err != nil || c.refused != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.refused)) {
 			t.Errorf("%s: error %v, want %q", c.what, err, c.refused)
 		}
 		if c.refused != "" && strings.Contains(commandErrorText(nil, err), "Get ") {

@@ -15,6 +15,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -41,11 +42,13 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	if s.Incarnation > 0 {
 		fmt.Fprintf(t, "identity\tsince the recovery or restore of %s\n", formatTimestamp(int64(s.Incarnation)))
 	}
-	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term, s.Revision, s.CommitIndex)
+	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term,
+		s.Revision, s.CommitIndex)
 	if s.Leader == "" {
 		fmt.Fprintf(t, "NO LEADER\t%s\n", describeLostLeader(s.Members))
 	}
-	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, formatSize(s.Bytes), formatSize(s.HistoryBytes), s.Compacted)
+	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, formatSize(s.Bytes),
+		formatSize(s.HistoryBytes), s.Compacted)
 	quota := "no quota"
 	if s.Quota > 0 {
 		quota = fmt.Sprintf("%.1f%% of %s", 100*float64(s.Bytes+s.HistoryBytes)/float64(s.Quota), formatSize(s.Quota))
@@ -56,7 +59,8 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 		fmt.Fprintf(t, "backups\t%s\n", made)
 	}
 	if a := s.Autopilot; a != nil {
-		fmt.Fprintf(t, "autopilot\treplaces a voter that has not answered for %s; %s\n", time.Duration(a.After)*time.Millisecond, a.State)
+		fmt.Fprintf(t, "autopilot\treplaces a voter that has not answered for %s; %s\n",
+			time.Duration(a.After)*time.Millisecond, a.State)
 		for _, d := range a.Done {
 			fmt.Fprintf(t, "\t%s has the vote of %s since %s\n", d.Standby, d.Dead, formatTimestamp(d.At))
 		}
@@ -79,8 +83,8 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	return printMembers(w, s.Members)
 }
 
-// describeBackups returns a text with the age and the next time of the scheduled backups of each
-// replica. It returns "" if no replica has a backup schedule.
+// describeBackups returns a text that shows, for each replica, the age of its last scheduled backup
+// and the time of its next one. It returns "" if no replica has a backup schedule.
 func describeBackups(members []api.ClusterMember, now time.Time) string {
 	var out []string
 	for _, m := range members {
@@ -89,14 +93,16 @@ func describeBackups(members []api.ClusterMember, now time.Time) string {
 		case b.Last == 0:
 			out = append(out, m.Name+" none yet")
 		default:
-			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, formatAge(now.Sub(time.UnixMilli(b.Last))), formatTimestamp(b.Next)))
+			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, formatAge(now.Sub(time.UnixMilli(b.Last))),
+				formatTimestamp(b.Next)))
 		}
 	}
 	return strings.Join(out, "; ")
 }
 
-// describeLevelChange returns a text about the next rise of the cluster's feature level, and the
-// replicas that delay it. It returns "" if no replica supports a higher level.
+// describeLevelChange returns a text with the feature level to which the cluster will rise next,
+// and the replicas that do not support it yet. It returns "" if no replica supports a higher level
+// than the cluster has.
 func describeLevelChange(s api.ClusterStatus) string {
 	var best uint32
 	for _, m := range s.Members {
@@ -117,8 +123,8 @@ func describeLevelChange(s api.ClusterStatus) string {
 	return fmt.Sprintf("; %d waits for %s", best, strings.Join(below, ", "))
 }
 
-// describeLostLeader returns a text for a cluster without a leader. It explains whether the
-// reachable voters are a quorum and can elect a leader.
+// describeLostLeader returns a text for the status of a cluster without a leader. It explains
+// whether the reachable voters are a quorum and can elect a leader.
 func describeLostLeader(members []api.ClusterMember) string {
 	voters, answer := 0, 0
 	for _, m := range members {
@@ -130,7 +136,8 @@ func describeLostLeader(members []api.ClusterMember) string {
 		}
 	}
 	if need := voters/2 + 1; answer < need {
-		return fmt.Sprintf("of %d voters %d answer and %d are needed: nothing can be written. Start the others; if their disks are\n"+
+		return fmt.Sprintf("of %d voters %d answer and %d are needed: nothing can be written. Start the others; if "+
+			"their disks are\n"+
 			"\tlost for good, see 'keelson-controlplane recover --help'", voters, answer, need)
 	}
 	return "the replicas elect one: ask again in a second"
@@ -139,7 +146,9 @@ func describeLostLeader(members []api.ClusterMember) string {
 // printMembers writes a table of the replicas to w, sorted by name. The API returns them in the
 // order in which they became voters.
 func printMembers(w io.Writer, members []api.ClusterMember) error {
-	members = slices.SortedFunc(slices.Values(members), func(a, b api.ClusterMember) int { return strings.Compare(a.Name, b.Name) })
+	members = slices.SortedFunc(slices.Values(members), func(a, b api.ClusterMember) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "REPLICA\tROLE\tADDRESS\tAPPLIED\tLAG\tHEARD\tDISK\tWATCHERS\tVERSION\tREADY")
 	for _, m := range members {
@@ -154,7 +163,8 @@ func printMembers(w io.Writer, members []api.ClusterMember) error {
 		if m.Version != "" { // only a reachable member reports its version
 			disk, watchers = formatSize(m.Disk), fmt.Sprint(m.Watchers)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, memberRole(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, memberRole(m), m.Address, applied, lag,
+			heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
 	}
 	return t.Flush()
 }
@@ -209,7 +219,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(list)
 	list.RunE = func(*cobra.Command, []string) error {
-		return callAndPrint(f, streams, *output, "GET", api.PathClusterMembers, nil, new([]api.ClusterMember), printMembers)
+		return callAndPrint(f, streams, *output, "GET", api.PathClusterMembers, nil,
+			new([]api.ClusterMember), printMembers)
 	}
 	remove := &cobra.Command{
 		Use: "remove NAME", Short: "Remove a replica from the raft cluster permanently", Args: cobra.ExactArgs(1),
@@ -227,17 +238,19 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string
-			if err := callAPI(f, "DELETE", api.PathClusterMembers+"/"+url.PathEscape(args[0]), nil, &answer); err != nil {
+			if err := callAPI(f, "DELETE", api.PathClusterMembers+"/"+url.PathEscape(args[0]), nil, &answer); err !=
+				nil {
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s is no member any more. Stop its daemon; its data folder can go.\n", args[0])
-			fmt.Fprintln(streams.Out, "It has had the cluster's keys. If its disk may be in wrong hands: 'kctl cluster rotate cluster-ca', then peers-ca,\n"+
+			fmt.Fprintln(streams.Out, "It has had the cluster's keys. If its disk may be in wrong hands: 'kctl "+
+				"cluster rotate cluster-ca', then peers-ca,\n"+
 				"encryption-key and service-account-key. 'kctl cluster certs' shows which of them are good still.")
 			return nil
 		},
 	}
-	remove.ValidArgsFunction = completeArgument(memberNames(f))
-	return newGroup(c, list, remove)
+	remove.ValidArgsFunction = verb.CompleteArgument(memberNames(f))
+	return verb.NewGroup(c, list, remove)
 }
 
 func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -258,8 +271,9 @@ func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			return nil
 		},
 	}
-	c.Flags().StringVar(&to, "to", "", "name of the replica that becomes the leader (default: the replica with the most recent log)")
-	completeFlag(c, "to", memberNames(f))
+	c.Flags().StringVar(&to, "to", "", "name of the replica that becomes the leader (default: the replica with the "+
+		"most recent log)")
+	verb.CompleteFlag(c, "to", memberNames(f))
 	return c
 }
 
@@ -275,10 +289,12 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var r api.ClusterCompactResult
-			if err := callAPI(f, "POST", api.PathClusterCompact, api.ClusterCompact{Revision: revision}, &r); err != nil {
+			if err := callAPI(f, "POST", api.PathClusterCompact, api.ClusterCompact{Revision: revision}, &r); err !=
+				nil {
 				return err
 			}
-			fmt.Fprintf(streams.Out, "history up to revision %d is forgotten; what is left of it is %s\n", r.Compacted, formatSize(r.HistoryBytes))
+			fmt.Fprintf(streams.Out, "history up to revision %d is forgotten; what is left of it is %s\n", r.Compacted,
+				formatSize(r.HistoryBytes))
 			return nil
 		},
 	}
@@ -296,12 +312,12 @@ func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"effect. The machine can join again with a token of\n" +
 			"'kctl cluster token create --names NAME --replace'.",
 		Example:           "  kctl cluster revoke node/w1",
-		ValidArgsFunction: completeArgument(nodeNames(f)),
+		ValidArgsFunction: verb.CompleteArgument(nodeNames(f)),
 		Args:              cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			name, ok := strings.CutPrefix(args[0], "node/")
 			if !ok || name == "" {
-				return fmt.Errorf("%q: want node/NAME", args[0])
+				return fmt.Errorf("%q is not a node: want node/NAME, such as node/w1", args[0])
 			}
 			var answer api.ClusterRevoke
 			if err := callAPI(f, "POST", api.PathClusterRevoke, api.ClusterRevoke{Node: name}, &answer); err != nil {

@@ -27,7 +27,9 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 	flags := genericclioptions.NewConfigFlags(false)
 	flags.APIServer = &server.URL
 	dir, free := t.TempDir(), int64(1<<30)
-	in := diskheadroom.Target{Dir: dir, ProtectedPath: dir, Stat: func(string) (diskheadroom.Usage, error) { return diskheadroom.Usage{Free: free, Total: 2 << 30}, nil }}
+	in := diskheadroom.Target{Dir: dir, ProtectedPath: dir, Stat: func(string) (diskheadroom.Usage, error) {
+		return diskheadroom.Usage{Free: free, Total: 2 << 30}, nil
+	}}
 	path, done, err := createTemporaryBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +39,8 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 	}
 	done()
 	free = 100 << 20
-	if _, _, err := createTemporaryBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil || !strings.Contains(err.Error(), dir+" is on the same disk") {
+	if _, _, err := createTemporaryBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil ||
+		!strings.Contains(err.Error(), dir+" is on the same disk") {
 		t.Errorf("where there is too little room it says %v", err)
 	}
 	only(t, dir, "", "")
@@ -64,11 +67,14 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 		asks    bool
 		refused string
 	}{
-		"room enough":                         {former: api.BackupMagic, free: []int64{1 << 10}, asks: true},
-		"less than another one would leave":   {former: api.BackupMagic + strings.Repeat("-", 20<<20), free: []int64{210}, refused: "21 MiB would be written, 210 MiB are free"},
-		"what is there goes on the way":       {former: api.BackupMagic, free: []int64{1 << 10, 100}, asks: true, refused: "100 MiB are free"},
-		"another disk, filled to the last":    {former: api.BackupMagic, free: []int64{100}, another: true, asks: true},
-		"another disk, too small for another": {former: api.BackupMagic + strings.Repeat("-", 20<<20), free: []int64{10}, another: true, refused: "10 MiB are free"},
+		"room enough": {former: api.BackupMagic, free: []int64{1 << 10}, asks: true},
+		"less than another one would leave": {former: api.BackupMagic + strings.Repeat("-", 20<<20),
+			free: []int64{210}, refused: "21 MiB would be written, 210 MiB are free"},
+		"what is there goes on the way": {former: api.BackupMagic, free: []int64{1 << 10, 100}, asks: true,
+			refused: "100 MiB are free"},
+		"another disk, filled to the last": {former: api.BackupMagic, free: []int64{100}, another: true, asks: true},
+		"another disk, too small for another": {former: api.BackupMagic + strings.Repeat("-", 20<<20),
+			free: []int64{10}, another: true, refused: "10 MiB are free"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -95,7 +101,8 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.refused != "" {
-				for _, words := range []string{"cannot back up to " + path, c.refused, "remove files there, or choose a directory on another disk"} {
+				for _, words := range []string{"cannot back up to " + path, c.refused,
+					"remove files there, or choose a directory on another disk"} {
 					if err == nil || !strings.Contains(err.Error(), words) {
 						t.Errorf("%v does not say %q", err, words)
 					}

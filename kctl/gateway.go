@@ -13,13 +13,15 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/kctl/definitions"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // gatewayController is the spec.controllerName of the GatewayClasses that Keelson's control plane
 // serves.
 const gatewayController = "keelson.dev/gateway"
 
-var gatewayClasses = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gatewayclasses"}
+var gatewayClasses = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1",
+	Resource: "gatewayclasses"}
 
 func gatewayCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
@@ -27,7 +29,7 @@ func gatewayCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Short:   "Manage Gateway API: HTTP and gRPC routes from outside the cluster",
 		Example: "  kctl gateway install",
 	}
-	return newGroup(c, gatewayInstallCommand(f, streams))
+	return verb.NewGroup(c, gatewayInstallCommand(f, streams))
 }
 
 func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -48,14 +50,17 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			"  # Install the kinds without a GatewayClass\n" +
 			"  kctl gateway install --class ''",
 	}
-	return addInstall(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass", func(ctx context.Context, cluster dynamic.Interface, class string) error {
-		return createGatewayClass(ctx, cluster, streams, class)
-	})
+	return addInstall(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass",
+		func(ctx context.Context, cluster dynamic.Interface, class string) error {
+			return createGatewayClass(ctx, cluster, streams, class)
+		})
 }
 
 // createGatewayClass creates a GatewayClass of Keelson's controller, unless it exists, and prints
 // the result. It fails if the existing GatewayClass belongs to another controller.
-func createGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
+func createGatewayClass(
+	ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string,
+) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayClasses.GroupVersion().String(), "kind": "GatewayClass",
 		"metadata": map[string]any{"name": name},

@@ -39,11 +39,14 @@ func TestGatewayInstall(t *testing.T) {
 	expect("gateway install", outcome("unchanged")+"gatewayclass/keelson created\n")
 	expect("gateway install", outcome("unchanged")+"gatewayclass/keelson unchanged\n")
 
-	definitions := cluster.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := cluster.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"})
 	note := func(resource, release string) {
 		t.Helper()
-		patch := fmt.Sprintf(`{"metadata":{"annotations":{"gateway.networking.k8s.io/bundle-version":%q,"mine":"kept"}}}`, release)
-		if _, err := definitions.Patch(ctx, resource+".gateway.networking.k8s.io", "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"gateway.networking.k8s.io/bundle-version":%q,`+
+			`"mine":"kept"}}}`, release)
+		if _, err := definitions.Patch(ctx, resource+".gateway.networking.k8s.io", "application/merge-patch+json",
+			[]byte(patch), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,7 +62,8 @@ func TestGatewayInstall(t *testing.T) {
 		t.Errorf("the annotations of an upgraded definition are %v", n)
 	}
 
-	foreign := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
+	foreign := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1",
+		"kind":     "GatewayClass",
 		"metadata": map[string]any{"name": "theirs"}, "spec": map[string]any{"controllerName": "example.com/theirs"}}}
 	if _, err := cluster.Resource(gatewayClasses).Create(ctx, foreign, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

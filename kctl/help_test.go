@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"keelson.dev/keelson/kctl/provision"
 	"keelson.dev/keelson/test/helptext"
 )
 
@@ -30,8 +31,9 @@ func TestHelp(t *testing.T) {
 	t.Setenv("KEELSON_LAB", "")
 	root := Command([]string{"kctl"})
 	root.ResetFlags() // kubectl's
-	got := helptext.Cobra(root, ownVerbs)
-	helptext.Golden(t, "testdata/help.golden", strings.ReplaceAll(got, "(default "+binDir(), "(default /usr/local/bin"), *rewrite)
+	got := helptext.CommandHelp(root, ownVerbs)
+	helptext.CompareGolden(t, "testdata/help.golden",
+		strings.ReplaceAll(got, "(default "+provision.BinDir(), "(default /usr/local/bin"), *rewrite)
 	checkExamples(t, root)
 }
 
@@ -65,7 +67,8 @@ func TestPreviousNames(t *testing.T) {
 		"lab heal":              "lab restore",
 	} {
 		was, is := find(previous), find(line)
-		if was == is || !was.Hidden || is.Hidden || was.Short != is.Short || was.Flags().FlagUsages() != is.Flags().FlagUsages() {
+		if was == is || !was.Hidden || is.Hidden || was.Short != is.Short ||
+			was.Flags().FlagUsages() != is.Flags().FlagUsages() {
 			t.Errorf("kctl %s is not a hidden second kctl %s", previous, line)
 		}
 	}
@@ -90,5 +93,5 @@ func TestPreviousNames(t *testing.T) {
 
 // The texts of all errors that kctl makes itself, by file.
 func TestErrorTexts(t *testing.T) {
-	helptext.Golden(t, "testdata/errors.golden", helptext.Errors(t, "."), *rewrite)
+	helptext.CompareGolden(t, "testdata/errors.golden", helptext.ErrorTexts(t, "."), *rewrite)
 }

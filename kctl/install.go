@@ -17,21 +17,23 @@ import (
 
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/kctl/definitions"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // installTimeout is the time limit of 'kctl gateway install' and 'kctl snapshot install'.
 const installTimeout = time.Minute
 
-// addInstall makes c a command that installs the CustomResourceDefinitions in kinds and prints the
-// result for each. It adds the flag --class with default name; classes describes the created
-// classes in the help. The command calls then with the value of --class to create them, unless the
-// value is empty.
-func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
-	then func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
-	class := c.Flags().String("class", name, "name of "+classes+" to create; if empty, none is created")
+// addInstall makes c a command that installs the CustomResourceDefinitions in kinds, prints the
+// result for each, and then calls createClasses. It adds the flag --class for the name of the
+// classes to create, with the default defaultName. If --class is empty, createClasses is not
+// called. classText describes the classes in the help of --class.
+func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle,
+	defaultName, classText string,
+	createClasses func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
+	class := c.Flags().String("class", defaultName, "name of "+classText+" to create; if empty, none is created")
 	c.Args = cobra.NoArgs
 	c.RunE = func(*cobra.Command, []string) error {
-		ctx, cancel := withSignals()
+		ctx, cancel := verb.WithSignals()
 		defer cancel()
 		ctx, cancel = context.WithTimeout(ctx, installTimeout)
 		defer cancel()
@@ -49,20 +51,21 @@ func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IO
 		if err != nil || *class == "" {
 			return err
 		}
-		return then(ctx, cluster, *class)
+		return createClasses(ctx, cluster, *class)
 	}
 	return c
 }
 
 // createClass creates class, an object of a cluster-scoped kind such as GatewayClass, and prints
-// the result. If an object of that name exists, it calls refuse and returns its error; nil accepts
-// the existing object.
-func createClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
-	class *unstructured.Unstructured, refuse func() error) error {
+// the result. If an object of that name exists, it calls checkExisting and returns its error. If
+// checkExisting returns nil, the existing object is accepted.
+func createClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
+	kind schema.GroupVersionResource,
+	class *unstructured.Unstructured, checkExisting func() error) error {
 	err := createWhenServed(ctx, cluster, kind, class)
 	verdict := "created"
 	if apierrors.IsAlreadyExists(err) {
-		verdict, err = "unchanged", refuse()
+		verdict, err = "unchanged", checkExisting()
 	} else if err != nil {
 		err = fmt.Errorf("creating %s %s: %w", class.GetKind(), class.GetName(), err)
 	}
@@ -72,9 +75,11 @@ func createClass(ctx context.Context, cluster dynamic.Interface, streams generic
 	return err
 }
 
-// createWhenServed creates the cluster-scoped object o. It retries until the API server serves the
-// kind, or until ctx is done. Replicas start to serve a new kind at different times.
-func createWhenServed(ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured) error {
+// createWhenServed creates o, an object of a cluster-scoped kind. It retries until the API server
+// serves the kind, or until ctx is done. Replicas start to serve a new kind at different times.
+func createWhenServed(
+	ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured,
+) error {
 	var refused error
 	err := wait.For(ctx, 100*time.Millisecond, func() error {
 		_, err := cluster.Resource(kind).Create(ctx, o, metav1.CreateOptions{})

@@ -19,6 +19,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/kctl/nettrace"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // maxEndpointPods is the maximum number of pods that one trace reads because endpoints refer to
@@ -31,7 +32,7 @@ func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 		Short:   "Inspect the cluster's network",
 		Example: "  kctl net trace web-0 db:5432\n  kctl net services -A\n  kctl net policies -A",
 	}
-	newGroup(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
+	verb.NewGroup(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
 	return c
 }
 
@@ -95,7 +96,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		}
 		pod, ok := toTyped(info.Object).(*corev1.Pod)
 		if !ok {
-			return fmt.Errorf("%s is not a pod", info.ObjectName())
+			return fmt.Errorf("%s is not a pod: a trace starts at a pod, POD or pod/POD", info.ObjectName())
 		}
 		cs, err := f.KubernetesClientSet()
 		if err != nil {
@@ -127,7 +128,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	return c
 }
 
-// podArgument returns the name of the pod in an argument of the form POD or pod/POD.
+// podArgument returns the name of the pod in a command argument of the form POD or pod/POD.
 func podArgument(arg string) (string, error) {
 	kind, name, has := strings.Cut(arg, "/")
 	switch {
@@ -136,8 +137,8 @@ func podArgument(arg string) (string, error) {
 	case name != "" && slices.Contains([]string{"pod", "pods", "po"}, strings.ToLower(kind)):
 		return name, nil
 	}
-	return "", &formError{fmt.Sprintf("%q is not a pod: a trace starts at one pod, POD or pod/POD ('kctl get pods' lists them), and goes to %s: "+
-		"kctl net trace web-0 db:5432", arg, nettrace.TargetForms)}
+	return "", verb.NewFormError(fmt.Sprintf("%q is not a pod: a trace starts at one pod, POD or pod/POD "+
+		"('kctl get pods' lists them), and goes to %s: kctl net trace web-0 db:5432", arg, nettrace.TargetForms))
 }
 
 // netReader reads the objects that a trace of 'kctl net trace' needs into world.
@@ -148,11 +149,14 @@ type netReader struct {
 	err   error // the first error other than a missing permission; later reads do nothing
 }
 
-// listForTrace reads a list of objects with read, at most listLimit objects. what is the name of
-// the list. If the user may not read it or its kind is not served, ok is false and what is added to
-// r.world.Unread. The name is also added if the list is longer than the limit. After any other
-// error, r.err is set and all further calls return false.
-func listForTrace[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
+// listForTrace returns a list of at most listLimit objects, which it requests with the function
+// read. listName is the name of the list in messages. If the user may not read the list or its kind
+// is not served, ok is false and listName is added to r.world.Unread. listName is also added if the
+// list is longer than listLimit; then ok is true. After any other error, r.err is set, and ok is
+// false for this and all further calls.
+func listForTrace[L metav1.ListInterface](
+	r *netReader, listName string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error),
+) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
 	}
@@ -160,14 +164,14 @@ func listForTrace[L metav1.ListInterface](r *netReader, what string, o metav1.Li
 	got, err := read(r.ctx, o)
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
-		r.addUnread(what)
+		r.addUnread(listName)
 		return got, false
 	case err != nil:
-		r.err = fmt.Errorf("reading %s: %w", what, err)
+		r.err = fmt.Errorf("reading %s: %w", listName, err)
 		return got, false
 	}
 	if got.GetContinue() != "" {
-		r.addUnread(what)
+		r.addUnread(listName)
 	}
 	return got, true
 }
@@ -189,11 +193,13 @@ func (r *netReader) readCluster(cluster dynamic.Interface, t nettrace.Target) {
 	if l, ok := listForTrace(r, nettrace.Services, metav1.ListOptions{}, r.cs.CoreV1().Services("").List); ok {
 		w.Services = l.Items
 	}
-	if l, ok := listForTrace(r, nettrace.Policies, metav1.ListOptions{}, r.cs.NetworkingV1().NetworkPolicies("").List); ok {
+	if l, ok := listForTrace(r, nettrace.Policies, metav1.ListOptions{},
+		r.cs.NetworkingV1().NetworkPolicies("").List); ok {
 		w.Policies = l.Items
 	}
 	if ip, err := netip.ParseAddr(t.Host); err == nil {
-		if l, ok := listForTrace(r, nettrace.Ranges, metav1.ListOptions{}, r.cs.NetworkingV1().ServiceCIDRs().List); ok {
+		if l, ok := listForTrace(r, nettrace.Ranges, metav1.ListOptions{},
+			r.cs.NetworkingV1().ServiceCIDRs().List); ok {
 			w.Ranges = l.Items
 		}
 		o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()}
@@ -201,28 +207,29 @@ func (r *netReader) readCluster(cluster dynamic.Interface, t nettrace.Target) {
 			w.Pods = l.Items
 		}
 	}
-	for _, svc := range nettrace.Meant(w, t) {
+	for _, svc := range nettrace.TargetServices(w, t) {
 		r.readEndpointSlices(svc.Namespace, svc.Name)
 	}
-	if t.Scheme != "" || nettrace.Outside(w, t) {
+	if t.Scheme != "" || nettrace.IsOutside(w, t) {
 		r.readIngressObjects(cluster, t)
 	}
 	r.readEndpointPods()
-	if _, err := netip.ParseAddr(t.Host); len(nettrace.Meant(w, t)) == 0 && (err == nil && len(w.Pods) == 0 || nettrace.Outside(w, t)) {
+	if _, err := netip.ParseAddr(t.Host); len(nettrace.TargetServices(w, t)) == 0 &&
+		(err == nil && len(w.Pods) == 0 || nettrace.IsOutside(w, t)) {
 		r.readReachability(t.Host)
 	}
 }
 
-// readReachability asks the agent of the pod's node whether a host outside the cluster resolves and
-// has a route. It stores the response in r.world.Reach, which stays nil if the agent's release does
-// not support the request.
+// readReachability requests from the agent of the pod's node whether the node can resolve a host
+// outside the cluster, and has a route to it. It stores the response in r.world.Reach, which stays
+// nil if the agent's release does not support the request.
 func (r *netReader) readReachability(host string) {
 	name := r.world.Pod.Spec.NodeName
 	if r.err != nil || name == "" {
 		return
 	}
-	raw, err := r.cs.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("keelson", "reach").
-		Param("host", host).DoRaw(r.ctx)
+	raw, err := r.cs.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").
+		Suffix("keelson", "reach").Param("host", host).DoRaw(r.ctx)
 	var answer nettrace.Reach
 	switch {
 	case apierrors.IsForbidden(err):
@@ -233,7 +240,8 @@ func (r *netReader) readReachability(host string) {
 }
 
 // readEndpointPods reads the pods to which the endpoints in r.world.Slices refer. If there are more
-// than maxEndpointPods, or if the user may not read pods, it adds pods to r.world.Unread.
+// than maxEndpointPods, or if the user may not read pods, it adds the list of pods to
+// r.world.Unread.
 func (r *netReader) readEndpointPods() {
 	n := 0
 	for _, s := range r.world.Slices {

@@ -26,7 +26,8 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 	w := &r.world
 	w.Entrances = &nettrace.Entrances{}
 	e := w.Entrances
-	if l, ok := listForTrace(r, nettrace.IngressClasses, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
+	if l, ok := listForTrace(r, nettrace.IngressClasses, metav1.ListOptions{},
+		r.cs.NetworkingV1().IngressClasses().List); ok {
 		e.Classes = pointersTo(l.Items)
 	}
 	if l, ok := listForTrace(r, nettrace.Ingresses, metav1.ListOptions{}, r.cs.NetworkingV1().Ingresses("").List); ok {
@@ -36,8 +37,9 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 	e.Gateways = listGatewayKind[gw.Gateway](r, cluster, nettrace.Gateways)
 	e.HTTPRoutes = listGatewayKind[gw.HTTPRoute](r, cluster, "httproutes")
 	e.GRPCRoutes = listGatewayKind[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
-	for i, at := range nettrace.Pairs(w, t) {
+	// v1beta1 has the same fields
+	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1")
+	for i, at := range nettrace.TLSSecretNames(w, t) {
 		if i >= maxTraceSecrets {
 			r.addUnread(nettrace.Secrets)
 			break
@@ -56,7 +58,7 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 			e.Secrets = append(e.Secrets, s)
 		}
 	}
-	for _, svc := range nettrace.Behind(w, t) {
+	for _, svc := range nettrace.ServicesBehind(w, t) {
 		r.readEndpointSlices(svc.Namespace, svc.Name)
 	}
 }
@@ -69,15 +71,16 @@ func (r *netReader) readEndpointSlices(namespace, service string) {
 	}
 }
 
-// listGatewayKind returns all objects of a Gateway API resource. It reads version v1, and then the
-// versions in older while the previous version is not served. It returns nil if no version is
-// served. If the user may not read the resource, its name is added to r.world.Unread.
+// listGatewayKind returns all objects of a Gateway API resource. It requests version v1. If v1 is
+// not served, it requests the versions in older, in order, until one is served. It returns nil if
+// no version is served. If the user may not read the resource, its name is added to r.world.Unread.
 func listGatewayKind[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil
 	}
 	read := func(version string) (*unstructured.UnstructuredList, error) {
-		return cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: version, Resource: resource}).List(r.ctx, metav1.ListOptions{Limit: listLimit})
+		return cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: version,
+			Resource: resource}).List(r.ctx, metav1.ListOptions{Limit: listLimit})
 	}
 	l, err := read(gatewayClasses.Version)
 	for _, version := range older {

@@ -21,11 +21,14 @@ func TestTracesReadGatewayAPI(t *testing.T) {
 		return schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: version, Resource: resource}
 	}
 	kinds := map[schema.GroupVersionResource]string{gvr("v1beta1", "referencegrants"): "ReferenceGrantList"}
-	for resource, kind := range map[string]string{"gatewayclasses": "GatewayClass", "gateways": "Gateway", "httproutes": "HTTPRoute", "grpcroutes": "GRPCRoute", "referencegrants": "ReferenceGrant"} {
+	for resource, kind := range map[string]string{"gatewayclasses": "GatewayClass", "gateways": "Gateway",
+		"httproutes": "HTTPRoute", "grpcroutes": "GRPCRoute", "referencegrants": "ReferenceGrant"} {
 		kinds[gvr("v1", resource)] = kind + "List"
 	}
-	grant := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1beta1", "kind": "ReferenceGrant",
-		"metadata": map[string]any{"namespace": "data", "name": "g"}, "spec": map[string]any{"to": []any{map[string]any{"kind": "Service", "group": ""}}}}}
+	grant := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1beta1",
+		"kind":     "ReferenceGrant",
+		"metadata": map[string]any{"namespace": "data", "name": "g"},
+		"spec":     map[string]any{"to": []any{map[string]any{"kind": "Service", "group": ""}}}}}
 	cluster := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, grant)
 	cluster.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		switch at := a.GetResource(); {

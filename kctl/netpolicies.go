@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
@@ -26,8 +27,8 @@ const (
 	metricDroppedBytes   = "keelson_network_policy_dropped_bytes_total"
 )
 
-// PolicyUse contains a pod that NetworkPolicies isolate, the names of these policies, and the
-// number of packets that the pod's node dropped.
+// PolicyUse contains a pod that NetworkPolicies isolate, and the names of these policies. In and
+// Out count the packets to and from the pod that its node dropped.
 type PolicyUse struct {
 	Namespace string   `json:"namespace"`
 	Pod       string   `json:"pod"`
@@ -38,8 +39,8 @@ type PolicyUse struct {
 	Out       Dropped  `json:"droppedOut"`
 }
 
-// Dropped counts packets that were dropped because no NetworkPolicy allows their connection. Only
-// the first packet of a connection is counted. Each retry of a client counts again.
+// Dropped counts the packets that were dropped because no NetworkPolicy allows their connection.
+// Only the first packet of a connection is counted. Each retry of a client counts again.
 type Dropped struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
@@ -66,28 +67,29 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			"  kctl net policies -n shop db-0 -o json",
 	}
 	output := outputFlag(c)
-	return asNodeCountCommand(c, f, streams, "pod", "pods", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
-		uses, err := readIsolated(ctx, cs, ns, name)
-		if err != nil {
-			return nil, err
-		}
-		counts, unread, err := readCounts(ctx, cs, parseDrops)
-		if err != nil {
-			return nil, err
-		}
-		for i := range uses {
-			u := &uses[i]
-			at := dropKey{u.Namespace, u.Pod, u.Node, "ingress"}
-			u.In = counts[at]
-			at.direction = "egress"
-			u.Out = counts[at]
-		}
-		done, err := printJSON(streams.Out, *output, uses)
-		if !done {
-			err = printPolicyUses(streams.Out, uses)
-		}
-		return unread, err
-	})
+	return asNodeCountCommand(c, f, streams, "pod", "pods",
+		func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+			uses, err := readIsolated(ctx, cs, ns, name)
+			if err != nil {
+				return nil, err
+			}
+			counts, unread, err := readCounts(ctx, cs, parseDrops)
+			if err != nil {
+				return nil, err
+			}
+			for i := range uses {
+				u := &uses[i]
+				at := dropKey{u.Namespace, u.Pod, u.Node, "ingress"}
+				u.In = counts[at]
+				at.direction = "egress"
+				u.Out = counts[at]
+			}
+			done, err := printJSON(streams.Out, *output, uses)
+			if !done {
+				err = printPolicyUses(streams.Out, uses)
+			}
+			return unread, err
+		})
 }
 
 // readIsolated returns the pods of namespace ns that NetworkPolicies isolate, without counters of
@@ -108,8 +110,9 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 	out := []PolicyUse{}
 	take := func(p *corev1.Pod) {
 		in, eg := nettrace.Isolating(policies, p)
-		if len(in)+len(eg) > 0 && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed || name != "" {
-			out = append(out, PolicyUse{Namespace: p.Namespace, Pod: p.Name, Node: p.Spec.NodeName, Ingress: in, Egress: eg})
+		if len(in)+len(eg) > 0 && !api.IsPodTerminal(p) || name != "" {
+			out = append(out, PolicyUse{Namespace: p.Namespace, Pod: p.Name, Node: p.Spec.NodeName,
+				Ingress: in, Egress: eg})
 		}
 	}
 	if name != "" {
@@ -142,20 +145,21 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 // (ingress or egress).
 type dropKey struct{ namespace, pod, node, direction string }
 
-// parseDrops returns the counters of dropped packets in r, the metrics of a node's agent. node is
-// the name of the node.
+// parseDrops returns the counters of dropped packets in r, which contains the metrics of a node's
+// agent. node is the name of the node.
 func parseDrops(r io.Reader, node string) (map[dropKey]Dropped, error) {
 	out := map[dropKey]Dropped{}
-	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes}, func(name string, labels map[string]string, value uint64) {
-		at := dropKey{labels["namespace"], labels["pod"], node, labels["direction"]}
-		d := out[at]
-		if name == metricDroppedBytes {
-			d.Bytes = value
-		} else {
-			d.Packets = value
-		}
-		out[at] = d
-	})
+	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes},
+		func(name string, labels map[string]string, value uint64) {
+			at := dropKey{labels["namespace"], labels["pod"], node, labels["direction"]}
+			d := out[at]
+			if name == metricDroppedBytes {
+				d.Bytes = value
+			} else {
+				d.Packets = value
+			}
+			out[at] = d
+		})
 	return out, err
 }
 
@@ -163,13 +167,14 @@ func printPolicyUses(w io.Writer, uses []PolicyUse) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprint(t, "NAMESPACE\tPOD\tNODE\tINGRESS BY\tEGRESS BY\tDROPPED IN\tDROPPED OUT\n")
 	for _, u := range uses {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", u.Namespace, u.Pod, cmp.Or(u.Node, "-"), joinFirst(u.Ingress), joinFirst(u.Egress), u.In.Packets, u.Out.Packets)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", u.Namespace, u.Pod, cmp.Or(u.Node, "-"), joinFirst(u.Ingress),
+			joinFirst(u.Egress), u.In.Packets, u.Out.Packets)
 	}
 	return t.Flush()
 }
 
-// joinFirst returns the first three names and the number of omitted names, or "-" if there are
-// none.
+// joinFirst returns a text with the first three names and the number of omitted names. It returns
+// "-" if names is empty.
 func joinFirst(names []string) string {
 	const most = 3
 	text := strings.Join(names[:min(len(names), most)], ",")

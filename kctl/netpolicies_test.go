@@ -15,7 +15,8 @@ import (
 // answer is named, and the exit code says so.
 func TestNetPolicies(t *testing.T) {
 	meta := func(name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": strings.Split(name, "-")[0]}}
+		return metav1.ObjectMeta{Namespace: "shop", Name: name,
+			Labels: map[string]string{"app": strings.Split(name, "-")[0]}}
 	}
 	both := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 	db := metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
@@ -26,16 +27,21 @@ func TestNetPolicies(t *testing.T) {
 	host.Spec.HostNetwork = true
 	page := ""
 	for _, metric := range []string{metricDroppedPackets, metricDroppedBytes} {
-		page += fmt.Sprintf("%s{namespace=\"shop\",pod=\"db-0\",direction=\"ingress\"} 7\n%s{namespace=\"shop\",pod=\"db-1\",direction=\"egress\"} 8\n", metric, metric)
+		page += fmt.Sprintf("%s{namespace=\"shop\",pod=\"db-0\",direction=\"ingress\"} "+
+			"7\n%s{namespace=\"shop\",pod=\"db-1\",direction=\"egress\"} 8\n", metric, metric)
 	}
 	run := netVerb(t, "policies", map[string]any{
-		"/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies": networkingv1.NetworkPolicyList{Items: []networkingv1.NetworkPolicy{
-			{ObjectMeta: meta("mute"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db, PolicyTypes: both}},
-			{ObjectMeta: meta("deny"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db}}}},
-		"/api/v1/namespaces/shop/pods":       corev1.PodList{Items: []corev1.Pod{pod("web-0", "w1"), pod("db-1", "w2"), pod("db-0", "w1"), host}},
+		"/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies": networkingv1.NetworkPolicyList{
+			Items: []networkingv1.NetworkPolicy{
+				{ObjectMeta: meta("mute"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db, PolicyTypes: both}},
+				{ObjectMeta: meta("deny"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db}}}},
+		"/api/v1/namespaces/shop/pods": corev1.PodList{Items: []corev1.Pod{pod("web-0", "w1"), pod("db-1", "w2"),
+			pod("db-0", "w1"), host}},
 		"/api/v1/namespaces/shop/pods/web-0": pod("web-0", "w1"),
-		"/api/v1/nodes":                      corev1.NodeList{Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w2"}}}},
-		"/api/v1/nodes/w1/proxy/metrics":     page,
+		"/api/v1/nodes": corev1.NodeList{
+			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}},
+				{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}}},
+		"/api/v1/nodes/w1/proxy/metrics": page,
 	})
 	out, complaints, err := run()
 	// What w1 says of a pod of w2 is not that pod's.
@@ -47,7 +53,8 @@ func TestNetPolicies(t *testing.T) {
 	if !errors.Is(err, errFound) || !strings.Contains(complaints, "node w2: ") {
 		t.Errorf("a node that does not answer: %v, %q", err, complaints)
 	}
-	if out, _, _ = run("web-0"); !strings.Contains(out, "shop        web-0   w1     -            -           0            0\n") {
+	if out, _, _ = run("web-0"); !strings.Contains(out,
+		"shop        web-0   w1     -            -           0            0\n") {
 		t.Errorf("a pod that nobody isolates:\n%s", out)
 	}
 	if _, _, err := run("-A", "db-0"); err == nil || !strings.Contains(err.Error(), "leave out the name") {

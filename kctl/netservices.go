@@ -53,9 +53,12 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		Use:   "services [NAME]",
 		Short: "Show the connections to Services by source, and the packets without an endpoint",
 		Long: "Show how Services were used. Each node counts the connections for which it chose an endpoint, and\n" +
-			"the packets to a Service that had no endpoint for them. The counters start when the node's rules\n" +
-			"are built. The counters of an address that was not used for a day start again at 0. Reading\n" +
-			"the counters does not change them.\n" +
+			"the packets to a Service that had no endpoint for them. CONNECTIONS counts the connections to\n" +
+			"cluster IPs, which come from pods and nodes. FROM OUTSIDE counts the connections to node ports\n" +
+			"and external addresses.\n" +
+			"\n" +
+			"The counters start when the node's rules are built. The counters of an address that was not used\n" +
+			"for a day start again at 0. Reading the counters does not change them.\n" +
 			"\n" +
 			"Exit codes: 0 all nodes were read; 1 the request failed; 2 some nodes could not be read.",
 		Example: "  # In the current namespace\n" +
@@ -69,31 +72,36 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	}
 	output := outputFlag(c)
 	perNode := c.Flags().Bool("nodes", false, "show a row for each node that counted packets or connections")
-	return asNodeCountCommand(c, f, streams, "service", "Services", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
-		services, err := readServices(ctx, cs, ns, name)
-		if err != nil {
-			return nil, err
-		}
-		counts, unread, err := readCounts(ctx, cs, parseCounts)
-		if err != nil {
-			return nil, err
-		}
-		uses := joinServiceUses(services, counts, *perNode)
-		done, err := printJSON(streams.Out, *output, uses)
-		if !done {
-			err = printUses(streams.Out, uses, *perNode)
-		}
-		return unread, err
-	})
+	return asNodeCountCommand(c, f, streams, "service", "Services",
+		func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+			services, err := readServices(ctx, cs, ns, name)
+			if err != nil {
+				return nil, err
+			}
+			counts, unread, err := readCounts(ctx, cs, parseCounts)
+			if err != nil {
+				return nil, err
+			}
+			uses := joinServiceUses(services, counts, *perNode)
+			done, err := printJSON(streams.Out, *output, uses)
+			if !done {
+				err = printUses(streams.Out, uses, *perNode)
+			}
+			return unread, err
+		})
 }
 
-// asNodeCountCommand completes command c, which shows counters of the nodes for one object, for all
-// objects of a namespace, or with -A for all objects. one and many are the names of the kind in
-// texts. The command calls show, which returns the nodes that could not be read, with reasons. If
-// there are any, the command prints them and its exit code is 2.
-func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
-	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
-	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
+// asNodeCountCommand sets the run function of c, adds the flag -A (--all-namespaces), and returns
+// c. The command shows counters that the node agents keep for one object or for all objects of a
+// namespace. With -A, it shows the counters for all objects. singular and plural are the names of
+// the kind in texts. The run function calls show, which prints the counters and returns the nodes
+// that could not be read, with reasons. If there are such nodes, the command prints them and its
+// exit code is 2.
+func asNodeCountCommand(
+	c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, singular, plural string,
+	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error),
+) *cobra.Command {
+	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+plural+" of all namespaces")
 	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		ns, _, err := f.ToRawKubeConfigLoader().Namespace()
@@ -101,7 +109,8 @@ func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericioop
 			return err
 		}
 		if *everywhere && len(args) > 0 {
-			return fmt.Errorf("%s %s: -A shows all %s of all namespaces: leave out the name, or name its namespace with -n", one, args[0], many)
+			return fmt.Errorf("%s %s: -A shows all %s of all namespaces: leave out the name, or name its namespace "+
+				"with -n", singular, args[0], plural)
 		}
 		if *everywhere {
 			ns = metav1.NamespaceAll
@@ -186,10 +195,12 @@ func readServices(ctx context.Context, cs kubernetes.Interface, ns, name string)
 // serviceUseKey identifies the connection counters of one Service on one node.
 type serviceUseKey struct{ namespace, name, node string }
 
-// readCounts reads the metrics of all node agents, at most nodesAtOnce at a time, and merges the
-// results of parse. The arguments of parse are the metrics and the name of the node. unread lists
-// the nodes that could not be read, with reasons.
-func readCounts[M ~map[K]V, K comparable, V any](ctx context.Context, cs kubernetes.Interface, parse func(io.Reader, string) (M, error)) (counts M, unread []string, err error) {
+// readCounts reads the metrics of all node agents, at most nodesAtOnce at a time. It calls parse
+// with the metrics and the name of each node, and merges the returned maps. unread lists the nodes
+// that could not be read, with reasons.
+func readCounts[M ~map[K]V, K comparable, V any](
+	ctx context.Context, cs kubernetes.Interface, parse func(io.Reader, string) (M, error),
+) (counts M, unread []string, err error) {
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading nodes: %w", err)
@@ -218,10 +229,13 @@ func readCounts[M ~map[K]V, K comparable, V any](ctx context.Context, cs kuberne
 	return counts, unread, nil
 }
 
-func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, parse func(io.Reader, string) (M, error)) (got M, err error) {
+func readNode[M any](
+	ctx context.Context, cs kubernetes.Interface, node string, parse func(io.Reader, string) (M, error),
+) (got M, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeTime)
 	defer cancel()
-	body, err := cs.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("metrics").Stream(ctx)
+	body, err := cs.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("metrics").
+		Stream(ctx)
 	if err != nil {
 		return got, err
 	}
@@ -229,29 +243,33 @@ func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, 
 	return parse(io.LimitReader(body, maxMetricsBytes), node)
 }
 
-// parseCounts returns the connection counters of Services in r, the metrics of a node's agent. node
-// is the name of the node.
+// parseCounts returns the connection counters of Services in r, which contains the metrics of a
+// node's agent. node is the name of the node.
 func parseCounts(r io.Reader, node string) (map[serviceUseKey]ServiceUse, error) {
 	out := map[serviceUseKey]ServiceUse{}
-	err := eachSample(r, []string{metricConnections, metricUnserved}, func(name string, labels map[string]string, value uint64) {
-		at := serviceUseKey{labels["namespace"], labels["service"], node}
-		u := out[at]
-		switch {
-		case name == metricUnserved:
-			u.Unserved += value
-		case labels["from"] == "outside":
-			u.Outside += value
-		default:
-			u.Connections += value
-		}
-		out[at] = u
-	})
+	err := eachSample(r, []string{metricConnections, metricUnserved},
+		func(name string, labels map[string]string, value uint64) {
+			at := serviceUseKey{labels["namespace"], labels["service"], node}
+			u := out[at]
+			switch {
+			case name == metricUnserved:
+				u.Unserved += value
+			case labels["from"] == "outside":
+				u.Outside += value
+			default:
+				u.Connections += value
+			}
+			out[at] = u
+		})
 	return out, err
 }
 
-// eachSample calls take for each sample of one of the given metrics in r, which has the Prometheus
-// text format. It fails if such a sample cannot be parsed.
-func eachSample(r io.Reader, metrics []string, take func(metric string, labels map[string]string, value uint64)) error {
+// eachSample calls visit for each sample in r that belongs to one of the given metrics. r contains
+// the metrics of a node's agent in the Prometheus text format. It fails if such a sample cannot be
+// parsed. The caller adds the name of the node to the error.
+func eachSample(
+	r io.Reader, metrics []string, visit func(metric string, labels map[string]string, value uint64),
+) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)
 	for lines.Scan() {
@@ -261,9 +279,10 @@ func eachSample(r io.Reader, metrics []string, take func(metric string, labels m
 		}
 		labels, value, ok := parseSample(rest)
 		if !ok {
-			return fmt.Errorf("the node's metrics contain a line that cannot be parsed: %.120q", lines.Text())
+			return fmt.Errorf("the metrics contain a line that cannot be parsed: %.120q: use the kctl of the release "+
+				"of the agent", lines.Text())
 		}
-		take(metric, labels, value)
+		visit(metric, labels, value)
 	}
 	return lines.Err()
 }
@@ -298,7 +317,7 @@ func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	}
 }
 
-// joinServiceUses adds counts, the counters of each node, to services, and returns the rows of the
+// joinServiceUses adds the connection counters in counts to services, and returns the rows of the
 // table, sorted by name. There is one row for each Service. If perNode is true, there is one row
 // for each Service and node with counters.
 func joinServiceUses(services []ServiceUse, counts map[serviceUseKey]ServiceUse, perNode bool) []ServiceUse {
@@ -312,7 +331,8 @@ func joinServiceUses(services []ServiceUse, counts map[serviceUseKey]ServiceUse,
 		whole := s
 		for _, node := range slices.Sorted(slices.Values(nodes[[2]string{s.Namespace, s.Name}])) {
 			c := counts[serviceUseKey{s.Namespace, s.Name, node}]
-			whole.Connections, whole.Outside, whole.Unserved = whole.Connections+c.Connections, whole.Outside+c.Outside, whole.Unserved+c.Unserved
+			whole.Connections, whole.Outside, whole.Unserved = whole.Connections+c.Connections, whole.Outside+c.Outside,
+				whole.Unserved+c.Unserved
 			if perNode {
 				one := s
 				one.Node, one.Connections, one.Outside, one.Unserved = node, c.Connections, c.Outside, c.Unserved
@@ -340,7 +360,8 @@ func printUses(w io.Writer, uses []ServiceUse, perNode bool) error {
 		if perNode {
 			node = "\t" + u.Node
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d/%d%s\t%d\t%d\t%d\n", u.Namespace, u.Name, u.Type, cmp.Or(u.Address, "-"), u.Ready, u.Endpoints, node,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d/%d%s\t%d\t%d\t%d\n", u.Namespace, u.Name, u.Type, cmp.Or(u.Address, "-"),
+			u.Ready, u.Endpoints, node,
 			u.Connections, u.Outside, u.Unserved)
 	}
 	return t.Flush()

@@ -29,7 +29,9 @@ coredns_dns_requests_total{server="x"} 12
 `
 
 // netVerb runs a verb of 'kctl net' in namespace shop of a cluster whose API answers this. A text is a page of a node's metrics.
-func netVerb(t *testing.T, verb string, answers map[string]any) func(line ...string) (out, complaints string, err error) {
+func netVerb(
+	t *testing.T, verb string, answers map[string]any,
+) func(line ...string) (out, complaints string, err error) {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -44,7 +46,8 @@ func netVerb(t *testing.T, verb string, answers map[string]any) func(line ...str
 	}))
 	t.Cleanup(s.Close)
 	at := filepath.Join(t.TempDir(), "config")
-	config := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c","namespace":"shop"}}]}`, s.URL)
+	config := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"c",`+
+		`"cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c","namespace":"shop"}}]}`, s.URL)
 	if err := os.WriteFile(at, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +56,8 @@ func netVerb(t *testing.T, verb string, answers map[string]any) func(line ...str
 		flags.KubeConfig = &at
 		var out, complaints bytes.Buffer
 		root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-		root.AddCommand(netCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &complaints}))
+		root.AddCommand(netCommand(cmdutil.NewFactory(flags),
+			genericiooptions.IOStreams{Out: &out, ErrOut: &complaints}))
 		root.SetArgs(append([]string{"net", verb}, line...))
 		err := root.Execute()
 		return out.String(), complaints.String(), err
@@ -64,16 +68,22 @@ func netVerb(t *testing.T, verb string, answers map[string]any) func(line ...str
 func answering() map[string]any {
 	no, yes := false, true
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "shop", Name: name} }
-	slice := discoveryv1.EndpointSlice{ObjectMeta: meta("db-1"), AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
-		{Addresses: []string{"10.244.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}},
-		{Addresses: []string{"10.244.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: &no}}}}
+	slice := discoveryv1.EndpointSlice{ObjectMeta: meta("db-1"), AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}},
+			{Addresses: []string{"10.244.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: &no}}}}
 	slice.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
 	return map[string]any{
 		"/api/v1/namespaces/shop/services": corev1.ServiceList{Items: []corev1.Service{
-			{ObjectMeta: meta("gone"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.11"}},
-			{ObjectMeta: meta("db"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.10"}}}},
-		"/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice}},
-		"/api/v1/nodes":                  corev1.NodeList{Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w2"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w3"}}}},
+			{ObjectMeta: meta("gone"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP,
+				ClusterIP: "10.96.0.11"}},
+			{ObjectMeta: meta("db"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
+				ClusterIP: "10.96.0.10"}}}},
+		"/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": discoveryv1.EndpointSliceList{
+			Items: []discoveryv1.EndpointSlice{slice}},
+		"/api/v1/nodes": corev1.NodeList{
+			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}},
+				{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w3"}}}},
 		"/api/v1/nodes/w1/proxy/metrics": fmt.Sprintf(pageOfNode, 40),
 		"/api/v1/nodes/w2/proxy/metrics": fmt.Sprintf(pageOfNode, 100),
 	}
@@ -92,7 +102,8 @@ func TestNetServices(t *testing.T) {
 		t.Errorf("a node that does not answer: %v, %q", err, complaints)
 	}
 	out, _, _ = run("--nodes")
-	if want := "shop        db     NodePort    10.96.0.10   1/2     w2     100           2              0\n"; !strings.Contains(out, want) {
+	if want := "shop        db     NodePort    10.96.0.10   1/2     w2     100           2             " +
+		" 0\n"; !strings.Contains(out, want) {
 		t.Errorf("by node:\n%s\nwant\n%s", out, want)
 	}
 	if _, _, err := run("-A", "db"); err == nil || !strings.Contains(err.Error(), "leave out the name") {

@@ -27,7 +27,7 @@ func renewCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			"lifetime, signed by the current CA. A user with a token keeps the token.\n" +
 			"\n" +
 			"Run this command for every administrator's kubeconfig when 'kctl cluster rotate cluster-ca' is in\n" +
-			"the step wait. Run it again when the rotation is done, to remove the previous CA.",
+			"the step 'wait'. Run it again when the rotation is done, to remove the previous CA.",
 		Example: "  kctl cluster renew\n  kctl cluster renew --kubeconfig other.kubeconfig",
 		Args:    cobra.NoArgs,
 		RunE:    func(*cobra.Command, []string) error { return renewKubeconfig(f, streams) },
@@ -75,7 +75,8 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	if certified {
 		what = "a new client certificate"
 	}
-	fmt.Fprintf(streams.Out, "kubeconfig renewed: authorities that context %s believes: %d; %s\n", all.CurrentContext, authorities, what)
+	fmt.Fprintf(streams.Out, "kubeconfig renewed: authorities that context %s believes: %d; %s\n", all.CurrentContext,
+		authorities, what)
 	return nil
 }
 
@@ -84,7 +85,9 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 func currentEntries(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	at := c.Contexts[c.CurrentContext]
 	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
-		return nil, nil, fmt.Errorf("context %q of the kubeconfig refers to a cluster or a user that does not exist in it", c.CurrentContext)
+		return nil, nil,
+			fmt.Errorf("context %q of the kubeconfig refers to a cluster or a user that does not exist in it",
+				c.CurrentContext)
 	}
 	return c.Clusters[at.Cluster], c.AuthInfos[at.AuthInfo], nil
 }
@@ -104,5 +107,6 @@ func newKeyAndCSR() (key, csr []byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/testenv/loopback"
 )
@@ -61,7 +62,8 @@ func withKubeconfig(t *testing.T, path string, args ...string) (string, error) {
 	var out bytes.Buffer
 	f, streams := cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}
 	root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(rotateCommand(f, streams), renewCommand(f, streams), certsCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams))
+	root.AddCommand(rotateCommand(f, streams), renewCommand(f, streams), certsCommand(f, streams),
+		gatewayCommand(f, streams), snapshotCommand(f, streams))
 	root.SetArgs(args)
 	c, err := root.ExecuteC()
 	if err != nil {
@@ -93,10 +95,11 @@ func TestRenewKubeconfig(t *testing.T) {
 	var refused string
 	err = wait.For(ctx, 100*time.Millisecond, func() error { // a new cluster has no feature level for a moment
 		out, err := withKubeconfig(t, mine, "rotate", "cluster-ca", "--keep", "1h")
-		if err != nil && strings.Contains(out, "it rises by itself once every replica runs this release") {
+		if err != nil && strings.Contains(out, "the level rises automatically once every replica runs this release") {
 			return err
 		}
-		if want := "kubeconfig renewed: authorities that context renew believes: 2; a new client certificate"; err != nil || !strings.Contains(out, want) {
+		if want := "kubeconfig renewed: authorities that context renew believes: 2; a new client certificate"; err !=
+			nil || !strings.Contains(out, want) {
 			refused = fmt.Sprintf("error %v, and no line with %q in\n%s", err, want, out)
 		}
 		return nil
@@ -115,16 +118,13 @@ func TestRenewKubeconfig(t *testing.T) {
 		t.Errorf("the kubeconfig of before at the step wait: %v\n%s", err, out)
 	}
 	run("exchange of cluster-ca", "rotate", "--force")
-	err = wait.For(ctx, 100*time.Millisecond, func() error {
+	await.Until(ctx, t, await.Patience, 100*time.Millisecond, "the end of the rotation", func() error {
 		out, err := withKubeconfig(t, mine, "rotate", "--status")
 		if err == nil && !strings.Contains(out, "exchange of cluster-ca: done") {
 			err = errors.New(out)
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	run("believes: 1; a new client certificate", "renew")
 	run("authority     cluster", "certs")
 	if _, err := withKubeconfig(t, old, "renew"); err == nil || !strings.Contains(err.Error(), "unknown authority") {

@@ -28,6 +28,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/kctl/restoretest"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // servedBackup is the JSON that 'keelson-controlplane backup serve -o json' prints: the served
@@ -46,8 +47,8 @@ var forwardedFlags = [][2]string{
 	{"data-dir", "data directory of the replica on this machine (default /var/lib/keelson/controlplane)"},
 	{"work-dir", "directory to which the backup is unpacked for the duration of the test (default /var/tmp)"},
 	{"backup-folder", "directory from which the newest backup is used if no FILE is given"},
-	{"backup-cluster", "ID of the cluster whose newest backup is used (default: the cluster of the kubeconfig; with --offline, " +
-		"that of the data directory)"},
+	{"backup-cluster", "ID of the cluster whose newest backup is used (default: the cluster of the kubeconfig; " +
+		"with --offline, that of the data directory)"},
 	{"backup-s3", "S3 bucket from which the newest backup is used if no FILE is given, as s3://BUCKET/PREFIX"},
 	{"backup-s3-endpoint", "URL of the S3 server of the backups"},
 	{"backup-s3-region", "region of the S3 bucket of the backups"},
@@ -89,15 +90,18 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	for _, h := range forwardedFlags {
 		c.Flags().String(h[0], "", h[1])
 	}
-	c.Flags().Bool("backup-s3-path-style", false, "put the name of the S3 bucket in the path of the URL, not in the host name")
-	offline := c.Flags().Bool("offline", false, "compare the backup only with its own counts, without access to the cluster")
+	c.Flags().Bool("backup-s3-path-style", false,
+		"put the name of the S3 bucket in the path of the URL, not in the host name")
+	offline := c.Flags().Bool("offline", false,
+		"compare the backup only with its own counts, without access to the cluster")
 	fresh := c.Flags().Bool("fresh", false, "create a backup now and test it")
 	output := outputFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		ctx, cancel := withSignals()
+		ctx, cancel := verb.WithSignals()
 		defer cancel()
 		if *fresh && (len(args) > 0 || *offline) {
-			return errors.New("--fresh creates a backup of the running cluster: it cannot be used with FILE or --offline")
+			return errors.New("--fresh creates a backup of the running cluster: it cannot be used with " +
+				"FILE or --offline")
 		}
 		var pass []string
 		for _, h := range forwardedFlags {
@@ -109,8 +113,9 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			pass = append(pass, "--backup-s3-path-style")
 		}
 		if *fresh {
-			path, done, err := createTemporaryBackup(ctx, f, streams.ErrOut, diskheadroom.Target{Dir: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
-				ProtectedPath: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
+			path, done, err := createTemporaryBackup(ctx, f, streams.ErrOut,
+				diskheadroom.Target{Dir: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
+					ProtectedPath: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
 			if err != nil {
 				return err
 			}
@@ -126,7 +131,7 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		}
 		rows, err := runRestoreTest(ctx, f, streams.ErrOut, append(pass, args...), *offline)
 		if err != nil {
-			var stopped *interruption
+			var stopped *verb.Interruption
 			if errors.As(context.Cause(ctx), &stopped) {
 				err = stopped
 			}
@@ -141,26 +146,29 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 }
 
 // createTemporaryBackup requests a backup from a replica and writes it to a temporary file in
-// in.Dir. done removes that file. The file is locked while kctl runs. 'keelson-controlplane backup
-// serve' removes unlocked files with this name prefix, which killed processes left.
-func createTemporaryBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
-	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // it has mode 0600
+// disk.Dir. It returns the path of the file, and a function that removes the file. The file is
+// locked while kctl runs. 'keelson-controlplane backup serve' removes unlocked files with the
+// prefix api.TrialPrefix, which killed processes left.
+func createTemporaryBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, disk diskheadroom.Target) (
+	path string, remove func(), err error,
+) {
+	out, err := os.CreateTemp(disk.Dir, api.TrialPrefix) // it has mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
-	done = func() { _ = os.Remove(out.Name()); _ = out.Close() }
+	remove = func() { _ = os.Remove(out.Name()); _ = out.Close() }
 	if err = syscall.Flock(int(out.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		_, err = receiveBackup(ctx, f, nil, in.Writer(out), progress)
+		_, err = receiveBackup(ctx, f, nil, disk.Writer(out), progress)
 	}
 	if err != nil {
-		done()
+		remove()
 		return "", nil, fmt.Errorf("creating a backup: %w", err)
 	}
-	return out.Name(), done, nil
+	return out.Name(), remove, nil
 }
 
 func testResult(rows []restoretest.Row) error {
-	if restoretest.Good(rows) {
+	if restoretest.AllCorrect(rows) {
 		return nil
 	}
 	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
@@ -169,7 +177,9 @@ func testResult(rows []restoretest.Row) error {
 // runRestoreTest restores a backup into a temporary replica, and compares its objects with the
 // cluster, kind by kind. args are the arguments of 'keelson-controlplane backup serve'. If offline
 // is true, the objects are compared only with the counts in the backup.
-func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
+func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) (
+	[]restoretest.Row, error,
+) {
 	began := time.Now()
 	child, s, err := startBackupServer(ctx, args)
 	if err != nil {
@@ -209,7 +219,9 @@ func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, 
 // compared. Its error suggests --offline.
 func readClusterStatus(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
 	if err := callAPIContext(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
-		return s, fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster", err)
+		return s,
+			fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster",
+				err)
 	}
 	return s, nil
 }
@@ -223,9 +235,11 @@ func checkBackupOfCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterB
 	}
 	switch {
 	case s.ID != b.Cluster:
-		return fmt.Errorf("the backup is of cluster %s, and the kubeconfig is for %s: use --offline, or another kubeconfig", b.Cluster, s.ID)
+		return fmt.Errorf("the backup is of cluster %s, and the kubeconfig is for %s: use --offline, or another "+
+			"kubeconfig", b.Cluster, s.ID)
 	case s.Revision < b.Revision || s.Revision > b.Revision+1<<32:
-		return fmt.Errorf("the backup has revision %d and the cluster has revision %d: the cluster was restored from another "+
+		return fmt.Errorf("the backup has revision %d and the cluster has revision %d: the cluster was "+
+			"restored from another "+
 			"backup in the meantime; use --offline", b.Revision, s.Revision)
 	}
 	return nil
@@ -247,7 +261,9 @@ func newRESTClient(cfg *rest.Config, err error) (rest.Interface, error) {
 // compareKind lists the objects of kind k in the restored backup and in the cluster, and compares
 // them. revision is the revision of the backup. live is nil with --offline; then only the counts
 // are compared.
-func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
+func compareKind(
+	ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface,
+) restoretest.Row {
 	name := k.Resource
 	path := "/api/" + k.Version + "/" + k.Resource
 	if k.Group != "" {
@@ -284,7 +300,9 @@ const (
 // listObjects reads all objects at an API path, page by page, and returns them by namespace/name.
 // If the continue token has expired, it starts the list again, at most twice. resource is the name
 // of the resource, such as deployments.apps.
-func listObjects(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
+func listObjects(ctx context.Context, c rest.Interface, resource, path string) (
+	out map[string]restoretest.Object, err error,
+) {
 	for range 3 {
 		if out, err = listObjectsOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
 			break
@@ -293,7 +311,9 @@ func listObjects(ctx context.Context, c rest.Interface, resource, path string) (
 	return out, err
 }
 
-func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]restoretest.Object, error) {
+func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path string) (
+	map[string]restoretest.Object, error,
+) {
 	out := map[string]restoretest.Object{}
 	next := ""
 	for range maxListPages {
@@ -312,10 +332,10 @@ func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path strin
 			Items []json.RawMessage `json:"items"`
 		}
 		if err := json.Unmarshal(raw, &page); err != nil {
-			return nil, fmt.Errorf("unexpected response: %w", err)
+			return nil, fmt.Errorf("reading %s: unexpected response: %w", resource, err)
 		}
 		for _, item := range page.Items {
-			name, o, err := restoretest.Read(resource, item)
+			name, o, err := restoretest.ParseItem(resource, item)
 			if err != nil {
 				return nil, err
 			}
@@ -325,7 +345,7 @@ func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path strin
 			return out, nil
 		}
 	}
-	return nil, fmt.Errorf("the list does not end after %d pages", maxListPages)
+	return nil, fmt.Errorf("the list of %s does not end after %d pages", resource, maxListPages)
 }
 
 // serveProcess is a child process 'keelson-controlplane backup serve'. It exits when its standard
@@ -353,7 +373,8 @@ func startBackupServer(ctx context.Context, args []string) (*serveProcess, serve
 	if err != nil {
 		return nil, servedBackup{}, err
 	}
-	cmd := exec.CommandContext(ctx, program, append([]string{"backup", "serve", "-o", "json", "--until-stdin-ends"}, args...)...)
+	cmd := exec.CommandContext(ctx, program, append([]string{"backup", "serve", "-o", "json", "--until-stdin-ends"},
+		args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	var said bytes.Buffer
@@ -374,7 +395,8 @@ func startBackupServer(ctx context.Context, args []string) (*serveProcess, serve
 	if err != nil {
 		stdin.Close()
 		if ended := cmd.Wait(); ended != nil && ctx.Err() == nil {
-			return nil, servedBackup{}, fmt.Errorf("the backup cannot be served: %s", withKeyHint(lastOutputLine(said.String(), ended)))
+			return nil, servedBackup{}, fmt.Errorf("the backup cannot be served: %s",
+				withKeyHint(lastOutputLine(said.String(), ended)))
 		}
 		return nil, servedBackup{}, cmp.Or(context.Cause(ctx), err)
 	}
@@ -396,28 +418,31 @@ func findDaemonProgram() (string, error) {
 	if path, err := exec.LookPath(filepath.Base(beside)); err == nil {
 		return path, nil
 	}
-	return "", fmt.Errorf("a restore test requires the program keelson-controlplane, which is neither %s nor in $PATH: copy the "+
-		"program of the cluster's release to this machine, and set the key file of the backup with "+
-		"--encryption-keys or --identity", beside)
+	return "",
+		fmt.Errorf("a restore test requires the program keelson-controlplane, which is neither %s nor in "+
+			"$PATH: copy the "+
+			"program of the cluster's release to this machine, and set the key file of the backup with "+
+			"--encryption-keys or --identity", beside)
 }
 
-// withKeyHint returns the error text said of 'backup serve'. If the key of the backup is missing,
-// it adds where to find the key.
-func withKeyHint(said string) string {
-	if !strings.Contains(said, "no key file is set") {
-		return said
+// withKeyHint returns message, an error text of 'keelson-controlplane backup serve'. If message is
+// about a missing key of the backup, withKeyHint appends where to find the key.
+func withKeyHint(message string) string {
+	if !strings.Contains(message, "no key file is set") {
+		return message
 	}
-	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
+	return message + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
-// lastOutputLine returns the last line of said, the output of a program, without the program's
-// name. It returns the text of ended, the exit error, if there is no output.
-func lastOutputLine(said string, ended error) string {
-	lines := strings.Split(strings.TrimSpace(said), "\n")
-	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())
+// lastOutputLine returns the last line of output, which a program printed, without the program's
+// name. If there is no output, it returns the text of exitErr, the program's exit error.
+func lastOutputLine(output string, exitErr error) string {
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), exitErr.Error())
 }
 
-// limitedWriter writes the first left bytes to w, and discards the rest.
+// limitedWriter writes to w until it has written the initial value of left, in bytes. It discards
+// all later bytes.
 type limitedWriter struct {
 	w    io.Writer
 	left int

@@ -19,14 +19,16 @@ func TestRestoreDrillSaysWhatItNeeds(t *testing.T) {
 		}
 	}
 	program := filepath.Join(dir, "keelson-controlplane")
-	said := `keelson-controlplane: /b: backup is sealed under key "k", which is not there (no key file is set): --encryption-keys names the key file`
+	said := `keelson-controlplane: /b: backup is encrypted under key "k", which is missing (no key file is set): ` +
+		`--encryption-keys names the key file`
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho '"+said+"' >&2\nexit 1\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := findDaemonProgram(); got != program || err != nil {
 		t.Errorf("with the program in $PATH: %s, %v", got, err)
 	}
-	if _, _, err := startBackupServer(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "copy "+defaultDataDir+"/pki/store.keys from a replica") {
+	if _, _, err := startBackupServer(t.Context(), nil); err == nil ||
+		!strings.Contains(err.Error(), "copy "+defaultDataDir+"/pki/store.keys from a replica") {
 		t.Errorf("without the key: %v", err)
 	}
 }

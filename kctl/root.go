@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/kubectl/pkg/cmd"
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
-	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/kctl/provision"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // Version is the release of kctl. The linker sets it.
@@ -27,7 +25,7 @@ var Version = "dev"
 // Command returns the root command kctl with all subcommands. args are the arguments of the process
 // (os.Args); kubectl uses them to find plugins.
 func Command(args []string) *cobra.Command {
-	selectLabKubeconfig()
+	provision.SelectLabKubeconfig()
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
@@ -53,59 +51,21 @@ func Command(args []string) *cobra.Command {
 		"  kctl lab       Run a whole cluster on this machine, and inject faults"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replaceCommand(root, versionCommand(f, streams))
-	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams), clusterCommand(f, streams))
+	root.AddCommand(provision.LabCommand(streams), traceCommand(f, streams), whyCommand(f, streams),
+		netCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams), clusterCommand(f, streams))
 	explainArguments(root)
 	return root
 }
 
-// replaceCommand replaces the subcommand of root that has the name of with.
-func replaceCommand(root, with *cobra.Command) {
+// replaceCommand adds replacement to the subcommands of root, and removes the existing subcommand
+// with the same name.
+func replaceCommand(root, replacement *cobra.Command) {
 	for _, c := range root.Commands() {
-		if c.Name() == with.Name() {
+		if c.Name() == replacement.Name() {
 			root.RemoveCommand(c)
 		}
 	}
-	root.AddCommand(with)
-}
-
-// LabKubeconfig returns the default path of the kubeconfig that 'kctl lab up' writes for the lab
-// that $KEELSON_LAB selects.
-func LabKubeconfig() string { return labKubeconfig(lab.Root()) }
-
-func labKubeconfig(root string) string {
-	home, err := os.UserHomeDir()
-	if err != nil {
-		home = "/root"
-	}
-	return filepath.Join(home, ".kube", root)
-}
-
-// selectLabKubeconfig sets $KUBECONFIG to the kubeconfig of the lab, if it exists and no other
-// cluster is configured. A lab that $KEELSON_LAB selects has precedence over ~/.kube/config, and
-// over a $KUBECONFIG of another lab of this machine.
-func selectLabKubeconfig() {
-	set, own := os.Getenv(clientcmd.RecommendedConfigPathEnvVar), LabKubeconfig()
-	switch {
-	case os.Getenv(lab.NameEnv) != "":
-		if set != "" && !isLabKubeconfig(set) {
-			return
-		}
-	case set != "":
-		return
-	default:
-		if c, err := clientcmd.LoadFromFile(clientcmd.RecommendedHomeFile); err == nil && len(c.Clusters) > 0 {
-			return
-		}
-	}
-	if _, err := os.Stat(own); err == nil {
-		os.Setenv(clientcmd.RecommendedConfigPathEnvVar, own)
-	}
-}
-
-// isLabKubeconfig reports whether path is the default kubeconfig of any lab of this machine.
-func isLabKubeconfig(path string) bool {
-	one := labKubeconfig(lab.RootPrefix)
-	return path == one || strings.HasPrefix(path, one+"@")
+	root.AddCommand(replacement)
 }
 
 func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -150,9 +110,9 @@ func Main() int {
 			return exitFound
 		}
 		fmt.Fprintln(os.Stderr, commandErrorText(c, err))
-		var stopped *interruption
+		var stopped *verb.Interruption
 		if errors.As(err, &stopped) {
-			return stopped.exitCode()
+			return stopped.ExitCode()
 		}
 		return 1
 	}

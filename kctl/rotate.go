@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // keyKinds are the kinds of CAs and keys that 'kctl cluster rotate' can rotate.
@@ -38,12 +39,12 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"\n" +
 			"A rotation starts only if all replicas are reachable, and waits for a replica that becomes\n" +
 			"unreachable. --status shows its name. Tokens in Secrets do not expire: they are signed again at\n" +
-			"the end of the step wait, and copies of the previous tokens become invalid.\n" +
+			"the end of the step 'wait', and copies of the previous tokens become invalid.\n" +
 			"\n" +
 			"A rotation of cluster-ca also waits for every node, and --status shows the nodes that delay it.\n" +
-			"Clients that trust only the previous CA can reach the API until the step serve. --status shows the\n" +
-			"users whose certificates of the previous CA are in use. The kubeconfig in use is renewed when the\n" +
-			"new CA signs. Renew every other kubeconfig with 'kctl cluster renew'.",
+			"Clients that trust only the previous CA can reach the API until the step 'serve'. --status shows\n" +
+			"the users whose certificates of the previous CA are in use. The kubeconfig in use is renewed when\n" +
+			"the new CA signs. Renew every other kubeconfig with 'kctl cluster renew'.",
 		Example: "  kctl cluster rotate peers-ca\n" +
 			"  kctl cluster rotate cluster-ca\n" +
 			"  kctl cluster rotate service-account-key --grace-period 2h\n" +
@@ -61,31 +62,37 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(c)
 	c.Flags().BoolVar(&status, "status", false, "show the keys, and the state of a rotation that is in progress")
-	c.Flags().BoolVar(&q.Abort, "abort", false, "abort the rotation that is in progress; possible until the new key is used")
-	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for the lifetime of previous signatures or for unreachable nodes; once all replicas trust "+
-		"the new key, do not wait for unreachable replicas")
-	c.Flags().StringVar(&q.Dismiss, "clear-removed", "", "name of a removed replica whose keys are no longer listed, because its disk was destroyed")
-	c.Flags().StringVar(&q.Keep, "grace-period", "", "how long the previous key stays trusted (default 25h for service-account-key, 24h for cluster-ca)")
-	previousFlagName(c.Flags(), "clear-removed", "dismiss")
-	previousFlagName(c.Flags(), "grace-period", "keep")
+	c.Flags().BoolVar(&q.Abort, "abort", false,
+		"abort the rotation that is in progress; possible until the new key is used")
+	c.Flags().BoolVar(&q.Force, "force", false,
+		"do not wait for the lifetime of previous signatures, which then become invalid, or for unreachable nodes, "+
+			"which must join again; once all replicas trust the new key, do not wait for unreachable replicas, which "+
+			"must join again")
+	c.Flags().StringVar(&q.Dismiss, "clear-removed", "",
+		"name of a removed replica whose keys are no longer listed, because its disk was destroyed")
+	c.Flags().StringVar(&q.Keep, "grace-period", "",
+		"how long the previous key stays trusted (default 25h for service-account-key, 24h for cluster-ca)")
+	verb.AddPreviousFlag(c.Flags(), "clear-removed", "dismiss")
+	verb.AddPreviousFlag(c.Flags(), "grace-period", "keep")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 {
 			q.Kind = args[0]
 		}
 		var all api.ClusterKeys
-		verb, body := "POST", any(q)
+		method, body := "POST", any(q)
 		switch {
 		case status && (q != api.ClusterRotate{}):
 			return fmt.Errorf("--status cannot be combined with other flags or a key")
 		case status:
-			verb, body = "GET", nil
+			method, body = "GET", nil
 		case q.Dismiss != "" && q != api.ClusterRotate{Dismiss: q.Dismiss}:
 			return fmt.Errorf("--clear-removed cannot be combined with other flags or a key")
 		case q.Dismiss != "":
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
 			return fmt.Errorf("the key to rotate is missing: want %s, or --status", strings.Join(keyKinds, ", "))
 		}
-		if err := callAndPrint(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
+		if err := callAndPrint(f, streams, *output, method, api.PathClusterKeys, body, &all, printKeys); err != nil ||
+			*output != "" || q.Kind != clusterCA || q.Abort {
 			return err
 		}
 		return renewWhenSigned(f, streams, renewTimeout)
@@ -102,7 +109,7 @@ const renewTimeout = 30 * time.Second
 // describeWaiting returns a text with the step of the rotation in progress, and the replicas, nodes
 // and users that delay it. all.Rotation must be set.
 func describeWaiting(all api.ClusterKeys) string {
-	said := fmt.Sprintf("the exchange is at step %s", all.Rotation.Step)
+	said := fmt.Sprintf("the rotation is at step %s", all.Rotation.Step)
 	if len(all.Waiting) == 0 {
 		return said
 	}
@@ -114,12 +121,12 @@ func describeWaiting(all api.ClusterKeys) string {
 }
 
 // renewWhenSigned waits until replicas sign with the new cluster CA, and then renews the kubeconfig
-// in use. If that takes longer than patience, it prints how to continue, and returns nil.
-func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+// in use. If they do not within timeout, it prints how to continue, and returns nil.
+func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	over, _ := ctx.Deadline()
-	why := "the cluster has not said how far the exchange is"
+	why := "the cluster has not reported the step of the rotation"
 	err := wait.For(ctx, time.Second, func() error {
 		var all api.ClusterKeys
 		if err := callAPIContext(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
@@ -133,13 +140,15 @@ func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, pati
 		}
 		if r := all.Rotation; r != nil && (r.Step == "trust" || r.Step == "use") {
 			why = describeWaiting(all)
-			return fmt.Errorf("the exchange is at step %s", r.Step)
+			return fmt.Errorf("a rotation is in progress, at step %s: follow it with 'kctl cluster rotate --status'",
+				r.Step)
 		}
 		return nil
 	})
 	if err != nil {
-		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was: after %s %s. 'kctl cluster rotate --status' shows how it goes on; 'kctl cluster renew' when it is at step wait.\n",
-			patience, why)
+		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was: after %s %s. 'kctl cluster rotate --status' "+
+			"shows how it goes on; 'kctl cluster renew' when it is at step wait.\n",
+			timeout, why)
 		return nil
 	}
 	return renewKubeconfig(f, streams)
@@ -177,17 +186,18 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 		}
 	}
 	for _, gone := range all.Removed {
-		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands %s; 'kctl cluster rotate --clear-removed %[1]s' when it is wiped\n",
+		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands "+
+			"%s; 'kctl cluster rotate --clear-removed %[1]s' when it is wiped\n",
 			gone.Name, formatTimestamp(gone.At), strings.Join(gone.Kinds, ", "), describeInvalidation(gone.Kinds))
 	}
 	return printRotation(w, all)
 }
 
-// clusterSecret is the kind of the one key that cannot be rotated.
+// clusterSecret is the kind of the cluster secret, the only key that cannot be rotated.
 const clusterSecret = "cluster-secret"
 
-// describeInvalidation returns a text that explains how to make keys of the given kinds invalid,
-// because a removed replica has copies of them.
+// describeInvalidation returns a text that explains how to make the keys of the given kinds
+// invalid. This is necessary because a removed replica has copies of these keys.
 func describeInvalidation(kinds []string) string {
 	exchanged := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return k == clusterSecret })
 	var ways []string
@@ -200,7 +210,8 @@ func describeInvalidation(kinds []string) string {
 	return strings.Join(ways, ", ")
 }
 
-// rotationSteps returns the names of the steps in the rotation of a kind of key, in order.
+// rotationSteps returns the names of the steps with which a key of the given kind is rotated, in
+// order.
 func rotationSteps(kind string) []string {
 	if kind == clusterCA {
 		return []string{"trust", "use", "wait", "serve", "forget"}
@@ -226,7 +237,8 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	default:
 		steps := rotationSteps(r.Kind)
 		_, err = fmt.Fprintf(w, "exchange of %s: %s replaces %s; step %s, %d of %d, since %s\n",
-			r.Kind, shortKeyID(r.New), shortKeyID(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), formatTimestamp(r.Since))
+			r.Kind, shortKeyID(r.New), shortKeyID(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps),
+			formatTimestamp(r.Since))
 		for _, who := range all.Waiting[:min(len(all.Waiting), maxWaitingShown)] {
 			fmt.Fprintf(w, "  waits for %s\n", who)
 		}

@@ -21,7 +21,8 @@ import (
 // An exchange of the CA that does not come to the step wait leaves the kubeconfig as it is, and the last word says how far it is
 // and whom it waits for.
 func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
-	all := api.ClusterKeys{Rotation: &api.ClusterRotation{Kind: clusterCA, Step: "trust"}, Waiting: []string{"node w3: it is away", "cp2: it does not answer"}}
+	all := api.ClusterKeys{Rotation: &api.ClusterRotation{Kind: clusterCA, Step: "trust"},
+		Waiting: []string{"node w3: it is away", "cp2: it does not answer"}}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != api.PathClusterKeys || r.Method != http.MethodGet {
 			t.Errorf("it asks %s %s", r.Method, r.URL.Path)
@@ -38,10 +39,12 @@ func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
 	flags.APIServer, flags.KubeConfig = &s.URL, &none
 	var out bytes.Buffer
 	// The last question is about to be asked when time is up.
-	if err := renewWhenSigned(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 4*time.Second); err != nil {
+	if err := renewWhenSigned(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out},
+		4*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	want := "The kubeconfig in use is as it was: after 4s the exchange is at step trust and waits for node w3: it is away; cp2: it does not answer. " +
+	want := "The kubeconfig in use is as it was: after 4s the rotation is at step trust and waits for node w3: it is " +
+		"away; cp2: it does not answer. " +
 		"'kctl cluster rotate --status' shows how it goes on; 'kctl cluster renew' when it is at step wait.\n"
 	if out.String() != want {
 		t.Errorf("it says %swant %s", out.String(), want)

@@ -11,15 +11,19 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/kctl/definitions"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 // localDriver is the name of the CSI driver for local volumes, which is part of every node agent.
 const localDriver = "local.csi.keelson.dev"
 
-// Resources of the classes that 'kctl snapshot install' creates.
+// API resources of the classes (VolumeSnapshotClass and VolumeGroupSnapshotClass) that 'kctl
+// snapshot install' creates.
 var (
-	snapshotClasses      = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
-	groupSnapshotClasses = schema.GroupVersionResource{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}
+	snapshotClasses = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshotclasses"}
+	groupSnapshotClasses = schema.GroupVersionResource{Group: "groupsnapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumegroupsnapshotclasses"}
 )
 
 const (
@@ -33,7 +37,7 @@ func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		Short:   "Manage snapshots of volumes",
 		Example: "  kctl snapshot install",
 	}
-	return newGroup(c, snapshotInstallCommand(f, streams))
+	return verb.NewGroup(c, snapshotInstallCommand(f, streams))
 }
 
 func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -62,23 +66,26 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 			"  kctl snapshot install --class ''",
 	}
 	const both = "the VolumeSnapshotClass and the VolumeGroupSnapshotClass"
-	return addInstall(c, f, streams, definitions.Snapshot, "standard", both, func(ctx context.Context, cluster dynamic.Interface, class string) error {
-		if err := createSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, class); err != nil {
-			return err
-		}
-		return createSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, class)
-	})
+	return addInstall(c, f, streams, definitions.Snapshot, "standard", both,
+		func(ctx context.Context, cluster dynamic.Interface, class string) error {
+			if err := createSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass",
+				defaultSnapshotClass, class); err != nil {
+				return err
+			}
+			return createSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass",
+				defaultGroupSnapshotClass, class)
+		})
 }
 
 // createSnapshotClass creates a class for snapshots of local volumes, unless it exists, and prints
-// the result. of and kind select VolumeSnapshotClass or VolumeGroupSnapshotClass. isDefault is the
-// annotation that makes the class the default.
+// the result. resource and kind select VolumeSnapshotClass or VolumeGroupSnapshotClass.
+// defaultAnnotation is the annotation that makes the class the default.
 func createSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
-	of schema.GroupVersionResource, kind, isDefault, name string) error {
+	resource schema.GroupVersionResource, kind, defaultAnnotation, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": of.GroupVersion().String(), "kind": kind,
-		"metadata": map[string]any{"name": name, "annotations": map[string]any{isDefault: "true"}},
+		"apiVersion": resource.GroupVersion().String(), "kind": kind,
+		"metadata": map[string]any{"name": name, "annotations": map[string]any{defaultAnnotation: "true"}},
 		"driver":   localDriver, "deletionPolicy": "Delete",
 	}}
-	return createClass(ctx, cluster, streams, of, class, func() error { return nil })
+	return createClass(ctx, cluster, streams, resource, class, func() error { return nil })
 }

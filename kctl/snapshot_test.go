@@ -22,10 +22,16 @@ func TestSnapshotInstall(t *testing.T) {
 			t.Errorf("%d are %s:\n%s", n, want, out)
 		}
 	}
-	snapshots := cluster.Resource(schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}).Namespace("default")
-	_, err := snapshots.Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
-		"metadata": map[string]any{"name": "both"}, "spec": map[string]any{"source": map[string]any{"persistentVolumeClaimName": "a", "volumeSnapshotContentName": "b"}}}}, metav1.CreateOptions{})
-	if err == nil || !strings.Contains(err.Error(), "exactly one of volumeSnapshotContentName and persistentVolumeClaimName must be set") {
+	snapshots := cluster.Resource(schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshots"}).Namespace("default")
+	_, err := snapshots.Create(ctx,
+		&unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
+			"kind":     "VolumeSnapshot",
+			"metadata": map[string]any{"name": "both"},
+			"spec": map[string]any{"source": map[string]any{"persistentVolumeClaimName": "a",
+				"volumeSnapshotContentName": "b"}}}}, metav1.CreateOptions{})
+	if err == nil || !strings.Contains(err.Error(),
+		"exactly one of volumeSnapshotContentName and persistentVolumeClaimName must be set") {
 		t.Errorf("a snapshot of two things: %v", err)
 	}
 }

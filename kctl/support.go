@@ -24,9 +24,10 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/kctl/redact"
+	"keelson.dev/keelson/kctl/verb"
 )
 
-// Limits of the content and of the collection of a support bundle.
+// Limits of the files in a support bundle, and of the requests that collect them.
 const (
 	maxSupportFileBytes   = 4 << 20  // maximum size of a file in bytes; only the end of a larger file is kept
 	maxSupportBytes       = 96 << 20 // maximum size of all files together in bytes
@@ -38,12 +39,18 @@ const (
 // supportKinds are the API paths of the resources in a support bundle. Secrets and ConfigMaps are
 // not among them.
 var supportKinds = []string{
-	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims",
-	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
-	"/apis/apps/v1/daemonsets", "/apis/batch/v1/jobs", "/apis/batch/v1/cronjobs", "/apis/storage.k8s.io/v1/storageclasses",
-	"/apis/storage.k8s.io/v1/volumeattachments", "/apis/discovery.k8s.io/v1/endpointslices", "/apis/networking.k8s.io/v1/networkpolicies",
-	"/apis/networking.k8s.io/v1/ingresses", "/apis/policy/v1/poddisruptionbudgets", "/apis/apiregistration.k8s.io/v1/apiservices",
-	"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes",
+	"/api/v1/persistentvolumeclaims",
+	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments",
+	"/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
+	"/apis/apps/v1/daemonsets", "/apis/batch/v1/jobs", "/apis/batch/v1/cronjobs",
+	"/apis/storage.k8s.io/v1/storageclasses",
+	"/apis/storage.k8s.io/v1/volumeattachments", "/apis/discovery.k8s.io/v1/endpointslices",
+	"/apis/networking.k8s.io/v1/networkpolicies",
+	"/apis/networking.k8s.io/v1/ingresses", "/apis/policy/v1/poddisruptionbudgets",
+	"/apis/apiregistration.k8s.io/v1/apiservices",
+	"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+	"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
 }
 
 func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -62,10 +69,12 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Example: "  kctl cluster support-bundle\n  kctl cluster support-bundle /tmp/bundle.tar.gz --nodes w1,w2",
 		Args:    cobra.MaximumNArgs(1),
 	}
-	nodes := c.Flags().StringSlice("nodes", nil, "names of the nodes whose agents are asked (default: at most 50 nodes, nodes that are not Ready first)")
-	limit := c.Flags().Duration("timeout", 2*time.Minute, "time limit of the command; data that is not received in time is missing from the file")
+	nodes := c.Flags().StringSlice("nodes", nil,
+		"names of the nodes whose agents are asked (default: at most 50 nodes, nodes that are not Ready first)")
+	limit := c.Flags().Duration("timeout", 2*time.Minute,
+		"time limit of the command; data that is not received in time is missing from the file")
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		ctx, cancel := withSignals()
+		ctx, cancel := verb.WithSignals()
 		defer cancel()
 		name := "keelson-support-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
 		if len(args) > 0 {
@@ -91,10 +100,11 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		if err := b.writeArchive(name); err != nil {
 			return err
 		}
-		fmt.Fprintf(streams.Out, "%s: %d files, %d are missing (CONTENTS.txt in it says which)\n", name, len(b.files), len(b.missing))
+		fmt.Fprintf(streams.Out, "%s: %d files, %d are missing (CONTENTS.txt in it says which)\n", name, len(b.files),
+			len(b.missing))
 		return nil
 	}
-	completeFlag(c, "nodes", nodeNames(f))
+	verb.CompleteFlag(c, "nodes", nodeNames(f))
 	return c
 }
 
@@ -109,8 +119,8 @@ type supportBundle struct {
 	left    int
 }
 
-// addFile adds a file to the bundle, or only its end if it is too large. The caller has redacted
-// content. If the bundle is full, the file is recorded as missing.
+// addFile adds a file to the bundle, or only its end if it is too large. content must already be
+// redacted. If the bundle is full, the file is recorded as missing.
 func (b *supportBundle) addFile(name string, content []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,7 +128,8 @@ func (b *supportBundle) addFile(name string, content []byte) {
 		content = append([]byte(fmt.Sprintf("(the first %d bytes are left out)\n", cut)), content[cut:]...)
 	}
 	if len(content) > b.left {
-		b.missing[name] = fmt.Sprintf("the bundle has %d bytes already, and this has %d", maxSupportBytes-b.left, len(content))
+		b.missing[name] = fmt.Sprintf("the bundle has %d bytes already, and this has %d",
+			maxSupportBytes-b.left, len(content))
 		return
 	}
 	b.left -= len(content)
@@ -133,10 +144,10 @@ func (b *supportBundle) addMissing(name string, err error) {
 
 // request sends a request to a path of the API and returns the response body. It fails if the body
 // is too large. body is JSON, or nil.
-func (b *supportBundle) request(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
+func (b *supportBundle) request(ctx context.Context, method, urlPath string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, supportRequestTimeout)
 	defer cancel()
-	r := b.rest.Verb(verb).RequestURI(path).SetHeader("Accept", "application/json, */*")
+	r := b.rest.Verb(method).RequestURI(urlPath).SetHeader("Accept", "application/json, */*")
 	if body != nil {
 		r = r.Body(body).SetHeader("Content-Type", "application/json")
 	}
@@ -147,16 +158,16 @@ func (b *supportBundle) request(ctx context.Context, verb, path string, body []b
 	defer in.Close()
 	raw, err := io.ReadAll(io.LimitReader(in, 4*maxSupportFileBytes))
 	if err == nil && len(raw) == 4*maxSupportFileBytes {
-		err = fmt.Errorf("the response is larger than %d bytes", 4*maxSupportFileBytes)
+		err = fmt.Errorf("the response of %s is larger than %d bytes", urlPath, 4*maxSupportFileBytes)
 	}
 	return raw, err
 }
 
-// addJSON reads the JSON response of an API path, and adds its redacted form as file name. It
-// returns the response before redaction. If the request fails, it records the file as missing and
-// returns nil.
-func (b *supportBundle) addJSON(ctx context.Context, name, path string) []byte {
-	raw, err := b.request(ctx, "GET", path, nil)
+// addJSON reads the JSON response of an API path, and adds its redacted form to the bundle as the
+// file with the given name. It returns the response before redaction. If the request fails, it
+// records the file as missing and returns nil.
+func (b *supportBundle) addJSON(ctx context.Context, name, urlPath string) []byte {
+	raw, err := b.request(ctx, "GET", urlPath, nil)
 	var clean []byte
 	if err == nil {
 		clean, err = redact.JSON(raw)
@@ -169,10 +180,10 @@ func (b *supportBundle) addJSON(ctx context.Context, name, path string) []byte {
 	return raw
 }
 
-// addText reads the text response of an API path, and adds its redacted form as file name. If the
-// request fails, it records the file as missing.
-func (b *supportBundle) addText(ctx context.Context, name, path string) {
-	raw, err := b.request(ctx, "GET", path, nil)
+// addText reads the text response of an API path, and adds its redacted form to the bundle as the
+// file with the given name. If the request fails, it records the file as missing.
+func (b *supportBundle) addText(ctx context.Context, name, urlPath string) {
+	raw, err := b.request(ctx, "GET", urlPath, nil)
 	if err != nil {
 		b.addMissing(name, err)
 		return
@@ -180,13 +191,15 @@ func (b *supportBundle) addText(ctx context.Context, name, path string) {
 	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// addAgentSettings reads the settings of a node agent at an API path, and adds them as file name.
-// If the request fails, the file is recorded as missing. Agents of earlier releases respond with
-// 404.
-func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string) {
-	raw, err := b.request(ctx, "GET", path, nil)
+// addAgentSettings reads the settings of the agent of a node at an API path, and adds them to the
+// bundle as the file settings.txt of that node. If the request fails, it records the file as
+// missing. Agents of earlier releases respond with status 404.
+func (b *supportBundle) addAgentSettings(ctx context.Context, node, urlPath string) {
+	name := "nodes/" + node + "/settings.txt"
+	raw, err := b.request(ctx, "GET", urlPath, nil)
 	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("the agent is of an earlier release, which does not report its settings, or the node does not exist: %w", err)
+		err = fmt.Errorf("reading the settings of the agent on node %s: the agent is of an earlier release, which "+
+			"does not report its settings, or the node does not exist: %w", node, err)
 	}
 	if err != nil {
 		b.addMissing(name, err)
@@ -196,8 +209,8 @@ func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string)
 }
 
 // collectAll collects all files of the bundle, with at most supportConcurrency requests at a time.
-// nodes are the names in --nodes. Data that is not received before ctx is done is recorded as
-// missing.
+// nodes are the node names in the flag --nodes. Data that is not received before ctx is done is
+// recorded as missing.
 func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 	b.addFile("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
 	var jobs []func()
@@ -212,8 +225,9 @@ func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 	for _, m := range s.Members {
 		jobs = append(jobs, func() { b.addReplica(ctx, m.Name) })
 	}
-	for name, path := range map[string]string{"version.json": "/version", "certificates.json": api.PathClusterCertificates, "keys.json": api.PathClusterKeys} {
-		jobs = append(jobs, func() { b.addJSON(ctx, name, path) })
+	for name, urlPath := range map[string]string{"version.json": "/version",
+		"certificates.json": api.PathClusterCertificates, "keys.json": api.PathClusterKeys} {
+		jobs = append(jobs, func() { b.addJSON(ctx, name, urlPath) })
 	}
 	for _, p := range supportKinds {
 		jobs = append(jobs, func() {
@@ -225,7 +239,7 @@ func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 			at := "/api/v1/nodes/" + name + "/proxy"
 			b.addText(ctx, "nodes/"+name+"/agent.log", at+api.AgentLogPath)
 			b.addText(ctx, "nodes/"+name+"/metrics.txt", at+"/metrics")
-			b.addAgentSettings(ctx, "nodes/"+name+"/settings.txt", at+api.AgentSettingsPath)
+			b.addAgentSettings(ctx, name, at+api.AgentSettingsPath)
 		})
 	}
 	turns := make(chan struct{}, supportConcurrency)
@@ -275,13 +289,13 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 // not given.
 const maxDefaultNodes = 50
 
-// addNodes adds the Node objects to the bundle. It returns the names of the nodes from which agent
-// data is collected. These are the nodes in named. If named is empty, they are the first
-// maxDefaultNodes nodes, with nodes that are not Ready first.
-func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
+// addNodes adds the Node objects to the bundle, and returns the names of the nodes from which agent
+// data is collected. These are the requested nodes. If requested is empty, they are the first
+// maxDefaultNodes nodes; nodes that are not Ready come first.
+func (b *supportBundle) addNodes(ctx context.Context, requested []string) []string {
 	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
-	if len(named) > 0 || raw == nil {
-		return named
+	if len(requested) > 0 || raw == nil {
+		return requested
 	}
 	var list struct {
 		Items []struct {
@@ -319,9 +333,12 @@ func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 // the missing files with reasons.
 func (b *supportBundle) contentsText() []byte {
 	var out strings.Builder
-	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+
-		"commands and arguments, annotations of others than the cluster, parameters, headers, and what looks like a key, a token\n"+
-		"or a password. Of each kind of object there are %d at most, of each file %d bytes.\n\nIn it:\n", redact.Out, maxSupportObjects, maxSupportFileBytes)
+	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of "+
+		"environment variables,\n"+
+		"commands and arguments, annotations of others than the cluster, parameters, headers, and what looks like "+
+		"a key, a token\n"+
+		"or a password. Of each kind of object there are %d at most, of each file %d bytes.\n\nIn it:\n", redact.Mask,
+		maxSupportObjects, maxSupportFileBytes)
 	for _, name := range sortedKeys(b.files) {
 		fmt.Fprintf(&out, "  %s\t%d bytes\n", name, len(b.files[name]))
 	}
@@ -360,7 +377,8 @@ func (b *supportBundle) writeArchive(name string) (err error) {
 	root := strings.TrimSuffix(path.Base(name), ".tar.gz") + "/"
 	b.files["CONTENTS.txt"] = b.contentsText()
 	for _, file := range sortedKeys(b.files) {
-		head := &tar.Header{Name: root + file, Mode: 0o600, Size: int64(len(b.files[file])), ModTime: time.Now(), Typeflag: tar.TypeReg}
+		head := &tar.Header{Name: root + file, Mode: 0o600, Size: int64(len(b.files[file])), ModTime: time.Now(),
+			Typeflag: tar.TypeReg}
 		if err := t.WriteHeader(head); err != nil {
 			return err
 		}

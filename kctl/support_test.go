@@ -29,20 +29,28 @@ type aLeakyPlane struct{ *aPlane }
 // ServeHTTP implements http.Handler.
 func (p aLeakyPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply := func(v string) { w.Header().Set("Content-Type", "application/json"); _, _ = io.WriteString(w, v) }
-	leaks := `{"kind":"Pod","metadata":{"name":"web-0","annotations":{"x/y":"` + planted + `"}},"spec":{"containers":[{"name":"c","image":"app:7",
-"args":["--password=` + planted + `"],"env":[{"name":"A","value":"` + planted + `"}]}]},"status":{"message":"token=` + planted + `"}}`
+	leaks := `{"kind":"Pod","metadata":{"name":"web-0","annotations":{"x/y":"` + planted +
+		`"}},"spec":{"containers":[{"name":"c","image":"app:7",
+"args":["--password=` + planted + `"],"env":[{"name":"A","value":"` + planted + `"}]}]},"status":{"message":"token=` +
+		planted + `"}}`
 	switch {
 	case r.URL.Path == api.PathClusterSupport:
-		raw, _ := json.Marshal(api.ClusterSupportPart{Replica: "cp1", Version: "v9", Flags: map[string]string{"backup-folder": "/backups", "x": "https://joe:" + planted + "@host"},
-			Log: "level=INFO msg=fine\nlevel=ERROR err=\"Bearer " + planted + "\"\n", Metrics: "up 1\n"})
+		raw, _ := json.Marshal(api.ClusterSupportPart{Replica: "cp1", Version: "v9",
+			Flags: map[string]string{"backup-folder": "/backups", "x": "https://joe:" + planted + "@host"},
+			Log:   "level=INFO msg=fine\nlevel=ERROR err=\"Bearer " + planted + "\"\n", Metrics: "up 1\n"})
 		reply(string(raw))
 	case r.URL.Path == "/api/v1/nodes":
-		reply(`{"kind":"NodeList","items":[{"metadata":{"name":"w1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}},{"metadata":{"name":"w2","annotations":{"a":"` + planted + `"}}},{"metadata":{"name":"w3"}}]}`)
+		reply(`{"kind":"NodeList","items":[{"metadata":{"name":"w1"},"status":{"conditions":[{"type":"Ready",` +
+			`"status":"True"}]}},{"metadata":{"name":"w2","annotations":{"a":"` + planted +
+			`"}}},{"metadata":{"name":"w3"}}]}`)
 	case strings.HasSuffix(r.URL.Path, "/nodes/w1/proxy"+api.AgentSettingsPath):
-		_, _ = io.WriteString(w, "release: v9\nnode-name: w1\ntoken: "+planted+"\nregistry-mirror: https://joe:"+planted+"@host\n")
+		_, _ = io.WriteString(w, "release: v9\nnode-name: w1\ntoken: "+planted+"\nregistry-mirror: https://joe:"+
+			planted+"@host\n")
 	case strings.HasSuffix(r.URL.Path, "/nodes/w3/proxy"+api.AgentSettingsPath):
-		http.Error(w, "404 page not found: this node serves /healthz", http.StatusNotFound) // as an agent of the release before
-	case strings.HasSuffix(r.URL.Path, "/agent.log"), strings.Contains(r.URL.Path, "/nodes/w1/proxy/"), strings.Contains(r.URL.Path, "/nodes/w3/proxy/"):
+		// as an agent of the release before
+		http.Error(w, "404 page not found: this node serves /healthz", http.StatusNotFound)
+	case strings.HasSuffix(r.URL.Path, "/agent.log"), strings.Contains(r.URL.Path, "/nodes/w1/proxy/"),
+		strings.Contains(r.URL.Path, "/nodes/w3/proxy/"):
 		_, _ = io.WriteString(w, "secret: "+planted+"\nan agent's line\n")
 	case strings.Contains(r.URL.Path, "/nodes/w2/proxy/"):
 		refuse(w, 503, "the agent of w2 is not connected, password="+planted)
@@ -112,15 +120,19 @@ func TestSupportBundle(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"CONTENTS.txt": "  nodes/w2/agent.log\tthe", "status.txt": "cp1", "status.json": `"leader": "cp1"`, "replicas/cp1/daemon.log": "msg=fine", "replicas/cp4/metrics.txt": "up 1",
-		"replicas/cp1/settings.txt": "backup-folder: /backups", "nodes/w1/agent.log": "an agent's line", "nodes/w1/settings.txt": "node-name: w1", "nodes/w3/agent.log": "an agent's line", "objects/pods.json": `"image": "app:7"`, "objects/nodes.json": `"name": "w2"`,
+		"CONTENTS.txt": "  nodes/w2/agent.log\tthe", "status.txt": "cp1", "status.json": `"leader": "cp1"`,
+		"replicas/cp1/daemon.log": "msg=fine", "replicas/cp4/metrics.txt": "up 1",
+		"replicas/cp1/settings.txt": "backup-folder: /backups", "nodes/w1/agent.log": "an agent's line",
+		"nodes/w1/settings.txt": "node-name: w1", "nodes/w3/agent.log": "an agent's line",
+		"objects/pods.json": `"image": "app:7"`, "objects/nodes.json": `"name": "w2"`,
 		"objects/events.json": "web-0", "version.json": "note", "kctl.txt": "kctl ",
 	} {
 		if !strings.Contains(files[name], want) {
 			t.Errorf("%s does not say %q:\n%s", name, want, files[name])
 		}
 	}
-	if _, missing, _ := strings.Cut(files["CONTENTS.txt"], "Missing:"); !strings.Contains(missing, "nodes/w3/settings.txt\tthe agent is of an earlier release") {
+	if _, missing, _ := strings.Cut(files["CONTENTS.txt"], "Missing:"); !strings.Contains(missing,
+		"nodes/w3/settings.txt\treading the settings of the agent on node w3: the agent is of an earlier release") {
 		t.Errorf("of an agent of the release before it says:%s", missing)
 	}
 	for _, p := range supportKinds {
@@ -165,11 +177,13 @@ func TestSupportBundleIsBounded(t *testing.T) {
 	}
 	b := &supportBundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: maxSupportBytes}
 	b.collectAll(ctx, []string{"w1"})
-	if b.files["status.txt"] == nil || b.missing["objects/pods.json"] == "" || b.missing["nodes/w1/agent.log"] == "" || b.missing["version.json"] == "" {
+	if b.files["status.txt"] == nil || b.missing["objects/pods.json"] == "" || b.missing["nodes/w1/agent.log"] == "" ||
+		b.missing["version.json"] == "" {
 		t.Errorf("in it are %v, missing %v", sortedKeys(b.files), b.missing)
 	}
 	b.addFile("long", make([]byte, maxSupportFileBytes+100))
-	if n := len(b.files["long"]); n > maxSupportFileBytes+60 || !strings.HasPrefix(string(b.files["long"]), "(the first 100 bytes are left out)") {
+	if n := len(b.files["long"]); n > maxSupportFileBytes+60 ||
+		!strings.HasPrefix(string(b.files["long"]), "(the first 100 bytes are left out)") {
 		t.Errorf("of a file that is too long there are %d bytes", n)
 	}
 	b.left = 10

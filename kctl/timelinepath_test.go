@@ -17,8 +17,10 @@ func TestTimelinePath(t *testing.T) {
 		if namespace == "" {
 			scope = meta.RESTScopeRoot
 		}
-		return &resource.Info{Namespace: namespace, Name: name, Object: &unstructured.Unstructured{Object: map[string]any{}},
-			Mapping: &meta.RESTMapping{Resource: schema.GroupVersionResource{Group: group, Version: "v1", Resource: plural}, Scope: scope}}
+		return &resource.Info{Namespace: namespace, Name: name,
+			Object: &unstructured.Unstructured{Object: map[string]any{}},
+			Mapping: &meta.RESTMapping{Resource: schema.GroupVersionResource{Group: group, Version: "v1",
+				Resource: plural}, Scope: scope}}
 	}
 	traced := info("", "pods", "default", "p")
 	traced.Object.(*unstructured.Unstructured).SetAnnotations(map[string]string{

@@ -40,11 +40,12 @@ type tokenRow struct {
 	Note    string   `json:"description,omitempty"`
 }
 
-// newTokenRow returns the row for s, the Secret of a join token. now decides whether the token has
-// expired. Missing fields stay empty: only the control plane validates tokens.
+// newTokenRow returns the row for s, the Secret of a join token. The token counts as expired if its
+// expiry is before now. Missing fields stay empty: only the control plane validates tokens.
 func newTokenRow(s *v1.Secret, now time.Time) tokenRow {
 	text := func(key string) string { return string(s.Data[key]) }
-	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",
+	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"),
+		Replace: text("replace") == "true",
 		Expires: text("expiration"), Note: text("description")}
 	for _, role := range []string{"node", "controlplane"} {
 		if text("usage-"+role) == "true" {
@@ -136,13 +137,14 @@ func printTokens(w io.Writer, rows []tokenRow) error {
 		if r.Expired {
 			expires += " (expired)"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s of %s\t%s\t%s\t%s\t%s\n", r.ID, dash(r.Role), dash(r.Used), dash(r.Uses), expires, names,
+		fmt.Fprintf(t, "%s\t%s\t%s of %s\t%s\t%s\t%s\t%s\n", r.ID, dash(r.Role), dash(r.Used), dash(r.Uses),
+			expires, names,
 			dash(joinLast(r.Joined)), dash(r.Note))
 	}
 	return t.Flush()
 }
 
-// joinLast returns the last five names, and the number of names before them.
+// joinLast returns a text with the last five names and the number of names before them.
 func joinLast(names []string) string {
 	const shown = 5
 	if len(names) <= shown {
@@ -168,18 +170,20 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
 			ids := make([]string, len(args))
 			for i, arg := range args { // check that all tokens exist before one is deleted
-				if ids[i], err = tokenID(arg); err != nil {
+				if ids[i], err = tokenID(arg, i+1); err != nil {
 					return err
 				}
 				s, err := secrets.Get(context.Background(), tokenSecrets+ids[i], metav1.GetOptions{})
 				if apierrors.IsNotFound(err) || err == nil && s.Type != tokenSecretsType {
-					return fmt.Errorf("join token %q does not exist: 'kctl cluster token list' lists the join tokens", ids[i])
+					return fmt.Errorf("join token %q does not exist: 'kctl cluster token list' lists the join tokens",
+						ids[i])
 				} else if err != nil {
 					return err
 				}
 			}
 			for _, id := range ids {
-				if err := secrets.Delete(context.Background(), tokenSecrets+id, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				if err := secrets.Delete(context.Background(), tokenSecrets+id, metav1.DeleteOptions{}); err != nil &&
+					!apierrors.IsNotFound(err) {
 					return err
 				}
 				fmt.Fprintf(streams.Out, "token %s is deleted: nobody joins with it any more\n", id)
@@ -190,18 +194,22 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 }
 
 // tokenID returns the ID of a join token. arg is the ID or the whole token. Errors do not contain
-// arg, because it may be a secret.
-func tokenID(arg string) (string, error) {
+// arg, because it may be a secret: they contain position, the position of arg on the command line.
+func tokenID(arg string, position int) (string, error) {
 	id := arg
 	if strings.Contains(arg, ".") { // a whole token: keelson1.ROLE.ID.SECRET.PIN
 		parts := strings.Split(arg, ".")
 		if len(parts) != 5 || parts[0] != "keelson1" {
-			return "", fmt.Errorf("not a join token: want its ID, as printed by 'kctl cluster token list', or the whole token")
+			return "", fmt.Errorf("argument %d is not a join token: want the ID of a token, as printed by "+
+				"'kctl cluster token list', or the whole token", position)
 		}
 		id = parts[2]
 	}
-	if id == "" || len(id) > 32 || strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }) {
-		return "", fmt.Errorf("not the ID of a join token: want lower-case letters and digits, as printed by 'kctl cluster token list'")
+	if id == "" || len(id) > 32 || strings.ContainsFunc(id, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	}) {
+		return "", fmt.Errorf("argument %d is not the ID of a join token: want lower-case letters and digits, as "+
+			"printed by 'kctl cluster token list'", position)
 	}
 	return id, nil
 }

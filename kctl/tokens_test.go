@@ -22,7 +22,8 @@ func TestTokenList(t *testing.T) {
 		token := pki.NewToken(role, trust.CA.Cert)
 		s := trust.TokenKey().Record(token, g)
 		for _, name := range users {
-			if s, err = trust.TokenKey().Use(token, s, name, name+"/0123456789abcdef", now.Add(-time.Hour)); err != nil {
+			if s, err = trust.TokenKey().UseToken(token, s, name, name+"/0123456789abcdef", now.Add(-time.Hour)); err !=
+				nil {
 				t.Fatal(err)
 			}
 		}
@@ -31,8 +32,10 @@ func TestTokenList(t *testing.T) {
 	}
 	var rows []tokenRow
 	for _, s := range []*v1.Secret{
-		record(pki.RoleNode, pki.Grant{Expires: now.Add(-time.Minute), Uses: 3, Note: "made with the cluster"}, "w1", "w2"),
-		record(pki.RoleNode, pki.Grant{Expires: now.Add(24 * time.Hour), Uses: 1, Names: []string{"w4"}, Replace: true}),
+		record(pki.RoleNode, pki.Grant{Expires: now.Add(-time.Minute), Uses: 3, Note: "made with the cluster"}, "w1",
+			"w2"),
+		record(pki.RoleNode, pki.Grant{Expires: now.Add(24 * time.Hour), Uses: 1, Names: []string{"w4"},
+			Replace: true}),
 		record(pki.RoleControlPlane, pki.Grant{Expires: now.Add(time.Hour), Uses: 1}),
 		{Type: tokenSecretsType},
 	} {
@@ -42,7 +45,8 @@ func TestTokenList(t *testing.T) {
 	if err := printTokens(&out, rows); err != nil {
 		t.Fatal(err)
 	}
-	want := `ID       ROLE           USED     EXPIRES                          NAMES                        JOINED   DESCRIPTION
+	want :=
+		`ID       ROLE           USED     EXPIRES                          NAMES                        JOINED   DESCRIPTION
 coxx     controlplane   0 of 1   2026-11-26T13:00:00Z             any                          -        -
 noxx     node           0 of 1   2026-11-27T12:00:00Z             w4 (also Nodes that exist)   -        -
          -              - of -   - (expired)                      any                          -        -
@@ -59,8 +63,9 @@ noxxxx   node           2 of 3   2026-11-26T11:59:00Z (expired)   any           
 
 func TestTokenID(t *testing.T) {
 	for arg, want := range map[string]string{"abcdef": "abcdef", "keelson1.node.abc123.SECRET.0011": "abc123",
-		"": "", "a/b": "", "..": "", "keelson1.node.abc": "", "keelson2.node.abc.s.p": "", "keelson1.node.A!.s.p": "", strings.Repeat("a", 33): ""} {
-		id, err := tokenID(arg)
+		"": "", "a/b": "", "..": "", "keelson1.node.abc": "", "keelson2.node.abc.s.p": "", "keelson1.node.A!.s.p": "",
+		strings.Repeat("a", 33): ""} {
+		id, err := tokenID(arg, 1)
 		if id != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q, %v", arg, id, err)
 		}

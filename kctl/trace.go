@@ -19,6 +19,7 @@ import (
 	kubectlcompletion "k8s.io/kubectl/pkg/util/completion"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/verb"
 )
 
 func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -53,14 +54,15 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		},
 	}
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
-	c.Flags().StringVarP(&output, "output", "o", "", "output format: json prints the records of the stages; empty prints text")
-	completeFlag(c, "output", fixedList("json"))
+	c.Flags().StringVarP(&output, "output", "o", "",
+		"output format: json prints the records of the stages; empty prints text")
+	verb.CompleteFlag(c, "output", verb.FixedList("json"))
 	return c
 }
 
 // getObject returns the object that args, such as TYPE/NAME, select. It fails if they do not select
-// exactly one object. verb starts the text of that error.
-func getObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
+// exactly one object. action starts the text of that error.
+func getObject(f cmdutil.Factory, action string, args []string) (*resource.Info, error) {
 	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return nil, err
@@ -71,7 +73,7 @@ func getObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, e
 		return nil, err
 	}
 	if len(infos) != 1 {
-		return nil, fmt.Errorf("%s one object, and the arguments select %d: want TYPE/NAME", verb, len(infos))
+		return nil, fmt.Errorf("%s one object, and the arguments select %d: want TYPE/NAME", action, len(infos))
 	}
 	return infos[0], nil
 }
@@ -82,7 +84,7 @@ func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) (
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	path, err := timelinePath(info)
+	urlPath, err := timelinePath(info)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +92,7 @@ func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) (
 	if err != nil {
 		return nil, err
 	}
-	raw, err := rest.RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	raw, err := rest.RESTClient().Get().AbsPath(urlPath).DoRaw(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("requesting the timeline of %s: %w", info.ObjectName(), err)
 	}
@@ -99,14 +101,17 @@ func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) (
 		return nil, fmt.Errorf("reading the timeline of %s: %w", info.ObjectName(), err)
 	}
 	if len(stages) == 0 {
-		return nil, fmt.Errorf("no replica has a timeline of the apply of %s: replicas keep only the newest timelines, in memory",
-			info.ObjectName())
+		return nil,
+			fmt.Errorf("no replica has a timeline of the apply of %s: replicas keep only the newest "+
+				"timelines, in memory",
+				info.ObjectName())
 	}
 	return stages, nil
 }
 
 // timelinePath returns the API path of the timeline of object info. The path contains the trace ID
-// in the object's annotations, or the API path of the object if it has no trace ID.
+// from the object's annotations. If the object has no trace ID, the path contains the object's own
+// API path.
 func timelinePath(info *resource.Info) (string, error) {
 	m, err := meta.Accessor(info.Object)
 	if err != nil {
@@ -140,12 +145,14 @@ func printTimeline(w io.Writer, stages []api.Stage) error {
 		}
 	}
 	total := max(end.Sub(begin), time.Microsecond)
-	fmt.Fprintf(w, "trace %s  from %s  %s ms in all\n\n", stages[0].TraceID, begin.UTC().Format("15:04:05.000"), formatMillis(total))
+	fmt.Fprintf(w, "trace %s  from %s  %s ms in all\n\n", stages[0].TraceID, begin.UTC().Format("15:04:05.000"),
+		formatMillis(total))
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "   START\t     TAKES\t\tSTAGE\tACTOR\tOBJECT\tDETAIL")
 	for _, s := range stages {
 		fmt.Fprintf(t, "%8s\t%10s\t%s\t%s\t%s\t%s\t%s\n",
-			formatMillis(s.Start.Sub(begin)), formatMillis(s.Duration), drawBar(s.Start.Sub(begin), s.Duration, total), s.Name, s.Actor, s.Object, s.Detail)
+			formatMillis(s.Start.Sub(begin)), formatMillis(s.Duration), drawBar(s.Start.Sub(begin), s.Duration, total),
+			s.Name, s.Actor, s.Object, s.Detail)
 	}
 	return t.Flush()
 }

@@ -28,25 +28,27 @@ func run(line string) (code int, said string) {
 // A word that is no command is an error, at every depth, and names where to look; errors of our verbs begin with kctl.
 func TestUnknownCommands(t *testing.T) {
 	for line, want := range map[string]string{
-		"lab foo":                    `kctl lab: unknown command "foo": 'kctl lab --help' lists the commands`,
-		"lab statsu":                 `kctl lab: unknown command "statsu": did you mean status?`,
-		"cluster foo":                `kctl cluster: unknown command "foo": 'kctl cluster --help' lists the commands`,
-		"cluster member foo":         `kctl cluster member: unknown command "foo"`,
-		"cluster token foo":          `kctl cluster token: unknown command "foo"`,
-		"lab restart":                `kctl lab restart: missing argument: kctl lab restart HOST`,
-		"lab up --colour":            `kctl lab up: unknown flag: --colour`,
-		"cluster restore":            `kctl cluster restore: `,
-		"cluster step-down no":       `kctl cluster step-down: unexpected argument "no": kctl cluster step-down`,
-		"cluster transfer-leader no": `kctl cluster transfer-leader: unexpected argument "no": kctl cluster transfer-leader`,
-		"trace":                      `kctl trace: missing argument: kctl trace (TYPE/NAME | TYPE NAME)`,
-		"why":                        `kctl why: missing argument: kctl why (TYPE/NAME | TYPE NAME)`,
-		"net foo":                    `kctl net: unknown command "foo": 'kctl net --help' lists the commands`,
-		"net trace web-0":            `kctl net trace: missing argument: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
-		"net trace p db:x":           `kctl net trace: target "db:x": invalid port "x": want a number from 1 to 65535`,
-		"lab kill a b":               `kctl lab kill: unexpected argument "b": kctl lab kill HOST`,
-		"lab load":                   `kctl lab load: missing argument: kctl lab load FILE...`,
-		"lab exec w1":                `kctl lab exec: missing argument: kctl lab exec HOST COMMAND [ARG...]`,
-		"foo":                        `error: unknown command "foo" for "kctl"`,
+		"lab foo":              `kctl lab: unknown command "foo": 'kctl lab --help' lists the commands`,
+		"lab statsu":           `kctl lab: unknown command "statsu": did you mean status?`,
+		"cluster foo":          `kctl cluster: unknown command "foo": 'kctl cluster --help' lists the commands`,
+		"cluster member foo":   `kctl cluster member: unknown command "foo"`,
+		"cluster token foo":    `kctl cluster token: unknown command "foo"`,
+		"lab restart":          `kctl lab restart: missing argument: kctl lab restart HOST`,
+		"lab up --colour":      `kctl lab up: unknown flag: --colour`,
+		"cluster restore":      `kctl cluster restore: `,
+		"cluster step-down no": `kctl cluster step-down: unexpected argument "no": kctl cluster step-down`,
+		"cluster transfer-leader no": `kctl cluster transfer-leader: unexpected argument "no": kctl ` +
+			`cluster transfer-leader`,
+		"trace":   `kctl trace: missing argument: kctl trace (TYPE/NAME | TYPE NAME)`,
+		"why":     `kctl why: missing argument: kctl why (TYPE/NAME | TYPE NAME)`,
+		"net foo": `kctl net: unknown command "foo": 'kctl net --help' lists the commands`,
+		"net trace web-0": `kctl net trace: missing argument: kctl net trace POD ` +
+			`SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
+		"net trace p db:x": `kctl net trace: target "db:x": invalid port "x": want a number from 1 to 65535`,
+		"lab kill a b":     `kctl lab kill: unexpected argument "b": kctl lab kill HOST`,
+		"lab load":         `kctl lab load: missing argument: kctl lab load FILE...`,
+		"lab exec w1":      `kctl lab exec: missing argument: kctl lab exec HOST COMMAND [ARG...]`,
+		"foo":              `error: unknown command "foo" for "kctl"`,
 	} {
 		code, said := run(line)
 		if code != 1 || !strings.HasPrefix(said, want) {
@@ -129,8 +131,10 @@ func TestFailure(t *testing.T) {
 		{get, "error: no such resource", "error: no such resource"},
 		{root, "unknown", "error: unknown"},
 		{nil, "unknown", "error: unknown"},
-		{kill, "tls: certificate signed by unknown authority", "kctl lab kill: tls: certificate signed by unknown authority" + untrustedCAText},
-		{get, "certificate signed by unknown authority", "error: certificate signed by unknown authority" + untrustedCAText},
+		{kill, "tls: certificate signed by unknown authority",
+			"kctl lab kill: tls: certificate signed by unknown authority" + untrustedCAText},
+		{get, "certificate signed by unknown authority",
+			"error: certificate signed by unknown authority" + untrustedCAText},
 	} {
 		if got := commandErrorText(c.command, errors.New(c.err)); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
@@ -143,7 +147,8 @@ func TestWithoutACluster(t *testing.T) {
 	missing := t.TempDir() + "/none"
 	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	for kubeconfig, want := range map[string]string{
-		missing: "kctl cluster status: KUBECONFIG is " + missing + ", which does not exist, so no cluster is configured: " + remedy,
+		missing: "kctl cluster status: KUBECONFIG is " + missing +
+			", which does not exist, so no cluster is configured: " + remedy,
 	} {
 		t.Setenv("KUBECONFIG", kubeconfig)
 		if code, said := run("cluster status"); code != 1 || strings.TrimSpace(said) != want {
@@ -157,8 +162,10 @@ func TestWithoutACluster(t *testing.T) {
 func TestErrorsWithoutAnAPI(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
 	const other = "or set another kubeconfig with KUBECONFIG or --kubeconfig"
-	refused := "no API server responds at 192.0.2.1:6443 (connection refused): start the control plane there ('kctl lab up' in a lab), " + other
-	unknown := "the host api.invalid of the API does not resolve (no such host): correct the server in the kubeconfig or the DNS of this machine, " + other
+	refused := "no API server responds at 192.0.2.1:6443 (connection refused): start the control plane there ('kctl " +
+		"lab up' in a lab), " + other
+	unknown := "the host api.invalid of the API does not resolve (no such host): correct the server in " +
+		"the kubeconfig or the DNS of this machine, " + other
 	dial := func(cause string) error {
 		return &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api", Err: errors.New(cause)}
 	}
@@ -166,33 +173,49 @@ func TestErrorsWithoutAnAPI(t *testing.T) {
 		err  error
 		want string
 	}{
-		"refused":                         {dial("dial tcp 192.0.2.1:6443: connect: connection refused"), refused},
-		"refused, in IPv6":                {dial("dial tcp [2001:db8::1]:6443: connect: connection refused"), strings.Replace(refused, "192.0.2.1:6443", "[2001:db8::1]:6443", 1)},
-		"wrapped":                         {fmt.Errorf("reading Nodes: %w", dial("dial tcp 192.0.2.1:6443: connect: connection refused")), "reading Nodes: " + refused},
-		"unknown host":                    {dial("dial tcp: lookup api.invalid on 192.0.2.53:53: no such host"), unknown},
+		"refused": {dial("dial tcp 192.0.2.1:6443: connect: connection refused"), refused},
+		"refused, in IPv6": {dial("dial tcp [2001:db8::1]:6443: connect: connection refused"),
+			strings.Replace(refused, "192.0.2.1:6443", "[2001:db8::1]:6443", 1)},
+		"wrapped": {fmt.Errorf("reading Nodes: %w",
+			dial("dial tcp 192.0.2.1:6443: connect: connection refused")), "reading Nodes: " + refused},
+		"unknown host": {dial("dial tcp: lookup api.invalid on 192.0.2.53:53: no such host"),
+			unknown},
 		"unknown host, by the hosts file": {dial("dial tcp: lookup api.invalid: no such host"), unknown},
 		"no route": {dial("dial tcp 192.0.2.1:6443: connect: no route to host"),
-			"no API server responds at 192.0.2.1:6443 (no route to host): check the routes and firewalls between this machine and the control plane, " + other},
+			"no API server responds at 192.0.2.1:6443 (no route to host): check the routes and " +
+				"firewalls between this machine and the control plane, " + other},
 		"silence": {dial("dial tcp 192.0.2.1:6443: i/o timeout"),
-			"no API server responds at 192.0.2.1:6443 (i/o timeout): check the routes and firewalls between this machine and the control plane, " + other},
-		"another program's": {errors.New("cp1: dial tcp 192.0.2.1:22: connect: connection refused"), "cp1: dial tcp 192.0.2.1:22: connect: connection refused"},
-		"an answer of the API": {apierrors.NewInternalError(dial("dial tcp 192.0.2.1:443: connect: connection refused")),
-			`Internal error occurred: Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:443: connect: connection refused`},
+			"no API server responds at 192.0.2.1:6443 (i/o timeout): check the routes and firewalls between this " +
+				"machine and the control plane, " + other},
+		"another program's": {errors.New("cp1: dial tcp 192.0.2.1:22: connect: connection refused"),
+			"cp1: dial tcp 192.0.2.1:22: connect: connection refused"},
+		"an answer of the API": {apierrors.NewInternalError(
+			dial("dial tcp 192.0.2.1:443: connect: connection refused")),
+			`Internal error occurred: Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:443: connect: ` +
+				`connection refused`},
 	} {
 		if got := errorText(c.err); got != c.want {
 			t.Errorf("%s: %s\nwant %s", what, got, c.want)
 		}
 	}
 	for text, want := range map[string]string{
-		"The connection to the server 192.0.2.1:6443 was refused - did you specify the right host or port?": "error: " + refused,
-		"Unable to connect to the server: dial tcp: lookup api.invalid: no such host\n":                     "error: " + unknown,
-		`error: error validating "x.yaml": error validating data: failed to download openapi: Get "https://192.0.2.1:6443/openapi/v2?timeout=32s": ` +
-			"dial tcp 192.0.2.1:6443: connect: connection refused; if you choose to ignore these errors, turn validation off with --validate=false": "error: " + refused,
-		"The connection to the server localhost:8080 was refused - did you specify the right host or port?": "error: no cluster is configured: " +
+		"The connection to the server 192.0.2.1:6443 was refused - did you specify the right host or port?": "error: " +
+			refused,
+		"Unable to connect to the server: dial tcp: lookup api.invalid: no such host\n": "error: " +
+			unknown,
+		`error: error validating "x.yaml": error validating data: failed to download openapi: Get ` +
+			`"https://192.0.2.1:6443/openapi/v2?timeout=32s": ` +
+			"dial tcp 192.0.2.1:6443: connect: connection refused; if you choose to ignore these errors, turn " +
+			"validation off with --validate=false": "error: " + refused,
+		"The connection to the server localhost:8080 was refused - did you specify the right host or " +
+			"port?": "error: no cluster is configured: " +
 			"start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig",
-		"Unable to connect to the server: net/http: TLS handshake timeout": "Unable to connect to the server: net/http: TLS handshake timeout",
-		`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`: "" +
-			`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`,
+		"Unable to connect to the server: net/http: TLS handshake timeout": "Unable to connect to the server: " +
+			"net/http: TLS handshake timeout",
+		`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp ` +
+			`192.0.2.9:443: connect: connection refused`: "" +
+			`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp ` +
+			`192.0.2.9:443: connect: connection refused`,
 	} {
 		if got := fatalText(text); got != want {
 			t.Errorf("%s\nbecomes %s\nwant    %s", text, got, want)

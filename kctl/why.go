@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// errFound is the error of 'kctl why' and 'kctl net' after they have printed problems of the object
-// or the network. Main prints nothing for it and exits with exitFound.
+// errFound is the error of 'kctl why' and 'kctl net' after they have printed the problems that they
+// found. Main prints nothing for it and exits with exitFound.
 var errFound = errors.New("something is wrong")
 
 // exitFound is the exit code of a command that found problems. Exit code 1 means that the command
@@ -48,8 +48,9 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 			"\n" +
 			"Exit codes: 0 nothing is wrong; 1 the command failed (no such kind or object, no cluster);\n" +
 			"2 something is wrong.",
-		Example: "  kctl why deployment/hello\n  kctl why pod/hello-7d4b9c-x2x4z\n  kctl why pod hello-7d4b9c-x2x4z -o json\n  kctl why -n shop pod/db-0",
-		Args:    cobra.MinimumNArgs(1),
+		Example: "  kctl why deployment/hello\n  kctl why pod/hello-7d4b9c-x2x4z\n  kctl why pod hello-7d4b9c-x2x4z " +
+			"-o json\n  kctl why -n shop pod/db-0",
+		Args: cobra.MinimumNArgs(1),
 	}
 	output := outputFlag(c)
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)

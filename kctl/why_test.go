@@ -44,24 +44,30 @@ type aCluster struct {
 // ServeHTTP implements http.Handler.
 func (a *aCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply := func(v any) { w.Header().Set("Content-Type", "application/json"); _ = json.NewEncoder(w).Encode(v) }
-	resources := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "v1"}
+	resources := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+		GroupVersion: "v1"}
 	for name, kind := range map[string]string{"pods": "Pod", "nodes": "Node"} {
-		resources.APIResources = append(resources.APIResources, metav1.APIResource{Name: name, SingularName: strings.ToLower(kind), Kind: kind,
-			Namespaced: kind == "Pod", Verbs: metav1.Verbs{"get", "list"}})
+		resources.APIResources = append(resources.APIResources,
+			metav1.APIResource{Name: name, SingularName: strings.ToLower(kind), Kind: kind,
+				Namespaced: kind == "Pod", Verbs: metav1.Verbs{"get", "list"}})
 	}
 	a.mu.Lock()
 	a.asked = append(a.asked, r.URL.Path)
 	a.mu.Unlock()
 	switch path := r.URL.Path; {
 	case path == "/api":
-		reply(metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"}, Versions: []string{"v1"}})
+		reply(metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"},
+			Versions: []string{"v1"}})
 	case path == "/apis":
 		version := metav1.GroupVersionForDiscovery{GroupVersion: "autoscaling/v2", Version: "v2"}
-		reply(metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{{Name: "autoscaling",
-			Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}}})
+		reply(metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
+			Groups: []metav1.APIGroup{{Name: "autoscaling",
+				Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}}})
 	case path == "/apis/autoscaling/v2":
-		reply(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "autoscaling/v2",
-			APIResources: []metav1.APIResource{{Name: "horizontalpodautoscalers", SingularName: "horizontalpodautoscaler", ShortNames: []string{"hpa"},
+		reply(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "autoscaling/v2",
+			APIResources: []metav1.APIResource{{Name: "horizontalpodautoscalers",
+				SingularName: "horizontalpodautoscaler", ShortNames: []string{"hpa"},
 				Kind: "HorizontalPodAutoscaler", Namespaced: true, Verbs: metav1.Verbs{"get", "list"}}}})
 	case path == "/api/v1":
 		reply(resources)
@@ -74,7 +80,8 @@ func (a *aCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply([]api.Stage{{TraceID: "1", Name: "stored", Start: time.UnixMilli(0)}})
 	case a.objects[path] != nil:
 		w.Header().Set("Content-Type", "application/json")
-		_ = scheme.Codecs.LegacyCodec(v1.SchemeGroupVersion, autoscalingv2.SchemeGroupVersion, appsv1.SchemeGroupVersion).Encode(a.objects[path], w)
+		_ = scheme.Codecs.LegacyCodec(v1.SchemeGroupVersion, autoscalingv2.SchemeGroupVersion,
+			appsv1.SchemeGroupVersion).Encode(a.objects[path], w)
 	case a.texts[path] != "":
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(a.texts[path]))
@@ -113,8 +120,9 @@ func runWhy(t *testing.T, cluster http.Handler, line string) (string, error) {
 func aPod(name string, change func(*v1.Pod)) *v1.Pod {
 	at := metav1.NewTime(time.Now().Add(-5 * time.Hour))
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: "1", CreationTimestamp: at},
-		Status: v1.PodStatus{Phase: v1.PodPending, Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse,
-			Message: "0/2 nodes are available: 2 Insufficient cpu.", LastTransitionTime: at}}}}
+		Status: v1.PodStatus{Phase: v1.PodPending,
+			Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse,
+				Message: "0/2 nodes are available: 2 Insufficient cpu.", LastTransitionTime: at}}}}
 	change(p)
 	return p
 }
@@ -128,8 +136,9 @@ func pods() *aCluster {
 		}),
 		"/api/v1/namespaces/default/events": &v1.EventList{},
 		"/api/v1/pods":                      &v1.PodList{},
-		"/api/v1/nodes": &v1.NodeList{Items: []v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Status: v1.NodeStatus{
-			Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}}},
+		"/api/v1/nodes": &v1.NodeList{Items: []v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"},
+			Status: v1.NodeStatus{
+				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}}},
 	}}
 }
 
@@ -143,15 +152,20 @@ func TestWhy(t *testing.T) {
 		fails     bool
 	}{
 		{line: "why pod/runs", want: []string{"nothing is wrong with pod default/runs: Running and Ready since 5h\n"}},
-		{line: "why pod waits", found: true, want: []string{"pod default/waits: has no node, since 5h\n", "2 nodes: Insufficient cpu\n"}},
+		{line: "why pod waits", found: true, want: []string{"pod default/waits: has no node, since 5h\n",
+			"2 nodes: Insufficient cpu\n"}},
 		{line: "why pod waits", found: true, forbidden: []string{"/api/v1/nodes", "/api/v1/pods"},
-			want: []string{"2 nodes: Insufficient cpu\n", "not judged, for you may not read: nodes, pods in all namespaces\n"}},
+			want: []string{"2 nodes: Insufficient cpu\n",
+				"not judged, for you may not read: nodes, pods in all namespaces\n"}},
 		{line: "why pod/none", fails: true, want: []string{"kctl why: ", "not found"}},
-		{line: "why thing/none", fails: true, want: []string{`kctl why: the server doesn't have a resource type "thing"`}},
-		{line: "why pod/runs pod/waits", fails: true, want: []string{"why explains one object, and the arguments select 2: want TYPE/NAME"}},
+		{line: "why thing/none", fails: true,
+			want: []string{`kctl why: the server doesn't have a resource type "thing"`}},
+		{line: "why pod/runs pod/waits", fails: true,
+			want: []string{"why explains one object, and the arguments select 2: want TYPE/NAME"}},
 		{line: "why pod/runs -o yaml", fails: true, want: []string{"-o yaml: want json"}},
 		{line: "trace pod/runs", want: []string{"stored", "\nnow: Running and Ready since 5h\n"}},
-		{line: "trace pod/waits", want: []string{"stored", "\nnow: pod default/waits has no node\nmore: kctl -n default why pod"}},
+		{line: "trace pod/waits", want: []string{"stored",
+			"\nnow: pod default/waits has no node\nmore: kctl -n default why pod"}},
 	} {
 		cluster := pods()
 		cluster.forbidden = c.forbidden
@@ -177,7 +191,8 @@ func TestWhyJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got), &r); err != nil {
 		t.Fatalf("%v in %q", err, got)
 	}
-	if r.Object != "pod default/waits" || len(r.Findings) != 1 || r.Findings[0].Since == nil || r.Findings[0].Because != "0/2 nodes are available" {
+	if r.Object != "pod default/waits" || len(r.Findings) != 1 || r.Findings[0].Since == nil ||
+		r.Findings[0].Because != "0/2 nodes are available" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -188,7 +203,8 @@ func TestWhyReadsWhatItNeeds(t *testing.T) {
 	if _, err := runWhy(t, cluster, "why pod/runs"); err != nil {
 		t.Fatal(err)
 	}
-	if slices.Contains(cluster.asked, "/api/v1/pods") || !slices.Contains(cluster.asked, "/api/v1/namespaces/default/events") {
+	if slices.Contains(cluster.asked, "/api/v1/pods") ||
+		!slices.Contains(cluster.asked, "/api/v1/namespaces/default/events") {
 		t.Errorf("asked for %q", cluster.asked)
 	}
 }
@@ -206,27 +222,36 @@ func TestWhyExitCode(t *testing.T) {
 // An autoscaler is explained with its target, the pods of that and which of them are measured.
 func TestWhyAutoscaler(t *testing.T) {
 	half, seen := int32(50), int64(0)
-	h := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "h"},
+	h := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: "web", UID: "h"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3,
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"},
-			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
-				Name: v1.ResourceCPU, Target: autoscalingv2.MetricTarget{AverageUtilization: &half}}}}},
-		Status: autoscalingv2.HorizontalPodAutoscalerStatus{ObservedGeneration: &seen, Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
-			{Type: autoscalingv2.ScalingActive, Status: v1.ConditionFalse, Reason: "FailedGetResourceMetric", Message: "no metrics"}}}}
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1",
+				Kind: "Deployment", Name: "web"},
+			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType,
+				Resource: &autoscalingv2.ResourceMetricSource{
+					Name: v1.ResourceCPU, Target: autoscalingv2.MetricTarget{AverageUtilization: &half}}}}},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{ObservedGeneration: &seen,
+			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
+				{Type: autoscalingv2.ScalingActive, Status: v1.ConditionFalse, Reason: "FailedGetResourceMetric",
+					Message: "no metrics"}}}}
 	of := func(name string) appsv1.Deployment {
-		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
+		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
 	}
 	one := aPod("web-1", func(p *v1.Pod) {
 		p.Status.Phase = v1.PodRunning
 		p.Spec.Containers = []v1.Container{{Name: "main"}}
 	})
-	const deployments, podsPath, metrics = "/apis/apps/v1/namespaces/default/deployments", "/api/v1/namespaces/default/pods", "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods"
-	cluster := &aCluster{texts: map[string]string{metrics: `{"kind": "PodMetricsList", "items": []}`}, objects: map[string]runtime.Object{
-		"/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/web": h,
-		"/api/v1/namespaces/default/events":                                    &v1.EventList{},
-		deployments:                                                            &appsv1.DeploymentList{Items: []appsv1.Deployment{of("web"), of("db")}},
-		podsPath:                                                               &v1.PodList{Items: []v1.Pod{*one}},
-	}}
+	const deployments, podsPath, metrics = "/apis/apps/v1/namespaces/default/deployments",
+		"/api/v1/namespaces/default/pods", "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods"
+	cluster := &aCluster{texts: map[string]string{metrics: `{"kind": "PodMetricsList", "items": []}`},
+		objects: map[string]runtime.Object{
+			"/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/web": h,
+			"/api/v1/namespaces/default/events":                                    &v1.EventList{},
+			deployments: &appsv1.DeploymentList{
+				Items: []appsv1.Deployment{of("web"), of("db")}},
+			podsPath: &v1.PodList{Items: []v1.Pod{*one}},
+		}}
 	says := func(want ...string) {
 		t.Helper()
 		got, err := runWhy(t, cluster, "why hpa/web")
@@ -239,7 +264,8 @@ func TestWhyAutoscaler(t *testing.T) {
 			}
 		}
 	}
-	says("horizontalpodautoscaler default/web: does not know the load", "pod web-1: container main asks for no cpu\n", "pod web-1 (Running) has no sample\n")
+	says("horizontalpodautoscaler default/web: does not know the load", "pod web-1: container main asks for no cpu\n",
+		"pod web-1 (Running) has no sample\n")
 	cluster.texts[metrics] = `{"kind": "PodMetricsList", "items": [{"metadata": {"name": "web-1"}}]}`
 	one.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}
 	cluster.objects[podsPath] = &v1.PodList{Items: []v1.Pod{*one}}
@@ -250,7 +276,8 @@ func TestWhyAutoscaler(t *testing.T) {
 	says("not judged, for you may not read: metrics of pods\n")
 	cluster.forbidden = []string{deployments}
 	says("not judged, for you may not read: the target, pods\n")
-	h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: v1.ConditionFalse, Message: "not found"}}
+	h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale,
+		Status: v1.ConditionFalse, Message: "not found"}}
 	cluster.forbidden, cluster.objects[deployments] = nil, &appsv1.DeploymentList{Items: []appsv1.Deployment{of("wep")}}
 	says("there is no deployment web in the namespace; there is one named wep\n")
 }

@@ -39,11 +39,12 @@ type whyReader struct {
 	err   error // the first error other than a missing permission; later reads do nothing
 }
 
-// listForWhy reads a list of objects with list, at most listLimit objects. what is the name of the
-// list. If the user may not read it or its kind is not served, ok is false and what is added to
-// r.world.Unread. A list that is longer than the limit is added as well. After any other error,
-// r.err is set and all further calls return false.
-func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
+// listForWhy returns a list of at most listLimit objects, which it requests with the function list.
+// listName is the name of the list in messages. If the user may not read the list or its kind is
+// not served, ok is false and listName is added to r.world.Unread. listName is also added if the
+// list is longer than listLimit; then ok is true. After any other error, r.err is set, and ok is
+// false for this and all further calls.
+func listForWhy[L metav1.ListInterface](r *whyReader, listName string, options metav1.ListOptions,
 	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
@@ -52,14 +53,14 @@ func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav
 	got, err := list(r.ctx, options)
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsNotFound(err): // NotFound: kind not served
-		r.world.Unread = append(r.world.Unread, what)
+		r.world.Unread = append(r.world.Unread, listName)
 		return got, false
 	case err != nil:
-		r.err = fmt.Errorf("reading %s: %w", what, err)
+		r.err = fmt.Errorf("reading %s: %w", listName, err)
 		return got, false
 	}
 	if got.GetContinue() != "" {
-		r.world.Unread = append(r.world.Unread, fmt.Sprintf("%s after the first %d", what, listLimit))
+		r.world.Unread = append(r.world.Unread, fmt.Sprintf("%s after the first %d", listName, listLimit))
 	}
 	return got, true
 }
@@ -102,7 +103,8 @@ func (r *whyReader) readFor(subject runtime.Object) {
 			r.world.Placed = l.Items
 		}
 		if o.Spec.Unschedulable {
-			if l, ok := listForWhy(r, why.Budgets, metav1.ListOptions{}, r.cs.PolicyV1().PodDisruptionBudgets("").List); ok {
+			if l, ok := listForWhy(r, why.Budgets, metav1.ListOptions{},
+				r.cs.PolicyV1().PodDisruptionBudgets("").List); ok {
 				r.world.Budgets = l.Items
 			}
 		}
@@ -116,19 +118,21 @@ func (r *whyReader) readFor(subject runtime.Object) {
 		}
 		options := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: o.Name}.String()}
 		if l, ok := listForWhy(r, why.Slices, options, r.cs.DiscoveryV1().EndpointSlices(o.Namespace).List); ok {
-			r.world.Slices = l.Items
+			r.world.Route.Slices = l.Items
 		}
 	case *networkingv1.Ingress:
 		r.readIngress(o)
 	case *discoveryv1.EndpointSlice:
-		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", o.Labels[discoveryv1.LabelServiceName]).String()}
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name",
+			o.Labels[discoveryv1.LabelServiceName]).String()}
 		if l, ok := listForWhy(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
-			r.world.Services = l.Items
+			r.world.Route.Services = l.Items
 		}
 	}
 }
 
-// readStatefulSet reads the StatefulSet that controls pod p, if there is one.
+// readStatefulSet reads the StatefulSet that controls pod p into r.world.StatefulSet. It reads
+// nothing if no StatefulSet controls p.
 func (r *whyReader) readStatefulSet(p *corev1.Pod) {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil || owner.Kind != "StatefulSet" {
@@ -159,21 +163,23 @@ func (r *whyReader) readAttachments(c *corev1.PersistentVolumeClaim) {
 // those Secrets that the TLS entries of i name.
 func (r *whyReader) readIngress(i *networkingv1.Ingress) {
 	if l, ok := listForWhy(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
-		r.world.Classes = l.Items
+		r.world.Route.Classes = l.Items
 	}
 	if l, ok := listForWhy(r, why.Services, metav1.ListOptions{}, r.cs.CoreV1().Services(i.Namespace).List); ok {
-		r.world.Services = l.Items
+		r.world.Route.Services = l.Items
 	}
-	if l, ok := listForWhy(r, why.Slices, metav1.ListOptions{}, r.cs.DiscoveryV1().EndpointSlices(i.Namespace).List); ok {
-		r.world.Slices = l.Items
+	if l, ok := listForWhy(r, why.Slices, metav1.ListOptions{},
+		r.cs.DiscoveryV1().EndpointSlices(i.Namespace).List); ok {
+		r.world.Route.Slices = l.Items
 	}
 	for _, t := range i.Spec.TLS {
-		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", t.SecretName).String()}
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name",
+			t.SecretName).String()}
 		l, ok := listForWhy(r, why.Secrets, options, r.cs.CoreV1().Secrets(i.Namespace).List)
 		if !ok {
 			return
 		}
-		r.world.Secrets = append(r.world.Secrets, l.Items...)
+		r.world.Route.Secrets = append(r.world.Route.Secrets, l.Items...)
 	}
 }
 
@@ -192,14 +198,15 @@ func (r *whyReader) readPods(namespace string, selector *metav1.LabelSelector) {
 }
 
 func (r *whyReader) readEvents(namespace, selector string) {
-	if l, ok := listForWhy(r, why.Events, metav1.ListOptions{FieldSelector: selector}, r.cs.CoreV1().Events(namespace).List); ok {
+	if l, ok := listForWhy(r, why.Events, metav1.ListOptions{FieldSelector: selector},
+		r.cs.CoreV1().Events(namespace).List); ok {
 		r.world.Events = l.Items
 	}
 }
 
-// readDependencies reads the nodes and, for pods that are not scheduled, their claims, their
-// PodGroups, and all running pods of the cluster. If no scheduler has handled a pod, it also reads
-// the names of the schedulers.
+// readDependencies reads the nodes. For pods that are not scheduled, it also reads their claims,
+// their PodGroups, and all running pods of the cluster. If no scheduler has handled a pod, it also
+// reads the names of the schedulers.
 func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 	if l, ok := listForWhy(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		r.world.Nodes = l.Items
@@ -213,16 +220,18 @@ func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 		}
 	}
 	if waits && claims {
-		if l, ok := listForWhy(r, why.Claims, metav1.ListOptions{}, r.cs.CoreV1().PersistentVolumeClaims(namespace).List); ok {
+		if l, ok := listForWhy(r, why.Claims, metav1.ListOptions{},
+			r.cs.CoreV1().PersistentVolumeClaims(namespace).List); ok {
 			r.world.Claims = l.Items
 		}
 	}
 	if grouped {
-		if l, ok := listForWhy(r, why.Groups, metav1.ListOptions{}, r.cs.SchedulingV1beta1().PodGroups(namespace).List); ok {
-			r.world.Groups = l.Items
+		if l, ok := listForWhy(r, why.Groups, metav1.ListOptions{},
+			r.cs.SchedulingV1beta1().PodGroups(namespace).List); ok {
+			r.world.Group.Groups = l.Items
 		}
 		if l, ok := listForWhy(r, why.Mates, metav1.ListOptions{}, r.cs.CoreV1().Pods(namespace).List); ok {
-			r.world.Mates = l.Items
+			r.world.Group.Mates = l.Items
 		}
 	}
 	if slices.ContainsFunc(pods, isUnseenByScheduler) {
@@ -230,7 +239,8 @@ func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 	}
 	if waits {
 		running := fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed").String()
-		if l, ok := listForWhy(r, why.Placed, metav1.ListOptions{FieldSelector: running}, r.cs.CoreV1().Pods("").List); ok {
+		if l, ok := listForWhy(r, why.Placed, metav1.ListOptions{FieldSelector: running},
+			r.cs.CoreV1().Pods("").List); ok {
 			r.world.Placed = l.Items
 		}
 	}
@@ -240,12 +250,14 @@ func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 // that no scheduler has handled it. It returns false for a pod that is being deleted.
 func isUnseenByScheduler(p corev1.Pod) bool {
 	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
-		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
+		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled
+		})
 }
 
 // readSchedulers reads the scheduler names that the cluster's own scheduler serves. If the request
-// fails, the names are added to r.world.Unread: many users lack the permission, and earlier
-// releases do not report them.
+// fails, it adds why.Schedulers to r.world.Unread: many users lack the permission, and earlier
+// releases do not report the names.
 func (r *whyReader) readSchedulers() {
 	if r.err != nil {
 		return
@@ -259,11 +271,11 @@ func (r *whyReader) readSchedulers() {
 		r.world.Unread = append(r.world.Unread, why.Schedulers)
 		return
 	}
-	r.world.Schedulers = s.Schedulers
+	r.world.Group.Schedulers = s.Schedulers
 }
 
-// readAutoscaled reads the target of HorizontalPodAutoscaler h, its pods, and the names of the pods
-// that have a usage sample in metrics.k8s.io.
+// readAutoscaled reads the target of HorizontalPodAutoscaler h, the target's pods, and the names of
+// those pods that have a usage sample in metrics.k8s.io.
 func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	r.readEvents(h.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(h.UID)).String())
 	selector, ok := r.readScaleTarget(h)
@@ -283,7 +295,9 @@ func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	var measured struct {
 		Items []metav1.PartialObjectMetadata
 	}
-	raw, err := r.cs.CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1/namespaces", h.Namespace, "pods").VersionedParams(&options, scheme.ParameterCodec).DoRaw(r.ctx)
+	raw,
+		err := r.cs.CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1/namespaces", h.Namespace,
+		"pods").VersionedParams(&options, scheme.ParameterCodec).DoRaw(r.ctx)
 	if err == nil {
 		err = json.Unmarshal(raw, &measured)
 	}
@@ -291,16 +305,16 @@ func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	case apierrors.IsForbidden(err):
 		r.world.Unread = append(r.world.Unread, why.PodMetrics)
 	case err != nil:
-		r.world.NotServed = err.Error()
+		r.world.Scale.NotServed = err.Error()
 	}
 	for _, m := range measured.Items {
-		r.world.Measured = append(r.world.Measured, m.Name)
+		r.world.Scale.Measured = append(r.world.Scale.Measured, m.Name)
 	}
 }
 
 // readScaleTarget reads all objects of the kind that HorizontalPodAutoscaler h scales into
-// r.world.Scaled. It returns the pod selector of the target, or "" if the target does not exist. ok
-// is false if the kind is not supported, or if the objects could not be read.
+// r.world.Scale.Scaled. It returns the pod selector of the target, or "" if the target does not
+// exist. ok is false if the kind is not supported, or if the objects could not be read.
 func (r *whyReader) readScaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
 	var all runtime.Object
 	ref := h.Spec.ScaleTargetRef
@@ -333,6 +347,6 @@ func (r *whyReader) readScaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) (s
 		}
 		return nil
 	})
-	r.world.Scaled = &t
+	r.world.Scale.Scaled = &t
 	return selector, true
 }

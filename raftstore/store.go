@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// Revision numbers a state of the whole store. Every commit that changes something increments it by
-// exactly one; all ops of one commit share it. Zero means "none" or "current", depending on the
-// call. The first commit is revision 1.
+// Revision is the number of a state of the whole store. Every commit that changes something
+// increments it by exactly one; all ops of one commit have the same revision. Zero means "none" or
+// "current", depending on the call. The first commit is revision 1.
 type Revision uint64
 
 // Item is one key with its value and the revisions of the commits that created and last wrote it.
@@ -38,15 +38,15 @@ const (
 	OpCheck  OpKind = 3 // change nothing, only require the precondition
 )
 
-// Precondition is a condition on the state of an Op's key, without which the commit fails. The zero
-// value means no condition.
+// Precondition is a condition on the state of an Op's key. If it does not hold, the whole commit
+// fails. The zero value means no condition.
 type Precondition struct {
 	Absent   bool     // the key must not exist
 	Revision Revision // the key must exist with exactly this Modified revision (when not zero)
 }
 
-// Op is one step of a commit: a put, a delete or a check of one key. If restricts the whole commit
-// to a state of that key.
+// Op is one step of a commit: a put, a delete or a check of one key. If is the precondition of the
+// whole commit on that key.
 type Op struct {
 	Kind  OpKind
 	Key   string
@@ -56,30 +56,30 @@ type Op struct {
 }
 
 // Put, Create, Update, Delete and DeleteAt return the common ops. Create requires that the key does
-// not exist. Update and DeleteAt require that the key's Modified revision is at.
+// not exist. Update and DeleteAt require that the key's Modified revision equals the argument
+// revision.
 func Put(key string, value []byte) Op { return Op{Kind: OpPut, Key: key, Value: value} }
 func Create(key string, value []byte) Op {
 	return Op{Kind: OpPut, Key: key, Value: value, If: Precondition{Absent: true}}
 }
-func Update(key string, value []byte, at Revision) Op {
-	return Op{Kind: OpPut, Key: key, Value: value, If: Precondition{Revision: at}}
+func Update(key string, value []byte, revision Revision) Op {
+	return Op{Kind: OpPut, Key: key, Value: value, If: Precondition{Revision: revision}}
 }
 func Delete(key string) Op { return Op{Kind: OpDelete, Key: key} }
-func DeleteAt(key string, at Revision) Op {
-	return Op{Kind: OpDelete, Key: key, If: Precondition{Revision: at}}
+func DeleteAt(key string, revision Revision) Op {
+	return Op{Kind: OpDelete, Key: key, If: Precondition{Revision: revision}}
 }
 
 // Fence is the raft term in which a replica became the leader. It restricts a commit to that term.
 // The zero Fence means "not fenced".
 type Fence uint64
 
-// Commit is an atomic change: all ops apply, or none does.
-// No key may appear twice.
+// Commit is an atomic change: either all ops are applied, or none. No key may appear twice.
 type Commit struct {
 	Ops []Op
 	// Fence, if not zero, restricts the commit to one raft term: the term in which this replica, as
-	// the leader, decided to make the commit. Only this replica proposes the commit and never
-	// forwards it. The state machine applies it only in that term; otherwise the error is
+	// the leader, decided to make the commit. This replica then never forwards the commit to
+	// another leader. The state machine applies it only in that term; otherwise the error is
 	// ErrFenced.
 	Fence Fence
 }
@@ -101,8 +101,8 @@ type Event struct {
 }
 
 // Events is one delivery of a watch: all events of one revision with keys that match the watched
-// prefix, in the order of the commit's ops. Without events it is a progress note: everything up to
-// and including Revision has been delivered.
+// prefix, in the order of the commit's ops. A delivery without events is a progress note:
+// everything up to and including Revision has been delivered.
 type Events struct {
 	Revision Revision
 	Events   []Event
@@ -117,11 +117,12 @@ type Watcher interface {
 }
 
 // ProgressRequester is implemented by watchers that can send a progress note (an Events value
-// without events) on C on request. A cache can call Store.Sync and then RequestProgress. When the
-// note arrives, the cache has received everything that was acknowledged before the call of Sync.
+// without events) on C when requested. A cache can call Store.Sync and then RequestProgress. When
+// the note arrives, the cache has received everything that was acknowledged before the call of
+// Sync.
 type ProgressRequester interface{ RequestProgress() }
 
-// ReadOptions choose how fresh a read is.
+// ReadOptions select how recent the state of a read must be.
 type ReadOptions struct {
 	// Local reads this replica's applied state without contacting the leader. By default a read is
 	// linearizable: it observes everything that was acknowledged before it started.
@@ -132,9 +133,9 @@ type ReadOptions struct {
 // read.
 type ListOptions struct {
 	ReadOptions
-	Limit int      // most items to return; 0 = all
+	Limit int      // maximum number of items to return; 0 = all
 	After string   // return keys strictly greater than this one (the continue key)
-	At    Revision // read the state at this revision; 0 = current. ErrCompacted if it is no longer retained
+	At    Revision // revision of the state to read; 0 = current. ErrCompacted if it is no longer retained
 }
 
 // List is the result of listing a prefix at one revision.
@@ -157,12 +158,12 @@ type Store interface {
 	// Get returns the item at key, or ErrNotFound. In both cases it returns the revision of the
 	// state that was read.
 	Get(ctx context.Context, key string, o ReadOptions) (Item, Revision, error)
-	// List returns the items with the key prefix.
+	// List returns the items with keys that have the prefix.
 	List(ctx context.Context, prefix string, o ListOptions) (List, error)
-	// Watch delivers every event after a revision for keys with the prefix, in order, without a gap
-	// or a duplicate. after = 0 means the current revision. A revision that no replica has reached
-	// is ErrFutureRevision. A watch never blocks a commit: a slow watcher catches up from history,
-	// or ends with ErrSlowWatcher.
+	// Watch delivers every event with a revision greater than after, for keys with the prefix, in
+	// order, without a gap or a duplicate. 0 means the current revision. If no replica has reached
+	// the revision after, the error is ErrFutureRevision. A watch never blocks a commit: a slow
+	// watcher catches up from history, or ends with ErrSlowWatcher.
 	Watch(ctx context.Context, prefix string, after Revision) (Watcher, error)
 	// Sync is a read-index operation. It returns once this replica's applied state includes
 	// everything that any replica acknowledged before the call. The result is the revision of that
@@ -184,12 +185,14 @@ type Member struct {
 	Contact int64
 }
 
-// Status is this replica's view of the raft cluster.
+// Status is the state of the raft cluster as this replica knows it.
 type Status struct {
-	ID           string
-	Term         uint64
-	Leader       string // ID of the leader; "" when unknown
-	Leaders      int    // number of leader changes that this replica has observed within LeadersWindow, including reelections of the same leader
+	ID     string
+	Term   uint64
+	Leader string // ID of the leader; "" when unknown
+	// number of leader changes that this replica has observed within LeadersWindow, including
+	// reelections of the same leader
+	Leaders      int
 	Revision     Revision
 	Compacted    Revision // history up to and including this revision has been compacted
 	CommitIndex  uint64
@@ -201,7 +204,7 @@ type Status struct {
 	HistoryBytes int64   // sum of key and value sizes of the old versions that history retains
 	Quota        int64   // bytes of state and history above which the store becomes read-only; 0 = no quota
 	DiskBytes    int64   // log, journal and snapshots on this replica's disk
-	Watchers     int     // running on this replica
+	Watchers     int     // number of watchers on this replica
 	Alarms       []Alarm // active alarms, the same on every replica
 }
 
@@ -259,16 +262,21 @@ var (
 	ErrSlowWatcher    = errors.New("raftstore: watcher was too slow")
 	ErrClosed         = errors.New("raftstore: store is closed")
 	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with the reason
-	ErrNoSpace        = errors.New("raftstore: space quota is exceeded: the store accepts only deletes and small updates")
-	ErrUnknownMember  = errors.New("raftstore: no such member")
-	ErrMemberExists   = errors.New("raftstore: member exists already") // a different member with the same ID or address; wrapped with the remedy
-	ErrNoMajority     = errors.New("raftstore: change would leave no majority")
-	ErrTransferFailed = errors.New("raftstore: leadership was not transferred")                                  // wrapped with the voter and the reason
-	ErrTooLarge       = errors.New("raftstore: request is too large")                                            // wrapped with the sizes
-	ErrTooOld         = errors.New("raftstore: replica is of a release that does not understand what is stored") // wrapped with the feature levels
+	ErrNoSpace        = errors.New("raftstore: space quota is exceeded: the store accepts only deletes " +
+		"and small updates")
+	ErrUnknownMember = errors.New("raftstore: no such member")
+	// a different member with the same ID or address; wrapped with the remedy
+	ErrMemberExists = errors.New("raftstore: member exists already")
+	ErrNoMajority   = errors.New("raftstore: change would leave no majority")
+	// wrapped with the ID of the voter and the reason
+	ErrTransferFailed = errors.New("raftstore: leadership was not transferred")
+	// wrapped with the sizes
+	ErrTooLarge = errors.New("raftstore: request is too large")
+	// wrapped with the feature levels
+	ErrTooOld = errors.New("raftstore: replica is of a release that does not understand what is stored")
 )
 
-// Size limits of a commit. Exceeding one is ErrTooLarge.
+// Size limits of a commit. A commit that exceeds one of them fails with ErrTooLarge.
 const (
 	MaxKeyBytes    = 1024
 	MaxValueBytes  = 3 << 19 // 1.5 MiB
@@ -276,9 +284,10 @@ const (
 	MaxCommitOps   = 128
 )
 
-// ConflictError reports the first op of a commit with a precondition that does not hold. The
-// replica that returns it has applied At, unless the caller's deadline ended first. A local read on
-// that replica then returns that state or a later one.
+// ConflictError is returned for a commit with a precondition that does not hold. It describes the
+// first op with such a precondition. The replica that returns it has applied the revision At,
+// unless the caller's deadline ended first. A local read on that replica then returns the state at
+// that revision or a later one.
 type ConflictError struct {
 	Key  string
 	Want Precondition
@@ -286,7 +295,7 @@ type ConflictError struct {
 	// always as of At. Its Value is set if the replica can read that state: the item is unchanged,
 	// or At is in the retained history. Otherwise NoValue is set.
 	Have *Item
-	At   Revision // the state that was examined
+	At   Revision // revision of the state in which the precondition was checked
 	// NoValue means that Have has no Value; Get returns the current one. The commit was retried
 	// after its history was compacted, or the deadline ended before the replica had applied At.
 	NoValue bool
@@ -305,9 +314,9 @@ func (e *ConflictError) Error() string {
 
 // Leader is implemented by a store that can run a function while its replica is the raft leader.
 type Leader interface {
-	// Lead calls lead each time this replica has become the leader and has applied everything that
-	// was committed before. lead receives the new term as its fence. Its context ends when the
-	// replica loses leadership. Lead waits for lead to return before it calls it again. Lead itself
-	// returns when its own ctx ends.
+	// Lead calls the function lead each time this replica has become the leader and has applied
+	// everything that was committed before. lead receives the new raft term as its fence. The
+	// context of lead ends when the replica loses leadership. Lead waits until lead has returned
+	// before it calls lead again. Lead itself returns when ctx ends.
 	Lead(ctx context.Context, lead func(ctx context.Context, fence Fence) error) error
 }

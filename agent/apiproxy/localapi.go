@@ -2,10 +2,10 @@
 // the control plane. Programs on the node need neither a load balancer nor a list of replicas. TLS
 // is end to end between the client and the replica; replica certificates include 127.0.0.1.
 //
-// The replicas come from the EndpointSlice of Service default/kubernetes in the agent's view, which
-// may be that of the checkpoint. A replica that cannot be reached is tried last for a short time.
-// Connections to a replica that is no longer in the slice are closed after a delay, so that their
-// clients reconnect to another replica.
+// The replicas come from the EndpointSlice of Service default/kubernetes in the agent's view of the
+// cluster, which may come from the checkpoint on disk. For a short time, a replica that could not
+// be reached is tried last. Connections to a replica that is no longer in the slice are closed
+// after a delay, so that their clients reconnect to another replica.
 package apiproxy
 
 import (
@@ -31,21 +31,21 @@ const (
 	// maxConns is the default limit of concurrent connections, each of which uses two file
 	// descriptors.
 	maxConns = 1024
-	// dialTimeout is the timeout for connecting to one replica. On a link that can carry a cluster,
-	// connecting takes far less time.
+	// dialTimeout is the timeout for connecting to one replica. Connecting takes far less time on
+	// every link that is fast enough for a cluster.
 	dialTimeout = time.Second
-	// failedPenalty is how long a replica that could not be reached is tried last.
+	// failedPenalty is the time during which a replica that could not be reached is tried last.
 	failedPenalty = 5 * time.Second
 	// defaultDrainTime is the default of Config.DrainTime.
 	defaultDrainTime = 10 * time.Second
-	// listenRetry is the interval at which listening is retried while another program uses the
+	// listenRetry is the delay before listening is tried again, if another program uses the
 	// address.
 	listenRetry = 10 * time.Second
 	// userTimeout is the maximum time that data sent to a replica may remain unacknowledged.
 	userTimeout = 10 * time.Second
 )
 
-// keepAlive detects replicas on failed machines.
+// keepAlive are the TCP keep-alive settings that detect replicas on failed machines.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Config is the configuration of a Server.
@@ -63,9 +63,9 @@ type Server struct {
 
 	mu      sync.Mutex
 	next    int
-	failed  map[netip.AddrPort]time.Time // replicas that could not be reached, and when
+	failed  map[netip.AddrPort]time.Time // key: replica that could not be reached; value: time of the failure
 	open    map[*proxiedConn]struct{}
-	refused bool // the limit has been logged
+	refused bool // reaching the limit has been logged
 }
 
 // proxiedConn is one connection that is forwarded to a replica.
@@ -79,7 +79,7 @@ func (c *proxiedConn) closeBoth() {
 	c.replica.Close()
 }
 
-// New returns a Server. It does not listen until it runs.
+// New returns a Server. It does not listen before Run.
 func New(cfg Config) *Server {
 	cfg.DrainTime, cfg.Limit = cmp.Or(cfg.DrainTime, defaultDrainTime), cmp.Or(cfg.Limit, maxConns)
 	return &Server{cfg: cfg, failed: map[netip.AddrPort]time.Time{}, open: map[*proxiedConn]struct{}{}}
@@ -104,11 +104,13 @@ func (s *Server) waitForAddress(ctx context.Context) (net.Listener, error) {
 			return ln, nil
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, errors.Join(errors.New("listening for clients of the API on this node: --local-api-address"), err)
+			return nil, errors.Join(errors.New("listening for clients of the API on this node: --local-api-address"),
+				err)
 		}
 		if !told {
 			told = true
-			s.cfg.Log.Warn("another program uses the address for clients of the API on this node: 'ss -ltnp' shows which one; --local-api-address selects another address", "address", s.cfg.Address)
+			s.cfg.Log.Warn("another program uses the address for clients of the API on this node: 'ss -ltnp' shows "+
+				"which one; --local-api-address selects another address", "address", s.cfg.Address)
 		}
 		if err := wait.Delay(ctx, listenRetry); err != nil {
 			return nil, err
@@ -154,11 +156,13 @@ func (s *Server) logRefused() {
 	defer s.mu.Unlock()
 	if !s.refused {
 		s.refused = true
-		s.cfg.Log.Warn("connections to the API on this node are refused: the limit is reached", "limit", s.cfg.Limit, "address", s.cfg.Address)
+		s.cfg.Log.Warn("connections to the API on this node are refused: the limit is reached", "limit", s.cfg.Limit,
+			"address", s.cfg.Address)
 	}
 }
 
-// proxyConnection connects a client to a replica until one of them closes the connection.
+// proxyConnection connects a client to a ready replica and forwards data in both directions. It
+// returns when one of them closes the connection.
 func (s *Server) proxyConnection(ctx context.Context, client net.Conn, objects agent.Objects) {
 	defer client.Close()
 	c := &proxiedConn{client: client}
@@ -220,8 +224,8 @@ func copyBothWays(a, b net.Conn) {
 	both.Wait()
 }
 
-// readyReplicas returns the addresses of the ready replicas in the EndpointSlice of
-// default/kubernetes, in its order.
+// readyReplicas returns the addresses of the ready replicas, in the order of the EndpointSlice of
+// default/kubernetes.
 func readyReplicas(objects agent.Objects) []netip.AddrPort {
 	slice, ok := objects.EndpointSlice("default", "kubernetes")
 	if !ok || len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
@@ -243,22 +247,24 @@ func readyReplicas(objects agent.Objects) []netip.AddrPort {
 
 // withoutSelf returns the replica addresses without the address of this server. A replica that
 // advertises this address would otherwise cause a loop.
-func (s *Server) withoutSelf(all []netip.AddrPort) []netip.AddrPort {
-	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return a == s.cfg.Address })
+func (s *Server) withoutSelf(replicas []netip.AddrPort) []netip.AddrPort {
+	return slices.DeleteFunc(replicas, func(a netip.AddrPort) bool { return a == s.cfg.Address })
 }
 
 // rotateReplicas returns the replica addresses in the order in which to try them. Each call starts
 // with a different replica. Replicas that recently could not be reached come last.
-func (s *Server) rotateReplicas(all []netip.AddrPort, now time.Time) []netip.AddrPort {
-	if len(all) == 0 {
+func (s *Server) rotateReplicas(replicas []netip.AddrPort, now time.Time) []netip.AddrPort {
+	if len(replicas) == 0 {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next++
-	at := s.next % len(all)
-	out := slices.Concat(all[at:], all[:at])
-	slices.SortStableFunc(out, func(a, b netip.AddrPort) int { return cmp.Compare(s.failurePenalty(a, now), s.failurePenalty(b, now)) })
+	at := s.next % len(replicas)
+	out := slices.Concat(replicas[at:], replicas[:at])
+	slices.SortStableFunc(out, func(a, b netip.AddrPort) int {
+		return cmp.Compare(s.failurePenalty(a, now), s.failurePenalty(b, now))
+	})
 	return out
 }
 
@@ -269,16 +275,17 @@ func (s *Server) failurePenalty(a netip.AddrPort, now time.Time) int {
 	return 0
 }
 
-// recordDial records whether connecting to the replica at a succeeded.
-func (s *Server) recordDial(a netip.AddrPort, well bool) {
+// recordDial records whether connecting to the replica with this address succeeded.
+func (s *Server) recordDial(replica netip.AddrPort, succeeded bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if delete(s.failed, a); !well {
-		s.failed[a] = time.Now()
+	if delete(s.failed, replica); !succeeded {
+		s.failed[replica] = time.Now()
 	}
 }
 
-// drainRemoved closes connections to replicas that have not been listed for DrainTime.
+// drainRemoved closes connections to replicas that have been missing in the list of replicas for
+// DrainTime. It runs until ctx ends.
 func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	changes := objects.Follow(ctx, "EndpointSlice")
 	gone := map[netip.AddrPort]time.Time{} // replica → when it was removed from the list
@@ -292,7 +299,8 @@ func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 			if !ok {
 				return
 			}
-			if _, ours := c.Keys[agent.ObjectKey{Kind: "EndpointSlice", Namespace: "default", Name: "kubernetes"}]; !c.All && !ours {
+			if _, ours := c.Keys[agent.ObjectKey{Kind: "EndpointSlice", Namespace: "default",
+				Name: "kubernetes"}]; !c.All && !ours {
 				continue
 			}
 		case <-due.C:
@@ -301,9 +309,9 @@ func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	}
 }
 
-// closeDrained closes the connections to replicas that have not been listed for DrainTime. It
-// returns the delay after which it must be called again. While no replica is listed at all, the
-// list itself is missing, and it closes no connection.
+// closeDrained closes the connections to replicas that have been missing in listed for DrainTime.
+// It returns the delay after which it must be called again. If listed is empty, the list itself is
+// missing, and no connection is closed. gone maps missing replicas to the time of removal.
 func (s *Server) closeDrained(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
 	next := time.Hour
 	for _, a := range listed {

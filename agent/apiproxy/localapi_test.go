@@ -45,7 +45,8 @@ func (v *view) set(port int32, addresses ...string) {
 	v.mu.Lock()
 	v.slice = s
 	v.mu.Unlock()
-	v.changes <- agent.ObjectChanges{Keys: map[agent.ObjectKey]struct{}{{Kind: "EndpointSlice", Namespace: "default", Name: "kubernetes"}: {}}}
+	v.changes <- agent.ObjectChanges{Keys: map[agent.ObjectKey]struct{}{{Kind: "EndpointSlice", Namespace: "default",
+		Name: "kubernetes"}: {}}}
 }
 
 // replica sends its name to each client and then echoes the client's data.
@@ -188,7 +189,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			break
 		}
 		if time.Now().After(until) {
-			t.Fatal("nobody is let in although a client has gone")
+			t.Fatal("no client is admitted although a connection has been closed")
 		}
 	}
 }

@@ -25,7 +25,7 @@ type deviceRequest struct {
 	container string
 	resource  string
 	count     int64
-	reusable  bool // the container exits before the next one starts, which may reuse its devices
+	reusable  bool // the container exits before the next container starts, which may reuse its devices
 }
 
 // deviceRequests returns the requests of a pod's containers for devices, in the order in which the
@@ -43,7 +43,8 @@ func (m *Manager) deviceRequests(pod *v1.Pod) []deviceRequest {
 		slices.Sort(names)
 		for _, name := range names {
 			q := c.Resources.Limits[v1.ResourceName(name)]
-			out = append(out, deviceRequest{container: c.Name, resource: name, count: saturate.Value(&q), reusable: passes})
+			out = append(out, deviceRequest{container: c.Name, resource: name, count: saturate.Value(&q),
+				reusable: passes})
 		}
 	}
 	for i := range pod.Spec.InitContainers {
@@ -65,7 +66,9 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	m.mu.Unlock()
 	defer m.cancelReservations(pod.UID)
 	until, fresh := time.Now().Add(m.cfg.ReturnWait), false
-	left := map[string][]string{} // by resource: devices of init containers that will have exited before the next container starts
+	// by resource: devices of init containers that will have exited before the next container
+	// starts
+	left := map[string][]string{}
 	for _, n := range needs {
 		has, ok := r.Containers[n.container][n.resource]
 		if !ok {
@@ -79,7 +82,9 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 			r.Containers[n.container][n.resource] = has
 			fresh = true
 		}
-		rest := slices.DeleteFunc(slices.Clone(left[n.resource]), func(id string) bool { return slices.Contains(has.IDs, id) })
+		rest := slices.DeleteFunc(slices.Clone(left[n.resource]), func(id string) bool {
+			return slices.Contains(has.IDs, id)
+		})
 		if n.reusable {
 			rest = append(rest, has.IDs...)
 		}
@@ -99,10 +104,11 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// cloneFor returns a copy of the pod's record that may be modified. If r is nil, it returns an
-// empty record for the pod.
+// cloneFor returns a copy of the pod's record that the caller may modify. If r is nil, it returns
+// an empty record for the pod.
 func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
-	out := &podRecord{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]allocation{}}
+	out := &podRecord{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
+		Containers: map[string]map[string]allocation{}}
 	if r != nil {
 		for c, has := range r.Containers {
 			out.Containers[c] = maps.Clone(has)
@@ -111,17 +117,20 @@ func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
 	return out
 }
 
-// allocateDevices reserves devices for the request n of a container, and calls Allocate of their
-// plugin. left are devices of earlier containers that may be reused. until limits the wait for
-// missing devices.
-func (m *Manager) allocateDevices(ctx context.Context, pod *v1.Pod, n deviceRequest, left []string, until time.Time) (g allocation, err error) {
-	ids, p, err := m.reserveDevices(ctx, pod.UID, n, left, until)
+// allocateDevices reserves the devices that a container requests, calls Allocate of their plugin,
+// and returns the allocation. reusable are devices of earlier containers that this container may
+// reuse. It waits for missing devices until the deadline.
+func (m *Manager) allocateDevices(
+	ctx context.Context, pod *v1.Pod, request deviceRequest, reusable []string, deadline time.Time,
+) (g allocation, err error) {
+	ids, p, err := m.reserveDevices(ctx, pod.UID, request, reusable, deadline)
 	if err != nil {
 		return g, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
 	defer cancel()
-	res, err := p.client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	res, err := p.client.Allocate(ctx,
+		&api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return g, p.callError("Allocate", err)
 	}
@@ -138,16 +147,18 @@ func (p *registeredPlugin) callError(call string, err error) error {
 	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, truncateText(err.Error()))
 }
 
-// reserveDevices reserves devices for the request n of a container, and returns their IDs and their
-// plugin. It prefers the devices in left. If devices are missing because their plugin has just
-// disconnected or a pod is terminating, it waits until the time until.
-func (m *Manager) reserveDevices(ctx context.Context, pod types.UID, n deviceRequest, left []string, until time.Time) ([]string, *registeredPlugin, error) {
-	waiting, stop := context.WithDeadline(ctx, until)
+// reserveDevices reserves the devices that a container requests, and returns their IDs and their
+// plugin. It uses reusable devices first. If devices are missing because their plugin has just
+// disconnected or a pod is terminating, it waits for them until the deadline.
+func (m *Manager) reserveDevices(
+	ctx context.Context, pod types.UID, request deviceRequest, reusable []string, deadline time.Time,
+) ([]string, *registeredPlugin, error) {
+	waiting, stop := context.WithDeadline(ctx, deadline)
 	defer stop()
 	var news <-chan struct{}
 	for {
-		ids, p, err := m.tryReserve(ctx, pod, n, left)
-		if !errors.Is(err, errUnavailable) || !m.isShortageTransient(n.resource) {
+		ids, p, err := m.tryReserve(ctx, pod, request, reusable)
+		if !errors.Is(err, errUnavailable) || !m.isShortageTransient(request.resource) {
 			return ids, p, err
 		}
 		if news == nil {
@@ -162,7 +173,9 @@ func (m *Manager) reserveDevices(ctx context.Context, pod types.UID, n deviceReq
 	}
 }
 
-func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
+func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest, left []string) (
+	[]string, *registeredPlugin, error,
+) {
 	free, p, err := m.freeDevices(pod, n, left)
 	if err != nil {
 		return nil, nil, err
@@ -171,7 +184,8 @@ func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest
 	missing := n.count - int64(len(ids))
 	var preferred []string
 	if missing > 0 && p.options.GetGetPreferredAllocationAvailable() {
-		if preferred, err = p.preferredDevices(ctx, m.cfg.QueryLimit, slices.Concat(ids, free), ids, n.count); err != nil {
+		if preferred, err = p.preferredDevices(ctx, m.cfg.QueryLimit, slices.Concat(ids, free), ids, n.count); err !=
+			nil {
 			return nil, nil, err
 		}
 	}
@@ -180,7 +194,8 @@ func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest
 	used := m.usedDevices(n.resource)
 	ids = selectDevices(ids, int(n.count), preferred, slices.DeleteFunc(free, func(id string) bool { return used[id] }))
 	if int64(len(ids)) < n.count { // another pod has reserved devices in the meantime
-		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable, n.resource, n.count, len(ids))
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable, n.resource,
+			n.count, len(ids))
 	}
 	if m.reserved[pod] == nil {
 		m.reserved[pod] = map[string]map[string]bool{}
@@ -194,31 +209,34 @@ func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest
 	return ids, p, nil
 }
 
-// freeDevices returns the unused healthy devices for the request n, and their plugin. It returns an
-// error if there are too few. Devices in left count as unused.
-func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
+// freeDevices returns the unused healthy devices of the requested resource, and their plugin. It
+// returns an error if these and the reusable devices together are fewer than requested.
+func (m *Manager) freeDevices(pod types.UID, request deviceRequest, reusable []string) (
+	[]string, *registeredPlugin, error,
+) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for uid, err := range m.damaged {
 		return nil, nil, fmt.Errorf("the devices of pod %s are unknown: delete that pod: %w", uid, err)
 	}
-	r := m.resources[n.resource]
+	r := m.resources[request.resource]
 	if r == nil {
-		return nil, nil, fmt.Errorf("%s: %w", n.resource, errPluginMissing)
+		return nil, nil, fmt.Errorf("%s: %w", request.resource, errPluginMissing)
 	}
-	used := m.usedDevices(n.resource)
+	used := m.usedDevices(request.resource)
 	out := slices.DeleteFunc(r.healthyDevices(), func(id string) bool { return used[id] })
-	if have := int64(len(out) + len(left)); have < n.count {
-		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable, n.resource, n.count, have)
+	if have := int64(len(out) + len(reusable)); have < request.count {
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable,
+			request.resource, request.count, have)
 	}
-	if r.plugin == nil { // the devices in left would suffice, but without the plugin their settings are unknown
-		return nil, nil, fmt.Errorf("%w for %s: %w", errUnavailable, n.resource, errPluginMissing)
+	if r.plugin == nil { // the devices in reusable would suffice, but without the plugin their settings are unknown
+		return nil, nil, fmt.Errorf("%w for %s: %w", errUnavailable, request.resource, errPluginMissing)
 	}
 	return out, r.plugin, nil
 }
 
-// selectDevices adds devices to chosen until it has count devices, and returns it. It takes first
-// the free devices that the plugin prefers, and then other free devices. It is pure.
+// selectDevices returns chosen, extended with free devices to count devices. It first adds the free
+// devices that the plugin prefers, and then other free devices. It is pure.
 func selectDevices(chosen []string, count int, preferred, free []string) []string {
 	out, open := slices.Clone(chosen), map[string]bool{}
 	for _, id := range free {
@@ -235,12 +253,16 @@ func selectDevices(chosen []string, count int, preferred, free []string) []strin
 }
 
 // preferredDevices asks the plugin which of the available devices it prefers for an allocation of
-// count devices that includes must. The answer is not binding.
-func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
+// count devices that includes must. The allocation need not follow the response.
+func (p *registeredPlugin) preferredDevices(
+	ctx context.Context, limit time.Duration, available, must []string, count int64,
+) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	res, err := p.client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}}) // count cannot overflow, because that many devices exist
+	res, err := p.client.GetPreferredAllocation(ctx,
+		&api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+			// count cannot overflow, because that many devices exist
+			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}})
 	if err != nil {
 		return nil, p.callError("GetPreferredAllocation", err)
 	}
@@ -250,25 +272,25 @@ func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Dura
 	return res.ContainerResponses[0].GetDeviceIDs(), nil
 }
 
-// usedDevices returns the IDs of the devices of the resource name that are allocated to pods or
-// reserved for them. The caller holds the lock.
-func (m *Manager) usedDevices(name string) map[string]bool {
+// usedDevices returns the IDs of the devices of a resource that are allocated to pods or reserved
+// for them. The caller holds the lock.
+func (m *Manager) usedDevices(resource string) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range m.pods {
 		for _, has := range r.Containers {
-			for _, id := range has[name].IDs {
+			for _, id := range has[resource].IDs {
 				out[id] = true
 			}
 		}
 	}
 	for _, by := range m.reserved {
-		maps.Copy(out, by[name])
+		maps.Copy(out, by[resource])
 	}
 	return out
 }
 
-// cancelReservations removes the reservations of a pod. If its record was saved, its devices stay
-// allocated by the record.
+// cancelReservations removes the reservations of a pod. If the pod's record was saved, the devices
+// in it stay allocated.
 func (m *Manager) cancelReservations(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,18 +300,18 @@ func (m *Manager) cancelReservations(pod types.UID) {
 	}
 }
 
-// isShortageTransient reports whether missing devices of the resource name may soon be available.
-// That is so if their plugin has just disconnected, as during a restart of the plugin or agent. It
-// is also so if a pod that has devices is terminating.
-func (m *Manager) isShortageTransient(name string) bool {
+// isShortageTransient reports whether missing devices of a resource may soon be available. That is
+// the case if their plugin has just disconnected, as during a restart of the plugin or agent. It is
+// also the case if a pod that has such devices is terminating.
+func (m *Manager) isShortageTransient(resource string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r := m.resources[name]; r != nil && r.plugin == nil && time.Since(r.lostAt) < m.cfg.ReturnWait {
+	if r := m.resources[resource]; r != nil && r.plugin == nil && time.Since(r.lostAt) < m.cfg.ReturnWait {
 		return true
 	}
 	for uid, r := range m.pods {
 		for _, has := range r.Containers {
-			if len(has[name].IDs) == 0 || m.cfg.Objects == nil {
+			if len(has[resource].IDs) == 0 || m.cfg.Objects == nil {
 				continue
 			}
 			if p, ok := m.cfg.Objects.Pod(uid); !ok || p.DeletionTimestamp != nil {
@@ -339,21 +361,20 @@ func (r *podRecord) containerDevices(container string) map[string]allocation {
 	return r.Containers[container]
 }
 
-// preStart calls PreStartContainer of the plugin of the resource name for the devices ids of a
-// container.
-func (m *Manager) preStart(ctx context.Context, name string, ids []string) error {
+// preStart calls PreStartContainer of a resource's plugin for the devices of a container.
+func (m *Manager) preStart(ctx context.Context, resource string, deviceIDs []string) error {
 	m.mu.Lock()
 	var p *registeredPlugin
-	if r := m.resources[name]; r != nil {
+	if r := m.resources[resource]; r != nil {
 		p = r.plugin
 	}
 	m.mu.Unlock()
 	if p == nil {
-		return fmt.Errorf("preparing devices of %s before the container starts: %w", name, errPluginMissing)
+		return fmt.Errorf("preparing devices of %s before the container starts: %w", resource, errPluginMissing)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
 	defer cancel()
-	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
+	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: deviceIDs}); err != nil {
 		return p.callError("PreStartContainer", err)
 	}
 	return nil

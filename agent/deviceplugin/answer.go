@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// containerSettings are the settings of a container from an Allocate response, in the form in which
-// they are stored.
+// containerSettings are the settings of a container from an Allocate response, as the pod's record
+// stores them.
 type containerSettings struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []mount           `json:"mounts,omitempty"`
@@ -44,7 +44,8 @@ func parseAllocation(res *api.AllocateResponse) (a containerSettings, err error)
 		return a, fmt.Errorf("responses for %d containers, and one was requested", n)
 	}
 	c := res.ContainerResponses[0]
-	for what, n := range map[string]int{"variables": len(c.Envs), "mounts": len(c.Mounts), "devices": len(c.Devices), "annotations": len(c.Annotations),
+	for what, n := range map[string]int{"variables": len(c.Envs), "mounts": len(c.Mounts), "devices": len(c.Devices),
+		"annotations": len(c.Annotations),
 		"CDI devices": len(c.CdiDevices)} {
 		if n > maxSettings {
 			return a, fmt.Errorf("%d %s: %d at most", n, what, maxSettings)
@@ -67,7 +68,8 @@ func parseAllocation(res *api.AllocateResponse) (a containerSettings, err error)
 			return a, fmt.Errorf("a device: %w", err)
 		}
 		if strings.Trim(d.Permissions, "rwm") != "" || len(d.Permissions) > 3 {
-			return a, fmt.Errorf("device %s has the permissions %q: want a combination of r, w and m", truncateText(d.HostPath), truncateText(d.Permissions))
+			return a, fmt.Errorf("device %s has the permissions %q: want a combination of r, w and m",
+				truncateText(d.HostPath), truncateText(d.Permissions))
 		}
 		a.Devices = append(a.Devices, device{Container: d.ContainerPath, Host: d.HostPath, Permissions: d.Permissions})
 	}
@@ -90,8 +92,9 @@ func checkAbsolute(paths ...string) error {
 }
 
 // addTo adds the settings of one resource to out, the settings of a container. If two plugins set
-// the same variable, path or annotation, the first one takes effect; callers add resources in
-// order. seen contains the variables, paths and annotations already set.
+// the same variable, path or annotation, the first one takes effect. Callers therefore add
+// resources in a fixed order. seen contains the variables, paths and annotations that are already
+// set.
 func (a *containerSettings) addTo(out *agent.PluginDevices, seen map[string]bool) {
 	first := func(kind, name string) bool {
 		key := kind + "\x00" + name
@@ -106,12 +109,14 @@ func (a *containerSettings) addTo(out *agent.PluginDevices, seen map[string]bool
 	}
 	for _, d := range a.Mounts {
 		if first("path", filepath.Clean(d.Container)) {
-			out.Mounts = append(out.Mounts, &cri.Mount{ContainerPath: d.Container, HostPath: d.Host, Readonly: d.ReadOnly})
+			out.Mounts = append(out.Mounts, &cri.Mount{ContainerPath: d.Container, HostPath: d.Host,
+				Readonly: d.ReadOnly})
 		}
 	}
 	for _, d := range a.Devices {
 		if first("path", filepath.Clean(d.Container)) {
-			out.Devices = append(out.Devices, &cri.Device{ContainerPath: d.Container, HostPath: d.Host, Permissions: d.Permissions})
+			out.Devices = append(out.Devices, &cri.Device{ContainerPath: d.Container, HostPath: d.Host,
+				Permissions: d.Permissions})
 		}
 	}
 	for _, name := range a.CDI {

@@ -1,10 +1,10 @@
-// Package deviceplugin manages device plugins (kubelet's v1beta1 API). It accepts their
+// Package deviceplugin manages device plugins (the kubelet's API v1beta1). It accepts their
 // registrations, tracks their devices, which the node advertises as extended resources, and
 // allocates devices to containers.
 //
 // An allocation is stored on disk before the first container of a pod is created, and remains until
-// the pod has ended. Neither a restart of the agent nor one of a plugin can therefore allocate a
-// device to a second pod.
+// the pod has ended. Therefore a device is not allocated to a second pod after a restart of the
+// agent or of a plugin.
 package deviceplugin
 
 import (
@@ -36,7 +36,8 @@ const (
 	maxText      = 4096    // bytes of a path or of a plugin's error message
 )
 
-// Config is the configuration of a Manager. The comments state the defaults of zero durations.
+// Config is the configuration of a Manager. The comments of durations state the default, which
+// replaces zero.
 type Config struct {
 	Dir          string // kubelet's device-plugins directory with the registration socket; "" = none
 	Registration string // kubelet's plugins_registry directory, which is scanned for plugins; "" = none
@@ -60,9 +61,9 @@ type Manager struct {
 	loaded    bool
 	resources map[string]*devicePool
 	pods      map[types.UID]*podRecord
-	damaged   map[types.UID]error // records that cannot be read, so that the pod's devices are unknown
+	damaged   map[types.UID]error // unreadable records by pod; the devices of these pods are unknown
 	reserved  map[types.UID]map[string]map[string]bool
-	pending   map[string]*registeredPlugin // by resource: the newest registration, until its first device list
+	pending   map[string]*registeredPlugin // newest registration of each resource, until its first device list
 	sockets   map[string]*registeredPlugin // by registration socket
 	runCtx    context.Context              // context of Run; nil while Run is not active
 	serving   sync.WaitGroup
@@ -86,13 +87,16 @@ func New(cfg Config) *Manager {
 	for _, d := range []struct {
 		to        *time.Duration
 		otherwise time.Duration
-	}{{&cfg.AllocateLimit, 30 * time.Second}, {&cfg.QueryLimit, 10 * time.Second}, {&cfg.Grace, 5 * time.Minute}, {&cfg.ReturnWait, 10 * time.Second}} {
+	}{{&cfg.AllocateLimit, 30 * time.Second}, {&cfg.QueryLimit, 10 * time.Second}, {&cfg.Grace, 5 * time.Minute},
+		{&cfg.ReturnWait, 10 * time.Second}} {
 		if *d.to == 0 {
 			*d.to = d.otherwise
 		}
 	}
-	return &Manager{cfg: cfg, resources: map[string]*devicePool{}, pods: map[types.UID]*podRecord{}, damaged: map[types.UID]error{},
-		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*registeredPlugin{}, sockets: map[string]*registeredPlugin{}}
+	return &Manager{cfg: cfg, resources: map[string]*devicePool{}, pods: map[types.UID]*podRecord{},
+		damaged:  map[types.UID]error{},
+		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*registeredPlugin{},
+		sockets: map[string]*registeredPlugin{}}
 }
 
 // Manages reports whether a plugin has registered the resource with this agent process or the
@@ -105,8 +109,8 @@ func (m *Manager) Manages(name v1.ResourceName) bool {
 }
 
 // Resources returns the extended resources of the node. The devices of a disconnected plugin are
-// not allocatable, but count toward capacity for the grace period. Afterwards the capacity is 0,
-// which shows that the resource exists but its plugin is missing.
+// not allocatable, but count toward capacity for the time Config.Grace. Afterwards the capacity is
+// 0, which shows that the resource exists but its plugin is missing.
 func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +130,7 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	return capacity, allocatable
 }
 
-// healthyDevices returns the IDs of the devices that may be allocated, in order.
+// healthyDevices returns the IDs of the devices that may be allocated, sorted.
 func (p *devicePool) healthyDevices() []string {
 	if p.plugin == nil {
 		return nil
@@ -141,8 +145,8 @@ func (p *devicePool) healthyDevices() []string {
 	return out
 }
 
-// Health returns the health of a pod's devices by container name, or nil if it has none. It
-// implements agent.Plugins.
+// Health returns the health of a pod's devices by container name, or nil if the pod has no devices.
+// It implements agent.Plugins.
 func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -156,7 +160,8 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 		for _, name := range slices.Sorted(maps.Keys(has)) {
 			s := v1.ResourceStatus{Name: v1.ResourceName(name)}
 			for _, id := range has[name].IDs {
-				s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: m.resources[name].deviceHealth(id)})
+				s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id),
+					Health: m.resources[name].deviceHealth(id)})
 			}
 			out[container] = append(out[container], s)
 		}
@@ -203,7 +208,7 @@ func (m *Manager) AllocatedDevices(pod types.UID) map[string]map[string][]agent.
 }
 
 // AllocatableDevices returns all devices that can be allocated to pods, by resource name. It
-// includes those that already are.
+// includes devices that are allocated already.
 func (m *Manager) AllocatableDevices() map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,8 +235,8 @@ func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 // changed. It implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.notifier.Subscribe(ctx) }
 
-// setDevices stores the device list of a plugin. With the first list of a new registration, this
-// plugin replaces the previous plugin of its resource.
+// setDevices stores the device list of a plugin. After its first list, a newly registered plugin
+// replaces the previous plugin of its resource.
 func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -242,7 +247,8 @@ func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa 
 		r = &devicePool{}
 		m.resources[p.resource] = r
 		if err := m.saveNames(); err != nil {
-			m.cfg.Log.Error("a resource name could not be recorded: a restarted agent would not know the resource", "resource", p.resource, "err", err)
+			m.cfg.Log.Error("a resource name could not be recorded: a restarted agent would not know the resource",
+				"resource", p.resource, "err", err)
 		}
 	case r.plugin != nil && r.plugin != p:
 		if m.pending[p.resource] != p {
@@ -261,22 +267,24 @@ func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa 
 	m.notifier.Notify()
 }
 
-// removePlugin records that the plugin p has disconnected, with the error why.
-func (m *Manager) removePlugin(p *registeredPlugin, why error) {
+// removePlugin records that a plugin has disconnected because of the error cause.
+func (m *Manager) removePlugin(plugin *registeredPlugin, cause error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.runCtx == nil || m.runCtx.Err() != nil {
 		return // Run is ending; the next Run starts without plugins
 	}
-	if m.pending[p.resource] == p {
-		delete(m.pending, p.resource)
+	if m.pending[plugin.resource] == plugin {
+		delete(m.pending, plugin.resource)
 	}
-	r := m.resources[p.resource]
-	if r == nil || r.plugin != p {
-		m.cfg.Log.Warn("a registered device plugin does not list its devices", "resource", p.resource, "socket", p.endpoint, "err", why)
+	r := m.resources[plugin.resource]
+	if r == nil || r.plugin != plugin {
+		m.cfg.Log.Warn("a registered device plugin does not list its devices", "resource", plugin.resource, "socket",
+			plugin.endpoint, "err", cause)
 		return
 	}
-	m.cfg.Log.Warn("a device plugin disconnected: its devices are not allocated", "resource", p.resource, "socket", p.endpoint, "err", why)
+	m.cfg.Log.Warn("a device plugin disconnected: its devices are not allocated", "resource", plugin.resource, "socket",
+		plugin.endpoint, "err", cause)
 	r.plugin, r.lostAt = nil, time.Now()
 	time.AfterFunc(m.cfg.Grace, m.notifyChange)
 	m.notifier.Notify()
@@ -304,8 +312,9 @@ func (m *Manager) notifyChange() {
 }
 
 // admitResource returns an error if a new resource name would exceed maxResources. Before that, it
-// removes an unused resource to admit the new one. This is the resource without a plugin and
-// without allocated devices that lost its plugin first. The caller holds the lock.
+// tries to remove an unused resource, which has no allocated devices and has had no plugin for at
+// least Config.Grace. Of several unused resources it removes the one that lost its plugin first.
+// The caller holds the lock.
 func (m *Manager) admitResource(name string) error {
 	m.loadRecords()
 	all := len(m.pending)
@@ -319,7 +328,8 @@ func (m *Manager) admitResource(name string) error {
 	}
 	oldest := ""
 	for n, r := range m.resources {
-		if r.plugin == nil && m.pending[n] == nil && time.Since(r.lostAt) >= m.cfg.Grace && len(m.usedDevices(n)) == 0 &&
+		if r.plugin == nil && m.pending[n] == nil && time.Since(r.lostAt) >= m.cfg.Grace &&
+			len(m.usedDevices(n)) == 0 &&
 			(oldest == "" || r.lostAt.Before(m.resources[oldest].lostAt)) {
 			oldest = n
 		}

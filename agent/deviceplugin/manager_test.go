@@ -139,8 +139,10 @@ func TestEndlessLists(t *testing.T) {
 
 // Names must be those of extended resources, and their number is limited. F92
 func TestNames(t *testing.T) {
-	for name, fine := range map[string]bool{"example.com/thing": true, "thing": false, "": false, "kubernetes.io/thing": false, "a.kubernetes.io/x": false,
-		"requests.example.com/x": false, "example.com/" + strings.Repeat("x", 64): false, "example.com/a/b": false, "EXAMPLE.com/x": false} {
+	for name, fine := range map[string]bool{"example.com/thing": true, "thing": false, "": false,
+		"kubernetes.io/thing": false, "a.kubernetes.io/x": false,
+		"requests.example.com/x": false, "example.com/" + strings.Repeat("x", 64): false, "example.com/a/b": false,
+		"EXAMPLE.com/x": false} {
 		if err := checkResourceName(name); (err == nil) != fine {
 			t.Errorf("%q: %v", name, err)
 		}
@@ -159,7 +161,8 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.m.startPlugin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil || !strings.Contains(err.Error(), "64 device plugin resources") {
+	if _, err := r.m.startPlugin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil ||
+		!strings.Contains(err.Error(), "64 device plugin resources") {
 		t.Errorf("one too many: %v", err)
 	}
 }
@@ -188,13 +191,16 @@ func TestAllocation(t *testing.T) {
 	if err := r.m.Allocate(t.Context(), podOf("no", asks("x", 1<<62))); err == nil {
 		t.Error("more devices than there can be")
 	}
-	if err := r.m.Allocate(t.Context(), podOf("none", v1.Container{Name: "x"}, asks("y", 1, "example.com/patched"))); err != nil {
+	if err := r.m.Allocate(t.Context(), podOf("none", v1.Container{Name: "x"},
+		asks("y", 1, "example.com/patched"))); err != nil {
 		t.Errorf("what no plugin manages: %v", err)
 	}
-	if err := errors.Join(r.m.Release("1"), r.m.Release("1"), r.m.Allocate(t.Context(), two)); err != nil || r.given(two) != "x:a,b" {
+	if err := errors.Join(r.m.Release("1"), r.m.Release("1"), r.m.Allocate(t.Context(), two)); err != nil ||
+		r.given(two) != "x:a,b" {
 		t.Errorf("%v, has %s", err, r.given(two))
 	}
-	if got, want := p.asked(t), "allocate a,b; allocate a; allocate b; allocate b; allocate c; allocate a,b"; got != want {
+	if got, want := p.asked(t), "allocate a,b; allocate a; allocate b; allocate b; allocate c; allocate a,b"; got !=
+		want {
 		t.Errorf("the plugin was asked\n%s, want\n%s", got, want)
 	}
 }
@@ -209,7 +215,8 @@ func TestPreference(t *testing.T) {
 	if err := r.m.Allocate(t.Context(), one); err != nil || r.given(one) != "init-1:d x:c,d" {
 		t.Errorf("%v, has %s", err, r.given(one))
 	}
-	if got, want := p.asked(t), "prefer 1 of a,b,c,d with ; allocate d; prefer 2 of a,b,c,d with d; allocate c,d"; got != want {
+	if got, want := p.asked(t),
+		"prefer 1 of a,b,c,d with ; allocate d; prefer 2 of a,b,c,d with d; allocate c,d"; got != want {
 		t.Errorf("the plugin was asked\n%s, want\n%s", got, want)
 	}
 	r.plugin("stranger", "--devices=a,b,c", "--prefer", "--mode=stranger", "--resource=example.com/odd")
@@ -224,7 +231,8 @@ func TestPreference(t *testing.T) {
 
 func TestPick(t *testing.T) {
 	for _, c := range []struct{ chosen, preferred, free, want string }{
-		{"", "", "a b c", "a b"}, {"z", "", "a b", "a z"}, {"", "c", "a b c", "a c"}, {"", "x c c", "a b c", "a c"}, {"x y", "a", "a b", "x y"}, {"", "", "a", "a"},
+		{"", "", "a b c", "a b"}, {"z", "", "a b", "a z"}, {"", "c", "a b c", "a c"}, {"", "x c c", "a b c", "a c"},
+		{"x y", "a", "a b", "x y"}, {"", "", "a", "a"},
 	} {
 		got := selectDevices(strings.Fields(c.chosen), 2, strings.Fields(c.preferred), strings.Fields(c.free))
 		if strings.Join(got, " ") != c.want {
@@ -243,7 +251,8 @@ func TestContainers(t *testing.T) {
 	for name, n := range map[string]int64{thing: 2, "zoo.example.com/thing": 1, "example.com/hot": 2} {
 		r.has(name, n, n)
 	}
-	pod := podOf("1", asks("x", 1, thing, "zoo.example.com/thing"), asks("h", 1, "example.com/hot"), v1.Container{Name: "without"})
+	pod := podOf("1", asks("x", 1, thing, "zoo.example.com/thing"), asks("h", 1, "example.com/hot"),
+		v1.Container{Name: "without"})
 	if err := r.m.Allocate(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +275,8 @@ func TestContainers(t *testing.T) {
 			all = append(all, d.Name)
 		}
 		all = append(all, fmt.Sprint(got.Annotations))
-		if want := "THINGS=a /opt/things:/things" + "true /opt/zoo:/zootrue /dev/zero:/dev/thing-a:r /dev/zero:/dev/thing-z:r example.com/thing=a " +
+		if want := "THINGS=a /opt/things:/things" +
+			"true /opt/zoo:/zootrue /dev/zero:/dev/thing-a:r /dev/zero:/dev/thing-z:r example.com/thing=a " +
 			"map[example.com/thing:a zoo.example.com/thing:z]"; strings.Join(all, " ") != want {
 			t.Errorf("container has\n%s, want\n%s", strings.Join(all, " "), want)
 		}
@@ -274,7 +284,8 @@ func TestContainers(t *testing.T) {
 	if got, want := p.asked(t), "allocate a; prepare a; prepare a"; got != want {
 		t.Errorf("the plugin was asked %s, want %s", got, want)
 	}
-	if got, err := r.m.Container(t.Context(), pod, "without"); err != nil || len(got.Envs)+len(got.Mounts)+len(got.Devices) > 0 {
+	if got, err := r.m.Container(t.Context(), pod, "without"); err != nil ||
+		len(got.Envs)+len(got.Mounts)+len(got.Devices) > 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if _, err := r.m.Container(t.Context(), pod, "h"); err == nil || !strings.Contains(err.Error(), "it is too hot") {
@@ -450,7 +461,8 @@ func TestNoDeviceTwice(t *testing.T) {
 		}
 		wg.Wait()
 		if refused == 0 || len(r.m.usedDevices(thing)) != len(owner) {
-			t.Errorf("round %d: %d of 8 refused; %d devices with pods, %d counted", round, refused, len(owner), len(r.m.usedDevices(thing)))
+			t.Errorf("round %d: %d of 8 refused; %d devices with pods, %d counted", round, refused, len(owner),
+				len(r.m.usedDevices(thing)))
 		}
 		for i := range 8 {
 			if err := r.m.Release(types.UID(fmt.Sprint(i))); err != nil {

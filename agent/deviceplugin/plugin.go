@@ -23,7 +23,7 @@ type registeredPlugin struct {
 	endpoint string
 	stop     context.CancelFunc
 
-	// Set by watchDevices before the first list.
+	// set by watchDevices before the first device list
 	client  api.DevicePluginClient
 	options *api.DevicePluginOptions
 
@@ -37,13 +37,14 @@ const (
 	listEvery   = time.Second
 )
 
-// watchDevices connects to a plugin and processes its device lists until the stream ends. It
-// returns the error that ended it.
+// watchDevices connects to a plugin and processes its device lists until the stream of lists ends.
+// It returns the error with which the stream ended.
 func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),
 		// a plugin may start to serve after it has registered
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: time.Second},
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond,
+			Multiplier: 2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second}))
 	if err != nil {
 		return err
@@ -79,8 +80,8 @@ func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	}
 }
 
-// fetchOptions waits until the plugin responds, at most for the time limit. It stores the plugin's
-// options unless the registration contained them.
+// fetchOptions waits until the plugin responds, at most for the duration limit. It stores the
+// plugin's options, unless the registration contained them.
 func (p *registeredPlugin) fetchOptions(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

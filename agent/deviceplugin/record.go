@@ -20,8 +20,9 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is the version of the format of records on disk. New fields get new names and never
-// change their meaning; readers ignore unknown fields.
+// recordVersion is the version of the format of records on disk. A later release may add fields,
+// but the meaning of a field never changes, and readers ignore unknown fields. An incompatible
+// format needs a new version.
 const recordVersion = 1
 
 // maxRecord is the maximum size of a record file, in bytes.
@@ -59,13 +60,14 @@ func saveRecord(file string, content any) error {
 		return err
 	}
 	sum := sha256.Sum256(b)
-	if b, err = json.Marshal(recordFile{Version: recordVersion, Checksum: hex.EncodeToString(sum[:]), Content: b}); err != nil {
+	if b, err = json.Marshal(recordFile{Version: recordVersion, Checksum: hex.EncodeToString(sum[:]),
+		Content: b}); err != nil {
 		return err
 	}
 	if len(b) > maxRecord {
 		return fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
 	}
-	return durable.Write(file, b)
+	return durable.WriteIfChanged(file, b, durable.Intact)
 }
 
 func readRecord(file string, content any) error {
@@ -96,8 +98,8 @@ func (m *Manager) recordPath(pod types.UID) string {
 	return filepath.Join(m.cfg.State, "pod-"+filepath.Base(string(pod))+".json")
 }
 
-// loadRecords loads the allocations and resource names that an earlier agent process stored, once.
-// The caller holds the lock.
+// loadRecords loads the allocations and resource names that an earlier agent process stored, unless
+// they are loaded. The caller holds the lock.
 func (m *Manager) loadRecords() {
 	if m.loaded {
 		return
@@ -116,7 +118,8 @@ func (m *Manager) loadRecords() {
 		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), "pod-"), ".json"))
 		r := &podRecord{}
 		if err := readRecord(f, r); err != nil {
-			m.cfg.Log.Error("the devices of a pod are unknown: no devices are allocated until the pod is deleted", "uid", uid, "file", f, "err", err)
+			m.cfg.Log.Error("the devices of a pod are unknown: no devices are allocated until the pod is deleted",
+				"uid", uid, "file", f, "err", err)
 			m.damaged[uid] = fmt.Errorf("record %s: %w", f, err)
 			continue
 		}
@@ -148,8 +151,8 @@ func (m *Manager) Pods() ([]types.UID, error) {
 	return slices.Concat(slices.Sorted(maps.Keys(m.pods)), slices.Sorted(maps.Keys(m.damaged))), nil
 }
 
-// Release releases all devices of a pod and deletes its record. It succeeds if the pod has none. It
-// implements agent.Plugins.
+// Release releases all devices of a pod and deletes its record. It succeeds if the pod has no
+// devices. It implements agent.Plugins.
 func (m *Manager) Release(pod types.UID) error {
 	defer m.locks.Lock(string(pod))()
 	m.mu.Lock()

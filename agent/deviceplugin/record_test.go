@@ -40,7 +40,8 @@ func TestRecords(t *testing.T) {
 		if c.fine && (err != nil || r.given(one) != "x:a" || r.given(two) != "x:b") {
 			t.Errorf("%s: %v: %q and %q", what, err, r.given(one), r.given(two))
 		}
-		if !c.fine && (err == nil || !strings.Contains(err.Error(), "the devices of pod 1 are unknown: delete that pod")) {
+		if !c.fine &&
+			(err == nil || !strings.Contains(err.Error(), "the devices of pod 1 are unknown: delete that pod")) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if pods, err := r.m.Pods(); err != nil || len(pods) == 0 || !c.fine && pods[0] != "1" {

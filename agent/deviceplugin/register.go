@@ -54,7 +54,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("accepting registrations of device plugins: %w", err)
 		}
-		s := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(4), grpc.ConnectionTimeout(5*time.Second),
+		s := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(4),
+			grpc.ConnectionTimeout(5*time.Second),
 			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
 		api.RegisterRegistrationServer(s, registrationServer{m: m})
 		go func() { failed <- s.Serve(netutil.LimitListener(l, maxConnections)) }()
@@ -103,7 +104,8 @@ type registrationServer struct {
 // Register registers the plugin that sent the request. It implements the gRPC service Registration.
 func (r registrationServer) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	if err := r.m.registerPlugin(q); err != nil {
-		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource", truncateText(q.GetResourceName()), "err", err)
+		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource",
+			truncateText(q.GetResourceName()), "err", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &api.Empty{}, nil
@@ -111,7 +113,8 @@ func (r registrationServer) Register(_ context.Context, q *api.RegisterRequest) 
 
 func (m *Manager) registerPlugin(q *api.RegisterRequest) error {
 	if !slices.Contains(api.SupportedVersions[:], q.GetVersion()) {
-		return fmt.Errorf("version %q of the device plugin API is not supported: want one of %q", truncateText(q.GetVersion()), api.SupportedVersions)
+		return fmt.Errorf("version %q of the device plugin API is not supported: want one of %q",
+			truncateText(q.GetVersion()), api.SupportedVersions)
 	}
 	name := q.GetEndpoint()
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || name == socketName {
@@ -126,13 +129,16 @@ func (m *Manager) registerPlugin(q *api.RegisterRequest) error {
 func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 	return &csi.RegistrationFolder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
 		OnRegister: func(_ context.Context, socket string, info *registration.PluginInfo) error {
-			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return slices.Contains(api.SupportedVersions[:], v) }) {
+			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool {
+				return slices.Contains(api.SupportedVersions[:], v)
+			}) {
 				return fmt.Errorf("device plugin %s supports versions %q: want %s", truncateText(info.GetName()),
 					info.GetSupportedVersions(), api.Version)
 			}
 			endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 			if !filepath.IsAbs(endpoint) {
-				return fmt.Errorf("device plugin %s registers with the endpoint %q: want the absolute path of a socket on the node",
+				return fmt.Errorf("device plugin %s registers with the endpoint %q: want the absolute path of a "+
+					"socket on the node",
 					truncateText(info.GetName()), truncateText(info.GetEndpoint()))
 			}
 			p, err := m.startPlugin(info.GetName(), endpoint, nil)
@@ -154,10 +160,10 @@ func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 		}}
 }
 
-// startPlugin registers the plugin at the socket endpoint for the resource name, and starts to
-// watch its devices. If options is nil, the plugin is asked for its options.
-func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOptions) (*registeredPlugin, error) {
-	if err := checkResourceName(name); err != nil {
+// startPlugin registers a plugin for a resource, and starts to watch its devices. endpoint is the
+// path of the plugin's socket. If options is nil, startPlugin queries the plugin's options.
+func (m *Manager) startPlugin(resource, endpoint string, options *api.DevicePluginOptions) (*registeredPlugin, error) {
+	if err := checkResourceName(resource); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -165,16 +171,16 @@ func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOp
 	if m.runCtx == nil {
 		return nil, errors.New("the agent is stopping")
 	}
-	if err := m.admitResource(name); err != nil {
+	if err := m.admitResource(resource); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(m.runCtx)
-	p := &registeredPlugin{resource: name, endpoint: endpoint, stop: cancel, options: options}
-	if before := m.pending[name]; before != nil {
+	p := &registeredPlugin{resource: resource, endpoint: endpoint, stop: cancel, options: options}
+	if before := m.pending[resource]; before != nil {
 		before.stop()
 	}
-	m.pending[name] = p
-	m.cfg.Log.Info("a device plugin registers", "resource", name, "socket", endpoint)
+	m.pending[resource] = p
+	m.cfg.Log.Info("a device plugin registers", "resource", resource, "socket", endpoint)
 	m.serving.Go(func() {
 		defer cancel()
 		m.removePlugin(p, m.watchDevices(ctx, p))

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 const thing = "example.com/thing"
@@ -56,8 +56,9 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{T: t, dir: dir, cluster: fake.NewCluster()}
-	r.cfg = Config{Dir: filepath.Join(dir, "p"), Registration: filepath.Join(dir, "r"), State: filepath.Join(dir, "s"), Objects: r.cluster,
-		Log: slog.New(slog.NewTextHandler(writer{t}, nil)), ReturnWait: time.Millisecond}
+	r.cfg = Config{Dir: filepath.Join(dir, "p"), Registration: filepath.Join(dir, "r"), State: filepath.Join(dir, "s"),
+		Objects: r.cluster,
+		Log:     slog.New(slog.NewTextHandler(writer{t}, nil)), ReturnWait: time.Millisecond}
 	for _, f := range change {
 		f(&r.cfg)
 	}
@@ -115,7 +116,8 @@ func (r *rig) plugin(name string, args ...string) *process {
 		r.Fatal(err)
 	}
 	p := &process{log: filepath.Join(r.dir, name+".log")}
-	p.Cmd = exec.Command(path, append([]string{"--name=" + name, "--folder=" + r.cfg.Dir, "--log=" + p.log}, args...)...)
+	p.Cmd = exec.Command(path, append([]string{"--name=" + name, "--folder=" + r.cfg.Dir, "--log=" + p.log},
+		args...)...)
 	p.Stderr = writer{r.T}
 	if err := p.Start(); err != nil {
 		r.Fatal(err)
@@ -129,7 +131,9 @@ func (r *rig) plugin(name string, args ...string) *process {
 // asynchronously.
 func (p *process) asked(t *testing.T) string {
 	t.Helper()
-	return strings.Join(slices.DeleteFunc(p.lines(t), func(l string) bool { return l == "" || strings.HasPrefix(l, "registered ") }), "; ")
+	return strings.Join(slices.DeleteFunc(p.lines(t), func(l string) bool {
+		return l == "" || strings.HasPrefix(l, "registered ")
+	}), "; ")
 }
 
 // registered waits until the plugin has received the given number of responses to its registration.
@@ -138,7 +142,9 @@ func (r *rig) registered(p *process, well bool, times int) {
 	want := fmt.Sprint("registered ", well)
 	r.eventually(func() error {
 		all := p.lines(r.T)
-		if got := len(all) - len(slices.DeleteFunc(slices.Clone(all), func(l string) bool { return l == want })); got != times {
+		if got := len(all) - len(slices.DeleteFunc(slices.Clone(all), func(l string) bool {
+			return l == want
+		})); got != times {
 			return fmt.Errorf("%q %d times, want %d", want, got, times)
 		}
 		return nil
@@ -157,11 +163,7 @@ func (p *process) lines(t *testing.T) []string {
 // eventually waits until f returns nil.
 func (r *rig) eventually(f func() error) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, 5*time.Millisecond, f); err != nil {
-		r.Fatal(err)
-	}
+	await.Until(r.Context(), r, await.Patience, 5*time.Millisecond, "the node", f)
 }
 
 // has waits until the node advertises the given numbers of devices and healthy devices.
@@ -171,7 +173,8 @@ func (r *rig) has(name string, all, healthy int64) {
 		capacity, allocatable := r.m.Resources()
 		c, a := capacity[v1.ResourceName(name)], allocatable[v1.ResourceName(name)]
 		if _, ok := capacity[v1.ResourceName(name)]; !ok || c.Value() != all || a.Value() != healthy {
-			return fmt.Errorf("%s: %s devices, %s healthy (%t): want %d and %d", name, c.String(), a.String(), ok, all, healthy)
+			return fmt.Errorf("%s: %s devices, %s healthy (%t): want %d and %d", name, c.String(), a.String(),
+				ok, all, healthy)
 		}
 		return nil
 	})

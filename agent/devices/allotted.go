@@ -14,7 +14,7 @@ import (
 // can happen after pods were deleted by force. The claim that holds a device on the node keeps it,
 // and the pods of the other claim wait.
 
-// allotment is one device in the allocation of a ResourceClaim.
+// allotment is one device in the allocation of a ResourceClaim, as claim records store it.
 type allotment struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
@@ -31,7 +31,7 @@ func (a allotment) sameDevice(b allotment) bool {
 	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device
 }
 
-// allocatedDevices returns the devices in the allocation of a claim, in a fixed order.
+// allocatedDevices returns the devices in the allocation of a claim, sorted.
 func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 	out := []allotment{}
 	if claim.Status.Allocation == nil {
@@ -46,40 +46,42 @@ func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b allotment) int {
-		return strings.Compare(a.Driver+"\x00"+a.Pool+"\x00"+a.Device+"\x00"+a.Share, b.Driver+"\x00"+b.Pool+"\x00"+b.Device+"\x00"+b.Share)
+		return strings.Compare(a.Driver+"\x00"+a.Pool+"\x00"+a.Device+"\x00"+a.Share,
+			b.Driver+"\x00"+b.Pool+"\x00"+b.Device+"\x00"+b.Share)
 	})
 	return out
 }
 
-// recordedDevices returns the devices that a record holds for its claim. Earlier agents did not
-// store them. For such a record it returns the devices that the drivers prepared and those that the
-// control plane has allocated. all is false if the claim may have other devices.
-func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
+// recordedDevices returns the devices that a claim holds on this node according to its record.
+// Records of earlier agents do not contain them. For such a record it returns the devices that the
+// drivers prepared and those that the control plane has allocated. complete is false if the claim
+// may hold more devices.
+func (d *Devices) recordedDevices(r *claimRecord) (held []allotment, complete bool) {
 	if r.Allotted != nil {
 		return r.Allotted, true
 	}
 	for _, dev := range r.Devices {
 		if dev.Device != "" {
-			has = append(has, allotment{Driver: dev.Driver, Pool: dev.Pool, Device: dev.Device, Share: dev.ShareID})
+			held = append(held, allotment{Driver: dev.Driver, Pool: dev.Pool, Device: dev.Device, Share: dev.ShareID})
 		}
 	}
 	if c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name); ok && c.UID == r.UID && c.Status.Allocation != nil {
-		return append(has, allocatedDevices(c)...), true
+		return append(held, allocatedDevices(c)...), true
 	}
-	return has, len(has) > 0
+	return held, len(held) > 0
 }
 
-// isAllocatedTo reports whether the control plane currently has the device a in the allocation of
-// the record's claim. If so, its accounting of shared devices includes this claim.
-func (d *Devices) isAllocatedTo(r *claimRecord, a allotment) bool {
+// isAllocatedTo reports whether the control plane currently allocates the device to the record's
+// claim. If so, the control plane's accounting of shared devices includes this claim.
+func (d *Devices) isAllocatedTo(r *claimRecord, device allotment) bool {
 	c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name)
-	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), a)
+	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), device)
 }
 
 // checkFree returns an error if, on this node, pods of another claim use a device that is allocated
 // to this claim. Damaged records are ignored, because their devices are unknown.
 func (d *Devices) checkFree(claim *resourcev1.ResourceClaim) error {
-	all, _, err := d.readAllRecords()
+	all, _, err := d.records.readAllRecords()
 	if err != nil {
 		return err
 	}
@@ -88,14 +90,15 @@ func (d *Devices) checkFree(claim *resourcev1.ResourceClaim) error {
 			continue
 		}
 		if what := d.findConflict(r, allocatedDevices(claim)); what != "" {
-			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s with uid %s (%s): it is available after they have ended", what, r.Namespace, r.Name, r.UID, r.describeUsers())
+			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s with uid %s (%s): it is available "+
+				"after they have ended", what, r.Namespace, r.Name, r.UID, r.describeUsers())
 		}
 	}
 	return nil
 }
 
-// findConflict returns a description of the first of the wanted devices that the claim of the
-// record r holds. It returns "" if the claim holds none of them.
+// findConflict returns a description of the first of the wanted devices that the record's claim
+// holds and does not share. It returns "" if there is no such device.
 func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
 	has, all := d.recordedDevices(r)
 	for _, w := range wanted {
@@ -106,7 +109,8 @@ func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
 			return w.String() + ", or may be,"
 		}
 		for _, h := range has {
-			if !h.Admin && h.sameDevice(w) && (h.Share == "" || w.Share == "" || h.Share == w.Share || !d.isAllocatedTo(r, h)) {
+			if !h.Admin && h.sameDevice(w) && (h.Share == "" || w.Share == "" || h.Share == w.Share ||
+				!d.isAllocatedTo(r, h)) {
 				return w.String()
 			}
 		}
@@ -124,7 +128,8 @@ func (r *claimRecord) checkUnchanged(claim *resourcev1.ResourceClaim) error {
 	if len(r.Allotted) > 0 {
 		former = r.Allotted[0].String()
 	}
-	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is available after they have ended; delete them if they do not end by themselves", former, r.describeUsers())
+	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is "+
+		"available after they have ended; delete them if they do not end by themselves", former, r.describeUsers())
 }
 
 // describeUsers returns the UIDs of a few pods that use the claim of the record, for error

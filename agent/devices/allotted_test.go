@@ -20,18 +20,20 @@ import (
 // life is a scenario around a restore: pod p has the devices of claim "a", and the restored control
 // plane has other allocations.
 type life struct {
-	had    []allotment // of claim a, for pod p
-	old    bool        // recorded by an agent that did not store devices
-	now    []allotment // devices of claim a in the restored store, for pod r; nil = none
-	anew   bool        // another claim with the same name
-	absent bool        // the claim does not exist
-	other  []allotment // of claim b, for pod q
-	again  bool        // the agent restarts in between
-	first  bool        // r starts before q
+	had       []allotment // of claim a, for pod p
+	old       bool        // recorded by an agent that did not store devices
+	now       []allotment // devices of claim a in the restored store, for pod r; nil = none
+	recreated bool        // another claim with the same name
+	absent    bool        // the claim does not exist
+	other     []allotment // of claim b, for pod q
+	again     bool        // the agent restarts in between
+	first     bool        // r starts before q
 }
 
 func (l life) String() string {
-	return fmt.Sprintf("had %v (not noted %v); now %v (another claim %v, absent %v), another one has %v; the agent begins again %v, pod of the same claim first %v", l.had, l.old, l.now, l.anew, l.absent, l.other, l.again, l.first)
+	return fmt.Sprintf("had %v (not noted %v); now %v (another claim %v, absent %v), another one has %v; the agent "+
+		"starts again %v, pod of the same claim first %v", l.had, l.old, l.now, l.recreated, l.absent, l.other,
+		l.again, l.first)
 }
 
 func dev(name, share string, admin bool) allotment {
@@ -64,7 +66,8 @@ func given(name string, uid types.UID, all []allotment) *resourcev1.ResourceClai
 func clash(a, b []allotment, booked bool) bool {
 	for _, x := range a {
 		for _, y := range b {
-			if x.Device == y.Device && !x.Admin && !y.Admin && (x.Share == "" || y.Share == "" || x.Share == y.Share || !booked) {
+			if x.Device == y.Device && !x.Admin && !y.Admin &&
+				(x.Share == "" || y.Share == "" || x.Share == y.Share || !booked) {
 				return true
 			}
 		}
@@ -92,8 +95,8 @@ func (l life) play(t *testing.T, dir string, number int) bool {
 		d.folder.Scan(t.Context())
 	}
 	nowUID := uid
-	if l.anew {
-		nowUID += "-anew"
+	if l.recreated {
+		nowUID += "-recreated"
 	}
 	a, b := given("a", nowUID, l.now), given("b", types.UID(fmt.Sprintf("b-%d", number)), l.other)
 	r, q := podOf("r", a), podOf("q", b)
@@ -105,7 +108,7 @@ func (l life) play(t *testing.T, dir string, number int) bool {
 		d = agentOf()
 		d.folder.Scan(t.Context())
 	}
-	booked := !l.anew && !l.absent && slices.Equal(sorted(l.had), sorted(l.now))
+	booked := !l.recreated && !l.absent && slices.Equal(sorted(l.had), sorted(l.now))
 	good := true
 	try := func(pod *v1.Pod, mustWait bool, holders string) {
 		_, err := d.Prepare(t.Context(), pod)
@@ -115,12 +118,12 @@ func (l life) play(t *testing.T, dir string, number int) bool {
 		}
 		if err != nil && !strings.Contains(err.Error(), "pod-p") {
 			good = false
-			t.Errorf("pod %s is not told for whom it waits: %v: %s", pod.Name, err, l)
+			t.Errorf("the error of pod %s does not name the pod that it waits for: %v: %s", pod.Name, err, l)
 		}
 	}
 	tries := []func(){func() { try(q, clash(l.had, l.other, booked), "p") }}
 	if l.now != nil && !l.absent {
-		same := func() { try(r, !l.anew && !l.old && !booked || l.anew && clash(l.had, l.now, false), "p") }
+		same := func() { try(r, !l.recreated && !l.old && !booked || l.recreated && clash(l.had, l.now, false), "p") }
 		if l.first {
 			tries = append([]func(){same}, tries...)
 		} else {
@@ -158,7 +161,8 @@ func unnote(t *testing.T, file string, had []allotment) {
 	}
 	r.Allotted, r.Devices = nil, nil
 	for _, a := range had {
-		r.Devices = append(r.Devices, agent.ClaimedDevice{CDI: []string{"a.example.com/gpu=x"}, Driver: a.Driver, Pool: a.Pool, Device: a.Device, ShareID: a.Share})
+		r.Devices = append(r.Devices, agent.ClaimedDevice{CDI: []string{"a.example.com/gpu=x"}, Driver: a.Driver,
+			Pool: a.Pool, Device: a.Device, ShareID: a.Share})
 	}
 	if b, err = json.Marshal(r); err != nil {
 		t.Fatal(err)
@@ -174,7 +178,8 @@ func unnote(t *testing.T, file string, had []allotment) {
 func TestNoDeviceIsOfTwoClaimsAfterARestore(t *testing.T) {
 	dir := short(t)
 	spawn(t, dir, "a.example.com", "")
-	g0, g1, s1, s2, look := dev("g0", "", false), dev("g1", "", false), dev("g0", "s1", false), dev("g0", "s2", false), dev("g0", "", true)
+	g0, g1, s1, s2, look := dev("g0", "", false), dev("g1", "", false), dev("g0", "s1", false), dev("g0", "s2", false),
+		dev("g0", "", true)
 	sets := [][]allotment{{g0}, {g1}, {g1, g0}, {s1}, {s2}, {look}}
 	count, bad := 0, 0
 	for i := range len(sets) * 2 * (2 + 2*len(sets)) * len(sets) {
@@ -184,15 +189,15 @@ func TestNoDeviceIsOfTwoClaimsAfterARestore(t *testing.T) {
 		case k == 0:
 			l.absent = true
 		case k > 1:
-			l.now, l.anew = sets[(k-2)/2], k%2 == 1
+			l.now, l.recreated = sets[(k-2)/2], k%2 == 1
 		}
 		l.other = sets[next(len(sets))]
 		l.again, l.first = count%2 == 1, count%4 > 1
-		booked := !l.anew && slices.Equal(sorted(l.had), sorted(l.now))
+		booked := !l.recreated && slices.Equal(sorted(l.had), sorted(l.now))
 		switch {
 		case clash(l.now, l.other, true):
 			continue // no store allocates one device to two claims
-		case l.old && (slices.Contains(l.had, look) || !booked && !l.anew && l.now != nil):
+		case l.old && (slices.Contains(l.had, look) || !booked && !l.recreated && l.now != nil):
 			continue // such a record does not show admin access, and the current devices of its claim count too
 		}
 		count++

@@ -1,7 +1,7 @@
-// Package devices calls the DRA drivers of this node for ResourceClaims. It makes them prepare the
-// devices of a claim before the containers of a pod are created. It makes them unprepare these
-// devices after the last pod of the claim has ended. Each request is stored on disk before the
-// driver is called. After a crash, the agent therefore unprepares all devices that no pod needs.
+// Package devices calls the DRA drivers of this node for ResourceClaims. Drivers prepare the
+// devices of a claim before the containers of a pod are created, and unprepare them after the last
+// pod of the claim has ended. Each request is stored on disk before the driver is called. Therefore
+// the agent can unprepare all devices that no pod needs after a crash.
 package devices
 
 import (
@@ -52,11 +52,8 @@ type Devices struct {
 	locks keylock.Locks // per claim
 	// recordMu is held while a claim's devices are checked and recorded as in use.
 	recordMu sync.Mutex
+	records  *recordStore
 	*driverRegistry
-
-	mu            sync.Mutex
-	loggedDamaged map[types.UID]bool         // damaged records that have been logged
-	records       map[types.UID]*claimRecord // the records on disk, loaded on first use; shared: must not be modified
 }
 
 // New returns Devices. It starts nothing.
@@ -64,11 +61,13 @@ func New(cfg Config) *Devices {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Devices{cfg: cfg, driverRegistry: newRegistry(cfg.Registration, cfg.Log), loggedDamaged: map[types.UID]bool{}}
+	drivers := newRegistry(cfg.Registration, cfg.Log)
+	return &Devices{cfg: cfg, records: newRecordStore(cfg.State, cfg.Log, drivers.notifier.Notify),
+		driverRegistry: drivers}
 }
 
 // Prepare makes the drivers prepare the devices of all claims of a pod, and returns the devices. It
-// may be repeated. It implements agent.Devices.
+// is idempotent. It implements agent.Devices.
 func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevices, error) {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil, nil
@@ -116,9 +115,11 @@ func (d *Devices) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev
 	return claim, nil
 }
 
-func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
+func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) (
+	[]agent.ClaimedDevice, error,
+) {
 	defer d.locks.Lock(string(claim.UID))()
-	file := d.recordPath(claim.UID)
+	file := d.records.recordPath(claim.UID)
 	r, err := d.recordUse(file, pod, claim)
 	if err != nil {
 		return nil, err
@@ -135,21 +136,22 @@ func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resour
 		r.Devices = append(r.Devices, got...)
 	}
 	r.Prepared = true
-	return r.Devices, d.writeRecord(file, r)
+	return r.Devices, d.records.writeRecord(file, r)
 }
 
-// recordUse stores in the claim's record file that a pod uses the claim and its devices. It is
-// called before the first driver is called. It returns an error if another record holds one of the
-// devices.
+// recordUse records in the claim's record file that a pod uses the claim and its devices, and
+// returns the record. The caller calls it before the first driver. It returns an error if another
+// claim on this node holds one of the devices.
 func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*claimRecord, error) {
 	d.recordMu.Lock()
 	defer d.recordMu.Unlock()
-	r, err := d.readRecord(claim.UID)
+	r, err := d.records.readRecord(claim.UID)
 	if err != nil {
 		return nil, err
 	}
 	if r == nil {
-		r = &claimRecord{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: claimDrivers(claim)}
+		r = &claimRecord{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+			Drivers: claimDrivers(claim)}
 	}
 	if err := r.checkUnchanged(claim); err != nil {
 		return nil, err
@@ -165,7 +167,7 @@ func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.Resour
 	if !slices.Contains(r.Pods, pod) {
 		r.Pods = append(r.Pods, pod)
 	}
-	return r, d.writeRecord(file, r)
+	return r, d.records.writeRecord(file, r)
 }
 
 // claimDrivers returns the names of the drivers of a claim's devices, sorted.
@@ -177,30 +179,34 @@ func claimDrivers(claim *resourcev1.ResourceClaim) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// callDriver connects to the driver name and calls ask with its client.
-func (d *Devices) callDriver(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
-	endpoint, err := d.findEndpoint(ctx, name)
+// callDriver connects to a DRA driver and invokes call with a client of the driver.
+func (d *Devices) callDriver(
+	ctx context.Context, driver string, call func(context.Context, dra.DRAPluginClient) error,
+) error {
+	endpoint, err := d.findEndpoint(ctx, driver)
 	if err != nil {
 		return err
 	}
 	conn, err := grpc.NewClient("unix://"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 	if err != nil {
-		return fmt.Errorf("DRA driver %s: %w", name, err)
+		return fmt.Errorf("DRA driver %s: %w", driver, err)
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	if err := ask(ctx, dra.NewDRAPluginClient(conn)); err != nil {
-		return fmt.Errorf("DRA driver %s: %w", name, err)
+	if err := call(ctx, dra.NewDRAPluginClient(conn)); err != nil {
+		return fmt.Errorf("DRA driver %s: %w", driver, err)
 	}
 	return nil
 }
 
-// prepareWithDriver makes the driver name prepare its devices of the claim in r, and returns the
+// prepareWithDriver makes a driver prepare its devices of the claim in record r, and returns the
 // devices.
-func (d *Devices) prepareWithDriver(ctx context.Context, name string, r *claimRecord) (out []agent.ClaimedDevice, err error) {
-	err = d.callDriver(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
+func (d *Devices) prepareWithDriver(ctx context.Context, driver string, r *claimRecord) (
+	out []agent.ClaimedDevice, err error,
+) {
+	err = d.callDriver(ctx, driver, func(ctx context.Context, c dra.DRAPluginClient) error {
 		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
 		if err != nil {
 			return fmt.Errorf("NodePrepareResources: %w", err)
@@ -212,7 +218,7 @@ func (d *Devices) prepareWithDriver(ctx context.Context, name string, r *claimRe
 		case answer.GetError() != "":
 			return fmt.Errorf("NodePrepareResources: %s", truncateText(answer.GetError()))
 		}
-		out, err = parseDevices(name, answer.GetDevices())
+		out, err = parseDevices(driver, answer.GetDevices())
 		return err
 	})
 	return out, err
@@ -226,17 +232,23 @@ func parseDevices(driver string, list []*dra.Device) ([]agent.ClaimedDevice, err
 	var out []agent.ClaimedDevice
 	for _, dev := range list {
 		if len(dev.GetCdiDeviceIds()) > maxCDI || len(dev.GetRequestNames()) > maxDevices {
-			return nil, fmt.Errorf("NodePrepareResources: device %s has %d CDI names and %d requests: %d and %d at most", truncateText(dev.GetDeviceName()),
-				len(dev.GetCdiDeviceIds()), len(dev.GetRequestNames()), maxCDI, maxDevices)
+			return nil,
+				fmt.Errorf("NodePrepareResources: device %s has %d CDI names and %d requests: %d and %d at most",
+					truncateText(dev.GetDeviceName()),
+					len(dev.GetCdiDeviceIds()), len(dev.GetRequestNames()), maxCDI, maxDevices)
 		}
 		for _, id := range dev.GetCdiDeviceIds() {
 			if _, _, _, err := parser.ParseQualifiedName(id); err != nil || len(id) > maxName {
-				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is not a CDI device name: want vendor/class=name", truncateText(dev.GetDeviceName()), truncateText(id))
+				return nil,
+					fmt.Errorf("NodePrepareResources: device %s: %q is not a CDI device name: want vendor/class=name",
+						truncateText(dev.GetDeviceName()), truncateText(id))
 			}
 		}
-		for _, name := range slices.Concat(dev.GetRequestNames(), []string{dev.GetPoolName(), dev.GetDeviceName(), dev.GetShareId()}) {
+		for _, name := range slices.Concat(dev.GetRequestNames(),
+			[]string{dev.GetPoolName(), dev.GetDeviceName(), dev.GetShareId()}) {
 			if len(name) > maxName {
-				return nil, fmt.Errorf("NodePrepareResources: device %s: the name %q: %d bytes at most", truncateText(dev.GetDeviceName()), truncateText(name), maxName)
+				return nil, fmt.Errorf("NodePrepareResources: device %s: the name %q: %d bytes at most",
+					truncateText(dev.GetDeviceName()), truncateText(name), maxName)
 			}
 		}
 		out = append(out, agent.ClaimedDevice{Requests: dev.GetRequestNames(), CDI: dev.GetCdiDeviceIds(),
@@ -254,10 +266,10 @@ func truncateText(s string) string {
 	return s
 }
 
-// Release makes the drivers unprepare the devices of the pod's claims that no other pod of this
-// node uses. It may be repeated. It implements agent.Devices.
+// Release makes the drivers unprepare the devices of those claims of the pod that no other pod of
+// this node uses. It is idempotent. It implements agent.Devices.
 func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
-	all, damaged, err := d.readAllRecords()
+	all, damaged, err := d.records.readAllRecords()
 	if err != nil {
 		return err
 	}
@@ -277,25 +289,26 @@ func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
 
 func (d *Devices) releaseClaim(ctx context.Context, pod, claim types.UID) error {
 	defer d.locks.Lock(string(claim))()
-	file := d.recordPath(claim)
-	r, err := d.readRecord(claim)
+	file := d.records.recordPath(claim)
+	r, err := d.records.readRecord(claim)
 	if err != nil || r == nil {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(r.Pods), func(p types.UID) bool { return p == pod })
 	if len(others) > 0 {
 		r.Pods = others
-		return d.writeRecord(file, r)
+		return d.records.writeRecord(file, r)
 	}
 	if r.Prepared { // a pod that starts in the meantime must prepare the devices again
 		r.Prepared = false
-		if err := d.writeRecord(file, r); err != nil {
+		if err := d.records.writeRecord(file, r); err != nil {
 			return err
 		}
 	}
 	for _, name := range r.Drivers {
 		err := d.callDriver(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
-			res, err := c.NodeUnprepareResources(ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
+			res, err := c.NodeUnprepareResources(ctx,
+				&dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
 			if err != nil {
 				return fmt.Errorf("NodeUnprepareResources: %w", err)
 			}
@@ -312,5 +325,5 @@ func (d *Devices) releaseClaim(ctx context.Context, pod, claim types.UID) error 
 			return fmt.Errorf("unpreparing the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
-	return d.removeRecord(claim)
+	return d.records.removeRecord(claim)
 }

@@ -22,7 +22,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // driverBinary is run in separate processes, as on a node.
@@ -45,7 +45,8 @@ func spawn(t *testing.T, dir, name, mode string, more ...string) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, append(more, "--name="+name, "--registry="+dir, "--socket="+filepath.Join(dir, name+".sock.dra"), "--log="+filepath.Join(dir, name+".log"), "--mode="+mode)...)
+	cmd := exec.Command(path, append(more, "--name="+name, "--registry="+dir,
+		"--socket="+filepath.Join(dir, name+".sock.dra"), "--log="+filepath.Join(dir, name+".log"), "--mode="+mode)...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -63,15 +64,13 @@ func spawn(t *testing.T, dir, name, mode string, more ...string) (stop func()) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, s := range []string{name + "-reg.sock", name + ".sock.dra"} {
-		if err := wait.For(ctx, 5*time.Millisecond, func() error {
+		await.Until(ctx, t, await.Patience, 5*time.Millisecond, "the driver's socket", func() error {
 			conn, err := net.Dial("unix", filepath.Join(dir, s))
 			if err != nil {
 				return err
 			}
 			return conn.Close()
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	return stop
 }
@@ -103,10 +102,12 @@ func short(t *testing.T) string {
 }
 
 func claimOf(name string, drivers ...string) *resourcev1.ResourceClaim {
-	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+		UID: types.UID("uid-" + name)}}
 	c.Status.Allocation = &resourcev1.AllocationResult{}
 	for _, d := range drivers {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: d, Pool: "w1", Device: "gpu-of-" + name})
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: d, Pool: "w1", Device: "gpu-of-" + name})
 	}
 	return c
 }
@@ -114,8 +115,10 @@ func claimOf(name string, drivers ...string) *resourcev1.ResourceClaim {
 func podOf(name string, claims ...*resourcev1.ResourceClaim) *v1.Pod {
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("pod-" + name)}}
 	for _, c := range claims {
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: p.UID})
-		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: c.Name, ResourceClaimName: &c.Name})
+		c.Status.ReservedFor = append(c.Status.ReservedFor,
+			resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: p.UID})
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims,
+			v1.PodResourceClaim{Name: c.Name, ResourceClaimName: &c.Name})
 	}
 	return p
 }
@@ -135,7 +138,8 @@ func TestPrepareAndRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got["one"]) != 1 || got["one"][0].CDI[0] != "a.example.com/gpu=uid-one" || got["one"][0].Requests[0] != "r" ||
+	if len(got["one"]) != 1 || got["one"][0].CDI[0] != "a.example.com/gpu=uid-one" ||
+		got["one"][0].Requests[0] != "r" ||
 		len(got["both"]) != 2 || got["both"][1].CDI[0] != "b.example.com/gpu=uid-both" {
 		t.Errorf("prepared %+v", got)
 	}
@@ -149,12 +153,14 @@ func TestPrepareAndRelease(t *testing.T) {
 	if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-p", "pod-q"}) {
 		t.Errorf("pods %v, %v", pods, err)
 	}
-	if want := []string{"prepare ns/one uid-one", "prepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
+	if want := []string{"prepare ns/one uid-one",
+		"prepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
 		t.Errorf("driver a was asked %q", logOf(t, dir, "a.example.com"))
 	}
 	stop()
 	d.folder.Scan(ctx)
-	if err := d.Release(ctx, p); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "resourceclaim ns/one") {
+	if err := d.Release(ctx, p); !errors.Is(err, ErrNoDriver) ||
+		!strings.Contains(err.Error(), "resourceclaim ns/one") {
 		t.Errorf("without its driver: %v", err)
 	}
 	if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-p", "pod-q"}) {
@@ -167,10 +173,12 @@ func TestPrepareAndRelease(t *testing.T) {
 			t.Errorf("release of %s: %v", pod, err)
 		}
 	}
-	if want := []string{"prepare ns/one uid-one", "prepare ns/both uid-both", "unprepare ns/one uid-one", "unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
+	if want := []string{"prepare ns/one uid-one", "prepare ns/both uid-both", "unprepare ns/one uid-one",
+		"unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
 		t.Errorf("driver a was asked %q", logOf(t, dir, "a.example.com"))
 	}
-	if want := []string{"prepare ns/both uid-both", "unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "b.example.com"), want) {
+	if want := []string{"prepare ns/both uid-both",
+		"unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "b.example.com"), want) {
 		t.Errorf("driver b was asked %q", logOf(t, dir, "b.example.com"))
 	}
 	if files, err := os.ReadDir(state); err != nil || len(files) > 0 {
@@ -183,9 +191,13 @@ func TestPrepareAndRelease(t *testing.T) {
 func TestPrepareRefuses(t *testing.T) {
 	dir, template := short(t), "t"
 	for want, change := range map[string]func(p *v1.Pod, c *resourcev1.ResourceClaim){
-		`resourceclaim "c" not found`:           func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Namespace = "other" },
-		`resourceclaim "c" has no devices yet`:  func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Status.Allocation = nil },
-		`resourceclaim "c" is not reserved`:     func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Status.ReservedFor[0].UID = "x" },
+		`resourceclaim "c" not found`: func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Namespace = "other" },
+		`resourceclaim "c" has no devices yet`: func(_ *v1.Pod, c *resourcev1.ResourceClaim) {
+			c.Status.Allocation = nil
+		},
+		`resourceclaim "c" is not reserved`: func(_ *v1.Pod, c *resourcev1.ResourceClaim) {
+			c.Status.ReservedFor[0].UID = "x"
+		},
 		`registered DRA drivers: a.example.com`: func(*v1.Pod, *resourcev1.ResourceClaim) {},
 		`ResourceClaim not created yet`: func(p *v1.Pod, _ *resourcev1.ResourceClaim) {
 			p.Spec.ResourceClaims[0] = v1.PodResourceClaim{Name: "c", ResourceClaimTemplateName: &template}
@@ -211,8 +223,10 @@ func TestPrepareRefuses(t *testing.T) {
 // of its claims from starting.
 func TestHostileDrivers(t *testing.T) {
 	for mode, want := range map[string]string{
-		"silent": "the response does not contain the claim", "refuses": "NodePrepareResources: no no ", "floods": "200 devices: 128 at most",
-		"huge": "received message larger than max", "path": `"../../etc/shadow" is not a CDI device name`, "old": "registered DRA drivers: a.example.com",
+		"silent": "the response does not contain the claim", "refuses": "NodePrepareResources: no no ",
+		"floods": "200 devices: 128 at most",
+		"huge":   "received message larger than max", "path": `"../../etc/shadow" is not a CDI device name`,
+		"old":   "registered DRA drivers: a.example.com",
 		"hangs": "DeadlineExceeded",
 	} {
 		t.Run(mode, func(t *testing.T) {
@@ -235,7 +249,8 @@ func TestHostileDrivers(t *testing.T) {
 			}
 			if mode == "old" {
 				b, _ := os.ReadFile(filepath.Join(dir, "a.example.com.log"))
-				if !strings.Contains(string(b), "registered false DRA driver a.example.com supports versions [\"v1beta1.DRAPlugin\"], and v1.DRAPlugin is required") {
+				if !strings.Contains(string(b), "registered false DRA driver a.example.com supports versions "+
+					"[\"v1beta1.DRAPlugin\"], and v1.DRAPlugin is required") {
 					t.Errorf("the driver was told %s", b)
 				}
 				return
@@ -280,8 +295,9 @@ func TestReleaseFails(t *testing.T) {
 // the file is removed, the blocked pods end too.
 func TestDamagedRecord(t *testing.T) {
 	for name, content := range map[string]string{
-		"empty": "", "cut": `{"version":1,"uid":"uid-bad","na`, "of another version": `{"version":7,"uid":"uid-bad"}`, "of another claim": `{"version":1,"uid":"uid-good"}`,
-		"huge": `{"version":1,"uid":"uid-bad","name":"` + strings.Repeat("x", maxRecord) + `"}`,
+		"empty": "", "cut": `{"version":1,"uid":"uid-bad","na`, "of another version": `{"version":7,"uid":"uid-bad"}`,
+		"of another claim": `{"version":1,"uid":"uid-good"}`,
+		"huge":             `{"version":1,"uid":"uid-bad","name":"` + strings.Repeat("x", maxRecord) + `"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, state, cluster := short(t), t.TempDir(), fake.NewCluster()
@@ -304,7 +320,8 @@ func TestDamagedRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			var log bytes.Buffer
-			d = New(Config{Registration: dir, State: state, Objects: cluster, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			d = New(Config{Registration: dir, State: state, Objects: cluster,
+				Log: slog.New(slog.NewTextHandler(&log, nil))})
 			if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-free"}) {
 				t.Errorf("pods %v, %v", pods, err)
 			}
@@ -314,7 +331,8 @@ func TestDamagedRecord(t *testing.T) {
 			_, again := d.Prepare(ctx, held)
 			gone := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: held.UID}} // a pod of which only the UID is known
 			for _, err := range []error{again, d.Release(ctx, held), d.Release(ctx, gone)} {
-				if !errors.Is(err, agent.ErrDamagedRecord) || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "then remove the file") || len(err.Error()) > 1000 {
+				if !errors.Is(err, agent.ErrDamagedRecord) || !strings.Contains(err.Error(), file) ||
+					!strings.Contains(err.Error(), "then remove the file") || len(err.Error()) > 1000 {
 					t.Errorf("a pod that it may be about: %v", err)
 				}
 			}

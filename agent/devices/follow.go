@@ -28,12 +28,14 @@ const (
 	healthRetry = 5 * time.Second // delay after a stream has ended
 )
 
-// maintainConnection keeps a connection to a DRA driver until ctx ends. The driver counts as
-// available while the connection is established. Health reports arrive over the same connection.
+// maintainConnection maintains a connection to a DRA driver until ctx ends, and reads the driver's
+// health reports over it. The driver counts as available while the connection is established.
 func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin) {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: 2 * time.Second},
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0),
+		grpc.WithMaxHeaderListSize(maxName*16),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond,
+			Multiplier: 2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: time.Second}))
 	if err != nil {
 		r.log.Warn("the connection to a DRA driver cannot be maintained", "driver", p.name, "err", err)
@@ -57,7 +59,8 @@ func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin
 // watchHealth reads the health reports of a driver, and opens a new stream when a stream ends. It
 // returns if the driver does not implement the health service.
 func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn *grpc.ClientConn) {
-	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
+	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{
+		Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
 	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {
 		client = drahealth.NewDRAResourceHealthClient(conn)
 	}
@@ -70,7 +73,8 @@ func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn 
 		}
 		if why := truncateText(err.Error()); why != told {
 			told = why
-			r.log.Warn("a DRA driver's stream of device health failed and is opened again", "driver", p.name, "again in", healthRetry, "err", why)
+			r.log.Warn("a DRA driver's stream of device health failed and is opened again", "driver", p.name,
+				"again in", healthRetry, "err", why)
 		}
 		if wait.Delay(ctx, healthRetry) != nil {
 			return
@@ -78,9 +82,11 @@ func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn 
 	}
 }
 
-// readReports reads one stream of health reports until it ends, and returns the error that ended
-// it. A driver that exceeds the rate limit must wait.
-func (r *driverRegistry) readReports(ctx context.Context, p *driverPlugin, client drahealth.DRAResourceHealthClient) error {
+// readReports reads one stream of health reports until it ends, and returns the error with which it
+// ended. It delays reads from a driver that exceeds the rate limit.
+func (r *driverRegistry) readReports(
+	ctx context.Context, p *driverPlugin, client drahealth.DRAResourceHealthClient,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := client.NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
@@ -121,9 +127,11 @@ func parseHealth(list []*drahealth.DeviceHealth) (map[deviceID]deviceHealth, err
 			return nil, errors.New("a report of a device without a pool or a name")
 		}
 		if len(d.pool) > maxName || len(d.name) > maxName {
-			return nil, fmt.Errorf("a report of device %q of pool %q: names have at most %d bytes", truncateText(d.name), truncateText(d.pool), maxName)
+			return nil, fmt.Errorf("a report of device %q of pool %q: names have at most %d bytes",
+				truncateText(d.name), truncateText(d.pool), maxName)
 		}
-		out[d] = deviceHealth{status: statusOf(h.GetHealth()), message: truncateMessage(h.GetMessage()), validFor: reportLifetime(h.GetHealthCheckTimeoutSeconds())}
+		out[d] = deviceHealth{status: statusOf(h.GetHealth()), message: truncateMessage(h.GetMessage()),
+			validFor: reportLifetime(h.GetHealthCheckTimeoutSeconds())}
 	}
 	return out, nil
 }

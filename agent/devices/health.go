@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// How long a driver's report about the health of a device is valid: by default, and at most.
+// How long a driver's report about the health of a device is valid: the default, and the maximum.
 const (
 	defaultReportLifetime = 30 * time.Second
 	maxReportLifetime     = 24 * time.Hour
@@ -44,7 +44,7 @@ type healthCache struct {
 // driverHealth is the health of a driver's devices, as reported by the newest plugin process of the
 // driver.
 type driverHealth struct {
-	order   int // registration order of the plugin
+	order   int // registration order of the plugin process
 	devices map[deviceID]deviceHealth
 	timer   *time.Timer // fires when the next report expires
 }
@@ -74,7 +74,8 @@ func (h *healthCache) setReport(p *driverPlugin, devices map[deviceID]deviceHeal
 	news := false
 	for d, w := range devices {
 		before, had := t.devices[d]
-		news = news || !had || before.status != w.status || before.message != w.message || !now.Before(before.validUntil)
+		news = news || !had || before.status != w.status || before.message != w.message ||
+			!now.Before(before.validUntil)
 		w.validUntil = now.Add(w.validFor)
 		if _, had := t.devices[d]; had || len(t.devices) < 2*maxReported {
 			t.devices[d] = w
@@ -109,8 +110,8 @@ func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	}
 }
 
-// removePlugin removes the health reports of a plugin that has disconnected. They may not have
-// expired, but the driver could no longer correct them.
+// removePlugin removes the health reports of a plugin that has disconnected. A disconnected driver
+// can no longer correct them, even if they have not expired.
 func (h *healthCache) removePlugin(p *driverPlugin) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -170,7 +171,7 @@ func (d *Devices) preparedClaims(pod *v1.Pod) map[string]*claimRecord {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
 	}
-	mine, has := d.preparedRecords(pod.UID), map[string]*claimRecord{}
+	mine, has := d.records.preparedRecords(pod.UID), map[string]*claimRecord{}
 	for i := range pod.Spec.ResourceClaims {
 		entry := &pod.Spec.ResourceClaims[i]
 		if name, _, err := resourceclaim.Name(pod, entry); err == nil && name != nil {
@@ -182,14 +183,16 @@ func (d *Devices) preparedClaims(pod *v1.Pod) map[string]*claimRecord {
 	return has
 }
 
-// forEachUse calls each for every use of a prepared claim by a container of the pod. has contains
-// the records of the prepared claims.
-func forEachUse(pod *v1.Pod, has map[string]*claimRecord, each func(container string, r *claimRecord, use v1.ResourceClaim)) {
+// forEachUse calls visit for every reference of a container of the pod to a prepared claim. records
+// contains the records of the prepared claims by the name of the entry in spec.resourceClaims.
+func forEachUse(
+	pod *v1.Pod, records map[string]*claimRecord, visit func(container string, r *claimRecord, use v1.ResourceClaim),
+) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			for _, use := range list[i].Resources.Claims {
-				if r := has[use.Name]; r != nil {
-					each(list[i].Name, r, use)
+				if r := records[use.Name]; r != nil {
+					visit(list[i].Name, r, use)
 				}
 			}
 		}
@@ -210,8 +213,8 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// ContainerClaims returns the claims with their devices that each container of a pod uses, by
-// container name. A device is listed once even if the container refers to its claim more than once.
+// ContainerClaims returns the claims that each container of a pod uses, with their devices, by
+// container name. A device is listed once even if the container refers to its claim several times.
 func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	out := map[string][]agent.ContainerClaim{}
 	forEachUse(pod, d.preparedClaims(pod), func(container string, r *claimRecord, use v1.ResourceClaim) {
@@ -223,7 +226,8 @@ func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
 		}
 		for _, dev := range r.Devices {
 			same := func(o agent.ClaimedDevice) bool {
-				return o.Driver == dev.Driver && o.Pool == dev.Pool && o.Device == dev.Device && o.ShareID == dev.ShareID && slices.Equal(o.CDI, dev.CDI)
+				return o.Driver == dev.Driver && o.Pool == dev.Pool && o.Device == dev.Device &&
+					o.ShareID == dev.ShareID && slices.Equal(o.CDI, dev.CDI)
 			}
 			if dev.MatchesRequest(use.Request) && !slices.ContainsFunc(all[i].Devices, same) {
 				all[i].Devices = append(all[i].Devices, dev)
@@ -234,15 +238,15 @@ func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
 	return out
 }
 
-// claimStatus returns the health at the time now of the devices that a container uses through one
-// of its claims.
-func (d *Devices) claimStatus(r *claimRecord, use v1.ResourceClaim, now time.Time) v1.ResourceStatus {
-	s := v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name)}
-	if use.Request != "" {
-		s.Name += v1.ResourceName("/" + use.Request)
+// claimStatus returns the current health of the devices that a container uses through a reference
+// to a claim. r is the claim's record, and now the current time.
+func (d *Devices) claimStatus(r *claimRecord, reference v1.ResourceClaim, now time.Time) v1.ResourceStatus {
+	s := v1.ResourceStatus{Name: v1.ResourceName("claim:" + reference.Name)}
+	if reference.Request != "" {
+		s.Name += v1.ResourceName("/" + reference.Request)
 	}
 	for _, dev := range r.Devices {
-		if dev.Driver == "" || !dev.MatchesRequest(use.Request) {
+		if dev.Driver == "" || !dev.MatchesRequest(reference.Request) {
 			continue // prepared by an earlier agent that did not store the device's name
 		}
 		id := v1.ResourceID(dev.Driver + "/" + dev.Pool + "/" + dev.Device)

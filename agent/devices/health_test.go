@@ -16,20 +16,17 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // until waits until look returns nil.
 func until(t *testing.T, look func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, 5*time.Millisecond, look); err != nil {
-		t.Fatal(err)
-	}
+	await.Until(t.Context(), t, await.Patience, 5*time.Millisecond, "the devices", look)
 }
 
 // following runs the part of the agent that follows drivers until the returned function is called.
@@ -58,7 +55,9 @@ func using(d *Devices, t *testing.T, cluster *fake.Cluster) *v1.Pod {
 	t.Helper()
 	c := claimOf("c", "a.example.com")
 	p := podOf("p", c)
-	p.Spec.Containers = []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "c"}, {Name: "c", Request: "r"}, {Name: "c", Request: "other"}}}}, {Name: "none"}}
+	p.Spec.Containers = []v1.Container{{Name: "app",
+		Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "c"}, {Name: "c", Request: "r"},
+			{Name: "c", Request: "other"}}}}, {Name: "none"}}
 	cluster.Put(c)
 	if _, err := d.Prepare(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -72,10 +71,7 @@ func healthOf(d *Devices, p *v1.Pod) string {
 		for _, s := range list {
 			out = append(out, c+" "+string(s.Name))
 			for _, r := range s.Resources {
-				message := ""
-				if r.Message != nil {
-					message = *r.Message
-				}
+				message := ptr.Deref(r.Message, "")
 				out = append(out, fmt.Sprintf("%s=%s %q", r.ResourceID, r.Health, message))
 			}
 		}
@@ -97,7 +93,8 @@ func saying(d *Devices, p *v1.Pod, health, message string) func() error {
 // supported version of the service is used, also after a restart of the agent. Health is unknown
 // for devices without a report and when the driver is gone.
 func TestHealth(t *testing.T) {
-	for services, method := range map[string]string{"": "/v1alpha1.", "v1alpha1.DRAResourceHealth": "/v1alpha1.", "v1alpha1.DRAResourceHealth,v1.DRAResourceHealth": "/v1."} {
+	for services, method := range map[string]string{"": "/v1alpha1.", "v1alpha1.DRAResourceHealth": "/v1alpha1.",
+		"v1alpha1.DRAResourceHealth,v1.DRAResourceHealth": "/v1."} {
 		t.Run(services, func(t *testing.T) {
 			dir, state, cluster := short(t), t.TempDir(), fake.NewCluster()
 			file := filepath.Join(dir, "health")
@@ -107,7 +104,9 @@ func TestHealth(t *testing.T) {
 			p := using(d, t, cluster)
 			stop := following(t, d)
 			until(t, saying(d, p, "Unknown", ""))
-			if got := fmt.Sprintf("%+v", d.ContainerClaims(p)); got != "map[app:[{Namespace:ns Name:c Devices:[{Requests:[r] CDI:[a.example.com/gpu=uid-c] Driver:a.example.com Pool:w1 Device:gpu-0 ShareID:}]}]]" {
+			if got := fmt.Sprintf("%+v", d.ContainerClaims(p)); got !=
+				"map[app:[{Namespace:ns Name:c Devices:[{Requests:[r] CDI:[a.example.com/gpu=uid-c] "+
+					"Driver:a.example.com Pool:w1 Device:gpu-0 ShareID:}]}]]" {
 				t.Errorf("the pod has %s", got)
 			}
 			say(t, file, "gpu-0 HEALTHY 3600\n")
@@ -119,7 +118,8 @@ func TestHealth(t *testing.T) {
 			case <-news:
 			case <-t.Context().Done():
 			}
-			if log := strings.Join(logOf(t, dir, "a.example.com"), "\n"); strings.Count(log, "watch ") != 1 || !strings.Contains(log, "watch "+method) {
+			if log := strings.Join(logOf(t, dir, "a.example.com"), "\n"); strings.Count(log, "watch ") != 1 ||
+				!strings.Contains(log, "watch "+method) {
 				t.Errorf("the driver was asked %s", log)
 			}
 			stop()
@@ -150,7 +150,8 @@ func TestHealthIsNotTold(t *testing.T) {
 	dir, cluster := short(t), fake.NewCluster()
 	spawn(t, dir, "a.example.com", "")
 	var log bytes.Buffer
-	d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster,
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	p := using(d, t, cluster)
 	stop := following(t, d)
 	until(t, func() error {
@@ -168,13 +169,15 @@ func TestHealthIsNotTold(t *testing.T) {
 // Reports that exceed a limit are ignored, and the driver's stream is opened again; other drivers
 // are not affected. A driver that sends too many reports must wait.
 func TestHostileHealth(t *testing.T) {
-	for mode, want := range map[string]string{"health-floods": "a report of 5000 devices: 4096 at most", "health-huge": "received message larger than max",
+	for mode, want := range map[string]string{"health-floods": "a report of 5000 devices: 4096 at most",
+		"health-huge":     "received message larger than max",
 		"health-nameless": "a report of a device without a pool or a name"} {
 		t.Run(mode, func(t *testing.T) {
 			dir, cluster := short(t), fake.NewCluster()
 			spawn(t, dir, "a.example.com", mode, "--health=x", "--services="+drahealth.DRAResourceHealthService)
 			lines := make(lineLog, 64)
-			d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster, Log: slog.New(slog.NewTextHandler(lines, nil))})
+			d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster,
+				Log: slog.New(slog.NewTextHandler(lines, nil))})
 			p := using(d, t, cluster)
 			following(t, d)
 			for !strings.Contains(<-lines, want) {
@@ -205,7 +208,8 @@ func TestHostileHealth(t *testing.T) {
 		// A burst of ten, and one more per second: only the maximum is checked, because a slow
 		// machine may process fewer.
 		var n int
-		if _, err := fmt.Sscan(*d.Health(p)["app"][0].Resources[0].Message, &n); err != nil || n > reportBurst+3+int(time.Since(began)/reportEvery)+30 {
+		if _, err := fmt.Sscan(*d.Health(p)["app"][0].Resources[0].Message, &n); err != nil ||
+			n > reportBurst+3+int(time.Since(began)/reportEvery)+30 {
 			t.Errorf("%d reports were read, %v", n, err)
 		}
 	})
@@ -239,7 +243,8 @@ func TestReports(t *testing.T) {
 		h.setReport(p, j, at(second))
 	}
 	dev := func(name string, s drahealth.HealthStatus, seconds int64) *drahealth.DeviceHealth {
-		return &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: "p", DeviceName: name}, Health: s, HealthCheckTimeoutSeconds: seconds}
+		return &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: "p", DeviceName: name}, Health: s,
+			HealthCheckTimeoutSeconds: seconds}
 	}
 	is := func(name string, second int, want v1.ResourceHealthStatus) {
 		t.Helper()
@@ -247,8 +252,10 @@ func TestReports(t *testing.T) {
 			t.Errorf("%s after %d s is %s, want %s", name, second, got, want)
 		}
 	}
-	report(old, 0, dev("a", drahealth.HealthStatus_HEALTHY, 0), dev("b", drahealth.HealthStatus_UNHEALTHY, 100), dev("c", drahealth.HealthStatus_HEALTHY, -5),
-		dev("d", drahealth.HealthStatus_HEALTHY, 1<<62), dev("e", drahealth.HealthStatus_UNKNOWN, 100), dev("f", 77, 100))
+	report(old, 0, dev("a", drahealth.HealthStatus_HEALTHY, 0), dev("b", drahealth.HealthStatus_UNHEALTHY, 100),
+		dev("c", drahealth.HealthStatus_HEALTHY, -5),
+		dev("d", drahealth.HealthStatus_HEALTHY, 1<<62), dev("e", drahealth.HealthStatus_UNKNOWN, 100),
+		dev("f", 77, 100))
 	is("a", 29, v1.ResourceHealthStatusHealthy)
 	is("a", 30, v1.ResourceHealthStatusUnknown)
 	is("b", 99, v1.ResourceHealthStatusUnhealthy)
@@ -268,7 +275,8 @@ func TestReports(t *testing.T) {
 	is("a", 39, v1.ResourceHealthStatusUnhealthy)
 	h.removePlugin(newer)
 	is("a", 12, v1.ResourceHealthStatusUnknown)
-	if m := truncateMessage(strings.Repeat("ä", 2000)); len(m) > v1.ResourceHealthMessageMaxLength || !strings.HasSuffix(m, "ä...") {
+	if m := truncateMessage(strings.Repeat("ä", 2000)); len(m) > v1.ResourceHealthMessageMaxLength ||
+		!strings.HasSuffix(m, "ä...") {
 		t.Errorf("%d bytes, ends with %q", len(m), m[len(m)-8:])
 	}
 }
@@ -277,18 +285,20 @@ func TestReports(t *testing.T) {
 // reported correctly.
 func TestHealthOfOldRecords(t *testing.T) {
 	d := New(Config{State: t.TempDir(), Objects: fake.NewCluster()})
-	r := &claimRecord{Version: recordVersion, Namespace: "ns", Name: "c", UID: "uid-c", Pods: nil, Prepared: true, Devices: []agent.ClaimedDevice{{CDI: []string{"a/b=c"}}}}
+	r := &claimRecord{Version: recordVersion, Namespace: "ns", Name: "c", UID: "uid-c", Pods: nil, Prepared: true,
+		Devices: []agent.ClaimedDevice{{CDI: []string{"a/b=c"}}}}
 	c := claimOf("c", "a.example.com")
 	p := podOf("p", c)
-	p.Spec.Containers = []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "c"}}}}}
-	if err := d.writeRecord(d.recordPath(r.UID), r); err != nil {
+	p.Spec.Containers = []v1.Container{{Name: "app",
+		Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "c"}}}}}
+	if err := d.records.writeRecord(d.records.recordPath(r.UID), r); err != nil {
 		t.Fatal(err)
 	}
 	if h := d.Health(p); h != nil {
 		t.Errorf("of a pod without devices: %v", h)
 	}
 	r.Pods = append(r.Pods, p.UID)
-	if err := d.writeRecord(d.recordPath(r.UID), r); err != nil {
+	if err := d.records.writeRecord(d.records.recordPath(r.UID), r); err != nil {
 		t.Fatal(err)
 	}
 	if got := healthOf(d, p); got != "app claim:c" {

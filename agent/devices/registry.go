@@ -48,7 +48,9 @@ type driverPlugin struct {
 	name     string
 	endpoint string
 	services []string
-	order    int // registration order; of several plugins with one name, the newest is used, because the others are about to exit
+	// registration order; of several plugin processes of one driver, the newest is used, because
+	// the others are about to exit
+	order int
 
 	connected bool
 	stop      context.CancelFunc // nil while no connection is maintained
@@ -57,7 +59,8 @@ type driverPlugin struct {
 func newRegistry(dir string, log *slog.Logger) *driverRegistry {
 	r := &driverRegistry{log: log, plugins: map[string]*driverPlugin{}}
 	r.health = newHealth(r.notifier.Notify)
-	r.folder = csi.RegistrationFolder{Dir: dir, Kind: registration.DRAPlugin, OnRegister: r.addDriver, OnRemove: r.removeDriver, Log: log}
+	r.folder = csi.RegistrationFolder{Dir: dir, Kind: registration.DRAPlugin, OnRegister: r.addDriver,
+		OnRemove: r.removeDriver, Log: log}
 	return r
 }
 
@@ -93,8 +96,8 @@ func (r *driverRegistry) Run(ctx context.Context) error {
 	}
 }
 
-// startFollowing starts to maintain the connection to a plugin. It does nothing while Run is not
-// active. The caller holds the lock.
+// startFollowing starts to maintain the connection to a plugin and to read its health reports. It
+// does nothing while Run is not active. The caller holds the lock.
 func (r *driverRegistry) startFollowing(p *driverPlugin) {
 	if r.runCtx == nil {
 		return
@@ -171,30 +174,35 @@ func (r *driverRegistry) Changes(ctx context.Context) <-chan struct{} {
 func parseRegistration(info *registration.PluginInfo) (*driverPlugin, error) {
 	name := info.GetName()
 	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 || len(name) > resourcev1.DriverNameMaxLength {
-		return nil, fmt.Errorf("a DRA driver registers as %q: a driver name is a DNS subdomain of at most %d bytes", truncateText(name), resourcev1.DriverNameMaxLength)
+		return nil, fmt.Errorf("a DRA driver registers as %q: a driver name is a DNS subdomain of at most %d bytes",
+			truncateText(name), resourcev1.DriverNameMaxLength)
 	}
 	if !slices.Contains(info.GetSupportedVersions(), dra.DRAPluginService) {
-		return nil, fmt.Errorf("DRA driver %s supports versions %q, and %s is required: install a newer release of the driver", name,
-			info.GetSupportedVersions(), dra.DRAPluginService)
+		return nil,
+			fmt.Errorf("DRA driver %s supports versions %q, and %s is required: install a newer release of the driver",
+				name,
+				info.GetSupportedVersions(), dra.DRAPluginService)
 	}
 	endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 	if !filepath.IsAbs(endpoint) {
-		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: want the absolute path of a socket on the node", name, truncateText(info.GetEndpoint()))
+		return nil,
+			fmt.Errorf("DRA driver %s registers with the endpoint %q: want the absolute path of a socket on the node",
+				name, truncateText(info.GetEndpoint()))
 	}
 	return &driverPlugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
 }
 
-// findEndpoint returns the socket path of the driver name. If the last scan did not find the
-// driver, it scans again.
-func (r *driverRegistry) findEndpoint(ctx context.Context, name string) (string, error) {
-	if e := r.newestEndpoint(name); e != "" {
+// findEndpoint returns the path of a driver's socket. If the last scan of the registration
+// directory did not find the driver, it scans again.
+func (r *driverRegistry) findEndpoint(ctx context.Context, driver string) (string, error) {
+	if e := r.newestEndpoint(driver); e != "" {
 		return e, nil
 	}
 	r.folder.Scan(ctx)
-	if e := r.newestEndpoint(name); e != "" {
+	if e := r.newestEndpoint(driver); e != "" {
 		return e, nil
 	}
-	return "", fmt.Errorf("%w: %s", ErrNoDriver, name)
+	return "", fmt.Errorf("%w: %s", ErrNoDriver, driver)
 }
 
 func (r *driverRegistry) newestEndpoint(name string) string {

@@ -23,11 +23,11 @@ const Table = "keelson-dns"
 // addressHolder maintains the DNS server's addresses on the node's loopback device, and the
 // nftables rules that exempt DNS from connection tracking.
 //
-// A query and its answer are only two packets, so tracking would cost an entry per query. Tracking
+// A query and its answer are only two packets, so tracking would cost one entry per query. Tracking
 // has also lost queries that a client sends twice at the same time.
 //
-// A record on disk lists the addresses, so that a later agent process removes those that are no
-// longer wanted. The addresses remain when the agent exits.
+// A record on disk lists the addresses. With it, a later agent process removes addresses that are
+// no longer wanted. The addresses remain when the agent exits.
 type addressHolder struct {
 	file string // record of the addresses; deleted by a reboot, like the loopback addresses
 	nft  knftables.Interface
@@ -35,8 +35,8 @@ type addressHolder struct {
 	read bool
 }
 
-// setAddresses makes want the addresses of the DNS server: it adds and removes addresses of the
-// loopback device, and writes the rules for them.
+// setAddresses sets the addresses of the DNS server to want: it adds and removes addresses of the
+// loopback device, and writes the nftables rules for them.
 func (h *addressHolder) setAddresses(ctx context.Context, want []netip.Addr) error {
 	if err := h.readRecord(); err != nil {
 		return err
@@ -75,11 +75,12 @@ func (h *addressHolder) setAddresses(ctx context.Context, want []netip.Addr) err
 }
 
 func hostAddress(a netip.Addr) *netlink.Addr {
-	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Scope: unix.RT_SCOPE_HOST}
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
+		Scope: unix.RT_SCOPE_HOST}
 }
 
-// readRecord reads the record of the addresses that an earlier agent process added, once. A damaged
-// record counts as empty.
+// readRecord reads the record of the addresses that an earlier agent process added. Only the first
+// call reads the file. A damaged record counts as empty.
 func (h *addressHolder) readRecord() error {
 	if h.read {
 		return nil
@@ -115,14 +116,15 @@ func (h *addressHolder) writeRecord(all []netip.Addr) error {
 	return nil
 }
 
-// writeRules replaces the nftables table by the rules for the addresses all. While no agent runs,
-// the rules drop ICMP "port unreachable" messages. A client that receives such a message gives up
-// at once; without it, the client retries a moment later.
-func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error {
+// writeRules replaces the nftables table with the rules for the addresses. While no agent runs, the
+// rules drop ICMP "port unreachable" messages. A client that receives such a message fails at once;
+// without it, the client retries soon.
+func (h *addressHolder) writeRules(ctx context.Context, addresses []netip.Addr) error {
 	if h.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, Table)
 		if err != nil {
-			return fmt.Errorf("DNS without connection tracking needs nftables: %w: install nft and a kernel with nf_tables", err)
+			return fmt.Errorf("DNS without connection tracking needs nftables: %w: install nft and a kernel "+
+				"with nf_tables", err)
 		}
 		h.nft = nft
 	}
@@ -134,14 +136,16 @@ func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error 
 		set := "servers-" + family
 		kind := map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[family]
 		tx.Add(&knftables.Set{Name: set, Type: kind})
-		for _, a := range all {
+		for _, a := range addresses {
 			if a.Is4() == (family == "ip") {
 				tx.Add(&knftables.Element{Set: set, Key: []string{a.String()}})
 			}
 		}
 	}
-	for chain, hook := range map[string]knftables.BaseChainHook{"in": knftables.PreroutingHook, "out": knftables.OutputHook} {
-		tx.Add(&knftables.Chain{Name: chain, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.RawPriority)})
+	for chain, hook := range map[string]knftables.BaseChainHook{"in": knftables.PreroutingHook,
+		"out": knftables.OutputHook} {
+		tx.Add(&knftables.Chain{Name: chain, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook),
+			Priority: knftables.PtrTo(knftables.RawPriority)})
 		for _, family := range []string{"ip", "ip6"} {
 			for _, rule := range []string{
 				family + " daddr @servers-" + family + " udp dport 53 notrack",
@@ -153,8 +157,10 @@ func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error 
 			}
 		}
 	}
-	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip saddr @servers-ip icmp type destination-unreachable icmp code port-unreachable drop"})
-	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip6 saddr @servers-ip6 icmpv6 type destination-unreachable icmpv6 code port-unreachable drop"})
+	tx.Add(&knftables.Rule{Chain: "out",
+		Rule: "ip saddr @servers-ip icmp type destination-unreachable icmp code port-unreachable drop"})
+	tx.Add(&knftables.Rule{Chain: "out",
+		Rule: "ip6 saddr @servers-ip6 icmpv6 type destination-unreachable icmpv6 code port-unreachable drop"})
 	if err := h.nft.Run(ctx, tx); err != nil {
 		return fmt.Errorf("writing the rules that exempt DNS from connection tracking: %w", err)
 	}

@@ -30,7 +30,8 @@ func TestHostileClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer udp.Close()
-	for _, p := range [][]byte{{}, {1}, make([]byte, 11), make([]byte, 12), make([]byte, 60000), []byte(strings.Repeat("\xc0\x0c", 300)), []byte(strings.Repeat("\xff", 512))} {
+	for _, p := range [][]byte{{}, {1}, make([]byte, 11), make([]byte, 12), make([]byte, 60000),
+		[]byte(strings.Repeat("\xc0\x0c", 300)), []byte(strings.Repeat("\xff", 512))} {
 		_, _ = udp.Write(p)
 	}
 	answer := make([]byte, 12)
@@ -61,7 +62,8 @@ func TestHostileClients(t *testing.T) {
 	}
 	r.stillServes()
 	r.until(func() error {
-		if got, err := r.try("tcp", "web.default.svc.cluster.local.", dns.TypeA); err != nil || got.Rcode != dns.RcodeSuccess {
+		if got, err := r.try("tcp", "web.default.svc.cluster.local.", dns.TypeA); err != nil ||
+			got.Rcode != dns.RcodeSuccess {
 			return fmt.Errorf("over TCP beside %d that wait: %v %v", len(conns), got, err)
 		}
 		return nil
@@ -74,13 +76,15 @@ func TestStrangers(t *testing.T) {
 	objects := fake.NewCluster()
 	s := New(Config{Local: LinkLocal})
 	c := s.permittedClients(objects)
-	for a, want := range map[string]bool{"10.88.3.4": true, "127.0.0.1": true, "::1": true, "192.0.2.1": false, "10.99.0.1": false, "2001:db8::1": false} {
+	for a, want := range map[string]bool{"10.88.3.4": true, "127.0.0.1": true, "::1": true, "192.0.2.1": false,
+		"10.99.0.1": false, "2001:db8::1": false} {
 		if got := c.isAllowed(netip.MustParseAddr(a)); got != want {
 			t.Errorf("%s: %v", a, got)
 		}
 	}
 	s = New(Config{ForeignNetwork: func() bool { return true }})
-	if c := s.permittedClients(objects); !c.isAllowed(netip.MustParseAddr("10.99.0.1")) || c.isAllowed(netip.MustParseAddr("192.0.2.1")) {
+	if c := s.permittedClients(objects); !c.isAllowed(netip.MustParseAddr("10.99.0.1")) ||
+		c.isAllowed(netip.MustParseAddr("192.0.2.1")) {
 		t.Error("with a network product, its pods' addresses are served, and public ones are not")
 	}
 }
@@ -93,7 +97,8 @@ func TestHostileUpstreams(t *testing.T) {
 	}
 	defer pc.Close()
 	go lie(pc)
-	r := start(t, coreDNS(fmt.Sprintf(".:53 {\n kubernetes cluster.local\n forward . %s\n cache 30\n}\n", pc.LocalAddr()), nil))
+	r := start(t, coreDNS(fmt.Sprintf(".:53 {\n kubernetes cluster.local\n forward . %s\n cache 30\n}\n",
+		pc.LocalAddr()), nil))
 	if got := r.ask("udp", "www.example.", dns.TypeA); got != "NOERROR, www.example. A 192.0.2.1" {
 		t.Errorf("among forged answers: %s", got)
 	}

@@ -16,7 +16,8 @@ import (
 func BenchmarkService(b *testing.B) {
 	s := New(Config{StateDir: b.TempDir(), Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
 	objects := fake.NewCluster()
-	objects.Put(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: v1.ServiceSpec{ClusterIP: "10.96.0.7"}})
+	objects.Put(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: v1.ServiceSpec{ClusterIP: "10.96.0.7"}})
 	s.index.Sync(objects.Services(), nil)
 	s.configure(objects, objects)
 	m := &dns.Msg{}

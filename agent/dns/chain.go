@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// serverChain is the server blocks of a valid Corefile with their state: caches, upstream servers
-// and counters. It answers queries.
+// serverChain is the active configuration: the server blocks of a valid Corefile with their caches,
+// upstream servers and counters. It answers queries.
 type serverChain struct {
 	index      *zone.Index
 	blocks     []*serverBlock
@@ -50,14 +50,14 @@ type forwardRule struct {
 // query is one question in a message from a client.
 type query struct {
 	owner      string // the name in the client's spelling
-	name       string // in lower case
+	name       string // the name in lower case
 	kind       uint16
 	do         bool // the client requests DNSSEC records
 	cd         bool
 	maxRecords int // maximum number of endpoint records in the answer
 }
 
-// response is an answer to a query, before it is placed in a reply message to the client.
+// response is the answer to a query, from which the reply message to the client is built.
 type response struct {
 	rcode         int
 	authoritative bool
@@ -68,8 +68,8 @@ type response struct {
 	plugin        string // plugin that answered
 }
 
-// findBlock returns the server block with the longest zone that contains name, which is in lower
-// case, and that zone. The block is nil if no zone contains the name.
+// findBlock returns the server block with the longest zone that contains name, and this zone. name
+// is in lower case. The block is nil if no zone contains the name.
 func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	for at := 0; ; {
 		if b := c.byZone[name[at:]]; b != nil {
@@ -84,9 +84,9 @@ func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	return c.byZone["."], "."
 }
 
-// answerQuery returns the response of the server block b if it is known without asking another
-// server. Otherwise it returns a function that obtains the response. The function takes time and
-// may be called from another goroutine.
+// answerQuery answers a query with the plugins of the server block b. If the response is known
+// without asking another server, it returns the response. Otherwise it returns a function that
+// obtains the response, which may take time and may be called from another goroutine.
 func (c *serverChain) answerQuery(b *serverBlock, q query) (response, func(context.Context) response) {
 	w := rewrittenQuery{name: q.name, kind: q.kind}
 	if len(b.cfg.Rewrites) > 0 {
@@ -138,7 +138,8 @@ func (c *serverChain) runPlugins(b *serverBlock, q query, aliases int) (response
 	}
 	var best *forwardRule
 	for _, f := range b.forwards {
-		if corefile.IsInZone(f.from, q.name) && (best == nil || len(f.from) > len(best.from)) && corefile.LongestZone(f.except, q.name) == "" {
+		if corefile.IsInZone(f.from, q.name) && (best == nil || len(f.from) > len(best.from)) &&
+			corefile.LongestZone(f.except, q.name) == "" {
 			best = f
 		}
 	}
@@ -148,9 +149,11 @@ func (c *serverChain) runPlugins(b *serverBlock, q query, aliases int) (response
 	return b.queryUpstream(best, q)
 }
 
-// queryKubernetes answers a query from the cluster's zones, which the plugin k defines. ok is false
-// if the zones have no answer and the next plugin must be run.
-func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q query, aliases int) (_ response, _ func(context.Context) response, ok bool) {
+// queryKubernetes answers a query from the cluster's zones, with the configuration k of the
+// kubernetes plugin. ok is false if these zones have no answer and the next plugin must be run.
+func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q query, aliases int) (
+	_ response, _ func(context.Context) response, ok bool,
+) {
 	z := corefile.LongestZone(k.Zones, q.name)
 	var a zone.Answer
 	if z == "" {
@@ -174,7 +177,8 @@ func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q 
 	if a.Rcode == dns.RcodeNameError && k.Fall.Includes(q.name) {
 		return response{}, nil, false
 	}
-	r := response{rcode: a.Rcode, authoritative: true, answer: a.Records, extra: a.Extra, truncated: a.Truncated, plugin: "kubernetes"}
+	r := response{rcode: a.Rcode, authoritative: true, answer: a.Records, extra: a.Extra, truncated: a.Truncated,
+		plugin: "kubernetes"}
 	if len(r.answer) == 0 {
 		r.ns = []dns.RR{zone.SOA(z, b.options.TTL, c.index.Serial())}
 	}
@@ -191,14 +195,14 @@ func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q 
 	return response{}, func(ctx context.Context) response { return r.withTarget(later(ctx)) }, true
 }
 
-// withTarget returns the response r, which ends in a CNAME, with the records of then appended. then
-// is the response to the query for the CNAME's target.
-func (r response) withTarget(then response) response {
-	if then.rcode == dns.RcodeRefused { // no plugin for the target: only the alias is known
+// withTarget returns r, a response that ends in a CNAME record, with the records of targetResponse
+// appended. targetResponse is the response to the query for the CNAME's target.
+func (r response) withTarget(targetResponse response) response {
+	if targetResponse.rcode == dns.RcodeRefused { // no plugin for the target: only the alias is known
 		return r
 	}
-	r.rcode, r.ns, r.truncated = then.rcode, then.ns, then.truncated
-	r.answer = append(r.answer, then.answer...)
+	r.rcode, r.ns, r.truncated = targetResponse.rcode, targetResponse.ns, targetResponse.truncated
+	r.answer = append(r.answer, targetResponse.answer...)
 	return r
 }
 
@@ -209,13 +213,13 @@ type pendingQuery struct {
 	err  error
 }
 
-// queryUpstream returns the response to a query from the cache. If it is not cached, it returns a
+// queryUpstream returns the cached response to a query. If no response is cached, it returns a
 // function that queries an upstream server.
 func (b *serverBlock) queryUpstream(f *forwardRule, q query) (response, func(context.Context) response) {
 	fq := forward.Question{Name: q.name, Type: q.kind, DNSSEC: q.do, CD: q.cd}
 	var old *dns.Msg
 	if b.cache != nil && corefile.LongestZone(b.cfg.Cache.Zones, q.name) != "" {
-		m, stale := b.cache.Get(fq, time.Now())
+		m, stale := b.cache.GetMessage(fq, time.Now())
 		if m != nil && !stale {
 			b.counts.countHit(m)
 			return upstreamResponse(m, q), nil
@@ -285,13 +289,13 @@ func (b *serverBlock) fetchOnce(ctx context.Context, f *forwardRule, q forward.Q
 	return c.msg.Copy(), nil
 }
 
-// cachedAnswer returns the cached answer of a question. It returns nil if none exists or if it
-// has expired.
+// cachedAnswer returns the cached answer of a question. It returns nil if the cache contains no
+// answer, or if the answer has expired.
 func (b *serverBlock) cachedAnswer(q forward.Question) *dns.Msg {
 	if b.cache == nil || corefile.LongestZone(b.cfg.Cache.Zones, q.Name) == "" {
 		return nil
 	}
-	if m, stale := b.cache.Get(q, time.Now()); !stale {
+	if m, stale := b.cache.GetMessage(q, time.Now()); !stale {
 		return m
 	}
 	return nil
@@ -309,8 +313,8 @@ func (b *serverBlock) mayCache(name string, m *dns.Msg) bool {
 	return corefile.LongestZone(not, name) == ""
 }
 
-// upstreamResponse converts an upstream server's answer to a response. The name in it has the
-// client's spelling.
+// upstreamResponse converts an upstream server's answer to the response to q. The query's name gets
+// the client's spelling.
 func upstreamResponse(m *dns.Msg, q query) response {
 	if q.owner != q.name {
 		for _, rr := range m.Answer {

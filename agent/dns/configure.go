@@ -30,12 +30,12 @@ const (
 	etcCoreDNS  = "/etc/coredns" // where CoreDNS pods mount the ConfigMap's keys as files
 )
 
-// chainSource contains the inputs from which the serverChain was built. The chain is rebuilt when
-// they change.
+// chainSource contains the inputs from which the active serverChain was built. When they change,
+// the chain is rebuilt.
 type chainSource struct {
-	text        string            // of the Corefile
+	text        string            // text of the Corefile
 	files       map[string]string // contents of the files that the Corefile refers to, by path
-	servers     string            // addresses that are served
+	servers     string            // addresses at which DNS is served
 	lastMessage string            // the message that was reported last about the Corefile
 }
 
@@ -75,7 +75,8 @@ func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
 	}
 	files := s.readFiles(cfg, keys)
 	servers := fmt.Sprint(s.wantedAddresses(objects))
-	if s.chain.Load() != nil && text == s.source.text && maps.Equal(files, s.source.files) && servers == s.source.servers {
+	if s.chain.Load() != nil && text == s.source.text && maps.Equal(files, s.source.files) &&
+		servers == s.source.servers {
 		return
 	}
 	next := s.buildChain(cfg, files, s.wantedAddresses(objects))
@@ -157,26 +158,31 @@ func (s *Server) readFiles(cfg *corefile.Config, keys map[string]string) map[str
 	return out
 }
 
-// buildChain builds a serverChain from a parsed Corefile. files are the files that it refers to,
-// own the addresses of this server.
-func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, own []netip.Addr) *serverChain {
-	c := &serverChain{index: s.index, byZone: map[string]*serverBlock{}, health: cfg.Health, ready: cfg.Ready, prometheus: cfg.Prometheus}
+// buildChain builds a serverChain from a parsed Corefile. files contains the files to which the
+// Corefile refers, by path. ownIPs are the addresses of this DNS server.
+func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, self []netip.Addr) *serverChain {
+	c := &serverChain{index: s.index, byZone: map[string]*serverBlock{}, health: cfg.Health, ready: cfg.Ready,
+		prometheus: cfg.Prometheus}
 	for _, b := range cfg.Servers {
 		next := &serverBlock{cfg: b, counts: s.zoneCountsOf(b.Zones[0], b.Errors)}
 		if k := b.Kubernetes; k != nil {
-			next.options = zone.Options{TTL: k.TTL, Pods: k.Pods, PodNames: k.PodNames, IgnoreEmpty: k.IgnoreEmpty, Namespaces: k.Namespaces, Servers: own}
+			next.options = zone.Options{TTL: k.TTL, Pods: k.Pods, PodNames: k.PodNames, IgnoreEmpty: k.IgnoreEmpty,
+				Namespaces: k.Namespaces, Servers: self}
 		}
 		if h := b.Hosts; h != nil {
 			next.hosts = parseHosts(append([]string{files[h.File]}, h.Inline...)...)
 		}
 		if k := b.Cache; k != nil {
-			next.cache = forward.NewCache(forward.CacheConfig{Capacity: k.Capacity, Denied: k.CapacityDenied, MinTTL: k.MinTTL, MaxTTL: k.MaxTTL,
+			next.cache = forward.NewCache(forward.CacheConfig{Capacity: k.Capacity, Denied: k.CapacityDenied,
+				MinTTL: k.MinTTL, MaxTTL: k.MaxTTL,
 				MinDenialTTL: k.MinDenialTTL, MaxDenialTTL: k.MaxDenialTTL, ServFail: k.ServFail, Stale: k.Stale})
 		}
 		for _, f := range b.Forwards {
-			next.forwards = append(next.forwards, &forwardRule{from: f.From, except: f.Except, forwarder: forward.New(forward.Config{
-				Targets: s.forwardTargets(f, files, own), Policy: f.Policy, MaxFails: f.MaxFails, MaxConcurrent: int64(f.MaxConcurrent),
-				HealthEvery: f.HealthEvery, TCP: f.ForceTCP, Log: s.cfg.Log})})
+			next.forwards = append(next.forwards,
+				&forwardRule{from: f.From, except: f.Except, forwarder: forward.New(forward.Config{
+					Targets: s.forwardTargets(f, files, self), Policy: f.Policy, MaxFails: f.MaxFails,
+					MaxConcurrent: int64(f.MaxConcurrent),
+					HealthEvery:   f.HealthEvery, TCP: f.ForceTCP, Log: s.cfg.Log})})
 		}
 		c.blocks = append(c.blocks, next)
 		for _, z := range b.Zones {
@@ -186,8 +192,8 @@ func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, own [
 	return c
 }
 
-// shutDown stops the health probes of the chain's upstream servers, and waits for background
-// refreshes of its caches.
+// shutDown stops the health probes of the chain's upstream servers, and waits until background
+// refreshes of its caches have ended.
 func (c *serverChain) shutDown() {
 	for _, b := range c.blocks {
 		for _, f := range b.forwards {
@@ -197,15 +203,15 @@ func (c *serverChain) shutDown() {
 	}
 }
 
-// forwardTargets returns the upstream servers of a forward rule. It omits own, the addresses of
-// this server, because a query that it cannot answer would loop.
-func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
+// forwardTargets returns the upstream servers of a forward rule. It omits ownIPs, the addresses of
+// this DNS server. Otherwise a query that the server cannot answer would be sent to itself.
+func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, self []netip.Addr) (out []forward.Target) {
 	add := func(text string) {
 		u, err := corefile.ParseUpstream(text)
 		if err != nil || u.Path != "" {
 			return
 		}
-		if u.Address.Port() == s.cfg.Port && slices.Contains(own, u.Address.Addr()) {
+		if u.Address.Port() == s.cfg.Port && slices.Contains(self, u.Address.Addr()) {
 			s.cfg.Log.Warn("a forward to this server itself is omitted", "server", text, "zone", f.From)
 			return
 		}
@@ -237,14 +243,15 @@ func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own
 	return out
 }
 
-// reportRefused reports an invalid Corefile in an Event about its ConfigMap, unless the error is
-// unchanged.
+// reportRefused reports an invalid Corefile in an Event about its ConfigMap, unless the same error
+// was reported last.
 func (s *Server) reportRefused(about *v1.ConfigMap, reports agent.Reporter, err error) {
-	s.reportEvent(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
+	s.reportEvent(about, reports, "CorefileRefused",
+		fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
 }
 
-// reportWarnings reports the parts of a Corefile that have no effect in an Event about its
-// ConfigMap, unless they are unchanged.
+// reportWarnings reports, in an Event about the ConfigMap, which parts of the Corefile have no
+// effect. It reports nothing if there are no such parts or the same message was reported last.
 func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
 	if len(all) == 0 {
 		s.source.lastMessage = ""
@@ -254,13 +261,14 @@ func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all
 	for _, w := range all {
 		lines = append(lines, w.String())
 	}
-	s.reportEvent(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
+	s.reportEvent(about, reports, "CorefileNotUnderstood",
+		"A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
 }
 
-// reportEvent reports an Event about the Corefile's ConfigMap and calls first, unless the message
-// is unchanged. All nodes report the same message, which the API aggregates into one Event with a
-// count.
-func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
+// reportEvent reports an Event about the Corefile's ConfigMap, unless the same message was reported
+// last. It calls beforeReport before it reports. All nodes report the same message, which the API
+// aggregates into one Event with a count.
+func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason, message string, beforeReport func()) {
 	const limit = 1024 // limit of the API's validation
 	if len(message) > limit {
 		message = message[:limit-3] + "..."
@@ -269,13 +277,17 @@ func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason
 		return
 	}
 	s.source.lastMessage = message
-	first()
+	beforeReport()
 	s.cfg.Log.Warn("the Corefile in ConfigMap kube-system/coredns", "reason", reason, "message", message)
 	now := metav1.NewTime(time.Now())
 	reports.Event(&v1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", about.Name, now.UnixNano()), Namespace: about.Namespace},
-		InvolvedObject: v1.ObjectReference{Kind: "ConfigMap", APIVersion: "v1", Namespace: about.Namespace, Name: about.Name, UID: about.UID},
-		Reason:         reason, Message: message, Type: v1.EventTypeWarning, FirstTimestamp: now, LastTimestamp: now, Count: 1,
-		Source: v1.EventSource{Component: "dns", Host: s.cfg.Node}, ReportingController: "keelson.dev/dns", ReportingInstance: s.cfg.Node,
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", about.Name, now.UnixNano()),
+			Namespace: about.Namespace},
+		InvolvedObject: v1.ObjectReference{Kind: "ConfigMap", APIVersion: "v1", Namespace: about.Namespace,
+			Name: about.Name, UID: about.UID},
+		Reason: reason, Message: message, Type: v1.EventTypeWarning, FirstTimestamp: now,
+		LastTimestamp: now, Count: 1,
+		Source: v1.EventSource{Component: "dns", Host: s.cfg.Node}, ReportingController: "keelson.dev/dns",
+		ReportingInstance: s.cfg.Node,
 	})
 }

@@ -1,13 +1,14 @@
-// Package dns is the cluster DNS on a node. It answers the node's pods from the node's own view, at
-// the address of Service kube-system/kube-dns and at a link-local address, even while no control
-// plane is reachable. It is configured by a Corefile (package corefile). Package zone holds the
-// names of the cluster; package forward queries other servers for the rest. A serverChain is an
-// active Corefile and answers queries. The Server manages the sockets, addresses, rules, files, and
-// the cluster's objects.
+// Package dns is the cluster DNS server on a node. It answers queries from the node's pods, even
+// while no control plane is reachable, because it uses the node's own copy of the Services. It
+// serves at the address of Service kube-system/kube-dns and at a link-local address. A Corefile
+// configures it (package corefile). Package zone contains the names of the cluster; package forward
+// queries other servers for all other names. A serverChain is an active Corefile and answers
+// queries. The Server manages sockets, addresses, nftables rules, files, and changes of the
+// cluster's objects.
 //
 // Goroutines: one per UDP socket, which immediately answers queries that are known locally; one per
 // TCP connection; one per query that waits for another server, up to a limit; and one that follows
-// the cluster.
+// the cluster's objects.
 package dns
 
 import (
@@ -28,8 +29,8 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// LinkLocal is the link-local address of the DNS server on every node, in addition to the address
-// of the Service. It is the usual address of node-local DNS caches.
+// LinkLocal is the link-local address of the DNS server on every node. The server also has the
+// address of the DNS Service. LinkLocal is the usual address of node-local DNS caches.
 var LinkLocal = netip.AddrFrom4([4]byte{169, 254, 20, 10})
 
 // Config is the configuration of the DNS server of a node.
@@ -40,12 +41,12 @@ type Config struct {
 	ResolvConf string     // the node's resolv.conf, which replaces /etc/resolv.conf in a Corefile
 	Local      netip.Addr // address that is served in addition to the address of the Service; zero: none
 	// ForeignNetwork reports whether a third-party network plugin attaches pods. Pod addresses may
-	// then be outside of the cluster's range.
+	// then be outside the cluster's pod ranges.
 	ForeignNetwork func() bool
 	Log            *slog.Logger
 
-	// Addresses and Port, if set, replace the Service's address, Local, and port 53. Devices and
-	// rules are then not changed. They are for tests and benchmarks on loopback.
+	// Addresses and Port, if set, replace the Service's address, Local, and port 53. The loopback
+	// device and nftables rules are then not changed. For tests and benchmarks.
 	Addresses []netip.Addr
 	Port      uint16
 }
@@ -66,10 +67,10 @@ type Server struct {
 	source chainSource // inputs of the current chain
 
 	mu         sync.Mutex
-	zoneCounts []*zoneCounters // of all zones that have ever been configured
+	zoneCounts []*zoneCounters // counters of all zones that have ever been configured
 }
 
-// New returns a DNS server. It starts nothing and does not listen; Run does.
+// New returns a DNS server. It starts nothing and does not listen.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -77,7 +78,8 @@ func New(cfg Config) *Server {
 	if cfg.Port == 0 {
 		cfg.Port = 53
 	}
-	s := &Server{cfg: cfg, index: zone.New(), listeners: map[netip.Addr]*addressListener{}, waiting: waitLimiter{perClient: map[netip.Addr]int{}}}
+	s := &Server{cfg: cfg, index: zone.New(), listeners: map[netip.Addr]*addressListener{},
+		waiting: waitLimiter{perClient: map[netip.Addr]int{}}}
 	s.holder.file = filepath.Join(cfg.RunDir, "dns-addresses.json")
 	s.clients.Store(&allowedClients{})
 	return s
@@ -86,9 +88,9 @@ func New(cfg Config) *Server {
 // checkInterval is the time between checks of files and rules that other programs may change.
 const checkInterval = 10 * time.Second
 
-// Run serves DNS until ctx ends or an error occurs. It starts when the view of the cluster is
-// complete, possibly from the checkpoint; earlier answers would be wrong. The addresses remain on
-// the node when it returns.
+// Run serves DNS until ctx ends or an error occurs. It starts to serve when the node's view of the
+// cluster is complete, possibly from the checkpoint; earlier answers would be wrong. The addresses
+// remain on the node when it returns.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	select {
 	case <-objects.Synced():
@@ -126,9 +128,11 @@ const (
 	kindConfigMap = "ConfigMap"
 )
 
-// applyChanges updates the index of Services, the active Corefile and the listeners after the
-// objects in c have changed.
-func (s *Server) applyChanges(ctx context.Context, c agent.ObjectChanges, objects agent.Objects, reports agent.Reporter) error {
+// applyChanges updates the index of Services, the active Corefile and the listeners. c contains the
+// objects that have changed.
+func (s *Server) applyChanges(
+	ctx context.Context, c agent.ObjectChanges, objects agent.Objects, reports agent.Reporter,
+) error {
 	var services, parts []zone.Key
 	configured, addressed := c.All, c.All
 	for k := range c.Keys {
@@ -189,13 +193,13 @@ func (s *Server) wantedAddresses(objects agent.Objects) []netip.Addr {
 	return out
 }
 
-// updateListeners opens and closes listeners so that the server listens on exactly the wanted
-// addresses. It sets these addresses on the loopback device with their nftables rules. With tended,
-// it also checks that the rules still exist. If an address fails, it is tried again at the next
-// check and does not affect the others.
-func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, tended bool) error {
+// updateListeners opens and closes listeners so that the server listens on the wanted addresses and
+// no others. It also sets these addresses on the loopback device, with their nftables rules. If
+// checkRules is true, it writes rules that no longer exist again. If listening on an address fails,
+// the other addresses are served, and the next call tries again.
+func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, checkRules bool) error {
 	want := s.wantedAddresses(objects)
-	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.hasRules(ctx)) {
+	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || checkRules && !s.holder.hasRules(ctx)) {
 		limit, cancel := context.WithTimeout(ctx, 30*time.Second)
 		err := s.holder.setAddresses(limit, want)
 		cancel()
@@ -271,9 +275,9 @@ const (
 )
 
 // updateHTTPServers serves the health, ready and metrics endpoints that the Corefile enables, at
-// each address, to DNS clients only. Disabled endpoints leave their ports free for pods on the host
-// network: a listener at one address prevents others from listening on all addresses. DNS is served
-// even if such a port is already in use.
+// each address, to DNS clients only. The ports of disabled endpoints remain free for pods on the
+// host network, because a listener at one address prevents others from listening on all addresses.
+// If a port is already in use, DNS is served nevertheless.
 func (s *Server) updateHTTPServers(ctx context.Context) {
 	c := s.chain.Load()
 	if s.cfg.Port != 53 || c == nil {
@@ -287,7 +291,8 @@ func (s *Server) updateHTTPServers(ctx context.Context) {
 			path string
 			show http.HandlerFunc
 		}{
-			{c.health, healthPort, "/health", ok}, {c.ready, readyPort, "/ready", ok}, {c.prometheus, metricsPort, "/metrics", s.metricsPage},
+			{c.health, healthPort, "/health", ok}, {c.ready, readyPort, "/ready", ok},
+			{c.prometheus, metricsPort, "/metrics", s.metricsPage},
 		} {
 			switch have := f.httpServers[p.port]; {
 			case !p.on && have != nil:
@@ -324,28 +329,29 @@ func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// allZoneCounts returns the counters of all zones that have been configured since the start.
+// allZoneCounts returns the counters of all zones that have been configured since the server was
+// created.
 func (s *Server) allZoneCounts() []*zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.zoneCounts)
 }
 
-// zoneCountsOf returns the counters of the zone name, and creates them if necessary. They outlive
-// the server block of the zone. errs states whether the Corefile enables the logging of errors.
-func (s *Server) zoneCountsOf(name string, errs bool) *zoneCounters {
+// zoneCountsOf returns the counters of a zone, and creates them if necessary. The counters remain
+// when the zone's server block is removed. logErrors sets whether failures in the zone are logged.
+func (s *Server) zoneCountsOf(zoneName string, logErrors bool) *zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.zoneCounts {
-		if c.zone == name {
+		if c.zone == zoneName {
 			c.mu.Lock()
-			c.logErrors = errs
+			c.logErrors = logErrors
 			c.mu.Unlock()
 			return c
 		}
 	}
-	c := newCounts(name, s.cfg.Log)
-	c.logErrors = errs
+	c := newCounts(zoneName, s.cfg.Log)
+	c.logErrors = logErrors
 	if len(s.zoneCounts) < maxCountedZones {
 		s.zoneCounts = append(s.zoneCounts, c)
 	}

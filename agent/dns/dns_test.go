@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // rig is a server on loopback, with a cluster behind it.
@@ -33,7 +33,8 @@ type rig struct {
 }
 
 func service(namespace, name, ip string) *v1.Service {
-	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v1.ServiceSpec{ClusterIP: ip, Ports: []v1.ServicePort{{Name: "http", Port: 80}}}}
+	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: v1.ServiceSpec{ClusterIP: ip, Ports: []v1.ServicePort{{Name: "http", Port: 80}}}}
 }
 
 func external(name, to string) *v1.Service {
@@ -43,7 +44,8 @@ func external(name, to string) *v1.Service {
 }
 
 func coreDNS(text string, more map[string]string) *v1.ConfigMap {
-	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns", UID: "cm"}, Data: map[string]string{"Corefile": text}}
+	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns", UID: "cm"},
+		Data: map[string]string{"Corefile": text}}
 	for k, v := range more {
 		cm.Data[k] = v
 	}
@@ -70,8 +72,9 @@ func (r *rig) begin() bool {
 		r.Fatal(err)
 	}
 	r.at = fmt.Sprintf("127.0.0.1:%d", port)
-	r.s = New(Config{Node: "w1", StateDir: r.TempDir(), RunDir: r.TempDir(), ResolvConf: resolv, Port: port, Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
-		Log: slog.New(slog.DiscardHandler)})
+	r.s = New(Config{Node: "w1", StateDir: r.TempDir(), RunDir: r.TempDir(), ResolvConf: resolv, Port: port,
+		Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Log:       slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	done, ended := make(chan struct{}), error(nil)
 	go func() {
@@ -104,11 +107,7 @@ func (r *rig) begin() bool {
 
 func (r *rig) until(cond func() error) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, 5*time.Millisecond, cond); err != nil {
-		r.Fatal(err)
-	}
+	await.Until(context.Background(), r, await.Patience, 5*time.Millisecond, "the answer", cond)
 }
 
 func (r *rig) try(network, name string, kind uint16) (*dns.Msg, error) {
@@ -209,7 +208,8 @@ func table(t *testing.T, asked *atomic.Int64, lines ...string) dns.HandlerFunc {
 		m := &dns.Msg{}
 		m.SetReply(q)
 		for _, rr := range all {
-			if strings.EqualFold(rr.Header().Name, q.Question[0].Name) && (rr.Header().Rrtype == q.Question[0].Qtype || rr.Header().Rrtype == dns.TypeCNAME) {
+			if strings.EqualFold(rr.Header().Name, q.Question[0].Name) &&
+				(rr.Header().Rrtype == q.Question[0].Qtype || rr.Header().Rrtype == dns.TypeCNAME) {
 				m.Answer = append(m.Answer, rr)
 			}
 		}
@@ -235,7 +235,8 @@ func answersByCorefile(t *testing.T) bool {
 	var outside, stub atomic.Int64
 	out := upstream(t, table(t, &outside, "www.example. 60 IN A 192.0.2.1", "short.example. 60 IN CNAME www.example."))
 	in := upstream(t, table(t, &stub, "db.corp.test. 60 IN A 192.0.2.2"))
-	r := start(t, external("away", "www.example"), external("near", "web.default.svc.cluster.local"), coreDNS(fmt.Sprintf(`
+	r := start(t, external("away", "www.example"), external("near", "web.default.svc.cluster.local"),
+		coreDNS(fmt.Sprintf(`
 .:53 {
     errors
     kubernetes cluster.local in-addr.arpa ip6.arpa {
@@ -269,10 +270,15 @@ corp.test:53 {
 			{"WEB.default.SVC.cluster.local.", dns.TypeA, "NOERROR, WEB.default.SVC.cluster.local. A 10.96.0.7"},
 			{"web.default.svc.cluster.local.", dns.TypeAAAA, "NOERROR"},
 			{"no.default.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
-			{"7.0.96.10.in-addr.arpa.", dns.TypePTR, "NOERROR, 7.0.96.10.in-addr.arpa. PTR web.default.svc.cluster.local."},
-			{"away.default.svc.cluster.local.", dns.TypeA, "NOERROR, away.default.svc.cluster.local. CNAME www.example., www.example. A 192.0.2.1"},
-			{"away.default.svc.cluster.local.", dns.TypeCNAME, "NOERROR, away.default.svc.cluster.local. CNAME www.example."},
-			{"near.default.svc.cluster.local.", dns.TypeA, "NOERROR, near.default.svc.cluster.local. CNAME web.default.svc.cluster.local., web.default.svc.cluster.local. A 10.96.0.7"},
+			{"7.0.96.10.in-addr.arpa.", dns.TypePTR,
+				"NOERROR, 7.0.96.10.in-addr.arpa. PTR web.default.svc.cluster.local."},
+			{"away.default.svc.cluster.local.", dns.TypeA,
+				"NOERROR, away.default.svc.cluster.local. CNAME www.example., www.example. A 192.0.2.1"},
+			{"away.default.svc.cluster.local.", dns.TypeCNAME,
+				"NOERROR, away.default.svc.cluster.local. CNAME www.example."},
+			{"near.default.svc.cluster.local.", dns.TypeA,
+				"NOERROR, near.default.svc.cluster.local. CNAME web.default.svc.cluster.local., " +
+					"web.default.svc.cluster.local. A 10.96.0.7"},
 			{"www.example.", dns.TypeA, "NOERROR, www.example. A 192.0.2.1"},
 			{"WWW.example.", dns.TypeA, "NOERROR, WWW.example. A 192.0.2.1"},
 			{"none.example.", dns.TypeA, "NXDOMAIN"},
@@ -285,7 +291,8 @@ corp.test:53 {
 			{"web.apps.test.", dns.TypeA, "NOERROR, web.apps.test. A 10.96.0.7"},
 			{"1-2-3-4.default.pod.cluster.local.", dns.TypeA, "NOERROR, 1-2-3-4.default.pod.cluster.local. A 1.2.3.4"},
 			{"web.default.svc.cluster.local.", dns.TypeAXFR, "REFUSED"},
-			{"web.default.svc.cluster.local.", dns.TypeANY, `NOERROR, web.default.svc.cluster.local. HINFO "RFC8482" ""`},
+			{"web.default.svc.cluster.local.", dns.TypeANY,
+				`NOERROR, web.default.svc.cluster.local. HINFO "RFC8482" ""`},
 		} {
 			if network == "tcp" && c.kind == dns.TypeAXFR {
 				continue
@@ -301,11 +308,14 @@ corp.test:53 {
 		return false
 	}
 	if stub.Load() != 1 || outside.Load() > 4 {
-		t.Errorf("%d questions to the stub domain's server and %d to the other: the cache did not answer the rest", stub.Load(), outside.Load())
+		t.Errorf("%d questions to the stub domain's server and %d to the other: the cache did not answer the rest",
+			stub.Load(), outside.Load())
 	}
 	var b strings.Builder
-	if err := r.s.Metrics(&b); err != nil || !strings.Contains(b.String(), `coredns_dns_requests_total{server="dns://:53",view="",zone=".",family="1",proto="tcp",type="PTR"} 1`) ||
-		!strings.Contains(b.String(), `coredns_cache_hits_total{server="dns://:53",type="success",view="",zones="corp.test."} 1`) {
+	if err := r.s.Metrics(&b); err != nil || !strings.Contains(b.String(),
+		`coredns_dns_requests_total{server="dns://:53",view="",zone=".",family="1",proto="tcp",type="PTR"} 1`) ||
+		!strings.Contains(b.String(),
+			`coredns_cache_hits_total{server="dns://:53",type="success",view="",zones="corp.test."} 1`) {
 		t.Errorf("metrics: %v\n%s", err, b.String())
 	}
 	return true
@@ -317,7 +327,8 @@ func TestMessages(t *testing.T) {
 	for i := range 300 {
 		all = append(all, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/200, i%200)}})
 	}
-	big := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "big-1", Labels: map[string]string{discoveryv1.LabelServiceName: "big"}}, Endpoints: all}
+	big := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "big-1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: "big"}}, Endpoints: all}
 	r := start(t, service("default", "big", v1.ClusterIPNone), big)
 	ask := func(network string, change func(*dns.Msg)) *dns.Msg {
 		t.Helper()
@@ -335,13 +346,18 @@ func TestMessages(t *testing.T) {
 	if m := ask("udp", func(*dns.Msg) {}); !m.Truncated || size(m) > 512 || m.IsEdns0() != nil || len(m.Answer) == 0 {
 		t.Errorf("without EDNS: %d bytes, truncated %v", size(m), m.Truncated)
 	}
-	if m := ask("udp", func(m *dns.Msg) { m.SetEdns0(4096, false) }); !m.Truncated || size(m) > 1232 || size(m) < 900 || m.IsEdns0() == nil {
+	if m := ask("udp", func(m *dns.Msg) {
+		m.SetEdns0(4096, false)
+	}); !m.Truncated || size(m) > 1232 || size(m) < 900 || m.IsEdns0() == nil {
 		t.Errorf("with EDNS: %d bytes, truncated %v", size(m), m.Truncated)
 	}
 	if m := ask("tcp", func(*dns.Msg) {}); m.Truncated || len(m.Answer) != 300 {
 		t.Errorf("over TCP: %d records, truncated %v", len(m.Answer), m.Truncated)
 	}
-	if m := ask("udp", func(m *dns.Msg) { m.SetEdns0(1232, false); m.IsEdns0().SetVersion(3) }); m.Rcode != dns.RcodeBadVers {
+	if m := ask("udp", func(m *dns.Msg) {
+		m.SetEdns0(1232, false)
+		m.IsEdns0().SetVersion(3)
+	}); m.Rcode != dns.RcodeBadVers {
 		t.Errorf("another version of EDNS: %s", dns.RcodeToString[m.Rcode])
 	}
 	if m := ask("udp", func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate }); m.Rcode != dns.RcodeNotImplemented {
@@ -375,7 +391,8 @@ func TestCorefileChanges(t *testing.T) {
 	r.cluster.Put(coreDNS(fmt.Sprintf(zone, 3, "forward . nowhere\n"), nil))
 	event("CorefileRefused", "Corefile line")
 	r.expect("host.lan.", dns.TypeA, "NOERROR, host.lan. A 192.0.2.2")
-	if raw, err := os.ReadFile(r.s.cfg.StateDir + "/Corefile"); err != nil || !strings.Contains(string(raw), "192.0.2.2") {
+	if raw, err := os.ReadFile(r.s.cfg.StateDir + "/Corefile"); err != nil ||
+		!strings.Contains(string(raw), "192.0.2.2") {
 		t.Errorf("what is kept for the next process: %v %s", err, raw)
 	}
 	r.cluster.Delete(coreDNS("", nil))

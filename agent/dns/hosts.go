@@ -50,9 +50,9 @@ func parseHosts(texts ...string) *hostsTable {
 	return t
 }
 
-// answerHosts returns the records of type kind for a name in the hosts table. owner is the name in
-// the client's spelling. With reverse, PTR records are returned too. found reports whether the name
-// has records of any type.
+// answerHosts returns the records of type kind for a name in the hosts table, with the given TTL.
+// owner is the name in the client's spelling. If reverse is true, PTR queries are answered too.
+// found reports whether the name has records of any type.
 func (t *hostsTable) answerHosts(owner, name string, kind uint16, ttl uint32, reverse bool) (out []dns.RR, found bool) {
 	h := dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
 	if reverse && kind == dns.TypePTR {

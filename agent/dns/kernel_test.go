@@ -23,7 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -69,7 +69,8 @@ func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fa
 	listens := func() (yes bool) {
 		if err := space.In(node, func() error {
 			c, err := net.Dial("tcp", netip.AddrPortFrom(at, metricsPort).String())
-			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // the listener is being closed
+			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
+				// the listener is being closed
 				return nil
 			}
 			if err == nil {
@@ -152,7 +153,8 @@ func track(t *testing.T, node netns.NsHandle) {
 	t.Helper()
 	if err := space.In(node, func() error {
 		c := exec.Command("nft", "-f", "-")
-		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state invalid counter; }; }")
+		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state " +
+			"invalid counter; }; }")
 		out, err := c.CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -264,7 +266,8 @@ func TestOnANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	agent := func() (stop func()) {
-		s := New(Config{Node: "w1", StateDir: dir, RunDir: dir, ResolvConf: filepath.Join(dir, "resolv.conf"), Local: LinkLocal, Log: slog.New(slog.DiscardHandler)})
+		s := New(Config{Node: "w1", StateDir: dir, RunDir: dir, ResolvConf: filepath.Join(dir, "resolv.conf"),
+			Local: LinkLocal, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- space.In(node, func() error { return s.Run(ctx, cluster, cluster) }) }()
@@ -297,11 +300,7 @@ func TestOnANode(t *testing.T) {
 	}
 	until := func(cond func() error) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := wait.For(ctx, 10*time.Millisecond, cond); err != nil {
-			t.Fatal(err)
-		}
+		await.Until(context.Background(), t, await.Patience, 10*time.Millisecond, "the answer", cond)
 	}
 	own := netip.MustParseAddr("10.96.0.10")
 	stop := agent()

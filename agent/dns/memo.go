@@ -5,9 +5,9 @@ import (
 	"hash/maphash"
 )
 
-// answerCache caches the packed answers to the queries at one socket. If a packet differs from an
-// earlier packet only in its ID, it gets the same answer. This holds as long as neither the
-// Corefile nor a Service has changed. It is not safe for concurrent use.
+// answerCache caches the encoded answers to the queries at one socket. A packet gets the answer of
+// an earlier packet that differs only in its ID, unless the Corefile or a Service has changed
+// since. It is not safe for concurrent use.
 type answerCache struct {
 	seed  maphash.Seed
 	slots []cachedReply
@@ -26,7 +26,7 @@ type cachedReply struct {
 	serial uint32
 	kind   uint16
 	rcode  int
-	packet []byte // without the ID
+	packet []byte // query packet without its ID
 	reply  []byte
 }
 
@@ -38,8 +38,8 @@ func (m *answerCache) slotFor(packet []byte) *cachedReply {
 	return &m.slots[maphash.Bytes(m.seed, packet)%answerCacheSlots]
 }
 
-// findReply returns the cached reply to a packet, or nil. A reply is valid only for the chain and
-// the serial number of the index with which it was computed.
+// findReply returns the cached reply to a packet, or nil. c is the current chain, and serial the
+// current serial number of the index. Replies that were computed with others are not returned.
 func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *cachedReply {
 	if len(packet) < 12 || len(packet) > maxCachedQuery {
 		return nil
@@ -51,8 +51,8 @@ func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *c
 	return s
 }
 
-// storeReply caches the reply to a packet, which was computed with the chain c and the serial
-// number of the index.
+// storeReply caches the reply to a packet, if it is cacheable and small enough. c and serial are
+// the chain and the serial number of the index with which the reply was computed.
 func (m *answerCache) storeReply(packet, reply []byte, in *clientQuery, c *serverChain, serial uint32, rcode int) {
 	if len(packet) > maxCachedQuery || len(reply) > maxCachedReply || !in.cacheable {
 		return

@@ -10,9 +10,11 @@ import (
 
 // Maximum sizes of DNS replies, in bytes.
 const (
-	maxPlainUDP = 512  // without EDNS
-	maxUDP      = 1232 // with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day 2020)
-	maxTCP      = 65535
+	maxPlainUDP = 512 // without EDNS
+	// with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day
+	// 2020)
+	maxUDP = 1232
+	maxTCP = 65535
 )
 
 // Maximum numbers of endpoint records in an answer. More records would not fit in the reply.
@@ -34,22 +36,22 @@ type clientQuery struct {
 	cacheable  bool // the same packet gets the same reply as long as nothing changes
 }
 
-// parseQuery parses a message from a client into in. ok is false for packets that get no reply:
+// parseQuery parses a message from a client into parsed. ok is false for packets that get no reply:
 // replies, and packets without a complete header. refused is an error reply if the message cannot
 // be answered.
-func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refused *dns.Msg, ok bool) {
+func (c *serverChain) parseQuery(packet []byte, tcp bool, parsed *clientQuery) (refused *dns.Msg, ok bool) {
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
 		return nil, false
 	}
-	in.tcp, in.bytes = tcp, len(packet)
-	m := &in.msg
+	parsed.tcp, parsed.bytes = tcp, len(packet)
+	m := &parsed.msg
 	if err := m.Unpack(packet); err != nil {
 		return errorReply(packet, dns.RcodeFormatError), true
 	}
-	in.size = maxPlainUDP
+	parsed.size = maxPlainUDP
 	opt := m.IsEdns0()
 	if opt != nil {
-		in.size = min(max(int(opt.UDPSize()), maxPlainUDP), maxUDP)
+		parsed.size = min(max(int(opt.UDPSize()), maxPlainUDP), maxUDP)
 		if opt.Version() != 0 {
 			r := errorReply(packet, dns.RcodeSuccess)
 			r.SetEdns0(maxUDP, false)
@@ -57,11 +59,11 @@ func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refu
 			r.Rcode = dns.RcodeBadVers
 			return r, true
 		}
-		in.query.do = opt.Do()
+		parsed.query.do = opt.Do()
 	}
-	in.query.maxRecords = maxUDPRecords
+	parsed.query.maxRecords = maxUDPRecords
 	if tcp {
-		in.size, in.query.maxRecords = maxTCP, maxTCPRecords
+		parsed.size, parsed.query.maxRecords = maxTCP, maxTCPRecords
 	}
 	if m.Opcode != dns.OpcodeQuery {
 		return errorReply(packet, dns.RcodeNotImplemented), true
@@ -70,19 +72,21 @@ func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refu
 		return errorReply(packet, dns.RcodeFormatError), true
 	}
 	q := m.Question[0]
-	in.query.owner, in.query.kind, in.query.cd = q.Name, q.Qtype, m.CheckingDisabled
-	in.query.name = lowerName(q.Name)
-	if in.block, in.zone = c.findBlock(in.query.name); in.block == nil {
-		return in.newReply(response{rcode: dns.RcodeRefused}), true
+	parsed.query.owner, parsed.query.kind, parsed.query.cd = q.Name, q.Qtype, m.CheckingDisabled
+	parsed.query.name = lowerName(q.Name)
+	if parsed.block, parsed.zone = c.findBlock(parsed.query.name); parsed.block == nil {
+		return parsed.newReply(response{rcode: dns.RcodeRefused}), true
 	}
-	if n := in.block.cfg.BufferSize; n > 0 && !tcp {
-		in.size = min(in.size, max(n, maxPlainUDP))
+	if n := parsed.block.cfg.BufferSize; n > 0 && !tcp {
+		parsed.size = min(parsed.size, max(n, maxPlainUDP))
 	}
 	switch {
 	case q.Qclass != dns.ClassINET, q.Qtype == dns.TypeAXFR, q.Qtype == dns.TypeIXFR, q.Qtype == dns.TypeOPT:
-		return in.newReply(response{rcode: dns.RcodeRefused}), true
+		return parsed.newReply(response{rcode: dns.RcodeRefused}), true
 	case q.Qtype == dns.TypeANY: // RFC 8482: ANY queries are mainly used in amplification attacks
-		return in.newReply(response{answer: []dns.RR{&dns.HINFO{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeHINFO, Class: dns.ClassINET, Ttl: 3600}, Cpu: "RFC8482"}}}), true
+		return parsed.newReply(
+			response{answer: []dns.RR{&dns.HINFO{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeHINFO,
+				Class: dns.ClassINET, Ttl: 3600}, Cpu: "RFC8482"}}}), true
 	}
 	return nil, true
 }
@@ -98,7 +102,8 @@ func errorReply(packet []byte, rcode int) *dns.Msg {
 	return m
 }
 
-// lowerName returns the name in lower case. It does not allocate if the name already is.
+// lowerName returns the name in lower case. It does not allocate if the name is already in lower
+// case.
 func lowerName(name string) string {
 	for i := range len(name) {
 		if c := name[i]; c >= 'A' && c <= 'Z' {
@@ -109,7 +114,7 @@ func lowerName(name string) string {
 }
 
 // answerMessage returns the reply to a client's message. If another server must be asked, it
-// returns a function that obtains the reply.
+// instead returns a function, later, that obtains the reply.
 func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	r, then := c.answerQuery(in.block, in.query)
 	if then == nil {
@@ -118,7 +123,7 @@ func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func
 	return nil, func(ctx context.Context) *dns.Msg { return in.newReply(then(ctx)) }
 }
 
-// newReply returns a reply to the client's message with the response r.
+// newReply returns the reply to the client's message that contains the response r.
 func (in *clientQuery) newReply(r response) *dns.Msg {
 	in.cacheable = r.authoritative && len(r.answer) < 2 && in.block != nil && !in.block.cfg.Log
 	m := &dns.Msg{}
@@ -144,8 +149,8 @@ func newOPT(do bool) *dns.OPT {
 	return o
 }
 
-// packMessage packs a message into buf and truncates it to size. Names are compressed only if there
-// are more than two records; for fewer, compression costs more time than it saves.
+// packMessage encodes a message into buf and truncates it to size. Names are compressed only if
+// there are more than two records. For fewer records, compression costs more time than it saves.
 func packMessage(m *dns.Msg, size int, buf []byte) ([]byte, error) {
 	if len(m.Answer)+len(m.Ns)+len(m.Extra) > 2 {
 		m.Compress = true

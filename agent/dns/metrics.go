@@ -16,22 +16,25 @@ import (
 
 // countedTypes are the record types that are counted by name. All others count as "other", as in
 // CoreDNS.
-var countedTypes = []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, dns.TypeCNAME, dns.TypeTXT, dns.TypeMX, dns.TypeNS, dns.TypeSOA, dns.TypeHTTPS, dns.TypeANY}
+var countedTypes = []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, dns.TypeCNAME, dns.TypeTXT, dns.TypeMX,
+	dns.TypeNS, dns.TypeSOA, dns.TypeHTTPS, dns.TypeANY}
 
-// countedCodes are the response codes that are counted by name.
-var countedCodes = []int{dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeFormatError, dns.RcodeNotImplemented}
+// countedCodes are the response codes that are counted by name. All others count as "other".
+var countedCodes = []int{dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused,
+	dns.RcodeFormatError, dns.RcodeNotImplemented}
 
 // Bounds of the buckets of histograms: durations in seconds, and sizes in bytes.
 var (
-	durations = []float64{0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192}
-	sizes     = []float64{100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16000, 32000, 48000, 64000}
+	durations = []float64{0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024,
+		2.048, 4.096, 8.192}
+	sizes = []float64{100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16000, 32000, 48000, 64000}
 )
 
 // histogram counts values by bucket.
 type histogram struct {
 	bounds  []float64
 	buckets []atomic.Uint64
-	sum     atomic.Uint64 // in units of scale
+	sum     atomic.Uint64 // sum of the values, in units of scale
 	scale   float64
 }
 
@@ -45,8 +48,8 @@ func (h *histogram) addValue(v float64) {
 	h.sum.Add(uint64(v / h.scale))
 }
 
-// zoneCounters are the counters of the queries in one zone (server block). They live as long as the
-// server, even if the block is removed.
+// zoneCounters are the counters of the queries in one zone (server block). They remain until the
+// server is closed, even if the block is removed.
 type zoneCounters struct {
 	zone     string
 	requests [2][2][]atomic.Uint64 // by protocol (UDP, TCP), family (IPv4, IPv6) and type
@@ -75,14 +78,14 @@ func newCounts(zone string, log *slog.Logger) *zoneCounters {
 	return c
 }
 
-// countResponse counts one answered query: its type, protocol, address family, response code, sizes
-// and duration.
-func (c *zoneCounters) countResponse(kind uint16, tcp, six bool, rcode, asked, bytes int, took time.Duration) {
+// countResponse counts one answered query by type, protocol (tcp), address family (v6) and response
+// code. It also records the sizes of query and reply, and the time that the answer took.
+func (c *zoneCounters) countResponse(kind uint16, tcp, v6 bool, rcode, queryBytes, replyBytes int, took time.Duration) {
 	proto, family := 0, 0
 	if tcp {
 		proto = 1
 	}
-	if six {
+	if v6 {
 		family = 1
 	}
 	t := slices.Index(countedTypes, kind)
@@ -96,8 +99,8 @@ func (c *zoneCounters) countResponse(kind uint16, tcp, six bool, rcode, asked, b
 	}
 	c.codes[r].Add(1)
 	c.time.addValue(took.Seconds())
-	c.request.addValue(float64(asked))
-	c.response.addValue(float64(bytes))
+	c.request.addValue(float64(queryBytes))
+	c.response.addValue(float64(replyBytes))
 }
 
 func (c *zoneCounters) countHit(m *dns.Msg) {
@@ -111,8 +114,8 @@ func (c *zoneCounters) countHit(m *dns.Msg) {
 // logInterval is the time between two log lines about failed queries.
 const logInterval = 10 * time.Second
 
-// logFailure logs that a query could not be answered, if the Corefile enables errors. It logs at
-// most once per logInterval, with the number of failures since the last line.
+// logFailure logs that a query could not be answered, if the Corefile enables logging of errors. It
+// logs at most once per logInterval, with the number of failures since the last line.
 func (c *zoneCounters) logFailure(name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +123,8 @@ func (c *zoneCounters) logFailure(name string, err error) {
 	if !c.logErrors || time.Since(c.lastLogged) < logInterval {
 		return
 	}
-	c.log.Warn("a query could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line", c.failuresSinceLog)
+	c.log.Warn("a query could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line",
+		c.failuresSinceLog)
 	c.lastLogged, c.failuresSinceLog = time.Now(), 0
 }
 
@@ -129,7 +133,8 @@ func (c *zoneCounters) logFailure(name string, err error) {
 func (s *Server) Metrics(to io.Writer) error {
 	w := &metricsWriter{w: bufio.NewWriter(to)}
 	all := s.allZoneCounts()
-	w.writeFamily("coredns_build_info", "gauge", "A metric with a constant '1' value labeled by version, revision, and goversion.")
+	w.writeFamily("coredns_build_info", "gauge",
+		"A metric with a constant '1' value labeled by version, revision, and goversion.")
 	w.writeValue("coredns_build_info", 1, `goversion="",revision="",version="keelson"`)
 	labels := func(zone, more string) string {
 		l := `server="dns://:53",view="",zone="` + zone + `"`
@@ -138,13 +143,15 @@ func (s *Server) Metrics(to io.Writer) error {
 		}
 		return l
 	}
-	w.writeFamily("coredns_dns_requests_total", "counter", "Questions that were asked, by zone, protocol, family and type.")
+	w.writeFamily("coredns_dns_requests_total", "counter",
+		"Questions that were asked, by zone, protocol, family and type.")
 	for _, c := range all {
 		for p, proto := range []string{"udp", "tcp"} {
 			for f := range 2 {
 				for t := range c.requests[p][f] {
 					if n := c.requests[p][f][t].Load(); n > 0 {
-						w.writeValue("coredns_dns_requests_total", float64(n), labels(c.zone, fmt.Sprintf(`family="%d",proto="%s",type="%s"`, f+1, proto, typeName(t))))
+						w.writeValue("coredns_dns_requests_total", float64(n),
+							labels(c.zone, fmt.Sprintf(`family="%d",proto="%s",type="%s"`, f+1, proto, typeName(t))))
 					}
 				}
 			}
@@ -154,7 +161,8 @@ func (s *Server) Metrics(to io.Writer) error {
 	for _, c := range all {
 		for i := range c.codes {
 			if n := c.codes[i].Load(); n > 0 {
-				w.writeValue("coredns_dns_responses_total", float64(n), labels(c.zone, `plugin="",rcode="`+codeName(i)+`"`))
+				w.writeValue("coredns_dns_responses_total", float64(n),
+					labels(c.zone, `plugin="",rcode="`+codeName(i)+`"`))
 			}
 		}
 	}
@@ -193,11 +201,14 @@ func (s *Server) cacheMetrics(w *metricsWriter, all []*zoneCounters) {
 	}
 	w.writeFamily("coredns_cache_misses_total", "counter", "Questions that the cache did not answer.")
 	for _, c := range all {
-		w.writeValue("coredns_cache_misses_total", float64(c.misses.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
+		w.writeValue("coredns_cache_misses_total", float64(c.misses.Load()),
+			`server="dns://:53",view="",zones="`+c.zone+`"`)
 	}
-	w.writeFamily("coredns_cache_served_stale_total", "counter", "Questions that an answer was good enough for that had expired.")
+	w.writeFamily("coredns_cache_served_stale_total", "counter",
+		"Questions that an answer was good enough for that had expired.")
 	for _, c := range all {
-		w.writeValue("coredns_cache_served_stale_total", float64(c.stale.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
+		w.writeValue("coredns_cache_served_stale_total", float64(c.stale.Load()),
+			`server="dns://:53",view="",zones="`+c.zone+`"`)
 	}
 	w.writeFamily("coredns_cache_entries", "gauge", "Answers in the cache.")
 	if c := s.chain.Load(); c != nil {
@@ -229,7 +240,8 @@ func (s *Server) forwardMetrics(w *metricsWriter) {
 				}
 				fmt.Fprintf(&down, "keelson_dns_upstream_down{%s} %d\n", l, state)
 			}
-			fmt.Fprintf(&refused, "coredns_forward_max_concurrent_rejects_total{zone=\"%s\"} %d\n", b.counts.zone, r.forwarder.Refused.Load())
+			fmt.Fprintf(&refused, "coredns_forward_max_concurrent_rejects_total{zone=\"%s\"} %d\n", b.counts.zone,
+				r.forwarder.Refused.Load())
 		}
 	}
 	for _, f := range []struct {
@@ -238,7 +250,8 @@ func (s *Server) forwardMetrics(w *metricsWriter) {
 	}{
 		{"coredns_forward_requests_total", "counter", "Questions that were forwarded, by server.", &requests},
 		{"coredns_proxy_healthcheck_failures_total", "counter", "Questions that a server did not answer.", &failures},
-		{"coredns_forward_max_concurrent_rejects_total", "counter", "Questions that found too many on their way.", &refused},
+		{"coredns_forward_max_concurrent_rejects_total", "counter", "Questions that found too many on their way.",
+			&refused},
 		{"keelson_dns_upstream_down", "gauge", "1 for a server that is left out because it does not answer.", &down},
 	} {
 		if f.lines.Len() > 0 {

@@ -38,14 +38,17 @@ func othersAtThePort(t *testing.T) error {
 	port := own.udp[0].LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	sharing := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
-		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		err := c.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		})
 		return errors.Join(err, failed)
 	}}
 	for _, c := range []struct {
 		name, at string
 		how      net.ListenConfig
 		want     error
-	}{{"another address", "127.0.0.2", net.ListenConfig{}, nil}, {"all addresses", "0.0.0.0", net.ListenConfig{}, unix.EADDRINUSE},
+	}{{"another address", "127.0.0.2", net.ListenConfig{}, nil},
+		{"all addresses", "0.0.0.0", net.ListenConfig{}, unix.EADDRINUSE},
 		{"all addresses, sharing", "0.0.0.0", sharing, nil}} {
 		at := netip.AddrPortFrom(netip.MustParseAddr(c.at), port)
 		l, err := c.how.Listen(t.Context(), "tcp4", at.String())

@@ -11,16 +11,16 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// rewrittenQuery is a query after the rewrite rules of the Corefile, with the rules that rewrite
-// its answer.
+// rewrittenQuery is a query to which the rewrite rules of the Corefile have been applied. It
+// includes the rules that rewrite the query's answer.
 type rewrittenQuery struct {
 	name  string
 	kind  uint16
 	rules []corefile.AnswerRule
 }
 
-// rewriteQuery applies the rewrite rules to a query of type kind, in order. The first matching rule
-// ends the evaluation, unless it specifies continue.
+// rewriteQuery applies the rewrite rules, in order, to a query for name of type kind. The first
+// matching rule ends the evaluation, unless it specifies "continue".
 func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQuery {
 	out := rewrittenQuery{name: name, kind: kind}
 	for i := range rules {
@@ -46,55 +46,55 @@ func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQ
 }
 
 // applyRule returns the name as rewritten by the rule r. ok is false if the rule does not match or
-// if the result is not a valid name.
-func applyRule(r *corefile.Rewrite, name string) (to string, ok bool) {
+// if the new name is invalid.
+func applyRule(r *corefile.Rewrite, name string) (newName string, ok bool) {
 	switch r.Kind {
 	case "exact":
-		to, ok = r.To, name == r.From
+		newName, ok = r.To, name == r.From
 	case "prefix":
-		to, ok = strings.CutPrefix(name, r.From)
-		to = r.To + to
+		newName, ok = strings.CutPrefix(name, r.From)
+		newName = r.To + newName
 	case "suffix":
-		to, ok = strings.CutSuffix(name, r.From)
-		to += r.To
+		newName, ok = strings.CutSuffix(name, r.From)
+		newName += r.To
 	case "substring":
 		ok = strings.Contains(name, r.From)
-		to = strings.ReplaceAll(name, r.From, r.To)
+		newName = strings.ReplaceAll(name, r.From, r.To)
 	case "regex":
 		if m := r.Pattern.FindStringSubmatch(name); m != nil {
-			to, ok = expandGroups(r.To, m), true
+			newName, ok = expandGroups(r.To, m), true
 		}
 	}
 	if !ok {
 		return "", false
 	}
-	to = strings.ToLower(dns.Fqdn(to))
-	if _, valid := dns.IsDomainName(to); !valid || len(to) > 254 {
+	newName = strings.ToLower(dns.Fqdn(newName))
+	if _, valid := dns.IsDomainName(newName); !valid || len(newName) > 254 {
 		return "", false
 	}
-	return to, true
+	return newName, true
 }
 
-// expandGroups replaces {1}, {2} ... in the replacement text of a rule with the matched groups of
-// its regular expression.
-func expandGroups(to string, groups []string) string {
+// expandGroups replaces {1}, {2} and so on in replacement with the matched groups of a regular
+// expression.
+func expandGroups(replacement string, groups []string) string {
 	for i := 1; i < len(groups); i++ {
-		to = strings.ReplaceAll(to, "{"+strconv.Itoa(i)+"}", groups[i])
+		replacement = strings.ReplaceAll(replacement, "{"+strconv.Itoa(i)+"}", groups[i])
 	}
-	return to
+	return replacement
 }
 
-// restoreNames changes the names in the answer m to a rewritten query. The rewritten name becomes
-// the name asked, and then the answer rules are applied.
-func (w rewrittenQuery) restoreNames(m *dns.Msg, asked string) {
+// restoreNames changes the names in m, the answer to a rewritten query. It replaces the rewritten
+// name by originalName, and then applies the answer rules.
+func (w rewrittenQuery) restoreNames(m *dns.Msg, originalName string) {
 	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
 		for _, rr := range section {
 			h := rr.Header()
 			if h.Rrtype == dns.TypeOPT {
 				continue
 			}
-			if w.name != strings.ToLower(asked) && strings.EqualFold(h.Name, w.name) {
-				h.Name = asked
+			if w.name != strings.ToLower(originalName) && strings.EqualFold(h.Name, w.name) {
+				h.Name = originalName
 			}
 			for _, r := range w.rules {
 				if r.Values {
@@ -136,9 +136,9 @@ func rewriteAnswerValue(rr dns.RR, r corefile.AnswerRule) {
 	}
 }
 
-// rotateAddresses rotates the address records at the end of an answer by turn. Clients that use the
-// first address are thus distributed over all of them.
-func rotateAddresses(rrs []dns.RR, turn uint32) {
+// rotateAddresses rotates the address records at the end of an answer by rotation positions.
+// Clients that use the first address are thus distributed over all addresses.
+func rotateAddresses(rrs []dns.RR, rotation uint32) {
 	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 		t := rr.Header().Rrtype
 		return t == dns.TypeA || t == dns.TypeAAAA
@@ -151,5 +151,5 @@ func rotateAddresses(rrs []dns.RR, turn uint32) {
 	if slices.ContainsFunc(tail, func(rr dns.RR) bool { return rr.Header().Rrtype != kind }) {
 		return
 	}
-	zone.Rotate(tail, turn)
+	zone.Rotate(tail, rotation)
 }

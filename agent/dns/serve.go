@@ -26,11 +26,11 @@ import (
 // Limits for the clients of the DNS server.
 const (
 	maxWaiting       = 2000             // queries of all clients that wait for other servers
-	maxWaitingEach   = 200              // of one client
-	readTime         = 5 * time.Second  // for reading a query over TCP after its length
-	idleTime         = 10 * time.Second // between two queries
+	maxWaitingEach   = 200              // queries of one client that wait for other servers
+	readTime         = 5 * time.Second  // time for reading a query over TCP, after its length was read
+	idleTime         = 10 * time.Second // maximum time between two queries of a TCP connection
 	writeTime        = 5 * time.Second
-	maxOnConnection  = 1000    // queries on one connection
+	maxOnConnection  = 1000    // queries on one TCP connection
 	maxQuestion      = 4096    // bytes of one query
 	receiveBuffer    = 1 << 20 // bytes of unread queries per socket
 	maxSockets       = 4       // sockets that share an address
@@ -87,17 +87,18 @@ func (c *allowedClients) isAllowed(a netip.Addr) bool {
 	return ok
 }
 
-// addressListener holds the sockets of the DNS server at one address.
+// addressListener contains the sockets of the DNS server at one address.
 type addressListener struct {
 	udp         []*net.UDPConn
 	tcp         net.Listener
-	httpServers map[uint16]*http.Server // by port
+	httpServers map[uint16]*http.Server // HTTP server of each port
 	cancel      context.CancelFunc
 	done        sync.WaitGroup
 }
 
-// listenAt opens the UDP and TCP sockets at an address. startServing answers queries on them.
-func listenAt(ctx context.Context, at netip.AddrPort) (*addressListener, error) {
+// listenAt opens the UDP and TCP sockets at an address. The caller must then call startServing,
+// which answers queries.
+func listenAt(ctx context.Context, address netip.AddrPort) (*addressListener, error) {
 	f := &addressListener{}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -109,20 +110,20 @@ func listenAt(ctx context.Context, at netip.AddrPort) (*addressListener, error) 
 		return errors.Join(err, failed)
 	}}
 	for range min(runtime.GOMAXPROCS(0), maxSockets) {
-		c, err := lc.ListenPacket(ctx, "udp", at.String())
+		c, err := lc.ListenPacket(ctx, "udp", address.String())
 		if err != nil {
 			f.shutDown()
-			return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
+			return nil, fmt.Errorf("serving DNS at %s: %w", address, err)
 		}
 		f.udp = append(f.udp, c.(*net.UDPConn))
-		if at.Port() == 0 { // in tests: all sockets share the port of the first one
-			at = c.LocalAddr().(*net.UDPAddr).AddrPort()
+		if address.Port() == 0 { // in tests: all sockets share the port of the first one
+			address = c.LocalAddr().(*net.UDPAddr).AddrPort()
 		}
 	}
-	l, err := lc.Listen(ctx, "tcp", at.String())
+	l, err := lc.Listen(ctx, "tcp", address.String())
 	if err != nil {
 		f.shutDown()
-		return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
+		return nil, fmt.Errorf("serving DNS at %s: %w", address, err)
 	}
 	f.tcp = l
 	return f, nil
@@ -144,20 +145,22 @@ func (f *addressListener) shutDown() {
 	f.done.Wait()
 }
 
-// startServing starts to answer queries at the address of f, until the listener is closed.
+// startServing starts goroutines that answer queries at the address of f until the listener is
+// closed.
 func (s *Server) startServing(ctx context.Context, f *addressListener) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	for _, c := range f.udp {
 		f.done.Go(func() { s.serveUDP(ctx, c, &f.done) })
 	}
 	f.done.Go(func() {
-		s.acceptTCP(ctx, connlimit.New(f.tcp, connlimit.Limits{Total: maxConnections, PerSource: connectionsOfOne, Unauthenticated: maxConnections, UnauthenticatedPerSource: connectionsOfOne}), &f.done)
+		s.acceptTCP(ctx, connlimit.New(f.tcp, connlimit.Limits{Total: maxConnections, PerSource: connectionsOfOne,
+			Unauthenticated: maxConnections, UnauthenticatedPerSource: connectionsOfOne}), &f.done)
 	})
 }
 
-// serveUDP answers the queries of one UDP socket until it is closed. Queries that are known locally
-// are answered in this goroutine, others in goroutines of more.
-func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
+// serveUDP answers the queries of one UDP socket until it is closed. It answers queries that are
+// known locally itself, and starts goroutines for all others, which are added to the wait group.
+func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, goroutines *sync.WaitGroup) {
 	buf, out, seen := make([]byte, maxQuestion), make([]byte, maxUDP), newAnswerCache()
 	for {
 		n, from, err := c.ReadFromUDPAddrPort(buf)
@@ -178,12 +181,13 @@ func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGr
 			out = append(out[:0], old.reply...)
 			out[0], out[1] = buf[0], buf[1]
 			_, _ = c.WriteToUDPAddrPort(out, from)
-			old.block.counts.countResponse(old.kind, false, from.Addr().Is6(), old.rcode, n, len(out), time.Since(in.receivedAt))
+			old.block.counts.countResponse(old.kind, false, from.Addr().Is6(), old.rcode, n, len(out),
+				time.Since(in.receivedAt))
 			continue
 		}
 		reply, later := s.handleMessage(force, buf[:n], false, in)
 		if later != nil {
-			s.answerLater(ctx, c, from, in, later, more)
+			s.answerLater(ctx, c, from, in, later, goroutines)
 			continue
 		}
 		if reply == nil {
@@ -196,11 +200,15 @@ func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGr
 	}
 }
 
-// answerLater answers a query over UDP in a new goroutine, when the function later has returned the
-// reply. If too many queries are waiting, it replies SERVFAIL at once.
-func (s *Server) answerLater(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *clientQuery, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
+// answerLater answers a query over UDP in a new goroutine. It calls later to obtain the reply. If
+// too many queries are waiting, it replies SERVFAIL at once.
+func (s *Server) answerLater(
+	ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *clientQuery, later func(context.Context) *dns.Msg,
+	more *sync.WaitGroup,
+) {
 	if !s.waiting.acquireSlot(from.Addr()) {
-		if packed := s.packAndCount(in, in.newReply(response{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
+		if packed := s.packAndCount(in, in.newReply(response{rcode: dns.RcodeServerFailure}), from.Addr(),
+			nil); packed != nil {
 			_, _ = c.WriteToUDPAddrPort(packed, from)
 		}
 		return
@@ -213,9 +221,11 @@ func (s *Server) answerLater(ctx context.Context, c *net.UDPConn, from netip.Add
 	})
 }
 
-// handleMessage parses a client's message and returns the reply, or a function that obtains it. A
-// panic affects only this message.
-func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
+// handleMessage parses a client's message and returns the reply, or a function that obtains the
+// reply. If a panic occurs, only this message is not answered.
+func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clientQuery) (
+	reply *dns.Msg, later func(context.Context) *dns.Msg,
+) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.logPanic(p)
@@ -233,7 +243,9 @@ func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clie
 }
 
 // runRecovering calls later to obtain a reply. It converts a panic into a SERVFAIL reply.
-func (s *Server) runRecovering(ctx context.Context, in *clientQuery, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
+func (s *Server) runRecovering(ctx context.Context, in *clientQuery, later func(context.Context) *dns.Msg) (
+	reply *dns.Msg,
+) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.logPanic(p)
@@ -245,11 +257,12 @@ func (s *Server) runRecovering(ctx context.Context, in *clientQuery, later func(
 
 func (s *Server) logPanic(p any) {
 	if s.panics.Add(1)%1000 == 1 {
-		s.cfg.Log.Error("a query caused a panic of the DNS server and was not answered", "fault", p, "stack", string(debug.Stack()))
+		s.cfg.Log.Error("a query caused a panic of the DNS server and was not answered", "fault", p, "stack",
+			string(debug.Stack()))
 	}
 }
 
-// packAndCount packs the reply m into buf and counts it. It returns nil if no reply can be sent.
+// packAndCount encodes the reply m into buf and counts it. It returns nil if no reply can be sent.
 func (s *Server) packAndCount(in *clientQuery, m *dns.Msg, from netip.Addr, buf []byte) []byte {
 	size := in.size
 	if size == 0 {
@@ -266,15 +279,17 @@ func (s *Server) packAndCount(in *clientQuery, m *dns.Msg, from netip.Addr, buf 
 		took := time.Since(in.receivedAt)
 		in.block.counts.countResponse(in.query.kind, in.tcp, from.Is6(), m.Rcode, in.bytes, len(packed), took)
 		if in.block.cfg.Log {
-			s.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "answered", slog.String("client", from.String()), slog.String("name", in.query.owner),
-				slog.String("type", dns.TypeToString[in.query.kind]), slog.String("code", dns.RcodeToString[m.Rcode]), slog.Int("bytes", len(packed)), slog.Duration("took", took))
+			s.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "answered", slog.String("client", from.String()),
+				slog.String("name", in.query.owner),
+				slog.String("type", dns.TypeToString[in.query.kind]), slog.String("code", dns.RcodeToString[m.Rcode]),
+				slog.Int("bytes", len(packed)), slog.Duration("took", took))
 		}
 	}
 	return packed
 }
 
 // acceptTCP accepts and serves TCP connections until the listener is closed.
-func (s *Server) acceptTCP(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
+func (s *Server) acceptTCP(ctx context.Context, l net.Listener, goroutines *sync.WaitGroup) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -283,7 +298,7 @@ func (s *Server) acceptTCP(ctx context.Context, l net.Listener, more *sync.WaitG
 			}
 			continue
 		}
-		more.Go(func() {
+		goroutines.Go(func() {
 			defer c.Close()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
@@ -336,7 +351,8 @@ func (s *Server) serveTCP(ctx context.Context, c net.Conn) {
 		if packed == nil || c.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
 			return
 		}
-		if _, err := c.Write(append(binary.BigEndian.AppendUint16(make([]byte, 0, len(packed)+2), uint16(len(packed))), packed...)); err != nil {
+		if _, err := c.Write(append(binary.BigEndian.AppendUint16(make([]byte, 0, len(packed)+2), uint16(len(packed))),
+			packed...)); err != nil {
 			return
 		}
 	}

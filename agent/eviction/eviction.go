@@ -1,11 +1,11 @@
 // Package eviction decides which pods of a node with memory or disk pressure are evicted, and when.
-// It has no side effects. The caller reads the node's levels every Interval, passes them to
-// State.Next, and executes the verdict.
+// It has no side effects. The caller reads the node's available resources every Interval, passes
+// them to State.Next, and performs the actions of the returned Verdict.
 //
-// The rules are those of Kubernetes. Below a threshold, the node is under pressure; its condition
-// stays true for PressureTransition after the last shortage. Pods are evicted one at a time. The
-// next one is evicted only after the previous one has ended and the levels were read again. On a
-// full disk, unused data is removed first.
+// The rules are those of Kubernetes. If a resource is below its threshold, the node is under
+// pressure; its condition stays true for PressureTransition after the last shortage. Pods are
+// evicted one at a time. The next pod is evicted only after the previous pod has ended and the
+// resources were read again. On a full disk, unused data is removed before pods are evicted.
 package eviction
 
 import (
@@ -19,14 +19,14 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Signal is a resource of which a node may have a shortage.
+// Signal is an eviction signal: a resource of which a node may have a shortage.
 type Signal int
 
 // Signals in the order in which shortages are handled: memory runs out faster.
 const (
 	Memory Signal = iota
 	Disk
-	Inodes  // of the disk
+	Inodes  // inodes of the disk
 	Signals // number of signals
 )
 
@@ -41,7 +41,8 @@ func (s Signal) Resource() v1.ResourceName {
 	return [...]v1.ResourceName{v1.ResourceMemory, v1.ResourceEphemeralStorage, "inodes"}[s]
 }
 
-// IsDisk reports whether removing data from the disk ends the shortage.
+// IsDisk reports whether the signal is about the disk, so that removing data from the disk ends the
+// shortage.
 func (s Signal) IsDisk() bool { return s == Disk || s == Inodes }
 
 const (
@@ -50,14 +51,16 @@ const (
 	// PressureTransition is how long a pressure condition stays true after the last shortage, so
 	// that it does not oscillate.
 	PressureTransition = 5 * time.Minute
-	// EvictionTimeout is how long an evicted pod is waited for before another one is evicted.
+	// EvictionTimeout is how long to wait for the end of an evicted pod before another pod is
+	// evicted.
 	EvictionTimeout = 30 * time.Second
-	// ReclaimTimeout is how long the removal of unused data is waited for before a pod is evicted.
+	// ReclaimTimeout is how long to wait for the removal of unused data before a pod is evicted.
 	ReclaimTimeout = 2 * time.Minute
 )
 
-// Level is the available amount of a resource on the node, and the threshold below which there is a
-// shortage. The zero value is unknown and never a shortage.
+// Level is the available amount of a resource on the node (Left), and the threshold (Floor) below
+// which there is a shortage. The zero value means that the amount is unknown, which is never a
+// shortage.
 type Level struct {
 	Left, Floor int64 // bytes or inodes
 	Known       bool
@@ -70,79 +73,83 @@ func (l Level) IsShort() bool { return l.Known && l.Left < l.Floor }
 type Reading struct {
 	At     time.Time
 	Levels [Signals]Level
-	// Ended reports whether the evicted pod has ended completely. It is determined before the
-	// levels are read.
+	// Ended reports whether the pod that was evicted last has ended completely. The caller
+	// determines it before it reads the levels.
 	Ended bool
-	// Reclaiming is the time since the removal of unused data started after Verdict.Reclaim.
-	// Reclaimed reports whether it is complete.
+	// Reclaiming is the time since the caller started to remove unused data for Verdict.Reclaim.
+	// Reclaimed reports whether the removal is complete.
 	Reclaiming time.Duration
 	Reclaimed  bool
 }
 
-// State is the state of the eviction between two readings. The zero value is the initial state.
+// State is the state of the eviction decisions between two readings. The zero value is the initial
+// state.
 type State struct {
 	last    [Signals]time.Time // time of the last shortage; zero = never
-	victim  types.UID          // the last evicted pod, while it is waited for
+	victim  types.UID          // the last evicted pod, until it has ended or EvictionTimeout has passed
 	evicted time.Time
 }
 
-// LastShort returns the time of the last shortage of the resource of a signal. It is zero if there
-// was none.
-func (s State) LastShort(of Signal) time.Time { return s.last[of] }
+// LastShort returns when the resource of a signal last had a shortage, or the zero time if it never
+// had one.
+func (s State) LastShort(signal Signal) time.Time { return s.last[signal] }
 
-// WithShortage returns the state with a shortage of a resource at the time at, which a previous
-// agent process recorded.
-func (s State) WithShortage(of Signal, at time.Time) State {
-	s.last[of] = at
+// WithShortage returns the state with a shortage of the signal's resource at seenAt, which a
+// previous agent process recorded.
+func (s State) WithShortage(signal Signal, seenAt time.Time) State {
+	s.last[signal] = seenAt
 	return s
 }
 
-// Verdict tells the caller of Next which actions a reading requires.
+// Verdict contains the pressure conditions after a reading, and the actions that the caller of Next
+// must perform.
 type Verdict struct {
 	Pressure [Signals]bool
-	// Reclaim: unused data must be removed from the disk.
+	// Reclaim is true if unused data must be removed from the disk.
 	Reclaim bool
-	// Evict: a pod must be evicted because of Signal.
+	// Evict is true if a pod must be evicted because of Signal.
 	Evict  bool
 	Signal Signal
 }
 
-// Next returns the state after the reading r, and the actions that it requires.
-func (s State) Next(r Reading) (State, Verdict) {
+// Next returns the state after a reading, and the actions that the reading requires.
+func (s State) Next(reading Reading) (State, Verdict) {
 	var v Verdict
 	for i := range Signals {
-		if r.Levels[i].IsShort() {
-			s.last[i] = r.At
+		if reading.Levels[i].IsShort() {
+			s.last[i] = reading.At
 		}
-		v.Pressure[i] = !s.last[i].IsZero() && r.At.Sub(s.last[i]) < PressureTransition
+		v.Pressure[i] = !s.last[i].IsZero() && reading.At.Sub(s.last[i]) < PressureTransition
 	}
-	v.Reclaim = r.Levels[Disk].IsShort() || r.Levels[Inodes].IsShort()
-	if s.victim != "" && !r.Ended && r.At.Sub(s.evicted) < EvictionTimeout {
+	v.Reclaim = reading.Levels[Disk].IsShort() || reading.Levels[Inodes].IsShort()
+	if s.victim != "" && !reading.Ended && reading.At.Sub(s.evicted) < EvictionTimeout {
 		return s, v
 	}
 	s.victim = ""
-	if !s.evicted.IsZero() && r.At.Sub(s.evicted) < Interval {
+	if !s.evicted.IsZero() && reading.At.Sub(s.evicted) < Interval {
 		return s, v
 	}
 	switch {
-	case r.Levels[Memory].IsShort():
+	case reading.Levels[Memory].IsShort():
 		v.Evict, v.Signal = true, Memory
-	case v.Reclaim && r.Reclaiming > 0 && (r.Reclaimed || r.Reclaiming >= ReclaimTimeout):
+	case v.Reclaim && reading.Reclaiming > 0 && (reading.Reclaimed || reading.Reclaiming >= ReclaimTimeout):
 		v.Evict, v.Signal = true, Disk
-		if !r.Levels[Disk].IsShort() {
+		if !reading.Levels[Disk].IsShort() {
 			v.Signal = Inodes
 		}
 	}
 	return s, v
 }
 
-// WithEvicted returns the state after the pod uid was evicted at the time now.
-func (s State) WithEvicted(uid types.UID, now time.Time) State {
-	s.victim, s.evicted = uid, now
+// WithEvicted returns the state after a pod was evicted at evictedAt. Next then waits for the end
+// of this pod.
+func (s State) WithEvicted(pod types.UID, evictedAt time.Time) State {
+	s.victim, s.evicted = pod, evictedAt
 	return s
 }
 
-// Victim returns the UID of the evicted pod that has not ended yet, or "" if none exists.
+// Victim returns the UID of the evicted pod that Next waits for, or "" if Next does not wait for a
+// pod.
 func (s State) Victim() types.UID { return s.victim }
 
 // Candidate is a pod that may be evicted, with its usage of the scarce resource.
@@ -158,9 +165,9 @@ type Container struct {
 	Used, Request int64
 }
 
-// Rank returns the pods that may be evicted, first victim first: pods that use more than they
-// requested, then pods of lower priority, then pods that exceed their request most. Critical pods
-// are omitted.
+// Rank returns the pods of list in the order in which they are evicted. Pods that use more than
+// they requested come first, then pods of lower priority, then pods that exceed their request most.
+// Critical pods are omitted.
 func Rank(list []Candidate) []Candidate {
 	out := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return agent.IsCritical(c.Pod) })
 	slices.SortFunc(out, func(a, b Candidate) int {

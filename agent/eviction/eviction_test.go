@@ -68,7 +68,8 @@ func TestNext(t *testing.T) {
 			for i, l := range looks {
 				now = now.Add(l.after)
 				var v Verdict
-				s, v = s.Next(Reading{now, [Signals]Level{Memory: newLevel(l.memory), Disk: newLevel(l.disk)}, l.ended, l.reclaiming, l.reclaimed})
+				s, v = s.Next(Reading{now, [Signals]Level{Memory: newLevel(l.memory), Disk: newLevel(l.disk)}, l.ended,
+					l.reclaiming, l.reclaimed})
 				if got := v.describe(); got != l.want {
 					t.Errorf("look %d: %q, want %q", i, got, l.want)
 				}
@@ -113,7 +114,8 @@ func TestNextOfInodes(t *testing.T) {
 	} {
 		now := epoch.Add(time.Duration(i) * Interval)
 		var v Verdict
-		s, v = s.Next(Reading{now, [Signals]Level{newLevel(l.memory), newLevel(l.disk), newLevel(l.inodes)}, true, l.reclaiming, true})
+		s, v = s.Next(Reading{now, [Signals]Level{newLevel(l.memory), newLevel(l.disk), newLevel(l.inodes)}, true,
+			l.reclaiming, true})
 		if got := v.describe(); got != l.want {
 			t.Errorf("look %d: %q, want %q", i, got, l.want)
 		}
@@ -136,7 +138,8 @@ func TestWhateverHappens(t *testing.T) {
 			look := Reading{At: now, Ended: rapid.Bool().Draw(r, "ended"), Reclaimed: rapid.Bool().Draw(r, "reclaimed"),
 				Reclaiming: time.Duration(rapid.IntRange(0, 200).Draw(r, "reclaiming")) * time.Second}
 			for i := range look.Levels {
-				look.Levels[i] = Level{rapid.Int64Range(-5, 10).Draw(r, "left"), 5, rapid.IntRange(0, 9).Draw(r, "known") > 0}
+				look.Levels[i] = Level{rapid.Int64Range(-5, 10).Draw(r, "left"), 5,
+					rapid.IntRange(0, 9).Draw(r, "known") > 0}
 				if look.Levels[i].IsShort() {
 					short[i] = now
 				}
@@ -155,7 +158,8 @@ func TestWhateverHappens(t *testing.T) {
 				r.Fatalf("evicts for %s, of which there is enough: %+v", v.Signal, look)
 			case v.Evict && (waits || rests):
 				r.Fatalf("evicts again after %s; the one before has ended: %v", now.Sub(evicted), look.Ended)
-			case v.Evict && v.Signal.IsDisk() && (look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimTimeout):
+			case v.Evict && v.Signal.IsDisk() &&
+				(look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimTimeout):
 				r.Fatalf("evicts before all has gone that nobody needs: %+v", look)
 			case !v.Evict && look.Levels[Memory].IsShort() && !waits && !rests:
 				r.Fatalf("does nothing about %+v", look)
@@ -169,7 +173,8 @@ func TestWhateverHappens(t *testing.T) {
 }
 
 func newCandidate(name string, used, request int64, priority int32) Candidate {
-	return Candidate{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority}}, Used: used, Request: request}
+	return Candidate{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
+		Spec: v1.PodSpec{Priority: &priority}}, Used: used, Request: request}
 }
 
 func rankedNames(list []Candidate) string {
@@ -183,8 +188,10 @@ func rankedNames(list []Candidate) string {
 // The order: above the request, then lower priority, then furthest above the request. Critical pods
 // stay. F95
 func TestRank(t *testing.T) {
-	list := []Candidate{newCandidate("guaranteed", 100, 100, 0), newCandidate("within", 50, 100, 0), newCandidate("best-effort", 10, 0, 0), newCandidate("burstable", 150, 100, 0),
-		newCandidate("important", 900, 100, 1000), newCandidate("unimportant", 2, 1, -5), newCandidate("cluster-critical", 900, 0, 2000000000), newCandidate("node-critical", 900, 0, 2000001000),
+	list := []Candidate{newCandidate("guaranteed", 100, 100, 0), newCandidate("within", 50, 100, 0),
+		newCandidate("best-effort", 10, 0, 0), newCandidate("burstable", 150, 100, 0),
+		newCandidate("important", 900, 100, 1000), newCandidate("unimportant", 2, 1, -5),
+		newCandidate("cluster-critical", 900, 0, 2000000000), newCandidate("node-critical", 900, 0, 2000001000),
 		newCandidate("called-mirror", 900, 0, 0), newCandidate("nothing", 0, 0, 0)}
 	list[8].Pod.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
 	young := newCandidate("young", 10, 0, 0)
@@ -204,7 +211,8 @@ func TestRankIsAnOrder(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var list []Candidate
 		for i := range rapid.IntRange(0, 12).Draw(r, "pods") {
-			list = append(list, newCandidate(fmt.Sprint(i), rapid.Int64Range(0, 5).Draw(r, "used"), rapid.Int64Range(0, 5).Draw(r, "request"),
+			list = append(list, newCandidate(fmt.Sprint(i), rapid.Int64Range(0, 5).Draw(r, "used"),
+				rapid.Int64Range(0, 5).Draw(r, "request"),
 				rapid.SampledFrom([]int32{-1, 0, 7, 2000000000}).Draw(r, "priority")))
 		}
 		before := slices.Clone(list)
@@ -239,16 +247,20 @@ func TestRankIsAnOrder(t *testing.T) {
 func TestMessage(t *testing.T) {
 	c := newCandidate("a", 0, 0, 0)
 	c.Containers = []Container{{"app", 300<<20 + 5000, 0}, {"side", 1 << 20, 2 << 20}, {"big", 3 << 30, 1 << 30}}
-	want := "The node was low on resource: memory. Threshold quantity: 100Mi, available: 61444Ki. Container app was using 307204Ki, request is 0, " +
-		"has larger consumption of memory. Container big was using 3Gi, request is 1Gi, has larger consumption of memory. "
+	want := "The node was low on resource: memory. Threshold quantity: 100Mi, available: 61444Ki. Container app was " +
+		"using 307204Ki, request is 0, " +
+		"has larger consumption of memory. Container big was using 3Gi, request is 1Gi, has larger " +
+		"consumption of memory. "
 	if got := Message(Memory, Level{Left: 60<<20 + 4097, Floor: 100 << 20}, c); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	want = "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 0. With its volumes the pod was using 7Mi, request is 2Mi. "
+	want = "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 0. With its volumes " +
+		"the pod was using 7Mi, request is 2Mi. "
 	if got := Message(Disk, Level{Left: -1, Floor: 1 << 30}, newCandidate("a", 7<<20, 2<<20, 0)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	want = "The node was low on resource: inodes. Threshold quantity: 50k, available: 1234. With its volumes the pod was using 70001. "
+	want = "The node was low on resource: inodes. Threshold quantity: 50k, available: 1234. With its volumes the pod " +
+		"was using 70001. "
 	if got := Message(Inodes, Level{Left: 1234, Floor: 50000}, newCandidate("a", 70001, 0, 0)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

@@ -7,19 +7,22 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Message returns the status message of an evicted pod: the resource, and the containers that use
-// more than they requested. The sentences are those of Kubernetes.
+// Message returns the status message of an evicted pod in the words of Kubernetes. It names the
+// scarce resource, and the pod's containers that use more of it than they requested.
 func Message(s Signal, l Level, c Candidate) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "The node was low on resource: %s. Threshold quantity: %s, available: %s. ", s.Resource(), s.formatQuantity(l.Floor), s.formatMeasured(l.Left))
+	fmt.Fprintf(&b, "The node was low on resource: %s. Threshold quantity: %s, available: %s. ", s.Resource(),
+		s.formatQuantity(l.Floor), s.formatMeasured(l.Left))
 	for _, u := range c.Containers {
 		if u.Used > u.Request {
-			fmt.Fprintf(&b, "Container %s was using %s, request is %s, has larger consumption of %s. ", u.Name, s.formatMeasured(u.Used), s.formatQuantity(u.Request), s.Resource())
+			fmt.Fprintf(&b, "Container %s was using %s, request is %s, has larger consumption of %s. ", u.Name,
+				s.formatMeasured(u.Used), s.formatQuantity(u.Request), s.Resource())
 		}
 	}
 	switch s { // volumes are a large part of a pod's disk usage and belong to no container
 	case Disk:
-		fmt.Fprintf(&b, "With its volumes the pod was using %s, request is %s. ", s.formatMeasured(c.Used), s.formatQuantity(c.Request))
+		fmt.Fprintf(&b, "With its volumes the pod was using %s, request is %s. ", s.formatMeasured(c.Used),
+			s.formatQuantity(c.Request))
 	case Inodes:
 		fmt.Fprintf(&b, "With its volumes the pod was using %s. ", s.formatMeasured(c.Used))
 	}

@@ -43,7 +43,8 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	out := agent.ClaimedDevices{}
 	for _, c := range pod.Spec.ResourceClaims {
 		for _, request := range []string{"a", "b"} {
-			out[c.Name] = append(out[c.Name], agent.ClaimedDevice{Requests: []string{request}, CDI: []string{"fake.example.com/dev=" + c.Name + "-" + request}})
+			out[c.Name] = append(out[c.Name], agent.ClaimedDevice{Requests: []string{request},
+				CDI: []string{"fake.example.com/dev=" + c.Name + "-" + request}})
 		}
 	}
 	return out, nil
@@ -67,7 +68,7 @@ func (d *Devices) Pods() ([]types.UID, error) {
 	return slices.Sorted(maps.Keys(d.prepared)), nil
 }
 
-// Health returns the health of a pod's devices, which Sicken sets. It implements agent.Devices.
+// Health returns the health of a pod's devices, as set with Sicken. It implements agent.Devices.
 func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,7 +83,8 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	for _, c := range pod.Spec.Containers {
 		for _, use := range c.Resources.Claims {
 			h.ResourceID = v1.ResourceID("fake.example.com/pool/" + use.Name)
-			out[c.Name] = append(out[c.Name], v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name), Resources: []v1.ResourceHealth{h}})
+			out[c.Name] = append(out[c.Name], v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name),
+				Resources: []v1.ResourceHealth{h}})
 		}
 	}
 	return out

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Clock is the time of a fake node. The zero value is real time.
+// Clock is the clock of a fake node. The zero value is the real clock.
 type Clock struct {
 	Now   func() time.Time                                 // nil: time.Now
 	Sleep func(ctx context.Context, d time.Duration) error // nil: a timer
@@ -66,7 +66,8 @@ func (s *Script) Delay(verb string, d time.Duration) {
 	s.delays[verb] = d
 }
 
-// Fail makes the next calls of verb fail, one per error. A nil error lets one call succeed.
+// Fail sets the results of the next calls of verb, one call per error. A nil error lets a call
+// succeed.
 func (s *Script) Fail(verb string, errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,8 +129,8 @@ func (s *Script) enterVerb(ctx context.Context, c Clock, verb, detail string) er
 	return err
 }
 
-// pauseVerb applies the delay of a verb without a line in the journal. A caller that has computed
-// its result before thus returns a result that is as old as the delay.
+// pauseVerb waits for the delay of a verb and adds no line to the journal. A method that waits
+// after it has computed its result returns a result that is as old as the delay.
 func (s *Script) pauseVerb(ctx context.Context, c Clock, verb string) error {
 	s.mu.Lock()
 	d := s.delays[verb]

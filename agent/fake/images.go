@@ -23,7 +23,7 @@ type Images struct {
 
 var _ agent.Images = (*Images)(nil)
 
-// Put adds an image to the node.
+// Put adds an image with the given configuration to the store.
 func (i *Images) Put(image string, c agent.ImageConfig) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -40,7 +40,8 @@ func (i *Images) Put(image string, c agent.ImageConfig) {
 // image. It implements agent.Images.
 func (i *Images) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	name := q.GetImage().GetImage()
-	if err := i.enterVerb(ctx, i.Clock, "PullImage", strings.TrimSpace(name+" "+q.GetAuth().GetUsername())); err != nil {
+	if err := i.enterVerb(ctx, i.Clock, "PullImage", strings.TrimSpace(name+" "+q.GetAuth().GetUsername())); err !=
+		nil {
 		return nil, err
 	}
 	if c, err := i.Config(ctx, name); err == nil {

@@ -26,7 +26,7 @@ type Plugins struct {
 
 	mu       sync.Mutex
 	given    map[types.UID]map[string][]string
-	asks     map[types.UID]int // allocations in progress
+	asks     map[types.UID]int // number of Allocate calls in progress, by pod
 	sick     map[string]bool
 	watchers agent.ChangeNotifier
 }
@@ -101,17 +101,17 @@ func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) 
 }
 
 // Sick sets whether the device with this ID is unhealthy.
-func (p *Plugins) Sick(id string, is bool) {
+func (p *Plugins) Sick(id string, unhealthy bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.sick == nil {
 		p.sick = map[string]bool{}
 	}
-	p.sick[id] = is
+	p.sick[id] = unhealthy
 	p.watchers.Notify()
 }
 
-// Health returns the health of a pod's devices, which Sick sets. It implements agent.Plugins.
+// Health returns the health of a pod's devices, as set with Sick. It implements agent.Plugins.
 func (p *Plugins) Health(pod types.UID) map[string][]v1.ResourceStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()

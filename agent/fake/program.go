@@ -28,7 +28,8 @@ func (p *Program) buildOnce() {
 	if p.dir, p.err = os.MkdirTemp("", "program"); p.err != nil {
 		return
 	}
-	if out, err := exec.Command("go", "build", "-o", filepath.Join(p.dir, "program"), "keelson.dev/keelson/"+p.Package).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", filepath.Join(p.dir, "program"), "keelson.dev/keelson/"+p.Package).
+		CombinedOutput(); err != nil {
 		p.err = fmt.Errorf("building %s: %w: %s", p.Package, err, out)
 	}
 }

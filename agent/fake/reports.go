@@ -26,12 +26,7 @@ func (c *Cluster) PodStatus(pod *v1.Pod) {
 	if len(h) == 0 || !reflect.DeepEqual(h[len(h)-1], pod.Status) {
 		c.history[pod.UID] = append(h, *pod.Status.DeepCopy())
 	}
-	if held, ok := c.objects[objectKey(pod)].(*v1.Pod); ok {
-		next := held.DeepCopy()
-		next.Status = *pod.Status.DeepCopy()
-		c.objects[objectKey(pod)] = next
-		c.notifyChange("Pod")
-	}
+	c.store.setPodStatus(pod)
 	c.signalReport()
 }
 
@@ -40,11 +35,7 @@ func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gone[uid] = true
-	k := "Pod/" + namespace + "/" + name + "/" + string(uid)
-	if _, ok := c.objects[k]; ok {
-		delete(c.objects, k)
-		c.notifyChange("Pod")
-	}
+	c.store.deletePod(namespace, name, uid)
 	c.signalReport()
 }
 
@@ -71,15 +62,15 @@ func (c *Cluster) Stages(_, _ string, stages []agent.StageTime) {
 // ProxyApplied does nothing. It implements agent.Reporter.
 func (c *Cluster) ProxyApplied(uint64) {}
 
-// HoldGates makes StopGate return closed gates until OpenGate is called, so that pods wait before
-// they are stopped.
+// HoldGates makes StopGate return channels that stay open until OpenGate is called. Without it,
+// these channels are closed from the start, and pods may be stopped at once.
 func (c *Cluster) HoldGates() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gated = true
 }
 
-// OpenGate permits stopping the pod uid: it closes the channel that StopGate returns.
+// OpenGate permits stopping the pod with this UID: it closes the channel that StopGate returns.
 func (c *Cluster) OpenGate(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,7 +125,7 @@ func (c *Cluster) History(uid types.UID) []v1.PodStatus {
 	return slices.Clone(c.history[uid])
 }
 
-// Gone reports whether PodGone was called for the pod uid.
+// Gone reports whether PodGone was called for the pod with this UID.
 func (c *Cluster) Gone(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,9 +156,9 @@ func (c *Cluster) StageNames() []string {
 	return out
 }
 
-// Await waits until cond returns true. It evaluates cond after each report. If ctx ends first, the
-// error contains what, the description of the condition.
-func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) error {
+// Await waits until cond returns true. It evaluates cond at once and after each report. If ctx ends
+// first, it returns an error that contains the description of the condition.
+func (c *Cluster) Await(ctx context.Context, description string, cond func() bool) error {
 	for {
 		c.mu.Lock()
 		ch := c.cond
@@ -177,7 +168,7 @@ func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) erro
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w", what, ctx.Err())
+			return fmt.Errorf("waiting for %s: %w", description, ctx.Err())
 		case <-ch:
 		}
 	}

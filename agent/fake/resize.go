@@ -11,18 +11,20 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdateContainerResources stores the new resource limits of a container. It refuses a memory limit
-// below the usage in InUse. It implements agent.Runtime.
-func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
-	c, err := r.getContainer(q.ContainerId)
+// UpdateContainerResources stores the new resource limits of a container. It returns an error if
+// the memory limit is below the usage in InUse. It implements agent.Runtime.
+func (r *Runtime) UpdateContainerResources(
+	ctx context.Context, q *cri.UpdateContainerResourcesRequest,
+) (*cri.UpdateContainerResourcesResponse, error) {
+	c, err := r.state.getContainer(q.ContainerId)
 	if err != nil {
 		return nil, err
 	}
 	if err := r.enterVerb(ctx, r.Clock, "UpdateContainerResources", c.cfg.Metadata.Name); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.state.mu.Lock()
+	defer r.state.mu.Unlock()
 	if c.state == cri.ContainerState_CONTAINER_EXITED {
 		return nil, status.Errorf(codes.FailedPrecondition, "container %q has ended", c.id)
 	}
@@ -36,13 +38,15 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateCon
 
 // UpdatePodSandboxResources stores the new resource limits of a sandbox. It implements
 // agent.Runtime.
-func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+func (r *Runtime) UpdatePodSandboxResources(
+	ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest,
+) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "UpdatePodSandboxResources", q.PodSandboxId); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.sandboxes[q.PodSandboxId]
+	r.state.mu.Lock()
+	defer r.state.mu.Unlock()
+	s := r.state.sandboxes[q.PodSandboxId]
 	if s == nil {
 		return nil, status.Errorf(codes.NotFound, "sandbox %q not found", q.PodSandboxId)
 	}
@@ -59,9 +63,9 @@ func (c *container) currentResources() *cri.LinuxContainerResources {
 
 // PodLimits returns the limits of a pod's cgroup, or nil if it has no ready sandbox.
 func (r *Runtime) PodLimits(uid types.UID) *cri.LinuxContainerResources {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, s := range r.sandboxes {
+	r.state.mu.Lock()
+	defer r.state.mu.Unlock()
+	for _, s := range r.state.sandboxes {
 		if s.cfg.GetMetadata().GetUid() != string(uid) || !s.ready {
 			continue
 		}

@@ -25,14 +25,14 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Annotations of an OCI index that contain the name of an image.
+// The annotations of an OCI index in which tools store the name of an image.
 const (
 	nameAnnotation = "io.containerd.image.name"
 	refAnnotation  = "org.opencontainers.image.ref.name"
 )
 
-// importFolder imports all image archives in Config.Archives. It logs the error of an unusable
-// archive and continues.
+// importFolder imports all image archives in the folder Config.Archives. It logs the error of an
+// unusable archive and continues.
 func (s *Store) importFolder(ctx context.Context) {
 	if s.cfg.Archives == "" {
 		return
@@ -69,23 +69,23 @@ func (s *Store) importFolder(ctx context.Context) {
 	}
 }
 
-// importIfNeeded imports the archive file unless all its images are in the store. last is the
-// archive's mark from an earlier start. An archive that was touched, copied or renamed is
-// recognized by its digest in all, the marks of all archives.
-func (s *Store) importIfNeeded(ctx context.Context, file string, last archiveMark,
-	all map[string]archiveMark) (archiveMark, error) {
+// importIfNeeded imports the archive file unless all its images are in the store, and returns the
+// archive's mark. lastMark is the mark of an earlier start. An archive that was touched, copied or
+// renamed is recognized by its digest in marks, the marks of all archives.
+func (s *Store) importIfNeeded(ctx context.Context, file string, lastMark archiveMark,
+	marks map[string]archiveMark) (archiveMark, error) {
 	st, err := os.Stat(file)
 	if err != nil {
 		return archiveMark{}, err
 	}
 	mark := archiveMark{Size: st.Size(), Time: st.ModTime().UnixNano()}
-	if last.Digest != "" && last.Size == mark.Size && last.Time == mark.Time && s.hasAll(last.IDs) {
-		return last, nil
+	if lastMark.Digest != "" && lastMark.Size == mark.Size && lastMark.Time == mark.Time && s.hasAll(lastMark.IDs) {
+		return lastMark, nil
 	}
 	if mark.Digest, err = fileDigest(ctx, file); err != nil {
 		return archiveMark{}, err
 	}
-	for _, m := range all {
+	for _, m := range marks {
 		if m.Digest == mark.Digest && s.hasAll(m.IDs) {
 			mark.IDs = m.IDs
 			return mark, nil
@@ -170,7 +170,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 		return nil, err
 	}
 	defer safepath.RemoveAll(filepath.Dir(tmp))
-	if err := extractArchive(ctx, file, tmp, s.limits); err != nil {
+	if err := extractArchive(ctx, file, tmp, s.layers.limits); err != nil {
 		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
 	}
 	var found []archiveImage
@@ -235,7 +235,7 @@ func (n archiveImage) normalizedNames() ([]string, error) {
 }
 
 // extractArchive writes the regular files of the tar archive file to the folder dir. It returns an
-// error if they exceed the limits.
+// error if their number or size exceeds the limits.
 func extractArchive(ctx context.Context, file, dir string, limits Limits) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -339,13 +339,15 @@ func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		images, err := partial.FindImages(sub, match.Platforms(v1.Platform{OS: nodePlatform().OS, Architecture: nodePlatform().Architecture}, nodePlatform()))
+		images, err := partial.FindImages(sub, match.Platforms(v1.Platform{OS: nodePlatform().OS,
+			Architecture: nodePlatform().Architecture}, nodePlatform()))
 		if err != nil || len(images) == 0 {
 			return nil, err
 		}
 		return images[0], nil
 	case d.MediaType.IsImage():
-		if d.Platform != nil && (d.Platform.OS != nodePlatform().OS || d.Platform.Architecture != nodePlatform().Architecture) {
+		if d.Platform != nil &&
+			(d.Platform.OS != nodePlatform().OS || d.Platform.Architecture != nodePlatform().Architecture) {
 			return nil, nil
 		}
 		return index.Image(d.Digest)
@@ -400,7 +402,7 @@ func fromDocker(file string) ([]archiveImage, error) {
 	return out, nil
 }
 
-// bothClosed is a decompressor that also closes the file it reads when it is closed.
+// bothClosed is a decompressor that also closes the compressed file when it is closed.
 type bothClosed struct {
 	io.ReadCloser
 	file *os.File

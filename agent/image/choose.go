@@ -9,8 +9,8 @@ import (
 )
 
 // minIdle is how long an image stays after its last use, like the kubelet's
-// --minimum-image-ttl-duration. A pull or a status request is a use, because a container is usually
-// created next. The end of a container is not.
+// --minimum-image-ttl-duration. A pull or a status request counts as a use, because a container is
+// usually created next. The end of a container does not count.
 const minIdle = 2 * time.Minute
 
 // diskSpace is an amount of disk space: bytes and inodes.
@@ -23,8 +23,8 @@ func (r diskSpace) isAtLeast(want diskSpace) bool {
 // fileSystem has the size and the free space of a file system.
 type fileSystem struct{ size, free diskSpace }
 
-// withoutInodes returns the file system with bytes only. inodesAsBytes returns it with the numbers
-// of inodes in place of bytes, so that the same computation applies to both.
+// withoutInodes returns the file system's bytes without its inodes. inodesAsBytes returns the
+// numbers of inodes in place of bytes, so that the same computation applies to both.
 func (f fileSystem) withoutInodes() fileSystem {
 	return fileSystem{diskSpace{bytes: f.size.bytes}, diskSpace{bytes: f.free.bytes}}
 }
@@ -33,14 +33,14 @@ func (f fileSystem) inodesAsBytes() fileSystem {
 	return fileSystem{diskSpace{bytes: f.size.inodes}, diskSpace{bytes: f.free.inodes}}
 }
 
-// missingSpace returns how much disk space must be freed on the file system f. keep is the floor,
+// missingSpace returns how much disk space must be freed on the file system. reserved is the floor,
 // the space that must stay free. The result is zero while at least 1.5 times the floor is free.
-// Below that, it is the amount up to twice the floor.
+// Otherwise it is the amount that is missing to twice the floor.
 //
-// With the default floor these limits are 85 % and 80 % of the disk, the kubelet's image garbage
-// collection thresholds. If the floor is most of the disk, the target above the floor is half of
-// the rest.
-func (f fileSystem) missingSpace(keep reservedspace.Amount) diskSpace {
+// With the default floor, these limits are 85 % and 80 % of the disk, the kubelet's image garbage
+// collection thresholds. If the floor is most of the disk, the target is the floor plus half of the
+// rest of the disk.
+func (f fileSystem) missingSpace(reserved reservedspace.Amount) diskSpace {
 	lack := func(size, free, floor int64) int64 {
 		above := min(floor, max(0, size-floor)/2)
 		if size <= 0 || floor <= 0 || free >= floor+above/2 {
@@ -48,14 +48,15 @@ func (f fileSystem) missingSpace(keep reservedspace.Amount) diskSpace {
 		}
 		return floor + above - free
 	}
-	return diskSpace{bytes: lack(f.size.bytes, f.free.bytes, keep.BytesOf(f.size.bytes)),
-		inodes: lack(f.size.inodes, f.free.inodes, keep.CountOf(f.size.inodes))}
+	return diskSpace{bytes: lack(f.size.bytes, f.free.bytes, reserved.BytesOf(f.size.bytes)),
+		inodes: lack(f.size.inodes, f.free.inodes, reserved.CountOf(f.size.inodes))}
 }
 
-// isBelowFloor reports whether the file system has less free space than the floor keep.
-func (f fileSystem) isBelowFloor(keep reservedspace.Amount) bool {
-	return f.size.bytes > 0 && f.free.bytes < keep.BytesOf(f.size.bytes) ||
-		f.size.inodes > 0 && f.free.inodes < keep.CountOf(f.size.inodes)
+// isBelowFloor reports whether the file system has less free space than the floor, in bytes or in
+// inodes.
+func (f fileSystem) isBelowFloor(floor reservedspace.Amount) bool {
+	return f.size.bytes > 0 && f.free.bytes < floor.BytesOf(f.size.bytes) ||
+		f.size.inodes > 0 && f.free.inodes < floor.CountOf(f.size.inodes)
 }
 
 // removalCandidate is an image that may be removed to free disk space.
@@ -76,7 +77,7 @@ type inventory struct {
 	sizes      map[string]diskSpace // key: layer
 }
 
-// inUse returns the IDs of images that must not be removed.
+// inUse returns the IDs of the images that must not be removed.
 func (v *inventory) inUse() map[string]bool {
 	out := map[string]bool{}
 	for _, c := range v.containers { // includes exited containers, which exist until their pod is removed
@@ -90,10 +91,10 @@ func (v *inventory) inUse() map[string]bool {
 	return out
 }
 
-// chooseImages returns unused images to remove, least recently used first, until the space want is
-// freed or no unused image is left. freed is the space of the layers that then no image, container
-// or pull uses. It is pure.
-func (v *inventory) chooseImages(want diskSpace) (remove []string, freed diskSpace) {
+// chooseImages returns unused images to remove, least recently used first, until the required space
+// is freed or no unused image is left. freed is the space of the layers that no image, container or
+// pull uses after the removal. It is pure.
+func (v *inventory) chooseImages(required diskSpace) (remove []string, freed diskSpace) {
 	stands := map[string]int{}
 	for _, im := range v.images {
 		for _, k := range im.layers {
@@ -114,7 +115,7 @@ func (v *inventory) chooseImages(want diskSpace) (remove []string, freed diskSpa
 		return cmp.Or(cmp.Compare(b.idle, a.idle), cmp.Compare(a.id, b.id))
 	})
 	for _, im := range oldest {
-		if freed.isAtLeast(want) {
+		if freed.isAtLeast(required) {
 			break
 		}
 		if used[im.id] {

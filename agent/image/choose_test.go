@@ -30,7 +30,8 @@ func TestHowShortADiskIs(t *testing.T) {
 		{"a size says nothing of inodes", at(4, 1), reservedspace.Bytes(50), diskSpace{bytes: 60}, true},
 		{"most of the disk is to stay free", at(60, 90), reservedspace.Percent(80), diskSpace{bytes: 300}, true},
 		{"more than the disk is to stay free", at(60, 90), reservedspace.Bytes(2000), diskSpace{bytes: 1400}, true},
-		{"a file system without inodes", fileSystem{size: diskSpace{bytes: 1000}, free: diskSpace{bytes: 500}}, reservedspace.Amount{}, diskSpace{}, false},
+		{"a file system without inodes", fileSystem{size: diskSpace{bytes: 1000}, free: diskSpace{bytes: 500}},
+			reservedspace.Amount{}, diskSpace{}, false},
 		{"one that says nothing", fileSystem{}, reservedspace.Amount{}, diskSpace{}, false},
 	} {
 		if got := c.fs.missingSpace(c.keep); got != c.want {
@@ -48,7 +49,8 @@ func TestWhichImagesAreRemoved(t *testing.T) {
 	im := func(id string, idle time.Duration, layers ...string) removalCandidate {
 		return removalCandidate{id, layers, idle}
 	}
-	three := []removalCandidate{im("b", 2*time.Hour, "base", "b"), im("a", 3*time.Hour, "base", "a"), im("c", time.Hour, "c")}
+	three := []removalCandidate{im("b", 2*time.Hour, "base", "b"), im("a", 3*time.Hour, "base", "a"),
+		im("c", time.Hour, "c")}
 	set := func(names ...string) map[string]bool {
 		out := map[string]bool{}
 		for _, n := range names {
@@ -67,16 +69,28 @@ func TestWhichImagesAreRemoved(t *testing.T) {
 		{"nothing is wanted", inventory{images: three}, diskSpace{}, nil, diskSpace{}},
 		{"the oldest does", inventory{images: three}, diskSpace{bytes: 50}, []string{"a"}, diskSpace{50, 5}},
 		{"one byte more", inventory{images: three}, diskSpace{bytes: 51}, []string{"a", "b"}, diskSpace{200, 20}},
-		{"inodes too", inventory{images: three}, diskSpace{bytes: 50, inodes: 21}, []string{"a", "b", "c"}, diskSpace{250, 520}},
-		{"all that there is", inventory{images: three}, diskSpace{bytes: all}, []string{"a", "b", "c"}, diskSpace{250, 520}},
-		{"a container stands on one", inventory{images: three, containers: []containerRecord{{"a", []string{"base", "a"}}}}, diskSpace{bytes: all}, []string{"b", "c"}, diskSpace{100, 505}},
-		{"a container stands on one that was removed", inventory{images: three[:1], containers: []containerRecord{{"a", []string{"base", "a"}}}}, diskSpace{bytes: all}, []string{"b"}, diskSpace{50, 5}},
-		{"a pod names one", inventory{images: three, needed: set("b", "")}, diskSpace{bytes: all}, []string{"a", "c"}, diskSpace{100, 505}},
-		{"one has an archive", inventory{images: three, archived: set("c")}, diskSpace{bytes: all}, []string{"a", "b"}, diskSpace{200, 20}},
-		{"a pull is about to use layers", inventory{images: three, busy: set("base", "c")}, diskSpace{bytes: all}, []string{"a", "b", "c"}, diskSpace{100, 10}},
-		{"one was just asked for", inventory{images: []removalCandidate{im("a", minIdle-1, "a"), im("b", minIdle, "b")}}, diskSpace{bytes: all}, []string{"b"}, diskSpace{50, 5}},
-		{"the clock was set back", inventory{images: []removalCandidate{im("a", -time.Hour, "a"), im("b", time.Hour, "b")}}, diskSpace{bytes: all}, []string{"b", "a"}, diskSpace{100, 10}},
-		{"two of one age", inventory{images: []removalCandidate{im("b", time.Hour, "b"), im("a", time.Hour, "a")}}, diskSpace{bytes: 1}, []string{"a"}, diskSpace{50, 5}},
+		{"inodes too", inventory{images: three}, diskSpace{bytes: 50, inodes: 21}, []string{"a", "b", "c"},
+			diskSpace{250, 520}},
+		{"all that there is", inventory{images: three}, diskSpace{bytes: all}, []string{"a", "b", "c"},
+			diskSpace{250, 520}},
+		{"a container stands on one", inventory{images: three,
+			containers: []containerRecord{{"a", []string{"base", "a"}}}}, diskSpace{bytes: all}, []string{"b", "c"},
+			diskSpace{100, 505}},
+		{"a container stands on one that was removed",
+			inventory{images: three[:1], containers: []containerRecord{{"a", []string{"base", "a"}}}},
+			diskSpace{bytes: all}, []string{"b"}, diskSpace{50, 5}},
+		{"a pod names one", inventory{images: three, needed: set("b", "")}, diskSpace{bytes: all}, []string{"a", "c"},
+			diskSpace{100, 505}},
+		{"one has an archive", inventory{images: three, archived: set("c")}, diskSpace{bytes: all}, []string{"a", "b"},
+			diskSpace{200, 20}},
+		{"a pull is about to use layers", inventory{images: three, busy: set("base", "c")}, diskSpace{bytes: all},
+			[]string{"a", "b", "c"}, diskSpace{100, 10}},
+		{"one was just asked for", inventory{images: []removalCandidate{im("a", minIdle-1, "a"),
+			im("b", minIdle, "b")}}, diskSpace{bytes: all}, []string{"b"}, diskSpace{50, 5}},
+		{"the clock was set back", inventory{images: []removalCandidate{im("a", -time.Hour, "a"),
+			im("b", time.Hour, "b")}}, diskSpace{bytes: all}, []string{"b", "a"}, diskSpace{100, 10}},
+		{"two of one age", inventory{images: []removalCandidate{im("b", time.Hour, "b"), im("a", time.Hour, "a")}},
+			diskSpace{bytes: 1}, []string{"a"}, diskSpace{50, 5}},
 		{"none is there", inventory{}, diskSpace{bytes: all}, nil, diskSpace{}},
 	} {
 		c.v.sizes = sizes

@@ -16,8 +16,10 @@ func TestRegistryThatDoesNotEnd(t *testing.T) {
 	const endless = 256 << 20
 	for _, c := range []struct{ name, manifest string }{
 		{"manifest", ""},
-		{"config of unknown size", `{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","layers":[],
-			"config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":-1,"digest":"sha256:` + strings.Repeat("0", 64) + `"}}`},
+		{"config of unknown size",
+			`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","layers":[],
+			"config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":-1,"digest":"sha256:` +
+				strings.Repeat("0", 64) + `"}}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

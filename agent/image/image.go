@@ -1,6 +1,6 @@
 // Package image stores container images on the node. Images are pulled from registries or imported
-// from archives, verified by digest, and unpacked once per layer. The creator of a container gets
-// the layers as parts of an overlay mount.
+// from archives, verified by digest, and unpacked once per layer. The layers of a container's image
+// are the lower folders of the overlay mount that is the container's root file system.
 //
 // On disk, below Config.Root:
 //
@@ -15,8 +15,8 @@
 // access Root, which is on a mount with nodev and nosuid. Limits bound what an image may consume.
 //
 // Images and layers are created in tmp, synced and renamed, so that they are complete. Containers
-// do not survive a reboot: the folder of a container without a record is deleted. References are
-// not counted on disk; they are computed from images and containers.
+// do not survive a reboot: the folder of a container without a record is deleted. References to
+// layers are not counted on disk; they are computed from images and containers.
 package image
 
 import (
@@ -52,29 +52,27 @@ type Config struct {
 	CAs      map[string]string // registry host → PEM file with trusted CA certificates
 
 	Limits Limits
-	// Floor is the space that must stay free on the file system. Below it the node has disk
-	// pressure. MakeRoom aims above it.
+	// Floor is the space that must stay free on the file system. Below this floor the node has disk
+	// pressure. MakeRoom frees more than the floor.
 	Floor reservedspace.Amount
-	// Inodes is the number of inodes that must stay free. The zero value is the share of Floor.
+	// Inodes is the number of inodes that must stay free. If it is zero, the share of Floor applies
+	// to inodes too.
 	Inodes reservedspace.Amount
 }
 
 // Store stores container images and the writable folders of containers on this node. It implements
 // agent.Images.
 type Store struct {
-	cfg       Config
-	log       *slog.Logger
-	ready     chan struct{}
-	pulls     singleflight.Group
-	layers    singleflight.Group
-	transport func() (*registryTransport, error)
-	trash     sync.WaitGroup
-	deleting  deletions // deletions that trash waits for
-	discarded atomic.Int64
-	imported  atomic.Int64 // number of imported archives
-	limits    Limits
-	unpacking chan struct{} // one slot per image that is being unpacked
-	now       func() time.Time
+	cfg      Config
+	log      *slog.Logger
+	ready    chan struct{}
+	pulls    singleflight.Group
+	registry registryClient
+	layers   *layerUnpacker
+	space    spaceFloor
+	trash    *trash
+	imported atomic.Int64 // number of imported archives
+	now      func() time.Time
 
 	mu         sync.Mutex
 	images     map[string]*imageRecord    // key: image ID, "sha256:..."
@@ -90,10 +88,12 @@ func New(cfg Config) *Store {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*imageRecord{}, names: map[string]string{},
-		containers: map[string]containerRecord{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults(), now: time.Now}
-	s.unpacking = make(chan struct{}, s.limits.Images)
-	s.transport = sync.OnceValues(func() (*registryTransport, error) { return newTransport(cfg) })
+	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*imageRecord{},
+		names:      map[string]string{},
+		containers: map[string]containerRecord{}, busy: map[string]int{}, now: time.Now,
+		registry: newRegistryClient(cfg), space: spaceFloor{root: cfg.Root, bytes: cfg.Floor, inodes: cfg.Inodes}}
+	s.layers = newLayerUnpacker(s.storePath("layers"), s.storePath("tmp"), cfg.Limits.orDefaults())
+	s.trash = &trash{dir: s.storePath("tmp"), log: s.log}
 	return s
 }
 
@@ -111,7 +111,8 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	if err := safepath.RemoveAll(s.storePath("tmp")); err != nil {
 		return fmt.Errorf("clear the temporary folder of the image store: %w", err)
 	}
-	for _, dir := range []string{s.storePath("images"), s.storePath("layers"), s.storePath("containers"), s.storePath("tmp"), s.containerRecordPath("")} {
+	for _, dir := range []string{s.storePath("images"), s.storePath("layers"), s.storePath("containers"),
+		s.storePath("tmp"), s.containerRecordPath("")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the image store: %w", err)
 		}
@@ -125,7 +126,7 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	s.importFolder(ctx)
 	close(s.ready)
 	<-ctx.Done()
-	s.trash.Wait()
+	s.trash.awaitAll()
 	return nil
 }
 
@@ -158,14 +159,14 @@ func (s *Store) awaitReady(ctx context.Context) error {
 	}
 }
 
-// containerRecordPath returns the path of the record of the container id. If id is empty, it
+// containerRecordPath returns the path of the record of a container. If containerID is empty, it
 // returns the folder of all records.
-func (s *Store) containerRecordPath(id string) string {
+func (s *Store) containerRecordPath(containerID string) string {
 	run := s.cfg.Run
 	if run == "" {
 		run = s.cfg.Root
 	}
-	return filepath.Join(run, "records", id)
+	return filepath.Join(run, "records", containerID)
 }
 
 func (s *Store) storePath(elem ...string) string {

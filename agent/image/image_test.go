@@ -82,14 +82,18 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 // newTestImage returns an image with one layer per set of entries.
 func newTestImage(t *testing.T, layers ...[]entry) v1.Image {
 	t.Helper()
-	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
-		Env: []string{"A=b"}, Entrypoint: []string{"/run"}, Cmd: []string{"x"}, User: "app", WorkingDir: "/w", StopSignal: "SIGINT", Volumes: map[string]struct{}{"/v": {}}}})
+	img, err := mutate.ConfigFile(empty.Image,
+		&v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
+			Env: []string{"A=b"}, Entrypoint: []string{"/run"}, Cmd: []string{"x"}, User: "app", WorkingDir: "/w",
+			StopSignal: "SIGINT", Volumes: map[string]struct{}{"/v": {}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, entries := range layers {
 		b := newArchive(t, entries...)
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(b)), nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +201,8 @@ func TestPullOnceThenNoBytes(t *testing.T) {
 		}
 	}
 	c, err := s.Config(testContext(t), reg.host+"/team/app:v1")
-	if err != nil || c.ID != id || !strings.HasSuffix(c.Digest, "@"+digest.String()) || c.StopSignal != "SIGINT" || c.User != "app" || !slices.Equal(c.Volumes, []string{"/v"}) {
+	if err != nil || c.ID != id || !strings.HasSuffix(c.Digest, "@"+digest.String()) || c.StopSignal != "SIGINT" ||
+		c.User != "app" || !slices.Equal(c.Volumes, []string{"/v"}) {
 		t.Errorf("config: %+v, %v", c, err)
 	}
 	// Everything persists across a restart. Temporary data of a killed run is removed.
@@ -207,7 +212,9 @@ func TestPullOnceThenNoBytes(t *testing.T) {
 	}
 	reg.manifests.Store(0)
 	s2, _ := openStore(t, Config{Root: s.cfg.Root, Insecure: []string{reg.host}})
-	if st, err := s2.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/team/app:v1"}}); err != nil || st.Image.GetId() != id {
+	if st, err := s2.ImageStatus(testContext(t),
+		&cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/team/app:v1"}}); err != nil ||
+		st.Image.GetId() != id {
 		t.Errorf("after a restart: %v, %v", st, err)
 	}
 	if e, err := os.ReadDir(s.storePath("tmp")); err != nil || len(e) != 0 {
@@ -222,7 +229,8 @@ func TestPullErrorsSayWhatAndWhere(t *testing.T) {
 	if _, err := pullImage(t, s, "UPPER/case:x", nil); !errors.Is(err, agent.ErrInvalidImage) {
 		t.Errorf("bad name: %v", err)
 	}
-	if _, err := pullImage(t, s, reg.host+"/app:v9", nil); !errors.Is(err, agent.ErrImagePull) || !strings.Contains(err.Error(), "app:v9") {
+	if _, err := pullImage(t, s, reg.host+"/app:v9", nil); !errors.Is(err, agent.ErrImagePull) ||
+		!strings.Contains(err.Error(), "app:v9") {
 		t.Errorf("missing tag: %v", err)
 	}
 	reg.corrupt.Store(true)
@@ -234,7 +242,8 @@ func TestPullErrorsSayWhatAndWhere(t *testing.T) {
 		t.Errorf("after the registry is well again: %v", err)
 	}
 	plain, _ := openStore(t, Config{})
-	if _, err := pullImage(t, plain, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "plain HTTP is not allowed") {
+	if _, err := pullImage(t, plain, reg.host+"/app:v1", nil); err == nil ||
+		!strings.Contains(err.Error(), "plain HTTP is not allowed") {
 		t.Errorf("a registry that is not configured as insecure: %v", err)
 	}
 	reg.user, reg.password = "me", "secret"
@@ -242,7 +251,8 @@ func TestPullErrorsSayWhatAndWhere(t *testing.T) {
 	if _, err := pullImage(t, fresh, reg.host+"/app:v1", nil); !errors.Is(err, agent.ErrImagePull) {
 		t.Errorf("without credentials: %v", err)
 	}
-	if _, err := pullImage(t, fresh, reg.host+"/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"}); err != nil {
+	if _, err := pullImage(t, fresh, reg.host+"/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"}); err !=
+		nil {
 		t.Errorf("with credentials: %v", err)
 	}
 }
@@ -254,7 +264,8 @@ func TestMirrorComesFirst(t *testing.T) {
 	if _, err := pullImage(t, s, "busybox", nil); err != nil {
 		t.Fatal(err)
 	}
-	st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/library/busybox:latest"}})
+	st, err := s.ImageStatus(testContext(t),
+		&cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/library/busybox:latest"}})
 	if err != nil || !slices.Contains(st.Image.GetRepoTags(), "docker.io/library/busybox:latest") {
 		t.Errorf("%v, %v", st, err)
 	}
@@ -278,7 +289,8 @@ func TestMirrorOfEveryRegistry(t *testing.T) {
 		t.Errorf("a mirror of its own: %v", err)
 	}
 	reg.user, reg.password = "me", "secret"
-	s, _ = openStore(t, Config{Insecure: []string{reg.host, "127.0.0.1:1"}, Mirrors: map[string][]string{"127.0.0.1:1": {reg.host}}})
+	s, _ = openStore(t, Config{Insecure: []string{reg.host, "127.0.0.1:1"},
+		Mirrors: map[string][]string{"127.0.0.1:1": {reg.host}}})
 	_, err := pullImage(t, s, "127.0.0.1:1/team/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"})
 	if !errors.Is(err, agent.ErrImagePull) {
 		t.Errorf("a mirror was given the registry's credentials: %v", err)
@@ -293,8 +305,10 @@ func TestMultiArchitecture(t *testing.T) {
 		t.Fatal(err)
 	}
 	index := mutate.AppendManifests(empty.Index,
-		mutate.IndexAddendum{Add: theirs, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
-		mutate.IndexAddendum{Add: ours, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
+		mutate.IndexAddendum{Add: theirs,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: ours,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
 	r, err := name.ParseReference(reg.host+"/multi:v1", name.Insecure)
 	if err != nil {
 		t.Fatal(err)
@@ -365,12 +379,14 @@ func TestArchives(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, _ := openStore(t, Config{})
-	for file, want := range map[string]string{oci: "docker.io/library/short:latest", docker: "example.com/docker:v1", zipped: "example.com/docker:v1"} {
+	for file, want := range map[string]string{oci: "docker.io/library/short:latest", docker: "example.com/docker:v1",
+		zipped: "example.com/docker:v1"} {
 		names, err := s.Import(testContext(t), file)
 		if err != nil || !slices.Contains(names, want) {
 			t.Errorf("%s: %v, %v; want %s", file, names, err, want)
 		}
-		if st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}}); err != nil || st.Image == nil {
+		if st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}}); err !=
+			nil || st.Image == nil {
 			t.Errorf("status of %s: %v, %v", want, st, err)
 		}
 	}
@@ -420,18 +436,22 @@ func TestBadArchivesSayWhy(t *testing.T) {
 	}
 	s, _ := openStore(t, Config{})
 	for what, c := range map[string]struct{ file, want string }{
-		"layer damaged":  {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(digest.Hex)), "layer 1 of 1 (" + digest.String()},
-		"config damaged": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(config.Hex)), "config is sha256:"},
+		"layer damaged": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(digest.Hex)),
+			"layer 1 of 1 (" + digest.String()},
+		"config damaged": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(config.Hex)),
+			"config is sha256:"},
 		"layer missing": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, func(dir string) {
 			if err := os.Remove(filepath.Join(dir, "blobs/sha256", digest.Hex)); err != nil {
 				t.Fatal(err)
 			}
 		}), "no such file"},
-		"escaping path": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": other}, nil), "path leads outside the image"},
-		"architecture":  {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": foreign}, nil), "s390x"},
+		"escaping path": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": other}, nil),
+			"path leads outside the image"},
+		"architecture": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": foreign}, nil), "s390x"},
 	} {
 		_, err := s.Import(testContext(t), c.file)
-		if !errors.Is(err, agent.ErrImageUnpack) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "x.dev/a:v1") {
+		if !errors.Is(err, agent.ErrImageUnpack) || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "x.dev/a:v1") {
 			t.Errorf("%s: %v; want %q", what, err, c.want)
 		}
 	}
@@ -444,8 +464,10 @@ func TestBadArchivesSayWhy(t *testing.T) {
 }
 
 func TestRootFS(t *testing.T) {
-	img := newTestImage(t, []entry{{name: "a", content: "low"}, {name: "gone", content: "x"}, {name: "d/old", content: "x"}},
-		[]entry{{name: "a", content: "high"}, {name: ".wh.gone"}, {name: "d/.wh..wh..opq"}, {name: "d/new", content: "y"}})
+	img := newTestImage(t, []entry{{name: "a", content: "low"}, {name: "gone", content: "x"},
+		{name: "d/old", content: "x"}},
+		[]entry{{name: "a", content: "high"}, {name: ".wh.gone"}, {name: "d/.wh..wh..opq"},
+			{name: "d/new", content: "y"}})
 	s, stop := openStore(t, Config{})
 	if _, err := s.Import(testContext(t), newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
 		t.Fatal(err)
@@ -461,7 +483,8 @@ func TestRootFS(t *testing.T) {
 	if err != nil || again.Path != fs.Path || !slices.Equal(again.Lower, fs.Lower) {
 		t.Errorf("again: %+v, %v", again, err)
 	}
-	if err := unix.Mount("overlay", fs.Path, "overlay", 0, "lowerdir="+strings.Join(fs.Lower, ":")+",upperdir="+fs.Upper+",workdir="+fs.Work); err != nil {
+	if err := unix.Mount("overlay", fs.Path, "overlay", 0,
+		"lowerdir="+strings.Join(fs.Lower, ":")+",upperdir="+fs.Upper+",workdir="+fs.Work); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Unmount(fs.Path, unix.MNT_DETACH)
@@ -479,7 +502,8 @@ func TestRootFS(t *testing.T) {
 		}
 	}
 	// The image may be removed. The layers of a container stay, also across a restart.
-	if _, err := s.RemoveImage(testContext(t), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "x.dev/a:v1"}}); err != nil {
+	if _, err := s.RemoveImage(testContext(t),
+		&cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "x.dev/a:v1"}}); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -510,8 +534,10 @@ func TestRootFS(t *testing.T) {
 func TestReferences(t *testing.T) {
 	const d = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	for in, want := range map[string]string{
-		"busybox": "docker.io/library/busybox:latest", "a/b": "docker.io/a/b:latest", "index.docker.io/a/b:v1": "docker.io/a/b:v1",
-		"ghcr.io/x/y:z": "ghcr.io/x/y:z", "localhost:5000/a": "localhost:5000/a:latest", "a@" + d: "docker.io/library/a@" + d,
+		"busybox": "docker.io/library/busybox:latest", "a/b": "docker.io/a/b:latest",
+		"index.docker.io/a/b:v1": "docker.io/a/b:v1",
+		"ghcr.io/x/y:z":          "ghcr.io/x/y:z", "localhost:5000/a": "localhost:5000/a:latest",
+		"a@" + d:    "docker.io/library/a@" + d,
 		"a:v1@" + d: "docker.io/library/a@" + d,
 	} {
 		r, err := parseReference(in)

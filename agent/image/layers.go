@@ -12,16 +12,19 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// parallelLayers bounds how many layers of an image are fetched concurrently.
+// parallelLayers is how many layers of an image are fetched concurrently at most.
 const parallelLayers = 3
 
 // chainIDs returns the chain ID of each layer, as defined by OCI. It identifies the layer together
@@ -40,11 +43,32 @@ func chainIDs(diffs []v1.Hash) []string {
 	return out
 }
 
+// layerUnpacker fetches and unpacks the layers of images into a folder of the store. Concurrent
+// requests for one layer are merged. It is safe for concurrent use.
+type layerUnpacker struct {
+	dir       string // folder of the unpacked layers
+	tmp       string // temporary folder in the same file system
+	limits    Limits
+	merged    singleflight.Group // by chain ID
+	unpacking chan struct{}      // one slot per image that is being unpacked
+}
+
+func newLayerUnpacker(dir, tmp string, limits Limits) *layerUnpacker {
+	return &layerUnpacker{dir: dir, tmp: tmp, limits: limits, unpacking: make(chan struct{}, limits.Images)}
+}
+
+// layerPath returns the folder of the unpacked layer with a chain ID.
+func (l *layerUnpacker) layerPath(chainID string) string {
+	return filepath.Join(l.dir, layerKey(chainID))
+}
+
 // unpackAll fetches and unpacks all missing layers of an image concurrently. A layer is finished
-// after all layers below it. what is the image's name for errors; diffs and chain are the layers'
-// diff IDs and chain IDs.
-func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, diffs []v1.Hash, chain []string) error {
-	leave, err := s.acquireUnpackSlot(ctx)
+// after all layers below it. imageName is for errors. diffs and chain are the diff IDs and the
+// chain IDs of layers.
+func (l *layerUnpacker) unpackAll(
+	ctx context.Context, imageName string, layers []v1.Layer, diffs []v1.Hash, chain []string,
+) error {
+	leave, err := l.acquireUnpackSlot(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,18 +82,19 @@ func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, d
 	for i := range layers {
 		var below []string
 		for j := i - 1; j >= 0; j-- {
-			below = append(below, s.storePath("layers", layerKey(chain[j])))
+			below = append(below, l.layerPath(chain[j]))
 		}
 		g.Go(func() error {
-			_, err, _ := s.layers.Do(chain[i], func() (any, error) {
-				return nil, s.unpackLayer(ctx, layers[i], diffs[i], chain[i], below, finished[:i])
+			_, err, _ := l.merged.Do(chain[i], func() (any, error) {
+				return nil, l.unpackLayer(ctx, layers[i], diffs[i], chain[i], below, finished[:i])
 			})
 			if err != nil {
 				digest, _ := layers[i].Digest()
 				if errors.Is(err, errFetch) || ctx.Err() != nil {
 					return fmt.Errorf("layer %d (%s): %w", i+1, digest, err)
 				}
-				return fmt.Errorf("%w: image %s, layer %d of %d (%s): %w", agent.ErrImageUnpack, what, i+1, len(layers), digest, err)
+				return fmt.Errorf("%w: image %s, layer %d of %d (%s): %w", agent.ErrImageUnpack, imageName, i+1,
+					len(layers), digest, err)
 			}
 			close(finished[i])
 			return nil
@@ -82,7 +107,7 @@ func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, d
 // data is invalid.
 var errFetch = errors.New("fetch")
 
-// fetchReader wraps the errors of an io.Reader in errFetch.
+// fetchReader is an io.Reader that wraps its errors in errFetch.
 type fetchReader struct{ io.Reader }
 
 func (f fetchReader) Read(p []byte) (int, error) {
@@ -93,17 +118,19 @@ func (f fetchReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chainID string, below []string, belowDone []chan struct{}) error {
-	final := s.storePath("layers", layerKey(chainID))
+func (l *layerUnpacker) unpackLayer(
+	ctx context.Context, layer v1.Layer, diff v1.Hash, chainID string, below []string, belowDone []chan struct{},
+) error {
+	final := l.layerPath(chainID)
 	if _, err := os.Stat(final); err == nil {
 		return nil
 	}
-	tmp, err := mkdirTemp(s.storePath("tmp"), "layer-")
+	tmp, err := mkdirTemp(l.tmp, "layer-")
 	if err != nil {
 		return err
 	}
 	defer safepath.RemoveAll(filepath.Dir(tmp))
-	blob, err := l.Compressed()
+	blob, err := layer.Compressed()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errFetch, err)
 	}
@@ -116,12 +143,12 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	}
 	defer tar.Close()
 	sum := sha256.New()
-	u, err := newUnpacker(tmp, s.limits)
+	u, err := newUnpacker(tmp, l.limits)
 	if err != nil {
 		return err
 	}
 	defer u.closeRoot()
-	whole := io.TeeReader(&boundedReader{tar, s.limits.archiveBytes()}, sum)
+	whole := io.TeeReader(&boundedReader{tar, l.limits.archiveBytes()}, sum)
 	if err := u.unpackArchive(whole); err != nil {
 		return err
 	}
@@ -152,8 +179,34 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	return os.Rename(tmp, final)
 }
 
-// maxWindow bounds the memory for the window of a zstd decompressor. It is the window of zstd's
-// highest level.
+// acquireUnpackSlot waits until fewer than Limits.Images images are being unpacked. The caller must
+// call leave when its image is unpacked.
+func (l *layerUnpacker) acquireUnpackSlot(ctx context.Context) (leave func(), err error) {
+	select {
+	case l.unpacking <- struct{}{}:
+		return func() { <-l.unpacking }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// layerSizes returns the size of each unpacked layer by its key. A layer with an unreadable record
+// is missing from the result and counts as 0.
+func (l *layerUnpacker) layerSizes() map[string]diskSpace {
+	out := map[string]diskSpace{}
+	entries, _ := os.ReadDir(l.dir)
+	for _, e := range entries {
+		var r layerRecord
+		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok &&
+			durable.ReadJSON(filepath.Join(l.dir, e.Name()), &r) == nil {
+			out[key] = diskSpace{r.Bytes, r.Inodes}
+		}
+	}
+	return out
+}
+
+// maxWindow is the maximum memory for the window of a zstd decompressor, in bytes. It is the window
+// size of zstd's highest compression level.
 const maxWindow = 128 << 20
 
 // newDecompressor returns a reader of the decompressed data of r. It detects gzip and zstd by their
@@ -195,14 +248,14 @@ func mkdirTemp(dir, pattern string) (string, error) {
 	return inner, os.Chmod(inner, 0o755)
 }
 
-// replaceFolder moves the folder from, which mkdirTemp created, to the path to. It removes the
-// previous content of to, and the temporary parent folder of from.
-func replaceFolder(from, to string) error {
-	if err := safepath.RemoveAll(to); err != nil {
+// replaceFolder moves the folder source, which mkdirTemp created, to the path target. It removes
+// the previous content of target, and the temporary parent folder of source.
+func replaceFolder(source, target string) error {
+	if err := safepath.RemoveAll(target); err != nil {
 		return err
 	}
-	if err := os.Rename(from, to); err != nil {
+	if err := os.Rename(source, target); err != nil {
 		return err
 	}
-	return safepath.RemoveAll(filepath.Dir(from))
+	return safepath.RemoveAll(filepath.Dir(source))
 }

@@ -2,7 +2,6 @@ package image
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +18,8 @@ type Limits struct {
 	Bytes   int64 // unpacked bytes per layer; 64 GiB
 	Names   int64 // bytes of memory for file names while a layer is unpacked; 64 MiB
 	Images  int   // images unpacked concurrently; 4
-	// Free is the space that unpacking leaves free on the file system, and the same share of
-	// inodes; 5 %.
+	// Free is the space that must stay free on the file system while an image is unpacked, and the
+	// same share of inodes; 5 %.
 	Free reservedspace.Amount
 }
 
@@ -43,7 +42,7 @@ var errLimit = errors.New("the image exceeds a limit of this node")
 // archiveBytes returns the maximum size of the archive of a layer, including headers and padding.
 func (l Limits) archiveBytes() int64 { return l.Bytes + l.Entries*maxHeader }
 
-// boundedReader is an io.Reader that returns errLimit after left bytes.
+// boundedReader is an io.Reader that returns an error which wraps errLimit after left more bytes.
 type boundedReader struct {
 	r    io.Reader
 	left int64
@@ -58,9 +57,9 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// archiveMeter counts the entries, bytes and names of one archive, and returns errLimit when they
-// exceed the Limits. It checks the free disk space at intervals, because other images and pods
-// write to the disk as well.
+// archiveMeter counts the entries, bytes and names of one archive while it is unpacked. Its methods
+// return errLimit when the Limits are exceeded. It checks the free disk space at intervals, because
+// other images and pods write to the disk as well.
 type archiveMeter struct {
 	limits Limits
 	dir    string
@@ -68,7 +67,7 @@ type archiveMeter struct {
 	names  int64
 
 	entries          int64
-	nextCheckBytes   int64 // when to check the file system again
+	nextCheckBytes   int64 // number of bytes at which the file system is checked again
 	nextCheckEntries int64
 }
 
@@ -89,15 +88,15 @@ func (m *archiveMeter) countEntry(name, link string) error {
 // countName counts a file name that is stored in memory while a layer is unpacked. It returns
 // errLimit if a limit is exceeded.
 func (m *archiveMeter) countName(name string) error {
-	const overhead = 96 // of a map entry and a string header
+	const overhead = 96 // bytes of a map entry and a string header
 	if m.names += int64(len(name)) + overhead; m.names > m.limits.Names {
 		return fmt.Errorf("%w: the names of a layer need more than %d bytes of memory", errLimit, m.limits.Names)
 	}
 	return nil
 }
 
-// checkSpace returns an error if n more bytes may not be written: errLimit if the layer is too
-// large, or ENOSPC if too little disk space is free.
+// checkSpace returns an error if the next n bytes must not be written. The error is errLimit if the
+// layer becomes too large, or ENOSPC if too little disk space would stay free.
 func (m *archiveMeter) checkSpace(n int64) error {
 	if m.bytes+n > m.limits.Bytes {
 		return fmt.Errorf("%w: a layer has more than %d bytes", errLimit, m.limits.Bytes)
@@ -113,7 +112,8 @@ func (m *archiveMeter) checkSpace(n int64) error {
 	free := int64(st.Bavail)*st.Bsize - m.limits.Free.BytesOf(int64(st.Blocks)*st.Bsize)
 	inodes := int64(st.Ffree) - m.limits.Free.CountOf(int64(st.Files))
 	if n > free || st.Files > 0 && inodes < 1 {
-		return fmt.Errorf("not enough space for %d bytes: %s of the disk must stay free: %w", n, m.limits.Free, unix.ENOSPC)
+		return fmt.Errorf("not enough space for %d bytes: %s of the disk must stay free: %w", n,
+			m.limits.Free, unix.ENOSPC)
 	}
 	m.nextCheckBytes, m.nextCheckEntries = m.bytes+n+min(often, max(free-n, 0)/2), m.entries+4096
 	if st.Files > 0 {
@@ -144,16 +144,5 @@ func (m *archiveMeter) copyContent(w io.Writer, content io.Reader, size int64) e
 		if err != nil {
 			return err
 		}
-	}
-}
-
-// acquireUnpackSlot waits until fewer than Limits.Images images are being unpacked. The caller must
-// call leave when its image is unpacked.
-func (s *Store) acquireUnpackSlot(ctx context.Context) (leave func(), err error) {
-	select {
-	case s.unpacking <- struct{}{}:
-		return func() { <-s.unpacking }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 }

@@ -37,14 +37,23 @@ func TestUnpackIsBounded(t *testing.T) {
 		entries []entry
 		want    string // "" = no error
 	}{
-		"all that is allowed": {many(50, func(i int) entry { return entry{name: fmt.Sprint("f", i), content: "x"} }), ""},
-		"too many entries":    {many(51, func(i int) entry { return entry{name: fmt.Sprint("f", i)} }), "more than 50 entries"},
+		"all that is allowed": {many(50, func(i int) entry {
+			return entry{name: fmt.Sprint("f", i), content: "x"}
+		}), ""},
+		"too many entries": {many(51, func(i int) entry {
+			return entry{name: fmt.Sprint("f", i)}
+		}), "more than 50 entries"},
 		"the same one, often": {many(51, func(i int) entry { return entry{name: "f"} }), "more than 50 entries"},
-		"too many bytes":      {many(3, func(i int) entry { return entry{name: fmt.Sprint("f", i), content: strings.Repeat("x", 400<<10)} }), "more than 1048576 bytes"},
-		"a long path":         {[]entry{{name: strings.Repeat("d/", 3000) + "f"}}, "a name of 6001 bytes"},
-		"a long name":         {[]entry{{name: strings.Repeat("d", 300)}}, "a name of 300 bytes"},
-		"a long link":         {[]entry{{name: "l", link: strings.Repeat("d/", 3000), kind: tar.TypeSymlink}}, "a name of 6000 bytes"},
-		"folders to remember": {many(10, func(i int) entry { return entry{name: fmt.Sprint(i) + strings.Repeat("/d", 40) + "/f"} }), "need more than 20000 bytes of memory"},
+		"too many bytes": {many(3, func(i int) entry {
+			return entry{name: fmt.Sprint("f", i), content: strings.Repeat("x", 400<<10)}
+		}), "more than 1048576 bytes"},
+		"a long path": {[]entry{{name: strings.Repeat("d/", 3000) + "f"}}, "a name of 6001 bytes"},
+		"a long name": {[]entry{{name: strings.Repeat("d", 300)}}, "a name of 300 bytes"},
+		"a long link": {[]entry{{name: "l", link: strings.Repeat("d/", 3000), kind: tar.TypeSymlink}},
+			"a name of 6000 bytes"},
+		"folders to remember": {many(10, func(i int) entry {
+			return entry{name: fmt.Sprint(i) + strings.Repeat("/d", 40) + "/f"}
+		}), "need more than 20000 bytes of memory"},
 		"links to remember": {many(20, func(i int) entry {
 			return entry{name: fmt.Sprint(i), link: strings.Repeat("d/", 900) + "f", kind: tar.TypeLink}
 		}), "need more than 20000 bytes of memory"},
@@ -55,7 +64,8 @@ func TestUnpackIsBounded(t *testing.T) {
 		}
 		err = u.unpackArchive(bytes.NewReader(newArchive(t, c.entries...)))
 		u.closeRoot()
-		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, errLimit) || !strings.Contains(err.Error(), c.want)) {
+		if c.want == "" && err != nil || c.want != "" &&
+			(!errors.Is(err, errLimit) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %.300v", name, err)
 		}
 		if err != nil && len(err.Error()) > 1000 {
@@ -192,12 +202,14 @@ func TestLayersAreOutOfReach(t *testing.T) {
 	}
 	root := filepath.Join(outer, "images")
 	s, stop := openStore(t, Config{Root: root})
-	file := newOCIArchive(t, map[string]v1.Image{"a:v1": newTestImage(t, []entry{{name: "id", content: string(id), mode: 0o4755}})}, nil)
+	file := newOCIArchive(t,
+		map[string]v1.Image{"a:v1": newTestImage(t, []entry{{name: "id", content: string(id), mode: 0o4755}})}, nil)
 	if _, err := s.Import(testContext(t), file); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(filepath.Join(root, "layers"), &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_NODEV == 0 {
+	if err := unix.Statfs(filepath.Join(root, "layers"), &st); err != nil || st.Flags&unix.ST_NOSUID == 0 ||
+		st.Flags&unix.ST_NODEV == 0 {
 		t.Errorf("the store's mount has the flags %x, %v", st.Flags, err)
 	}
 	fs, err := s.PrepareRootFS(testContext(t), "c1", "a:v1")

@@ -40,7 +40,7 @@ func newFiller(name string, size int) []entry {
 
 func freeOn(t *testing.T, s *Store) int64 {
 	t.Helper()
-	fs, err := s.statFileSystem()
+	fs, err := s.space.statFileSystem()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,8 @@ func TestImagesGoWithTheirContainers(t *testing.T) {
 	if done, err := s.MakeRoom(testContext(t), nil); err != nil || done.Images != 0 {
 		t.Fatalf("while containers stand on them: %+v, %v", done, err)
 	}
-	if _, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/asked:v1"}}); err != nil {
+	if _, err := s.ImageStatus(testContext(t),
+		&cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/asked:v1"}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []string{"ended", "asked"} {
@@ -161,7 +162,7 @@ func TestRoomWaitsForWhatGoes(t *testing.T) {
 				Removed
 				err error
 			}
-			end, got := s.deleting.startDeletion(), make(chan answer, 1)
+			end, got := s.trash.deleting.startDeletion(), make(chan answer, 1)
 			go func() {
 				done, err := s.MakeRoom(testContext(t), nil)
 				got <- answer{done, err}
@@ -239,7 +240,8 @@ func TestTheLastUseIsKept(t *testing.T) {
 		}
 	}
 	s.now = func() time.Time { return began.Add(-time.Hour) }
-	if _, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/first:v1"}}); err != nil {
+	if _, err := s.ImageStatus(testContext(t),
+		&cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/first:v1"}}); err != nil {
 		t.Fatal(err)
 	}
 	// Moving a tag away from an image is not a use of that image.
@@ -274,7 +276,8 @@ func TestTheLastUseIsKept(t *testing.T) {
 func TestImagesOfArchivesStay(t *testing.T) {
 	archives := t.TempDir()
 	file := filepath.Join(archives, "a.tar")
-	if err := os.Rename(newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": newTestImage(t, newFiller("a", 1<<20))}, nil), file); err != nil {
+	if err := os.Rename(newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": newTestImage(t, newFiller("a", 1<<20))},
+		nil), file); err != nil {
 		t.Fatal(err)
 	}
 	s, _ := openOnSmallDisk(t, 2<<20, Config{Archives: archives})

@@ -7,13 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
@@ -36,7 +32,8 @@ func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.Pu
 		case r := <-done:
 			if r.Err != nil {
 				// The context of the merged pull ended, but that of this caller did not.
-				if r.Shared && ctx.Err() == nil && (errors.Is(r.Err, context.Canceled) || errors.Is(r.Err, context.DeadlineExceeded)) {
+				if r.Shared && ctx.Err() == nil &&
+					(errors.Is(r.Err, context.Canceled) || errors.Is(r.Err, context.DeadlineExceeded)) {
 					continue
 				}
 				return nil, r.Err
@@ -63,7 +60,7 @@ func (s *Store) pullImage(ctx context.Context, ref reference, auth *cri.AuthConf
 		}
 	}
 	var errs []error
-	for _, host := range append(s.mirrorsOf(ref.registry), ref.registry) {
+	for _, host := range append(s.registry.mirrorsOf(ref.registry), ref.registry) {
 		credentials := auth
 		if host != ref.registry {
 			credentials = nil // credentials are for the registry only
@@ -80,27 +77,8 @@ func (s *Store) pullImage(ctx context.Context, ref reference, auth *cri.AuthConf
 	return "", fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, errors.Join(errs...))
 }
 
-// mirrorsOf returns the mirror hosts that are tried before a registry, in order.
-func (s *Store) mirrorsOf(registry string) []string {
-	mirrors, named := s.cfg.Mirrors[registry]
-	if !named {
-		mirrors = s.cfg.Mirrors["*"]
-	}
-	return slices.DeleteFunc(slices.Clone(mirrors), func(host string) bool { return host == registry })
-}
-
 func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *cri.AuthConfig) (string, error) {
-	r, err := s.remoteReference(host, ref)
-	if err != nil {
-		return "", err
-	}
-	t, err := s.transport()
-	if err != nil {
-		return "", err
-	}
-	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(t), remote.WithPlatform(nodePlatform()),
-		remote.WithAuth(newAuthenticator(auth)), remote.WithUserAgent("keelson")}
-	d, err := remote.Get(r, options...)
+	d, err := s.registry.fetchManifest(ctx, host, ref, auth)
 	if err != nil {
 		return "", err
 	}
@@ -124,47 +102,11 @@ func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *
 	return s.storeImage(ctx, ref.String(), img, names)
 }
 
-// remoteReference returns ref on a host in the form of the registry library.
-func (s *Store) remoteReference(host string, ref reference) (name.Reference, error) {
-	if host == dockerHub {
-		host = libraryDockerHub
-	}
-	var options []name.Option
-	if slices.Contains(s.cfg.Insecure, host) {
-		options = append(options, name.Insecure)
-	}
-	full := host + "/" + ref.repo + ":" + ref.tag
-	if ref.digest != "" {
-		full = host + "/" + ref.repo + "@" + ref.digest
-	}
-	return name.ParseReference(full, options...)
-}
-
-// nodePlatform returns the operating system and architecture of this node, in the form of the
-// registry library.
-func nodePlatform() v1.Platform {
-	p := v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
-	if p.Architecture == "arm64" {
-		p.Variant = "v8"
-	}
-	return p
-}
-
-// newAuthenticator converts the credentials of a pull request to the form of the registry library.
-// Without credentials, it returns anonymous access.
-func newAuthenticator(a *cri.AuthConfig) authn.Authenticator {
-	if a == nil {
-		return authn.Anonymous
-	}
-	return authn.FromConfig(authn.AuthConfig{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),
-		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()})
-}
-
 // storeImage unpacks the layers of an image and adds the image to the store under names. It returns
-// the image's ID. what is the image's name in errors.
-func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
+// the image's ID. imageName is for errors.
+func (s *Store) storeImage(ctx context.Context, imageName string, img v1.Image, names []string) (string, error) {
 	if err := checkDigests(img); err != nil {
-		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
+		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, imageName, err)
 	}
 	id, err := img.ConfigName()
 	if err != nil {
@@ -175,17 +117,19 @@ func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names
 		return "", fmt.Errorf("read the config: %w", err)
 	}
 	if config.OS != "" && config.OS != "linux" {
-		return "", fmt.Errorf("%w: image %s is for %s", agent.ErrImageUnpack, what, config.OS)
+		return "", fmt.Errorf("%w: image %s is for %s", agent.ErrImageUnpack, imageName, config.OS)
 	}
 	if config.Architecture != "" && config.Architecture != runtime.GOARCH {
-		return "", fmt.Errorf("%w: image %s is for %s, this node is %s", agent.ErrImageUnpack, what, config.Architecture, runtime.GOARCH)
+		return "", fmt.Errorf("%w: image %s is for %s, this node is %s", agent.ErrImageUnpack, imageName,
+			config.Architecture, runtime.GOARCH)
 	}
 	layers, err := img.Layers()
 	if err != nil {
 		return "", fmt.Errorf("read the list of layers: %w", err)
 	}
 	if len(layers) != len(config.RootFS.DiffIDs) {
-		return "", fmt.Errorf("%w: image %s has %d layers, but its config lists %d", agent.ErrImageUnpack, what, len(layers), len(config.RootFS.DiffIDs))
+		return "", fmt.Errorf("%w: image %s has %d layers, but its config lists %d", agent.ErrImageUnpack, imageName,
+			len(layers), len(config.RootFS.DiffIDs))
 	}
 	chain := chainIDs(config.RootFS.DiffIDs)
 	im := &imageRecord{ID: id.String(), config: config}
@@ -194,7 +138,7 @@ func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names
 	}
 	s.holdLayers(im.Layers, 1)
 	defer s.holdLayers(im.Layers, -1)
-	if err := s.unpackAll(ctx, what, layers, config.RootFS.DiffIDs, chain); err != nil {
+	if err := s.layers.unpackAll(ctx, imageName, layers, config.RootFS.DiffIDs, chain); err != nil {
 		return "", err
 	}
 	if im.Size, err = compressedSize(img); err != nil {
@@ -204,7 +148,7 @@ func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names
 }
 
 // checkDigests returns an error if the manifest or the config of an image does not match its
-// digest. The registry library does not verify those of archives.
+// digest. The registry library does not verify these digests for images from archives.
 func checkDigests(img v1.Image) error {
 	digest, err := img.Digest()
 	if err != nil {
@@ -249,8 +193,8 @@ func compressedSize(img v1.Image) (int64, error) {
 	return size, nil
 }
 
-// holdLayers adds n to the number of pulls that will use each of the layers. Layers with a number
-// above 0 are not removed.
+// holdLayers adds n, which may be negative, to the number of pulls that will use each of the
+// layers. Layers with a number above 0 are not removed.
 func (s *Store) holdLayers(keys []string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +241,7 @@ func (s *Store) publishImage(img v1.Image, im *imageRecord, names []string) erro
 	return s.addNames(im, names...)
 }
 
-// repoNames splits the names of an image into those with a tag and those with a digest.
+// repoNames splits the names of an image into names with a tag and names with a digest.
 func repoNames(names []string) (tags, digests []string) {
 	for _, n := range names {
 		if strings.Contains(n, "@") {

@@ -2,7 +2,6 @@ package image
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -24,7 +23,7 @@ type imageRecord struct {
 	Size   int64    `json:"size"`   // bytes of the compressed layers and the config
 
 	config   *v1.ConfigFile
-	lastUsed time.Time // last known use; on disk as the modification time of image.json
+	lastUsed time.Time // last known use; stored on disk as the modification time of image.json
 }
 
 // layerRecord is the JSON content of layers/KEY.json, the record of an unpacked layer.
@@ -77,7 +76,7 @@ func (s *Store) loadStore() error {
 	for _, e := range entries {
 		var c containerRecord
 		if err := durable.ReadJSON(s.containerRecordPath(e.Name()), &c); err != nil {
-			if err := s.deleteInBackground(s.storePath("containers", e.Name())); err != nil {
+			if err := s.trash.deleteInBackground(s.storePath("containers", e.Name())); err != nil {
 				return err
 			}
 			continue
@@ -124,11 +123,14 @@ func (s *Store) loadImage(hex string) (*imageRecord, error) {
 	return im, nil
 }
 
-// removeUnusedLayers removes layers that no image, container or pull uses. The caller holds s.mu.
-func (s *Store) removeUnusedLayers() error { return s.removeUnusedLayersWith(s.deleteInBackground) }
+// removeUnusedLayers deletes in the background the layers that no image, container or pull uses.
+// The caller holds s.mu.
+func (s *Store) removeUnusedLayers() error {
+	return s.removeUnusedLayersWith(s.trash.deleteInBackground)
+}
 
-// removeUnusedLayersWith calls discard for each path of a layer that no image, container or pull
-// uses. The caller holds s.mu.
+// removeUnusedLayersWith calls discard for the path of each layer that no image, container or pull
+// uses, and of its record. The caller holds s.mu.
 func (s *Store) removeUnusedLayersWith(discard func(path string) error) error {
 	used := map[string]bool{}
 	for _, im := range s.images {
@@ -159,35 +161,6 @@ func (s *Store) removeUnusedLayersWith(discard func(path string) error) error {
 	return nil
 }
 
-// deleteInBackground moves path to the folder tmp at once and deletes it in the background.
-func (s *Store) deleteInBackground(path string) error {
-	to, err := s.moveToTrash(path)
-	if to == "" {
-		return err
-	}
-	end := s.deleting.startDeletion()
-	s.trash.Go(func() {
-		defer end()
-		if err := safepath.RemoveAll(to); err != nil {
-			s.log.Warn("temporary data could not be deleted; the next start retries", "path", to, "error", err)
-		}
-	})
-	return nil
-}
-
-// moveToTrash moves path into the folder tmp and returns its new path. It returns "" if path did
-// not exist or the move failed.
-func (s *Store) moveToTrash(path string) (to string, err error) {
-	// tmp is empty at start, so a counter makes unique names.
-	to = s.storePath("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
-	if err := os.Rename(path, to); errors.Is(err, os.ErrNotExist) {
-		return "", nil
-	} else if err != nil {
-		return "", err
-	}
-	return to, nil
-}
-
 // markUsed sets the time of the last use of an image to now. The caller holds s.mu.
 func (s *Store) markUsed(im *imageRecord) {
 	im.lastUsed = s.now()
@@ -197,13 +170,14 @@ func (s *Store) markUsed(im *imageRecord) {
 // storeLastUse writes the time of the last use of an image to disk. The caller holds s.mu.
 func (s *Store) storeLastUse(im *imageRecord) {
 	file := s.storePath("images", hexOf(im.ID), "image.json")
-	if err := os.Chtimes(file, time.Time{}, im.lastUsed); err != nil { // the time in memory remains valid until the agent stops
+	if err := os.Chtimes(file, time.Time{}, im.lastUsed); err != nil {
+		// the time in memory remains valid until the agent stops
 		s.log.Debug("the last use of an image could not be stored", "image", im.ID, "error", err)
 	}
 }
 
-// addNames adds names to the image im. If another image has one of the names, that image loses it.
-// The caller holds s.mu.
+// addNames adds names to an image and writes the changed images to disk. A name that another image
+// has is removed from that image. The caller holds s.mu.
 func (s *Store) addNames(im *imageRecord, names ...string) error {
 	changed := map[*imageRecord]bool{}
 	for _, n := range names {
@@ -227,7 +201,7 @@ func (s *Store) addNames(im *imageRecord, names ...string) error {
 	return nil
 }
 
-// saveJSON writes v as JSON to the file path, atomically and durably.
+// saveJSON writes v as JSON to the file at path, atomically and durably.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -236,22 +210,9 @@ func saveJSON(path string, v any) error {
 	return saveFile(path, data)
 }
 
+// saveFile writes the file at path atomically. Its content survives a power failure.
 func saveFile(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := durable.Write(path, data, durable.Intact); err != nil {
 		return fmt.Errorf("save %s: %w", path, err)
 	}
 	return nil
@@ -275,5 +236,5 @@ func saveContainer(path string, c containerRecord) error {
 	if err != nil {
 		return err
 	}
-	return durable.Replace(path, data)
+	return durable.Write(path, data, durable.Atomic)
 }

@@ -28,8 +28,8 @@ func (r reference) String() string {
 
 func (r reference) repositoryName() string { return r.registry + "/" + r.repo }
 
-// dockerHub is the host of Docker Hub in image names. libraryDockerHub is its host in the registry
-// library (go-containerregistry).
+// dockerHub is the host of Docker Hub in image names. libraryDockerHub is the host name that the
+// registry library (go-containerregistry) uses for Docker Hub.
 const (
 	dockerHub        = "docker.io"
 	libraryDockerHub = "index.docker.io"
@@ -56,7 +56,7 @@ func parseReference(s string) (reference, error) {
 
 var idPattern = regexp.MustCompile(`^(sha256:)?[0-9a-f]{12,64}$`)
 
-// isID reports whether s can be an image ID, or a prefix of one.
+// isID reports whether s has the syntax of an image ID or of a prefix of an image ID.
 func isID(s string) bool { return idPattern.MatchString(s) }
 
 // lookupID returns the ID of the image with this name, digest or ID prefix. It returns "" if no

@@ -13,34 +13,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountStore protects the host from the content of images in the folder root. Only root can access
-// the folder. A mount makes set-user-id programs and devices below it have no effect. Containers
-// access the layers through their own overlays, to which neither restriction applies.
+// mountStore protects the host from the content of images in the folder root. It makes the folder
+// accessible to root only. It also mounts the folder with nosuid and nodev, so that set-user-id
+// programs and devices in images have no effect on the host. Containers access the layers through
+// their own overlays, to which neither restriction applies.
 //
-// Where mounts are not permitted, only the mode of the folder protects, and the error is
-// errNoStoreMount. open unmounts this mount only; a disk that is mounted at the folder stays.
-func mountStore(root string) (open func() error, err error) {
-	open = func() error { return nil }
+// Where mounts are not permitted, it returns errNoStoreMount, and only the mode of the folder
+// protects. unmount removes only this mount; a disk that is mounted at the folder stays.
+func mountStore(root string) (unmount func() error, err error) {
+	unmount = func() error { return nil }
 	if err := os.MkdirAll(root, 0o700); err != nil {
-		return open, err
+		return unmount, err
 	}
 	if err := os.Chmod(root, 0o700); err != nil {
-		return open, err
+		return unmount, err
 	}
 	root, err = filepath.EvalSymlinks(root)
 	if err != nil {
-		return open, err
+		return unmount, err
 	}
 	sealed, err := isBindMountOfItself(root) // left by an agent that was killed
 	if err != nil {
-		return open, err
+		return unmount, err
 	}
 	if !sealed {
 		if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-			return open, fmt.Errorf("%w: bind %s: %w", errNoStoreMount, root, err)
+			return unmount, fmt.Errorf("%w: bind %s: %w", errNoStoreMount, root, err)
 		}
 	}
-	open = func() error {
+	unmount = func() error {
 		if err := unix.Unmount(root, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
 			return fmt.Errorf("unmount %s: %w", root, err)
 		}
@@ -51,13 +52,15 @@ func mountStore(root string) (open func() error, err error) {
 		err = unix.Mount("", root, "", unix.MS_PRIVATE, "")
 	}
 	if err != nil {
-		return open, fmt.Errorf("%w: remount %s: %w", errNoStoreMount, root, err)
+		return unmount, fmt.Errorf("%w: remount %s: %w", errNoStoreMount, root, err)
 	}
-	return open, nil
+	return unmount, nil
 }
 
-// errNoStoreMount is returned if the store is usable, but its protecting mount could not be made.
-var errNoStoreMount = errors.New("only the mode of the folder protects the host from set-user-id programs and devices of images")
+// errNoStoreMount is returned if the store is usable, but the mount that protects the host could
+// not be created.
+var errNoStoreMount = errors.New("only the mode of the folder protects the host from set-user-id programs and " +
+	"devices of images")
 
 // isBindMountOfItself reports whether the topmost mount at root is a bind mount of the same folder,
 // as mountStore makes it. root is a path without links. It returns false for a disk or another

@@ -76,10 +76,12 @@ func TestSealTakesAwayItsOwnMountAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := mountsAt(t, root); len(sealed) != len(before)+1 || !slices.Equal(got, sealed) {
-				t.Errorf("mounts %v before, %v sealed, %v sealed once more; want one more, and the same", before, sealed, got)
+				t.Errorf("mounts %v before, %v sealed, %v sealed once more; want one more, and the same",
+					before, sealed, got)
 			}
 			var st unix.Statfs_t
-			if err := unix.Statfs(root, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_NODEV == 0 {
+			if err := unix.Statfs(root, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 ||
+				st.Flags&unix.ST_NODEV == 0 {
 				t.Errorf("flags %#x, %v: programs gain rights there, or devices open", st.Flags, err)
 			}
 			if err := open(); err != nil {

@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// registryTransport is the http.RoundTripper for registries. It trusts their configured CAs. It
-// uses plain HTTP only for registries that are configured as insecure. (The registry library would
-// use plain HTTP for private addresses by default.)
+// registryTransport is the http.RoundTripper for registries. It trusts the system's CAs and, for
+// each registry, the CA that is configured for it. It uses plain HTTP only for registries that are
+// configured as insecure. (The registry library would use plain HTTP for private addresses by
+// default.)
 type registryTransport struct {
 	plain    http.RoundTripper
 	byHost   map[string]http.RoundTripper

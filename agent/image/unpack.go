@@ -24,8 +24,8 @@ const (
 // errUnsafe is returned for an archive with a path that leads outside the image.
 var errUnsafe = errors.New("path leads outside the image")
 
-// unpacker writes one layer into a folder, which becomes a lower folder of overlays. Links in the
-// archive are resolved relative to that folder, as in the container, and never on the host. In
+// unpacker writes one layer into a folder, which becomes a lower folder of overlays. It resolves
+// links in the archive relative to that folder, as in the container, and never on the host. In
 // addition, every access goes through os.Root.
 type unpacker struct {
 	dir  string
@@ -33,8 +33,8 @@ type unpacker struct {
 
 	meter   archiveMeter
 	inodes  int64
-	implied []string        // folders that the layer uses but does not list
-	listed  map[string]bool // folders that it lists
+	implied []string        // folders in the paths of entries that the archive does not list
+	listed  map[string]bool // folders that the archive lists
 	links   []hardLink      // links to files of lower layers
 	times   []folderTime
 }
@@ -51,7 +51,8 @@ func newUnpacker(dir string, limits Limits) (*unpacker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, meter: archiveMeter{limits: limits, dir: dir}}, nil
+	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, meter: archiveMeter{limits: limits, dir: dir}},
+		nil
 }
 
 func (u *unpacker) closeRoot() { u.root.Close() }
@@ -122,9 +123,9 @@ func (u *unpacker) unpackEntry(h *tar.Header, content io.Reader) error {
 	return u.setAttributes(name, h)
 }
 
-// resolveEntry returns the path of the archive entry name below the layer's root. The folders in
-// its path are created if they are missing, and links in it are resolved below the root. The last
-// element is not resolved.
+// resolveEntry returns the path of an archive entry relative to the layer's root. It creates
+// missing folders in the path and resolves links in it below the root. It does not resolve the last
+// element.
 func (u *unpacker) resolveEntry(name string) (string, error) {
 	clean := path.Clean("/" + name)[1:]
 	for _, e := range strings.Split(name, "/") {
@@ -145,8 +146,8 @@ func (u *unpacker) resolveEntry(name string) (string, error) {
 	return path.Join(dir, path.Base(clean)), nil
 }
 
-// resolveLinks resolves the links in the path dir below the layer's root. An absolute link starts
-// at the root, and ".." does not leave it. A path that does not exist is returned unchanged.
+// resolveLinks returns the path dir with its links resolved below the layer's root. An absolute
+// link starts at the root, and ".." does not leave it. A part that does not exist is kept.
 func (u *unpacker) resolveLinks(dir string) (string, error) {
 	const maxLinks = 64
 	todo := strings.Split(dir, "/")
@@ -189,7 +190,7 @@ func (u *unpacker) resolveLinks(dir string) (string, error) {
 	return done, nil
 }
 
-// makeFolders creates the missing folders in a path that resolveLinks has resolved.
+// makeFolders creates the missing folders of dir, a path that resolveLinks has returned.
 func (u *unpacker) makeFolders(dir string) error {
 	if dir == "." {
 		return nil
@@ -217,8 +218,9 @@ func (u *unpacker) makeFolders(dir string) error {
 	return u.root.Chmod(dir, 0o755)
 }
 
-// removeExisting removes the existing file of an entry, because later entries of an archive replace
-// earlier ones. With folder, an existing folder is kept.
+// removeExisting removes the file or folder at the path of a new entry, because later entries of an
+// archive replace earlier entries. If folder is true, the new entry is a folder and an existing
+// folder is kept.
 func (u *unpacker) removeExisting(name string, folder bool) error {
 	st, err := u.root.Lstat(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -253,8 +255,8 @@ func (u *unpacker) writeFile(name string, h *tar.Header, content io.Reader) erro
 	return err
 }
 
-// makeHardLink creates a hard link as described by the archive entry h. A link to a file of a lower
-// layer is deferred to finishLayer.
+// makeHardLink creates the hard link that the archive entry h describes. finishLayer creates it
+// instead if its target is in a lower layer.
 func (u *unpacker) makeHardLink(name string, h *tar.Header) error {
 	for _, e := range strings.Split(h.Linkname, "/") {
 		if e == ".." {
@@ -278,16 +280,16 @@ func (u *unpacker) makeHardLink(name string, h *tar.Header) error {
 	return err
 }
 
-// inFolder calls f with a path of the entry name that goes through its open parent folder. It is
-// for system calls that os.Root does not support. If the system call does not follow links, neither
-// does the last element of the path.
-func (u *unpacker) inFolder(name string, f func(path string) error) error {
-	d, err := u.root.Open(path.Dir(name))
+// inFolder invokes call with a path of an entry that goes through the entry's open parent folder.
+// It is for system calls that os.Root does not support. A link in the last element of the path is
+// followed only if the system call follows links.
+func (u *unpacker) inFolder(entry string, call func(folder string) error) error {
+	d, err := u.root.Open(path.Dir(entry))
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	return f(fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), path.Base(name)))
+	return call(fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), path.Base(entry)))
 }
 
 func (u *unpacker) makeNode(name string, h *tar.Header) error {
@@ -308,20 +310,21 @@ func (u *unpacker) makeNode(name string, h *tar.Header) error {
 	})
 }
 
-// makeWhiteout makes the layer hide the entry name of the lower layers, unless this layer has an
-// entry with that name.
-func (u *unpacker) makeWhiteout(name string) error {
-	if _, err := u.root.Lstat(name); err == nil {
+// makeWhiteout adds an overlay whiteout, which hides an entry of the lower layers, unless this
+// layer has an entry at the same path.
+func (u *unpacker) makeWhiteout(entry string) error {
+	if _, err := u.root.Lstat(entry); err == nil {
 		return nil
 	}
-	if path.Base(name) == "." || path.Base(name) == ".." {
+	if path.Base(entry) == "." || path.Base(entry) == ".." {
 		return errUnsafe
 	}
 	u.inodes++
-	return u.inFolder(name, func(p string) error { return unix.Mknod(p, unix.S_IFCHR, 0) })
+	return u.inFolder(entry, func(p string) error { return unix.Mknod(p, unix.S_IFCHR, 0) })
 }
 
-// markOpaque makes the layer hide the content that the folder dir has in the lower layers.
+// markOpaque marks the folder dir as opaque, which hides the content that it has in the lower
+// layers.
 func (u *unpacker) markOpaque(dir string) error {
 	d, err := u.root.Open(dir)
 	if err != nil {
@@ -331,35 +334,39 @@ func (u *unpacker) markOpaque(dir string) error {
 	return unix.Fsetxattr(int(d.Fd()), overlayOpaque, []byte("y"), 0)
 }
 
-// setAttributes sets owner, extended attributes, mode and time of an entry as in the archive header
-// h. It sets them in an order in which none resets another.
-func (u *unpacker) setAttributes(name string, h *tar.Header) error {
-	if err := u.root.Lchown(name, h.Uid, h.Gid); err != nil {
+// setAttributes sets the owner, extended attributes, mode and time of an entry from its tar header.
+// The order matters: for example, a change of the owner resets mode bits. The times of folders are
+// set by finishLayer.
+func (u *unpacker) setAttributes(entry string, header *tar.Header) error {
+	if err := u.root.Lchown(entry, header.Uid, header.Gid); err != nil {
 		return err
 	}
 	const xattr = "SCHILY.xattr."
-	for k, v := range h.PAXRecords {
+	for k, v := range header.PAXRecords {
 		key, ok := strings.CutPrefix(k, xattr)
 		if !ok || strings.HasPrefix(key, "trusted.overlay.") || strings.HasPrefix(key, "user.overlay.") {
 			continue
 		}
-		err := u.inFolder(name, func(p string) error { return unix.Lsetxattr(p, key, []byte(v), 0) })
+		err := u.inFolder(entry, func(p string) error { return unix.Lsetxattr(p, key, []byte(v), 0) })
 		if err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("attribute %s: %w", key, err)
 		}
 	}
-	if h.Typeflag == tar.TypeSymlink {
-		ts := []unix.Timespec{unix.NsecToTimespec(h.ModTime.UnixNano()), unix.NsecToTimespec(h.ModTime.UnixNano())}
-		return u.inFolder(name, func(p string) error { return unix.UtimesNanoAt(unix.AT_FDCWD, p, ts, unix.AT_SYMLINK_NOFOLLOW) })
+	if header.Typeflag == tar.TypeSymlink {
+		modTime := unix.NsecToTimespec(header.ModTime.UnixNano())
+		ts := []unix.Timespec{modTime, modTime}
+		return u.inFolder(entry, func(p string) error {
+			return unix.UtimesNanoAt(unix.AT_FDCWD, p, ts, unix.AT_SYMLINK_NOFOLLOW)
+		})
 	}
-	if err := u.root.Chmod(name, fileMode(h.Mode)); err != nil {
+	if err := u.root.Chmod(entry, fileMode(header.Mode)); err != nil {
 		return err
 	}
-	if h.Typeflag == tar.TypeDir {
-		u.times = append(u.times, folderTime{name, h.ModTime}) // set after all entries are in the folder
+	if header.Typeflag == tar.TypeDir {
+		u.times = append(u.times, folderTime{entry, header.ModTime}) // set after all entries are in the folder
 		return nil
 	}
-	return u.root.Chtimes(name, h.ModTime, h.ModTime)
+	return u.root.Chtimes(entry, header.ModTime, header.ModTime)
 }
 
 // fileMode converts the mode bits of a tar header to an os.FileMode.
@@ -376,35 +383,37 @@ func fileMode(bits int64) os.FileMode {
 	return m
 }
 
-// finishLayer completes the parts of the layer that depend on the lower layers. These are
-// attributes of folders that the layer does not list, links to files of lower layers, and times of
-// folders. below are the folders of the lower layers, topmost first.
-func (u *unpacker) finishLayer(below []string) error {
+// finishLayer completes the layer after all entries are unpacked. lowerLayers are the folders of
+// the lower layers, topmost first. finishLayer copies the owner and mode of folders that the
+// archive does not list from the lower layers. It creates the hard links to files of lower layers,
+// and sets the times of folders.
+func (u *unpacker) finishLayer(lowerLayers []string) error {
 	for _, dir := range u.implied {
 		if u.listed[dir] {
 			continue
 		}
-		if err := u.inheritAttributes(dir, below); err != nil {
+		if err := u.inheritAttributes(dir, lowerLayers); err != nil {
 			return fmt.Errorf("folder %q: %w", dir, err)
 		}
 	}
 	for _, l := range u.links {
-		if err := u.linkBelow(l, below); err != nil {
+		if err := u.linkBelow(l, lowerLayers); err != nil {
 			return fmt.Errorf("entry %q: %w", l.name, err)
 		}
 	}
 	for i := len(u.times) - 1; i >= 0; i-- {
-		if err := u.root.Chtimes(u.times[i].name, u.times[i].time, u.times[i].time); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := u.root.Chtimes(u.times[i].name, u.times[i].time, u.times[i].time); err != nil &&
+			!errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
 }
 
-// inheritAttributes gives the folder dir, which the layer did not list, the owner and mode that it
-// has in the lower layers.
-func (u *unpacker) inheritAttributes(dir string, below []string) error {
-	for _, lower := range below {
+// inheritAttributes gives the folder dir, which the archive does not list, the owner and mode that
+// it has in the topmost lower layer that contains it.
+func (u *unpacker) inheritAttributes(dir string, lowerLayers []string) error {
+	for _, lower := range lowerLayers {
 		root, err := os.OpenRoot(lower)
 		if err != nil {
 			return err
@@ -426,10 +435,10 @@ func (u *unpacker) inheritAttributes(dir string, below []string) error {
 	return nil
 }
 
-// linkBelow copies the target of a hard link from a lower layer into this layer, as an overlay does
-// on writing.
-func (u *unpacker) linkBelow(l hardLink, below []string) error {
-	for _, lower := range below {
+// linkBelow creates a hard link to a target in a lower layer: it copies the target into this layer,
+// like the copy-up of overlayfs.
+func (u *unpacker) linkBelow(l hardLink, lowerLayers []string) error {
+	for _, lower := range lowerLayers {
 		root, err := os.OpenRoot(lower)
 		if err != nil {
 			return err
@@ -460,7 +469,8 @@ func (u *unpacker) copyFrom(root *os.Root, l hardLink) error {
 	if err := unix.Fstat(int(src.Fd()), &sys); err != nil {
 		return err
 	}
-	file := &tar.Header{Typeflag: tar.TypeReg, Size: st.Size(), Mode: int64(sys.Mode & 0o7777), Uid: int(sys.Uid), Gid: int(sys.Gid), ModTime: st.ModTime()}
+	file := &tar.Header{Typeflag: tar.TypeReg, Size: st.Size(), Mode: int64(sys.Mode & 0o7777), Uid: int(sys.Uid),
+		Gid: int(sys.Gid), ModTime: st.ModTime()}
 	if err := u.writeFile(l.name, file, src); err != nil {
 		return err
 	}

@@ -27,7 +27,8 @@ func newArchive(t testing.TB, entries ...entry) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range entries {
-		h := &tar.Header{Name: e.name, Linkname: e.link, Typeflag: e.kind, Mode: e.mode, Uid: e.uid, Gid: e.uid, Size: int64(len(e.content)),
+		h := &tar.Header{Name: e.name, Linkname: e.link, Typeflag: e.kind, Mode: e.mode, Uid: e.uid, Gid: e.uid,
+			Size:    int64(len(e.content)),
 			ModTime: time.Unix(1e9, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{}}
 		if e.kind == 0 {
 			h.Typeflag = tar.TypeReg
@@ -82,7 +83,8 @@ func TestUnpack(t *testing.T) {
 	}
 	if err := unpackTo(t, dir, []string{lower},
 		entry{name: "bin/", kind: tar.TypeDir, mode: 0o711},
-		entry{name: "bin/su", content: "x", mode: 0o4755, xattr: map[string]string{"user.note": "hi", "trusted.overlay.opaque": "y"}},
+		entry{name: "bin/su", content: "x", mode: 0o4755,
+			xattr: map[string]string{"user.note": "hi", "trusted.overlay.opaque": "y"}},
 		entry{name: "bin/same", link: "bin/su", kind: tar.TypeLink},
 		entry{name: "bin/soft", link: "/bin/su", kind: tar.TypeSymlink},
 		entry{name: "usr/kept", link: "usr/old", kind: tar.TypeLink},
@@ -132,7 +134,8 @@ func TestUnpack(t *testing.T) {
 	if _, err := unix.Lgetxattr(filepath.Join(dir, "bin/su"), overlayOpaque, buf); err == nil {
 		t.Error("an archive set an attribute of the overlay itself")
 	}
-	for name, want := range map[string]string{"dup": "second", "usr/lib/through": "link", "usr/share/inside": "inside", "usr/kept": "from below"} {
+	for name, want := range map[string]string{"dup": "second", "usr/lib/through": "link", "usr/share/inside": "inside",
+		"usr/kept": "from below"} {
 		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != want {
 			t.Errorf("%s: %q, %v", name, b, err)
 		}
@@ -142,17 +145,19 @@ func TestUnpack(t *testing.T) {
 func TestUnpackStaysInside(t *testing.T) {
 	needRoot(t)
 	for name, entries := range map[string][]entry{
-		"dots":              {{name: "../evil", content: "x"}},
-		"dots within":       {{name: "a/../../evil", content: "x"}},
-		"absolute":          {{name: "/abs/ok", content: "x"}},
-		"through link":      {{name: "out", link: "../../..", kind: tar.TypeSymlink}, {name: "out/evil", content: "x"}},
-		"through absolute":  {{name: "out", link: "/", kind: tar.TypeSymlink}, {name: "out/evil", content: "x"}},
-		"hard link out":     {{name: "shadow", link: "../../etc/shadow", kind: tar.TypeLink}},
-		"hard link by link": {{name: "etc", link: "/etc", kind: tar.TypeSymlink}, {name: "pw", link: "etc/passwd", kind: tar.TypeLink}},
-		"loop":              {{name: "a", link: "b", kind: tar.TypeSymlink}, {name: "b", link: "a", kind: tar.TypeSymlink}, {name: "a/x", content: "x"}},
-		"whiteout of dots":  {{name: "a/.wh..."}},
-		"whiteout device":   {{name: "dev", kind: tar.TypeChar}},
-		"link to root":      {{name: "r", link: "/", kind: tar.TypeLink}},
+		"dots":             {{name: "../evil", content: "x"}},
+		"dots within":      {{name: "a/../../evil", content: "x"}},
+		"absolute":         {{name: "/abs/ok", content: "x"}},
+		"through link":     {{name: "out", link: "../../..", kind: tar.TypeSymlink}, {name: "out/evil", content: "x"}},
+		"through absolute": {{name: "out", link: "/", kind: tar.TypeSymlink}, {name: "out/evil", content: "x"}},
+		"hard link out":    {{name: "shadow", link: "../../etc/shadow", kind: tar.TypeLink}},
+		"hard link by link": {{name: "etc", link: "/etc", kind: tar.TypeSymlink},
+			{name: "pw", link: "etc/passwd", kind: tar.TypeLink}},
+		"loop": {{name: "a", link: "b", kind: tar.TypeSymlink},
+			{name: "b", link: "a", kind: tar.TypeSymlink}, {name: "a/x", content: "x"}},
+		"whiteout of dots": {{name: "a/.wh..."}},
+		"whiteout device":  {{name: "dev", kind: tar.TypeChar}},
+		"link to root":     {{name: "r", link: "/", kind: tar.TypeLink}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			outer := t.TempDir()
@@ -181,8 +186,10 @@ func TestUnpackStaysInside(t *testing.T) {
 // FuzzUnpack unpacks arbitrary bytes; nothing may appear outside the folder.
 func FuzzUnpack(f *testing.F) {
 	needRoot(f)
-	f.Add(newArchive(f, entry{name: "a/b", content: "x"}, entry{name: "a/l", link: "../..", kind: tar.TypeSymlink}, entry{name: "a/l/x", content: "y"}))
-	f.Add(newArchive(f, entry{name: ".wh.x"}, entry{name: "d/.wh..wh..opq"}, entry{name: "h", link: "a", kind: tar.TypeLink}))
+	f.Add(newArchive(f, entry{name: "a/b", content: "x"}, entry{name: "a/l", link: "../..", kind: tar.TypeSymlink},
+		entry{name: "a/l/x", content: "y"}))
+	f.Add(newArchive(f, entry{name: ".wh.x"}, entry{name: "d/.wh..wh..opq"},
+		entry{name: "h", link: "a", kind: tar.TypeLink}))
 	f.Add([]byte("not an archive"))
 	outer, err := os.MkdirTemp("", "keelson-fuzz-")
 	if err != nil {

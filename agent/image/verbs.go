@@ -45,7 +45,8 @@ func (s *Store) ImageStatus(ctx context.Context, q *cri.ImageStatusRequest) (*cr
 
 func (im *imageRecord) toCRI() *cri.Image {
 	tags, digests := repoNames(im.Names)
-	out := &cri.Image{Id: im.ID, RepoTags: tags, RepoDigests: digests, Size: uint64(im.Size), Spec: &cri.ImageSpec{Image: im.ID}}
+	out := &cri.Image{Id: im.ID, RepoTags: tags, RepoDigests: digests, Size: uint64(im.Size),
+		Spec: &cri.ImageSpec{Image: im.ID}}
 	user, _, _ := strings.Cut(im.config.Config.User, ":")
 	if uid, err := strconv.ParseInt(user, 10, 64); err == nil {
 		out.Uid = &cri.Int64Value{Value: uid}
@@ -91,7 +92,7 @@ func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cr
 	if im == nil {
 		return &cri.RemoveImageResponse{}, nil
 	}
-	if err := s.deleteInBackground(s.storePath("images", hexOf(im.ID))); err != nil {
+	if err := s.trash.deleteInBackground(s.storePath("images", hexOf(im.ID))); err != nil {
 		return nil, fmt.Errorf("remove image %s: %w", im.ID, err)
 	}
 	delete(s.images, im.ID)
@@ -102,8 +103,8 @@ func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cr
 	return &cri.RemoveImageResponse{}, nil
 }
 
-// ImageFsInfo returns the disk usage of all unpacked layers, as that of images and of containers.
-// It implements agent.Images.
+// ImageFsInfo returns the disk usage of all unpacked layers. It reports the same usage for images
+// and for containers, which share the file system. It implements agent.Images.
 func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -122,7 +123,8 @@ func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cr
 	}
 	u := &cri.FilesystemUsage{Timestamp: time.Now().UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: s.cfg.Root},
 		UsedBytes: &cri.UInt64Value{Value: bytes}, InodesUsed: &cri.UInt64Value{Value: inodes}}
-	return &cri.ImageFsInfoResponse{ImageFilesystems: []*cri.FilesystemUsage{u}, ContainerFilesystems: []*cri.FilesystemUsage{u}}, nil
+	return &cri.ImageFsInfoResponse{ImageFilesystems: []*cri.FilesystemUsage{u},
+		ContainerFilesystems: []*cri.FilesystemUsage{u}}, nil
 }
 
 // Config returns the part of an image's config that containers inherit. It returns
@@ -139,7 +141,8 @@ func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, er
 	}
 	s.markUsed(im)
 	c := im.config.Config
-	out := agent.ImageConfig{ID: im.ID, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir, User: c.User,
+	out := agent.ImageConfig{ID: im.ID, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd,
+		WorkingDir: c.WorkingDir, User: c.User,
 		StopSignal: c.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Volumes))}
 	if _, digests := repoNames(im.Names); len(digests) > 0 {
 		out.Digest = digests[0]
@@ -181,12 +184,12 @@ func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (a
 	return fs, nil
 }
 
-// makeContainer creates the folders of the container id, and then its record. A folder without a
-// record is deleted at the next start.
+// makeContainer creates the folders of the container with this ID, and then its record. A folder
+// without a record is deleted at the next start.
 func (s *Store) makeContainer(id string, c containerRecord) error {
 	dir := s.storePath("containers", id)
 	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) { // left by a failed attempt
-		if err = s.deleteInBackground(dir); err == nil {
+		if err = s.trash.deleteInBackground(dir); err == nil {
 			err = os.Mkdir(dir, 0o711)
 		}
 		if err != nil {
@@ -208,14 +211,15 @@ func (s *Store) makeContainer(id string, c containerRecord) error {
 			return err
 		}
 	}
-	if err := errors.Join(os.Chown(dir+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(dir+"/upper", st.Mode&0o7777), os.Chmod(dir, 0o711)); err != nil {
+	if err := errors.Join(os.Chown(dir+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(dir+"/upper", st.Mode&0o7777),
+		os.Chmod(dir, 0o711)); err != nil {
 		return err
 	}
 	return saveContainer(s.containerRecordPath(id), c)
 }
 
-// RemoveRootFS deletes the root file system of a container. It succeeds if none was prepared. It
-// implements agent.Images.
+// RemoveRootFS deletes the root file system of a container. It succeeds if PrepareRootFS was not
+// called. It implements agent.Images.
 func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	if err := s.awaitReady(ctx); err != nil {
 		return err
@@ -228,10 +232,11 @@ func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	}
 	dir := s.storePath("containers", containerID)
 	// The store does not mount it, but a creator of the container may have.
-	if err := unix.Unmount(dir+"/root", unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+	if err := unix.Unmount(dir+"/root", unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL &&
+		err != unix.ENOENT {
 		return fmt.Errorf("unmount the root file system of container %s: %w", containerID, err)
 	}
-	if err := s.deleteInBackground(dir); err != nil {
+	if err := s.trash.deleteInBackground(dir); err != nil {
 		return fmt.Errorf("remove the root file system of container %s: %w", containerID, err)
 	}
 	if err := os.Remove(s.containerRecordPath(containerID)); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -43,13 +43,14 @@ const (
 type Config struct {
 	Listen      string // for example "10.0.0.7:10250" or ":10250"
 	ServerTrust agent.ServerTrust
-	// Resource and Metrics write the Prometheus text format, Summary writes JSON.
+	// Resource and Metrics write the responses of /metrics/resource and /metrics in the Prometheus
+	// text format. Summary writes the response of /stats/summary as JSON.
 	Resource, Metrics func(context.Context, io.Writer) error
 	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
 	Pods              func() []*v1.Pod
 	AgentLog          func() []byte // the last lines of the agent's log
 	Settings          func() []byte // the agent's settings, one per line
-	// Reach reports whether the node can reach a name or an address.
+	// Reach reports whether the node can reach a host name or an address.
 	Reach func(ctx context.Context, host string) Reachability
 	Log   *slog.Logger // may be nil
 
@@ -71,7 +72,8 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.connections == (connlimit.Limits{}) {
-		cfg.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64, UnauthenticatedPerSource: 32}
+		cfg.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64,
+			UnauthenticatedPerSource: 32}
 	}
 	return &Server{cfg: cfg, log: cfg.Log, decisions: ttlcache.New[[32]byte, agent.AccessDecision](decisionCacheSize),
 		requestSlots: make(chan struct{}, maxRequests), reviewSlots: make(chan struct{}, maxReviews)}
@@ -87,15 +89,18 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.Serve(ctx, ln)
 }
 
-// Serve is Run on an open listener. It closes the listener when it returns.
+// Serve serves like Run, on a listener that is already open. It closes the listener when it
+// returns.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	front := connlimit.New(ln, s.cfg.connections)
 	srv := &http.Server{
 		Handler:           s,
-		ReadHeaderTimeout: requestTimeout, ReadTimeout: responseTimeout, WriteTimeout: responseTimeout, IdleTimeout: idleTimeout,
+		ReadHeaderTimeout: requestTimeout, ReadTimeout: responseTimeout, WriteTimeout: responseTimeout,
+		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 only, so that each connection serves one request at a time
+		// HTTP/1.1 only, so that each connection serves one request at a time
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, connlimit.FromConn(c))
 		},
@@ -134,22 +139,24 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-s.requestSlots }()
 	default:
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "the node serves its maximum number of concurrent requests: try again", http.StatusTooManyRequests)
+		http.Error(w, "the node serves its maximum number of concurrent requests: try again",
+			http.StatusTooManyRequests)
 		return
 	}
 	s.serveRequest(w, r)
 }
 
-// agentLog is the URL path of the last lines of the agent's log. It is below the path of the
-// kubelet's node logs.
+// agentLog is the URL path at which the last lines of the agent's log are served. It is below the
+// path of the kubelet's node logs.
 const agentLog = "/logs/keelson-agent.log"
 
-// agentSettings is the URL path of the agent's settings. Reading it requires the same permission as
-// the log.
+// agentSettings is the URL path at which the agent's settings are served. Reading it requires the
+// same permission as the log.
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
-// servedPaths is the error message for an unknown URL path. It lists the paths that exist.
-const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
+// servedPaths is the error message for an unknown URL path. It lists the served paths.
+const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath +
+	", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
@@ -230,7 +237,8 @@ func (l *trackedWriter) Write(p []byte) (int, error) {
 	return l.ResponseWriter.Write(p)
 }
 
-// servePods writes the list of the node's pods as JSON, one pod at a time to bound memory.
+// servePods writes the list of the node's pods as JSON. It encodes one pod at a time to save
+// memory.
 func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	running := r.URL.Path == "/runningpods" || r.URL.Path == "/runningpods/"
 	w.Header().Set("Content-Type", "application/json")

@@ -40,7 +40,8 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{}
-	a.cert, a.key = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, KeyUsage: x509.KeyUsageCertSign})
+	a.cert, a.key = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
+		KeyUsage: x509.KeyUsageCertSign})
 	return a
 }
 
@@ -50,7 +51,8 @@ func (a *authority) sign(t *testing.T, c *x509.Certificate) (*x509.Certificate, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SerialNumber, c.NotBefore, c.NotAfter, c.BasicConstraintsValid = big.NewInt(7), time.Now().Add(-time.Minute), time.Now().Add(time.Hour), true
+	c.SerialNumber, c.NotBefore, c.NotAfter, c.BasicConstraintsValid = big.NewInt(7), time.Now().Add(-time.Minute),
+		time.Now().Add(time.Hour), true
 	parent, by := a.cert, a.key
 	if parent == nil {
 		parent, by = c, key
@@ -68,7 +70,8 @@ func (a *authority) sign(t *testing.T, c *x509.Certificate) (*x509.Certificate, 
 
 func (a *authority) issue(t *testing.T, usage x509.ExtKeyUsage, name string, groups ...string) tls.Certificate {
 	t.Helper()
-	cert, key := a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	cert, key := a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{usage},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}
 }
@@ -110,7 +113,8 @@ func (j *judge) ReviewAccess(_ context.Context, q agent.AccessReview) (agent.Acc
 			return agent.AccessDecision{}, nil
 		}
 	}
-	may := user == "scraper" && slices.Contains(q.Subresources, "metrics") || slices.Contains(q.Groups, "system:masters") || user == "admin" ||
+	may := user == "scraper" && slices.Contains(q.Subresources, "metrics") ||
+		slices.Contains(q.Groups, "system:masters") || user == "admin" ||
 		user == "prober" && slices.Contains(q.Subresources, "healthz")
 	return agent.AccessDecision{Authenticated: true, User: user, Allowed: may}, nil
 }
@@ -141,10 +145,13 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
 		},
-		Reach:    func(_ context.Context, host string) Reachability { return Reachability{NoRoute: "none to " + host} },
-		AgentLog: func() []byte { return []byte("the last line\n") }, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
+		Reach: func(_ context.Context, host string) Reachability { return Reachability{NoRoute: "none to " + host} },
+		AgentLog: func() []byte {
+			return []byte("the last line\n")
+		}, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
 			running := v1.PodStatus{Phase: v1.PodRunning}
-			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
+			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
+				{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
 		}}
 	for _, f := range change {
 		f(&cfg)
@@ -169,7 +176,8 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 // client connects from 127.0.0.N, optionally with a certificate.
 func (b *bed) client(n byte, certs ...tls.Certificate) *http.Client {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, n)}}
-	tr := &http.Transport{DialContext: d.DialContext, TLSClientConfig: &tls.Config{RootCAs: b.ca.pool(), Certificates: certs}}
+	tr := &http.Transport{DialContext: d.DialContext,
+		TLSClientConfig: &tls.Config{RootCAs: b.ca.pool(), Certificates: certs}}
 	b.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
 }
@@ -211,26 +219,35 @@ func TestWhoMay(t *testing.T) {
 	}{
 		{"a stranger", plain, "GET", "/metrics/resource", "", 401, "Unauthorized"},
 		{"a token of nobody", plain, "GET", "/metrics/resource", "made-up", 401, "Unauthorized"},
-		{"a certificate of another authority", b.client(1, other.issue(t, x509.ExtKeyUsageClientAuth, "keelson-admin", "system:masters")), "GET", "/metrics", "", 401, "Unauthorized"},
-		{"a server's certificate", b.client(1, b.ca.issue(t, x509.ExtKeyUsageServerAuth, "keelson-admin", "system:masters")), "GET", "/metrics", "", 401, "Unauthorized"},
-		{"who may nothing", plain, "GET", "/metrics/resource", "token-of-poor", 403, "Forbidden (user=poor, verb=get, resource=nodes, subresource(s)=[metrics])"},
-		{"a node's certificate", b.client(1, b.ca.issue(t, x509.ExtKeyUsageClientAuth, "system:node:w2", "system:nodes")), "GET", "/pods", "", 403, "subresource(s)=[pods proxy]"},
+		{"a certificate of another authority", b.client(1,
+			other.issue(t, x509.ExtKeyUsageClientAuth, "keelson-admin", "system:masters")), "GET", "/metrics", "", 401,
+			"Unauthorized"},
+		{"a server's certificate", b.client(1, b.ca.issue(t, x509.ExtKeyUsageServerAuth, "keelson-admin",
+			"system:masters")), "GET", "/metrics", "", 401, "Unauthorized"},
+		{"who may nothing", plain, "GET", "/metrics/resource", "token-of-poor", 403,
+			"Forbidden (user=poor, verb=get, resource=nodes, subresource(s)=[metrics])"},
+		{"a node's certificate", b.client(1, b.ca.issue(t, x509.ExtKeyUsageClientAuth, "system:node:w2",
+			"system:nodes")), "GET", "/pods", "", 403, "subresource(s)=[pods proxy]"},
 		{"metrics alone: resource", plain, "GET", "/metrics/resource", "token-of-scraper", 200, "node_cpu 1"},
 		{"metrics alone: the agent's", plain, "GET", "/metrics", "token-of-scraper", 200, "go_goroutines 7"},
 		{"metrics alone: not statistics", plain, "GET", "/stats/summary", "token-of-scraper", 403, "[stats]"},
 		{"metrics alone: not pods", plain, "GET", "/pods", "token-of-scraper", 403, "[pods proxy]"},
 		{"metrics alone: not the log", plain, "GET", "/logs/keelson-agent.log", "token-of-scraper", 403, "[log]"},
 		{"the agent's log", masters, "GET", "/logs/keelson-agent.log", "", 200, "the last line"},
-		{"metrics alone: not the settings", plain, "GET", "/logs/keelson-agent-settings.txt", "token-of-scraper", 403, "[log]"},
+		{"metrics alone: not the settings", plain, "GET", "/logs/keelson-agent-settings.txt",
+			"token-of-scraper", 403, "[log]"},
 		{"the agent's settings", masters, "GET", "/logs/keelson-agent-settings.txt", "", 200, "node-name: w1"},
 		{"no other log", masters, "GET", "/logs/../keelson-agent.log", "", 404, "404"},
 		{"metrics alone: nor what there is", plain, "GET", "/run/x", "token-of-scraper", 403, "[proxy]"},
 		{"health", plain, "GET", "/healthz", "token-of-prober", 200, "ok"},
 		{"statistics", masters, "GET", "/stats/summary?only_cpu_and_memory=true", "", 200, `{"only":true}`},
-		{"metrics alone: not the way to a host", plain, "GET", "/keelson/reach?host=a.example", "token-of-scraper", 403, "[proxy]"},
-		{"the way to a host", masters, "GET", "/keelson/reach?host=a.example", "", 200, `{"noRoute":"none to a.example"}`},
+		{"metrics alone: not the way to a host", plain, "GET", "/keelson/reach?host=a.example", "token-of-scraper",
+			403, "[proxy]"},
+		{"the way to a host", masters, "GET", "/keelson/reach?host=a.example", "", 200,
+			`{"noRoute":"none to a.example"}`},
 		{"the way to no host", masters, "GET", "/keelson/reach", "", 400, "want a name or an address"},
-		{"the way to a long name", masters, "GET", "/keelson/reach?host=" + strings.Repeat("a", 254), "", 400, "at most 253 characters"},
+		{"the way to a long name", masters, "GET", "/keelson/reach?host=" + strings.Repeat("a", 254), "", 400,
+			"at most 253 characters"},
 		{"a bad flag", masters, "GET", "/stats/summary?only_cpu_and_memory=perhaps", "", 400, "want true or false"},
 		{"what there is not", masters, "GET", "/exec/default/p/c", "", 404, "this node serves /healthz"},
 		{"cAdvisor's", masters, "GET", "/metrics/cadvisor", "", 404, "/metrics/resource"},
@@ -245,10 +262,12 @@ func TestWhoMay(t *testing.T) {
 	}
 	code, body, header := b.ask(masters, "GET", "/pods", "")
 	var list v1.PodList
-	if err := json.Unmarshal([]byte(body), &list); err != nil || code != 200 || len(list.Items) != 2 || list.Kind != "PodList" || header.Get("Content-Type") != "application/json" {
+	if err := json.Unmarshal([]byte(body), &list); err != nil || code != 200 || len(list.Items) != 2 ||
+		list.Kind != "PodList" || header.Get("Content-Type") != "application/json" {
 		t.Errorf("pods: %d %v %s", code, err, body)
 	}
-	if code, body, _ = b.ask(masters, "GET", "/runningpods/", ""); code != 200 || strings.Contains(body, `"name":"a"`) || !strings.Contains(body, `"name":"b"`) {
+	if code, body, _ = b.ask(masters, "GET", "/runningpods/", ""); code != 200 ||
+		strings.Contains(body, `"name":"a"`) || !strings.Contains(body, `"name":"b"`) {
 		t.Errorf("pods that run: %d %s", code, body)
 	}
 }
@@ -273,7 +292,8 @@ func TestVerdictsAreRemembered(t *testing.T) {
 		t.Errorf("who was let in a moment ago: %d", code)
 	}
 	code, body, header := b.ask(c, "GET", "/metrics", "token-of-admin")
-	if code != 503 || !strings.Contains(body, "the control plane") || header.Get("Retry-After") == "" || strings.Contains(body, "replica is known") {
+	if code != 503 || !strings.Contains(body, "the control plane") || header.Get("Retry-After") == "" ||
+		strings.Contains(body, "replica is known") {
 		t.Errorf("while nobody judges: %d %s", code, body)
 	}
 }
@@ -342,7 +362,8 @@ func TestIdleConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_, werr := conn.Write(append([]byte("GET /metrics HTTP/1.1\r\nHost: x\r\nX: "), bytes.Repeat([]byte("a"), 1<<20)...))
+	_, werr := conn.Write(append([]byte("GET /metrics HTTP/1.1\r\nHost: x\r\nX: "),
+		bytes.Repeat([]byte("a"), 1<<20)...))
 	answer, rerr := io.ReadAll(conn)
 	if !bytes.HasPrefix(answer, []byte("HTTP/1.1 431")) && werr == nil && rerr == nil {
 		t.Errorf("a megabyte of header: %.60q %v %v", answer, werr, rerr)

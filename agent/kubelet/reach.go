@@ -15,8 +15,8 @@ type Reachability struct {
 	NoRoute    string `json:"noRoute,omitempty"`
 }
 
-// reachPath is the URL path that returns the Reachability of a name or address, which the parameter
-// host specifies. 'kctl net trace' uses it.
+// reachPath is the URL path at which the Reachability of a name or address is served. The URL
+// parameter host specifies the name or address. 'kctl net trace' uses it.
 const reachPath = "/keelson/reach"
 
 // maxHostLength is the maximum length of a DNS name.

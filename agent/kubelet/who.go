@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Cache durations of decisions, as in kubelet. A token that is not authenticated may become valid a
-// moment later, when a replica that lags behind has caught up.
+// How long decisions about clients are cached, as in the kubelet: for an allowed, a refused and an
+// unauthenticated client. A token that is not authenticated may soon become valid, because a
+// replica of the control plane may not have received it yet.
 const (
 	allowedFor = 2 * time.Minute
 	refusedFor = 30 * time.Second
@@ -52,7 +53,8 @@ func (s *Server) authorizeRequest(w http.ResponseWriter, r *http.Request) bool {
 	case !v.Authenticated:
 		writeUnauthorized(w, "the token was not issued by this cluster or has expired, or the certificate was revoked")
 	case !v.Allowed:
-		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", v.User, q.Verb, q.Subresources),
+		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", v.User, q.Verb,
+			q.Subresources),
 			http.StatusForbidden)
 	default:
 		return true
@@ -68,8 +70,8 @@ func writeUnauthorized(w http.ResponseWriter, why string) {
 var verbs = map[string]string{http.MethodGet: "get", http.MethodHead: "get", http.MethodPost: "create",
 	http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
-// requiredSubresources returns the subresources of the Node that authorize access to a path, as in
-// kubelet. Any one of them is sufficient.
+// requiredSubresources returns the subresources of the Node that authorize access to a URL path, as
+// in the kubelet. Access to one of them is sufficient.
 func requiredSubresources(path string) []string {
 	below := func(root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	switch {
@@ -89,9 +91,9 @@ func requiredSubresources(path string) []string {
 	return []string{"proxy"}
 }
 
-// identifyClient returns a review with the client's identity. The identity comes from its
-// certificate, if the cluster issued it, or from a bearer token. ok is false if the client presents
-// neither.
+// identifyClient returns an AccessReview with the identity of the request's client. The identity
+// comes from the client's certificate, if the cluster issued it, or from a bearer token. ok is
+// false if the client presents neither.
 func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		if cas := s.cfg.ServerTrust.ClientCAs(); cas != nil {
@@ -102,7 +104,8 @@ func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool)
 			}
 			_, err := leaf.Verify(x509.VerifyOptions{Roots: cas, Intermediates: between,
 				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-			if user, groups := leaf.Subject.CommonName, leaf.Subject.Organization; err == nil && user != "" && len(groups) <= maxIdentity {
+			if user, groups := leaf.Subject.CommonName, leaf.Subject.Organization; err == nil && user != "" &&
+				len(groups) <= maxIdentity {
 				return agent.AccessReview{User: user, Groups: append(slices.Clone(groups), "system:authenticated"),
 					Certificate: leaf.Raw}, true
 			}
@@ -115,7 +118,8 @@ func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool)
 	return agent.AccessReview{}, false
 }
 
-// nodeUserPrefix is the prefix of the user names of nodes. Their certificates can be revoked.
+// nodeUserPrefix is the prefix of the user names of nodes. A node's certificate can be revoked, so
+// decisions about it are cached for nodeFor only.
 const nodeUserPrefix = "system:node:"
 
 var errTooManyReviews = errors.New("the node performs its maximum number of concurrent reviews: try again")
@@ -155,7 +159,8 @@ func (s *Server) reviewCached(ctx context.Context, q agent.AccessReview) (agent.
 // reviewKey returns the cache key of a review. It is a hash, so that no tokens are stored.
 func reviewKey(q agent.AccessReview) (out [32]byte) {
 	h := sha256.New()
-	for _, part := range slices.Concat([]string{q.Token, q.User, string(q.Certificate), q.Verb, strings.Join(q.Subresources, ",")}, q.Groups) {
+	for _, part := range slices.Concat([]string{q.Token, q.User, string(q.Certificate), q.Verb,
+		strings.Join(q.Subresources, ",")}, q.Groups) {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
 	h.Sum(out[:0])

@@ -3,15 +3,15 @@
 // node at a time.
 //
 // It answers through its own raw sockets instead of the kernel's address resolution. If the
-// addresses were assigned to interfaces, every node that has one of them would answer, or none,
-// depending on arp_ignore. Proxy entries work only for addresses that are routed through another
-// interface than the one that received the request. The answers are independent of the proxy mode;
-// the proxy's rules handle the packets that follow. The answers stop when the process stops or
-// hangs.
+// addresses were assigned to interfaces, arp_ignore would decide whether every node that has an
+// address answers, or no node. Proxy entries work only for addresses that are routed through
+// another interface than the one that received the request. The answers are independent of the
+// proxy mode; the proxy's rules handle the packets that follow. The answers stop when the process
+// stops or hangs.
 //
-// A node that takes over an address announces it to the whole link, so that the latest announcement
-// wins. A node that is disconnected from the control plane continues to answer requests. It does
-// not announce an address before a control plane has confirmed its view.
+// A node that takes over an address announces it to the whole link. Hosts use the latest
+// announcement. A node that is disconnected from the control plane continues to answer requests. It
+// does not announce an address before a control plane has confirmed the node's view of the cluster.
 package l2announce
 
 import (
@@ -39,7 +39,7 @@ const announcedByAnnotation = "keelson.dev/announced-by"
 // checkInterval is the interval between checks of the interfaces.
 const checkInterval = 5 * time.Second
 
-// repeatDelays are the delays after which a new address is announced. It is announced repeatedly
+// repeatDelays are the times after which a new address is announced. It is announced several times
 // because frames may be lost.
 var repeatDelays = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
 
@@ -47,8 +47,8 @@ var repeatDelays = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * t
 // address resolution requests for them.
 type Announcer struct {
 	Node string
-	// NodeIPs are the node's addresses. An address that is in no network of an interface is
-	// announced on the link of the first of them.
+	// NodeIPs are the node's addresses. An address that belongs to no network of an interface is
+	// announced on the link of the first of NodeIPs.
 	NodeIPs []netip.Addr
 	Log     *slog.Logger
 }
@@ -72,9 +72,11 @@ type pendingRepeat struct {
 	address   netip.Addr
 }
 
-// Run announces and answers for the addresses that are assigned to this node until ctx ends.
+// Run announces the addresses that are assigned to this node, and answers address resolution
+// requests for them, until ctx ends.
 func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
-	s := &announcerState{Announcer: n, wanted: map[types.NamespacedName][]netip.Addr{}, links: map[int]*announcerLink{}, linkIndex: map[netip.Addr]int{}}
+	s := &announcerState{Announcer: n, wanted: map[types.NamespacedName][]netip.Addr{}, links: map[int]*announcerLink{},
+		linkIndex: map[netip.Addr]int{}}
 	defer func() {
 		for _, l := range s.links {
 			l.shutDown()
@@ -155,7 +157,8 @@ func (s *announcerState) announcedAddresses(svc *v1.Service) []netip.Addr {
 	var out []netip.Addr
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		a, err := netip.ParseAddr(in.IP)
-		if err != nil || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() ||
+		if err != nil || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() ||
+			a.IsLinkLocalUnicast() ||
 			in.IPMode != nil && *in.IPMode == v1.LoadBalancerIPModeProxy || slices.Contains(s.NodeIPs, a) {
 			continue
 		}
@@ -164,8 +167,8 @@ func (s *announcerState) announcedAddresses(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-// updateLinks assigns the wanted addresses to network links. It announces the addresses that are
-// new on their link.
+// updateLinks assigns the wanted addresses to network links, and announces each address that was
+// not assigned to its link before.
 func (s *announcerState) updateLinks(ctx context.Context) {
 	nets, err := listNetworks()
 	if err != nil {
@@ -178,7 +181,8 @@ func (s *announcerState) updateLinks(ctx context.Context) {
 		for _, a := range addresses {
 			n, ok := s.selectLink(a, nets)
 			if !ok {
-				errs = append(errs, errors.New("no interface has a network that contains "+a.String()+", and no interface has the node's address: check --node-ip"))
+				errs = append(errs, errors.New("no interface has a network that contains "+a.String()+
+					", and no interface has the node's address: check --node-ip"))
 				continue
 			}
 			at[a] = n.index
@@ -232,16 +236,18 @@ func (s *announcerState) logProblem(err error) {
 	s.problem = text
 }
 
-// scheduleAnnouncements schedules the announcements of the address a, from the time now. It does
-// nothing before a control plane has confirmed the view.
+// scheduleAnnouncements schedules the announcements of the address a, starting at the time now. It
+// does nothing before a control plane has confirmed the view.
 func (s *announcerState) scheduleAnnouncements(a netip.Addr, now time.Time) {
 	if s.confirmed {
-		s.repeats = append(slices.DeleteFunc(s.repeats, func(d pendingRepeat) bool { return d.address == a }), pendingRepeat{at: now, startedAt: now, address: a})
+		s.repeats = append(slices.DeleteFunc(s.repeats, func(d pendingRepeat) bool {
+			return d.address == a
+		}), pendingRepeat{at: now, startedAt: now, address: a})
 	}
 }
 
-// sendDue sends the announcements that are due at the time now. It returns the delay after which it
-// must be called again.
+// sendDue sends the announcements that are due at now. It returns the delay after which it must be
+// called again.
 func (s *announcerState) sendDue(now time.Time) time.Duration {
 	next, left := time.Hour, s.repeats[:0]
 	for _, d := range s.repeats {
@@ -263,9 +269,9 @@ func (s *announcerState) sendDue(now time.Time) time.Duration {
 	return next
 }
 
-// linkNetwork is an IP network that is configured on an interface.
+// linkNetwork is an IP network of a network interface.
 type linkNetwork struct {
-	prefix netip.Prefix // with the interface's own address
+	prefix netip.Prefix // the interface's own address, with the prefix length of the network
 	name   string
 	index  int
 	mac    net.HardwareAddr
@@ -275,13 +281,15 @@ type linkNetwork struct {
 // longest prefix first.
 func listNetworks() ([]linkNetwork, error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		// an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, errors.Join(errors.New("listing interfaces"), err)
 	}
 	var out []linkNetwork
 	for _, l := range links {
 		at := l.Attrs()
-		if at.Flags&net.FlagUp == 0 || at.Flags&(net.FlagLoopback|net.FlagPointToPoint) != 0 || len(at.HardwareAddr) != 6 || at.RawFlags&unixNoARP != 0 {
+		if at.Flags&net.FlagUp == 0 || at.Flags&(net.FlagLoopback|net.FlagPointToPoint) != 0 ||
+			len(at.HardwareAddr) != 6 || at.RawFlags&unixNoARP != 0 {
 			continue
 		}
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
@@ -303,8 +311,9 @@ func listNetworks() ([]linkNetwork, error) {
 // unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// selectLink returns the interface on which to announce the address a. It has the smallest network
-// that contains the address. If no network contains it, it is the interface of the first of the
+// selectLink returns the interface on which to announce the address a: the interface with the
+// smallest network that contains the address. If no network contains it, it is the interface of the
+// first of the node's addresses. selectLink returns false if no interface in nets has any of the
 // node's addresses.
 func (s *announcerState) selectLink(a netip.Addr, nets []linkNetwork) (linkNetwork, bool) {
 	for _, n := range nets {

@@ -18,7 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/arp"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -88,7 +89,8 @@ func hosts(t *testing.T, names ...string) map[string]host {
 			if err != nil {
 				return err
 			}
-			pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: b.Attrs().Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
+			pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: b.Attrs().Index},
+				PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
 			if err := netlink.LinkAdd(pair); err != nil {
 				return err
 			}
@@ -133,7 +135,8 @@ func (h host) knows(a netip.Addr) (mac string) {
 		}
 		all, err := netlink.NeighList(0, family)
 		for _, n := range all {
-			if ip, _ := netip.AddrFromSlice(n.IP); ip.Unmap() == a && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) == 0 {
+			if ip, _ := netip.AddrFromSlice(n.IP); ip.Unmap() == a &&
+				n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) == 0 {
 				mac = n.HardwareAddr.String()
 			}
 		}
@@ -156,7 +159,8 @@ func (h host) knock(a netip.Addr) error {
 }
 
 func announced(by string, addresses ...netip.Addr) *v1.Service {
-	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Annotations: map[string]string{announcedByAnnotation: by}},
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web",
+		Annotations: map[string]string{announcedByAnnotation: by}},
 		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer}}
 	for _, a := range addresses {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a.String()})
@@ -169,7 +173,8 @@ func (h host) runs(t *testing.T, name, ip string, v view) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	n := &Announcer{Node: name, NodeIPs: []netip.Addr{netip.MustParseAddr(ip)}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	n := &Announcer{Node: name, NodeIPs: []netip.Addr{netip.MustParseAddr(ip)},
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	go func() { done <- space.In(h.ns, func() error { return n.Run(ctx, v, nil) }) }()
 	var once sync.Once
 	stop = func() {
@@ -186,11 +191,7 @@ func (h host) runs(t *testing.T, name, ip string, v view) (stop func()) {
 
 func eventually(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, 10*time.Millisecond, cond); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	await.Until(t.Context(), t, await.Patience, 10*time.Millisecond, what, cond)
 }
 
 func confirmed() chan struct{} { c := make(chan struct{}); close(c); return c }
@@ -215,7 +216,8 @@ func TestAnswersOnTheLink(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: far.AsSlice(), Mask: net.CIDRMask(32, 32)}, Scope: netlink.SCOPE_LINK})
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index,
+			Dst: &net.IPNet{IP: far.AsSlice(), Mask: net.CIDRMask(32, 32)}, Scope: netlink.SCOPE_LINK})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +243,8 @@ func TestAnswersOnTheLink(t *testing.T) {
 	})
 	both.set(announced("w2", all...))
 	began := time.Now()
-	eventually(t, "the client has the address of w2 without a query", is(w2)) // only the announcement of w2 changes the ARP entry
+	// only the announcement of w2 changes the ARP entry
+	eventually(t, "the client has the address of w2 without a query", is(w2))
 	t.Logf("moved after %v", time.Since(began))
 	both.set()
 	forget(t, client, all)
@@ -329,7 +332,8 @@ func TestAnswersInAFlood(t *testing.T) {
 			}
 			defer out.shutDown()
 			everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-			question := buildARP(arpRequest, out.mac, netip.MustParseAddr("192.0.2.3"), make(net.HardwareAddr, 6), netip.MustParseAddr("192.0.2.200"))
+			question := buildARP(arp.Request, out.mac, netip.MustParseAddr("192.0.2.3"), make(net.HardwareAddr, 6),
+				netip.MustParseAddr("192.0.2.200"))
 			for {
 				select {
 				case <-stop:

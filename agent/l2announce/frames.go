@@ -4,30 +4,29 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+
+	"keelson.dev/keelson/internal/arp"
 )
 
-// ARP and neighbor discovery packets are validated byte by byte, according to the RFCs that define
-// them. They are short. A library would add packages for sockets and the rest of both protocols.
+// Neighbor discovery packets are validated byte by byte, according to the RFCs that define them.
+// They are short. A library would add packages for sockets and the rest of the protocol.
 
 // Lengths of packets in bytes, without the link-layer header.
 const (
-	arpLength    = 28 // for Ethernet and IPv4, RFC 826
 	headerLength = 40 // IPv6 header, RFC 8200
 	nsLength     = 24 // neighbor solicitation without options, RFC 4861
 	naLength     = 32 // neighbor advertisement with the link-layer address option
 	maxPacket    = 1500
 )
 
-// Protocol numbers of ARP and neighbor discovery packets.
+// Protocol numbers of neighbor discovery packets.
 const (
-	arpRequest, arpReply = 1, 2
-	etherIPv4            = 0x0800
-	nextICMPv6           = 58
-	icmpNS, icmpNA       = 135, 136
-	optionSource         = 1
-	optionTarget         = 2
-	flagSolicited        = 0x40
-	flagOverride         = 0x20
+	nextICMPv6     = 58
+	icmpNS, icmpNA = 135, 136
+	optionSource   = 1
+	optionTarget   = 2
+	flagSolicited  = 0x40
+	flagOverride   = 0x20
 )
 
 // addressQuery is a parsed ARP request or neighbor solicitation: a request for the MAC address of
@@ -40,37 +39,24 @@ type addressQuery struct {
 
 // parseARP parses an ARP request. ok is false if the packet is not a valid request for an address.
 func parseARP(b []byte) (q addressQuery, ok bool) {
-	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != etherIPv4 ||
-		b[4] != 6 || b[5] != 4 || binary.BigEndian.Uint16(b[6:]) != arpRequest {
+	p, ok := arp.Parse(b)
+	if !ok || p.Operation != arp.Request || p.SenderMAC[0]&1 != 0 || p.Target == p.Sender {
+		// a multicast sender, or a gratuitous ARP
 		return addressQuery{}, false
 	}
-	q = addressQuery{
-		target: netip.AddrFrom4([4]byte(b[24:28])), from: netip.AddrFrom4([4]byte(b[14:18])),
-		mac: net.HardwareAddr(append([]byte(nil), b[8:14]...)),
-	}
-	if q.mac[0]&1 != 0 || q.target == q.from { // a multicast sender, or a gratuitous ARP
-		return addressQuery{}, false
-	}
-	return q, true
+	return addressQuery{target: p.Target, from: p.Sender, mac: p.SenderMAC}, true
 }
 
-// buildARP returns an ARP packet which states that address is at the MAC address mac. toMAC and to
-// are its target.
-func buildARP(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
-	b := make([]byte, arpLength)
-	binary.BigEndian.PutUint16(b[0:], 1)
-	binary.BigEndian.PutUint16(b[2:], etherIPv4)
-	b[4], b[5] = 6, 4
-	binary.BigEndian.PutUint16(b[6:], operation)
-	copy(b[8:14], mac)
-	copy(b[14:18], address.AsSlice())
-	copy(b[18:24], toMAC)
-	copy(b[24:28], to.AsSlice())
-	return b
+// buildARP returns an ARP packet which states that address is at the MAC address mac. toMAC and
+// target are the packet's target fields.
+func buildARP(
+	operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, target netip.Addr,
+) []byte {
+	return arp.Packet{Operation: operation, SenderMAC: mac, Sender: address, TargetMAC: toMAC, Target: target}.Marshal()
 }
 
-// parseNS parses an IPv6 packet with a neighbor solicitation and validates it according to RFC
-// 4861, section 7.1.1. mac is the source of its frame.
+// parseNS parses an IPv6 packet with a neighbor solicitation. ok is false if the packet is invalid
+// according to RFC 4861, section 7.1.1. mac is the source of its frame.
 func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 	if len(b) < headerLength+nsLength || b[0]>>4 != 6 || b[6] != nextICMPv6 || b[7] != 255 || len(mac) != 6 {
 		return addressQuery{}, false
@@ -82,7 +68,8 @@ func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 	body := b[headerLength : headerLength+length]
 	from, to := netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
 	target := netip.AddrFrom16([16]byte(body[8:24]))
-	if body[0] != icmpNS || body[1] != 0 || target.IsMulticast() || from.IsMulticast() || icmpv6Checksum(from, to, body) != 0 {
+	if body[0] != icmpNS || body[1] != 0 || target.IsMulticast() || from.IsMulticast() ||
+		icmpv6Checksum(from, to, body) != 0 {
 		return addressQuery{}, false
 	}
 	for rest := body[nsLength:]; len(rest) > 0; {
@@ -101,25 +88,25 @@ func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 }
 
 // buildAdvertisement returns an IPv6 packet with a neighbor advertisement which states that address
-// is at the MAC address mac. to is the source of the solicitation; if it is invalid, the packet is
-// for all nodes on the link.
-func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
+// is at the MAC address mac. solicitor is the source of the solicitation. If it is invalid, the
+// packet is addressed to all nodes on the link.
+func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, solicitor netip.Addr) []byte {
 	flags := byte(flagOverride | flagSolicited)
-	if !to.IsValid() || to.IsUnspecified() {
-		flags, to = flagOverride, allNodes
+	if !solicitor.IsValid() || solicitor.IsUnspecified() {
+		flags, solicitor = flagOverride, allNodes
 	}
 	b := make([]byte, headerLength+naLength)
 	b[0] = 6 << 4
 	binary.BigEndian.PutUint16(b[4:], naLength)
 	b[6], b[7] = nextICMPv6, 255
 	copy(b[8:24], address.AsSlice())
-	copy(b[24:40], to.AsSlice())
+	copy(b[24:40], solicitor.AsSlice())
 	body := b[headerLength:]
 	body[0], body[4] = icmpNA, flags
 	copy(body[8:24], address.AsSlice())
 	body[24], body[25] = optionTarget, 1
 	copy(body[26:32], mac)
-	binary.BigEndian.PutUint16(body[2:], icmpv6Checksum(address, to, body))
+	binary.BigEndian.PutUint16(body[2:], icmpv6Checksum(address, solicitor, body))
 	return b
 }
 

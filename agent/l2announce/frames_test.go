@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"keelson.dev/keelson/internal/arp"
 )
 
 var (
@@ -30,7 +32,7 @@ func solicitation(target, from netip.Addr, options ...byte) []byte {
 // F117: requests are parsed, and packets that only resemble requests are not.
 func TestQuestions(t *testing.T) {
 	vip, asker := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.1")
-	q, ok := parseARP(buildARP(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip))
+	q, ok := parseARP(buildARP(arp.Request, macA, asker, make(net.HardwareAddr, 6), vip))
 	if !ok || q.target != vip || q.from != asker || q.mac.String() != macA.String() {
 		t.Errorf("ARP: %+v %v", q, ok)
 	}
@@ -43,22 +45,27 @@ func TestQuestions(t *testing.T) {
 		t.Errorf("NS of who wants the address: %+v %v", q, ok)
 	}
 	changed := func(b []byte, at int, to byte) []byte { b = bytes.Clone(b); b[at] = to; return b }
-	request := buildARP(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip)
+	request := buildARP(arp.Request, macA, asker, make(net.HardwareAddr, 6), vip)
 	for name, b := range map[string][]byte{
-		"short": request[:27], "a reply": changed(request, 7, 2), "other hardware": changed(request, 1, 6), "other protocol": changed(request, 3, 1),
-		"long hardware addresses": changed(request, 4, 8), "a group that asks": changed(request, 8, 3), "an announcement": buildARP(arpRequest, macA, vip, macB, vip),
+		"short": request[:27], "a reply": changed(request, 7, 2), "other hardware": changed(request, 1, 6),
+		"other protocol":          changed(request, 3, 1),
+		"long hardware addresses": changed(request, 4, 8), "a group that asks": changed(request, 8, 3),
+		"an announcement": buildARP(arp.Request, macA, vip, macB, vip),
 	} {
 		if _, ok := parseARP(b); ok {
 			t.Errorf("ARP, %s, was taken for a question", name)
 		}
 	}
 	for name, b := range map[string][]byte{
-		"short": good[:63], "version 4": changed(good, 0, 4<<4), "a router's hop limit": changed(good, 7, 254), "TCP": changed(good, 6, 6),
-		"longer than it is": changed(good, 5, 200), "shorter than it is": changed(good, 5, 8), "a wrong checksum": changed(good, 42, good[42]+1),
-		"an option without length":                solicitation(vip6, asker6, optionSource, 0, 0, 0, 0, 0, 0, 0),
-		"an option beyond the end":                solicitation(vip6, asker6, optionSource, 2, 0, 0, 0, 0, 0, 0),
-		"who has no address and tells it":         solicitation(vip6, netip.IPv6Unspecified(), optionSource, 1, 2, 0, 0, 0, 0, 0xa),
-		"a group":                                 solicitation(netip.MustParseAddr("ff02::5"), asker6),
+		"short": good[:63], "version 4": changed(good, 0, 4<<4), "a router's hop limit": changed(good, 7, 254),
+		"TCP":               changed(good, 6, 6),
+		"longer than it is": changed(good, 5, 200), "shorter than it is": changed(good, 5, 8),
+		"a wrong checksum":         changed(good, 42, good[42]+1),
+		"an option without length": solicitation(vip6, asker6, optionSource, 0, 0, 0, 0, 0, 0, 0),
+		"an option beyond the end": solicitation(vip6, asker6, optionSource, 2, 0, 0, 0, 0, 0, 0),
+		"who has no address and tells it": solicitation(vip6, netip.IPv6Unspecified(), optionSource, 1, 2,
+			0, 0, 0, 0, 0xa),
+		"a group": solicitation(netip.MustParseAddr("ff02::5"), asker6),
 		"another code, with its checksum changed": changed(changed(good, 41, 1), 43, good[43]-1),
 	} {
 		if _, ok := parseNS(b, macA); ok {
@@ -70,11 +77,13 @@ func TestQuestions(t *testing.T) {
 // F117: arbitrary packets are parsed without reading beyond their end, and every packet that is
 // parsed as a request has a valid answer.
 func FuzzFrames(f *testing.F) {
-	f.Add(buildARP(arpRequest, macA, netip.MustParseAddr("192.0.2.1"), macB, netip.MustParseAddr("192.0.2.10")))
-	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("2001:db8::1"), optionSource, 1, 2, 0, 0, 0, 0, 0xa))
+	f.Add(buildARP(arp.Request, macA, netip.MustParseAddr("192.0.2.1"), macB, netip.MustParseAddr("192.0.2.10")))
+	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("2001:db8::1"), optionSource, 1, 2,
+		0, 0, 0, 0, 0xa))
 	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.IPv6Unspecified()))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if q, ok := parseARP(b); ok && (!q.target.Is4() || len(buildARP(arpReply, macB, q.target, q.mac, q.from)) != arpLength) {
+		if q, ok := parseARP(b); ok &&
+			(!q.target.Is4() || len(buildARP(arp.Reply, macB, q.target, q.mac, q.from)) != arp.Length) {
 			t.Errorf("%+v", q)
 		}
 		if q, ok := parseNS(b, macA); ok {

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/arp"
 )
 
 // Limits for the rate of packets that are read from a link. They are above the normal rate of
@@ -43,13 +45,14 @@ type announcerLink struct {
 }
 
 func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *announcerLink {
-	l := &announcerLink{name: name, index: index, mac: mac, log: log.With("link", name), groupSocket: -1, groupUsers: map[netip.Addr]int{}}
+	l := &announcerLink{name: name, index: index, mac: mac, log: log.With("link", name), groupSocket: -1,
+		groupUsers: map[netip.Addr]int{}}
 	l.held.Store(&map[netip.Addr]bool{})
 	return l
 }
 
-// setAddresses makes want the addresses for which the interface answers requests. If an address
-// fails, its requests are not answered until the next call.
+// setAddresses sets the addresses for which the interface answers requests. If the sockets for an
+// address cannot be opened, requests for this address are not answered until the next call.
 func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bool) error {
 	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
@@ -74,7 +77,8 @@ func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bo
 // isHeld reports whether requests for the address are answered on this interface.
 func (l *announcerLink) isHeld(a netip.Addr) bool { return (*l.held.Load())[a] }
 
-// openFor opens the sockets that answering for the address requires, if they are not open.
+// openFor opens the sockets that are required to answer requests for the address, if they are not
+// open. For IPv6, it also joins the address's multicast group.
 func (l *announcerLink) openFor(ctx context.Context, a netip.Addr) (err error) {
 	if a.Is4() {
 		if l.arp == nil {
@@ -93,8 +97,8 @@ func (l *announcerLink) openFor(ctx context.Context, a netip.Addr) (err error) {
 	return l.joinGroup(solicitedNodeGroup(a))
 }
 
-// joinGroup joins a multicast group on the interface, so that the interface receives its packets
-// and snooping switches forward them.
+// joinGroup joins a multicast group on the interface. The interface then receives the group's
+// packets, and snooping switches forward them.
 func (l *announcerLink) joinGroup(group netip.Addr) error {
 	if l.groupUsers[group] > 0 {
 		l.groupUsers[group]++
@@ -107,7 +111,8 @@ func (l *announcerLink) joinGroup(group netip.Addr) error {
 		}
 		l.groupSocket = fd
 	}
-	err := unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+	err := unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP,
+		&unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	if err != nil && !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("joining group %s: %w", group, err)
 	}
@@ -121,7 +126,8 @@ func (l *announcerLink) leaveGroup(group netip.Addr) {
 	}
 	delete(l.groupUsers, group)
 	if l.groupSocket >= 0 { // fails if the interface no longer exists, which is harmless
-		_ = unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+		_ = unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP,
+			&unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	}
 }
 
@@ -138,8 +144,8 @@ func (l *announcerLink) shutDown() {
 	l.readers.Wait()
 }
 
-// openRawSocket opens a packet socket for an EtherType protocol on the interface index, with a
-// packet filter. The kernel adds and removes the link-layer header.
+// openRawSocket opens a packet socket with a packet filter, for one EtherType on the interface with
+// this index. The kernel adds and removes the link-layer header.
 func openRawSocket(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -152,7 +158,8 @@ func openRawSocket(index int, protocol uint16, filter []bpf.Instruction) (*os.Fi
 		for i, r := range raw {
 			program[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
 		}
-		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	}
 	if err == nil { // bind after the filter is attached, so that the socket receives no unfiltered packets
 		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian(protocol), Ifindex: index})
@@ -175,7 +182,7 @@ var (
 		bpf.LoadExtension{Num: bpf.ExtType},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: 6, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: arpRequest, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: arp.Request, SkipTrue: 1},
 		bpf.RetConstant{Val: maxPacket},
 		bpf.RetConstant{Val: 0},
 	}
@@ -191,8 +198,8 @@ var (
 	}
 )
 
-// readPackets reads packets from the socket f and passes them to answer, until the socket is
-// closed.
+// readPackets reads packets from the socket f until the socket is closed. It calls answer with each
+// packet and its source MAC address.
 func (l *announcerLink) readPackets(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -230,14 +237,16 @@ func (l *announcerLink) readPackets(ctx context.Context, f *os.File, answer func
 			}
 		case errors.Is(failed, unix.ENXIO) || errors.Is(failed, unix.EBADF):
 			return
-		default: // for example, the interface is down; the next check detects it. Such a read counts toward the rate limit.
+		default:
+			// for example, the interface is down; the next check detects it. Such a read counts
+			// toward the rate limit.
 		}
 	}
 }
 
 func (l *announcerLink) answerARP(packet []byte, _ net.HardwareAddr) {
 	if q, ok := parseARP(packet); ok && (*l.held.Load())[q.target] {
-		l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, q.target, q.mac, q.from), q.mac)
+		l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arp.Reply, l.mac, q.target, q.mac, q.from), q.mac)
 	}
 }
 
@@ -253,21 +262,21 @@ func (l *announcerLink) answerNS(packet []byte, mac net.HardwareAddr) {
 	l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(q.target, l.mac, q.from), to)
 }
 
-// announceAddress announces an address to all hosts on the link. ARP has two forms of
-// announcements, and some hosts accept only one of them.
+// announceAddress announces an address to all hosts on the link. For IPv4 it sends two forms of ARP
+// announcements, because some hosts accept only one of them.
 func (l *announcerLink) announceAddress(a netip.Addr) {
 	if a.Is6() {
 		l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))
 		return
 	}
 	everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpRequest, l.mac, a, make(net.HardwareAddr, 6), a), everybody)
-	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, a, everybody, a), everybody)
+	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arp.Request, l.mac, a, make(net.HardwareAddr, 6), a), everybody)
+	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arp.Reply, l.mac, a, everybody, a), everybody)
 }
 
-// sendPacket sends a packet to the MAC address to. It drops the packet if the link does not accept
-// it now, because hosts retry.
-func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
+// sendPacket sends a packet of an EtherType protocol to a MAC address. It ignores all errors,
+// because hosts repeat their requests.
+func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, destination net.HardwareAddr) {
 	if f == nil {
 		return
 	}
@@ -276,7 +285,7 @@ func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, t
 		return
 	}
 	at := &unix.SockaddrLinklayer{Protocol: bigEndian(protocol), Ifindex: l.index, Halen: 6}
-	copy(at.Addr[:], to)
+	copy(at.Addr[:], destination)
 	err = conn.Control(func(fd uintptr) {
 		if err := unix.Sendto(int(fd), packet, unix.MSG_DONTWAIT, at); err != nil {
 			l.log.Debug("a packet was not sent", "err", err)

@@ -33,7 +33,9 @@ func TestBeginsWhenItCan(t *testing.T) {
 	if err != nil || !l.isHeld(vip4) || !l.isHeld(vip6) {
 		t.Errorf("%v, answers %v %v", err, l.isHeld(vip4), l.isHeld(vip6))
 	}
-	if err := space.In(h.ns, func() error { return l.setAddresses(t.Context(), nil) }); err != nil || l.isHeld(vip4) || len(l.groupUsers) > 0 {
+	if err := space.In(h.ns, func() error {
+		return l.setAddresses(t.Context(), nil)
+	}); err != nil || l.isHeld(vip4) || len(l.groupUsers) > 0 {
 		t.Errorf("%v, answers %v, groups %v", err, l.isHeld(vip4), l.groupUsers)
 	}
 }

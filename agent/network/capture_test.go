@@ -44,7 +44,9 @@ func (m *machine) capture(names ...string) func(last ...string) []packet {
 		var all []packet
 		var deadline time.Time
 		await := func(last []string) bool {
-			if len(last) == 0 || slices.ContainsFunc(all, func(p packet) bool { return p.to.IsValid() && p.to.String() == last[0] }) {
+			if len(last) == 0 || slices.ContainsFunc(all, func(p packet) bool {
+				return p.to.IsValid() && p.to.String() == last[0]
+			}) {
 				return false
 			}
 			if deadline.IsZero() {

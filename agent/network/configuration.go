@@ -18,8 +18,8 @@ import (
 // configurationLimit is the maximum size of a CNI configuration file, in bytes.
 const configurationLimit = 1 << 20
 
-// loadConfiguration reads and validates the CNI configuration file of a third-party network at
-// path. Its errors name the file and the line.
+// loadConfiguration reads and validates the CNI configuration of a third-party network from the
+// file path. Its errors name the file and the line.
 func loadConfiguration(path string) (*libcni.NetworkConfigList, error) {
 	raw, err := readLimited(path)
 	if err != nil {
@@ -32,8 +32,10 @@ func loadConfiguration(path string) (*libcni.NetworkConfigList, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or remove it to use Keelson's own network",
-			path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
+		return nil,
+			fmt.Errorf("network configuration %s, line %d: %w: correct the file, or remove it to use "+
+				"Keelson's own network",
+				path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
 	}
 	list, err := parseConfiguration(path, raw)
 	if err != nil {
@@ -82,9 +84,9 @@ func readLimited(path string) ([]byte, error) {
 var errNoPlugins = errors.New("it lists no plugins")
 
 // findConfigurationError returns the error for which libcni would reject the configuration raw, and
-// the error's byte offset. list is true for a configuration list (.conflist), and false for a
-// single plugin's configuration.
-func findConfigurationError(raw []byte, list bool) (at int, err error) {
+// the error's byte offset in raw. isList is true for a configuration list (.conflist), and false
+// for a single plugin's configuration.
+func findConfigurationError(raw []byte, isList bool) (offset int, err error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
 		return errorOffset(err, len(raw)), err
@@ -102,18 +104,18 @@ func findConfigurationError(raw []byte, list bool) (at int, err error) {
 		return s, where(value), nil
 	}
 	for _, key := range []string{"name", "cniVersion"} {
-		s, at, err := text(top, key)
+		s, offset, err := text(top, key)
 		if err != nil {
-			return at, err
+			return offset, err
 		}
 		if key == "name" && s == "" {
-			return at, errors.New("it has no name")
+			return offset, errors.New("it has no name")
 		}
 		if known := version.All.SupportedVersions(); key == "cniVersion" && s != "" && !slices.Contains(known, s) {
-			return at, fmt.Errorf("cniVersion %q is not supported: want one of %s", s, strings.Join(known, ", "))
+			return offset, fmt.Errorf("cniVersion %q is not supported: want one of %s", s, strings.Join(known, ", "))
 		}
 	}
-	if !list {
+	if !isList {
 		return checkPluginType(raw, 0)
 	}
 	value, ok := top["plugins"]
@@ -131,28 +133,28 @@ func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	for _, p := range plugins {
 		i := bytes.Index(raw[from:], p)
 		from += max(0, i)
-		if at, err := checkPluginType(p, from); err != nil {
-			return at, err
+		if offset, err := checkPluginType(p, from); err != nil {
+			return offset, err
 		}
 		from += len(p)
 	}
 	return 0, nil
 }
 
-// checkPluginType returns an error if a plugin's JSON has no type. at is the byte offset of the
-// plugin in the configuration file; the returned offset is that of the error.
-func checkPluginType(plugin []byte, at int) (int, error) {
+// checkPluginType returns an error if a plugin's JSON has no valid type. pluginOffset is the byte
+// offset of the plugin in the configuration file. The returned offset is that of the error.
+func checkPluginType(plugin []byte, pluginOffset int) (int, error) {
 	var p struct {
 		Type string `json:"type"`
 	}
 	if err := json.Unmarshal(plugin, &p); err != nil {
-		return at, fmt.Errorf("a plugin: %w", err)
+		return pluginOffset, fmt.Errorf("a plugin: %w", err)
 	}
 	if p.Type == "" {
-		return at, errors.New("a plugin has no type")
+		return pluginOffset, errors.New("a plugin has no type")
 	}
 	if filepath.Base(p.Type) != p.Type {
-		return at, fmt.Errorf("type %q of a plugin: want the name of a program without a directory", p.Type)
+		return pluginOffset, fmt.Errorf("type %q of a plugin: want the name of a program without a directory", p.Type)
 	}
 	return 0, nil
 }

@@ -14,13 +14,13 @@ import (
 
 const (
 	wireguardName = "keelson-wg"
-	// DefaultWireGuardPort is the UDP port for traffic between nodes.
+	// DefaultWireGuardPort is the default UDP port for encrypted traffic between nodes.
 	DefaultWireGuardPort = 51871
 	// The bytes that WireGuard adds to a packet: 32 bytes of its own, and the UDP and IP headers.
 	wireguardOverhead4, wireguardOverhead6 = 32 + 8 + 20, 32 + 8 + 40
 )
 
-// Encryption are the settings of ModeWireGuard.
+// Encryption contains the settings of ModeWireGuard.
 type Encryption struct {
 	Key       wgtypes.Key   // the node's private key
 	Port      int           // must be the same on all nodes
@@ -48,9 +48,9 @@ type WireGuardPeer struct {
 	Allowed  []netip.Prefix // the node's pod ranges in both families; disjoint from those of other peers
 }
 
-// addWireGuard adds the WireGuard interface and the routes to the pods of all nodes with a known
-// key to the layout. Packets to the pods of other nodes are rejected by an unreachable route; they
-// are never sent unencrypted. outer is this node's address on uplink.
+// addWireGuard adds to the layout the WireGuard interface, and the routes to the pods of all nodes
+// with a known key. Packets to the pods of a node without a key are rejected by an unreachable
+// route; they are never sent unencrypted. outer is this node's address on uplink.
 func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
@@ -70,15 +70,20 @@ func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes 
 		other, taken := holders[key]
 		switch {
 		case key == wgtypes.Key{}:
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has published no WireGuard key, and traffic to its pods is never sent unencrypted: "+
-				"start its agent with --pod-network=wireguard, in a release that supports it", n.Name))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("node %s has published no WireGuard key, and traffic to its pods is never "+
+					"sent unencrypted: "+
+					"start its agent with --pod-network=wireguard, in a release that supports it", n.Name))
 			continue
 		case taken:
-			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have the same WireGuard key, and pods of the second are not reachable: "+
-				"remove %s from the state directory of the node that was copied", other, n.Name, KeyFile))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("nodes %s and %s have the same WireGuard key, and pods of the second are not reachable: "+
+					"remove %s from the state directory of the node that was copied", other, n.Name, KeyFile))
 			continue
 		case !to.IsValid():
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, familyName(outer)))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable",
+					n.Name, familyName(outer)))
 			continue
 		}
 		holders[key] = n.Name

@@ -19,11 +19,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// executor runs CNI plugins for libcni, with limits: a plugin that hangs is killed with its process
-// group, and its output is bounded. It sets environment variables for the Go runtime of plugins,
-// because the plugins of the CNI project are short-lived Go programs. Threads and garbage
-// collection would cost them more than they save. Programs not written in Go ignore the variables.
-// A plugin passes them on to its IPAM plugin.
+// executor runs CNI plugins for libcni, with limits. It kills a plugin that hangs, together with
+// its process group, and it bounds the plugin's output. It also sets environment variables for the
+// Go runtime, because the plugins of the CNI project are short-lived Go programs. For them, threads
+// and garbage collection cost more than they save. Other programs ignore the variables. A plugin
+// passes them on to its IPAM plugin.
 type executor struct {
 	version.PluginDecoder
 }
@@ -38,13 +38,13 @@ const (
 	busyRetries = 5               // retries, one second apart, while a plugin file is written
 )
 
-// FindInPath returns the path of a plugin's executable in the directories paths. It implements
-// invoke.Exec.
+// FindInPath returns the path of a plugin's executable, which it searches in the directories paths.
+// It implements invoke.Exec.
 func (e *executor) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
-// ExecPlugin runs the plugin at path with stdin and the environment environ, and returns its
+// ExecPlugin runs the plugin at path with the given standard input and environment, and returns its
 // output. It returns when the plugin has exited, or shortly after ctx ends. It implements
 // invoke.Exec.
 func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
@@ -112,7 +112,8 @@ func pluginError(path string, cause error, stdout, stderr []byte) error {
 	if errors.Is(cause, fs.ErrNotExist) || len(stdout)+len(stderr) == 0 {
 		return failed
 	}
-	return fmt.Errorf("%w: its output was %q", failed, truncateOutput(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
+	return fmt.Errorf("%w: its output was %q", failed,
+		truncateOutput(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
 }
 
 func truncateOutput(b []byte) []byte { return b[:min(len(b), 1024)] }

@@ -20,7 +20,8 @@ import (
 func tunnelled(from, to string, pod, target netip.Addr, text string) []byte {
 	inner := udpPacket(pod, target, text)
 	binary.BigEndian.PutUint16(inner[22:], 7000)
-	return append([]byte{8, 0, 0, 0, 0, 0, tunnelVNI, 0}, ethernet(HardwareAddr(to), HardwareAddr(from), unix.ETH_P_IP, inner)...)
+	return append([]byte{8, 0, 0, 0, 0, 0, tunnelVNI, 0},
+		ethernet(HardwareAddr(to), HardwareAddr(from), unix.ETH_P_IP, inner)...)
 }
 
 // F108: a pod cannot send with the address of a pod on another node by sending VXLAN packets

@@ -20,8 +20,8 @@ const (
 	// routeProtocol is the protocol number (rtm_protocol) of Keelson's routes in the kernel. It
 	// identifies them, so that stale routes are found after a crash.
 	routeProtocol = 75
-	// refusedMetric is the metric of unreachable routes. Every other route to the same range takes
-	// precedence.
+	// refusedMetric is the metric of unreachable routes. Every other route to the same range has a
+	// lower metric and takes precedence.
 	refusedMetric = 8192
 )
 
@@ -34,10 +34,12 @@ func kernelFamilies() []int {
 	return out
 }
 
-// nodeLinks returns the network interfaces of this node that hold one of nodeIPs, its addresses.
+// nodeLinks returns the network interfaces of this node that hold one of nodeIPs, the node's
+// addresses.
 func nodeLinks(nodeIPs []netip.Addr) ([]Link, error) {
 	all, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		// an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -65,23 +67,23 @@ func nodeLinks(nodeIPs []netip.Addr) ([]Link, error) {
 	return out, nil
 }
 
-// requiredSysctl is a sysctl that must be 1, with the instruction for setting it by hand.
+// requiredSysctl is a sysctl that must have the value 1. remedy tells an operator how to set it.
 type requiredSysctl struct {
 	path, remedy string
 	needed       bool
 }
 
-// enableForwarding sets the sysctls that pod traffic requires in this network namespace. If bridged
-// is true, it also sets those for traffic between pods on a bridge; if six is true, those for IPv6.
-func enableForwarding(bridged, six bool) error {
-	if six {
+// enableForwarding sets the sysctls that pod traffic requires in this network namespace. bridged
+// adds the sysctls for traffic between pods on a bridge, and ipv6 adds those for IPv6.
+func enableForwarding(bridged, ipv6 bool) error {
+	if ipv6 {
 		keepRouterAdvertisements()
 	}
 	for _, s := range []requiredSysctl{
 		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1", true},
-		{"/proc/sys/net/ipv6/conf/all/forwarding", "set net.ipv6.conf.all.forwarding=1", six},
+		{"/proc/sys/net/ipv6/conf/all/forwarding", "set net.ipv6.conf.all.forwarding=1", ipv6},
 		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'", bridged},
-		{"/proc/sys/net/bridge/bridge-nf-call-ip6tables", "load it with 'modprobe br_netfilter'", bridged && six},
+		{"/proc/sys/net/bridge/bridge-nf-call-ip6tables", "load it with 'modprobe br_netfilter'", bridged && ipv6},
 	} {
 		if !s.needed {
 			continue
@@ -96,11 +98,12 @@ func enableForwarding(bridged, six bool) error {
 	return nil
 }
 
-// keepRouterAdvertisements makes each interface that accepts IPv6 router advertisements continue to
-// do so when forwarding is enabled. The kernel would otherwise ignore router advertisements, and
-// the host would lose its default route.
+// keepRouterAdvertisements prepares the network interfaces for IPv6 forwarding. Interfaces that
+// accept router advertisements continue to do so. Otherwise the kernel would ignore the
+// advertisements, and the host would lose its default route.
 func keepRouterAdvertisements() {
-	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
+	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil &&
+		strings.TrimSpace(string(raw)) == "1" {
 		return
 	}
 	links, err := netlink.LinkList()
@@ -116,7 +119,7 @@ func keepRouterAdvertisements() {
 }
 
 // installLayout programs the routes, tunnels and neighbor entries of the layout in the kernel. A
-// problem with a single node does not prevent the rest, and is returned in problems.
+// problem with a single node does not prevent the rest. Such problems are returned as sentences.
 func installLayout(l Layout) (problems []string, err error) {
 	problems = slices.Clone(l.Missing)
 	index, err := installTunnel(l.Tunnel)
@@ -167,7 +170,9 @@ func installTunnel(want *Tunnel) (index int, err error) {
 		made := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: tunnelName, HardwareAddr: mac, MTU: want.MTU},
 			VxlanId: tunnelVNI, Port: tunnelPort, SrcAddr: want.Local.AsSlice(), Learning: false}
 		if err := netlink.LinkAdd(made); err != nil {
-			return 0, fmt.Errorf("creating the tunnel to nodes on other links: %w: load it with 'modprobe vxlan', or put all nodes on one link", err)
+			return 0,
+				fmt.Errorf("creating the tunnel to nodes on other links: %w: load it with 'modprobe vxlan', or put "+
+					"all nodes on one link", err)
 		}
 		if have, err = netlink.LinkByName(tunnelName); err != nil {
 			return 0, fmt.Errorf("creating the tunnel: %w", err)
@@ -183,7 +188,7 @@ func installTunnel(want *Tunnel) (index int, err error) {
 			return 0, fmt.Errorf("setting the tunnel up: %w", err)
 		}
 	}
-	return have.Attrs().Index, tunnelAddrs(have, want.Addrs)
+	return have.Attrs().Index, setTunnelAddrs(have, want.Addrs)
 }
 
 func sameTunnel(have netlink.Link, want *Tunnel) bool {
@@ -196,8 +201,9 @@ func sameTunnel(have netlink.Link, want *Tunnel) bool {
 		v.Attrs().HardwareAddr.String() == want.MAC
 }
 
-// tunnelAddrs makes want the only addresses of the VXLAN interface l.
-func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
+// setTunnelAddrs sets the addresses of the VXLAN interface l: it adds the addresses in want and
+// removes all others, except link-local addresses.
+func setTunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return fmt.Errorf("listing the addresses of the tunnel: %w", err)
@@ -229,9 +235,10 @@ func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	return nil
 }
 
-// installPeers makes the neighbor and forwarding entries of the VXLAN interface index exactly those
-// of the peers.
-func installPeers(index int, peers []Peer) (problems []string) {
+// installPeers sets the neighbor and forwarding entries of the VXLAN interface with index
+// linkIndex: it adds the entries for the peers and removes all others. Failures are returned in
+// problems, one sentence per entry.
+func installPeers(linkIndex int, peers []Peer) (problems []string) {
 	type entry struct {
 		family int
 		mac    string
@@ -250,14 +257,15 @@ func installPeers(index int, peers []Peer) (problems []string) {
 	}
 	neigh := func(e entry) *netlink.Neigh {
 		mac, _ := net.ParseMAC(e.mac)
-		n := &netlink.Neigh{LinkIndex: index, Family: e.family, State: netlink.NUD_PERMANENT, IP: e.ip.AsSlice(), HardwareAddr: mac}
+		n := &netlink.Neigh{LinkIndex: linkIndex, Family: e.family, State: netlink.NUD_PERMANENT, IP: e.ip.AsSlice(),
+			HardwareAddr: mac}
 		if e.family == unix.AF_BRIDGE {
 			n.Flags = netlink.NTF_SELF
 		}
 		return n
 	}
 	for _, f := range append(kernelFamilies(), unix.AF_BRIDGE) {
-		have, err := netlink.NeighList(index, f)
+		have, err := netlink.NeighList(linkIndex, f)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			problems = append(problems, fmt.Sprintf("listing the tunnel's neighbors: %v", err))
 			continue
@@ -267,7 +275,8 @@ func installPeers(index int, peers []Peer) (problems []string) {
 			e := entry{f, n.HardwareAddr.String(), ip.Unmap()}
 			if _, ok := want[e]; ok && n.State&netlink.NUD_PERMANENT != 0 {
 				delete(want, e)
-			} else if n.State&(netlink.NUD_PERMANENT|netlink.NUD_REACHABLE|netlink.NUD_STALE) != 0 && !ip.IsMulticast() {
+			} else if n.State&(netlink.NUD_PERMANENT|netlink.NUD_REACHABLE|netlink.NUD_STALE) != 0 &&
+				!ip.IsMulticast() {
 				_ = netlink.NeighDel(&n) // an error is ignored: the entry has expired, or is replaced below
 			}
 		}
@@ -280,13 +289,14 @@ func installPeers(index int, peers []Peer) (problems []string) {
 	return problems
 }
 
-// installRoutes makes want the only routes with routeProtocol in the kernel. tunnel is the index of
-// the tunnel interface.
-func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, err error) {
+// installRoutes sets Keelson's routes in the kernel, which have the protocol routeProtocol: it adds
+// the routes in want and removes all others. tunnelIndex is the interface index of the tunnel.
+func installRoutes(want map[netip.Prefix]Route, tunnelIndex int) (problems []string, err error) {
 	var have []netlink.Route
 	for _, f := range kernelFamilies() {
 		list, err := netlink.RouteListFiltered(f, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next sync sees the routes that this dump missed
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			// the next sync sees the routes that this dump missed
 			return nil, fmt.Errorf("listing routes: %w", err)
 		}
 		have = append(have, list...)
@@ -296,7 +306,7 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 	for _, h := range have {
 		p, ok := toPrefix(h.Dst)
 		w, wanted := want[p]
-		if ok && wanted && !fine[p] && sameRoute(h, w, tunnel) {
+		if ok && wanted && !fine[p] && sameRoute(h, w, tunnelIndex) {
 			fine[p] = true
 			continue
 		}
@@ -309,10 +319,12 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 			continue
 		}
 		if p.Addr().Is6() && len(kernelFamilies()) < 2 {
-			errs = append(errs, fmt.Errorf("route to pods %s: this kernel has no IPv6: enable IPv6, or create the cluster with IPv4 only", p))
+			errs = append(errs,
+				fmt.Errorf("route to pods %s: this kernel has no IPv6: enable IPv6, or create the cluster "+
+					"with IPv4 only", p))
 			continue
 		}
-		if err := netlink.RouteReplace(kernelRoute(w, tunnel)); err != nil {
+		if err := netlink.RouteReplace(kernelRoute(w, tunnelIndex)); err != nil {
 			if w.Via.IsValid() {
 				problems = append(problems, fmt.Sprintf("route to pods %s via node %s: %v", p, w.Via, err))
 			} else {
@@ -341,12 +353,13 @@ func sameRoute(h netlink.Route, w Route, tunnel int) bool {
 		return h.Type == unix.RTN_UNREACHABLE && h.Priority == refusedMetric
 	}
 	via, ok := netip.AddrFromSlice(h.Gw)
-	return ok && via.Unmap() == w.Via && h.Type == unix.RTN_UNICAST && (h.LinkIndex == tunnel && tunnel != 0) == w.Tunnel
+	return ok && via.Unmap() == w.Via && h.Type == unix.RTN_UNICAST &&
+		(h.LinkIndex == tunnel && tunnel != 0) == w.Tunnel
 }
 
-// prepareBridge creates the bridge of Keelson's network before the bridge plugin does, if pods have
-// IPv6. The kernel would otherwise run duplicate address detection for a second. During that time
-// the node could not reach the pods.
+// prepareBridge creates the bridge of Keelson's network without duplicate address detection, if it
+// does not exist. It must be called before the bridge plugin if pods have IPv6. With a bridge that
+// the plugin creates, the node could not reach the pods for a second.
 func prepareBridge() error {
 	if _, err := netlink.LinkByName(cni.Bridge); err == nil {
 		return nil
@@ -383,8 +396,9 @@ func removeBridge() error {
 	return nil
 }
 
-// setBridgeMTU sets the MTU of the bridge of Keelson's network to mtu, or to the smallest MTU of
-// its ports. Packets that the bridge routes to a pod must fit the pod's interface.
+// setBridgeMTU sets the MTU of the bridge of Keelson's network to mtu, or to the MTU of its ports
+// if that is smaller. Packets that the bridge routes to a pod must fit the pod's interface. It does
+// nothing if mtu is 0 or the bridge does not exist.
 func setBridgeMTU(mtu int) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil || mtu == 0 {

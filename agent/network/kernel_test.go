@@ -25,7 +25,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // machine is a network namespace that stands for a node, a router or a pod.
@@ -122,7 +122,8 @@ func (m *machine) route(dst, via string) {
 // cord connects two machines with a veth pair.
 func cord(a *machine, nameA string, b *machine, nameB string) {
 	a.t.Helper()
-	a.check(a.nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA, MTU: 1500}, PeerName: nameB, PeerNamespace: netlink.NsFd(int(b.ns))}))
+	a.check(a.nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA, MTU: 1500}, PeerName: nameB,
+		PeerNamespace: netlink.NsFd(int(b.ns))}))
 }
 
 // ours returns the routes with routeProtocol in the kernel, one per line.
@@ -170,19 +171,23 @@ var places = map[string][2]string{ // name → link and number
 func nodeOf(name string) *agent.Peer {
 	at := places[name]
 	i := name[1:]
-	return node(name, fmt.Sprintf("10.244.%s.0/24,fd44:0:0:%s::/64", i, i), fmt.Sprintf("10.89.%s.%s,fd89:0:0:%s::%s", at[0], at[1], at[0], at[1]))
+	return node(name, fmt.Sprintf("10.244.%s.0/24,fd44:0:0:%s::/64", i, i),
+		fmt.Sprintf("10.89.%s.%s,fd89:0:0:%s::%s", at[0], at[1], at[0], at[1]))
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, router: newMachine(t, "router"), nodes: map[string]*machine{}, objects: fake.NewCluster(), stop: map[string]func(){}, detach: map[string]func(){}}
+	w := &world{t: t, router: newMachine(t, "router"), nodes: map[string]*machine{}, objects: fake.NewCluster(),
+		stop: map[string]func(){}, detach: map[string]func(){}}
 	pods, services := strings.Split(podRanges, ","), strings.Split(serviceRanges, ",")
-	w.objects.About = agent.Cluster{Name: "t", ClusterCIDR: pods[0], ServiceCIDR: services[0], ClusterCIDRs: pods, ServiceCIDRs: services}
+	w.objects.About = agent.Cluster{Name: "t", ClusterCIDR: pods[0], ServiceCIDR: services[0], ClusterCIDRs: pods,
+		ServiceCIDRs: services}
 	for _, b := range []string{"0", "1"} {
 		w.router.check(w.router.nl.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "link" + b}}))
 		w.router.up("link"+b, "10.89."+b+".1/24", "fd89:0:0:"+b+"::1/64")
 	}
 	w.router.in(func() error {
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
 	})
 	for name, at := range places {
 		m := newMachine(t, name)
@@ -254,11 +259,7 @@ func (w *world) leave(name string) {
 
 func (w *world) eventually(name string, cond func() error) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, time.Millisecond, cond); err != nil {
-		w.t.Fatalf("%s: %v", name, err)
-	}
+	await.Until(context.Background(), w.t, await.Patience, time.Millisecond, name, cond)
 }
 
 func (w *world) has(name, routes string) {
@@ -274,8 +275,9 @@ func (w *world) has(name, routes string) {
 func never() bool { return false }
 
 const (
-	routesOfW1 = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\n10.244.2.0/24 10.89.0.102\n10.244.3.0/24 tunnel 10.244.3.0\n" +
-		"fd44:0:0:2::/64 fd89::102\nfd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\nfd44::/48 nowhere\nfd96::/112 nowhere"
+	routesOfW1 = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\n10.244.2.0/24 10.89.0.102\n10.244.3.0/24 " +
+		"tunnel 10.244.3.0\nfd44:0:0:2::/64 fd89::102\nfd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\nfd44::/48 " +
+		"nowhere\nfd96::/112 nowhere"
 	refusals = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\nfd44::/48 nowhere\nfd96::/112 nowhere"
 )
 
@@ -292,7 +294,8 @@ func TestKernelIsKept(t *testing.T) {
 			return err
 		}
 		v, ok := l.(*netlink.Vxlan)
-		if !ok || v.Attrs().MTU != 1450 || v.Attrs().Flags&net.FlagUp == 0 || v.Attrs().HardwareAddr.String() != HardwareAddr("w1").String() {
+		if !ok || v.Attrs().MTU != 1450 || v.Attrs().Flags&net.FlagUp == 0 ||
+			v.Attrs().HardwareAddr.String() != HardwareAddr("w1").String() {
 			return fmt.Errorf("the tunnel is %+v", l.Attrs())
 		}
 		want := 0
@@ -325,7 +328,8 @@ func TestKernelIsKept(t *testing.T) {
 		},
 		"a route is led astray": func() error {
 			_, dst, _ := net.ParseCIDR("10.244.3.0/24")
-			return m.nl.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.89.0.1"), Protocol: unix.RTPROT_STATIC})
+			return m.nl.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.89.0.1"),
+				Protocol: unix.RTPROT_STATIC})
 		},
 		"the tunnel is removed":     func() error { return m.nl.LinkDel(m.link(tunnelName)) },
 		"the tunnel is down":        func() error { return m.nl.LinkSetDown(m.link(tunnelName)) },
@@ -336,10 +340,12 @@ func TestKernelIsKept(t *testing.T) {
 			return errors.Join(m.nl.AddrDel(m.link(tunnelName), a), m.nl.AddrAdd(m.link(tunnelName), b))
 		},
 		"a neighbour is removed": func() error {
-			return m.nl.NeighDel(&netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index, IP: net.ParseIP("10.244.3.0")})
+			return m.nl.NeighDel(&netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index,
+				IP: net.ParseIP("10.244.3.0")})
 		},
 		"a forwarding entry is removed": func() error {
-			return m.nl.NeighDel(&netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF,
+			return m.nl.NeighDel(&netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index, Family: unix.AF_BRIDGE,
+				Flags:        netlink.NTF_SELF,
 				HardwareAddr: HardwareAddr("w3"), IP: net.ParseIP("10.89.1.103")})
 		},
 		"the link goes down and up": func() error {
@@ -368,7 +374,9 @@ func nodesComeAndGo(t *testing.T, w *world) {
 	moved := nodeOf("w3")
 	moved.Addresses = node("w3", "", "10.89.0.103,fd89::103").Addresses
 	w.objects.Put(moved)
-	w.has("w1", strings.NewReplacer("tunnel 10.244.3.0", "10.89.0.103", "tunnel fd44::3:ffff:ffff:ffff:ffff", "fd89::103").Replace(routesOfW1))
+	w.has("w1",
+		strings.NewReplacer("tunnel 10.244.3.0", "10.89.0.103", "tunnel fd44::3:ffff:ffff:ffff:ffff",
+			"fd89::103").Replace(routesOfW1))
 	w.eventually("tunnel that nobody needs", func() error {
 		if _, err := m.nl.LinkByName(tunnelName); err == nil {
 			return errors.New("it is there")
@@ -429,7 +437,8 @@ func TestPodsAcrossLinks(t *testing.T) {
 	r1, r3 := w.keep("w1", never), w.keep("w3", never)
 	w.has("w1", routesOfW1)
 	w.eventually("w3", func() error {
-		if got := w.nodes["w3"].ours(); !strings.Contains(got, "10.244.1.0/24 tunnel 10.244.1.0") || !strings.Contains(got, "fd44:0:0:1::/64 tunnel") {
+		if got := w.nodes["w3"].ours(); !strings.Contains(got, "10.244.1.0/24 tunnel 10.244.1.0") ||
+			!strings.Contains(got, "fd44:0:0:1::/64 tunnel") {
 			return errors.New(got)
 		}
 		return nil
@@ -472,7 +481,8 @@ func TestPodsAcrossLinks(t *testing.T) {
 		listener := b.listen(netip.MustParseAddr(sb.IPs[i]))
 		w.eventually("from the node as "+as, func() error {
 			w.nodes["w1"].in(func() error {
-				c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(as)}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(sb.IPs[i]), 7000)))
+				c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(as)},
+					net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(sb.IPs[i]), 7000)))
 				if err != nil {
 					return err
 				}
@@ -513,7 +523,8 @@ func dialWhole(to netip.Addr) (net.Conn, error) {
 			if to.Is4() {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
 			} else {
-				err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO),
+				err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER,
+					unix.IPV6_PMTUDISC_DO),
 					unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1))
 			}
 		})
@@ -534,7 +545,8 @@ func TestClusterAddressesStayInside(t *testing.T) {
 	w.objects.Delete(nodeOf("w3"))
 	w.has("w1", refusals)
 	w.nodes["w1"].in(func() error { // the kernel limits the rate of "host unreachable" errors, and senders would wait
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0), os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
 	})
 	seen := w.router.capture("p-w1")
 	strangers := []string{"10.244.2.9", "10.244.200.9", "10.96.3.3", "fd44:0:0:2::9", "fd44:0:0:aa::9", "fd96::33"}
@@ -546,7 +558,8 @@ func TestClusterAddressesStayInside(t *testing.T) {
 					c.Close()
 					return fmt.Errorf("somebody answers at %s", s)
 				}
-				if !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) && !errors.Is(err, syscall.ENETDOWN) && !errors.Is(err, syscall.EACCES) {
+				if !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) &&
+					!errors.Is(err, syscall.ENETDOWN) && !errors.Is(err, syscall.EACCES) {
 					return fmt.Errorf("%s: %w", s, err)
 				}
 				return nil

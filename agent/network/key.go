@@ -16,8 +16,8 @@ import (
 // KeyFile is the file with the node's WireGuard key, in the agent's state directory.
 const KeyFile = "wireguard.json"
 
-// keyVersion is the format version of KeyFile. A release may add fields without a new version. A
-// change of a field's meaning requires a new version.
+// keyVersion is the format version of KeyFile. A release may add fields without a new version, but
+// a change of a field's meaning requires a new version.
 const keyVersion = 1
 
 // keyLimit is the maximum size of KeyFile, in bytes.
@@ -41,7 +41,7 @@ func OpenKey(folder string) (wgtypes.Key, error) {
 	}
 	raw, err := json.Marshal(keyFile{keyVersion, key.String()})
 	if err == nil {
-		err = durable.Write(path, raw)
+		err = durable.WriteIfChanged(path, raw, durable.Intact)
 	}
 	if err != nil {
 		return wgtypes.Key{}, fmt.Errorf("storing the WireGuard key: %w", err)
@@ -61,8 +61,9 @@ func readKey(path string) (wgtypes.Key, error) {
 		return none, err
 	}
 	if st.Mode().Perm()&0o077 != 0 {
-		return none, fmt.Errorf("%s: users other than its owner may read it (mode %04o): remove it to give the node a new key, "+
-			"or set mode 0600 if nobody has read it", path, st.Mode().Perm())
+		return none,
+			fmt.Errorf("%s: users other than its owner may read it (mode %04o): remove it to give the node a new key, "+
+				"or set mode 0600 if nobody has read it", path, st.Mode().Perm())
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, keyLimit))
 	if err != nil {
@@ -70,11 +71,13 @@ func readKey(path string) (wgtypes.Key, error) {
 	}
 	var form keyFile
 	if err := json.Unmarshal(raw, &form); err != nil || form.Version < 1 {
-		return none, fmt.Errorf("%s is not a WireGuard key file of an agent: remove it to give the node a new key", path)
+		return none, fmt.Errorf("%s is not a WireGuard key file of an agent: remove it to give the node a new key",
+			path)
 	}
 	if form.Version > keyVersion {
-		return none, fmt.Errorf("%s has version %d of a later release, and this release supports version %d: run that release, "+
-			"or remove the file to give the node a new key", path, form.Version, keyVersion)
+		return none,
+			fmt.Errorf("%s has version %d of a later release, and this release supports version %d: run that release, "+
+				"or remove the file to give the node a new key", path, form.Version, keyVersion)
 	}
 	key, err := wgtypes.ParseKey(form.Private)
 	if err != nil || key == none {

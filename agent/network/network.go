@@ -25,7 +25,7 @@ import (
 
 // Config is the configuration of a Network.
 type Config struct {
-	ConfDir string // a configuration in this directory takes precedence over Keelson's own
+	ConfDir string // directory for a third-party configuration, which takes precedence over Keelson's own
 	BinDirs []string
 	RunDir  string // addresses and cached results; deleted by a reboot
 	// PodCIDRs returns this node's pod ranges, one per address family. It returns none until they
@@ -47,18 +47,20 @@ type Network struct {
 	cfg  Config
 	exec *executor
 	cni  *libcni.CNIConfig
-	// senders enforces the source addresses of pods on Keelson's own network.
+	// senders makes the kernel drop packets of pods on Keelson's own network with other source
+	// addresses.
 	senders *senderCheck
 
 	mu          sync.Mutex
-	cache       map[string]*libcni.NetworkConfigList // by the inputs of the configuration
+	cache       map[string]*libcni.NetworkConfigList // key: the inputs from which the configuration was generated
 	statusCache pluginStatus
-	// attached are the sandboxes that this process has attached or is attaching. A list of
-	// sandboxes may be older.
+	// attached contains the sandboxes that this process has attached or is attaching. GC keeps them
+	// even if its list of existing sandboxes is older and lacks them.
 	attached map[string]bool
 
-	// adding is held for reading during every ADD. The GC verb of a plugin removes everything of
-	// sandboxes that are not on its list, so GC must not run during an ADD.
+	// adding is held for reading during every ADD. The GC verb makes a plugin remove the
+	// attachments of all sandboxes that are not on its list. GC must therefore not run during an
+	// ADD.
 	adding sync.RWMutex
 }
 
@@ -89,8 +91,8 @@ func (n *Network) withDeadline(ctx context.Context, verb string) (context.Contex
 	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
 
-// Ready returns nil if a configuration exists and its plugins are installed. Plugins that support
-// the STATUS verb must also report that they are ready.
+// Ready returns nil if a CNI configuration exists, its plugins are installed, and the plugins that
+// support the STATUS verb report that they are ready.
 func (n *Network) Ready() error {
 	list, err := n.activeConfiguration(false)
 	if err != nil {
@@ -98,14 +100,16 @@ func (n *Network) Ready() error {
 	}
 	for _, p := range list.Plugins {
 		if _, err := n.exec.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
-			return fmt.Errorf("network %q: plugin %s is not in %s: install it there", list.Name, p.Network.Type, strings.Join(n.cfg.BinDirs, ", "))
+			return fmt.Errorf("network %q: plugin %s is not in %s: install it there", list.Name, p.Network.Type,
+				strings.Join(n.cfg.BinDirs, ", "))
 		}
 	}
 	if list.Name == cni.Name {
 		return nil // Keelson's own plugins require nothing but their files
 	}
 	return n.statusCache.cachedOrQuery(string(list.Bytes), func() error {
-		ctx, cancel := context.WithTimeoutCause(context.Background(), statusLimit, fmt.Errorf("CNI STATUS took longer than %s", statusLimit))
+		ctx, cancel := context.WithTimeoutCause(context.Background(), statusLimit,
+			fmt.Errorf("CNI STATUS took longer than %s", statusLimit))
 		defer cancel()
 		if err := n.cni.GetStatusNetworkList(ctx, list); err != nil {
 			return fmt.Errorf("network %q is not ready: CNI STATUS: %w", list.Name, err)
@@ -114,8 +118,8 @@ func (n *Network) Ready() error {
 	})
 }
 
-// Timeout of the CNI verb STATUS, and how long its result is cached. Every client that inspects the
-// node calls Ready, and each query starts a process.
+// Timeout of the CNI verb STATUS, and how long its result is cached. Each STATUS call starts a
+// process, and every client that inspects the node calls Ready.
 const (
 	statusLimit = 10 * time.Second
 	statusEvery = 5 * time.Second
@@ -129,22 +133,23 @@ type pluginStatus struct {
 	err  error
 }
 
-// cachedOrQuery returns the result of ask, which calls STATUS for the configuration list. If the
-// previous result is for the same configuration and at most statusEvery old, it returns that
-// result.
-func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
+// cachedOrQuery returns the result of queryStatus, which calls the CNI verb STATUS. configuration
+// identifies the CNI configuration. A previous result for the same configuration is returned again
+// while it is at most statusEvery old.
+func (s *pluginStatus) cachedOrQuery(configuration string, queryStatus func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.list != list || time.Since(s.at) > statusEvery {
-		s.err = ask()
-		s.list, s.at = list, time.Now()
+	if s.list != configuration || time.Since(s.at) > statusEvery {
+		s.err = queryStatus()
+		s.list, s.at = configuration, time.Now()
 	}
 	return s.err
 }
 
 // activeConfiguration returns the third-party CNI configuration if ConfDir contains one, and
-// otherwise Keelson's own. With ports, Keelson's own configuration includes the portmap plugin.
-func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, error) {
+// otherwise Keelson's own. If hostPorts is true, Keelson's own configuration includes the portmap
+// plugin.
+func (n *Network) activeConfiguration(hostPorts bool) (*libcni.NetworkConfigList, error) {
 	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
 		return nil, err
@@ -154,7 +159,8 @@ func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, er
 	}
 	cidrs := n.cfg.PodCIDRs()
 	if len(cidrs) == 0 {
-		return nil, errors.New("network is not ready: the node has no pod CIDR yet and there is no configuration in " + n.cfg.ConfDir)
+		return nil, errors.New("network is not ready: the node has no pod CIDR yet and there is no configuration in " +
+			n.cfg.ConfDir)
 	}
 	mtu := 0
 	if n.cfg.MTU != nil {
@@ -162,11 +168,11 @@ func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, er
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	key := fmt.Sprint(cidrs, mtu, ports)
+	key := fmt.Sprint(cidrs, mtu, hostPorts)
 	if l := n.cache[key]; l != nil {
 		return l, nil
 	}
-	raw, err := cni.Conflist(cni.Options{PodCIDRs: cidrs, MTU: mtu, IPAMDir: n.ipamDir(), HostPorts: ports})
+	raw, err := cni.Conflist(cni.Options{PodCIDRs: cidrs, MTU: mtu, IPAMDir: n.ipamDir(), HostPorts: hostPorts})
 	if err != nil {
 		return nil, err
 	}
@@ -234,8 +240,8 @@ func protocolName(p int32) string {
 }
 
 // Add attaches a pod's sandbox to the pod network with the CNI verb ADD and returns its addresses.
-// If the sandbox is already attached, it returns the current status. The loopback interface must be
-// up. After a failure it undoes the ADD.
+// If the sandbox is already attached, Add returns its current status. The sandbox's loopback
+// interface must be up. After a failed ADD, Add calls DEL.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
 	list, err := n.activeConfiguration(len(portMappings(r)) > 0)
 	if err != nil {
@@ -254,13 +260,16 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 		if lacksCheckVerb(list) || n.cni.CheckNetworkList(adding, list, rt) == nil {
 			if list.Name == cni.Name {
 				if err := n.checkSender(adding, r.SandboxID, r.Namespace, cached); err != nil {
-					return agent.NetworkStatus{}, fmt.Errorf("network %q: pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+					return agent.NetworkStatus{}, fmt.Errorf("network %q: pod %s/%s: %w", list.Name,
+						r.Namespace, r.Name, err)
 				}
 			}
 			return parseStatus(cached)
 		}
 	}
-	if list.Name == cni.Name && slices.ContainsFunc(n.cfg.PodCIDRs(), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+	if list.Name == cni.Name && slices.ContainsFunc(n.cfg.PodCIDRs(), func(p netip.Prefix) bool {
+		return p.Addr().Is6()
+	}) {
 		if err := prepareBridge(); err != nil {
 			return agent.NetworkStatus{}, err
 		}
@@ -278,7 +287,8 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 		}
 		n.recordAttached(r.SandboxID, false)
 		n.senders.removeSandbox(r.SandboxID)
-		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name,
+			r.Namespace, r.Name, err)
 	}
 	return parseStatus(res)
 }
@@ -290,7 +300,8 @@ func parseStatus(res types.Result) (agent.NetworkStatus, error) {
 	}
 	var s agent.NetworkStatus
 	for _, ip := range r.IPs {
-		if ip.Interface != nil && *ip.Interface >= 0 && *ip.Interface < len(r.Interfaces) && r.Interfaces[*ip.Interface].Sandbox == "" {
+		if ip.Interface != nil && *ip.Interface >= 0 && *ip.Interface < len(r.Interfaces) &&
+			r.Interfaces[*ip.Interface].Sandbox == "" {
 			continue
 		}
 		s.IPs = append(s.IPs, ip.Address.IP.String())

@@ -10,22 +10,23 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"keelson.dev/keelson/internal/filewatch"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // OwnKey is the node's WireGuard key as stored in KeyFile. Follow reloads it when the file is
-// replaced while the agent runs. If the file is removed, a new key is created.
+// replaced while the agent runs, and creates a new key if the file is removed.
 type OwnKey struct {
 	folder string
 	key    atomic.Pointer[wgtypes.Key]
 	log    *slog.Logger
-	// The channels are buffered and signaled when the key has changed.
-	forRoutes, forOthers chan struct{}
+	// Both are signaled when the key has changed.
+	forRoutes, forOthers wakeup.Signal
 }
 
 // OpenOwnKey reads the key from KeyFile in the directory folder, or creates a key if the file does
 // not exist.
 func OpenOwnKey(folder string, log *slog.Logger) (*OwnKey, error) {
-	k := &OwnKey{folder: folder, log: log, forRoutes: make(chan struct{}, 1), forOthers: make(chan struct{}, 1)}
+	k := &OwnKey{folder: folder, log: log, forRoutes: wakeup.New(), forOthers: wakeup.New()}
 	key, err := OpenKey(folder)
 	if err != nil {
 		return nil, err
@@ -47,7 +48,8 @@ func (k *OwnKey) Follow(ctx context.Context) error { return k.followFile(ctx, fi
 func (k *OwnKey) followFile(ctx context.Context, every time.Duration) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile)) // taken before the file is read, so that a later change is noticed
+	// taken before the file is read, so that a later change is noticed
+	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile))
 	if err := k.reload(); err != nil {
 		return err
 	}
@@ -70,11 +72,7 @@ func (k *OwnKey) reload() error {
 	}
 	k.key.Store(&key)
 	k.log.Info("the WireGuard key was replaced", "public", key.PublicKey().String())
-	for _, to := range []chan struct{}{k.forRoutes, k.forOthers} {
-		select {
-		case to <- struct{}{}:
-		default:
-		}
-	}
+	k.forRoutes.Send()
+	k.forOthers.Send()
 	return nil
 }

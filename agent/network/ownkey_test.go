@@ -50,7 +50,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := durable.Write(file, raw); err != nil {
+	if err := durable.WriteIfChanged(file, raw, durable.Intact); err != nil {
 		t.Fatal(err)
 	}
 	if got := told(t, ctx, k); got != next {
@@ -67,7 +67,7 @@ func TestKeyIsReplaced(t *testing.T) {
 		t.Errorf("after the file was removed the key is %s, and the file's %v", made.PublicKey(), err)
 	}
 
-	if err := durable.Write(file, []byte("none")); err != nil {
+	if err := durable.WriteIfChanged(file, []byte("none"), durable.Intact); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "is not a WireGuard key file") {
@@ -76,7 +76,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if k.Key() != made {
 		t.Error("a file without a key changed it")
 	}
-	if err := durable.Write(file, raw); err != nil { // while Follow is not running
+	if err := durable.WriteIfChanged(file, raw, durable.Intact); err != nil { // while Follow is not running
 		t.Fatal(err)
 	}
 	go follow()

@@ -51,7 +51,7 @@ const (
 	noUplink = "no interface of this node holds its address: check --node-ip"
 )
 
-// Link is an interface of this node that holds one of its addresses.
+// Link is a network interface of this node that holds one of the node's addresses.
 type Link struct {
 	Name  string
 	MTU   int
@@ -76,7 +76,7 @@ type Situation struct {
 // tunnels and the MTU.
 type Layout struct {
 	Routes map[netip.Prefix]Route
-	Tunnel *Tunnel // nil: no node requires it
+	Tunnel *Tunnel // VXLAN interface; nil: no node requires it
 	Peers  []Peer  // other ends of the VXLAN tunnel, by node name
 	// WireGuard is the encrypted tunnel; nil: no encryption. It excludes Tunnel.
 	WireGuard *WireGuard
@@ -85,16 +85,17 @@ type Layout struct {
 	Missing []string
 }
 
-// Route is the next hop for the packets to a range of pod addresses.
+// Route is the next hop for packets to a range of pod addresses.
 type Route struct {
 	Pods netip.Prefix
-	Via  netip.Addr // invalid: packets are rejected
+	Via  netip.Addr // next hop; invalid: packets are rejected
 	// Tunnel reports that Via is the other end of the tunnel (encrypted or not), rather than a node
 	// on a link.
 	Tunnel bool
 }
 
-// Tunnel is the configuration of this node's VXLAN interface, its end of the tunnels to all nodes.
+// Tunnel is the configuration of this node's VXLAN interface, which is its end of the tunnels to
+// all other nodes.
 type Tunnel struct {
 	Local netip.Addr // this node's outer source address
 	MAC   string
@@ -107,7 +108,7 @@ type Peer struct {
 	Node  string
 	MAC   string
 	Outer netip.Addr   // address of the node
-	Inner []netip.Addr // addresses of its end, one per family
+	Inner []netip.Addr // addresses of the node's VXLAN interface, one per family
 }
 
 // HardwareAddr returns the MAC address of a node's VXLAN interface. It is derived from the node's
@@ -119,9 +120,9 @@ func HardwareAddr(node string) net.HardwareAddr {
 	return mac
 }
 
-// InnerAddr returns the address of a node's end of the tunnel: an address in the node's pod range
-// that no pod gets. For IPv4 it is the network address. For IPv6 it is the last address, because
-// the first one is the subnet-router anycast address.
+// InnerAddr returns the address of a node's VXLAN or WireGuard interface: an address in the node's
+// pod range that no pod gets. For IPv4 it is the network address. For IPv6 it is the last address,
+// because the first address is the subnet-router anycast address.
 func InnerAddr(pods netip.Prefix) netip.Addr {
 	pods = pods.Masked()
 	if pods.Addr().Is4() {
@@ -168,8 +169,12 @@ func Plan(s Situation) Layout {
 	case len(tunneled) > 0:
 		l.addTunnel(s, uplink, outer, tunneled)
 	}
-	if l.MTU > 0 && l.MTU < minMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		l.Missing = append(l.Missing, fmt.Sprintf("the MTU of pod interfaces would be %d, and IPv6 requires %d: give link %s a larger MTU", l.MTU, minMTU6, uplink.Name))
+	if l.MTU > 0 && l.MTU < minMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool {
+		return p.Addr().Is6()
+	}) {
+		l.Missing = append(l.Missing,
+			fmt.Sprintf("the MTU of pod interfaces would be %d, and IPv6 requires %d: give link %s a larger MTU", l.MTU,
+				minMTU6, uplink.Name))
 	}
 	return l
 }
@@ -179,7 +184,8 @@ func Plan(s Situation) Layout {
 func (s Situation) CheckOverlap() error {
 	for _, ip := range s.NodeIPs {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {
-			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of the range, or create the cluster with a range in which no machine has an address", ip, flag, p)
+			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of the "+
+				"range, or create the cluster with a range in which no machine has an address", ip, flag, p)
 		}
 	}
 	return nil
@@ -198,12 +204,15 @@ func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) 
 	return "", netip.Prefix{}
 }
 
-// addNodeRoutes adds to the layout the routes to the pods of node n that need no tunnel. It returns
-// true if other pod ranges of n require a tunnel; addTunnel or addWireGuard adds their routes.
+// addNodeRoutes adds to the layout the routes to those pod ranges of node n that need no tunnel. It
+// returns true if other pod ranges of n need a tunnel. The caller must add their routes with
+// addTunnel or addWireGuard.
 func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, ip := range n.Addresses {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has address %s, which is in the cluster's --%s %s: give it one outside", n.Name, ip, flag, p))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("node %s has address %s, which is in the cluster's --%s %s: give it one outside",
+					n.Name, ip, flag, p))
 			return false
 		}
 	}
@@ -221,8 +230,10 @@ func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 			continue
 		}
 		if s.Mode == ModeRoutes {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address on a link of this node: its pods in %s are reachable only with --pod-network=auto or vxlan",
-				n.Name, familyName(p.Addr()), p))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("node %s has no %s address on a link of this node: its pods in %s are reachable only with "+
+					"--pod-network=auto or vxlan",
+					n.Name, familyName(p.Addr()), p))
 			continue
 		}
 		tunnel = true
@@ -230,7 +241,7 @@ func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	return tunnel
 }
 
-// addTunnel adds to the layout the VXLAN interface and the routes to the pods of nodes, which
+// addTunnel adds to the layout the VXLAN interface, and the routes to the pods of nodes that
 // require a tunnel. outer is this node's address on uplink.
 func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
@@ -249,12 +260,16 @@ func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*
 	for _, n := range nodes {
 		to := addressInFamily(n, outer.Is4())
 		if !to.IsValid() {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, familyName(outer)))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable",
+					n.Name, familyName(outer)))
 			continue
 		}
 		peer := Peer{Node: n.Name, MAC: HardwareAddr(n.Name).String(), Outer: to}
 		if other := macs[peer.MAC]; other != "" {
-			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have the same hardware address on the tunnel, which follows from their names: rename one of them", other, n.Name))
+			l.Missing = append(l.Missing,
+				fmt.Sprintf("nodes %s and %s have the same hardware address on the tunnel, which follows from their "+
+					"names: rename one of them", other, n.Name))
 			continue
 		}
 		macs[peer.MAC] = n.Name
@@ -272,8 +287,8 @@ func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*
 	l.Tunnel, l.MTU = &t, t.MTU
 }
 
-// findUplink returns the link that holds the first of the node's addresses that any link holds, and
-// this address. The address is invalid if no link holds any.
+// findUplink returns the first of the node's addresses that a network link holds, and this link.
+// The address is invalid if no link holds any of them.
 func (s Situation) findUplink() (Link, netip.Addr) {
 	for _, ip := range s.NodeIPs {
 		for _, link := range s.Links {
@@ -287,12 +302,11 @@ func (s Situation) findUplink() (Link, netip.Addr) {
 	return Link{}, netip.Addr{}
 }
 
-// neighborAddress returns an address of node n on the network of one of this node's links. It is an
-// IPv4 address if four is true, otherwise an IPv6 address. It returns false if n has no such
-// address.
-func (s Situation) neighborAddress(n *agent.Peer, four bool) (netip.Addr, bool) {
+// neighborAddress returns an address of node n on the network of one of this node's links, in the
+// family that wantIPv4 selects. It returns false if n has no such address.
+func (s Situation) neighborAddress(n *agent.Peer, wantIPv4 bool) (netip.Addr, bool) {
 	for _, ip := range n.Addresses {
-		if ip.Is4() != four || slices.Contains(s.NodeIPs, ip) {
+		if ip.Is4() != wantIPv4 || slices.Contains(s.NodeIPs, ip) {
 			continue
 		}
 		for _, link := range s.Links {
@@ -306,16 +320,16 @@ func (s Situation) neighborAddress(n *agent.Peer, four bool) (netip.Addr, bool) 
 	return netip.Addr{}, false
 }
 
-func addressInFamily(n *agent.Peer, four bool) netip.Addr {
+func addressInFamily(n *agent.Peer, wantIPv4 bool) netip.Addr {
 	for _, ip := range n.Addresses {
-		if ip.Is4() == four {
+		if ip.Is4() == wantIPv4 {
 			return ip
 		}
 	}
 	return netip.Addr{}
 }
 
-// podPrefixes returns the pod ranges of a node. It omits invalid ranges and ranges of a single
+// podPrefixes returns the pod ranges of a node. It omits invalid ranges, and ranges with a single
 // address.
 func podPrefixes(n *agent.Peer) []netip.Prefix {
 	var out []netip.Prefix

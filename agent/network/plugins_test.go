@@ -37,7 +37,8 @@ var plugins = sync.OnceValues(func() (string, error) {
 	}
 	pluginDir = dir
 	for _, p := range []string{"plugins/main/bridge", "plugins/ipam/host-local", "plugins/meta/portmap"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, filepath.Base(p)), "github.com/containernetworking/plugins/"+p)
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, filepath.Base(p)),
+			"github.com/containernetworking/plugins/"+p)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build %s: %w\n%s", p, err, out)
@@ -76,11 +77,14 @@ func onHost(t testing.TB, f func(h *host)) {
 	}
 	dir := t.TempDir()
 	own := filepath.Join(dir, "bin")
-	if err := errors.Join(os.Mkdir(own, 0o755), os.Mkdir(filepath.Join(dir, "conf"), 0o755), os.Mkdir(filepath.Join(dir, "ns"), 0o755)); err != nil {
+	if err := errors.Join(os.Mkdir(own, 0o755), os.Mkdir(filepath.Join(dir, "conf"), 0o755),
+		os.Mkdir(filepath.Join(dir, "ns"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	c := Config{ConfDir: filepath.Join(dir, "conf"), BinDirs: []string{own, bin}, RunDir: filepath.Join(dir, "run"),
-		PodCIDRs: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.244.3.0/28")} }, Log: slog.New(slog.DiscardHandler)}
+		PodCIDRs: func() []netip.Prefix {
+			return []netip.Prefix{netip.MustParsePrefix("10.244.3.0/28")}
+		}, Log: slog.New(slog.DiscardHandler)}
 	h := &host{TB: t, Network: New(c), dir: dir}
 	t.Cleanup(func() {
 		mounts, _ := filepath.Glob(filepath.Join(dir, "ns", "*"))
@@ -236,7 +240,8 @@ func TestVerbsAreIdempotent(t *testing.T) {
 		if err != nil {
 			h.fail("%v", err)
 		}
-		if len(first.IPs) != 1 || !slices.Equal(h.inside(r), first.IPs) || first.MAC == "" || !slices.Equal(first.Gateways, []string{"10.244.3.1"}) {
+		if len(first.IPs) != 1 || !slices.Equal(h.inside(r), first.IPs) || first.MAC == "" ||
+			!slices.Equal(first.Gateways, []string{"10.244.3.1"}) {
 			t.Errorf("attached as %+v; eth0 has %v", first, h.inside(r))
 		}
 		again, err := h.Add(t.Context(), r)
@@ -351,7 +356,8 @@ func TestPortsThatAreNoGarbage(t *testing.T) {
 			h.fail("%v", err)
 		}
 		for _, name := range []string{"tap-of-mine", "vethernet"} {
-			theirs := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index}, PeerName: name + "-x"}
+			theirs := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index},
+				PeerName: name + "-x"}
 			if err := netlink.LinkAdd(theirs); err != nil {
 				h.fail("%v", err)
 			}
@@ -414,7 +420,9 @@ func TestAddressesRunOut(t *testing.T) {
 			all = append(all, r)
 		}
 		late := h.sandbox()
-		if _, err := h.Add(t.Context(), late); err == nil || !strings.Contains(err.Error(), "no IP addresses available") || !strings.Contains(err.Error(), "default/web-"+late.SandboxID) {
+		if _, err := h.Add(t.Context(), late); err == nil ||
+			!strings.Contains(err.Error(), "no IP addresses available") ||
+			!strings.Contains(err.Error(), "default/web-"+late.SandboxID) {
 			t.Errorf("one too many: %v", err)
 		}
 		if len(h.addresses()) != len(all) || h.ports() != len(all) {
@@ -467,7 +475,8 @@ func TestPluginFails(t *testing.T) {
 			if err == nil {
 				h.fail("attached by a broken plugin")
 			}
-			for _, want := range []string{`plugin type="fuse" failed (add)`, "the fuse is blown", "replace it", "default/web-" + r.SandboxID} {
+			for _, want := range []string{`plugin type="fuse" failed (add)`, "the fuse is blown", "replace it",
+				"default/web-" + r.SandboxID} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q does not say %q", err, want)
 				}
@@ -478,7 +487,8 @@ func TestPluginFails(t *testing.T) {
 		if string(calls) != "ADD\nDEL\nADD\nDEL\n" {
 			t.Errorf("the plugin was called %q", calls)
 		}
-		if err := os.WriteFile(filepath.Join(bin, "fuse"), []byte("#!/bin/sh\ncat >/dev/null\nexit 3\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(bin, "fuse"), []byte("#!/bin/sh\ncat >/dev/null\nexit 3\n"), 0o755); err !=
+			nil {
 			h.fail("%v", err)
 		}
 		if _, err := h.Add(t.Context(), r); err == nil || !strings.Contains(err.Error(), `type="fuse"`) {

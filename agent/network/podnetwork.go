@@ -10,16 +10,15 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// AllPodsOnOwnNetwork reports whether every pod of the node got its addresses from Keelson's own
-// network. It returns false if the directory conf contains a CNI configuration. It also returns
-// false if below the directory run a sandbox is recorded that another network attached. It returns
-// false if a directory cannot be read.
-func AllPodsOnOwnNetwork(conf, run string) bool {
-	if path, err := cni.FindOperatorConfig(conf); err != nil || path != "" {
+// AllPodsOnOwnNetwork reports whether Keelson's own network assigned the addresses of all pods of
+// the node. It returns false if confDir contains a CNI configuration, if runDir records a sandbox
+// that another network attached, or if a directory cannot be read.
+func AllPodsOnOwnNetwork(confDir, runDir string) bool {
+	if path, err := cni.FindOperatorConfig(confDir); err != nil || path != "" {
 		return false
 	}
 	// libcni names the file of an attachment NETWORK-SANDBOX-INTERFACE.
-	attached, err := os.ReadDir(filepath.Join(run, "cache", "results"))
+	attached, err := os.ReadDir(filepath.Join(runDir, "cache", "results"))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}

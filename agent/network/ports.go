@@ -30,9 +30,9 @@ func (n *Network) createdInterfaces(a cachedAttachment) []*types100.Interface {
 	return result.Interfaces
 }
 
-// hostPort returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
+// hostVeth returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
 // cached result of ADD. It returns nil if the interface no longer exists or no result is cached.
-func (n *Network) hostPort(a cachedAttachment) *types100.Interface {
+func (n *Network) hostVeth(a cachedAttachment) *types100.Interface {
 	for _, i := range n.createdInterfaces(a) {
 		if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
 			return i
@@ -41,10 +41,9 @@ func (n *Network) hostPort(a cachedAttachment) *types100.Interface {
 	return nil
 }
 
-// removePort removes the interface port, the host's end of a sandbox's veth pair, if it still
-// exists after DEL. The bridge plugin does not remove the pair if the sandbox's network namespace
-// was already unpinned. If a process or another mount still holds the namespace, the pair would
-// remain.
+// removePort removes port, the host's end of a sandbox's veth pair, if it still exists after DEL.
+// The bridge plugin does not remove the pair if the sandbox's network namespace was already
+// unpinned. In that case the pair remains while a process or another mount holds the namespace.
 func removePort(port *types100.Interface) error {
 	if port == nil {
 		return nil
@@ -63,8 +62,9 @@ func removePort(port *types100.Interface) error {
 var portName = regexp.MustCompile(`^veth[0-9a-f]{8}$`)
 
 // collectPorts removes the ports of Keelson's bridge that belong to no sandbox in libcni's cache.
-// The caller must prevent concurrent ADDs. keep are the IDs of existing sandboxes. If one of them
-// holds an address but is not in the cache, any port may be its own; no port is then removed.
+// keep contains the IDs of existing sandboxes. If an existing sandbox holds an address but is
+// missing in the cache, its port is unknown, and no port is removed. The caller must prevent
+// concurrent ADDs.
 func (n *Network) collectPorts(keep []string) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil {
@@ -91,7 +91,8 @@ func (n *Network) collectPorts(keep []string) error {
 	var errs []error
 	for _, l := range links {
 		at := l.Attrs()
-		if at.MasterIndex != bridge.Attrs().Index || l.Type() != "veth" || !portName.MatchString(at.Name) || ours[at.Name] {
+		if at.MasterIndex != bridge.Attrs().Index || l.Type() != "veth" || !portName.MatchString(at.Name) ||
+			ours[at.Name] {
 			continue
 		}
 		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {

@@ -14,22 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
-// Routes keeps the kernel's routes to the pods on other nodes up to date. It uses routes to nodes
-// on the same link, and tunnels to all other nodes. The remaining cluster ranges get unreachable
-// routes.
+// Routes keeps the kernel's routes to the pods on other nodes up to date: direct routes to nodes on
+// the same link, and tunnels to all other nodes. The rest of the cluster's pod ranges gets
+// unreachable routes.
 type Routes struct {
 	Node    string
 	NodeIPs []netip.Addr // addresses of this node, the primary one first
 	Mode    Mode
 	// Encryption is required in ModeWireGuard.
 	Encryption Encryption
-	// OwnKey, if not nil, replaces the key in Encryption and is followed for changes.
+	// OwnKey, if not nil, provides the key instead of Encryption.Key, and is followed for changes.
 	OwnKey  *OwnKey
 	Objects agent.Objects
-	// ForeignNetwork reports whether a third-party network plugin attaches pods. Routes are then
-	// the plugin's task, and Keelson's are removed.
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. The plugin then
+	// maintains the routes, and Keelson's routes are removed. nil: no.
 	ForeignNetwork func() bool
 	Log            *slog.Logger
 
@@ -53,8 +54,8 @@ const (
 )
 
 // Run enables forwarding and keeps the kernel's routes and tunnels in sync with the nodes, until
-// ctx ends or an error occurs. Changes by other programs are repaired when the kernel reports them.
-// Everything remains when Run returns, so that traffic continues without the agent.
+// ctx ends or an error occurs. It repairs changes by other programs when the kernel reports them.
+// The routes and tunnels remain when Run returns, so that traffic continues without the agent.
 func (r *Routes) Run(ctx context.Context) error {
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
@@ -71,9 +72,9 @@ func (r *Routes) Run(ctx context.Context) error {
 	}
 }
 
-// maintain syncs the kernel with the layout, and repeats that after each change of the nodes or of
-// the kernel's state. It returns nil when the subscription to kernel events ends, so that Run calls
-// it again. changes and tick also trigger a sync.
+// maintain syncs the kernel with the layout, and repeats this after each change of the nodes or of
+// the kernel's state. changes and tick also trigger a sync. It returns nil when the subscription to
+// kernel events ends; the caller must then call it again.
 func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
 	var replaced <-chan struct{}
 	if r.OwnKey != nil {
@@ -81,7 +82,7 @@ func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{
 	}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	damage := make(chan struct{}, 1)
+	damage := wakeup.New()
 	cut, err := r.watchKernel(watching, damage)
 	if err != nil {
 		return err
@@ -123,8 +124,9 @@ func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{
 	}
 }
 
-// syncKernel plans the current layout and programs it in the kernel. With foreign, a third-party
-// network plugin attaches the pods, and Keelson's routes and tunnels are removed.
+// syncKernel plans the current layout and programs it in the kernel. foreign means that a
+// third-party network plugin attaches the pods. In that case, Keelson's routes and tunnels are
+// removed.
 func (r *Routes) syncKernel(ctx context.Context, foreign bool) error {
 	layout, links := Layout{}, map[string]bool{}
 	if !foreign {

@@ -26,6 +26,7 @@ import (
 
 	"keelson.dev/keelson/cni"
 	"keelson.dev/keelson/internal/nftables"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Intervals of senderCheck.maintain.
@@ -34,13 +35,13 @@ const (
 	portsInterval = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
 )
 
-// senderCheck maintains the nftables rules that let a pod on Keelson's own network send only from
-// its own addresses. It also maintains the bridge's forwarding entries, because it disables MAC
-// learning on the ports of these pods.
+// senderCheck maintains the nftables rules that drop packets of a pod on Keelson's own network if
+// their source address does not belong to the pod. It disables MAC learning on the ports of these
+// pods, and therefore also maintains the bridge's forwarding entries.
 type senderCheck struct {
 	recorded func() map[string]podPort // returns the attached pods by sandbox, including those of an earlier process
 	log      *slog.Logger
-	wake     chan struct{} // wakes maintain after a pod was removed
+	wake     wakeup.Signal // wakes maintain after a pod was removed
 
 	mu      sync.Mutex
 	wanted  map[string]podPort // by sandbox; nil: recorded has not been called yet
@@ -49,18 +50,17 @@ type senderCheck struct {
 	write             sync.Mutex // held while the kernel is changed or read
 	nft               knftables.Interface
 	applied           map[string]map[string]bool
-	appliedVersion    uint64 // version that the kernel has
+	appliedVersion    uint64 // version of wanted in the kernel
 	built             bool   // the table contains applied
 	checkedGeneration uint32 // ruleset generation at the last successful check
 	rules             string // digest of the rules at that check
 }
 
 func newSenderCheck(recorded func() map[string]podPort, log *slog.Logger) *senderCheck {
-	return &senderCheck{recorded: recorded, log: log, wake: make(chan struct{}, 1)}
+	return &senderCheck{recorded: recorded, log: log, wake: wakeup.New()}
 }
 
-// loadRecorded sets wanted to the pods that recorded returns, if it is not set yet. The caller
-// holds mu.
+// loadRecorded sets wanted to the result of recorded, if wanted is nil. The caller holds mu.
 func (s *senderCheck) loadRecorded() {
 	if s.wanted == nil {
 		s.wanted = s.recorded()
@@ -68,8 +68,8 @@ func (s *senderCheck) loadRecorded() {
 	}
 }
 
-// addPort adds the sandbox's pod to the check. It returns once the kernel drops packets that the
-// pod sends from other addresses.
+// addPort adds the sandbox's pod to the check. When it returns without an error, the kernel drops
+// packets that the pod sends from addresses of others.
 func (s *senderCheck) addPort(ctx context.Context, sandbox string, p podPort) error {
 	s.mu.Lock()
 	s.loadRecorded()
@@ -79,8 +79,8 @@ func (s *senderCheck) addPort(ctx context.Context, sandbox string, p podPort) er
 	return errors.Join(s.syncTable(ctx), configurePort(p))
 }
 
-// removeSandbox removes the sandbox's pod from the check. It returns at once; maintain then removes
-// the pod's rules from the kernel.
+// removeSandbox removes the sandbox's pod from the check. It returns at once; maintain removes the
+// pod's rules from the kernel later.
 func (s *senderCheck) removeSandbox(sandbox string) {
 	s.mu.Lock()
 	s.loadRecorded()
@@ -91,12 +91,12 @@ func (s *senderCheck) removeSandbox(sandbox string) {
 	}
 	s.mu.Unlock()
 	if had {
-		signalChannel(s.wake)
+		s.wake.Send()
 	}
 }
 
-// syncTable makes the nftables table check exactly the wanted pods. Concurrent callers share a
-// transaction.
+// syncTable updates the nftables table so that it checks the wanted pods and no others. Concurrent
+// calls for the same version of wanted execute one transaction.
 func (s *senderCheck) syncTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -110,8 +110,10 @@ func (s *senderCheck) syncTable(ctx context.Context) error {
 	if s.nft == nil {
 		nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
 		if err != nil {
-			return fmt.Errorf("enforcing the source addresses of pods: %w: install nft and a kernel with the bridge family "+
-				"of nf_tables (CONFIG_NF_TABLES_BRIDGE), or exempt all namespaces: --source-check-exempt-namespaces=*", err)
+			return fmt.Errorf("enforcing the source addresses of pods: %w: install nft and a kernel with "+
+				"the bridge family "+
+				"of nf_tables (CONFIG_NF_TABLES_BRIDGE), or exempt all namespaces: --source-check-exempt-namespaces=*",
+				err)
 		}
 		s.nft = nft
 	}
@@ -186,7 +188,8 @@ func (s *senderCheck) checkTable(ctx context.Context) error {
 		err = errors.New("its rules differ from those that were written")
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("the nftables table "+SenderTable+" was changed by another program and is rebuilt: does something flush nftables?",
+		s.log.Warn("the nftables table "+SenderTable+
+			" was changed by another program and is rebuilt: does something flush nftables?",
 			"err", err)
 		s.built = false
 		return nil
@@ -195,15 +198,16 @@ func (s *senderCheck) checkTable(ctx context.Context) error {
 	return err
 }
 
-// sendersDiffer returns an error that describes the first difference between the set elements in
-// the kernel (have) and those that were written (want), or nil.
-func sendersDiffer(have, want map[string]map[string]bool) error {
+// sendersDiffer returns an error that describes the first difference between two sets of elements:
+// the elements in the kernel and the elements that were written. It returns nil if they are equal.
+func sendersDiffer(inKernel, written map[string]map[string]bool) error {
 	for _, set := range senderSets {
-		if have[set.Name] == nil {
+		if inKernel[set.Name] == nil {
 			return fmt.Errorf("set %s is missing", set.Name)
 		}
-		if !maps.Equal(have[set.Name], want[set.Name]) {
-			return fmt.Errorf("set %s has %d elements that are not the %d written", set.Name, len(have[set.Name]), len(want[set.Name]))
+		if !maps.Equal(inKernel[set.Name], written[set.Name]) {
+			return fmt.Errorf("set %s has %d elements that are not the %d written", set.Name, len(inKernel[set.Name]),
+				len(written[set.Name]))
 		}
 	}
 	return nil
@@ -219,8 +223,8 @@ func listSenders(ctx context.Context) (elements map[string]map[string]bool, rule
 	return parseSenders(raw)
 }
 
-// parseSenders parses the JSON output of nft for the table SenderTable, and returns the values that
-// listSenders returns.
+// parseSenders parses the JSON output of nft for the table SenderTable. It returns the elements of
+// the table's sets by set name, and a digest of its chains and rules.
 func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string, err error) {
 	var listed struct {
 		Nftables []struct {
@@ -291,14 +295,15 @@ func configurePort(p podPort) error {
 	return nil
 }
 
-// refuseRedirects makes the kernel ignore ICMP redirects and router advertisements on Keelson's
-// bridge. Only pods could send them there.
+// refuseRedirects makes the kernel ignore ICMP redirects and router advertisements that arrive on
+// Keelson's bridge, because only pods could send them there.
 func refuseRedirects() error {
 	if _, err := netlink.LinkByName(cni.Bridge); err != nil {
 		return nil
 	}
 	for _, path := range []string{"/proc/sys/net/ipv4/conf/" + cni.Bridge + "/accept_redirects",
-		"/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_redirects", "/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_ra"} {
+		"/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_redirects",
+		"/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_ra"} {
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && strings.TrimSpace(string(raw)) == "0" {
 			continue // the kernel has no IPv6, or the setting is correct
@@ -310,7 +315,8 @@ func refuseRedirects() error {
 	return nil
 }
 
-// removeSenders removes the nftables table SenderTable, and with it the check of all pods.
+// removeSenders removes the nftables table SenderTable, so that no pod's source addresses are
+// checked.
 func removeSenders(ctx context.Context) error {
 	nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
 	if err != nil {
@@ -327,7 +333,7 @@ func removeSenders(ctx context.Context) error {
 	return nil
 }
 
-// parsePort returns the pod's bridge port, its MAC address and its addresses from the bridge
+// parsePort returns the pod's bridge port with its MAC address and its addresses, from the bridge
 // plugin's result of ADD. It returns false if the port or the pod's interface is missing.
 func parsePort(res types.Result) (p podPort, ok bool) {
 	result, err := types100.GetResult(res)
@@ -385,12 +391,13 @@ func (n *Network) isExempt(namespace string) bool {
 func (n *Network) checksNoSender() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
 
 // checkSender makes the kernel check the source addresses of a pod that was attached to Keelson's
-// own network. It returns once the check is active. res is the result of ADD. A pod in an exempt
-// namespace may send from any address.
+// own network. When it returns without an error, the check is active. res is the result of ADD. A
+// pod in an exempt namespace may send from any address.
 func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, res types.Result) error {
 	p, ok := parsePort(res)
 	if !ok {
-		return errors.New("the result of the bridge plugin names no port of the bridge or no eth0 of the pod: install the plugins of this release")
+		return errors.New("the result of the bridge plugin names no port of the bridge or no eth0 of " +
+			"the pod: install the plugins of this release")
 	}
 	if err := refuseRedirects(); err != nil {
 		return err

@@ -226,36 +226,46 @@ func TestPodsSendAsThemselves(t *testing.T) {
 			frame []byte
 			want  bool
 		}{
-			"IPv4 of its own":                   {udpFrame(b.mac, a.mac, a.four, b.four, "marked"), true},
-			"IPv6 of its own":                   {udpFrame(b.mac, a.mac, a.six, b.six, "marked"), true},
-			"link-local of its own":             {icmp6(b.mac, a.mac, a.local, b.local, 135, neighbor(b.local, 1, a.mac)), true},
-			"IPv4 of another pod":               {udpFrame(b.mac, a.mac, other.four, b.four, "marked"), false},
-			"IPv4 of the gateway":               {udpFrame(b.mac, a.mac, gateway, b.four, "marked"), false},
-			"IPv4 of nobody":                    {udpFrame(b.mac, a.mac, unused, b.four, "marked"), false},
-			"IPv4 without address":              {udpFrame(b.mac, a.mac, zero, b.four, "marked"), false},
-			"IPv4 of another pod with its MAC":  {udpFrame(b.mac, other.mac, other.four, b.four, "marked"), false},
-			"its IPv4 with another pod's MAC":   {udpFrame(b.mac, other.mac, a.four, b.four, "marked"), false},
-			"IPv6 of another pod":               {udpFrame(b.mac, a.mac, other.six, b.six, "marked"), false},
-			"link-local of another pod":         {udpFrame(b.mac, a.mac, other.local, b.local, "marked"), false},
-			"IPv6 without address":              {udpFrame(b.mac, a.mac, none, b.six, "marked"), false},
-			"IPv4 of another pod in VLAN 0":     {tagged(udpFrame(b.mac, a.mac, other.four, b.four, "marked"), 0), false},
-			"IPv4 of its own in VLAN 7":         {tagged(udpFrame(b.mac, a.mac, a.four, b.four, "marked"), 7), false},
-			"ethertype of MPLS":                 {ethernet(b.mac, a.mac, 0x8847, append(make([]byte, 60), "marked"...)), false},
-			"reverse ARP":                       {ethernet(b.mac, a.mac, 0x8035, append(make([]byte, 60), "marked"...)), false},
-			"ARP request of its own":            {arpFrame(b.mac, a.mac, 1, a.mac, a.four, b.four), true},
-			"ARP probe":                         {arpFrame(b.mac, a.mac, 1, a.mac, zero, a.four), true},
-			"ARP reply of nobody":               {arpFrame(b.mac, a.mac, 2, a.mac, zero, b.four), false},
-			"ARP reply for the gateway":         {arpFrame(b.mac, a.mac, 2, a.mac, gateway, b.four), false},
-			"ARP request for the gateway":       {arpFrame(b.mac, a.mac, 1, a.mac, gateway, b.four), false},
-			"ARP with another's MAC":            {arpFrame(b.mac, a.mac, 2, other.mac, a.four, b.four), false},
-			"advertisement of its own":          {icmp6(b.mac, a.mac, a.six, b.six, 136, neighbor(a.six, 2, a.mac)), true},
-			"advertisement for another pod":     {icmp6(b.mac, a.mac, a.six, b.six, 136, neighbor(other.six, 2, a.mac)), false},
-			"advertisement by a link-local":     {icmp6(b.mac, a.mac, a.local, b.six, 136, neighbor(other.six, 2, a.mac)), false},
-			"solicitation as another pod":       {icmp6(b.mac, a.mac, other.six, b.six, 135, neighbor(b.six, 1, a.mac)), false},
-			"duplicate detection of its own":    {icmp6(b.mac, a.mac, none, b.six, 135, neighbor(a.six, 0, nil)), true},
-			"duplicate detection for another":   {icmp6(b.mac, a.mac, none, b.six, 135, neighbor(b.six, 0, nil)), false},
-			"router advertisement":              {icmp6(b.mac, a.mac, a.local, b.local, 134, advert), false},
-			"redirect":                          {icmp6(b.mac, a.mac, a.local, b.local, 137, append(make([]byte, 4), make([]byte, 32)...)), false},
+			"IPv4 of its own": {udpFrame(b.mac, a.mac, a.four, b.four, "marked"), true},
+			"IPv6 of its own": {udpFrame(b.mac, a.mac, a.six, b.six, "marked"), true},
+			"link-local of its own": {icmp6(b.mac, a.mac, a.local, b.local, 135,
+				neighbor(b.local, 1, a.mac)), true},
+			"IPv4 of another pod":              {udpFrame(b.mac, a.mac, other.four, b.four, "marked"), false},
+			"IPv4 of the gateway":              {udpFrame(b.mac, a.mac, gateway, b.four, "marked"), false},
+			"IPv4 of nobody":                   {udpFrame(b.mac, a.mac, unused, b.four, "marked"), false},
+			"IPv4 without address":             {udpFrame(b.mac, a.mac, zero, b.four, "marked"), false},
+			"IPv4 of another pod with its MAC": {udpFrame(b.mac, other.mac, other.four, b.four, "marked"), false},
+			"its IPv4 with another pod's MAC":  {udpFrame(b.mac, other.mac, a.four, b.four, "marked"), false},
+			"IPv6 of another pod":              {udpFrame(b.mac, a.mac, other.six, b.six, "marked"), false},
+			"link-local of another pod":        {udpFrame(b.mac, a.mac, other.local, b.local, "marked"), false},
+			"IPv6 without address":             {udpFrame(b.mac, a.mac, none, b.six, "marked"), false},
+			"IPv4 of another pod in VLAN 0": {tagged(udpFrame(b.mac, a.mac, other.four, b.four, "marked"), 0),
+				false},
+			"IPv4 of its own in VLAN 7": {tagged(udpFrame(b.mac, a.mac, a.four, b.four, "marked"), 7), false},
+			"ethertype of MPLS": {ethernet(b.mac, a.mac, 0x8847, append(make([]byte, 60), "marked"...)),
+				false},
+			"reverse ARP": {ethernet(b.mac, a.mac, 0x8035, append(make([]byte, 60), "marked"...)),
+				false},
+			"ARP request of its own":      {arpFrame(b.mac, a.mac, 1, a.mac, a.four, b.four), true},
+			"ARP probe":                   {arpFrame(b.mac, a.mac, 1, a.mac, zero, a.four), true},
+			"ARP reply of nobody":         {arpFrame(b.mac, a.mac, 2, a.mac, zero, b.four), false},
+			"ARP reply for the gateway":   {arpFrame(b.mac, a.mac, 2, a.mac, gateway, b.four), false},
+			"ARP request for the gateway": {arpFrame(b.mac, a.mac, 1, a.mac, gateway, b.four), false},
+			"ARP with another's MAC":      {arpFrame(b.mac, a.mac, 2, other.mac, a.four, b.four), false},
+			"advertisement of its own": {icmp6(b.mac, a.mac, a.six, b.six, 136, neighbor(a.six, 2, a.mac)),
+				true},
+			"advertisement for another pod": {icmp6(b.mac, a.mac, a.six, b.six, 136, neighbor(other.six, 2, a.mac)),
+				false},
+			"advertisement by a link-local": {icmp6(b.mac, a.mac, a.local, b.six, 136,
+				neighbor(other.six, 2, a.mac)), false},
+			"solicitation as another pod": {icmp6(b.mac, a.mac, other.six, b.six, 135, neighbor(b.six, 1, a.mac)),
+				false},
+			"duplicate detection of its own": {icmp6(b.mac, a.mac, none, b.six, 135, neighbor(a.six, 0, nil)), true},
+			"duplicate detection for another": {icmp6(b.mac, a.mac, none, b.six, 135, neighbor(b.six, 0, nil)),
+				false},
+			"router advertisement": {icmp6(b.mac, a.mac, a.local, b.local, 134, advert), false},
+			"redirect": {icmp6(b.mac, a.mac, a.local, b.local, 137,
+				append(make([]byte, 4), make([]byte, 32)...)), false},
 			"IPv6 of another by its link-local": {udpFrame(b.mac, a.mac, other.local, b.six, "marked"), false},
 		} {
 			if got := a.reaches(b, c.frame); got != c.want {
@@ -352,9 +362,10 @@ func TestSendersAreKept(t *testing.T) {
 		for name, damage := range map[string][]string{
 			"flushed ruleset": {"flush", "ruleset"},
 			"flushed set":     {"flush", "set", "bridge", SenderTable, setPorts},
-			"more elements":   {"add", "element", "bridge", SenderTable, setAddresses4, "{", h.portOfStation(a), ".", "10.244.3.77", "}"},
-			"flushed chain":   {"flush", "chain", "bridge", SenderTable, "from-4"},
-			"first rule":      {"insert", "rule", "bridge", SenderTable, "from-pod", "accept"},
+			"more elements": {"add", "element", "bridge", SenderTable, setAddresses4, "{", h.portOfStation(a), ".",
+				"10.244.3.77", "}"},
+			"flushed chain": {"flush", "chain", "bridge", SenderTable, "from-4"},
+			"first rule":    {"insert", "rule", "bridge", SenderTable, "from-pod", "accept"},
 		} {
 			// A check before the damage, as the running agent makes one every few seconds.
 			if err := h.senders.checkTable(t.Context()); err != nil {
@@ -440,7 +451,8 @@ func TestBridgeIgnoresRedirects(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.dual()
 		h.station("default")
-		for _, name := range []string{"ipv4/conf/%s/accept_redirects", "ipv6/conf/%s/accept_redirects", "ipv6/conf/%s/accept_ra"} {
+		for _, name := range []string{"ipv4/conf/%s/accept_redirects", "ipv6/conf/%s/accept_redirects",
+			"ipv6/conf/%s/accept_ra"} {
 			path := "/proc/sys/net/" + fmt.Sprintf(name, cni.Bridge)
 			if raw, err := os.ReadFile(path); err != nil || strings.TrimSpace(string(raw)) != "0" {
 				t.Errorf("%s is %q, %v", path, raw, err)
@@ -459,8 +471,10 @@ func TestSendersOfOthersAreNotChecked(t *testing.T) {
 			t.Errorf("with all namespaces exempt the table is\n%s", left)
 		}
 		conf := `{"cniVersion":"1.0.0","name":"theirs","plugins":[{"type":"bridge","bridge":"theirs0","isGateway":true,
-			"ipam":{"type":"host-local","dataDir":"` + filepath.Join(h.dir, "theirs") + `","ranges":[[{"subnet":"10.9.0.0/24"}]]}}]}`
-		if err := os.WriteFile(filepath.Join(h.Network.cfg.ConfDir, "10-theirs.conflist"), []byte(conf), 0o644); err != nil {
+			"ipam":{"type":"host-local","dataDir":"` + filepath.Join(h.dir, "theirs") +
+			`","ranges":[[{"subnet":"10.9.0.0/24"}]]}}]}`
+		if err := os.WriteFile(filepath.Join(h.Network.cfg.ConfDir, "10-theirs.conflist"), []byte(conf), 0o644); err !=
+			nil {
 			h.fail("%v", err)
 		}
 		c := h.Network.cfg

@@ -15,8 +15,9 @@ import (
 // addresses of pods.
 const SenderTable = "keelson-senders"
 
-// senderPriority is the priority of the base chain of SenderTable. It is lower than that of
-// br_netfilter (0), so the chain runs before frames are passed to the IP rules.
+// senderPriority is the priority of the base chain of SenderTable. It precedes br_netfilter
+// (priority
+// 0), so the chain runs before frames are passed to the IP rules.
 const senderPriority = "-310"
 
 // podPort is a pod's port on Keelson's bridge: the host's end of the pod's veth pair. It includes
@@ -29,18 +30,19 @@ type podPort struct {
 	Exempt bool
 }
 
-// linkLocal returns the IPv6 link-local address that the kernel derives from a MAC address (RFC
-// 4291, appendix A).
+// linkLocal returns the IPv6 link-local address that the kernel derives from the MAC address in
+// text (RFC 4291, appendix A). It returns false if text is not a MAC address.
 func linkLocal(text string) (netip.Addr, bool) {
 	mac, err := net.ParseMAC(text)
 	if err != nil || len(mac) != 6 {
 		return netip.Addr{}, false
 	}
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}), true
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}),
+		true
 }
 
 // Names of the sets of the table SenderTable. An element of setPorts is the name of a bridge port.
-// Elements of the other sets are the name of a port followed by an address from which its pod may
+// An element of another set is the name of a port and an address from which the port's pod may
 // send.
 const (
 	setPorts      = "ports"
@@ -85,7 +87,8 @@ func dropAs(counter string) string { return "counter name " + counter + " drop" 
 // could hide a packet from the rules.
 var senderChains = []senderChain{
 	{name: "from-arp", rules: []string{
-		"arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @" + setMACs + " iifname . arp saddr ip @" +
+		"arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @" + setMACs +
+			" iifname . arp saddr ip @" +
 			setAddresses4 + " accept",
 		"arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @" + setMACs +
 			" arp operation request arp saddr ip 0.0.0.0 accept",
@@ -142,8 +145,8 @@ func senderElements(ports map[string]podPort) map[string]map[string]bool {
 	return out
 }
 
-// buildSenders adds to the transaction the operations that replace the table, whatever it contains,
-// by the table for the ports. The transaction is atomic: no frame passes unchecked.
+// buildSenders adds to the transaction the operations that replace the whole table SenderTable with
+// the table for the ports. The transaction is atomic: no frame passes unchecked.
 func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	table := &knftables.Table{Comment: knftables.PtrTo("Keelson: addresses under which pods send")}
 	tx.Add(table) // Delete requires that the table exists
@@ -169,18 +172,18 @@ func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	}
 }
 
-// changeSenders adds to the transaction the operations that change the set elements from one state
-// to another. A port is checked as soon as its name is in setPorts, which the same transaction
-// changes.
-func changeSenders(tx *knftables.Transaction, from, to map[string]map[string]bool) {
+// changeSenders adds to the transaction the operations that change the set elements from current to
+// wanted. The kernel checks a port as soon as its name is in setPorts. The same transaction
+// therefore also adds the port's addresses.
+func changeSenders(tx *knftables.Transaction, current, wanted map[string]map[string]bool) {
 	for _, s := range senderSets {
-		for _, e := range slices.Sorted(maps.Keys(from[s.Name])) {
-			if !to[s.Name][e] {
+		for _, e := range slices.Sorted(maps.Keys(current[s.Name])) {
+			if !wanted[s.Name][e] {
 				tx.Delete(senderElement(s.Name, e))
 			}
 		}
-		for _, e := range slices.Sorted(maps.Keys(to[s.Name])) {
-			if !from[s.Name][e] {
+		for _, e := range slices.Sorted(maps.Keys(wanted[s.Name])) {
+			if !current[s.Name][e] {
 				tx.Add(senderElement(s.Name, e))
 			}
 		}

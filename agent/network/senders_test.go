@@ -14,15 +14,18 @@ import (
 func portsOf(count int) map[string]podPort {
 	out := map[string]podPort{}
 	for i := range count {
-		out[fmt.Sprint("sandbox", i)] = podPort{Name: fmt.Sprintf("veth%08x", i), MAC: fmt.Sprintf("02:00:00:00:00:%02x", i),
-			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 1, byte(i + 2)}), netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+2))}}
+		out[fmt.Sprint("sandbox", i)] = podPort{Name: fmt.Sprintf("veth%08x", i),
+			MAC: fmt.Sprintf("02:00:00:00:00:%02x", i),
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 1, byte(i + 2)}),
+				netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+2))}}
 	}
 	return out
 }
 
 // The link-local address of a pod is derived from its hardware address as the kernel does it.
 func TestLinkLocalOfAPod(t *testing.T) {
-	for mac, want := range map[string]string{"02:00:00:00:00:01": "fe80::ff:fe00:1", "aa:bb:cc:dd:ee:ff": "fe80::a8bb:ccff:fedd:eeff"} {
+	for mac, want := range map[string]string{"02:00:00:00:00:01": "fe80::ff:fe00:1",
+		"aa:bb:cc:dd:ee:ff": "fe80::a8bb:ccff:fedd:eeff"} {
 		if got, ok := linkLocal(mac); !ok || got.String() != want {
 			t.Errorf("link-local address of %s is %s, want %s", mac, got, want)
 		}
@@ -47,7 +50,8 @@ func TestElementsOfSenders(t *testing.T) {
 		setMACs:       "veth00000000 . 02:00:00:00:00:00",
 		setAddresses4: "veth00000000 . 10.244.1.2",
 		setAddresses6: "veth00000000 . fd00::2|veth00000000 . fe80::ff:fe00:0",
-		setTargets:    "veth00000000 . 0xfd000000000000000000000000000002|veth00000000 . 0xfe80000000000000000000fffe000000",
+		setTargets: "veth00000000 . 0xfd000000000000000000000000000002|veth00000000 . " +
+			"0xfe80000000000000000000fffe000000",
 	} {
 		wanted := map[string]bool{}
 		for e := range strings.SplitSeq(want, "|") {

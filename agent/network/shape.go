@@ -15,19 +15,21 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// checkBandwidthSupport returns an error if the request has a bandwidth limit and list, a
-// third-party network, would not enforce it.
-func checkBandwidthSupport(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
-	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
+// checkBandwidthSupport returns an error if the request has a bandwidth limit that the network
+// config would not enforce. This can only be a third-party network.
+func checkBandwidthSupport(config *libcni.NetworkConfigList, r agent.NetworkRequest) error {
+	if r.Ingress == 0 && r.Egress == 0 || config.Name == cni.Name {
 		return nil
 	}
-	for _, p := range list.Plugins {
+	for _, p := range config.Plugins {
 		if p.Network.Capabilities["bandwidth"] {
 			return nil
 		}
 	}
-	return fmt.Errorf("network %q: pod %s/%s requests bandwidth limits, and no plugin of the network has the capability bandwidth: "+
-		"add the bandwidth plugin to its configuration, or remove the pod's annotations", list.Name, r.Namespace, r.Name)
+	return fmt.Errorf("network %q: pod %s/%s requests bandwidth limits, and no plugin of the network has the "+
+		"capability bandwidth: "+
+		"add the bandwidth plugin to its configuration, or remove the pod's annotations", config.Name,
+		r.Namespace, r.Name)
 }
 
 // limitBandwidth limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at
@@ -44,14 +46,16 @@ func (n *Network) limitBandwidth(res types.Result, r agent.NetworkRequest) error
 		for _, i := range result.Interfaces {
 			if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
 				if err := setRateLimit(nil, l, r.Ingress); err != nil {
-					return fmt.Errorf("limiting the ingress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Ingress, err)
+					return fmt.Errorf("limiting the ingress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace,
+						r.Name, r.Ingress, err)
 				}
 			}
 		}
 	}
 	if r.Egress > 0 {
 		if err := limitEgress(r.NetNS, r.Egress); err != nil {
-			return fmt.Errorf("limiting the egress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Egress, err)
+			return fmt.Errorf("limiting the egress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace,
+				r.Name, r.Egress, err)
 		}
 	}
 	return nil
@@ -75,11 +79,11 @@ func limitEgress(path string, rate int64) error {
 	return setRateLimit(h, l, rate)
 }
 
-// Parameters of the token bucket filter. A packet waits at most a quarter of a second, and the
-// bucket admits a packet of any size.
+// Parameters of the token bucket filter. A packet waits at most 250 ms. The bucket is large enough
+// for a packet of any size.
 const (
 	queueMicros = 250_000
-	minBurst    = 128 << 10 // bytes; segments before segmentation offload have up to 64 KiB
+	minBurst    = 128 << 10 // bytes; before segmentation offload, a packet may have 64 KiB
 )
 
 // setRateLimit sets a token bucket filter with the given rate (bits per second) on a link.
@@ -87,8 +91,9 @@ func setRateLimit(h *netlink.Handle, l netlink.Link, rate int64) error {
 	bytes := uint64(max(rate/8, 1))
 	burst := uint32(min(max(bytes/100, minBurst), 1<<30)) // 10 ms at the given rate
 	tbf := &netlink.Tbf{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-		Rate:       bytes, Buffer: netlink.Xmittime(bytes, burst),
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+			Parent: netlink.HANDLE_ROOT},
+		Rate: bytes, Buffer: netlink.Xmittime(bytes, burst),
 		Limit: uint32(min(bytes*queueMicros/1_000_000+uint64(burst), 1<<31)),
 	}
 	replace := netlink.QdiscReplace

@@ -16,8 +16,8 @@ import (
 // tunnelTable is the name of the nftables table with the rules for the tunnel, VXLAN or WireGuard.
 const tunnelTable = "keelson-tunnel"
 
-// Names of the chains of tunnelTable. The chains that exist show for which kind of tunnel the rules
-// were made.
+// Names of the chains of tunnelTable. The existing chains show for which kind of tunnel the rules
+// were created.
 const (
 	chainSource    = "source"    // for VXLAN: masquerading
 	chainEncrypted = "encrypted" // for WireGuard: masquerading
@@ -28,8 +28,9 @@ const (
 
 // tunnelRules maintains the nftables rules of the tunnel to other nodes.
 //
-// They masquerade the node's own packets through the tunnel. Replies to another address of the node
-// would not return through the tunnel but over links that may not carry pod addresses.
+// The rules masquerade the node's own packets through the tunnel. Otherwise, replies to another
+// address of the node would not return through the tunnel, but over links that may not carry pod
+// addresses.
 //
 // With WireGuard, the rules drop pod-to-pod packets that arrive over a link, because these are
 // unencrypted and may be forged. With VXLAN, they prevent pods from reaching the tunnel port on any
@@ -45,7 +46,7 @@ type tunnelRules struct {
 type tunnelRuleset struct {
 	device string // interface of the tunnel
 	pods   string // the cluster's pod ranges, separated by spaces; for the guard
-	ends   string // addresses of the VXLAN ends, separated by spaces
+	ends   string // inner addresses of the VXLAN interfaces, separated by spaces
 }
 
 func tunnelRulesetOf(l Layout) tunnelRuleset {
@@ -77,7 +78,8 @@ func (r tunnelRuleset) chainNames() []string {
 	return nil
 }
 
-// syncRules makes the rules of tunnelTable those for want: it creates, updates or removes them.
+// syncRules creates, updates or removes the rules of tunnelTable, so that they equal those for
+// want.
 func (s *tunnelRules) syncRules(ctx context.Context, want tunnelRuleset) error {
 	known := !s.checkedAt.IsZero() && s.applied == want
 	if known && (want == tunnelRuleset{} || time.Since(s.checkedAt) < sourceEvery) {
@@ -144,12 +146,13 @@ func (s *tunnelRules) buildTransaction(want tunnelRuleset) *knftables.Transactio
 			ip = "ip6"
 		}
 		tx.Add(&knftables.Rule{Chain: chainGuard, Rule: knftables.Concat(
-			"iifname != {", want.device, ",", cni.Bridge, ", lo }", ip, "saddr", pods, ip, "daddr", pods, "counter drop")})
+			"iifname != {", want.device, ",", cni.Bridge, ", lo }", ip, "saddr", pods, ip, "daddr", pods,
+			"counter drop")})
 	}
 	return tx
 }
 
-// closeTunnel adds rules that drop packets from pods to the VXLAN port of any node. They apply
+// closeTunnel adds rules that drop packets from pods to the VXLAN port of any node. The rules apply
 // after Service rules have changed the destination.
 func (s *tunnelRules) closeTunnel(tx *knftables.Transaction, want tunnelRuleset,
 	chain func(string, knftables.BaseChainType, knftables.BaseChainHook, knftables.BaseChainPriority)) {
@@ -168,7 +171,8 @@ func (s *tunnelRules) closeTunnel(tx *knftables.Transaction, want tunnelRuleset,
 			}
 		}
 		if len(ends) > 0 {
-			tx.Add(&knftables.Rule{Chain: chainForwarded, Rule: from + " " + f.ip + " daddr { " + strings.Join(ends, ", ") + " } counter drop"})
+			tx.Add(&knftables.Rule{Chain: chainForwarded,
+				Rule: from + " " + f.ip + " daddr { " + strings.Join(ends, ", ") + " } counter drop"})
 		}
 	}
 }

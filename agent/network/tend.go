@@ -16,14 +16,14 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// recordAttached records whether the sandbox id is attached, or is being attached, by this process.
-func (n *Network) recordAttached(id string, attached bool) {
+// recordAttached records whether the sandbox is attached, or is being attached, by this process.
+func (n *Network) recordAttached(sandboxID string, attached bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if attached {
-		n.attached[id] = true
+		n.attached[sandboxID] = true
 	} else {
-		delete(n.attached, id)
+		delete(n.attached, sandboxID)
 	}
 }
 
@@ -34,10 +34,10 @@ type cachedAttachment struct {
 	rt   *libcni.RuntimeConf
 }
 
-// cachedAttachments returns the attachments of the sandbox id from libcni's cache. An empty id
-// selects all sandboxes.
-func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
-	cached, err := n.cni.GetCachedAttachments(id)
+// cachedAttachments returns the attachments of a sandbox from libcni's cache. An empty sandboxID
+// selects all sandboxes. Unreadable attachments are omitted and returned as an error.
+func (n *Network) cachedAttachments(sandboxID string) ([]cachedAttachment, error) {
+	cached, err := n.cni.GetCachedAttachments(sandboxID)
 	if err != nil {
 		return nil, nil // the cache does not exist
 	}
@@ -46,11 +46,12 @@ func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
 	for _, a := range cached {
 		list, err := libcni.NetworkConfFromBytes(a.Config)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", id, err))
+			errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", sandboxID, err))
 			continue
 		}
-		out = append(out, cachedAttachment{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName,
-			Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
+		out = append(out, cachedAttachment{list,
+			&libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName,
+				Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
 	}
 	return out, errors.Join(errs...)
 }
@@ -74,7 +75,8 @@ func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	var errs []error
 	for _, a := range attached {
 		if err := n.cni.CheckNetworkList(ctx, a.list, a.rt); err != nil && !lacksCheckVerb(a.list) {
-			errs = append(errs, fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
+			errs = append(errs, fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", a.list.Name,
+				r.Namespace, r.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -91,8 +93,8 @@ func lacksCheckVerb(list *libcni.NetworkConfigList) bool {
 }
 
 // Del detaches the sandbox with the CNI verb DEL and the cached configuration of its attachment. If
-// the cache has no attachment, an agent may have crashed during ADD. DEL is then called with the
-// active configuration.
+// the cache has no attachment, it calls DEL with the active configuration, because an agent may
+// have crashed during ADD.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	ctx, cancel := n.withDeadline(ctx, "DEL")
 	defer cancel()
@@ -106,13 +108,14 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	if err != nil || len(attached) > 0 {
 		errs := []error{err}
 		for _, a := range attached {
-			port := n.hostPort(a)
+			port := n.hostVeth(a)
 			err := n.cni.DelNetworkList(ctx, a.list, a.rt)
 			if err == nil {
 				err = removePort(port)
 			}
 			if err != nil {
-				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
+				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", a.list.Name,
+					r.Namespace, r.Name, err))
 			}
 		}
 		return errors.Join(errs...)
@@ -128,11 +131,11 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 }
 
 // GC releases the attachments of sandboxes that are neither in keep nor attached by this process.
-// It calls DEL for such sandboxes in libcni's cache, and for those that hold an address of
-// Keelson's own network. The latter is necessary because the bridge and host-local plugins have no
-// GC verb. It then removes unrecorded ports of Keelson's bridge, which also removes the other end
-// of the veth pair. Finally it calls the GC verb of the plugins. The last two steps are skipped
-// while a sandbox is being attached.
+// First it calls DEL for such sandboxes in libcni's cache. It also calls DEL for such sandboxes
+// that hold an address of Keelson's own network, because the bridge and host-local plugins have no
+// GC verb. Then it removes unrecorded ports of Keelson's bridge, and with them the other ends of
+// the veth pairs. Finally it calls the GC verb of the plugins. The last two steps are skipped while
+// a sandbox is being attached.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	var errs []error
 	attached, err := n.cni.GetCachedAttachments("")
@@ -140,7 +143,8 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
 	}
 	lost := n.addressHolders()
-	wanted := n.keptSandboxes(keep) // after the lists were read: a listed sandbox that was not attached before is garbage
+	// after the lists were read: a listed sandbox that was not attached before is garbage
+	wanted := n.keptSandboxes(keep)
 	for _, a := range attached {
 		if !wanted[a.ContainerID] {
 			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}))

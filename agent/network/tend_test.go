@@ -28,7 +28,8 @@ import (
 func (h *host) foreignPlugin(script string) {
 	h.Helper()
 	text := `{"cniVersion":"1.1.0","name":"foreign","plugins":[{"type":"script"}]}`
-	err := errors.Join(os.WriteFile(filepath.Join(h.cfg.BinDirs[0], "script"), []byte("#!/bin/sh\nhere=$(dirname \"$0\")\n"+script), 0o755),
+	err := errors.Join(os.WriteFile(filepath.Join(h.cfg.BinDirs[0], "script"),
+		[]byte("#!/bin/sh\nhere=$(dirname \"$0\")\n"+script), 0o755),
 		os.WriteFile(filepath.Join(h.cfg.ConfDir, "10-own.conflist"), []byte(text), 0o644))
 	if err != nil {
 		h.fail("%v", err)
@@ -71,7 +72,8 @@ exec sleep 1000
 			// What is killed before it has started anything leaves nothing to look for: it gets more time then.
 			for before, deadline := len(children()), 300*time.Millisecond; len(children()) == before; deadline *= 2 {
 				h.cfg.Deadline = deadline
-				if err := call(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("CNI %s took longer than %s", verb, deadline)) {
+				if err := call(); err == nil ||
+					!strings.Contains(err.Error(), fmt.Sprintf("CNI %s took longer than %s", verb, deadline)) {
 					h.fail("%s: %v", verb, err)
 				}
 			}
@@ -80,7 +82,8 @@ exec sleep 1000
 			pid, _ := strconv.Atoi(f)
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			if err := wait.For(ctx, time.Millisecond, func() error {
-				if stat, err := os.ReadFile("/proc/" + f + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") && unix.Kill(pid, 0) == nil {
+				if stat, err := os.ReadFile("/proc/" + f + "/stat"); err == nil &&
+					!strings.Contains(string(stat), ") Z ") && unix.Kill(pid, 0) == nil {
 					return errors.New("it lives")
 				}
 				return nil
@@ -201,7 +204,8 @@ func routesOn(t *testing.T, r *Routes, address string) (nl *netlink.Handle, stop
 
 // ourRoutes is how many routes of ours there are.
 func ourRoutes(nl *netlink.Handle) (int, error) {
-	got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol},
+		netlink.RT_FILTER_PROTOCOL)
 	return len(got), err
 }
 

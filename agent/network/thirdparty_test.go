@@ -25,7 +25,8 @@ func more(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, p := range names {
-		args := []string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, filepath.Base(p)), "github.com/containernetworking/plugins/" + p}
+		args := []string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, filepath.Base(p)),
+			"github.com/containernetworking/plugins/" + p}
 		fetched := strings.Contains(p, "@")
 		if fetched {
 			args = []string{"install", "-trimpath", "-ldflags=-s -w", "github.com/containernetworking/plugins/" + p}
@@ -62,7 +63,8 @@ func (h *host) configure(name, text string) {
 
 // ipam is host-local with addresses of a prefix in the test's own folder.
 func (h *host) ipam(prefix string) string {
-	return fmt.Sprintf(`{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"}]}`, filepath.Join(h.dir, "theirs"), prefix)
+	return fmt.Sprintf(`{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"}]}`,
+		filepath.Join(h.dir, "theirs"), prefix)
 }
 
 // F109: a configuration of somebody else works by its file alone, with a cable to the host (ptp), addresses on its uplink
@@ -74,7 +76,8 @@ func TestOtherNetworks(t *testing.T) {
 		address string
 	}{
 		"ptp": {[]string{"plugins/main/ptp"}, func(h *host) string {
-			return `{"cniVersion":"1.0.0","name":"cables","plugins":[{"type":"ptp","mtu":1400,"ipam":` + h.ipam("192.0.2.0/28") + `}]}`
+			return `{"cniVersion":"1.0.0","name":"cables","plugins":[{"type":"ptp","mtu":1400,"ipam":` +
+				h.ipam("192.0.2.0/28") + `}]}`
 		}, "192.0.2.2"},
 		"macvlan": {[]string{"plugins/main/macvlan", "plugins/ipam/static"}, func(h *host) string {
 			return `{"cniVersion":"1.0.0","name":"uplink","plugins":[{"type":"macvlan","master":"eth0","mode":"bridge",
@@ -82,11 +85,15 @@ func TestOtherNetworks(t *testing.T) {
 		}, "198.51.100.7"},
 		"flannel": {[]string{"plugins/meta/flannel@v0.9.1"}, func(h *host) string {
 			env := filepath.Join(h.dir, "subnet.env")
-			if err := os.WriteFile(env, []byte("FLANNEL_NETWORK=172.20.0.0/16\nFLANNEL_SUBNET=172.20.5.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"), 0o644); err != nil {
+			if err := os.WriteFile(env,
+				[]byte(
+					"FLANNEL_NETWORK=172.20.0.0/16\nFLANNEL_SUBNET=172.20.5.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"), 0o644); err != nil {
 				h.fail("%v", err)
 			}
-			return fmt.Sprintf(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","subnetFile":%q,"dataDir":%q,
-				"ipam":{"dataDir":%q},"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, env, filepath.Join(h.dir, "flannel"), filepath.Join(h.dir, "theirs"))
+			return fmt.Sprintf(
+				`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","subnetFile":%q,"dataDir":%q,
+				"ipam":{"dataDir":%q},"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, env,
+				filepath.Join(h.dir, "flannel"), filepath.Join(h.dir, "theirs"))
 		}, "172.20.5.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,14 +120,15 @@ func TestOtherNetworks(t *testing.T) {
 				if err := h.Check(t.Context(), r); err != nil {
 					t.Errorf("CHECK: %v", err)
 				}
-				h.Network = New(h.cfg) // the agent was started anew
+				h.Network = New(h.cfg) // the agent was restarted
 				if err := h.GC(t.Context(), []string{r.SandboxID}); err != nil {
 					t.Errorf("GC: %v", err)
 				}
 				if in := h.inside(r); !slices.Contains(in, c.address) {
 					t.Errorf("after GC, inside: %v", in)
 				}
-				h.configure("10-theirs.conflist", "") // it goes as it came, although the configuration is another one by now
+				// it goes as it came, although the configuration is another one by now
+				h.configure("10-theirs.conflist", "")
 				if err := h.Del(t.Context(), r); err != nil {
 					t.Errorf("DEL: %v", err)
 				}
@@ -138,7 +146,8 @@ func TestNetworksAreSwapped(t *testing.T) {
 	ptp := more(t, "plugins/main/ptp")
 	onHost(t, func(h *host) {
 		h.install(ptp)
-		theirs := `{"cniVersion":"1.0.0","name":"cables","plugins":[{"type":"ptp","ipam":` + h.ipam("192.0.2.0/28") + `}]}`
+		theirs := `{"cniVersion":"1.0.0","name":"cables","plugins":[{"type":"ptp","ipam":` +
+			h.ipam("192.0.2.0/28") + `}]}`
 		var all []agent.NetworkRequest
 		for i, conf := range []string{"", theirs, ""} {
 			if i > 0 {
@@ -162,23 +171,31 @@ func TestNetworksAreSwapped(t *testing.T) {
 
 // F109: pods wait for a configuration that is broken, and the message names the file, the line and what is wrong.
 func TestBrokenConfigurations(t *testing.T) {
-	n := New(Config{ConfDir: t.TempDir(), BinDirs: []string{t.TempDir()}, RunDir: t.TempDir(), PodCIDRs: func() []netip.Prefix { return prefixesOf("10.244.1.0/24") }})
+	n := New(Config{ConfDir: t.TempDir(), BinDirs: []string{t.TempDir()}, RunDir: t.TempDir(),
+		PodCIDRs: func() []netip.Prefix { return prefixesOf("10.244.1.0/24") }})
 	for name, c := range map[string]struct{ file, text, want string }{
-		"cut off":           {"a.conflist", "{\n\"name\": \"x\",\n", "a.conflist, line 2: unexpected end"},
-		"a comma too many":  {"a.conflist", "{\n\"name\": \"x\",\n\"plugins\": [],\n}", "a.conflist, line 4: invalid character '}'"},
-		"empty":             {"a.conflist", "", "a.conflist, line 1: unexpected end"},
-		"no object":         {"a.conflist", "\n[]", "a.conflist, line 2:"},
-		"no name":           {"a.conflist", "{\"plugins\": [{\"type\": \"ptp\"}]}", "a.conflist, line 1: it has no name"},
-		"name of a number":  {"a.conflist", "{\n\n\"name\": 3}", "a.conflist, line 3: name: want a string"},
-		"no plugins":        {"a.conflist", "{\"name\": \"x\"}", "it lists no plugins"},
-		"empty plugins":     {"a.conflist", "{\"name\": \"x\",\n \"plugins\": []}", "line 2: it lists no plugins"},
-		"plugins no list":   {"a.conflist", "{\"name\": \"x\",\n \"plugins\": {}}", "line 2: plugins: want a list"},
-		"one without type":  {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"ptp\"},\n{\"mtu\": 3}]}", "line 3: a plugin has no type"},
-		"a path":            {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"../../bin/sh\"}]}", "line 2: type \"../../bin/sh\" of a plugin: want the name of a program"},
-		"one of one":        {"a.conf", "{\"name\": \"x\",\n\"ipam\": {}}", "a.conf, line 1: a plugin has no type"},
-		"a version of ever": {"a.conflist", "{\"cniVersion\": \"9.9.9x\", \"name\": \"x\", \"plugins\": [{\"type\": \"ptp\"}]}", "a.conflist, line 1: cniVersion \"9.9.9x\" is not supported"},
-		"too long":          {"a.conflist", strings.Repeat(" ", configurationLimit+1), "the file exceeds 1048576 bytes"},
-		"not installed":     {"a.conflist", "{\"cniVersion\": \"1.0.0\", \"name\": \"x\", \"plugins\": [{\"type\": \"ptp\"}]}", "plugin ptp is not in " + n.cfg.BinDirs[0]},
+		"cut off": {"a.conflist", "{\n\"name\": \"x\",\n", "a.conflist, line 2: unexpected end"},
+		"a comma too many": {"a.conflist", "{\n\"name\": \"x\",\n\"plugins\": [],\n}",
+			"a.conflist, line 4: invalid character '}'"},
+		"empty":     {"a.conflist", "", "a.conflist, line 1: unexpected end"},
+		"no object": {"a.conflist", "\n[]", "a.conflist, line 2:"},
+		"no name": {"a.conflist", "{\"plugins\": [{\"type\": \"ptp\"}]}",
+			"a.conflist, line 1: it has no name"},
+		"name of a number": {"a.conflist", "{\n\n\"name\": 3}", "a.conflist, line 3: name: want a string"},
+		"no plugins":       {"a.conflist", "{\"name\": \"x\"}", "it lists no plugins"},
+		"empty plugins":    {"a.conflist", "{\"name\": \"x\",\n \"plugins\": []}", "line 2: it lists no plugins"},
+		"plugins no list":  {"a.conflist", "{\"name\": \"x\",\n \"plugins\": {}}", "line 2: plugins: want a list"},
+		"one without type": {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"ptp\"},\n{\"mtu\": 3}]}",
+			"line 3: a plugin has no type"},
+		"a path": {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"../../bin/sh\"}]}",
+			"line 2: type \"../../bin/sh\" of a plugin: want the name of a program"},
+		"one of one": {"a.conf", "{\"name\": \"x\",\n\"ipam\": {}}", "a.conf, line 1: a plugin has no type"},
+		"a version of ever": {"a.conflist", "{\"cniVersion\": \"9.9.9x\", \"name\": \"x\", \"plugins\": [{\"type\": " +
+			"\"ptp\"}]}", "a.conflist, line 1: cniVersion \"9.9.9x\" is not supported"},
+		"too long": {"a.conflist", strings.Repeat(" ", configurationLimit+1),
+			"the file exceeds 1048576 bytes"},
+		"not installed": {"a.conflist", "{\"cniVersion\": \"1.0.0\", \"name\": \"x\", \"plugins\": [{\"type\": " +
+			"\"ptp\"}]}", "plugin ptp is not in " + n.cfg.BinDirs[0]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(n.cfg.ConfDir, c.file)
@@ -189,7 +206,8 @@ func TestBrokenConfigurations(t *testing.T) {
 			if err := n.Ready(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			if _, err := n.Add(t.Context(), agent.NetworkRequest{SandboxID: "a", Namespace: "default", Name: "web"}); err == nil {
+			if _, err := n.Add(t.Context(), agent.NetworkRequest{SandboxID: "a", Namespace: "default",
+				Name: "web"}); err == nil {
 				t.Error("a pod was attached")
 			}
 		})
@@ -201,11 +219,13 @@ func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	dir := t.TempDir()
 	beside := filepath.Join(dir, "many")
 	path := filepath.Join(dir, "10-many.conflist")
-	if err := errors.Join(os.Mkdir(beside, 0o755), os.WriteFile(path, []byte(`{"cniVersion":"1.1.0","name":"many"}`), 0o644),
+	if err := errors.Join(os.Mkdir(beside, 0o755),
+		os.WriteFile(path, []byte(`{"cniVersion":"1.1.0","name":"many"}`), 0o644),
 		os.WriteFile(filepath.Join(beside, "a.conf"), []byte(`{"type":"ptp"}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := loadConfiguration(path); err != nil || len(list.Plugins) != 1 || list.Plugins[0].Network.Type != "ptp" {
+	if list, err := loadConfiguration(path); err != nil || len(list.Plugins) != 1 ||
+		list.Plugins[0].Network.Type != "ptp" {
 		t.Errorf("%v, %v", list, err)
 	}
 }
@@ -220,7 +240,8 @@ VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}';;
 esac
 `)
 		for range 3 {
-			if err := h.Ready(); err == nil || !strings.Contains(err.Error(), `network "foreign" is not ready`) || !strings.Contains(err.Error(), "the fabric is being woven") {
+			if err := h.Ready(); err == nil || !strings.Contains(err.Error(), `network "foreign" is not ready`) ||
+				!strings.Contains(err.Error(), "the fabric is being woven") {
 				t.Errorf("not ready: %v", err)
 			}
 		}
@@ -264,7 +285,7 @@ func TestBandwidth(t *testing.T) {
 		}
 		defer here.Close()
 		a := h.mustRemember(r)
-		outside, err := here.LinkByName(h.hostPort(a).Name)
+		outside, err := here.LinkByName(h.hostVeth(a).Name)
 		if err != nil {
 			h.fail("%v", err)
 		}
@@ -289,7 +310,8 @@ func TestBandwidth(t *testing.T) {
 			t.Error(err)
 		}
 		h.configure("10-theirs.conflist", `{"cniVersion":"1.0.0","name":"cables","plugins":[{"type":"ptp"}]}`)
-		if _, err := h.Add(t.Context(), r); err == nil || !strings.Contains(err.Error(), "no plugin of the network has the capability bandwidth") {
+		if _, err := h.Add(t.Context(), r); err == nil ||
+			!strings.Contains(err.Error(), "no plugin of the network has the capability bandwidth") {
 			t.Errorf("on a network that keeps no limits: %v", err)
 		}
 	})
@@ -304,7 +326,7 @@ func (h *host) mustRemember(r agent.NetworkRequest) cachedAttachment {
 	return all[0]
 }
 
-// F107: after a reboot, which empties the folder of addresses and takes all namespaces, addresses are given anew and none
+// F107: after a reboot, which empties the folder of addresses and takes all namespaces, addresses are assigned again and none
 // twice; and pods of a cluster that has got a second family get both, while those of before keep what they have.
 func TestRebootAndSecondFamily(t *testing.T) {
 	onHost(t, func(h *host) {

@@ -16,14 +16,17 @@ func TestRemovedNeighbourIsSeen(t *testing.T) {
 	m.check(m.nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: tunnelName}, PeerName: "other"}))
 	m.up(tunnelName)
 	var r Routes
-	r.current.Store(&plannedLayout{layout: Layout{Peers: []Peer{{Inner: []netip.Addr{netip.MustParseAddr("10.244.3.0"), netip.MustParseAddr("fd44::3")}}}}})
+	r.current.Store(
+		&plannedLayout{layout: Layout{Peers: []Peer{{Inner: []netip.Addr{netip.MustParseAddr("10.244.3.0"),
+			netip.MustParseAddr("fd44::3")}}}}})
 	done := make(chan struct{})
 	defer close(done)
 	updates := make(chan netlink.NeighUpdate, 64)
 	m.check(netlink.NeighSubscribeAt(m.ns, updates, done))
 	seen := func(ip string) (yes bool) {
 		t.Helper()
-		n := &netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index, IP: net.ParseIP(ip), HardwareAddr: HardwareAddr("w3"), State: netlink.NUD_PERMANENT}
+		n := &netlink.Neigh{LinkIndex: m.link(tunnelName).Attrs().Index, IP: net.ParseIP(ip),
+			HardwareAddr: HardwareAddr("w3"), State: netlink.NUD_PERMANENT}
 		m.check(m.nl.NeighSet(n))
 		for made := true; made; {
 			u := <-updates

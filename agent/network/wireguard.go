@@ -28,7 +28,8 @@ func CheckWireGuard() error {
 	}
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return errors.New("--pod-network=wireguard: this machine's kernel has no WireGuard: load it with 'modprobe wireguard' " +
+		return errors.New("--pod-network=wireguard: this machine's kernel has no WireGuard: load it with " +
+			"'modprobe wireguard' " +
 			"(Linux has it from 5.6 on), or start the agents of all nodes with auto, routes or vxlan")
 	case err != nil:
 		return fmt.Errorf("--pod-network=wireguard: testing the kernel's support: %w", err)
@@ -38,7 +39,8 @@ func CheckWireGuard() error {
 
 const kindWireGuard = "wireguard"
 
-// findLink returns the network interface name, or nil without an error if it does not exist.
+// findLink returns the network interface with this name. It returns nil without an error if the
+// interface does not exist.
 func findLink(name string) (netlink.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, absent := errors.AsType[netlink.LinkNotFoundError](err); absent {
@@ -59,8 +61,8 @@ func removeLink(l netlink.Link) error {
 }
 
 // installWireGuard creates or updates this node's WireGuard interface and returns its interface
-// index. If want is nil, it removes the interface. The index is 0 if the interface does not exist.
-// It may be valid although an error is returned.
+// index, which is 0 if the interface does not exist. If want is nil, it removes the interface. The
+// index may be valid although an error is returned.
 func installWireGuard(want *WireGuard) (index int, err error) {
 	have, err := findLink(wireguardName)
 	if err != nil {
@@ -76,8 +78,10 @@ func installWireGuard(want *WireGuard) (index int, err error) {
 		return 0, nil
 	}
 	if have == nil {
-		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName, MTU: want.MTU}}); err != nil {
-			return 0, fmt.Errorf("creating the encrypted tunnel %s: %w: load it with 'modprobe wireguard'", wireguardName, err)
+		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName,
+			MTU: want.MTU}}); err != nil {
+			return 0, fmt.Errorf("creating the encrypted tunnel %s: %w: load it with 'modprobe wireguard'",
+				wireguardName, err)
 		}
 		if have, err = netlink.LinkByName(wireguardName); err != nil {
 			return 0, fmt.Errorf("creating the encrypted tunnel: %w", err)
@@ -100,12 +104,13 @@ func updateWireGuard(have netlink.Link, want *WireGuard) error {
 			return fmt.Errorf("setting %s up: %w", wireguardName, explainPortInUse(err, want.Port))
 		}
 	}
-	return tunnelAddrs(have, want.Addrs)
+	return setTunnelAddrs(have, want.Addrs)
 }
 
 func explainPortInUse(err error, port int) error {
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("%w: another program uses UDP port %d: stop that program, or give the agents of all nodes another --wireguard-port", err, port)
+		return fmt.Errorf("%w: another program uses UDP port %d: stop that program, or give the agents of all nodes "+
+			"another --wireguard-port", err, port)
 	}
 	return err
 }
@@ -137,18 +142,19 @@ func configureWireGuard(want *WireGuard) error {
 	return nil
 }
 
-// wireGuardChanges returns the configuration changes that bring the WireGuard device have to the
-// wanted state. same reports that no change is needed. Removed peers precede others, because their
-// allowed ranges may move to another peer. It is pure.
-func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
+// wireGuardChanges returns the configuration changes that bring device to the wanted state. same
+// reports whether no change is needed. Removed peers precede others, because their allowed ranges
+// may move to another peer. It is pure.
+func wireGuardChanges(device *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true
-	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // compare public keys, because the kernel clamps the private key
+	if device.PrivateKey.PublicKey() != want.Key.PublicKey() {
+		// compare public keys, because the kernel clamps the private key
 		cfg.PrivateKey, same = &want.Key, false
 	}
-	if have.ListenPort != want.Port {
+	if device.ListenPort != want.Port {
 		cfg.ListenPort, same = &want.Port, false
 	}
-	if have.FirewallMark != 0 {
+	if device.FirewallMark != 0 {
 		cfg.FirewallMark, same = new(int), false
 	}
 	missing := map[wgtypes.Key]bool{}
@@ -156,18 +162,21 @@ func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config
 		missing[p.Key] = true
 	}
 	there := map[wgtypes.Key]wgtypes.Peer{}
-	for _, p := range have.Peers {
+	for _, p := range device.Peers {
 		there[p.PublicKey] = p
 		if !missing[p.PublicKey] {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 		}
 	}
 	for _, p := range want.Peers {
-		if is, ok := there[p.Key]; ok && is.PresharedKey == (wgtypes.Key{}) && is.PersistentKeepaliveInterval == want.Keepalive &&
-			is.Endpoint != nil && sameEndpoint(is.Endpoint.AddrPort(), p.Endpoint) && sameAllowed(is.AllowedIPs, p.Allowed) {
+		if is, ok := there[p.Key]; ok && is.PresharedKey == (wgtypes.Key{}) &&
+			is.PersistentKeepaliveInterval == want.Keepalive &&
+			is.Endpoint != nil && sameEndpoint(is.Endpoint.AddrPort(), p.Endpoint) &&
+			sameAllowed(is.AllowedIPs, p.Allowed) {
 			continue
 		}
-		cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.Key, PresharedKey: &wgtypes.Key{}, Endpoint: net.UDPAddrFromAddrPort(p.Endpoint),
+		cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.Key, PresharedKey: &wgtypes.Key{},
+			Endpoint:                    net.UDPAddrFromAddrPort(p.Endpoint),
 			PersistentKeepaliveInterval: &want.Keepalive, ReplaceAllowedIPs: true, AllowedIPs: ipNets(p.Allowed)})
 	}
 	return cfg, same && len(cfg.Peers) == 0
@@ -184,7 +193,9 @@ func sameAllowed(have []net.IPNet, want []netip.Prefix) bool {
 			is[p] = true
 		}
 	}
-	return len(have) == len(want) && len(is) == len(want) && slices.Equal(slices.SortedFunc(maps.Keys(is), netip.Prefix.Compare), slices.SortedFunc(slices.Values(want), netip.Prefix.Compare))
+	return len(have) == len(want) && len(is) == len(want) &&
+		slices.Equal(slices.SortedFunc(maps.Keys(is), netip.Prefix.Compare),
+			slices.SortedFunc(slices.Values(want), netip.Prefix.Compare))
 }
 
 func ipNets(all []netip.Prefix) (out []net.IPNet) {

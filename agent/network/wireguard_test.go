@@ -40,8 +40,10 @@ func TestKernelWithoutWireGuard(t *testing.T) {
 	m := newMachine(t, "w1")
 	m.in(func() error {
 		err := CheckWireGuard()
-		if err != nil && (!strings.Contains(err.Error(), "--pod-network=wireguard: this machine's kernel has no WireGuard: load it with 'modprobe wireguard'") ||
-			strings.Contains(err.Error(), "\n")) {
+		if err != nil &&
+			(!strings.Contains(err.Error(), "--pod-network=wireguard: this machine's kernel has no WireGuard: load it "+
+				"with 'modprobe wireguard'") ||
+				strings.Contains(err.Error(), "\n")) {
 			t.Errorf("refused by %v", err)
 		}
 		return nil
@@ -55,7 +57,8 @@ func TestKernelWithoutWireGuard(t *testing.T) {
 // secured has a node encrypt, with a key of a name.
 func (w *world) secured(name, key string) *Routes {
 	w.t.Helper()
-	return w.run(name, &Routes{ForeignNetwork: never, Mode: ModeWireGuard, Encryption: Encryption{Key: keyOf(key), Port: DefaultWireGuardPort}})
+	return w.run(name, &Routes{ForeignNetwork: never, Mode: ModeWireGuard,
+		Encryption: Encryption{Key: keyOf(key), Port: DefaultWireGuardPort}})
 }
 
 // device is a node's end of the encrypted tunnel.
@@ -75,8 +78,10 @@ func (m *machine) device() (d *wgtypes.Device) {
 	return d
 }
 
-const securedRoutesOfW1 = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\n10.244.2.0/24 tunnel 10.244.2.0\n10.244.3.0/24 tunnel 10.244.3.0\n" +
-	"fd44:0:0:2::/64 tunnel fd44::2:ffff:ffff:ffff:ffff\nfd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\nfd44::/48 nowhere\nfd96::/112 nowhere"
+const securedRoutesOfW1 = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\n10.244.2.0/24 tunnel " +
+	"10.244.2.0\n10.244.3.0/24 tunnel 10.244.3.0\n" +
+	"fd44:0:0:2::/64 tunnel fd44::2:ffff:ffff:ffff:ffff\nfd44:0:0:3::/64 tunnel " +
+	"fd44::3:ffff:ffff:ffff:ffff\nfd44::/48 nowhere\nfd96::/112 nowhere"
 
 // newSecuredWorld is a world in which all nodes have told their keys.
 func newSecuredWorld(t *testing.T) *world {
@@ -163,7 +168,8 @@ func ofPods(a netip.Addr) bool {
 
 // say sends a byte as an address of the node.
 func say(as, to netip.Addr) error {
-	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(as, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 7000)))
+	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(as, 0)),
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 7000)))
 	if err != nil {
 		return err
 	}
@@ -183,7 +189,8 @@ func TestEncryptedTunnelIsKept(t *testing.T) {
 	right := func(peers ...string) func() error {
 		return func() error {
 			d := m.device()
-			if d == nil || d.PublicKey != keyOf("w1").PublicKey() || d.ListenPort != DefaultWireGuardPort || len(d.Peers) != len(peers) {
+			if d == nil || d.PublicKey != keyOf("w1").PublicKey() || d.ListenPort != DefaultWireGuardPort ||
+				len(d.Peers) != len(peers) {
 				return fmt.Errorf("the tunnel is %+v", d)
 			}
 			for _, p := range d.Peers {
@@ -191,7 +198,8 @@ func TestEncryptedTunnelIsKept(t *testing.T) {
 				if i < 0 {
 					return fmt.Errorf("a peer has the key %s", p.PublicKey)
 				}
-				if name := peers[i]; !sameAllowed(p.AllowedIPs, podPrefixes(nodeOf(name[:2]))) || p.Endpoint == nil || p.PersistentKeepaliveInterval != 0 {
+				if name := peers[i]; !sameAllowed(p.AllowedIPs, podPrefixes(nodeOf(name[:2]))) || p.Endpoint == nil ||
+					p.PersistentKeepaliveInterval != 0 {
 					return fmt.Errorf("peer %s is %+v", name, p)
 				}
 			}
@@ -222,15 +230,18 @@ func TestEncryptedTunnelIsKept(t *testing.T) {
 		},
 		"a route leads past it": func() error {
 			_, dst, _ := net.ParseCIDR("10.244.2.0/24")
-			return m.nl.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.89.0.102"), Protocol: unix.RTPROT_STATIC})
+			return m.nl.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.89.0.102"),
+				Protocol: unix.RTPROT_STATIC})
 		},
 		"it is removed": func() error { return m.nl.LinkDel(m.link(wireguardName)) },
 		"it is down":    func() error { return m.nl.LinkSetDown(m.link(wireguardName)) },
 		"a peer is removed": func() error {
-			return reconfigure(wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: keyOf("w3").PublicKey(), Remove: true}}})
+			return reconfigure(wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: keyOf("w3").PublicKey(),
+				Remove: true}}})
 		},
 		"a stranger has a node's range": func() error {
-			return reconfigure(wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: stranger, AllowedIPs: ipNets(prefixesOf("10.244.3.0/24"))}}})
+			return reconfigure(wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: stranger,
+				AllowedIPs: ipNets(prefixesOf("10.244.3.0/24"))}}})
 		},
 		"its key is another": func() error {
 			k := keyOf("other")
@@ -269,10 +280,13 @@ func (w *world) withoutKeys(a *machine, r1 *Routes, right func(...string) func()
 	t, m := w.t, w.nodes["w1"]
 	t.Helper()
 	w.objects.Put(nodeOf("w3")) // an agent of the release before tells none
-	w.has("w1", strings.NewReplacer("10.244.3.0/24 tunnel 10.244.3.0\n", "", "fd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\n", "").Replace(securedRoutesOfW1))
+	w.has("w1",
+		strings.NewReplacer("10.244.3.0/24 tunnel 10.244.3.0\n", "",
+			"fd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\n", "").Replace(securedRoutesOfW1))
 	w.eventually("a peer without a key", right("w2, again"))
 	w.eventually("what is said of it", func() error {
-		if why := r1.Unreached(); !strings.Contains(why, "node w3 has published no WireGuard key, and traffic to its pods is never sent unencrypted") {
+		if why := r1.Unreached(); !strings.Contains(why,
+			"node w3 has published no WireGuard key, and traffic to its pods is never sent unencrypted") {
 			return errors.New(why)
 		}
 		return nil
@@ -281,7 +295,8 @@ func (w *world) withoutKeys(a *machine, r1 *Routes, right func(...string) func()
 	w.has("w1", refusals)
 	w.eventually("a peer that left", right())
 	m.in(func() error { // it limits how often it says that nobody is there, and senders would wait
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0), os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
 	})
 	seen := w.router.capture("p-w1")
 	for _, s := range []string{"10.244.2.9", "10.244.3.9", "fd44:0:0:3::9"} {
@@ -295,7 +310,8 @@ func (w *world) withoutKeys(a *machine, r1 *Routes, right func(...string) func()
 			})
 		}
 	}
-	m.in(func() error { return say(nodeOf("w1").Addresses[0], netip.MustParseAddr("192.0.2.1")) }) // proof that the capture sees what leaves
+	// proof that the capture sees what leaves
+	m.in(func() error { return say(nodeOf("w1").Addresses[0], netip.MustParseAddr("192.0.2.1")) })
 	left := 0
 	for _, p := range seen("192.0.2.1") {
 		if ofPods(p.from) || ofPods(p.to) || p.port == DefaultWireGuardPort {

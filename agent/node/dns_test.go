@@ -18,7 +18,8 @@ func TestClusterDNS(t *testing.T) {
 	if got := servers(); got != nil {
 		t.Errorf("without a DNS: %q", got)
 	}
-	dns := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"}, Spec: v1.ServiceSpec{ClusterIP: v1.ClusterIPNone}}
+	dns := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},
+		Spec: v1.ServiceSpec{ClusterIP: v1.ClusterIPNone}}
 	objects.Put(dns)
 	if got := servers(); got != nil {
 		t.Errorf("with a headless one: %q", got)

@@ -44,8 +44,8 @@ const WireGuardKeyAnnotation = "keelson.dev/wireguard-key"
 // balancer addresses on its network.
 const AnnouncesAnnotation = "keelson.dev/announces"
 
-// NodeDegraded is the condition of a node if a part of its agent has failed that pods can run
-// without. The message of the condition includes the remedy.
+// NodeDegraded is the type of a node condition. It is true if a part of the agent has failed that
+// pods do not need to run. The condition's message includes the remedy.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
 const (
@@ -82,11 +82,13 @@ type nodeFacts struct {
 
 func newNodeFacts(cfg *Config) *nodeFacts {
 	f := &nodeFacts{cfg: cfg, info: systemInfo(cfg.Release)}
-	if cfg.Volumes == nil {
-		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), reports: fenceReportFile(cfg.RunDir),
-			boot: f.info.BootID}
+	if cfg.Parts.Volumes == nil {
+		f.fence = &fence{after: cfg.Storage.FenceAfter,
+			contact: lastContact{file: fenceFile(cfg.Dirs.Run), boot: f.info.BootID},
+			reports: fenceReportFile(cfg.Dirs.Run),
+			boot:    f.info.BootID}
 	}
-	if cfg.Runtime == nil {
+	if cfg.Parts.Runtime == nil {
 		f.pressure = newPressureMonitor(cfg, f.info.BootID)
 	}
 	o := f.observeMachine()
@@ -103,7 +105,7 @@ func (f *nodeFacts) currentNode() *v1.Node {
 	return f.current
 }
 
-// recompose observes the machine again and returns the resulting Node object. It is called before
+// recompose inspects the machine again and returns the resulting Node object. It is called before
 // the agent has reported a Node.
 func (f *nodeFacts) recompose() *v1.Node {
 	o := f.observeMachine()
@@ -134,7 +136,7 @@ type draDrivers interface {
 	Changes(ctx context.Context) <-chan struct{}
 }
 
-// observation contains the results of one check of the node, from which its Node object is
+// observation contains the results of one inspection of the node, from which its Node object is
 // composed.
 type observation struct {
 	notReady        string // why pods cannot run; "" = they can
@@ -155,7 +157,7 @@ type observation struct {
 	features *v1.NodeFeatures
 }
 
-// updateFacts reports the Node object each time it changes, until ctx ends. It checks the node
+// updateFacts reports the Node object each time it changes, until ctx ends. It inspects the node
 // after events: the runtime's start, a new pod CIDR, and changes of its sources. A timer covers
 // changes without events, such as a third-party network configuration or the machine's resources.
 func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
@@ -188,8 +190,8 @@ func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
 		uses = w.volumes.UsesChanged()
 	}
 	var rekeyed <-chan struct{}
-	if f.cfg.ownKey != nil {
-		rekeyed = f.cfg.ownKey.Changed()
+	if f.cfg.PodNetwork.ownKey != nil {
+		rekeyed = f.cfg.PodNetwork.ownKey.Changed()
 	}
 	var sent *v1.Node
 	for ready := false; ; {
@@ -237,9 +239,9 @@ func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
 	}
 }
 
-// observeVolumes records which attached volumes and exclusive claims are in use. It is called last,
-// so that this report is as recent as possible. A control plane that was restored from a backup
-// relies on it.
+// observeVolumes records in o which attached volumes and exclusive claims are in use. It must be
+// the last part of an inspection, so that the report is recent. A control plane that was restored
+// from a backup depends on the report.
 func (o *observation) observeVolumes(w factSources) {
 	if w.volumes == nil {
 		return
@@ -264,7 +266,7 @@ func (f *nodeFacts) observe(ctx context.Context, w factSources) observation {
 	}
 	o.notReady = o.observeRuntime(ctx, w)
 	f.setFailures(&o, w.failures)
-	if f.cfg.Runtime != nil {
+	if f.cfg.Parts.Runtime != nil {
 		return o
 	}
 	listing, cancel := context.WithTimeout(ctx, time.Second) // a store that is still importing does not respond
@@ -275,9 +277,9 @@ func (f *nodeFacts) observe(ctx context.Context, w factSources) observation {
 	return o
 }
 
-// setFailures sets the observation's messages about failed parts of the agent. A failure of the
-// runtime or of images makes the node NotReady. A failure of the proxy or of routes concerns the
-// network. All others make the node degraded.
+// setFailures sets the messages of the observation about failed parts of the agent. A failure of
+// the runtime or of images makes the node NotReady. A failure of the proxy or of routes makes its
+// network unavailable. A failure of another part makes the node degraded.
 func (f *nodeFacts) setFailures(o *observation, t *partFailures) {
 	vital := func(part string) bool { return part == partRuntime || part == partImages }
 	traffic := func(part string) bool { return part == partProxy || part == partRoutes }
@@ -286,16 +288,17 @@ func (f *nodeFacts) setFailures(o *observation, t *partFailures) {
 	}
 	o.networkMessage = t.describeFailures(traffic)
 	o.degradedMessage = t.describeFailures(func(part string) bool { return !vital(part) && !traffic(part) })
-	if f.cfg.unreachableNodes == nil || f.cfg.foreignNetwork() {
+	if f.cfg.PodNetwork.unreachableNodes == nil || f.cfg.PodNetwork.isForeign() {
 		return
 	}
-	if why := f.cfg.unreachableNodes(); why != "" {
-		o.degradedMessage = strings.TrimPrefix(o.degradedMessage+"; pods of some nodes are unreachable: "+truncateMessage(why), "; ")
+	if why := f.cfg.PodNetwork.unreachableNodes(); why != "" {
+		o.degradedMessage = strings.TrimPrefix(o.degradedMessage+"; pods of some nodes are unreachable: "+
+			truncateMessage(why), "; ")
 	}
 }
 
-// truncateMessage truncates the message of a condition, which may otherwise list every node of a
-// cluster.
+// truncateMessage limits the length of a condition's message, which may otherwise list every node
+// of a cluster.
 func truncateMessage(why string) string {
 	const limit = 1024
 	if len(why) <= limit {
@@ -304,22 +307,23 @@ func truncateMessage(why string) string {
 	return strings.ToValidUTF8(why[:limit], "") + " ... (the complete message is in the agent's log)"
 }
 
-// observeMachine returns an observation with the resource pressure of the machine. It is empty on a
-// fake node.
+// observeMachine returns an observation with the resource pressure of the machine. On a fake node
+// the observation is empty.
 func (f *nodeFacts) observeMachine() observation {
 	o := observation{pidPercent: -1}
-	if f.cfg.Runtime != nil {
+	if f.cfg.Parts.Runtime != nil {
 		return o // a fake node has no machine
 	}
-	o.memoryPressure, o.diskPressure = f.pressure.hasPressure(eviction.Memory), f.pressure.hasPressure(eviction.Disk) || f.pressure.hasPressure(eviction.Inodes)
+	o.memoryPressure, o.diskPressure = f.pressure.hasPressure(eviction.Memory),
+		f.pressure.hasPressure(eviction.Disk) || f.pressure.hasPressure(eviction.Inodes)
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
 	}
 	return o
 }
 
-// observeRuntime records the container runtime's handlers and features. It returns the reason why
-// the node cannot run pods, or "".
+// observeRuntime records the container runtime's handlers and features in o. notReady is the reason
+// why the node cannot run pods, or "".
 func (o *observation) observeRuntime(ctx context.Context, w factSources) (notReady string) {
 	res, err := w.runtime.Status(ctx, &cri.StatusRequest{})
 	if err != nil {
@@ -328,17 +332,19 @@ func (o *observation) observeRuntime(ctx context.Context, w factSources) (notRea
 	o.handlers, o.features = runtimeFeatures(res)
 	for _, c := range res.GetStatus().GetConditions() {
 		if c.Type == cri.RuntimeReady && !c.Status {
-			return fmt.Sprintf("container runtime not ready: RuntimeReady=false reason:%s message:%s", c.Reason, c.Message)
+			return fmt.Sprintf("container runtime not ready: RuntimeReady=false reason:%s message:%s",
+				c.Reason, c.Message)
 		}
 	}
 	if err := w.network.Ready(); err != nil {
-		return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:%v", err)
+		return fmt.Sprintf("container runtime network not ready: NetworkReady=false "+
+			"reason:NetworkPluginNotReady message:%v", err)
 	}
 	return ""
 }
 
-// runtimeFeatures converts the container runtime's status to the handlers, sorted by name, and the
-// features in a Node's status.
+// runtimeFeatures converts the container runtime's status to the runtime handlers, sorted by name,
+// and the features in a Node's status.
 func runtimeFeatures(res *cri.StatusResponse) ([]v1.NodeRuntimeHandler, *v1.NodeFeatures) {
 	var handlers []v1.NodeRuntimeHandler
 	for _, h := range res.GetRuntimeHandlers() {
@@ -367,17 +373,19 @@ func imageList(all []*cri.Image) []v1.ContainerImage {
 	return out
 }
 
-// composeNode returns the complete Node object for the observation o. A condition with the same
-// status as in old keeps its transition time.
+// composeNode returns the complete Node object for an observation. If a condition has the same
+// status as in old, the previous Node, it keeps its transition time.
 func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.Node {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{}, Annotations: map[string]string{}}}
-	maps.Copy(n.Labels, f.cfg.Labels)
-	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName, runtime.GOOS, runtime.GOARCH
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{},
+		Annotations: map[string]string{}}}
+	maps.Copy(n.Labels, f.cfg.Node.Labels)
+	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName,
+		runtime.GOOS, runtime.GOARCH
 	// Deprecated labels that every kubelet sets: manifests still select nodes by them.
 	n.Labels["beta.kubernetes.io/os"], n.Labels["beta.kubernetes.io/arch"] = runtime.GOOS, runtime.GOARCH
-	n.Spec.Taints = f.cfg.Taints
+	n.Spec.Taints = f.cfg.Node.Taints
 	n.Status.NodeInfo = f.info
-	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.KubeletPort
+	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.Listen.KubeletPort
 	n.Status.Capacity, n.Status.Allocatable = f.nodeResources()
 	maps.Copy(n.Status.Capacity, o.devices)
 	maps.Copy(n.Status.Allocatable, o.healthy)
@@ -388,19 +396,19 @@ func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.
 	n.Status.Images = o.images
 	n.Status.RuntimeHandlers, n.Status.Features = o.handlers, o.features
 	setCSIDrivers(n, o.drivers)
-	if f.cfg.Devices == nil {
+	if f.cfg.Parts.Devices == nil {
 		n.Annotations[DRADriversAnnotation] = o.draDriverNames
 	}
-	if f.cfg.ownKey != nil {
-		n.Annotations[WireGuardKeyAnnotation] = f.cfg.ownKey.Key().PublicKey().String()
+	if f.cfg.PodNetwork.ownKey != nil {
+		n.Annotations[WireGuardKeyAnnotation] = f.cfg.PodNetwork.ownKey.Key().PublicKey().String()
 	}
 	if f.fence != nil {
 		f.fence.annotate(n, o.volumes)
 	}
-	if f.cfg.hasOwnPodNetwork != nil {
-		n.Annotations[PodNetworkAnnotation] = podNetworkOf(f.cfg.hasOwnPodNetwork())
+	if f.cfg.PodNetwork.hasOwnAddresses != nil {
+		n.Annotations[PodNetworkAnnotation] = podNetworkOf(f.cfg.PodNetwork.hasOwnAddresses())
 	}
-	if f.cfg.announcesL2 {
+	if f.cfg.Services.announcesL2 {
 		n.Annotations[AnnouncesAnnotation] = "true"
 	}
 	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
@@ -410,16 +418,21 @@ func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.
 		}
 		n.Status.Conditions = append(n.Status.Conditions, c)
 	}
-	set(v1.NodeMemoryPressure, o.memoryPressure, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
-	set(v1.NodeDiskPressure, o.diskPressure, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
-	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
+	set(v1.NodeMemoryPressure, o.memoryPressure, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory",
+		"kubelet has sufficient memory available", "kubelet has insufficient memory available")
+	set(v1.NodeDiskPressure, o.diskPressure, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure",
+		"kubelet has no disk pressure", "kubelet has disk pressure")
+	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID",
+		"KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
 	// a foreign network product sets this condition itself
-	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkMessage != "" {
+	if f.cfg.PodNetwork.isForeign == nil || !f.cfg.PodNetwork.isForeign() || o.networkMessage != "" {
 		set(v1.NodeNetworkUnavailable, o.networkMessage != "", "NetworkReady", "NetworkPartFailed",
 			"routes and Service rules are in place", o.networkMessage)
 	}
-	set(NodeDegraded, o.degradedMessage != "", "PartsRun", "PartFailed", "all parts of the agent run", o.degradedMessage)
-	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
+	set(NodeDegraded, o.degradedMessage != "", "PartsRun", "PartFailed", "all parts of the agent run",
+		o.degradedMessage)
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady",
+		Message: "kubelet is posting ready status"}
 	if o.notReady != "" {
 		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", o.notReady
 	}
@@ -439,11 +452,11 @@ func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.
 	return n
 }
 
-// setCSIDrivers sets the annotations and topology labels of the Node for the CSI drivers all.
-// Before the first scan for drivers, all is nil and nothing is set. An empty list would delete the
-// drivers that the control plane has stored for the agent's previous run.
-func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
-	if all == nil {
+// setCSIDrivers sets the annotations and topology labels of the Node for its CSI drivers. Before
+// the first scan, drivers is nil, and it sets nothing. An empty list would delete the drivers that
+// the control plane has stored for the agent's previous run.
+func setCSIDrivers(n *v1.Node, drivers []*csi.Driver) {
+	if drivers == nil {
 		return
 	}
 	type driver struct {
@@ -454,7 +467,7 @@ func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
 	}
 	ids := map[string]string{}
 	list := []driver{}
-	for _, d := range all {
+	for _, d := range drivers {
 		ids[d.Name] = d.NodeID
 		maps.Copy(n.Labels, d.Topology)
 		list = append(list, driver{d.Name, d.NodeID, slices.Sorted(maps.Keys(d.Topology)), d.MaxVolumes})
@@ -467,39 +480,41 @@ func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
 	}
 }
 
-// nodeResources returns the capacity and allocatable resources of the Node. Configured resources
-// are allocatable as a whole; others are measured on the machine. The memory reserve is subtracted
-// in both cases.
+// nodeResources returns the capacity and allocatable resources of the Node. A configured resource
+// is allocatable as a whole; other resources are measured on the machine. The memory reserve is
+// subtracted from both.
 func (f *nodeFacts) nodeResources() (capacity, allocatable v1.ResourceList) {
 	capacity = v1.ResourceList{
 		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
-		v1.ResourcePods: *resource.NewQuantity(f.cfg.MaxPods, resource.DecimalSI),
+		v1.ResourcePods: *resource.NewQuantity(f.cfg.Node.MaxPods, resource.DecimalSI),
 	}
 	if total, _, err := machineMemory(); err == nil {
 		capacity[v1.ResourceMemory] = *resource.NewQuantity(total, resource.BinarySI)
 	}
-	if total, _, err := diskSpace(f.cfg.StateDir); err == nil {
+	if total, _, err := diskSpace(f.cfg.Dirs.State); err == nil {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(total, resource.BinarySI)
 	}
 	allocatable = capacity.DeepCopy()
 	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
-		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.BytesOf(d.Value())), resource.BinarySI)
+		allocatable[v1.ResourceEphemeralStorage] =
+			*resource.NewQuantity(max(0, d.Value()-f.cfg.Node.DiskFloor.BytesOf(d.Value())), resource.BinarySI)
 	}
-	for name, q := range f.cfg.Capacity {
+	for name, q := range f.cfg.Node.Capacity {
 		capacity[name], allocatable[name] = q, q
 	}
 	if m, ok := allocatable[v1.ResourceMemory]; ok {
-		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, saturate.Value(&m)-f.cfg.memoryFloor().BytesOf(saturate.Value(&m))), resource.BinarySI)
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0,
+			saturate.Value(&m)-f.cfg.memoryFloor().BytesOf(saturate.Value(&m))), resource.BinarySI)
 	}
 	return capacity, allocatable
 }
 
 // podLimits returns the cgroup limits of all pods together. A configured memory capacity is not
-// reduced by the reserve. The agent then evicts by the pods' own usage, and pods must be able to
-// exceed the eviction threshold for that.
+// reduced by the memory reserve. In that case the agent evicts because of the usage of the pods'
+// cgroup, which must be able to exceed the eviction threshold.
 func (f *nodeFacts) podLimits() v1.ResourceList {
 	out := f.currentNode().Status.Allocatable.DeepCopy()
-	if q, own := f.cfg.Capacity[v1.ResourceMemory]; own {
+	if q, own := f.cfg.Node.Capacity[v1.ResourceMemory]; own {
 		out[v1.ResourceMemory] = q
 	}
 	return out

@@ -30,9 +30,13 @@ func TestFence(t *testing.T) {
 	u := &using{}
 	file := filepath.Join(t.TempDir(), "heard.json")
 	begin := func(boot string) *fence {
-		f := &fence{after: 20 * time.Second, lastAck: func() time.Duration { return heard }, clock: func() time.Duration { return now }, volumes: u,
-			fencePod: func(uid types.UID, _ string) { ended = append(ended, uid) }, file: file, boot: boot, log: slog.New(slog.DiscardHandler)}
-		f.loadLastAck()
+		f := &fence{after: 20 * time.Second, lastAck: func() time.Duration {
+			return heard
+		}, clock: func() time.Duration { return now }, volumes: u,
+			fencePod: func(uid types.UID, _ string) {
+				ended = append(ended, uid)
+			}, contact: lastContact{file: file, boot: boot}, boot: boot, log: slog.New(slog.DiscardHandler)}
+		f.contact.loadRecord(f.clock(), f.log)
 		return f
 	}
 	at := func(f *fence, when, last int, want ...types.UID) {
@@ -95,7 +99,8 @@ func TestNodesTellWhatTheyHold(t *testing.T) {
 		{[]v1.UniqueVolumeName{"a", "b"}, []v1.UniqueVolumeName{"b"}, `["b"]`},
 		{many, many, "all"},
 	} {
-		if n := tells(c.inUse, c.held); n.Annotations[VolumesHeldAnnotation] != c.want || len(n.Status.VolumesInUse) != len(c.inUse) {
+		if n := tells(c.inUse, c.held); n.Annotations[VolumesHeldAnnotation] != c.want ||
+			len(n.Status.VolumesInUse) != len(c.inUse) {
 			t.Errorf("%d in use, %d held: %v", len(c.inUse), len(c.held), n.Annotations)
 		}
 	}
@@ -105,14 +110,17 @@ func TestNodesTellWhatTheyHold(t *testing.T) {
 	one := agent.HeldClaim{Pod: "p", Claim: "c", Volume: "v"}
 	for _, claims := range [][]agent.HeldClaim{{one}, slices.Repeat([]agent.HeldClaim{one}, 4000)} {
 		n := tells([]v1.UniqueVolumeName{}, nil, claims...)
-		if got, want := n.Annotations[agent.ClaimsHeldAnnotation], `[{"pod":"p","claim":"c","volume":"v"}]`; !agent.NodeReportsClaim(n, one) || len(claims) == 1 && got != want || len(claims) > 1 && got != "all" {
+		if got, want := n.Annotations[agent.ClaimsHeldAnnotation],
+			`[{"pod":"p","claim":"c","volume":"v"}]`; !agent.NodeReportsClaim(n, one) ||
+			len(claims) == 1 && got != want || len(claims) > 1 && got != "all" {
 			t.Errorf("%d claims: %.100s", len(claims), got)
 		}
 		if two := (agent.HeldClaim{Pod: "p2", Claim: "c"}); agent.NodeReportsClaim(n, two) != (len(claims) > 1) {
 			t.Errorf("of %d claims another one is told: %v", len(claims), len(claims) == 1)
 		}
 	}
-	if n := tells(nil, nil, one); n.Annotations[agent.ClaimsHeldAnnotation] != "" || n.Annotations[VolumesHeldAnnotation] != "" || n.Annotations[VolumesInUseAnnotation] != "" {
+	if n := tells(nil, nil, one); n.Annotations[agent.ClaimsHeldAnnotation] != "" ||
+		n.Annotations[VolumesHeldAnnotation] != "" || n.Annotations[VolumesInUseAnnotation] != "" {
 		t.Errorf("not known: %v", n.Annotations)
 	}
 }

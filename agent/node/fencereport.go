@@ -21,17 +21,17 @@ import (
 // plane has stored it. Until then, the control plane may detach the node's volumes after the
 // previous time, so the shorter time applies.
 
-// FenceReportAnnotation is an annotation of the Node with the name of the agent's report of its
-// fence time. Each agent process chooses a new name. It thus recognizes whether the control plane
-// stored the Node after this report.
+// FenceReportAnnotation is an annotation of the Node with a name for the agent's report of its
+// fence time. Each agent process chooses a new name. If the stored Node has this name, the control
+// plane has stored this report.
 const FenceReportAnnotation = "keelson.dev/fence-report"
 
 // keptFenceAnnotation is an annotation of a VolumeAttachment with the fence time of its Node in
-// seconds. It remains when the Node is deleted.
+// seconds. It remains after the Node is deleted.
 const keptFenceAnnotation = "keelson.dev/node-fences-after"
 
-// fenceObjects is the part of the node's view that shows which fence time the control plane has
-// stored.
+// fenceObjects is the part of the node's view of the cluster that shows which fence time the
+// control plane has stored.
 type fenceObjects interface {
 	Confirmed() <-chan struct{}
 	Node() (*v1.Node, bool)
@@ -60,7 +60,7 @@ func shorterFence(a, b time.Duration) time.Duration {
 }
 
 // parseFence parses a fence time in seconds as stored by the control plane. For an invalid text it
-// returns 0, that is, no bound.
+// returns 0, which means never.
 func parseFence(after string) time.Duration {
 	seconds, err := strconv.Atoi(after)
 	if err != nil || seconds < 0 {
@@ -79,7 +79,7 @@ func (f *fence) currentFence() time.Duration {
 
 // startReport starts the report of the configured fence time to the control plane, under a new
 // name. It loads the shortest fence time that was reported since boot, and records the shorter of
-// both. It is called before the node reports its fence time.
+// both on disk. It must be called before the node reports its fence time.
 func (f *fence) startReport() error {
 	var r reportedFence
 	err := durable.ReadJSON(f.reports, &r)
@@ -100,9 +100,10 @@ func (f *fence) startReport() error {
 }
 
 func (f *fence) recordFence(after time.Duration, confirmed bool) error {
-	b, err := json.Marshal(reportedFence{Version: reportedFenceVersion, Boot: f.boot, After: after, Confirmed: confirmed})
+	b, err := json.Marshal(reportedFence{Version: reportedFenceVersion, Boot: f.boot, After: after,
+		Confirmed: confirmed})
 	if err == nil {
-		err = durable.Write(f.reports, b)
+		err = durable.WriteIfChanged(f.reports, b, durable.Intact)
 	}
 	if err != nil {
 		return fmt.Errorf("storing the fence that is reported to the control plane (--fence-after): %w", err)
@@ -118,8 +119,8 @@ func (f *fence) unconfirmedReport() string {
 	return f.report
 }
 
-// confirmReport checks whether the control plane has stored the configured fence time. If so, that
-// time becomes effective.
+// confirmReport checks whether the control plane has stored the configured fence time. If so, the
+// configured fence time becomes effective.
 func (f *fence) confirmReport() error {
 	report := f.unconfirmedReport()
 	if report == "" {
@@ -145,23 +146,24 @@ func (f *fence) confirmReport() error {
 	return nil
 }
 
-// storedFence returns the shortest fence time in the objects of the view, or 0 if no object has
-// one. all reports whether the control plane has stored the configured time everywhere. That is, on
-// the Node with this report, and on each VolumeAttachment of a volume in use that has a fence time.
-// A control plane that does not store fence times on attachments has none there.
-func (f *fence) storedFence(report string) (shortest time.Duration, all bool, err error) {
+// storedFence returns the shortest fence time in the objects of the node's view, or 0 if no object
+// has a fence time. everywhere reports whether the control plane has stored the configured time in
+// all of them. It must be on the Node, together with the name of this report. It must also be on
+// each VolumeAttachment of a volume in use that has a fence time; a control plane of an earlier
+// release stores no fence times on VolumeAttachments.
+func (f *fence) storedFence(report string) (shortest time.Duration, everywhere bool, err error) {
 	select {
 	case <-f.objects.Confirmed():
-		all = true
+		everywhere = true
 	default:
 	}
 	want := strconv.Itoa(int(f.after / time.Second))
 	if n, ok := f.objects.Node(); ok {
 		has := n.Annotations[FencesAfterAnnotation]
 		shortest = parseFence(has)
-		all = all && has == want && n.Annotations[FenceReportAnnotation] == report
+		everywhere = everywhere && has == want && n.Annotations[FenceReportAnnotation] == report
 	} else {
-		all = false
+		everywhere = false
 	}
 	names, _, err := f.volumes.VolumesInUse()
 	if err != nil {
@@ -175,8 +177,8 @@ func (f *fence) storedFence(report string) (shortest time.Duration, all bool, er
 		}
 		if kept, keeps := a.Annotations[keptFenceAnnotation]; keeps {
 			shortest = shorterFence(shortest, parseFence(kept))
-			all = all && kept == want
+			everywhere = everywhere && kept == want
 		}
 	}
-	return shortest, all, nil
+	return shortest, everywhere, nil
 }

@@ -66,14 +66,17 @@ func newFenceMachine(t *testing.T) *fenceMachine {
 func (m *fenceMachine) startAgent(after time.Duration) {
 	m.t.Helper()
 	m.view.confirmed = make(chan struct{})
-	m.f = &fence{after: after, lastAck: func() time.Duration { return m.heard }, clock: func() time.Duration { return m.now },
+	m.f = &fence{after: after, lastAck: func() time.Duration {
+		return m.heard
+	}, clock: func() time.Duration { return m.now },
 		volumes: m.view, objects: m.view, fencePod: func(uid types.UID, _ string) { m.ended = append(m.ended, uid) },
-		file: filepath.Join(m.dir, "heard.json"), reports: fenceReportFile(m.dir), boot: m.boot,
+		contact: lastContact{file: filepath.Join(m.dir, "heard.json"), boot: m.boot},
+		reports: fenceReportFile(m.dir), boot: m.boot,
 		log: slog.New(slog.DiscardHandler)}
 	if err := m.f.startReport(); err != nil {
 		m.t.Fatal(err)
 	}
-	m.f.loadLastAck()
+	m.f.contact.loadRecord(m.now, m.f.log)
 }
 
 // storeFacts makes the control plane store the agent's report, and respond.

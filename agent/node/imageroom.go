@@ -15,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/image"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 const (
@@ -25,8 +26,8 @@ const (
 	eventInterval = 5 * time.Minute
 )
 
-// imageGC removes unused images while the disk is low on space, and reports an event if that is not
-// enough.
+// imageGC removes unused images while little disk space is free. It reports an event if the removal
+// does not free enough space.
 type imageGC struct {
 	images interface { // *image.Store
 		MakeRoom(ctx context.Context, needed []string) (image.Removed, error)
@@ -37,32 +38,31 @@ type imageGC struct {
 	log      *slog.Logger
 
 	reported  map[string]time.Time // time of the last event, by reason
-	requested chan struct{}        // capacity 1; a value requests a collection; nil: no requests
-	isHeld    func() bool          // reports whether another reclamation goes first, for a limited time; nil: none does
+	requested wakeup.Signal        // signaled to request a collection; nil: no requests
+	// reports whether other data is being removed first, so that images are not removed yet; nil =
+	// never
+	isHeld func() bool
 
 	mu                      sync.Mutex
 	removed, bytes, failing int64
 	lastRun                 time.Time // start of the last completed collection
 }
 
-// requestCollection makes runCollections collect images now. It reports whether a collection that
-// started at or after since has already completed; in that case it requests nothing.
-func (r *imageGC) requestCollection(since time.Time) bool {
+// requestCollection reports whether a collection that started at notBefore or later has completed.
+// If not, it makes runCollections start a collection now.
+func (r *imageGC) requestCollection(notBefore time.Time) bool {
 	r.mu.Lock()
-	done := !r.lastRun.Before(since)
+	done := !r.lastRun.Before(notBefore)
 	r.mu.Unlock()
 	if !done {
-		select {
-		case r.requested <- struct{}{}:
-		default:
-		}
+		r.requested.Send()
 	}
 	return done
 }
 
 // runCollections runs a collection of unused images at regular intervals and on request, until ctx
-// ends. It first waits for the pods in the node's view. After a reboot, no container shows which
-// images are in use.
+// ends. It first waits until the pods of the node are known: after a reboot, no container shows
+// which images are in use.
 func (r *imageGC) runCollections(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -82,7 +82,7 @@ func (r *imageGC) runCollections(ctx context.Context) error {
 	}
 }
 
-// collectOnce removes unused images if the disk is low on space, and reports failures as events of
+// collectOnce removes unused images if little disk space is free, and reports failures as events of
 // the node.
 func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
 	if r.isHeld != nil && r.isHeld() {
@@ -101,14 +101,17 @@ func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
 	}
 	r.mu.Unlock()
 	if done.Images > 0 {
-		r.log.Info("removed unused images because the disk was low on space", "images", done.Images, "bytes", done.Bytes)
+		r.log.Info("removed unused images because the disk was low on space", "images", done.Images,
+			"bytes", done.Bytes)
 	}
 	switch {
 	case err != nil:
 		r.reportEvent("ImageGCFailed", err.Error(), now)
 	case done.Short:
-		r.reportEvent("FreeDiskSpaceFailed", fmt.Sprintf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.",
-			done.Bytes+done.Lacking, done.Bytes), now)
+		r.reportEvent("FreeDiskSpaceFailed",
+			fmt.Sprintf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only "+
+				"found %d bytes eligible to free.",
+				done.Bytes+done.Lacking, done.Bytes), now)
 	default:
 		clear(r.reported)
 	}
@@ -119,7 +122,7 @@ func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
 func imagesOfPods(pods []*v1.Pod) []string {
 	var out []string
 	for _, p := range pods {
-		if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+		if agent.IsTerminalPhase(p.Status.Phase) {
 			continue
 		}
 		for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
@@ -149,7 +152,7 @@ func (r *imageGC) reportEvent(reason, message string, now time.Time) {
 }
 
 // nodeEvent returns an event about the node. As in the kubelet, the UID of the involved object is
-// the node's name, by which clients search.
+// the node's name, because clients search for it.
 func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
 	const limit = 1024 // limit of API validation
 	if len(message) > limit {
@@ -157,10 +160,12 @@ func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
 	}
 	at := metav1.NewTime(now)
 	return &v1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", node, now.UnixNano()), Namespace: metav1.NamespaceDefault},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", node, now.UnixNano()),
+			Namespace: metav1.NamespaceDefault},
 		InvolvedObject: v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
 		Reason:         reason, Message: message, Type: kind, FirstTimestamp: at, LastTimestamp: at, Count: 1,
-		Source: v1.EventSource{Component: "kubelet", Host: node}, ReportingController: "kubelet", ReportingInstance: node,
+		Source: v1.EventSource{Component: "kubelet", Host: node}, ReportingController: "kubelet",
+		ReportingInstance: node,
 	}
 }
 

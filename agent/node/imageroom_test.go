@@ -17,6 +17,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/image"
 	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // fakeStore returns the results that a test sets, and records requests.
@@ -51,8 +52,10 @@ func (r *fakeStore) lastRequest() (looks int, needed []string) {
 func TestImagesOfPods(t *testing.T) {
 	pod := func(phase v1.PodPhase) *v1.Pod {
 		return &v1.Pod{Status: v1.PodStatus{Phase: phase}, Spec: v1.PodSpec{
-			InitContainers: []v1.Container{{Image: "init:" + string(phase)}}, Containers: []v1.Container{{Image: "app:" + string(phase)}},
-			EphemeralContainers: []v1.EphemeralContainer{{EphemeralContainerCommon: v1.EphemeralContainerCommon{Image: "debug:" + string(phase)}}}}}
+			InitContainers: []v1.Container{{Image: "init:" + string(phase)}},
+			Containers:     []v1.Container{{Image: "app:" + string(phase)}},
+			EphemeralContainers: []v1.EphemeralContainer{
+				{EphemeralContainerCommon: v1.EphemeralContainerCommon{Image: "debug:" + string(phase)}}}}}
 	}
 	got := imagesOfPods([]*v1.Pod{pod(v1.PodPending), pod(v1.PodFailed), pod(v1.PodRunning), pod(v1.PodSucceeded)})
 	want := []string{"init:Pending", "app:Pending", "debug:Pending", "init:Running", "app:Running", "debug:Running"}
@@ -76,17 +79,20 @@ func TestImageRoomIsToldOf(t *testing.T) {
 		if looks, _ := store.lastRequest(); looks != 0 {
 			t.Fatalf("%d looks before the pods are known", looks)
 		}
-		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
+		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
 		store.setResult(image.Removed{Images: 2, Bytes: 300}, nil)
 		close(objects.synced)
 		virtual.Wait()
-		if looks, needed := store.lastRequest(); looks != 1 || !slices.Equal(needed, []string{"hello:1"}) || len(c.Events("w1")) != 0 {
+		if looks, needed := store.lastRequest(); looks != 1 || !slices.Equal(needed, []string{"hello:1"}) ||
+			len(c.Events("w1")) != 0 {
 			t.Errorf("%d looks, %v are needed, events %v", looks, needed, c.Events("w1"))
 		}
 		store.setResult(image.Removed{Short: true, Bytes: 100, Lacking: 50}, nil)
 		time.Sleep(eventInterval - time.Second)
 		virtual.Wait()
-		want := "FreeDiskSpaceFailed Failed to garbage collect required amount of images. Attempted to free 150 bytes, but only found 100 bytes eligible to free."
+		want := "FreeDiskSpaceFailed Failed to garbage collect required amount of images. Attempted to free 150 " +
+			"bytes, but only found 100 bytes eligible to free."
 		if got := c.Events("w1"); len(got) != 1 || !strings.Contains(got[0], want) {
 			t.Errorf("events %v", got)
 		}
@@ -107,7 +113,8 @@ func TestImageRoomIsToldOf(t *testing.T) {
 		if err := r.writeMetrics(&text); err != nil {
 			t.Fatal(err)
 		}
-		for _, line := range []string{"\nkeelson_images_removed_total 2\n", "\nkeelson_image_removal_failures_total 1\n"} {
+		for _, line := range []string{"\nkeelson_images_removed_total 2\n",
+			"\nkeelson_image_removal_failures_total 1\n"} {
 			if !strings.Contains(text.String(), line) {
 				t.Errorf("no %q in %s", line, text.String())
 			}
@@ -128,7 +135,8 @@ func (u unsynced) Synced() <-chan struct{} { return u.synced }
 func TestImageRoomIsClearedSoon(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		store, c := &fakeStore{}, fake.NewCluster()
-		r := &imageGC{images: store, objects: c, reporter: c, node: "w1", log: slog.New(slog.DiscardHandler), requested: make(chan struct{}, 1)}
+		r := &imageGC{images: store, objects: c, reporter: c, node: "w1", log: slog.New(slog.DiscardHandler),
+			requested: wakeup.New()}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- r.runCollections(ctx) }()

@@ -12,23 +12,29 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/kubelet"
 	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/pod/diskusage"
 	"keelson.dev/keelson/agent/stats"
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// newStatistics returns the source of resource usage of the node and its pods.
+// newStatistics returns the stats.Source that measures the resource usage of the node and its pods.
 func (n *Node) newStatistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source {
-	memory, share := n.cfg.Capacity[v1.ResourceMemory]
-	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.MeasureUsage, Share: share, Memory: saturate.Value(&memory),
-		Started: time.Now(), Disk: func() (agent.Disk, error) { return pod.DiskOf(existingPath(n.cfg.StateDir)) },
+	memory, share := n.cfg.Node.Capacity[v1.ResourceMemory]
+	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.MeasureUsage, Share: share,
+		Memory:  saturate.Value(&memory),
+		Started: time.Now(), Disk: func() (agent.Disk, error) {
+			return diskusage.StatFileSystem(existingPath(n.cfg.Dirs.State))
+		},
 		Pods: n.session.Pods, Storage: pods.Storage})
 }
 
 // newKubeletServer returns the node's HTTPS server with the kubelet's API. It listens on all
 // addresses.
 func (n *Node) newKubeletServer(source *stats.Source, trust agent.ServerTrust) *kubelet.Server {
-	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), ServerTrust: trust,
-		Resource: source.Resource, Metrics: n.metricsWriter(source), Summary: source.Summary, Pods: n.session.Pods, AgentLog: n.cfg.Recent.Bytes,
+	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.Listen.KubeletPort))),
+		ServerTrust: trust,
+		Resource:    source.Resource, Metrics: n.metricsWriter(source), Summary: source.Summary, Pods: n.session.Pods,
+		AgentLog: n.cfg.Diagnostics.Recent.Bytes,
 		Settings: n.cfg.settingsText, Reach: resolveAndRoute,
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }
@@ -45,8 +51,8 @@ func (n *Node) metricsWriter(source *stats.Source) func(context.Context, io.Writ
 		if p := n.facts.pressure; err == nil && p != nil {
 			err = p.writeMetrics(to)
 		}
-		if err == nil && n.cfg.proxyMetrics != nil {
-			err = n.cfg.proxyMetrics(ctx, to)
+		if err == nil && n.cfg.Services.metrics != nil {
+			err = n.cfg.Services.metrics(ctx, to)
 		}
 		if err == nil && n.policyMetrics != nil {
 			err = n.policyMetrics(ctx, to)
@@ -54,8 +60,8 @@ func (n *Node) metricsWriter(source *stats.Source) func(context.Context, io.Writ
 		if err == nil && n.sessionMetrics != nil {
 			err = n.sessionMetrics(to)
 		}
-		if err == nil && n.cfg.dns != nil {
-			err = n.cfg.dns.Metrics(to)
+		if err == nil && n.cfg.PodNetwork.dns != nil {
+			err = n.cfg.PodNetwork.dns.Metrics(to)
 		}
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// runtimeScheme is the prefix of the node's container runtime version. The agent's release follows;
-// 'kctl cluster upgrade' reads it.
+// runtimeScheme is the prefix of the node's container runtime version; the agent's release follows
+// it. 'kctl cluster upgrade' parses the version.
 const runtimeScheme = "keelson://"
 
 // systemInfo returns information about the machine. Unavailable fields are empty.
@@ -31,9 +31,11 @@ func systemInfo(release string) v1.NodeSystemInfo {
 		return strings.TrimSpace(string(b))
 	}
 	info := v1.NodeSystemInfo{
-		MachineID: text("/etc/machine-id"), SystemUUID: text("/sys/class/dmi/id/product_uuid"), BootID: text("/proc/sys/kernel/random/boot_id"),
-		KernelVersion: text("/proc/sys/kernel/osrelease"), OSImage: osImage(), ContainerRuntimeVersion: runtimeScheme + strings.TrimPrefix(cmp.Or(release, Version), "v"),
-		KubeletVersion: Version, OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
+		MachineID: text("/etc/machine-id"), SystemUUID: text("/sys/class/dmi/id/product_uuid"),
+		BootID:        text("/proc/sys/kernel/random/boot_id"),
+		KernelVersion: text("/proc/sys/kernel/osrelease"), OSImage: osImage(),
+		ContainerRuntimeVersion: runtimeScheme + strings.TrimPrefix(cmp.Or(release, Version), "v"),
+		KubeletVersion:          Version, OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 	}
 	if info.SystemUUID == "" {
 		info.SystemUUID = info.MachineID
@@ -55,8 +57,8 @@ func osImage() string {
 	return ""
 }
 
-// primaryAddress returns the IPv4 address of the default route's interface, or else the first
-// global unicast address.
+// primaryAddress returns the IPv4 address of the default route's interface. If there is no such
+// address, it returns the first global unicast address.
 func primaryAddress() (string, error) {
 	ifaces, err := net.Interfaces()
 	if err != nil {
@@ -106,11 +108,11 @@ func defaultInterface() string {
 	return ""
 }
 
-// machineMemory returns the total and the available memory of the machine in bytes. left is the
-// kernel's estimate of the memory for new programs without swapping (MemAvailable). It includes
-// files in the active page cache, which the kubelet counts as used. By the kubelet's measure, a
-// node with much file I/O would evict pods because of its cache.
-func machineMemory() (total, left int64, err error) {
+// machineMemory returns the total and the available memory of the machine in bytes. available is
+// the kernel's estimate of the memory for new programs without swapping (MemAvailable). It includes
+// files in the active page cache, which the kubelet counts as used. If it did not include them, a
+// node with much file I/O would evict pods because of its page cache.
+func machineMemory() (total, available int64, err error) {
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, 0, err
@@ -120,7 +122,7 @@ func machineMemory() (total, left int64, err error) {
 
 // parseMeminfo returns the total and the available memory in bytes from text, the content of
 // /proc/meminfo.
-func parseMeminfo(text string) (total, left int64, err error) {
+func parseMeminfo(text string) (total, available int64, err error) {
 	lines := map[string]int64{"MemTotal:": -1, "MemAvailable:": -1}
 	for line := range strings.Lines(text) {
 		c := strings.Fields(line)
@@ -144,15 +146,17 @@ func parseMeminfo(text string) (total, left int64, err error) {
 	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemAvailable:"]), nil
 }
 
-// cgroupMemory returns the memory used by the cgroup root, in bytes, without memory that the kernel
-// can easily reclaim.
-func cgroupMemory(root string) (int64, error) {
+// cgroupMemory returns the memory usage of a cgroup in bytes, without page cache and reclaimable
+// slab memory. cgroup is its path from the root of the hierarchy.
+func cgroupMemory(cgroup string) (int64, error) {
 	for _, c := range []struct {
 		dir, usage string
 		spare      []string
 	}{
-		{filepath.Join("/sys/fs/cgroup", root), "memory.current", []string{"inactive_file", "active_file", "slab_reclaimable"}},
-		{filepath.Join("/sys/fs/cgroup/memory", root), "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}},
+		{filepath.Join("/sys/fs/cgroup", cgroup), "memory.current",
+			[]string{"inactive_file", "active_file", "slab_reclaimable"}},
+		{filepath.Join("/sys/fs/cgroup/memory", cgroup), "memory.usage_in_bytes",
+			[]string{"total_inactive_file", "total_active_file"}},
 	} {
 		b, err := os.ReadFile(filepath.Join(c.dir, c.usage))
 		if err != nil {
@@ -168,16 +172,16 @@ func cgroupMemory(root string) (int64, error) {
 		}
 		return subtractSpare(used, string(stat), c.spare), nil
 	}
-	return 0, fmt.Errorf("no memory cgroup %s", root)
+	return 0, fmt.Errorf("no memory cgroup %s", cgroup)
 }
 
-// subtractSpare returns used minus the values of the lines spare in stat, the content of a cgroup's
-// memory.stat. These lines are reclaimable memory: page cache, including its active part, and its
+// subtractSpare returns used minus the values of the keys reclaimable in stat, the content of a
+// cgroup's memory.stat. These keys count the page cache, including its active part, and reclaimable
 // slab memory. MemAvailable of the machine includes the same.
-func subtractSpare(used int64, stat string, spare []string) int64 {
+func subtractSpare(used int64, stat string, reclaimable []string) int64 {
 	for line := range strings.Lines(stat) {
 		c := strings.Fields(line)
-		if len(c) != 2 || !slices.Contains(spare, c[0]) {
+		if len(c) != 2 || !slices.Contains(reclaimable, c[0]) {
 			continue
 		}
 		if n, err := strconv.ParseInt(c[1], 10, 64); err == nil {
@@ -187,7 +191,7 @@ func subtractSpare(used int64, stat string, spare []string) int64 {
 	return max(0, used)
 }
 
-// existingPath returns path if it exists, and otherwise its nearest existing parent.
+// existingPath returns path if it exists, and otherwise its nearest existing parent directory.
 func existingPath(path string) string {
 	for path != "/" && path != "." && path != "" {
 		if _, err := os.Stat(path); err == nil {
@@ -199,7 +203,7 @@ func existingPath(path string) string {
 }
 
 // diskSpace returns the total and the free bytes of the file system that contains path.
-func diskSpace(path string) (total, left int64, err error) {
+func diskSpace(path string) (total, free int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingPath(path), &st); err != nil {
 		return 0, 0, err
@@ -208,8 +212,8 @@ func diskSpace(path string) (total, left int64, err error) {
 }
 
 // diskInodes returns the total and the free inodes of the file system that contains path. Both are
-// 0 for a file system without such numbers.
-func diskInodes(path string) (total, left int64, err error) {
+// 0 for a file system that does not report inodes.
+func diskInodes(path string) (total, free int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingPath(path), &st); err != nil {
 		return 0, 0, err

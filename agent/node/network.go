@@ -23,20 +23,25 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// WithNetwork adds the real pod network, routes, Service rules and DNS server to the configuration.
-// A fake node does not call it. It returns an error if the machine lacks a requirement.
+// WithNetwork adds the built-in pod network, routes, Service rules and DNS server to the
+// configuration. A fake node does not call it. It returns an error if the machine lacks a
+// requirement.
 func (c *Config) WithNetwork() error {
 	log := c.Log
-	if c.podNetwork == network.ModeWireGuard {
+	if c.PodNetwork.mode == network.ModeWireGuard {
 		if err := c.openWireGuardKey(); err != nil {
 			return err
 		}
 	}
-	foreign := func() bool { path, err := cni.FindOperatorConfig(c.CNIConfDir); return err == nil && path != "" }
-	c.foreignNetwork = foreign
-	c.hasOwnPodNetwork = func() bool { return network.AllPodsOnOwnNetwork(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
-	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, ForeignNetwork: foreign, Log: log.With("part", "network")}
-	c.unreachableNodes = routes.Unreached
+	foreign := func() bool { path, err := cni.FindOperatorConfig(c.Dirs.CNIConf); return err == nil && path != "" }
+	c.PodNetwork.isForeign = foreign
+	c.PodNetwork.hasOwnAddresses = func() bool {
+		return network.AllPodsOnOwnNetwork(c.Dirs.CNIConf, filepath.Join(c.Dirs.Run, "cni"))
+	}
+	routes := &network.Routes{Node: c.NodeName, Mode: c.PodNetwork.mode, Encryption: c.PodNetwork.wireguard,
+		OwnKey:         c.PodNetwork.ownKey,
+		ForeignNetwork: foreign, Log: log.With("part", "network")}
+	c.PodNetwork.unreachableNodes = routes.Unreached
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
 			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
@@ -47,38 +52,45 @@ func (c *Config) WithNetwork() error {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // Complete has refused an invalid address
 	}
 	flows, health := proxy.NewStaleFlowCleaner(), proxy.NewHealthChecks(log.With("part", "proxy"))
-	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, ForeignNetwork: foreign,
-		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
+	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.Services.Mode, NodePorts: c.Services.NodePortAddresses,
+		ForeignNetwork: foreign,
+		Flows:          flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
 	var pods *network.Network // set before any part runs
-	c.Network = func(o agent.Objects) agent.Network {
+	c.PodNetwork.New = func(o agent.Objects) agent.Network {
 		routes.Objects = o
 		rules.ControlPlane, _ = o.(agent.ControlPlane)
 		pods = network.New(network.Config{
-			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"), SourceExempt: c.SourceExempt,
-			PodCIDRs: func() []netip.Prefix { return o.Cluster().PodPrefixes() }, MTU: routes.MTU, Log: log.With("part", "network"),
+			ConfDir: c.Dirs.CNIConf, BinDirs: []string{c.Dirs.CNIBin}, RunDir: filepath.Join(c.Dirs.Run, "cni"),
+			SourceExempt: c.PodNetwork.SourceExempt,
+			PodCIDRs: func() []netip.Prefix {
+				return o.Cluster().PodPrefixes()
+			}, MTU: routes.MTU, Log: log.With("part", "network"),
 		})
 		return pods
 	}
 
 	c.setServicePorts(rules)
-	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
+	c.Services.Proxy, c.Services.metrics = rules, rules.WriteMetrics
 	var answers *proxyhealth.Server
-	at, err := healthzAddress(c.ProxyHealthz)
+	at, err := healthzAddress(c.Services.Healthz)
 	if err != nil {
 		return err
 	}
-	if at != "" && c.ProxyMode != proxy.ModeNone { // with mode none another product runs the Service proxy and its health check
+	if at != "" && c.Services.Mode != proxy.ModeNone {
+		// with mode none another product runs the Service proxy and its health check
 		answers = proxyhealth.New(proxyhealth.Config{Address: at, Log: log.With("part", "proxy health")})
 		rules.Synced = answers
-		c.proxyMetrics = func(ctx context.Context, w io.Writer) error {
+		c.Services.metrics = func(ctx context.Context, w io.Writer) error {
 			return errors.Join(rules.WriteMetrics(ctx, w), answers.WriteMetrics(w))
 		}
 	}
-	local, _ := netip.ParseAddr(c.DNSLocal) // "none" becomes the zero address
-	c.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.StateDir, "dns"), RunDir: c.RunDir, ResolvConf: c.ResolvConf,
-		Local: local, ForeignNetwork: foreign, Log: log.With("part", "dns")})
-	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
-		"dns":            c.dns.Run,
+	local, _ := netip.ParseAddr(c.Listen.DNS) // "none" becomes the zero address
+	c.PodNetwork.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.Dirs.State, "dns"),
+		RunDir:     c.Dirs.Run,
+		ResolvConf: c.Pods.ResolvConf,
+		Local:      local, ForeignNetwork: foreign, Log: log.With("part", "dns")})
+	c.Parts.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
+		"dns":            c.PodNetwork.dns.Run,
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		"announcements":  c.runAnnouncements(log),
@@ -88,13 +100,16 @@ func (c *Config) WithNetwork() error {
 		partRoutes: func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
 	if answers != nil {
-		c.Extra["proxy health"] = answers.Run
+		c.Parts.Extra["proxy health"] = answers.Run
 	}
-	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // "none" is disabled; Complete has refused an invalid address
-		c.Extra["local API"] = apiproxy.New(apiproxy.Config{Address: at, Log: log.With("part", "local API")}).Run
+	if at, err := netip.ParseAddrPort(c.Listen.API); err == nil {
+		// "none" is disabled; Complete has refused an invalid address
+		c.Parts.Extra["local API"] = apiproxy.New(apiproxy.Config{Address: at, Log: log.With("part", "local API")}).Run
 	}
-	if c.ownKey != nil {
-		c.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return c.ownKey.Follow(ctx) }
+	if c.PodNetwork.ownKey != nil {
+		c.Parts.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
+			return c.PodNetwork.ownKey.Follow(ctx)
+		}
 	}
 	return nil
 }
@@ -102,21 +117,23 @@ func (c *Config) WithNetwork() error {
 // setServicePorts sets the ports on which this agent listens, so that the Service rules do not
 // capture traffic to them.
 func (c *Config) setServicePorts(rules *proxy.Proxy) {
-	if c.KubeletPort > 0 {
-		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
+	if c.Listen.KubeletPort > 0 {
+		rules.ListenPorts = append(rules.ListenPorts,
+			agentport.Port{Proto: "tcp", Number: uint16(c.Listen.KubeletPort)})
 	}
-	if c.wireguard.Port > 0 {
-		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "udp", Number: uint16(c.wireguard.Port)})
+	if c.PodNetwork.wireguard.Port > 0 {
+		rules.ListenPorts = append(rules.ListenPorts,
+			agentport.Port{Proto: "udp", Number: uint16(c.PodNetwork.wireguard.Port)})
 	}
 }
 
-// openWireGuardKey loads or creates the node's WireGuard key. The agent reports its public key to
-// other nodes.
+// openWireGuardKey loads or creates the node's WireGuard key. The agent reports the public key for
+// the other nodes.
 func (c *Config) openWireGuardKey() (err error) {
 	if err := network.CheckWireGuard(); err != nil {
 		return err
 	}
-	if c.ownKey, err = network.OpenOwnKey(c.StateDir, c.Log.With("part", "network")); err != nil {
+	if c.PodNetwork.ownKey, err = network.OpenOwnKey(c.Dirs.State, c.Log.With("part", "network")); err != nil {
 		return fmt.Errorf("--pod-network=wireguard: %w", err)
 	}
 	return nil
@@ -126,7 +143,7 @@ func (c *Config) openWireGuardKey() (err error) {
 // network. With proxy mode none, the returned part does nothing: a node without Service rules
 // cannot forward the traffic to these addresses.
 func (c *Config) runAnnouncements(log *slog.Logger) func(context.Context, agent.Objects, agent.Reporter) error {
-	if c.announcesL2 = c.ProxyMode != proxy.ModeNone; !c.announcesL2 {
+	if c.Services.announcesL2 = c.Services.Mode != proxy.ModeNone; !c.Services.announcesL2 {
 		return func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -149,7 +166,7 @@ func (c *Config) addSourceExempt(text string) error {
 		if msgs := validation.IsDNS1123Label(name); name != "*" && len(msgs) > 0 {
 			return fmt.Errorf("namespace %q: %s", name, msgs[0])
 		}
-		c.SourceExempt = append(c.SourceExempt, name)
+		c.PodNetwork.SourceExempt = append(c.PodNetwork.SourceExempt, name)
 	}
 	return nil
 }

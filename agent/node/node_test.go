@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,12 +28,14 @@ func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
 	c, net := fake.NewCluster(), &fake.Network{}
 	rt, img := &fake.Runtime{Network: net}, &fake.Images{}
 	img.Put("hello:1", agent.ImageConfig{})
-	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg := Flags(fs)
-	cfg.NodeName, cfg.NodeIPs, cfg.StateDir, cfg.RunDir, cfg.LogDir = name, []string{"192.0.2.1"}, filepath.Join(dir, name, "state"), filepath.Join(dir, name, "run"), filepath.Join(dir, name, "logs")
-	cfg.Session, cfg.Runtime, cfg.Images, cfg.Volumes, cfg.ResolvConf = c, rt, img, &fake.Volumes{}, os.DevNull
-	cfg.Network = func(agent.Objects) agent.Network { return net }
-	cfg.Prober = probe.New(probe.Config{Ask: probe.AlwaysPass})
+	cfg.NodeName, cfg.NodeIPs, cfg.Dirs.State, cfg.Dirs.Run, cfg.Dirs.Logs = name, []string{"192.0.2.1"},
+		filepath.Join(dir, name, "state"), filepath.Join(dir, name, "run"), filepath.Join(dir, name, "logs")
+	cfg.Parts.Session, cfg.Parts.Runtime, cfg.Parts.Images, cfg.Parts.Volumes, cfg.Pods.ResolvConf = c, rt, img,
+		&fake.Volumes{}, os.DevNull
+	cfg.PodNetwork.New = func(agent.Objects) agent.Network { return net }
+	cfg.Parts.Prober = probe.New(probe.Config{Ask: probe.AlwaysPass})
 	return *cfg, c, rt
 }
 
@@ -56,12 +58,16 @@ func TestManyNodes(t *testing.T) {
 		}
 		go func() { done <- n.Run(run) }()
 		for k := range pods {
-			c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p%d", k), Namespace: "default", UID: types.UID(fmt.Sprintf("u%d", k))},
-				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}}}})
+			c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p%d", k), Namespace: "default",
+				UID: types.UID(fmt.Sprintf("u%d", k))},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1",
+					ReadinessProbe: &v1.Probe{}}}}})
 		}
 	}
 	for i, c := range clusters {
-		if err := c.Await(ctx, fmt.Sprintf("all pods of node %d", i), func() bool { return readyPods(c) == pods && readyNode(c) }); err != nil {
+		if err := c.Await(ctx, fmt.Sprintf("all pods of node %d", i), func() bool {
+			return readyPods(c) == pods && readyNode(c)
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,11 +110,14 @@ func TestFacts(t *testing.T) {
 	rt.Handlers = []string{"z", "own"}
 	net := &fake.Network{}
 	net.FailAlways("Ready", errors.New("no pod CIDR yet"))
-	cfg.Network = func(agent.Objects) agent.Network { return net }
+	cfg.PodNetwork.New = func(agent.Objects) agent.Network { return net }
 	for flags, set := range map[string]func() error{
-		"capacity": func() (err error) { cfg.Capacity, err = parseResources("cpu=2,memory=4Gi"); return err },
-		"labels":   func() (err error) { cfg.Labels, err = parseLabels("zone=a"); return err },
-		"taints":   func() (err error) { cfg.Taints, err = parseTaints("dedicated=db:NoSchedule,x:NoExecute"); return err },
+		"capacity": func() (err error) { cfg.Node.Capacity, err = parseResources("cpu=2,memory=4Gi"); return err },
+		"labels":   func() (err error) { cfg.Node.Labels, err = parseLabels("zone=a"); return err },
+		"taints": func() (err error) {
+			cfg.Node.Taints, err = parseTaints("dedicated=db:NoSchedule,x:NoExecute")
+			return err
+		},
 	} {
 		if err := set(); err != nil {
 			t.Fatal(flags, err)
@@ -124,7 +133,8 @@ func TestFacts(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- n.Run(run) }()
 	if err := c.Await(ctx, "facts that say why", func() bool {
-		return c.NodeFacts() != nil && strings.Contains(condition(c.NodeFacts(), v1.NodeReady).Message, "no pod CIDR yet")
+		return c.NodeFacts() != nil && strings.Contains(condition(c.NodeFacts(), v1.NodeReady).Message,
+			"no pod CIDR yet")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -135,13 +145,15 @@ func TestFacts(t *testing.T) {
 	stop()
 	<-done
 	got := c.NodeFacts()
-	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH,
+	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux",
+		v1.LabelArchStable:      runtime.GOARCH,
 		"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": runtime.GOARCH, "zone": "a"} {
 		if got.Labels[key] != want {
 			t.Errorf("label %s = %q", key, got.Labels[key])
 		}
 	}
-	if cpu, mem, pods := got.Status.Allocatable.Cpu().String(), got.Status.Allocatable.Memory().String(), got.Status.Allocatable.Pods().String(); cpu != "2" || mem != "3996Mi" || pods != "110" {
+	if cpu, mem, pods := got.Status.Allocatable.Cpu().String(), got.Status.Allocatable.Memory().String(),
+		got.Status.Allocatable.Pods().String(); cpu != "2" || mem != "3996Mi" || pods != "110" {
 		t.Errorf("allocatable: cpu %s, memory %s, pods %s", cpu, mem, pods)
 	}
 	if len(got.Spec.Taints) != 2 || got.Spec.Taints[0].Value != "db" || got.Status.Addresses[0].Address != "192.0.2.1" {
@@ -180,7 +192,7 @@ func TestBadConfiguration(t *testing.T) {
 		"--runtime-handler=gvisor=/usr/local/bin/runsc":   `handler "gvisor" cannot run "/usr/local/bin/runsc"`,
 		strings.Repeat("--runtime-handler=a ", 33) + "--": "at most 32 handler names are allowed",
 	} {
-		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		fs.SetOutput(io.Discard)
 		cfg := Flags(fs)
 		err := fs.Parse(strings.Fields(args))
@@ -213,7 +225,7 @@ func TestDiskFloor(t *testing.T) {
 	}
 	for above, short := range map[int64]bool{1 << 20: false, total - 1: true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		cfg.Runtime, cfg.DiskFloor = nil, reservedspace.Bytes(above)
+		cfg.Parts.Runtime, cfg.Node.DiskFloor = nil, reservedspace.Bytes(above)
 		f := newNodeFacts(&cfg)
 		n := f.currentNode()
 		if got := condition(n, v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
@@ -229,8 +241,8 @@ func TestDiskFloor(t *testing.T) {
 // The first report of a new node contains its actual pressure. F115
 func TestFirstFacts(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
-	for what, rt := range map[string]agent.Runtime{"a fake node": cfg.Runtime, "a machine": nil} {
-		cfg.Runtime = rt
+	for what, rt := range map[string]agent.Runtime{"a fake node": cfg.Parts.Runtime, "a machine": nil} {
+		cfg.Parts.Runtime = rt
 		f := newNodeFacts(&cfg)
 		n, o := f.currentNode(), f.observeMachine()
 		for c, short := range map[v1.NodeConditionType]bool{ // the test's machine may really have pressure
@@ -242,7 +254,8 @@ func TestFirstFacts(t *testing.T) {
 				t.Errorf("%s, %+v left: %+v", what, o, got)
 			}
 		}
-		if got := condition(n, v1.NodeReady); got.Status != v1.ConditionFalse || got.Message != "the agent is starting" {
+		if got := condition(n, v1.NodeReady); got.Status != v1.ConditionFalse ||
+			got.Message != "the agent is starting" {
 			t.Errorf("%s: %+v", what, got)
 		}
 		if _, told := n.Annotations[CSIDriversAnnotation]; told {
@@ -255,8 +268,8 @@ func TestFirstFacts(t *testing.T) {
 // machine's own resources.
 func TestStoredNodeAdmits(t *testing.T) {
 	cfg, c, _ := fakeConfig("w1", t.TempDir())
-	cfg.Labels = map[string]string{"given": "once"}
-	cfg.Capacity = v1.ResourceList{v1.ResourceCPU: resource.MustParse("2")}
+	cfg.Node.Labels = map[string]string{"given": "once"}
+	cfg.Node.Capacity = v1.ResourceList{v1.ResourceCPU: resource.MustParse("2")}
 	f := newNodeFacts(&cfg)
 	admitting := f.admissionNodeFunc(c)
 	if n := admitting(); n.Labels["given"] != "once" {
@@ -264,7 +277,8 @@ func TestStoredNodeAdmits(t *testing.T) {
 	}
 	stored := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "ssd"}}}
 	stored.Spec.Taints = []v1.Taint{{Key: "broken", Effect: v1.TaintEffectNoExecute}}
-	stored.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), "example.com/dongle": resource.MustParse("4")}
+	stored.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"),
+		"example.com/dongle": resource.MustParse("4")}
 	c.Put(stored)
 	n := admitting()
 	if n.Labels["disk"] != "ssd" || len(n.Labels) != 1 || len(n.Spec.Taints) != 1 {
@@ -287,14 +301,17 @@ func TestTiersOf(t *testing.T) {
 			c.Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse(request)}
 		}
 		if limit != "" {
-			c.Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse(limit), v1.ResourceMemory: resource.MustParse("1Gi")}
+			c.Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse(limit),
+				v1.ResourceMemory: resource.MustParse("1Gi")}
 		}
 		return &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{c}}, Status: v1.PodStatus{Phase: phase}}
 	}
-	pods := []*v1.Pod{asks(v1.PodRunning, "500m", ""), asks(v1.PodPending, "250m", "1"), asks(v1.PodSucceeded, "4", ""), asks(v1.PodRunning, "", ""),
+	pods := []*v1.Pod{asks(v1.PodRunning, "500m", ""), asks(v1.PodPending, "250m", "1"), asks(v1.PodSucceeded, "4", ""),
+		asks(v1.PodRunning, "", ""),
 		asks(v1.PodRunning, "2", "2")} // the last one is Guaranteed
 	pods[4].Spec.Containers[0].Resources.Requests = pods[4].Spec.Containers[0].Resources.Limits
-	got := podTiers(pods, v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("3Gi")}, 7)
+	got := podTiers(pods, v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"),
+		v1.ResourceMemory: resource.MustParse("3Gi")}, 7)
 	if want := (agent.Tiers{CPU: 2000, Memory: 3 << 30, PIDs: 7, Burstable: 750}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

@@ -34,16 +34,17 @@ type thingPlugin struct {
 
 func (b *testNode) things(devices string, args ...string) *thingPlugin {
 	b.t.Helper()
-	dir := filepath.Dir(b.cfg.StateDir)
+	dir := filepath.Dir(b.cfg.Dirs.State)
 	bin := filepath.Join(dir, "deviceplugin")
-	if out, err := exec.Command("go", "build", "-o", bin, "keelson.dev/keelson/test/e2e/deviceplugin").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "keelson.dev/keelson/test/e2e/deviceplugin").
+		CombinedOutput(); err != nil {
 		b.t.Fatalf("building the plugin: %v\n%s", err, out)
 	}
 	p := &thingPlugin{testNode: b, list: filepath.Join(dir, "list")}
 	if err := os.WriteFile(p.list, []byte(devices), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
-	p.cmd = exec.Command(bin, append([]string{"--folder=" + b.cfg.DevicePlugins, "--list=" + p.list}, args...)...)
+	p.cmd = exec.Command(bin, append([]string{"--folder=" + b.cfg.Dirs.DevicePlugins, "--list=" + p.list}, args...)...)
 	p.cmd.Stderr = logWriter{b.t}
 	if err := p.cmd.Start(); err != nil {
 		b.t.Fatal(err)
@@ -57,15 +58,16 @@ func (p *thingPlugin) node(capacity, allocatable int64) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
-	if err := p.cluster.Await(ctx, fmt.Sprintf("%d devices, %d of them to be given out", capacity, allocatable), func() bool {
-		n := p.cluster.NodeFacts()
-		if n == nil {
-			return false
-		}
-		c, has := n.Status.Capacity[thing]
-		a := n.Status.Allocatable[thing]
-		return has && c.Value() == capacity && a.Value() == allocatable
-	}); err != nil {
+	if err := p.cluster.Await(ctx, fmt.Sprintf("%d devices, %d of them to be given out", capacity, allocatable),
+		func() bool {
+			n := p.cluster.NodeFacts()
+			if n == nil {
+				return false
+			}
+			c, has := n.Status.Capacity[thing]
+			a := n.Status.Allocatable[thing]
+			return has && c.Value() == capacity && a.Value() == allocatable
+		}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -83,13 +85,15 @@ func (p *thingPlugin) pod(uid string, count int64, script string) *v1.Pod {
 // resources queries the kubelet's pod resources API for the only pod.
 func (p *thingPlugin) resources() string {
 	p.t.Helper()
-	conn, err := grpc.NewClient("unix://"+p.cfg.PodResources, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+p.cfg.Dirs.PodResources,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	defer conn.Close()
 	c := podresources.NewPodResourcesListerClient(conn)
-	pod, err := c.Get(p.t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: p.cluster.Pods()[0].Namespace, PodName: p.cluster.Pods()[0].Name})
+	pod, err := c.Get(p.t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: p.cluster.Pods()[0].Namespace,
+		PodName: p.cluster.Pods()[0].Name})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -122,7 +126,7 @@ func (p *thingPlugin) resources() string {
 // status; and when the pod has ended, the device is given to another. F92
 func TestRealDevicePlugin(t *testing.T) {
 	b := newTestNode(t)
-	share := filepath.Join(filepath.Dir(b.cfg.StateDir), "share")
+	share := filepath.Join(filepath.Dir(b.cfg.Dirs.State), "share")
 	if err := os.Mkdir(share, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +145,8 @@ func TestRealDevicePlugin(t *testing.T) {
 	inside := func(uid string) string {
 		t.Helper()
 		var out bytes.Buffer
-		err := newServer(b).Exec(t.Context(), types.UID(uid), "app", []string{"/bin/sh", "-c", `echo "$THINGS"; /bin/busybox cat /opt/thing/driver; echo
+		err := newServer(b).Exec(t.Context(), types.UID(uid), "app",
+			[]string{"/bin/sh", "-c", `echo "$THINGS"; /bin/busybox cat /opt/thing/driver; echo
 			/bin/busybox touch /opt/thing/x || echo ro
 			(: < /dev/thing-a) && echo open
 			(: > /dev/thing-a) 2>/dev/null || echo denied`}, false, false, agent.Streams{Stdout: &out})
@@ -159,7 +164,8 @@ func TestRealDevicePlugin(t *testing.T) {
 	}
 	p.pod("two", 1, "exit 0")
 	two := b.awaitPod("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
-	if two.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(two.Status.Message, "unavailable for example.com/thing. Requested: 1, Available: 0") {
+	if two.Status.Reason != "UnexpectedAdmissionError" ||
+		!strings.Contains(two.Status.Message, "unavailable for example.com/thing. Requested: 1, Available: 0") {
 		t.Errorf("%s: %s", two.Status.Reason, two.Status.Message)
 	}
 	b.deletePod("two", 0)
@@ -169,10 +175,12 @@ func TestRealDevicePlugin(t *testing.T) {
 	p.node(2, 1)
 	again := b.awaitPod("the pod", "one", isReady)
 	if again.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID {
-		t.Error("the new agent made the container anew")
+		t.Error("the new agent recreated the container")
 	}
 	p.pod("three", 1, "exit 0")
-	b.awaitPod("its refusal by the new agent", "three", func(p *v1.Pod) bool { return p.Status.Reason == "UnexpectedAdmissionError" })
+	b.awaitPod("its refusal by the new agent", "three", func(p *v1.Pod) bool {
+		return p.Status.Reason == "UnexpectedAdmissionError"
+	})
 	b.deletePod("three", 0)
 
 	if err := os.WriteFile(p.list, []byte("a!,b!"), 0o600); err != nil {
@@ -184,7 +192,8 @@ func TestRealDevicePlugin(t *testing.T) {
 	p.node(2, 0)
 	b.awaitPod("the health of its device", "one", func(p *v1.Pod) bool {
 		s := p.Status.ContainerStatuses[0].AllocatedResourcesStatus
-		return len(s) == 1 && s[0].Name == thing && len(s[0].Resources) == 1 && s[0].Resources[0].ResourceID == "a" && s[0].Resources[0].Health == v1.ResourceHealthStatusUnhealthy
+		return len(s) == 1 && s[0].Name == thing && len(s[0].Resources) == 1 && s[0].Resources[0].ResourceID == "a" &&
+			s[0].Resources[0].Health == v1.ResourceHealthStatusUnhealthy
 	})
 	if err := os.WriteFile(p.list, []byte("a"), 0o600); err != nil {
 		t.Fatal(err)
@@ -194,7 +203,10 @@ func TestRealDevicePlugin(t *testing.T) {
 	}
 	p.node(1, 1)
 	b.deletePod("one", 0)
-	if err := b.cluster.Await(t.Context(), "the end of the first", func() bool { _, ok := b.cluster.Pod("one"); return !ok }); err != nil {
+	if err := b.cluster.Await(t.Context(), "the end of the first", func() bool {
+		_, ok := b.cluster.Pod("one")
+		return !ok
+	}); err != nil {
 		t.Fatal(err)
 	}
 	p.pod("four", 1, "exec /bin/busybox sleep 1000")

@@ -52,7 +52,9 @@ func (d *realDisk) steps() []string {
 	return slices.Clone(d.gone)
 }
 
-func (d *realDisk) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+func (d *realDisk) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (
+	*cri.CreateContainerResponse, error,
+) {
 	res, err := d.Runtime.CreateContainer(ctx, q)
 	if err != nil {
 		return nil, err
@@ -82,7 +84,9 @@ func (d *realDisk) StopContainer(ctx context.Context, q *cri.StopContainerReques
 	return d.Runtime.StopContainer(ctx, q)
 }
 
-func (d *realDisk) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
+func (d *realDisk) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (
+	*cri.RemoveContainerResponse, error,
+) {
 	d.recordStep("layer of " + d.name(q.ContainerId))
 	res, err := d.Runtime.RemoveContainer(ctx, q)
 	if err != nil {
@@ -180,12 +184,16 @@ func freeByOthers(dir string, short eviction.Signal, free, left int) error {
 func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left int, want string) {
 	h := &restartedAgent{t: t}
 	h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-	mountSmallDisk(t, h.cfg.StateDir, "64m,nr_inodes=2000")
-	h.cfg.DiskFloor, h.cfg.InodeFloor, h.cfg.LogDir = reservedspace.Bytes(8<<20), reservedspace.Bytes(200), filepath.Join(h.cfg.StateDir, "logs")
-	root := filepath.Join(h.cfg.StateDir, "images")
+	mountSmallDisk(t, h.cfg.Dirs.State, "64m,nr_inodes=2000")
+	h.cfg.Node.DiskFloor, h.cfg.Node.InodeFloor, h.cfg.Dirs.Logs = reservedspace.Bytes(8<<20), reservedspace.Bytes(200),
+		filepath.Join(h.cfg.Dirs.State, "logs")
+	root := filepath.Join(h.cfg.Dirs.State, "images")
 	h.disk = &realDisk{Runtime: h.rt, root: root, names: map[string]string{}, takes: map[string]map[string]int{
-		"job": {"layer": 4 << 20, "log": 2 << 20, "files": 150}, "large": {"layer": 12 << 20, "log": 1 << 20, "files": 400}, "small": {"layer": 3 << 20, "files": 50}},
-		store: image.New(image.Config{Root: root, Run: filepath.Join(h.cfg.RunDir, "images"), Limits: image.Limits{Free: h.cfg.DiskFloor.Half()}, Floor: h.cfg.DiskFloor, Inodes: h.cfg.inodeFloor()})}
+		"job":   {"layer": 4 << 20, "log": 2 << 20, "files": 150},
+		"large": {"layer": 12 << 20, "log": 1 << 20, "files": 400}, "small": {"layer": 3 << 20, "files": 50}},
+		store: image.New(image.Config{Root: root, Run: filepath.Join(h.cfg.Dirs.Run, "images"),
+			Limits: image.Limits{Free: h.cfg.Node.DiskFloor.Half()}, Floor: h.cfg.Node.DiskFloor,
+			Inodes: h.cfg.inodeFloor()})}
 	h.read = func() (out [eviction.Signals]eviction.Level) {
 		out = readLevels(&h.cfg)
 		out[eviction.Memory] = eviction.Level{} // the machine's own
@@ -199,15 +207,17 @@ func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left 
 		}
 	}
 	for name, of := range map[string]string{"job": "job:1", "large": "app:1", "small": "app:1"} {
-		h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name), CreationTimestamp: metav1.Now()},
-			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyNever, Containers: []v1.Container{{Name: name, Image: of}}}})
+		h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name),
+			CreationTimestamp: metav1.Now()},
+			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyNever,
+				Containers: []v1.Container{{Name: name, Image: of}}}})
 	}
 	virtual.Wait()
 	if err := h.rt.Exit("job", "job", 0, ""); err != nil {
 		t.Fatal(err)
 	}
 	sleepAround(10 * time.Minute) // its image was not used recently
-	logs := filepath.Join(h.cfg.LogDir, "default_job_job", "job", "*")
+	logs := filepath.Join(h.cfg.Dirs.Logs, "default_job_job", "job", "*")
 	if found, err := filepath.Glob(logs); err != nil || len(found) != 1 {
 		t.Fatalf("logs of what has ended: %q, %v", found, err)
 	}
@@ -215,7 +225,7 @@ func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left 
 	if gone := h.disk.steps(); len(gone) > 0 || h.pressure.hasPressure(short) || free < left {
 		t.Fatalf("before the disk is short %q went; %+v", gone, h.read())
 	}
-	if err := freeByOthers(h.cfg.StateDir, short, free, left); err != nil {
+	if err := freeByOthers(h.cfg.Dirs.State, short, free, left); err != nil {
 		t.Fatal(err)
 	}
 	sleepAround(10 * time.Minute)
@@ -225,7 +235,8 @@ func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left 
 	if found, err := filepath.Glob(logs); err != nil || len(found) > 0 {
 		t.Errorf("logs of what has ended: %q, %v", found, err)
 	}
-	if got := h.podOf("job").Status; got.Phase != v1.PodSucceeded || len(got.ContainerStatuses) != 1 || !isReady(h.podOf("small")) {
+	if got := h.podOf("job").Status; got.Phase != v1.PodSucceeded || len(got.ContainerStatuses) != 1 ||
+		!isReady(h.podOf("small")) {
 		t.Errorf("the status of the ended pod is %+v, that of the small pod %+v", got, h.podOf("small").Status)
 	}
 	if evicted := h.podOf("large").Status.Reason == "Evicted"; evicted != strings.Contains(want, "pod large") {

@@ -20,14 +20,16 @@ import (
 
 // newWriter returns a container that fills a folder and keeps running.
 func newWriter(dir, mebibytes string) v1.Container {
-	c := newShell("app", "/bin/busybox dd if=/dev/zero of="+dir+"/file bs=1048576 count="+mebibytes+" 2>/dev/null; exec /bin/busybox sleep 1000")
+	c := newShell("app", "/bin/busybox dd if=/dev/zero of="+dir+"/file bs=1048576 count="+mebibytes+
+		" 2>/dev/null; exec /bin/busybox sleep 1000")
 	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: dir}}
 	return c
 }
 
 func newFillingPod(uid string, medium v1.StorageMedium, mebibytes string) *v1.Pod {
 	p := realPod(uid, newWriter("/data", mebibytes))
-	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: medium}}}}
+	p.Spec.Volumes = []v1.Volume{{Name: "data",
+		VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: medium}}}}
 	return p
 }
 
@@ -37,7 +39,8 @@ func (b *testNode) expectEvicted(uid string, short v1.ResourceName) {
 	target := slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue
 	})
-	if want := "The node was low on resource: " + string(short) + ". Threshold quantity: "; got.Status.Reason != "Evicted" || !strings.HasPrefix(got.Status.Message, want) || !target {
+	if want := "The node was low on resource: " + string(short) + ". Threshold quantity: "; got.Status.Reason !=
+		"Evicted" || !strings.HasPrefix(got.Status.Message, want) || !target {
 		b.t.Errorf("%s: %+v", uid, got.Status)
 	}
 	b.t.Logf("%s: %s", uid, got.Status.Message)
@@ -84,8 +87,9 @@ func TestRealMemoryPressure(t *testing.T) {
 	t.Parallel()
 	b := newTestNode(t)
 	b.stop()
-	b.cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("400Mi"), v1.ResourceCPU: resource.MustParse("2")}
-	b.cfg.MemoryFloor = reservedspace.Bytes(300 << 20)
+	b.cfg.Node.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("400Mi"),
+		v1.ResourceCPU: resource.MustParse("2")}
+	b.cfg.Node.MemoryFloor = reservedspace.Bytes(300 << 20)
 	b.startAgent()
 	asks := v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("100m")}
 	keep := newFillingPod("keep", v1.StorageMediumMemory, "16")
@@ -96,8 +100,11 @@ func TestRealMemoryPressure(t *testing.T) {
 	b.expectEvicted("greedy", v1.ResourceMemory)
 	b.expectPressure(v1.NodeMemoryPressure)
 	b.cluster.Put(realPod("late", newShell("app", "exec /bin/busybox sleep 1000")))
-	if got := b.awaitPod("its refusal", "late", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }); got.Status.Reason != "Evicted" ||
-		got.Status.Message != "Pod was rejected: The node had condition: [MemoryPressure]. " || len(got.Status.ContainerStatuses) != 0 {
+	if got := b.awaitPod("its refusal", "late", func(p *v1.Pod) bool {
+		return p.Status.Phase == v1.PodFailed
+	}); got.Status.Reason != "Evicted" ||
+		got.Status.Message != "Pod was rejected: The node had condition: [MemoryPressure]. " ||
+		len(got.Status.ContainerStatuses) != 0 {
 		t.Errorf("%+v", got.Status)
 	}
 	b.expectStays("keep", eviction.Memory)
@@ -113,15 +120,15 @@ func TestRealDiskPressure(t *testing.T) {
 	t.Parallel()
 	b := newTestNode(t)
 	b.stop()
-	if err := unix.Mount("tmpfs", b.cfg.StateDir, "tmpfs", 0, "size=256m"); err != nil {
+	if err := unix.Mount("tmpfs", b.cfg.Dirs.State, "tmpfs", 0, "size=256m"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(b.cfg.StateDir, unix.MNT_DETACH); err != nil {
+		if err := unix.Unmount(b.cfg.Dirs.State, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
-	b.cfg.DiskFloor = reservedspace.Bytes(100 << 20)
+	b.cfg.Node.DiskFloor = reservedspace.Bytes(100 << 20)
 	b.startAgent()
 	ended := realPod("ended", newShell("app", "/bin/busybox dd if=/dev/zero of=/file bs=1048576 count=80 2>/dev/null"))
 	ended.Spec.RestartPolicy = v1.RestartPolicyNever
@@ -129,14 +136,15 @@ func TestRealDiskPressure(t *testing.T) {
 	b.awaitPod("Succeeded", "ended", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
 	b.awaitPod("Ready", "keep", isReady)
 	layers := func() (n int) {
-		all, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "images", "containers", "*"))
+		all, err := filepath.Glob(filepath.Join(b.cfg.Dirs.State, "images", "containers", "*"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(all)
 	}
 	before := layers()
-	b.cluster.Put(newFillingPod("some", v1.StorageMediumDefault, "70")) // together with the exited container's data it is too much
+	// together with the exited container's data it is too much
+	b.cluster.Put(newFillingPod("some", v1.StorageMediumDefault, "70"))
 	b.awaitPod("Ready", "some", isReady)
 	b.expectPressure(v1.NodeDiskPressure)
 	b.expectStays("some", eviction.Disk)
@@ -146,7 +154,7 @@ func TestRealDiskPressure(t *testing.T) {
 	if p, _ := b.cluster.Pod("ended"); p.Status.Phase != v1.PodSucceeded || len(p.Status.ContainerStatuses) != 1 {
 		t.Errorf("what has ended is told as %+v", p.Status)
 	}
-	if err := os.WriteFile(filepath.Join(b.cfg.StateDir, "somebody-else"), make([]byte, 90<<20), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(b.cfg.Dirs.State, "somebody-else"), make([]byte, 90<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.expectEvicted("some", v1.ResourceEphemeralStorage)

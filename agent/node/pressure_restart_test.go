@@ -19,9 +19,11 @@ import (
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/pod/criconfig"
 	"keelson.dev/keelson/agent/probe"
 	"keelson.dev/keelson/csi/privatemounts"
 	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // restartedAgent is a node on which agents follow each other, with pod workers and their records on
@@ -47,14 +49,20 @@ func (h *restartedAgent) startAgent() {
 		u := agent.Usage{HasMemory: true, WorkingSet: mib}
 		return &agent.UsageSnapshot{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
 	}
-	cfg := pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.agentPaths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
-		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log}
-	p := &pressureMonitor{read: h.read, node: "w1", log: log, measure: alike, objects: h.cluster, reporter: h.cluster, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	cfg := pod.Config{Identity: pod.Identity{NodeName: "w1", HostIPs: h.cfg.NodeIPs},
+		Paths: h.cfg.agentPaths(), Log: log,
+		Deps: pod.Dependencies{Runtime: h.rt, Images: h.cfg.Parts.Images, Volumes: h.cfg.Parts.Volumes,
+			Devices: &fake.Devices{},
+			Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass})},
+		Containers: criconfig.Config{ResolvConf: os.DevNull}}
+	p := &pressureMonitor{read: h.read, log: log, usage: podUsageReader{measure: alike}, objects: h.cluster,
+		events: newThresholdEvents("w1", h.cluster), changed: wakeup.New()}
 	h.pressure = p
 	parts := []func(context.Context) error{}
 	if d := h.disk; d != nil {
-		room := &imageGC{images: d, objects: h.cluster, reporter: h.cluster, node: "w1", log: log, requested: make(chan struct{}, 1), isHeld: p.isSparing}
-		cfg.Runtime, cfg.Images, cfg.Written, p.images = d, d.store, d.written, room
+		room := &imageGC{images: d, objects: h.cluster, reporter: h.cluster, node: "w1", log: log,
+			requested: wakeup.New(), isHeld: p.disk.isSparing}
+		cfg.Deps.Runtime, cfg.Deps.Images, cfg.WrittenDirs, p.disk.images = d, d.store, d.written, room
 		parts = append(parts, d.store.Run, room.runCollections)
 	}
 	set := pod.New(cfg)
@@ -131,9 +139,10 @@ func expectNextAgentReclaims(t *testing.T, short eviction.Signal) {
 	virtual.Test(t, func(t *testing.T) {
 		h := &restartedAgent{t: t}
 		h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-		mountSmallDisk(t, h.cfg.StateDir, "256k")
+		mountSmallDisk(t, h.cfg.Dirs.State, "256k")
 		h.read = func() (out [eviction.Signals]eviction.Level) {
-			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" { // there is not enough space for both
+			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" {
+				// there is not enough space for both
 				out[short] = eviction.Level{Left: 0, Floor: 100, Known: true}
 			}
 			return out
@@ -142,12 +151,13 @@ func expectNextAgentReclaims(t *testing.T, short eviction.Signal) {
 		h.startAgent()
 		defer func() { h.stop() }()
 		for uid, priority := range map[string]int32{"first": 0, "second": 100} {
-			h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now()},
+			h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, Namespace: "default", UID: types.UID(uid),
+				CreationTimestamp: metav1.Now()},
 				Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
 		}
 		virtual.Wait()
 		running := h.podOf("first")
-		record := filepath.Join(h.cfg.StateDir, "pods", "first", "evicted.json")
+		record := filepath.Join(h.cfg.Dirs.State, "pods", "first", "evicted.json")
 		if _, err := os.Stat(record); !os.IsNotExist(err) || !isReady(running) || !isReady(h.podOf("second")) {
 			t.Fatalf("before anybody looks: %v, %+v", err, running.Status)
 		}
@@ -155,7 +165,7 @@ func expectNextAgentReclaims(t *testing.T, short eviction.Signal) {
 		if _, err := os.Stat(record); err != nil || h.rt.Running("first", "app") == "" {
 			t.Fatalf("it is not on record, or has ended: %v", err)
 		}
-		fillUp(t, h.cfg.StateDir)
+		fillUp(t, h.cfg.Dirs.State)
 		h.stop()
 		h.cluster.Put(running) // the control plane has not received it either
 		const takes = 25 * time.Second
@@ -167,7 +177,8 @@ func expectNextAgentReclaims(t *testing.T, short eviction.Signal) {
 		}
 		sleepAround(time.Minute)
 		want := "The node was low on resource: " + string(short.Resource()) + ". "
-		if got := h.podOf("first").Status; h.rt.Running("first", "app") != "" || got.Phase != v1.PodFailed || got.Reason != "Evicted" || !strings.HasPrefix(got.Message, want) {
+		if got := h.podOf("first").Status; h.rt.Running("first", "app") != "" || got.Phase != v1.PodFailed ||
+			got.Reason != "Evicted" || !strings.HasPrefix(got.Message, want) {
 			t.Errorf("%+v", got)
 		}
 		if p := h.podOf("second"); !isReady(p) || h.pressure.evicted != [eviction.Signals]int64{} {

@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // fakePods is a node with pods that use memory and disk until they end.
@@ -46,14 +47,17 @@ type fakePods struct {
 func newFakePods(memory, disk int64) *fakePods {
 	begun := make(chan struct{})
 	close(begun)
-	return &fakePods{begun: begun, capacity: [eviction.Signals]int64{memory, disk}, has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
+	return &fakePods{begun: begun, capacity: [eviction.Signals]int64{memory, disk},
+		has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
 }
 
 // addPod adds a pod with a priority, its usage of memory and disk, and its memory request.
 func (c *fakePods) addPod(name string, priority int32, memory, request, disk int64) {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app"}}}}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},
+		Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app"}}}}
 	if request > 0 {
-		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceMemory: *resource.NewQuantity(request, resource.BinarySI)}
+		p.Spec.Containers[0].Resources.Requests =
+			v1.ResourceList{v1.ResourceMemory: *resource.NewQuantity(request, resource.BinarySI)}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +78,7 @@ func (c *fakePods) awaitIdle() {
 	}
 }
 
-func (c *fakePods) Evictable() (out []*v1.Pod) {
+func (c *fakePods) EvictablePods() (out []*v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
@@ -85,9 +89,9 @@ func (c *fakePods) Evictable() (out []*v1.Pod) {
 	return out
 }
 
-func (c *fakePods) Begun() <-chan struct{} { return c.begun }
+func (c *fakePods) WorkersStarted() <-chan struct{} { return c.begun }
 
-func (c *fakePods) Evict(uid types.UID, message string) bool {
+func (c *fakePods) EvictPod(uid types.UID, message string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deaf {
@@ -98,7 +102,7 @@ func (c *fakePods) Evict(uid types.UID, message string) bool {
 	return true
 }
 
-func (c *fakePods) Ended(uid types.UID) bool {
+func (c *fakePods) HasEnded(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.awaitIdle()
@@ -106,13 +110,13 @@ func (c *fakePods) Ended(uid types.UID) bool {
 	return !there
 }
 
-func (c *fakePods) Evicting() types.UID {
+func (c *fakePods) EvictingPod() types.UID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.before
 }
 
-func (c *fakePods) Spare(on bool) int {
+func (c *fakePods) SetDiskReclaim(on bool) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := c.records
@@ -132,7 +136,8 @@ func (c *fakePods) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.U
 	out := map[types.UID]agent.PodStorage{}
 	for _, p := range pods {
 		n := uint64(c.has[p.UID][eviction.Disk])
-		out[p.UID] = agent.PodStorage{Used: n, Inodes: uint64(c.has[p.UID][eviction.Inodes]), Containers: map[string]agent.ContainerStorage{"app": {Layer: n / 2, Logs: n - n/2}}}
+		out[p.UID] = agent.PodStorage{Used: n, Inodes: uint64(c.has[p.UID][eviction.Inodes]),
+			Containers: map[string]agent.ContainerStorage{"app": {Layer: n / 2, Logs: n - n/2}}}
 	}
 	return out
 }
@@ -144,7 +149,8 @@ func (c *fakePods) measure(context.Context) (*agent.UsageSnapshot, error) {
 	m := &agent.UsageSnapshot{}
 	for uid, has := range c.has {
 		u := agent.Usage{HasMemory: true, WorkingSet: uint64(has[eviction.Memory])}
-		m.Pods = append(m.Pods, agent.PodUsage{UID: uid, Usage: u, Containers: []agent.ContainerUsage{{Name: "app", Usage: u}}})
+		m.Pods = append(m.Pods, agent.PodUsage{UID: uid, Usage: u,
+			Containers: []agent.ContainerUsage{{Name: "app", Usage: u}}})
 	}
 	return m, nil
 }
@@ -193,8 +199,9 @@ func (c *fakePods) takeLooks() int {
 func (c *fakePods) startMonitor(t *testing.T) (*pressureMonitor, *fake.Cluster) {
 	cluster := fake.NewCluster()
 	log := slog.New(slog.DiscardHandler)
-	p := &pressureMonitor{read: c.read, node: "w1", log: log, measure: c.measure, pods: c, images: c, objects: cluster, reporter: cluster,
-		reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	p := &pressureMonitor{read: c.read, log: log, usage: podUsageReader{measure: c.measure}, pods: c,
+		disk: diskReclaimer{images: c}, objects: cluster,
+		events: newThresholdEvents("w1", cluster), changed: wakeup.New()}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.monitorPressure(ctx) }()
@@ -218,7 +225,8 @@ func TestNoPressure(t *testing.T) {
 		c.addPod("greedy", 0, 900*mib, 0, 900*mib)
 		p, cluster := c.startMonitor(t)
 		sleepAround(time.Hour)
-		if c.takeEvents() != "" || c.takeLooks() != 0 || p.hasPressure(eviction.Memory) || p.hasPressure(eviction.Disk) || len(cluster.Events("w1")) != 0 {
+		if c.takeEvents() != "" || c.takeLooks() != 0 || p.hasPressure(eviction.Memory) ||
+			p.hasPressure(eviction.Disk) || len(cluster.Events("w1")) != 0 {
 			t.Errorf("%d walks, %s", c.takeLooks(), c.takeEvents())
 		}
 	})
@@ -240,7 +248,8 @@ func TestMemoryPressure(t *testing.T) {
 			t.Error("no pressure is said")
 		}
 		sleepAround(9 * time.Minute)
-		const text = "The node was low on resource: memory. Threshold quantity: 100Mi, available: %s. Container app was using %s, request is %s, has larger consumption of memory. "
+		const text = "The node was low on resource: memory. Threshold quantity: 100Mi, available: %s. Container app " +
+			"was using %s, request is %s, has larger consumption of memory. "
 		want := strings.Join([]string{
 			"0s evict best-effort: " + fmt.Sprintf(text, "60Mi", "60Mi", "0"),
 		}, "\n")
@@ -258,7 +267,8 @@ func TestMemoryPressure(t *testing.T) {
 			at, _, _ := strings.Cut(line, ":")
 			order = append(order, at)
 		}
-		if want := []string{"0s evict best-effort", "9m10s evict burstable", "9m30s evict important", "9m50s evict guaranteed"}; !slices.Equal(order, want) {
+		if want := []string{"0s evict best-effort", "9m10s evict burstable", "9m30s evict important",
+			"9m50s evict guaranteed"}; !slices.Equal(order, want) {
 			t.Errorf("%q, want %q", order, want)
 		}
 		if !p.hasPressure(eviction.Memory) {
@@ -269,7 +279,8 @@ func TestMemoryPressure(t *testing.T) {
 			t.Errorf("events: %q", events)
 		}
 		var metrics strings.Builder
-		if err := p.writeMetrics(&metrics); err != nil || !strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"memory.available\"} 4\n") ||
+		if err := p.writeMetrics(&metrics); err != nil ||
+			!strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"memory.available\"} 4\n") ||
 			!strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"nodefs.available\"} 0\n") {
 			t.Errorf("%v: %s", err, metrics.String())
 		}
@@ -287,7 +298,8 @@ func TestDiskPressure(t *testing.T) {
 		c.addPod("log", 0, 0, 0, 150*mib)
 		p, _ := c.startMonitor(t)
 		sleepAround(2 * time.Minute)
-		if got := c.takeEvents(); got != "0s spare true\n10s images\n10s spare false" || c.takeLooks() != 0 || !p.hasPressure(eviction.Disk) {
+		if got := c.takeEvents(); got != "0s spare true\n10s images\n10s spare false" || c.takeLooks() != 0 ||
+			!p.hasPressure(eviction.Disk) {
 			t.Errorf("%d walks, %s", c.takeLooks(), got)
 		}
 		c.mu.Lock()
@@ -295,8 +307,10 @@ func TestDiskPressure(t *testing.T) {
 		c.mu.Unlock()
 		c.addPod("hog", 0, 0, 0, 180*mib)
 		sleepAround(time.Minute)
-		want := "2m10s spare true\n2m20s images\n2m30s evict large: The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 70Mi. " +
-			"Container app was using 500Mi, request is 0, has larger consumption of ephemeral-storage. With its volumes the pod was using 500Mi, request is 0. \n2m40s spare false"
+		want := "2m10s spare true\n2m20s images\n2m30s evict large: The node was low on resource: ephemeral-storage. " +
+			"Threshold quantity: 100Mi, available: 70Mi. " +
+			"Container app was using 500Mi, request is 0, has larger consumption of ephemeral-storage. With its " +
+			"volumes the pod was using 500Mi, request is 0. \n2m40s spare false"
 		if got := c.takeEvents(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
@@ -310,7 +324,8 @@ func TestImagesWaitForWhatHasEnded(t *testing.T) {
 		c, store := newFakePods(1000*mib, 1000*mib), &fakeStore{}
 		c.records = 3
 		p, cluster := c.startMonitor(t)
-		r := &imageGC{images: store, objects: cluster, reporter: cluster, node: "w1", log: slog.New(slog.DiscardHandler), requested: make(chan struct{}, 1), isHeld: p.isSparing}
+		r := &imageGC{images: store, objects: cluster, reporter: cluster, node: "w1",
+			log: slog.New(slog.DiscardHandler), requested: wakeup.New(), isHeld: p.disk.isSparing}
 		looks := func(when string, want int) {
 			t.Helper()
 			before, _ := store.lastRequest()
@@ -394,7 +409,9 @@ func TestWorkersComeDuringALook(t *testing.T) {
 		p := &pressureMonitor{read: func() [eviction.Signals]eviction.Level {
 			come()
 			return c.read()
-		}, node: "w1", log: slog.New(slog.DiscardHandler), measure: c.measure, pods: c, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1), reporter: fake.NewCluster()}
+		}, log: slog.New(slog.DiscardHandler), usage: podUsageReader{measure: c.measure}, pods: c,
+			changed: wakeup.New(),
+			events:  newThresholdEvents("w1", fake.NewCluster())}
 		for range 5 {
 			p.checkOnce(t.Context())
 			sleepAround(eviction.Interval)
@@ -407,7 +424,8 @@ func TestWorkersComeDuringALook(t *testing.T) {
 
 // Available memory is the kernel's estimate. The page cache is no reason to evict pods. F95
 func TestMemoryLeft(t *testing.T) {
-	total, left, err := parseMeminfo("MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    900 kB\nActive(file):    300 kB\nInactive(file):  100 kB\nHugePages_Total:       0\n")
+	total, left, err := parseMeminfo("MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    900 " +
+		"kB\nActive(file):    300 kB\nInactive(file):  100 kB\nHugePages_Total:       0\n")
 	if err != nil || total != 1000<<10 || left != 900<<10 {
 		t.Errorf("%d of %d, %v", left, total, err)
 	}
@@ -427,18 +445,21 @@ func TestMemoryFloor(t *testing.T) {
 	if err != nil || left < 200*mib {
 		t.Skipf("the machine is short of memory itself: %d bytes, %v", left, err)
 	}
-	for above, short := range map[reservedspace.Amount]bool{{}: false, reservedspace.Bytes(mib): false, reservedspace.Bytes(total - 1): true} {
+	for above, short := range map[reservedspace.Amount]bool{{}: false, reservedspace.Bytes(mib): false,
+		reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		cfg.Runtime, cfg.MemoryFloor = nil, above
+		cfg.Parts.Runtime, cfg.Node.MemoryFloor = nil, above
 		n := newNodeFacts(&cfg).currentNode()
 		if got := condition(n, v1.NodeMemoryPressure); (got.Status == v1.ConditionTrue) != short {
 			t.Errorf("%s are to be left, %d are: %+v", above, left, got)
 		}
 		if cfg.memoryOfNode() != total || cfg.checkMemoryFloor(total) != nil {
-			t.Errorf("of %d bytes no %s can be left: %v", cfg.memoryOfNode(), cfg.memoryFloor(), cfg.checkMemoryFloor(total))
+			t.Errorf("of %d bytes no %s can be left: %v", cfg.memoryOfNode(), cfg.memoryFloor(),
+				cfg.checkMemoryFloor(total))
 		}
 		const want = "--memory-pressure-below is 100Mi, and the node has 64 MiB of memory"
-		if err := cfg.checkMemoryFloor(64 * mib); above == (reservedspace.Amount{}) && (err == nil || !strings.Contains(err.Error(), want)) {
+		if err := cfg.checkMemoryFloor(64 * mib); above == (reservedspace.Amount{}) &&
+			(err == nil || !strings.Contains(err.Error(), want)) {
 			t.Error(err)
 		}
 		if got, want := n.Status.Allocatable.Memory().Value(), total-cfg.memoryFloor().BytesOf(total); got != want {
@@ -451,18 +472,21 @@ func TestMemoryFloor(t *testing.T) {
 // Otherwise the node could not detect pressure. F95
 func TestFloorOfACapacity(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
-	cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceCPU: resource.MustParse("2")}
+	cfg.Node.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"),
+		v1.ResourceCPU: resource.MustParse("2")}
 	f := newNodeFacts(&cfg)
 	n, limits := f.currentNode().Status, f.podLimits()
 	for what, q := range map[string]struct{ got, want int64 }{
-		"capacity": {n.Capacity.Memory().Value(), 1000 * mib}, "allocatable": {n.Allocatable.Memory().Value(), 900 * mib},
-		"limit": {limits.Memory().Value(), 1000 * mib}, "CPUs": {n.Allocatable.Cpu().Value(), 2}, "limit of CPUs": {limits.Cpu().Value(), 2},
+		"capacity":    {n.Capacity.Memory().Value(), 1000 * mib},
+		"allocatable": {n.Allocatable.Memory().Value(), 900 * mib},
+		"limit":       {limits.Memory().Value(), 1000 * mib}, "CPUs": {n.Allocatable.Cpu().Value(), 2},
+		"limit of CPUs": {limits.Cpu().Value(), 2},
 	} {
 		if q.got != q.want {
 			t.Errorf("%s: %d, want %d", what, q.got, q.want)
 		}
 	}
-	cfg.Capacity = nil
+	cfg.Node.Capacity = nil
 	f = newNodeFacts(&cfg)
 	if limits = f.podLimits(); limits.Memory().Cmp(*f.currentNode().Status.Allocatable.Memory()) != 0 {
 		t.Errorf("pods of a machine are held to %s", limits.Memory())
@@ -472,8 +496,10 @@ func TestFloorOfACapacity(t *testing.T) {
 // Of a configured capacity, pods use what the kernel cannot reclaim: page cache does not count,
 // even if it was read repeatedly. F95
 func TestHeldOfACapacity(t *testing.T) {
-	const stat = "anon 100\nfile 1000\ninactive_file 300\nactive_file 200\nslab_reclaimable 50\nslab_unreclaimable 7\nbroken x\n"
-	if got := subtractSpare(2000, stat, []string{"inactive_file", "active_file", "slab_reclaimable", "broken"}); got != 1450 {
+	const stat = "anon 100\nfile 1000\ninactive_file 300\nactive_file 200\nslab_reclaimable " +
+		"50\nslab_unreclaimable 7\nbroken x\n"
+	if got := subtractSpare(2000, stat, []string{"inactive_file", "active_file", "slab_reclaimable", "broken"}); got !=
+		1450 {
 		t.Errorf("%d", got)
 	}
 	if got := subtractSpare(400, stat, []string{"inactive_file", "active_file"}); got != 0 {
@@ -495,20 +521,24 @@ func TestInodePressure(t *testing.T) {
 		c.records = 1
 		p, cluster := c.startMonitor(t)
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		if o := (&nodeFacts{cfg: &Config{NodeName: cfg.NodeName}, pressure: p}).observeMachine(); !o.diskPressure || o.memoryPressure || p.hasPressure(eviction.Disk) {
+		if o := (&nodeFacts{cfg: &Config{NodeName: cfg.NodeName}, pressure: p}).observeMachine(); !o.diskPressure ||
+			o.memoryPressure || p.hasPressure(eviction.Disk) {
 			t.Errorf("it says %+v", o)
 		}
 		sleepAround(2 * time.Minute)
-		const want = "0s spare true\n10s images\n20s evict many files: The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. " +
+		const want = "0s spare true\n10s images\n20s evict many files: The node was low on resource: inodes. " +
+			"Threshold quantity: 104857600, available: 52428800. " +
 			"With its volumes the pod was using 943718400. \n30s spare false"
 		if got := c.takeEvents(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
 		var metrics strings.Builder
-		if err := p.writeMetrics(&metrics); err != nil || !strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"nodefs.inodesFree\"} 1\n") {
+		if err := p.writeMetrics(&metrics); err != nil ||
+			!strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"nodefs.inodesFree\"} 1\n") {
 			t.Errorf("%v: %s", err, metrics.String())
 		}
-		if e := strings.Join(cluster.Events("w1"), "\n"); !strings.Contains(e, "EvictionThresholdMet Attempting to reclaim inodes") {
+		if e := strings.Join(cluster.Events("w1"), "\n"); !strings.Contains(e,
+			"EvictionThresholdMet Attempting to reclaim inodes") {
 			t.Errorf("events: %s", e)
 		}
 	})
@@ -521,10 +551,12 @@ func TestInodeFloor(t *testing.T) {
 	if err != nil || left < 1000 {
 		t.Skipf("the machine's disk has %d of %d inodes, %v", left, total, err)
 	}
-	for above, short := range map[reservedspace.Amount]bool{{}: left < total/100*5, reservedspace.Bytes(10): false, reservedspace.Bytes(total - 1): true} {
+	for above, short := range map[reservedspace.Amount]bool{{}: left < total/100*5, reservedspace.Bytes(10): false,
+		reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		cfg.Runtime, cfg.DiskFloor, cfg.InodeFloor = nil, reservedspace.Bytes(1), above
-		if got := condition(newNodeFacts(&cfg).currentNode(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
+		cfg.Parts.Runtime, cfg.Node.DiskFloor, cfg.Node.InodeFloor = nil, reservedspace.Bytes(1), above
+		if got := condition(newNodeFacts(&cfg).currentNode(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) !=
+			short {
 			t.Errorf("%s are to be free, %d of %d are: %+v", cfg.inodeFloor(), left, total, got)
 		}
 	}
@@ -532,12 +564,12 @@ func TestInodeFloor(t *testing.T) {
 	if err := cfg.checkInodeFloor(1000); err != nil || cfg.inodeFloor().BytesOf(1000) != 50 {
 		t.Errorf("%d of 1,000, %v", cfg.inodeFloor().BytesOf(1000), err)
 	}
-	cfg.InodeFloor = reservedspace.Bytes(1000)
+	cfg.Node.InodeFloor = reservedspace.Bytes(1000)
 	const want = "--inode-pressure-below is 1000, and the disk of  has 1000 inodes"
 	if err := cfg.checkInodeFloor(1000); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Error(err)
 	}
-	if l := readLevels(&Config{StateDir: "/proc"})[eviction.Inodes]; l.Known {
+	if l := readLevels(&Config{Dirs: DirConfig{State: "/proc"}})[eviction.Inodes]; l.Known {
 		t.Errorf("of a disk that does not count them: %+v", l)
 	}
 }
@@ -545,7 +577,7 @@ func TestInodeFloor(t *testing.T) {
 // A floor above the size of the disk is refused. F95
 func TestFloorAboveTheDisk(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
-	cfg.DiskFloor = reservedspace.Bytes(20 << 30)
+	cfg.Node.DiskFloor = reservedspace.Bytes(20 << 30)
 	const want = "--disk-pressure-below is 20Gi, and the disk of "
 	if err := cfg.checkDiskFloor(16 << 30); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Error(err)
@@ -553,7 +585,7 @@ func TestFloorAboveTheDisk(t *testing.T) {
 	if err := cfg.checkDiskFloor(21 << 30); err != nil {
 		t.Error(err)
 	}
-	if cfg.DiskFloor = (reservedspace.Amount{}); cfg.checkDiskFloor(1<<30) != nil {
+	if cfg.Node.DiskFloor = (reservedspace.Amount{}); cfg.checkDiskFloor(1<<30) != nil {
 		t.Error(cfg.checkDiskFloor(1 << 30))
 	}
 }

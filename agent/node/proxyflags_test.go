@@ -1,10 +1,11 @@
 package node
 
 import (
-	"flag"
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"keelson.dev/keelson/agent/proxy"
 )
@@ -24,7 +25,7 @@ func TestProxyFlags(t *testing.T) {
 		{[]string{"--nodeport-addresses=primary"}, "", 0, "192.0.2.7/32"},
 		{[]string{"--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses=10.1.0.0/16"}, "", 0, "overlaps"},
 	} {
-		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		fs.SetOutput(io.Discard)
 		cfg := Flags(fs)
 		err := fs.Parse(c.args)
@@ -34,8 +35,9 @@ func TestProxyFlags(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || cfg.ProxyMode != c.mode || len(cfg.NodePortAddresses) != c.at {
-			t.Errorf("%v: %v, mode %s, node ports at %v", c.args, err, cfg.ProxyMode, cfg.NodePortAddresses)
+		if err != nil || cfg.Services.Mode != c.mode || len(cfg.Services.NodePortAddresses) != c.at {
+			t.Errorf("%v: %v, mode %s, node ports at %v", c.args, err, cfg.Services.Mode,
+				cfg.Services.NodePortAddresses)
 		}
 	}
 }

@@ -22,8 +22,9 @@ func healthzAddress(text string) (string, error) {
 		_, err = netip.ParseAddr(host)
 	}
 	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
-		return "", fmt.Errorf("--proxy-healthz-address %q: want an address of the node and a port, such as 192.0.2.7:10256, "+
-			":10256 for all addresses, or none", text)
+		return "",
+			fmt.Errorf("--proxy-healthz-address %q: want an address of the node and a port, such as 192.0.2.7:10256, "+
+				":10256 for all addresses, or none", text)
 	}
 	return text, nil
 }

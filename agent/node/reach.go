@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/agent/kubelet"
 )
 
-// resolveAndRoute resolves a host name with the node's resolver, and returns its addresses with the
-// routes to them. It sends packets to DNS servers only.
+// resolveAndRoute resolves a host name with the node's resolver, and returns its addresses and
+// whether the node has routes to them. It sends packets to DNS servers only.
 func resolveAndRoute(ctx context.Context, host string) (out kubelet.Reachability) {
 	ips := []netip.Addr{}
 	if ip, err := netip.ParseAddr(host); err == nil {

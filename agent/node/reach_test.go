@@ -11,7 +11,8 @@ func TestReach(t *testing.T) {
 	if got := resolveAndRoute(t.Context(), "127.0.0.1"); got.NoRoute != "" || got.Unresolved != "" {
 		t.Errorf("loopback: %+v", got)
 	}
-	if got := resolveAndRoute(t.Context(), "localhost"); got.Unresolved != "" || got.NoRoute != "" || len(got.Addresses) == 0 {
+	if got := resolveAndRoute(t.Context(), "localhost"); got.Unresolved != "" || got.NoRoute != "" ||
+		len(got.Addresses) == 0 {
 		t.Errorf("localhost: %+v", got)
 	}
 	gone, cancel := context.WithCancel(t.Context()) // no DNS server is contacted

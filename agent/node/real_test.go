@@ -37,8 +37,10 @@ import (
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 func TestMain(m *testing.M) { privatemounts.Main(suite{m}) }
@@ -66,7 +68,7 @@ type testNode struct {
 	net     *fake.Network
 	node    *Node
 	stop    func()
-	looks   chan struct{} // has a value when the node's levels were read
+	looks   wakeup.Signal // has a value when the node's levels were read
 }
 
 func newTestNode(t *testing.T) *testNode {
@@ -88,17 +90,23 @@ func newTestNode(t *testing.T) *testNode {
 		t.Fatal(err)
 	}
 	b := &testNode{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
-	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"}, StateDir: filepath.Join(dir, "s"), RunDir: filepath.Join(dir, "r"), LogDir: filepath.Join(dir, "l"), ArchivesDir: filepath.Join(dir, "a"),
-		RuntimeDir: programs, DevicePlugins: filepath.Join(dir, "d"), PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
-		DiskFloor: reservedspace.Percent(1), InodeFloor: reservedspace.Percent(1), // the disk of the test's machine may be full
-		Network: func(agent.Objects) agent.Network { return b.net }, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
+	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"},
+		Dirs: DirConfig{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r"), Logs: filepath.Join(dir, "l"),
+			Archives: filepath.Join(dir, "a"), Runtime: programs, DevicePlugins: filepath.Join(dir, "d"),
+			PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:])},
+		Pods:  PodConfig{ResolvConf: os.DevNull},
+		Parts: Parts{Session: b.cluster},
+		// the disk of the test's machine may be full
+		Node:       ObjectConfig{DiskFloor: reservedspace.Percent(1), InodeFloor: reservedspace.Percent(1)},
+		PodNetwork: NetworkConfig{New: func(agent.Objects) agent.Network { return b.net }},
+		Log:        slog.New(slog.NewTextHandler(logWriter{t}, nil))}
 	t.Cleanup(func() {
 		b.cleanUp()
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	writeArchive(t, b.cfg.ArchivesDir)
+	writeArchive(t, b.cfg.Dirs.Archives)
 	b.startAgent()
 	return b
 }
@@ -123,9 +131,11 @@ var buildPrograms = sync.OnceValues(func() (string, error) {
 	for _, b := range [][]string{
 		{"CGO_ENABLED=0", "-ldflags=-s -w", "keelson-shim", "keelson.dev/keelson/cmd/shim"},
 		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
-		{"CGO_ENABLED=1", "-ldflags=-s -w -linkmode external -extldflags -static", "keelson-oci", "keelson.dev/keelson/cmd/oci"},
+		{"CGO_ENABLED=1", "-ldflags=-s -w -linkmode external -extldflags -static", "keelson-oci",
+			"keelson.dev/keelson/cmd/oci"},
 	} {
-		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
+		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o",
+			filepath.Join(dir, b[2]), b[3])
 		cmd.Env = append(os.Environ(), b[0])
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("building %s: %w\n%s", b[2], err, out)
@@ -145,9 +155,11 @@ func writeArchive(t *testing.T, dir string) {
 	for _, d := range []string{"bin/", "etc/", "tmp/", "dev/", "proc/", "sys/"} {
 		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}))
 	}
-	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(prog))}))
+	err = errors.Join(err,
+		w.WriteHeader(&tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(prog))}))
 	_, werr := w.Write(prog)
-	err = errors.Join(err, werr, w.WriteHeader(&tar.Header{Name: "bin/sh", Typeflag: tar.TypeSymlink, Linkname: "busybox"}), w.Close())
+	err = errors.Join(err, werr,
+		w.WriteHeader(&tar.Header{Name: "bin/sh", Typeflag: tar.TypeSymlink, Linkname: "busybox"}), w.Close())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +168,9 @@ func writeArchive(t *testing.T, dir string) {
 
 // saveImage writes an archive of an image with one layer.
 func saveImage(t *testing.T, file, called string, layer []byte) {
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(layer)), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,12 +199,9 @@ func (b *testNode) startAgent() {
 	if b.node, err = New(b.cfg); err != nil {
 		b.t.Fatal(err)
 	}
-	looks, read := make(chan struct{}, 1), b.node.facts.pressure.read
+	looks, read := wakeup.New(), b.node.facts.pressure.read
 	b.looks, b.node.facts.pressure.read = looks, func() [eviction.Signals]eviction.Level {
-		select {
-		case looks <- struct{}{}:
-		default:
-		}
+		looks.Send()
 		return read()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -217,10 +228,11 @@ func (b *testNode) cleanUp() {
 	}
 	b.stop()
 	// The tmpfs of secrets stays for the next agent, but there is none.
-	if err := unix.Unmount(filepath.Join(b.cfg.RunDir, "secrets"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unmount(filepath.Join(b.cfg.Dirs.Run, "secrets"), unix.MNT_DETACH); err != nil &&
+		!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		b.t.Error(err)
 	}
-	for _, h := range cgroupDirs(b.cfg.CgroupRoot) {
+	for _, h := range cgroupDirs(b.cfg.Dirs.CgroupRoot) {
 		killTree(h)
 		if err := wait.For(ctx, 10*time.Millisecond, func() error { return removeTree(h) }); err != nil {
 			b.t.Error(err)
@@ -306,11 +318,15 @@ func isReady(p *v1.Pod) bool {
 }
 
 func newShell(name, script string) v1.Container {
-	return v1.Container{Name: name, Image: "busybox:1", Command: []string{"/bin/sh", "-c", script}, TerminationMessagePath: "/dev/termination-log"}
+	return v1.Container{Name: name, Image: "busybox:1", Command: []string{"/bin/sh", "-c", script},
+		TerminationMessagePath: "/dev/termination-log"}
 }
 
 func realPod(uid string, c ...v1.Container) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-" + uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now(), Annotations: map[string]string{"keelson.dev/traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}},
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-" + uid, Namespace: "default", UID: types.UID(uid),
+		CreationTimestamp: metav1.Now(),
+		Annotations: map[string]string{
+			"keelson.dev/traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}},
 		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, DNSPolicy: v1.DNSDefault, Containers: c}}
 }
 
@@ -334,34 +350,47 @@ func TestRealPods(t *testing.T) {
 
 func (b *testNode) testReady(t *testing.T) {
 	b.t = t
-	b.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cm"}, Data: map[string]string{"greeting": "hello"}},
-		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"key": []byte("geheim")}})
-	c := newShell("app", `cat /cm/greeting /secret/key /empty/from-init /one > /empty/out; echo out; echo err >&2; touch /tmp/up; exec /bin/busybox sleep 1000`)
-	c.VolumeMounts = []v1.VolumeMount{{Name: "cm", MountPath: "/cm"}, {Name: "secret", MountPath: "/secret"}, {Name: "empty", MountPath: "/empty"}, {Name: "cm", MountPath: "/one", SubPath: "greeting"}}
-	c.ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/busybox", "test", "-f", "/tmp/up"}}}}
+	b.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cm"},
+		Data: map[string]string{"greeting": "hello"}},
+		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"},
+			Data: map[string][]byte{"key": []byte("geheim")}})
+	c := newShell("app", `cat /cm/greeting /secret/key /empty/from-init /one > /empty/out; echo out; echo err >&2; `+
+		`touch /tmp/up; exec /bin/busybox sleep 1000`)
+	c.VolumeMounts = []v1.VolumeMount{{Name: "cm", MountPath: "/cm"}, {Name: "secret", MountPath: "/secret"},
+		{Name: "empty", MountPath: "/empty"}, {Name: "cm", MountPath: "/one", SubPath: "greeting"}}
+	c.ReadinessProbe =
+		&v1.Probe{ProbeHandler: v1.ProbeHandler{
+			Exec: &v1.ExecAction{Command: []string{"/bin/busybox", "test", "-f", "/tmp/up"}}}}
 	c.Command[2] = "set -e; alias cat='/bin/busybox cat' touch='/bin/busybox touch'; " + c.Command[2]
 	p := realPod("ready", c)
 	p.Spec.InitContainers = []v1.Container{newShell("init", "echo -n made > /empty/from-init")}
 	p.Spec.InitContainers[0].VolumeMounts = []v1.VolumeMount{{Name: "empty", MountPath: "/empty"}}
-	p.Spec.Volumes = []v1.Volume{{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}},
-		{Name: "secret", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}}, {Name: "empty", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
+	p.Spec.Volumes = []v1.Volume{{Name: "cm",
+		VolumeSource: v1.VolumeSource{
+			ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}},
+		{Name: "secret", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}},
+		{Name: "empty", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
 	b.cluster.Put(p)
 	got := b.awaitPod("Ready", "ready", isReady)
 	t.Logf("timeline: %q", b.cluster.StageNames())
-	if !strings.HasPrefix(got.Status.ContainerStatuses[0].ContainerID, "keelson://") || got.Status.PodIP == "" || got.Status.QOSClass != v1.PodQOSBestEffort {
+	if !strings.HasPrefix(got.Status.ContainerStatuses[0].ContainerID, "keelson://") || got.Status.PodIP == "" ||
+		got.Status.QOSClass != v1.PodQOSBestEffort {
 		t.Errorf("status: %+v", got.Status)
 	}
-	out, err := os.ReadFile(filepath.Join(b.cfg.StateDir, "volumes", "ready", "empty", "empty", "out"))
+	out, err := os.ReadFile(filepath.Join(b.cfg.Dirs.State, "volumes", "ready", "empty", "empty", "out"))
 	if err != nil || string(out) != "hellogeheimmadehello" {
 		t.Errorf("the container saw %q, %v", out, err)
 	}
 	var log bytes.Buffer
 	srv := newServer(b)
-	if err := srv.Logs(t.Context(), agent.LogRequest{PodUID: "ready", Namespace: "default", Pod: "web-ready", Container: "app", TailLines: -1}, &log); err != nil || !strings.Contains(log.String(), "out\n") || !strings.Contains(log.String(), "err\n") {
+	if err := srv.Logs(t.Context(), agent.LogRequest{PodUID: "ready", Namespace: "default", Pod: "web-ready",
+		Container: "app", TailLines: -1}, &log); err != nil || !strings.Contains(log.String(), "out\n") ||
+		!strings.Contains(log.String(), "err\n") {
 		t.Errorf("log: %q, %v", log.String(), err)
 	}
 	var said bytes.Buffer
-	err = srv.Exec(t.Context(), "ready", "app", []string{"/bin/sh", "-c", "echo -n hi; exit 7"}, false, false, agent.Streams{Stdout: &said})
+	err = srv.Exec(t.Context(), "ready", "app", []string{"/bin/sh", "-c", "echo -n hi; exit 7"}, false, false,
+		agent.Streams{Stdout: &said})
 	if e := (*agent.ExitError)(nil); !errors.As(err, &e) || e.Code != 7 || said.String() != "hi" {
 		t.Errorf("exec: %q, %v", said.String(), err)
 	}
@@ -373,14 +402,16 @@ func (b *testNode) testRestarts(t *testing.T) {
 	got := b.awaitPod("a second restart", "crash", func(p *v1.Pod) bool {
 		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount >= 2
 	})
-	if l := got.Status.ContainerStatuses[0].LastTerminationState.Terminated; l == nil || l.ExitCode != 3 || l.Message != "why" || l.Reason != "Error" {
+	if l := got.Status.ContainerStatuses[0].LastTerminationState.Terminated; l == nil || l.ExitCode != 3 ||
+		l.Message != "why" || l.Reason != "Error" {
 		t.Errorf("last state: %+v", l)
 	}
 	b.awaitPod("CrashLoopBackOff", "crash", func(p *v1.Pod) bool {
 		w := p.Status.ContainerStatuses[0].State.Waiting
 		return w != nil && w.Reason == "CrashLoopBackOff"
 	})
-	b.cluster.Put(realPod("absent", v1.Container{Name: "app", Image: "busybox:1", Command: []string{"/no/such/program"}}))
+	b.cluster.Put(realPod("absent", v1.Container{Name: "app", Image: "busybox:1",
+		Command: []string{"/no/such/program"}}))
 	b.awaitPod("an error that names the program", "absent", func(p *v1.Pod) bool {
 		for _, e := range b.cluster.Events("absent") {
 			if strings.HasPrefix(e, "Failed") && strings.Contains(e, "/no/such/program") {
@@ -422,10 +453,12 @@ func (b *testNode) testJob(t *testing.T) {
 // agentRestart: P9.
 func (b *testNode) testAgentRestart(t *testing.T) {
 	b.t = t
-	b.cluster.Put(realPod("keep", newShell("app", "exec /bin/busybox sleep 1000")), realPod("ends", newShell("app", "while [ ! -e /tmp/end ]; do /bin/busybox usleep 10000; done; exit 42")))
+	b.cluster.Put(realPod("keep", newShell("app", "exec /bin/busybox sleep 1000")),
+		realPod("ends", newShell("app", "while [ ! -e /tmp/end ]; do /bin/busybox usleep 10000; done; exit 42")))
 	keep := b.awaitPod("Ready", "keep", isReady)
 	b.awaitPod("Ready", "ends", isReady)
-	if err := newServer(b).Exec(t.Context(), "ends", "app", []string{"/bin/sh", "-c", "(/bin/busybox sleep 1; > /tmp/end) &"}, false, false, agent.Streams{}); err != nil {
+	if err := newServer(b).Exec(t.Context(), "ends", "app",
+		[]string{"/bin/sh", "-c", "(/bin/busybox sleep 1; > /tmp/end) &"}, false, false, agent.Streams{}); err != nil {
 		t.Fatal(err)
 	}
 	b.stop()
@@ -438,7 +471,8 @@ func (b *testNode) testAgentRestart(t *testing.T) {
 		t.Errorf("%d restarts", n)
 	}
 	again, _ := b.cluster.Pod("keep")
-	if again.Status.ContainerStatuses[0].ContainerID != keep.Status.ContainerStatuses[0].ContainerID || again.Status.ContainerStatuses[0].RestartCount != 0 || !isReady(again) {
+	if again.Status.ContainerStatuses[0].ContainerID != keep.Status.ContainerStatuses[0].ContainerID ||
+		again.Status.ContainerStatuses[0].RestartCount != 0 || !isReady(again) {
 		t.Errorf("the agent's restart touched a container: %+v", again.Status.ContainerStatuses[0])
 	}
 	b.deletePod("keep", 0)
@@ -453,7 +487,7 @@ func (b *testNode) testSandboxRebuilt(t *testing.T) {
 	p.Spec.TerminationGracePeriodSeconds = &zero
 	b.cluster.Put(p)
 	first := b.awaitPod("Ready", "pause", isReady)
-	pid := pausePID(t, b.cfg.RunDir, first.Status.PodIP)
+	pid := pausePID(t, b.cfg.Dirs.Run, first.Status.PodIP)
 	proc, err := os.FindProcess(pid)
 	if err != nil {
 		t.Fatal(err)
@@ -461,7 +495,9 @@ func (b *testNode) testSandboxRebuilt(t *testing.T) {
 	if err := proc.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	second := b.awaitPod("Ready in a new sandbox", "pause", func(p *v1.Pod) bool { return isReady(p) && p.Status.PodIP != first.Status.PodIP })
+	second := b.awaitPod("Ready in a new sandbox", "pause", func(p *v1.Pod) bool {
+		return isReady(p) && p.Status.PodIP != first.Status.PodIP
+	})
 	if n := second.Status.ContainerStatuses[0].RestartCount; n != 1 {
 		t.Errorf("%d restarts", n)
 	}
@@ -499,20 +535,22 @@ func pausePID(t *testing.T, run, ip string) int {
 // removed at once.
 func (b *testNode) testGraceful(t *testing.T) {
 	b.t = t
-	c := newShell("app", `trap 'echo term >> /data/log; exit 0' TERM; echo up >> /data/log; while true; do /bin/busybox usleep 5000; done`)
-	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "echo hook >> /data/log"}}}}
+	c := newShell("app", `trap 'echo term >> /data/log; exit 0' TERM; echo up >> /data/log; while true; do `+
+		`/bin/busybox usleep 5000; done`)
+	c.Lifecycle =
+		&v1.Lifecycle{PreStop: &v1.LifecycleHandler{
+			Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "echo hook >> /data/log"}}}}
 	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	p := realPod("grace", c)
 	data := t.TempDir()
-	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: data}}}}
+	p.Spec.Volumes = []v1.Volume{{Name: "data",
+		VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: data}}}}
 	b.cluster.Put(p)
 	b.awaitPod("its log", "grace", isReady)
-	if err := wait.For(t.Context(), time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the container's log", func() error {
 		_, err := os.Stat(filepath.Join(data, "log"))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	begin := time.Now()
 	b.deletePod("grace", 30)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

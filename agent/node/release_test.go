@@ -11,7 +11,8 @@ func TestNodeSaysItsRelease(t *testing.T) {
 	} {
 		info := systemInfo(release)
 		if info.ContainerRuntimeVersion != want || info.KubeletVersion != Version {
-			t.Errorf("of %q: %s, kubelet %s; want %s, %s", release, info.ContainerRuntimeVersion, info.KubeletVersion, want, Version)
+			t.Errorf("of %q: %s, kubelet %s; want %s, %s", release, info.ContainerRuntimeVersion,
+				info.KubeletVersion, want, Version)
 		}
 	}
 }

@@ -2,13 +2,14 @@ package node
 
 import (
 	"errors"
-	"flag"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"keelson.dev/keelson/internal/settings"
 )
@@ -19,7 +20,7 @@ func parseConfig(t *testing.T, file string, args ...string) (*Config, error) {
 	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("keelson-agent", pflag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	c := Flags(fs)
 	apply := WithConfigFile(fs)
@@ -45,11 +46,14 @@ wireguard-port: 51821
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(c.Servers, []string{"192.0.2.13:6444"}) || c.MaxPods != 60 {
-		t.Errorf("servers %v and %d pods: want those of the flags alone", c.Servers, c.MaxPods)
+	if !slices.Equal(c.Join.Servers, []string{"192.0.2.13:6444"}) || c.Node.MaxPods != 60 {
+		t.Errorf("servers %v and %d pods: want those of the flags alone", c.Join.Servers, c.Node.MaxPods)
 	}
-	if c.NodeName != "w1" || c.LocalVolumes || c.FenceAfter.Seconds() != 30 || c.Labels["disk"] != "fast" || c.Labels["zone"] != "a" ||
-		len(c.Taints) != 1 || c.RegistryMirrors["*"] == nil || c.wireguard.Port != 51821 || c.TokenFile != "/var/lib/keelson/token" {
+	if c.NodeName != "w1" || c.Storage.LocalVolumes || c.Storage.FenceAfter.Seconds() != 30 ||
+		c.Node.Labels["disk"] != "fast" ||
+		c.Node.Labels["zone"] != "a" ||
+		len(c.Node.Taints) != 1 || c.Registries.Mirrors["*"] == nil || c.PodNetwork.wireguard.Port != 51821 ||
+		c.Join.TokenFile != "/var/lib/keelson/token" {
 		t.Errorf("the file has no effect: %+v", c)
 	}
 	for file, want := range map[string]string{
@@ -69,20 +73,25 @@ wireguard-port: 51821
 func TestSettingsAreShown(t *testing.T) {
 	const token = "keelson1.node.c2VjcmV0"
 	path := filepath.Join(t.TempDir(), "agent.yaml")
-	if err := os.WriteFile(path, []byte("server: [192.0.2.11:6444, 192.0.2.12:6444]\nproxy-mode: ipvs\nmax-pods: 50\nnode-labels: [disk=fast, zone=a]\ntoken: "+token), 0o600); err != nil {
+	if err := os.WriteFile(path,
+		[]byte("server: [192.0.2.11:6444, 192.0.2.12:6444]\nproxy-mode: ipvs\nmax-pods: 50\nnode-labels: [disk=fast, "+
+			"zone=a]\ntoken: "+token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("keelson-agent", pflag.ContinueOnError)
 	c := Flags(fs)
 	apply := WithConfigFile(fs)
-	err := fs.Parse([]string{"--max-pods=60", "--registry-mirror=*=m1.example.com", "--registry-mirror=*=m2.example.com", "--config=" + path})
+	err := fs.Parse([]string{"--max-pods=60", "--registry-mirror=*=m1.example.com",
+		"--registry-mirror=*=m2.example.com", "--config=" + path})
 	if err = errors.Join(err, apply()); err != nil {
 		t.Fatal(err)
 	}
-	c.Release, c.Settings = "v9", FlagValues(fs)
+	c.Release, c.Diagnostics.Settings = "v9", FlagValues(fs)
 	got := string(c.settingsText())
-	for _, want := range []string{"release: v9\n", "\nserver: 192.0.2.11:6444,192.0.2.12:6444\n", "\nproxy-mode: ipvs\n", "\nmax-pods: 60\n", "\nnode-labels: disk=fast,zone=a\n",
-		"\nregistry-mirror: *=m1.example.com,*=m2.example.com\n", "\ntoken: (left out)\n", "\nfence-after: 20s\n", "\nconfig: " + path + "\n"} {
+	for _, want := range []string{"release: v9\n", "\nserver: 192.0.2.11:6444,192.0.2.12:6444\n",
+		"\nproxy-mode: ipvs\n", "\nmax-pods: 60\n", "\nnode-labels: disk=fast,zone=a\n",
+		"\nregistry-mirror: *=m1.example.com,*=m2.example.com\n", "\ntoken: (left out)\n", "\nfence-after: 20s\n",
+		"\nconfig: " + path + "\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("it does not say %q", want)
 		}
@@ -94,10 +103,10 @@ func TestSettingsAreShown(t *testing.T) {
 
 // A repeatable flag is a list in the file.
 func TestWhichKeysAreLists(t *testing.T) {
-	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("keelson-agent", pflag.ContinueOnError)
 	Flags(fs)
 	WithConfigFile(fs)
-	fs.VisitAll(func(f *flag.Flag) {
+	fs.VisitAll(func(f *pflag.Flag) {
 		_, several := f.Value.(stringList)
 		several = several || strings.Contains(f.Usage, "repeatable") || strings.Contains(f.Usage, ",...")
 		if k, ok := flagKinds[f.Name]; several && !ok || ok && !several && k == settings.List {
@@ -122,7 +131,7 @@ func TestLocalVolumesLeftOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		cfg.Volumes, cfg.LocalVolumes = nil, c.LocalVolumes
+		cfg.Parts.Volumes, cfg.Storage.LocalVolumes = nil, c.Storage.LocalVolumes
 		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)

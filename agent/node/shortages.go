@@ -18,17 +18,17 @@ import (
 
 // shortageRecords records in a file when the node last had a shortage of each resource, so that
 // pressure conditions persist across restarts of the agent. The file is in the run folder, which
-// has space while the disk is full. The zero value records nothing.
+// has free space even while the disk is full. The zero value records nothing.
 type shortageRecords struct {
 	file, boot string
 	clock      func() time.Duration // time since boot
-	failed     error                // last error; reported if the flag is set
+	failed     error                // last error, which was logged if reported is true
 	reported   bool
 }
 
 // shortageFile is the JSON content of the file of shortageRecords, by eviction signal. Times are
-// since boot, so they are valid until the next reboot even if the clock is set. New fields get new
-// names; existing fields never change their meaning.
+// since boot, so they are valid until the next reboot even if the clock is set. A later release may
+// add fields, but the meaning of a field never changes.
 type shortageFile struct {
 	Version int                      `json:"version"`
 	Boot    string                   `json:"boot"`
@@ -44,22 +44,22 @@ func newShortages(runDir, boot string) shortageRecords {
 	return shortageRecords{file: filepath.Join(runDir, "short.json"), boot: boot, clock: session.SinceBoot}
 }
 
-// loadState returns the given state with the shortages that the previous agent process recorded.
-func (s *shortageRecords) loadState(to eviction.State, now time.Time) eviction.State {
+// loadState returns the state with the shortages that the previous agent process recorded.
+func (s *shortageRecords) loadState(state eviction.State, now time.Time) eviction.State {
 	if s.file == "" {
-		return to
+		return state
 	}
 	l, err := s.readFile()
 	if s.failed = err; err != nil || l.Boot != s.boot {
-		return to
+		return state
 	}
 	at := s.clock()
 	for i := range eviction.Signals {
 		if was, ok := l.Short[i.String()]; ok && was >= 0 && was <= at {
-			to = to.WithShortage(i, now.Add(was-at))
+			state = state.WithShortage(i, now.Add(was-at))
 		}
 	}
-	return to
+	return state
 }
 
 func (s *shortageRecords) readFile() (l shortageFile, err error) {
@@ -84,8 +84,8 @@ func (s *shortageRecords) readFile() (l shortageFile, err error) {
 	return l, nil
 }
 
-// saveState writes the file of shortages if the reading r has a shortage. An error is logged once
-// until a write succeeds.
+// saveState writes the last shortages in state to the file if the reading r has a shortage. An
+// error is logged once until a write succeeds.
 func (s *shortageRecords) saveState(state eviction.State, r eviction.Reading, log *slog.Logger) {
 	if s.file == "" {
 		return
@@ -101,7 +101,7 @@ func (s *shortageRecords) saveState(state eviction.State, r eviction.Reading, lo
 	if short {
 		b, err := json.Marshal(l)
 		if err == nil {
-			err = durable.Write(s.file, b)
+			err = durable.WriteIfChanged(s.file, b, durable.Intact)
 		}
 		if s.failed = err; err == nil {
 			s.reported = false
@@ -109,6 +109,7 @@ func (s *shortageRecords) saveState(state eviction.State, r eviction.Reading, lo
 	}
 	if s.failed != nil && !s.reported {
 		s.reported = true
-		log.Warn("the pressure of the node could not be stored or read: after a restart of the agent, its conditions may end early", "file", s.file, "err", s.failed)
+		log.Warn("the pressure of the node could not be stored or read: after a restart of the agent, its conditions "+
+			"may end early", "file", s.file, "err", s.failed)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // recordingAgent is a node on which agents run one after the other, in virtual time.
@@ -31,7 +32,8 @@ type recordingAgent struct {
 func (f *recordingAgent) startAgent(t *testing.T) *pressureMonitor {
 	f.stopAgent()
 	cluster := fake.NewCluster()
-	p := &pressureMonitor{node: "w1", log: slog.New(slog.NewTextHandler(&f.log, nil)), pods: newFakePods(0, 0), objects: cluster, reporter: cluster, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1),
+	p := &pressureMonitor{log: slog.New(slog.NewTextHandler(&f.log, nil)), pods: newFakePods(0, 0), objects: cluster,
+		events: newThresholdEvents("w1", cluster), changed: wakeup.New(),
 		records: shortageRecords{file: f.file, boot: f.boot, clock: func() time.Duration { return time.Since(f.born) }},
 		read: func() (out [eviction.Signals]eviction.Level) {
 			out[eviction.Memory] = eviction.Level{Left: f.left.Load(), Floor: 100, Known: true}
@@ -59,13 +61,15 @@ func (f *recordingAgent) stopAgent() {
 // and however long no agent runs. After a reboot it starts without. F95
 func TestPressureOutlivesTheAgent(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		f := &recordingAgent{file: filepath.Join(t.TempDir(), "run", "short.json"), boot: "b1", born: time.Now().Add(-time.Hour)}
+		f := &recordingAgent{file: filepath.Join(t.TempDir(), "run", "short.json"), boot: "b1",
+			born: time.Now().Add(-time.Hour)}
 		f.left.Store(500)
 		defer f.stopAgent()
 		says := func(when string, p *pressureMonitor, memory bool) {
 			t.Helper()
 			if p.hasPressure(eviction.Memory) != memory || p.hasPressure(eviction.Disk) {
-				t.Errorf("%s: under pressure of memory %v, want %v; of disk %v", when, p.hasPressure(eviction.Memory), memory, p.hasPressure(eviction.Disk))
+				t.Errorf("%s: under pressure of memory %v, want %v; of disk %v", when, p.hasPressure(eviction.Memory),
+					memory, p.hasPressure(eviction.Disk))
 			}
 		}
 		p := f.startAgent(t)
@@ -109,14 +113,17 @@ func TestRecordOfShortages(t *testing.T) {
 		text        string
 		holds, told bool
 	}{
-		"of a later release": {`{"version":7,"boot":"b1","short":{"memory.available":3590000000000,"moon.available":1},"why":{"x":[1]}}`, true, false},
-		"long ago":           {`{"version":1,"boot":"b1","short":{"memory.available":3290000000000}}`, false, false},
-		"of the future":      {`{"version":1,"boot":"b1","short":{"memory.available":3700000000000}}`, false, false},
-		"before the boot":    {`{"version":1,"boot":"b1","short":{"memory.available":-1}}`, false, false},
-		"of another boot":    {`{"version":1,"boot":"b0","short":{"memory.available":3590000000000}}`, false, false},
-		"empty":              {``, false, true},
-		"nonsense":           {`{"version":1,"boot":"b1","short":["memory.available"]}`, false, true},
-		"too long":           {fmt.Sprintf(`{"version":1,"boot":"b1","short":{"memory.available":3590000000000},"x":%q}`, strings.Repeat("x", shortLimit)), false, true},
+		"of a later release": {`{"version":7,"boot":"b1","short":{"memory.available":3590000000000,` +
+			`"moon.available":1},"why":{"x":[1]}}`, true, false},
+		"long ago":        {`{"version":1,"boot":"b1","short":{"memory.available":3290000000000}}`, false, false},
+		"of the future":   {`{"version":1,"boot":"b1","short":{"memory.available":3700000000000}}`, false, false},
+		"before the boot": {`{"version":1,"boot":"b1","short":{"memory.available":-1}}`, false, false},
+		"of another boot": {`{"version":1,"boot":"b0","short":{"memory.available":3590000000000}}`, false, false},
+		"empty":           {``, false, true},
+		"nonsense":        {`{"version":1,"boot":"b1","short":["memory.available"]}`, false, true},
+		"too long": {
+			fmt.Sprintf(`{"version":1,"boot":"b1","short":{"memory.available":3590000000000},"x":%q}`,
+				strings.Repeat("x", shortLimit)), false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "short.json")

@@ -8,10 +8,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// admissionNode returns the Node against which pods are admitted. Its resources come from facts,
-// the Node that this agent reports. Its labels, taints and added extended resources come from
-// stored, the Node in the view, because an administrator may change them. If stored is nil, it
-// returns facts. It is pure.
+// admissionNode returns the Node against which the admission of pods is checked. Its resources come
+// from facts, the Node that this agent reports. Its labels, taints and added extended resources
+// come from stored, the Node in the API, because an administrator may change them. If stored is
+// nil, it returns facts. It is pure.
 func admissionNode(facts, stored *v1.Node) *v1.Node {
 	if stored == nil {
 		return facts
@@ -28,7 +28,7 @@ func admissionNode(facts, stored *v1.Node) *v1.Node {
 }
 
 // admissionNodeFunc returns a function that returns the admissionNode for the current facts and the
-// Node in the view. The result is shared and must not be modified.
+// node's own object in the view. The result of that function is shared and must not be modified.
 func (f *nodeFacts) admissionNodeFunc(objects agent.Objects) func() *v1.Node {
 	return func() *v1.Node {
 		stored, _ := objects.Node()

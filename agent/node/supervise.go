@@ -12,6 +12,7 @@ import (
 
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // steadyAfter is how long a restarted part of the agent must run before it counts as healthy.
@@ -22,50 +23,50 @@ const steadyAfter = 5 * time.Second
 type partFailures struct {
 	mu      sync.Mutex
 	byPart  map[string]string
-	changed chan struct{} // buffered
+	changed wakeup.Signal
 }
 
 func newPartFailures() *partFailures {
-	return &partFailures{byPart: map[string]string{}, changed: make(chan struct{}, 1)}
+	return &partFailures{byPart: map[string]string{}, changed: wakeup.New()}
 }
 
-// setFailure records the reason why a part has failed. "" means that the part is healthy.
-func (t *partFailures) setFailure(part, why string) {
+// setFailure records the reason why a part of the agent has failed; "" means that the part is
+// healthy.
+func (t *partFailures) setFailure(part, reason string) {
 	t.mu.Lock()
 	before := t.byPart[part]
-	if why == "" {
+	if reason == "" {
 		delete(t.byPart, part)
 	} else {
-		t.byPart[part] = why
+		t.byPart[part] = reason
 	}
 	t.mu.Unlock()
-	if before == why {
+	if before == reason {
 		return
 	}
-	select {
-	case t.changed <- struct{}{}:
-	default:
-	}
+	t.changed.Send()
 }
 
-// describeFailures returns the failures of the parts for which pick returns true, or "" if all of
-// them are healthy.
-func (t *partFailures) describeFailures(pick func(part string) bool) string {
+// describeFailures returns the failures of those parts for which selects returns true, or "" if all
+// of these parts are healthy.
+func (t *partFailures) describeFailures(selects func(part string) bool) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []string
 	for _, part := range slices.Sorted(maps.Keys(t.byPart)) {
-		if pick(part) {
+		if selects(part) {
 			out = append(out, part+": "+t.byPart[part])
 		}
 	}
 	return strings.Join(out, "; ")
 }
 
-// supervisePart runs a part of the agent, and runs it again with exponential backoff each time it
-// returns, until ctx ends. Other parts continue. From the second failure in a row, it records the
-// failure in t, until the part has run for steadyAfter.
-func supervisePart(ctx context.Context, part string, run func(context.Context) error, t *partFailures, log *slog.Logger) error {
+// supervisePart runs a part of the agent until ctx ends. Each time the part returns, supervisePart
+// runs it again with exponential backoff. From the second failure in a row, it records the failure
+// in t. When the part has run for steadyAfter, it removes the failure.
+func supervisePart(
+	ctx context.Context, part string, run func(context.Context) error, t *partFailures, log *slog.Logger,
+) error {
 	pause := backoff.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	for failures := 0; ; {
 		began := time.Now()
@@ -91,11 +92,11 @@ func supervisePart(ctx context.Context, part string, run func(context.Context) e
 	}
 }
 
-// runPart calls run with a context that ends when run returns, so that everything that run started
-// ends with it. After steadyAfter it calls well.
-func runPart(ctx context.Context, run func(context.Context) error, well func()) error {
+// runPart calls run with a context that is canceled when run returns, so that everything that run
+// started ends too. When run has run for steadyAfter, runPart calls markHealthy.
+func runPart(ctx context.Context, run func(context.Context) error, markHealthy func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer time.AfterFunc(steadyAfter, well).Stop()
+	defer time.AfterFunc(steadyAfter, markHealthy).Stop()
 	return run(ctx)
 }

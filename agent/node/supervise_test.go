@@ -39,8 +39,8 @@ func TestPartFails(t *testing.T) {
 		proxy, side := &failingPart{}, &failingPart{}
 		proxy.setFailure("Service rules need nftables: install nft")
 		side.setFailure("no such thing: modprobe it")
-		cfg.Proxy = proxy
-		cfg.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{"udp flows": side.Run}
+		cfg.Services.Proxy = proxy
+		cfg.Parts.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{"udp flows": side.Run}
 		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +51,8 @@ func TestPartFails(t *testing.T) {
 		time.Sleep(time.Minute)
 		virtual.Wait()
 		for cond, want := range map[v1.NodeConditionType]string{
-			v1.NodeNetworkUnavailable: "proxy: Service rules need nftables: install nft", NodeDegraded: "udp flows: no such thing: modprobe it"} {
+			v1.NodeNetworkUnavailable: "proxy: Service rules need nftables: install nft",
+			NodeDegraded:              "udp flows: no such thing: modprobe it"} {
 			if got := condition(c.NodeFacts(), cond); got.Status != v1.ConditionTrue || got.Message != want {
 				t.Errorf("%s: %+v", cond, got)
 			}
@@ -60,7 +61,8 @@ func TestPartFails(t *testing.T) {
 			t.Errorf("the node is not ready: %+v", condition(c.NodeFacts(), v1.NodeReady))
 		}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
-			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
+			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways,
+				Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
 		virtual.Wait()
 		if readyPods(c) != 1 {
 			t.Error("no pod starts while a part fails")
@@ -105,7 +107,7 @@ func TestVitalPartFails(t *testing.T) {
 	if got := condition(n, NodeDegraded); got.Status != v1.ConditionTrue || got.Message != "csi: it hangs" {
 		t.Errorf("%+v", got)
 	}
-	cfg.foreignNetwork = func() bool { return true }
+	cfg.PodNetwork.isForeign = func() bool { return true }
 	if got := condition(f.composeNode(o, nil, time.Now()), v1.NodeNetworkUnavailable); got.Type != "" {
 		t.Errorf("it speaks of a network that is somebody else's: %+v", got)
 	}
@@ -125,8 +127,10 @@ func TestPodNetworksAreTended(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- n.Run(ctx) }()
-		host := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "h", Namespace: "default", UID: "u2"}, Spec: v1.PodSpec{HostNetwork: true, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}
-		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}, host)
+		host := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "h", Namespace: "default", UID: "u2"},
+			Spec: v1.PodSpec{HostNetwork: true, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}
+		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}, host)
 		time.Sleep(networkCheckInterval + time.Second)
 		virtual.Wait()
 		if script.Count("Check") != 1 || script.Count("GC") != 1 {
@@ -136,7 +140,9 @@ func TestPodNetworksAreTended(t *testing.T) {
 		script.Fail("GC", errors.New("a plugin hangs"), errors.New("a plugin hangs"))
 		time.Sleep(3 * networkCheckInterval)
 		virtual.Wait()
-		told := slices.DeleteFunc(c.Events("u"), func(e string) bool { return !strings.Contains(e, "NetworkCheckFailed") })
+		told := slices.DeleteFunc(c.Events("u"), func(e string) bool {
+			return !strings.Contains(e, "NetworkCheckFailed")
+		})
 		if len(told) != 1 || !strings.Contains(told[0], "eth0 has lost its address") {
 			t.Errorf("told: %v", told)
 		}

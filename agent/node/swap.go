@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// procSwaps lists the active swap areas, after a header line.
+// procSwaps is the file in which the kernel lists the active swap areas, after a header line.
 const procSwaps = "/proc/swaps"
 
 // checkSwap returns an error if the machine has an active swap area. file is the path of
@@ -37,5 +37,6 @@ func checkSwap(file string) error {
 	if len(on) == 0 {
 		return nil
 	}
-	return fmt.Errorf("swap is on at %s: turn swap off with 'swapoff -a', or start the agent without --fail-swap-on", strings.Join(on, ", "))
+	return fmt.Errorf("swap is on at %s: turn swap off with 'swapoff -a', or start the agent without --fail-swap-on",
+		strings.Join(on, ", "))
 }

@@ -14,10 +14,12 @@ func TestFailSwapOn(t *testing.T) {
 		swaps string
 		want  string // substring of the error; "" = none
 	}{
-		"no swap":          {header, ""},
-		"an empty file":    {"", ""},
-		"a partition":      {header + "/dev/sda2                               partition\t976892\t\t0\t\t-2\n", "swap is on at /dev/sda2: turn swap off with 'swapoff -a', or start the agent without --fail-swap-on"},
-		"two of them":      {header + "/dev/sda2 partition 1 0 -2\n/swapfile file 1 0 -3\n", "swap is on at /dev/sda2, /swapfile"},
+		"no swap":       {header, ""},
+		"an empty file": {"", ""},
+		"a partition": {header + "/dev/sda2                               partition\t976892\t\t0\t\t-2\n",
+			"swap is on at /dev/sda2: turn swap off with 'swapoff -a', or start the agent without --fail-swap-on"},
+		"two of them": {header + "/dev/sda2 partition 1 0 -2\n/swapfile file 1 0 -3\n",
+			"swap is on at /dev/sda2, /swapfile"},
 		"without the file": {"-", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -33,7 +35,7 @@ func TestFailSwapOn(t *testing.T) {
 			}
 		})
 	}
-	if c, err := parseConfig(t, "fail-swap-on: true\n"); err != nil || !c.FailSwapOn {
+	if c, err := parseConfig(t, "fail-swap-on: true\n"); err != nil || !c.Node.FailSwapOn {
 		t.Errorf("fail-swap-on in the file of settings: %v", err)
 	}
 }

@@ -19,8 +19,9 @@ import (
 // networkCheckInterval is the time between two checks of all pod networks.
 const networkCheckInterval = 5 * time.Minute
 
-// networkChecker checks the network of running pods with the CNI verb CHECK. It reports a failed
-// check as an event of the pod, and releases network attachments without a pod.
+// networkChecker checks the networks of running pods with the CNI operation CHECK, and reports a
+// failed check as an event of the pod. It also releases the network attachments of sandboxes that
+// no longer exist.
 type networkChecker struct {
 	runtime  agent.Runtime
 	network  agent.Network
@@ -28,12 +29,13 @@ type networkChecker struct {
 	reporter agent.Reporter
 	node     string
 	log      *slog.Logger
-	retryNow bool                 // the previous run failed: check at once
+	retryNow bool                 // the previous run failed: check immediately
 	reported map[types.UID]string // last reported error of a pod
 }
 
-// checkPodNetworks checks the networks of all pods at intervals, until ctx ends or releasing
-// attachments fails. After a failure, the next call checks at once.
+// checkPodNetworks checks the networks of all pods at intervals. It returns when ctx ends, or an
+// error when sandboxes cannot be listed or attachments cannot be released. After an error, the next
+// call checks immediately.
 func (t *networkChecker) checkPodNetworks(ctx context.Context) error {
 	for {
 		if !t.retryNow {
@@ -78,30 +80,30 @@ func (t *networkChecker) checkAll(ctx context.Context) error {
 	return nil
 }
 
-// checkPod checks the network of the pod uid in the sandbox id, and reports each distinct failure
-// once.
-func (t *networkChecker) checkPod(ctx context.Context, id string, uid types.UID) {
-	pod, ok := t.objects.Pod(uid)
+// checkPod checks the network of a pod in its sandbox, and reports each distinct failure once.
+func (t *networkChecker) checkPod(ctx context.Context, sandbox string, podUID types.UID) {
+	pod, ok := t.objects.Pod(podUID)
 	if !ok || pod.Spec.HostNetwork || pod.DeletionTimestamp != nil {
 		return
 	}
-	err := t.network.Check(ctx, agent.NetworkRequest{SandboxID: id, Namespace: pod.Namespace, Name: pod.Name, UID: uid})
-	if err == nil || ctx.Err() != nil || !t.isSandboxReady(ctx, id) {
-		delete(t.reported, uid)
+	err := t.network.Check(ctx, agent.NetworkRequest{SandboxID: sandbox, Namespace: pod.Namespace, Name: pod.Name,
+		UID: podUID})
+	if err == nil || ctx.Err() != nil || !t.isSandboxReady(ctx, sandbox) {
+		delete(t.reported, podUID)
 		return
 	}
 	t.log.Warn("the network check of a pod failed", "pod", pod.Namespace+"/"+pod.Name, "err", err)
-	if t.reported[uid] == err.Error() {
+	if t.reported[podUID] == err.Error() {
 		return
 	}
-	t.reported[uid] = err.Error()
+	t.reported[podUID] = err.Error()
 	t.reporter.Event(networkEvent(pod, t.node, err.Error(), time.Now()))
 }
 
-// isSandboxReady reports whether the sandbox id is still ready. The check of a sandbox that is
-// being removed fails as expected.
-func (t *networkChecker) isSandboxReady(ctx context.Context, id string) bool {
-	res, err := t.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: id}})
+// isSandboxReady reports whether the sandbox with this ID is still ready. If it is not, a failed
+// check of its network is expected and not reported.
+func (t *networkChecker) isSandboxReady(ctx context.Context, sandbox string) bool {
+	res, err := t.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: sandbox}})
 	return err == nil && len(res.GetItems()) == 1 && res.Items[0].State == cri.PodSandboxState_SANDBOX_READY
 }
 
@@ -118,7 +120,9 @@ func networkEvent(pod *v1.Pod, node, message string, now time.Time) *v1.Event {
 		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace,
 			Name: pod.Name, UID: pod.UID,
 			ResourceVersion: pod.ResourceVersion},
-		Reason: "NetworkCheckFailed", Message: message, Type: v1.EventTypeWarning, FirstTimestamp: at, LastTimestamp: at, Count: 1,
-		Source: v1.EventSource{Component: "kubelet", Host: node}, ReportingController: "kubelet", ReportingInstance: node,
+		Reason: "NetworkCheckFailed", Message: message, Type: v1.EventTypeWarning, FirstTimestamp: at,
+		LastTimestamp: at, Count: 1,
+		Source: v1.EventSource{Component: "kubelet", Host: node}, ReportingController: "kubelet",
+		ReportingInstance: node,
 	}
 }

@@ -8,16 +8,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/pod/lifecycle"
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// tierUpdater updates the cgroup limits of all pods and the CPU weights of the QoS classes when
-// pods change.
+// tierUpdater sets the cgroup limits of all pods together, and the CPU weights of the QoS classes,
+// when pods change.
 type tierUpdater struct {
 	runtime agent.TieredRuntime
 	objects agent.Objects
-	limits  func() v1.ResourceList // of all pods together
+	limits  func() v1.ResourceList // returns the limits of all pods together
 }
 
 // tierInterval is how often the cgroup limits are set without a change, in case another program
@@ -60,8 +60,8 @@ func (t *tierUpdater) updateTiers(ctx context.Context) error {
 func podTiers(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
 	out := agent.Tiers{CPU: saturate.MilliValue(limits.Cpu()), Memory: saturate.Value(limits.Memory()), PIDs: pids}
 	for _, p := range pods {
-		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed && pod.QOS(p) == v1.PodQOSBurstable {
-			out.Burstable = saturate.Add(out.Burstable, pod.CPURequest(p))
+		if !agent.IsTerminalPhase(p.Status.Phase) && lifecycle.QOS(p) == v1.PodQOSBurstable {
+			out.Burstable = saturate.Add(out.Burstable, lifecycle.CPURequest(p))
 		}
 	}
 	return out

@@ -15,66 +15,73 @@ import (
 	"golang.org/x/sys/unix"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/netns"
+	"keelson.dev/keelson/agent/oci/shimclient"
 	"keelson.dev/keelson/agent/oci/wire"
 	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// adoptAtOnce bounds how many sandboxes are adopted concurrently. adoptPatience is how long the
-// start waits for all of them. A sandbox that takes longer is adopted in the background and does
-// not delay the others.
+// maxConcurrentAdoptions is the maximum number of sandboxes that are adopted concurrently.
+// adoptPatience is how long the start of the runtime waits for the adoption of all sandboxes. A
+// sandbox that takes longer is adopted in the background.
 const (
-	adoptAtOnce   = 64
-	adoptPatience = 2 * time.Second
+	maxConcurrentAdoptions = 64
+	adoptPatience          = 2 * time.Second
 )
 
-// adopt recovers the sandboxes and containers of an earlier agent process. Partly created ones are
-// removed. The others are taken over from their shims, or recorded as ended if there is no shim any
-// more. Remains without a record are removed.
-func (r *Runtime) adopt(ctx context.Context) error {
-	if err := r.loadSandboxes(); err != nil {
+// adoption restores the runtime's state from the records, shims and files of an earlier agent
+// process, before the runtime is ready.
+type adoption struct{ runtime *Runtime }
+
+// adoptSandboxes recovers the sandboxes and containers of an earlier agent process. It removes
+// objects that were only partly created. It takes over the others from their shims; without a shim,
+// it records the containers as exited. Remains without a record are removed, and the network plugin
+// releases the networks of unknown sandboxes.
+func (a adoption) adoptSandboxes(ctx context.Context) error {
+	if err := a.loadSandboxes(); err != nil {
 		return err
 	}
-	if err := r.loadContainers(); err != nil {
+	if err := a.loadContainers(); err != nil {
 		return err
 	}
-	if err := r.loadEnds(); err != nil {
+	if err := a.loadEnds(); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	all := make([]*sandbox, 0, len(r.sandboxes))
-	for _, s := range r.sandboxes {
-		all = append(all, s)
+	a.runtime.mu.Lock()
+	sandboxes := make([]*sandbox, 0, len(a.runtime.sandboxes))
+	for _, s := range a.runtime.sandboxes {
+		sandboxes = append(sandboxes, s)
 	}
-	r.mu.Unlock()
-	r.adoptAll(ctx, all)
-	r.sweep(ctx)
-	r.mu.Lock()
-	keep := slices.Collect(maps.Keys(r.sandboxes))
-	r.mu.Unlock()
-	if err := r.cfg.Network.GC(ctx, keep); err != nil {
-		r.log.Error("networks of lost sandboxes could not be given back", "error", err)
+	a.runtime.mu.Unlock()
+	a.adoptConcurrently(ctx, sandboxes)
+	a.removeRemains(ctx)
+	a.runtime.mu.Lock()
+	keep := slices.Collect(maps.Keys(a.runtime.sandboxes))
+	a.runtime.mu.Unlock()
+	if err := a.runtime.cfg.Network.GC(ctx, keep); err != nil {
+		a.runtime.log.Error("cannot release the networks of lost sandboxes", "error", err)
 	}
 	return ctx.Err()
 }
 
-// adoptAll adopts sandboxes concurrently. It returns when all are adopted or after adoptPatience;
-// the rest continues in the background.
-func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
+// adoptConcurrently adopts sandboxes concurrently. It returns when all sandboxes are adopted, or
+// after adoptPatience while the remaining adoptions continue in the background.
+func (a adoption) adoptConcurrently(ctx context.Context, sandboxes []*sandbox) {
 	ctx, cancel := context.WithCancel(ctx)
 	var g errgroup.Group
-	g.SetLimit(adoptAtOnce)
+	g.SetLimit(maxConcurrentAdoptions)
 	done := make(chan struct{})
-	r.background.Go(func() {
+	a.runtime.life.background.Go(func() {
 		defer cancel()
 		defer close(done)
-		for _, s := range all {
+		for _, s := range sandboxes {
 			g.Go(func() error {
 				limited, cancel := context.WithTimeout(ctx, teardownTimeout)
 				defer cancel()
-				if err := r.adoptSandbox(limited, s); err != nil {
+				if err := s.adoptSandbox(limited); err != nil {
 					// The pod worker will stop and remove the sandbox, which tries again.
-					r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
+					a.runtime.log.Error("cannot adopt a sandbox", "sandbox", s.rec.ID, "error", err)
 				}
 				return nil
 			})
@@ -86,122 +93,130 @@ func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
 	select {
 	case <-done:
 	case <-patience.C:
-		r.log.Warn("some sandboxes of an earlier run take long to answer; the others are served")
+		a.runtime.log.Warn(
+			"adopting some sandboxes of an earlier agent process takes long; continuing in the background")
 	case <-ctx.Done():
 	}
 }
 
-// loadSandboxes reads the sandbox records. A directory without a record is left from an interrupted
-// removal: sweep removes it.
-func (r *Runtime) loadSandboxes() error {
-	entries, err := os.ReadDir(r.sandboxDir(""))
+// loadSandboxes reads the sandbox records. It skips a directory without a valid record, which an
+// interrupted removal has left; removeRemains removes such directories. It returns an error for a
+// record that cannot be read.
+func (a adoption) loadSandboxes() error {
+	entries, err := os.ReadDir(a.runtime.paths.sandboxDir(""))
 	if err != nil {
 		return fmt.Errorf("read the records of sandboxes: %w", err)
 	}
 	for _, e := range entries {
-		s := &sandbox{}
-		err := durable.ReadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
-		if unreadable(err) {
+		s := &sandbox{runtime: a.runtime}
+		err := durable.ReadJSON(filepath.Join(a.runtime.paths.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
+		if isUnreadable(err) {
 			return err
 		}
 		if err == nil {
 			s.config, err = decodeSandboxConfig(s.rec.Config)
 		}
 		if err == nil && (s.rec.ID != e.Name() || s.config.GetMetadata() == nil) {
-			err = errors.New("it is not of this folder")
+			err = errors.New("it belongs to another directory")
 		}
 		if err != nil {
-			r.log.Warn("a sandbox's record is unusable: its remains are removed", "sandbox", e.Name(), "error", err)
+			a.runtime.log.Warn("a sandbox's record is invalid: removing the sandbox's remains", "sandbox", e.Name(),
+				"error", err)
 			continue
 		}
-		r.sandboxes[s.rec.ID] = s
-		r.names[sandboxName(s.config.Metadata)] = s.rec.ID
+		a.runtime.sandboxes[s.rec.ID] = s
+		a.runtime.names[sandboxName(s.config.Metadata)] = s.rec.ID
 	}
 	return nil
 }
 
-func (r *Runtime) loadContainers() error {
-	entries, err := os.ReadDir(r.containerDir(""))
+func (a adoption) loadContainers() error {
+	entries, err := os.ReadDir(a.runtime.paths.containerDir(""))
 	if err != nil {
 		return fmt.Errorf("read the records of containers: %w", err)
 	}
 	for _, e := range entries {
-		c := &ctr{ended: make(chan struct{})}
-		err := durable.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
-		if unreadable(err) {
+		c := &container{runtime: a.runtime, ended: make(chan struct{})}
+		err := durable.ReadJSON(filepath.Join(a.runtime.paths.containerDir(e.Name()), "container.json"), &c.rec)
+		if isUnreadable(err) {
 			return err
 		}
-		c.rec.unend()
-		c.half = c.rec.State == ContainerCreating
+		c.rec.replaceExitedState()
+		c.partial = c.rec.State == ContainerCreating
 		if err == nil {
 			c.config, err = decodeContainerConfig(c.rec.Config)
 		}
 		if err == nil && (c.rec.ID != e.Name() || c.config.GetMetadata() == nil) {
-			err = errors.New("it is not of this folder")
+			err = errors.New("it belongs to another directory")
 		}
 		if err != nil {
-			r.log.Warn("a container's record is unusable: its remains are removed", "container", e.Name(), "error", err)
+			a.runtime.log.Warn("a container's record is invalid: removing the container's remains",
+				"container", e.Name(), "error", err)
 			continue
 		}
-		r.containers[c.rec.ID] = c
-		r.names[containerName(c.rec.Sandbox, c.config.Metadata)] = c.rec.ID
+		a.runtime.containers[c.rec.ID] = c
+		a.runtime.names[containerName(c.rec.Sandbox, c.config.Metadata)] = c.rec.ID
 	}
 	return nil
 }
 
-// unreadable reports whether a record exists but cannot be read, for example after an I/O error.
-// Then adoption fails.
-func unreadable(err error) bool {
+// isUnreadable reports whether err means that a record exists but cannot be read, for example after
+// an I/O error. The adoption fails then, because the record may be valid.
+func isUnreadable(err error) bool {
 	var path *fs.PathError
 	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR)
 }
 
-// adoptSandbox takes over one sandbox and its containers.
-func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
-	s.op.Lock()
-	defer s.op.Unlock()
+// adoptSandbox takes over a sandbox of an earlier agent process and its containers. If the shim
+// does not respond, it returns nil and retries in the background. If the shim is gone, the sandbox
+// becomes NotReady and its containers are killed. A sandbox that was only partly created is
+// removed.
+func (s *sandbox) adoptSandbox(ctx context.Context) error {
+	r := s.runtime
+	s.teardown.Lock()
+	defer s.teardown.Unlock()
 	r.mu.Lock()
-	next, err := s.rec.State.Next(SandboxRecover)
+	next, err := s.rec.State.NextState(SandboxRecover)
 	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	snap, err := r.joinShim(ctx, s)
+	snap, err := s.reconnectShim(ctx)
 	switch {
 	case next == SandboxRemoved: // its RunPodSandbox call never returned, so no caller knows the sandbox
-		return r.dropSandbox(ctx, s)
-	case errors.Is(err, errNoShim):
-		return r.endWithoutShim(ctx, s)
+		return s.removeSandbox(ctx)
+	case errors.Is(err, errShimNotFound):
+		return s.endWithoutShim(ctx)
 	case err != nil:
-		r.log.Warn("a sandbox's shim does not answer; it is asked again", "sandbox", s.rec.ID, "error", err)
-		r.takeRecorded(s)
-		r.background.Go(func() { r.rejoin(s) })
+		r.log.Warn("the shim of a sandbox does not respond; retrying", "sandbox", s.rec.ID, "error", err)
+		s.applyRecordedExits()
+		r.life.background.Go(func() { s.retryReconnect() })
 		return nil
 	}
-	return r.takeOver(ctx, s, snap)
+	return s.applySnapshot(ctx, snap)
 }
 
-// errNoShim is returned if a shim certainly does not exist: its socket refuses connections and its
-// process is gone. Any other error means only that the shim did not respond.
-var errNoShim = errors.New("there is no shim")
+// errShimNotFound is returned if a shim certainly does not exist: its socket refuses connections
+// and its process is gone. Any other error means only that the shim did not respond.
+var errShimNotFound = errors.New("the shim does not exist")
 
-// helloTime is how long to wait for a shim's response to Hello.
-const helloTime = 5 * time.Second
+// helloTimeout is how long to wait for a shim's response to Hello.
+const helloTimeout = 5 * time.Second
 
-// joinShim connects to the shim of a sandbox that an earlier agent process started, or reconnects
-// to it.
-func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, error) {
-	if s.rec.Boot != r.host.boot {
-		return nil, errNoShim
+// reconnectShim connects to the shim of a sandbox and returns the shim's snapshot. It returns
+// errShimNotFound if the shim certainly does not exist.
+func (s *sandbox) reconnectShim(ctx context.Context) (*wire.Snapshot, error) {
+	r := s.runtime
+	if s.rec.Boot != r.host.BootID {
+		return nil, errShimNotFound
 	}
-	ctx, cancel := context.WithTimeout(ctx, helloTime)
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	c, snap, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) },
-		func() { r.shimLost(s) })
+	c, snap, err := shimclient.Connect(ctx, r.paths.sandboxDir(s.rec.ID), s.handleProcessEnd, s.handleShimLoss)
 	if err != nil {
 		refused := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
-		if refused && !lives(s.rec.ShimPID, "keelson-shim") {
-			return nil, errNoShim
+		if refused && !isRunningProcess(s.rec.ShimPID, "keelson-shim") {
+			return nil, errShimNotFound
 		}
 		return nil, err
 	}
@@ -211,36 +226,37 @@ func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, err
 	return snap, nil
 }
 
-// takeOver updates a sandbox and its containers from the shim's snapshot.
-func (r *Runtime) takeOver(ctx context.Context, s *sandbox, snap *wire.Snapshot) error {
+// applySnapshot updates the states of a sandbox and its containers from the shim's snapshot.
+func (s *sandbox) applySnapshot(ctx context.Context, snap *wire.Snapshot) error {
 	if snap.PauseEnded {
-		r.pauseLost(s)
+		s.handlePauseLoss()
 	}
-	known := map[string]wire.Status{}
+	statuses := map[string]wire.Status{}
 	for _, st := range snap.Containers {
-		known[st.Container] = st
+		statuses[st.Container] = st
 	}
-	for _, c := range r.containersOf(s.rec.ID) {
-		if err := r.adoptContainer(ctx, c, known); err != nil {
+	for _, c := range s.containers() {
+		if err := c.adoptContainer(ctx, statuses); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]wire.Status) error {
-	st, ok := known[c.rec.ID]
-	switch state := r.stateOf(c); {
-	case c.half: // an earlier agent process was creating it
-		c.op.Lock()
-		defer c.op.Unlock()
-		return r.eraseContainer(ctx, c)
+func (c *container) adoptContainer(ctx context.Context, statuses map[string]wire.Status) error {
+	r := c.runtime
+	st, ok := statuses[c.rec.ID]
+	switch state := c.containerState(); {
+	case c.partial: // an earlier agent process was creating it
+		c.operation.Lock()
+		defer c.operation.Unlock()
+		return c.eraseContainer(ctx)
 	case state == ContainerCreating: // this process is creating it
 	case c.rec.StartError != "" && state == ContainerCreated:
-		return r.adoptFailedStart(c, known != nil)
+		return c.adoptFailedStart(statuses != nil)
 	case ok && st.State == wire.StateExited:
 		e := exitRecord{Code: int32(st.Exit.Code), Finished: st.Exit.Time, Started: st.Started, OOM: st.Exit.OOM}
-		r.containerEnded(c, e)
+		c.recordContainerEnd(e)
 	case ok:
 		r.mu.Lock()
 		if c.rec.State != ContainerExited && st.State == wire.StateRunning { // it may have ended meanwhile
@@ -248,49 +264,51 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]w
 		}
 		r.mu.Unlock()
 	default:
-		r.orphanEnded(ctx, c)
+		c.endOrphan(ctx)
 	}
 	return nil
 }
 
-// takeRecorded marks containers as ended if their shim has recorded the end on disk. It is used
-// while the shim does not respond.
-func (r *Runtime) takeRecorded(s *sandbox) {
-	for _, c := range r.containersOf(s.rec.ID) {
-		if e, err := r.readExit(c.rec.ID); err == nil && !c.half {
-			r.containerEnded(c, e)
+// applyRecordedExits marks a container as exited if the shim has recorded the exit on disk. It is
+// used while the shim does not respond.
+func (s *sandbox) applyRecordedExits() {
+	for _, c := range s.containers() {
+		if e, err := s.runtime.paths.readExitRecord(c.rec.ID); err == nil && !c.partial {
+			c.recordContainerEnd(e)
 		}
 	}
 }
 
-// rejoin reconnects to a shim that did not respond or lost its connection. It retries until the
-// shim responds, is certainly gone, or the sandbox is removed.
-func (r *Runtime) rejoin(s *sandbox) {
-	const first, most = 2 * time.Millisecond, 10 * time.Second
+// retryReconnect reconnects to a shim after the shim did not respond or the connection was lost. It
+// retries until the shim responds, the shim is certainly gone, the sandbox is removed or the
+// runtime stops.
+func (s *sandbox) retryReconnect() {
+	r := s.runtime
+	const first, maxDelay = 2 * time.Millisecond, 10 * time.Second
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
 		select {
-		case <-r.stopping:
+		case <-r.life.stopping:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	for pause := first; ; pause = min(2*pause, most) {
-		if _, err := r.sandbox(s.rec.ID); err != nil {
+	for pause := first; ; pause = min(2*pause, maxDelay) {
+		if _, err := r.findSandbox(s.rec.ID); err != nil {
 			return // the sandbox was removed
 		}
 		limited, cancel := context.WithTimeout(ctx, teardownTimeout)
-		snap, err := r.joinShim(limited, s)
+		snap, err := s.reconnectShim(limited)
 		switch {
 		case err == nil:
-			err = r.takeOver(limited, s, snap)
-		case errors.Is(err, errNoShim):
-			err = r.endWithoutShim(limited, s)
+			err = s.applySnapshot(limited, snap)
+		case errors.Is(err, errShimNotFound):
+			err = s.endWithoutShim(limited)
 		default:
 			cancel()
 			select {
-			case <-r.stopping:
+			case <-r.life.stopping:
 				return
 			case <-time.After(pause):
 			}
@@ -298,92 +316,101 @@ func (r *Runtime) rejoin(s *sandbox) {
 		}
 		cancel()
 		if ctx.Err() != nil {
-			r.leave(s)
+			s.disconnectShim()
 		}
 		if err != nil {
-			r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
+			r.log.Error("cannot adopt a sandbox", "sandbox", s.rec.ID, "error", err)
 		}
-		r.announce(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
+		r.broadcastEvent(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
 		return
 	}
 }
 
-// endWithoutShim ends a sandbox after its shim has died. No process reaps its containers or holds
-// their streams any more. Therefore they are killed, and the sandbox becomes NotReady.
-func (r *Runtime) endWithoutShim(ctx context.Context, s *sandbox) error {
-	if s.rec.Boot == r.host.boot {
+// endWithoutShim makes a sandbox NotReady after its shim has died, and kills its containers: no
+// process reaps them or holds their streams any longer.
+func (s *sandbox) endWithoutShim(ctx context.Context) error {
+	if s.rec.Boot == s.runtime.host.BootID {
 		killIfNamed(s.rec.PausePID, "keelson-pause")
 	}
-	r.pauseLost(s)
-	for _, c := range r.containersOf(s.rec.ID) {
-		if err := r.adoptContainer(ctx, c, nil); err != nil {
+	s.handlePauseLoss()
+	for _, c := range s.containers() {
+		if err := c.adoptContainer(ctx, nil); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sweep removes everything without a record: containers of unknown sandboxes, run-time directories,
-// network namespaces and image volumes.
-func (r *Runtime) sweep(ctx context.Context) {
+// removeRemains removes what belongs to no recorded object: containers of unknown sandboxes,
+// run-time directories, network namespaces and image volumes. It logs errors.
+func (a adoption) removeRemains(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*teardownTimeout)
 	defer cancel()
-	complain := func(what string, err error) {
+	logFailure := func(object string, err error) {
 		if err != nil {
-			r.log.Error("a leftover resists", "what", what, "error", err)
+			a.runtime.log.Error("cannot remove remains", "object", object, "error", err)
 		}
 	}
 	// Adoption may continue meanwhile, but it only removes entries.
-	r.mu.Lock()
-	var stray []*ctr
+	a.runtime.mu.Lock()
+	var stray []*container
 	sandboxes, containers := map[string]bool{}, map[string]bool{}
-	for id := range r.sandboxes {
+	for id := range a.runtime.sandboxes {
 		sandboxes[id] = true
 	}
-	for id, c := range r.containers {
-		if containers[id] = true; r.sandboxes[c.rec.Sandbox] == nil && !c.past {
+	for id, c := range a.runtime.containers {
+		if containers[id] = true; a.runtime.sandboxes[c.rec.Sandbox] == nil && !c.endOnly {
 			stray = append(stray, c)
 		}
 	}
-	r.mu.Unlock()
+	a.runtime.mu.Unlock()
 	for _, c := range stray {
-		c.op.Lock()
-		complain("container "+c.rec.ID, r.eraseContainer(ctx, c))
-		c.op.Unlock()
+		c.operation.Lock()
+		logFailure("container "+c.rec.ID, c.eraseContainer(ctx))
+		c.operation.Unlock()
 	}
-	r.sweepFolder(r.sandboxDir(""), sandboxes, func(path, id string) error {
-		killShimOf(path)
+	a.removeUnknownEntries(a.runtime.paths.sandboxDir(""), sandboxes, func(path, id string) error {
+		shutDownStrayShim(path)
 		if err := unmountShm(path); err != nil {
 			return err
 		}
 		return safepath.RemoveAll(path)
-	}, complain)
-	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return safepath.RemoveAll(path) }, complain)
-	r.sweepFolder(r.netnsPath(""), sandboxes, func(path, id string) error { return removeNetns(path) }, complain)
-	for _, dir := range []string{r.containerDir(""), r.imageVolumes(""), r.libcontainerDir()} {
-		r.sweepFolder(dir, containers, func(path, id string) error { return safepath.RemoveAll(path) }, complain)
+	}, logFailure)
+	a.removeUnknownEntries(a.runtime.paths.etcDir(""), sandboxes, func(path, id string) error {
+		return safepath.RemoveAll(path)
+	}, logFailure)
+	a.removeUnknownEntries(a.runtime.paths.netnsPath(""), sandboxes, func(path, id string) error {
+		return netns.RemovePinned(path)
+	}, logFailure)
+	for _, dir := range []string{a.runtime.paths.containerDir(""), a.runtime.paths.imageVolumes(""),
+		a.runtime.paths.libcontainerDir()} {
+		a.removeUnknownEntries(dir, containers, func(path, id string) error {
+			return safepath.RemoveAll(path)
+		}, logFailure)
 	}
 }
 
-// sweepFolder calls remove for the entries of dir that are not in known.
-func (r *Runtime) sweepFolder(dir string, known map[string]bool, remove func(path, id string) error,
-	complain func(string, error)) {
+// removeUnknownEntries calls remove for each entry of dir with a name that is not in recorded. It
+// calls logFailure with the result of each call, which may be nil.
+func (a adoption) removeUnknownEntries(dir string, recorded map[string]bool, remove func(path, id string) error,
+	logFailure func(object string, err error)) {
 	entries, err := os.ReadDir(dir)
-	complain(dir, err)
+	logFailure(dir, err)
 	for _, e := range entries {
-		if !known[e.Name()] {
+		if !recorded[e.Name()] {
 			path := filepath.Join(dir, e.Name())
-			complain(path, remove(path, e.Name()))
+			logFailure(path, remove(path, e.Name()))
 		}
 	}
 }
 
-// killShimOf shuts down a shim for which there is no sandbox record.
-func killShimOf(dir string) {
+// shutDownStrayShim shuts down the shim in the sandbox directory dir, for which there is no sandbox
+// record. It waits at most five seconds and ignores errors.
+func shutDownStrayShim(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	c, _, err := connectShim(ctx, dir, func(wire.Exited) {}, func() {})
+	c, _, err := shimclient.Connect(ctx, dir, func(wire.Exited) {}, func() {})
 	if err == nil {
-		c.shutdown(ctx)
+		c.StopShim(ctx)
 	}
 }

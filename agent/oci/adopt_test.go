@@ -17,7 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/agent/oci/containerspec"
+	"keelson.dev/keelson/agent/oci/shimclient"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -28,11 +31,14 @@ const (
 	oldContainer = "c0c0"
 	// A ready sandbox of pod test/old, uid olduid. %d is the shim's PID, %s the boot ID. "later" is
 	// a field of a later release.
-	oldSandboxRecord = `{"id":"5a5a","state":"ready","config":"ChMKA29sZBIGb2xkdWlkGgR0ZXN0","created":1000,"ips":["192.0.2.9"],` +
+	oldSandboxRecord = `{"id":"5a5a","state":"ready","config":"ChMKA29sZBIGb2xkdWlkGgR0ZXN0","created":1000,` +
+		`"ips":["192.0.2.9"],` +
 		`"pausePID":0,"shimPID":%d,"boot":%q,"later":{"a":[1]}}`
 	// A container "a" of that sandbox, created and started.
-	oldContainerRecord = `{"id":"c0c0","sandbox":"5a5a","state":"running","config":"CgMKAWE=","created":1001,"started":1002,` +
-		`"imageID":"sha256:1","imageRef":"","cgroup":"/podolduid/c0c0","stop":10,"sharePID":false,"user":{"uid":0,"gid":0},"later":1}`
+	oldContainerRecord = `{"id":"c0c0","sandbox":"5a5a","state":"running","config":"CgMKAWE=","created":1001,` +
+		`"started":1002,` +
+		`"imageID":"sha256:1","imageRef":"","cgroup":"/podolduid/c0c0","stop":10,"sharePID":false,"user":{"uid":0,` +
+		`"gid":0},"later":1}`
 )
 
 // oldShim simulates a shim of version 0. Pause is process 7; the container is process 8, running
@@ -51,7 +57,7 @@ func newOldShim(t *testing.T, dir string, mute chan struct{}) *oldShim {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, shimSocket), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, shimclient.SocketName), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,22 +98,22 @@ func (s *oldShim) serve(c net.Conn) {
 				if s.mute != nil {
 					<-s.mute
 				}
-				answer(c, 14, id, "0e0002"+"0463306330"+"04"+"10"+"d40f"+"00"+"00"+"00"+"00")
+				sendFrame(c, 14, id, "0e0002"+"0463306330"+"04"+"10"+"d40f"+"00"+"00"+"00"+"00")
 			case 5: // Signal → Done, then a notification of the end
-				answer(c, 12, id, "0002")
-				answer(c, 15, 0, "0463306330"+"12"+"d80f"+"00")
+				sendFrame(c, 12, id, "0002")
+				sendFrame(c, 15, 0, "0463306330"+"12"+"d80f"+"00")
 			case 11: // Shutdown → Done
-				answer(c, 12, id, "0002")
+				sendFrame(c, 12, id, "0002")
 				s.listener.Close()
 				return
 			default:
-				answer(c, 12, id, "0002")
+				sendFrame(c, 12, id, "0002")
 			}
 		}
 	}
 }
 
-func answer(c net.Conn, kind, id byte, body string) {
+func sendFrame(c net.Conn, kind, id byte, body string) {
 	b, err := hex.DecodeString(body)
 	if err != nil {
 		panic(err)
@@ -115,16 +121,18 @@ func answer(c net.Conn, kind, id byte, body string) {
 	_, _ = c.Write(append([]byte{byte(9 + len(b)), 0, 0, 0, kind, id, 0, 0, 0}, b...))
 }
 
-// plant writes records of the previous release into the runtime's state directory.
-func (r *rig) plant(shimPID int) (sandboxDir string) {
+// plantRecords writes records of the previous release into the runtime's state directory.
+func (r *rig) plantRecords(shimPID int) (sandboxDir string) {
 	r.t.Helper()
-	sb, c := filepath.Join(r.cfg.RunDir, "sandboxes", oldSandbox), filepath.Join(r.cfg.RunDir, "containers", oldContainer)
+	sb, c := filepath.Join(r.cfg.RunDir, "sandboxes", oldSandbox),
+		filepath.Join(r.cfg.RunDir, "containers", oldContainer)
 	for _, d := range []string{sb, c} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			r.t.Fatal(err)
 		}
 	}
-	for path, text := range map[string]string{sb + "/sandbox.json": fmt.Sprintf(oldSandboxRecord, shimPID, bootID()), c + "/container.json": oldContainerRecord} {
+	for path, text := range map[string]string{sb + "/sandbox.json": fmt.Sprintf(oldSandboxRecord, shimPID,
+		containerspec.BootID()), c + "/container.json": oldContainerRecord} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			r.t.Fatal(err)
 		}
@@ -145,19 +153,21 @@ func (r *rig) sandboxState(id string) cri.PodSandboxState {
 func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
 	r := newRig(t)
 	r.stop()
-	old := newOldShim(t, r.plant(0), nil)
-	r.start()
+	old := newOldShim(t, r.plantRecords(0), nil)
+	r.startRuntime()
 	if s := r.sandboxState(oldSandbox); s != cri.PodSandboxState_SANDBOX_READY {
 		t.Fatalf("the sandbox is %s", s)
 	}
-	st := r.status(oldContainer)
+	st := r.inspectContainer(oldContainer)
 	if st.State != cri.ContainerState_CONTAINER_RUNNING || st.StartedAt != 1002 || st.Metadata.Name != "a" {
 		t.Fatalf("the container: %v", st)
 	}
-	if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: oldContainer, Timeout: 10}); err != nil {
+	if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: oldContainer, Timeout: 10}); err !=
+		nil {
 		t.Fatal(err)
 	}
-	if st := r.status(oldContainer); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 9 || st.FinishedAt != 1004 {
+	if st := r.inspectContainer(oldContainer); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 9 ||
+		st.FinishedAt != 1004 {
 		t.Errorf("the container after its stop: %v", st)
 	}
 	if _, err := r.RemovePodSandbox(r.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: oldSandbox}); err != nil {
@@ -172,10 +182,10 @@ func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
 	}
 }
 
-// hang stops the runtime and suspends the shim of a sandbox. It returns the shim's PID.
-func (r *rig) hang(sandbox string) (pid int) {
+// suspendShim stops the runtime and suspends the shim of a sandbox. It returns the shim's PID.
+func (r *rig) suspendShim(sandbox string) (pid int) {
 	r.t.Helper()
-	s, err := r.Runtime.sandbox(sandbox)
+	s, err := r.Runtime.findSandbox(sandbox)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -192,45 +202,48 @@ func (r *rig) hang(sandbox string) (pid int) {
 // answers.
 func TestHangingShimHoldsUpNobody(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
-	hangs, hsc := r.sandbox()
-	running := r.run(hangs, hsc, r.containerConfig("b", "exec sleep 1000"))
-	pid := r.hang(hangs)
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	hangs, hsc := r.runSandbox()
+	running := r.runContainer(hangs, hsc, r.containerConfig("b", "exec sleep 1000"))
+	pid := r.suspendShim(hangs)
 	begin := time.Now()
-	r.start()
+	r.startRuntime()
 	if took := time.Since(begin); took > teardownTimeout {
 		t.Errorf("the start took %s", took)
 	}
-	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20}); err != nil {
+	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20}); err !=
+		nil {
 		t.Errorf("another pod is not served: %v", err)
 	}
-	if s, st := r.sandboxState(hangs), r.status(running); s != cri.PodSandboxState_SANDBOX_READY || st.State != cri.ContainerState_CONTAINER_RUNNING {
+	if s, st := r.sandboxState(hangs), r.inspectContainer(running); s != cri.PodSandboxState_SANDBOX_READY ||
+		st.State != cri.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("while its shim hangs, the sandbox is %s, its container %v", s, st)
 	}
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	err := wait.For(testCtx(t, 30*time.Second), 10*time.Millisecond, func() error {
-		_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: running, Cmd: []string{"true"}, Timeout: 20})
-		return err
-	})
-	if err != nil {
-		t.Errorf("the pod whose shim answers again: %v", err)
-	}
+	await.Until(t.Context(), t, 30*time.Second, 10*time.Millisecond,
+		"a response of the shim that was stopped", func() error {
+			_, err := r.ExecSync(r.ctx(),
+				&cri.ExecSyncRequest{ContainerId: running, Cmd: []string{"true"}, Timeout: 20})
+			return err
+		})
 }
 
 // A container stopped while its shim does not answer gets the signal when the shim answers again,
 // within the grace period.
 func TestStopReachesAHangingShim(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "trap 'exit 0' TERM; touch /ready; while true; do sleep 0.1; done"))
-	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "until [ -e /ready ]; do sleep 0.05; done"}, Timeout: 20}); err != nil {
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a",
+		"trap 'exit 0' TERM; touch /ready; while true; do sleep 0.1; done"))
+	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id,
+		Cmd: []string{"sh", "-c", "until [ -e /ready ]; do sleep 0.05; done"}, Timeout: 20}); err != nil {
 		t.Fatal(err)
 	}
-	pid := r.hang(sb)
-	r.start()
+	pid := r.suspendShim(sb)
+	r.startRuntime()
 	begun, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		close(begun)
@@ -244,7 +257,7 @@ func TestStopReachesAHangingShim(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Fatal(err)
 	}
-	if st := r.status(id); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 0 {
+	if st := r.inspectContainer(id); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 0 {
 		t.Errorf("the container ended so: %v, want exit code 0", st)
 	}
 }
@@ -252,10 +265,10 @@ func TestStopReachesAHangingShim(t *testing.T) {
 // A shim is considered dead only if its process has ended and its socket accepts no connection.
 func TestOnlyADeadShimIsDead(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	r.stop()
-	socket := filepath.Join(r.cfg.RunDir, "sandboxes", sb, shimSocket)
+	socket := filepath.Join(r.cfg.RunDir, "sandboxes", sb, shimclient.SocketName)
 	for _, away := range []string{"moved", "in the way"} {
 		if err := os.Rename(socket, socket+".away"); err != nil {
 			t.Fatal(err)
@@ -265,8 +278,9 @@ func TestOnlyADeadShimIsDead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r.start()
-		if s, st := r.sandboxState(sb), r.status(id); s != cri.PodSandboxState_SANDBOX_READY || st.State != cri.ContainerState_CONTAINER_RUNNING {
+		r.startRuntime()
+		if s, st := r.sandboxState(sb), r.inspectContainer(id); s != cri.PodSandboxState_SANDBOX_READY ||
+			st.State != cri.ContainerState_CONTAINER_RUNNING {
 			t.Errorf("%s: the sandbox is %s, its container %v", away, s, st)
 		}
 		if err := os.Rename(socket+".away", socket); err != nil {
@@ -281,29 +295,30 @@ func TestOnlyADeadShimIsDead(t *testing.T) {
 		}
 		r.stop()
 	}
-	r.start()
+	r.startRuntime()
 }
 
 // The end of a connection does not mean the end of the shim.
 func TestLostConnectionKillsNothing(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	pid := r.pidOf(id)
-	s, err := r.Runtime.sandbox(sb)
+	s, err := r.Runtime.findSandbox(sb)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Runtime.mu.Lock()
 	shim := s.shim
 	r.Runtime.mu.Unlock()
-	shim.conn.Close()
-	<-shim.gone
+	shim.Conn.Close()
+	<-shim.Gone
 	err = wait.For(testCtx(t, 30*time.Second), time.Millisecond, func() error {
 		_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20})
 		return err
 	})
-	if st := r.status(id); err != nil || st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
+	if st := r.inspectContainer(id); err != nil || st.State != cri.ContainerState_CONTAINER_RUNNING ||
+		r.pidOf(id) != pid {
 		t.Errorf("after the connection was lost: %v, %v", err, st)
 	}
 }
@@ -311,10 +326,10 @@ func TestLostConnectionKillsNothing(t *testing.T) {
 // A shim answers an agent of the previous release, which sends an empty Hello, in version 0.
 func TestShimAnswersThePreviousRelease(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	var c *net.UnixConn
-	err := viaFolder(r.sandboxDir(sb), func(path string) (err error) {
+	err := shimclient.WithSocketPath(r.paths.sandboxDir(sb), func(path string) (err error) {
 		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		return err
 	})
@@ -327,7 +342,7 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 	}
 	ask := func(kind, request byte, body string, wantKind byte) string {
 		t.Helper()
-		answer(c, kind, request, body)
+		sendFrame(c, kind, request, body)
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(c, head); err != nil {
 			t.Fatal(err)
@@ -361,15 +376,16 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 // A shim answers a request unknown to it, which an agent of a later release may send.
 func TestShimAnswersUnknownRequests(t *testing.T) {
 	r := newRig(t)
-	sb, _ := r.sandbox()
-	s, err := r.Runtime.sandbox(sb)
+	sb, _ := r.runSandbox()
+	s, err := r.Runtime.findSandbox(sb)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.shim.done(r.ctx(), 99, &wire.Target{}); err == nil || errors.Is(err, errShimGone) || err.Error() != "this shim knows no request of kind 99" {
+	if _, err := s.shim.CallDone(r.ctx(), 99, &wire.Target{}); err == nil ||
+		errors.Is(err, shimclient.ErrDisconnected) || err.Error() != "this shim does not support requests of kind 99" {
 		t.Errorf("answered: %v", err)
 	}
-	if err := s.shim.signal(r.ctx(), "", 0); err != nil {
+	if err := s.shim.SignalProcess(r.ctx(), "", 0); err != nil {
 		t.Errorf("after it: %v", err)
 	}
 }
@@ -377,19 +393,17 @@ func TestShimAnswersUnknownRequests(t *testing.T) {
 // eventually waits until f succeeds.
 func (r *rig) eventually(f func() error) {
 	r.t.Helper()
-	if err := wait.For(testCtx(r.t, 30*time.Second), 2*time.Millisecond, f); err != nil {
-		r.t.Fatal(err)
-	}
+	await.Until(r.t.Context(), r.t, 30*time.Second, 2*time.Millisecond, "the runtime", f)
 }
 
 // An agent that disconnects during a response or sends an invalid message only ends its own
 // connection. It may be killed while it starts.
 func TestShimOutlivesItsAgents(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	pid := r.pidOf(id)
-	s, err := r.Runtime.sandbox(sb)
+	s, err := r.Runtime.findSandbox(sb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,13 +412,17 @@ func TestShimOutlivesItsAgents(t *testing.T) {
 		name string
 		say  func(c *net.UnixConn)
 	}{
-		{"gone before the answer", func(c *net.UnixConn) { answer(c, 1, 1, "") }},
-		{"gone before several answers", func(c *net.UnixConn) { answer(c, 1, 1, ""); answer(c, 99, 2, ""); answer(c, 99, 3, "") }},
-		{"no Hello", func(c *net.UnixConn) { answer(c, 9, 1, "00"); answer(c, 9, 2, "00") }},
-		{"what does not parse", func(c *net.UnixConn) { answer(c, 1, 1, ""); answer(c, 5, 2, "ff") }},
+		{"gone before the answer", func(c *net.UnixConn) { sendFrame(c, 1, 1, "") }},
+		{"gone before several answers", func(c *net.UnixConn) {
+			sendFrame(c, 1, 1, "")
+			sendFrame(c, 99, 2, "")
+			sendFrame(c, 99, 3, "")
+		}},
+		{"no Hello", func(c *net.UnixConn) { sendFrame(c, 9, 1, "00"); sendFrame(c, 9, 2, "00") }},
+		{"what does not parse", func(c *net.UnixConn) { sendFrame(c, 1, 1, ""); sendFrame(c, 5, 2, "ff") }},
 	} {
 		var c *net.UnixConn
-		err := viaFolder(r.sandboxDir(sb), func(path string) (err error) {
+		err := shimclient.WithSocketPath(r.paths.sandboxDir(sb), func(path string) (err error) {
 			c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 			return err
 		})
@@ -426,11 +444,12 @@ func TestShimOutlivesItsAgents(t *testing.T) {
 		if err := unix.Kill(shim, unix.SIGCONT); err != nil {
 			t.Fatal(how.name, err)
 		}
-		if _, err := s.shim.done(r.ctx(), 99, &wire.Target{}); err == nil || errors.Is(err, errShimGone) {
+		if _, err := s.shim.CallDone(r.ctx(), 99, &wire.Target{}); err == nil ||
+			errors.Is(err, shimclient.ErrDisconnected) {
 			t.Errorf("%s: the shim of another connection: %v", how.name, err)
 		}
 	}
-	if st := r.status(id); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
+	if st := r.inspectContainer(id); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
 		t.Errorf("the container: %v", st)
 	}
 }

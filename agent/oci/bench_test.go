@@ -21,13 +21,14 @@ func TestSpeedAndMemory(t *testing.T) {
 	var pss, pausePSS int
 	for i := range rounds {
 		begin := time.Now()
-		sb, sc := r.sandbox()
+		sb, sc := r.runSandbox()
 		sandboxes = append(sandboxes, time.Since(begin))
 		begin = time.Now()
-		id := r.create(sb, sc, r.containerConfig(fmt.Sprint("c", i), "exec sleep 1000", func(c *cri.ContainerConfig) {
-			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
-			c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 100}
-		}))
+		id := r.createContainer(sb, sc, r.containerConfig(fmt.Sprint("c", i), "exec sleep 1000",
+			func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+				c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 100}
+			}))
 		containers = append(containers, time.Since(begin))
 		begin = time.Now()
 		if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
@@ -40,7 +41,7 @@ func TestSpeedAndMemory(t *testing.T) {
 			}
 		}
 		if i == 5 {
-			s, _ := r.Runtime.sandbox(sb)
+			s, _ := r.Runtime.findSandbox(sb)
 			pss, pausePSS = readPSS(t, s.rec.ShimPID), readPSS(t, s.rec.PausePID)
 		}
 		if i%3 == 2 {
@@ -51,7 +52,8 @@ func TestSpeedAndMemory(t *testing.T) {
 			stops = append(stops, time.Since(begin))
 		}
 	}
-	t.Logf("sandbox %v, create %v, start %v, remove sandbox with container %v", median(sandboxes), median(containers), median(starts), median(stops))
+	t.Logf("sandbox %v, create %v, start %v, remove sandbox with container %v", median(sandboxes), median(containers),
+		median(starts), median(stops))
 	for name, d := range stages {
 		t.Logf("stage %s: %v", name, median(d))
 	}

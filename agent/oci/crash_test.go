@@ -15,32 +15,37 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
 )
 
 func TestAgentRestartTouchesNothing(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	stays := r.run(sb, sc, r.containerConfig("stays", "trap 'exit 3' TERM; echo armed; while :; do echo tick; usleep 50000; done"))
-	ends := r.run(sb, sc, r.containerConfig("ends", "usleep 300000; exit 42"))
-	waits := r.create(sb, sc, r.containerConfig("waits", "exit 5"))
+	sb, sc := r.runSandbox()
+	stays := r.runContainer(sb, sc, r.containerConfig("stays",
+		"trap 'exit 3' TERM; echo armed; while :; do echo tick; usleep 50000; done"))
+	ends := r.runContainer(sb, sc, r.containerConfig("ends", "usleep 300000; exit 42"))
+	waits := r.createContainer(sb, sc, r.containerConfig("waits", "exit 5"))
 	pid := r.pidOf(stays)
 	r.waitLog("stays", "armed")
 	r.stop()
-	c, err := r.Runtime.container(ends)
+	c, err := r.Runtime.findContainer(ends)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error { _, err := os.Stat(r.exitFile(c.rec.ID)); return err })
-	if err != nil {
-		t.Fatal("the shim did not record an end while no agent ran: ", err)
-	}
-	r.start()
-	if st := r.status(stays); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(stays) != pid || st.StartedAt == 0 {
+	await.Until(t.Context(), t, await.Patience, 5*time.Millisecond, "an exit that the shim records while no agent runs",
+		func() error {
+			_, err := os.Stat(r.paths.exitFile(c.rec.ID))
+			return err
+		})
+	r.startRuntime()
+	if st := r.inspectContainer(stays); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(stays) != pid ||
+		st.StartedAt == 0 {
 		t.Errorf("a running container after the restart: %v", st)
 	}
-	if st := r.status(ends); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 42 || st.StartedAt == 0 || st.FinishedAt < st.StartedAt {
+	if st := r.inspectContainer(ends); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 42 ||
+		st.StartedAt == 0 || st.FinishedAt < st.StartedAt {
 		t.Errorf("a container that ended meanwhile: %v", st)
 	}
 	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: waits}); err != nil {
@@ -52,7 +57,7 @@ func TestAgentRestartTouchesNothing(t *testing.T) {
 	if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: stays, Timeout: 10}); err != nil {
 		t.Error(err)
 	}
-	if st := r.status(stays); st.ExitCode != 3 {
+	if st := r.inspectContainer(stays); st.ExitCode != 3 {
 		t.Errorf("stopped after the restart: %v", st)
 	}
 	sst, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
@@ -65,27 +70,28 @@ func TestShimKilled(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprint("agent away=", away), func(t *testing.T) {
 			r := newRig(t)
-			sb, sc := r.sandbox()
-			id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
-			done := r.run(sb, sc, r.containerConfig("b", "exit 6"))
+			sb, sc := r.runSandbox()
+			id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+			done := r.runContainer(sb, sc, r.containerConfig("b", "exit 6"))
 			r.waitExit(done)
 			pid := r.pidOf(id)
-			s, _ := r.Runtime.sandbox(sb)
+			s, _ := r.Runtime.findSandbox(sb)
 			if away {
 				r.stop()
 			}
 			killIfNamed(s.rec.ShimPID, "keelson-shim")
 			if away {
-				r.start()
+				r.startRuntime()
 			}
 			st := r.waitExit(id)
 			if st.ExitCode != 137 || st.Reason != "ContainerStatusUnknown" {
 				t.Errorf("a container without shim: %v", st)
 			}
-			if st := r.status(done); st.ExitCode != 6 {
+			if st := r.inspectContainer(done); st.ExitCode != 6 {
 				t.Errorf("an end that was recorded: %v", st)
 			}
-			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && strings.Contains(string(b), "(sleep)") && !strings.Contains(string(b), ") Z ") {
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil &&
+				strings.Contains(string(b), "(sleep)") && !strings.Contains(string(b), ") Z ") {
 				t.Errorf("its process lives on: %s", b)
 			}
 			sst, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
@@ -102,30 +108,30 @@ func TestEndedBeforeItsStartWasNoted(t *testing.T) {
 	for _, shim := range []bool{true, false} {
 		t.Run(fmt.Sprint("shim=", shim), func(t *testing.T) {
 			r := newRig(t)
-			sb, sc := r.sandbox()
-			id := r.run(sb, sc, r.containerConfig("a", "exit 6"))
+			sb, sc := r.runSandbox()
+			id := r.runContainer(sb, sc, r.containerConfig("a", "exit 6"))
 			r.waitExit(id)
-			c, err := r.container(id)
+			c, err := r.findContainer(id)
 			if err != nil {
 				t.Fatal(err)
 			}
-			rec := r.amend(c, func(*containerRecord) {})
+			rec := c.updateRecord(func(*containerRecord) {})
 			if rec.State != ContainerExited {
 				t.Fatalf("its record says %q", rec.State)
 			}
-			if err := r.saveContainer(&rec); err != nil { // as in StartContainer if the end is reported first
+			if err := r.paths.saveContainer(&rec); err != nil { // as in StartContainer if the end is reported first
 				t.Fatal(err)
 			}
-			s, _ := r.Runtime.sandbox(sb)
+			s, _ := r.Runtime.findSandbox(sb)
 			r.stop()
 			rec.State = ContainerExited // as earlier releases wrote it
-			if err := saveJSON(filepath.Join(r.containerDir(id), "container.json"), &rec); err != nil {
+			if err := saveJSON(filepath.Join(r.paths.containerDir(id), "container.json"), &rec); err != nil {
 				t.Fatal(err)
 			}
 			if !shim {
 				killIfNamed(s.rec.ShimPID, "keelson-shim")
 			}
-			r.start()
+			r.startRuntime()
 			if st := r.waitExit(id); st.ExitCode != 6 || st.FinishedAt == 0 {
 				t.Errorf("it ended as %v", st)
 			}
@@ -140,17 +146,18 @@ func TestEndedBeforeItsStartWasNoted(t *testing.T) {
 func TestRecordsDoNotEndContainers(t *testing.T) {
 	r := newRig(t)
 	rec := containerRecord{ID: "x", State: ContainerExited}
-	if err := os.MkdirAll(r.containerDir("x"), 0o700); err != nil {
+	if err := os.MkdirAll(r.paths.containerDir("x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.saveContainer(&rec); err != nil {
+	if err := r.paths.saveContainer(&rec); err != nil {
 		t.Fatal(err)
 	}
 	var got containerRecord
-	if err := durable.ReadJSON(filepath.Join(r.containerDir("x"), "container.json"), &got); err != nil || got.State != ContainerRunning {
+	if err := durable.ReadJSON(filepath.Join(r.paths.containerDir("x"), "container.json"), &got); err != nil ||
+		got.State != ContainerRunning {
 		t.Errorf("it says %q, %v", got.State, err)
 	}
-	if err := os.RemoveAll(r.containerDir("x")); err != nil {
+	if err := os.RemoveAll(r.paths.containerDir("x")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -173,18 +180,19 @@ func TestCrashHelper(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &rig{t: t, net: &fakeNetwork{added: map[string]bool{}}, logs: c.Logs, counter: os.Getpid()}
-	r.cfg = Config{StateDir: c.State, RunDir: c.Run, ShimPath: c.Shim, OCIPath: c.OCI, PausePath: c.Pause, CgroupRoot: c.Cgroup,
-		Images: newFakeImages(t, c.Images), Network: r.net}
-	r.start()
+	r.cfg = Config{StateDir: c.State, RunDir: c.Run, ShimPath: c.Shim, OCIPath: c.OCI, PausePath: c.Pause,
+		CgroupRoot: c.Cgroup,
+		Images:     newFakeImages(t, c.Images), Network: r.net}
+	r.startRuntime()
 	fmt.Println("ready")
 	for i := 0; ; i++ {
 		var sb, id string
 		if i%2 == 0 {
-			sb, id = r.early(fmt.Sprint("a", i))
+			sb, id = r.runEarlyContainer(fmt.Sprint("a", i))
 		} else {
 			var sc *cri.PodSandboxConfig
-			sb, sc = r.sandbox()
-			id = r.run(sb, sc, r.containerConfig(fmt.Sprint("a", i), "exec sleep 1000"))
+			sb, sc = r.runSandbox()
+			id = r.runContainer(sb, sc, r.containerConfig(fmt.Sprint("a", i), "exec sleep 1000"))
 		}
 		if _, err := r.RemoveContainer(r.ctx(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
 			t.Fatal(err)
@@ -205,7 +213,8 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(images)
-	config, err := json.Marshal(crashConfig{State: r.cfg.StateDir, Run: r.cfg.RunDir, Shim: r.cfg.ShimPath, OCI: r.cfg.OCIPath, Pause: r.cfg.PausePath,
+	config, err := json.Marshal(crashConfig{State: r.cfg.StateDir, Run: r.cfg.RunDir, Shim: r.cfg.ShimPath,
+		OCI: r.cfg.OCIPath, Pause: r.cfg.PausePath,
 		Cgroup: r.cfg.CgroupRoot, Images: images, Logs: r.logs})
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +241,7 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 		}
 		_ = cmd.Process.Signal(syscall.SIGKILL)
 		_ = cmd.Wait()
-		r.start()
+		r.startRuntime()
 		list, err := r.ListPodSandbox(r.ctx(), &cri.ListPodSandboxRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -243,7 +252,7 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 		}
 		r.stop()
 	}
-	r.start()
+	r.startRuntime()
 }
 
 // A shim is killed while it creates a container. Either the call fails or the container ends, and
@@ -252,8 +261,8 @@ func TestShimKilledWhileCreating(t *testing.T) {
 	r := newRig(t)
 	failed := 0
 	for round := range 14 {
-		sb, sc := r.sandbox()
-		s, err := r.Runtime.sandbox(sb)
+		sb, sc := r.runSandbox()
+		s, err := r.Runtime.findSandbox(sb)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +272,8 @@ func TestShimKilledWhileCreating(t *testing.T) {
 			_ = wait.Delay(context.Background(), time.Duration(round)*3*time.Millisecond)
 			killIfNamed(s.rec.ShimPID, "keelson-shim")
 		}()
-		out, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: r.containerConfig("a", "exec sleep 1000"), SandboxConfig: sc})
+		out, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb,
+			Config: r.containerConfig("a", "exec sleep 1000"), SandboxConfig: sc})
 		if err == nil {
 			_, _ = r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: out.ContainerId})
 		} else {

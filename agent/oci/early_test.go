@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // runEarly starts RunPodSandbox with a network that is attached when attach is closed. It returns
@@ -21,7 +21,8 @@ func (r *rig) runEarly(ctx context.Context, attach chan struct{}) (string, *cri.
 	r.t.Helper()
 	r.net.blocked = attach
 	r.counter++
-	c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: fmt.Sprintf("early%d", r.counter), Namespace: "test", Uid: fmt.Sprintf("early%d", r.counter)},
+	c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: fmt.Sprintf("early%d", r.counter),
+		Namespace: "test", Uid: fmt.Sprintf("early%d", r.counter)},
 		Hostname: "early", LogDirectory: r.logs}
 	prepared, answer := make(chan string, 1), make(chan error, 1)
 	go func() {
@@ -39,12 +40,12 @@ func (r *rig) runEarly(ctx context.Context, attach chan struct{}) (string, *cri.
 	return "", nil, nil
 }
 
-// early runs a container that was created before its sandbox had a network.
-func (r *rig) early(name string) (sandbox, container string) {
+// runEarlyContainer runs a container that was created before its sandbox had a network.
+func (r *rig) runEarlyContainer(name string) (sandbox, container string) {
 	r.t.Helper()
 	attach := make(chan struct{})
 	sb, sc, answer := r.runEarly(r.ctx(), attach)
-	id := r.create(sb, sc, r.containerConfig(name, "exec sleep 1000"))
+	id := r.createContainer(sb, sc, r.containerConfig(name, "exec sleep 1000"))
 	close(attach)
 	if err := <-answer; err != nil {
 		r.t.Fatal(err)
@@ -61,8 +62,9 @@ func TestCreateBeforeNetwork(t *testing.T) {
 	r := newRig(t)
 	attach := make(chan struct{})
 	sb, sc, answer := r.runEarly(r.ctx(), attach)
-	id := r.create(sb, sc, r.containerConfig("a", "exit 7"))
-	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "network") {
+	id := r.createContainer(sb, sc, r.containerConfig("a", "exit 7"))
+	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) !=
+		codes.FailedPrecondition || !strings.Contains(err.Error(), "network") {
 		t.Errorf("started without a network: %v", err)
 	}
 	if list, err := r.ListPodSandbox(r.ctx(), &cri.ListPodSandboxRequest{}); err != nil || len(list.Items) != 0 {
@@ -107,10 +109,11 @@ func TestNetworkFailsUnderContainers(t *testing.T) {
 			defer cancel()
 			attach := make(chan struct{})
 			sb, sc, answer := r.runEarly(ctx, attach)
-			id := r.create(sb, sc, r.containerConfig("a", "exit 7"))
+			id := r.createContainer(sb, sc, r.containerConfig("a", "exit 7"))
 			creating := make(chan error, 1)
 			go func() { // another container is being created at that moment
-				_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: r.containerConfig("b", "exit 7"), SandboxConfig: sc})
+				_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb,
+					Config: r.containerConfig("b", "exit 7"), SandboxConfig: sc})
 				creating <- err
 			}()
 			fail(attach, cancel)
@@ -118,7 +121,8 @@ func TestNetworkFailsUnderContainers(t *testing.T) {
 				t.Errorf("answered %v", err)
 			}
 			<-creating // created before the end or rejected after it: in both cases it is gone
-			if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) != codes.NotFound {
+			if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) !=
+				codes.NotFound {
 				t.Errorf("the container is still there: %v", err)
 			}
 			if l := countLeaks(t, r.cfg); l != (leaks{}) {
@@ -133,7 +137,7 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 	r := newRig(t)
 	attach := make(chan struct{})
 	sb, _, answer := r.runEarly(r.ctx(), attach)
-	s, err := r.Runtime.sandbox(sb)
+	s, err := r.Runtime.findSandbox(sb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,8 +145,9 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 	shim := s.shim
 	r.Runtime.mu.Unlock()
 	killIfNamed(s.rec.ShimPID, "keelson-shim")
-	<-shim.gone
-	err = wait.For(r.ctx(), time.Millisecond, func() error { // recorded by the connection's reader shortly afterwards
+	<-shim.Gone
+	await.Until(r.ctx(), t, await.Patience, time.Millisecond, "the end of the shim's connection", func() error {
+		// recorded by the connection's reader shortly afterwards
 		r.Runtime.mu.Lock()
 		defer r.Runtime.mu.Unlock()
 		if !s.lost {
@@ -150,9 +155,6 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	close(attach)
 	if err := <-answer; err == nil || !strings.Contains(err.Error(), "shim") {
 		t.Errorf("answered %v", err)
@@ -167,7 +169,9 @@ func TestRemainsOfAFailedSandbox(t *testing.T) {
 			r := newRig(t)
 			refused := errors.New("plugin bridge: out of order")
 			r.net.set(refused, refused)
-			q := &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "stuck", Namespace: "test", Uid: "stuck"}}}
+			q :=
+				&cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "stuck",
+					Namespace: "test", Uid: "stuck"}}}
 			for range 2 {
 				if _, err := r.RunPodSandbox(r.ctx(), q); !errors.Is(err, refused) {
 					t.Errorf("with a broken network: %v", err)
@@ -180,7 +184,7 @@ func TestRemainsOfAFailedSandbox(t *testing.T) {
 				}
 				return
 			}
-			err := wait.For(r.ctx(), 20*time.Millisecond, func() error {
+			await.Until(r.ctx(), t, await.Patience, 20*time.Millisecond, "the removal of all sandboxes", func() error {
 				r.Runtime.mu.Lock()
 				defer r.Runtime.mu.Unlock()
 				if n := len(r.sandboxes); n > 0 {
@@ -188,9 +192,6 @@ func TestRemainsOfAFailedSandbox(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		})
 	}
 }

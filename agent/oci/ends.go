@@ -17,17 +17,17 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// How a container ended is also stored on disk until the container is removed. After a power
-// failure nothing else is left of the container, and a control plane that was unreachable does not
-// know its end. The file has the shim's record of the end (one line), then the container data that
-// the agent needs, without possible secrets.
+// An end file records on disk how a container exited. It exists until the container is removed.
+// After a power failure, nothing else is left of the container, and a control plane that was
+// unreachable does not know how it exited. The file has the shim's exit record (one line), and then
+// the container data that the agent needs, without possible secrets.
 
-// endFile returns the file with the end of a container; an empty id gives the directory of all such
+// endFile returns the path of a container's end file. An empty id gives the directory of all end
 // files.
-func (r *Runtime) endFile(id string) string { return filepath.Join(r.cfg.StateDir, "ended", id) }
+func (l layout) endFile(id string) string { return filepath.Join(l.stateDir, "ended", id) }
 
-// endNote returns the container data that is stored with its end. It omits the environment, the
-// command and the mounts, except for parts that a start error quotes.
+// endNote returns the container data that the end file contains after the exit record. It omits the
+// environment, the command and the mounts, except for parts that a start error quotes.
 func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 	bare, err := proto.Marshal(&cri.ContainerConfig{Metadata: config.GetMetadata(), Image: config.GetImage(),
 		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), LogPath: config.GetLogPath()})
@@ -35,57 +35,58 @@ func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 		return "", err
 	}
 	note, err := json.Marshal(&containerRecord{Version: recordVersion, ID: rec.ID, Sandbox: rec.Sandbox,
-		State: ContainerExited, Config: bare, Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef, Cgroup: rec.Cgroup, Log: rec.Log,
-		StartError: rec.StartError})
+		State: ContainerExited, Config: bare, Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef,
+		Cgroup: rec.Cgroup, Log: rec.Log, StartError: rec.StartError})
 	return string(note), err
 }
 
-// endText returns the content of an end file.
-func endText(e exitRecord, note string) string {
-	line := strconv.Itoa(int(e.Code)) + " " + strconv.FormatInt(e.Finished, 10) + " " + strconv.FormatInt(e.Started, 10)
-	if e.OOM {
+// endText returns the content of an end file: the exit record, and text, the result of endNote.
+func endText(exit exitRecord, text string) string {
+	line := strconv.Itoa(int(exit.Code)) + " " + strconv.FormatInt(exit.Finished, 10) +
+		" " + strconv.FormatInt(exit.Started, 10)
+	if exit.OOM {
 		line += " oom"
 	}
-	return line + "\n" + note
+	return line + "\n" + text
 }
 
-// loadEnds loads the containers of which only the end file is left. An invalid file was truncated
-// by a power failure and is removed.
-func (r *Runtime) loadEnds() error {
-	entries, err := os.ReadDir(r.endFile(""))
+// loadEnds loads the exited containers of which only the end file is left. It removes an invalid
+// file, which a power failure has truncated.
+func (a adoption) loadEnds() error {
+	entries, err := os.ReadDir(a.runtime.paths.endFile(""))
 	if err != nil {
-		return fmt.Errorf("read the ends of containers: %w", err)
+		return fmt.Errorf("read the exit records of containers: %w", err)
 	}
 	for _, entry := range entries {
 		id := entry.Name()
-		if _, ok := r.containers[id]; ok {
+		if _, ok := a.runtime.containers[id]; ok {
 			continue
 		}
-		c, err := loadEnd(r.endFile(id), id)
-		if unreadable(err) {
+		c, err := a.runtime.loadEnd(id)
+		if isUnreadable(err) {
 			return err
 		}
 		if err != nil {
-			r.log.Warn("the record of a container's end is unusable and is removed", "container", id, "error", err)
-			if err := os.Remove(r.endFile(id)); err != nil {
-				return fmt.Errorf("remove an unusable record: %w", err)
+			a.runtime.log.Warn("a container's exit record is invalid: removing it", "container", id, "error", err)
+			if err := os.Remove(a.runtime.paths.endFile(id)); err != nil {
+				return fmt.Errorf("remove an invalid record: %w", err)
 			}
 			continue
 		}
-		r.containers[id] = c
-		r.names[containerName(c.rec.Sandbox, c.config.Metadata)] = id
+		a.runtime.containers[id] = c
+		a.runtime.names[containerName(c.rec.Sandbox, c.config.Metadata)] = id
 	}
 	return nil
 }
 
-func loadEnd(path, id string) (*ctr, error) {
-	b, err := os.ReadFile(path)
+func (r *Runtime) loadEnd(id string) (*container, error) {
+	b, err := os.ReadFile(r.paths.endFile(id))
 	if err != nil {
 		return nil, err
 	}
 	line, note, _ := bytes.Cut(b, []byte{'\n'})
-	c := &ctr{ended: make(chan struct{}), past: true}
-	if c.exit, err = parseExit(line); err != nil {
+	c := &container{runtime: r, ended: make(chan struct{}), endOnly: true}
+	if c.exit, err = parseExitRecord(line); err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(note, &c.rec); err != nil {
@@ -95,43 +96,45 @@ func loadEnd(path, id string) (*ctr, error) {
 		return nil, err
 	}
 	if c.rec.ID != id || c.rec.Cgroup == "" || c.config.GetMetadata() == nil {
-		return nil, errors.New("it is not of this container")
+		return nil, errors.New("it belongs to another container")
 	}
 	c.rec.State, c.rec.Started = ContainerExited, c.exit.Started
 	close(c.ended)
 	return c, nil
 }
 
-// keepEnds makes end files durable until ctx ends. It handles all containers that have ended
-// meanwhile in one batch.
-func (r *Runtime) keepEnds(ctx context.Context) {
+// syncEndFiles makes the end files of exited containers durable until ctx ends. While it syncs,
+// newly exited containers are queued and form the next batch.
+func (r *Runtime) syncEndFiles(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.endsWaiting:
+		case <-r.ends.queued:
 		}
 		r.mu.Lock()
-		batch := r.ends
-		r.ends = nil
+		batch := r.ends.unsynced
+		r.ends.unsynced = nil
 		r.mu.Unlock()
 		for _, c := range batch {
-			if err := r.keepEnd(c); err != nil {
-				r.log.Error("the end of a container does not outlive a power cut", "container", c.rec.ID, "error", err)
+			if err := c.syncEndFile(); err != nil {
+				r.log.Error("cannot sync the exit record of a container: it may not survive a power failure",
+					"container", c.rec.ID, "error", err)
 			}
 		}
-		if err := syncPath(r.endFile("")); err != nil {
-			r.log.Error("ends of containers do not outlive a power cut", "error", err)
+		if err := durable.Sync(r.paths.endFile("")); err != nil {
+			r.log.Error("cannot sync the directory of exit records: they may not survive a power failure", "error", err)
 		}
 	}
 }
 
-// keepEnd syncs the end file of a container. If the shim has not written it, keepEnd does: the shim
-// may be of an earlier release or was killed.
-func (r *Runtime) keepEnd(c *ctr) error {
-	path := r.endFile(c.rec.ID)
-	err := syncPath(path)
-	if !errors.Is(err, fs.ErrNotExist) || c.lost.Load() {
+// syncEndFile syncs the end file of a container. If the shim has not written the file, syncEndFile
+// writes it: the shim may be of an earlier release, or it was killed.
+func (c *container) syncEndFile() error {
+	r := c.runtime
+	path := r.paths.endFile(c.rec.ID)
+	err := durable.Sync(path)
+	if !errors.Is(err, fs.ErrNotExist) || c.exitUnknown.Load() {
 		return err
 	}
 	r.mu.Lock()
@@ -145,30 +148,22 @@ func (r *Runtime) keepEnd(c *ctr) error {
 		return err
 	}
 	e.Started = rec.Started
-	err = durable.Replace(path, []byte(endText(e, note)))
+	// The sync is between the rename and the check below. A removal that is in progress usually
+	// ends meanwhile, and the check then finds it.
+	err = durable.Write(path, []byte(endText(e, note)), durable.Atomic)
 	if err == nil {
-		err = syncPath(path)
+		err = durable.Sync(path)
 	}
-	if _, gone := r.container(rec.ID); gone != nil {
+	if _, gone := r.findContainer(rec.ID); gone != nil {
 		return errors.Join(err, ignoreMissing(os.Remove(path))) // the container was removed meanwhile
 	}
 	return err
 }
 
-// endsSoon queues an ended container for keepEnds. The caller holds r.mu.
-func (r *Runtime) endsSoon(c *ctr) {
-	r.ends = append(r.ends, c)
-	select {
-	case r.endsWaiting <- struct{}{}:
-	default:
-	}
-}
-
-// syncPath syncs a file or directory.
-func syncPath(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+// queueEndSync queues an exited container. syncEndFiles then makes the container's end file
+// durable. The caller holds Runtime.mu.
+func (c *container) queueEndSync() {
+	r := c.runtime
+	r.ends.unsynced = append(r.ends.unsynced, c)
+	r.ends.queued.Send()
 }

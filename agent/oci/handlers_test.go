@@ -13,18 +13,20 @@ import (
 // The runtime handlers of a node, their features in the status, and the configuration of each.
 func TestHandlers(t *testing.T) {
 	c := &Config{Handlers: []string{"edge", "runc", "", "edge"}}
-	for want, refused := range map[string]bool{"": false, "keelson": false, "runc": false, "edge": false, "gvisor": true, "Runc": true, "kee": true} {
+	for want, refused := range map[string]bool{"": false, "keelson": false, "runc": false, "edge": false,
+		"gvisor": true, "Runc": true, "kee": true} {
 		err := c.checkHandler(want, &cri.PodSandboxMetadata{Namespace: "ns", Name: "p"})
 		if (err != nil) != refused {
 			t.Errorf("%q: %v", want, err)
 		}
-		if err != nil && (!strings.Contains(err.Error(), fmt.Sprintf("handler %q", want)) || !strings.Contains(err.Error(), "pod ns/p") ||
-			!strings.Contains(err.Error(), "it has keelson, runc, edge:")) {
+		if err != nil && (!strings.Contains(err.Error(), fmt.Sprintf("handler %q", want)) ||
+			!strings.Contains(err.Error(), "pod ns/p") ||
+			!strings.Contains(err.Error(), "the node has keelson, runc, edge:")) {
 			t.Errorf("the refusal does not explain itself: %v", err)
 		}
 	}
 	var names []string
-	for _, h := range c.runtimeHandlers() {
+	for _, h := range c.describeHandlers() {
 		names = append(names, fmt.Sprintf("%q", h.Name))
 		if h.Features.UserNamespaces || !h.Features.RecursiveReadOnlyMounts {
 			t.Errorf("%q: %v", h.Name, h.Features)
@@ -33,7 +35,8 @@ func TestHandlers(t *testing.T) {
 	if got := strings.Join(names, " "); got != `"" "keelson" "runc" "edge"` {
 		t.Errorf("told: %s", got)
 	}
-	if _, err := ParseHandler("gvisor=/usr/local/bin/runsc"); err == nil || !strings.Contains(err.Error(), "starts no other OCI runtime") {
+	if _, err := ParseHandler("gvisor=/usr/local/bin/runsc"); err == nil ||
+		!strings.Contains(err.Error(), "starts no other OCI runtime") {
 		t.Errorf("a program of somebody else's: %v", err)
 	}
 	if name, err := ParseHandler("edge"); name != "edge" || err != nil {
@@ -45,20 +48,22 @@ func TestHandlers(t *testing.T) {
 // request with an unknown handler leaves nothing.
 func TestSandboxHandler(t *testing.T) {
 	r := newRig(t)
-	_, like := r.sandbox()
+	_, like := r.runSandbox()
 	ask := func(name, handler string) (string, error) {
-		c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "ns", Uid: "uid-" + name}, LogDirectory: like.LogDirectory,
-			Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/pod-" + name, SecurityContext: like.GetLinux().GetSecurityContext()}}
+		c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "ns", Uid: "uid-" + name},
+			LogDirectory: like.LogDirectory,
+			Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/pod-" + name,
+				SecurityContext: like.GetLinux().GetSecurityContext()}}
 		res, err := r.RunPodSandbox(r.ctx(), &cri.RunPodSandboxRequest{Config: c, RuntimeHandler: handler})
 		return res.GetPodSandboxId(), err
 	}
 	if _, err := ask("boxed", "gvisor"); err == nil || !strings.Contains(err.Error(), `handler "gvisor"`) {
 		t.Errorf("gvisor: %v", err)
 	}
-	if left, err := os.ReadDir(r.sandboxDir("")); err != nil || len(left) != 1 {
+	if left, err := os.ReadDir(r.paths.sandboxDir("")); err != nil || len(left) != 1 {
 		t.Errorf("left: %v, %v", left, err)
 	}
-	for _, dir := range r.cgroups.paths("pod-boxed") {
+	for _, dir := range r.cgroups.CgroupPaths("pod-boxed") {
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%s was made", filepath.Base(dir))
 		}
@@ -67,7 +72,7 @@ func TestSandboxHandler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.restart()
+	r.restartRuntime()
 	st, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil || st.Status.RuntimeHandler != "runc" {
 		t.Errorf("after a restart: %v, %v", st.GetStatus().GetRuntimeHandler(), err)

@@ -10,21 +10,23 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// layer is the directory of the rig's only image.
-func (r *rig) layer() string { return filepath.Join(r.cfg.Images.(*fakeImages).dir, "layer") }
+// imageLayerDir is the directory of the rig's only image.
+func (r *rig) imageLayerDir() string { return filepath.Join(r.cfg.Images.(*fakeImages).dir, "layer") }
 
 // Some images, for example those of Nix, have /etc/passwd behind an absolute symlink.
 func TestPasswdBehindAnAbsoluteLink(t *testing.T) {
 	r := newRig(t)
-	passwd := filepath.Join(r.layer(), "etc/passwd")
-	for _, err := range []error{os.MkdirAll(r.layer()+"/nix", 0o755), os.Rename(passwd, r.layer()+"/nix/passwd"), os.Symlink("/nix/passwd", passwd),
-		os.Rename(r.layer()+"/data", r.layer()+"/nix/data"), os.Symlink("/nix/data", r.layer()+"/data")} {
+	passwd := filepath.Join(r.imageLayerDir(), "etc/passwd")
+	for _, err := range []error{os.MkdirAll(r.imageLayerDir()+"/nix", 0o755),
+		os.Rename(passwd, r.imageLayerDir()+"/nix/passwd"), os.Symlink("/nix/passwd", passwd),
+		os.Rename(r.imageLayerDir()+"/data", r.imageLayerDir()+"/nix/data"),
+		os.Symlink("/nix/data", r.imageLayerDir()+"/data")} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	sb, sc := r.sandbox()
-	out, st := r.output(sb, sc, "a", "id -u; id -g; cat /data/file", func(c *cri.ContainerConfig) {
+	sb, sc := r.runSandbox()
+	out, st := r.runToEnd(sb, sc, "a", "id -u; id -g; cat /data/file", func(c *cri.ContainerConfig) {
 		c.Linux.SecurityContext.RunAsUsername = "app"
 		c.Linux.SecurityContext.ReadonlyRootfs = true
 	})
@@ -36,7 +38,7 @@ func TestPasswdBehindAnAbsoluteLink(t *testing.T) {
 // An image with an /etc/passwd that is not a regular file is rejected without blocking.
 func TestPasswdThatIsNoFile(t *testing.T) {
 	r := newRig(t)
-	passwd := filepath.Join(r.layer(), "etc/passwd")
+	passwd := filepath.Join(r.imageLayerDir(), "etc/passwd")
 	for what, plant := range map[string]func() error{
 		"a FIFO":          func() error { return unix.Mkfifo(passwd, 0o644) },
 		"a device":        func() error { return unix.Mknod(passwd, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) },
@@ -50,9 +52,11 @@ func TestPasswdThatIsNoFile(t *testing.T) {
 		if err := plant(); err != nil {
 			t.Fatal(err)
 		}
-		sb, sc := r.sandbox()
+		sb, sc := r.runSandbox()
 		_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, SandboxConfig: sc,
-			Config: r.containerConfig("a", "exit 0", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUsername = "root" })})
+			Config: r.containerConfig("a", "exit 0", func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.RunAsUsername = "root"
+			})})
 		if err == nil || !strings.Contains(err.Error(), "/etc/passwd") {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -12,9 +12,9 @@ import (
 // An idle shim keeps little of its program in memory and still serves.
 func TestIdleShimLetsGo(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
-	s, err := r.Runtime.sandbox(sb)
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	s, err := r.Runtime.findSandbox(sb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,8 @@ func TestIdleShimLetsGo(t *testing.T) {
 			}
 			return nil
 		})
-		res, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"echo", "served"}, Timeout: 20})
+		res, err := r.ExecSync(r.ctx(),
+			&cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"echo", "served"}, Timeout: 20})
 		if err != nil || string(res.Stdout) != "served\n" {
 			t.Errorf("after it was idle: %v, %v", res, err)
 		}

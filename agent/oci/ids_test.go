@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"keelson.dev/keelson/agent/oci/shimclient"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,12 +21,12 @@ func TestIDsHave64Digits(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	socket, err := listenShim(dir)
+	socket, err := shimclient.Listen(dir)
 	if err != nil {
 		t.Fatalf("a folder with a path of %d bytes: %v", len(dir), err)
 	}
 	socket.Close()
-	if _, err := os.Stat(filepath.Join(dir, shimSocket)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, shimclient.SocketName)); err != nil {
 		t.Error(err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // change. F110
 func TestMountsKeepWhatTheyForbid(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
+	sb, sc := r.runSandbox()
 	restricted := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
 	at := map[string]string{}
 	for name, m := range map[string]struct {
@@ -37,14 +37,18 @@ func TestMountsKeepWhatTheyForbid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out, _ := r.output(sb, sc, "a", "grep ' /v/' /proc/mounts", func(c *cri.ContainerConfig) {
-		c.Mounts = []*cri.Mount{{ContainerPath: "/v/volume", HostPath: at["volume"]}, {ContainerPath: "/v/reader", HostPath: at["volume"], Readonly: true},
-			{ContainerPath: "/v/part", HostPath: filepath.Join(at["volume"], "part")}, {ContainerPath: "/v/plain", HostPath: at["plain"]},
+	out, _ := r.runToEnd(sb, sc, "a", "grep ' /v/' /proc/mounts", func(c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{ContainerPath: "/v/volume", HostPath: at["volume"]},
+			{ContainerPath: "/v/reader", HostPath: at["volume"], Readonly: true},
+			{ContainerPath: "/v/part", HostPath: filepath.Join(at["volume"], "part")},
+			{ContainerPath: "/v/plain", HostPath: at["plain"]},
 			{ContainerPath: "/v/secrets", HostPath: at["secrets"]}}
 	})
-	for place, want := range map[string]string{"volume": "rw,nosuid,nodev,noexec,noatime", "reader": "ro,nosuid,nodev,noexec,noatime",
-		"part": "rw,noatime", "plain": "rw,relatime", "secrets": "rw,relatime"} {
-		if !strings.Contains(out, " /v/"+place+" ramfs "+want+" ") && !strings.Contains(out, " /v/"+place+" tmpfs "+want) {
+	for place, want := range map[string]string{"volume": "rw,nosuid,nodev,noexec,noatime",
+		"reader": "ro,nosuid,nodev,noexec,noatime",
+		"part":   "rw,noatime", "plain": "rw,relatime", "secrets": "rw,relatime"} {
+		if !strings.Contains(out, " /v/"+place+" ramfs "+want+" ") &&
+			!strings.Contains(out, " /v/"+place+" tmpfs "+want) {
 			t.Errorf("the container has no %s with %s:\n%s", place, want, out)
 		}
 	}
@@ -54,9 +58,10 @@ func TestMountsKeepWhatTheyForbid(t *testing.T) {
 // machine. F105
 func TestTerminalsAreBounded(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	script := "exec 3<>/dev/ptmx 4<>/dev/ptmx 5<>/dev/ptmx && echo three; (exec 6<>/dev/ptmx) || echo refused; exec 5>&-; (exec 6<>/dev/ptmx) && echo again"
-	out, st := r.output(sb, sc, "taker", script, func(c *cri.ContainerConfig) {
+	sb, sc := r.runSandbox()
+	script := "exec 3<>/dev/ptmx 4<>/dev/ptmx 5<>/dev/ptmx && echo three; (exec 6<>/dev/ptmx) || echo refused; exec " +
+		"5>&-; (exec 6<>/dev/ptmx) && echo again"
+	out, st := r.runToEnd(sb, sc, "taker", script, func(c *cri.ContainerConfig) {
 		c.Annotations = map[string]string{agent.AnnotationTerminals: "3"}
 	})
 	for _, word := range []string{"three", "refused", "again"} {
@@ -64,7 +69,7 @@ func TestTerminalsAreBounded(t *testing.T) {
 			t.Errorf("exit code %d, without %q: %s", st.ExitCode, word, out)
 		}
 	}
-	if out, _ = r.output(sb, sc, "plain", "grep ' /dev/pts ' /proc/mounts"); !strings.Contains(out, "max=256") {
+	if out, _ = r.runToEnd(sb, sc, "plain", "grep ' /dev/pts ' /proc/mounts"); !strings.Contains(out, "max=256") {
 		t.Errorf("without an annotation: %s", out)
 	}
 }

@@ -2,9 +2,10 @@
 // shim process per pod, and with libcontainer in a separate binary.
 //
 // The agent may be killed at any time. Therefore each object is recorded in RunDir before it is
-// created. Shims keep containers, their output and their exit codes. Run adopts or removes
-// everything that it finds. Shims and records may be of another release: both have versions. How
-// containers ended is stored in StateDir and survives a power failure.
+// created. Shims hold the containers, their output and their exit codes while no agent runs. Run
+// takes over (adopts) or removes everything that it finds. Shims and records may be of another
+// release: both have versions. How containers exited is stored in StateDir and survives a power
+// failure.
 package oci
 
 import (
@@ -24,7 +25,10 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/agent/oci/containerspec"
+	"keelson.dev/keelson/agent/oci/podcgroup"
 	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Config is the configuration of a Runtime.
@@ -48,25 +52,35 @@ type Config struct {
 // Runtime implements agent.Runtime.
 type Runtime struct {
 	cfg     Config
+	paths   layout
 	log     *slog.Logger
-	cgroups *cgroupTree
+	cgroups *podcgroup.Tree
 	spawner *spawner
-	host    hostFacts
+	host    containerspec.Host
 
-	ready   chan struct{} // closed when the sandboxes of an earlier agent process are adopted
+	life    life
 	oomOnce sync.Once
 
-	mu         sync.Mutex // guards the maps, and the fields of sandbox and ctr that are marked
+	mu         sync.Mutex // guards the maps, and the fields of sandbox and container that are marked
 	sandboxes  map[string]*sandbox
-	containers map[string]*ctr
+	containers map[string]*container
 	names      map[string]string // name of a sandbox or container → its ID
 	stages     map[string][]agent.StageTime
 	listeners  map[chan agent.RuntimeEvent]struct{}
-	background sync.WaitGroup
-	stopping   chan struct{} // closed when Run is about to return
+	ends       endQueue
+}
 
-	ends        []*ctr        // guarded by mu: ended containers for keepEnds
-	endsWaiting chan struct{} // capacity 1: signals that ends is not empty
+// life has the channels that report the progress of Run, and the background goroutines.
+type life struct {
+	ready      chan struct{} // closed when the sandboxes of an earlier agent process are adopted
+	stopping   chan struct{} // closed when Run is about to return
+	background sync.WaitGroup
+}
+
+// endQueue contains the containers with end files that must be synced.
+type endQueue struct {
+	unsynced []*container  // guarded by Runtime.mu
+	queued   wakeup.Signal // signals that unsynced is not empty
 }
 
 var (
@@ -83,129 +97,133 @@ func New(cfg Config) *Runtime {
 		cfg.LogMaxFiles = 5
 	}
 	if cfg.CDI == nil {
-		cfg.CDI = cdiFolders
+		cfg.CDI = containerspec.DefaultCDIDirs
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Runtime{
-		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), endsWaiting: make(chan struct{},
-			1),
-		sandboxes: map[string]*sandbox{}, containers: map[string]*ctr{}, names: map[string]string{},
+		cfg: cfg, paths: layout{stateDir: cfg.StateDir, runDir: cfg.RunDir}, log: cfg.Logger,
+		life: life{ready: make(chan struct{}), stopping: make(chan struct{})}, ends: endQueue{queued: wakeup.New()},
+		sandboxes: map[string]*sandbox{}, containers: map[string]*container{}, names: map[string]string{},
 		stages: map[string][]agent.StageTime{}, listeners: map[chan agent.RuntimeEvent]struct{}{},
 	}
 }
 
-// Run adopts the sandboxes of an earlier agent process, removes remains, and serves until ctx ends.
-// Operations called earlier wait for the adoption. Containers keep running after it returns. It can
-// be called once.
+// Run adopts the sandboxes of an earlier agent process, removes the remains of unknown ones, and
+// serves until ctx ends. Operations that are called earlier wait for the adoption. Containers keep
+// running after Run returns. It can be called once.
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.etcDir(""), r.endFile(""),
-		r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
+	for _, dir := range []string{r.paths.sandboxDir(""), r.paths.containerDir(""), r.paths.imageVolumes(""),
+		r.paths.etcDir(""), r.paths.endFile(""), r.paths.netnsPath(""), r.paths.libcontainerDir(),
+		r.paths.pauseRoot()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("prepare the runtime's folders: %w", err)
+			return fmt.Errorf("create the runtime's directories: %w", err)
 		}
 	}
 	// Files of containers, such as set-user-id programs, must not be accessible to the host's
 	// users.
 	if err := os.Chmod(r.cfg.StateDir, 0o700); err != nil {
-		return fmt.Errorf("prepare the runtime's folders: %w", err)
+		return fmt.Errorf("create the runtime's directories: %w", err)
 	}
 	var err error
-	if r.cgroups, err = findCgroups(r.cfg.CgroupRoot); err != nil {
+	if r.cgroups, err = podcgroup.Detect(r.cfg.CgroupRoot); err != nil {
 		return err
 	}
-	if r.host, err = lookAtHost(r.cgroups.unified); err != nil {
+	if r.host, err = containerspec.DetectHost(r.cgroups.Unified); err != nil {
 		return err
 	}
-	if err := installPause(r.cfg.PausePath, r.pauseRoot()); err != nil {
+	if err := installPause(r.cfg.PausePath, r.paths.pauseRoot()); err != nil {
 		return fmt.Errorf("install pause: %w", err)
 	}
 	if r.spawner, err = newSpawner(r.cgroups); err != nil {
 		return err
 	}
-	if r.cgroups.unified {
-		_, err := os.Stat(filepath.Join(r.cgroups.paths(shimCgroup)[0], swapMax))
-		r.host.swapFile = err == nil
+	if r.cgroups.Unified {
+		_, err := os.Stat(filepath.Join(r.cgroups.CgroupPaths(shimCgroup)[0], containerspec.SwapMax))
+		r.host.SwapFile = err == nil
 	}
-	defer r.spawner.stop()
-	r.background.Go(func() { r.keepEnds(ctx) })
-	if err := r.adopt(ctx); err != nil {
+	defer r.spawner.stopThread()
+	r.life.background.Go(func() { r.syncEndFiles(ctx) })
+	if err := (adoption{r}).adoptSandboxes(ctx); err != nil {
 		return err
 	}
-	close(r.ready)
+	close(r.life.ready)
 	<-ctx.Done()
-	close(r.stopping)
+	close(r.life.stopping)
 	r.mu.Lock()
-	all := slices.Collect(maps.Values(r.sandboxes))
+	sandboxes := slices.Collect(maps.Values(r.sandboxes))
 	r.mu.Unlock()
-	for _, s := range all {
-		r.leave(s)
+	for _, s := range sandboxes {
+		s.disconnectShim()
 	}
-	r.background.Wait()
+	r.life.background.Wait()
 	return nil
 }
 
-// leave disconnects from a sandbox's shim, which keeps running.
-func (r *Runtime) leave(s *sandbox) {
+// disconnectShim disconnects from a sandbox's shim, which keeps running.
+func (s *sandbox) disconnectShim() {
+	r := s.runtime
 	r.mu.Lock()
 	shim := s.shim
 	r.mu.Unlock()
 	if shim != nil {
-		shim.leave()
+		shim.Disconnect()
 	}
 }
 
-// wait blocks until Run has finished the adoption, or ctx ends.
-func (r *Runtime) wait(ctx context.Context) error {
+// awaitReady blocks until Run has finished the adoption, or ctx ends.
+func (r *Runtime) awaitReady(ctx context.Context) error {
 	select {
-	case <-r.ready:
+	case <-r.life.ready:
 		return ctx.Err()
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }
 
-// The paths of objects. An empty id gives the directory of all objects of the kind.
-
+// layout returns the paths of the runtime's files. If a method's id is empty, it returns the
+// directory of all objects of the kind.
+//
 // Records are in RunDir, which is usually a tmpfs: the processes that they describe do not survive
 // a reboot either.
+type layout struct{ stateDir, runDir string }
 
-func (r *Runtime) sandboxDir(id string) string { return filepath.Join(r.cfg.RunDir, "sandboxes", id) }
-func (r *Runtime) containerDir(id string) string {
-	return filepath.Join(r.cfg.RunDir, "containers", id)
+func (l layout) sandboxDir(id string) string { return filepath.Join(l.runDir, "sandboxes", id) }
+func (l layout) containerDir(id string) string {
+	return filepath.Join(l.runDir, "containers", id)
 }
-func (r *Runtime) exitFile(id string) string  { return filepath.Join(r.containerDir(id), "exit") }
-func (r *Runtime) netnsPath(id string) string { return filepath.Join(r.cfg.RunDir, "netns", id) }
+func (l layout) exitFile(id string) string  { return filepath.Join(l.containerDir(id), "exit") }
+func (l layout) netnsPath(id string) string { return filepath.Join(l.runDir, "netns", id) }
 
 // imageVolumes returns the directory for the volumes that a container's image declares.
-func (r *Runtime) imageVolumes(id string) string {
-	return filepath.Join(r.cfg.StateDir, "volumes", id)
+func (l layout) imageVolumes(id string) string {
+	return filepath.Join(l.stateDir, "volumes", id)
 }
 
-// etcDir returns the directory of a sandbox's files that its containers may write. It is on disk,
-// where usage is measured, and not on a tmpfs, which would use the node's memory.
-func (r *Runtime) etcDir(id string) string { return filepath.Join(r.cfg.StateDir, "etc", id) }
+// etcDir returns the directory of a sandbox's /etc files that its containers may write to. It is on
+// disk, where its usage is measured, and not on a tmpfs, which would use the node's memory.
+func (l layout) etcDir(id string) string { return filepath.Join(l.stateDir, "etc", id) }
 
-func (r *Runtime) libcontainerDir() string { return filepath.Join(r.cfg.RunDir, "libcontainer") }
-func (r *Runtime) pauseRoot() string       { return filepath.Join(r.cfg.RunDir, "pause") }
+func (l layout) libcontainerDir() string { return filepath.Join(l.runDir, "libcontainer") }
+func (l layout) pauseRoot() string       { return filepath.Join(l.runDir, "pause") }
 
-// Written returns the directories on disk that a container writes to, except its volumes and its
-// log. own are its layer and its image volumes. shared are directories that it shares with the
-// other containers of its sandbox.
-func (r *Runtime) Written(containerID string) (own, shared []string) {
-	c, err := r.container(containerID)
+// WrittenDirs returns the directories on disk that a container writes to, except its volumes and
+// its log. layers are its writable layer and its image volumes. shared are directories that the
+// container shares with the other containers of its sandbox.
+func (r *Runtime) WrittenDirs(containerID string) (layers, shared []string) {
+	c, err := r.findContainer(containerID)
 	if err != nil {
 		return nil, nil
 	}
-	own = []string{r.imageVolumes(containerID)}
+	layers = []string{r.paths.imageVolumes(containerID)}
 	var b bundle.Create
-	if err := durable.ReadJSON(r.bundlePath(containerID), &b); err == nil && b.Overlay != nil {
-		own = append(own, b.Overlay.Upper)
+	if err := durable.ReadJSON(r.paths.bundlePath(containerID), &b); err == nil && b.Overlay != nil {
+		layers = append(layers, b.Overlay.Upper)
 	}
-	return own, []string{r.etcDir(c.rec.Sandbox)}
+	return layers, []string{r.paths.etcDir(c.rec.Sandbox)}
 }
 
 // Events implements agent.Runtime.
@@ -223,13 +241,14 @@ func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
 	return ch
 }
 
-// announce sends an event to all listeners. A slow listener misses it and has to list again.
-func (r *Runtime) announce(e agent.RuntimeEvent) {
+// broadcastEvent sends an event to all listeners. A slow listener misses the event and must list
+// again.
+func (r *Runtime) broadcastEvent(event agent.RuntimeEvent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for ch := range r.listeners {
 		select {
-		case ch <- e:
+		case ch <- event:
 		default:
 		}
 	}
@@ -246,28 +265,28 @@ func (r *Runtime) StageTimes(id string) []agent.StageTime {
 
 func podUID(uid string) types.UID { return types.UID(uid) }
 
-func notFound(what, id string) error {
-	return status.Errorf(codes.NotFound, "%s %q not found", what, id)
+func notFoundError(prefix, id string) error {
+	return status.Errorf(codes.NotFound, "%s %q not found", prefix, id)
 }
 
-// sandbox returns the sandbox with this ID, or a NotFound error.
-func (r *Runtime) sandbox(id string) (*sandbox, error) {
+// findSandbox returns the sandbox with this ID, or a NotFound error.
+func (r *Runtime) findSandbox(id string) (*sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.sandboxes[id]; s != nil {
 		return s, nil
 	}
-	return nil, notFound("sandbox", id)
+	return nil, notFoundError("sandbox", id)
 }
 
-// container returns the container with this ID, or a NotFound error.
-func (r *Runtime) container(id string) (*ctr, error) {
+// findContainer returns the container with this ID, or a NotFound error.
+func (r *Runtime) findContainer(id string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.containers[id]; c != nil {
 		return c, nil
 	}
-	return nil, notFound("container", id)
+	return nil, notFoundError("container", id)
 }
 
 // ignoreMissing returns nil for a "does not exist" error, else err.

@@ -2,34 +2,32 @@ package oci
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
-	"github.com/opencontainers/cgroups"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
 )
 
 // UpdateContainerResources implements agent.Runtime.
-func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
-	c, err := r.lockContainer(ctx, q.GetContainerId())
+func (r *Runtime) UpdateContainerResources(ctx context.Context,
+	request *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
+	c, err := r.lockContainer(ctx, request.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	defer c.op.Unlock()
+	defer c.operation.Unlock()
 	r.mu.Lock()
 	state := c.rec.State
 	r.mu.Unlock()
 	if state != ContainerCreated && state != ContainerRunning {
 		return nil, status.Errorf(codes.FailedPrecondition, "update container %s: it is %s", c.rec.ID, state)
 	}
-	if err := r.cgroups.update(c.rec.Cgroup, r.cgroups.limits(q.GetLinux(), r.host.swapAccounting())); err != nil {
+	if err := r.cgroups.UpdateCgroup(c.rec.Cgroup, r.cgroups.UpdatedResources(request.GetLinux(),
+		r.host.HasSwapAccounting())); err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.rec.ID, err)
 	}
 	// Store the resources in the record's config, so that an older release finds them too.
@@ -37,30 +35,31 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateCon
 	if config.Linux == nil {
 		config.Linux = &cri.LinuxContainerConfig{}
 	}
-	config.Linux.Resources = withLimits(c.resources(), q.GetLinux())
+	config.Linux.Resources = mergeLimits(c.currentResources(), request.GetLinux())
 	data, err := proto.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
 	c.updated.Store(config.Linux.Resources)
-	rec := r.amend(c, func(rec *containerRecord) { rec.Config = data })
-	if err := r.saveContainer(&rec); err != nil {
+	rec := c.updateRecord(func(rec *containerRecord) { rec.Config = data })
+	if err := r.paths.saveContainer(&rec); err != nil {
 		return nil, err
 	}
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 
 // UpdatePodSandboxResources implements agent.Runtime.
-func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
-	if err := r.wait(ctx); err != nil {
+func (r *Runtime) UpdatePodSandboxResources(ctx context.Context,
+	request *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+	if err := r.awaitReady(ctx); err != nil {
 		return nil, err
 	}
-	s, err := r.sandbox(q.GetPodSandboxId())
+	s, err := r.findSandbox(request.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	s.op.RLock()
-	defer s.op.RUnlock()
+	s.teardown.RLock()
+	defer s.teardown.RUnlock()
 	r.mu.Lock()
 	state := s.rec.State
 	r.mu.Unlock()
@@ -68,116 +67,38 @@ func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePo
 		return nil, status.Errorf(codes.FailedPrecondition, "update sandbox %s: it is %s", s.rec.ID, state)
 	}
 	// Swap is limited in the containers' cgroups only, as at creation.
-	if err := r.cgroups.update(s.cgroup(), r.cgroups.limits(q.GetResources(), false)); err != nil {
+	if err := r.cgroups.UpdateCgroup(s.cgroupPath(),
+		r.cgroups.UpdatedResources(request.GetResources(), false)); err != nil {
 		return nil, fmt.Errorf("update sandbox %s: %w", s.rec.ID, err)
 	}
 	return &cri.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// resources returns the container's current resources: the last update, or those at creation.
-func (c *ctr) resources() *cri.LinuxContainerResources {
+// currentResources returns the container's resources after the last update. If there was no update,
+// it returns the resources of its creation.
+func (c *container) currentResources() *cri.LinuxContainerResources {
 	if r := c.updated.Load(); r != nil {
 		return r
 	}
 	return c.config.GetLinux().GetResources()
 }
 
-// withLimits returns the resources before with the CPU and memory limits of want.
-func withLimits(before, want *cri.LinuxContainerResources) *cri.LinuxContainerResources {
-	have := &cri.LinuxContainerResources{}
-	if before != nil {
-		have = proto.CloneOf(before)
+// mergeLimits returns a copy of current in which update has replaced the CPU and memory limits.
+// current may be nil.
+func mergeLimits(current, update *cri.LinuxContainerResources) *cri.LinuxContainerResources {
+	held := &cri.LinuxContainerResources{}
+	if current != nil {
+		held = proto.CloneOf(current)
 	}
-	have.CpuShares, have.CpuQuota, have.CpuPeriod = want.GetCpuShares(), want.GetCpuQuota(), want.GetCpuPeriod()
-	have.MemoryLimitInBytes = want.GetMemoryLimitInBytes()
-	return have
+	held.CpuShares, held.CpuQuota, held.CpuPeriod = update.GetCpuShares(), update.GetCpuQuota(), update.GetCpuPeriod()
+	held.MemoryLimitInBytes = update.GetMemoryLimitInBytes()
+	return held
 }
 
-// noLimit removes a limit of CPU or memory.
-const noLimit = -1
-
-// limits returns the cgroup settings of an update. With swap, memory plus swap is limited to the
-// memory limit too, so no swap can be used.
-func (t *cgroupTree) limits(r *cri.LinuxContainerResources, swap bool) *cgroups.Resources {
-	res := &cgroups.Resources{SkipDevices: true, MemoryCheckBeforeUpdate: true}
-	if t.controllers["cpu"] != "" {
-		res.CpuShares = uint64(max(r.GetCpuShares(), 0))
-		res.CpuPeriod = uint64(max(r.GetCpuPeriod(), 0))
-		if res.CpuQuota = r.GetCpuQuota(); res.CpuQuota <= 0 {
-			res.CpuQuota = noLimit
-		}
-		if t.unified && res.CpuShares > 0 {
-			res.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(res.CpuShares)
-			res.CpuShares = 0
-		}
-	}
-	if t.controllers["memory"] != "" {
-		if res.Memory = r.GetMemoryLimitInBytes(); res.Memory <= 0 {
-			res.Memory = noLimit
-		}
-		if swap && res.Memory > 0 {
-			res.MemorySwap = res.Memory
-		}
-	}
-	return res
-}
-
-// update changes the limits of an existing cgroup.
-func (t *cgroupTree) update(name string, res *cgroups.Resources) error {
-	if err := t.checkMemory(name, res); err != nil {
+// SetTiers implements agent.TieredRuntime.
+func (r *Runtime) SetTiers(ctx context.Context, tiers agent.Tiers) error {
+	if err := r.awaitReady(ctx); err != nil {
 		return err
 	}
-	cg := &cgroups.Cgroup{Path: filepath.Join(t.root, name), Resources: res}
-	m, err := t.manager(cg)
-	if err == nil {
-		err = m.Set(res)
-	}
-	if err != nil {
-		return fmt.Errorf("set the limits of cgroup %s: %w", cg.Path, err)
-	}
-	return nil
-}
-
-// checkMemory returns an error for a limit below the current usage, before anything is changed.
-// With cgroup v2, the kernel would kill processes until the limit holds.
-func (t *cgroupTree) checkMemory(name string, res *cgroups.Resources) error {
-	if res.Memory <= 0 {
-		return nil
-	}
-	limit, usage := "memory.limit_in_bytes", "memory.usage_in_bytes"
-	if t.unified {
-		limit, usage = "memory.max", "memory.current"
-	}
-	dir := filepath.Join(t.memory, t.root, name)
-	if now, limited, err := readNumber(filepath.Join(dir, limit)); err != nil || limited && res.Memory >= now {
-		return err
-	}
-	used, _, err := readNumber(filepath.Join(dir, usage))
-	if err != nil {
-		return err
-	}
-	if used > res.Memory {
-		return fmt.Errorf("attempting to set a memory limit (%d) below current usage (%d)", res.Memory, used)
-	}
-	return nil
-}
-
-// readNumber reads a kernel file with one number. ok is false for "max", which means no limit.
-func readNumber(file string) (n int64, ok bool, err error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false, fmt.Errorf("read a limit: %w", err)
-	}
-	text := strings.TrimSpace(string(b))
-	if text == "max" {
-		return 0, false, nil
-	}
-	n, err = strconv.ParseInt(text, 10, 64)
-	if errors.Is(err, strconv.ErrRange) {
-		return 0, false, nil // larger than any memory
-	}
-	if err != nil {
-		return 0, false, fmt.Errorf("read %s: %w", file, err)
-	}
-	return n, true, nil
+	return r.cgroups.ApplyTiers(tiers)
 }

@@ -20,6 +20,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/podcgroup"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -41,7 +43,8 @@ var binaries = sync.OnceValues(func() (string, error) {
 		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
 		{"CGO_ENABLED=1", static, "keelson-oci", "keelson.dev/keelson/cmd/oci"},
 	} {
-		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
+		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o",
+			filepath.Join(dir, b[2]), b[3])
 		cmd.Env = append(os.Environ(), b[0])
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build %s: %w\n%s", b[3], err, out)
@@ -93,14 +96,15 @@ func newRig(t *testing.T) *rig {
 	images := newFakeImages(t, dir)
 	r := &rig{t: t, net: &fakeNetwork{added: map[string]bool{}}, logs: filepath.Join(dir, "logs")}
 	r.cfg = Config{StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
-		ShimPath: filepath.Join(bin, "keelson-shim"), OCIPath: filepath.Join(bin, "keelson-oci"), PausePath: filepath.Join(bin, "keelson-pause"),
+		ShimPath: filepath.Join(bin, "keelson-shim"), OCIPath: filepath.Join(bin, "keelson-oci"),
+		PausePath:  filepath.Join(bin, "keelson-pause"),
 		CgroupRoot: "/keelson-test-" + hex.EncodeToString(b[:]), Images: images, Network: r.net,
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
 	before := countLeaks(t, r.cfg)
-	r.start()
+	r.startRuntime()
 	t.Cleanup(func() {
 		if t.Failed() {
-			r.dump()
+			r.dumpLogs()
 		}
 		r.removeAll()
 		r.stop()
@@ -108,13 +112,13 @@ func newRig(t *testing.T) *rig {
 		if before != after {
 			t.Errorf("leak: before %+v, after %+v", before, after)
 		}
-		if tree, err := findCgroups(r.cfg.CgroupRoot); err == nil {
+		if tree, err := podcgroup.Detect(r.cfg.CgroupRoot); err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			if err := tree.kill(ctx, ""); err != nil {
+			if err := tree.KillProcesses(ctx, ""); err != nil {
 				t.Error(err)
 			}
-			if err := tree.remove(ctx, ""); err != nil {
+			if err := tree.RemoveCgroup(ctx, ""); err != nil {
 				t.Error(err)
 			}
 		}
@@ -132,8 +136,8 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// start starts a runtime on the rig's directories, as a new agent would.
-func (r *rig) start() {
+// startRuntime starts a runtime on the rig's directories, as a new agent would.
+func (r *rig) startRuntime() {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r.Runtime = New(r.cfg)
@@ -147,21 +151,21 @@ func (r *rig) start() {
 		r.stop = func() {}
 	}
 	select {
-	case <-r.Runtime.ready:
+	case <-r.Runtime.life.ready:
 	case err := <-done:
 		done <- nil
 		r.t.Fatalf("the runtime did not start: %v", err)
 	}
 }
 
-// restart restarts the runtime, as an agent restart does.
-func (r *rig) restart() {
+// restartRuntime restarts the runtime, as an agent restart does.
+func (r *rig) restartRuntime() {
 	r.t.Helper()
 	r.stop()
-	r.start()
+	r.startRuntime()
 }
 
-func (r *rig) dump() {
+func (r *rig) dumpLogs() {
 	files, _ := filepath.Glob(r.cfg.RunDir + "/sandboxes/*/shim.log")
 	for _, f := range files {
 		b, _ := os.ReadFile(f)
@@ -204,7 +208,8 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		for _, p := range procs {
 			b, _ := os.ReadFile(p)
 			// The thread that forks shims is there as well, as part of this process.
-			if strings.Contains(string(b), cfg.CgroupRoot+"/") && filepath.Dir(p) != fmt.Sprintf("/proc/%d", os.Getpid()) {
+			if strings.Contains(string(b), cfg.CgroupRoot+"/") &&
+				filepath.Dir(p) != fmt.Sprintf("/proc/%d", os.Getpid()) {
 				l.processes++
 			}
 		}
@@ -226,8 +231,8 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		e, _ := os.ReadDir(filepath.Join(cfg.StateDir, dir))
 		l.folders += len(e)
 	}
-	if tree, err := findCgroups(cfg.CgroupRoot); err == nil {
-		for _, p := range tree.paths("") {
+	if tree, err := podcgroup.Detect(cfg.CgroupRoot); err == nil {
+		for _, p := range tree.CgroupPaths("") {
 			e, _ := filepath.Glob(p + "/pod*")
 			l.folders += len(e)
 		}
@@ -241,15 +246,18 @@ func testCtx(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// sandbox runs a sandbox; change may modify its configuration.
-func (r *rig) sandbox(change ...func(*cri.PodSandboxConfig)) (string, *cri.PodSandboxConfig) {
+// runSandbox runs a sandbox; change may modify its configuration.
+func (r *rig) runSandbox(change ...func(*cri.PodSandboxConfig)) (string, *cri.PodSandboxConfig) {
 	r.t.Helper()
 	r.counter++
 	c := &cri.PodSandboxConfig{
-		Metadata: &cri.PodSandboxMetadata{Name: fmt.Sprintf("pod%d", r.counter), Namespace: "test", Uid: fmt.Sprintf("uid%d", r.counter)},
+		Metadata: &cri.PodSandboxMetadata{Name: fmt.Sprintf("pod%d", r.counter), Namespace: "test",
+			Uid: fmt.Sprintf("uid%d", r.counter)},
 		Hostname: fmt.Sprintf("pod%d", r.counter), LogDirectory: r.logs,
-		DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}, Searches: []string{"test.svc"}, Options: []string{"ndots:5"}},
-		Linux:     &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
+		DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}, Searches: []string{"test.svc"},
+			Options: []string{"ndots:5"}},
+		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
 	}
 	for _, f := range change {
 		f(c)
@@ -266,7 +274,8 @@ func (r *rig) containerConfig(name, script string, change ...func(*cri.Container
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: "tools"},
 		Command: []string{"/bin/sh", "-c", script}, LogPath: name + ".log",
-		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
 	}
 	for _, f := range change {
 		f(c)
@@ -274,26 +283,27 @@ func (r *rig) containerConfig(name, script string, change ...func(*cri.Container
 	return c
 }
 
-func (r *rig) create(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerConfig) string {
+func (r *rig) createContainer(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerConfig) string {
 	r.t.Helper()
-	out, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: c, SandboxConfig: sc})
+	out, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: c,
+		SandboxConfig: sc})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return out.ContainerId
 }
 
-// run creates and starts a container and returns its ID.
-func (r *rig) run(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerConfig) string {
+// runContainer creates and starts a container and returns its ID.
+func (r *rig) runContainer(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerConfig) string {
 	r.t.Helper()
-	id := r.create(sandbox, sc, c)
+	id := r.createContainer(sandbox, sc, c)
 	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
 		r.t.Fatal(err)
 	}
 	return id
 }
 
-func (r *rig) status(id string) *cri.ContainerStatus {
+func (r *rig) inspectContainer(id string) *cri.ContainerStatus {
 	r.t.Helper()
 	out, err := r.ContainerStatus(r.ctx(), &cri.ContainerStatusRequest{ContainerId: id})
 	if err != nil {
@@ -306,20 +316,17 @@ func (r *rig) status(id string) *cri.ContainerStatus {
 func (r *rig) waitExit(id string) *cri.ContainerStatus {
 	r.t.Helper()
 	var st *cri.ContainerStatus
-	err := wait.For(testCtx(r.t, time.Minute), 2*time.Millisecond, func() error {
-		if st = r.status(id); st.State != cri.ContainerState_CONTAINER_EXITED {
+	await.Until(r.t.Context(), r.t, await.Patience, 2*time.Millisecond, "the exit of container "+id, func() error {
+		if st = r.inspectContainer(id); st.State != cri.ContainerState_CONTAINER_EXITED {
 			return fmt.Errorf("container is %s", st.State)
 		}
 		return nil
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	return st
 }
 
-// log returns a container's log without time stamps.
-func (r *rig) log(name string) string {
+// readLog returns a container's log without time stamps.
+func (r *rig) readLog(name string) string {
 	b, err := os.ReadFile(filepath.Join(r.logs, name+".log"))
 	if err != nil {
 		r.t.Fatal(err)
@@ -338,23 +345,22 @@ func (r *rig) log(name string) string {
 // waitLog waits until a container has logged a text.
 func (r *rig) waitLog(name, text string) {
 	r.t.Helper()
-	err := wait.For(testCtx(r.t, time.Minute), time.Millisecond, func() error {
+	await.Until(r.t.Context(), r.t, await.Patience, time.Millisecond, "the log of "+name, func() error {
 		if b, err := os.ReadFile(filepath.Join(r.logs, name+".log")); err != nil || !strings.Contains(string(b), text) {
 			return fmt.Errorf("%q is not in the log: %s %v", text, b, err)
 		}
 		return nil
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
-// output runs a script to its end and returns its log.
-func (r *rig) output(sandbox string, sc *cri.PodSandboxConfig, name, script string, change ...func(*cri.ContainerConfig)) (string, *cri.ContainerStatus) {
+// runToEnd runs a script to its end and returns its log.
+func (r *rig) runToEnd(
+	sandbox string, sc *cri.PodSandboxConfig, name, script string, change ...func(*cri.ContainerConfig),
+) (string, *cri.ContainerStatus) {
 	r.t.Helper()
-	id := r.run(sandbox, sc, r.containerConfig(name, script, change...))
+	id := r.runContainer(sandbox, sc, r.containerConfig(name, script, change...))
 	st := r.waitExit(id)
-	return r.log(name), st
+	return r.readLog(name), st
 }
 
 // fakeNetwork counts attached sandboxes and can fail or block on request.
@@ -445,7 +451,8 @@ func newFakeImages(t *testing.T, dir string) *fakeImages {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{"bin/busybox": b, "data/file": []byte("from the image\n"), "etc/hosts": nil, "etc/hostname": nil, "etc/resolv.conf": nil,
+	for name, content := range map[string][]byte{"bin/busybox": b, "data/file": []byte("from the image\n"),
+		"etc/hosts": nil, "etc/hostname": nil, "etc/resolv.conf": nil,
 		"etc/passwd": []byte("root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home:/bin/sh\n"),
 		"etc/group":  []byte("root:x:0:\nappgroup:x:1001:\nextra:x:2000:app\n")} {
 		path := filepath.Join(layer, name)
@@ -462,12 +469,14 @@ func newFakeImages(t *testing.T, dir string) *fakeImages {
 	}
 	for _, a := range strings.Fields(string(list)) {
 		if a != "busybox" {
-			if err := os.Symlink("busybox", filepath.Join(layer, "bin", a)); err != nil && !errors.Is(err, os.ErrExist) {
+			if err := os.Symlink("busybox", filepath.Join(layer, "bin", a)); err != nil &&
+				!errors.Is(err, os.ErrExist) {
 				t.Fatal(err)
 			}
 		}
 	}
-	return &fakeImages{dir: dir, config: agent.ImageConfig{ID: "sha256:tools", Digest: "tools@sha256:1", Env: []string{"FROM_IMAGE=yes", "SHARED=image"},
+	return &fakeImages{dir: dir, config: agent.ImageConfig{ID: "sha256:tools", Digest: "tools@sha256:1",
+		Env: []string{"FROM_IMAGE=yes", "SHARED=image"},
 		Cmd: []string{"/bin/sh"}, Volumes: []string{"/data"}}}
 }
 
@@ -480,7 +489,8 @@ func (f *fakeImages) Config(_ context.Context, image string) (agent.ImageConfig,
 
 func (f *fakeImages) PrepareRootFS(_ context.Context, id, image string) (agent.RootFS, error) {
 	dir := filepath.Join(f.dir, "rootfs", id)
-	fs := agent.RootFS{Path: dir + "/root", Lower: []string{filepath.Join(f.dir, "layer")}, Upper: dir + "/upper", Work: dir + "/work"}
+	fs := agent.RootFS{Path: dir + "/root", Lower: []string{filepath.Join(f.dir, "layer")}, Upper: dir + "/upper",
+		Work: dir + "/work"}
 	for _, d := range []string{fs.Path, fs.Upper, fs.Work} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return agent.RootFS{}, err

@@ -20,51 +20,60 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/containerspec"
+	"keelson.dev/keelson/agent/oci/netns"
+	"keelson.dev/keelson/agent/oci/shimclient"
 	"keelson.dev/keelson/agent/oci/wire"
 	"keelson.dev/keelson/internal/quantitytext"
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// sandbox is one pod's sandbox.
+// sandbox is the runtime's state of the sandbox of one pod: its stored record, its configuration
+// and the locks of its operations.
 type sandbox struct {
-	// life serializes the operations that change the sandbox: run, stop, remove. It is locked
-	// before op.
-	life sync.Mutex
-	// op prevents teardown while a container is created in the sandbox: creators hold the read
-	// lock, teardown holds the write lock.
-	op sync.RWMutex
+	runtime *Runtime
+
+	// lifecycle serializes the operations that change the sandbox: run, stop, remove. It is locked
+	// before container.operation.
+	lifecycle sync.Mutex
+	// teardown prevents teardown while a container is created in the sandbox: creators hold the
+	// read lock, teardown holds the write lock.
+	teardown sync.RWMutex
 
 	etc    sync.Mutex    // guards the sandbox's /etc files
 	rec    sandboxRecord // State, IPs and PausePID are guarded by Runtime.mu
-	lost   bool          // guarded by Runtime.mu: pause or the shim ended before the sandbox was ready
+	lost   bool          // guarded by Runtime.mu: pause or the shim exited before the sandbox was ready
 	config *cri.PodSandboxConfig
-	shim   *shimClient // guarded by Runtime.mu; nil if not connected
+	shim   *shimclient.Client // guarded by Runtime.mu; nil if not connected
 }
 
-func (s *sandbox) namespaces() *cri.NamespaceOption {
+func (s *sandbox) namespaceOptions() *cri.NamespaceOption {
 	return s.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
 
-func (s *sandbox) hostNetwork() bool { return s.namespaces().GetNetwork() == cri.NamespaceMode_NODE }
+func (s *sandbox) usesHostNetwork() bool {
+	return s.namespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
+}
 
-// cgroup returns the pod's cgroup, relative to the runtime's root.
-func (s *sandbox) cgroup() string {
+// cgroupPath returns the pod's cgroup, relative to the runtime's root.
+func (s *sandbox) cgroupPath() string {
 	if p := s.config.GetLinux().GetCgroupParent(); p != "" {
 		return filepath.Join("/", p)
 	}
 	return "/pod" + s.config.GetMetadata().GetUid()
 }
 
-func sandboxName(m *cri.PodSandboxMetadata) string {
-	return fmt.Sprintf("%s/%s/%s/%d", m.GetNamespace(), m.GetName(), m.GetUid(), m.GetAttempt())
+func sandboxName(metadata *cri.PodSandboxMetadata) string {
+	return fmt.Sprintf("%s/%s/%s/%d", metadata.GetNamespace(), metadata.GetName(), metadata.GetUid(),
+		metadata.GetAttempt())
 }
 
-func (s *sandbox) networkRequest(r *Runtime) agent.NetworkRequest {
+func (s *sandbox) networkRequest() agent.NetworkRequest {
 	m := s.config.GetMetadata()
-	q := agent.NetworkRequest{SandboxID: s.rec.ID, NetNS: r.netnsPath(s.rec.ID), Namespace: m.GetNamespace(),
-		Name: m.GetName(), UID: podUID(m.GetUid()), Ports: s.config.GetPortMappings()}
-	q.Ingress = bandwidth(s.config.GetAnnotations()[ingressBandwidth])
-	q.Egress = bandwidth(s.config.GetAnnotations()[egressBandwidth])
+	q := agent.NetworkRequest{SandboxID: s.rec.ID, NetNS: s.runtime.paths.netnsPath(s.rec.ID),
+		Namespace: m.GetNamespace(), Name: m.GetName(), UID: podUID(m.GetUid()), Ports: s.config.GetPortMappings()}
+	q.Ingress = parseBandwidth(s.config.GetAnnotations()[ingressBandwidth])
+	q.Egress = parseBandwidth(s.config.GetAnnotations()[egressBandwidth])
 	return q
 }
 
@@ -73,8 +82,8 @@ func (s *sandbox) networkRequest(r *Runtime) agent.NetworkRequest {
 const (
 	ingressBandwidth = "kubernetes.io/ingress-bandwidth"
 	egressBandwidth  = "kubernetes.io/egress-bandwidth"
-	leastBandwidth   = 1_000
-	mostBandwidth    = 1_000_000_000_000_000
+	minBandwidth     = 1_000
+	maxBandwidth     = 1_000_000_000_000_000
 	maxQuantity      = 64 // bytes of an annotation
 )
 
@@ -87,25 +96,27 @@ func checkBandwidth(annotations map[string]string) error {
 		}
 		q, err := parseQuantity(v)
 		n := saturate.Value(&q)
-		if err != nil || n < leastBandwidth || n > mostBandwidth {
+		if err != nil || n < minBandwidth || n > maxBandwidth {
 			v = v[:min(len(v), maxQuantity)]
-			return fmt.Errorf("annotation %s=%q: want bits a second, from 1k to 1P, such as 10M", name, v)
+			return fmt.Errorf("annotation %s=%q: want bits per second from 1k to 1P, such as 10M", name, v)
 		}
 	}
 	return nil
 }
 
-// parseQuantity parses the value of an annotation. It rejects values that would take long to parse.
-func parseQuantity(v string) (resource.Quantity, error) {
-	if err := quantitytext.Check(v); err != nil || len(v) > maxQuantity {
+// parseQuantity parses the value of an annotation. It rejects a value longer than maxQuantity,
+// which could take long to parse.
+func parseQuantity(value string) (resource.Quantity, error) {
+	if err := quantitytext.Check(value); err != nil || len(value) > maxQuantity {
 		return resource.Quantity{}, cmp.Or(err, resource.ErrFormatWrong)
 	}
-	return resource.ParseQuantity(v)
+	return resource.ParseQuantity(value)
 }
 
-// bandwidth returns the value of a checked bandwidth annotation; 0 if it is not set.
-func bandwidth(v string) int64 {
-	q, err := parseQuantity(v)
+// parseBandwidth returns the value of a bandwidth annotation, which checkBandwidth has accepted; 0
+// if it is not set.
+func parseBandwidth(value string) int64 {
+	q, err := parseQuantity(value)
 	if err != nil {
 		return 0
 	}
@@ -114,60 +125,63 @@ func bandwidth(v string) int64 {
 
 // RunPodSandbox implements agent.Runtime. A repeated request for a ready sandbox returns that
 // sandbox.
-func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
-	return r.RunPodSandboxEarly(ctx, q, func(string) {})
+func (r *Runtime) RunPodSandbox(ctx context.Context,
+	request *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	return r.RunPodSandboxEarly(ctx, request, func(string) {})
 }
 
 // RunPodSandboxEarly implements agent.EarlyRuntime.
-func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
-	if err := r.wait(ctx); err != nil {
+func (r *Runtime) RunPodSandboxEarly(ctx context.Context, request *cri.RunPodSandboxRequest,
+	prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
+	if err := r.awaitReady(ctx); err != nil {
 		return nil, err
 	}
-	config := q.GetConfig()
+	config := request.GetConfig()
 	if err := checkSandboxConfig(config); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err := checkBandwidth(config.GetAnnotations()); err != nil {
 		return nil, err
 	}
-	if err := r.cfg.checkHandler(q.GetRuntimeHandler(), config.GetMetadata()); err != nil {
+	if err := r.cfg.checkHandler(request.GetRuntimeHandler(), config.GetMetadata()); err != nil {
 		return nil, err
 	}
 	data, err := proto.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
-	s := &sandbox{config: config, rec: sandboxRecord{ID: newID(), State: SandboxCreating, Config: data, Handler: q.GetRuntimeHandler(),
-		Created: time.Now().UnixNano(), Boot: bootID()}}
-	s.life.Lock()
-	defer s.life.Unlock()
+	s := &sandbox{runtime: r, config: config, rec: sandboxRecord{ID: newID(), State: SandboxCreating, Config: data,
+		Handler: request.GetRuntimeHandler(), Created: time.Now().UnixNano(), Boot: containerspec.BootID()}}
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
 	if existing := r.reserveSandbox(s); existing != nil {
-		if res, err := r.sameSandbox(ctx, existing); res != nil || err != nil {
+		if res, err := existing.existingSandbox(ctx); res != nil || err != nil {
 			return res, err
 		}
 		if r.reserveSandbox(s) != nil { // the old remains are gone, but another request was faster
-			return nil, status.Errorf(codes.Aborted, "sandbox of pod %s/%s is being made by another request", config.Metadata.Namespace, config.Metadata.Name)
+			return nil, status.Errorf(codes.Aborted, "sandbox of pod %s/%s is being created by another request",
+				config.Metadata.Namespace, config.Metadata.Name)
 		}
 	}
-	if err := r.runSandboxSteps(ctx, s, prepared); err != nil {
-		s.op.Lock() // containers may be being created
-		defer s.op.Unlock()
+	if err := s.buildSandbox(ctx, prepared); err != nil {
+		s.teardown.Lock() // containers may be being created
+		defer s.teardown.Unlock()
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
-		if e := r.dropSandbox(cleanup, s); e != nil {
-			r.log.Error("a failed sandbox could not be removed; it is tried again", "sandbox", s.rec.ID, "error", e)
-			r.dropLater(s)
+		if e := s.removeSandbox(cleanup); e != nil {
+			r.log.Error("cannot remove a sandbox whose creation failed; retrying", "sandbox", s.rec.ID, "error", e)
+			s.retryRemoval()
 		}
 		return nil, fmt.Errorf("run sandbox for pod %s/%s: %w", config.Metadata.Namespace, config.Metadata.Name, err)
 	}
-	r.announce(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(config.Metadata.Uid)})
+	r.broadcastEvent(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(config.Metadata.Uid)})
 	return &cri.RunPodSandboxResponse{PodSandboxId: s.rec.ID}, nil
 }
 
 const teardownTimeout = 30 * time.Second
 
-// reserveSandbox registers s under its name and returns nil, or returns the sandbox that has the
-// name.
+// reserveSandbox registers s under its name and returns nil. If another sandbox has the name, it
+// returns that sandbox and does not register s.
 func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,11 +194,13 @@ func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 	return nil
 }
 
-// sameSandbox handles a repeated request: it returns the ready sandbox. It returns nil after it has
-// removed the remains of a failed sandbox, so that the caller can create a new one.
-func (r *Runtime) sameSandbox(ctx context.Context, existing *sandbox) (*cri.RunPodSandboxResponse, error) {
-	existing.life.Lock() // wait until the first request has returned
-	defer existing.life.Unlock()
+// existingSandbox handles a repeated request to run a sandbox. If the existing sandbox is ready, it
+// returns that sandbox. Otherwise it removes the remains of the failed sandbox and returns nil, so
+// that the caller can create a new one.
+func (existing *sandbox) existingSandbox(ctx context.Context) (*cri.RunPodSandboxResponse, error) {
+	r := existing.runtime
+	existing.lifecycle.Lock() // wait until the first request has returned
+	defer existing.lifecycle.Unlock()
 	r.mu.Lock()
 	state := existing.rec.State
 	r.mu.Unlock()
@@ -192,42 +208,45 @@ func (r *Runtime) sameSandbox(ctx context.Context, existing *sandbox) (*cri.RunP
 	case SandboxReady:
 		return &cri.RunPodSandboxResponse{PodSandboxId: existing.rec.ID}, nil
 	case SandboxCreating, SandboxPrepared, SandboxRemoved:
-		if err := r.dropHalf(ctx, existing); err != nil {
-			return nil, fmt.Errorf("an earlier sandbox %s of that pod is still to be removed: %w", existing.rec.ID, err)
+		if err := existing.removePartialSandbox(ctx); err != nil {
+			return nil, fmt.Errorf("remove the earlier sandbox %s of that pod: %w", existing.rec.ID, err)
 		}
 		return nil, nil
 	}
-	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s", existing.rec.ID, state)
+	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s",
+		existing.rec.ID, state)
 }
 
-// dropHalf removes a sandbox that was never ready. The caller holds its life.
-func (r *Runtime) dropHalf(ctx context.Context, s *sandbox) error {
-	s.op.Lock()
-	defer s.op.Unlock()
+// removePartialSandbox removes a sandbox that was never ready. The caller holds its lifecycle lock.
+func (s *sandbox) removePartialSandbox(ctx context.Context) error {
+	r := s.runtime
+	s.teardown.Lock()
+	defer s.teardown.Unlock()
 	r.mu.Lock()
 	half := s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared
 	r.mu.Unlock()
 	if !half {
 		return nil
 	}
-	return r.dropSandbox(ctx, s)
+	return s.removeSandbox(ctx)
 }
 
-// dropLater retries in the background to remove the remains of a failed sandbox, which no caller
-// knows.
-func (r *Runtime) dropLater(s *sandbox) {
-	const first, most = time.Second, time.Minute
-	r.background.Go(func() {
-		for pause := first; ; pause = min(2*pause, most) {
+// retryRemoval retries in the background to remove the remains of a failed sandbox. No caller would
+// remove them, because RunPodSandbox did not return the sandbox's ID.
+func (s *sandbox) retryRemoval() {
+	r := s.runtime
+	const first, maxDelay = time.Second, time.Minute
+	r.life.background.Go(func() {
+		for pause := first; ; pause = min(2*pause, maxDelay) {
 			select {
-			case <-r.stopping:
+			case <-r.life.stopping:
 				return // the next agent process removes sandboxes in that state
 			case <-time.After(pause):
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
-			s.life.Lock()
-			err := r.dropHalf(ctx, s)
-			s.life.Unlock()
+			s.lifecycle.Lock()
+			err := s.removePartialSandbox(ctx)
+			s.lifecycle.Unlock()
 			cancel()
 			if err == nil {
 				return
@@ -236,19 +255,19 @@ func (r *Runtime) dropLater(s *sandbox) {
 	})
 }
 
-func checkSandboxConfig(c *cri.PodSandboxConfig) error {
-	m := c.GetMetadata()
+func checkSandboxConfig(config *cri.PodSandboxConfig) error {
+	m := config.GetMetadata()
 	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
 		return errors.New("sandbox metadata needs name, namespace and uid")
 	}
-	ns := c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	ns := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if u := ns.GetUsernsOptions(); u != nil && u.Mode != cri.NamespaceMode_NODE {
 		return errors.New("user namespaces (hostUsers: false) are not supported by this runtime")
 	}
-	if p := c.GetLinux().GetCgroupParent(); strings.Contains(p, "..") {
-		return fmt.Errorf("cgroup parent %q leads out of its root", p)
+	if p := config.GetLinux().GetCgroupParent(); strings.Contains(p, "..") {
+		return fmt.Errorf("cgroup parent %q is outside of its root", p)
 	}
-	for name := range c.GetLinux().GetSysctls() {
+	for name := range config.GetLinux().GetSysctls() {
 		if err := checkSysctl(name, ns); err != nil {
 			return err
 		}
@@ -256,7 +275,7 @@ func checkSandboxConfig(c *cri.PodSandboxConfig) error {
 	return nil
 }
 
-// checkSysctl rejects a sysctl that is not confined to the pod's own namespaces.
+// checkSysctl returns an error for a sysctl that is not confined to the pod's own namespaces.
 func checkSysctl(name string, ns *cri.NamespaceOption) error {
 	dotted := strings.ReplaceAll(name, "/", ".")
 	switch {
@@ -266,51 +285,55 @@ func checkSysctl(name string, ns *cri.NamespaceOption) error {
 		if ns.GetNetwork() == cri.NamespaceMode_NODE {
 			return fmt.Errorf("sysctl %q is not allowed with the host's network", name)
 		}
-	case strings.HasPrefix(dotted, "kernel.shm"), strings.HasPrefix(dotted, "kernel.msg"), dotted == "kernel.sem", strings.HasPrefix(dotted, "fs.mqueue."):
+	case strings.HasPrefix(dotted, "kernel.shm"), strings.HasPrefix(dotted, "kernel.msg"), dotted == "kernel.sem",
+		strings.HasPrefix(dotted, "fs.mqueue."):
 		if ns.GetIpc() == cri.NamespaceMode_NODE {
 			return fmt.Errorf("sysctl %q is not allowed with the host's IPC", name)
 		}
 	default:
-		return fmt.Errorf("sysctl %q is not confined to a pod", name)
+		return fmt.Errorf("sysctl %q is not namespaced", name)
 	}
 	return nil
 }
 
-// runSandboxSteps creates the sandbox. The network is set up while the shim, cgroup and files are
-// prepared. Pause starts as soon as the shim and the network namespace exist. prepared is called
-// with the sandbox's ID when all but the network is ready.
-func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func(id string)) error {
+// buildSandbox creates the sandbox. It sets up the network while it prepares the shim, cgroup and
+// files. Pause starts as soon as the shim and the network namespace exist. buildSandbox calls
+// prepared with the sandbox's ID when everything except the network is ready.
+func (s *sandbox) buildSandbox(ctx context.Context, prepared func(id string)) error {
+	r := s.runtime
 	id := s.rec.ID
-	if err := os.Mkdir(r.sandboxDir(id), 0o711); err != nil {
+	if err := os.Mkdir(r.paths.sandboxDir(id), 0o711); err != nil {
 		return err
 	}
-	if err := r.saveSandbox(&s.rec); err != nil {
+	if err := r.paths.saveSandbox(&s.rec); err != nil {
 		return err
 	}
 	stages := &stageList{}
 	namespace := make(chan struct{})
 	var net agent.NetworkStatus
-	all, gctx := errgroup.WithContext(ctx)
-	all.Go(func() error {
-		if s.hostNetwork() {
+	group, gctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if s.usesHostNetwork() {
 			close(namespace)
 			return nil
 		}
-		if err := stages.time("netns", func() error { return makeNetns(r.netnsPath(id)) }); err != nil {
+		if err := stages.measureStage("netns", func() error {
+			return netns.CreatePinned(r.paths.netnsPath(id))
+		}); err != nil {
 			return err
 		}
 		close(namespace)
-		return stages.time("cni", func() (err error) {
-			net, err = r.cfg.Network.Add(gctx, s.networkRequest(r))
+		return stages.measureStage("cni", func() (err error) {
+			net, err = r.cfg.Network.Add(gctx, s.networkRequest())
 			return err
 		})
 	})
 	var g errgroup.Group // everything except the network
-	g.Go(func() error { return r.cgroups.make(s.cgroup(), r.cgroups.podResources(s.config)) })
-	g.Go(func() error { return r.sandboxFiles(s) })
+	g.Go(func() error { return r.cgroups.CreateCgroup(s.cgroupPath(), r.cgroups.PodCgroupResources(s.config)) })
+	g.Go(func() error { return s.createSandboxFiles() })
 	g.Go(func() error {
 		start := time.Now()
-		if err := r.bearShim(gctx, s); err != nil {
+		if err := s.launchShim(gctx); err != nil {
 			return err
 		}
 		select {
@@ -318,44 +341,45 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func
 		case <-gctx.Done():
 			return gctx.Err()
 		}
-		if err := r.startPause(gctx, s); err != nil {
+		if err := s.startPause(gctx); err != nil {
 			return err
 		}
-		stages.add("pause", start)
+		stages.addStage("pause", start)
 		return nil
 	})
-	all.Go(func() error {
+	group.Go(func() error {
 		if err := g.Wait(); err != nil {
 			return err
 		}
-		if err := r.advance(s, SandboxBuilt, nil); err != nil {
+		if err := s.advanceState(SandboxBuilt, nil); err != nil {
 			return err
 		}
 		prepared(id)
 		return nil
 	})
-	if err := all.Wait(); err != nil {
+	if err := group.Wait(); err != nil {
 		return err
 	}
-	if err := r.advance(s, SandboxRan, net.IPs); err != nil {
+	if err := s.advanceState(SandboxRan, net.IPs); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	rec := s.rec
-	r.stages[id] = stages.list
+	r.stages[id] = stages.stages
 	r.mu.Unlock()
-	return r.saveSandbox(&rec)
+	return r.paths.saveSandbox(&rec)
 }
 
-// advance applies an input to a sandbox that is being created, unless its processes have already
-// ended.
-func (r *Runtime) advance(s *sandbox, in SandboxInput, ips []string) error {
+// advanceState applies an input to the state of a sandbox that is being created. It returns an
+// error if pause or the shim has already exited.
+func (s *sandbox) advanceState(input SandboxInput, ips []string) error {
+	r := s.runtime
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s.lost {
-		return errors.New("pause or the shim ended while the sandbox was being made")
+		return errors.New("pause or the shim exited while the sandbox was being created")
 	}
-	next, err := s.rec.State.Next(in)
+	next, err := s.rec.State.NextState(input)
 	if err != nil {
 		return err
 	}
@@ -363,14 +387,15 @@ func (r *Runtime) advance(s *sandbox, in SandboxInput, ips []string) error {
 	return nil
 }
 
-// bearShim starts the sandbox's shim and connects to it.
-func (r *Runtime) bearShim(ctx context.Context, s *sandbox) error {
-	pid, err := r.startShim(r.sandboxDir(s.rec.ID))
+// launchShim starts the sandbox's shim and connects to it.
+func (s *sandbox) launchShim(ctx context.Context) error {
+	r := s.runtime
+	pid, err := r.startShim(r.paths.sandboxDir(s.rec.ID))
 	if err != nil {
 		return err
 	}
 	s.rec.ShimPID = pid
-	c, _, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
+	c, _, err := shimclient.Connect(ctx, r.paths.sandboxDir(s.rec.ID), s.handleProcessEnd, s.handleShimLoss)
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		return fmt.Errorf("connect to the shim: %w", err)
@@ -381,27 +406,28 @@ func (r *Runtime) bearShim(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
-	ns := s.namespaces()
-	m := wire.Pause{Root: r.pauseRoot(), Program: pauseProgram,
+func (s *sandbox) startPause(ctx context.Context) error {
+	r := s.runtime
+	ns := s.namespaceOptions()
+	m := wire.Pause{Root: r.paths.pauseRoot(), Program: pauseProgram,
 		NewIPC: ns.GetIpc() != cri.NamespaceMode_NODE,
-		NewUTS: !s.hostNetwork(), // as in Kubernetes, the host's network implies the host's name
+		NewUTS: !s.usesHostNetwork(), // as in Kubernetes, the host's network implies the host's name
 		NewPID: ns.GetPid() == cri.NamespaceMode_POD,
 	}
 	if m.NewUTS {
 		m.Hostname = s.config.GetHostname()
 	}
-	if !s.hostNetwork() {
-		m.NetNS = r.netnsPath(s.rec.ID)
+	if !s.usesHostNetwork() {
+		m.NetNS = r.paths.netnsPath(s.rec.ID)
 	}
 	for k, v := range s.config.GetLinux().GetSysctls() {
 		m.Sysctls = append(m.Sysctls, k+"="+v)
 	}
-	f, err := s.shim.call(ctx, wire.KindPause, &m)
+	f, err := s.shim.CallShim(ctx, wire.KindPause, &m)
 	if err != nil {
 		return fmt.Errorf("start pause: %w", err)
 	}
-	st, err := s.shim.begun(f)
+	st, err := s.shim.DecodeStarted(f)
 	if err != nil {
 		return fmt.Errorf("start pause: %w", err)
 	}
@@ -411,25 +437,24 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// etcNames are the files of /etc that a sandbox provides to its containers.
-var etcNames = []string{"resolv.conf", "hostname", "hosts"}
-
-// sandboxFiles creates the sandbox's /etc files and mounts its shared /dev/shm.
-func (r *Runtime) sandboxFiles(s *sandbox) error {
-	if err := r.etcFiles(s); err != nil {
+// createSandboxFiles writes the sandbox's /etc files and mounts the /dev/shm that its containers
+// share.
+func (s *sandbox) createSandboxFiles() error {
+	r := s.runtime
+	if err := s.writeEtcFiles(); err != nil {
 		return err
 	}
 	// The previous release expects the files here when it creates a container in the sandbox.
-	for _, name := range etcNames {
-		if err := os.Symlink(filepath.Join(r.etcDir(s.rec.ID), name),
-			filepath.Join(r.sandboxDir(s.rec.ID), name)); err != nil {
+	for _, name := range containerspec.EtcNames {
+		if err := os.Symlink(filepath.Join(r.paths.etcDir(s.rec.ID), name),
+			filepath.Join(r.paths.sandboxDir(s.rec.ID), name)); err != nil {
 			return err
 		}
 	}
-	if s.namespaces().GetIpc() == cri.NamespaceMode_NODE {
+	if s.namespaceOptions().GetIpc() == cri.NamespaceMode_NODE {
 		return nil
 	}
-	shm := filepath.Join(r.sandboxDir(s.rec.ID), "shm")
+	shm := filepath.Join(r.paths.sandboxDir(s.rec.ID), "shm")
 	if err := os.Mkdir(shm, 0o711); err != nil {
 		return err
 	}
@@ -440,12 +465,12 @@ func (r *Runtime) sandboxFiles(s *sandbox) error {
 	return nil
 }
 
-// etcFiles writes the /etc files, unless they exist. A sandbox of an earlier release has them in
-// another directory.
-func (r *Runtime) etcFiles(s *sandbox) error {
+// writeEtcFiles writes the sandbox's /etc files, unless they exist. A sandbox of an earlier release
+// has no files in this directory.
+func (s *sandbox) writeEtcFiles() error {
 	s.etc.Lock() // containers may be created concurrently
 	defer s.etc.Unlock()
-	dir := r.etcDir(s.rec.ID)
+	dir := s.runtime.paths.etcDir(s.rec.ID)
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
@@ -456,7 +481,7 @@ func (r *Runtime) etcFiles(s *sandbox) error {
 			return err
 		}
 	}
-	conf, err := resolvConf(s.config.GetDnsConfig())
+	conf, err := resolvConfContent(s.config.GetDnsConfig())
 	if err != nil {
 		return err
 	}
@@ -476,42 +501,43 @@ func (r *Runtime) etcFiles(s *sandbox) error {
 	return os.Rename(tmp, dir)
 }
 
-// resolvConf returns the resolv.conf for a DNS config; the host's file if the config is empty.
-func resolvConf(d *cri.DNSConfig) ([]byte, error) {
-	if d == nil || len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
+// resolvConfContent returns the resolv.conf for a DNS config; the host's file if the config is
+// empty.
+func resolvConfContent(config *cri.DNSConfig) ([]byte, error) {
+	if config == nil || len(config.Servers)+len(config.Searches)+len(config.Options) == 0 {
 		b, err := os.ReadFile("/etc/resolv.conf")
 		return b, ignoreMissing(err)
 	}
 	var b strings.Builder
-	if len(d.Searches) > 0 {
-		fmt.Fprintf(&b, "search %s\n", strings.Join(d.Searches, " "))
+	if len(config.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(config.Searches, " "))
 	}
-	for _, s := range d.Servers {
+	for _, s := range config.Servers {
 		fmt.Fprintf(&b, "nameserver %s\n", s)
 	}
-	if len(d.Options) > 0 {
-		fmt.Fprintf(&b, "options %s\n", strings.Join(d.Options, " "))
+	if len(config.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(config.Options, " "))
 	}
 	return []byte(b.String()), nil
 }
 
-// stageList collects stage durations from several goroutines.
+// stageList collects the measured steps of an operation from several goroutines.
 type stageList struct {
-	mu   sync.Mutex
-	list []agent.StageTime
+	mu     sync.Mutex
+	stages []agent.StageTime
 }
 
-func (l *stageList) add(name string, start time.Time) {
+func (l *stageList) addStage(name string, start time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.list = append(l.list, agent.StageTime{Name: name, Start: start, Duration: time.Since(start)})
+	l.stages = append(l.stages, agent.StageTime{Name: name, Start: start, Duration: time.Since(start)})
 }
 
-func (l *stageList) time(name string, f func() error) error {
+func (l *stageList) measureStage(name string, run func() error) error {
 	start := time.Now()
-	err := f()
+	err := run()
 	if err == nil {
-		l.add(name, start)
+		l.addStage(name, start)
 	}
 	return err
 }

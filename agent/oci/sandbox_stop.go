@@ -13,79 +13,87 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/netns"
 	"keelson.dev/keelson/agent/oci/wire"
 	"keelson.dev/keelson/internal/safepath"
 )
 
 // StopPodSandbox implements agent.Runtime. It kills the containers, releases the network and shuts
 // down the shim. The records of ended containers stay.
-func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
-	if err := r.alone(ctx, q.GetPodSandboxId(), "stop", r.stopSandbox); err != nil {
+func (r *Runtime) StopPodSandbox(ctx context.Context,
+	request *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	if err := r.runExclusively(ctx, request.GetPodSandboxId(), "stop", (*sandbox).stopSandbox); err != nil {
 		return nil, err
 	}
 	return &cri.StopPodSandboxResponse{}, nil
 }
 
 // RemovePodSandbox implements agent.Runtime. It also removes the sandbox's containers.
-func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
-	if err := r.alone(ctx, q.GetPodSandboxId(), "remove", r.dropSandbox); err != nil {
+func (r *Runtime) RemovePodSandbox(ctx context.Context,
+	request *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
+	if err := r.runExclusively(ctx, request.GetPodSandboxId(), "remove", (*sandbox).removeSandbox); err != nil {
 		return nil, err
 	}
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
-// alone calls do with exclusive access to a sandbox. It returns nil if the sandbox does not exist.
-func (r *Runtime) alone(ctx context.Context, id, verb string, do func(context.Context, *sandbox) error) error {
-	if err := r.wait(ctx); err != nil {
+// runExclusively calls operate while no other operation changes the sandbox with this ID. It
+// returns nil if the sandbox does not exist. An error starts with verb and the sandbox's ID.
+func (r *Runtime) runExclusively(ctx context.Context, id, verb string,
+	operate func(*sandbox, context.Context) error) error {
+	if err := r.awaitReady(ctx); err != nil {
 		return err
 	}
-	s, err := r.sandbox(id)
+	s, err := r.findSandbox(id)
 	if err != nil {
 		return nil
 	}
-	s.life.Lock()
-	defer s.life.Unlock()
-	s.op.Lock()
-	defer s.op.Unlock()
-	if err := do(ctx, s); err != nil {
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
+	s.teardown.Lock()
+	defer s.teardown.Unlock()
+	if err := operate(s, ctx); err != nil {
 		return fmt.Errorf("%s sandbox %s: %w", verb, s.rec.ID, err)
 	}
 	return nil
 }
 
-// containersOf returns the containers of a sandbox.
-func (r *Runtime) containersOf(id string) []*ctr {
+// containers returns the containers of the sandbox.
+func (s *sandbox) containers() []*container {
+	r := s.runtime
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []*ctr
+	var out []*container
 	for _, c := range r.containers {
-		if c.rec.Sandbox == id {
+		if c.rec.Sandbox == s.rec.ID {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-// stopSandbox stops a sandbox. It is safe in any state, and can be repeated after a failure. The
-// caller holds s.op for writing.
-func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
+// stopSandbox kills the containers, releases the network, stops the shim and pause, and makes the
+// sandbox NotReady. It is safe in any state, and can be repeated after a failure. The caller holds
+// s.teardown for writing.
+func (s *sandbox) stopSandbox(ctx context.Context) error {
+	r := s.runtime
 	var errs []error
-	for _, c := range r.containersOf(s.rec.ID) {
-		errs = append(errs, r.killContainer(ctx, c))
+	for _, c := range s.containers() {
+		errs = append(errs, c.killContainer(ctx))
 	}
-	if !s.hostNetwork() {
+	if !s.usesHostNetwork() {
 		r.mu.Lock()
 		half := s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared
 		r.mu.Unlock()
-		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || half {
-			err := removeUnpinned(r.netnsPath(s.rec.ID))
+		if _, err := os.Stat(r.paths.netnsPath(s.rec.ID)); err == nil || half {
+			err := netns.RemoveUnpinned(r.paths.netnsPath(s.rec.ID))
 			if err == nil {
-				err = r.cfg.Network.Del(ctx, s.networkRequest(r))
+				err = r.cfg.Network.Del(ctx, s.networkRequest())
 			}
 			if err != nil {
-				errs = append(errs, fmt.Errorf("give the network back: %w", err))
+				errs = append(errs, fmt.Errorf("release the network: %w", err))
 			} else {
-				errs = append(errs, removeNetns(r.netnsPath(s.rec.ID)))
+				errs = append(errs, netns.RemovePinned(r.paths.netnsPath(s.rec.ID)))
 			}
 		}
 	}
@@ -97,25 +105,26 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 	s.shim = nil
 	r.mu.Unlock()
 	if shim != nil {
-		shim.shutdown(ctx)
+		shim.StopShim(ctx)
 	}
-	r.killRemains(s)
-	if err := unmountShm(r.sandboxDir(s.rec.ID)); err != nil {
+	s.killShimAndPause()
+	if err := unmountShm(r.paths.sandboxDir(s.rec.ID)); err != nil {
 		return err
 	}
-	return r.setSandbox(s, SandboxStop)
+	return s.applySandboxInput(SandboxStop)
 }
 
-// killRemains kills the shim and pause if the shim has not exited by itself.
-func (r *Runtime) killRemains(s *sandbox) {
-	if s.rec.Boot != r.host.boot {
+// killShimAndPause kills the recorded shim and pause processes if they still run.
+func (s *sandbox) killShimAndPause() {
+	if s.rec.Boot != s.runtime.host.BootID {
 		return
 	}
 	killIfNamed(s.rec.PausePID, "keelson-pause")
 	killIfNamed(s.rec.ShimPID, "keelson-shim")
 }
 
-// killIfNamed kills a recorded process, unless its PID now belongs to a process of another name.
+// killIfNamed kills the process with a recorded PID, unless the PID now belongs to a process of
+// another name.
 func killIfNamed(pid int, name string) {
 	if pid <= 1 {
 		return
@@ -125,14 +134,14 @@ func killIfNamed(pid int, name string) {
 		return
 	}
 	defer unix.Close(fd)
-	if lives(pid, name) {
+	if isRunningProcess(pid, name) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
 }
 
-// lives reports whether a recorded process still runs under this name. It returns true if that
-// cannot be determined.
-func lives(pid int, name string) bool {
+// isRunningProcess reports whether the process with a recorded PID still runs under this name. It
+// returns true if that cannot be determined.
+func isRunningProcess(pid int, name string) bool {
 	if pid <= 1 {
 		return false
 	}
@@ -151,16 +160,19 @@ func lives(pid int, name string) bool {
 
 func unmountShm(dir string) error {
 	shm := filepath.Join(dir, "shm")
-	if err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+	if err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL &&
+		err != unix.ENOENT {
 		return fmt.Errorf("unmount %s: %w", shm, err)
 	}
 	return nil
 }
 
-// setSandbox applies an input to the sandbox's state, saves a change and announces it.
-func (r *Runtime) setSandbox(s *sandbox, in SandboxInput) error {
+// applySandboxInput applies an input to the sandbox's state. If the state changes, it saves the
+// record and sends an event.
+func (s *sandbox) applySandboxInput(input SandboxInput) error {
+	r := s.runtime
 	r.mu.Lock()
-	next, err := s.rec.State.Next(in)
+	next, err := s.rec.State.NextState(input)
 	if err != nil {
 		r.mu.Unlock()
 		return err
@@ -172,34 +184,36 @@ func (r *Runtime) setSandbox(s *sandbox, in SandboxInput) error {
 	if !changed {
 		return nil
 	}
-	if err := ignoreMissing(r.saveSandbox(&rec)); err != nil {
+	if err := ignoreMissing(r.paths.saveSandbox(&rec)); err != nil {
 		return err
 	}
-	r.announce(agent.RuntimeEvent{SandboxID: rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
+	r.broadcastEvent(agent.RuntimeEvent{SandboxID: rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
 	return nil
 }
 
-// dropSandbox stops a sandbox and removes everything of it. The record is removed last, so that a
-// failed removal can be repeated. The caller holds s.op for writing.
-func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
+// removeSandbox stops a sandbox and removes everything of it, including its containers. It removes
+// the record last, so that a failed removal can be repeated. The caller holds s.teardown for
+// writing.
+func (s *sandbox) removeSandbox(ctx context.Context) error {
+	r := s.runtime
 	id := s.rec.ID
-	if err := r.stopSandbox(ctx, s); err != nil {
+	if err := s.stopSandbox(ctx); err != nil {
 		return err
 	}
-	for _, c := range r.containersOf(id) {
-		if err := r.removeContainer(ctx, c); err != nil {
+	for _, c := range s.containers() {
+		if err := c.removeContainer(ctx); err != nil {
 			return err
 		}
 	}
-	if r.lastOfCgroup(s) {
-		if err := r.cgroups.kill(ctx, s.cgroup()); err != nil {
+	if s.isLastOfCgroup() {
+		if err := r.cgroups.KillProcesses(ctx, s.cgroupPath()); err != nil {
 			return err
 		}
-		if err := r.cgroups.remove(ctx, s.cgroup()); err != nil {
+		if err := r.cgroups.RemoveCgroup(ctx, s.cgroupPath()); err != nil {
 			return err
 		}
 	}
-	for _, dir := range []string{r.etcDir(id), r.sandboxDir(id)} {
+	for _, dir := range []string{r.paths.etcDir(id), r.paths.sandboxDir(id)} {
 		if err := safepath.RemoveAll(dir); err != nil {
 			return err
 		}
@@ -215,43 +229,48 @@ func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// lastOfCgroup reports whether no other sandbox uses the same cgroup. The next sandbox of a pod
-// uses the same one.
-func (r *Runtime) lastOfCgroup(s *sandbox) bool {
+// isLastOfCgroup reports whether no other sandbox uses the cgroup of s. All sandboxes of one pod
+// use the same cgroup.
+func (s *sandbox) isLastOfCgroup() bool {
+	r := s.runtime
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, other := range r.sandboxes {
-		if other != s && other.cgroup() == s.cgroup() {
+		if other != s && other.cgroupPath() == s.cgroupPath() {
 			return false
 		}
 	}
 	return true
 }
 
-// processEnded handles the shim's message that a process has ended.
-func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
-	if e.Container == "" {
-		r.pauseLost(s)
+// handleProcessEnd handles the shim's message that a container or the pause process has exited: it
+// records the container's exit, or makes the sandbox NotReady.
+func (s *sandbox) handleProcessEnd(exited wire.Exited) {
+	r := s.runtime
+	if exited.Container == "" {
+		s.handlePauseLoss()
 		return
 	}
-	c, err := r.container(e.Container)
+	c, err := r.findContainer(exited.Container)
 	if err != nil {
 		return
 	}
-	rec := exitRecord{Code: int32(e.Code), Finished: e.Time, OOM: e.OOM}
+	rec := exitRecord{Code: int32(exited.Code), Finished: exited.Time, OOM: exited.OOM}
 	r.mu.Lock()
 	starting := c.rec.Started == 0
 	r.mu.Unlock()
 	if starting { // the end arrived before the response to the start: the shim's file has the start time
-		if written, err := r.readExit(e.Container); err == nil {
+		if written, err := r.paths.readExitRecord(exited.Container); err == nil {
 			rec.Started = written.Started
 		}
 	}
-	r.containerEnded(c, rec)
+	c.recordContainerEnd(rec)
 }
 
-// pauseLost makes the sandbox NotReady, because its namespaces end with pause.
-func (r *Runtime) pauseLost(s *sandbox) {
+// handlePauseLoss handles the exit of the pause process: it makes a ready sandbox NotReady, because
+// the sandbox's namespaces disappear with pause.
+func (s *sandbox) handlePauseLoss() {
+	r := s.runtime
 	r.mu.Lock()
 	ready := s.rec.State == SandboxReady
 	s.lost = s.lost || !ready // RunPodSandbox checks this itself
@@ -259,14 +278,15 @@ func (r *Runtime) pauseLost(s *sandbox) {
 	if !ready {
 		return
 	}
-	if err := r.setSandbox(s, SandboxLost); err != nil {
-		r.log.Error("sandbox lost its pause", "sandbox", s.rec.ID, "error", err)
+	if err := s.applySandboxInput(SandboxLost); err != nil {
+		r.log.Error("cannot record that a sandbox has lost its pause process", "sandbox", s.rec.ID, "error", err)
 	}
 }
 
-// shimLost is called when the connection to a shim has ended. It reconnects, which shows whether
-// the shim has ended too.
-func (r *Runtime) shimLost(s *sandbox) {
+// handleShimLoss handles the end of the connection to the shim. For a completely created sandbox it
+// reconnects in the background, which also shows whether the shim has exited.
+func (s *sandbox) handleShimLoss() {
+	r := s.runtime
 	r.mu.Lock()
 	s.shim = nil
 	state := s.rec.State
@@ -276,20 +296,21 @@ func (r *Runtime) shimLost(s *sandbox) {
 	if half {
 		return
 	}
-	r.log.Error("the connection to a shim ended", "sandbox", s.rec.ID)
-	r.background.Go(func() { r.rejoin(s) })
+	r.log.Error("lost the connection to a shim", "sandbox", s.rec.ID)
+	r.life.background.Go(func() { s.retryReconnect() })
 }
 
-// orphanEnded ends a container without a shim. It kills its remaining processes and uses the exit
-// code that the shim recorded, or 137 if none exists.
-func (r *Runtime) orphanEnded(ctx context.Context, c *ctr) {
-	if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
-		r.log.Error("a container without shim resists", "container", c.rec.ID, "error", err)
+// endOrphan kills the remaining processes of a container without a shim, and marks the container as
+// exited. It uses the exit code that the shim recorded, or 137 if the shim recorded none.
+func (c *container) endOrphan(ctx context.Context) {
+	r := c.runtime
+	if err := r.cgroups.KillProcesses(ctx, c.rec.Cgroup); err != nil {
+		r.log.Error("cannot kill the processes of a container without a shim", "container", c.rec.ID, "error", err)
 	}
-	e, err := r.readExit(c.rec.ID)
+	e, err := r.paths.readExitRecord(c.rec.ID)
 	if err != nil {
 		e = exitRecord{Code: 137, Finished: time.Now().UnixNano()}
-		c.lost.Store(true)
+		c.exitUnknown.Store(true)
 	}
-	r.containerEnded(c, e)
+	c.recordContainerEnd(e)
 }

@@ -7,10 +7,10 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// A command that cannot be executed fails the start of its container, as with containerd. The
-// container ends with the reason StartError and exit code 128, and its pod's restart policy
-// applies. libcontainer resolves the command at creation. The error is therefore kept in the
-// container's record until the start.
+// A command that cannot be executed makes the start of its container fail, as with containerd. The
+// container exits with the reason StartError and exit code 128, and its pod's restart policy
+// applies. libcontainer resolves the command when the container is created. The error is therefore
+// kept in the container's record until the start.
 
 const (
 	startErrorReason = "StartError"
@@ -20,9 +20,9 @@ const (
 	maxStartError = 4096
 )
 
-// initError returns libcontainer's error text if the init process of a new container failed: its
-// command, working directory or a mount is wrong. It returns "" for all other errors.
-func initError(err error) string {
+// initErrorText returns libcontainer's error text if the init process of a new container failed:
+// its command, working directory or a mount is wrong. It returns "" for all other errors.
+func initErrorText(err error) string {
 	const init, whole = "error during container init: ", "unable to start container process: "
 	text := err.Error()
 	at := strings.Index(text, init)
@@ -38,27 +38,28 @@ func initError(err error) string {
 	return strings.ToValidUTF8(strings.TrimSpace(text), "")
 }
 
-// failStart ends a container with a start error in its record. It writes the exit file first,
-// because no shim does.
-func (r *Runtime) failStart(c *ctr) error {
+// failStart marks a container with a start error in its record as exited. It writes the exit file
+// first, because no shim writes it.
+func (c *container) failStart() error {
 	now := time.Now().UnixNano()
 	e := exitRecord{Code: startErrorCode, Started: now, Finished: now}
-	if err := durable.Replace(r.exitFile(c.rec.ID), []byte(endText(e, ""))); err != nil {
+	if err := durable.Write(c.runtime.paths.exitFile(c.rec.ID), []byte(endText(e, "")), durable.Atomic); err != nil {
 		return err
 	}
-	r.containerEnded(c, e)
+	c.recordContainerEnd(e)
 	return nil
 }
 
-// adoptFailedStart ends a container with a start error if an earlier agent process tried to start
-// it, or if its sandbox has no shim any more. Otherwise the container still waits for its start.
-func (r *Runtime) adoptFailedStart(c *ctr, hasShim bool) error {
-	if e, err := r.readExit(c.rec.ID); err == nil {
-		r.containerEnded(c, e)
+// adoptFailedStart handles a container with a start error. It marks the container as exited if an
+// earlier agent process tried to start it or if its sandbox has no shim. Otherwise the container
+// still waits for its start.
+func (c *container) adoptFailedStart(hasShim bool) error {
+	if e, err := c.runtime.paths.readExitRecord(c.rec.ID); err == nil {
+		c.recordContainerEnd(e)
 		return nil
 	}
 	if hasShim {
 		return nil
 	}
-	return r.failStart(c)
+	return c.failStart()
 }

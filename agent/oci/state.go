@@ -23,27 +23,27 @@ const (
 	SandboxRemoved  SandboxState = "removed"
 )
 
-// SandboxInput is an event or operation that changes a sandbox's state.
+// SandboxInput is an event or an operation that may change a sandbox's state.
 type SandboxInput string
 
-// The inputs of a sandbox.
+// The inputs of NextState.
 const (
 	SandboxBuilt   SandboxInput = "built"   // everything but the network is created
 	SandboxRan     SandboxInput = "ran"     // RunPodSandbox succeeded
-	SandboxFailed  SandboxInput = "failed"  // RunPodSandbox failed and was undone
+	SandboxFailed  SandboxInput = "failed"  // RunPodSandbox failed, and its changes were undone
 	SandboxLost    SandboxInput = "lost"    // pause or the shim died
 	SandboxStop    SandboxInput = "stop"    // StopPodSandbox
-	SandboxRemove  SandboxInput = "remove"  // RemovePodSandbox; stops first
+	SandboxRemove  SandboxInput = "remove"  // RemovePodSandbox, which stops the sandbox first
 	SandboxCreate  SandboxInput = "create"  // CreateContainer
 	SandboxRecover SandboxInput = "recover" // an agent process has started
 )
 
-// Next returns the state after an input. An error means that the input is not allowed in this
-// state, which does not change.
-func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
+// NextState returns the state after an input. If the input is not allowed in state s, it returns s
+// and an error.
+func (s SandboxState) NextState(input SandboxInput) (SandboxState, error) {
 	switch s {
 	case SandboxCreating:
-		switch in {
+		switch input {
 		case SandboxBuilt:
 			return SandboxPrepared, nil
 		case SandboxFailed, SandboxRecover, SandboxRemove:
@@ -52,7 +52,7 @@ func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 			return SandboxNotReady, nil
 		}
 	case SandboxPrepared:
-		switch in {
+		switch input {
 		case SandboxRan:
 			return SandboxReady, nil
 		case SandboxCreate:
@@ -63,7 +63,7 @@ func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 			return SandboxNotReady, nil
 		}
 	case SandboxReady:
-		switch in {
+		switch input {
 		case SandboxCreate, SandboxRecover:
 			return SandboxReady, nil
 		case SandboxStop, SandboxLost:
@@ -72,19 +72,19 @@ func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 			return SandboxRemoved, nil
 		}
 	case SandboxNotReady:
-		switch in {
+		switch input {
 		case SandboxStop, SandboxLost, SandboxRecover:
 			return SandboxNotReady, nil
 		case SandboxRemove:
 			return SandboxRemoved, nil
 		}
 	case SandboxRemoved:
-		switch in {
+		switch input {
 		case SandboxStop, SandboxRemove, SandboxLost, SandboxFailed:
 			return SandboxRemoved, nil
 		}
 	}
-	return s, fmt.Errorf("sandbox is %s: cannot %s", s, in)
+	return s, fmt.Errorf("sandbox is %s: cannot %s", s, input)
 }
 
 // ContainerState is the state of a container.
@@ -101,8 +101,8 @@ const (
 	ContainerExited   ContainerState = "exited"
 )
 
-// reason returns the termination reason that Kubernetes shows for an ended container.
-func reason(code int32, oom bool) string {
+// terminationReason returns the termination reason that Kubernetes shows for an exited container.
+func terminationReason(code int32, oom bool) string {
 	switch {
 	case oom && code != 0:
 		return "OOMKilled"

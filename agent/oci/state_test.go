@@ -4,18 +4,21 @@ import "testing"
 
 // TestSandboxTable checks the whole transition table; "-" is a rejected transition. F98
 func TestSandboxTable(t *testing.T) {
-	inputs := []SandboxInput{SandboxBuilt, SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
+	inputs := []SandboxInput{SandboxBuilt, SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove,
+		SandboxCreate, SandboxRecover}
 	table := map[SandboxState][]SandboxState{
 		//               built            ran           failed          lost             stop             remove          create        recover
-		SandboxCreating: {SandboxPrepared, "-", SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxRemoved},
-		SandboxPrepared: {"-", SandboxReady, SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxPrepared, SandboxRemoved},
+		SandboxCreating: {SandboxPrepared, "-", SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, "-",
+			SandboxRemoved},
+		SandboxPrepared: {"-", SandboxReady, SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved,
+			SandboxPrepared, SandboxRemoved},
 		SandboxReady:    {"-", "-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxReady, SandboxReady},
 		SandboxNotReady: {"-", "-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxNotReady},
 		SandboxRemoved:  {"-", "-", SandboxRemoved, SandboxRemoved, SandboxRemoved, SandboxRemoved, "-", "-"},
 	}
 	for state, row := range table {
 		for i, want := range row {
-			got, err := state.Next(inputs[i])
+			got, err := state.NextState(inputs[i])
 			switch {
 			case want == "-" && (err == nil || got != state):
 				t.Errorf("%s + %s = %s, %v; must be refused and change nothing", state, inputs[i], got, err)
@@ -31,35 +34,30 @@ func TestReason(t *testing.T) {
 		code int32
 		oom  bool
 		want string
-	}{{0, false, "Completed"}, {0, true, "Completed"}, {137, true, "OOMKilled"}, {137, false, "Error"}, {1, false, "Error"}} {
-		if got := reason(c.code, c.oom); got != c.want {
+	}{{0, false, "Completed"}, {0, true, "Completed"}, {137, true, "OOMKilled"}, {137, false, "Error"},
+		{1, false, "Error"}} {
+		if got := terminationReason(c.code, c.oom); got != c.want {
 			t.Errorf("reason(%d, %v) = %s, want %s", c.code, c.oom, got, c.want)
 		}
 	}
 }
 
 func TestExitRecord(t *testing.T) {
-	e, err := parseExit([]byte("137 20 10 oom\n"))
+	e, err := parseExitRecord([]byte("137 20 10 oom\n"))
 	if err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: true}) {
 		t.Errorf("%+v, %v", e, err)
 	}
 	// Fields added by a later release are skipped.
-	for text, oom := range map[string]bool{"137 20 10\n": false, "137 20 10 new=1": false, "137 20 10 oom new=1\nmore": true} {
-		if e, err := parseExit([]byte(text)); err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: oom}) {
+	for text, oom := range map[string]bool{"137 20 10\n": false, "137 20 10 new=1": false,
+		"137 20 10 oom new=1\nmore": true} {
+		if e, err := parseExitRecord([]byte(text)); err != nil ||
+			e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: oom}) {
 			t.Errorf("%q: %+v, %v", text, e, err)
 		}
 	}
 	for _, bad := range []string{"", "1", "1 2", "x 2 3", "99999999999 1 1"} {
-		if e, err := parseExit([]byte(bad)); err == nil {
+		if e, err := parseExitRecord([]byte(bad)); err == nil {
 			t.Errorf("%q was read as %+v", bad, e)
-		}
-	}
-}
-
-func TestSignalNumbers(t *testing.T) {
-	for name, want := range map[string]int{"SIGTERM": 15, "term": 15, "9": 9, "": 15, "SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMINPLUS3": 37, "SIGRTMAX": 64, "nonsense": 15, "SIGRTMIN+99": 15} {
-		if got := signalNumber(name); got != want {
-			t.Errorf("signalNumber(%q) = %d, want %d", name, got, want)
 		}
 	}
 }

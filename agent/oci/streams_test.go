@@ -19,46 +19,45 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 )
 
-// buffer is a buffer that is safe for concurrent use.
-type buffer struct {
+// syncBuffer is a buffer that is safe for concurrent use.
+type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (b *buffer) Write(p []byte) (int, error) {
+func (b *syncBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.Write(p)
 }
 
-func (b *buffer) String() string {
+func (b *syncBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
 }
 
 // waitText waits until the buffer holds a text.
-func (r *rig) waitText(b *buffer, text string) {
+func (r *rig) waitText(b *syncBuffer, text string) {
 	r.t.Helper()
-	err := wait.For(testCtx(r.t, time.Minute), 2*time.Millisecond, func() error {
+	await.Until(r.t.Context(), r.t, await.Patience, 2*time.Millisecond, "the output", func() error {
 		if s := b.String(); !strings.Contains(s, text) {
 			return fmt.Errorf("%q lacks %q", s, text)
 		}
 		return nil
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 func TestExec(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
-	out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "echo out; echo err >&2; exit 7"}})
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	out, err := r.ExecSync(r.ctx(),
+		&cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "echo out; echo err >&2; exit 7"}})
 	if err != nil || string(out.Stdout) != "out\n" || string(out.Stderr) != "err\n" || out.ExitCode != 7 {
 		t.Errorf("%v, %v", out, err)
 	}
@@ -69,7 +68,8 @@ func TestExec(t *testing.T) {
 	}
 	// The process has ended as well.
 	err = wait.For(testCtx(t, time.Minute), 10*time.Millisecond, func() error {
-		out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 100$'"}})
+		out, err := r.ExecSync(r.ctx(),
+			&cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 100$'"}})
 		if err != nil || strings.TrimSpace(string(out.Stdout)) != "0" {
 			return fmt.Errorf("%s %v", out.GetStdout(), err)
 		}
@@ -81,29 +81,33 @@ func TestExec(t *testing.T) {
 	// Streams: a megabyte through cat.
 	big := strings.Repeat("0123456789abcdef\n", 1<<16)
 	var got bytes.Buffer
-	if err := r.Exec(r.ctx(), id, []string{"cat"}, false, agent.Streams{Stdin: strings.NewReader(big), Stdout: &got}); err != nil || got.String() != big {
+	if err := r.Exec(r.ctx(), id, []string{"cat"}, false,
+		agent.Streams{Stdin: strings.NewReader(big), Stdout: &got}); err != nil || got.String() != big {
 		t.Errorf("cat returned %d of %d bytes, %v", got.Len(), len(big), err)
 	}
 	var exit *agent.ExitError
-	if err := r.Exec(r.ctx(), id, []string{"sh", "-c", "exit 9"}, false, agent.Streams{}); !errors.As(err, &exit) || exit.Code != 9 {
+	if err := r.Exec(r.ctx(), id, []string{"sh", "-c", "exit 9"}, false, agent.Streams{}); !errors.As(err, &exit) ||
+		exit.Code != 9 {
 		t.Errorf("exit 9: %v", err)
 	}
-	if err := r.Exec(r.ctx(), id, []string{"/no/such"}, false, agent.Streams{}); err == nil || errors.As(err, &exit) || !strings.Contains(err.Error(), "/no/such") {
+	if err := r.Exec(r.ctx(), id, []string{"/no/such"}, false, agent.Streams{}); err == nil || errors.As(err, &exit) ||
+		!strings.Contains(err.Error(), "/no/such") {
 		t.Errorf("missing program: %v", err)
 	}
 	// A command with a child in the background ends without waiting for the child.
 	begin = time.Now()
-	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "sleep 50 & echo done"}}); err != nil || time.Since(begin) > 45*time.Second {
+	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id,
+		Cmd: []string{"sh", "-c", "sleep 50 & echo done"}}); err != nil || time.Since(begin) > 45*time.Second {
 		t.Errorf("with a child left behind: %v after %v", err, time.Since(begin))
 	}
 }
 
 func TestExecTerminal(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	in, typing := io.Pipe()
-	out, sizes := &buffer{}, make(chan agent.TermSize, 1)
+	out, sizes := &syncBuffer{}, make(chan agent.TermSize, 1)
 	done := make(chan error, 1)
 	go func() {
 		done <- r.Exec(r.ctx(), id, []string{"sh"}, true, agent.Streams{Stdin: in, Stdout: out, Resize: sizes})
@@ -131,12 +135,13 @@ func TestAttach(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		t.Run(fmt.Sprint("tty=", tty), func(t *testing.T) {
 			r := newRig(t)
-			sb, sc := r.sandbox()
-			id := r.run(sb, sc, r.containerConfig("a", "while read x; do echo got $x; [ $x = end ] && exit 4; done; echo eof", func(c *cri.ContainerConfig) {
-				c.Tty, c.Stdin, c.StdinOnce = tty, true, true
-			}))
+			sb, sc := r.runSandbox()
+			id := r.runContainer(sb, sc, r.containerConfig("a",
+				"while read x; do echo got $x; [ $x = end ] && exit 4; done; echo eof", func(c *cri.ContainerConfig) {
+					c.Tty, c.Stdin, c.StdinOnce = tty, true, true
+				}))
 			in, typing := io.Pipe()
-			out, second := &buffer{}, &buffer{}
+			out, second := &syncBuffer{}, &syncBuffer{}
 			done := make(chan error, 2)
 			go func() { done <- r.Attach(r.ctx(), id, tty, agent.Streams{Stdin: in, Stdout: out}) }()
 			if _, err := io.WriteString(typing, "one\n"); err != nil {
@@ -163,7 +168,7 @@ func TestAttach(t *testing.T) {
 			if st := r.waitExit(id); st.ExitCode != 4 {
 				t.Errorf("exit code %d", st.ExitCode)
 			}
-			if log := r.log("a"); !strings.Contains(log, "got one") || !strings.Contains(log, "got end") {
+			if log := r.readLog("a"); !strings.Contains(log, "got one") || !strings.Contains(log, "got end") {
 				t.Errorf("the log lacks what was attached: %s", log)
 			}
 		})
@@ -176,13 +181,15 @@ func TestAttachEndsWithItsInput(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		t.Run(fmt.Sprint("tty=", tty), func(t *testing.T) {
 			r := newRig(t)
-			sb, sc := r.sandbox()
-			id := r.run(sb, sc, r.containerConfig("a", "while read x; do echo got $x; [ $x = end ] && exit 4; done; echo eof", func(c *cri.ContainerConfig) {
-				c.Tty, c.Stdin, c.StdinOnce = tty, true, false
-			}))
+			sb, sc := r.runSandbox()
+			id := r.runContainer(sb, sc, r.containerConfig("a",
+				"while read x; do echo got $x; [ $x = end ] && exit 4; done; echo eof", func(c *cri.ContainerConfig) {
+					c.Tty, c.Stdin, c.StdinOnce = tty, true, false
+				}))
 			for _, word := range []string{"one", "two", "end"} {
-				out := &buffer{}
-				if err := r.Attach(r.ctx(), id, tty, agent.Streams{Stdin: strings.NewReader(word + "\n"), Stdout: out}); err != nil {
+				out := &syncBuffer{}
+				if err := r.Attach(r.ctx(), id, tty, agent.Streams{Stdin: strings.NewReader(word + "\n"),
+					Stdout: out}); err != nil {
 					t.Fatal(err)
 				}
 				if !strings.Contains(out.String(), "got "+word) {
@@ -199,9 +206,10 @@ func TestAttachEndsWithItsInput(t *testing.T) {
 // An attached client that reads slowly delays the container and loses nothing.
 func TestSlowAttachLosesNothing(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
+	sb, sc := r.runSandbox()
 	const lines = 60000
-	id := r.run(sb, sc, r.containerConfig("a", fmt.Sprintf("read go; seq 1 %d", lines), func(c *cri.ContainerConfig) { c.Stdin = true }))
+	id := r.runContainer(sb, sc, r.containerConfig("a", fmt.Sprintf("read go; seq 1 %d", lines),
+		func(c *cri.ContainerConfig) { c.Stdin = true }))
 	pr, pw := io.Pipe()
 	in, typing := io.Pipe()
 	done := make(chan error, 1)
@@ -234,8 +242,9 @@ func TestSlowAttachLosesNothing(t *testing.T) {
 
 func TestPortForward(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	r.run(sb, sc, r.containerConfig("a", "echo forwarded > /tmp/index.html; exec httpd -f -p 127.0.0.1:8081 -h /tmp"))
+	sb, sc := r.runSandbox()
+	r.runContainer(sb, sc, r.containerConfig("a",
+		"echo forwarded > /tmp/index.html; exec httpd -f -p 127.0.0.1:8081 -h /tmp"))
 	var got string
 	err := wait.For(testCtx(t, time.Minute), 20*time.Millisecond, func() error {
 		ours, theirs := net.Pipe()
@@ -263,9 +272,9 @@ func TestLogRotation(t *testing.T) {
 	r := newRig(t)
 	r.stop()
 	r.cfg.LogMaxSize, r.cfg.LogMaxFiles = 20_000, 3
-	r.start()
-	sb, sc := r.sandbox()
-	r.output(sb, sc, "a", "seq 1 50000")
+	r.startRuntime()
+	sb, sc := r.runSandbox()
+	r.runToEnd(sb, sc, "a", "seq 1 50000")
 	files, err := filepath.Glob(filepath.Join(r.logs, "a.log*"))
 	if err != nil || len(files) != 3 {
 		t.Errorf("files %v, %v", files, err)
@@ -281,18 +290,16 @@ func TestLogRotation(t *testing.T) {
 
 func TestReopenLog(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "echo before; read x; echo after", func(c *cri.ContainerConfig) { c.Stdin = true }))
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "echo before; read x; echo after",
+		func(c *cri.ContainerConfig) { c.Stdin = true }))
 	path := filepath.Join(r.logs, "a.log")
-	err := wait.For(testCtx(t, time.Minute), time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the log", func() error {
 		if b, _ := os.ReadFile(path); !bytes.Contains(b, []byte("before")) {
 			return errors.New("nothing logged")
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := os.Rename(path, path+".moved"); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +312,7 @@ func TestReopenLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.waitExit(id)
-	if log := r.log("a"); log != "stdout F after\n" {
+	if log := r.readLog("a"); log != "stdout F after\n" {
 		t.Errorf("the new log is %q", log)
 	}
 }

@@ -14,10 +14,11 @@ import (
 // memory. The pod's next container sees them.
 func TestFilesOfEtcAreMeasured(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	script := "for f in resolv.conf hostname hosts; do echo more >> /etc/$f || exit 1; done; echo layer > /layer; exec sleep 1000"
-	id := r.run(sb, sc, r.containerConfig("a", script))
-	own, shared := r.Written(id)
+	sb, sc := r.runSandbox()
+	script := "for f in resolv.conf hostname hosts; do echo more >> /etc/$f || exit 1; done; echo layer > " +
+		"/layer; exec sleep 1000"
+	id := r.runContainer(sb, sc, r.containerConfig("a", script))
+	own, shared := r.WrittenDirs(id)
 	if len(own) != 2 || len(shared) != 1 {
 		t.Fatalf("written: %q, %q", own, shared)
 	}
@@ -29,15 +30,15 @@ func TestFilesOfEtcAreMeasured(t *testing.T) {
 			t.Errorf("%s: %q, %v", path, b, err)
 		}
 	}
-	out, _ := r.output(sb, sc, "b", "cat /etc/hostname")
+	out, _ := r.runToEnd(sb, sc, "b", "cat /etc/hostname")
 	if out != "stdout F pod1\nstdout F more\n" {
 		t.Errorf("another container sees %q", out)
 	}
-	if own, shared := r.Written("unknown"); own != nil || shared != nil {
+	if own, shared := r.WrittenDirs("unknown"); own != nil || shared != nil {
 		t.Errorf("an unknown container writes to %q, %q", own, shared)
 	}
 	// /dev/shm and /dev are tmpfs mounts with a size limit.
-	out, _ = r.output(sb, sc, "c", "df -k /dev/shm /dev | tail -n 2 | awk '{print $2}'")
+	out, _ = r.runToEnd(sb, sc, "c", "df -k /dev/shm /dev | tail -n 2 | awk '{print $2}'")
 	if out != "stdout F 65536\nstdout F 65536\n" {
 		t.Errorf("sizes: %q", out)
 	}
@@ -47,9 +48,9 @@ func TestFilesOfEtcAreMeasured(t *testing.T) {
 // shm. It binds them into containers that it creates there.
 func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
-	id := r.run(sb, sc, r.containerConfig("a", "echo more >> /etc/hosts; exec sleep 1000"))
-	_, shared := r.Written(id)
+	sb, sc := r.runSandbox()
+	id := r.runContainer(sb, sc, r.containerConfig("a", "echo more >> /etc/hosts; exec sleep 1000"))
+	_, shared := r.WrittenDirs(id)
 	r.eventually(func() error {
 		b, err := os.ReadFile(filepath.Join(shared[0], "hosts"))
 		if err == nil && !strings.HasSuffix(string(b), "more\n") {
@@ -81,7 +82,7 @@ func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
 // release has its own.
 func TestFilesOfEtcOfTheReleaseBefore(t *testing.T) {
 	r := newRig(t)
-	sb, sc := r.sandbox()
+	sb, sc := r.runSandbox()
 	r.stop()
 	for _, f := range []string{"resolv.conf", "hostname", "hosts"} {
 		path := filepath.Join(r.cfg.RunDir, "sandboxes", sb, f)
@@ -92,8 +93,8 @@ func TestFilesOfEtcOfTheReleaseBefore(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(r.cfg.StateDir, "etc", sb)); err != nil {
 		t.Fatal(err)
 	}
-	r.start()
-	out, _ := r.output(sb, sc, "b", "cat /etc/hostname; head -n 1 /etc/hosts")
+	r.startRuntime()
+	out, _ := r.runToEnd(sb, sc, "b", "cat /etc/hostname; head -n 1 /etc/hosts")
 	if out != "stdout F pod1\nstdout F 127.0.0.1\tlocalhost\n" {
 		t.Errorf("a new container sees %q", out)
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/agent/pod/podfiles"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -24,7 +25,7 @@ func TestPodsOfACheckpointWaitAfterABoot(t *testing.T) {
 		p := simplePod("db-0")
 		p.Spec.RestartPolicy = v1.RestartPolicyAlways
 		n.cluster.Put(p)
-		n.start() // no sandbox and no container: the machine was off
+		n.startAgent() // no sandbox and no container: the machine was off
 		defer func() { n.stop() }()
 		virtual.Wait()
 		if s, c := n.rt.Left(); s != 0 || c != 0 {
@@ -34,8 +35,8 @@ func TestPodsOfACheckpointWaitAfterABoot(t *testing.T) {
 	})
 }
 
-// ownedBy returns the pod with a controller owner reference.
-func ownedBy(p *v1.Pod, apiVersion, kind string) *v1.Pod {
+// podOwnedBy returns the pod with a controller owner reference.
+func podOwnedBy(p *v1.Pod, apiVersion, kind string) *v1.Pod {
 	yes := true
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: "owner",
 		Controller: &yes}}
@@ -52,10 +53,11 @@ func TestPodsStartOnceConfirmed(t *testing.T) {
 		mirror.Annotations[v1.MirrorPodAnnotationKey] = "hash"
 		done := simplePod("done")
 		done.Status.Phase = v1.PodSucceeded
-		moved := ownedBy(simplePod("moved"), "apps/v1", "StatefulSet")
-		n.cluster.Put(ownedBy(simplePod("daemon"), "apps/v1", "DaemonSet"),
-			ownedBy(simplePod("other"), "example.com/v1", "DaemonSet"), ownedBy(simplePod("stays"), "apps/v1", "StatefulSet"), mirror, done, moved)
-		n.start()
+		moved := podOwnedBy(simplePod("moved"), "apps/v1", "StatefulSet")
+		n.cluster.Put(podOwnedBy(simplePod("daemon"), "apps/v1", "DaemonSet"),
+			podOwnedBy(simplePod("other"), "example.com/v1", "DaemonSet"),
+			podOwnedBy(simplePod("stays"), "apps/v1", "StatefulSet"), mirror, done, moved)
+		n.startAgent()
 		defer func() { n.stop() }()
 		time.Sleep(10 * time.Minute) // virtual time
 		virtual.Wait()
@@ -66,7 +68,7 @@ func TestPodsStartOnceConfirmed(t *testing.T) {
 				t.Errorf("%d sandboxes, want those of %v", s, want)
 			}
 			for _, uid := range want {
-				if got := n.pod(uid).Status.Phase; got != v1.PodRunning {
+				if got := n.reportedPod(uid).Status.Phase; got != v1.PodRunning {
 					t.Errorf("pod %s is %s", uid, got)
 				}
 			}
@@ -84,24 +86,24 @@ func TestPodsStartOnceConfirmed(t *testing.T) {
 func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.cfg.BootID = "b1"
-		n.start()
+		n.cfg.Identity.BootID = "b1"
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		n.stop()
 		n.cluster.Put(simplePod("u2")) // assigned just before the control plane was lost, never started
 		n.cluster.Unconfirmed()
-		n.start()
+		n.startAgent()
 		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 2 {
 			t.Fatalf("%d sandboxes after a restart of the agent, want 2", s)
 		}
 		for range 2 { // the second agent of the boot has no more information than the first
 			n.stop()
-			n.cfg.BootID = "b2"
+			n.cfg.Identity.BootID = "b2"
 			n.cluster.Put(simplePod("u3"))
-			n.start()
+			n.startAgent()
 			virtual.Wait()
 			if s, _ := n.rt.Left(); s != 2 {
 				t.Fatalf("%d sandboxes, want those of the two pods that run", s)
@@ -115,23 +117,23 @@ func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
 func TestPodsThatRunNeedNoConfirmation(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		n.stop()
-		if err := os.Remove(n.cfg.confirmationFile()); err != nil {
+		if err := os.Remove(podfiles.ConfirmationFile(n.cfg.Paths)); err != nil {
 			t.Fatal(err)
 		}
 		n.cluster.Unconfirmed()
-		n.start()
+		n.startAgent()
 		virtual.Wait()
 		if err := n.rt.Exit("u1", "app", 1, "Error"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute) // virtual time
 		virtual.Wait()
-		if got := n.pod("u1").Status.ContainerStatuses[0]; got.RestartCount != 1 || got.State.Running == nil {
+		if got := n.reportedPod("u1").Status.ContainerStatuses[0]; got.RestartCount != 1 || got.State.Running == nil {
 			t.Errorf("%+v", got)
 		}
 	})
@@ -144,21 +146,21 @@ func TestUnconfirmedPodsMayBeStarted(t *testing.T) {
 		n.cfg.StartUnconfirmedPods = true
 		n.cluster.Unconfirmed()
 		n.cluster.Put(simplePod("u1"))
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 	})
 }
 
 // P9: an unreadable confirmation record counts as none.
 func TestDamagedConfirmation(t *testing.T) {
 	n := newNode(t)
-	n.confirmedBefore()
+	n.recordConfirmation()
 	for _, content := range []string{"", "{", `{"version":1,"boot":"another"}`} {
-		if err := os.WriteFile(n.cfg.confirmationFile(), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(podfiles.ConfirmationFile(n.cfg.Paths), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if c := New(n.cfg).cfg; c.confirmedInBoot() {
+		if confirmed, _ := podfiles.WasConfirmedInBoot(n.cfg.Paths, n.cfg.Identity.BootID); confirmed {
 			t.Errorf("%q counts as a confirmation", content)
 		}
 	}

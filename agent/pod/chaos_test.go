@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/pod/podevents"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -30,14 +31,15 @@ var chaosSeeds = flag.Uint64("chaos.seeds", 3, "how many seeds TestChaos runs, e
 func TestChaos(t *testing.T) {
 	for seed := range *chaosSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			virtual.Test(t, func(t *testing.T) { chaos(t, rand.New(rand.NewPCG(seed, 1))) })
+			virtual.Test(t, func(t *testing.T) { runChaos(t, rand.New(rand.NewPCG(seed, 1))) })
 		})
 	}
 }
 
-func chaos(t *testing.T, r *rand.Rand) {
+func runChaos(t *testing.T, r *rand.Rand) {
 	n := newNode(t)
-	for verb, d := range map[string]time.Duration{"RunPodSandbox": 20, "CreateContainer": 10, "StartContainer": 5, "StopContainer": 30, "StopPodSandbox": 10} {
+	for verb, d := range map[string]time.Duration{"RunPodSandbox": 20, "CreateContainer": 10, "StartContainer": 5,
+		"StopContainer": 30, "StopPodSandbox": 10} {
 		n.rt.Delay(verb, d*time.Millisecond)
 	}
 	n.vol.Delay("MountAll", 15*time.Millisecond)
@@ -45,18 +47,20 @@ func chaos(t *testing.T, r *rand.Rand) {
 	// The worker's observations are outdated: actions complete in between.
 	n.rt.Delay("ListContainers", 7*time.Millisecond)
 	n.rt.Delay("ListPodSandbox", 4*time.Millisecond)
-	n.start()
+	n.startAgent()
 	defer func() { n.stop() }()
 	const pods = 6
 	uid := func(i int) types.UID { return types.UID(fmt.Sprintf("u%d", i)) }
 	for i := range pods {
-		p := simplePod(string(uid(i)), v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}, v1.Container{Name: "log", Image: "tools:1"})
+		p := simplePod(string(uid(i)), v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}},
+			v1.Container{Name: "log", Image: "tools:1"})
 		always := v1.ContainerRestartPolicyAlways
 		p.Spec.InitContainers = []v1.Container{{Name: "proxy", Image: "tools:1", RestartPolicy: &always}}
 		n.cluster.Put(p)
 	}
 	boom := errors.New("boom")
-	verbs := []string{"RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"}
+	verbs := []string{"RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer",
+		"StopPodSandbox", "RemovePodSandbox"}
 	for range 300 {
 		time.Sleep(time.Duration(r.IntN(12_000)) * time.Millisecond)
 		who := uid(r.IntN(pods))
@@ -68,17 +72,18 @@ func chaos(t *testing.T, r *rand.Rand) {
 		case 2:
 			n.vol.Fail([]string{"MountAll", "UnmountAll"}[r.IntN(2)], boom)
 		case 3, 4, 5:
-			_ = n.rt.Exit(who, []string{"app", "log", "proxy"}[r.IntN(3)], int32(r.IntN(2)), "") // it may not be running
+			// it may not be running
+			_ = n.rt.Exit(who, []string{"app", "log", "proxy"}[r.IntN(3)], int32(r.IntN(2)), "")
 		case 6:
 			_ = n.rt.KillSandbox(who)
 		case 7:
-			n.start()
+			n.startAgent()
 		}
 	}
 	time.Sleep(10 * time.Minute)
 	virtual.Wait()
 	for i := range pods {
-		if s := summary(&n.pod(uid(i)).Status); !strings.Contains(s, " Ready;") {
+		if s := statusSummary(&n.reportedPod(uid(i)).Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("after ten minutes of peace %s is %s; events: %q", uid(i), s, n.cluster.Events(uid(i)))
 		}
 	}
@@ -92,13 +97,13 @@ func chaos(t *testing.T, r *rand.Rand) {
 	for i := range pods {
 		deletePod(n, uid(i), 30)
 		if r.IntN(2) == 0 {
-			n.start()
+			n.startAgent()
 		}
 	}
 	time.Sleep(5 * time.Minute)
 	virtual.Wait()
 	if left := n.cluster.Pods(); len(left) != 0 {
-		t.Errorf("%d pods are left; the first: %s", len(left), summary(&left[0].Status))
+		t.Errorf("%d pods are left; the first: %s", len(left), statusSummary(&left[0].Status))
 	}
 	sb, c := n.rt.Left()
 	v, _ := n.vol.Pods()
@@ -117,13 +122,14 @@ func TestPostStartFails(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Fail("ExecSync", errors.New("hook is broken"))
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		hook := &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/hook"}}}}
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Lifecycle: hook}))
 		time.Sleep(time.Second)
-		n.is("u1", running+", 1 restarts, before: Error 143")
-		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "FailedPostStartHook PostStartHook failed x1") {
+		n.expectStatus("u1", running+", 1 restarts, before: Error 143")
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e,
+			"FailedPostStartHook PostStartHook failed x1") {
 			t.Errorf("events: %s", e)
 		}
 	})
@@ -134,7 +140,7 @@ func TestDeletedWhilePulling(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.img.Delay("PullImage", time.Hour)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "big:1"}))
 		virtual.Wait()
@@ -154,7 +160,7 @@ func TestGraceShortened(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.IgnoreTerm = map[string]bool{"app": true}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
 		virtual.Wait()
@@ -179,7 +185,7 @@ func TestWhatHoldsAKilledContainerIsGivenUp(t *testing.T) {
 		for i, failure := range []error{fmt.Errorf("stop: %w", agent.ErrStillRunning), errors.New("no connection")} {
 			n := newNode(t)
 			n.rt.Fail("StopContainer", failure)
-			n.start()
+			n.startAgent()
 			n.cluster.Put(simplePod("u1"))
 			virtual.Wait()
 			deletePod(n, "u1", 1)
@@ -199,7 +205,7 @@ func TestReadinessFollows(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		states := make(chan agent.ProbeState)
-		n.cfg.Prober = prober{func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
+		n.cfg.Deps.Prober = prober{func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			for {
 				select {
 				case <-ctx.Done():
@@ -209,7 +215,7 @@ func TestReadinessFollows(t *testing.T) {
 				}
 			}
 		}}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
 		notReady := strings.Replace(strings.Replace(running, " ContainersReady Ready", "", 1), ", ready", "", 1)
@@ -219,7 +225,7 @@ func TestReadinessFollows(t *testing.T) {
 			if ready {
 				want = running
 			}
-			n.is("u1", want)
+			n.expectStatus("u1", want)
 		}
 		if c := n.rt.Count("StartContainer"); c != 1 {
 			t.Errorf("%d starts", c)
@@ -233,7 +239,7 @@ func TestEventsAreBounded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Lifetime = func(*cri.ContainerConfig) (time.Duration, int32, bool) { return time.Second, 1, true }
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		told := func() (sum int) {
 			for _, e := range n.cluster.Events("u1") {
@@ -249,12 +255,12 @@ func TestEventsAreBounded(t *testing.T) {
 		n.cluster.Put(simplePod("u1"))
 		time.Sleep(time.Hour)
 		virtual.Wait()
-		if got := told(); got < eventBurst || got > eventBurst+13 {
+		if got := told(); got < podevents.Burst || got > podevents.Burst+13 {
 			t.Errorf("%d events in the first hour", got)
 		}
 		time.Sleep(time.Hour)
 		virtual.Wait()
-		if got := told(); got < eventBurst+13 || got > eventBurst+26 {
+		if got := told(); got < podevents.Burst+13 || got > podevents.Burst+26 {
 			t.Errorf("%d events in two hours", got)
 		}
 	})
@@ -266,9 +272,10 @@ func TestOldPictureStartsNothingTwice(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("ListContainers", 20*time.Millisecond)
 		n.rt.Delay("StartContainer", 30*time.Millisecond)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
-		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}, v1.Container{Name: "log", Image: "tools:1"}))
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"},
+			v1.Container{Name: "log", Image: "tools:1"}))
 		for range 100 {
 			time.Sleep(7 * time.Millisecond)
 			n.rt.Poke("u1") // observations start at any time

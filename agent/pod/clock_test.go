@@ -32,10 +32,10 @@ func TestBackoffIgnoresTheWallClock(t *testing.T) {
 			virtual.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				set := wallClock(n)
-				n.start()
+				n.startAgent()
 				defer func() { n.stop() }()
 				n.cluster.Put(simplePod("u1"))
-				n.is("u1", running)
+				n.expectStatus("u1", running)
 				// The clock is set while the container runs: its run time must not reset the
 				// back-off.
 				set(skew)
@@ -69,12 +69,13 @@ func TestClockSetBackBetweenTwoLives(t *testing.T) {
 		n := newNode(t)
 		wallClock(n)(time.Hour) // earlier time stamps are now in the future
 		started := make(chan time.Time, 10)
-		n.cfg.Prober = prober{func(ctx context.Context, q agent.ProbeTarget, on func(agent.ProbeEvent)) {
+		n.cfg.Deps.Prober = prober{func(ctx context.Context, q agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			started <- q.StartedAt
 			<-ctx.Done()
 		}}
-		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", LivenessProbe: &v1.Probe{InitialDelaySeconds: 5}})
-		n.start()
+		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1",
+			LivenessProbe: &v1.Probe{InitialDelaySeconds: 5}})
+		n.startAgent()
 		n.cluster.Put(p)
 		virtual.Wait()
 		for range 3 {
@@ -88,7 +89,7 @@ func TestClockSetBackBetweenTwoLives(t *testing.T) {
 		if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
 			t.Fatal(err)
 		}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		time.Sleep(4*time.Second - time.Millisecond)
 		virtual.Wait()
@@ -100,7 +101,7 @@ func TestClockSetBackBetweenTwoLives(t *testing.T) {
 		if n.rt.Running("u1", "app") == "" {
 			t.Error("the back-off does not end")
 		}
-		n.start()
+		n.startAgent()
 		virtual.Wait()
 		for len(started) > 0 {
 			if at := <-started; at.After(time.Now()) {
@@ -124,7 +125,7 @@ func TestAnchor(t *testing.T) {
 		{time.Time{}, time.Time{}, now},
 		{now, now, now},
 	} {
-		if got := anchor(c.stamp, c.notBefore, now); !got.Equal(c.want) {
+		if got := monotonicTime(c.stamp, c.notBefore, now); !got.Equal(c.want) {
 			t.Errorf("anchor(%s, %s) is %s, want %s", c.stamp, c.notBefore, got, c.want)
 		}
 	}
@@ -158,7 +159,7 @@ func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
 			virtual.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				wallClock(n)(skew)
-				n.start()
+				n.startAgent()
 				defer func() { n.stop() }()
 				p := simplePod("u1")
 				limit := int64(600)
@@ -176,15 +177,15 @@ func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
 						t.Fatalf("no new sandbox: %q", slices.Clone(n.rt.Journal()))
 					}
 				}
-				n.start()
+				n.startAgent()
 				time.Sleep(time.Duration(limit)*time.Second - 141*time.Second)
 				virtual.Wait()
-				if st := n.pod("u1").Status; st.Phase != v1.PodRunning {
+				if st := n.reportedPod("u1").Status; st.Phase != v1.PodRunning {
 					t.Fatalf("before its deadline: %s %s", st.Phase, st.Reason)
 				}
 				time.Sleep(3 * time.Second)
 				virtual.Wait()
-				if st := n.pod("u1").Status; st.Reason != "DeadlineExceeded" {
+				if st := n.reportedPod("u1").Status; st.Reason != "DeadlineExceeded" {
 					t.Fatalf("after its deadline: %s %s", st.Phase, st.Reason)
 				}
 			})

@@ -18,40 +18,16 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A container gets the devices of the claims that it references, or of a single request, without
-// duplicates.
-func TestDevicesOfContainers(t *testing.T) {
-	all := agent.ClaimedDevices{
-		"gpu": {{Requests: []string{"big"}, CDI: []string{"v/c=1", "v/c=both"}}, {Requests: []string{"small/cheap"}, CDI: []string{"v/c=2", "v/c=both"}}},
-		"nic": {{CDI: []string{"v/n=1"}}},
-	}
-	for want, uses := range map[string][]v1.ResourceClaim{
-		"":                           nil,
-		"v/c=1 v/c=both v/c=2":       {{Name: "gpu"}},
-		"v/c=1 v/c=both":             {{Name: "gpu", Request: "big"}},
-		"v/c=2 v/c=both":             {{Name: "gpu", Request: "small"}},
-		"v/n=1":                      {{Name: "nic", Request: "any"}},
-		"v/n=1 v/c=1 v/c=both v/c=2": {{Name: "nic"}, {Name: "gpu"}},
-		"v/c=2 v/c=both v/n=1":       {{Name: "gpu", Request: "small"}, {Name: "nic"}, {Name: "none"}},
-	} {
-		var got []string
-		for _, d := range devicesOf(&v1.Container{Resources: v1.ResourceRequirements{Claims: uses}}, all) {
-			got = append(got, d.Name)
-		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%v: %v, want %s", uses, got, want)
-		}
-	}
-}
-
-// given records the devices with which containers are created.
-type given struct {
+// deviceRecorder records the devices with which containers are created.
+type deviceRecorder struct {
 	*fake.Runtime
 	mu  sync.Mutex
 	all map[string][]string
 }
 
-func (g *given) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+func (g *deviceRecorder) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (
+	*cri.CreateContainerResponse, error,
+) {
 	g.mu.Lock()
 	for _, d := range q.Config.CDIDevices {
 		g.all[q.Config.Metadata.Name] = append(g.all[q.Config.Metadata.Name], d.Name)
@@ -65,23 +41,25 @@ func (g *given) CreateContainer(ctx context.Context, q *cri.CreateContainerReque
 func TestDevicesOfAPod(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		rt := &given{Runtime: n.rt, all: map[string][]string{}}
-		n.cfg.Runtime = rt
+		rt := &deviceRecorder{Runtime: n.rt, all: map[string][]string{}}
+		n.cfg.Deps.Runtime = rt
 		n.dev.Fail("Prepare", errors.New("driver x is not there"))
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		claim := "c"
-		p := simplePod("u1", v1.Container{Name: "one", Image: "hello:1", Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "gpu", Request: "a"}}}},
+		p := simplePod("u1", v1.Container{Name: "one", Image: "hello:1",
+			Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "gpu", Request: "a"}}}},
 			v1.Container{Name: "none", Image: "hello:1"})
 		p.Spec.RestartPolicy = v1.RestartPolicyNever
 		p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim}}
 		n.cluster.Put(p)
 		virtual.Wait()
-		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "FailedPrepareDynamicResources") || !strings.Contains(e, "Failed to prepare dynamic resources: driver x is not there") {
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "FailedPrepareDynamicResources") ||
+			!strings.Contains(e, "Failed to prepare dynamic resources: driver x is not there") {
 			t.Errorf("events %s", e)
 		}
-		if len(rt.all) > 0 || strings.Contains(summary(&n.pod("u1").Status), "runs") {
-			t.Errorf("a container was made: %s", summary(&n.pod("u1").Status))
+		if len(rt.all) > 0 || strings.Contains(statusSummary(&n.reportedPod("u1").Status), "runs") {
+			t.Errorf("a container was made: %s", statusSummary(&n.reportedPod("u1").Status))
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
@@ -96,25 +74,28 @@ func TestDevicesOfAPod(t *testing.T) {
 			if sick {
 				want = strings.Replace(want, "Healthy", "Unhealthy", 1)
 			}
-			if st := n.pod("u1").Status.ContainerStatuses; fmt.Sprint(st[0].AllocatedResourcesStatus) != want || st[1].AllocatedResourcesStatus != nil {
-				t.Errorf("health %v and %v, want %s", st[0].AllocatedResourcesStatus, st[1].AllocatedResourcesStatus, want)
+			if st := n.reportedPod("u1").Status.ContainerStatuses; fmt.Sprint(st[0].AllocatedResourcesStatus) != want ||
+				st[1].AllocatedResourcesStatus != nil {
+				t.Errorf("health %v and %v, want %s", st[0].AllocatedResourcesStatus,
+					st[1].AllocatedResourcesStatus, want)
 			}
 		}
 		n.dev.Fail("Release", fmt.Errorf("%w: devices/x.json: remove the file", agent.ErrDamagedRecord))
 		n.rt.Exit("u1", "one", 0, "")
 		n.rt.Exit("u1", "none", 0, "")
 		virtual.Wait()
-		if pods, _ := n.dev.Pods(); len(pods) != 1 || n.pod("u1").Status.Phase != v1.PodRunning {
-			t.Errorf("the end of a pod is told (%s) while its devices are with %v", n.pod("u1").Status.Phase, pods)
+		if pods, _ := n.dev.Pods(); len(pods) != 1 || n.reportedPod("u1").Status.Phase != v1.PodRunning {
+			t.Errorf("the pod is reported as %s while its devices are allocated to %v",
+				n.reportedPod("u1").Status.Phase, pods)
 		}
 		const why = "Failed to unprepare dynamic resources: damaged record: devices/x.json: remove the file"
 		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, why) {
-			t.Errorf("nobody is told why the pod does not end: %s", e)
+			t.Errorf("no event has the reason why the pod does not end: %s", e)
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if pods, _ := n.dev.Pods(); len(pods) != 0 || n.pod("u1").Status.Phase != v1.PodSucceeded {
-			t.Errorf("%s, devices are with %v", n.pod("u1").Status.Phase, pods)
+		if pods, _ := n.dev.Pods(); len(pods) != 0 || n.reportedPod("u1").Status.Phase != v1.PodSucceeded {
+			t.Errorf("%s, devices are with %v", n.reportedPod("u1").Status.Phase, pods)
 		}
 	})
 }
@@ -129,7 +110,7 @@ func TestDevicesOfPodsThatAreGone(t *testing.T) {
 		if _, err := n.dev.Prepare(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		time.Sleep(time.Minute)
 		virtual.Wait()

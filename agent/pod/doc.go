@@ -1,25 +1,14 @@
 // Package pod runs pods: one worker per pod, never two for one pod.
 //
-// The decisions are pure functions. Step compares the desired state (Desired) with the actual state
-// (Observed) at a given time and returns the next actions. Status computes the pod's status from
-// the same inputs. Neither keeps state. A worker observes, calls Step, performs the actions in
-// separate goroutines, and repeats this whenever something changes. Recovery after a crash is
-// therefore not a special case: it is observe and Step again.
+// The decisions are pure functions in package lifecycle. A worker observes, calls lifecycle.Step,
+// performs the actions in separate goroutines, and repeats this whenever something changes.
+// Recovery after a crash is therefore not a special case: it is observe and Step again.
 //
-//	            ┌────── volumes ──────┐
-//	received ──▶├─ sandbox + network ─┤──▶ init 1 ──▶ … ──▶ sidecars ──▶ containers ──▶ …
-//	            └────── images ───────┘  (in order; a sidecar only    (in parallel, with
-//	                                     has to start)                hooks and probes)
+//	Set ──▶ worker ──▶ observe (runtime) ──▶ lifecycle.Step ──▶ actions ──▶ observe …
+//	                        └───────────────▶ lifecycle.Status ──▶ Reporter
 //
-//	sandbox lost ──▶ stop its containers ──▶ sandbox, next attempt ──▶ init 1 …
-//	container ended ──▶ restart by policy, with back-off ──▶ or done
-//	all done, or deadline ──▶ stop sidecars ──▶ stop sandbox ──▶ volumes
-//	                          (runtime records stay until deletion)
-//	deleted ──▶ stop gate ──▶ preStop ──▶ containers ──▶ sidecars ──▶ sandbox ──▶ volumes ──▶ gone
-//
-// Invariants:
-//   - At most one instance of a container runs at any time.
-//   - Teardown is safe at any step, on a partly created pod, and any number of times.
-//   - Everything that Step needs after a restart of the agent is in the runtime
-//     (labels and annotations) or in the pod object, or can be observed again without harm.
+// The Set has one worker per pod of the node. It admits pods (package admission), grants resizes,
+// evicts pods and removes what belongs to no pod. The packages below pod each have one subject:
+// lifecycle (decisions), admission (checks of the node), criconfig (CRI configurations), podfiles
+// (records and logs on disk), podevents, diskusage and subpath.
 package pod

@@ -5,30 +5,31 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/pod/lifecycle"
+	"keelson.dev/keelson/agent/pod/podfiles"
 	"keelson.dev/keelson/internal/virtual"
 )
 
 const short = "The node was low on resource: memory. "
 
-// evicted fails the test unless the pod's status is that of an evicted pod.
-func (n *node) evicted(when string, uid types.UID) {
+// expectEvicted fails the test unless the pod's status is that of an evicted pod.
+func (n *node) expectEvicted(when string, uid types.UID) {
 	n.t.Helper()
 	virtual.Wait()
-	st := n.pod(uid).Status
-	c := find(st.Conditions, v1.DisruptionTarget)
-	if st.Phase != v1.PodFailed || st.Reason != "Evicted" || st.Message != short || c == nil || c.Status != v1.ConditionTrue ||
+	st := n.reportedPod(uid).Status
+	c := lifecycle.FindCondition(st.Conditions, v1.DisruptionTarget)
+	if st.Phase != v1.PodFailed || st.Reason != "Evicted" || st.Message != short || c == nil ||
+		c.Status != v1.ConditionTrue ||
 		c.Reason != v1.PodReasonTerminationByKubelet || c.Message != short {
 		n.t.Errorf("%s: %+v", when, st)
 	}
@@ -44,27 +45,28 @@ func TestEvict(t *testing.T) {
 		n := newNode(t)
 		nd := &v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("1")}}}
 		n.cfg.Node = func() *v1.Node { return nd }
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
-		hook := v1.Container{Name: "app", Image: "hello:1", Lifecycle: &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 20}}}}
+		hook := v1.Container{Name: "app", Image: "hello:1",
+			Lifecycle: &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 20}}}}
 		n.cluster.Put(simplePod("u1", hook))
-		n.is("u1", running)
-		before := n.pod("u1")
-		if got := n.set.Evictable(); len(got) != 1 || got[0].UID != "u1" || n.set.Ended("u1") {
+		n.expectStatus("u1", running)
+		before := n.reportedPod("u1")
+		if got := n.set.EvictablePods(); len(got) != 1 || got[0].UID != "u1" || n.set.HasEnded("u1") {
 			t.Fatalf("can be evicted: %v", got)
 		}
 		begin := time.Now()
-		if !n.set.Evict("u1", short) || n.set.Evict("no such pod", short) {
+		if !n.set.EvictPod("u1", short) || n.set.EvictPod("no such pod", short) {
 			t.Error("it says that it evicts what there is not, or not what there is")
 		}
-		n.evicted("evicted", "u1")
+		n.expectEvicted("evicted", "u1")
 		if took := time.Since(begin); took != 0 || n.rt.Count("StopContainer") != 1 {
 			t.Errorf("it took %s: a pod of a node that is short gets no grace; %q", took, n.rt.Journal())
 		}
 		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "Evicted "+short) {
 			t.Errorf("events: %s", e)
 		}
-		if got := n.set.Evictable(); len(got) != 0 || !n.set.Ended("u1") || !n.set.Ended("never was") {
+		if got := n.set.EvictablePods(); len(got) != 0 || !n.set.HasEnded("u1") || !n.set.HasEnded("never was") {
 			t.Errorf("once it has ended it can be evicted: %v", got)
 		}
 		// The control plane has not got the status, the runtime has lost the pod in a power
@@ -72,15 +74,15 @@ func TestEvict(t *testing.T) {
 		nd.Status.Allocatable[v1.ResourcePods] = resource.MustParse("0")
 		n.stop()
 		n.cluster.Put(before)
-		n.start()
-		n.evicted("after a restart of the agent", "u1")
+		n.startAgent()
+		n.expectEvicted("after a restart of the agent", "u1")
 		n.stop()
 		n.cluster.Put(before)
 		starts := n.rt.Count("StartContainer")
 		n.rt = &fake.Runtime{Network: n.net}
-		n.cfg.Runtime = n.rt
-		n.start()
-		n.evicted("after a power cut", "u1")
+		n.cfg.Deps.Runtime = n.rt
+		n.startAgent()
+		n.expectEvicted("after a power cut", "u1")
 		if starts += n.rt.Count("StartContainer"); starts != 1 {
 			t.Errorf("its container was started %d times", starts)
 		}
@@ -101,21 +103,22 @@ func TestEvictWhatIsGoing(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.IgnoreTerm = map[string]bool{"app": true}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		deletePod(n, "u1", 600)
 		time.Sleep(10 * time.Second)
 		virtual.Wait()
-		if n.rt.Running("u1", "app") == "" || len(n.set.Evictable()) != 1 {
+		if n.rt.Running("u1", "app") == "" || len(n.set.EvictablePods()) != 1 {
 			t.Fatal("it has ended by itself")
 		}
-		if !n.set.Evict("u1", short) || len(n.set.Evictable()) != 0 {
+		if !n.set.EvictPod("u1", short) || len(n.set.EvictablePods()) != 0 {
 			t.Error("it is not told to go, or would be once more")
 		}
-		w, p := n.set.workers["u1"].w, n.pod("u1")
-		w.update(Desired{Pod: p, Stop: DeletionStop(p)}) // a status update does not extend the grace period
+		w, p := n.set.workers["u1"].worker, n.reportedPod("u1")
+		// a status update does not extend the grace period
+		w.updateDesired(lifecycle.Desired{Pod: p, Stop: lifecycle.DeletionStop(p)})
 		w.mu.Lock()
 		if w.desired.Stop.Grace != 0 || !w.desired.Stop.Delete {
 			t.Errorf("it has %s again", w.desired.Stop.Grace)
@@ -129,60 +132,18 @@ func TestEvictWhatIsGoing(t *testing.T) {
 	})
 }
 
-// Under memory pressure, a node rejects pods without memory requests that do not tolerate it. Under
-// disk pressure, it rejects all but critical pods. Pods admitted earlier stay. F95
-func TestPressureRefuses(t *testing.T) {
-	tolerant, burstable, critical := simplePod("tolerant"), simplePod("burstable"), simplePod("critical")
-	tolerant.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
-	burstable.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Mi")}
-	critical.Spec.Priority = ptr(int32(2000000000))
-	known := simplePod("known")
-	known.Status.StartTime = &metav1.Time{Time: epoch}
-	pods := []*v1.Pod{simplePod("best-effort"), tolerant, burstable, critical, known}
-	for conditions, refused := range map[string][]string{
-		"":                             nil,
-		"PIDPressure":                  nil,
-		"MemoryPressure":               {"best-effort"},
-		"DiskPressure":                 {"best-effort", "tolerant", "burstable"},
-		"MemoryPressure, DiskPressure": {"best-effort", "tolerant", "burstable"},
-	} {
-		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Gi")}}}
-		for _, c := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
-			status := v1.ConditionFalse
-			if strings.Contains(conditions, string(c)) {
-				status = v1.ConditionTrue
-			}
-			nd.Status.Conditions = append(nd.Status.Conditions, v1.NodeCondition{Type: c, Status: status})
-		}
-		var got []string
-		for _, p := range pods {
-			s := Admit(p, nil, nd)
-			if s == nil {
-				continue
-			}
-			got = append(got, string(p.UID))
-			if want := "Pod was rejected: The node had condition: [" + strings.ReplaceAll(conditions, ",", "") + "]. "; s.Reason != "Evicted" || s.Message != want || s.Stored {
-				t.Errorf("%s of %s: %+v", conditions, p.UID, s)
-			}
-		}
-		if !slices.Equal(got, refused) {
-			t.Errorf("%s refuses %v, want %v", conditions, got, refused)
-		}
-	}
-}
-
 // Under disk pressure, the remains of ended containers are removed. For ended pods these are all,
 // for running pods those not needed to continue. Statuses do not change. F95
 func TestSpare(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		job := simplePod("u1")
 		job.Spec.RestartPolicy = v1.RestartPolicyNever
 		n.cluster.Put(job, simplePod("u2"))
 		virtual.Wait()
-		fill(t, 4096, logDirectory(n.cfg.Paths.Logs, job), logPath("app", 0))
+		writeFile(t, 4096, podfiles.LogDirectory(n.cfg.Paths.Logs, job), podfiles.ContainerLogPath("app", 0))
 		if err := n.rt.Exit("u1", "app", 3, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -191,32 +152,34 @@ func TestSpare(t *testing.T) {
 		}
 		time.Sleep(time.Second) // minor conditions are reported together with the next status
 		virtual.Wait()
-		ended, runs := summary(&n.pod("u1").Status), summary(&n.pod("u2").Status)
+		ended, runs := statusSummary(&n.reportedPod("u1").Status), statusSummary(&n.reportedPod("u2").Status)
 		if _, c := n.rt.Left(); c != 3 {
 			t.Fatalf("%d containers are on record", c)
 		}
-		if left := n.set.Spare(true); left != 1 {
+		if left := n.set.SetDiskReclaim(true); left != 1 {
 			t.Errorf("of %d containers of ended pods something is left, want 1", left)
 		}
 		virtual.Wait()
-		if left := n.set.Spare(true); left != 0 {
+		if left := n.set.SetDiskReclaim(true); left != 0 {
 			t.Errorf("of %d containers of ended pods something is left", left)
 		}
 		if _, c := n.rt.Left(); c != 1 || n.rt.Running("u2", "app") == "" {
 			t.Errorf("%d containers are on record", c)
 		}
-		if _, err := os.Stat(filepath.Join(logDirectory(n.cfg.Paths.Logs, job), logPath("app", 0))); !os.IsNotExist(err) {
+		if _, err := os.Stat(filepath.Join(podfiles.LogDirectory(n.cfg.Paths.Logs, job),
+			podfiles.ContainerLogPath("app", 0))); !os.IsNotExist(err) {
 			t.Errorf("its log: %v", err)
 		}
 		for _, when := range []string{"at once", "after a restart of the agent"} {
-			n.is("u1", ended)
-			n.is("u2", runs)
-			if got := n.pod("u1").Status.ContainerStatuses[0].State.Terminated; got == nil || got.ExitCode != 3 {
+			n.expectStatus("u1", ended)
+			n.expectStatus("u2", runs)
+			if got := n.reportedPod("u1").Status.ContainerStatuses[0].State.Terminated; got == nil ||
+				got.ExitCode != 3 {
 				t.Errorf("%s: its end is told as %+v", when, got)
 			}
-			n.start()
+			n.startAgent()
 		}
-		n.set.Spare(false)
+		n.set.SetDiskReclaim(false)
 		if got := n.rt.Count("StartContainer"); got != 3 {
 			t.Errorf("%d starts", got)
 		}
@@ -233,34 +196,20 @@ func TestSpare(t *testing.T) {
 func TestSpareWaitsForTheAPI(t *testing.T) {
 	p := simplePod("u1")
 	p.Spec.RestartPolicy, p.Status.Phase = v1.RestartPolicyNever, v1.PodRunning
-	o := Observed{Listed: true, Spare: true, Volumes: Volumes{Away: true}, Containers: []Container{{ID: "c", Name: "app", State: Exited}}}
+	o := lifecycle.Observed{Listed: true, ReclaimDisk: true, Volumes: lifecycle.Volumes{Unmounted: true},
+		Containers: []lifecycle.Container{{ID: "c", Name: "app", State: lifecycle.Exited}}}
 	for phase, want := range map[v1.PodPhase]string{v1.PodRunning: "[]", v1.PodSucceeded: "[remove c (app#0)]"} {
 		p.Status.Phase = phase
-		if got := fmt.Sprint(Step(Desired{Pod: p}, o, epoch).Actions); got != want {
+		if got := fmt.Sprint(lifecycle.Step(lifecycle.Desired{Pod: p}, o, epoch).Actions); got != want {
 			t.Errorf("%s: %s, want %s", phase, got, want)
 		}
 	}
 }
 
-// An instance that was only created does not replace the record of a container's restart count. F95
-func TestSpareCountsRestarts(t *testing.T) {
-	o := Observed{Listed: true, Spare: true, Containers: []Container{{ID: "made", Name: "app", State: Created, Attempt: 2},
-		{ID: "ended", Name: "app", State: Exited, Attempt: 1}, {ID: "before", Name: "app", State: Exited}}}
-	for state, want := range map[State]string{Created: "[remove before (app#0)]", Running: "[remove ended (app#1) remove before (app#0)]",
-		Unknown: "[remove ended (app#1) remove before (app#0)]"} {
-		o.Containers[0].State = state
-		s := step{pod: simplePod("u1"), o: &o, now: epoch}
-		s.collect()
-		if got := fmt.Sprint(s.plan.Actions); got != want {
-			t.Errorf("%v: %s, want %s", state, got, want)
-		}
-	}
-}
+// silentReporter is a reporter that loses the statuses of pods.
+type silentReporter struct{ agent.Reporter }
 
-// deaf is a reporter that loses the statuses of pods.
-type deaf struct{ agent.Reporter }
-
-func (deaf) PodStatus(*v1.Pod) {}
+func (silentReporter) PodStatus(*v1.Pod) {}
 
 // The remains of an evicted pod are removed without an acknowledgement of the control plane: the
 // node's eviction record prevents another run. If the record cannot be written at first, nothing is
@@ -268,21 +217,22 @@ func (deaf) PodStatus(*v1.Pod) {}
 func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.cfg.Reporter = deaf{n.cluster}
-		n.start()
+		n.cfg.Deps.Reporter = silentReporter{n.cluster}
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
-		full := filepath.Join(directory(n.cfg.Paths, "u2"), evictionFile+".tmp") // the eviction record cannot be written
+		// the eviction record cannot be written
+		full := filepath.Join(podfiles.PodDirectory(n.cfg.Paths, "u2"), podfiles.EvictionFile+".tmp")
 		if err := os.MkdirAll(full, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		n.set.Spare(true)
-		n.set.Evict("u1", short)
-		n.set.Evict("u2", short)
+		n.set.SetDiskReclaim(true)
+		n.set.EvictPod("u1", short)
+		n.set.EvictPod("u2", short)
 		virtual.Wait()
-		if !n.set.Ended("u1") || n.set.Ended("u2") {
-			t.Errorf("ended: %v, %v; want the one that is on record", n.set.Ended("u1"), n.set.Ended("u2"))
+		if !n.set.HasEnded("u1") || n.set.HasEnded("u2") {
+			t.Errorf("ended: %v, %v; want the one that is on record", n.set.HasEnded("u1"), n.set.HasEnded("u2"))
 		}
 		if _, c := n.rt.Left(); c != 1 {
 			t.Errorf("%d containers are left", c)
@@ -292,11 +242,11 @@ func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if _, c := n.rt.Left(); c != 0 || !n.set.Ended("u2") {
+		if _, c := n.rt.Left(); c != 0 || !n.set.HasEnded("u2") {
 			t.Errorf("once there is room %d containers are left", c)
 		}
-		n.start()
-		n.set.Spare(true)
+		n.startAgent()
+		n.set.SetDiskReclaim(true)
 		time.Sleep(time.Minute)
 		virtual.Wait()
 		if got := n.rt.Count("StartContainer"); got != 2 {
@@ -310,25 +260,27 @@ func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 func TestEvictWhatHasEnded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.cfg.Reporter = deaf{n.cluster}
-		n.start()
+		n.cfg.Deps.Reporter = silentReporter{n.cluster}
+		n.startAgent()
 		defer func() { n.stop() }()
 		job := simplePod("u1")
 		job.Spec.RestartPolicy = v1.RestartPolicyNever
 		n.cluster.Put(job)
 		virtual.Wait()
-		w := n.set.workers["u1"].w
-		if err := saveEviction(n.cfg.Paths, w.pod(), Stop{Reason: "Evicted"}); err != nil { // the pod ends while the record is written
+		w := n.set.workers["u1"].worker
+		if err := podfiles.SaveEviction(n.cfg.Paths, w.desiredPod(), lifecycle.Stop{Reason: "Evicted"}); err != nil {
+			// the pod ends while the record is written
 			t.Fatal(err)
 		}
 		if err := n.rt.Exit("u1", "app", 0, ""); err != nil {
 			t.Fatal(err)
 		}
 		virtual.Wait()
-		if n.set.Evict("u1", short) || w.evictNow(Stop{Reason: "Evicted", Message: short, Disrupted: true}, false) {
+		if n.set.EvictPod("u1", short) || w.evictor.stopEvicted(lifecycle.Stop{Reason: "Evicted", Message: short,
+			Disrupted: true}, false) {
 			t.Error("it is evicted though it has ended")
 		}
-		if got, err := loadEviction(n.cfg.Paths, job); got != nil || err != nil {
+		if got, err := podfiles.LoadEviction(n.cfg.Paths, job); got != nil || err != nil {
 			t.Errorf("on record: %+v, %v", got, err)
 		}
 		if e := strings.Join(n.cluster.Events("u1"), "\n"); strings.Contains(e, "Evicted") {
@@ -336,8 +288,9 @@ func TestEvictWhatHasEnded(t *testing.T) {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.last.Phase != v1.PodSucceeded || find(w.last.Conditions, v1.DisruptionTarget) != nil {
-			t.Errorf("%+v", w.last)
+		if w.status.last.Phase != v1.PodSucceeded ||
+			lifecycle.FindCondition(w.status.last.Conditions, v1.DisruptionTarget) != nil {
+			t.Errorf("%+v", w.status.last)
 		}
 	})
 }
@@ -345,14 +298,17 @@ func TestEvictWhatHasEnded(t *testing.T) {
 // An ended pod stays Initialized when the remains of its sidecars are removed. F95
 func TestSparedPodsStayInitialized(t *testing.T) {
 	p := simplePod("u1")
-	p.Spec.InitContainers = []v1.Container{{Name: "side", Image: "hello:1", RestartPolicy: ptr(v1.ContainerRestartPolicyAlways)}}
+	p.Spec.InitContainers = []v1.Container{{Name: "side", Image: "hello:1",
+		RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
 	p.Status.Phase = v1.PodFailed
 	for _, was := range []v1.ConditionStatus{v1.ConditionTrue, v1.ConditionFalse} {
 		p.Status.Conditions = []v1.PodCondition{{Type: v1.PodInitialized, Status: was}}
-		for what, d := range map[string]Desired{"ended": {Pod: p}, "evicted": {Pod: simplePod("u1"), Stop: &Stop{Reason: "Evicted", Kept: true}}} {
+		for what, d := range map[string]lifecycle.Desired{"ended": {Pod: p},
+			"evicted": {Pod: simplePod("u1"), Stop: &lifecycle.Stop{Reason: "Evicted", Recorded: true}}} {
 			d.Pod.Spec = p.Spec
-			got := Status(d, Observed{Listed: true, Volumes: Volumes{Away: true}}, p.Status, Host{}, epoch)
-			if c := find(got.Conditions, v1.PodInitialized); c == nil || c.Status != was {
+			got := lifecycle.Status(d, lifecycle.Observed{Listed: true, Volumes: lifecycle.Volumes{Unmounted: true}},
+				p.Status, lifecycle.Host{}, epoch)
+			if c := lifecycle.FindCondition(got.Conditions, v1.PodInitialized); c == nil || c.Status != was {
 				t.Errorf("%s: %+v, want %s", what, c, was)
 			}
 		}
@@ -366,26 +322,30 @@ func TestMeasureStorage(t *testing.T) {
 		n := newNode(t)
 		dir := t.TempDir()
 		n.vol.Root = filepath.Join(dir, "volumes")
-		n.cfg.Written = func(id string) (own, shared []string) { return []string{filepath.Join(dir, id)}, nil }
-		n.start()
+		n.cfg.WrittenDirs = func(id string) (own, shared []string) { return []string{filepath.Join(dir, id)}, nil }
+		n.startAgent()
 		defer func() { n.stop() }()
 		p := simplePod("u1")
-		p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
+		p.Spec.Volumes = []v1.Volume{{Name: "data",
+			VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
 		n.cluster.Put(p, simplePod("u2"))
 		virtual.Wait()
-		fill(t, 3<<20, n.vol.Root, "u1", "data", "file")
-		fill(t, 2<<20, dir, n.rt.Running("u1", "app"), "file")
-		fill(t, 1<<20, logDirectory(n.cfg.Paths.Logs, p), "app", "0.log")
-		fill(t, 9<<20, directory(n.cfg.Paths, "u1"), subPaths, "app", "0", "what is mounted here is not looked at")
+		writeFile(t, 3<<20, n.vol.Root, "u1", "data", "file")
+		writeFile(t, 2<<20, dir, n.rt.Running("u1", "app"), "file")
+		writeFile(t, 1<<20, podfiles.LogDirectory(n.cfg.Paths.Logs, p), "app", "0.log")
+		writeFile(t, 9<<20, podfiles.PodDirectory(n.cfg.Paths, "u1"), podfiles.SubPathsDir, "app", "0",
+			"what is mounted here is not looked at")
 		if got := n.set.Storage()["u1"]; !got.At.IsZero() {
 			t.Errorf("measured without being asked: %+v", got)
 		}
-		got := n.set.MeasureStorage(t.Context(), n.set.Evictable())
+		got := n.set.MeasureStorage(t.Context(), n.set.EvictablePods())
 		mib := func(n uint64) uint64 { return (n + 1<<19) >> 20 }
-		if c := got["u1"].Containers["app"]; mib(got["u1"].Used) != 6 || mib(c.Layer) != 2 || mib(c.Logs) != 1 || mib(got["u2"].Used) != 0 || len(got) != 2 {
+		if c := got["u1"].Containers["app"]; mib(got["u1"].Used) != 6 || mib(c.Layer) != 2 || mib(c.Logs) != 1 ||
+			mib(got["u2"].Used) != 0 || len(got) != 2 {
 			t.Errorf("measured: %+v", got)
 		}
-		if all, few := got["u1"].Inodes, got["u2"].Inodes; all < few+4 || few == 0 { // one file in each place, and a directory
+		if all, few := got["u1"].Inodes, got["u2"].Inodes; all < few+4 || few == 0 {
+			// one file in each place, and a directory
 			t.Errorf("inodes: %d of u1, %d of u2", all, few)
 		}
 		if told := n.set.Storage()["u1"]; mib(told.Used) != 6 {
@@ -399,30 +359,30 @@ func TestMeasuringEnds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		stuck := make(chan struct{})
-		n.cfg.Written = func(id string) (own, shared []string) {
+		n.cfg.WrittenDirs = func(id string) (own, shared []string) {
 			if id == n.rt.Running("u1", "app") {
 				<-stuck
 			}
 			return nil, nil
 		}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		select {
-		case <-n.set.Begun():
+		case <-n.set.WorkersStarted():
 			t.Error("it knows its pods before it has looked")
 		default:
 		}
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
 		select {
-		case <-n.set.Begun():
+		case <-n.set.WorkersStarted():
 		default:
 			t.Error("it does not know its pods")
 		}
 		bounded, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		begin := time.Now()
-		got := n.set.MeasureStorage(bounded, n.set.Evictable())
+		got := n.set.MeasureStorage(bounded, n.set.EvictablePods())
 		if _, other := got["u2"]; !other || len(got) != 1 || time.Since(begin) > 20*time.Second+cutPatience {
 			t.Errorf("after %s: %+v", time.Since(begin), got)
 		}
@@ -437,39 +397,39 @@ func TestEvicting(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("StopContainer", time.Hour)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
-		n.set.Evict("u1", short)
+		n.set.EvictPod("u1", short)
 		virtual.Wait()
-		if got := n.set.Evicting(); got != "" {
+		if got := n.set.EvictingPod(); got != "" {
 			t.Errorf("%s was evicted by this agent itself", got)
 		}
 		n.stop()
 		n.rt.Delay("StopContainer", 20*time.Second)
-		n.start()
+		n.startAgent()
 		for _, want := range []types.UID{"u1", ""} {
 			virtual.Wait()
-			if got := n.set.Evicting(); got != want || n.set.Ended("u1") != (want == "") {
+			if got := n.set.EvictingPod(); got != want || n.set.HasEnded("u1") != (want == "") {
 				t.Errorf("it waits for %q, want %q", got, want)
 			}
 			time.Sleep(20 * time.Second)
 		}
-		n.evicted("evicted by two agents", "u1")
-		n.start()
+		n.expectEvicted("evicted by two agents", "u1")
+		n.startAgent()
 		for begun := false; !begun; {
-			if got := n.set.Evicting(); got != "" {
+			if got := n.set.EvictingPod(); got != "" {
 				t.Errorf("it waits for %s, which has ended", got)
 			}
 			select {
-			case <-n.set.Begun():
+			case <-n.set.WorkersStarted():
 				begun = true
 			case <-time.After(time.Millisecond):
 			}
 		}
 		virtual.Wait()
-		if got := n.set.Evicting(); got != "" {
+		if got := n.set.EvictingPod(); got != "" {
 			t.Errorf("it waits for %s, which has ended", got)
 		}
 	})

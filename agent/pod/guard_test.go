@@ -14,15 +14,15 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// gatekeeper is a policy guard that lets pods pass on request.
-type gatekeeper struct {
+// policyGuard is a policy guard that lets pods pass on request.
+type policyGuard struct {
 	mu      sync.Mutex
 	asked   []string // "uid address"
 	refusal error
 	open    chan struct{}
 }
 
-func (g *gatekeeper) Guard(ctx context.Context, pod *v1.Pod, addresses []string) error {
+func (g *policyGuard) Guard(ctx context.Context, pod *v1.Pod, addresses []string) error {
 	g.mu.Lock()
 	g.asked = append(g.asked, string(pod.UID)+" "+strings.Join(addresses, " "))
 	refusal := g.refusal
@@ -38,7 +38,7 @@ func (g *gatekeeper) Guard(ctx context.Context, pod *v1.Pod, addresses []string)
 	}
 }
 
-func (g *gatekeeper) seen() []string {
+func (g *policyGuard) guardedPods() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.asked)
@@ -49,9 +49,9 @@ func (g *gatekeeper) seen() []string {
 func TestPoliciesBeforeTheStart(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		g := &gatekeeper{open: make(chan struct{})}
-		n.cfg.Policies = g
-		n.start()
+		g := &policyGuard{open: make(chan struct{})}
+		n.cfg.Deps.Policies = g
+		n.startAgent()
 		defer func() { n.stop() }()
 		host := simplePod("u2", v1.Container{Name: "app", Image: "hello:1"})
 		host.Spec.HostNetwork = true
@@ -59,7 +59,7 @@ func TestPoliciesBeforeTheStart(t *testing.T) {
 		virtual.Wait()
 		time.Sleep(time.Second)
 		virtual.Wait()
-		asked := g.seen()
+		asked := g.guardedPods()
 		if len(asked) != 1 || !strings.HasPrefix(asked[0], "u1 10.88.") {
 			t.Errorf("asked for %q, want the address of u1 once, and nothing of the host's network", asked)
 		}
@@ -68,7 +68,7 @@ func TestPoliciesBeforeTheStart(t *testing.T) {
 		}
 		close(g.open)
 		virtual.Wait()
-		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") {
+		if s := statusSummary(&n.reportedPod("u1").Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("let through, and %s", s)
 		}
 
@@ -78,7 +78,7 @@ func TestPoliciesBeforeTheStart(t *testing.T) {
 		n.cluster.Put(simplePod("u3", v1.Container{Name: "app", Image: "hello:1"}))
 		time.Sleep(time.Second)
 		virtual.Wait()
-		w := n.pod("u3").Status.ContainerStatuses[0].State.Waiting
+		w := n.reportedPod("u3").Status.ContainerStatuses[0].State.Waiting
 		if w == nil || w.Reason != "NetworkPolicyNotReady" || !strings.Contains(w.Message, "nft is missing") {
 			t.Errorf("a container that may not start waits as %+v", w)
 		}
@@ -90,7 +90,7 @@ func TestPoliciesBeforeTheStart(t *testing.T) {
 		g.mu.Unlock()
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if s := summary(&n.pod("u3").Status); !strings.Contains(s, " Ready;") {
+		if s := statusSummary(&n.reportedPod("u3").Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("in force at last, and %s", s)
 		}
 	})

@@ -11,16 +11,17 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/pod/lifecycle"
 )
 
-// reasoned is an error with the waiting reason of its container.
-type reasoned struct {
+// waitingError is an error with the reason that the status of its waiting container shows.
+type waitingError struct {
 	reason string
 	err    error
 }
 
-func (r *reasoned) Error() string { return r.err.Error() }
-func (r *reasoned) Unwrap() error { return r.err }
+func (r *waitingError) Error() string { return r.err.Error() }
+func (r *waitingError) Unwrap() error { return r.err }
 
 // pullError is a failed pull. Its text omits the prefix ErrImagePull, because messages show the
 // waiting reason before it.
@@ -33,29 +34,29 @@ func (e *pullError) Error() string {
 
 func (e *pullError) Unwrap() error { return e.err }
 
-func imageReason(err error) (reason, message string) {
-	var r *reasoned
+func imageFailureReason(err error) (reason, message string) {
+	var r *waitingError
 	if errors.As(err, &r) {
 		return r.reason, r.err.Error()
 	}
 	return "ErrImagePull", err.Error()
 }
 
-func startReason(err error) (reason, message string) {
-	var r *reasoned
+func startFailureReason(err error) (reason, message string) {
+	var r *waitingError
 	if errors.As(err, &r) {
 		return r.reason, r.err.Error()
 	}
 	return "RunContainerError", err.Error()
 }
 
-// pullPolicy returns the container's pull policy. The default is Always for the tag latest or no
-// tag, else IfNotPresent.
-func pullPolicy(c *v1.Container) v1.PullPolicy {
-	if c.ImagePullPolicy != "" {
-		return c.ImagePullPolicy
+// pullPolicy returns the container's pull policy. The default is Always for an image with the tag
+// latest or without a tag, and IfNotPresent otherwise.
+func pullPolicy(spec *v1.Container) v1.PullPolicy {
+	if spec.ImagePullPolicy != "" {
+		return spec.ImagePullPolicy
 	}
-	name := c.Image[strings.LastIndexByte(c.Image, '/')+1:]
+	name := spec.Image[strings.LastIndexByte(spec.Image, '/')+1:]
 	if _, tag, ok := strings.Cut(name, ":"); !strings.Contains(name, "@") && (!ok || tag == "latest") {
 		return v1.PullAlways
 	}
@@ -63,68 +64,75 @@ func pullPolicy(c *v1.Container) v1.PullPolicy {
 }
 
 // ensureImage finds the image of a container on the node, or pulls it, as the pull policy requires.
-func (w *worker) ensureImage(ctx context.Context, a Action) error {
-	start, pod := w.cfg.now(), w.podWithStatus()
-	spec := containerSpec(pod, a.Container)
+func (ar *actionRunner) ensureImage(ctx context.Context, action lifecycle.Action) error {
+	start, pod := ar.w.cfg.currentTime(), ar.w.podWithStatus()
+	spec := lifecycle.FindContainerSpec(pod, action.Container)
 	if spec == nil {
-		return fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, a.Container)
+		return fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, action.Container)
 	}
-	field := fieldPath(pod, a.Container)
-	ref, size, err := w.present(ctx, spec.Image)
+	field := containerFieldPath(pod, action.Container)
+	ref, size, err := ar.findImage(ctx, spec.Image)
 	if err != nil {
-		return w.imageFailed(ctx, pod, spec, field, err)
+		return ar.reportImageFailure(ctx, pod, spec, field, err)
 	}
 	policy := pullPolicy(spec)
 	detail := "present"
 	switch {
 	case ref != "" && policy != v1.PullAlways:
-		w.events.event(pod, field, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", spec.Image))
+		ar.w.events.Emit(pod, field, v1.EventTypeNormal,
+			"Pulled", fmt.Sprintf("Container image %q already present on machine", spec.Image))
 	case policy == v1.PullNever:
-		err := &reasoned{"ErrImageNeverPull", fmt.Errorf("Container image %q is not present with pull policy of Never", spec.Image)}
-		w.events.event(pod, field, v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
-		w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: ErrImageNeverPull")
+		err := &waitingError{"ErrImageNeverPull",
+			fmt.Errorf("Container image %q is not present with pull policy of Never", spec.Image)}
+		ar.w.events.Emit(pod, field, v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
+		ar.w.events.Emit(pod, field, v1.EventTypeWarning, "Failed", "Error: ErrImageNeverPull")
 		return err
 	default:
-		w.events.event(pod, field, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", spec.Image))
-		pulled, err := w.pull(ctx, pod, spec.Image)
+		ar.w.events.Emit(pod, field, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", spec.Image))
+		pulled, err := ar.pullImage(ctx, pod, spec.Image)
 		if err != nil {
-			return w.imageFailed(ctx, pod, spec, field, err)
+			return ar.reportImageFailure(ctx, pod, spec, field, err)
 		}
 		// PullImage returns the pulled reference, but containers are created from the image store's
 		// ID.
-		if ref, size, err = w.present(ctx, spec.Image); err != nil || ref == "" {
+		if ref, size, err = ar.findImage(ctx, spec.Image); err != nil || ref == "" {
 			ref = pulled
 		}
-		took := w.cfg.now().Sub(start).Round(time.Millisecond)
-		w.events.event(pod, field, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.", spec.Image, took, took, size))
+		duration := ar.w.cfg.currentTime().Sub(start).Round(time.Millisecond)
+		ar.w.events.Emit(pod, field, v1.EventTypeNormal,
+			"Pulled", fmt.Sprintf("Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.",
+				spec.Image, duration, duration, size))
 		detail = "pulled"
 	}
-	w.mu.Lock()
-	w.o.Images[a.Container] = Image{Ref: ref, Attempt: a.Attempt}
-	w.mu.Unlock()
-	if a.Attempt == 0 {
-		w.stage(agent.StageTime{Name: "image", Start: start, Duration: w.cfg.now().Sub(start), Detail: spec.Image + " " + detail})
+	ar.w.mu.Lock()
+	ar.w.observed.Images[action.Container] = lifecycle.Image{Ref: ref, Attempt: action.Attempt}
+	ar.w.mu.Unlock()
+	if action.Attempt == 0 {
+		ar.w.status.reportStage(agent.StageTime{Name: "image", Start: start,
+			Duration: ar.w.cfg.currentTime().Sub(start), Detail: spec.Image + " " + detail})
 	}
 	return nil
 }
 
-func (w *worker) present(ctx context.Context, image string) (ref string, size uint64, err error) {
-	res, err := w.cfg.Images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
+func (ar *actionRunner) findImage(ctx context.Context, image string) (ref string, size uint64, err error) {
+	res, err := ar.w.cfg.Deps.Images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
 	if err != nil {
 		return "", 0, err
 	}
 	return res.GetImage().GetId(), res.GetImage().GetSize(), nil
 }
 
-// pull tries the matching credentials in order. It pulls anonymously only if none exist.
-func (w *worker) pull(ctx context.Context, pod *v1.Pod, image string) (string, error) {
-	logins := credentials(w.cfg.Objects, pod, image)
+// pullImage pulls an image and returns its reference. It tries the credentials that match the image
+// in order, and pulls anonymously only if no credentials match.
+func (ar *actionRunner) pullImage(ctx context.Context, pod *v1.Pod, image string) (string, error) {
+	logins := pullCredentials(ar.w.cfg.Deps.Objects, pod, image)
 	if len(logins) == 0 {
 		logins = append(logins, nil)
 	}
 	var errs []error
 	for _, auth := range logins {
-		res, err := w.cfg.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image, UserSpecifiedImage: image}, Auth: auth})
+		res, err := ar.w.cfg.Deps.Images.PullImage(ctx,
+			&cri.PullImageRequest{Image: &cri.ImageSpec{Image: image, UserSpecifiedImage: image}, Auth: auth})
 		if err == nil {
 			return res.ImageRef, nil
 		}
@@ -133,19 +141,21 @@ func (w *worker) pull(ctx context.Context, pod *v1.Pod, image string) (string, e
 	return "", errors.Join(errs...)
 }
 
-func (w *worker) imageFailed(ctx context.Context, pod *v1.Pod, spec *v1.Container, field string, err error) error {
+func (ar *actionRunner) reportImageFailure(ctx context.Context, pod *v1.Pod, spec *v1.Container, field string,
+	err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
 	if errors.Is(err, agent.ErrInvalidImage) {
 		msg := fmt.Sprintf("Failed to apply default image tag %q: %v", spec.Image, err)
-		w.events.event(pod, field, v1.EventTypeWarning, "InspectFailed", msg)
-		w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: InvalidImageName")
-		return &reasoned{"InvalidImageName", errors.New(msg)}
+		ar.w.events.Emit(pod, field, v1.EventTypeWarning, "InspectFailed", msg)
+		ar.w.events.Emit(pod, field, v1.EventTypeWarning, "Failed", "Error: InvalidImageName")
+		return &waitingError{"InvalidImageName", errors.New(msg)}
 	}
 	err = &pullError{err}
-	w.events.event(pod, field, v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", spec.Image, err))
-	w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: ErrImagePull")
-	w.events.event(pod, field, v1.EventTypeNormal, "BackOff", fmt.Sprintf("Back-off pulling image %q", spec.Image))
-	return &reasoned{"ErrImagePull", err}
+	ar.w.events.Emit(pod, field, v1.EventTypeWarning, "Failed",
+		fmt.Sprintf("Failed to pull image %q: %v", spec.Image, err))
+	ar.w.events.Emit(pod, field, v1.EventTypeWarning, "Failed", "Error: ErrImagePull")
+	ar.w.events.Emit(pod, field, v1.EventTypeNormal, "BackOff", fmt.Sprintf("Back-off pulling image %q", spec.Image))
+	return &waitingError{"ErrImagePull", err}
 }

@@ -11,10 +11,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// credentials returns the credentials in the pod's imagePullSecrets that match the image's
+// pullCredentials returns the credentials in the pod's imagePullSecrets that match the image's
 // registry. The most specific match comes first. Missing or malformed Secrets are skipped, as in
 // Kubernetes.
-func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthConfig {
+func pullCredentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthConfig {
 	type login struct {
 		Username      string `json:"username"`
 		Password      string `json:"password"`
@@ -41,7 +41,7 @@ func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthCo
 			continue
 		}
 		for host, l := range logins {
-			n := matches(host, image)
+			n := matchRegistry(host, image)
 			if n == 0 {
 				continue
 			}
@@ -50,7 +50,8 @@ func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthCo
 					l.Username, l.Password, _ = strings.Cut(string(b), ":")
 				}
 			}
-			c := &cri.AuthConfig{Username: l.Username, Password: l.Password, IdentityToken: l.IdentityToken, ServerAddress: host}
+			c := &cri.AuthConfig{Username: l.Username, Password: l.Password, IdentityToken: l.IdentityToken,
+				ServerAddress: host}
 			if n > best {
 				best, out = n, append([]*cri.AuthConfig{c}, out...)
 			} else {
@@ -61,9 +62,9 @@ func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthCo
 	return out
 }
 
-// matches returns how specifically a registry entry ("https://host:port/path", "*.host") matches an
-// image; 0 = no match.
-func matches(entry, image string) int {
+// matchRegistry returns how specifically a registry entry ("https://host:port/path", "*.host")
+// matches an image: 0 if it does not match, otherwise 1 plus the length of the matched path.
+func matchRegistry(entry, image string) int {
 	entry = strings.TrimPrefix(strings.TrimPrefix(entry, "https://"), "http://")
 	entry = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(entry, "/"), "/v2"), "/v1")
 	host, rest, ok := strings.Cut(image, "/")
@@ -82,7 +83,8 @@ func matches(entry, image string) int {
 	} else if wantHost != host {
 		return 0
 	}
-	if wantPath != "" && rest != wantPath && !strings.HasPrefix(rest, wantPath+"/") && !strings.HasPrefix(rest, wantPath+":") {
+	if wantPath != "" && rest != wantPath && !strings.HasPrefix(rest, wantPath+"/") &&
+		!strings.HasPrefix(rest, wantPath+":") {
 		return 0
 	}
 	return 1 + len(wantPath)

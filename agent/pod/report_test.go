@@ -13,21 +13,21 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// ear records every reported status.
-type ear struct {
+// statusRecorder records every reported status.
+type statusRecorder struct {
 	agent.Reporter
 	mu    sync.Mutex
 	heard []string
 }
 
-func (e *ear) PodStatus(p *v1.Pod) {
+func (e *statusRecorder) PodStatus(p *v1.Pod) {
 	e.mu.Lock()
-	e.heard = append(e.heard, summary(&p.Status))
+	e.heard = append(e.heard, statusSummary(&p.Status))
 	e.mu.Unlock()
 	e.Reporter.PodStatus(p)
 }
 
-func (e *ear) take() []string {
+func (e *statusRecorder) takeStatuses() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out := e.heard
@@ -40,23 +40,25 @@ func (e *ear) take() []string {
 func TestReportsAreFew(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		for verb, d := range map[string]time.Duration{"RunPodSandbox": 5, "AttachNetwork": 12, "CreateContainer": 20, "StopContainer": 10, "StopPodSandbox": 15, "RemovePodSandbox": 5} {
+		for verb, d := range map[string]time.Duration{"RunPodSandbox": 5, "AttachNetwork": 12, "CreateContainer": 20,
+			"StopContainer": 10, "StopPodSandbox": 15, "RemovePodSandbox": 5} {
 			n.rt.Delay(verb, d*time.Millisecond)
 		}
-		e := &ear{Reporter: n.cluster}
-		n.cfg.Reporter = e
-		n.start()
+		e := &statusRecorder{Reporter: n.cluster}
+		n.cfg.Deps.Reporter = e
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
 		time.Sleep(time.Second)
 		want := []string{"Pending Initialized; app waits: ContainerCreating",
 			"Running 10.88.0.2 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready"}
-		if got := e.take(); !slices.Equal(got, want) {
+		if got := e.takeStatuses(); !slices.Equal(got, want) {
 			t.Errorf("on the way up: %q", got)
 		}
 		deletePod(n, "u1", 30)
 		time.Sleep(3 * time.Second)
-		if got := e.take(); !slices.Equal(got, []string{"Failed 10.88.0.2 PodReadyToStartContainers Initialized; app ended: Error 143"}) {
+		if got := e.takeStatuses(); !slices.Equal(got,
+			[]string{"Failed 10.88.0.2 PodReadyToStartContainers Initialized; app ended: Error 143"}) {
 			t.Errorf("on the way down: %q", got)
 		}
 	})
@@ -66,22 +68,23 @@ func TestReportsAreFew(t *testing.T) {
 func TestHeldBackIsTold(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.cfg.Prober = prober{script: func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
+		n.cfg.Deps.Prober = prober{script: func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			on(agent.ProbeEvent{State: agent.ProbeState{Started: true}})
 			<-ctx.Done()
 		}}
-		e := &ear{Reporter: n.cluster}
-		n.cfg.Reporter = e
-		n.start()
+		e := &statusRecorder{Reporter: n.cluster}
+		n.cfg.Deps.Reporter = e
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
 		time.Sleep(holdBack - time.Millisecond)
-		if got := e.take(); len(got) != 1 {
+		if got := e.takeStatuses(); len(got) != 1 {
 			t.Errorf("at once: %q", got)
 		}
 		time.Sleep(2 * time.Millisecond)
 		virtual.Wait()
-		if got := e.take(); !slices.Equal(got, []string{"Running 10.88.0.2 PodReadyToStartContainers Initialized; app runs"}) {
+		if got := e.takeStatuses(); !slices.Equal(got,
+			[]string{"Running 10.88.0.2 PodReadyToStartContainers Initialized; app runs"}) {
 			t.Errorf("after a moment: %q", got)
 		}
 	})

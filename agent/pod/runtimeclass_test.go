@@ -12,6 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/agent/pod/admission"
+	"keelson.dev/keelson/agent/pod/diskusage"
+	"keelson.dev/keelson/agent/pod/lifecycle"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -21,7 +24,7 @@ func TestRuntimeClasses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Handlers = []string{"own"}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		class := func(name, handler string) *nodev1.RuntimeClass {
 			return &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Handler: handler}
@@ -34,13 +37,16 @@ func TestRuntimeClasses(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		virtual.Wait()
-		ready := func(uid string) bool { return strings.Contains(summary(&n.pod(simplePod(uid).UID).Status), " Ready;") }
+		ready := func(uid string) bool {
+			return strings.Contains(statusSummary(&n.reportedPod(simplePod(uid).UID).Status), " Ready;")
+		}
 		for uid, want := range map[string]bool{"u1": true, "u2": false, "u3": false, "u4": true} {
 			if ready(uid) != want {
-				t.Errorf("%s: %s", uid, summary(&n.pod(simplePod(uid).UID).Status))
+				t.Errorf("%s: %s", uid, statusSummary(&n.reportedPod(simplePod(uid).UID).Status))
 			}
 		}
-		for uid, want := range map[string]string{"u2": `no runtime for handler "gvisor"`, "u3": `RuntimeClass "late" not found`} {
+		for uid, want := range map[string]string{"u2": `no runtime for handler "gvisor"`,
+			"u3": `RuntimeClass "late" not found`} {
 			e := strings.Join(n.cluster.Events(simplePod(uid).UID), "\n")
 			if !strings.Contains(e, "FailedCreatePodSandBox") || !strings.Contains(e, want) {
 				t.Errorf("%s: events do not say %s: %s", uid, want, e)
@@ -60,7 +66,7 @@ func TestRuntimeClasses(t *testing.T) {
 		n.cluster.Put(class("late", "own"))
 		virtual.Wait() // the class ends the wait, not a timer
 		if !ready("u3") {
-			t.Errorf("with its class there: %s", summary(&n.pod("u3").Status))
+			t.Errorf("with its class there: %s", statusSummary(&n.reportedPod("u3").Status))
 		}
 	})
 }
@@ -74,43 +80,47 @@ func TestOverheadOfThePodsCgroup(t *testing.T) {
 	limited := simplePod("u1", v1.Container{Name: "a",
 		Resources: v1.ResourceRequirements{Requests: list("1", "1Gi"), Limits: list("2", "2Gi")}})
 	limited.Spec.Overhead = list("250m", "64Mi")
-	if r := podResources(limited); r.CpuShares != 1280 || r.CpuQuota != 225000 || r.MemoryLimitInBytes != 2<<30+64<<20 {
+	if r := lifecycle.PodResources(limited); r.CpuShares != 1280 || r.CpuQuota != 225000 ||
+		r.MemoryLimitInBytes != 2<<30+64<<20 {
 		t.Errorf("with limits: %v", r)
 	}
-	if r := containerResources(limited, &limited.Spec.Containers[0], 4<<30); r.CpuShares != 1024 || r.MemoryLimitInBytes != 2<<30 {
+	if r := lifecycle.ContainerResources(limited, &limited.Spec.Containers[0], 4<<30); r.CpuShares != 1024 ||
+		r.MemoryLimitInBytes != 2<<30 {
 		t.Errorf("the container got the overhead: %v", r)
 	}
 	open := simplePod("u2")
 	open.Spec.Overhead = list("250m", "64Mi")
-	if r := podResources(open); r.CpuShares != 256 || r.CpuQuota != 0 || r.MemoryLimitInBytes != 0 || QOS(open) != v1.PodQOSBestEffort {
-		t.Errorf("without: %v, %s", r, QOS(open))
+	if r := lifecycle.PodResources(open); r.CpuShares != 256 || r.CpuQuota != 0 || r.MemoryLimitInBytes != 0 ||
+		lifecycle.QOS(open) != v1.PodQOSBestEffort {
+		t.Errorf("without: %v, %s", r, lifecycle.QOS(open))
 	}
-	if CPURequest(limited) != 1250 {
-		t.Errorf("the tier counts %d", CPURequest(limited))
+	if lifecycle.CPURequest(limited) != 1250 {
+		t.Errorf("the tier counts %d", lifecycle.CPURequest(limited))
 	}
 	full := &v1.Node{Status: v1.NodeStatus{Allocatable: list("1249m", "4Gi")}}
-	if stop := Admit(limited, nil, full); stop == nil || !strings.Contains(stop.Message, "cpu, requested: 1250, used: 0, capacity: 1249") {
+	if stop := admission.CheckNode(limited, nil, full); stop == nil ||
+		!strings.Contains(stop.Message, "cpu, requested: 1250, used: 0, capacity: 1249") {
 		t.Errorf("admission: %+v", stop)
 	}
 	full.Status.Allocatable = list("1500m", "4Gi")
-	if stop := Admit(open, []*v1.Pod{limited}, full); stop != nil {
+	if stop := admission.CheckNode(open, []*v1.Pod{limited}, full); stop != nil {
 		t.Errorf("exactly full: %+v", stop)
 	}
 	limited.Spec.Containers[0].Resources.Limits[v1.ResourceEphemeralStorage] = resource.MustParse("1Mi")
 	limited.Spec.Overhead[v1.ResourceEphemeralStorage] = resource.MustParse("1Mi")
-	if l := limitsOf(limited); l.pod == nil || l.pod.Value() != 2<<20 {
-		t.Errorf("on disk: %v", l.pod)
+	if l := diskusage.PodLimits(limited); l.Pod == nil || l.Pod.Value() != 2<<20 {
+		t.Errorf("on disk: %v", l.Pod)
 	}
 }
 
 // Only a missing class is retried at once: other sandbox failures keep their back-off.
 func TestOnlyAMissingClassIsTriedAtOnce(t *testing.T) {
 	x := newWorld(t, simplePod("u1"))
-	key := (Action{Kind: CreateSandbox}).Key()
-	for err, again := range map[error]bool{errNoClass: true, errors.New("no address is left"): false} {
-		x.w.settle(Action{Kind: CreateSandbox}, err, false)
-		x.w.retrySoon()
-		if got := x.w.o.Failures[key].Retry.IsZero(); got != again {
+	key := (lifecycle.Action{Kind: lifecycle.CreateSandbox}).Key()
+	for err, again := range map[error]bool{errNoRuntimeClass: true, errors.New("no address is left"): false} {
+		x.worker.actions.recordResult(lifecycle.Action{Kind: lifecycle.CreateSandbox}, err, false)
+		x.worker.retryFailedActions()
+		if got := x.worker.observed.Failures[key].Retry.IsZero(); got != again {
 			t.Errorf("%v: tried at once: %v", err, got)
 		}
 	}

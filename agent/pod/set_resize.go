@@ -5,73 +5,80 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent/pod/admission"
+	"keelson.dev/keelson/agent/pod/lifecycle"
+	"keelson.dev/keelson/agent/pod/podfiles"
 )
 
-// hold returns the stored grant of a pod. recorded is false if none exists; then the grant equals
-// the spec.
-func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
-	g, recorded, err := loadGrant(s.cfg.Paths, p)
+// loadPodGrant returns the stored grant of a pod. recorded is false if no grant is stored; then the
+// result equals the spec.
+func (s *Set) loadPodGrant(pod *v1.Pod) (granted lifecycle.ResourceGrant, recorded bool) {
+	granted, recorded, err := podfiles.LoadGrant(s.cfg.Paths, pod)
 	if err != nil {
-		s.cfg.Log.Error("a pod counts with what it asks for", "err", err)
+		s.cfg.Log.Error("cannot read the granted resources of a pod: the resources in its spec count", "err", err)
 	}
-	return g, recorded
+	return granted, recorded
 }
 
-// others returns the pods except e that use resources of the node, with their grants. The lock is
-// held.
-func (s *Set) others(e *entry) []*v1.Pod {
+// otherPods returns the pods of the node, except pod, that use its resources. Their specs contain
+// the granted resources. The lock is held.
+func (s *Set) otherPods(pod *podEntry) []*v1.Pod {
 	var out []*v1.Pod
 	for _, o := range s.workers {
 		// The resources of a pod without an object are free at once, as in the kubelet.
-		if o != e && o.refused == nil && !o.vanished && o.w.holds() {
-			out = append(out, o.w.holding())
+		if o != pod && o.rejection == nil && !o.vanished && o.worker.usesNodeResources() {
+			out = append(out, o.worker.resizer.admissionPod())
 		}
 	}
 	return out
 }
 
-// resize decides about pods with a spec that differs from the grant. Deferred resizes are tried
-// again whenever anything changes. The lock is held.
-func (s *Set) resize() {
-	var asking []*entry
+// decideResizes grants or defers the resources of each pod with a spec that differs from its grant.
+// It decides about deferred resizes again whenever it is called. The lock is held.
+func (s *Set) decideResizes() {
+	var candidates []*podEntry
 	for _, e := range s.workers {
-		if e.vanished || e.refused != nil || e.pod.DeletionTimestamp != nil || !e.w.holds() {
+		if e.vanished || e.rejection != nil || e.pod.DeletionTimestamp != nil || !e.worker.usesNodeResources() {
 			continue
 		}
-		has := e.w.granted()
+		granted := e.worker.resizer.currentGrant()
 		switch {
-		case has.covers(e.pod):
-			e.w.refuseResize(e.pod, "", "") // no resize is pending
-		case e.pod.Generation >= has.Generation: // a checkpoint may be older than the grant
-			asking = append(asking, e)
+		case granted.CoversSpec(e.pod):
+			e.worker.resizer.setPendingResize(e.pod, "", "") // no resize is pending
+		case e.pod.Generation >= granted.Generation: // a checkpoint may be older than the grant
+			candidates = append(candidates, e)
 		}
 	}
 	// If not all fit, higher priority comes first, as in Kubernetes.
-	slices.SortStableFunc(asking, func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(priorityOf(b.pod), priorityOf(a.pod)), cmp.Compare(classRank(a.pod), classRank(b.pod)),
+	slices.SortStableFunc(candidates, func(a, b *podEntry) int {
+		return cmp.Or(cmp.Compare(podPriority(b.pod), podPriority(a.pod)), cmp.Compare(qosRank(a.pod), qosRank(b.pod)),
 			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time))
 	})
-	for _, e := range asking {
+	for _, e := range candidates {
 		reason, message := "", ""
 		if s.cfg.Node != nil {
-			reason, message = Grant(e.pod, e.w.granted().of(e.pod), s.others(e), s.cfg.unmanaged(s.cfg.Node()))
+			reason, message = admission.CheckResize(e.pod, e.worker.resizer.currentGrant().ApplyTo(e.pod),
+				s.otherPods(e), s.cfg.withoutPluginResources(s.cfg.Node()))
 		}
 		if reason != "" {
-			e.w.refuseResize(e.pod, reason, message)
+			e.worker.resizer.setPendingResize(e.pod, reason, message)
 			continue
 		}
-		e.w.give(e.pod)
+		e.worker.resizer.acceptResize(e.pod)
 	}
 }
 
-func priorityOf(p *v1.Pod) int32 {
-	if p.Spec.Priority == nil {
+func podPriority(pod *v1.Pod) int32 {
+	if pod.Spec.Priority == nil {
 		return 0
 	}
-	return *p.Spec.Priority
+	return *pod.Spec.Priority
 }
 
-// classRank returns the order in which pods of a QoS class are resized.
-func classRank(p *v1.Pod) int {
-	return slices.Index([]v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}, QOS(p))
+// qosRank returns the rank of a pod by its QoS class. Resizes of pods with a lower rank are decided
+// first.
+func qosRank(pod *v1.Pod) int {
+	return slices.Index([]v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort},
+		lifecycle.QOS(pod))
 }

@@ -17,6 +17,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/pod/lifecycle"
+	"keelson.dev/keelson/agent/pod/podfiles"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -29,20 +31,22 @@ func TestPodBecomesReady(t *testing.T) {
 		n.rt.Delay("CreateContainer", 10*time.Millisecond)
 		n.rt.Delay("StartContainer", 5*time.Millisecond)
 		n.vol.Delay("MountAll", 15*time.Millisecond)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		virtual.Wait()
 		begin := time.Now()
 		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}})
 		n.cluster.Put(p)
-		if err := n.cluster.Await(t.Context(), "Ready", func() bool { return strings.Contains(summary(&n.pod("u1").Status), " Ready") }); err != nil {
+		if err := n.cluster.Await(t.Context(), "Ready", func() bool {
+			return strings.Contains(statusSummary(&n.reportedPod("u1").Status), " Ready")
+		}); err != nil {
 			t.Fatal(err)
 		}
 		// Volumes are prepared in parallel with the sandbox: 20 + 10 + 5 ms in total.
 		if took := time.Since(begin); took != 35*time.Millisecond {
 			t.Errorf("Ready after %s, want 35ms", took)
 		}
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		var seen []string
 		for _, st := range n.cluster.History("u1") {
 			s := string(st.Phase)
@@ -57,7 +61,8 @@ func TestPodBecomesReady(t *testing.T) {
 			t.Errorf("states: %s", got)
 		}
 		events := n.cluster.Events("u1")
-		want := []string{`Pulled Container image "hello:1" already present on machine x1`, "Created Created container: app x1", "Started Started container app x1"}
+		want := []string{`Pulled Container image "hello:1" already present on machine x1`,
+			"Created Created container: app x1", "Started Started container app x1"}
 		if !slices.Equal(events, want) {
 			t.Errorf("events: %q", events)
 		}
@@ -66,7 +71,9 @@ func TestPodBecomesReady(t *testing.T) {
 			name, _, _ := strings.Cut(s, "  ")
 			stages = append(stages, strings.TrimSpace(name))
 		}
-		wantStages := []string{"received", "image hello:1 present", "volumes 0", "sandbox cni 20ms", "network 10.88.0.2", "container started app", "probe passed app readiness", "ready 35ms after it was received"}
+		wantStages := []string{"received", "image hello:1 present", "volumes 0", "sandbox cni 20ms",
+			"network 10.88.0.2", "container started app", "probe passed app readiness",
+			"ready 35ms after it was received"}
 		if !slices.Equal(stages, wantStages) {
 			t.Errorf("stages: %q", stages)
 		}
@@ -78,10 +85,10 @@ func TestPodBecomesReady(t *testing.T) {
 func TestRestartWithBackoff(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
 			virtual.Wait()
 			if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
@@ -89,8 +96,10 @@ func TestRestartWithBackoff(t *testing.T) {
 			}
 			if delay > 0 {
 				virtual.Wait()
-				w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting
-				if w == nil || w.Reason != "CrashLoopBackOff" || w.Message != fmt.Sprintf("back-off %s restarting failed container=app pod=web-u1_default(u1)", delay) {
+				w := n.reportedPod("u1").Status.ContainerStatuses[0].State.Waiting
+				if w == nil || w.Reason != "CrashLoopBackOff" ||
+					w.Message != fmt.Sprintf("back-off %s restarting failed container=app pod=web-u1_default(u1)",
+						delay) {
 					t.Fatalf("restart %d: waiting is %+v", i+1, w)
 				}
 				time.Sleep(delay - time.Millisecond) // virtual time
@@ -104,7 +113,7 @@ func TestRestartWithBackoff(t *testing.T) {
 			if n.rt.Running("u1", "app") == "" {
 				t.Fatalf("restart %d did not come after %s", i+1, delay)
 			}
-			if got := n.pod("u1").Status.ContainerStatuses[0].RestartCount; got != int32(i+1) {
+			if got := n.reportedPod("u1").Status.ContainerStatuses[0].RestartCount; got != int32(i+1) {
 				t.Fatalf("restartCount = %d after %d restarts: %q", got, i+1, n.rt.Journal())
 			}
 		}
@@ -122,15 +131,16 @@ func TestRestartWithBackoff(t *testing.T) {
 func TestSandboxRebuilt(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		time.Sleep(time.Minute)
 		if err := n.rt.KillSandbox("u1"); err != nil {
 			t.Fatal(err)
 		}
-		n.is("u1", "Running 10.88.0.3 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready, 1 restarts, before: Error 143")
+		n.expectStatus("u1", "Running 10.88.0.3 PodReadyToStartContainers Initialized ContainersReady Ready; app "+
+			"runs, ready, 1 restarts, before: Error 143")
 		if n.net.InUse() != 1 {
 			t.Errorf("%d addresses in use, want 1", n.net.InUse())
 		}
@@ -145,7 +155,7 @@ func TestSandboxRebuilt(t *testing.T) {
 func TestAdoption(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		for i := range 5 {
 			// With and without a readiness probe: the pod must not be reported as unready at any
@@ -163,8 +173,9 @@ func TestAdoption(t *testing.T) {
 		if err := n.rt.Exit("u2", "app", 42, ""); err != nil {
 			t.Fatal(err)
 		}
-		starts, sandboxes, told := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox"), len(n.cluster.History("u1"))
-		n.start()
+		starts, sandboxes, told := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox"),
+			len(n.cluster.History("u1"))
+		n.startAgent()
 		virtual.Wait()
 		if now := n.rt.Running("u1", "app"); now != before || now == "" {
 			t.Errorf("container of u1 was %q, is %q", before, now)
@@ -175,18 +186,20 @@ func TestAdoption(t *testing.T) {
 		if got := n.rt.Count("RunPodSandbox") - sandboxes; got != 0 {
 			t.Errorf("%d sandboxes were made", got)
 		}
-		cs := n.pod("u2").Status.ContainerStatuses[0]
-		if cs.RestartCount != 1 || cs.LastTerminationState.Terminated == nil || cs.LastTerminationState.Terminated.ExitCode != 42 {
+		cs := n.reportedPod("u2").Status.ContainerStatuses[0]
+		if cs.RestartCount != 1 || cs.LastTerminationState.Terminated == nil ||
+			cs.LastTerminationState.Terminated.ExitCode != 42 {
 			t.Errorf("status of u2: %+v", cs)
 		}
 		for uid, from := range map[types.UID]int{"u0": told0, "u1": told} {
 			for _, st := range n.cluster.History(uid)[from:] {
-				if !strings.Contains(summary(&st), " Ready;") {
-					t.Errorf("%s was told to be %s", uid, summary(&st))
+				if !strings.Contains(statusSummary(&st), " Ready;") {
+					t.Errorf("%s was told to be %s", uid, statusSummary(&st))
 				}
 			}
 		}
-		if r := find(n.pod("u1").Status.Conditions, v1.PodReady); r == nil || r.Status != v1.ConditionTrue {
+		if r := lifecycle.FindCondition(n.reportedPod("u1").Status.Conditions, v1.PodReady); r == nil ||
+			r.Status != v1.ConditionTrue {
 			t.Errorf("u1 lost its readiness: %+v", r)
 		}
 	})
@@ -198,7 +211,7 @@ func TestDeletion(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.cluster.HoldGates()
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		hook := &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/drain"}}}}
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Lifecycle: hook}), simplePod("u2"))
@@ -216,7 +229,8 @@ func TestDeletion(t *testing.T) {
 			t.Fatalf("u1 is not gone after its gate opened")
 		}
 		j := strings.Join(n.rt.Journal(), "\n")
-		if hookAt, stopAt := strings.Index(j, "ExecSync app /drain"), strings.Index(j, "StopContainer app#0 30s"); hookAt < 0 || stopAt < hookAt {
+		if hookAt, stopAt := strings.Index(j, "ExecSync app /drain"),
+			strings.Index(j, "StopContainer app#0 30s"); hookAt < 0 || stopAt < hookAt {
 			t.Errorf("preStop hook and stop: %s", j)
 		}
 		if err := n.cluster.Await(t.Context(), "u2 gone", func() bool { return n.cluster.Gone("u2") }); err != nil {
@@ -243,16 +257,16 @@ func TestDeletion(t *testing.T) {
 func TestOrphansRemoved(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
 		n.stop()
-		n.cluster.Delete(n.pod("u1"))
+		n.cluster.Delete(n.reportedPod("u1"))
 		if _, err := n.vol.MountAll(t.Context(), simplePod("u9")); err != nil {
 			t.Fatal(err)
 		}
-		n.start()
+		n.startAgent()
 		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 1 {
 			t.Errorf("%d sandboxes, want that of u2", s)
@@ -263,7 +277,7 @@ func TestOrphansRemoved(t *testing.T) {
 		if n.cluster.Gone("u1") {
 			t.Error("the control plane was told of a pod that it had forgotten itself")
 		}
-		n.is("u2", strings.Replace(running, "10.88.0.2", n.pod("u2").Status.PodIP, 1))
+		n.expectStatus("u2", strings.Replace(running, "10.88.0.2", n.reportedPod("u2").Status.PodIP, 1))
 	})
 }
 
@@ -275,15 +289,17 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 		n := newNode(t)
 		n.cluster.Put(simplePod("u2"))
 		pods, logs := filepath.Join(n.cfg.Paths.State, "pods"), n.cfg.Paths.Logs
-		for _, dir := range []string{filepath.Join(pods, "u1"), filepath.Join(logs, "default_web_u1/app"), filepath.Join(logs, "default_web-u2_u2/app"),
-			filepath.Join(logs, "other_web_u9"), filepath.Join(logs, "of_somebody_else_u1"), filepath.Join(logs, "u1")} {
+		for _, dir := range []string{filepath.Join(pods, "u1"), filepath.Join(logs, "default_web_u1/app"),
+			filepath.Join(logs, "default_web-u2_u2/app"),
+			filepath.Join(logs, "other_web_u9"), filepath.Join(logs, "of_somebody_else_u1"),
+			filepath.Join(logs, "u1")} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
 		confirm := n.cluster.Unconfirmed()
-		n.confirmedBefore() // only the agent was restarted, not the machine
-		n.start()
+		n.recordConfirmation() // only the agent was restarted, not the machine
+		n.startAgent()
 		defer func() { n.stop() }()
 		left := func() (names []string) {
 			virtual.Wait()
@@ -299,7 +315,8 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 			return names
 		}
 		kept := []string{"u2", "default_web-u2_u2", "of_somebody_else_u1", "other_web_u9", "u1"}
-		if got, want := left(), []string{"u1", "u2", "default_web-u2_u2", "default_web_u1", "of_somebody_else_u1", "other_web_u9", "u1"}; !slices.Equal(got, want) {
+		if got, want := left(), []string{"u1", "u2", "default_web-u2_u2", "default_web_u1", "of_somebody_else_u1",
+			"other_web_u9", "u1"}; !slices.Equal(got, want) {
 			t.Errorf("before a control plane was heard there are %v, want %v", got, want)
 		}
 		confirm()
@@ -313,16 +330,16 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 func TestCheckpointRemovesNothing(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
 		n.stop()
-		kept := n.pod("u1")
+		kept := n.reportedPod("u1")
 		n.cluster.Delete(kept) // the checkpoint is older than the assignment of u1
-		n.cluster.Delete(n.pod("u2"))
+		n.cluster.Delete(n.reportedPod("u2"))
 		confirm := n.cluster.Unconfirmed()
-		n.start()
+		n.startAgent()
 		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 2 {
 			t.Fatalf("%d sandboxes before a control plane was heard, want both", s)
@@ -333,7 +350,7 @@ func TestCheckpointRemovesNothing(t *testing.T) {
 		if s, _ := n.rt.Left(); s != 1 {
 			t.Errorf("%d sandboxes, want that of u1", s)
 		}
-		if got := n.pod("u1").Status.ContainerStatuses[0].RestartCount; got != 0 {
+		if got := n.reportedPod("u1").Status.ContainerStatuses[0].RestartCount; got != 0 {
 			t.Errorf("u1 was restarted %d times", got)
 		}
 	})
@@ -344,7 +361,7 @@ func TestImages(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.img.Fail("PullImage", fmt.Errorf("%w: registry.example/none:1: manifest unknown", agent.ErrImagePull))
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(
 			simplePod("pull", v1.Container{Name: "app", Image: "registry.example/none:1"}),
@@ -354,19 +371,20 @@ func TestImages(t *testing.T) {
 		virtual.Wait()
 		reason := func(uid types.UID) string {
 			virtual.Wait()
-			if w := n.pod(uid).Status.ContainerStatuses[0].State.Waiting; w != nil {
+			if w := n.reportedPod(uid).Status.ContainerStatuses[0].State.Waiting; w != nil {
 				return w.Reason
 			}
 			return "runs"
 		}
-		for uid, want := range map[types.UID]string{"pull": "ErrImagePull", "never": "ErrImageNeverPull", "bad": "InvalidImageName"} {
+		for uid, want := range map[types.UID]string{"pull": "ErrImagePull", "never": "ErrImageNeverPull",
+			"bad": "InvalidImageName"} {
 			if got := reason(uid); got != want {
 				t.Errorf("%s waits for %s, want %s", uid, got, want)
 			}
 		}
 		shows := func(want string) {
 			t.Helper()
-			if w := n.pod("pull").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Message != want {
+			if w := n.reportedPod("pull").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Message != want {
 				t.Errorf("waiting %+v, want %q", w, want)
 			}
 		}
@@ -375,12 +393,15 @@ func TestImages(t *testing.T) {
 		if got := reason("pull"); got != "ImagePullBackOff" {
 			t.Errorf("after a second: %s", got)
 		}
-		shows(`Back-off pulling image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`)
+		shows(`Back-off pulling image "registry.example/none:1": ErrImagePull: registry.example/none:1: ` +
+			`manifest unknown`)
 		time.Sleep(time.Second)
 		if got := reason("pull"); got != "runs" {
 			t.Errorf("after the second try: %s", got)
 		}
-		n.eventsSay("pull", `Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled")
+		n.expectEvents("pull", `Pulling Pulling image "registry.example/none:1" x2`,
+			`Failed Failed to pull image "registry.example/none:1": registry.example/none:1: manifest unknown`,
+			"Failed Error: ErrImagePull x1", "Successfully pulled")
 	})
 }
 
@@ -389,15 +410,16 @@ func TestImageRemovedBeforeItsContainer(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("RunPodSandbox", time.Second)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
 		virtual.Wait() // the image is present, the sandbox is not ready yet
-		if _, err := n.img.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "hello:1"}}); err != nil {
+		if _, err := n.img.RemoveImage(t.Context(),
+			&cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "hello:1"}}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second + 2*restartMin)
-		n.is("u1", running)
+		time.Sleep(time.Second + 2*lifecycle.RestartMin)
+		n.expectStatus("u1", running)
 		if got := n.img.Count("PullImage"); got != 1 {
 			t.Errorf("%d pulls, want that of the removed image", got)
 		}
@@ -408,28 +430,26 @@ func TestImageRemovedBeforeItsContainer(t *testing.T) {
 func TestConfigErrorMended(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
-		ref := &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}, Key: "k"}}
-		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "K", ValueFrom: ref}}}))
-		time.Sleep(2 * holdBack) // virtual time: the container may fail before the sandbox's network is ready, which is reported later
-		n.is("u1", `Pending 10.88.0.2 PodReadyToStartContainers Initialized; app waits: CreateContainerConfigError "configmap \"settings\" not found"`)
-		n.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"}, Data: map[string]string{"k": "v"}})
-		n.is("u1", running)
+		ref :=
+			&v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{
+				LocalObjectReference: v1.LocalObjectReference{Name: "settings"}, Key: "k"}}
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1",
+			Env: []v1.EnvVar{{Name: "K", ValueFrom: ref}}}))
+		// virtual time: the container may fail before the sandbox's network is ready, which is
+		// reported later
+		time.Sleep(2 * holdBack)
+		n.expectStatus("u1", `Pending 10.88.0.2 PodReadyToStartContainers Initialized; app waits: `+
+			`CreateContainerConfigError "configmap \"settings\" not found"`)
+		n.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"},
+			Data: map[string]string{"k": "v"}})
+		n.expectStatus("u1", running)
 		c := n.rt.ContainerConfig(n.rt.Running("u1", "app"))
-		if got := env(c, "K"); got != "v" {
+		if got := envValue(c, "K"); got != "v" {
 			t.Errorf("K = %q", got)
 		}
 	})
-}
-
-func env(c *cri.ContainerConfig, key string) string {
-	for _, e := range c.Envs {
-		if e.Key == key {
-			return string(e.Value)
-		}
-	}
-	return ""
 }
 
 // F114: a failed liveness probe ends the container, which is restarted.
@@ -437,22 +457,24 @@ func TestLivenessRestarts(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		fail := make(chan struct{})
-		n.cfg.Prober = prober{func(ctx context.Context, tg agent.ProbeTarget, on func(agent.ProbeEvent)) {
+		n.cfg.Deps.Prober = prober{func(ctx context.Context, tg agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true}})
 			select {
 			case <-ctx.Done():
 				return
 			case <-fail:
 			}
-			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true, FailedProbe: "liveness"}, Probe: "liveness", Message: "HTTP probe failed with statuscode: 500"})
+			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true, FailedProbe: "liveness"},
+				Probe: "liveness", Message: "HTTP probe failed with statuscode: 500"})
 		}}
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", LivenessProbe: &v1.Probe{}}))
-		n.is("u1", running)
+		n.expectStatus("u1", running)
 		fail <- struct{}{}
-		n.is("u1", running+", 1 restarts, before: Error 143")
-		n.eventsSay("u1", "Unhealthy Liveness probe failed: HTTP probe failed with statuscode: 500", "Killing Container app failed liveness probe, will be restarted")
+		n.expectStatus("u1", running+", 1 restarts, before: Error 143")
+		n.expectEvents("u1", "Unhealthy Liveness probe failed: HTTP probe failed with statuscode: 500",
+			"Killing Container app failed liveness probe, will be restarted")
 	})
 }
 
@@ -461,7 +483,7 @@ func TestBlindWorkerWaits(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("StopContainer", time.Hour)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("stuck"))
 		virtual.Wait()
@@ -469,7 +491,7 @@ func TestBlindWorkerWaits(t *testing.T) {
 		virtual.Wait()
 		n.cluster.Put(simplePod("u1"))
 		virtual.Wait()
-		if got := n.pod("u1").Status.Phase; got != v1.PodRunning {
+		if got := n.reportedPod("u1").Status.Phase; got != v1.PodRunning {
 			t.Errorf("u1 is %s beside a stuck pod", got)
 		}
 	})
@@ -483,10 +505,12 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("AttachNetwork", 40*time.Millisecond)
 		n.rt.Delay("CreateContainer", 30*time.Millisecond)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}))
-		knows := v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "IP", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}}
+		knows := v1.Container{Name: "app", Image: "hello:1",
+			Env: []v1.EnvVar{{Name: "IP",
+				ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}}
 		n.cluster.Put(simplePod("u2", knows))
 		time.Sleep(39 * time.Millisecond)
 		if c := n.rt.Count("CreateContainer"); c != 1 {
@@ -497,16 +521,16 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		virtual.Wait()
-		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") {
+		if s := statusSummary(&n.reportedPod("u1").Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("u1 is %s", s)
 		}
-		if s := summary(&n.pod("u2").Status); !strings.HasPrefix(s, "Pending") {
+		if s := statusSummary(&n.reportedPod("u2").Status); !strings.HasPrefix(s, "Pending") {
 			t.Errorf("u2 is %s", s)
 		}
 		time.Sleep(40 * time.Millisecond)
 		for _, uid := range []types.UID{"u1", "u2"} {
-			b, err := os.ReadFile(filepath.Join(directory(n.cfg.Paths, uid), "etc-hosts"))
-			if ip := n.pod(uid).Status.PodIP; err != nil || ip == "" || !strings.Contains(string(b), ip+"\t") {
+			b, err := os.ReadFile(filepath.Join(podfiles.PodDirectory(n.cfg.Paths, uid), "etc-hosts"))
+			if ip := n.reportedPod(uid).Status.PodIP; err != nil || ip == "" || !strings.Contains(string(b), ip+"\t") {
 				t.Errorf("%s has address %q and hosts file %q, %v", uid, ip, b, err)
 			}
 		}
@@ -518,8 +542,9 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 func TestNetworkRefuses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.net.FailAlways("Add", errors.New(`CNI ADD for pod default/u1: plugin type="bridge" failed (add): no IP addresses available`))
-		n.start()
+		n.net.FailAlways("Add",
+			errors.New(`CNI ADD for pod default/u1: plugin type="bridge" failed (add): no IP addresses available`))
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}))
 		time.Sleep(time.Minute)
@@ -528,7 +553,8 @@ func TestNetworkRefuses(t *testing.T) {
 		if tries < 4 || tries > 12 {
 			t.Errorf("%d tries in a minute", tries)
 		}
-		e := n.eventsSay("u1", "FailedCreatePodSandBox", "default/u1", `plugin type="bridge"`, "no IP addresses available")
+		e := n.expectEvents("u1", "FailedCreatePodSandBox", "default/u1", `plugin type="bridge"`,
+			"no IP addresses available")
 		if strings.Contains("\n"+e, "\nFailed ") {
 			t.Errorf("the container is blamed: %s", e)
 		}
@@ -538,7 +564,8 @@ func TestNetworkRefuses(t *testing.T) {
 		n.net.FailAlways("Add", nil)
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") || strings.Contains(s, "restarts") {
+		if s := statusSummary(&n.reportedPod("u1").Status); !strings.Contains(s, " Ready;") ||
+			strings.Contains(s, "restarts") {
 			t.Errorf("after the network was repaired: %s", s)
 		}
 	})
@@ -548,14 +575,17 @@ func TestNetworkRefuses(t *testing.T) {
 func TestImageDoesNotUnpack(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.img.FailAlways("PullImage", fmt.Errorf("%w: image registry.example/broken:1, layer 2 of 3 (sha256:12): unexpected EOF", agent.ErrImageUnpack))
-		n.start()
+		n.img.FailAlways("PullImage",
+			fmt.Errorf("%w: image registry.example/broken:1, layer 2 of 3 (sha256:12): unexpected EOF",
+				agent.ErrImageUnpack))
+		n.startAgent()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "registry.example/broken:1"}))
 		time.Sleep(time.Second)
 		virtual.Wait()
-		n.eventsSay("u1", "Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF")
-		if w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "ImagePullBackOff" || !strings.Contains(w.Message, "layer 2 of 3") {
+		n.expectEvents("u1", "Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF")
+		if w := n.reportedPod("u1").Status.ContainerStatuses[0].State.Waiting; w == nil ||
+			w.Reason != "ImagePullBackOff" || !strings.Contains(w.Message, "layer 2 of 3") {
 			t.Errorf("the container waits: %+v", w)
 		}
 	})

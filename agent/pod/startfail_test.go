@@ -15,7 +15,7 @@ import (
 func TestCommandThatCannotBeExecuted(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.start()
+		n.startAgent()
 		defer func() { n.stop() }()
 		failure := errors.New(`exec: "nosuch": executable file not found in $PATH`)
 		n.rt.Fail("StartContainer", failure)
@@ -24,25 +24,27 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 		n.cluster.Put(p)
 		virtual.Wait()
 		time.Sleep(time.Minute)
-		n.is("never", `Failed 10.88.0.2 Initialized; app ended: StartError 128`)
-		end := n.pod("never").Status.ContainerStatuses[0].State.Terminated
-		if end.StartedAt.IsZero() || end.FinishedAt.IsZero() || end.Message != failure.Error() || end.ContainerID == "" {
+		n.expectStatus("never", `Failed 10.88.0.2 Initialized; app ended: StartError 128`)
+		end := n.reportedPod("never").Status.ContainerStatuses[0].State.Terminated
+		if end.StartedAt.IsZero() || end.FinishedAt.IsZero() || end.Message != failure.Error() ||
+			end.ContainerID == "" {
 			t.Errorf("ended as %+v", end)
 		}
-		n.eventsSay("never", `Failed Error: exec: "nosuch"`)
+		n.expectEvents("never", `Failed Error: exec: "nosuch"`)
 		n.rt.Fail("StartContainer", failure, failure, failure)
 		n.cluster.Put(simplePod("always"))
 		virtual.Wait()
 		time.Sleep(2500 * time.Millisecond)
 		virtual.Wait()
-		cs := n.pod("always").Status.ContainerStatuses[0]
-		if w := cs.State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" || cs.LastTerminationState.Terminated == nil ||
+		cs := n.reportedPod("always").Status.ContainerStatuses[0]
+		if w := cs.State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" ||
+			cs.LastTerminationState.Terminated == nil ||
 			cs.LastTerminationState.Terminated.Reason != "StartError" || cs.RestartCount == 0 {
 			t.Errorf("between two starts: %+v", cs)
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if cs := n.pod("always").Status.ContainerStatuses[0]; cs.State.Running == nil || cs.RestartCount != 3 {
+		if cs := n.reportedPod("always").Status.ContainerStatuses[0]; cs.State.Running == nil || cs.RestartCount != 3 {
 			t.Errorf("when the command can be executed: %+v", cs)
 		}
 	})

@@ -10,9 +10,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/agent/pod/lifecycle"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts anew instead of comparing")
+var rewrite = flag.Bool("rewrite", false, "write the transcripts instead of comparing them")
 
 // TestTranscripts runs scripts against Step and Status. A file contains a pod, the script and the
 // transcript: the plan of Step after "> command" and the status after "=".
@@ -35,7 +37,7 @@ func TestTranscripts(t *testing.T) {
 			if !ok {
 				t.Fatal("no script")
 			}
-			got := play(t, manifest, script)
+			got := playScript(t, manifest, script)
 			if *rewrite {
 				if err := os.WriteFile(file, []byte(head+"-- transcript --\n"+got), 0o644); err != nil {
 					t.Fatal(err)
@@ -49,7 +51,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-func play(t *testing.T, manifest, script string) string {
+func playScript(t *testing.T, manifest, script string) string {
 	pod := &v1.Pod{}
 	if err := yaml.UnmarshalStrict([]byte(manifest), pod); err != nil {
 		t.Fatal(err)
@@ -64,19 +66,19 @@ func play(t *testing.T, manifest, script string) string {
 		pod.Spec.InitContainers[i].Image = "tools:1"
 	}
 	x := newWorld(t, pod)
-	x.show()
+	x.showState()
 	for line := range strings.Lines(script) {
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "", strings.HasPrefix(line, "#"):
 			continue
 		case line == "auto":
-			x.auto()
+			x.completeAll()
 			continue
 		}
-		x.print("> %s\n", line)
-		x.command(line)
-		x.show()
+		x.logf("> %s\n", line)
+		x.runCommand(line)
+		x.showState()
 	}
 	return x.log.String()
 }
@@ -84,13 +86,15 @@ func play(t *testing.T, manifest, script string) string {
 // After a power failure only the record of a container's end is left: the container is not run
 // again.
 func TestAnEndWithoutASandboxCounts(t *testing.T) {
-	for policy, want := range map[v1.RestartPolicy]string{v1.RestartPolicyNever: "unmount-volumes", v1.RestartPolicyAlways: "create-sandbox #0"} {
+	for policy, want := range map[v1.RestartPolicy]string{v1.RestartPolicyNever: "unmount-volumes",
+		v1.RestartPolicyAlways: "create-sandbox #0"} {
 		p := simplePod("u1")
 		p.Spec.RestartPolicy = policy
 		x := newWorld(t, p)
-		x.o().Containers = []Container{{ID: "c1", Sandbox: "gone", Name: "app", State: Exited, ExitCode: 0, Started: epoch, Finished: epoch,
-			Attempt: 3, Hash: specHash(&p.Spec.Containers[0]), Delay: noDelay}}
-		plan := x.plan()
+		x.observed().Containers = []lifecycle.Container{{ID: "c1", Sandbox: "gone", Name: "app",
+			State: lifecycle.Exited, ExitCode: 0, Times: lifecycle.InstanceTimes{Started: epoch, Finished: epoch},
+			Attempt: 3, Hash: lifecycle.SpecHash(&p.Spec.Containers[0]), Delay: lifecycle.NoDelay}}
+		plan := x.planActions()
 		var actions []string
 		for _, a := range plan.Actions {
 			actions = append(actions, a.String())
@@ -98,8 +102,8 @@ func TestAnEndWithoutASandboxCounts(t *testing.T) {
 		if !slices.Contains(actions, want) {
 			t.Errorf("%s: %q", policy, actions)
 		}
-		if succeeded := x.w.last.Phase == v1.PodSucceeded; succeeded != (policy == v1.RestartPolicyNever) {
-			t.Errorf("%s: the pod is %s", policy, x.w.last.Phase)
+		if succeeded := x.worker.status.last.Phase == v1.PodSucceeded; succeeded != (policy == v1.RestartPolicyNever) {
+			t.Errorf("%s: the pod is %s", policy, x.worker.status.last.Phase)
 		}
 	}
 }

@@ -2,149 +2,140 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/pod/criconfig"
+	"keelson.dev/keelson/agent/pod/diskusage"
+	"keelson.dev/keelson/agent/pod/lifecycle"
+	"keelson.dev/keelson/agent/pod/podevents"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
-// worker runs one pod. Its goroutines: run, which alone observes and plans, one for each running
-// action, and one for the probes of each running container.
+// worker runs one pod. Its goroutine runUntilGone alone observes the runtime and plans. Each
+// running action, and the probes of each running container, have their own goroutine.
 type worker struct {
 	cfg    *Config
 	log    *slog.Logger
-	events *recorder
-	wake   chan struct{} // capacity 1: observe and plan again
+	events *podevents.Recorder
+	wake   wakeup.Signal // observe and plan again
 
-	hosts sync.Mutex // guards the hosts file
+	configs *criconfig.Builder
 
-	mu       sync.Mutex
-	desired  Desired
-	evicted  *Stop  // why this worker stopped the pod
-	fenced   bool   // Fence was called
-	pressed  bool   // Evict was called
-	unsaved  bool   // evicted must still be written to disk
-	grant    grant  // granted resources; desired contains them instead of the spec's
-	recorded bool   // the grant is on disk
-	doubtful bool   // no grant was stored: running containers may have other resources
-	pending  string // reason and message (because) why the spec of generation asked is not granted
-	because  string
-	asked    int64
-	limits   *cri.LinuxContainerResources // limits that this process set on the pod's cgroup; nil: none
-	freed    func()                       // called when the pod uses fewer resources
-	o        Observed                     // results of actions; observe adds the runtime's view
-	ended    map[string]Container
-	clocks   clocks
-	last     v1.PodStatus // last computed
-	sent     v1.PodStatus // last reported
-	held     time.Time    // since when a minor change is held back
-	mountsBy map[string]agent.Mount
-	devices  agent.ClaimedDevices
-	stored   storageUse // last measured
-	storedAt time.Time  // zero = never
-	cancels  map[string]context.CancelFunc
-	probes   map[string]context.CancelFunc // by container ID
-	attached *attachment                   // of the sandbox being created, since o.Early was set
-	received time.Time
-	quiet    bool // report no stages
-	readied  bool
-	reported bool // this process has sent a status
-	recheck  bool // compare the sent status with the API's
-	refresh  bool // projected volumes may be out of date
-	wg       sync.WaitGroup
+	mu       sync.Mutex // also guards the fields of the parts below
+	desired  lifecycle.Desired
+	observed lifecycle.Observed // results of actions; observeRuntime adds the runtime's view
+
+	actions actionRunner
+	runtime podRuntime
+	storage podStorage
+	probes  probeRunner
+	status  statusReporter
+	resizer resizer
+	evictor evictor
 }
 
-func newWorker(cfg *Config, d Desired) *worker {
-	w := &worker{cfg: cfg, desired: d, log: cfg.Log.With("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID), wake: make(chan struct{}, 1),
-		o:     Observed{Images: map[string]Image{}, Failures: map[string]Failure{}, Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}},
-		ended: map[string]Container{}, clocks: newClocks(), last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now(),
-		grant: grantOf(d.Pod), freed: func() {}}
-	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, mute: d.Stop != nil && d.Stop.Orphan, now: cfg.now, seen: map[string]*v1.Event{}}
-	w.o.StartTime, w.o.Since = w.received, w.received
-	w.o.Deadline = deletionDeadline(d.Pod, time.Time{}, w.received)
-	w.o.Devices.Missing = cfg.wantsDevices(d.Pod)
-	if t := d.Pod.Status.StartTime; t != nil {
+func newWorker(cfg *Config, desired lifecycle.Desired) *worker {
+	now := cfg.currentTime()
+	w := &worker{cfg: cfg, desired: desired,
+		log:  cfg.Log.With("pod", desired.Pod.Namespace+"/"+desired.Pod.Name, "uid", desired.Pod.UID),
+		wake: wakeup.New(),
+		observed: lifecycle.Observed{Images: map[string]lifecycle.Image{}, Failures: map[string]lifecycle.Failure{},
+			Probes: map[string]agent.ProbeState{}, Killed: map[string]string{},
+			Busy: map[string]lifecycle.RunningAction{}, Finished: map[string]bool{}}}
+	w.events = podevents.New(cfg.Deps.Reporter, cfg.Identity.NodeName, cfg.currentTime,
+		desired.Stop != nil && desired.Stop.Orphan)
+	w.configs = cfg.newBuilder(w.events)
+	w.actions = actionRunner{w: w, cancels: map[string]context.CancelFunc{}}
+	w.runtime = podRuntime{w: w, ended: map[string]lifecycle.Container{}, times: newObservationTimes()}
+	w.storage = podStorage{w: w}
+	w.probes = probeRunner{w: w, cancels: map[string]context.CancelFunc{}}
+	w.status = statusReporter{w: w, last: *desired.Pod.Status.DeepCopy(), received: now}
+	w.resizer = resizer{w: w, grant: lifecycle.GrantFromSpec(desired.Pod), onFreed: func() {}}
+	w.evictor = evictor{w: w}
+	w.observed.Times.Start, w.observed.Times.Acknowledged = now, now
+	w.observed.Times.Deadline = deletionDeadline(desired.Pod, time.Time{}, now)
+	w.observed.Devices.Missing = cfg.requestsDevices(desired.Pod)
+	if t := desired.Pod.Status.StartTime; t != nil {
 		// An earlier agent process acknowledged the pod and reported its stages.
-		w.o.StartTime, w.o.Since, w.quiet = t.Time, anchor(t.Time, time.Time{}, w.received), true
+		w.observed.Times.Start, w.observed.Times.Acknowledged, w.status.stagesDone = t.Time,
+			monotonicTime(t.Time, time.Time{}, now), true
 	}
 	return w
 }
 
-// poke makes the worker observe and plan again.
-func (w *worker) poke() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+// wakeUp makes the worker observe and plan again.
+func (w *worker) wakeUp() {
+	w.wake.Send()
 }
 
-// update replaces the desired state. A deletion is permanent, and a grace period never grows.
-func (w *worker) update(d Desired) {
+// updateDesired replaces the desired state of the pod. A deletion cannot be undone, and its grace
+// period is never extended.
+func (w *worker) updateDesired(desired lifecycle.Desired) {
 	w.mu.Lock()
-	if old := w.desired.Pod.DeletionTimestamp; !old.Equal(d.Pod.DeletionTimestamp) {
-		notBefore := w.received // the pod was not deleted before
+	if old := w.desired.Pod.DeletionTimestamp; !old.Equal(desired.Pod.DeletionTimestamp) {
+		notBefore := w.status.received // the pod was not deleted before
 		if old != nil {
 			notBefore = time.Time{}
 		}
-		w.o.Deadline = deletionDeadline(d.Pod, notBefore, w.cfg.now())
+		w.observed.Times.Deadline = deletionDeadline(desired.Pod, notBefore, w.cfg.currentTime())
 	}
-	if w.desired.Stop != nil && w.desired.Stop.Delete && (d.Stop == nil || !d.Stop.Delete) {
-		d.Stop = w.desired.Stop // a deletion cannot be undone
+	if w.desired.Stop != nil && w.desired.Stop.Delete && (desired.Stop == nil || !desired.Stop.Delete) {
+		desired.Stop = w.desired.Stop // a deletion cannot be undone
 	}
-	if d.Stop == nil {
-		d.Stop = w.evicted
+	if desired.Stop == nil {
+		desired.Stop = w.evictor.stop
 	}
-	if old := w.desired.Stop; old != nil && d.Stop != nil && d.Stop.Delete && (old.Delete || old == w.evicted) {
-		d.Stop = d.Stop.within(old.Grace) // a shortened grace period is not extended again
+	if old := w.desired.Stop; old != nil && desired.Stop != nil && desired.Stop.Delete &&
+		(old.Delete || old == w.evictor.stop) {
+		desired.Stop = desired.Stop.LimitGrace(old.Grace) // a shortened grace period is not extended again
 	}
-	d.Pod = w.grant.of(d.Pod)
-	w.desired = d
+	desired.Pod = w.resizer.grant.ApplyTo(desired.Pod)
+	w.desired = desired
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
-// noClass is the failure reason if the pod's RuntimeClass does not exist.
-const noClass = "RuntimeClassNotFound"
-
-// retrySoon makes failed actions retry now if they may have waited for an object that has arrived.
-func (w *worker) retrySoon() {
+// retryFailedActions makes failed actions retry immediately if they may have waited for an object
+// of the API. These are mounts, and starts that failed with a configuration error or without a
+// RuntimeClass.
+func (w *worker) retryFailedActions() {
 	w.mu.Lock()
-	for key, f := range w.o.Failures {
-		if f.Reason == "CreateContainerConfigError" || f.Reason == noClass || key == "volumes" {
+	for key, f := range w.observed.Failures {
+		if f.Reason == "CreateContainerConfigError" || f.Reason == reasonRuntimeClassNotFound || key == "volumes" {
 			f.Retry = time.Time{}
-			w.o.Failures[key] = f
+			w.observed.Failures[key] = f
 		}
 	}
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
-// relist makes the worker observe again and compare the reported status with the API's.
-func (w *worker) relist() {
+// requestStatusCheck makes the worker observe again, and report its status if the status in the API
+// differs.
+func (w *worker) requestStatusCheck() {
 	w.mu.Lock()
-	w.recheck = true
+	w.status.checkDue = true
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
-// stale makes the worker refresh projected volumes and retry: their source objects may have
-// changed.
-func (w *worker) stale() {
+// requestRefresh makes the worker rewrite projected volumes and retry failed actions, because the
+// source objects of volumes may have changed.
+func (w *worker) requestRefresh() {
 	w.mu.Lock()
-	w.refresh = true
+	w.storage.refreshDue = true
 	w.mu.Unlock()
-	w.retrySoon()
+	w.retryFailedActions()
 }
 
-// pod returns the desired pod.
-func (w *worker) pod() *v1.Pod {
+// desiredPod returns the pod of the desired state. The pod's spec has the granted resources.
+func (w *worker) desiredPod() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.desired.Pod
@@ -155,31 +146,32 @@ func (w *worker) podWithStatus() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := *w.desired.Pod
-	p.Status = w.last
+	p.Status = w.status.last
 	return &p
 }
 
-// run observes and acts until the pod is gone (it returns nil) or ctx ends. Then it cancels running
-// actions and waits for them. Containers keep running.
-func (w *worker) run(ctx context.Context) error {
+// runUntilGone observes the pod and performs the planned actions until the pod is gone or ctx ends.
+// If ctx ends, it cancels running actions and waits for them; containers keep running. It returns
+// nil if the pod is gone.
+func (w *worker) runUntilGone(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer w.wg.Wait()
+	defer w.actions.wg.Wait()
 	defer cancel()
-	w.stage(agent.StageTime{Name: "received", Start: w.received})
-	w.record()
-	if !limitsOf(w.pod()).none() {
-		w.wg.Go(func() { w.keepStorage(ctx) })
+	w.status.reportStage(agent.StageTime{Name: "received", Start: w.status.received})
+	w.resizer.saveInitialGrant()
+	if !diskusage.PodLimits(w.desiredPod()).IsEmpty() {
+		w.actions.wg.Go(func() { w.storage.monitorStorage(ctx) })
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		plan := w.turn(ctx)
+		plan := w.reconcileOnce(ctx)
 		if plan.Done {
 			return nil
 		}
 		var due <-chan time.Time
 		if !plan.Wake.IsZero() {
-			timer.Reset(max(0, plan.Wake.Sub(w.cfg.now())))
+			timer.Reset(max(0, plan.Wake.Sub(w.cfg.currentTime())))
 			due = timer.C
 		}
 		select {
@@ -191,191 +183,111 @@ func (w *worker) run(ctx context.Context) error {
 	}
 }
 
-// turn observes the pod once, plans, reports the status and starts the actions.
-func (w *worker) turn(ctx context.Context) Plan {
-	w.keepEviction()
+// reconcileOnce observes the pod once, plans, reports the status and starts the planned actions. It
+// returns the plan.
+func (w *worker) reconcileOnce(ctx context.Context) lifecycle.Plan {
+	w.evictor.retrySaveEviction()
 	// Copy the running actions before observing. An action that ends during the observation may
 	// have had its effect after it, and must not be planned a second time.
 	w.mu.Lock()
-	busy := maps.Clone(w.o.Busy)
+	busy := maps.Clone(w.observed.Busy)
 	w.mu.Unlock()
-	seen, ok := w.observe(ctx)
+	seen, ok := w.runtime.observeRuntime(ctx)
 	w.mu.Lock()
 	if ok {
-		w.o.Sandboxes, w.o.Containers, w.o.Listed = seen.Sandboxes, seen.Containers, true
-		w.forget()
-		w.compare()
+		w.observed.Sandboxes, w.observed.Containers, w.observed.Listed = seen.Sandboxes, seen.Containers, true
+		w.dropStaleState()
+		w.resizer.verifyUnrecordedGrant()
 	} else {
-		w.o.Listed = false
+		w.observed.Listed = false
 	}
 	if ok {
 		// Sync probes before planning and reporting: the probe states must match the observed
 		// containers.
-		w.syncProbes(ctx)
+		w.probes.syncProbes(ctx)
 	}
-	w.o.Resize = w.resizeState()
-	w.lookAtDevices()
-	d, o := w.desired, w.o
+	w.observed.Resize = w.resizer.resizeState()
+	w.updateDeviceHealth()
+	d, o := w.desired, w.observed
 	// Actions write to the maps: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
-	o.Killed, o.Busy, o.Settled = maps.Clone(o.Killed), busy, maps.Clone(o.Settled)
+	o.Killed, o.Busy, o.Finished = maps.Clone(o.Killed), busy, maps.Clone(o.Finished)
 	w.mu.Unlock()
 
-	now := w.cfg.now()
-	plan := Step(d, o, now)
+	now := w.cfg.currentTime()
+	plan := lifecycle.Step(d, o, now)
 	if ok {
-		plan.wakeAt(w.report(d, o, now))
+		plan.WakeAt(w.status.reportStatus(d, o, now))
 	}
 	for _, a := range plan.Actions {
-		w.launch(ctx, a, now)
+		w.actions.launchAction(ctx, a, now)
 	}
 	w.mu.Lock()
-	refresh := w.refresh && d.Stop == nil && w.o.Volumes.Mounted && !w.o.busy("volumes")
+	refresh := w.storage.refreshDue && d.Stop == nil && w.observed.Volumes.Mounted && !w.observed.IsBusy("volumes")
 	if refresh {
-		w.refresh = false
+		w.storage.refreshDue = false
 	}
 	w.mu.Unlock()
 	if refresh {
-		w.launch(ctx, Action{Kind: RefreshVolumes}, now)
+		w.actions.launchAction(ctx, lifecycle.Action{Kind: lifecycle.RefreshVolumes}, now)
 	}
 	return plan
 }
 
-// forget drops the recorded state of containers and sandboxes that no longer exist.
-func (w *worker) forget() {
+// dropStaleState drops the recorded state of containers and sandboxes that no longer exist.
+func (w *worker) dropStaleState() {
 	live := map[string]bool{}
-	for _, c := range w.o.Containers {
+	for _, c := range w.observed.Containers {
 		live[c.ID] = true
 	}
-	maps.DeleteFunc(w.o.Probes, func(id string, _ agent.ProbeState) bool { return !live[id] })
-	maps.DeleteFunc(w.o.Killed, func(id string, _ string) bool { return !live[id] })
-	maps.DeleteFunc(w.ended, func(id string, _ Container) bool { return !live[id] })
-	for _, sb := range w.o.Sandboxes {
+	maps.DeleteFunc(w.observed.Probes, func(id string, _ agent.ProbeState) bool { return !live[id] })
+	maps.DeleteFunc(w.observed.Killed, func(id string, _ string) bool { return !live[id] })
+	maps.DeleteFunc(w.runtime.ended, func(id string, _ lifecycle.Container) bool { return !live[id] })
+	for _, sb := range w.observed.Sandboxes {
 		live[sb.ID] = true
 	}
-	for _, m := range []map[string]time.Time{w.clocks.alive, w.clocks.began, w.clocks.born} {
+	for _, m := range []map[string]time.Time{w.runtime.times.lastAlive, w.runtime.times.started,
+		w.runtime.times.created} {
 		maps.DeleteFunc(m, func(id string, _ time.Time) bool { return !live[id] })
 	}
 }
 
-// launch starts an action in its own goroutine.
-func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
-	if a.Kind == Cancel {
-		w.mu.Lock()
-		if b, ok := w.o.Busy[a.Target]; ok {
-			b.Cancelled = true
-			w.o.Busy[a.Target] = b
-			w.cancels[a.Target]()
-		}
-		w.mu.Unlock()
-		return
-	}
-	key := a.Key()
-	actx, cancel := context.WithCancel(ctx)
+// hasRemains reports whether an evicted pod still has running containers or mounted volumes. While
+// disk space is being reclaimed, exited containers count too. The lock is held.
+func (w *worker) hasRemains() bool {
+	return w.observed.HasRunningContainer() || !w.observed.Volumes.Unmounted ||
+		w.observed.ReclaimDisk && len(w.observed.Containers) > 0
+}
+
+func (w *worker) setDiskReclaim(enabled bool) (left int) {
 	w.mu.Lock()
-	if w.o.busy(key) {
-		w.mu.Unlock()
-		cancel()
-		return
+	changed := enabled && !w.observed.ReclaimDisk
+	w.observed.ReclaimDisk = enabled
+	if lifecycle.IsEndRecorded(w.desired) {
+		left = len(w.observed.Containers)
 	}
-	b := Busy{Kind: a.Kind, Since: now}
-	if a.Kind == KillContainer {
-		b.Until = now.Add(a.Grace)
-		if w.desired.Stop == nil {
-			w.o.Killed[a.ID] = a.Why // record it before the container can exit, or its exit would count as its own
-		}
-	}
-	w.o.Busy[key], w.cancels[key] = b, cancel
 	w.mu.Unlock()
-	w.log.Debug("begin", "action", a.String())
-	w.wg.Go(func() {
-		err := w.perform(actx, a)
-		cancelled := actx.Err() != nil
-		cancel()
-		w.mu.Lock()
-		delete(w.o.Busy, key)
-		delete(w.cancels, key)
-		w.settle(a, err, cancelled)
-		w.mu.Unlock()
-		if err != nil && !cancelled {
-			w.log.Warn("action failed", "action", a.String(), "err", err)
-		}
-		w.poke()
-	})
+	if changed {
+		w.wakeUp()
+	}
+	return left
 }
 
-// settle records the result of an action. The lock is held.
-func (w *worker) settle(a Action, err error, cancelled bool) {
-	key := a.Key()
-	if a.Kind == CreateSandbox {
-		w.o.Early = ""
-	}
-	if errors.Is(err, errNoSandbox) {
-		return // not a failure of the container: it is started in the next sandbox
-	}
-	if err == nil {
-		delete(w.o.Failures, key)
-		switch a.Kind {
-		case StopSandbox, AwaitGate, ReportGone:
-			w.o.Settled[key] = true
-		case AllocateDevices:
-			w.o.Devices.Missing = false
-		case MountVolumes:
-			w.o.Volumes = Volumes{Mounted: true}
-		case UnmountVolumes:
-			w.o.Volumes = Volumes{Away: true}
-		}
-		return
-	}
-	if cancelled {
-		return
-	}
-	now := w.cfg.now()
-	f := Failure{Message: err.Error(), Count: w.o.Failures[key].Count + 1, At: now, Attempt: a.Attempt}
-	switch a.Kind {
-	case EnsureImage:
-		f.Reason, f.Message = imageReason(err)
-		f.Retry = now.Add(grow(imageMin, imageMax, f.Count))
-	case StartContainer:
-		f.Reason, f.Message = startReason(err)
-		if errors.Is(err, agent.ErrImageNotPresent) {
-			delete(w.o.Images, a.Container) // the image was removed since its lookup: look it up again, or pull it
-		}
-		f.Retry = now.Add(grow(restartMin, restartMax, f.Count))
-	default:
-		if errors.Is(err, errNoClass) {
-			f.Reason = noClass
-		}
-		f.Retry = now.Add(grow(retryMin, retryMax, f.Count))
-	}
-	f.Message = bothEnds(f.Message)
-	w.o.Failures[key] = f
+// hasEnded reports whether the pod's phase is terminal, in the API or in the last computed status.
+// The lock is held.
+func (w *worker) hasEnded() bool {
+	return lifecycle.IsTerminal(w.desired.Pod) || agent.IsTerminalPhase(w.status.last.Phase)
 }
 
-// bothEnds truncates a failure message for the status. A registry may return a page of text, and
-// each mirror too. It keeps the start and the end, because the last one tried is the registry
-// itself.
-func bothEnds(message string) string {
-	const head, tail = 3 << 10, 1 << 10
-	if len(message) > head+tail {
-		message = message[:head] + " ... (the agent's log says all) ... " + message[len(message)-tail:]
-	}
-	return strings.ToValidUTF8(message, "")
-}
-
-// stage reports measured steps of the pod's start, until it is first Ready. Later steps are not
-// part of the start.
-func (w *worker) stage(stages ...agent.StageTime) {
+// usesNodeResources reports whether the pod's requests still count against the node's resources.
+// They count until the pod has ended or, for a deleted pod, until it has no sandbox and no running
+// container.
+func (w *worker) usesNodeResources() bool {
 	w.mu.Lock()
-	p, over := w.desired.Pod, w.quiet || w.readied
-	w.mu.Unlock()
-	if !over {
-		w.tell(p, stages)
+	defer w.mu.Unlock()
+	if w.desired.Stop != nil && w.desired.Stop.Delete && len(w.observed.Sandboxes) == 0 &&
+		!w.observed.HasRunningContainer() {
+		return false // it has ended, although its worker may live longer than its object
 	}
-}
-
-func (w *worker) tell(p *v1.Pod, stages []agent.StageTime) {
-	if tp := p.Annotations["keelson.dev/traceparent"]; tp != "" && len(stages) > 0 {
-		w.cfg.Reporter.Stages(tp, "pod/"+p.Namespace+"/"+p.Name, stages)
-	}
+	return !lifecycle.IsTerminal(w.desired.Pod) && !agent.IsTerminalPhase(w.status.last.Phase)
 }

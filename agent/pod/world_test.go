@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/pod/lifecycle"
 )
 
 // world simulates a runtime, a clock and a worker's state without goroutines, for tests of the pure
@@ -23,10 +24,10 @@ import (
 type world struct {
 	t       *testing.T
 	now     time.Time
-	w       *worker
+	worker  *worker
 	seq     int
-	pending map[string]Action // started and not completed
-	starts  map[string]int    // instances of each container, across reboots
+	pending map[string]lifecycle.Action // started and not completed
+	starts  map[string]int              // instances of each container, across reboots
 	log     strings.Builder
 	epoch   time.Time
 }
@@ -34,7 +35,7 @@ type world struct {
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func newWorld(t *testing.T, pod *v1.Pod) *world {
-	x := &world{t: t, now: epoch, epoch: epoch, pending: map[string]Action{}, starts: map[string]int{}}
+	x := &world{t: t, now: epoch, epoch: epoch, pending: map[string]lifecycle.Action{}, starts: map[string]int{}}
 	x.restart(pod)
 	return x
 }
@@ -42,177 +43,187 @@ func newWorld(t *testing.T, pod *v1.Pod) *world {
 // restart simulates an agent restart: the worker's state is lost, the runtime continues.
 func (x *world) restart(pod *v1.Pod) {
 	c := fake.NewCluster()
-	cfg := &Config{Reporter: c, Objects: c, HostIPs: []string{"192.0.2.1"}, Now: func() time.Time { return x.now }}
+	cfg := &Config{Identity: Identity{HostIPs: []string{"192.0.2.1"}}, Deps: Dependencies{Reporter: c, Objects: c},
+		Now: func() time.Time { return x.now }}
 	s := New(*cfg)
-	old := x.w
-	x.w = newWorker(&s.cfg, Desired{Pod: pod})
+	old := x.worker
+	x.worker = newWorker(&s.cfg, lifecycle.Desired{Pod: pod})
 	if old != nil {
-		x.w.o.Sandboxes, x.w.o.Containers = old.o.Sandboxes, old.o.Containers
-		x.w.desired = old.desired
-		x.w.last = old.last
-		if x.w.last.StartTime != nil {
-			x.w.o.StartTime = x.w.last.StartTime.Time
+		x.worker.observed.Sandboxes, x.worker.observed.Containers = old.observed.Sandboxes, old.observed.Containers
+		x.worker.desired = old.desired
+		x.worker.status.last = old.status.last
+		if x.worker.status.last.StartTime != nil {
+			x.worker.observed.Times.Start = x.worker.status.last.StartTime.Time
 		}
 		p := *pod
-		p.Status = old.last
-		x.w.desired.Pod = &p
+		p.Status = old.status.last
+		x.worker.desired.Pod = &p
 	}
-	x.w.o.Listed = true
-	x.pending = map[string]Action{}
+	x.worker.observed.Listed = true
+	x.pending = map[string]lifecycle.Action{}
 }
 
-func (x *world) o() *Observed { return &x.w.o }
+func (x *world) observed() *lifecycle.Observed { return &x.worker.observed }
 
-// plan calls Step and Status and starts the planned actions.
-func (x *world) plan() Plan {
-	p := Step(x.w.desired, x.w.o, x.now)
-	x.w.last = Status(x.w.desired, x.w.o, x.w.last, x.w.cfg.host(), x.now)
+// planActions calls Step and Status and starts the planned actions.
+func (x *world) planActions() lifecycle.Plan {
+	p := lifecycle.Step(x.worker.desired, x.worker.observed, x.now)
+	x.worker.status.last = lifecycle.Status(x.worker.desired, x.worker.observed, x.worker.status.last,
+		x.worker.cfg.statusHost(), x.now)
 	for _, a := range p.Actions {
-		if a.Kind == Cancel {
+		if a.Kind == lifecycle.Cancel {
 			if _, ok := x.pending[a.Target]; !ok {
 				x.t.Errorf("Step cancels %s, which is not under way", a.Target)
 			}
-			b := x.o().Busy[a.Target]
+			b := x.observed().Busy[a.Target]
 			b.Cancelled = true
-			x.o().Busy[a.Target] = b
+			x.observed().Busy[a.Target] = b
 			continue
 		}
 		if _, ok := x.pending[a.Key()]; ok {
 			x.t.Errorf("Step plans %s while %s is under way", a, x.pending[a.Key()])
 		}
-		b := Busy{Kind: a.Kind, Since: x.now}
-		if a.Kind == KillContainer {
+		b := lifecycle.RunningAction{Kind: a.Kind, Since: x.now}
+		if a.Kind == lifecycle.KillContainer {
 			b.Until = x.now.Add(a.Grace)
-			if x.w.desired.Stop == nil {
-				x.w.o.Killed[a.ID] = a.Why
+			if x.worker.desired.Stop == nil {
+				x.worker.observed.Killed[a.ID] = a.Message
 			}
 		}
-		x.o().Busy[a.Key()], x.pending[a.Key()] = b, a
+		x.observed().Busy[a.Key()], x.pending[a.Key()] = b, a
 	}
 	return p
 }
 
-// complete ends an action with the result err.
-func (x *world) complete(key string, err error) {
+// completeAction ends an action with the result err.
+func (x *world) completeAction(key string, err error) {
 	a, ok := x.pending[key]
 	if !ok {
 		x.t.Fatalf("%s is not under way; under way: %v", key, slices.Sorted(maps.Keys(x.pending)))
 	}
 	delete(x.pending, key)
-	cancelled := x.o().Busy[key].Cancelled
-	delete(x.o().Busy, key)
+	cancelled := x.observed().Busy[key].Cancelled
+	delete(x.observed().Busy, key)
 	if err == nil && !cancelled {
-		x.effect(a)
+		x.applyEffect(a)
 	} else if cancelled && err == nil {
 		err = errors.New("cancelled")
 	}
-	x.w.settle(a, err, cancelled)
+	x.worker.actions.recordResult(a, err, cancelled)
 }
 
-// prepared simulates a sandbox in which containers can be created while its network is being
+// completePreparation simulates a sandbox in which containers can be created while its network is being
 // attached.
-func (x *world) prepared() {
+func (x *world) completePreparation() {
 	x.seq++
-	x.o().Early = fmt.Sprintf("sb%d", x.seq)
+	x.observed().EarlySandbox = fmt.Sprintf("sb%d", x.seq)
 }
 
-// waits reports whether a running action cannot complete yet: a start waits for the sandbox's
+// isPending reports whether a running action cannot complete yet: a start waits for the sandbox's
 // network.
-func (x *world) waits(key string) bool {
+func (x *world) isPending(key string) bool {
 	a := x.pending[key]
-	return a.Kind == StartContainer && a.ID == x.o().Early
+	return a.Kind == lifecycle.StartContainer && a.ID == x.observed().EarlySandbox
 }
 
-func (x *world) effect(a Action) {
-	o := x.o()
+func (x *world) applyEffect(a lifecycle.Action) {
+	o := x.observed()
 	switch a.Kind {
-	case CreateSandbox:
-		if o.Early == "" {
+	case lifecycle.CreateSandbox:
+		if o.EarlySandbox == "" {
 			x.seq++
 		}
-		o.Sandboxes = append([]Sandbox{{ID: fmt.Sprintf("sb%d", x.seq), Attempt: a.Attempt, Ready: true, IPs: []string{fmt.Sprintf("10.88.0.%d", x.seq)}, Created: x.now}}, o.Sandboxes...)
-	case EnsureImage:
-		o.Images[a.Container] = Image{Ref: "sha256:1", Attempt: a.Attempt}
-	case StartContainer:
-		x.started(a)
-	case KillContainer:
-		x.exit(func(c *Container) bool { return c.ID == a.ID }, 143, "")
-	case RemoveContainer:
-		o.Containers = slices.DeleteFunc(o.Containers, func(c Container) bool { return c.ID == a.ID })
-	case StopSandbox:
-		x.exit(func(c *Container) bool { return c.Sandbox == a.ID }, 137, "")
+		o.Sandboxes = append([]lifecycle.Sandbox{{ID: fmt.Sprintf("sb%d", x.seq), Attempt: a.Attempt, Ready: true,
+			IPs: []string{fmt.Sprintf("10.88.0.%d", x.seq)}, Created: x.now}}, o.Sandboxes...)
+	case lifecycle.EnsureImage:
+		o.Images[a.Container] = lifecycle.Image{Ref: "sha256:1", Attempt: a.Attempt}
+	case lifecycle.StartContainer:
+		x.addInstance(a)
+	case lifecycle.KillContainer:
+		x.exitInstances(func(c *lifecycle.Container) bool { return c.ID == a.ID }, 143, "")
+	case lifecycle.RemoveContainer:
+		o.Containers = slices.DeleteFunc(o.Containers, func(c lifecycle.Container) bool { return c.ID == a.ID })
+	case lifecycle.StopSandbox:
+		x.exitInstances(func(c *lifecycle.Container) bool { return c.Sandbox == a.ID }, 137, "")
 		for i := range o.Sandboxes {
 			o.Sandboxes[i].Ready = o.Sandboxes[i].Ready && o.Sandboxes[i].ID != a.ID
 		}
-	case RemoveSandbox:
-		o.Containers = slices.DeleteFunc(o.Containers, func(c Container) bool { return c.Sandbox == a.ID })
-		o.Sandboxes = slices.DeleteFunc(o.Sandboxes, func(s Sandbox) bool { return s.ID == a.ID })
+	case lifecycle.RemoveSandbox:
+		o.Containers = slices.DeleteFunc(o.Containers, func(c lifecycle.Container) bool { return c.Sandbox == a.ID })
+		o.Sandboxes = slices.DeleteFunc(o.Sandboxes, func(s lifecycle.Sandbox) bool { return s.ID == a.ID })
 	}
 }
 
-func (x *world) started(a Action) {
-	o := x.o()
-	spec := containerSpec(x.w.desired.Pod, a.Container)
+func (x *world) addInstance(a lifecycle.Action) {
+	o := x.observed()
+	spec := lifecycle.FindContainerSpec(x.worker.desired.Pod, a.Container)
 	for _, c := range o.Containers {
-		if c.Name == a.Container && c.State == Running {
+		if c.Name == a.Container && c.State == lifecycle.Running {
 			x.t.Errorf("second instance of %s started beside %s", a.Container, c.ID)
 		}
 	}
 	x.seq++
 	x.starts[a.Container]++
-	c := Container{ID: fmt.Sprintf("%s-%d", a.Container, a.Attempt), Sandbox: a.ID, Name: a.Container, Attempt: a.Attempt, State: Running, Created: x.now, Started: x.now, Image: spec.Image, ImageID: "sha256:1", Hash: specHash(spec), Delay: a.Delay}
-	if slices.ContainsFunc(o.Containers, func(old Container) bool { return old.ID == c.ID }) {
+	c := lifecycle.Container{ID: fmt.Sprintf("%s-%d", a.Container, a.Attempt), Sandbox: a.ID, Name: a.Container,
+		Attempt: a.Attempt, State: lifecycle.Running, Times: lifecycle.InstanceTimes{Created: x.now, Started: x.now},
+		Image: lifecycle.InstanceImage{Name: spec.Image, ID: "sha256:1"}, Hash: lifecycle.SpecHash(spec),
+		Delay: a.Delay}
+	if slices.ContainsFunc(o.Containers, func(old lifecycle.Container) bool { return old.ID == c.ID }) {
 		c.ID += fmt.Sprintf("-%d", x.seq)
 	}
 	o.Containers = append(o.Containers, c)
-	x.sort()
+	x.sortObserved()
 	probe := agent.ProbeState{Started: spec.StartupProbe == nil}
 	probe.Ready = probe.Started && spec.ReadinessProbe == nil
-	if !isInit(x.w.desired.Pod, a.Container) || sidecar(x.w.desired.Pod, spec) {
+	if !lifecycle.IsInitContainer(x.worker.desired.Pod, a.Container) ||
+		lifecycle.IsSidecar(x.worker.desired.Pod, spec) {
 		o.Probes[c.ID] = probe
 	}
 }
 
-func (x *world) sort() {
-	slices.SortFunc(x.o().Containers, func(a, b Container) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Attempt, a.Attempt), b.Created.Compare(a.Created))
+func (x *world) sortObserved() {
+	slices.SortFunc(x.observed().Containers, func(a, b lifecycle.Container) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Attempt, a.Attempt),
+			b.Times.Created.Compare(a.Times.Created))
 	})
 }
 
-func (x *world) exit(which func(*Container) bool, code int32, reason string) {
-	for i := range x.o().Containers {
-		c := &x.o().Containers[i]
-		if which(c) && (c.State == Running || c.State == Unknown) {
-			c.State, c.ExitCode, c.Finished, c.Reason = Exited, code, x.now, reason
+func (x *world) exitInstances(which func(*lifecycle.Container) bool, code int32, reason string) {
+	for i := range x.observed().Containers {
+		c := &x.observed().Containers[i]
+		if which(c) && (c.State == lifecycle.Running || c.State == lifecycle.Unknown) {
+			c.State, c.ExitCode, c.Times.Finished, c.Reason = lifecycle.Exited, code, x.now, reason
 		}
 	}
 }
 
-// command executes one line of a script.
-func (x *world) command(line string) {
+// runCommand executes one line of a script.
+func (x *world) runCommand(line string) {
 	f := strings.Fields(line)
 	switch f[0] {
 	case "prepared":
-		x.prepared()
+		x.completePreparation()
 	case "lose-network":
-		waiting := slices.DeleteFunc(slices.Sorted(maps.Keys(x.pending)), func(k string) bool { return !x.waits(k) })
-		x.complete("sandbox", errors.New("no address is left"))
+		waiting := slices.DeleteFunc(slices.Sorted(maps.Keys(x.pending)), func(k string) bool {
+			return !x.isPending(k)
+		})
+		x.completeAction("sandbox", errors.New("no address is left"))
 		for _, k := range waiting {
-			x.complete(k, errNoSandbox)
+			x.completeAction(k, errSandboxFailed)
 		}
 	case "ok":
 		for _, k := range f[1:] {
-			x.complete(k, nil)
+			x.completeAction(k, nil)
 		}
 	case "fail":
-		x.complete(f[1], &reasoned{f[2], errors.New(strings.Join(f[3:], " "))})
+		x.completeAction(f[1], &waitingError{f[2], errors.New(strings.Join(f[3:], " "))})
 	case "exit":
 		code, _ := strconv.Atoi(f[2])
 		reason := ""
 		if len(f) > 3 {
 			reason = f[3]
 		}
-		x.exit(func(c *Container) bool { return c.Name == f[1] }, int32(code), reason)
+		x.exitInstances(func(c *lifecycle.Container) bool { return c.Name == f[1] }, int32(code), reason)
 	case "advance":
 		d, err := time.ParseDuration(f[1])
 		if err != nil {
@@ -221,90 +232,90 @@ func (x *world) command(line string) {
 		x.now = x.now.Add(d)
 	case "delete":
 		g, _ := strconv.ParseInt(f[1], 10, 64)
-		p := x.w.desired.Pod.DeepCopy()
+		p := x.worker.desired.Pod.DeepCopy()
 		t := metav1.NewTime(x.now.Add(time.Duration(g) * time.Second))
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &t, &g
-		x.w.desired = Desired{Pod: p, Stop: DeletionStop(p)}
+		x.worker.desired = lifecycle.Desired{Pod: p, Stop: lifecycle.DeletionStop(p)}
 	case "refuse":
-		x.w.desired.Stop = &Stop{Reason: f[1], Message: strings.Join(f[2:], " "), Refused: true}
+		x.worker.desired.Stop = &lifecycle.Stop{Reason: f[1], Message: strings.Join(f[2:], " "), Rejected: true}
 	case "image":
-		p := x.w.desired.Pod.DeepCopy()
-		containerSpec(p, f[1]).Image = f[2]
-		x.w.desired.Pod = p
+		p := x.worker.desired.Pod.DeepCopy()
+		lifecycle.FindContainerSpec(p, f[1]).Image = f[2]
+		x.worker.desired.Pod = p
 	case "lose-sandbox":
-		x.o().Sandboxes[0].Ready = false
+		x.observed().Sandboxes[0].Ready = false
 	case "blind":
-		x.o().Listed = false
+		x.observed().Listed = false
 	case "see":
-		x.o().Listed = true
+		x.observed().Listed = true
 	case "reboot":
-		x.o().Sandboxes, x.o().Containers = nil, nil
-		x.restart(x.w.desired.Pod)
+		x.observed().Sandboxes, x.observed().Containers = nil, nil
+		x.restart(x.worker.desired.Pod)
 	case "restart-agent":
-		x.restart(x.w.desired.Pod)
+		x.restart(x.worker.desired.Pod)
 	case "crash-between-create-and-start":
 		a := x.pending["container/"+f[1]]
 		delete(x.pending, a.Key())
-		x.started(a)
-		for i := range x.o().Containers {
-			if c := &x.o().Containers[i]; c.Name == f[1] && c.State == Running {
-				c.State, c.Started = Created, time.Time{}
+		x.addInstance(a)
+		for i := range x.observed().Containers {
+			if c := &x.observed().Containers[i]; c.Name == f[1] && c.State == lifecycle.Running {
+				c.State, c.Times.Started = lifecycle.Created, time.Time{}
 			}
 		}
-		x.restart(x.w.desired.Pod)
+		x.restart(x.worker.desired.Pod)
 	case "probe":
-		c, _ := x.o().newest(f[1])
-		st := x.o().Probes[c.ID]
+		c, _ := x.observed().NewestInstance(f[1])
+		st := x.observed().Probes[c.ID]
 		for _, kv := range f[2:] {
 			k, v, _ := strings.Cut(kv, "=")
 			switch k {
 			case "started":
 				st.Started = v == "true"
-				st.Ready = st.Started && containerSpec(x.w.desired.Pod, f[1]).ReadinessProbe == nil
+				st.Ready = st.Started && lifecycle.FindContainerSpec(x.worker.desired.Pod, f[1]).ReadinessProbe == nil
 			case "ready":
 				st.Ready = v == "true"
 			case "gave-up":
 				st.FailedProbe = v
 			}
 		}
-		x.o().Probes[c.ID] = st
+		x.observed().Probes[c.ID] = st
 	default:
 		x.t.Fatalf("unknown command %q", line)
 	}
 }
 
-// auto completes all planned actions until no more are planned.
-func (x *world) auto() {
+// completeAll completes all planned actions until no more are planned.
+func (x *world) completeAll() {
 	for range 200 {
 		if len(x.pending) == 0 {
 			return
 		}
 		for _, k := range slices.Sorted(maps.Keys(x.pending)) {
-			x.print("> ok %s\n", k)
-			x.complete(k, nil)
+			x.logf("> ok %s\n", k)
+			x.completeAction(k, nil)
 		}
-		x.show()
+		x.showState()
 	}
 	x.t.Fatal("the plan never comes to rest")
 }
 
-func (x *world) print(format string, args ...any) { fmt.Fprintf(&x.log, format, args...) }
+func (x *world) logf(format string, args ...any) { fmt.Fprintf(&x.log, format, args...) }
 
-// show calls Step and appends the plan and the status to the transcript.
-func (x *world) show() {
-	p := x.plan()
+// showState calls Step and appends the plan and the status to the transcript.
+func (x *world) showState() {
+	p := x.planActions()
 	for _, a := range p.Actions {
-		x.print("  %s\n", a)
+		x.logf("  %s\n", a)
 	}
 	if p.Done {
-		x.print("  done\n")
+		x.logf("  done\n")
 	} else if !p.Wake.IsZero() {
-		x.print("  wake at %s\n", p.Wake.Sub(x.epoch))
+		x.logf("  wake at %s\n", p.Wake.Sub(x.epoch))
 	}
-	x.print("  = %s\n", summary(&x.w.last))
+	x.logf("  = %s\n", statusSummary(&x.worker.status.last))
 }
 
-func summary(st *v1.PodStatus) string {
+func statusSummary(st *v1.PodStatus) string {
 	var b strings.Builder
 	b.WriteString(string(st.Phase))
 	if st.Reason != "" {

@@ -1,6 +1,7 @@
-// Package podresources serves kubelet's pod resources API (v1) on a Unix socket. It lists the
-// devices of containers that device plugins or ResourceClaims provide; monitoring agents use it.
-// The lists of exclusive CPUs and memory are empty, because containers get none.
+// Package podresources serves the kubelet's pod resources API (v1) on a Unix socket, which
+// monitoring agents use. It lists the devices of containers that device plugins or ResourceClaims
+// provide. The lists of exclusive CPUs and memory are empty, because the agent assigns no exclusive
+// CPUs or memory.
 package podresources
 
 import (
@@ -40,12 +41,12 @@ const (
 	idle       = 5 * time.Minute
 )
 
-// PluginSource provides the devices that device plugins advertise and pods use.
+// PluginSource provides the devices that device plugins advertise, and those that pods use.
 type PluginSource interface {
 	// AllocatedDevices returns the devices of a pod by container and resource.
 	AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice
-	// AllocatableDevices returns the devices that can be allocated, including those that are, by
-	// resource.
+	// AllocatableDevices returns the devices that can be allocated, by resource. It includes the
+	// devices that are allocated already.
 	AllocatableDevices() map[string][]agent.PluginDevice
 }
 
@@ -87,7 +88,8 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pod resources: %w", err)
 	}
-	g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxStreams),
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxAnswer),
+		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(maxRequest), grpc.ConnectionTimeout(5*time.Second), grpc.UnaryInterceptor(s.limitRate),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle}))
 	api.RegisterPodResourcesListerServer(g, s)
@@ -102,7 +104,8 @@ func (s *Server) Run(ctx context.Context) error {
 // limitRate is a gRPC interceptor that rejects requests beyond the kubelet's rate limit.
 func (s *Server) limitRate(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if !s.limit.Allow() {
-		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: at most %d requests per second and %d at once", perSecond, atOnce)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"rejected by rate limit: at most %d requests per second and %d at once", perSecond, atOnce)
 	}
 	return next(ctx, q)
 }
@@ -133,13 +136,16 @@ func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.Get
 		}
 		return &api.GetPodResourcesResponse{PodResources: s.podResources(p)}, nil
 	}
-	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", truncateText(q.GetPodNamespace()), truncateText(q.GetPodName()))
+	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", truncateText(q.GetPodNamespace()),
+		truncateText(q.GetPodName()))
 }
 
 // GetAllocatableResources returns the devices of device plugins, whether or not pods use them.
 // Devices of DRA drivers are published in ResourceSlices instead. It implements the gRPC service
 // PodResourcesLister.
-func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (
+	*api.AllocatableResourcesResponse, error,
+) {
 	out := &api.AllocatableResourcesResponse{}
 	all := s.cfg.Plugins.AllocatableDevices()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -164,7 +170,8 @@ func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 		out.Containers = append(out.Containers, r)
 	}
 	for i := range p.Spec.InitContainers {
-		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil &&
+			*c.RestartPolicy == v1.ContainerRestartPolicyAlways {
 			add(c)
 		}
 	}
@@ -175,7 +182,7 @@ func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 }
 
 // groupByNodes groups the devices of a resource by their sets of NUMA nodes. It returns one entry
-// per set, in order.
+// per set, in the order of the sets' first devices.
 func groupByNodes(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
 	var out []*api.ContainerDevices
 	by := map[string]*api.ContainerDevices{}
@@ -215,10 +222,10 @@ func dynamicResource(claim agent.ContainerClaim) *api.DynamicResource {
 }
 
 func isActive(p *v1.Pod) bool {
-	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
+	return !agent.IsTerminalPhase(p.Status.Phase)
 }
 
-// truncateText truncates a text that comes from a client, for use in an error message.
+// truncateText limits the length of a text that comes from a client, for use in an error message.
 func truncateText(s string) string {
 	const most = 256
 	if len(s) > most {

@@ -8,26 +8,26 @@ import (
 	"strings"
 )
 
-// ruleShape contains the nftables rules that follow from the pods and policies. The elements of
-// sets, which follow from the address groups, are added by withSets.
+// ruleShape contains the part of the nftables rules that depends on pods and policies only. Address
+// groups determine the elements of sets, which withSets adds.
 type ruleShape struct {
 	chains map[string][]ruleLine
 	maps   map[string]map[string]string // map → pod address → verdict
-	selves map[string]map[string]bool   // addresses of isolated pods; a pod's traffic to itself is accepted
+	selves map[string]map[string]bool   // addresses of isolated pods; a pod may send to itself
 	owners map[string]map[string]string // droppedSet name → address of an isolated pod → pod UID
 	sets   map[string]setContent        // sets that the rules refer to, including sets for ipBlocks
 }
 
-// ruleLine is an nftables rule. If the set that the rule refers to is too large, the rules in
-// substitutes replace it: one rule per address group.
+// ruleLine is an nftables rule. If the rule's set is too large, the rules in substitutes replace
+// the rule: one rule per address group.
 type ruleLine struct {
 	text        string
 	set         string // "" if the line has no substitutes
 	substitutes []substitute
 }
 
-// substitute is the nftables rule for one address group, which refers to the set of that group
-// alone. It replaces a rule for several groups.
+// substitute is an nftables rule for a single address group, with a set for this group only.
+// Several substitutes replace a rule if its set of several groups is too large.
 type substitute struct {
 	text    string
 	set     string
@@ -45,14 +45,17 @@ var families = []family{{false, "4", "ip"}, {true, "6", "ip6"}}
 
 func (f family) containsAddr(a netip.Addr) bool { return a.Is6() == f.six }
 
-// direction is one of the two directions in which a pod may be isolated.
+// direction is one of the two directions in which a NetworkPolicy may isolate a pod: ingress or
+// egress.
 type direction struct {
 	letter string
-	own    string // match on the pod's address
-	peer   string // match on the peer's address
-	call   string // statement that calls a pod's chain; "jump" returns, so that the destination pod's chain is evaluated after egress is allowed
-	allow  string // verdict for allowed packets
-	rules  func(*policy) *[]rule
+	own    string // nft expression for the address field of the pod
+	peer   string // nft expression for the peer's address field
+	// statement that calls a pod's chain; "jump" returns, so that the destination pod's chain is
+	// evaluated after egress is allowed
+	call  string
+	allow string // verdict for packets that a policy allows
+	rules func(*policy) *[]rule
 }
 
 var directions = []direction{
@@ -69,16 +72,20 @@ func droppedSet(d direction, f family) string { return "dropped-" + d.letter + f
 
 // neighborDiscoveryMatch is the nft match for the ICMPv6 messages by which hosts on a link discover
 // each other. Policies do not apply to these messages.
-const neighborDiscoveryMatch = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, " +
-	"nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
+const neighborDiscoveryMatch = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, " +
+	"nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
 
 // compileRules computes the nftables rules that enforce the policies for the pods of this node. It
 // is pure, and its result does not depend on the order of its inputs.
 func compileRules(pods []Pod, policies []*policy) ruleShape {
 	pods = slices.Clone(pods)
-	slices.SortStableFunc(pods, func(a, b Pod) int { return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare) })
-	r := compiler{chainNames: map[chainKey]string{}, setNames: map[string]string{}, ruleShape: ruleShape{chains: map[string][]ruleLine{}, maps: map[string]map[string]string{},
-		selves: map[string]map[string]bool{}, owners: map[string]map[string]string{}, sets: map[string]setContent{}}}
+	slices.SortStableFunc(pods, func(a, b Pod) int {
+		return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare)
+	})
+	r := compiler{chainNames: map[chainKey]string{}, setNames: map[string]string{},
+		ruleShape: ruleShape{chains: map[string][]ruleLine{}, maps: map[string]map[string]string{},
+			selves: map[string]map[string]bool{}, owners: map[string]map[string]string{},
+			sets: map[string]setContent{}}}
 	for _, f := range families {
 		r.selves[selfSet(f)] = map[string]bool{}
 		for _, d := range directions {
@@ -101,8 +108,8 @@ func compileRules(pods []Pod, policies []*policy) ruleShape {
 
 // compiler builds a ruleShape. Pods with the same policies share a chain, because the pods of a
 // node may have a thousand policies in common. A chain and its sets are named after the lowest
-// address of these pods. The names stay the same when policies change, so that a change rewrites
-// the rules of one policy rather than all.
+// address of these pods, so that the names stay the same when policies change. A change thus
+// rewrites the rules of one policy rather than all rules.
 type compiler struct {
 	ruleShape
 	chainNames map[chainKey]string
@@ -113,8 +120,8 @@ type compiler struct {
 // policies, and the pod's named ports if these policies use them.
 type chainKey struct{ way, family, policies, ports string }
 
-// addPod adds the pod to the verdict maps, which send its traffic to the chain of the policies that
-// select it. It does nothing in a direction in which no policy isolates the pod.
+// addPod adds the pod's addresses to the verdict maps, which send its traffic to the chain for the
+// policies that select it. In a direction in which no policy isolates the pod, it adds nothing.
 func (r *compiler) addPod(pod Pod, policies []*policy) {
 	for _, d := range directions {
 		var mine []*policy
@@ -149,11 +156,11 @@ func (l labelSet) Has(name string) bool                   { _, ok := l[name]; re
 func (l labelSet) Get(name string) string                 { return l[name] }
 func (l labelSet) Lookup(name string) (v string, ok bool) { v, ok = l[name]; return v, ok }
 
-// podChain returns the name of the chain of all pods that exactly these policies select. Such pods
-// share a chain, unless the policies use named ports to which the pods assign different numbers. It
-// adds the chain to the ruleset if it does not exist yet. first is the lowest address of these
+// podChain returns the name of the chain for pods that are selected by exactly these policies. Such
+// pods share a chain, unless the policies use named ports to which the pods assign different
+// numbers. If the chain does not exist yet, podChain adds it. lowest is the lowest address of these
 // pods.
-func (r *compiler) podChain(d direction, f family, first netip.Addr, policies []*policy, ports []NamedPort) string {
+func (r *compiler) podChain(d direction, f family, lowest netip.Addr, policies []*policy, ports []NamedPort) string {
 	keys := make([]string, 0, len(policies))
 	named := false
 	for _, p := range policies {
@@ -176,14 +183,15 @@ func (r *compiler) podChain(d direction, f family, first netip.Addr, policies []
 			m.addRule(p.key, rule)
 		}
 	}
-	name := verdictMap(d, f) + "-" + hashID(first.String())
+	name := verdictMap(d, f) + "-" + hashID(lowest.String())
 	r.chainNames[of] = name
 	lines := []ruleLine{{text: fmt.Sprintf("%s saddr . %s daddr @%s %s", f.ip, f.ip, selfSet(f), d.allow)}}
 	if f.six {
 		lines = append(lines, ruleLine{text: neighborDiscoveryMatch + d.allow})
 	}
 	lines = append(lines, m.ruleLines(func(c setContent, ports string) string { return r.addSet(c, name, ports) })...)
-	r.chains[name] = append(lines, ruleLine{text: fmt.Sprintf("%s %s @%s drop", f.ip, d.own, droppedSet(d, f))}, ruleLine{text: "drop"})
+	r.chains[name] = append(lines, ruleLine{text: fmt.Sprintf("%s %s @%s drop", f.ip, d.own, droppedSet(d, f))},
+		ruleLine{text: "drop"})
 	return name
 }
 

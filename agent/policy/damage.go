@@ -17,9 +17,10 @@ import (
 
 // tableContents is the parsed output of nft for Keelson's nftables table.
 type tableContents struct {
-	rules    map[string]int             // chain → number of rules
-	code     map[string]string          // chain → hash of its rules' expressions and handles; the kernel never reuses a handle
-	elements map[string]map[string]bool // elements of each set; those of maps have the form "key : target"
+	rules map[string]int // chain → number of rules
+	// chain → hash of its rules' expressions and handles; the kernel never reuses a handle
+	code     map[string]string
+	elements map[string]map[string]bool // elements of each set; elements of maps have the form "key : target"
 	cost     time.Duration              // CPU time for reading the table
 }
 
@@ -36,7 +37,8 @@ func listTable(ctx context.Context) (tableContents, error) {
 		cost = p.UserTime() + p.SystemTime()
 	}
 	if err != nil {
-		return tableContents{cost: cost}, fmt.Errorf("listing table %s: %w: %s", Table, err, bytes.TrimSpace(complaint.Bytes()))
+		return tableContents{cost: cost}, fmt.Errorf("listing table %s: %w: %s", Table, err,
+			bytes.TrimSpace(complaint.Bytes()))
 	}
 	began := threadCPUTime()
 	out, err := parseTable(raw)
@@ -114,7 +116,7 @@ func parseTable(raw []byte) (tableContents, error) {
 	return out, nil
 }
 
-// elementKey returns the key of a set or map element in the form in which a ruleset writes it.
+// elementKey returns the key of a set or map element in the syntax of a ruleset.
 func elementKey(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
@@ -168,10 +170,10 @@ func mapElement(raw json.RawMessage) string {
 }
 
 // findReplacedChain returns an error that names a chain of the table that another program has
-// rewritten, or nil. before maps the chains to the hashes of their rules at the last check.
-func (t tableContents) findReplacedChain(before map[string]string) error {
-	for _, name := range slices.Sorted(maps.Keys(before)) {
-		if now, ok := t.code[name]; ok && now != before[name] {
+// rewritten, or nil. previousHashes maps the chains to the hashes of their rules at the last check.
+func (t tableContents) findReplacedChain(previousHashes map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(previousHashes)) {
+		if now, ok := t.code[name]; ok && now != previousHashes[name] {
 			return fmt.Errorf("the rules of chain %s differ from those that were written", name)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/cni"
 	"keelson.dev/keelson/internal/nftables"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Config is the configuration of an Enforcer. All fields are required.
@@ -27,7 +28,7 @@ type Config struct {
 	Objects agent.Objects
 	// Sandboxes is queried once for the addresses of pods that are already running.
 	Sandboxes Sandboxes
-	// Disabled reports that the agent must not enforce policies, because a third-party network
+	// Disabled reports whether the agent must not enforce policies, because a third-party network
 	// plugin attaches the pods or the operator disabled enforcement. The table is then removed.
 	Disabled func() bool
 	Log      *slog.Logger
@@ -43,7 +44,7 @@ type Sandboxes interface {
 // agent.PolicyGuard.
 type Enforcer struct {
 	cfg      Config
-	wake     chan struct{} // buffered; signaled when addresses have changed
+	wake     wakeup.Signal // signaled when pod addresses have changed
 	policies policyCache
 	interval time.Duration // between checks
 
@@ -64,23 +65,25 @@ var _ agent.PolicyGuard = (*Enforcer)(nil)
 
 // New returns an Enforcer. Nothing is enforced until Run is called.
 func New(c Config) *Enforcer {
-	return &Enforcer{cfg: c, wake: make(chan struct{}, 1), interval: checkInterval, owners: map[netip.Addr]types.UID{}, addresses: map[types.UID][]netip.Addr{},
-		progress: make(chan struct{}), reason: "the rules of network policies have not been written yet"}
+	return &Enforcer{cfg: c, wake: wakeup.New(), interval: checkInterval, owners: map[netip.Addr]types.UID{},
+		addresses: map[types.UID][]netip.Addr{},
+		progress:  make(chan struct{}), reason: "the rules of network policies have not been written yet"}
 }
 
 // Intervals and timeouts of Enforcer.Run and Enforcer.Guard.
 const (
-	checkInterval   = 5 * time.Second  // between checks whether enforcement is disabled and whether another program changed nftables
+	// between checks whether enforcement is disabled and whether another program changed nftables
+	checkInterval   = 5 * time.Second
 	checkCostFactor = 50               // reading the table takes at most 1/50 of a CPU
 	nftLimit        = 30 * time.Second // per transaction
 	guardLimit      = 10 * time.Second // for the rules to be in place before a container starts
 	sandboxWait     = time.Minute      // for listing the addresses of running pods
 )
 
-// Guard returns when the kernel enforces the policies that select the pod, for the pod's addresses.
+// Guard waits until the kernel enforces the policies that select the pod, for the pod's addresses.
 // It returns an error if that takes longer than guardLimit. It returns nil at once for a pod on the
-// host network, a pod without policies, or if enforcement is disabled. It is called before the
-// pod's containers start, and implements agent.PolicyGuard.
+// host network, for a pod without policies, or if enforcement is disabled. It must be called before
+// the pod's containers start. It implements agent.PolicyGuard.
 func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) error {
 	if pod.Spec.HostNetwork {
 		return nil
@@ -100,9 +103,9 @@ func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) e
 	return e.waitApplied(ctx, want)
 }
 
-// waitApplied waits until the kernel's rules reflect the version want of owners, the pods'
-// addresses.
-func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
+// waitApplied waits until the kernel's rules reflect the given version of owners, the pods'
+// addresses. It returns an error with the reason if ctx ends first.
+func (e *Enforcer) waitApplied(ctx context.Context, version uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, guardLimit)
 	defer cancel()
 	waiting := false
@@ -115,7 +118,7 @@ func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
 	}()
 	for {
 		e.mu.Lock()
-		shown, moved, why := e.appliedVersion >= want, e.progress, e.reason
+		shown, moved, why := e.appliedVersion >= version, e.progress, e.reason
 		if !shown && !waiting {
 			e.waiters++
 			waiting = true
@@ -129,7 +132,8 @@ func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
 		case <-moved:
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("the network policies of the pod are not in force on this node after %s: %s", guardLimit, why)
+				return fmt.Errorf("the network policies of the pod are not in force on this node after %s: %s",
+					guardLimit, why)
 			}
 			return ctx.Err()
 		}
@@ -137,10 +141,7 @@ func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
 }
 
 func (e *Enforcer) wakeUp() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
+	e.wake.Send()
 }
 
 // isSelected reports whether a NetworkPolicy in the node's view selects the pod.
@@ -166,8 +167,8 @@ func parseAddresses(addresses []string) []netip.Addr {
 	return out
 }
 
-// setAddresses records the addresses of the pod uid, and reports whether they changed. If an
-// address was recorded for another pod, it now belongs to this pod. The caller holds the lock.
+// setAddresses records the addresses of the pod with this UID, and reports whether they changed. An
+// address of another pod is removed from that pod. The caller holds the lock.
 func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bool) {
 	if slices.Equal(e.addresses[uid], addresses) {
 		return false
@@ -175,7 +176,9 @@ func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bo
 	e.removePod(uid)
 	for _, a := range addresses {
 		if before, ok := e.owners[a]; ok {
-			e.addresses[before] = slices.DeleteFunc(slices.Clone(e.addresses[before]), func(b netip.Addr) bool { return a == b })
+			e.addresses[before] = slices.DeleteFunc(slices.Clone(e.addresses[before]), func(b netip.Addr) bool {
+				return a == b
+			})
 		}
 		e.owners[a] = uid
 	}
@@ -184,7 +187,7 @@ func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bo
 	return true
 }
 
-// removePod removes the pod uid and its addresses. The caller holds the lock.
+// removePod removes the pod with this UID and its addresses. The caller holds the lock.
 func (e *Enforcer) removePod(uid types.UID) {
 	for _, a := range e.addresses[uid] {
 		delete(e.owners, a)
@@ -192,7 +195,8 @@ func (e *Enforcer) removePod(uid types.UID) {
 	delete(e.addresses, uid)
 }
 
-// addRunningPods records the addresses of the running pods that an earlier agent process started.
+// addRunningPods records the addresses of the pods that an earlier agent process started and that
+// still run.
 func (e *Enforcer) addRunningPods(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sandboxWait)
 	defer cancel()
@@ -226,9 +230,9 @@ func (e *Enforcer) addRunningPods(ctx context.Context) error {
 }
 
 // Run keeps the kernel's rules in sync with the policies, address groups and pods in the node's
-// view, until ctx ends or an error occurs. The next call of Run rebuilds the table. The rules
-// remain in the kernel when Run returns. Rules of an earlier process remain until the view is
-// confirmed to be complete.
+// view, until ctx ends or an error occurs. It starts by rebuilding the table. The rules remain in
+// the kernel when Run returns. Rules of an earlier process remain until a control plane has
+// confirmed the view.
 func (e *Enforcer) Run(ctx context.Context) error {
 	nft, err := knftables.New(knftables.InetFamily, Table)
 	if err != nil {
@@ -236,7 +240,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		return fmt.Errorf("network policies need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
 	changes := e.cfg.Objects.Follow(ctx, "NetworkPolicy", "AddressGroup", "Pod")
-	t := &enforcerRun{e: e, nft: nft, generation: nftables.Generation, listTable: listTable, filterBridges: filterBridges}
+	t := &enforcerRun{e: e, nft: nft, generation: nftables.Generation, listTable: listTable,
+		filterBridges: filterBridges}
 	if err := e.addRunningPods(ctx); err != nil {
 		return err
 	}
@@ -247,19 +252,19 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// setReason sets the reason that Guard reports if the rules are not in the kernel in time.
-func (e *Enforcer) setReason(why string) {
+// setReason sets the reason with which Guard fails if the rules are not in the kernel in time.
+func (e *Enforcer) setReason(reason string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.reason = why
+	e.reason = reason
 }
 
-// recordApplied records that the kernel has the rules r, which reflect the version asked of owners
-// and the revision of the view. It wakes waiting Guard calls.
-func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
+// recordApplied records that the kernel has the rules r. They reflect the given version of owners
+// and the given revision of the view. It wakes waiting Guard calls.
+func (e *Enforcer) recordApplied(version, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.appliedVersion, e.revision, e.reason = asked, revision, "the last change is being written"
+	e.appliedVersion, e.revision, e.reason = version, revision, "the last change is being written"
 	e.unmergedSets, e.programmed = r.unmergedSets, map[string]bool{}
 	for _, m := range r.maps {
 		for a := range m {
@@ -271,9 +276,10 @@ func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 }
 
 // podsWithAddresses returns the pods of the view that have addresses and are not on the host
-// network, and the version of the recorded addresses. If certain is true, the view is complete, and
-// recorded pods that it lacks are removed. Otherwise unknown reports whether there are such pods.
-func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, unknown bool) {
+// network, and the version of the recorded addresses. confirmed means that a control plane has
+// confirmed the view. Recorded pods that such a view lacks are removed. If the view is not
+// confirmed, unknown reports whether such pods exist.
+func (e *Enforcer) podsWithAddresses(confirmed bool) (pods []Pod, version uint64, unknown bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	// The view must be read with the lock held. It then contains every pod that Guard has recorded.
@@ -285,7 +291,7 @@ func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, un
 	for uid, addresses := range e.addresses {
 		p, ok := view[uid]
 		switch {
-		case !ok && certain:
+		case !ok && confirmed:
 			e.removePod(uid)
 		case !ok:
 			unknown = true
@@ -304,8 +310,8 @@ func (e *Enforcer) hasWaiters() bool {
 	return e.waiters > 0
 }
 
-// policyCache caches parsed NetworkPolicies by their object. Objects are never modified, so a
-// parsed policy stays valid as long as the view has the same pointer.
+// policyCache caches parsed NetworkPolicies by API object. Objects are never modified, so a parsed
+// policy is valid as long as the view contains the same pointer.
 type policyCache struct {
 	mu     sync.Mutex
 	parsed map[string]readPolicy
@@ -356,16 +362,18 @@ func (r *policyCache) parseAll(objects []*networkingv1.NetworkPolicy, log *slog.
 	return out
 }
 
-// filterBridges makes the kernel apply the IP rules to traffic between pods on the same bridge, in
-// both address families.
+// filterBridges makes the kernel apply IP rules to traffic between pods on the same bridge, in both
+// address families.
 func filterBridges() error {
-	for _, f := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
+	for _, f := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables",
+		"/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
 		raw, err := os.ReadFile(f)
 		if err == nil && len(raw) > 0 && raw[0] == '1' {
 			continue
 		}
 		if err := os.WriteFile(f, []byte("1"), 0o644); err != nil {
-			return fmt.Errorf("enabling the filtering of traffic between pods: %w: load it with 'modprobe br_netfilter'", err)
+			return fmt.Errorf("enabling the filtering of traffic between pods: %w: load it with 'modprobe "+
+				"br_netfilter'", err)
 		}
 	}
 	return nil

@@ -48,8 +48,10 @@ func TestBehindForeignRules(t *testing.T) {
 			}
 			r := settled(t)
 			for _, rule := range []string{ // as kube-proxy writes them
-				"-t nat -N KUBE-SERVICES", "-t nat -N KUBE-SVC", "-t nat -A PREROUTING -j KUBE-SERVICES", "-t nat -A OUTPUT -j KUBE-SERVICES",
-				"-t nat -A KUBE-SERVICES -d 10.96.0.1 -p tcp --dport 443 -j KUBE-SVC", "-t nat -A KUBE-SVC -p tcp -j DNAT --to-destination 10.88.0.10:80",
+				"-t nat -N KUBE-SERVICES", "-t nat -N KUBE-SVC", "-t nat -A PREROUTING -j KUBE-SERVICES",
+				"-t nat -A OUTPUT -j KUBE-SERVICES",
+				"-t nat -A KUBE-SERVICES -d 10.96.0.1 -p tcp --dport 443 -j KUBE-SVC",
+				"-t nat -A KUBE-SVC -p tcp -j DNAT --to-destination 10.88.0.10:80",
 				"-t nat -A KUBE-SERVICES -d 10.96.0.2 -p tcp --dport 80 -j DNAT --to-destination 10.88.0.10:8080",
 				"-t nat -A KUBE-SERVICES -d 10.96.0.3 -p tcp --dport 80 -j DNAT --to-destination 10.89.0.7:8080",
 				"-t nat -A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE", "-I FORWARD -j ACCEPT"} {
@@ -57,12 +59,17 @@ func TestBehindForeignRules(t *testing.T) {
 			}
 			r.hostPort(t)
 			allow := denyAll("a")
-			allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}},
-				From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.7/32"}}, {PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}}}}
+			allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+				{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}},
+					From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.7/32"}},
+						{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}}}}
 			// The policies name the Service's own address and port, which do not count, and the
 			// selected pod.
-			allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.96.0.0/16"}}}},
-				{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}}, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
+			allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+				{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.96.0.0/16"}}}},
+				{To: []networkingv1.NetworkPolicyPeer{
+					{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}},
+					Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
 			r.put(allow)
 			r.start(t, nil)
 			r.guard(t)
@@ -76,8 +83,10 @@ func TestBehindForeignRules(t *testing.T) {
 				"a stranger by the host port":          r.to(t, alien, 0, "10.89.0.1", 9080),
 				"a host port to a port nobody named":   r.to(t, far, 0, "10.89.0.1", 9081),
 			}
-			for what, x := range map[string]*try{"a peer by the Service": r.to(t, far, 0, "10.96.0.1", 443), "a pod by the Service": r.to(t, p1, 0, "10.96.0.1", 443),
-				"whoever has no policy": r.to(t, p2, 0, "10.96.0.3", 80), "a peer by the host port": r.to(t, far, 0, "10.89.0.1", 9080)} {
+			for what, x := range map[string]*try{"a peer by the Service": r.to(t, far, 0, "10.96.0.1", 443),
+				"a pod by the Service":    r.to(t, p1, 0, "10.96.0.1", 443),
+				"whoever has no policy":   r.to(t, p2, 0, "10.96.0.3", 80),
+				"a peer by the host port": r.to(t, far, 0, "10.89.0.1", 9080)} {
 				if !x.reached(patience) {
 					t.Errorf("%s does not get through", what)
 				}
@@ -99,12 +108,15 @@ func (r *rig) hostPort(t *testing.T) {
 	if _, err := os.Stat(plugin); err != nil {
 		t.Logf("the plugin portmap is not built, a rule like its own stands in for it: %v", err)
 		for from, to := range map[string]string{"9080": "80", "9081": "8080"} {
-			r.nft(t, "add table ip portmap; add chain ip portmap pre { type nat hook prerouting priority dstnat; }; add rule ip portmap pre ip daddr 10.89.0.1 tcp dport "+
+			r.nft(t, "add table ip portmap; add chain ip portmap pre { type nat hook prerouting priority dstnat; }; "+
+				"add rule ip portmap pre ip daddr 10.89.0.1 tcp dport "+
 				from+" dnat to 10.88.0.10:"+to)
 		}
 		return
 	}
-	r.inNode(t, []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c0", fmt.Sprintf("CNI_NETNS=/proc/%d/fd/%d", os.Getpid(), int(r.places[0].ns)), "CNI_IFNAME=eth0", "CNI_PATH=../../bin/cni"}, `{"cniVersion":"1.0.0","name":"net","type":"portmap",
+	r.inNode(t, []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c0",
+		fmt.Sprintf("CNI_NETNS=/proc/%d/fd/%d", os.Getpid(), int(r.places[0].ns)), "CNI_IFNAME=eth0",
+		"CNI_PATH=../../bin/cni"}, `{"cniVersion":"1.0.0","name":"net","type":"portmap",
 		"capabilities":{"portMappings":true},"snat":true,"runtimeConfig":{"portMappings":[{"hostPort":9080,"containerPort":80,"protocol":"tcp"},{"hostPort":9081,"containerPort":8080,"protocol":"tcp"}]},
 		"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.88.0.10/24","interface":0}]}}`, plugin)
 }
@@ -127,7 +139,8 @@ func (r *rig) counted(t *testing.T) {
 		}
 		return n
 	}
-	if in, out := at(MetricPackets, "p0", "ingress"), at(MetricPackets, "p1", "egress"); in < 5 || out < 1 || at(MetricPackets, "p0", "egress") != 0 {
+	if in, out := at(MetricPackets, "p0", "ingress"), at(MetricPackets, "p1", "egress"); in < 5 || out < 1 ||
+		at(MetricPackets, "p0", "egress") != 0 {
 		t.Errorf("%d packets to p0 were dropped, and %d of p1: five connections and one were", in, out)
 	}
 	before := at(MetricPackets, "p0", "ingress")

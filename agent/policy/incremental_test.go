@@ -45,9 +45,13 @@ func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
 
 // memory returns an enforcer with a table in memory, whose steps the test runs itself.
 func memory(cluster *fake.Cluster) (*enforcerRun, *recorded) {
-	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Disabled: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
+	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Disabled: func() bool {
+		return false
+	}, Log: slog.New(slog.DiscardHandler)})
 	nft := &recorded{Fake: knftables.NewFake(knftables.InetFamily, Table)}
-	return &enforcerRun{e: e, nft: nft, filterBridges: func() error { return nil }, generation: func() (uint32, error) { return 0, nil }}, nft
+	return &enforcerRun{e: e, nft: nft, filterBridges: func() error {
+		return nil
+	}, generation: func() (uint32, error) { return 0, nil }}, nft
 }
 
 func (t *enforcerRun) own(p *place) {
@@ -79,10 +83,12 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
 		var places []*place
 		for i := range 6 {
-			places = append(places, &place{name: fmt.Sprint("p", i), local: i < 4, addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))})
+			places = append(places, &place{name: fmt.Sprint("p", i), local: i < 4,
+				addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))})
 		}
 		randomPlaces(rnd, places)
-		r := &rig{site: &site{places: places}, cluster: fake.NewCluster(), shown: map[string]bool{}, groups: map[string]bool{}}
+		r := &rig{site: &site{places: places}, cluster: fake.NewCluster(), shown: map[string]bool{},
+			groups: map[string]bool{}}
 		changes := r.cluster.Follow(t.Context(), "NetworkPolicy", "AddressGroup", "Pod")
 		r.putPods()
 		it, nft := memory(r.cluster)
@@ -101,7 +107,9 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 			}
 			policies = slices.DeleteFunc(policies, func(*networkingv1.NetworkPolicy) bool { return rnd.IntN(5) == 0 })
 			p := randomPolicy(rnd, fmt.Sprint("p", rnd.IntN(3)))
-			policies = append(slices.DeleteFunc(policies, func(o *networkingv1.NetworkPolicy) bool { return o.Name == p.Name && o.Namespace == p.Namespace }), p)
+			policies = append(slices.DeleteFunc(policies, func(o *networkingv1.NetworkPolicy) bool {
+				return o.Name == p.Name && o.Namespace == p.Namespace
+			}), p)
 			r.put(policies...)
 			due := <-changes
 			if err := it.applyView(t.Context(), due, true); err != nil {
@@ -117,7 +125,8 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 			nft.said = nil
 			must(t, it.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
 			if len(nft.said) > 0 {
-				t.Fatalf("seed %d, step %d: nothing has changed, and was written:\n%s", seed, step, strings.Join(nft.said, "\n"))
+				t.Fatalf("seed %d, step %d: nothing has changed, and was written:\n%s", seed, step,
+					strings.Join(nft.said, "\n"))
 			}
 		}
 	}
@@ -127,7 +136,8 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 // its elements.
 func TestManyPoliciesAndLargeGroups(t *testing.T) {
 	cluster := fake.NewCluster()
-	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{"app": "web"}, addresses: addrs("10.88.0.10")}
+	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{"app": "web"},
+		addresses: addrs("10.88.0.10")}
 	cluster.Put(web.object())
 	large := func(n int, more ...string) *v1.Endpoints {
 		g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "large"}}
@@ -141,8 +151,10 @@ func TestManyPoliciesAndLargeGroups(t *testing.T) {
 	}
 	cluster.Put(large(10000))
 	for i := range 1000 {
-		cluster.Put(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("p%d", i), Annotations: map[string]string{agent.AddressGroups: "large"}},
-			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}})
+		cluster.Put(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a",
+			Name: fmt.Sprintf("p%d", i), Annotations: map[string]string{agent.AddressGroups: "large"}},
+			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}})
 	}
 	it, nft := memory(cluster)
 	nft.deaf = true
@@ -168,18 +180,25 @@ func TestHostilePolicies(t *testing.T) {
 	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{}, addresses: addrs("10.88.0.10")}
 	cluster.Put(web.object())
 	bad := "x\"; flush ruleset; }\n\\" + strings.Repeat("é", 300)
-	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: bad, Annotations: map[string]string{agent.AddressGroups: bad + ", ,,"}}}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: bad,
+		Annotations: map[string]string{agent.AddressGroups: bad + ", ,,"}}}
 	var from []networkingv1.NetworkPolicyPeer
 	for range 5 {
 		from = append(from, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{}})
 	}
-	from = append(from, networkingv1.NetworkPolicyPeer{}, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: bad}},
+	from = append(from, networkingv1.NetworkPolicyPeer{},
+		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: bad}},
 		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "11.0.0.0/8", Except: []string{bad}}},
-		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.1.2.3/8", Except: []string{"::/0", "9.0.0.0/8"}}})
-	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from, Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(v1.Protocol(bad))}, randomPort(rand.New(rand.NewPCG(1, 1)))}},
+		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.1.2.3/8",
+			Except: []string{"::/0", "9.0.0.0/8"}}})
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from,
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(v1.Protocol(bad))},
+			randomPort(rand.New(rand.NewPCG(1, 1)))}},
 		{From: from}}
-	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: bad}, Subsets: []v1.EndpointSubset{{Addresses: []v1.EndpointAddress{
-		{IP: bad}, {IP: "fe80::1%eth0"}, {IP: "::ffff:10.9.9.9"}, {IP: "fd00::1"}, {IP: ""}}, Ports: []v1.EndpointPort{{Name: bad, Port: 1 << 20}, {Name: bad, Port: -1}}}}}
+	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: bad},
+		Subsets: []v1.EndpointSubset{{Addresses: []v1.EndpointAddress{
+			{IP: bad}, {IP: "fe80::1%eth0"}, {IP: "::ffff:10.9.9.9"}, {IP: "fd00::1"}, {IP: ""}},
+			Ports: []v1.EndpointPort{{Name: bad, Port: 1 << 20}, {Name: bad, Port: -1}}}}}
 	cluster.Put(p, g)
 	it, nft := memory(cluster)
 	it.own(web)
@@ -205,7 +224,8 @@ func TestHostilePolicies(t *testing.T) {
 // The addresses of an ipBlock are those of its range that are in no exception, whatever the
 // exceptions are.
 func FuzzBlock(f *testing.F) {
-	f.Add(uint8(24), uint32(0x0a000000), uint8(26), uint32(0x0a000040), uint8(32), uint32(0x0a0000ff), uint32(0x0a000041))
+	f.Add(uint8(24), uint32(0x0a000000), uint8(26), uint32(0x0a000040), uint8(32), uint32(0x0a0000ff),
+		uint32(0x0a000041))
 	f.Fuzz(func(t *testing.T, bits uint8, base uint32, b1 uint8, e1 uint32, b2 uint8, e2, probe uint32) {
 		cidr := func(ip uint32, bits uint8) string {
 			return fmt.Sprintf("%d.%d.%d.%d/%d", ip>>24, ip>>16&255, ip>>8&255, ip&255, bits%33)
@@ -225,7 +245,8 @@ func FuzzBlock(f *testing.F) {
 		}
 		want := within(probe, base, bits) && !within(probe, e1, b1) && !within(probe, e2, b2)
 		if (in == 1) != want || in > 1 {
-			t.Errorf("%s without %s and %s holds %s: %v, want %v", cidr(base, bits), cidr(e1, b1), cidr(e2, b2), ip, in, want)
+			t.Errorf("%s without %s and %s holds %s: %v, want %v", cidr(base, bits), cidr(e1, b1),
+				cidr(e2, b2), ip, in, want)
 		}
 	})
 }
@@ -235,18 +256,23 @@ func FuzzBlock(f *testing.F) {
 func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	var policies []*policy
 	for i := range 1000 {
-		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
-			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.0/25", i>>8, i&255)}}}}}}})
+		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a",
+			Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
+			Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{From: []networkingv1.NetworkPolicyPeer{
+					{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.0/25", i>>8, i&255)}}}}}}})
 		must(t, err)
 		policies = append(policies, p)
 	}
 	var pods []Pod
 	for i := range 100 {
-		pods = append(pods, Pod{Namespace: "a", Ports: []NamedPort{{"http", "tcp", 80}}, Addresses: addrs(fmt.Sprintf("10.88.0.%d", i))})
+		pods = append(pods, Pod{Namespace: "a", Ports: []NamedPort{{"http", "tcp", 80}},
+			Addresses: addrs(fmt.Sprintf("10.88.0.%d", i))})
 	}
 	made := func(pods []Pod) float64 { return testing.AllocsPerRun(3, func() { compileRules(pods, policies) }) }
 	if one, all := made(pods[:1]), made(pods); all > 3*one {
-		t.Fatalf("rules of %d pods with the same policies take %.0f allocations, those of one %.0f", len(pods), all, one)
+		t.Fatalf("rules of %d pods with the same policies take %.0f allocations, those of one %.0f",
+			len(pods), all, one)
 	}
 }
 
@@ -260,12 +286,15 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 	it.generation = func() (uint32, error) { at++; return at, nil }
 	var policies []*policy
 	for i := range 2 {
-		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
+		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a",
+			Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}}})
 		must(t, err)
 		policies = append(policies, p)
 	}
-	it.applied, it.built = compileRules([]Pod{pod}, policies[:1]).withSets(nil, func(string) bool { return true }, nil), true
+	it.applied, it.built = compileRules([]Pod{pod}, policies[:1]).withSets(nil, func(string) bool {
+		return true
+	}, nil), true
 	listing := func(verdict string, handle int) (out tableContents) {
 		var parts []string
 		for _, c := range baseChains {
@@ -276,7 +305,8 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 		}
 		for _, name := range slices.Sorted(maps.Keys(it.applied.chains)) {
 			for range it.applied.chains[name] {
-				parts = append(parts, fmt.Sprintf(`{"rule":{"chain":%q,"handle":%d,"expr":[{%q:null}]}}`, name, handle, verdict))
+				parts = append(parts, fmt.Sprintf(`{"rule":{"chain":%q,"handle":%d,"expr":[{%q:null}]}}`, name,
+					handle, verdict))
 			}
 		}
 		out, err := parseTable([]byte(`{"nftables":[` + strings.Join(parts, ",") + `]}`))
@@ -320,20 +350,24 @@ func TestOneOfManyPolicies(t *testing.T) {
 	it, nft := memory(cluster)
 	nft.deaf = true
 	for i := range 5 {
-		p := &place{name: fmt.Sprint("web", i), namespace: "a", local: true, addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i))}
+		p := &place{name: fmt.Sprint("web", i), namespace: "a", local: true,
+			addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i))}
 		cluster.Put(p.object())
 		it.own(p)
 	}
 	group := func(i, n int) *v1.Endpoints {
 		g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("g", i)}, Subsets: []v1.EndpointSubset{{}}}
 		for j := range n {
-			g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: fmt.Sprintf("10.%d.%d.%d", 100+i>>8, i&255, j)})
+			g.Subsets[0].Addresses = append(g.Subsets[0].Addresses,
+				v1.EndpointAddress{IP: fmt.Sprintf("10.%d.%d.%d", 100+i>>8, i&255, j)})
 		}
 		return g
 	}
 	policy := func(i int) *networkingv1.NetworkPolicy {
-		return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("p%d", i), Annotations: map[string]string{agent.AddressGroups: fmt.Sprint("g", i)}},
-			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}}
+		return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("p%d", i),
+			Annotations: map[string]string{agent.AddressGroups: fmt.Sprint("g", i)}},
+			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}}
 	}
 	for i := range 1000 {
 		cluster.Put(group(i, 20), policy(i))
@@ -348,7 +382,8 @@ func TestOneOfManyPolicies(t *testing.T) {
 		}
 	}
 	changed := func(kind, name string) (due agent.ObjectChanges) {
-		due.AddKey(agent.ObjectKey{Kind: kind, Namespace: map[bool]string{true: "a"}[kind == "NetworkPolicy"], Name: name})
+		due.AddKey(agent.ObjectKey{Kind: kind, Namespace: map[bool]string{true: "a"}[kind == "NetworkPolicy"],
+			Name: name})
 		return due
 	}
 	const chain = 8 // steps that write the rules of the pods' chain: they name the policies

@@ -20,8 +20,9 @@ import (
 )
 
 func denyAll(namespace string) *networkingv1.NetworkPolicy {
-	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{
-		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}}
+	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "deny"},
+		Spec: networkingv1.NetworkPolicySpec{
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}}
 }
 
 // settled creates a site with pods p0 and p1 of namespace a, and p2 and p3 of namespace b.
@@ -69,7 +70,8 @@ func TestFirstPacket(t *testing.T) {
 		must(t, r.e.Guard(t.Context(), a.object(), a.strings()))
 		denied := r.once(t, a, free, 80)
 		// Another pod, without policies, gets the same addresses.
-		next := &place{name: "next", namespace: "b", labels: map[string]string{}, ns: a.ns, addresses: a.addresses, local: true}
+		next := &place{name: "next", namespace: "b", labels: map[string]string{}, ns: a.ns,
+			addresses: a.addresses, local: true}
 		r.cluster.Put(next.object())
 		must(t, r.e.Guard(t.Context(), next.object(), next.strings()))
 		if allowed := r.once(t, next, free, 80); !allowed.reached(patience) {
@@ -114,8 +116,9 @@ func TestRestartUnderTraffic(t *testing.T) {
 	confirm := r.cluster.Unconfirmed()
 	allow := denyAll("a")
 	allow.Name = "allow"
-	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
+	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+		{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
 	r.put(denyAll("a"), allow)
 	r.start(t, nil)
 	r.guard(t) // the kernel has no rules yet: an unconfirmed view is sufficient
@@ -185,10 +188,12 @@ func TestRestartUnderTraffic(t *testing.T) {
 func TestDamageIsMended(t *testing.T) {
 	r := settled(t)
 	open := denyAll("a")
-	open.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
-	open.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
+	open.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+		{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
+	open.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+		{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
 	for _, p := range r.places {
 		p.ports = []NamedPort{{"http", "tcp", 80}}
 	}
@@ -198,12 +203,14 @@ func TestDamageIsMended(t *testing.T) {
 	r.guard(t)
 	r.settle(t)
 	whole := r.nft(t, "-s", "list", "table", "inet", Table)
-	r.nft(t, "add table inet somebody; add chain inet somebody c { type filter hook forward priority 5; }; add rule inet somebody c counter accept")
+	r.nft(t, "add table inet somebody; add chain inet somebody c { type filter hook forward priority 5; }; add rule "+
+		"inet somebody c counter accept")
 	var names []string
 	for name := range r.tableNames(t) {
 		names = append(names, name)
 	}
-	damage := []string{"delete table inet " + Table, "flush table inet " + Table, "flush chain inet " + Table + " forward",
+	damage := []string{"delete table inet " + Table, "flush table inet " + Table,
+		"flush chain inet " + Table + " forward",
 		"delete element inet " + Table + " pods-i4 { 10.88.0.10 }", "add rule inet " + Table + " sent accept"}
 	for _, n := range names {
 		if strings.HasPrefix(n, "group-4") || strings.HasPrefix(n, "ports-6") {
@@ -284,7 +291,8 @@ func (r *rig) tableNames(t *testing.T) map[string]bool {
 func (r *rig) differs(t *testing.T) error {
 	t.Helper()
 	pods, _, _ := r.e.podsWithAddresses(true)
-	want := compileRules(pods, r.e.policies.parseAll(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil, func(string) bool { return true }, r.cluster.AddressGroup)
+	want := compileRules(pods, r.e.policies.parseAll(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil,
+		func(string) bool { return true }, r.cluster.AddressGroup)
 	return space.In(r.node, func() error {
 		have, err := listTable(t.Context())
 		if err != nil {
@@ -299,15 +307,17 @@ func TestLargeInTheKernel(t *testing.T) {
 	r := settled(t)
 	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "large"}, Subsets: []v1.EndpointSubset{{}}}
 	for i := range 10000 {
-		g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: netip.AddrFrom4([4]byte{10, 90, byte(i >> 8), byte(i)}).String()})
+		g.Subsets[0].Addresses = append(g.Subsets[0].Addresses,
+			v1.EndpointAddress{IP: netip.AddrFrom4([4]byte{10, 90, byte(i >> 8), byte(i)}).String()})
 	}
 	g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: "10.88.0.13"})
 	r.cluster.Put(g)
 	for i := range 1000 {
 		p := denyAll("a")
 		p.Name, p.Annotations = fmt.Sprint("p", i), map[string]string{agent.AddressGroups: "large"}
-		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
-			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(int32(1000 + i)))}}}}
+		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+			{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
+				Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(int32(1000 + i)))}}}}
 		if i == 999 {
 			p.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(80))
 		}
@@ -330,17 +340,26 @@ func TestLargeInTheKernel(t *testing.T) {
 // when the table is rebuilt.
 func TestServicesAndOldTables(t *testing.T) {
 	r := settled(t)
-	r.nft(t, "add table inet "+Table+"; add chain inet "+Table+" elder { type filter hook input priority 7; }; add chain inet "+Table+" x; add map inet "+Table+
-		" m { type ipv4_addr : verdict; }; add element inet "+Table+" m { 10.0.0.1 : goto x }; add rule inet "+Table+" elder ip saddr vmap @m; add set inet "+Table+
+	r.nft(t, "add table inet "+Table+"; add chain inet "+Table+
+		" elder { type filter hook input priority 7; }; add chain inet "+Table+" x; add map inet "+Table+
+		" m { type ipv4_addr : verdict; }; add element inet "+Table+" m { 10.0.0.1 : goto x }; add rule inet "+Table+
+		" elder ip saddr vmap @m; add set inet "+Table+
 		" pods-e4 { type inet_service; }") // a set with the name of one of our maps: only a new table helps
-	r.nft(t, "add table ip nat; add chain ip nat pre { type nat hook prerouting priority dstnat; }; add chain ip nat post { type nat hook postrouting priority srcnat; };"+
-		"add rule ip nat pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.88.0.10:8080; add rule ip nat pre ip daddr 10.96.0.2 tcp dport 80 dnat to 10.89.0.7:8080;"+
+	r.nft(t, "add table ip nat; add chain ip nat pre { type nat hook prerouting priority dstnat; }; add chain ip nat "+
+		"post { type nat hook postrouting priority srcnat; };"+
+		"add rule ip nat pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.88.0.10:8080; add rule ip nat pre ip daddr "+
+		"10.96.0.2 tcp dport 80 dnat to 10.89.0.7:8080;"+
 		"add rule ip nat post ct status dnat masquerade")
 	allow := denyAll("a")
-	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
-	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
+	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+		{From: []networkingv1.NetworkPolicyPeer{
+			{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
+	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+		{
+			To: []networkingv1.NetworkPolicyPeer{
+				{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
 	r.put(allow)
 	r.start(t, nil)
 	r.guard(t)
@@ -373,7 +392,8 @@ func TestServicesAndOldTables(t *testing.T) {
 func TestSentForOthers(t *testing.T) {
 	r := settled(t)
 	allow := denyAll("a")
-	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.128/25"}}}}}
+	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+		{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.128/25"}}}}}
 	r.put(allow)
 	r.start(t, nil)
 	r.guard(t)
@@ -383,11 +403,13 @@ func TestSentForOthers(t *testing.T) {
 		from, to string
 		passes   bool
 	}{
-		{"10.89.0.7", "10.88.0.10", false}, {"10.89.0.130", "10.88.0.10", true}, {"10.89.0.7", "10.88.0.12", true}, {"10.88.0.1", "10.88.0.10", true},
+		{"10.89.0.7", "10.88.0.10", false}, {"10.89.0.130", "10.88.0.10", true}, {"10.89.0.7", "10.88.0.12", true},
+		{"10.88.0.1", "10.88.0.10", true},
 		{"10.88.0.10", "10.89.0.7", false}, {"10.88.0.12", "10.89.0.7", true}, {"10.88.0.12", "10.88.0.11", false},
 	} {
 		// Responses to earlier packets may still arrive: they are not counted.
-		r.nft(t, "flush chain inet watch out; add rule inet watch out ip saddr "+c.from+" ip daddr "+c.to+" udp dport 80 counter")
+		r.nft(t, "flush chain inet watch out; add rule inet watch out ip saddr "+c.from+" ip daddr "+c.to+
+			" udp dport 80 counter")
 		must(t, space.In(r.node, func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {

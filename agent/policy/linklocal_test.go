@@ -87,7 +87,9 @@ func refused(node netip.Addr) error {
 		return err
 	}
 	found, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V6)
-	if slices.ContainsFunc(found, func(n netlink.Neigh) bool { return n.IP.String() == node.String() && len(n.HardwareAddr) == 6 }) {
+	if slices.ContainsFunc(found, func(n netlink.Neigh) bool {
+		return n.IP.String() == node.String() && len(n.HardwareAddr) == 6
+	}) {
 		return nil
 	}
 	return errors.Join(err, fmt.Errorf("the hardware address of %s is not found: %v", node, found))

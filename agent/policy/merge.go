@@ -9,48 +9,53 @@ import (
 
 // Limits for merging rules and sets.
 const (
-	maxGroupRules   = 8       // rules for groups; with more rules, ports become part of the set
-	maxSetPorts     = 16      // ports per address in a set; longer lists are matched by rules
-	maxInlineRanges = 8       // address ranges in a rule; more ranges become a set
-	mergedLimit     = 1 << 18 // elements of all sets with several groups on a node; beyond it, each group has its own rule
+	maxGroupRules   = 8  // rules for address groups; beyond it, ports become part of the set elements
+	maxSetPorts     = 16 // ports per address in a set; longer lists are matched by rules
+	maxInlineRanges = 8  // address ranges in a rule; beyond it, the ranges become a set
+	// elements of all sets with several groups on a node; beyond it, each group has its own rule
+	mergedLimit = 1 << 18
 )
 
 // mergedRules merges the rules of several policies in one direction and family. Peers with the same
-// ports become one set. The number of rules thus grows with the number of port lists, not with the
-// number of policies.
+// ports become one set. The number of nftables rules thus grows with the number of port lists, not
+// with the number of policies.
 type mergedRules struct {
-	d           direction
-	f           family
-	anyPeer     peerRule
-	groups      map[string]*peerRule // by address group
-	blocks      map[string]*blockRule
-	named       map[setSource]map[string]bool // named egress ports: each pod of a group may assign its own number to the name
-	namedBlocks map[string]*namedBlock        // named egress ports of pods in ipBlocks
+	d       direction
+	f       family
+	anyPeer peerRule
+	groups  map[string]*peerRule // by address group
+	blocks  map[string]*blockRule
+	// named egress ports: each pod of a group may assign its own number to the name
+	named       map[setSource]map[string]bool
+	namedBlocks map[string]*namedBlock // named egress ports of pods in ipBlocks
 }
 
-// namedBlock is the set of pods that have a certain named port and an address in certain ipBlocks.
+// namedBlock is the set of pods that have a given named port, and an address in the ranges spans of
+// ipBlocks.
 type namedBlock struct {
 	source setSource
 	spans  []addressRange
 	keys   map[string]bool
 }
 
-// peerRule has the ports that a peer may reach or be reached on, and the keys of the policies that
-// allow them.
+// peerRule contains the ports on which traffic with a peer is allowed, and the keys of the policies
+// that allow it.
 type peerRule struct {
 	any   bool
 	ports []portRange
 	keys  map[string]bool
 }
 
-// blockRule is the rule for address ranges of ipBlocks with the same allowed ports.
+// blockRule contains the address ranges of ipBlocks that have the same allowed ports, and these
+// ports.
 type blockRule struct {
 	peerRule
 	spans []addressRange
 }
 
 func newMerged(d direction, f family) *mergedRules {
-	return &mergedRules{d: d, f: f, groups: map[string]*peerRule{}, blocks: map[string]*blockRule{}, named: map[setSource]map[string]bool{},
+	return &mergedRules{d: d, f: f, groups: map[string]*peerRule{}, blocks: map[string]*blockRule{},
+		named:       map[setSource]map[string]bool{},
 		namedBlocks: map[string]*namedBlock{}}
 }
 
@@ -62,7 +67,7 @@ func (s *peerRule) addRule(key string, r rule) {
 	s.ports = append(s.ports, r.ports...)
 }
 
-// addRule merges a rule r of the policy with the given key.
+// addRule merges the rule r, which belongs to the policy with the given key, into m.
 func (m *mergedRules) addRule(key string, r rule) {
 	m.addNamed(key, r)
 	if len(r.ports) == 0 && !r.anyPort {
@@ -93,7 +98,7 @@ func (m *mergedRules) addRule(key string, r rule) {
 	}
 }
 
-// addNamed merges the named ports of an egress rule r of the policy with the given key.
+// addNamed merges the named ports of r, an egress rule of the policy with the given key, into m.
 func (m *mergedRules) addNamed(key string, r rule) {
 	spans, all := m.f.familyRanges(r.blocks)
 	for _, n := range r.named {
@@ -120,22 +125,23 @@ func (m *mergedRules) addNamed(key string, r rule) {
 	}
 }
 
-// familyRanges returns those ranges of blocks that belong to the address family f. all reports that
-// one of them contains the whole family.
-func (f family) familyRanges(blocks []addressRange) (of []addressRange, all bool) {
+// familyRanges returns the ranges in blocks that belong to the address family f. wholeFamily
+// reports whether one of them contains the whole family; ranges is then nil.
+func (f family) familyRanges(blocks []addressRange) (ranges []addressRange, wholeFamily bool) {
 	for _, s := range blocks {
 		switch {
 		case !f.containsAddr(s.from):
 		case s.isWholeFamily():
 			return nil, true
 		default:
-			of = append(of, s)
+			ranges = append(ranges, s)
 		}
 	}
-	return of, false
+	return ranges, false
 }
 
-// portSignature returns a string that is equal for rules with the same allowed ports.
+// portSignature returns a string that identifies the allowed ports of r. It is equal for rules with
+// the same allowed ports.
 func (r rule) portSignature() string {
 	if r.anyPort {
 		return "any"
@@ -143,7 +149,7 @@ func (r rule) portSignature() string {
 	return fmt.Sprint(r.ports)
 }
 
-// mergedRule returns a rule that allows the merged ports of s.
+// mergedRule returns a rule without peers that allows all ports of s.
 func (s *peerRule) mergedRule() rule {
 	if s.any {
 		return rule{anyPort: true}
@@ -158,13 +164,14 @@ type peerGroups struct {
 	keys   map[string]bool
 }
 
-// setNamer adds the set with content c to the ruleset and returns the set's name. ports is the
-// signature of the ports for which the set is used.
+// setNamer adds a set with content c to the ruleset and returns the set's name. ports is the
+// portSignature of the rules that use the set; it may become part of the name (see
+// compiler.addSet).
 type setNamer func(c setContent, ports string) string
 
-// ruleLines returns the nftables rules that allow all merged traffic. It calls use for each set
-// that the rules refer to.
-func (m *mergedRules) ruleLines(use setNamer) []ruleLine {
+// ruleLines returns the nftables rules that allow all merged traffic. It calls add for each set to
+// which the rules refer.
+func (m *mergedRules) ruleLines(add setNamer) []ruleLine {
 	var out []ruleLine
 	if len(m.anyPeer.keys) > 0 {
 		for _, port := range portMatches(m.anyPeer.mergedRule()) {
@@ -174,10 +181,10 @@ func (m *mergedRules) ruleLines(use setNamer) []ruleLine {
 			return out
 		}
 	}
-	out = append(out, m.groupLines(use)...)
+	out = append(out, m.groupLines(add)...)
 	for _, same := range slices.Sorted(maps.Keys(m.blocks)) {
 		b := m.blocks[same]
-		peer := m.blockMatch(mergeRanges(b.spans), use)
+		peer := m.blockMatch(mergeRanges(b.spans), add)
 		for _, port := range portMatches(b.mergedRule()) {
 			out = append(out, ruleLine{text: joinWords(peer, port, m.d.allow, ruleComment(b.keys))})
 		}
@@ -185,7 +192,8 @@ func (m *mergedRules) ruleLines(use setNamer) []ruleLine {
 	for _, same := range slices.Sorted(maps.Keys(m.namedBlocks)) {
 		w := m.namedBlocks[same]
 		one := setContent{six: m.f.six, ports: true, sources: []setSource{w.source}}
-		out = append(out, ruleLine{text: joinWords(m.blockMatch(w.spans, use), m.exactMatch(use(one, "")), m.d.allow, ruleComment(w.keys))})
+		out = append(out, ruleLine{text: joinWords(m.blockMatch(w.spans, add), m.exactMatch(add(one, "")), m.d.allow,
+			ruleComment(w.keys))})
 	}
 	return out
 }
@@ -202,9 +210,9 @@ func (m *mergedRules) blockMatch(spans []addressRange, use setNamer) string {
 	return fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, use(c, ""))
 }
 
-// groupLines returns the nftables rules that allow traffic with address groups. It calls use for
-// each set that the rules refer to.
-func (m *mergedRules) groupLines(use setNamer) []ruleLine {
+// groupLines returns the nftables rules that allow traffic with address groups. It calls addSet for
+// each set to which the rules refer.
+func (m *mergedRules) groupLines(addSet setNamer) []ruleLine {
 	bySignature := map[string]*peerGroups{}
 	rules := 0
 	for _, g := range slices.Sorted(maps.Keys(m.groups)) {
@@ -235,12 +243,13 @@ func (m *mergedRules) groupLines(use setNamer) []ruleLine {
 			maps.Copy(exactKeys, same.keys)
 			continue
 		}
-		out = append(out, m.peerGroupLines(same, use)...)
+		out = append(out, m.peerGroupLines(same, addSet)...)
 	}
 	for of, keys := range m.named {
 		one := setContent{six: m.f.six, ports: true, sources: []setSource{of}}
 		exact.sources = append(exact.sources, of)
-		exactInstead = append(exactInstead, substitute{joinWords(m.exactMatch(one.setName()), m.d.allow, ruleComment(keys)), one.setName(), one})
+		exactInstead = append(exactInstead, substitute{joinWords(m.exactMatch(one.setName()), m.d.allow,
+			ruleComment(keys)), one.setName(), one})
 		maps.Copy(exactKeys, keys)
 	}
 	if len(exact.sources) == 0 {
@@ -248,7 +257,7 @@ func (m *mergedRules) groupLines(use setNamer) []ruleLine {
 	}
 	exact.sortSources()
 	slices.SortFunc(exactInstead, func(a, b substitute) int { return strings.Compare(a.text, b.text) })
-	name := use(exact, "")
+	name := addSet(exact, "")
 	return append(out, ruleLine{joinWords(m.exactMatch(name), m.d.allow, ruleComment(exactKeys)), name, exactInstead})
 }
 
@@ -256,29 +265,31 @@ func (m *mergedRules) exactMatch(set string) string {
 	return fmt.Sprintf("%s %s . meta l4proto . th dport @%s", m.f.ip, m.d.peer, set)
 }
 
-// peerGroupLines returns the nftables rules for address groups with the same ports: one set of
-// their addresses, and one rule per protocol. It calls use for that set.
-func (m *mergedRules) peerGroupLines(same *peerGroups, use setNamer) []ruleLine {
+// peerGroupLines returns the nftables rules for address groups with the same ports, one rule per
+// protocol. All these rules refer to one set with the groups' addresses, which is added with
+// addSet.
+func (m *mergedRules) peerGroupLines(same *peerGroups, addSet setNamer) []ruleLine {
 	c := setContent{six: m.f.six}
 	for _, g := range same.groups {
 		c.sources = append(c.sources, setSource{group: g, six: m.f.six})
 	}
 	c.sortSources()
-	name := use(c, same.rule.portSignature())
+	name := addSet(c, same.rule.portSignature())
 	var out []ruleLine
 	for _, port := range portMatches(same.rule) {
 		var instead []substitute
 		for _, g := range same.groups {
 			one := setContent{six: m.f.six, sources: []setSource{{group: g, six: m.f.six}}}
-			instead = append(instead, substitute{m.groupRule(one.setName(), port, ruleComment(m.groups[g].keys)), one.setName(), one})
+			instead = append(instead, substitute{m.groupRule(one.setName(), port, ruleComment(m.groups[g].keys)),
+				one.setName(), one})
 		}
 		out = append(out, ruleLine{m.groupRule(name, port, ruleComment(same.keys)), name, instead})
 	}
 	return out
 }
 
-// oneGroup returns the nftables rules for the ports of r and one address group, which replace a
-// rule with a set that is too large. remark is the rules' comment.
+// oneGroup returns the nftables rules that allow the ports of r for one address group. They replace
+// a rule with a set that is too large. remark is the rules' comment.
 func (m *mergedRules) oneGroup(group string, r rule, remark string) (out []substitute) {
 	one := setContent{six: m.f.six, sources: []setSource{{group: group, six: m.f.six}}}
 	for _, port := range portMatches(r) {
@@ -308,11 +319,11 @@ func (r rule) singlePorts() (out []onePort, few bool) {
 	return out, len(out) > 0
 }
 
-// ruleComment returns the comment of an nftables rule. It names the policies in of, which the rule
-// implements.
-func ruleComment(of map[string]bool) string {
+// ruleComment returns the comment of an nftables rule, which names the policies that the rule
+// implements. The comment is shortened to the length that nft accepts.
+func ruleComment(policies map[string]bool) string {
 	const limit, most = 100, 4 // nft accepts at most 128 bytes
-	keys := slices.Sorted(maps.Keys(of))
+	keys := slices.Sorted(maps.Keys(policies))
 	text := strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' || c == '"' || c == '\\' {
 			return '?'
@@ -338,17 +349,17 @@ func portMatches(rule rule) []string {
 	}
 	var out []string
 	for i := 0; i < len(rule.ports); {
-		proto, parts, any := rule.ports[i].proto, []string(nil), false
+		proto, parts, anyPort := rule.ports[i].proto, []string(nil), false
 		for ; i < len(rule.ports) && rule.ports[i].proto == proto; i++ {
 			p := rule.ports[i]
-			any = any || p.from == 0 && p.to == 1<<16-1
+			anyPort = anyPort || p.from == 0 && p.to == 1<<16-1
 			if p.from == p.to {
 				parts = append(parts, fmt.Sprint(p.from))
 			} else {
 				parts = append(parts, fmt.Sprintf("%d-%d", p.from, p.to))
 			}
 		}
-		if any {
+		if anyPort {
 			out = append(out, "meta l4proto "+proto)
 		} else {
 			out = append(out, fmt.Sprintf("%s dport { %s }", proto, strings.Join(parts, ", ")))

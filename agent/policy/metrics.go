@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Names of the metrics about dropped packets per isolated pod, and of the metric about unmerged
+// Names of the metrics of the Enforcer: dropped packets and bytes per isolated pod, and unmerged
 // sets.
 const (
 	MetricPackets  = "keelson_network_policy_dropped_packets_total"
@@ -38,7 +38,8 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	judged, split, owners := len(e.programmed) > 0, e.unmergedSets, maps.Clone(e.owners)
 	e.mu.Unlock()
 	w := bufio.NewWriter(to)
-	fmt.Fprintf(w, "# HELP %s Sets of several address groups that exceeded the limit and were not merged\n# TYPE %s gauge\n%s %d\n", metricUnmerged, metricUnmerged, metricUnmerged, split)
+	fmt.Fprintf(w, "# HELP %s Sets of several address groups that exceeded the limit and were not merged\n# TYPE %s "+
+		"gauge\n%s %d\n", metricUnmerged, metricUnmerged, metricUnmerged, split)
 	if !judged || e.cfg.Disabled() {
 		return w.Flush()
 	}
@@ -64,16 +65,22 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 		}
 	}
 	rows := slices.SortedFunc(maps.Keys(sums), func(a, b row) int {
-		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.pod, b.pod), cmp.Compare(a.direction, b.direction))
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.pod, b.pod),
+			cmp.Compare(a.direction, b.direction))
 	})
 	for _, m := range []struct {
 		name, help string
 		of         func(dropCount) uint64
-	}{{MetricPackets, "Packets that the network policies of a pod dropped", func(d dropCount) uint64 { return d.packets }},
-		{MetricBytes, "Bytes of packets that the network policies of a pod dropped", func(d dropCount) uint64 { return d.bytes }}} {
+	}{{MetricPackets, "Packets that the network policies of a pod dropped", func(d dropCount) uint64 {
+		return d.packets
+	}},
+		{MetricBytes, "Bytes of packets that the network policies of a pod dropped", func(d dropCount) uint64 {
+			return d.bytes
+		}}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
 		for _, r := range rows {
-			fmt.Fprintf(w, "%s{namespace=%q,pod=%q,direction=%q} %d\n", m.name, r.namespace, r.pod, r.direction, m.of(sums[r]))
+			fmt.Fprintf(w, "%s{namespace=%q,pod=%q,direction=%q} %d\n", m.name, r.namespace, r.pod,
+				r.direction, m.of(sums[r]))
 		}
 	}
 	return w.Flush()
@@ -83,7 +90,8 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 // (linux/netfilter/nf_tables.h).
 const nftaElementExpressions = 11
 
-// countsOf returns the counters of dropped packets in the nftables set named set, by pod address.
+// countsOf returns the numbers of dropped packets and bytes in the nftables set with this name, by
+// pod address. It returns nil without an error while the set is being recreated.
 func countsOf(set string) (map[netip.Addr]dropCount, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})

@@ -4,10 +4,10 @@
 // lookup per direction; a packet of an established connection costs none.
 //
 // A connection is evaluated twice: when it leaves a pod of this node and when it reaches one. Both
-// evaluations follow the destination NAT of Services, so that the selected endpoint counts, and
-// precede the source NAT. Pods with the same policies share a chain. Peers with the same allowed
-// ports are one set in it, whichever policies name them. The cost of a first packet therefore does
-// not depend on the number of policies.
+// evaluations follow the destination NAT of Services, so that policies apply to the selected
+// endpoint. Both precede the source NAT. Pods with the same policies share a chain. Peers with the
+// same allowed ports form one set in the chain, whichever policies name them. The cost of a
+// connection's first packet therefore does not depend on the number of policies.
 package policy
 
 import (
@@ -29,7 +29,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Pod is a pod of this node with its own network namespace, as far as policies depend on it.
+// Pod contains the properties of a pod on which policies depend. The pod runs on this node and has
+// its own network namespace.
 type Pod struct {
 	UID       types.UID
 	Namespace string
@@ -54,7 +55,8 @@ func newPod(p *v1.Pod, addresses []netip.Addr) Pod {
 			}
 			for _, port := range list[i].Ports {
 				if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 {
-					out.Ports = append(out.Ports, NamedPort{port.Name, protocolName(port.Protocol), uint16(port.ContainerPort)})
+					out.Ports = append(out.Ports, NamedPort{port.Name, protocolName(port.Protocol),
+						uint16(port.ContainerPort)})
 				}
 			}
 		}
@@ -64,7 +66,7 @@ func newPod(p *v1.Pod, addresses []netip.Addr) Pod {
 
 func protocolName(p v1.Protocol) string { return strings.ToLower(string(cmp.Or(p, v1.ProtocolTCP))) }
 
-// policy is a parsed NetworkPolicy.
+// policy is a NetworkPolicy, converted to parsed rules.
 type policy struct {
 	key, namespace string // key is "namespace/name"
 	selector       labels.Selector
@@ -81,9 +83,9 @@ type rule struct {
 	blocks  []addressRange // disjoint, in order
 	anyPort bool
 	ports   []portRange
-	named   []NamedPort // Port is 0
-	// portGroups are the groups of pods that have a named port. They are set only for egress rules
-	// that allow destinations without selectors.
+	named   []NamedPort // named ports, without a number
+	// portGroups maps each named port to the address group of the pods that have it. It is set only
+	// for egress rules that allow destinations without selectors.
 	portGroups map[NamedPort]string
 }
 
@@ -121,14 +123,15 @@ func parsePolicy(p *networkingv1.NetworkPolicy) (*policy, error) {
 	if len(p.Spec.PolicyTypes) == 0 || slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
 		out.ingress = &in
 	}
-	if len(p.Spec.PolicyTypes) == 0 && len(eg) > 0 || slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress) {
+	if len(p.Spec.PolicyTypes) == 0 && len(eg) > 0 ||
+		slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress) {
 		out.egress = &eg
 	}
 	return out, r.err
 }
 
 // parseNamedPortGroups parses the annotation agent.NamedPortGroups. It omits entries that cannot be
-// parsed; their ports allow nothing.
+// parsed. The ports of such entries allow no traffic.
 func parseNamedPortGroups(text string) map[NamedPort]string {
 	out := map[NamedPort]string{}
 	for part := range strings.SplitSeq(text, ",") {
@@ -141,12 +144,13 @@ func parseNamedPortGroups(text string) map[NamedPort]string {
 	return out
 }
 
-// policyParser parses the rules of one NetworkPolicy in order. It assigns the next address group in
-// the policy's annotation to each peer with selectors.
+// policyParser parses the rules of one NetworkPolicy in order. The control plane lists the address
+// groups of all peers with selectors in an annotation. The parser assigns them to these peers in
+// order.
 type policyParser struct {
 	key    string
 	groups []string
-	// portGroups are the groups of pods that have a named port.
+	// portGroups maps each named port to the address group of the pods that have it.
 	portGroups map[NamedPort]string
 	err        error // the first parse error
 }
@@ -210,8 +214,8 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 	}
 }
 
-// resolvePorts returns the rule with the named ports replaced by the port numbers that a pod has
-// for these names.
+// resolvePorts returns the rule with each named port replaced by the port number that a pod assigns
+// to the name. pod contains the pod's named ports.
 func (r rule) resolvePorts(pod []NamedPort) rule {
 	if len(r.named) == 0 {
 		return r

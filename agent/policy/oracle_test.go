@@ -19,7 +19,8 @@ import (
 
 // permitted reports whether Kubernetes' documentation allows a connection.
 func permitted(policies []*networkingv1.NetworkPolicy, a try) bool {
-	if a.from != nil && a.from.local && !passes(policies, networkingv1.PolicyTypeEgress, a.from, a.to, a.server, a.to, a) {
+	if a.from != nil && a.from.local && !passes(policies, networkingv1.PolicyTypeEgress, a.from, a.to,
+		a.server, a.to, a) {
 		return false
 	}
 	if a.to != nil && a.to.local && a.from != nil {
@@ -29,7 +30,10 @@ func permitted(policies []*networkingv1.NetworkPolicy, a try) bool {
 }
 
 // passes evaluates one direction for pod own and its peer. ip and server determine the destination.
-func passes(policies []*networkingv1.NetworkPolicy, kind networkingv1.PolicyType, own, peer *place, ip netip.Addr, server *place, a try) bool {
+func passes(
+	policies []*networkingv1.NetworkPolicy, kind networkingv1.PolicyType, own, peer *place, ip netip.Addr,
+	server *place, a try,
+) bool {
 	isolated := false
 	for _, p := range policies {
 		if p.Namespace != own.namespace || !matches(&p.Spec.PodSelector, own.labels) || !concerns(p, kind) {
@@ -75,7 +79,9 @@ func meets(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer
 			}
 			continue
 		}
-		if netip.MustParsePrefix(b.CIDR).Contains(ip) && !slices.ContainsFunc(b.Except, func(e string) bool { return netip.MustParsePrefix(e).Contains(ip) }) {
+		if netip.MustParsePrefix(b.CIDR).Contains(ip) && !slices.ContainsFunc(b.Except, func(e string) bool {
+			return netip.MustParsePrefix(e).Contains(ip)
+		}) {
 			return true
 		}
 	}
@@ -96,7 +102,8 @@ func portMeets(ports []networkingv1.NetworkPolicyPort, server *place, a try) boo
 		case p.Port == nil:
 			return true
 		case p.Port.Type == intstr.String:
-			if server != nil && !server.stranger && slices.Contains(server.ports, NamedPort{p.Port.StrVal, a.proto, uint16(a.port)}) {
+			if server != nil && !server.stranger &&
+				slices.Contains(server.ports, NamedPort{p.Port.StrVal, a.proto, uint16(a.port)}) {
 				return true
 			}
 		case p.EndPort != nil:
@@ -117,9 +124,12 @@ func randomLabels(r *rand.Rand) map[string]string {
 }
 
 func randomSelector(r *rand.Rand) *metav1.LabelSelector {
-	return pick(r, &metav1.LabelSelector{}, &metav1.LabelSelector{MatchLabels: map[string]string{"app": pick(r, "web", "db")}},
-		&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "tier", Operator: pick(r, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn), Values: []string{"1"}}}},
-		&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: pick(r, "app", "none"), Operator: pick(r, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist)}}})
+	return pick(r, &metav1.LabelSelector{},
+		&metav1.LabelSelector{MatchLabels: map[string]string{"app": pick(r, "web", "db")}},
+		&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "tier",
+			Operator: pick(r, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn), Values: []string{"1"}}}},
+		&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: pick(r, "app", "none"),
+			Operator: pick(r, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist)}}})
 }
 
 func randomPeer(r *rand.Rand) networkingv1.NetworkPolicyPeer {
@@ -128,16 +138,21 @@ func randomPeer(r *rand.Rand) networkingv1.NetworkPolicyPeer {
 	case 0:
 		p.PodSelector = randomSelector(r)
 	case 1:
-		p.NamespaceSelector = &metav1.LabelSelector{MatchLabels: pick(r, nil, map[string]string{"team": "x"}, map[string]string{"env": "prod"})}
+		p.NamespaceSelector = &metav1.LabelSelector{MatchLabels: pick(r, nil, map[string]string{"team": "x"},
+			map[string]string{"env": "prod"})}
 	case 2:
-		p.PodSelector, p.NamespaceSelector = randomSelector(r), &metav1.LabelSelector{MatchLabels: pick(r, nil, map[string]string{"team": "y"})}
+		p.PodSelector, p.NamespaceSelector = randomSelector(r),
+			&metav1.LabelSelector{MatchLabels: pick(r, nil, map[string]string{"team": "y"})}
 	case 3:
-		p.IPBlock = pick(r, &networkingv1.IPBlock{CIDR: "10.88.0.0/24", Except: pick(r, nil, []string{"10.88.0.10/32", "10.88.0.12/31"})},
-			&networkingv1.IPBlock{CIDR: "0.0.0.0/0", Except: pick(r, nil, []string{"10.88.0.0/16"}, []string{"10.89.0.128/25", "10.89.0.0/24"})},
+		p.IPBlock = pick(r, &networkingv1.IPBlock{CIDR: "10.88.0.0/24",
+			Except: pick(r, nil, []string{"10.88.0.10/32", "10.88.0.12/31"})},
+			&networkingv1.IPBlock{CIDR: "0.0.0.0/0",
+				Except: pick(r, nil, []string{"10.88.0.0/16"}, []string{"10.89.0.128/25", "10.89.0.0/24"})},
 			&networkingv1.IPBlock{CIDR: "10.89.0.7/32"}, &networkingv1.IPBlock{CIDR: "10.89.0.128/25"})
 	default:
 		p.IPBlock = pick(r, &networkingv1.IPBlock{CIDR: "fd88::/64", Except: pick(r, nil, []string{"fd88::a/127"})},
-			&networkingv1.IPBlock{CIDR: "::/0", Except: pick(r, nil, []string{"fd89::/64"})}, &networkingv1.IPBlock{CIDR: "fd89::80/121"})
+			&networkingv1.IPBlock{CIDR: "::/0", Except: pick(r, nil, []string{"fd89::/64"})},
+			&networkingv1.IPBlock{CIDR: "fd89::80/121"})
 	}
 	return p
 }
@@ -168,7 +183,8 @@ func some[T any](r *rand.Rand, most int, one func(*rand.Rand) T) []T {
 func randomPolicy(r *rand.Rand, name string) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, "a", "b"), Name: name}}
 	p.Spec.PodSelector = *randomSelector(r)
-	p.Spec.PolicyTypes = pick(r, nil, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
+	p.Spec.PolicyTypes = pick(r, nil, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+		[]networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
 		[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress})
 	p.Spec.Ingress = some(r, 2, func(r *rand.Rand) networkingv1.NetworkPolicyIngressRule {
 		return networkingv1.NetworkPolicyIngressRule{From: some(r, 2, randomPeer), Ports: some(r, 2, randomPort)}
@@ -205,7 +221,8 @@ func (s *site) every() []try {
 		for f := range 2 {
 			for _, proto := range []string{"tcp", "udp"} {
 				for _, port := range testPorts {
-					out = append(out, try{from: from, to: to, client: client[f], server: server[f], proto: proto, port: port})
+					out = append(out, try{from: from, to: to, client: client[f], server: server[f],
+						proto: proto, port: port})
 				}
 			}
 		}

@@ -32,7 +32,9 @@ func (m *moving) Pods() []*v1.Pod {
 // Otherwise it would run without its policies.
 func TestPodThatComesMeanwhile(t *testing.T) {
 	view := &moving{inMemory: fake.NewCluster()}
-	e := New(Config{Objects: view, Sandboxes: sandboxes{}, Disabled: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
+	e := New(Config{Objects: view, Sandboxes: sandboxes{}, Disabled: func() bool {
+		return false
+	}, Log: slog.New(slog.DiscardHandler)})
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}}
 	attach := func() bool { return e.setAddresses(pod.UID, []netip.Addr{netip.MustParseAddr("10.88.0.7")}) }
 	came := false

@@ -25,7 +25,8 @@ var rewrite = flag.Bool("rewrite", false, "write the golden files")
 // elsewhere.
 func town() []*place {
 	at := func(name, namespace string, app string, ip string, local bool, ports ...NamedPort) *place {
-		return &place{name: name, namespace: namespace, labels: map[string]string{"app": app}, addresses: addrs(ip), local: local, ports: ports}
+		return &place{name: name, namespace: namespace, labels: map[string]string{"app": app}, addresses: addrs(ip),
+			local: local, ports: ports}
 	}
 	out := []*place{
 		at("web", "a", "web", "10.88.0.10", true, NamedPort{"http", "tcp", 80}, NamedPort{"metrics", "tcp", 5000}),
@@ -34,7 +35,8 @@ func town() []*place {
 		at("prod", "c", "monitor", "10.88.1.6", false, NamedPort{"http", "tcp", 9090}),
 		at("bystander", "b", "none", "10.88.0.12", true),
 	}
-	return append(out, &place{name: "world", stranger: true, addresses: addrs("203.0.113.9")}, &place{name: "neighbour", stranger: true, addresses: addrs("172.17.1.9")},
+	return append(out, &place{name: "world", stranger: true, addresses: addrs("203.0.113.9")},
+		&place{name: "neighbour", stranger: true, addresses: addrs("172.17.1.9")},
 		&place{name: "friend", stranger: true, addresses: addrs("172.17.9.9")})
 }
 
@@ -102,7 +104,8 @@ func (j judged) line(line string, a try) bool {
 				ip = a.server
 			}
 			if set, ok := strings.CutPrefix(words[2], "@"); ok {
-				if !j.r.sets[set].elements[ip.String()] && !within(ip, slices.Sorted(maps.Keys(j.r.sets[set].elements))) {
+				if !j.r.sets[set].elements[ip.String()] &&
+					!within(ip, slices.Sorted(maps.Keys(j.r.sets[set].elements))) {
 					return false
 				}
 				words = words[3:]
@@ -186,7 +189,9 @@ func TestRecipes(t *testing.T) {
 				}
 				policies = append(policies, p)
 			}
-			r := compileRules(local(places), policies).withSets(nil, func(string) bool { return true }, func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok })
+			r := compileRules(local(places), policies).withSets(nil, func(string) bool {
+				return true
+			}, func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok })
 			j := judged{t, r}
 			for _, a := range everyPair(places) {
 				name := title(a)
@@ -236,7 +241,8 @@ func everyPair(places []*place) []try {
 			}
 			for _, proto := range []string{"tcp", "udp", "sctp"} {
 				for _, port := range []int{53, 80, 5000, 5432, 8080, 9090, 32000, 32768} {
-					a := try{from: from, to: to, client: addrs("10.88.0.1")[0], server: to.addresses[0], proto: proto, port: port}
+					a := try{from: from, to: to, client: addrs("10.88.0.1")[0], server: to.addresses[0],
+						proto: proto, port: port}
 					if from != nil {
 						a.client = from.addresses[0]
 					}
@@ -255,7 +261,8 @@ func recipe(t *testing.T, text string) (policies []*networkingv1.NetworkPolicy, 
 	want = map[string]string{}
 	for line := range strings.Lines(text) {
 		if said, ok := strings.CutPrefix(line, "# "); ok {
-			if name, verdict, ok := strings.Cut(strings.TrimSpace(said), ": "); ok && (verdict == "passes" || verdict == "is denied") {
+			if name, verdict, ok := strings.Cut(strings.TrimSpace(said), ": "); ok &&
+				(verdict == "passes" || verdict == "is denied") {
 				want[name] = verdict
 			}
 		}

@@ -12,8 +12,8 @@ import (
 // changes no other table.
 const Table = "keelson-policy"
 
-// baseChain is a base chain of the table: a chain that the kernel calls at a netfilter hook. A
-// change of its hook or priority requires a new name.
+// baseChain is a base chain of the table, which the kernel calls at a netfilter hook. If its hook
+// or priority changes in a release, its name must change too.
 type baseChain struct {
 	name       string
 	hook       knftables.BaseChainHook
@@ -21,12 +21,12 @@ type baseChain struct {
 	directions []direction // directions that are evaluated, in this order
 }
 
-// baseChains are the base chains of the table. At forward, one chain evaluates both directions.
-// After a pod's egress rules have allowed a packet, evaluation returns to the base chain and
-// continues with the destination pod's ingress rules. Traffic from pods to the node is evaluated at
-// input. Traffic from the node to its own pods is not evaluated. IPVS intercepts Service traffic
-// before the chain at input, changes its destination and sends it through output. It is evaluated
-// there unless its source is an address of the node.
+// baseChains are the base chains of the table. At the hook forward, one chain evaluates both
+// directions. After a pod's egress rules have allowed a packet, evaluation returns to the base
+// chain and continues with the destination pod's ingress rules. Traffic from pods to the node is
+// evaluated at the hook input. Traffic from the node to its own pods is not evaluated. IPVS
+// intercepts Service traffic before the chain at input, changes its destination and sends it
+// through the hook output. It is evaluated there unless its source is an address of the node.
 var baseChains = []baseChain{
 	{"forward", knftables.ForwardHook, "filter", []direction{directions[1], directions[0]}},
 	{"local", knftables.InputHook, "filter + 120", []direction{directions[1]}},
@@ -46,7 +46,8 @@ func addBase(tx *knftables.Transaction, bridge string) {
 		}
 	}
 	for _, c := range baseChains {
-		tx.Add(&knftables.Chain{Name: c.name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(c.hook),
+		tx.Add(&knftables.Chain{Name: c.name, Type: knftables.PtrTo(knftables.FilterType),
+			Hook:     knftables.PtrTo(c.hook),
 			Priority: knftables.PtrTo(knftables.BaseChainPriority(c.priority))})
 		tx.Flush(&knftables.Chain{Name: c.name})
 		for _, line := range baseRules(c, bridge) {
@@ -63,9 +64,11 @@ func baseRules(c baseChain, bridge string) []string {
 	from := `iifname "` + bridge + `" ip6 `
 	switch c.hook {
 	case knftables.ForwardHook:
-		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop",
+			from+"daddr fe80::/10 drop")
 	case knftables.InputHook:
-		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 "+neighborDiscoveryMatch+"accept",
+		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop",
+			from+"daddr fe80::/10 "+neighborDiscoveryMatch+"accept",
 			from+"daddr fe80::/10 drop")
 	}
 	if c.hook == knftables.OutputHook {
@@ -79,23 +82,23 @@ func baseRules(c baseChain, bridge string) []string {
 	return rules
 }
 
-// addRebuild adds to the transaction all operations that replace the contents of the table by the
-// ruleset to. The transaction is atomic. have lists the names of the table's current objects by
+// addRebuild adds to the transaction the operations that replace the contents of the table with
+// wanted. The transaction is atomic. current lists the names of the table's current objects by
 // kind. bridge is the interface to which pods are attached.
-func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
+func addRebuild(tx *knftables.Transaction, current map[string][]string, wanted ruleset, bridge string) {
 	// Flush requires that the table exists; adding an existing table has no effect.
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
-	for _, m := range have["map"] {
+	for _, m := range current["map"] {
 		tx.Flush(&knftables.Map{Name: m})
 	}
-	for _, c := range have["chain"] {
+	for _, c := range current["chain"] {
 		tx.Flush(&knftables.Chain{Name: c})
 	}
-	for _, s := range have["set"] {
+	for _, s := range current["set"] {
 		tx.Flush(&knftables.Set{Name: s})
 	}
 	addBase(tx, bridge)
-	addChanges(tx, ruleset{}, to)
+	addChanges(tx, ruleset{}, wanted)
 	kept := map[string]bool{}
 	for _, c := range baseChains {
 		kept[c.name] = true
@@ -106,38 +109,38 @@ func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset,
 			kept[verdictMap(d, f)], kept[droppedSet(d, f)] = true, true
 		}
 	}
-	for name := range to.chains {
+	for name := range wanted.chains {
 		kept[name] = true
 	}
-	for _, c := range have["chain"] {
+	for _, c := range current["chain"] {
 		if !kept[c] {
 			tx.Delete(&knftables.Chain{Name: c})
 		}
 	}
-	for _, m := range have["map"] {
+	for _, m := range current["map"] {
 		if !kept[m] {
 			tx.Delete(&knftables.Map{Name: m})
 		}
 	}
-	for _, s := range have["set"] {
-		if !kept[s] && to.sets[s] == nil {
+	for _, s := range current["set"] {
+		if !kept[s] && wanted.sets[s] == nil {
 			tx.Delete(&knftables.Set{Name: s})
 		}
 	}
 }
 
-// addChanges adds to the transaction the operations that change the kernel's rules from one ruleset
-// to another.
-func addChanges(tx *knftables.Transaction, from, to ruleset) {
+// addChanges adds to the transaction the operations that change the kernel's rules from the ruleset
+// current to the ruleset wanted.
+func addChanges(tx *knftables.Transaction, current, wanted ruleset) {
 	// New sets and chains come first, because rules and maps refer to them. Unused ones are deleted
 	// last.
-	for _, name := range slices.Sorted(maps.Keys(to.sets)) {
-		changeSet(tx, name, from.sets[name], to.sets[name])
+	for _, name := range slices.Sorted(maps.Keys(wanted.sets)) {
+		changeSet(tx, name, current.sets[name], wanted.sets[name])
 	}
 	var rewritten []string
-	for _, name := range slices.Sorted(maps.Keys(to.chains)) {
-		old, ok := from.chains[name]
-		if ok && slices.Equal(old, to.chains[name]) {
+	for _, name := range slices.Sorted(maps.Keys(wanted.chains)) {
+		old, ok := current.chains[name]
+		if ok && slices.Equal(old, wanted.chains[name]) {
 			continue
 		}
 		rewritten = append(rewritten, name)
@@ -145,22 +148,22 @@ func addChanges(tx *knftables.Transaction, from, to ruleset) {
 		tx.Flush(&knftables.Chain{Name: name})
 	}
 	for _, name := range rewritten {
-		for _, line := range to.chains[name] {
+		for _, line := range wanted.chains[name] {
 			tx.Add(&knftables.Rule{Chain: name, Rule: line})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(to.selves)) {
-		changeElements(tx, name, from.selves[name], to.selves[name])
+	for _, name := range slices.Sorted(maps.Keys(wanted.selves)) {
+		changeElements(tx, name, current.selves[name], wanted.selves[name])
 	}
-	for _, name := range slices.Sorted(maps.Keys(to.owners)) {
-		changeOwners(tx, name, from.owners[name], to.owners[name])
+	for _, name := range slices.Sorted(maps.Keys(wanted.owners)) {
+		changeOwners(tx, name, current.owners[name], wanted.owners[name])
 	}
-	for _, name := range slices.Sorted(maps.Keys(to.maps)) {
-		changeMap(tx, name, from.maps[name], to.maps[name])
+	for _, name := range slices.Sorted(maps.Keys(wanted.maps)) {
+		changeMap(tx, name, current.maps[name], wanted.maps[name])
 	}
 	var gone []string
-	for name := range from.chains {
-		if _, ok := to.chains[name]; !ok {
+	for name := range current.chains {
+		if _, ok := wanted.chains[name]; !ok {
 			gone = append(gone, name)
 		}
 	}
@@ -171,8 +174,8 @@ func addChanges(tx *knftables.Transaction, from, to ruleset) {
 	for _, name := range gone {
 		tx.Delete(&knftables.Chain{Name: name})
 	}
-	for _, name := range slices.Sorted(maps.Keys(from.sets)) {
-		if to.sets[name] == nil {
+	for _, name := range slices.Sorted(maps.Keys(current.sets)) {
+		if wanted.sets[name] == nil {
 			tx.Delete(&knftables.Set{Name: name})
 		}
 	}
@@ -204,10 +207,10 @@ func changeElements(tx *knftables.Transaction, name string, from, to map[string]
 	}
 }
 
-// missingElements returns the elements of the first set that the second set lacks, sorted.
-func missingElements(of, in map[string]bool) (out []string) {
-	for e := range of {
-		if !in[e] {
+// missingElements returns the elements of wanted that are not in present, sorted.
+func missingElements(wanted, present map[string]bool) (out []string) {
+	for e := range wanted {
+		if !present[e] {
 			out = append(out, e)
 		}
 	}
@@ -215,16 +218,17 @@ func missingElements(of, in map[string]bool) (out []string) {
 	return out
 }
 
-// changeOwners recreates an address in the set name of drop counters when the address moves to
-// another pod, so that its counter starts at 0. from and to map addresses to pod UIDs.
-func changeOwners(tx *knftables.Transaction, name string, from, to map[string]string) {
-	for _, key := range slices.Sorted(maps.Keys(from)) {
-		if now, ok := to[key]; !ok || now != from[key] {
+// changeOwners updates the elements of the named set of drop counters. If an address moves to
+// another pod, its element is recreated, so that the counter starts at 0. oldOwners and newOwners
+// map addresses to pod UIDs.
+func changeOwners(tx *knftables.Transaction, name string, oldOwners, newOwners map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(oldOwners)) {
+		if now, ok := newOwners[key]; !ok || now != oldOwners[key] {
 			tx.Delete(&knftables.Element{Set: name, Key: []string{key}})
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(to)) {
-		if was, ok := from[key]; !ok || was != to[key] {
+	for _, key := range slices.Sorted(maps.Keys(newOwners)) {
+		if was, ok := oldOwners[key]; !ok || was != newOwners[key] {
 			tx.Add(&knftables.Element{Set: name, Key: []string{key}})
 		}
 	}

@@ -26,8 +26,8 @@ type filledSet struct {
 	sourceElements []map[string]bool // elements of each source
 }
 
-// setContent describes the contents of a set: either address groups (sources) or address ranges
-// (spans).
+// setContent describes the contents of a set: either the elements of address groups (sources) or
+// address ranges (spans).
 type setContent struct {
 	six     bool
 	ports   bool        // elements contain a protocol and a port in addition to the address
@@ -41,7 +41,7 @@ type setContent struct {
 type setSource struct {
 	group string
 	six   bool
-	named NamedPort // Port is 0
+	named NamedPort // a named port, without a number
 	port  onePort
 }
 
@@ -52,7 +52,8 @@ type onePort struct {
 
 func (c *setContent) sortSources() {
 	slices.SortFunc(c.sources, func(a, b setSource) int {
-		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.named.Proto, b.named.Proto), cmp.Compare(a.named.Name, b.named.Name),
+		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.named.Proto, b.named.Proto),
+			cmp.Compare(a.named.Name, b.named.Name),
 			cmp.Compare(a.port.proto, b.port.proto), cmp.Compare(a.port.number, b.port.number))
 	})
 }
@@ -72,8 +73,8 @@ func (c setContent) setName() string {
 	return c.namePrefix() + hashID(words...)
 }
 
-// namePrefix returns the first part of a set's name. It differs for sets with different element
-// types.
+// namePrefix returns the first part of the set's name. Sets with different element types have
+// different prefixes.
 func (c setContent) namePrefix() string {
 	f := families[0]
 	if c.six {
@@ -100,8 +101,8 @@ func (c setContent) nftType() string {
 	return kind
 }
 
-// elements returns the elements that the source contributes to a set, for the current state of its
-// address group. The result is empty for a nil group.
+// elements returns the elements that the source contributes to a set. group is the current state of
+// the source's address group. The result is empty if group is nil.
 func (s setSource) elements(group *v1.Endpoints) map[string]bool {
 	out := map[string]bool{}
 	if group == nil {
@@ -150,10 +151,13 @@ type setFiller struct {
 	limit          int // maximum number of elements of all sets with several sources
 }
 
-// withSets returns the ruleset: the rules of r with the elements of all sets. It reuses the sets in
-// before with groups that have not changed. group returns an address group.
-func (r ruleShape) withSets(before map[string]*filledSet, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
-	return r.fillSets(&setFiller{before, changed, group, map[setSource]map[string]bool{}, mergedLimit})
+// withSets returns the ruleset that consists of the rules of r and the elements of all sets.
+// previous contains the sets of the previous ruleset. If the groups of a set have not changed, the
+// set is reused from previous. group returns an address group by name.
+func (r ruleShape) withSets(
+	previous map[string]*filledSet, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool),
+) ruleset {
+	return r.fillSets(&setFiller{previous, changed, group, map[setSource]map[string]bool{}, mergedLimit})
 }
 
 func (r ruleShape) fillSets(f *setFiller) ruleset {
@@ -164,7 +168,8 @@ func (r ruleShape) fillSets(f *setFiller) ruleset {
 			}
 		}
 	}
-	out := ruleset{ruleShape: r, chains: make(map[string][]string, len(r.chains)), sets: make(map[string]*filledSet, len(r.sets))}
+	out := ruleset{ruleShape: r, chains: make(map[string][]string, len(r.chains)),
+		sets: make(map[string]*filledSet, len(r.sets))}
 	large := f.tooLarge(r.sets)
 	for name, c := range r.sets {
 		if !large[name] {
@@ -201,8 +206,9 @@ func (f *setFiller) elementsOf(of setSource) map[string]bool {
 	return p
 }
 
-// tooLarge returns the names of the sets with several sources that exceed the limit of elements on
-// this node. The smallest sets are admitted first, until their sum reaches the limit.
+// tooLarge returns the names of the sets that must be replaced by one set per address group. It
+// returns such sets if all sets with several sources together would exceed the limit. The smallest
+// sets are admitted first.
 func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	type sized struct {
 		name string
@@ -225,7 +231,9 @@ func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	if sum <= f.limit {
 		return large
 	}
-	slices.SortFunc(all, func(a, b sized) int { return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(all, func(a, b sized) int {
+		return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.name, b.name))
+	})
 	sum = 0
 	for _, s := range all {
 		if sum += s.size; sum > f.limit {
@@ -235,21 +243,23 @@ func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	return large
 }
 
-// maxSize returns an upper bound for the number of elements of a source. Elements with a fixed port
-// are not computed for this, because there may be too many.
-func (f *setFiller) maxSize(of setSource) int {
-	if p, ok := f.sourceElements[of]; ok {
+// maxSize returns an upper bound for the number of elements of a source. It does not compute
+// elements with a fixed port, because there may be too many.
+func (f *setFiller) maxSize(source setSource) int {
+	if p, ok := f.sourceElements[source]; ok {
 		return len(p)
 	}
-	of.port = onePort{}
-	return len(f.elementsOf(of))
+	source.port = onePort{}
+	return len(f.elementsOf(source))
 }
 
-// fillSet returns the set name with the elements of content c. If its groups have not changed, it
-// returns the previous set.
+// fillSet returns a set with this name and the elements of content c. If its address groups have
+// not changed, it returns the set of the previous ruleset.
 func (f *setFiller) fillSet(name string, c setContent) *filledSet {
 	old := f.previous[name]
-	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of setSource) bool { return f.changed(of.group) }) {
+	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of setSource) bool {
+		return f.changed(of.group)
+	}) {
 		return old
 	}
 	out := &filledSet{setContent: c}
@@ -277,8 +287,8 @@ func (f *setFiller) fillSet(name string, c setContent) *filledSet {
 	return out
 }
 
-// updateElements sets the elements of s. It starts from the elements of the set old, and applies
-// the sources that were added, removed or changed.
+// updateElements sets the elements of s. It starts from the elements of the previous set old, and
+// updates them for sources that were added, removed or changed.
 func (s *filledSet) updateElements(old *filledSet, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
 	had, stays := make(map[setSource]bool, len(old.sources)), make(map[setSource]bool, len(s.sources))

@@ -19,14 +19,16 @@ type enforcerRun struct {
 	e                 *Enforcer
 	nft               knftables.Interface
 	applied           ruleset
-	built             bool              // the table in the kernel equals applied
+	built             bool              // the table in the kernel equals the ruleset applied
 	chainCode         map[string]string // hashes of the chains that have not been written since the last check
 	disabled          bool              // the table was removed because enforcement is disabled
 	checkedGeneration uint32            // ruleset generation at the last successful check
 	pods              []Pod             // pods of applied
-	nextCheck         time.Time         // the table is not read again before this time, because reading a large table is expensive
+	// the table is not read again before this time, because reading a large table is expensive
+	nextCheck time.Time
 
-	generation    func() (uint32, error)                       // generation of all tables; changes with every transaction of any program
+	// generation of all tables; changes with every transaction of any program
+	generation    func() (uint32, error)
 	listTable     func(context.Context) (tableContents, error) // lists Keelson's table
 	filterBridges func() error                                 // enables filtering of bridged traffic
 }
@@ -94,12 +96,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// isViewUsable reports whether the node's view may be programmed now. certain means that a control
-// plane has confirmed the view. A view from a checkpoint may be older than the rules in the kernel.
-// These rules stay until the view is confirmed, or until a pod waits for newer rules and the view
-// contains all running pods.
-func (t *enforcerRun) isViewUsable(ctx context.Context, certain bool) (bool, error) {
-	if t.built || certain {
+// isViewUsable reports whether rules may be computed from the node's view now. confirmed means that
+// a control plane has confirmed the view. A view from a checkpoint may be older than the rules in
+// the kernel. It is usable if the kernel has no rules. It is also usable if a pod waits for newer
+// rules and the view contains all running pods.
+func (t *enforcerRun) isViewUsable(ctx context.Context, confirmed bool) (bool, error) {
+	if t.built || confirmed {
 		return true, nil
 	}
 	have, err := t.listNames(ctx)
@@ -111,7 +113,8 @@ func (t *enforcerRun) isViewUsable(ctx context.Context, certain bool) (bool, err
 	}
 	_, _, strangers := t.e.podsWithAddresses(false)
 	if t.e.hasWaiters() && strangers {
-		t.e.setReason("no control plane has been reached since the agent started, and the policies of some running pods are unknown")
+		t.e.setReason("no control plane has been reached since the agent started, and the policies of some running " +
+			"pods are unknown")
 	}
 	return t.e.hasWaiters() && !strangers, nil
 }
@@ -128,12 +131,12 @@ func (t *enforcerRun) listNames(ctx context.Context) (map[string][]string, error
 	return have, nil
 }
 
-// applyView brings the kernel's rules to the state of the node's view. due lists the changes since
-// the last call. certain means that a control plane has confirmed the view.
-func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, certain bool) error {
-	pods, asked, _ := t.e.podsWithAddresses(certain)
-	groups, shape := map[string]bool{}, !t.built || due.All || !reflect.DeepEqual(pods, t.pods)
-	for k := range due.Keys {
+// applyView updates the kernel's rules to the state of the node's view. changes lists the changed
+// objects since the last call. confirmed means that a control plane has confirmed the view.
+func (t *enforcerRun) applyView(ctx context.Context, changes agent.ObjectChanges, confirmed bool) error {
+	pods, asked, _ := t.e.podsWithAddresses(confirmed)
+	groups, shape := map[string]bool{}, !t.built || changes.All || !reflect.DeepEqual(pods, t.pods)
+	for k := range changes.Keys {
 		switch k.Kind {
 		case "AddressGroup":
 			groups[k.Name] = true
@@ -146,12 +149,16 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 		to.ruleShape = compileRules(pods, t.e.policies.parseAll(t.e.cfg.Objects.NetworkPolicies(), t.e.cfg.Log))
 	}
 	if shape || len(groups) > 0 {
-		to = to.ruleShape.withSets(t.applied.sets, func(g string) bool { return due.All || groups[g] }, t.e.cfg.Objects.AddressGroup)
+		to = to.ruleShape.withSets(t.applied.sets, func(g string) bool {
+			return changes.All || groups[g]
+		}, t.e.cfg.Objects.AddressGroup)
 	}
 	var err error
 	rebuild := !t.built
 	if !rebuild {
-		maps.DeleteFunc(t.chainCode, func(name, _ string) bool { return !slices.Equal(t.applied.chains[name], to.chains[name]) })
+		maps.DeleteFunc(t.chainCode, func(name, _ string) bool {
+			return !slices.Equal(t.applied.chains[name], to.chains[name])
+		})
 		tx := t.nft.NewTransaction()
 		addChanges(tx, t.applied, to)
 		err = t.runTransaction(ctx, tx)
@@ -164,7 +171,8 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 		return err
 	}
 	if to.unmergedSets > 0 && t.applied.unmergedSets == 0 {
-		t.e.cfg.Log.Warn("the address groups of network policies exceed the limit of merged sets: the first packet of a connection passes more rules than usual",
+		t.e.cfg.Log.Warn("the address groups of network policies exceed the limit of merged sets: the first packet of "+
+			"a connection passes more rules than usual",
 			"sets", to.unmergedSets, "limit", mergedLimit)
 	}
 	t.applied, t.built, t.disabled, t.pods = to, true, false, pods
@@ -172,12 +180,12 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 		t.nextCheck = time.Time{}
 		err = t.checkTable(ctx)
 	}
-	t.e.recordApplied(asked, due.Revision, to)
+	t.e.recordApplied(asked, changes.Revision, to)
 	return err
 }
 
-// buildTable replaces the table in the kernel by the ruleset to, whatever the table contains.
-func (t *enforcerRun) buildTable(ctx context.Context, to ruleset) error {
+// buildTable replaces the table in the kernel with the ruleset wanted, whatever the table contains.
+func (t *enforcerRun) buildTable(ctx context.Context, wanted ruleset) error {
 	if err := t.filterBridges(); err != nil {
 		return err
 	}
@@ -186,7 +194,7 @@ func (t *enforcerRun) buildTable(ctx context.Context, to ruleset) error {
 		return err
 	}
 	tx := t.nft.NewTransaction()
-	addRebuild(tx, have, to, bridge)
+	addRebuild(tx, have, wanted, bridge)
 	gentle := t.runTransaction(ctx, tx)
 	if gentle == nil {
 		return nil
@@ -196,7 +204,7 @@ func (t *enforcerRun) buildTable(ctx context.Context, to ruleset) error {
 	tx = t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
 	tx.Delete(&knftables.Table{})
-	addRebuild(tx, nil, to, bridge)
+	addRebuild(tx, nil, wanted, bridge)
 	if err := t.runTransaction(ctx, tx); err != nil {
 		return errors.Join(gentle, err)
 	}
@@ -215,7 +223,7 @@ func (t *enforcerRun) runTransaction(ctx context.Context, tx *knftables.Transact
 	return nil
 }
 
-// removeTable removes Keelson's nftables table, and with it all enforcement.
+// removeTable removes Keelson's nftables table, so that no policy is enforced.
 func (t *enforcerRun) removeTable(ctx context.Context) error {
 	tx := t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -228,8 +236,8 @@ func (t *enforcerRun) removeTable(ctx context.Context) error {
 }
 
 // checkTable checks whether another program has changed Keelson's table. For example, reloading a
-// firewall may flush all rules. The next applyView then rebuilds the table. It skips the check if
-// the ruleset generation has not changed since the last check.
+// firewall may flush all rules. If so, the next applyView rebuilds the table. The check is skipped
+// if the ruleset generation has not changed since the last check.
 func (t *enforcerRun) checkTable(ctx context.Context) error {
 	if !t.built || time.Now().Before(t.nextCheck) {
 		return nil
@@ -241,12 +249,14 @@ func (t *enforcerRun) checkTable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	have, err := t.listTable(ctx)
-	t.nextCheck = time.Now().Add(checkCostFactor * have.cost) // use CPU time rather than elapsed time, so that checks are not delayed on a busy node
+	// use CPU time rather than elapsed time, so that checks are not delayed on a busy node
+	t.nextCheck = time.Now().Add(checkCostFactor * have.cost)
 	if err == nil {
 		err = errors.Join(have.findDifference(t.applied), have.findReplacedChain(t.chainCode))
 	}
 	if err != nil {
-		t.e.cfg.Log.Warn("the rules of network policies were changed by another program and are written again: does something flush nftables?", "err", err)
+		t.e.cfg.Log.Warn("the rules of network policies were changed by another program and are written again: does "+
+			"something flush nftables?", "err", err)
 		t.built = false
 		return nil
 	}

@@ -52,9 +52,11 @@ func (p *place) uid() types.UID { return types.UID("uid-" + p.name) }
 func (p *place) object() *v1.Pod {
 	c := v1.Container{Name: "c"}
 	for _, n := range p.ports {
-		c.Ports = append(c.Ports, v1.ContainerPort{Name: n.Name, Protocol: v1.Protocol(strings.ToUpper(n.Proto)), ContainerPort: int32(n.Port)})
+		c.Ports = append(c.Ports, v1.ContainerPort{Name: n.Name, Protocol: v1.Protocol(strings.ToUpper(n.Proto)),
+			ContainerPort: int32(n.Port)})
 	}
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: p.uid(), Labels: maps.Clone(p.labels)},
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: p.uid(),
+		Labels: maps.Clone(p.labels)},
 		Spec: v1.PodSpec{Containers: []v1.Container{c}}}
 }
 
@@ -105,7 +107,8 @@ func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.Netw
 			if peers[i].NamespaceSelector == nil {
 				own = p.Namespace
 			}
-			name := "group-of " + own + metav1.FormatLabelSelector(peers[i].NamespaceSelector) + "/" + metav1.FormatLabelSelector(peers[i].PodSelector)
+			name := "group-of " + own + metav1.FormatLabelSelector(peers[i].NamespaceSelector) + "/" +
+				metav1.FormatLabelSelector(peers[i].PodSelector)
 			name = strings.NewReplacer(",", "+", "/", "|").Replace(name)
 			names = append(names, name)
 			g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -123,7 +126,8 @@ func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.Netw
 	for i := range p.Spec.Egress {
 		add(p.Spec.Egress[i].To)
 	}
-	p.Annotations = map[string]string{agent.AddressGroups: strings.Join(names, ","), agent.NamedPortGroups: callers(p, places, groups)}
+	p.Annotations = map[string]string{agent.AddressGroups: strings.Join(names, ","),
+		agent.NamedPortGroups: callers(p, places, groups)}
 	return p, groups
 }
 
@@ -131,7 +135,9 @@ func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.Netw
 func callers(p *networkingv1.NetworkPolicy, places []*place, groups map[string]*v1.Endpoints) string {
 	var out []string
 	for _, r := range p.Spec.Egress {
-		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
+		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool {
+			return at.IPBlock != nil
+		}) {
 			continue
 		}
 		for _, port := range r.Ports {
@@ -141,7 +147,9 @@ func callers(p *networkingv1.NetworkPolicy, places []*place, groups map[string]*
 			want := NamedPort{Name: port.Port.StrVal, Proto: protocolName(ptr.Deref(port.Protocol, ""))}
 			g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "callers-of-" + want.Proto + "-" + want.Name}}
 			for _, at := range places {
-				if !at.stranger && slices.ContainsFunc(at.ports, func(n NamedPort) bool { return n.Name == want.Name && n.Proto == want.Proto }) {
+				if !at.stranger && slices.ContainsFunc(at.ports, func(n NamedPort) bool {
+					return n.Name == want.Name && n.Proto == want.Proto
+				}) {
 					g.Subsets = append(g.Subsets, at.subset())
 				}
 			}
@@ -158,7 +166,8 @@ func (p *place) subset() v1.EndpointSubset {
 		out.Addresses = append(out.Addresses, v1.EndpointAddress{IP: a.String()})
 	}
 	for _, n := range p.ports {
-		out.Ports = append(out.Ports, v1.EndpointPort{Name: n.Name, Port: int32(n.Port), Protocol: v1.Protocol(strings.ToUpper(n.Proto))})
+		out.Ports = append(out.Ports, v1.EndpointPort{Name: n.Name, Port: int32(n.Port),
+			Protocol: v1.Protocol(strings.ToUpper(n.Proto))})
 	}
 	return out
 }
@@ -205,15 +214,18 @@ func newSite(t testing.TB, pods int) *site {
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
 			return err
 		}
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(s.outside))})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(int(s.outside))})
 	}))
 	configure(t, s.node, bridge, nil, "10.88.0.1/24", "fd88::1/64")
 	configure(t, s.node, "up", nil, "10.89.0.1/24", "fd89::1/64")
-	configure(t, s.outside, "eth0", addrs("10.89.0.1", "fd89::1"), "10.89.0.7/24", "fd89::7/64", "10.89.0.130/24", "fd89::82/64")
+	configure(t, s.outside, "eth0", addrs("10.89.0.1", "fd89::1"), "10.89.0.7/24", "fd89::7/64",
+		"10.89.0.130/24", "fd89::82/64")
 	serve(t, s.outside)
 	serve(t, s.node)
 	for i := range pods {
-		p := &place{name: fmt.Sprint("p", i), local: true, ns: space.New(t), addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))}
+		p := &place{name: fmt.Sprint("p", i), local: true, ns: space.New(t),
+			addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))}
 		s.attach(t, p)
 		s.places = append(s.places, p)
 	}
@@ -230,7 +242,8 @@ func (s *site) attach(t testing.TB, p *place) {
 		if err != nil {
 			return err
 		}
-		v := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v" + p.name, MasterIndex: br.Attrs().Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(p.ns))}
+		v := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v" + p.name, MasterIndex: br.Attrs().Index},
+			PeerName: "eth0", PeerNamespace: netlink.NsFd(int(p.ns))}
 		if err := netlink.LinkAdd(v); err != nil {
 			return err
 		}
@@ -398,7 +411,9 @@ func (a *try) begin() error {
 	sockaddr := func(ip netip.Addr, port int) unix.Sockaddr { return &unix.SockaddrInet4{Port: port, Addr: ip.As4()} }
 	if a.server.Is6() {
 		domain = unix.AF_INET6
-		sockaddr = func(ip netip.Addr, port int) unix.Sockaddr { return &unix.SockaddrInet6{Port: port, Addr: ip.As16()} }
+		sockaddr = func(ip netip.Addr, port int) unix.Sockaddr {
+			return &unix.SockaddrInet6{Port: port, Addr: ip.As16()}
+		}
 	}
 	if a.proto == "udp" {
 		kind = unix.SOCK_DGRAM
@@ -474,12 +489,15 @@ type sandboxes map[types.UID][]string
 func (s sandboxes) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	out := &cri.ListPodSandboxResponse{}
 	for _, uid := range slices.Sorted(maps.Keys(s)) {
-		out.Items = append(out.Items, &cri.PodSandbox{Id: string(uid), State: cri.PodSandboxState_SANDBOX_READY, Labels: map[string]string{agent.LabelPodUID: string(uid)}})
+		out.Items = append(out.Items, &cri.PodSandbox{Id: string(uid), State: cri.PodSandboxState_SANDBOX_READY,
+			Labels: map[string]string{agent.LabelPodUID: string(uid)}})
 	}
 	return out, nil
 }
 
-func (s sandboxes) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
+func (s sandboxes) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusRequest) (
+	*cri.PodSandboxStatusResponse, error,
+) {
 	ips := s[types.UID(q.PodSandboxId)]
 	st := &cri.PodSandboxNetworkStatus{Ip: ips[0]}
 	for _, ip := range ips[1:] {
@@ -518,7 +536,8 @@ func (r *rig) settle(t testing.TB) {
 	defer cancel()
 	for {
 		r.e.mu.Lock()
-		shown, moved, why := r.e.appliedVersion == r.e.wantedVersion && r.e.revision >= revision, r.e.progress, r.e.reason
+		shown, moved, why := r.e.appliedVersion == r.e.wantedVersion && r.e.revision >= revision,
+			r.e.progress, r.e.reason
 		r.e.mu.Unlock()
 		if shown {
 			return
@@ -545,7 +564,8 @@ func (r *rig) put(policies ...*networkingv1.NetworkPolicy) {
 	}
 	for key := range r.shown {
 		if namespace, name, _ := strings.Cut(key, "/"); !shown[key] {
-			r.cluster.Delete(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
+			r.cluster.Delete(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+				Name: name}})
 		}
 	}
 	for name := range r.groups {

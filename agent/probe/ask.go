@@ -21,6 +21,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
 )
@@ -40,16 +41,18 @@ type probeRunner struct {
 
 func newProbeRunner(r agent.Runtime) *probeRunner {
 	// Pods use self-signed certificates. A probe tests availability, not identity.
-	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeaders}
-	return &probeRunner{runtime: r, http: &http.Client{Transport: t, CheckRedirect: func(req *http.Request, via []*http.Request) error {
-		if req.URL.Hostname() != via[0].URL.Hostname() {
-			return http.ErrUseLastResponse // a redirect out of the pod is not followed: the pod has responded
-		}
-		if len(via) >= 10 {
-			return errors.New("stopped after 10 redirects")
-		}
-		return nil
-	}}}
+	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+		DisableCompression: true, MaxResponseHeaderBytes: maxHeaders}
+	return &probeRunner{runtime: r,
+		http: &http.Client{Transport: t, CheckRedirect: func(req *http.Request, via []*http.Request) error {
+			if req.URL.Hostname() != via[0].URL.Hostname() {
+				return http.ErrUseLastResponse // a redirect out of the pod is not followed: the pod has responded
+			}
+			if len(via) >= 10 {
+				return errors.New("stopped after 10 redirects")
+			}
+			return nil
+		}}}
 }
 
 // probeWarning is the error of a probe that succeeded with a warning.
@@ -57,9 +60,12 @@ type probeWarning string
 
 func (w probeWarning) Error() string { return string(w) }
 
-// runProbe runs one probe of a container and returns whether it succeeded, with its message. err is
-// not nil if the probe could not be run, or a probeWarning if it succeeded with a warning.
-func (a *probeRunner) runProbe(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error) {
+// runProbe runs one probe of a container. It returns whether the probe succeeded, and its message.
+// err is a probeWarning if the probe succeeded with a warning; any other error means that the probe
+// could not be run.
+func (a *probeRunner) runProbe(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (
+	ok bool, message string, err error,
+) {
 	switch {
 	case p.Exec != nil:
 		return a.runExec(ctx, p, t)
@@ -88,10 +94,12 @@ func (a *probeRunner) runProbe(ctx context.Context, p *v1.Probe, t agent.ProbeTa
 
 func (a *probeRunner) runExec(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	limit := secondsOrDefault(p.TimeoutSeconds, 1)
-	res, err := a.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: t.ContainerID, Cmd: p.Exec.Command, Timeout: int64(limit / time.Second)})
+	res, err := a.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: t.ContainerID, Cmd: p.Exec.Command,
+		Timeout: int64(limit / time.Second)})
 	switch {
 	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
-		return false, fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(p.Exec.Command, " "), limit), nil
+		return false, fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(p.Exec.Command, " "), limit),
+			nil
 	case err != nil:
 		return false, "", fmt.Errorf("exec probe: %w", err)
 	}
@@ -153,23 +161,24 @@ func (a *probeRunner) runHTTP(ctx context.Context, p *v1.Probe, t agent.ProbeTar
 
 func (a *probeRunner) runGRPC(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	addr := net.JoinHostPort(t.IP, strconv.Itoa(int(p.GRPC.Port)))
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(userAgent), grpc.WithNoProxy(),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUserAgent(userAgent), grpc.WithNoProxy(),
 		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)))
 	if err != nil {
 		return false, "", fmt.Errorf("gRPC probe: %w", err)
 	}
 	defer conn.Close()
-	service := ""
-	if p.GRPC.Service != nil {
-		service = *p.GRPC.Service
-	}
+	service := ptr.Deref(p.GRPC.Service, "")
 	res, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
 	if err != nil {
 		switch status.Code(err) {
 		case codes.Unimplemented:
-			return false, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", status.Convert(err).Message()), nil
+			return false,
+				fmt.Sprintf("error: this server does not implement the grpc health protocol "+
+					"(grpc.health.v1.Health): %s", status.Convert(err).Message()), nil
 		case codes.DeadlineExceeded:
-			return false, fmt.Sprintf("timeout: health rpc did not complete within %s", secondsOrDefault(p.TimeoutSeconds, 1)), nil
+			return false, fmt.Sprintf("timeout: health rpc did not complete within %s",
+				secondsOrDefault(p.TimeoutSeconds, 1)), nil
 		default:
 			return false, fmt.Sprintf("error: health rpc failed: %v", err), nil
 		}

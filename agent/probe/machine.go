@@ -13,13 +13,13 @@ const (
 	Readiness = "readiness"
 )
 
-// Waits between the first attempts of a startup or readiness probe. Kubernetes waits a whole period
-// after the first failure, which dominates its time to Ready.
+// The waits between the first attempts of a startup or readiness probe. In Kubernetes, a probe
+// waits for a whole period after its first failure, which delays the time when a pod becomes Ready.
 const (
 	quickFirstWait = 2 * time.Millisecond  // a process does not listen immediately after its start
 	quickExecWait  = 10 * time.Millisecond // each attempt starts a process, which costs more than the wait
-	// minLivenessAge is the minimum age for the first liveness probe. A container that does not
-	// listen yet must not fail earlier than in Kubernetes.
+	// minLivenessAge is the minimum age of a container at its first liveness probe. A container
+	// that does not listen yet must not fail earlier than in Kubernetes.
 	minLivenessAge = time.Second
 )
 
@@ -29,7 +29,7 @@ type probeResult int
 const (
 	resultSuccess probeResult = iota
 	resultFailure
-	resultUnknown // the probe could not be run; ignored
+	resultUnknown // the probe could not be run; does not count
 )
 
 // stateMachine is the state of one probe of one container. It has no side effects: times are
@@ -37,19 +37,19 @@ const (
 //
 //	waiting ──(initial delay)──▶ quick: after 2, 3, 4, 6, 9 ms … ──(first success, or one period)──▶ periodic
 //
-// In the quick phase each wait is 1.5 times the previous one (2 times for exec probes). So a
-// container is found ready after at most 1.5 times its startup time, with about two dozen attempts
-// in a whole period. Failures of the quick phase are not counted, so failureThreshold still means
-// that many periods.
+// In the quick phase each wait is 1.5 times the previous one (2 times for exec probes). A container
+// is therefore found ready after at most 1.5 times its startup time, and a whole period has about
+// two dozen attempts. Failures of the quick phase are not counted, so the container has
+// failureThreshold periods, as in Kubernetes.
 type stateMachine struct {
 	kind             string
 	period           time.Duration
-	successThreshold int // from the probe
-	failureThreshold int // from the probe
+	successThreshold int // threshold in the probe's spec
+	failureThreshold int // threshold in the probe's spec
 	started          time.Time
 	startAt          time.Time // start of probing, from which periods count
 	next             time.Time
-	step             time.Duration // wait of the quick phase; 0 = the phase is over
+	step             time.Duration // next wait of the quick phase; 0 = the quick phase is over
 	growthDivisor    time.Duration // each wait grows by 1/growthDivisor
 	successes        int           // consecutive successes
 	failures         int           // consecutive counted failures
@@ -57,10 +57,12 @@ type stateMachine struct {
 	gaveUp           bool
 }
 
-// newStateMachine returns the state at the time now of a probe of a container that was started at
-// started. pass is the initial state.
-func newStateMachine(kind string, p *v1.Probe, started, now time.Time, pass bool) *stateMachine {
-	m := &stateMachine{kind: kind, period: secondsOrDefault(p.PeriodSeconds, 10), successThreshold: int(max(p.SuccessThreshold, 1)), failureThreshold: 3, started: started, passing: pass}
+// newStateMachine returns the initial state of a probe. kind is the kind of the probe p, started
+// the start time of the container, and passing whether the probe counts as passing before its first
+// result.
+func newStateMachine(kind string, p *v1.Probe, started, now time.Time, passing bool) *stateMachine {
+	m := &stateMachine{kind: kind, period: secondsOrDefault(p.PeriodSeconds, 10),
+		successThreshold: int(max(p.SuccessThreshold, 1)), failureThreshold: 3, started: started, passing: passing}
 	if p.FailureThreshold > 0 {
 		m.failureThreshold = int(p.FailureThreshold)
 	}
@@ -70,9 +72,9 @@ func newStateMachine(kind string, p *v1.Probe, started, now time.Time, pass bool
 		if at := started.Add(min(minLivenessAge, m.period)); m.next.Before(at) {
 			m.next = at
 		}
-	case !pass && p.Exec != nil:
+	case !passing && p.Exec != nil:
 		m.step, m.growthDivisor = quickExecWait, 1
-	case !pass:
+	case !passing:
 		m.step, m.growthDivisor = quickFirstWait, 2
 		if at := started.Add(quickFirstWait); m.next.Before(at) {
 			m.next = at
@@ -92,8 +94,9 @@ func secondsOrDefault(n int32, byDefault int32) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// addResult adds a result that was obtained at now. It reports whether the state changed, and
-// whether the result was a failure in the quick phase, which is not counted.
+// addResult adds the result of an attempt that ended at now, and schedules the next attempt.
+// changed reports whether the state changed. quick reports whether the result was a failure in the
+// quick phase, which is not counted.
 func (m *stateMachine) addResult(r probeResult, now time.Time) (changed, quick bool) {
 	quick = m.step > 0 && now.Before(m.startAt.Add(m.period))
 	switch {

@@ -45,13 +45,14 @@ func New(cfg Config) *Prober {
 	return p
 }
 
-// AlwaysPass is a function for Config.Ask with which every probe succeeds. It is for nodes without
-// real containers.
+// AlwaysPass is a function for Config.Ask. It returns true without a message, so that every probe
+// succeeds. It is for nodes without real containers.
 func AlwaysPass(context.Context, *v1.Probe, agent.ProbeTarget) (bool, string, error) {
 	return true, "", nil
 }
 
-// containerWatch is a container during a call of Watch, with its probes and its state.
+// containerWatch is the state of one call of Watch: the container, its probes and their current
+// state.
 type containerWatch struct {
 	prober        *Prober
 	target        agent.ProbeTarget
@@ -62,13 +63,13 @@ type containerWatch struct {
 	stop          context.CancelFunc
 }
 
-// Watch runs the probes of a container and calls on for each event, until ctx ends or a liveness or
-// startup probe fails. It implements agent.Prober.
-func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) {
+// Watch runs the probes of a container and calls onEvent for each event, until ctx ends or a
+// liveness or startup probe reaches its failure threshold. It implements agent.Prober.
+func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, onEvent func(agent.ProbeEvent)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := t.Container
-	w := &containerWatch{prober: p, target: t, report: on, startupPassed: make(chan struct{}), stop: cancel}
+	w := &containerWatch{prober: p, target: t, report: onEvent, startupPassed: make(chan struct{}), stop: cancel}
 	w.state.Started = c.StartupProbe == nil
 	w.state.Ready = w.state.Started && c.ReadinessProbe == nil
 	if t.Resume != nil {
@@ -79,7 +80,7 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 		close(w.startupPassed)
 	}
 	begin := w.state // a copy, because the first probe may change it
-	on(agent.ProbeEvent{State: begin})
+	onEvent(agent.ProbeEvent{State: begin})
 	var wg sync.WaitGroup
 	run := func(kind string, spec *v1.Probe, pass bool) {
 		if spec != nil {
@@ -96,8 +97,8 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 }
 
 // runProbeLoop runs one probe repeatedly, until its result is final or ctx ends. kind is the kind
-// of probe and pass its initial state.
-func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1.Probe, pass bool) {
+// of the probe. passing is its initial state.
+func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1.Probe, passing bool) {
 	if kind != Startup {
 		select {
 		case <-ctx.Done():
@@ -109,7 +110,7 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 	// The start is converted to the monotonic clock. It is never in the future, even if the node's
 	// clock was set.
 	started := now.Add(-max(0, now.Sub(w.target.StartedAt)))
-	m := newStateMachine(kind, spec, started, now, pass)
+	m := newStateMachine(kind, spec, started, now, passing)
 	timer := time.NewTimer(time.Until(m.next))
 	defer timer.Stop()
 	for {
@@ -131,7 +132,8 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 			r = resultSuccess
 		case err != nil:
 			r = resultUnknown
-			w.prober.cfg.Log.Warn("probe could not be run", "probe", kind, "pod", w.target.Pod.Namespace+"/"+w.target.Pod.Name, "container", w.target.Container.Name, "err", err)
+			w.prober.cfg.Log.Warn("probe could not be run", "probe", kind, "pod",
+				w.target.Pod.Namespace+"/"+w.target.Pod.Name, "container", w.target.Container.Name, "err", err)
 		case ok:
 			r = resultSuccess
 		}
@@ -146,7 +148,7 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 	}
 }
 
-// reportResult applies a probe result to the container's state, and reports changes, failures and
+// reportResult applies a probe result to the container's state. It reports changes, failures and
 // warnings to the caller of Watch. It returns true if the probe need not run again.
 func (w *containerWatch) reportResult(m *stateMachine, r probeResult, changed bool, e agent.ProbeEvent) (done bool) {
 	w.mu.Lock()

@@ -78,9 +78,11 @@ func observeProbes(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeSta
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		New(Config{Ask: a.runProbe}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: a.start, Resume: resume}, func(e agent.ProbeEvent) {
+		New(Config{Ask: a.runProbe}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: a.start,
+			Resume: resume}, func(e agent.ProbeEvent) {
 			if e.Probe == "" || e.State != last {
-				log = append(log, fmt.Sprintf("%s started=%t ready=%t%s", time.Since(a.start), e.State.Started, e.State.Ready, e.State.FailedProbe))
+				log = append(log, fmt.Sprintf("%s started=%t ready=%t%s", time.Since(a.start), e.State.Started,
+					e.State.Ready, e.State.FailedProbe))
 			}
 			last = e.State
 		})
@@ -95,9 +97,11 @@ func observeProbes(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeSta
 func TestStartupGates(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: passAfter(7 * time.Second)}}
-		c := &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 2, FailureThreshold: 5}, ReadinessProbe: &v1.Probe{}, LivenessProbe: &v1.Probe{}}
+		c := &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 2, FailureThreshold: 5}, ReadinessProbe: &v1.Probe{},
+			LivenessProbe: &v1.Probe{}}
 		log := observeProbes(t, a, c, nil, 30*time.Second)
-		want := []string{"0s started=false ready=false", "8.002s started=true ready=false", "8.002s started=true ready=true"}
+		want := []string{"0s started=false ready=false", "8.002s started=true ready=false",
+			"8.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
@@ -115,8 +119,10 @@ func TestStartupGates(t *testing.T) {
 func TestStartupGivesUp(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: passAfter(time.Hour)}}
-		log := observeProbes(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
-		if want := []string{"0s started=false ready=false", "30.002s started=false ready=falsestartup"}; !slices.Equal(log, want) {
+		log := observeProbes(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}},
+			nil, time.Minute)
+		if want := []string{"0s started=false ready=false",
+			"30.002s started=false ready=falsestartup"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
 	})
@@ -128,10 +134,12 @@ func TestReadinessIsQuick(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: passAfter(45 * time.Millisecond)}}
 		log := observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 5}}, nil, 12*time.Second)
-		if want := []string{"0s started=true ready=false", "66.34375ms started=true ready=true"}; !slices.Equal(log, want) {
+		if want := []string{"0s started=true ready=false", "66.34375ms started=true ready=true"}; !slices.Equal(log,
+			want) {
 			t.Errorf("states: %q", log)
 		}
-		want := []string{"2ms", "4ms", "7ms", "11.5ms", "18.25ms", "28.375ms", "43.5625ms", "66.34375ms", "5.06634375s", "10.06634375s"}
+		want := []string{"2ms", "4ms", "7ms", "11.5ms", "18.25ms", "28.375ms", "43.5625ms", "66.34375ms", "5.06634375s",
+			"10.06634375s"}
 		if got := a.eventsOf(Readiness); !slices.Equal(got, want) {
 			t.Errorf("probes at %q, want %q", got, want)
 		}
@@ -144,10 +152,12 @@ func TestQuickIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler v1.ProbeHandler
 		most    int
-	}{"http": {v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{}}, 24}, "exec": {v1.ProbeHandler{Exec: &v1.ExecAction{}}, 12}} {
+	}{"http": {v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{}}, 24},
+		"exec": {v1.ProbeHandler{Exec: &v1.ExecAction{}}, 12}} {
 		virtual.Test(t, func(t *testing.T) {
 			a := &app{ok: map[string]func(time.Duration) bool{Readiness: passAfter(time.Hour)}}
-			observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}}, nil, 10*time.Second)
+			observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}},
+				nil, 10*time.Second)
 			if n := len(a.eventsOf(Readiness)); n > c.most || n < 5 {
 				t.Errorf("%s: %d tries in the first period, at %q", name, n, a.eventsOf(Readiness))
 			}
@@ -159,9 +169,14 @@ func TestQuickIsBounded(t *testing.T) {
 // successThreshold successes.
 func TestReadinessThresholds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		a := &app{ok: map[string]func(time.Duration) bool{Readiness: func(age time.Duration) bool { return age < 10*time.Second || age > 20*time.Second }}}
-		log := observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}}, nil, time.Minute)
-		want := []string{"0s started=true ready=false", "1.002s started=true ready=true", "12.002s started=true ready=false", "21.002s started=true ready=true"}
+		a := &app{ok: map[string]func(time.Duration) bool{Readiness: func(age time.Duration) bool {
+			return age < 10*time.Second || age > 20*time.Second
+		}}}
+		log := observeProbes(t, a,
+			&v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}},
+			nil, time.Minute)
+		want := []string{"0s started=true ready=false", "1.002s started=true ready=true",
+			"12.002s started=true ready=false", "21.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
@@ -172,12 +187,17 @@ func TestReadinessThresholds(t *testing.T) {
 // failureThreshold.
 func TestLiveness(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		a := &app{ok: map[string]func(time.Duration) bool{Liveness: func(age time.Duration) bool { return age < 25*time.Second }}}
-		log := observeProbes(t, a, &v1.Container{LivenessProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
-		if want := []string{"0s started=true ready=true", "51s started=true ready=trueliveness"}; !slices.Equal(log, want) {
+		a := &app{ok: map[string]func(time.Duration) bool{Liveness: func(age time.Duration) bool {
+			return age < 25*time.Second
+		}}}
+		log := observeProbes(t, a, &v1.Container{LivenessProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}},
+			nil, time.Minute)
+		if want := []string{"0s started=true ready=true", "51s started=true ready=trueliveness"}; !slices.Equal(log,
+			want) {
 			t.Errorf("states: %q", log)
 		}
-		if got, want := a.eventsOf(Liveness), []string{"1s", "11s", "21s", "31s", "41s", "51s"}; !slices.Equal(got, want) {
+		if got, want := a.eventsOf(Liveness), []string{"1s", "11s", "21s", "31s", "41s",
+			"51s"}; !slices.Equal(got, want) {
 			t.Errorf("probes at %q", got)
 		}
 	})
@@ -203,7 +223,9 @@ func TestResume(t *testing.T) {
 func TestMachineAgainstCounting(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		kind := rapid.SampledFrom([]string{Startup, Liveness, Readiness}).Draw(r, "kind")
-		p := &v1.Probe{PeriodSeconds: int32(rapid.IntRange(0, 5).Draw(r, "period")), FailureThreshold: int32(rapid.IntRange(0, 4).Draw(r, "failures")), SuccessThreshold: 1, InitialDelaySeconds: int32(rapid.IntRange(0, 3).Draw(r, "delay"))}
+		p := &v1.Probe{PeriodSeconds: int32(rapid.IntRange(0, 5).Draw(r, "period")),
+			FailureThreshold: int32(rapid.IntRange(0, 4).Draw(r, "failures")), SuccessThreshold: 1,
+			InitialDelaySeconds: int32(rapid.IntRange(0, 3).Draw(r, "delay"))}
 		if kind == Readiness {
 			p.SuccessThreshold = int32(rapid.IntRange(1, 3).Draw(r, "successes"))
 		}
@@ -251,14 +273,16 @@ func newTarget(t *testing.T, addr string) (agent.ProbeTarget, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return agent.ProbeTarget{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"}}, IP: host, Container: &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: int32(n)}}}}, n
+	return agent.ProbeTarget{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"}}, IP: host,
+		Container: &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: int32(n)}}}}, n
 }
 
 func TestHTTP(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/header":
-			if r.Header.Get("X-Probe") != "yes" || r.Host != "inner.example" || !strings.HasPrefix(r.UserAgent(), "kube-probe/") {
+			if r.Header.Get("X-Probe") != "yes" || r.Host != "inner.example" ||
+				!strings.HasPrefix(r.UserAgent(), "kube-probe/") {
 				w.WriteHeader(http.StatusBadRequest)
 			}
 		case "/bad":
@@ -275,17 +299,22 @@ func TestHTTP(t *testing.T) {
 	tg, _ := newTarget(t, s.Listener.Addr().String())
 	a := newProbeRunner(nil)
 	for path, want := range map[string]string{
-		"/": "", "/query?a=b": "", "/header": "", "/away": "", "/bad": "HTTP probe failed with statuscode: 500", "/moved": "HTTP probe failed with statuscode: 500", "/slow": "context deadline exceeded",
+		"/": "", "/query?a=b": "", "/header": "", "/away": "", "/bad": "HTTP probe failed with statuscode: 500",
+		"/moved": "HTTP probe failed with statuscode: 500", "/slow": "context deadline exceeded",
 	} {
 		ctx, cancel := context.WithCancel(t.Context()) // retried until the server responds
 		if path == "/slow" {
 			ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
 		}
-		p := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: path, Port: intstr.FromString("web"), HTTPHeaders: []v1.HTTPHeader{{Name: "X-Probe", Value: "yes"}, {Name: "Host", Value: "inner.example"}}}}}
+		p :=
+			&v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: path,
+				Port: intstr.FromString("web"), HTTPHeaders: []v1.HTTPHeader{{Name: "X-Probe", Value: "yes"},
+					{Name: "Host", Value: "inner.example"}}}}}
 		ok, msg, err := a.runProbe(ctx, p, tg)
 		cancel()
 		if path == "/away" { // Kubernetes counts it as a success with a warning
-			want := probeWarning("Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>.\n\n")
+			want := probeWarning("Probe terminated redirects, Response body: <a " +
+				"href=\"http://elsewhere.invalid/\">Found</a>.\n\n")
 			if !ok || msg != "" || err != error(want) {
 				t.Errorf("%s: %t %q %v", path, ok, msg, err)
 			}
@@ -298,8 +327,11 @@ func TestHTTP(t *testing.T) {
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	defer tls.Close()
 	tg, n := newTarget(t, tls.Listener.Addr().String())
-	p := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Scheme: v1.URISchemeHTTPS, Port: intstr.FromInt32(int32(n))}}}
-	if ok, msg, err := a.runProbe(t.Context(), p, tg); ok || err != nil || msg != "HTTP probe failed with statuscode: 404" {
+	p :=
+		&v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Scheme: v1.URISchemeHTTPS,
+			Port: intstr.FromInt32(int32(n))}}}
+	if ok, msg, err := a.runProbe(t.Context(), p, tg); ok || err != nil ||
+		msg != "HTTP probe failed with statuscode: 404" {
 		t.Errorf("https: %t %q %v", ok, msg, err)
 	}
 	p.HTTPGet.Port = intstr.FromString("absent")
@@ -339,11 +371,14 @@ func TestTCPAndGRPC(t *testing.T) {
 
 func TestExec(t *testing.T) {
 	rt := &fake.Runtime{}
-	sb, err := rt.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Uid: "u1"}}})
+	sb, err := rt.RunPodSandbox(t.Context(),
+		&cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Uid: "u1"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := rt.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb.PodSandboxId, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app"}, Image: &cri.ImageSpec{}}})
+	c, err := rt.CreateContainer(t.Context(),
+		&cri.CreateContainerRequest{PodSandboxId: sb.PodSandboxId,
+			Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app"}, Image: &cri.ImageSpec{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +425,8 @@ func TestProbesIgnoreTheWallClock(t *testing.T) {
 			p := New(Config{Runtime: execOnly{rt}})
 			go func() {
 				defer close(done)
-				p.Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: spec, ContainerID: "c", StartedAt: begin.Add(skew).Round(0)}, func(agent.ProbeEvent) {})
+				p.Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: spec, ContainerID: "c",
+					StartedAt: begin.Add(skew).Round(0)}, func(agent.ProbeEvent) {})
 			}()
 			select {
 			case at := <-asked:
@@ -424,17 +460,18 @@ func TestWarningCountsAsSuccess(t *testing.T) {
 		}
 		c := &v1.Container{Name: "main", ReadinessProbe: &v1.Probe{PeriodSeconds: 10}}
 		warned := 0
-		New(Config{Ask: ask}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: time.Now()}, func(e agent.ProbeEvent) {
-			if e.Probe == "" {
-				return
-			}
-			if !e.OK || !e.State.Ready || e.Warning != "moved away" {
-				t.Errorf("event %+v", e)
-			}
-			if warned++; warned == 3 {
-				cancel()
-			}
-		})
+		New(Config{Ask: ask}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: time.Now()},
+			func(e agent.ProbeEvent) {
+				if e.Probe == "" {
+					return
+				}
+				if !e.OK || !e.State.Ready || e.Warning != "moved away" {
+					t.Errorf("event %+v", e)
+				}
+				if warned++; warned == 3 {
+					cancel()
+				}
+			})
 		if warned < 3 {
 			t.Errorf("%d warnings", warned)
 		}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits for deleting conntrack entries. The kernel may hold hundreds of thousands of them. They
-// are inspected during the dump, and stale entries are collected and deleted in rounds.
+// Limits for deleting conntrack entries. The kernel may hold hundreds of thousands of entries.
+// deleteStaleFlows therefore collects and deletes stale entries in rounds.
 const (
 	flowsPerRound = 1024
 	sweepRounds   = 64
@@ -57,8 +57,8 @@ func (s staleFlows) deleteFamily(family uint8) error {
 	return nil // the table changes faster than it can be read; the flows of the first rounds are deleted
 }
 
-// findStaleFlows returns the stale flows of an address family, in the kernel's encoding of
-// conntrack entries. more reports that it stopped early, so that further flows may be stale.
+// findStaleFlows returns at most flowsPerRound stale flows of an address family, in the kernel's
+// encoding of conntrack entries. more reports whether further stale flows may exist.
 func (s staleFlows) findStaleFlows(family uint8) (found [][]byte, more bool, err error) {
 	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {
@@ -84,17 +84,18 @@ func conntrackRequest(family uint8, operation, flags int) *nl.NetlinkRequest {
 	return r
 }
 
-// udpFlow parses a conntrack entry. It returns the original destination of a UDP flow and the
-// source of the replies. ok is false if the entry is not for UDP.
-func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
+// udpFlow parses a conntrack entry of a UDP flow. destination is the destination of the first
+// packet (a frontend), and replySource is the source of the replies (an endpoint). ok is false if
+// the entry is not for UDP.
+func udpFlow(flow []byte) (destination, replySource netip.AddrPort, ok bool) {
 	tuples := netlinkAttributes(flow)
-	_, to, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
-	answers, _, okAnswers := udpTuple(tuples[nl.CTA_TUPLE_REPLY])
-	return to, answers, okTo && okAnswers
+	_, destination, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
+	replySource, _, okAnswers := udpTuple(tuples[nl.CTA_TUPLE_REPLY])
+	return destination, replySource, okTo && okAnswers
 }
 
-// udpTuple parses one direction (tuple) of a conntrack entry. It returns false if the entry is not
-// for UDP.
+// udpTuple parses one direction (tuple) of a conntrack entry, and returns its source and
+// destination. ok is false if the entry is not for UDP.
 func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	parts := netlinkAttributes(tuple)
 	ips, proto := netlinkAttributes(parts[nl.CTA_TUPLE_IP]), netlinkAttributes(parts[nl.CTA_TUPLE_PROTO])

@@ -8,32 +8,35 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // StaleFlowCleaner deletes the conntrack entries of UDP flows to endpoints that no longer exist.
-// UDP has no connection end that the kernel could detect. A client that keeps sending from one port
-// would otherwise be directed to the removed endpoint for as long as it sends.
+// The kernel cannot detect the end of a UDP flow. A client that keeps sending from one port would
+// otherwise be directed to the removed endpoint for as long as it sends.
 type StaleFlowCleaner struct {
 	mu      sync.Mutex
 	current udpServers
-	removed udpServers // removed frontends with flows that are not deleted yet
-	changed chan struct{}
+	removed udpServers // previous frontends with flows that are not deleted yet
+	changed wakeup.Signal
 }
 
-// NewStaleFlowCleaner returns a cleaner that watches no frontends yet. The Proxy reports changed
-// rules to it.
+// NewStaleFlowCleaner returns a cleaner without any frontends. Set it as Proxy.Flows, and the Proxy
+// notifies it of changed rules.
 func NewStaleFlowCleaner() *StaleFlowCleaner {
-	return &StaleFlowCleaner{current: udpServers{}, removed: udpServers{}, changed: make(chan struct{}, 1)}
+	return &StaleFlowCleaner{current: udpServers{}, removed: udpServers{}, changed: wakeup.New()}
 }
 
-// udpServers maps a UDP frontend to the endpoints that may answer it. The frontend is an address
-// and a port; a node port has the unspecified address.
+// udpServers maps each UDP frontend, an address and a port, to the endpoints that may serve it. A
+// node port has the unspecified address.
 type udpServers map[netip.AddrPort]map[netip.AddrPort]bool
 
-// addPort adds the UDP frontends of a Port, with the endpoints that may answer them.
-func (p udpServers) addPort(port *Port) {
-	serving := make(map[netip.AddrPort]bool, len(port.Serving))
-	for _, b := range port.Serving {
+// addPort adds the frontends of a UDP Port, with the endpoints that may serve them.
+func (p udpServers) addPort(port *servicemodel.Port) {
+	serving := make(map[netip.AddrPort]bool, len(port.Backends.Serving))
+	for _, b := range port.Backends.Serving {
 		serving[netip.AddrPortFrom(b.IP, uint16(b.Port))] = true
 	}
 	for _, f := range frontendAddrs(port) {
@@ -42,9 +45,9 @@ func (p udpServers) addPort(port *Port) {
 }
 
 // frontendAddrs returns the address and port of each frontend of a Port.
-func frontendAddrs(p *Port) []netip.AddrPort {
+func frontendAddrs(p *servicemodel.Port) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, list := range [][]Frontend{p.Internal, p.External} {
+	for _, list := range [][]servicemodel.Frontend{p.Internal, p.External} {
 		for _, f := range list {
 			out = append(out, netip.AddrPortFrom(f.IP, uint16(f.Port)))
 		}
@@ -52,9 +55,9 @@ func frontendAddrs(p *Port) []netip.AddrPort {
 	return out
 }
 
-// rulesChanged records which UDP frontends and endpoints the changes of Service rules affect, and
-// wakes Run.
-func (f *StaleFlowCleaner) rulesChanged(changes []Change) {
+// rulesChanged records the changed UDP frontends and their current endpoints, and wakes Run.
+// changes are the changes of Service rules that were just written.
+func (f *StaleFlowCleaner) rulesChanged(changes []servicemodel.Change) {
 	news := false
 	f.mu.Lock()
 	for _, c := range changes {
@@ -84,10 +87,7 @@ func (f *StaleFlowCleaner) rulesChanged(changes []Change) {
 }
 
 func (f *StaleFlowCleaner) signalChange() {
-	select {
-	case f.changed <- struct{}{}:
-	default:
-	}
+	f.changed.Send()
 }
 
 // Run deletes stale flows whenever the rules of a UDP Service have changed, until ctx ends or the
@@ -106,8 +106,9 @@ func (f *StaleFlowCleaner) Run(ctx context.Context) error {
 	}
 }
 
-// deleteStale deletes the conntrack entries of UDP flows to recorded frontends that none of their
-// current endpoints answers.
+// deleteStale deletes the conntrack entries of stale UDP flows. A flow to a recorded frontend is
+// stale if its replies do not come from a current endpoint of the frontend. After an error, the
+// removed frontends remain recorded for the next call.
 func (f *StaleFlowCleaner) deleteStale() error {
 	f.mu.Lock()
 	gone := f.removed
@@ -155,20 +156,21 @@ func interfaceAddresses() (map[netip.Addr]bool, error) {
 	return out, nil
 }
 
-// staleFlows selects the UDP flows to a frontend that none of its endpoints answers.
+// staleFlows is a filter for conntrack entries. It selects a UDP flow to a frontend if the replies
+// of the flow do not come from an endpoint of the frontend.
 type staleFlows struct {
 	servers       udpServers
 	nodeAddresses map[netip.Addr]bool
 }
 
-func (s staleFlows) isStale(to, answers netip.AddrPort) bool {
-	serving, ok := s.servers[to]
-	if !ok && s.nodeAddresses[to.Addr()] {
+func (s staleFlows) isStale(destination, replySource netip.AddrPort) bool {
+	serving, ok := s.servers[destination]
+	if !ok && s.nodeAddresses[destination.Addr()] {
 		nodePortIP := netip.IPv4Unspecified()
-		if to.Addr().Is6() {
+		if destination.Addr().Is6() {
 			nodePortIP = netip.IPv6Unspecified()
 		}
-		serving, ok = s.servers[netip.AddrPortFrom(nodePortIP, to.Port())]
+		serving, ok = s.servers[netip.AddrPortFrom(nodePortIP, destination.Port())]
 	}
-	return ok && !serving[answers]
+	return ok && !serving[replySource]
 }

@@ -11,6 +11,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
@@ -24,41 +27,59 @@ func TestGolden(t *testing.T) {
 	proto := func(p v1.Protocol) func(*v1.Service) {
 		return func(s *v1.Service) { s.Spec.Ports[0].Protocol = p }
 	}
-	here, there := endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.1.2", "w2", true, true, false)
-	ending := endpoint("10.244.0.3", "w1", false, true, true)
+	here, there := proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+		proxytest.Endpoint("10.244.1.2", "w2", true, true, false)
+	ending := proxytest.Endpoint("10.244.0.3", "w1", false, true, true)
 	of := func(svc string, p v1.Protocol, e ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-		s := slice(svc, e...)
+		s := proxytest.Slice(svc, e...)
 		s.Ports[0].Protocol = &p
 		return s
 	}
-	six := slice("dual", endpoint("fd00:10::2", "w1", true, true, false))
+	six := proxytest.Slice("dual", proxytest.Endpoint("fd00:10::2", "w1", true, true, false))
 	six.AddressType, six.Name = discoveryv1.AddressTypeIPv6, "dual-6"
 	cases := map[string]struct {
 		services []*v1.Service
 		before   []*discoveryv1.EndpointSlice
 		after    []*discoveryv1.EndpointSlice
 	}{
-		"clusterip": {[]*v1.Service{service("web", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{slice("web", here)}, []*discoveryv1.EndpointSlice{slice("web", here, there)}},
-		"nothing behind it": {[]*v1.Service{service("web", "10.96.0.10", 30080), service("stays", "10.96.0.11", 0, func(s *v1.Service) { s.Spec.InternalTrafficPolicy = &local })},
-			[]*discoveryv1.EndpointSlice{slice("stays", there)}, []*discoveryv1.EndpointSlice{slice("stays", there), slice("web", ending)}},
-		"nodeport sticky": {[]*v1.Service{service("web", "10.96.0.10", 30080, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP })},
-			[]*discoveryv1.EndpointSlice{slice("web", here, there)}, []*discoveryv1.EndpointSlice{slice("web", there)}},
-		"loadbalancer local": {[]*v1.Service{service("web", "10.96.0.10", 30080, func(s *v1.Service) {
+		"clusterip": {[]*v1.Service{proxytest.Service("web", "10.96.0.10", 0)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("web", here)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("web", here, there)}},
+		"nothing behind it": {[]*v1.Service{proxytest.Service("web", "10.96.0.10", 30080),
+			proxytest.Service("stays", "10.96.0.11", 0, func(s *v1.Service) { s.Spec.InternalTrafficPolicy = &local })},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("stays", there)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("stays", there), proxytest.Slice("web", ending)}},
+		"nodeport sticky": {[]*v1.Service{proxytest.Service("web", "10.96.0.10", 30080, func(s *v1.Service) {
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		})},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("web", here, there)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("web", there)}},
+		"loadbalancer local": {[]*v1.Service{proxytest.Service("web", "10.96.0.10", 30080, func(s *v1.Service) {
 			s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal
 			s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "203.0.113.7/32"}
 			s.Spec.ExternalIPs = []string{"192.0.2.1"}
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
-		})}, []*discoveryv1.EndpointSlice{slice("web", here, there)}, []*discoveryv1.EndpointSlice{slice("web", ending, there)}},
-		"udp and sctp": {[]*v1.Service{service("dns", "10.96.0.53", 30053, proto(udp)), service("sig", "10.96.0.54", 30054, proto(sctp))},
-			[]*discoveryv1.EndpointSlice{of("dns", udp, here), of("sig", sctp, there)}, []*discoveryv1.EndpointSlice{of("dns", udp, there), of("sig", sctp, here, there)}},
-		"dual stack": {[]*v1.Service{service("dual", "10.96.0.10", 30080, func(s *v1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"} })},
-			[]*discoveryv1.EndpointSlice{slice("dual", here)}, []*discoveryv1.EndpointSlice{slice("dual", here), six}},
-		"without rules": {[]*v1.Service{service("headless", v1.ClusterIPNone, 0), service("alias", "", 0, func(s *v1.Service) { s.Spec.Type, s.Spec.ExternalName = v1.ServiceTypeExternalName, "example.com" })},
-			[]*discoveryv1.EndpointSlice{slice("headless", here)}, nil},
+		})}, []*discoveryv1.EndpointSlice{proxytest.Slice("web", here, there)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("web", ending, there)}},
+		"udp and sctp": {[]*v1.Service{proxytest.Service("dns", "10.96.0.53", 30053, proto(udp)),
+			proxytest.Service("sig", "10.96.0.54", 30054, proto(sctp))},
+			[]*discoveryv1.EndpointSlice{of("dns", udp, here), of("sig", sctp, there)},
+			[]*discoveryv1.EndpointSlice{of("dns", udp, there), of("sig", sctp, here, there)}},
+		"dual stack": {[]*v1.Service{proxytest.Service("dual", "10.96.0.10", 30080, func(s *v1.Service) {
+			s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"}
+		})},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("dual", here)},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("dual", here), six}},
+		"without rules": {[]*v1.Service{proxytest.Service("headless", v1.ClusterIPNone, 0),
+			proxytest.Service("alias", "", 0, func(s *v1.Service) {
+				s.Spec.Type, s.Spec.ExternalName =
+					v1.ServiceTypeExternalName, "example.com"
+			})},
+			[]*discoveryv1.EndpointSlice{proxytest.Slice("headless", here)}, nil},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			m := NewModel(testPlace)
+			m := servicemodel.NewModel(testPlace)
 			n, dump := onFakes(nftDialect)
 			ipt, text := inMemory()
 			vs := newFakeIPVS()

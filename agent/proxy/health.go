@@ -15,78 +15,44 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
-	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
-// HealthChecks serves the health check node ports of Services with externalTrafficPolicy Local. A
-// load balancer learns there whether this node has ready endpoints, because this node forwards
-// their traffic to no other node.
+// HealthChecks serves the health check node ports of Services with externalTrafficPolicy Local.
+// This node forwards traffic for such Services only to its own endpoints. The health check tells a
+// load balancer whether this node has ready endpoints.
 type HealthChecks struct {
 	Log *slog.Logger // may be nil
 
 	mu      sync.Mutex
-	wanted  map[int32]serviceHealth
-	changed chan struct{}
+	wanted  map[int32]servicemodel.ServiceHealth
+	changed wakeup.Signal
 	listen  func(port int32) (net.Listener, error) // nil: listen on all addresses of the node
 }
 
 // NewHealthChecks returns HealthChecks that serve no port yet. log may be nil.
 func NewHealthChecks(log *slog.Logger) *HealthChecks {
-	return &HealthChecks{Log: log, changed: make(chan struct{}, 1)}
+	return &HealthChecks{Log: log, changed: wakeup.New()}
 }
 
 // Limits for unauthenticated clients of the health check ports.
 const (
 	healthConnections = 64 // concurrent connections per port
 	healthTimeout     = 5 * time.Second
-	healthRetry       = 10 * time.Second // delay before a failed listen is retried
+	healthRetry       = 10 * time.Second // delay before a failed listen call is retried
 )
 
-// serviceHealth is the JSON response at the health check node port of a Service.
-type serviceHealth struct {
-	port    int32
-	Service struct {
-		Namespace string `json:"namespace"`
-		Name      string `json:"name"`
-	} `json:"service"`
-	LocalEndpoints int `json:"localEndpoints"`
-}
-
-// computeHealth returns the health check response of the Service s on this node. parts are its
-// EndpointSlices. ok is false if the Service has no health check node port.
-func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h serviceHealth, ok bool) {
-	h.port = s.Spec.HealthCheckNodePort
-	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
-		s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
-		return h, false
-	}
-	h.Service.Namespace, h.Service.Name = s.Namespace, s.Name
-	local := map[discoveryv1.AddressType]map[string]bool{}
-	for _, p := range parts {
-		if local[p.AddressType] == nil {
-			local[p.AddressType] = map[string]bool{}
-		}
-		for _, e := range p.Endpoints {
-			if e.NodeName != nil && *e.NodeName == node && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
-				len(e.Addresses) > 0 {
-				local[p.AddressType][e.Addresses[0]] = true
-			}
-		}
-	}
-	// The slices of both address families list the same pods.
-	h.LocalEndpoints = max(len(local[discoveryv1.AddressTypeIPv4]), len(local[discoveryv1.AddressTypeIPv6]))
-	return h, true
-}
-
 // setHealth replaces the health check responses of all Services. If two Services have the same
-// health check port, the first Service by namespace and name is served.
-func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
-	want := make(map[int32]serviceHealth, len(of))
-	for _, h := range of {
-		if have, ok := want[h.port]; !ok || h.Service.Namespace+"/"+h.Service.Name < have.Service.Namespace+"/"+have.Service.Name {
-			want[h.port] = h
+// health check port, the response of the first Service by namespace and name is used.
+func (c *HealthChecks) setHealth(responses map[types.NamespacedName]servicemodel.ServiceHealth) {
+	want := make(map[int32]servicemodel.ServiceHealth, len(responses))
+	for _, h := range responses {
+		if have, ok := want[h.Port]; !ok || h.Service.Namespace+"/"+h.Service.Name <
+			have.Service.Namespace+"/"+have.Service.Name {
+			want[h.Port] = h
 		}
 	}
 	c.mu.Lock()
@@ -96,10 +62,7 @@ func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
 	if same {
 		return
 	}
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
+	c.changed.Send()
 }
 
 // Run serves the health check node ports of the Services until ctx ends.
@@ -126,17 +89,18 @@ func (c *HealthChecks) Run(ctx context.Context) error {
 	}
 }
 
-// syncPorts makes open the health check ports in want: it opens and closes listeners and updates
-// their responses.
-func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serviceHealth) {
-	for port, p := range open {
+// syncPorts opens and closes health check servers so that there is one for each port in want, and
+// updates the response of every server. servers contains the open servers by port. A port that
+// cannot be opened is logged and omitted.
+func (c *HealthChecks) syncPorts(servers map[int32]*healthPort, want map[int32]servicemodel.ServiceHealth) {
+	for port, p := range servers {
 		if _, ok := want[port]; !ok {
 			p.shutDown()
-			delete(open, port)
+			delete(servers, port)
 		}
 	}
 	for port, h := range want {
-		p := open[port]
+		p := servers[port]
 		if p == nil {
 			var err error
 			if p, err = c.openPort(port); err != nil {
@@ -146,7 +110,7 @@ func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serv
 				}
 				continue
 			}
-			open[port] = p
+			servers[port] = p
 		}
 		p.health.Store(&h)
 	}
@@ -154,7 +118,7 @@ func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serv
 
 // healthPort is an HTTP server at the health check node port of one Service.
 type healthPort struct {
-	health atomic.Pointer[serviceHealth]
+	health atomic.Pointer[servicemodel.ServiceHealth]
 	server *http.Server
 	done   chan struct{}
 }
@@ -187,12 +151,12 @@ func (p *healthPort) shutDown() {
 	<-p.done
 }
 
-// ServeHTTP responds with the number of ready endpoints on this node. The status is 200 if there
-// are any and 503 otherwise.
+// ServeHTTP responds with the number of ready endpoints on this node. The status is 200 if the
+// number is not 0, and 503 otherwise.
 func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	h := p.health.Load()
 	if h == nil {
-		h = &serviceHealth{}
+		h = &servicemodel.ServiceHealth{}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

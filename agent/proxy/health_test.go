@@ -16,7 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
+	"keelson.dev/keelson/internal/await"
 )
 
 // A load balancer that checks the health check node port of a Service receives the number of ready
@@ -36,11 +37,11 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 		return ln, err
 	}
-	model := NewModel(Location{Node: "w1"})
+	model := servicemodel.NewModel(servicemodel.Location{Node: "w1"})
 	show := func() {
 		model.Replace(objects.Services(), objects.EndpointSlices())
 		model.UpdatePorts()
-		checks.setHealth(model.health)
+		checks.setHealth(model.HealthChecks())
 	}
 	done := make(chan error, 1)
 	go func() { done <- checks.Run(ctx) }()
@@ -51,14 +52,15 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 	}()
 	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: v1.ServiceSpec{
-		Type: v1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000}}
+		Type: v1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
+		HealthCheckNodePort: 31000}}
 	objects.Put(svc)
 	show()
 	address := <-opened
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	says := func(code int, text string) {
 		t.Helper()
-		if err := wait.For(ctx, time.Millisecond, func() error {
+		await.Until(ctx, t, await.Patience, time.Millisecond, "the health of the Service", func() error {
 			resp, err := client.Get("http://" + address + "/healthz")
 			if err != nil {
 				return err
@@ -69,16 +71,16 @@ func TestHealthCheckNodePort(t *testing.T) {
 				err = fmt.Errorf("%d %s", resp.StatusCode, body)
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	says(503, `"localEndpoints":0`)
 	here, there, no := "w1", "w2", false
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
 			{Addresses: []string{"10.244.1.5"}, NodeName: &here}, {Addresses: []string{"10.244.2.5"}, NodeName: &there},
-			{Addresses: []string{"10.244.1.6"}, NodeName: &here, Conditions: discoveryv1.EndpointConditions{Ready: &no}}}}
+			{Addresses: []string{"10.244.1.6"}, NodeName: &here,
+				Conditions: discoveryv1.EndpointConditions{Ready: &no}}}}
 	objects.Put(slice)
 	show()
 	says(200, `{"service":{"namespace":"default","name":"web"},"localEndpoints":1}`)
@@ -91,14 +93,12 @@ func TestHealthCheckNodePort(t *testing.T) {
 	cluster.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster
 	objects.Put(cluster)
 	show()
-	if err := wait.For(ctx, time.Millisecond, func() error {
+	await.Until(ctx, t, await.Patience, time.Millisecond, "the end of the health check port", func() error {
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()
 			return errors.New("the port is still open")
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }

@@ -14,12 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 var (
-	testBase = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")},
+	testBase = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"),
+		netip.MustParsePrefix("fd00:96::/112")},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")}}
-	testPlace = Location{Node: "w1", Zone: "a"}
+	testPlace = servicemodel.Location{Node: "w1", Zone: "a"}
 )
 
 // onFakes returns an nftables writer in memory and a function that dumps its rules.
@@ -70,7 +74,8 @@ func (r restored) take(text string) error {
 		case line == "" || line == "COMMIT":
 		case line[0] == '*':
 			if table = line[1:]; r[table] == nil {
-				r[table] = map[string][]string{"PREROUTING": {}, "INPUT": {}, "FORWARD": {}, "OUTPUT": {}, "POSTROUTING": {}}
+				r[table] = map[string][]string{"PREROUTING": {}, "INPUT": {}, "FORWARD": {}, "OUTPUT": {},
+					"POSTROUTING": {}}
 			}
 		case line[0] == ':':
 			r[table][f[0][1:]] = []string{}
@@ -159,7 +164,7 @@ type drawn struct {
 }
 
 // change makes a random change and updates the model.
-func (d *drawn) change(t *rapid.T, m *Model) {
+func (d *drawn) change(t *rapid.T, m *servicemodel.Model) {
 	i := rapid.IntRange(0, 3).Draw(t, "which")
 	name := fmt.Sprint("s", i)
 	key := types.NamespacedName{Namespace: "default", Name: name}
@@ -186,7 +191,7 @@ func (d *drawn) change(t *rapid.T, m *Model) {
 
 func drawService(t *rapid.T, name string, i int) *v1.Service {
 	flip := func(what string) bool { return rapid.IntRange(0, 3).Draw(t, what) == 0 }
-	return service(name, fmt.Sprintf("10.96.0.%d", 10+i), 0, func(s *v1.Service) {
+	return proxytest.Service(name, fmt.Sprintf("10.96.0.%d", 10+i), 0, func(s *v1.Service) {
 		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
 		if flip("dual") {
 			s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprintf("fd00:96::%d", 10+i))
@@ -195,10 +200,12 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "dns", Port: 53, Protocol: v1.ProtocolUDP})
 		}
 		if flip("node port") {
-			s.Spec.Ports[0].NodePort = 30000 + int32(rapid.IntRange(0, 2).Draw(t, "port")) // two Services may have the same node port
+			// two Services may have the same node port
+			s.Spec.Ports[0].NodePort = 30000 + int32(rapid.IntRange(0, 2).Draw(t, "port"))
 		}
 		if flip("external") {
-			s.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", rapid.IntRange(1, 3).Draw(t, "address")), "10.96.0.11"}
+			s.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", rapid.IntRange(1, 3).Draw(t, "address")),
+				"10.96.0.11"}
 		}
 		if flip("wide") { // requires chains of addresses, even if two Services claim the same pair
 			for p := range int32(rapid.IntRange(2, 4).Draw(t, "ports")) {
@@ -207,7 +214,8 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 			s.Spec.ExternalIPs = nil
 			from := rapid.IntRange(1, 4).Draw(t, "from")
 			for a := range rapid.IntRange(2, 6).Draw(t, "addresses") {
-				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", from+a), fmt.Sprintf("2001:db8::%d", from+a))
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", from+a),
+					fmt.Sprintf("2001:db8::%d", from+a))
 			}
 		}
 		if flip("balanced") {
@@ -223,7 +231,8 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 		if flip("sticky") {
 			seconds := int32(rapid.IntRange(1, 2).Draw(t, "seconds"))
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{
+				ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
 		}
 		if flip("local") {
 			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
@@ -245,13 +254,13 @@ func drawSlice(t *rapid.T, svc, name string, v6 bool) *discoveryv1.EndpointSlice
 		}
 		node := []string{"w1", "w2"}[host%2]
 		state := rapid.SampledFrom([]string{"ready", "ready", "ending", "unready"}).Draw(t, "state")
-		e := endpoint(ip, node, state == "ready", state != "unready", state == "ending")
+		e := proxytest.Endpoint(ip, node, state == "ready", state != "unready", state == "ending")
 		if rapid.Bool().Draw(t, "hinted") {
-			e = hint(e, rapid.SampledFrom([]string{"a", "b"}).Draw(t, "zone"), "")
+			e = proxytest.Hint(e, rapid.SampledFrom([]string{"a", "b"}).Draw(t, "zone"), "")
 		}
 		endpoints = append(endpoints, e)
 	}
-	out := slice(svc, endpoints...)
+	out := proxytest.Slice(svc, endpoints...)
 	out.Name = name
 	dns, port, udp := "dns", int32(5353), v1.ProtocolUDP
 	out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &dns, Port: &port, Protocol: &udp})
@@ -270,7 +279,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := t.Context()
 		d := &drawn{map[string]*v1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
-		m := NewModel(testPlace)
+		m := servicemodel.NewModel(testPlace)
 		n, dump := onFakes(nftDialect)
 		beside, besideDump := onFakes(tableDialect{ipvsTable, ipvsSkeleton, renderForIPVS})
 		ipt, text := inMemory()
@@ -291,8 +300,9 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 					t.Fatalf("%T: %v", w, err)
 				}
 			}
-			fresh := Compute(slices.Collect(maps.Values(d.services)), slices.Collect(maps.Values(d.parts)), testPlace)
-			if !maps.EqualFunc(m.Ports(), fresh.Ports(), (*Port).equalPort) {
+			fresh := servicemodel.Compute(slices.Collect(maps.Values(d.services)),
+				slices.Collect(maps.Values(d.parts)), testPlace)
+			if !maps.EqualFunc(m.Ports(), fresh.Ports(), (*servicemodel.Port).EqualPort) {
 				t.Fatalf("step by step:\n%+v\nfrom nothing:\n%+v", m.Ports(), fresh.Ports())
 			}
 			if err := resolvesAll(ipt, m.Ports()); err != nil {
@@ -307,7 +317,8 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for _, c := range []struct{ name, got, want string }{{"nft", dump(), dump2()}, {"beside ipvs", besideDump(), besideDump2()},
+			for _, c := range []struct{ name, got, want string }{{"nft", dump(), dump2()},
+				{"beside ipvs", besideDump(), besideDump2()},
 				{"iptables", text(), text2()}, {"ipvs", vs.kernel.text(), vs2.kernel.text()}} {
 				if c.got != c.want {
 					t.Fatalf("%s, after the changes:\n%s\nfrom nothing:\n%s", c.name, c.got, c.want)

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // iptables is the Writer of mode iptables, which writes rules with iptables-restore. All rules are
@@ -25,9 +27,10 @@ type iptFamily struct {
 	base       Base
 	built      bool
 	hairpin    map[netip.Addr]int
-	services   map[string]map[string]*Port // Service → Port ID → Port
-	ruleCounts map[string]int              // chain → expected number of rules
-	shownRules map[string]string           // chain → its rules at the last Intact, if they have not been written since
+	services   map[string]map[string]*servicemodel.Port // Service → Port ID → Port
+	ruleCounts map[string]int                           // chain → expected number of rules
+	// chain → its rules as Intact read them last; no entry if they were written since
+	shownRules map[string]string
 	run        func(ctx context.Context, input string, program string, args ...string) (string, error)
 }
 
@@ -81,7 +84,8 @@ func (f family) programName(suffix string) string {
 func (w *iptables) Check(context.Context) error {
 	for _, p := range []string{"iptables", "iptables-save", "iptables-restore"} {
 		if _, err := exec.LookPath(p); err != nil {
-			return fmt.Errorf("--proxy-mode=iptables needs %s: install the package iptables, or choose another --proxy-mode", p)
+			return fmt.Errorf("--proxy-mode=iptables needs %s: install the package iptables, or choose "+
+				"another --proxy-mode", p)
 		}
 	}
 	return nil
@@ -91,9 +95,9 @@ func (w *iptables) Check(context.Context) error {
 // written.
 var iptTables = []string{"mangle", "nat", "filter"}
 
-// Sync replaces all of Keelson's iptables rules by those for the base and the ports. It implements
+// Sync replaces all of Keelson's iptables rules with the rules for base and ports. It implements
 // Writer.
-func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*servicemodel.Port]) error {
 	for _, t := range w.tables {
 		needed := t.isNeeded(base)
 		for range t.familyPorts(ports) {
@@ -114,10 +118,10 @@ func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) e
 	return nil
 }
 
-func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*servicemodel.Port]) error {
 	t.built, t.base = false, base
 	t.hairpin, t.ruleCounts, t.shownRules = map[netip.Addr]int{}, map[string]int{}, map[string]string{}
-	t.services = map[string]map[string]*Port{}
+	t.services = map[string]map[string]*servicemodel.Port{}
 	all := t.iptSkeleton(base)
 	for p := range ports {
 		t.addPort(all, p)
@@ -146,36 +150,36 @@ func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*P
 	return nil
 }
 
-// addPort adds the rules of a Port to a rule set. It also counts the local pods that may reach
-// themselves through the Port (hairpin), and records the Port.
-func (t *iptFamily) addPort(into iptRules, p *Port) {
-	for _, ip := range t.addPortRules(into, p) {
+// addPort records a Port and its local hairpin pods, which may reach themselves through the Port.
+// It adds the rules of the Port to rules.
+func (t *iptFamily) addPort(rules iptRules, p *servicemodel.Port) {
+	for _, ip := range t.addPortRules(rules, p) {
 		t.hairpin[ip]++
 	}
-	service := p.serviceName()
+	service := p.ServiceName()
 	if t.services[service] == nil {
-		t.services[service] = map[string]*Port{}
+		t.services[service] = map[string]*servicemodel.Port{}
 	}
 	t.services[service][p.ID] = p
 }
 
-// removePort adds the rules of a Port to a rule set, which contains the rules to be replaced or
-// deleted. It also removes the record of the Port and of its hairpin pods.
-func (t *iptFamily) removePort(into iptRules, p *Port) {
-	for _, ip := range t.addPortRules(into, p) {
+// removePort removes the records of a Port and of its hairpin pods. It adds the rules of the Port
+// to old, the set of rules that the caller deletes or replaces in the kernel.
+func (t *iptFamily) removePort(old iptRules, p *servicemodel.Port) {
+	for _, ip := range t.addPortRules(old, p) {
 		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
 			delete(t.hairpin, ip)
 		}
 	}
-	service := p.serviceName()
+	service := p.ServiceName()
 	if delete(t.services[service], p.ID); len(t.services[service]) == 0 {
 		delete(t.services, service)
 	}
 }
 
-// addService adds the rules that all Ports of a Service share to a rule set.
-func (t *iptFamily) addService(into iptRules, service string) {
-	addServiceRules(into, service, slices.Collect(maps.Values(t.services[service])))
+// addService adds to rules the rules that all Ports of a Service share.
+func (t *iptFamily) addService(rules iptRules, service string) {
+	addServiceRules(rules, service, slices.Collect(maps.Values(t.services[service])))
 }
 
 // readRules reads from the kernel the rules of Keelson's chains, and the jumps to them from
@@ -208,7 +212,7 @@ func (t *iptFamily) readRules(ctx context.Context) (map[string][]string, error) 
 
 // Apply changes the iptables rules of the changed Ports, in one call of iptables-restore per
 // address family. It implements Writer.
-func (w *iptables) Apply(ctx context.Context, changes []Change) error {
+func (w *iptables) Apply(ctx context.Context, changes []servicemodel.Change) error {
 	for _, t := range w.tables {
 		mine := t.familyChanges(changes)
 		if len(mine) == 0 {
@@ -232,15 +236,16 @@ func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// changeInput returns the input for iptables-restore that makes the changes.
-func (t *iptFamily) changeInput(changes []Change) string {
+// changeInput returns the input for iptables-restore that applies the changes of Ports. It also
+// updates the records of Ports and hairpin pods.
+func (t *iptFamily) changeInput(changes []servicemodel.Change) string {
 	before := maps.Clone(t.hairpin)
 	old, now := iptRules{}, iptRules{}
 	services := map[string]bool{}
 	for _, c := range changes {
-		for _, p := range []*Port{c.Old, c.New} {
+		for _, p := range []*servicemodel.Port{c.Old, c.New} {
 			if p != nil {
-				services[p.serviceName()] = true
+				services[p.ServiceName()] = true
 			}
 		}
 	}
@@ -275,10 +280,10 @@ func (t *iptFamily) changeInput(changes []Change) string {
 	return b.String()
 }
 
-// changeTable writes to b the input for iptables-restore that changes one table from the rules old
-// to now. In chains that several Ports share, it adds and deletes single rules. The chains of a
-// single Port are replaced as a whole.
-func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRules) {
+// changeTable writes to b the input for iptables-restore that replaces the rules old of a table
+// with the rules wanted. In chains that several Ports share, it adds and deletes single rules. The
+// chains of a single Port are replaced as a whole.
+func (t *iptFamily) changeTable(b *strings.Builder, table string, old, wanted iptRules) {
 	var heads, drops, adds, gone []string
 	setOf := func(rules []string) map[string]bool {
 		out := make(map[string]bool, len(rules))
@@ -287,8 +292,8 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 		}
 		return out
 	}
-	for _, name := range slices.Sorted(maps.Keys(now[table])) {
-		rules := now[table][name]
+	for _, name := range slices.Sorted(maps.Keys(wanted[table])) {
+		rules := wanted[table][name]
 		if isSharedChain(name) {
 			had := setOf(old[table][name])
 			for _, r := range rules {
@@ -312,7 +317,7 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	}
 	for _, name := range slices.Sorted(maps.Keys(old[table])) {
 		if isSharedChain(name) {
-			stays := setOf(now[table][name])
+			stays := setOf(wanted[table][name])
 			for _, r := range old[table][name] {
 				if !stays[r] {
 					drops = append(drops, "-D "+name+" "+r)
@@ -320,7 +325,7 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 					delete(t.shownRules, table+" "+name)
 				}
 			}
-		} else if _, ok := now[table][name]; !ok {
+		} else if _, ok := wanted[table][name]; !ok {
 			heads = append(heads, ":"+name+" - [0:0]")
 			gone = append(gone, "-X "+name)
 			delete(t.ruleCounts, table+" "+name)
@@ -339,10 +344,10 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	b.WriteString("COMMIT\n")
 }
 
-// Intact reports whether the kernel still has the rules that were written. It counts the rules of
-// each chain. The rules of a chain that was not written since the last check must also equal those
-// of that check. They cannot be compared with the written text, because iptables-save prints them
-// differently. It implements Writer.
+// Intact reports whether the kernel still has the rules that were written. It compares the number
+// of rules in each chain. If a chain was not written since the previous call, its rules must also
+// equal those that the previous call read. The written text itself cannot be compared, because
+// iptables-save prints rules differently. Intact implements Writer.
 func (w *iptables) Intact(ctx context.Context) (bool, error) {
 	for _, t := range w.tables {
 		if !t.built {
@@ -361,7 +366,9 @@ func (w *iptables) Intact(ctx context.Context) (bool, error) {
 			t.shownRules[name] = text
 		}
 		for _, j := range t.kernelJumps() {
-			if !slices.ContainsFunc(there[j.table+" "+j.from], func(r string) bool { return strings.HasSuffix(r, "-j "+j.to) }) {
+			if !slices.ContainsFunc(there[j.table+" "+j.from], func(r string) bool {
+				return strings.HasSuffix(r, "-j "+j.to)
+			}) {
 				return false, nil
 			}
 		}

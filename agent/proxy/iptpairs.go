@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // The external frontends of a Service are the pairs of its external addresses and its ports. The
@@ -13,31 +15,25 @@ import (
 // rule that jumps to a chain of the Service, and this chain has a rule for each port.
 
 // chainAddress is the prefix of the chains to which the rules of external addresses jump. The chain
-// with all ports of a Service has the hash of the Service as its suffix. A chain of addresses that
-// lack ports has a number after the hash.
+// with all ports of a Service has the hash of the Service as its suffix. A chain for addresses that
+// serve only some of the ports has a number after the hash.
 const chainAddress = "KEELSON-ADR-"
 
-// serviceName returns the name of a Port's Service: "namespace/service".
-func (p *Port) serviceName() string {
-	name, _, _ := strings.Cut(p.Name, ":")
-	return name
-}
-
-// frontendRule is an external frontend with the part of its iptables rule that follows the match:
-// comment and target.
+// frontendRule is the iptables rule of an external frontend. target is the part of the rule that
+// follows the match: a comment and the jump.
 type frontendRule struct {
-	frontend Frontend
+	frontend servicemodel.Frontend
 	target   string
 }
 
-// addServiceRules adds the rules that all Ports of a Service share to a rule set: rules for its
-// external addresses and its source ranges. It is pure.
-func addServiceRules(into iptRules, service string, ports []*Port) {
-	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
+// addServiceRules adds to rules the rules that all Ports of a Service share: the rules for its
+// external addresses and for its source ranges. Besides rules, it changes only the order of ports.
+func addServiceRules(rules iptRules, service string, ports []*servicemodel.Port) {
+	slices.SortFunc(ports, func(a, b *servicemodel.Port) int { return strings.Compare(a.ID, b.ID) })
 	var dispatched, refused, guarded []frontendRule
-	fw := "KEELSON-FW-" + shortHash(service)
+	fw := "KEELSON-FW-" + servicemodel.ShortHash(service)
 	for _, p := range ports {
-		to, verdict := p.iptExternalTargets()
+		to, verdict := iptExternalTargets(p)
 		for _, at := range p.External {
 			if at.IsNodePort() {
 				continue
@@ -52,36 +48,36 @@ func addServiceRules(into iptRules, service string, ports []*Port) {
 		for _, at := range p.Guarded {
 			guarded = append(guarded, frontendRule{at, " -j " + fw})
 		}
-		if len(p.Guarded) > 0 && into["mangle"][fw] == nil { // all ports of a Service have the same ranges
-			for _, s := range p.Sources {
-				into.addRule("mangle", fw, "-s "+s.String()+" -j RETURN")
+		if len(p.Guarded) > 0 && rules["mangle"][fw] == nil { // all ports of a Service have the same ranges
+			for _, s := range p.Sources.Prefixes {
+				rules.addRule("mangle", fw, "-s "+s.String()+" -j RETURN")
 			}
-			into.addRule("mangle", fw, "-j DROP")
+			rules.addRule("mangle", fw, "-j DROP")
 		}
 	}
-	into.addPairRules("nat", chainServices, service, dispatched)
-	into.addPairRules("filter", chainRefusals, service, refused)
-	into.addPairRules("mangle", chainGuard, service, guarded)
+	rules.addPairRules("nat", chainServices, service, dispatched)
+	rules.addPairRules("filter", chainRefusals, service, refused)
+	rules.addPairRules("mangle", chainGuard, service, guarded)
 }
 
 func commentMatch(name string) string { return ` -m comment --comment "` + sanitizeComment(name) + `"` }
 
 // iptExternalTargets returns the chain that serves external traffic to the Port, or "" if no
-// endpoint serves it. refusal is the iptables target for traffic that this node does not serve, or
-// "" if this node serves all of it.
-func (p *Port) iptExternalTargets() (chain, refusal string) {
+// endpoint serves such traffic. refusal is the iptables target for traffic that this node does not
+// serve, or "" if this node serves all external traffic.
+func iptExternalTargets(p *servicemodel.Port) (chain, refusal string) {
 	chain = "KEELSON-EXT-" + p.ID
 	switch {
-	case len(p.Outside) == 0:
+	case len(p.Backends.Outside) == 0:
 		return "", iptRefusal(noBackendVerdict(p.KeepSource, p))
-	case p.KeepSource && len(p.Here) == 0:
+	case p.KeepSource && len(p.Backends.Here) == 0:
 		return chain, iptRefusal("goto " + chainSilent)
 	}
 	return chain, ""
 }
 
-// iptRefusal returns the iptables target for traffic without a backend. verdict is the equivalent
-// nftables verdict.
+// iptRefusal returns the iptables target (DROP or the rejecting chain) for traffic without a
+// backend. verdict is the equivalent nftables verdict, as noBackendVerdict returns it.
 func iptRefusal(verdict string) string {
 	if verdict == "goto "+chainSilent {
 		return "DROP"
@@ -95,10 +91,11 @@ type addressGroup struct {
 	ports     []frontendRule // ports of the first address
 }
 
-// ruleCosts returns the number of iptables rules that a group of addresses requires in each of
-// three forms. direct is for a rule per pair of address and port. own is for a chain with the
-// group's ports. whole is for a chain that excludes the ports that the group lacks, and jumps to
-// the chain with all ports of the Service.
+// ruleCosts returns the number of iptables rules that a group of addresses requires, for each of
+// three ways to write them. ports is the number of ports of the Service. direct is the number with
+// one rule per pair of address and port. own is the number with a chain that has the group's ports.
+// whole is the number with a chain that excludes the ports that the group lacks, and jumps to the
+// chain with all ports of the Service.
 func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	a, n := len(g.addresses), len(g.ports)
 	whole = a
@@ -108,23 +105,26 @@ func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	return a * n, a + n, whole
 }
 
-// addPairRules adds rules to the chain shared of a table for the external frontends all of a
-// Service. If all addresses have all ports, the number of rules is at most the sum of addresses and
+// addPairRules adds rules for the external frontends of a Service to the chain sharedChain of a
+// table. If all addresses have all ports, the number of rules is at most the sum of addresses and
 // ports.
 //
-// Other Services or the cluster may hold some pairs of address and port. Addresses that lack ports
-// are therefore grouped by their remaining ports. Each group takes the form with the fewest rules.
-func (r iptRules) addPairRules(table, shared, service string, all []frontendRule) {
-	groups, ports := groupAddresses(all)
+// Other Services or the cluster may own some pairs of address and port. Addresses that lack ports
+// are therefore grouped by their remaining ports. For each group, the variant with the fewest rules
+// is written (see ruleCosts).
+func (r iptRules) addPairRules(table, sharedChain, service string, frontendRules []frontendRule) {
+	groups, ports := groupAddresses(frontendRules)
 	port := func(chain string, p frontendRule, to string) {
-		r.addRule(table, chain, matchFrontend(Frontend{netip.IPv4Unspecified(), p.frontend.Proto, p.frontend.Port})+to)
+		r.addRule(table, chain,
+			matchFrontend(servicemodel.Frontend{IP: netip.IPv4Unspecified(), Proto: p.frontend.Proto,
+				Port: p.frontend.Port})+to)
 	}
 	saved := 0
 	for _, g := range groups {
 		direct, own, whole := g.ruleCosts(len(ports))
 		saved += max(0, min(direct, own)-whole)
 	}
-	common, hasCommon := chainAddress+shortHash(service), saved > 0 && saved >= len(ports)
+	common, hasCommon := chainAddress+servicemodel.ShortHash(service), saved > 0 && saved >= len(ports)
 	if hasCommon {
 		for _, p := range ports {
 			port(common, p, p.target)
@@ -151,28 +151,34 @@ func (r iptRules) addPairRules(table, shared, service string, all []frontendRule
 		default:
 			for _, ip := range g.addresses {
 				for _, p := range g.ports {
-					r.addRule(table, shared, matchFrontend(Frontend{ip, p.frontend.Proto, p.frontend.Port})+p.target)
+					r.addRule(table, sharedChain,
+						matchFrontend(servicemodel.Frontend{IP: ip, Proto: p.frontend.Proto, Port: p.frontend.Port})+
+							p.target)
 				}
 			}
 			continue
 		}
 		for _, ip := range g.addresses {
-			r.addRule(table, shared, "-d "+netip.PrefixFrom(ip, ip.BitLen()).String()+commentMatch(service)+" -j "+chain)
+			r.addRule(table, sharedChain, "-d "+netip.PrefixFrom(ip, ip.BitLen()).String()+
+				commentMatch(service)+" -j "+chain)
 		}
 	}
 }
 
-// hexNumber returns four hexadecimal digits, because chain names have at most 28 characters.
+// hexNumber returns the lowest 16 bits of i as four hexadecimal digits. Chain names have at most 28
+// characters.
 func hexNumber(i int) string {
 	const digits = "0123456789abcdef"
 	return string([]byte{digits[i>>12&15], digits[i>>8&15], digits[i>>4&15], digits[i&15]})
 }
 
-// groupAddresses groups the external addresses of frontends by their ports. It returns the groups
-// in the order of their first address, and all ports in order.
+// groupAddresses groups the external addresses of frontends by the ports that they serve. It
+// returns the groups, sorted by their first address, and the distinct ports of all frontends,
+// sorted by protocol and number. It sorts all.
 func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []frontendRule) {
 	byPort := func(a, b frontendRule) int {
-		return cmp.Or(strings.Compare(a.frontend.Proto, b.frontend.Proto), cmp.Compare(a.frontend.Port, b.frontend.Port))
+		return cmp.Or(strings.Compare(a.frontend.Proto, b.frontend.Proto),
+			cmp.Compare(a.frontend.Port, b.frontend.Port))
 	}
 	slices.SortFunc(all, byPort)
 	has := map[netip.Addr]*addressGroup{}
@@ -201,7 +207,8 @@ func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []fronten
 	return groups, ports
 }
 
-// missingPorts returns the elements of ports that are not in has. Both lists are sorted.
+// missingPorts returns the elements of ports with a protocol and port that are not in has. Both
+// lists are sorted.
 func missingPorts(ports, has []frontendRule) (out []frontendRule) {
 	for _, p := range ports {
 		if len(has) > 0 && has[0].frontend.Proto == p.frontend.Proto && has[0].frontend.Port == p.frontend.Port {

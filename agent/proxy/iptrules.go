@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Names of the iptables chains that all Ports share. Each Port also has its own chains, with names
@@ -35,7 +36,8 @@ const iptMark = markMasquerade + "/" + markMasquerade
 // iptBypass is a rule that exempts the agent's own connections to replicas, by their packet mark,
 // from the rest of a chain. The source must be local, because the agent does not set the marks of
 // forwarded packets.
-var iptBypass = fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL -j RETURN", agent.ReplicaMark, agent.ReplicaMark)
+var iptBypass = fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL -j RETURN", agent.ReplicaMark,
+	agent.ReplicaMark)
 
 // iptRules is a set of iptables rules: table → chain → rules in order.
 type iptRules map[string]map[string][]string
@@ -54,7 +56,7 @@ func (r iptRules) addRule(table, name, rule string) {
 	r[table][name] = append(r[table][name], rule)
 }
 
-// byTableAndChain returns the rules of each chain, by "table chain".
+// byTableAndChain returns the rules of each chain. The keys have the form "TABLE CHAIN".
 func (r iptRules) byTableAndChain() map[string][]string {
 	out := map[string][]string{}
 	for table, chains := range r {
@@ -66,8 +68,10 @@ func (r iptRules) byTableAndChain() map[string][]string {
 }
 
 func isSharedChain(name string) bool {
-	return !strings.HasPrefix(name, "KEELSON-SVC-") && !strings.HasPrefix(name, "KEELSON-OUT-") && !strings.HasPrefix(name, "KEELSON-EXT-") &&
-		!strings.HasPrefix(name, "KEELSON-LOC-") && !strings.HasPrefix(name, "KEELSON-SEP-") && !strings.HasPrefix(name, "KEELSON-FW-") &&
+	return !strings.HasPrefix(name, "KEELSON-SVC-") && !strings.HasPrefix(name, "KEELSON-OUT-") &&
+		!strings.HasPrefix(name, "KEELSON-EXT-") &&
+		!strings.HasPrefix(name, "KEELSON-LOC-") && !strings.HasPrefix(name, "KEELSON-SEP-") &&
+		!strings.HasPrefix(name, "KEELSON-FW-") &&
 		!strings.HasPrefix(name, chainAddress)
 }
 
@@ -77,7 +81,8 @@ type kernelJump struct{ table, from, match, to string }
 func (f family) kernelJumps() []kernelJump {
 	var out []kernelJump
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
-		out = append(out, kernelJump{"mangle", from, "-m conntrack --ctstate NEW", chainGuard}, kernelJump{"nat", from, "", chainIPTDispatch})
+		out = append(out, kernelJump{"mangle", from, "-m conntrack --ctstate NEW", chainGuard},
+			kernelJump{"nat", from, "", chainIPTDispatch})
 	}
 	out = append(out, kernelJump{"nat", "POSTROUTING", "", chainPostrouting})
 	for _, from := range []string{"INPUT", "FORWARD", "OUTPUT"} {
@@ -100,7 +105,8 @@ func (f family) iptSkeleton(b Base) iptRules {
 	r.addChain("nat", chainNodePorts)
 	r.addChain("filter", chainRefusals)
 	r.addChain("filter", chainRefusedNode)
-	for table, chain := range map[string]string{"mangle": chainGuard, "nat": chainIPTDispatch, "filter": chainNoBackend} {
+	for table, chain := range map[string]string{"mangle": chainGuard, "nat": chainIPTDispatch,
+		"filter": chainNoBackend} {
 		r.addRule(table, chain, iptBypass)
 	}
 	r.addRule("nat", chainIPTDispatch, "-j "+chainServices)
@@ -130,7 +136,7 @@ func (f family) iptSkeleton(b Base) iptRules {
 }
 
 // nodeAddresses returns the iptables matches for the destination addresses at which node ports are
-// served. Each match requires its own rule.
+// served. The caller must write one rule per match.
 func (f family) nodeAddresses(b Base) []string {
 	if len(b.NodePorts) == 0 {
 		return []string{"! -d " + f.loopback + " -m addrtype --dst-type LOCAL"}
@@ -147,7 +153,7 @@ func (f family) hairpinRule(ip netip.Addr) string {
 }
 
 // matchFrontend returns the iptables match for packets to a frontend.
-func matchFrontend(at Frontend) string {
+func matchFrontend(at servicemodel.Frontend) string {
 	match := fmt.Sprintf("-p %s -m %s --dport %d", at.Proto, at.Proto, at.Port)
 	if !at.IsNodePort() {
 		match = "-d " + netip.PrefixFrom(at.IP, at.IP.BitLen()).String() + " " + match
@@ -155,101 +161,109 @@ func matchFrontend(at Frontend) string {
 	return match
 }
 
-// addPortRules adds the chains and rules of a Port to a rule set. Rules for external addresses are
-// added by addServiceRules. It returns the local pods that are backends and may reach themselves
-// through the Port. It is pure.
-func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
-	inside := t.addBalancingChain(into, p, "SVC", p.Cluster)
+// addPortRules adds to rules the chains and rules of a Port, without the rules for external
+// addresses (see addServiceRules). It returns the local pods that are backends and may reach
+// themselves through the Port. It changes nothing but rules.
+func (t *iptFamily) addPortRules(rules iptRules, p *servicemodel.Port) (local []netip.Addr) {
+	inside := t.addBalancingChain(rules, p, "SVC", p.Backends.Cluster)
 	for _, at := range p.Internal {
 		if inside == "" {
-			into.addRule("filter", chainRefusals, matchFrontend(at)+" -j "+iptRefusal(noBackendVerdict(p.StayInside, p)))
+			rules.addRule("filter", chainRefusals, matchFrontend(at)+" -j "+
+				iptRefusal(noBackendVerdict(p.StayInside, p)))
 		} else {
-			into.addRule("nat", chainServices, matchFrontend(at)+commentMatch(p.Name)+" -j "+inside)
+			rules.addRule("nat", chainServices, matchFrontend(at)+commentMatch(p.Name)+" -j "+inside)
 		}
 	}
 	if len(p.External) > 0 {
-		t.addExternalRules(into, p, inside)
+		t.addExternalRules(rules, p, inside)
 	}
-	return distinctAddrs(p.localAddresses())
+	return distinctAddrs(p.LocalAddresses())
 }
 
-// addExternalRules adds the chains for external traffic to a Port, and its rules for node ports, to
-// a rule set. all is the chain that balances over all endpoints.
-func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
-	if !slices.Equal(p.Outside, p.Cluster) {
-		all = t.addBalancingChain(into, p, "OUT", p.Outside)
+// addExternalRules adds to rules the chains for external traffic to a Port, and the Port's rules
+// for node ports. balancingChain is the chain that balances over all endpoints.
+func (t *iptFamily) addExternalRules(rules iptRules, p *servicemodel.Port, balancingChain string) {
+	if !slices.Equal(p.Backends.Outside, p.Backends.Cluster) {
+		balancingChain = t.addBalancingChain(rules, p, "OUT", p.Backends.Outside)
 	}
-	ext, refusal := p.iptExternalTargets()
+	ext, refusal := iptExternalTargets(p)
 	for _, at := range p.External {
 		if !at.IsNodePort() {
 			continue
 		}
 		if ext != "" {
-			into.addRule("nat", chainNodePorts, matchFrontend(at)+commentMatch(p.Name)+" -j "+ext)
+			rules.addRule("nat", chainNodePorts, matchFrontend(at)+commentMatch(p.Name)+" -j "+ext)
 		}
 		if refusal != "" {
-			into.addRule("filter", chainRefusedNode, matchFrontend(at)+" -j "+refusal)
+			rules.addRule("filter", chainRefusedNode, matchFrontend(at)+" -j "+refusal)
 		}
 	}
 	if ext == "" {
 		return
 	}
 	if !p.KeepSource {
-		into.addRule("nat", ext, "-j "+chainMark)
-		into.addRule("nat", ext, "-j "+all)
+		rules.addRule("nat", ext, "-j "+chainMark)
+		rules.addRule("nat", ext, "-j "+balancingChain)
 		return
 	}
 	for _, pods := range t.familyPrefixes(t.base.PodCIDRs) {
-		into.addRule("nat", ext, "-s "+pods.String()+" -j "+all)
+		rules.addRule("nat", ext, "-s "+pods.String()+" -j "+balancingChain)
 	}
-	into.addRule("nat", ext, "-m addrtype --src-type LOCAL -j "+chainMark)
-	into.addRule("nat", ext, "-m addrtype --src-type LOCAL -j "+all)
-	if here := t.addBalancingChain(into, p, "LOC", p.Here); here != "" {
-		into.addRule("nat", ext, "-j "+here)
+	rules.addRule("nat", ext, "-m addrtype --src-type LOCAL -j "+chainMark)
+	rules.addRule("nat", ext, "-m addrtype --src-type LOCAL -j "+balancingChain)
+	if here := t.addBalancingChain(rules, p, "LOC", p.Backends.Here); here != "" {
+		rules.addRule("nat", ext, "-j "+here)
 	}
 }
 
-// addBalancingChain adds a chain that selects one of the given backends at random to a rule set. It
-// returns the chain's name, which contains kind, or "" if there are no backends.
-func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []Backend) string {
-	if len(to) == 0 {
+// addBalancingChain adds to rules a chain that selects one of the backends, at random or by session
+// affinity. It returns the chain's name, which contains kind, or "" if there are no backends.
+func (t *iptFamily) addBalancingChain(
+	rules iptRules, p *servicemodel.Port, kind string, backends []servicemodel.Backend,
+) string {
+	if len(backends) == 0 {
 		return ""
 	}
 	name := "KEELSON-" + kind + "-" + p.ID
-	if into["nat"][name] != nil {
+	if rules["nat"][name] != nil {
 		return name
 	}
-	into.addChain("nat", name)
-	own := func(b Backend) string { return "KEELSON-SEP-" + shortHash(fmt.Sprint(p.ID, b.addrPort())) }
+	rules.addChain("nat", name)
+	own := func(b servicemodel.Backend) string {
+		return "KEELSON-SEP-" + servicemodel.ShortHash(fmt.Sprint(p.ID, b.AddrPort()))
+	}
 	if p.Affinity > 0 {
-		for _, b := range to {
-			into.addRule("nat", name, fmt.Sprintf("-m recent --name %s --rcheck --seconds %d --reap -j %s", own(b), p.Affinity, own(b)))
+		for _, b := range backends {
+			rules.addRule("nat", name, fmt.Sprintf("-m recent --name %s --rcheck --seconds %d --reap -j %s", own(b),
+				p.Affinity, own(b)))
 		}
 	}
-	for i, b := range to {
+	for i, b := range backends {
 		chance := ""
-		if left := len(to) - i; left > 1 {
+		if left := len(backends) - i; left > 1 {
 			chance = " -m statistic --mode random --probability " + strconv.FormatFloat(1/float64(left), 'f', 10, 64)
 		}
 		if p.Affinity == 0 {
-			into.addRule("nat", name, fmt.Sprintf("-p %s%s -j DNAT --to-destination %s", p.Proto, chance, b.addrPort()))
+			rules.addRule("nat", name, fmt.Sprintf("-p %s%s -j DNAT --to-destination %s", p.Proto, chance,
+				b.AddrPort()))
 			continue
 		}
-		into.addRule("nat", name, strings.TrimSpace(chance+" -j "+own(b)))
-		if into["nat"][own(b)] == nil {
-			into.addRule("nat", own(b), fmt.Sprintf("-p %s -m recent --name %s --set -j DNAT --to-destination %s", p.Proto, own(b), b.addrPort()))
+		rules.addRule("nat", name, strings.TrimSpace(chance+" -j "+own(b)))
+		if rules["nat"][own(b)] == nil {
+			rules.addRule("nat", own(b), fmt.Sprintf("-p %s -m recent --name %s --set -j DNAT --to-destination %s",
+				p.Proto, own(b), b.AddrPort()))
 		}
 	}
 	return name
 }
 
 // writeTable writes to b the input for iptables-restore that replaces all of Keelson's rules in one
-// table. there are the rules that the kernel currently has.
-func (r iptRules) writeTable(b *strings.Builder, table string, there map[string][]string) {
+// table. current contains the kernel's current rules, with keys of the form "TABLE CHAIN".
+func (r iptRules) writeTable(b *strings.Builder, table string, current map[string][]string) {
 	b.WriteString("*" + table + "\n")
 	names := slices.Sorted(maps.Keys(r[table]))
 	var gone []string
-	for _, key := range slices.Sorted(maps.Keys(there)) {
+	for _, key := range slices.Sorted(maps.Keys(current)) {
 		in, name, _ := strings.Cut(key, " ")
 		if _, ok := r[table][name]; in == table && strings.HasPrefix(name, chainPrefix) && !ok {
 			gone = append(gone, name)
@@ -271,7 +285,7 @@ func (r iptRules) writeTable(b *strings.Builder, table string, there map[string]
 			continue
 		}
 		has := func(rule string) bool { return strings.HasSuffix(rule, "-j "+j.to) }
-		if !slices.ContainsFunc(there[table+" "+j.from], has) {
+		if !slices.ContainsFunc(current[table+" "+j.from], has) {
 			b.WriteString(strings.Join(strings.Fields("-I "+j.from+" "+j.match+" -j "+j.to), " ") + "\n")
 		}
 	}

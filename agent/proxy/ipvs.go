@@ -15,19 +15,21 @@ import (
 	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // ipvs is the Writer of mode ipvs. It writes IPVS virtual servers. A dummy interface holds their
 // addresses. An nftables table does the rest: masquerading, rejects and source ranges.
 //
-// Each pair of an address and a port is a separate virtual server. The kernel's other key, the
-// firewall mark, compares all bits of a packet's mark. These bits are also used for masquerading,
-// for the agent's connections to replicas, and by other programs. The API limits the number of
-// pairs.
+// Each pair of an address and a port is a separate virtual server. IPVS could also identify a
+// virtual server by firewall mark, but it compares all bits of a packet's mark. Some of these bits
+// are used for masquerading, for the agent's connections to replicas, and by other programs. The
+// API limits the number of pairs.
 //
 // Like IPVS mode of kube-proxy, it differs from the other modes in one point: a Service with
-// externalTrafficPolicy Local is served only by this node's endpoints, for pods and for the node
-// itself too.
+// externalTrafficPolicy Local is served only by this node's endpoints, even for clients on this
+// node (pods and the node itself).
 type ipvs struct {
 	nft                *nft
 	base               Base
@@ -35,14 +37,14 @@ type ipvs struct {
 	servers            map[virtualServer]realServers
 	addressUses        map[netip.Addr]int // address → number of virtual servers
 	open               func() (ipvsInterface, error)
-	linkExists         func() (bool, error) // reports whether the interface exists
+	linkExists         func() (bool, error) // reports whether ipvsLink exists
 	interfaceAddresses func() (map[netip.Addr]bool, error)
 	checkKernel        func() error
 }
 
-// virtualServer identifies an IPVS virtual server by address, port and protocol.
+// virtualServer identifies an IPVS virtual server by address, port, protocol and session affinity.
 type virtualServer struct {
-	Frontend
+	servicemodel.Frontend
 	affinity int32
 }
 
@@ -65,8 +67,10 @@ type ipvsInterface interface {
 }
 
 func newIPVS() *ipvs {
-	return &ipvs{nft: newNFTDialect(tableDialect{table: ipvsTable, skeleton: ipvsSkeleton, render: renderForIPVS}), servers: map[virtualServer]realServers{},
-		addressUses: map[netip.Addr]int{}, open: openIPVS, linkExists: hasIPVSLink, interfaceAddresses: interfaceAddresses, checkKernel: hasIPVS}
+	return &ipvs{nft: newNFTDialect(tableDialect{table: ipvsTable, skeleton: ipvsSkeleton, render: renderForIPVS}),
+		servers:     map[virtualServer]realServers{},
+		addressUses: map[netip.Addr]int{}, open: openIPVS, linkExists: hasIPVSLink,
+		interfaceAddresses: interfaceAddresses, checkKernel: hasIPVS}
 }
 
 // Check returns an error with a remedy if this machine does not support IPVS and nftables. It
@@ -80,7 +84,8 @@ func (w *ipvs) Check(ctx context.Context) error {
 
 func hasIPVS() error {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-		return errors.New("--proxy-mode=ipvs needs a kernel with IPVS, and this one has none: load ip_vs and ip_vs_rr (modprobe), or choose another --proxy-mode")
+		return errors.New("--proxy-mode=ipvs needs a kernel with IPVS, and this one has none: load " +
+			"ip_vs and ip_vs_rr (modprobe), or choose another --proxy-mode")
 	}
 	return nil
 }
@@ -114,82 +119,46 @@ func (c ipvsCommand) String() string {
 	return text
 }
 
-// virtualServers returns the IPVS virtual servers of a Port with their real servers. node contains
-// the addresses at which node ports are served. It is pure.
-func virtualServers(p *Port, node []netip.Addr) map[virtualServer]realServers {
-	out := map[virtualServer]realServers{}
-	add := func(at Frontend, to []Backend) {
-		if len(to) == 0 {
-			return // nftables rejects or drops this traffic
-		}
-		servers := realServers{}
-		for _, b := range p.Serving {
-			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 0
-		}
-		for _, b := range to {
-			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 1
-		}
-		out[virtualServer{at, p.Affinity}] = servers
-	}
-	for _, at := range p.Internal {
-		add(at, p.Cluster)
-	}
-	outside := p.Outside
-	if p.KeepSource {
-		outside = p.Here
-	}
-	for _, at := range p.External {
-		if !at.IsNodePort() {
-			add(at, outside)
-			continue
-		}
-		for _, ip := range node {
-			if ip.Is6() == p.V6 {
-				add(Frontend{ip, at.Proto, at.Port}, outside)
-			}
-		}
-	}
-	return out
-}
-
-// ipvsPlan returns the commands that change the kernel's virtual servers from one state to another.
-// They also change the addresses of ipvsLink from held to wanted. It is pure.
-func ipvsPlan(from, to map[virtualServer]realServers, held, wanted map[netip.Addr]bool) []ipvsCommand {
+// ipvsPlan returns the commands that change the virtual servers from current to wanted, and the
+// addresses of ipvsLink from heldAddrs to wantedAddrs. It is pure.
+func ipvsPlan(current, wanted map[virtualServer]realServers, heldAddrs, wantedAddrs map[netip.Addr]bool) []ipvsCommand {
 	var out []ipvsCommand
 	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }
-	for _, ip := range slices.SortedFunc(maps.Keys(wanted), byAddress) {
-		if !held[ip] {
-			out = append(out, ipvsCommand{verb: "address add", server: virtualServer{Frontend: Frontend{IP: ip}}})
+	for _, ip := range slices.SortedFunc(maps.Keys(wantedAddrs), byAddress) {
+		if !heldAddrs[ip] {
+			out = append(out, ipvsCommand{verb: "address add",
+				server: virtualServer{Frontend: servicemodel.Frontend{IP: ip}}})
 		}
 	}
-	for _, v := range slices.SortedFunc(maps.Keys(from), virtualServer.compareServers) {
-		if _, ok := to[v]; !ok {
+	for _, v := range slices.SortedFunc(maps.Keys(current), virtualServer.compareServers) {
+		if _, ok := wanted[v]; !ok {
 			out = append(out, ipvsCommand{verb: "-D", server: v})
 		}
 	}
-	for _, v := range slices.SortedFunc(maps.Keys(to), virtualServer.compareServers) {
-		old, ok := from[v]
+	for _, v := range slices.SortedFunc(maps.Keys(wanted), virtualServer.compareServers) {
+		old, ok := current[v]
 		if !ok {
 			out = append(out, ipvsCommand{verb: "-A", server: v})
 		}
-		for _, at := range slices.SortedFunc(maps.Keys(to[v]), netip.AddrPort.Compare) {
+		for _, at := range slices.SortedFunc(maps.Keys(wanted[v]), netip.AddrPort.Compare) {
 			was, ok := old[at]
 			switch {
 			case !ok:
-				out = append(out, ipvsCommand{"-a", v, at, to[v][at]})
-			case was != to[v][at]:
-				out = append(out, ipvsCommand{"-e", v, at, to[v][at]})
+				out = append(out, ipvsCommand{"-a", v, at, wanted[v][at]})
+			case was != wanted[v][at]:
+				out = append(out, ipvsCommand{"-e", v, at, wanted[v][at]})
 			}
 		}
 		for _, at := range slices.SortedFunc(maps.Keys(old), netip.AddrPort.Compare) {
-			if _, ok := to[v][at]; !ok {
+			if _, ok := wanted[v][at]; !ok {
 				out = append(out, ipvsCommand{verb: "-d", server: v, to: at})
 			}
 		}
 	}
-	for _, ip := range slices.SortedFunc(maps.Keys(held), byAddress) {
-		if !wanted[ip] {
-			out = append(out, ipvsCommand{verb: "address del", server: virtualServer{Frontend: Frontend{IP: ip}}})
+	for _, ip := range slices.SortedFunc(maps.Keys(heldAddrs), byAddress) {
+		if !wantedAddrs[ip] {
+			out = append(out, ipvsCommand{verb: "address del",
+				server: virtualServer{Frontend: servicemodel.Frontend{IP: ip}}})
 		}
 	}
 	return out
@@ -200,7 +169,7 @@ func (v virtualServer) compareServers(w virtualServer) int {
 		fmt.Sprint(w.IP.StringExpanded(), w.Proto, 100000+w.Port, w.affinity))
 }
 
-// nodeAddresses returns the addresses at which node ports are served, in order.
+// nodeAddresses returns the addresses of this node at which node ports are served, sorted.
 func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	own, err := w.interfaceAddresses()
 	if err != nil {
@@ -209,7 +178,8 @@ func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	var out []netip.Addr
 	for ip := range own {
 		in := func(p netip.Prefix) bool { return p.Contains(ip) }
-		if w.addressUses[ip] == 0 && !ip.IsLinkLocalUnicast() && (len(w.base.NodePorts) == 0 || slices.ContainsFunc(w.base.NodePorts, in)) {
+		if w.addressUses[ip] == 0 && !ip.IsLinkLocalUnicast() &&
+			(len(w.base.NodePorts) == 0 || slices.ContainsFunc(w.base.NodePorts, in)) {
 			out = append(out, ip)
 		}
 	}
@@ -217,9 +187,9 @@ func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Sync replaces all virtual servers and nftables rules of mode ipvs by those for the ports. It
-// implements Writer.
-func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+// Sync replaces all virtual servers and nftables rules of mode ipvs with those for base and ports.
+// It implements Writer.
+func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*servicemodel.Port]) error {
 	if err := w.Check(ctx); err != nil {
 		return err
 	}
@@ -253,7 +223,7 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 }
 
 // countAddressUses returns the number of virtual servers per address. It omits the node's own
-// addresses, which ipvsLink need not hold.
+// addresses, because other interfaces hold them.
 func (w *ipvs) countAddressUses(servers map[virtualServer]realServers) map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for v := range servers {
@@ -282,7 +252,7 @@ func runCommands(door ipvsInterface, plan []ipvsCommand) error {
 }
 
 // Apply changes the virtual servers and nftables rules of the changed Ports. It implements Writer.
-func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
+func (w *ipvs) Apply(ctx context.Context, changes []servicemodel.Change) error {
 	if err := w.nft.Apply(ctx, changes); err != nil {
 		return err
 	}
@@ -350,8 +320,8 @@ func (w *ipvs) Intact(ctx context.Context) (bool, error) {
 // Clean removes the virtual servers, the interface ipvsLink and the nftables rules of mode ipvs. It
 // implements Writer.
 //
-// If the interface does not exist, mode ipvs was not in use, and all virtual servers belong to
-// other programs. The interface is therefore removed last, so that an interrupted Clean can be
+// If ipvsLink does not exist, mode ipvs was not in use, and all virtual servers belong to other
+// programs. Clean therefore removes the interface last, so that an interrupted call can be
 // repeated.
 func (w *ipvs) Clean(ctx context.Context) error {
 	err := w.nft.Clean(ctx)
@@ -444,11 +414,12 @@ func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	return out, err
 }
 
-// parseVirtualServer converts a virtual server from the kernel's form. It returns false for a
-// server with a firewall mark or a protocol that Services do not have.
+// parseVirtualServer converts a virtual server from its netlink type. It returns false for a server
+// with a firewall mark, or with a protocol that Services do not support.
 func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 	ip, ok := netip.AddrFromSlice(s.Address)
-	v := virtualServer{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
+	v := virtualServer{Frontend: servicemodel.Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)),
+		Port: int32(s.Port)}}
 	if s.Flags&ipvsPersistent != 0 {
 		v.affinity = int32(s.Timeout)
 	}
@@ -471,7 +442,8 @@ func openIPVS() (ipvsInterface, error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = ipvsLink
 		if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
-			return nil, fmt.Errorf("creating interface %s for Service addresses: %w: load the kernel's dummy module", ipvsLink, err)
+			return nil, fmt.Errorf("creating interface %s for Service addresses: %w: load the kernel's dummy module",
+				ipvsLink, err)
 		}
 		if link, err = netlink.LinkByName(ipvsLink); err != nil {
 			return nil, fmt.Errorf("%s: %w", ipvsLink, err)
@@ -568,15 +540,17 @@ func (k *ipvsKernel) Do(c ipvsCommand) error {
 	}
 }
 
-// netlinkMessage returns the command as a virtual server and a real server in the form of the
-// kernel's netlink interface.
+// netlinkMessage returns the virtual server and the real server of the command as the types of the
+// netlink interface.
 func (c ipvsCommand) netlinkMessage() (*moby.Service, *moby.Destination) {
 	family, bits := uint16(unix.AF_INET), ^uint32(0)
 	if c.server.IP.Is6() {
 		family, bits = unix.AF_INET6, 128
 	}
-	proto := map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[c.server.Proto]
-	s := &moby.Service{Address: c.server.IP.AsSlice(), Protocol: proto, Port: uint16(c.server.Port), SchedName: moby.RoundRobin,
+	proto := map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP,
+		"sctp": unix.IPPROTO_SCTP}[c.server.Proto]
+	s := &moby.Service{Address: c.server.IP.AsSlice(), Protocol: proto, Port: uint16(c.server.Port),
+		SchedName:     moby.RoundRobin,
 		AddressFamily: family, Netmask: bits}
 	if c.server.affinity > 0 {
 		s.Flags, s.Timeout = ipvsPersistent, uint32(c.server.affinity)

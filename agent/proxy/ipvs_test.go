@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -19,11 +20,14 @@ import (
 // addresses. Virtual servers of other programs remain: those at other addresses, and all of them on
 // a node on which mode ipvs was never active.
 func TestVirtualServersOfOthersStay(t *testing.T) {
-	elsewhere := virtualServer{Frontend: Frontend{netip.MustParseAddr("192.0.2.200"), "tcp", 80}}
-	atNode := virtualServer{Frontend: Frontend{netip.MustParseAddr("10.89.0.101"), "tcp", 80}}
+	elsewhere := virtualServer{Frontend: servicemodel.Frontend{IP: netip.MustParseAddr("192.0.2.200"),
+		Proto: "tcp", Port: 80}}
+	atNode := virtualServer{Frontend: servicemodel.Frontend{IP: netip.MustParseAddr("10.89.0.101"),
+		Proto: "tcp", Port: 80}}
 	backends := realServers{netip.MustParseAddrPort("192.0.2.201:80"): 1}
-	ports := Compute([]*v1.Service{service("web", "10.96.0.10", 30080)},
-		[]*discoveryv1.EndpointSlice{slice("web", endpoint("10.244.0.2", "w1", true, true, false))}, testPlace).Ports()
+	ports := servicemodel.Compute([]*v1.Service{proxytest.Service("web", "10.96.0.10", 30080)},
+		[]*discoveryv1.EndpointSlice{proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false))},
+		testPlace).Ports()
 	denied := errors.New("denied")
 	for _, c := range []struct {
 		name  string
@@ -35,7 +39,9 @@ func TestVirtualServersOfOthersStay(t *testing.T) {
 		{"another mode", true, elsewhere, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
 		{"a node that leaves", true, elsewhere, func(f *fakeIPVS) error { return f.removeServersAndLink() }, nil},
 		{"a node of another mode", false, atNode, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
-		{"a node of another mode that leaves", false, atNode, func(f *fakeIPVS) error { return f.removeServersAndLink() }, nil},
+		{"a node of another mode that leaves", false, atNode, func(f *fakeIPVS) error {
+			return f.removeServersAndLink()
+		}, nil},
 		{"an interface that nobody can look for", false, atNode, func(f *fakeIPVS) error {
 			f.linkExists = func() (bool, error) { return false, denied }
 			return f.removeServersAndLink()
@@ -55,7 +61,8 @@ func TestVirtualServersOfOthersStay(t *testing.T) {
 			if err := c.clean(f); !errors.Is(err, c.want) {
 				t.Error(err)
 			}
-			if left := f.kernel.servers; len(left) != 1 || !maps.Equal(left[c.there], backends) || len(f.kernel.held) > 0 {
+			if left := f.kernel.servers; len(left) != 1 || !maps.Equal(left[c.there], backends) ||
+				len(f.kernel.held) > 0 {
 				t.Errorf("left is %s, want %v alone", f.kernel.text(), c.there)
 			}
 		})
@@ -71,7 +78,8 @@ func TestInterfaceOfVirtualServersGoes(t *testing.T) {
 	err := space.In(space.New(t), func() error {
 		// A veth interface with the same name, because not every test kernel supports dummy
 		// interfaces.
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ipvsLink}, PeerName: "peer"}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ipvsLink}, PeerName: "peer"}); err !=
+			nil {
 			return err
 		}
 		if err := errors.Join(Remove(), Remove()); err != nil {

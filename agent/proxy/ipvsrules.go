@@ -1,6 +1,12 @@
 package proxy
 
-import "sigs.k8s.io/knftables"
+import (
+	"net/netip"
+
+	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
+)
 
 // The nftables rules of mode ipvs. Traffic to frontends in the map "services" is marked, and
 // masqueraded when it leaves the node. Rejects and source ranges are the same as in mode nftables.
@@ -9,27 +15,27 @@ const chainMarkSource = "mark"
 
 // renderForIPVS returns the nftables map elements and chains that a Port requires in mode ipvs,
 // where IPVS selects the backend. It is pure.
-func renderForIPVS(f family, p *Port) portRules {
+func renderForIPVS(f family, p *servicemodel.Port) portRules {
 	out := portRules{elements: map[string][]mapElement{}}
-	add := func(m string, at Frontend, value string) {
+	add := func(m string, at servicemodel.Frontend, value string) {
 		m = mapName(m, at)
 		out.elements[m] = append(out.elements[m], mapElement{f.elementKey(at), value, sanitizeComment(p.Name)})
 	}
-	if len(p.Cluster) == 0 {
+	if len(p.Backends.Cluster) == 0 {
 		for _, at := range p.Internal {
 			add(mapRefused, at, noBackendVerdict(p.StayInside, p))
 		}
 	}
 	for _, at := range p.External {
 		switch {
-		case len(p.Outside) == 0, p.KeepSource && len(p.Here) == 0:
+		case len(p.Backends.Outside) == 0, p.KeepSource && len(p.Backends.Here) == 0:
 			add(mapRefused, at, noBackendVerdict(p.KeepSource, p))
 		case !p.KeepSource:
 			add(mapServices, at, "goto "+chainMarkSource)
 		}
 	}
 	out.addGuard(p, add)
-	out.hairpin = p.localAddresses()
+	out.hairpin = p.LocalAddresses()
 	return out
 }
 
@@ -66,4 +72,42 @@ func ipvsSkeleton(f family, b Base) *tableSkeleton {
 	}
 	s.addRefusalRules(f, address, local, nil)
 	return s
+}
+
+// virtualServers returns the IPVS virtual servers of a Port with their real servers. nodeAddresses
+// are the addresses at which node ports are served. It is pure.
+func virtualServers(p *servicemodel.Port, nodeAddresses []netip.Addr) map[virtualServer]realServers {
+	out := map[virtualServer]realServers{}
+	add := func(at servicemodel.Frontend, to []servicemodel.Backend) {
+		if len(to) == 0 {
+			return // nftables rejects or drops this traffic
+		}
+		servers := realServers{}
+		for _, b := range p.Backends.Serving {
+			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 0
+		}
+		for _, b := range to {
+			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 1
+		}
+		out[virtualServer{at, p.Affinity}] = servers
+	}
+	for _, at := range p.Internal {
+		add(at, p.Backends.Cluster)
+	}
+	outside := p.Backends.Outside
+	if p.KeepSource {
+		outside = p.Backends.Here
+	}
+	for _, at := range p.External {
+		if !at.IsNodePort() {
+			add(at, outside)
+			continue
+		}
+		for _, ip := range nodeAddresses {
+			if ip.Is6() == p.V6 {
+				add(servicemodel.Frontend{IP: ip, Proto: at.Proto, Port: at.Port}, outside)
+			}
+		}
+	}
+	return out
 }

@@ -23,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/proxy/proxytest"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -55,7 +56,8 @@ func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHa
 	t.Helper()
 	ns := space.New(t)
 	if err := space.In(node, func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns))})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(int(ns))})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +98,8 @@ func TestKernel(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 			return err
 		}
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(int(outside))})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -106,15 +109,18 @@ func TestKernel(t *testing.T) {
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Log: slog.New(slog.DiscardHandler)}
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
-	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("far", "10.97.0.5", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
-		// One address of each kind: an address of another machine with a listener, and one of the
-		// node itself with a listener.
-		s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
-		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
-	})}
+	services := []*v1.Service{proxytest.Service("web", "10.96.0.10", 30080), proxytest.Service("self", "10.96.0.11", 0),
+		proxytest.Service("far", "10.97.0.5", 0), proxytest.Service("none", "10.96.0.12", 30081, func(s *v1.Service) {
+			// One address of each kind: an address of another machine with a listener, and one of the
+			// node itself with a listener.
+			s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
+		})}
 	parts := []*discoveryv1.EndpointSlice{
-		slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
-		slice("self", endpoint("10.244.0.2", "w1", true, true, false)), slice("far", endpoint("10.244.0.2", "w1", true, true, false)),
+		proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+			proxytest.Endpoint("10.244.0.6", "w1", true, true, false)),
+		proxytest.Slice("self", proxytest.Endpoint("10.244.0.2", "w1", true, true, false)),
+		proxytest.Slice("far", proxytest.Endpoint("10.244.0.2", "w1", true, true, false)),
 	}
 	for _, svc := range services {
 		objects.Put(svc)
@@ -150,7 +156,10 @@ func TestKernel(t *testing.T) {
 	}
 	// A server outside the cluster has no route to pods, so it must see the node's address.
 	var ln net.Listener
-	if err := space.In(outside, func() (err error) { ln, err = net.Listen("tcp4", "10.89.0.7:8080"); return err }); err != nil {
+	if err := space.In(outside, func() (err error) {
+		ln, err = net.Listen("tcp4", "10.89.0.7:8080")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
@@ -169,7 +178,9 @@ func TestKernel(t *testing.T) {
 
 // reachesAddedRanges connects to an address outside the original Service range, whose route is
 // removed with its Service.
-func reachesAddedRanges(t *testing.T, p *Proxy, rules *proxyState, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service) {
+func reachesAddedRanges(
+	t *testing.T, p *Proxy, rules *proxyState, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service,
+) {
 	for who, ns := range map[string]netns.NsHandle{"host": node, "pod": pod} {
 		if got, err := ask(ns, "10.97.0.5:80"); err != nil || !strings.HasPrefix(got, "a ") {
 			t.Errorf("%s to a Service of an added range: %q, %v", who, got, err)
@@ -189,10 +200,14 @@ func reachesAddedRanges(t *testing.T, p *Proxy, rules *proxyState, node, pod net
 // refusesWithoutBackends connects to a Service without backends at each of its addresses, including
 // those with listeners.
 func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
-	if err := space.In(outside, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")}) }); err != nil {
+	if err := space.In(outside, func() error {
+		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")})
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := space.In(node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.7")}) }); err != nil {
+	if err := space.In(node, func() error {
+		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.7")})
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for ns, address := range map[netns.NsHandle]string{node: "0.0.0.0:80", outside: "10.89.0.7:80"} {
@@ -203,8 +218,10 @@ func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
 		ns        netns.NsHandle
 		addresses []string
 	}{
-		"node":    {node, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
-		"pod":     {pod, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
+		"node": {node, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80",
+			"10.89.0.101:30081"}},
+		"pod": {pod, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80",
+			"10.89.0.101:30081"}},
 		"outside": {outside, []string{"10.96.0.12:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
 	} {
 		for _, a := range c.addresses {
@@ -232,19 +249,23 @@ func TestUDPFlows(t *testing.T) {
 		answers(t, pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String()), name)
 	}
 	addr(t, node, "lo", "10.89.0.101/32", "")
-	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewStaleFlowCleaner(), Log: slog.New(slog.DiscardHandler)}
+	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewStaleFlowCleaner(),
+		Log: slog.New(slog.DiscardHandler)}
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
-	udp := service("dns", "10.96.0.10", 30053, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })
+	udp := proxytest.Service("dns", "10.96.0.10", 30053, func(s *v1.Service) {
+		s.Spec.Ports[0].Protocol = v1.ProtocolUDP
+	})
 	objects.Put(udp)
 	st := newState(newNFT(), "w1")
 	route := func(endpoints ...discoveryv1.Endpoint) {
 		t.Helper()
-		part, proto := slice("dns", endpoints...), v1.ProtocolUDP
+		part, proto := proxytest.Slice("dns", endpoints...), v1.ProtocolUDP
 		part.Ports[0].Protocol = &proto
 		objects.Put(part)
 		if err := space.In(node, func() (err error) {
-			if err := p.applyChanges(context.Background(), st, objects, objects, agent.ObjectChanges{All: true}); err != nil {
+			if err := p.applyChanges(context.Background(), st, objects, objects, agent.ObjectChanges{All: true}); err !=
+				nil {
 				return err
 			}
 			if ok, err := st.writer.Intact(context.Background()); !ok || err != nil {
@@ -255,14 +276,17 @@ func TestUDPFlows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a, b := endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)
+	a, b := proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+		proxytest.Endpoint("10.244.0.6", "w1", true, true, false)
 	route(a)
-	asks := map[string]*asker{"cluster address": newAsker(t, node, "10.96.0.10:80"), "node port": newAsker(t, node, "10.89.0.101:30053")}
+	asks := map[string]*asker{"cluster address": newAsker(t, node, "10.96.0.10:80"),
+		"node port": newAsker(t, node, "10.89.0.101:30053")}
 	expect := func(when, want string) {
 		t.Helper()
 		for where, ask := range asks {
 			// A packet that the output hook rejects causes an immediate error of the socket.
-			if got := strings.ReplaceAll(ask.ask(), "operation not permitted", "refused"); !strings.Contains(got, want) {
+			if got := strings.ReplaceAll(ask.ask(), "operation not permitted",
+				"refused"); !strings.Contains(got, want) {
 				t.Errorf("%s, by %s: %q, want %q", when, where, got, want)
 			}
 		}
@@ -272,7 +296,7 @@ func TestUDPFlows(t *testing.T) {
 	if n := flowsTo(t, node, "10.244.0.2"); n <= flowsPerRound {
 		t.Errorf("%d flows, want more than %d", n, flowsPerRound)
 	}
-	route(endpoint("10.244.0.2", "w1", false, true, true), b)
+	route(proxytest.Endpoint("10.244.0.2", "w1", false, true, true), b)
 	expect("its endpoint ends and still serves", "a")
 	route(b)
 	if n := flowsTo(t, node, "10.244.0.2"); n > 0 {
@@ -289,7 +313,10 @@ func TestUDPFlows(t *testing.T) {
 func answers(t *testing.T, ns netns.NsHandle, name string) {
 	t.Helper()
 	var pc net.PacketConn
-	if err := space.In(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
+	if err := space.In(ns, func() (err error) {
+		pc, err = net.ListenPacket("udp4", "0.0.0.0:8080")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pc.Close() })

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Metrics are the proxy's metrics under kube-proxy's names, and the number of connections per
@@ -24,12 +26,14 @@ type Metrics struct {
 	startedAt                       time.Time
 }
 
-// NewMetrics returns empty Metrics. The programming latency is measured only for changes after the
-// current time.
+// NewMetrics returns empty Metrics. The programming latency is measured only for changes that occur
+// after this call.
 func NewMetrics() *Metrics {
 	syncBounds := exponentialBounds(0.001, 2, 15)
-	programming := slices.Concat(linearBounds(0.25, 0.25, 2), linearBounds(1, 1, 59), linearBounds(60, 5, 12), linearBounds(120, 30, 7))
-	return &Metrics{all: histogram{bounds: syncBounds}, full: histogram{bounds: syncBounds}, partial: histogram{bounds: syncBounds},
+	programming := slices.Concat(linearBounds(0.25, 0.25, 2), linearBounds(1, 1, 59), linearBounds(60, 5, 12),
+		linearBounds(120, 30, 7))
+	return &Metrics{all: histogram{bounds: syncBounds}, full: histogram{bounds: syncBounds},
+		partial:     histogram{bounds: syncBounds},
 		programming: histogram{bounds: programming}, startedAt: time.Now()}
 }
 
@@ -48,20 +52,20 @@ func linearBounds(start, width float64, n int) (out []float64) {
 	return out
 }
 
-// countSync records that rules were written in the time took: all rules if all is true, otherwise
-// only changes.
-func (m *Metrics) countSync(took time.Duration, all bool) {
+// countSync records a successful write of rules and its duration. full means that all rules were
+// written, not only changes.
+func (m *Metrics) countSync(duration time.Duration, full bool) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.lastSync = time.Now()
-	m.all.observeDuration(took)
-	if all {
-		m.full.observeDuration(took)
+	m.all.observeDuration(duration)
+	if full {
+		m.full.observeDuration(duration)
 	} else {
-		m.partial.observeDuration(took)
+		m.partial.observeDuration(duration)
 	}
 }
 
@@ -74,15 +78,16 @@ func (m *Metrics) countFailure() {
 	m.failures++
 }
 
-// observeProgramming records the latency from the change of a pod or Service at changed to its
-// rules in the kernel at now.
-func (m *Metrics) observeProgramming(changed, now time.Time) {
-	if m == nil || changed.Before(m.startedAt) {
+// observeProgramming records the latency of one change of a pod or Service. The change occurred at
+// changedAt, and its rules were in the kernel at programmedAt. Changes before NewMetrics are
+// ignored.
+func (m *Metrics) observeProgramming(changedAt, programmedAt time.Time) {
+	if m == nil || changedAt.Before(m.startedAt) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.programming.observeDuration(now.Sub(changed))
+	m.programming.observeDuration(programmedAt.Sub(changedAt))
 }
 
 // histogram is a Prometheus histogram of durations in seconds.
@@ -130,26 +135,31 @@ func (p *Proxy) WriteMetrics(ctx context.Context, to io.Writer) error {
 func (m *Metrics) writePrometheus(w io.Writer, mode Mode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.programming.writePrometheus(w, "kubeproxy_network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds")
-	m.full.writePrometheus(w, "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs")
-	m.partial.writePrometheus(w, "kubeproxy_sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial syncs")
+	m.programming.writePrometheus(w, "kubeproxy_network_programming_duration_seconds",
+		"In Cluster Network Programming Latency in seconds")
+	m.full.writePrometheus(w, "kubeproxy_sync_full_proxy_rules_duration_seconds",
+		"SyncProxyRules latency in seconds for full resyncs")
+	m.partial.writePrometheus(w, "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+		"SyncProxyRules latency in seconds for partial syncs")
 	m.all.writePrometheus(w, "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds")
 	const last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
 	at := 0.0
 	if !m.lastSync.IsZero() {
 		at = float64(m.lastSync.UnixNano()) / 1e9
 	}
-	fmt.Fprintf(w, "# HELP %s The last time proxy rules were successfully synced\n# TYPE %s gauge\n%s %f\n", last, last, last, at)
+	fmt.Fprintf(w, "# HELP %s The last time proxy rules were successfully synced\n# TYPE %s gauge\n%s %f\n", last,
+		last, last, at)
 	failures := "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
 	if mode == ModeIPTables {
 		failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"
 	}
-	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
+	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures,
+		failures, failures, m.failures)
 }
 
-// writeConnectionCounts writes two counters per Service, since its rules were created: the
-// connections through it, and the packets that found no endpoint. The counters are read from the
-// kernel on each call.
+// writeConnectionCounts writes two counters per Service port, read from the kernel on each call.
+// They count the connections for which an endpoint was selected, and the packets that found no
+// endpoint. It writes nothing while the rules are not in the kernel.
 func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +173,7 @@ func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	}
 	for _, m := range []struct {
 		name, help string
-		counts     map[Frontend]uint64
+		counts     map[servicemodel.Frontend]uint64
 	}{{MetricConnections, "Connections for which this node selected an endpoint, by frontend", counts.Connections},
 		{MetricUnserved, "Packets to a Service without a usable endpoint, by frontend", counts.Unserved}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
@@ -173,7 +183,8 @@ func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 		}) {
 			ns, rest, _ := strings.Cut(l.port, "/")
 			svc, port, _ := strings.Cut(rest, ":")
-			fmt.Fprintf(w, "%s{namespace=%q,service=%q,port=%q,protocol=%q,from=%q} %d\n", m.name, ns, svc, port, l.proto, l.from, by[l])
+			fmt.Fprintf(w, "%s{namespace=%q,service=%q,port=%q,protocol=%q,from=%q} %d\n", m.name, ns, svc, port,
+				l.proto, l.from, by[l])
 		}
 	}
 }
@@ -186,10 +197,11 @@ const (
 
 type countLabels struct{ port, proto, from string }
 
-// countsByPort returns the sum of the counters of each Service port over its frontends. It is pure.
-func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[countLabels]uint64 {
+// countsByPort adds up the counters of all frontends of each Service port. Cluster IPs and external
+// frontends are separate sums. It is pure.
+func countsByPort(ports map[string]*servicemodel.Port, counts map[servicemodel.Frontend]uint64) map[countLabels]uint64 {
 	out := map[countLabels]uint64{}
-	nodePorts := map[Frontend]countLabels{}
+	nodePorts := map[servicemodel.Frontend]countLabels{}
 	for _, p := range ports {
 		for _, f := range p.Internal {
 			if n := counts[f]; n > 0 {
@@ -209,7 +221,7 @@ func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[countL
 		if f.IsNodePort() {
 			continue
 		}
-		if l, ok := nodePorts[f.nodePortFrontend()]; ok {
+		if l, ok := nodePorts[f.NodePortFrontend()]; ok {
 			out[l] += n
 		}
 	}

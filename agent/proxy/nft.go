@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // nft is the Writer of mode nftables. It writes one table per address family. Each change is one
@@ -19,7 +21,8 @@ type nft struct {
 	tableDialect
 	tables []*nftTable
 	open   func(knftables.Family) (knftables.Interface, error)
-	read   func(f family, table, chain string) (map[string]shownChain, error) // reads the kernel's rules; nil: not supported, rules are not compared
+	// reads the kernel's rules; nil: not supported, so rules are not compared
+	read func(f family, table, chain string) (map[string]shownChain, error)
 }
 
 // tableDialect determines the contents of an nftTable: either all rules of Services (mode
@@ -27,24 +30,18 @@ type nft struct {
 type tableDialect struct {
 	table    string
 	skeleton func(family, Base) *tableSkeleton
-	render   func(family, *Port) portRules
+	render   func(family, *servicemodel.Port) portRules
 }
 
 // nftTable is one nftables table and its state in the kernel.
 type nftTable struct {
 	family
 	tableDialect
-	nft              knftables.Interface
-	read             func(f family, table, chain string) (map[string]shownChain, error)
-	base             Base
-	built            bool
-	sharedUses       map[string]int           // chain → number of Ports that use it
-	hairpinUses      map[netip.Addr]int       // pod → number of Ports through which it may reach itself
-	elements         map[string]elementDigest // map → digest of the elements that it should contain
-	rules            map[string]int           // chain → number of rules that it should contain
-	shownChains      map[string]shownChain    // chain → what the kernel returned for it after it was written, if it could be read
-	writtenChains    []string                 // chains that the current transaction writes
-	intactGeneration uint32                   // ruleset generation at which this table was last found intact
+	nft   knftables.Interface
+	base  Base
+	built bool
+	want  tableState
+	shown shownRules
 }
 
 func newNFT() *nft {
@@ -52,7 +49,8 @@ func newNFT() *nft {
 }
 
 func newNFTDialect(d tableDialect) *nft {
-	n := &nft{tableDialect: d, read: kernelRules, tables: []*nftTable{{family: ipv4, tableDialect: d}, {family: ipv6, tableDialect: d}}}
+	n := &nft{tableDialect: d, read: kernelRules,
+		tables: []*nftTable{{family: ipv4, tableDialect: d}, {family: ipv6, tableDialect: d}}}
 	n.open = func(f knftables.Family) (knftables.Interface, error) { return knftables.New(f, d.table) }
 	return n
 }
@@ -67,7 +65,7 @@ func (t *nftTable) openTable(n *nft) error {
 	if t.v6 {
 		name = knftables.IPv6Family
 	}
-	t.read = n.read
+	t.shown.read = n.read
 	t.nft, err = n.open(name)
 	return err
 }
@@ -76,14 +74,15 @@ func (t *nftTable) openTable(n *nft) error {
 // Writer.
 func (n *nft) Check(context.Context) error {
 	if err := n.tables[0].openTable(n); err != nil {
-		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables, or choose another --proxy-mode", err)
+		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables, or choose "+
+			"another --proxy-mode", err)
 	}
 	return nil
 }
 
-// Sync replaces the contents of Keelson's nftables tables by the rules for the base and the ports.
-// It implements Writer.
-func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+// Sync replaces the contents of Keelson's nftables tables with the rules for base and ports. It
+// implements Writer.
+func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*servicemodel.Port]) error {
 	if err := n.Check(ctx); err != nil {
 		return err
 	}
@@ -109,7 +108,7 @@ func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error 
 
 // syncTable replaces the contents of one table in one transaction. It keeps the sets that store
 // client affinity.
-func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
+func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*servicemodel.Port]) error {
 	if err := t.openTable(n); err != nil {
 		return err
 	}
@@ -119,16 +118,16 @@ func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.
 		return err
 	}
 	fine := true
-	if t.read != nil && len(there.chains) > 0 {
+	if t.shown.read != nil && len(there.chains) > 0 {
 		if fine, err = isTableActive(t.family, t.table); err != nil {
 			return fmt.Errorf("reading the Service rules: %w", err)
 		}
 	}
 	t.built, t.base = false, base
-	t.sharedUses, t.hairpinUses, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]elementDigest{}, map[string]int{}
-	t.intactGeneration, t.shownChains = 0, map[string]shownChain{}
+	t.want = newTableState()
+	t.shown.intactGeneration, t.shown.chains = 0, map[string]shownChain{}
 	for _, r := range frame.rules {
-		t.rules[r.Chain]++
+		t.want.rules[r.Chain]++
 	}
 	tx := t.nft.NewTransaction()
 	if !there.chains[frame.markerChain()] || !fine {
@@ -147,7 +146,7 @@ func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.
 		return err
 	}
 	t.built = true
-	return t.recordShownChains()
+	return t.shown.recordChains(t.family, t.table)
 }
 
 // tableContents lists the names of a table's chains, and of its sets that store client affinity.
@@ -176,10 +175,10 @@ func (t *nftTable) listContents(ctx context.Context) (tableContents, error) {
 }
 
 // writeSkeleton adds to the transaction the table, maps, sets, base chains and rules of the
-// skeleton. It flushes all chains in there, and existing maps and sets except the connection
-// counters.
-func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableContents) {
-	old := len(there.chains) > 0
+// skeleton. current lists the chains that the kernel's table has. If it is not empty, writeSkeleton
+// also flushes these chains, and all maps and sets except the connection counters.
+func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, current tableContents) {
+	old := len(current.chains) > 0
 	if !old {
 		tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson Service rules")})
 	}
@@ -199,7 +198,7 @@ func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableCont
 		tx.Add(c)
 	}
 	tx.Add(&knftables.Chain{Name: s.markerChain()})
-	for _, name := range slices.Sorted(maps.Keys(there.chains)) {
+	for _, name := range slices.Sorted(maps.Keys(current.chains)) {
 		tx.Flush(&knftables.Chain{Name: name})
 	}
 	for _, r := range s.rules {
@@ -208,7 +207,7 @@ func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableCont
 }
 
 // deleteUnwanted adds to the transaction the deletion of the chains and sets in c that are not in
-// wanted. No remaining rule may refer to them.
+// wanted. The caller must ensure that no remaining rule refers to them.
 func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableContents) {
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		if !wanted.chains[name] {
@@ -222,46 +221,48 @@ func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableCon
 	}
 }
 
-// addPorts adds to the transaction the elements and chains of all Ports. there is the current
-// content of the table. The names of the written chains and sets are added to wanted.
-func (t *nftTable) addPorts(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted tableContents) {
-	var order []*Port
+// addPorts adds to the transaction the elements and chains of all Ports. current lists the chains
+// and sets of the kernel's table. The names of the written chains and sets are added to wanted.
+func (t *nftTable) addPorts(
+	tx *knftables.Transaction, ports iter.Seq[*servicemodel.Port], current, wanted tableContents,
+) {
+	var order []*servicemodel.Port
 	for p := range ports {
 		order = append(order, p)
 	}
-	slices.SortFunc(order, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(order, func(a, b *servicemodel.Port) int { return strings.Compare(a.ID, b.ID) })
 	for _, p := range order {
 		of := t.render(t.family, p)
 		for _, c := range of.own {
 			wanted.chains[c.name] = true
-			t.rules[c.name] = len(c.rules)
+			t.want.rules[c.name] = len(c.rules)
 			if c.affinity > 0 {
 				wanted.sets[c.name] = true
-				if there.sets[c.name] && there.chains[c.name] {
+				if current.sets[c.name] && current.chains[c.name] {
 					continue // keep the clients that it stores
 				}
 				tx.Add(t.clientSet(c))
 			}
 		}
-		t.countUses(of, 1)
+		t.want.countUses(of, 1)
 		t.addChains(tx, of, func(nftChain) bool { return true })
 		for _, m := range slices.Sorted(maps.Keys(of.elements)) {
-			t.elements[m] = t.elements[m].addElements(of.elements[m], 1)
+			t.want.elements[m] = t.want.elements[m].addElements(of.elements[m], 1)
 			for _, e := range of.elements[m] {
 				tx.Add(e.toMapElement(m))
 			}
 		}
 	}
-	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpinUses), netip.Addr.Compare) {
+	for _, ip := range slices.SortedFunc(maps.Keys(t.want.hairpinUses), netip.Addr.Compare) {
 		tx.Add(hairpinElement(ip))
 	}
-	for name := range t.sharedUses {
+	for name := range t.want.sharedUses {
 		wanted.chains[name] = true
 	}
 }
 
-// addChains adds to the transaction the shared chains of p that are used for the first time. It
-// also adds p's own chains for which changed returns true.
+// addChains adds to the transaction those shared chains of p that no other Port uses yet, and p's
+// own chains for which changed returns true.
 func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed func(nftChain) bool) {
 	var rules []*knftables.Rule
 	write := func(c nftChain) {
@@ -271,7 +272,7 @@ func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed fun
 		}
 	}
 	for _, c := range p.shared {
-		if t.sharedUses[c.name] == 1 {
+		if t.want.sharedUses[c.name] == 1 {
 			write(c)
 		}
 	}
@@ -285,22 +286,6 @@ func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed fun
 	}
 }
 
-// countUses adds by (1 or -1) to the number of users of each shared chain and hairpin address of p.
-func (t *nftTable) countUses(p portRules, by int) {
-	for _, c := range p.shared {
-		t.rules[c.name] = len(c.rules)
-		if t.sharedUses[c.name] += by; t.sharedUses[c.name] == 0 {
-			delete(t.sharedUses, c.name)
-			delete(t.rules, c.name)
-		}
-	}
-	for _, ip := range distinctAddrs(p.hairpin) {
-		if t.hairpinUses[ip] += by; t.hairpinUses[ip] == 0 {
-			delete(t.hairpinUses, ip)
-		}
-	}
-}
-
 func distinctAddrs(all []netip.Addr) []netip.Addr {
 	out := slices.Clone(all)
 	slices.SortFunc(out, netip.Addr.Compare)
@@ -311,7 +296,7 @@ func hairpinElement(ip netip.Addr) *knftables.Element {
 	return &knftables.Element{Set: setHairpin, Key: []string{ip.String(), ip.String()}}
 }
 
-// toMapElement returns the element for the nftables map m.
+// toMapElement converts the element for a transaction. m is the name of the nftables map.
 func (e mapElement) toMapElement(m string) *knftables.Element {
 	// Key and Value are single strings rather than parts, because a transaction may contain
 	// hundreds of thousands of elements.
@@ -324,7 +309,7 @@ func (e mapElement) toMapElement(m string) *knftables.Element {
 
 // Apply writes the rules of the changed Ports, in one transaction per address family. It implements
 // Writer.
-func (n *nft) Apply(ctx context.Context, changes []Change) error {
+func (n *nft) Apply(ctx context.Context, changes []servicemodel.Change) error {
 	for _, t := range n.tables {
 		mine := t.familyChanges(changes)
 		if len(mine) == 0 {
@@ -337,14 +322,14 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 			continue
 		}
 		tx := t.nft.NewTransaction()
-		t.writtenChains = nil
+		t.shown.written = nil
 		t.addChanges(tx, mine)
 		if tx.NumOperations() == 0 {
 			continue
 		}
 		err := t.runTransaction(ctx, tx)
-		if err == nil && len(t.writtenChains) > 0 {
-			err = t.recordShownChains(t.writtenChains...)
+		if err == nil && len(t.shown.written) > 0 {
+			err = t.shown.recordChains(t.family, t.table, t.shown.written...)
 		}
 		if err != nil {
 			t.built = false
@@ -354,21 +339,22 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// addChanges adds to the transaction the operations for the changes. All deletions precede the
-// additions, because an element may move from one Port to another.
-func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
+// addChanges adds to the transaction the operations for the changes, and updates the recorded state
+// of the table. All deletions of elements precede the additions, because an element may move from
+// one Port to another.
+func (t *nftTable) addChanges(tx *knftables.Transaction, changes []servicemodel.Change) {
 	type place struct{ m, key string }
 	gone, come := map[place]mapElement{}, map[place]mapElement{}
 	oldChains, newChains := map[string]nftChain{}, map[string]nftChain{}
-	shared, hairpin := maps.Clone(t.sharedUses), maps.Clone(t.hairpinUses)
+	shared, hairpin := maps.Clone(t.want.sharedUses), maps.Clone(t.want.hairpinUses)
 	var pieces []portRules
-	gather := func(p *Port, into map[place]mapElement, chains map[string]nftChain, by int) {
+	gather := func(p *servicemodel.Port, into map[place]mapElement, chains map[string]nftChain, by int) {
 		if p == nil {
 			return
 		}
 		of := t.render(t.family, p)
 		for m, list := range of.elements {
-			t.elements[m] = t.elements[m].addElements(list, by)
+			t.want.elements[m] = t.want.elements[m].addElements(list, by)
 			for _, e := range list {
 				into[place{m, e.key}] = e
 			}
@@ -376,7 +362,7 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 		for _, c := range of.own {
 			chains[c.name] = c
 		}
-		t.countUses(of, by)
+		t.want.countUses(of, by)
 		if by > 0 {
 			pieces = append(pieces, of)
 		}
@@ -388,10 +374,10 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 		gather(c.Old, gone, oldChains, -1)
 	}
 	for name := range oldChains {
-		delete(t.rules, name)
+		delete(t.want.rules, name)
 	}
 	for name, c := range newChains {
-		t.rules[name] = len(c.rules)
+		t.want.rules[name] = len(c.rules)
 	}
 	differs := func(c nftChain) bool {
 		old, ok := oldChains[c.name]
@@ -412,7 +398,7 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	t.updateHairpins(tx, hairpin)
 	var dead []nftChain
 	for name := range shared {
-		if t.sharedUses[name] == 0 {
+		if t.want.sharedUses[name] == 0 {
 			dead = append(dead, nftChain{name: name})
 		}
 	}
@@ -423,24 +409,27 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	}
 	deleteChains(tx, dead)
 	for _, c := range dead {
-		delete(t.shownChains, c.name)
+		delete(t.shown.chains, c.name)
 	}
-	for _, c := range t.writtenChains {
-		delete(t.shownChains, c)
+	for _, c := range t.shown.written {
+		delete(t.shown.chains, c)
 	}
 }
 
-// replaceChains adds to the transaction the shared chains of pieces that no Port used before, and
-// their own chains for which differs returns true. before contains the previous numbers of users of
-// shared chains, and old the previous own chains.
-func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, before map[string]int, old map[string]nftChain, differs func(nftChain) bool) {
+// replaceChains adds chains of renderedPorts to the transaction: shared chains that no Port used
+// before, and own chains for which differs returns true. oldUses is the previous number of users of
+// each shared chain. oldChains contains the previous own chains.
+func (t *nftTable) replaceChains(
+	tx *knftables.Transaction, renderedPorts []portRules, oldUses map[string]int, oldChains map[string]nftChain,
+	differs func(nftChain) bool,
+) {
 	var rules []*knftables.Rule
 	made := map[string]bool{}
-	for _, p := range pieces {
+	for _, p := range renderedPorts {
 		for _, c := range p.shared {
-			if before[c.name] == 0 && !made[c.name] {
+			if oldUses[c.name] == 0 && !made[c.name] {
 				made[c.name] = true
-				t.writtenChains = append(t.writtenChains, c.name)
+				t.shown.written = append(t.shown.written, c.name)
 				tx.Add(&knftables.Chain{Name: c.name})
 				for _, r := range c.rules {
 					rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
@@ -451,10 +440,10 @@ func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, 
 			if !differs(c) {
 				continue
 			}
-			if _, ok := old[c.name]; c.affinity > 0 && !ok {
+			if _, ok := oldChains[c.name]; c.affinity > 0 && !ok {
 				tx.Add(t.clientSet(c))
 			}
-			t.writtenChains = append(t.writtenChains, c.name)
+			t.shown.written = append(t.shown.written, c.name)
 			tx.Add(&knftables.Chain{Name: c.name})
 			tx.Flush(&knftables.Chain{Name: c.name})
 			for _, r := range c.rules {
@@ -469,28 +458,28 @@ func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, 
 
 func (t *nftTable) updateHairpins(tx *knftables.Transaction, before map[netip.Addr]int) {
 	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
-		if t.hairpinUses[ip] == 0 {
+		if t.want.hairpinUses[ip] == 0 {
 			tx.Delete(hairpinElement(ip))
 		}
 	}
-	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpinUses), netip.Addr.Compare) {
+	for _, ip := range slices.SortedFunc(maps.Keys(t.want.hairpinUses), netip.Addr.Compare) {
 		if before[ip] == 0 {
 			tx.Add(hairpinElement(ip))
 		}
 	}
 }
 
-// deleteChains adds to the transaction the deletion of the chains dead. It flushes all of them
-// first, because they may refer to each other.
-func deleteChains(tx *knftables.Transaction, dead []nftChain) {
-	slices.SortFunc(dead, func(a, b nftChain) int { return strings.Compare(b.name, a.name) })
-	for _, c := range dead {
+// deleteChains adds to the transaction the deletion of chains and of their affinity sets. It
+// flushes all of the chains first, because they may refer to each other.
+func deleteChains(tx *knftables.Transaction, chains []nftChain) {
+	slices.SortFunc(chains, func(a, b nftChain) int { return strings.Compare(b.name, a.name) })
+	for _, c := range chains {
 		tx.Flush(&knftables.Chain{Name: c.name})
 	}
-	for _, c := range dead {
+	for _, c := range chains {
 		tx.Delete(&knftables.Chain{Name: c.name})
 	}
-	for _, c := range dead {
+	for _, c := range chains {
 		if c.affinity > 0 {
 			tx.Delete(&knftables.Set{Name: c.name})
 		}

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Constants of the nftables netlink interface (linux/netfilter/nf_tables.h).
@@ -49,9 +51,9 @@ const (
 	nftaGenerationID = 1
 )
 
-// queryNFTables sends a netlink request to nftables, and calls each with the attributes of every
+// queryNFTables sends a netlink request to nftables, and calls handle with the attributes of every
 // response message.
-func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
+func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, handle func(map[uint16][]byte)) error {
 	r := nl.NewNetlinkRequest(nfnlNFTables<<8|operation, flags)
 	kind := uint8(unix.AF_INET)
 	if f.v6 {
@@ -63,14 +65,14 @@ func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each f
 	}
 	return r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
 		if len(m) > nl.SizeofNfgenmsg {
-			each(netlinkAttributes(m[nl.SizeofNfgenmsg:]))
+			handle(netlinkAttributes(m[nl.SizeofNfgenmsg:]))
 		}
 		return true
 	})
 }
 
-// rulesetGeneration returns the kernel's ruleset generation, which increases with every transaction
-// of any program.
+// rulesetGeneration returns the kernel's ruleset generation, which increases with every nftables
+// transaction of any program.
 func (f family) rulesetGeneration() (id uint32, err error) {
 	err = f.queryNFTables(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
 		if v := a[nftaGenerationID]; len(v) == 4 {
@@ -80,16 +82,18 @@ func (f family) rulesetGeneration() (id uint32, err error) {
 	return id, err
 }
 
-// forEachElement calls each with every element of a set or map in the kernel, in netlink encoding.
-func (f family) forEachElement(table, set string, each func(element []byte)) error {
-	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table)), nl.NewRtAttr(nftaName, nl.ZeroTerminated(set))}
+// forEachElement calls handle with every element of a set or map in the kernel, in netlink
+// encoding.
+func (f family) forEachElement(table, set string, handle func(element []byte)) error {
+	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table)),
+		nl.NewRtAttr(nftaName, nl.ZeroTerminated(set))}
 	err := f.queryNFTables(nftGetElements, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
 		list, err := nl.ParseRouteAttr(a[nftaListElements])
 		if err != nil {
 			return
 		}
 		for _, e := range list {
-			each(e.Value)
+			handle(e.Value)
 		}
 	})
 	if err != nil {
@@ -104,19 +108,20 @@ type elementDigest struct {
 	sum uint64
 }
 
-// addElements returns the digest d with the elements of list added, or removed if by is -1.
-func (d elementDigest) addElements(list []mapElement, by int) elementDigest {
+// addElements returns the digest d after the elements of list were added. sign is 1, or -1 if the
+// elements were removed instead.
+func (d elementDigest) addElements(list []mapElement, sign int) elementDigest {
 	for _, e := range list {
 		h := fnv.New64a()
 		_, _ = io.WriteString(h, e.key+" : "+e.value)
 		d.sum ^= h.Sum64()
 	}
-	d.n += by * len(list)
+	d.n += sign * len(list)
 	return d
 }
 
-// parseElement converts an element of the map m from its netlink attributes e to the key and value
-// that were written.
+// parseElement returns the key and value of an element of the nftables map m, in the syntax in
+// which they were written. e contains the element's netlink attributes.
 func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
 	key, data := netlinkAttributes(e[nftaElementKey])[nftaDataValue], netlinkAttributes(e[nftaElementData])
 	name, nodePort := strings.CutPrefix(m, nodePortPrefix)
@@ -160,8 +165,8 @@ func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
 }
 
 // Intact reports whether the kernel still has the rules that were written. It compares the rules of
-// each chain and the elements of each map. A table is not read again while the ruleset generation
-// is unchanged. It implements Writer.
+// each chain and the elements of each map. It does not read a table again while the ruleset
+// generation is unchanged. It implements Writer.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {
@@ -186,10 +191,10 @@ func (t *nftTable) isIntact() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if now == t.intactGeneration {
+	if now == t.shown.intactGeneration {
 		return true, nil
 	}
-	if ok, err := t.compareChains(); !ok || err != nil {
+	if ok, err := t.shown.compareChains(t.family, t.table, t.want.rules); !ok || err != nil {
 		return false, err
 	}
 	for _, m := range t.skeleton(t.family, t.base).maps {
@@ -199,15 +204,16 @@ func (t *nftTable) isIntact() (bool, error) {
 		}); err != nil {
 			return false, err
 		}
-		if shown != t.elements[m.Name] {
+		if shown != t.want.elements[m.Name] {
 			return false, nil
 		}
 	}
 	count := 0
-	if err := t.family.forEachElement(t.table, setHairpin, func([]byte) { count++ }); err != nil || count != len(t.hairpinUses) {
+	if err := t.family.forEachElement(t.table, setHairpin, func([]byte) { count++ }); err != nil ||
+		count != len(t.want.hairpinUses) {
 		return false, err
 	}
-	t.intactGeneration = now
+	t.shown.intactGeneration = now
 	return true, nil
 }
 
@@ -220,15 +226,16 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// Counts returns the counters of connections and of unserved packets from the table's sets. It
-// implements Writer.
+// Counts returns the numbers of connections and of unserved packets by frontend, from the table's
+// counter sets. It implements Writer.
 func (n *nft) Counts(context.Context) (Counts, error) {
 	out := newCounts()
 	for _, t := range n.tables {
 		if !t.built {
 			continue
 		}
-		for set, into := range map[string]map[Frontend]uint64{setConnections: out.Connections, setUnserved: out.Unserved} {
+		for set, into := range map[string]map[servicemodel.Frontend]uint64{setConnections: out.Connections,
+			setUnserved: out.Unserved} {
 			err := t.family.forEachElement(t.table, set, func(e []byte) {
 				if at, count, ok := t.parseCounted(netlinkAttributes(e)); ok {
 					into[at] += count
@@ -242,16 +249,16 @@ func (n *nft) Counts(context.Context) (Counts, error) {
 	return out, nil
 }
 
-// parseCounted converts an element of a set that counts connections to its frontend and count. ok
-// is false if it cannot be parsed.
-func (f family) parseCounted(e map[uint16][]byte) (at Frontend, count uint64, ok bool) {
+// parseCounted returns the frontend and the packet count of an element of the sets setConnections
+// and setUnserved. e contains the element's netlink attributes. ok is false if it cannot be parsed.
+func (f family) parseCounted(e map[uint16][]byte) (at servicemodel.Frontend, count uint64, ok bool) {
 	key := netlinkAttributes(e[nftaElementKey])[nftaDataValue]
 	n := f.bits / 8
 	if len(key) != n+8 { // each part of a key is padded to 4 bytes
 		return at, 0, false
 	}
 	ip, _ := netip.AddrFromSlice(key[:n])
-	at = Frontend{IP: ip, Proto: protocolName(key[n]), Port: int32(binary.BigEndian.Uint16(key[n+4:]))}
+	at = servicemodel.Frontend{IP: ip, Proto: protocolName(key[n]), Port: int32(binary.BigEndian.Uint16(key[n+4:]))}
 	expr := e[nftaElementExpr]
 	if list, err := nl.ParseRouteAttr(e[nftaElementExprs]); err == nil && len(list) > 0 {
 		expr = list[0].Value

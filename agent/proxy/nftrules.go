@@ -12,14 +12,16 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Table is the name of Keelson's nftables tables, one per address family. The agent changes no
 // other table.
 const Table = "keelson"
 
-// markMasquerade is the packet mark for masquerading: the node's address replaces the source
-// address. Replies must return through the node that changed the destination.
+// markMasquerade is the packet mark that requests masquerading: the node's address replaces the
+// source address. The replies then return through this node, which has changed the destination and
+// must reverse the change.
 const markMasquerade = "0x4000"
 
 // The maps and sets. The maps of node ports have the prefix nodePortPrefix, and no address in their
@@ -52,66 +54,61 @@ const (
 )
 
 // countedFor is the time after which the connection counter of a frontend expires if no connection
-// uses it. Counters of deleted Services expire likewise.
+// uses it. The counters of deleted Services expire in the same way.
 const countedFor = 24 * time.Hour
 
 // mapElement is an element of an nftables map, or of a set if value is empty.
 type mapElement struct{ key, value, comment string }
 
-// nftChain is an nftables chain with its rules. It belongs to one Port, or several Ports share it.
+// nftChain is an nftables chain with its rules. It belongs to one Port (own) or to all Ports that
+// use it (shared).
 type nftChain struct {
 	name     string
 	rules    []string
 	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// sameChain reports whether two shared chains are equal, by their names, which are hashes of their
-// rules. Either may be nil.
-func (c *nftChain) sameChain(d *nftChain) bool {
-	return c == d || c != nil && d != nil && c.name == d.name
-}
-
 // portRules contains the nftables map elements and chains of one Port.
 type portRules struct {
-	elements map[string][]mapElement // by map
+	elements map[string][]mapElement // elements of each map, by the map's name
 	own      []nftChain
 	shared   []nftChain
 	hairpin  []netip.Addr // pods that may reach themselves through the Service
 }
 
-func (f family) elementKey(at Frontend) string {
+func (f family) elementKey(at servicemodel.Frontend) string {
 	if at.IsNodePort() {
 		return at.Proto + " . " + strconv.Itoa(int(at.Port))
 	}
 	return at.IP.String() + " . " + at.Proto + " . " + strconv.Itoa(int(at.Port))
 }
 
-// mapName returns the full name of the map name for a frontend: node ports have maps of their own,
-// with the prefix nodePortPrefix.
-func mapName(name string, at Frontend) string {
+// mapName returns the name of the nftables map with the element of a frontend. It is baseName, with
+// the prefix nodePortPrefix for a node port.
+func mapName(baseName string, at servicemodel.Frontend) string {
 	if at.IsNodePort() {
-		return nodePortPrefix + name
+		return nodePortPrefix + baseName
 	}
-	return name
+	return baseName
 }
 
 // renderPort returns the nftables map elements and chains of a Port in mode nftables. It is pure.
-func (f family) renderPort(p *Port) portRules {
+func (f family) renderPort(p *servicemodel.Port) portRules {
 	out := portRules{elements: map[string][]mapElement{}}
-	add := func(m string, at Frontend, value string) {
+	add := func(m string, at servicemodel.Frontend, value string) {
 		m = mapName(m, at)
 		out.elements[m] = append(out.elements[m], mapElement{f.elementKey(at), value, sanitizeComment(p.Name)})
 	}
 	chains := map[string]bool{}
 	for _, at := range p.Internal {
-		if to := f.addBalancing(&out, p, at, internalPrefix, p.Cluster, mapEndpoints, chains); to != "" {
+		if to := f.addBalancing(&out, p, at, internalPrefix, p.Backends.Cluster, mapEndpoints, chains); to != "" {
 			add(mapServices, at, "goto "+to)
 		} else {
 			add(mapRefused, at, noBackendVerdict(p.StayInside, p))
 		}
 	}
 	for _, at := range p.External {
-		to := f.addBalancing(&out, p, at, "out-", p.Outside, mapEndpoints, chains)
+		to := f.addBalancing(&out, p, at, "out-", p.Backends.Outside, mapEndpoints, chains)
 		if to == "" {
 			add(mapRefused, at, noBackendVerdict(p.KeepSource, p))
 			continue
@@ -122,86 +119,86 @@ func (f family) renderPort(p *Port) portRules {
 		}
 		add(mapServices, at, "goto "+mapName(chainShort, at))
 		add(mapInside, at, "goto "+to)
-		if here := f.addBalancing(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
+		if here := f.addBalancing(&out, p, at, "loc-", p.Backends.Here, mapLocalEndpoints, chains); here != "" {
 			add(mapLocal, at, "goto "+here)
 		} else {
-			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: Kubernetes specifies that this node drops the packets
+			// other nodes have backends: Kubernetes specifies that this node drops the packets
+			add(mapRefused, at, "goto "+chainSilent)
 		}
 	}
 	out.addGuard(p, add)
-	out.hairpin = p.localAddresses()
+	out.hairpin = p.LocalAddresses()
 	return out
 }
 
-// noBackendVerdict returns the nftables verdict for traffic to a Port without a backend. With
-// stays, the traffic must stay on this node. It is then dropped if other nodes could serve it, as
-// Kubernetes specifies. All other traffic is rejected.
-func noBackendVerdict(stays bool, p *Port) string {
-	if stays && len(p.Serving) > 0 {
+// noBackendVerdict returns the nftables verdict for traffic to a Port without a backend. mustStay
+// means that the traffic must stay on this node. Such traffic is dropped if other nodes could serve
+// it, as Kubernetes specifies. All other traffic is rejected.
+func noBackendVerdict(mustStay bool, p *servicemodel.Port) string {
+	if mustStay && len(p.Backends.Serving) > 0 {
 		return "goto " + chainSilent
 	}
 	return "goto " + chainUnserved
 }
 
-// addBalancing adds the rules that select a backend for traffic to a frontend of p. It returns the
-// name of the chain that selects, or "" if there are no backends. made contains the names of the
-// chains that out already has.
-func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
-	if len(to) == 0 {
+// addBalancing adds to out the map elements and chains that select one of the backends for traffic
+// to a frontend of the Port p. It returns the name of the first chain, or "" if there are no
+// backends. chainNames is the set of chain names that out already contains.
+func (f family) addBalancing(
+	out *portRules, p *servicemodel.Port, frontend servicemodel.Frontend, prefix string,
+	backends []servicemodel.Backend,
+	endpointsMap string, chainNames map[string]bool,
+) string {
+	if len(backends) == 0 {
 		return ""
 	}
 	if p.Affinity > 0 {
-		return f.addAffinityChains(out, p, prefix, to, made)
+		return f.addAffinityChains(out, p, prefix, backends, chainNames)
 	}
 	if prefix != internalPrefix && p.Wide {
-		return f.addChoiceChain(out, p, prefix, to, made)
+		return f.addChoiceChain(out, p, prefix, backends, chainNames)
 	}
-	m, key := mapName(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
-	if !at.IsNodePort() {
-		key = at.IP.String() + " . " + key
+	m, key := mapName(endpointsMap+frontend.Proto, frontend), strconv.Itoa(int(frontend.Port))
+	if !frontend.IsNodePort() {
+		key = frontend.IP.String() + " . " + key
 	}
-	for i, b := range to {
+	for i, b := range backends {
 		out.elements[m] = append(out.elements[m], mapElement{key: key + " . " + strconv.Itoa(i),
 			value: b.IP.String() + " . " + strconv.Itoa(int(b.Port))})
 	}
-	c := f.pickChain(m, at, len(to))
-	if !made[c.name] {
-		made[c.name] = true
+	c := f.pickChain(m, frontend, len(backends))
+	if !chainNames[c.name] {
+		chainNames[c.name] = true
 		out.shared = append(out.shared, c)
 	}
 	return c.name
 }
 
-// internalPrefix is the first part of the names of a Port's chains for traffic to the cluster IP.
+// internalPrefix is the prefix of the names of a Port's own chains for traffic to the cluster IP.
 const internalPrefix = "svc-"
 
-// Limits up to which the nftables maps contain all endpoints of each external frontend. Beyond
-// these limits, each port of a Service has one chain with its endpoints. The kernel then stores the
-// sum of frontends and endpoints, not their product.
-const (
-	maxMappedFrontends = 8  // per port
-	maxMappedPairs     = 64 // per Service
-)
-
-// addChoiceChain adds to out the chain that selects one of the endpoints to for all external
+// addChoiceChain adds to out the chain that selects one of the backends at random, for all external
 // frontends of a Port. It returns the chain's name.
-func (f family) addChoiceChain(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
+func (f family) addChoiceChain(
+	out *portRules, p *servicemodel.Port, prefix string, backends []servicemodel.Backend, chainNames map[string]bool,
+) string {
 	name := prefix + p.ID
-	if made[name] {
+	if chainNames[name] {
 		return name
 	}
-	made[name] = true
-	choice := make([]string, len(to))
-	for i, b := range to {
+	chainNames[name] = true
+	choice := make([]string, len(backends))
+	for i, b := range backends {
 		choice[i] = fmt.Sprintf("%d : %s . %d", i, b.IP, b.Port)
 	}
 	out.own = append(out.own, nftChain{name: name, rules: []string{f.countRule(setConnections),
-		fmt.Sprintf("meta l4proto %s dnat %s to numgen random mod %d map { %s }", p.Proto, f.ip, len(to), strings.Join(choice, " , "))}})
+		fmt.Sprintf("meta l4proto %s dnat %s to numgen random mod %d map { %s }", p.Proto, f.ip, len(backends),
+			strings.Join(choice, " , "))}})
 	return name
 }
 
-// choiceKey returns the nftables expression for the packet fields by which a backend is selected in
-// a map.
+// choiceKey returns the first part of the keys of endpoint maps, as an nftables expression: the
+// destination address, unless it is a node port, and the destination port.
 func (f family) choiceKey(nodePort bool, proto string) string {
 	if nodePort {
 		return proto + " dport"
@@ -209,26 +206,28 @@ func (f family) choiceKey(nodePort bool, proto string) string {
 	return f.ip + " daddr . " + proto + " dport"
 }
 
-// pickChain returns the chain that selects one of n backends in the map endpoints. All frontends
-// with n backends share it.
-func (f family) pickChain(endpoints string, at Frontend, n int) nftChain {
-	return nftChain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
-		f.countRule(setConnections),
-		fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip, f.choiceKey(at.IsNodePort(), at.Proto), n, endpoints),
-	}}
+// pickChain returns the chain that selects one of n backends at random from the map endpointsMap.
+// All frontends with n backends share this chain.
+func (f family) pickChain(endpointsMap string, at servicemodel.Frontend, n int) nftChain {
+	return nftChain{name: "pick-" + strings.Replace(endpointsMap, mapEndpoints, "", 1) + "-" + strconv.Itoa(n),
+		rules: []string{
+			f.countRule(setConnections),
+			fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip,
+				f.choiceKey(at.IsNodePort(), at.Proto), n, endpointsMap),
+		}}
 }
 
 func (f family) countRule(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another
-// chain. It returns the new chain's name.
-func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bool) string {
-	c := nftChain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
-	if !made[c.name] {
-		made[c.name] = true
-		if strings.HasPrefix(to, "pick-") {
+// addMasqueradeChain adds to out a chain that marks packets for masquerading and then goes to the
+// chain target. It returns the new chain's name.
+func (f family) addMasqueradeChain(out *portRules, target string, chainNames map[string]bool) string {
+	c := nftChain{name: "masked-" + target, rules: []string{markStatement, "goto " + target}}
+	if !chainNames[c.name] {
+		chainNames[c.name] = true
+		if strings.HasPrefix(target, "pick-") {
 			out.shared = append(out.shared, c)
 		} else {
 			out.own = append(out.own, c)
@@ -237,52 +236,47 @@ func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bo
 	return c.name
 }
 
-// addAffinityChains adds to out a chain and a set of clients for every backend, for session
-// affinity. It returns the name of the chain that selects the backend.
-func (f family) addAffinityChains(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
+// addAffinityChains adds to out the chains for session affinity: a chain that selects the backend,
+// and a chain and a set of clients for every backend. It returns the name of the selecting chain.
+func (f family) addAffinityChains(
+	out *portRules, p *servicemodel.Port, prefix string, backends []servicemodel.Backend, chainNames map[string]bool,
+) string {
 	front := nftChain{name: prefix + p.ID, rules: []string{f.countRule(setConnections)}}
-	if made[front.name] {
+	if chainNames[front.name] {
 		return front.name
 	}
-	made[front.name] = true
-	choice := make([]string, len(to))
-	for i, b := range to {
-		own := "ep-" + p.ID + "-" + shortHash(fmt.Sprint(b.addrPort(), p.Affinity)) // the name contains the timeout, because a set's timeout cannot be changed
-		if !made[own] {
-			made[own] = true
+	chainNames[front.name] = true
+	choice := make([]string, len(backends))
+	for i, b := range backends {
+		// the name contains the timeout, because a set's timeout cannot be changed
+		own := "ep-" + p.ID + "-" + servicemodel.ShortHash(fmt.Sprint(b.AddrPort(), p.Affinity))
+		if !chainNames[own] {
+			chainNames[own] = true
 			out.own = append(out.own, nftChain{name: own, affinity: p.Affinity, rules: []string{
 				fmt.Sprintf("update @%s { %s saddr }", own, f.ip),
-				fmt.Sprintf("meta l4proto %s dnat to %s", p.Proto, b.addrPort()),
+				fmt.Sprintf("meta l4proto %s dnat to %s", p.Proto, b.AddrPort()),
 			}})
 		}
 		front.rules = append(front.rules, fmt.Sprintf("%s saddr @%s goto %s", f.ip, own, own))
 		choice[i] = fmt.Sprintf("%d : goto %s", i, own)
 	}
-	front.rules = append(front.rules, fmt.Sprintf("numgen random mod %d vmap { %s }", len(to), strings.Join(choice, " , ")))
+	front.rules = append(front.rules, fmt.Sprintf("numgen random mod %d vmap { %s }", len(backends),
+		strings.Join(choice, " , ")))
 	out.own = append(out.own, front)
 	return front.name
 }
 
-// addGuard adds to out the rules that drop packets of clients outside the Service's
-// loadBalancerSourceRanges. add adds an element to a map.
-func (out *portRules) addGuard(p *Port, add func(m string, at Frontend, value string)) {
+// addGuard adds to out the chain that drops packets from clients outside the Service's
+// loadBalancerSourceRanges, and the map elements that lead to it. add adds an element to a map.
+func (out *portRules) addGuard(p *servicemodel.Port, add func(m string, at servicemodel.Frontend, value string)) {
 	if len(p.Guarded) == 0 {
 		return
 	}
-	out.shared = append(out.shared, *p.guard)
+	guard := nftChain{name: "fw-" + p.Sources.ID, rules: []string{p.Sources.DropRule}}
+	out.shared = append(out.shared, guard)
 	for _, at := range p.Guarded {
-		add(mapFirewall, at, "goto "+p.guard.name)
+		add(mapFirewall, at, "goto "+guard.name)
 	}
-}
-
-// guardChain returns the chain that drops packets of clients outside ranges. Ports with the same
-// ranges share the chain, because its name is a hash of the ranges.
-func (f family) guardChain(ranges []netip.Prefix) *nftChain {
-	rule := "drop"
-	if len(ranges) > 0 {
-		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joinPrefixes(ranges))
-	}
-	return &nftChain{name: "fw-" + shortHash(rule), rules: []string{rule}}
 }
 
 func joinPrefixes(all []netip.Prefix) string {
@@ -293,17 +287,8 @@ func joinPrefixes(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
-// shortHashDigits is the number of digits that shortHash returns.
-const shortHashDigits = 12
-
-// shortHash returns a short hexadecimal hash of s.
-func shortHash(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:shortHashDigits/2])
-}
-
-// tableSkeleton is an nftables table as it is without any Service: maps, sets, and base chains with
-// their rules in order.
+// tableSkeleton is an nftables table without any Services: maps, sets, and base chains with their
+// rules in order.
 type tableSkeleton struct {
 	maps   []*knftables.Map
 	sets   []*knftables.Set
@@ -311,8 +296,8 @@ type tableSkeleton struct {
 	rules  []*knftables.Rule
 }
 
-// markerChain returns the name of an empty chain that identifies the skeleton. It shows whether the
-// kernel's table was written for the same skeleton.
+// markerChain returns the name of an empty chain. The name contains a hash of the skeleton. If the
+// kernel's table has this chain, it was written for the same skeleton.
 func (s *tableSkeleton) markerChain() string {
 	sum := sha256.New()
 	for _, m := range s.maps {
@@ -327,7 +312,9 @@ func (s *tableSkeleton) markerChain() string {
 	return "version-" + hex.EncodeToString(sum.Sum(nil)[:6])
 }
 
-func (s *tableSkeleton) addHookChain(name string, kind knftables.BaseChainType, hook knftables.BaseChainHook, priority knftables.BaseChainPriority) {
+func (s *tableSkeleton) addHookChain(
+	name string, kind knftables.BaseChainType, hook knftables.BaseChainHook, priority knftables.BaseChainPriority,
+) {
 	s.chains = append(s.chains, &knftables.Chain{Name: name, Type: knftables.PtrTo(kind), Hook: knftables.PtrTo(hook),
 		Priority: knftables.PtrTo(priority)})
 }
@@ -348,7 +335,7 @@ func (s *tableSkeleton) addBypass(chain string, hook knftables.BaseChainHook) {
 	}
 }
 
-// fullSkeleton returns the table of mode nftables as it is without any Service. It is pure.
+// fullSkeleton returns the nftables table of mode nftables without any Services. It is pure.
 func (f family) fullSkeleton(b Base) *tableSkeleton {
 	s := &tableSkeleton{}
 	address := f.ip + " daddr . meta l4proto . th dport"
@@ -362,15 +349,17 @@ func (f family) fullSkeleton(b Base) *tableSkeleton {
 		for _, proto := range []string{"tcp", "udp", "sctp"} {
 			for _, m := range []string{mapEndpoints, mapLocalEndpoints} {
 				s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m + proto,
-					TypeOf: fmt.Sprintf("%s . numgen random mod 2 : %s daddr . %s dport", f.choiceKey(kind.prefix != "", proto), f.ip, proto)})
+					TypeOf: fmt.Sprintf("%s . numgen random mod 2 : %s daddr . %s dport",
+						f.choiceKey(kind.prefix != "", proto), f.ip, proto)})
 			}
 		}
 	}
 	s.sets = append(s.sets, &knftables.Set{Name: setHairpin, Type: f.addr + " . " + f.addr})
 	for _, name := range []string{setConnections, setUnserved} {
 		s.sets = append(s.sets, &knftables.Set{Name: name, Type: f.addr + " . inet_proto . inet_service",
-			Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag}, Timeout: knftables.PtrTo(countedFor),
-			Size: knftables.PtrTo(uint64(65535))})
+			Flags:   []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
+			Timeout: knftables.PtrTo(countedFor),
+			Size:    knftables.PtrTo(uint64(65535))})
 	}
 	at := fmt.Sprintf("fib daddr type local %s daddr != %s", f.ip, f.loopback)
 	if chosen := f.familyPrefixes(b.NodePorts); len(chosen) > 0 {
@@ -402,8 +391,8 @@ func (f family) fullSkeleton(b Base) *tableSkeleton {
 }
 
 // addShortcutChains adds the chains for external traffic to Services with externalTrafficPolicy
-// Local. Other hosts reach only endpoints on this node. Pods and the node itself may use any
-// endpoint, as with the cluster IP.
+// Local. Packets from other hosts go only to endpoints on this node. Packets from pods and from the
+// node itself may go to any endpoint, as with the cluster IP. prefix is nodePortPrefix or "".
 func (s *tableSkeleton) addShortcutChains(f family, prefix, key string, pods []netip.Prefix) {
 	name := prefix + chainShort
 	s.addChain(name)
@@ -426,9 +415,11 @@ func (s *tableSkeleton) addMasqueradeRules(f family, pods []netip.Prefix) {
 }
 
 // addRefusalRules adds the chains and rules that reject or drop traffic without a backend, before
-// it is routed or delivered. They apply to the frontends in the maps "refused". They also reject
-// traffic to addresses in the ranges services that no Service has. Local addresses are exempt,
-// because the agent serves DNS at one of them.
+// it is routed or delivered. The rules look up frontends in the maps named by mapRefused. address
+// is the key expression for frontends with an address. nodePort is the match expression for packets
+// to node ports; if it is empty, node ports get no rule. Traffic to an address in the prefixes
+// services is also rejected if the address belongs to no Service. Local addresses in these prefixes
+// are exempt, because the agent serves DNS at one of them.
 func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, services []netip.Prefix) {
 	// the kernel limits the rate of ICMP errors
 	s.addRule(chainRefuse, "meta l4proto tcp reject with tcp reset")
@@ -446,14 +437,16 @@ func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, serv
 			s.addRule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)
 		}
 		if hook != knftables.InputHook && len(services) > 0 {
-			s.addRule(name, "%s daddr { %s } fib daddr type != local goto %s", f.ip, joinPrefixes(services), chainRefuse)
+			s.addRule(name, "%s daddr { %s } fib daddr type != local goto %s", f.ip,
+				joinPrefixes(services), chainRefuse)
 		}
 	}
 }
 
-// clientSet returns the nftables set that stores which clients have affinity to the backend of
+// clientSet returns the nftables set that stores the clients with affinity to the backend of the
 // chain c.
 func (f family) clientSet(c nftChain) *knftables.Set {
-	return &knftables.Set{Name: c.name, Type: f.addr, Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
+	return &knftables.Set{Name: c.name, Type: f.addr,
+		Flags:   []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
 		Timeout: knftables.PtrTo(time.Duration(c.affinity) * time.Second), Size: knftables.PtrTo(uint64(65535))}
 }

@@ -49,7 +49,8 @@ func isTableActive(f family, table string) (bool, error) {
 	ok := true
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
 	err := f.queryNFTables(nftGetChain, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
-		if p := a[nftaChainPolicy]; cString(a[nftaTable]) == table && len(p) == 4 && binary.BigEndian.Uint32(p) != nftAccept {
+		if p := a[nftaChainPolicy]; cString(a[nftaTable]) == table && len(p) == 4 &&
+			binary.BigEndian.Uint32(p) != nftAccept {
 			ok = false
 		}
 	})
@@ -64,31 +65,42 @@ func isTableActive(f family, table string) (bool, error) {
 	return ok, err
 }
 
-// recordShownChains reads from the kernel the representation of chains that were just written, and
-// stores it for compareChains. Without arguments it reads all chains of the table.
-func (t *nftTable) recordShownChains(chains ...string) error {
-	if t.read == nil {
+// shownRules are the kernel's representations of the chains of a table, as read right after the
+// chains were written.
+type shownRules struct {
+	// nil: not supported, so rules are not compared
+	read func(f family, table, chain string) (map[string]shownChain, error)
+
+	chains           map[string]shownChain // by name; a chain that could not be read is missing
+	written          []string              // chains that the current transaction writes
+	intactGeneration uint32                // ruleset generation at which the table was last found intact
+}
+
+// recordChains reads from the kernel the representation of chains that were just written, and
+// stores it for compareChains. Without names it reads all chains of the table.
+func (s *shownRules) recordChains(f family, table string, names ...string) error {
+	if s.read == nil {
 		return nil
 	}
-	if len(chains) == 0 {
-		now, err := t.read(t.family, t.table, "")
+	if len(names) == 0 {
+		now, err := s.read(f, table, "")
 		if err == nil {
-			t.shownChains = now
+			s.chains = now
 		}
 		return ignoreConcurrentChange(err)
 	}
-	for _, c := range chains {
-		now, err := t.read(t.family, t.table, c)
+	for _, c := range names {
+		now, err := s.read(f, table, c)
 		if err != nil {
 			return ignoreConcurrentChange(err)
 		}
-		t.shownChains[c] = now[c]
+		s.chains[c] = now[c]
 	}
 	return nil
 }
 
-// ignoreConcurrentChange returns nil if err only states that the rules changed while they were
-// read. The next check reads the rules again.
+// ignoreConcurrentChange returns nil if err only means that the rules changed while they were read,
+// and err otherwise. The next check reads the rules again.
 func ignoreConcurrentChange(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
 		return nil
@@ -97,19 +109,19 @@ func ignoreConcurrentChange(err error) error {
 }
 
 // compareChains reports whether the kernel's rules of all chains are unchanged since they were
-// written. For a chain that could not be read after it was written, it stores the current
-// representation.
-func (t *nftTable) compareChains() (bool, error) {
-	now, err := kernelRules(t.family, t.table, "")
-	if err != nil || len(now) != len(t.rules) {
+// written. want is the number of rules of each chain. If a chain could not be read right after it
+// was written, only that number is compared, and the current rules are stored for the next call.
+func (s *shownRules) compareChains(f family, table string, want map[string]int) (bool, error) {
+	now, err := kernelRules(f, table, "")
+	if err != nil || len(now) != len(want) {
 		return false, err
 	}
-	for name, n := range t.rules {
-		was, known := t.shownChains[name]
+	for name, n := range want {
+		was, known := s.chains[name]
 		if now[name].rules != n || known && was != now[name] {
 			return false, nil
 		}
-		t.shownChains[name] = now[name]
+		s.chains[name] = now[name]
 	}
-	return isTableActive(t.family, t.table)
+	return isTableActive(f, table)
 }

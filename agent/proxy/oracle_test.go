@@ -24,6 +24,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -36,7 +38,8 @@ type town struct {
 
 // dwellers are the pods with their node and addresses.
 var dwellers = map[string]struct{ node, v4, v6 string }{
-	"a": {"w1", "10.244.0.2", "fd00:10::2"}, "b": {"w1", "10.244.0.6", "fd00:10::6"}, "c": {"w2", "10.244.1.2", "fd00:10::a"},
+	"a": {"w1", "10.244.0.2", "fd00:10::2"}, "b": {"w1", "10.244.0.6", "fd00:10::6"},
+	"c": {"w2", "10.244.1.2", "fd00:10::a"},
 }
 
 const (
@@ -67,7 +70,8 @@ func newTown(t *testing.T) town {
 	}
 	outside := space.New(t)
 	if err := space.In(out.node, func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(int(outside))})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -123,11 +127,16 @@ func eachConn(t *testing.T, ns netns.NsHandle, network, address string, do func(
 	lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 		var err error
 		if network == "tcp6" {
-			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
+			_ = c.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+			})
 		}
 		return err
 	}}
-	if err := space.In(ns, func() (err error) { ln, err = lc.Listen(context.Background(), network, address); return err }); err != nil {
+	if err := space.In(ns, func() (err error) {
+		ln, err = lc.Listen(context.Background(), network, address)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
@@ -248,7 +257,8 @@ func try(from netns.NsHandle, address string, want expected) error {
 			return fmt.Errorf("%q, %v", answer, err)
 		}
 		seen := f[1]
-		if want.source == "node" && (seen == outsideV4 || seen == outsideV6) || want.source != "" && want.source != "node" && seen != want.source {
+		if want.source == "node" && (seen == outsideV4 || seen == outsideV6) ||
+			want.source != "" && want.source != "node" && seen != want.source {
 			return fmt.Errorf("the pod sees %s", seen)
 		}
 		return nil
@@ -275,9 +285,10 @@ func TestKernelAgainstOracle(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := NewModel(Location{Node: "w1"})
+			m := servicemodel.NewModel(servicemodel.Location{Node: "w1"})
 			base := testBase
-			base.NodePorts = []netip.Prefix{netip.MustParsePrefix(nodeV4 + "/32"), netip.MustParsePrefix(nodeV6 + "/128")}
+			base.NodePorts = []netip.Prefix{netip.MustParsePrefix(nodeV4 + "/32"),
+				netip.MustParsePrefix(nodeV6 + "/128")}
 			do := func(f func() error) {
 				t.Helper()
 				if err := space.In(town.node, f); err != nil {
@@ -307,7 +318,8 @@ func TestKernelAgainstOracle(t *testing.T) {
 			}
 			do(func() error {
 				counts, err := w.Counts(t.Context())
-				if err == nil && (len(countsByPort(m.Ports(), counts.Connections)) == 0 || len(countsByPort(m.Ports(), counts.Unserved)) == 0) {
+				if err == nil && (len(countsByPort(m.Ports(), counts.Connections)) == 0 ||
+					len(countsByPort(m.Ports(), counts.Unserved)) == 0) {
 					err = fmt.Errorf("connections, or those that met nobody, are not counted: %v", counts)
 				}
 				return err
@@ -344,17 +356,20 @@ func routeServices(b Base) error {
 }
 
 // disturb makes a random change.
-func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[string]*discoveryv1.EndpointSlice) {
+func disturb(
+	r *rand.Rand, m *servicemodel.Model, services map[string]*v1.Service, parts map[string]*discoveryv1.EndpointSlice,
+) {
 	i := r.IntN(3)
 	name := fmt.Sprint("s", i)
 	key := types.NamespacedName{Namespace: "default", Name: name}
 	if r.IntN(3) == 0 {
 		local := v1.ServiceInternalTrafficPolicyLocal
-		services[name] = service(name, fmt.Sprintf("10.96.0.%d", 10+i), int32(30080+i), func(s *v1.Service) {
+		services[name] = proxytest.Service(name, fmt.Sprintf("10.96.0.%d", 10+i), int32(30080+i), func(s *v1.Service) {
 			s.Spec.Type = v1.ServiceTypeLoadBalancer
 			s.Spec.ClusterIPs = []string{s.Spec.ClusterIP, fmt.Sprintf("fd00:96::%d", 10+i)}
 			s.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", 10+i), fmt.Sprintf("2001:db8::%d", 10+i)}
-			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", 80+i)}, {IP: fmt.Sprintf("2001:db8::%d", 80+i)}}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", 80+i)},
+				{IP: fmt.Sprintf("2001:db8::%d", 80+i)}}
 			if r.IntN(2) == 0 {
 				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 			}
@@ -381,14 +396,14 @@ func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[
 			}
 			switch r.IntN(4) {
 			case 0:
-				endpoints = append(endpoints, endpoint(ip, d.node, true, true, false))
+				endpoints = append(endpoints, proxytest.Endpoint(ip, d.node, true, true, false))
 			case 1:
-				endpoints = append(endpoints, endpoint(ip, d.node, false, true, true))
+				endpoints = append(endpoints, proxytest.Endpoint(ip, d.node, false, true, true))
 			case 2:
-				endpoints = append(endpoints, endpoint(ip, d.node, false, false, false))
+				endpoints = append(endpoints, proxytest.Endpoint(ip, d.node, false, false, false))
 			}
 		}
-		part := slice(name, endpoints...)
+		part := proxytest.Slice(name, endpoints...)
 		if v6 {
 			part.AddressType = discoveryv1.AddressTypeIPv6
 		}
@@ -421,7 +436,8 @@ func tryAll(t *testing.T, town town, svc *v1.Service, parts map[string]*discover
 				want := oracle(svc, parts, client, kind, v6)
 				for range 2 {
 					if err := try(town.clients[client], address, want); err != nil {
-						t.Errorf("%s: from %s to %s, the %s address of %s: %v, want %s", when, client, address, kind, svc.Name, err, want)
+						t.Errorf("%s: from %s to %s, the %s address of %s: %v, want %s", when, client, address, kind,
+							svc.Name, err, want)
 					}
 				}
 			}

@@ -13,19 +13,25 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
 // manyPairs returns a Service with many pairs of an external address and a port, and its
 // EndpointSlice.
-func manyPairs(name string, i, addresses, ports int, change ...func(*v1.Service)) (*v1.Service, *discoveryv1.EndpointSlice) {
-	part := slice(name, endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.1.2", "w2", true, true, false))
+func manyPairs(name string, i, addresses, ports int, change ...func(*v1.Service)) (
+	*v1.Service, *discoveryv1.EndpointSlice,
+) {
+	part := proxytest.Slice(name, proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+		proxytest.Endpoint("10.244.1.2", "w2", true, true, false))
 	part.Ports = nil
-	svc := service(name, fmt.Sprint("10.96.0.", 10+i), 0, func(s *v1.Service) {
+	svc := proxytest.Service(name, fmt.Sprint("10.96.0.", 10+i), 0, func(s *v1.Service) {
 		s.Spec.Ports = nil
 		for n := range ports {
 			port, target := fmt.Sprint("p", n), int32(8080)
-			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: port, Port: int32(20000 + n), Protocol: v1.ProtocolTCP})
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: port, Port: int32(20000 + n),
+				Protocol: v1.ProtocolTCP})
 			part.Ports = append(part.Ports, discoveryv1.EndpointPort{Name: &port, Port: &target})
 		}
 		for n := range addresses {
@@ -48,7 +54,8 @@ func balancedPairs(ranges int) func(*v1.Service) {
 		}
 		s.Spec.ExternalIPs = nil
 		for n := range ranges {
-			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("198.51.%d.%d/32", n/128, 2*(n%128)))
+			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
+				fmt.Sprintf("198.51.%d.%d/32", n/128, 2*(n%128)))
 		}
 	}
 }
@@ -60,7 +67,7 @@ func localPairs(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExtern
 type size struct{ rules, chains, bytes int }
 
 // sizeOf returns the size of the rules of a model in a mode, written in memory.
-func sizeOf(t testing.TB, m *Model, mode Mode) (out size) {
+func sizeOf(t testing.TB, m *servicemodel.Model, mode Mode) (out size) {
 	t.Helper()
 	ipt, text := inMemory()
 	w := Writer(ipt)
@@ -100,15 +107,22 @@ func TestRulesAreNoProduct(t *testing.T) {
 		change []func(*v1.Service)
 		parts  func(*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice
 	}{
-		"served":                    {nil, func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(p) }},
-		"no endpoints":              {nil, func(*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return nil }},
-		"local policy":              {[]func(*v1.Service){localPairs}, func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(p) }},
-		"local, endpoint elsewhere": {[]func(*v1.Service){localPairs}, func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(elsewhere(p)) }},
-		"load balancer with ranges": {[]func(*v1.Service){balancedPairs(ranges)}, func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(p) }},
+		"served": {nil, func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
+			return sliceList(p)
+		}},
+		"no endpoints": {nil, func(*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
+			return nil
+		}},
+		"local policy": {[]func(*v1.Service){localPairs},
+			func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(p) }},
+		"local, endpoint elsewhere": {[]func(*v1.Service){localPairs},
+			func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(elsewhere(p)) }},
+		"load balancer with ranges": {[]func(*v1.Service){balancedPairs(ranges)},
+			func(p *discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return sliceList(p) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			svc, part := manyPairs("bomb", 0, addresses, ports, test.change...)
-			m := Compute([]*v1.Service{svc}, test.parts(part), testPlace)
+			m := servicemodel.Compute([]*v1.Service{svc}, test.parts(part), testPlace)
 			if n := pairsOf(m.Ports()); n != addresses*ports {
 				t.Fatalf("%d pairs, want %d", n, addresses*ports)
 			}
@@ -116,7 +130,8 @@ func TestRulesAreNoProduct(t *testing.T) {
 			const most = 100 + 2*addresses + 10*ports + ranges
 			for _, mode := range []Mode{ModeIPTables, ModeNFTables} {
 				if in := sizeOf(t, m, mode); in.rules > most || in.chains > 100+5*ports {
-					t.Errorf("%s: %d rules and %d chains for %d addresses and %d ports, want at most %d and %d", mode, in.rules, in.chains, addresses, ports, most, 100+5*ports)
+					t.Errorf("%s: %d rules and %d chains for %d addresses and %d ports, want at most %d and %d", mode,
+						in.rules, in.chains, addresses, ports, most, 100+5*ports)
 				}
 			}
 		})
@@ -140,7 +155,7 @@ func TestContestedPairsAreNoProduct(t *testing.T) {
 		}
 		services = append(services, other)
 	}
-	m := Compute(services, sliceList(part), testPlace)
+	m := servicemodel.Compute(services, sliceList(part), testPlace)
 	lost := 64*64 + 6*32*2 - pairsOf(m.Ports())
 	w, _ := inMemory()
 	if err := w.Sync(t.Context(), testBase, maps.Values(m.Ports())); err != nil {
@@ -155,7 +170,7 @@ func TestContestedPairsAreNoProduct(t *testing.T) {
 }
 
 // pairsOf returns the number of pairs of an external address and a port.
-func pairsOf(ports map[string]*Port) (n int) {
+func pairsOf(ports map[string]*servicemodel.Port) (n int) {
 	for _, p := range ports {
 		n += len(p.External)
 	}
@@ -165,40 +180,43 @@ func pairsOf(ports map[string]*Port) (n int) {
 // resolvesAll follows the iptables rules for each pair of an address and a port number of all
 // Ports. It returns an error for a pair that does not end at the target of its Port, or that ends
 // at a target although no Port has it.
-func resolvesAll(w *iptables, ports map[string]*Port) error {
+func resolvesAll(w *iptables, ports map[string]*servicemodel.Port) error {
 	for _, t := range w.tables {
 		rules, err := t.readRules(context.Background())
 		if err != nil {
 			return err
 		}
-		want := map[string]map[Frontend]string{"nat": {}, "filter": {}, "mangle": {}}
-		addresses, numbers := map[Frontend]bool{}, map[Frontend]bool{}
+		want := map[string]map[servicemodel.Frontend]string{"nat": {}, "filter": {}, "mangle": {}}
+		addresses, numbers := map[servicemodel.Frontend]bool{}, map[servicemodel.Frontend]bool{}
 		for _, p := range ports {
 			if p.V6 != t.v6 {
 				continue
 			}
-			to, refusal := p.iptExternalTargets()
+			to, refusal := iptExternalTargets(p)
 			for _, at := range p.External {
 				if at.IsNodePort() {
 					continue
 				}
-				addresses[Frontend{IP: at.IP}], numbers[Frontend{Proto: at.Proto, Port: at.Port}] = true, true
+				addresses[servicemodel.Frontend{IP: at.IP}], numbers[servicemodel.Frontend{Proto: at.Proto,
+					Port: at.Port}] = true, true
 				want["nat"][at], want["filter"][at] = to, refusal
 			}
 			for _, at := range p.Guarded {
-				want["mangle"][at] = "KEELSON-FW-" + shortHash(p.serviceName())
+				want["mangle"][at] = "KEELSON-FW-" + servicemodel.ShortHash(p.ServiceName())
 			}
 			for _, at := range p.Internal { // may be an external address too
-				addresses[Frontend{IP: at.IP}], numbers[Frontend{Proto: at.Proto, Port: at.Port}] = true, true
-				if want["nat"][at] = "KEELSON-SVC-" + p.ID; len(p.Cluster) == 0 {
+				addresses[servicemodel.Frontend{IP: at.IP}], numbers[servicemodel.Frontend{Proto: at.Proto,
+					Port: at.Port}] = true, true
+				if want["nat"][at] = "KEELSON-SVC-" + p.ID; len(p.Backends.Cluster) == 0 {
 					want["nat"][at], want["filter"][at] = "", iptRefusal(noBackendVerdict(p.StayInside, p))
 				}
 			}
 		}
-		for table, shared := range map[string]string{"nat": chainServices, "filter": chainRefusals, "mangle": chainGuard} {
+		for table, shared := range map[string]string{"nat": chainServices, "filter": chainRefusals,
+			"mangle": chainGuard} {
 			for a := range addresses {
 				for n := range numbers {
-					at := Frontend{a.IP, n.Proto, n.Port}
+					at := servicemodel.Frontend{IP: a.IP, Proto: n.Proto, Port: n.Port}
 					if got := resolve(rules, table, shared, at); got != want[table][at] {
 						return fmt.Errorf("%s: %v leads to %q, want %q", table, at, got, want[table][at])
 					}
@@ -211,7 +229,7 @@ func resolvesAll(w *iptables, ports map[string]*Port) error {
 
 // resolve follows the rules of a chain for a packet to a frontend. It returns the first target that
 // is not a chain of addresses, or "" if no rule matches.
-func resolve(rules map[string][]string, table, chain string, at Frontend) string {
+func resolve(rules map[string][]string, table, chain string, at servicemodel.Frontend) string {
 	for _, rule := range rules[table+" "+chain] {
 		words := strings.Fields(rule)[2:]
 		matches := true
@@ -261,12 +279,12 @@ func BenchmarkManyPairs(b *testing.B) {
 		}
 		for _, mode := range []Mode{ModeNFTables, ModeIPTables} {
 			b.Run(fmt.Sprintf("%s/%dx%dx%d", mode, shape.services, shape.addresses, shape.ports), func(b *testing.B) {
-				m := Compute(services, parts, testPlace)
+				m := servicemodel.Compute(services, parts, testPlace)
 				in := sizeOf(b, m, mode)
 				node := space.New(b)
 				var sync, apply, intact time.Duration
 				for b.Loop() {
-					m := Compute(services, parts, testPlace)
+					m := servicemodel.Compute(services, parts, testPlace)
 					w, err := NewWriter(mode)
 					if err != nil {
 						b.Fatal(err)

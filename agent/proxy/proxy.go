@@ -1,3 +1,6 @@
+// Package proxy programs the Service rules of a node. Package servicemodel computes the Service
+// ports. A Writer programs them in the kernel with nftables, iptables or IPVS. With nftables, the
+// cost of a packet does not grow with the number of Services.
 package proxy
 
 import (
@@ -16,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 	"keelson.dev/keelson/internal/agentport"
 )
 
@@ -34,7 +38,7 @@ type Proxy struct {
 	// ForeignNetwork reports whether a third-party network plugin attaches pods. The plugin then
 	// masquerades the pods' traffic to other networks. nil: no.
 	ForeignNetwork func() bool
-	// ControlPlane provides the addresses of replicas; nil: unknown.
+	// ControlPlane provides the addresses of replicas. If it is nil, they are unknown.
 	ControlPlane agent.ControlPlane
 	// ListenPorts are ports on which this node's agent listens, in addition to the default ports of
 	// every agent.
@@ -55,18 +59,19 @@ type Proxy struct {
 // rules include all changes.
 type Synced interface {
 	Queued()  // a change is pending
-	Updated() // the rules include all changes
+	Updated() // the kernel's rules include all changes
 }
 
 // proxyState is the state of one call of Proxy.Run.
 type proxyState struct {
-	writer                 Writer
-	model                  *Model
-	base                   Base
-	built                  bool // the kernel's rules match the model
-	foreign                bool // the base was computed for a third-party network
-	routes                 map[netip.Prefix]bool
-	addressesOutsideRanges map[netip.Prefix]int // addresses of Services outside the Service ranges, and the number of Ports with each
+	writer  Writer
+	model   *servicemodel.Model
+	base    Base
+	built   bool // the kernel's rules match the model
+	foreign bool // base was computed for a third-party network plugin
+	routes  map[netip.Prefix]bool
+	// addresses of Services outside the Service ranges, and the number of Ports with each
+	addressesOutsideRanges map[netip.Prefix]int
 	reportedSlices         map[types.NamespacedName]string
 	replicas               []netip.AddrPort // addresses of replicas at the last update
 }
@@ -114,7 +119,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if s.built && (p.isForeignNetwork() != s.foreign || !s.model.reserved.equalReserved(p.computeReserved(objects))) {
+			if s.built && (p.isForeignNetwork() != s.foreign || !s.model.HasReserved(p.computeReserved(objects))) {
 				err = p.applyChanges(ctx, s, objects, reports, agent.ObjectChanges{})
 			}
 		case <-check.C:
@@ -145,12 +150,13 @@ func (p *Proxy) notifyQueued() {
 }
 
 func newState(w Writer, node string) *proxyState {
-	return &proxyState{writer: w, model: NewModel(Location{Node: node}), addressesOutsideRanges: map[netip.Prefix]int{},
-		reportedSlices: map[types.NamespacedName]string{}}
+	return &proxyState{writer: w, model: servicemodel.NewModel(servicemodel.Location{Node: node}),
+		addressesOutsideRanges: map[netip.Prefix]int{},
+		reportedSlices:         map[types.NamespacedName]string{}}
 }
 
-// runWithoutRules is Run on a node with mode none, where another program serves Services. It
-// removes all of Keelson's rules, and reports every revision as applied.
+// runWithoutRules implements Run for mode none, in which another program serves Services. It
+// removes all of Keelson's rules, and then reports every revision as applied until ctx ends.
 func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
@@ -191,13 +197,13 @@ func (p *Proxy) repairRules(ctx context.Context, s *proxyState) error {
 	return p.writeAllRules(ctx, s)
 }
 
-// nodeGetter returns this node's own Node object.
+// nodeGetter is the part of agent.Objects that returns this node's own Node object.
 type nodeGetter interface{ Node() (*v1.Node, bool) }
 
 // nodeLocation returns the Location of a node: its name, and the zone in the labels of the Node
 // object.
-func nodeLocation(node string, objects nodeGetter) Location {
-	at := Location{Node: node}
+func nodeLocation(node string, objects nodeGetter) servicemodel.Location {
+	at := servicemodel.Location{Node: node}
 	if n, ok := objects.Node(); ok {
 		at.Zone = n.Labels[v1.LabelTopologyZone]
 	}
@@ -214,9 +220,11 @@ func (p *Proxy) computeBase(c agent.Cluster, foreign bool) Base {
 	return b
 }
 
-// applyChanges updates the model with the changed objects news, and writes the resulting changes of
-// Service rules to the kernel. It then reports the revision as applied.
-func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.Objects, reports agent.Reporter, news agent.ObjectChanges) error {
+// applyChanges updates the model with the changed objects, and writes the resulting changes of
+// Service rules to the kernel. It then reports the objects' revision as applied.
+func (p *Proxy) applyChanges(
+	ctx context.Context, s *proxyState, objects agent.Objects, reports agent.Reporter, changed agent.ObjectChanges,
+) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	begin := time.Now()
@@ -226,11 +234,11 @@ func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.O
 		s.base, s.built, s.routes = base, false, nil
 		s.recountOutsideAddresses()
 	}
-	if replicas := p.replicaAddresses(); mayConcernMachines(news) || !slices.Equal(replicas, s.replicas) {
+	if replicas := p.replicaAddresses(); mayConcernMachines(changed) || !slices.Equal(replicas, s.replicas) {
 		s.replicas = replicas
 		s.model.SetReserved(p.computeReserved(objects))
 	}
-	fresh := s.updateModel(objects, news)
+	fresh := s.updateModel(objects, changed)
 	changes := s.model.UpdatePorts()
 	s.countOutsideAddresses(changes)
 	if err := p.syncRoutes(s, s.wantedRoutes()); err != nil {
@@ -246,22 +254,23 @@ func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.O
 		p.Flows.rulesChanged(changes)
 	}
 	if p.Health != nil {
-		p.Health.setHealth(s.model.health)
+		p.Health.setHealth(s.model.HealthChecks())
 	}
-	if news.Revision > 0 {
-		reports.ProxyApplied(news.Revision)
+	if changed.Revision > 0 {
+		reports.ProxyApplied(changed.Revision)
 	}
 	s.reportSlices(p.Node, fresh, reports, begin, p.Metrics)
 	return nil
 }
 
-// mayConcernMachines reports whether the changes may affect the addresses of the cluster's
-// machines. Empty changes may, because a change of replica addresses appears in no object.
-func mayConcernMachines(news agent.ObjectChanges) bool {
-	if news.All || news.Revision == 0 && len(news.Keys) == 0 {
+// mayConcernMachines reports whether the changed objects may affect the addresses of the cluster's
+// machines. It returns true if no object is listed, because a change of replica addresses appears
+// in no object.
+func mayConcernMachines(changed agent.ObjectChanges) bool {
+	if changed.All || changed.Revision == 0 && len(changed.Keys) == 0 {
 		return true
 	}
-	for k := range news.Keys {
+	for k := range changed.Keys {
 		if k.Kind == "Node" || k.Kind == "Peer" {
 			return true
 		}
@@ -269,27 +278,27 @@ func mayConcernMachines(news agent.ObjectChanges) bool {
 	return false
 }
 
-// updateModel updates the model with the changed objects of the node's view. It returns the
+// updateModel copies the changed objects from the node's view to the model. It returns the
 // EndpointSlices among them.
-func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges) (fresh []*discoveryv1.EndpointSlice) {
-	if news.All {
-		s.model.SetLocation(nodeLocation(s.model.Location().Node, objects))
-		fresh = objects.EndpointSlices()
-		s.model.Replace(objects.Services(), fresh)
+func (s *proxyState) updateModel(view agent.Objects, changed agent.ObjectChanges) (fresh []*discoveryv1.EndpointSlice) {
+	if changed.All {
+		s.model.SetLocation(nodeLocation(s.model.Location().Node, view))
+		fresh = view.EndpointSlices()
+		s.model.Replace(view.Services(), fresh)
 		maps.DeleteFunc(s.reportedSlices, func(k types.NamespacedName, _ string) bool {
-			_, ok := objects.EndpointSlice(k.Namespace, k.Name)
+			_, ok := view.EndpointSlice(k.Namespace, k.Name)
 			return !ok
 		})
 		return fresh
 	}
-	for k := range news.Keys {
+	for k := range changed.Keys {
 		key := types.NamespacedName{Namespace: k.Namespace, Name: k.Name}
 		switch k.Kind {
 		case "Service":
-			svc, _ := objects.Service(k.Namespace, k.Name)
+			svc, _ := view.Service(k.Namespace, k.Name)
 			s.model.SetService(key, svc)
 		case "EndpointSlice":
-			part, ok := objects.EndpointSlice(k.Namespace, k.Name)
+			part, ok := view.EndpointSlice(k.Namespace, k.Name)
 			s.model.SetSlice(key, part)
 			if ok {
 				fresh = append(fresh, part)
@@ -298,7 +307,7 @@ func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges
 			}
 		case "Node":
 			if k.Name == s.model.Location().Node {
-				s.model.SetLocation(nodeLocation(k.Name, objects))
+				s.model.SetLocation(nodeLocation(k.Name, view))
 			}
 		}
 	}
@@ -307,7 +316,7 @@ func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges
 
 // writeChanges writes the changes of Service rules to the kernel. It writes all rules if the
 // kernel's rules do not match the model or if the changes are rejected.
-func (p *Proxy) writeChanges(ctx context.Context, s *proxyState, changes []Change) error {
+func (p *Proxy) writeChanges(ctx context.Context, s *proxyState, changes []servicemodel.Change) error {
 	if s.built && len(changes) == 0 {
 		return nil
 	}
@@ -339,9 +348,12 @@ func (p *Proxy) writeAllRules(ctx context.Context, s *proxyState) error {
 	return nil
 }
 
-// reportSlices reports, as stages of the trace in each EndpointSlice, that this node now routes to
-// its endpoints. It also records the programming latency in m.
-func (s *proxyState) reportSlices(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
+// reportSlices reports that this node now routes to the endpoints of the slices fresh. The report
+// is a stage in the trace that each slice's annotation names. The programming latency is recorded
+// in m. A slice version is reported only once.
+func (s *proxyState) reportSlices(
+	node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics,
+) {
 	now := time.Now()
 	for _, e := range fresh {
 		tp, trigger := e.Annotations[traceParent], e.Annotations[v1.EndpointsLastChangeTriggerTime]

@@ -21,7 +21,11 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/proxy/proxytest"
+	"keelson.dev/keelson/agent/proxy/servicemodel"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/wakeup"
 	"keelson.dev/keelson/test/testenv/space"
 )
 
@@ -49,7 +53,7 @@ func (r *reported) shows() uint64 {
 // recorder is a Writer that records its calls.
 type recorder struct {
 	mu     sync.Mutex
-	ports  map[string]*Port
+	ports  map[string]*servicemodel.Port
 	syncs  int
 	refuse error // error of the next Apply
 	broken bool
@@ -59,20 +63,23 @@ func (r *recorder) Check(context.Context) error { return nil }
 func (r *recorder) Clean(context.Context) error { return nil }
 func (r *recorder) Counts(context.Context) (Counts, error) {
 	web := netip.MustParseAddr("10.96.0.10")
-	return Counts{map[Frontend]uint64{{web, "tcp", 80}: 7, {netip.MustParseAddr("10.89.0.101"), "tcp", 30080}: 2}, map[Frontend]uint64{{web, "tcp", 80}: 3}}, nil
+	return Counts{map[servicemodel.Frontend]uint64{{IP: web, Proto: "tcp", Port: 80}: 7,
+			{IP: netip.MustParseAddr("10.89.0.101"), Proto: "tcp", Port: 30080}: 2},
+			map[servicemodel.Frontend]uint64{{IP: web, Proto: "tcp", Port: 80}: 3}},
+		nil
 }
 
-func (r *recorder) Sync(_ context.Context, _ Base, ports iter.Seq[*Port]) error {
+func (r *recorder) Sync(_ context.Context, _ Base, ports iter.Seq[*servicemodel.Port]) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.syncs, r.broken, r.ports = r.syncs+1, false, map[string]*Port{}
+	r.syncs, r.broken, r.ports = r.syncs+1, false, map[string]*servicemodel.Port{}
 	for p := range ports {
 		r.ports[p.ID] = p
 	}
 	return nil
 }
 
-func (r *recorder) Apply(_ context.Context, changes []Change) error {
+func (r *recorder) Apply(_ context.Context, changes []servicemodel.Change) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.refuse; err != nil {
@@ -99,7 +106,7 @@ func (r *recorder) names() (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.ports {
-		out = append(out, p.Name+"="+addresses(p.Cluster))
+		out = append(out, p.Name+"="+backendAddresses(p.Backends.Cluster))
 	}
 	slices.Sort(out)
 	return out
@@ -110,9 +117,11 @@ func (r *recorder) names() (out []string) {
 func TestConfirms(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	objects := &reported{inside: fake.NewCluster()}
-	objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+	objects.Put(proxytest.Service("web", "10.96.0.10", 30080),
+		proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false)))
 	r := &recorder{}
-	p := &Proxy{Node: "w1", Log: slog.New(slog.DiscardHandler), Metrics: NewMetrics(), writer: func(Mode) (Writer, error) { return r, nil }}
+	p := &Proxy{Node: "w1", Log: slog.New(slog.DiscardHandler), Metrics: NewMetrics(),
+		writer: func(Mode) (Writer, error) { return r, nil }}
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx, objects, objects) }()
 	defer func() {
@@ -123,31 +132,29 @@ func TestConfirms(t *testing.T) {
 	}()
 	expect := func(want ...string) {
 		t.Helper()
-		if err := wait.For(ctx, time.Millisecond, func() error {
+		await.Until(ctx, t, await.Patience, time.Millisecond, "the current revision", func() error {
 			if rev := objects.Revision(); objects.shows() != rev {
 				return fmt.Errorf("the proxy shows %d of %d", objects.shows(), rev)
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		if got := r.names(); !slices.Equal(got, want) {
 			t.Errorf("confirmed with %v, want %v", got, want)
 		}
 	}
 	expect("default/web:http=10.244.0.2:8080")
-	objects.Put(slice("web"))
+	objects.Put(proxytest.Slice("web"))
 	expect("default/web:http=")
 	objects.Put(&v1.ConfigMap{})
 	expect("default/web:http=")
 	r.mu.Lock()
 	r.refuse = errors.New("the kernel says no")
 	r.mu.Unlock()
-	objects.Put(slice("web", endpoint("10.244.0.6", "w1", true, true, false)))
+	objects.Put(proxytest.Slice("web", proxytest.Endpoint("10.244.0.6", "w1", true, true, false)))
 	expect("default/web:http=10.244.0.6:8080")
-	objects.Delete(service("web", "10.96.0.10", 0))
+	objects.Delete(proxytest.Service("web", "10.96.0.10", 0))
 	expect()
-	objects.Put(service("web", "10.96.0.10", 30080))
+	objects.Put(proxytest.Service("web", "10.96.0.10", 30080))
 	expect("default/web:http=10.244.0.6:8080")
 	if r.syncs != 2 {
 		t.Errorf("all rules were written %d times, want 2: at first and after the refusal", r.syncs)
@@ -156,9 +163,14 @@ func TestConfirms(t *testing.T) {
 	if err := p.WriteMetrics(ctx, &text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`keelson_service_connections_total{namespace="default",service="web",port="http",protocol="tcp",from="cluster"} 7`,
-		`from="outside"} 2`, `keelson_service_unserved_packets_total{namespace="default",service="web",port="http",protocol="tcp",from="cluster"} 3`, "kubeproxy_sync_proxy_rules_duration_seconds_count 5", "kubeproxy_network_programming_duration_seconds_count 0",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total 1", "kubeproxy_sync_full_proxy_rules_duration_seconds_count 2"} {
+	for _, want := range []string{`keelson_service_connections_total{namespace="default",service="web",port="http",` +
+		`protocol="tcp",from="cluster"} 7`,
+		`from="outside"} 2`,
+		`keelson_service_unserved_packets_total{namespace="default",service="web",port="http",protocol="tcp",` +
+			`from="cluster"} 3`, "kubeproxy_sync_proxy_rules_duration_seconds_count 5",
+		"kubeproxy_network_programming_duration_seconds_count 0",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total 1",
+		"kubeproxy_sync_full_proxy_rules_duration_seconds_count 2"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
@@ -169,14 +181,23 @@ func TestConfirms(t *testing.T) {
 // Rules of other programs are not changed.
 func TestDamageIsMended(t *testing.T) {
 	for mode, damages := range map[Mode][][]string{
-		ModeNFTables: {{"nft", "flush ruleset"}, {"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 }"},
-			{"nft", "add element ip keelson services { 10.96.9.9 . tcp . 80 : drop }"}, {"nft", "flush chain ip keelson dispatch"},
-			{"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 } ; add element ip keelson services { 10.96.0.10 . tcp . 80 : drop }"},
-			{"nft", "delete element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 } ; add element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 : 10.244.0.6 . 8080 }"}, {"nft", "flush map ip keelson endpoints-tcp"},
-			{"sh", "-c", `h=$(nft -a list chain ip keelson refuse | sed -n 's/.*reset # handle //p') && nft replace rule ip keelson refuse handle $h drop`},
-			{"sh", "-c", `h=$(nft -a list chain ip keelson pick-tcp-1 | sed -n 's/.*dnat.*# handle //p') && nft replace rule ip keelson pick-tcp-1 handle $h accept`},
-			{"nft", "add chain ip keelson refuse-forward { policy drop; }"}, {"nft", "add table ip keelson { flags dormant; }"}},
-		ModeIPTables: {{"iptables", "-t", "nat", "-F"}, {"iptables", "-t", "nat", "-D", "KEELSON-SERVICES", "1"}, {"iptables", "-t", "nat", "-D", "PREROUTING", "1"},
+		ModeNFTables: {{"nft", "flush ruleset"},
+			{"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 }"},
+			{"nft", "add element ip keelson services { 10.96.9.9 . tcp . 80 : drop }"},
+			{"nft", "flush chain ip keelson dispatch"},
+			{"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 } ; add element ip " +
+				"keelson services { 10.96.0.10 . tcp . 80 : drop }"},
+			{"nft", "delete element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 } ; add element ip keelson " +
+				"endpoints-tcp { 10.96.0.10 . 80 . 0 : 10.244.0.6 . 8080 }"},
+			{"nft", "flush map ip keelson endpoints-tcp"},
+			{"sh", "-c", `h=$(nft -a list chain ip keelson refuse | sed -n 's/.*reset # handle //p') && nft replace ` +
+				`rule ip keelson refuse handle $h drop`},
+			{"sh", "-c", `h=$(nft -a list chain ip keelson pick-tcp-1 | sed -n 's/.*dnat.*# handle //p') && nft ` +
+				`replace rule ip keelson pick-tcp-1 handle $h accept`},
+			{"nft", "add chain ip keelson refuse-forward { policy drop; }"},
+			{"nft", "add table ip keelson { flags dormant; }"}},
+		ModeIPTables: {{"iptables", "-t", "nat", "-F"}, {"iptables", "-t", "nat", "-D", "KEELSON-SERVICES", "1"},
+			{"iptables", "-t", "nat", "-D", "PREROUTING", "1"},
 			{"iptables", "-t", "nat", "-R", "KEELSON-SERVICES", "1", "-j", "RETURN"}},
 	} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -190,7 +211,8 @@ func TestDamageIsMended(t *testing.T) {
 			}
 			objects := fake.NewCluster()
 			objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
-			objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+			objects.Put(proxytest.Service("web", "10.96.0.10", 30080),
+				proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false)))
 			p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr(nodeV4), Log: slog.New(slog.DiscardHandler)}
 			s := newState(w, "w1")
 			do := func(f func() error) {
@@ -224,7 +246,9 @@ func TestDamageIsMended(t *testing.T) {
 			}
 			do(func() error { return w.Clean(t.Context()) })
 			if mode == ModeNFTables {
-				do(func() error { return exec.CommandContext(t.Context(), "nft", "list", "table", "ip", "elsewhere").Run() })
+				do(func() error {
+					return exec.CommandContext(t.Context(), "nft", "list", "table", "ip", "elsewhere").Run()
+				})
 			}
 		})
 	}
@@ -240,17 +264,19 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	}
 	town := newTown(t)
 	echo(t, town.clients["a"], "0.0.0.0:9090")
-	m := Compute([]*v1.Service{service("web", "10.96.0.10", 30080), service("sticky", "10.96.0.11", 0, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }),
-		service("echo", "10.96.0.12", 0)}, nil, Location{Node: "w1"})
+	services := []*v1.Service{proxytest.Service("web", "10.96.0.10", 30080), proxytest.Service("echo", "10.96.0.12", 0),
+		proxytest.Service("sticky", "10.96.0.11", 0, func(s *v1.Service) {
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		})}
+	m := servicemodel.Compute(services, nil, servicemodel.Location{Node: "w1"})
 	port := int32(9090)
-	long := slice("echo", endpoint("10.244.0.2", "w1", true, true, false))
+	long := proxytest.Slice("echo", proxytest.Endpoint("10.244.0.2", "w1", true, true, false))
 	long.Ports[0].Port = &port
-	both := []*v1.Service{}
-	for _, k := range m.services {
-		both = append(both, k.service)
-	}
-	m.Replace(both, append(sliceList(slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
-		slice("sticky", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false))), long))
+	m.Replace(services,
+		append(sliceList(proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+			proxytest.Endpoint("10.244.0.6", "w1", true, true, false)),
+			proxytest.Slice("sticky", proxytest.Endpoint("10.244.0.2", "w1", true, true, false),
+				proxytest.Endpoint("10.244.0.6", "w1", true, true, false))), long))
 	m.UpdatePorts()
 	do := func(f func() error) {
 		t.Helper()
@@ -277,17 +303,14 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	failed, tries := make(chan error, 1), make(chan struct{}, 1)
+	failed, tries := make(chan error, 1), wakeup.New()
 	go func() {
 		for ctx.Err() == nil {
 			if err := try(town.node, "10.96.0.10:80", expected{to: map[string]bool{"a": true, "b": true}}); err != nil {
 				failed <- err
 				return
 			}
-			select {
-			case tries <- struct{}{}:
-			default:
-			}
+			tries.Send()
 		}
 		failed <- nil
 	}()
@@ -337,12 +360,14 @@ func TestModesAreRefused(t *testing.T) {
 	}
 	t.Setenv("PATH", t.TempDir())
 	for mode, want := range map[Mode]string{ModeNFTables: "install nft", ModeIPTables: "install the package iptables"} {
-		err := (&Proxy{Node: "w1", Mode: mode, Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), fake.NewCluster(), nil)
+		err := (&Proxy{Node: "w1", Mode: mode, Log: slog.New(slog.DiscardHandler)}).Run(t.Context(),
+			fake.NewCluster(), nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", mode, err)
 		}
 	}
-	if _, err := ParseMode("userspace"); err == nil || !strings.Contains(err.Error(), "nftables, iptables, ipvs or none") {
+	if _, err := ParseMode("userspace"); err == nil ||
+		!strings.Contains(err.Error(), "nftables, iptables, ipvs or none") {
 		t.Error(err)
 	}
 }
@@ -353,7 +378,8 @@ func TestForeignNetworkMasquerades(t *testing.T) {
 	const rule = "ip saddr 10.244.0.0/16 ip daddr != { 10.244.0.0/16 } masquerade"
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
-	objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+	objects.Put(proxytest.Service("web", "10.96.0.10", 30080),
+		proxytest.Slice("web", proxytest.Endpoint("10.244.0.2", "w1", true, true, false)))
 	foreign := false
 	p := &Proxy{Node: "w1", ForeignNetwork: func() bool { return foreign }, Log: slog.New(slog.DiscardHandler)}
 	n, dump := onFakes(nftDialect)
@@ -374,7 +400,7 @@ type refusing struct {
 	err error
 }
 
-func (r *refusing) Sync(ctx context.Context, b Base, ports iter.Seq[*Port]) error {
+func (r *refusing) Sync(ctx context.Context, b Base, ports iter.Seq[*servicemodel.Port]) error {
 	return errors.Join(r.err, r.recorder.Sync(ctx, b, ports))
 }
 
@@ -397,9 +423,11 @@ func (w *waiting) state() (bool, int) {
 // rules, even if the kernel rejects them first and the proxy is restarted.
 func TestChangesWaitForRules(t *testing.T) {
 	objects, seen := &reported{inside: fake.NewCluster()}, &waiting{}
-	objects.Put(service("web", "10.96.0.10", 30080))
+	objects.Put(proxytest.Service("web", "10.96.0.10", 30080))
 	w := &refusing{err: errors.New("no room")}
-	p := &Proxy{Node: "w1", Log: slog.New(slog.DiscardHandler), Synced: seen, writer: func(Mode) (Writer, error) { return w, nil }}
+	p := &Proxy{Node: "w1", Log: slog.New(slog.DiscardHandler), Synced: seen, writer: func(Mode) (Writer, error) {
+		return w, nil
+	}}
 	if err := p.Run(t.Context(), objects, objects); err == nil {
 		t.Fatal("a proxy whose rules are refused runs")
 	}

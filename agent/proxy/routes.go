@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Cluster IPs are in the cluster's Service ranges, which are routed as a whole. Each cluster IP of
@@ -17,7 +19,7 @@ import (
 
 // addressesOutsideRange returns the cluster IPs of a Port that no Service range of the cluster
 // contains, as single-address prefixes.
-func (s *proxyState) addressesOutsideRange(p *Port) []netip.Prefix {
+func (s *proxyState) addressesOutsideRange(p *servicemodel.Port) []netip.Prefix {
 	var out []netip.Prefix
 	for _, at := range p.Internal {
 		if !slices.ContainsFunc(s.base.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(at.IP) }) {
@@ -27,9 +29,9 @@ func (s *proxyState) addressesOutsideRange(p *Port) []netip.Prefix {
 	return out
 }
 
-// countOutsideAddresses updates addressesOutsideRanges, the number of Ports per cluster IP outside
-// the Service ranges, with the changes.
-func (s *proxyState) countOutsideAddresses(changes []Change) {
+// countOutsideAddresses applies the changes to addressesOutsideRanges, the number of Ports per
+// cluster IP outside the Service ranges.
+func (s *proxyState) countOutsideAddresses(changes []servicemodel.Change) {
 	for _, c := range changes {
 		if c.New != nil {
 			for _, ip := range s.addressesOutsideRange(c.New) {
@@ -46,12 +48,12 @@ func (s *proxyState) countOutsideAddresses(changes []Change) {
 	}
 }
 
-// recountOutsideAddresses computes addressesOutsideRanges again. It is called after the Service
-// ranges have changed.
+// recountOutsideAddresses recomputes addressesOutsideRanges from all Ports. The caller must call it
+// after the Service ranges have changed.
 func (s *proxyState) recountOutsideAddresses() {
 	clear(s.addressesOutsideRanges)
 	for _, p := range s.model.Ports() {
-		s.countOutsideAddresses([]Change{{New: p}})
+		s.countOutsideAddresses([]servicemodel.Change{{New: p}})
 	}
 }
 
@@ -69,12 +71,12 @@ func (s *proxyState) wantedRoutes() map[netip.Prefix]bool {
 }
 
 // syncRoutes adds a route to the interface sinkName for each prefix in want, and removes all other
-// such routes.
+// routes that it added before.
 //
 // Rules in the output hook rewrite the destination of the host's own packets, but only if the
-// packets already have a route. Nothing is connected to the interface. Packets that no rule has
-// rewritten end there instead of leaving through the uplink, for example while the rules are
-// flushed.
+// packets already have a route. Nothing is connected to the interface. It discards packets that no
+// rule has rewritten, for example while the rules are flushed. Otherwise, such packets would leave
+// through the uplink.
 func (p *Proxy) syncRoutes(s *proxyState, want map[netip.Prefix]bool) error {
 	if maps.Equal(want, s.routes) || !p.NodeIP.IsValid() {
 		return nil
@@ -130,14 +132,16 @@ type uplink struct {
 	addrs []netip.Addr
 }
 
-// sourceAddress returns the source address for the host's own connections to Services. It is an
-// IPv4 address if four is true, otherwise an IPv6 address. node is the node's primary address.
-func (u uplink) sourceAddress(node netip.Addr, four bool) netip.Addr {
-	if node.Is4() == four {
+// sourceAddress returns the source address for the host's own connections to Services, in the
+// family that wantIPv4 selects. It returns node, the node's primary address, if that has this
+// family. Otherwise it returns the first matching global unicast address of the uplink, or the zero
+// Addr.
+func (u uplink) sourceAddress(node netip.Addr, wantIPv4 bool) netip.Addr {
+	if node.Is4() == wantIPv4 {
 		return node
 	}
 	for _, a := range u.addrs {
-		if a.Is4() == four && a.IsGlobalUnicast() {
+		if a.Is4() == wantIPv4 && a.IsGlobalUnicast() {
 			return a
 		}
 	}
@@ -146,7 +150,8 @@ func (u uplink) sourceAddress(node netip.Addr, four bool) netip.Addr {
 
 func (p *Proxy) findUplink() (uplink, error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's uplink
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		// an interrupted dump may miss pod interfaces, but not the node's uplink
 		return uplink{}, fmt.Errorf("listing interfaces: %w", err)
 	}
 	for _, l := range links {
@@ -191,7 +196,8 @@ func ensureSink(up netlink.Link) (int, error) {
 			return 0, fmt.Errorf("%s: %w", sinkName, err)
 		}
 	}
-	err = errors.Join(netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, min(up.Attrs().MTU, sinkMTU)), netlink.LinkSetUp(l))
+	err = errors.Join(netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, min(up.Attrs().MTU, sinkMTU)),
+		netlink.LinkSetUp(l))
 	if err != nil {
 		return 0, fmt.Errorf("setting up %s: %w", sinkName, err)
 	}

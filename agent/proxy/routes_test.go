@@ -24,7 +24,8 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	client := pod(t, node, "a", "10.244.0.2", "10.244.0.1")
 	if err := space.In(node, func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
-			netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up", MTU: 1400}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))}))
+			netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up", MTU: 1400}, PeerName: "eth0",
+				PeerNamespace: netlink.NsFd(int(outside))}))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,8 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	}
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Log: slog.New(slog.DiscardHandler)}
 	s := newState(nil, "w1")
-	s.base = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}}
+	s.base = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"),
+		netip.MustParsePrefix("fd00:96::/112")}}
 	for range 2 { // the second run simulates the next agent
 		s.routes = nil
 		if err := space.In(node, func() error { return p.syncRoutes(s, s.wantedRoutes()) }); err != nil {
@@ -129,11 +131,13 @@ func capture(t *testing.T, ns netns.NsHandle, name string) func(marker, address 
 		if err != nil {
 			return err
 		}
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err != nil {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err !=
+			nil {
 			return err
 		}
 		limit := unix.NsecToTimeval(int64(20 * time.Second))
-		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: l.Attrs().Index}),
+		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL),
+			Ifindex: l.Attrs().Index}),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	}); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"keelson.dev/keelson/agent/proxy/servicemodel"
 )
 
 // Mode is the kernel mechanism with which Service rules are programmed: nftables, iptables, IPVS or
@@ -31,11 +33,11 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("%q: want nftables, iptables, ipvs or none", s)
 }
 
-// Base contains the settings of the rules that do not depend on Services.
+// Base contains the node and cluster settings on which the rules depend, besides Services.
 type Base struct {
 	ServiceCIDRs []netip.Prefix // an unused address in these ranges is rejected
-	// PodCIDRs are the cluster's pod ranges. Traffic from them to other networks takes the node's
-	// address. Empty: a third-party network plugin masquerades.
+	// PodCIDRs are the cluster's pod ranges. Traffic from them to other networks is masqueraded
+	// with the node's address. If empty, a third-party network plugin masquerades.
 	PodCIDRs []netip.Prefix
 	// NodePorts are the node's addresses at which node ports are served; empty: all except
 	// loopback.
@@ -52,31 +54,33 @@ type Writer interface {
 	// Check returns an error if this machine does not support the mode. The error states the reason
 	// and the remedy in one sentence.
 	Check(ctx context.Context) error
-	// Sync replaces all of Keelson's rules, whatever they are, with those of the ports. Connections
+	// Sync replaces all of Keelson's rules in the kernel with those for base and ports. Connections
 	// and session affinity are kept. After an error, the kernel has the old rules or a part of the
 	// new ones.
-	Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
-	// Apply programs changes relative to the previous Sync and Apply. After an error, the caller
-	// must call Sync.
-	Apply(ctx context.Context, changes []Change) error
+	Sync(ctx context.Context, base Base, ports iter.Seq[*servicemodel.Port]) error
+	// Apply programs changes relative to the previous calls of Sync and Apply. After an error, the
+	// caller must call Sync.
+	Apply(ctx context.Context, changes []servicemodel.Change) error
 	// Intact reports whether the kernel still has the programmed rules. A firewall that is reloaded
 	// may flush rules of other programs.
 	Intact(ctx context.Context) (bool, error)
-	// Clean removes all of Keelson's rules. It may be called at any time, also if none exist.
+	// Clean removes all of Keelson's rules. It succeeds if the kernel has no rules of Keelson.
 	Clean(ctx context.Context) error
-	// Counts reads the counters since the rules were created.
+	// Counts returns the connection counters since the rules were created.
 	Counts(ctx context.Context) (Counts, error)
 }
 
 // Counts are the connection counters of this node by frontend.
 type Counts struct {
-	Connections map[Frontend]uint64 // connections for which a backend was selected
-	Unserved    map[Frontend]uint64 // first packets of connections that found no backend
+	Connections map[servicemodel.Frontend]uint64 // connections for which a backend was selected
+	Unserved    map[servicemodel.Frontend]uint64 // first packets of connections that found no backend
 }
 
-func newCounts() Counts { return Counts{map[Frontend]uint64{}, map[Frontend]uint64{}} }
+func newCounts() Counts {
+	return Counts{map[servicemodel.Frontend]uint64{}, map[servicemodel.Frontend]uint64{}}
+}
 
-// NewWriter returns the Writer of a mode. It returns an error for an unknown mode.
+// NewWriter returns the Writer of a mode. It returns an error for ModeNone and for an unknown mode.
 func NewWriter(m Mode) (Writer, error) {
 	switch m {
 	case ModeNFTables:
@@ -122,10 +126,10 @@ var (
 	ipv6 = family{v6: true, ip: "ip6", addr: "ipv6_addr", loopback: "::1", bits: 128}
 )
 
-// familyPrefixes returns those prefixes of all that belong to the address family.
-func (f family) familyPrefixes(all []netip.Prefix) []netip.Prefix {
+// familyPrefixes returns the prefixes that belong to the address family.
+func (f family) familyPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
-	for _, p := range all {
+	for _, p := range prefixes {
 		if p.Addr().Is6() == f.v6 {
 			out = append(out, p)
 		}
@@ -133,15 +137,16 @@ func (f family) familyPrefixes(all []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// isNeeded reports whether the base requires a table of the family even without Ports.
+// isNeeded reports whether the base requires a table of the family even without Ports: always for
+// IPv4, and for IPv6 if the pods or Services have IPv6 ranges.
 func (f family) isNeeded(b Base) bool {
 	return !f.v6 || len(f.familyPrefixes(b.ServiceCIDRs)) > 0 || len(f.familyPrefixes(b.PodCIDRs)) > 0
 }
 
-// familyPorts returns those Ports of all that belong to the address family.
-func (f family) familyPorts(all iter.Seq[*Port]) iter.Seq[*Port] {
-	return func(yield func(*Port) bool) {
-		for p := range all {
+// familyPorts returns the ports that belong to the address family.
+func (f family) familyPorts(ports iter.Seq[*servicemodel.Port]) iter.Seq[*servicemodel.Port] {
+	return func(yield func(*servicemodel.Port) bool) {
+		for p := range ports {
 			if p.V6 == f.v6 && !yield(p) {
 				return
 			}
@@ -149,10 +154,10 @@ func (f family) familyPorts(all iter.Seq[*Port]) iter.Seq[*Port] {
 	}
 }
 
-// familyChanges returns those changes of all that belong to the address family.
-func (f family) familyChanges(all []Change) []Change {
-	var out []Change
-	for _, c := range all {
+// familyChanges returns the changes of Ports that belong to the address family.
+func (f family) familyChanges(changes []servicemodel.Change) []servicemodel.Change {
+	var out []servicemodel.Change
+	for _, c := range changes {
 		if p := c.New; p != nil && p.V6 == f.v6 || p == nil && c.Old.V6 == f.v6 {
 			out = append(out, c)
 		}
@@ -160,9 +165,9 @@ func (f family) familyChanges(all []Change) []Change {
 	return out
 }
 
-// addedPorts returns the Ports that are new, according to the changes.
-func addedPorts(changes []Change) iter.Seq[*Port] {
-	return func(yield func(*Port) bool) {
+// addedPorts returns the New Port of each change. It omits removed Ports.
+func addedPorts(changes []servicemodel.Change) iter.Seq[*servicemodel.Port] {
+	return func(yield func(*servicemodel.Port) bool) {
 		for _, c := range changes {
 			if c.New != nil && !yield(c.New) {
 				return
@@ -171,11 +176,8 @@ func addedPorts(changes []Change) iter.Seq[*Port] {
 	}
 }
 
-// addrPort returns the backend's address and port in the form of nft and iptables.
-func (b Backend) addrPort() string { return netip.AddrPortFrom(b.IP, uint16(b.Port)).String() }
-
-// sanitizeComment returns a name in a form that is allowed in a rule's comment. It removes other
-// characters and truncates the name to 120 bytes.
+// sanitizeComment returns name as the text of a rule's comment. It removes all characters that such
+// a comment may not contain, and truncates the result to 120 bytes.
 func sanitizeComment(name string) string {
 	keep := func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-./:_", r) {

@@ -1,6 +1,6 @@
 // Package proxyhealth serves the health endpoints of kube-proxy for load balancers in front of
-// nodes. /healthz reports whether the node should receive new connections, /livez whether its
-// Service rules are up to date.
+// nodes. /healthz reports whether the node should receive new connections. /livez reports whether
+// the node's Service rules are up to date.
 package proxyhealth
 
 import (
@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// taintToBeDeleted is the taint by which the cluster autoscaler announces that it will remove a
+// taintToBeDeleted is the taint that the cluster autoscaler sets on a node before it removes the
 // node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
@@ -55,7 +55,7 @@ type Server struct {
 	codes   map[string]map[int]uint64
 }
 
-// New returns a Server. It does not listen until it runs.
+// New returns a Server. It does not listen before Run.
 func New(c Config) *Server {
 	return &Server{cfg: c, codes: map[string]map[int]uint64{pathHealthz: {}, pathLivez: {}}}
 }
@@ -109,7 +109,8 @@ func (s *Server) computeHealth(cluster agent.Cluster) healthResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	healthy := s.pending.IsZero() || now.Sub(s.pending) < lateAfter
-	out := healthResponse{LastUpdated: s.updated, CurrentTime: now, Healthy: healthy, Status: map[v1.IPFamily]familyHealth{}}
+	out := healthResponse{LastUpdated: s.updated, CurrentTime: now, Healthy: healthy,
+		Status: map[v1.IPFamily]familyHealth{}}
 	if s.updated.IsZero() {
 		return out
 	}
@@ -172,7 +173,8 @@ func (s *Server) writeResponse(w http.ResponseWriter, path string, h healthRespo
 	}
 }
 
-// Run serves until ctx ends. If another program uses the address, it logs this once and retries.
+// Run serves the health endpoints until ctx ends. If another program uses the address, it logs this
+// once and retries.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
 	ln, err := s.waitForAddress(ctx)
 	if err != nil {
@@ -192,7 +194,8 @@ func (s *Server) waitForAddress(ctx context.Context) (net.Listener, error) {
 		}
 		if !logged {
 			logged = true
-			s.cfg.Log.Warn("another program uses the address at which the agent answers load balancers in front of nodes: "+
+			s.cfg.Log.Warn("another program uses the address at which the agent answers load balancers in "+
+				"front of nodes: "+
 				"'ss -ltnp' shows which one; --proxy-healthz-address moves the agent's", "address", s.cfg.Address)
 		}
 		if err := wait.Delay(ctx, listenRetry); err != nil {

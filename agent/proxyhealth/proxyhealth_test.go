@@ -53,7 +53,8 @@ func TestHealthOfTheProxy(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		s, k := New(Config{}), &known{inside: fake.NewCluster()}
 		now := metav1.Now()
-		plain, removed := &v1.Node{}, &v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "other"}, {Key: taintToBeDeleted}}}}
+		plain, removed := &v1.Node{},
+			&v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "other"}, {Key: taintToBeDeleted}}}}
 		deleted := &v1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}
 		for _, step := range []struct {
 			name           string
@@ -88,11 +89,13 @@ func TestHealthOfTheProxy(t *testing.T) {
 			if whole["nodeEligible"] != want || whole["healthy"] != (livez == 200) {
 				t.Errorf("%s: healthz says %v", step.name, whole)
 			}
-			if status, _ := whole["status"].(map[string]any); s.updated.IsZero() != (len(status) == 0) || len(status) == 1 {
+			if status, _ := whole["status"].(map[string]any); s.updated.IsZero() != (len(status) == 0) ||
+				len(status) == 1 {
 				t.Errorf("%s: status %v", step.name, status)
 			}
 			at := time.Now().Format(time.RFC3339Nano)
-			if whole["currentTime"] != at || (healthz == 200) != (whole["lastUpdated"] == at) && !s.updated.Equal(time.Now()) {
+			if whole["currentTime"] != at || (healthz == 200) != (whole["lastUpdated"] == at) &&
+				!s.updated.Equal(time.Now()) {
 				t.Errorf("%s at %s: healthz says %v", step.name, at, whole)
 			}
 		}

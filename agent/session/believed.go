@@ -17,7 +17,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxTrustBytes bounds the size of the PEM text of CA certificates that parseTrustedCAs accepts.
+// maxTrustBytes is the maximum size of the CA certificates (PEM) that parseTrustedCAs accepts.
 const maxTrustBytes = 64 << 10
 
 // maxRenewalJitter bounds the random delay before a requested renewal, so that the nodes of a
@@ -26,14 +26,16 @@ const maxRenewalJitter = 500 * time.Millisecond
 
 // trustedCAs are the CA certificates of the cluster that this node trusts.
 type trustedCAs struct {
-	pool           *x509.CertPool
-	certificates   []*x509.Certificate
-	sinceUnixMilli int64  // time of the message that named the CAs; orders messages of different replicas; 0 = from enrollment
+	pool         *x509.CertPool
+	certificates []*x509.Certificate
+	// time of the Trust message with these CAs, for ordering the messages of different replicas; 0
+	// = from enrollment
+	sinceUnixMilli int64
 	signerID       string // authorityID of the CA that signs new certificates; "" = no replica has reported it
 }
 
-// trustedSinceLine is the format of the first line of caFile: trustedCAs.sinceUnixMilli. PEM
-// decoders skip the line.
+// trustedSinceLine is the format of the first line of caFile, which contains
+// trustedCAs.sinceUnixMilli. PEM decoders skip the line.
 const trustedSinceLine = "believed since %d ms\n"
 
 // parseTrustedCAs reads the content of caFile, or the CA certificates of an enrollment response. It
@@ -65,8 +67,8 @@ func authorityID(c *x509.Certificate) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// issuerID returns the authorityID of the trusted CA that issued the certificate leaf. It returns
-// "" if no trusted CA issued it.
+// issuerID returns the authorityID of the trusted CA that issued leaf, or "" if no trusted CA
+// issued it.
 func (b trustedCAs) issuerID(leaf *x509.Certificate) string {
 	for _, ca := range b.certificates {
 		if bytes.Equal(leaf.AuthorityKeyId, ca.SubjectKeyId) && leaf.CheckSignatureFrom(ca) == nil {
@@ -85,21 +87,22 @@ func (id *identity) currentCAs() trustedCAs {
 func (id *identity) rootPool() *x509.CertPool { return id.currentCAs().pool }
 
 // isIssuedByOldCA reports whether leaf was issued by a CA that no longer signs new certificates. It
-// is false for a nil leaf, and while the signing CA is unknown.
+// returns false if leaf is nil or the signing CA is unknown.
 func (id *identity) isIssuedByOldCA(leaf *x509.Certificate) bool {
 	b := id.currentCAs()
 	return leaf != nil && b.signerID != "" && b.issuerID(leaf) != b.signerID
 }
 
-// requestRenewal makes runRenewals renew the node's certificate now, before its renewal time.
-func (id *identity) requestRenewal() { signalChannel(id.renewNow) }
+// requestRenewal makes runRenewals renew the node's certificate before its renewal time. It does
+// not wait for the renewal.
+func (id *identity) requestRenewal() { id.renewNow.Send() }
 
 // setServerUntrusted records whether the server of the latest connection presented a certificate
 // that no trusted CA issued.
-func (id *identity) setServerUntrusted(stranger bool) {
+func (id *identity) setServerUntrusted(untrusted bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	id.serverUntrusted = stranger
+	id.serverUntrusted = untrusted
 }
 
 func (id *identity) isServerUntrusted() bool {
@@ -109,10 +112,10 @@ func (id *identity) isServerUntrusted() bool {
 }
 
 // applyTrust replaces the node's trusted CAs with the CAs in t, a message from a replica. It
-// ignores a message that is older than the current CAs. The new CAs are stored in caFile before
-// they are used, so that they survive a restart.
-func (s *Session) applyTrust(t *fleetv1.Trust) error {
-	id := s.id
+// ignores a message that is older than the current CAs. It stores the new CAs in caFile before they
+// are used, so that they survive a restart.
+func (n *nodeCredentials) applyTrust(t *fleetv1.Trust) error {
+	id := n.id
 	was := id.currentCAs()
 	if t.SinceUnixMilli < was.sinceUnixMilli {
 		return nil // the message is older than the current CAs
@@ -124,7 +127,7 @@ func (s *Session) applyTrust(t *fleetv1.Trust) error {
 	next.sinceUnixMilli, next.signerID = t.SinceUnixMilli, t.Signs
 	if next.sinceUnixMilli != was.sinceUnixMilli || !next.pool.Equal(was.pool) {
 		text := append(fmt.Appendf(nil, trustedSinceLine, next.sinceUnixMilli), t.CaPem...)
-		if err := writeFile(filepath.Join(s.cfg.StateDir, caFile), text); err != nil {
+		if err := writeFile(filepath.Join(n.cfg.StateDir, caFile), text); err != nil {
 			return fmt.Errorf("store the cluster CA: %w", err)
 		}
 	}
@@ -132,23 +135,23 @@ func (s *Session) applyTrust(t *fleetv1.Trust) error {
 	id.trusted = next
 	id.mu.Unlock()
 	if !next.pool.Equal(was.pool) {
-		s.log.Info("the cluster's CA has changed", "trusted", authorityIDs(next.certificates), "signs", next.signerID)
+		n.log.Info("the cluster's CA has changed", "trusted", authorityIDs(next.certificates), "signs", next.signerID)
 	}
 	if id.isIssuedByOldCA(id.currentCertificate().Leaf) {
 		id.requestRenewal()
 	}
-	if id.isIssuedByOldCA(s.signedServingCertificate()) {
-		signalChannel(s.serving.renewNow)
+	if id.isIssuedByOldCA(n.signedServingCertificate()) {
+		n.serving.renewNow.Send()
 	}
 	return nil
 }
 
-// authoritiesReport returns the message for replicas with the CAs that this node trusts, its signed
-// certificates, and the CAs that issued these certificates.
-func (s *Session) authoritiesReport() *fleetv1.Authorities {
-	b := s.id.currentCAs()
+// authoritiesReport returns the message that reports to a replica which CAs this node trusts, its
+// signed certificates, and which CAs issued them.
+func (n *nodeCredentials) authoritiesReport() *fleetv1.Authorities {
+	b := n.id.currentCAs()
 	out := &fleetv1.Authorities{Believes: authorityIDs(b.certificates)}
-	for _, c := range s.signedCertificates() {
+	for _, c := range n.signedCertificates() {
 		if by := b.issuerID(c.leaf); by != "" {
 			out.Shows = append(out.Shows, by)
 		}
@@ -160,8 +163,8 @@ func (s *Session) authoritiesReport() *fleetv1.Authorities {
 
 // signedServingCertificate returns the certificate of the node's HTTPS server if the cluster signed
 // it, or nil.
-func (s *Session) signedServingCertificate() *x509.Certificate {
-	leaf := s.serving.currentLeaf()
+func (n *nodeCredentials) signedServingCertificate() *x509.Certificate {
+	leaf := n.serving.currentLeaf()
 	if leaf == nil || bytes.Equal(leaf.RawIssuer, leaf.RawSubject) {
 		return nil
 	}
@@ -175,30 +178,24 @@ func authorityIDs(all []*x509.Certificate) (out []string) {
 	return out
 }
 
-func signalChannel(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // clockCheckInterval is how often waitUntilTime compares its deadline with the wall clock.
 const clockCheckInterval = time.Hour
 
-// waitUntilTime waits until now() reaches the deadline at, or until hurry receives a value. It then
-// waits a random delay of at most maxRenewalJitter. It returns an error only if ctx ends. A machine
-// without a battery-backed clock boots with an old time, which is corrected later. If at has no
-// monotonic reading, waitUntilTime notices such a correction within clockCheckInterval.
-func waitUntilTime(ctx context.Context, at time.Time, now func() time.Time, hurry <-chan struct{}) error {
+// waitUntilTime waits until now() reaches the deadline, or until renewNow receives a value. After
+// such a value, it also waits a random delay of at most maxRenewalJitter. It returns an error only
+// if ctx ends. A machine without a battery-backed clock boots with an old time, which is corrected
+// later. If deadline has no monotonic reading, such a correction is noticed within
+// clockCheckInterval.
+func waitUntilTime(ctx context.Context, deadline time.Time, now func() time.Time, renewNow <-chan struct{}) error {
 	for {
-		left := at.Sub(now())
+		left := deadline.Sub(now())
 		timer := time.NewTimer(min(left, clockCheckInterval))
 		select {
 		case <-timer.C:
 			if left <= clockCheckInterval {
 				return nil
 			}
-		case <-hurry:
+		case <-renewNow:
 			timer.Stop()
 			return wait.Delay(ctx, time.Duration(rand.Int64N(int64(maxRenewalJitter))))
 		case <-ctx.Done():

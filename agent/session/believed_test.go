@@ -38,8 +38,10 @@ func newAuthority(t *testing.T, name string) *authority {
 		t.Fatal(err)
 	}
 	a := &authority{t: t, key: key}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(87600 * time.Hour), KeyUsage: x509.KeyUsageCertSign}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().Add(87600 * time.Hour),
+		KeyUsage: x509.KeyUsageCertSign}
 	a.cert = a.signCertificate(c, c, key)
 	return a
 }
@@ -68,19 +70,23 @@ func (a *authority) nodePEM(life time.Duration) []byte {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	leaf := a.signCertificate(&x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
-		NotBefore: time.Now(), NotAfter: time.Now().Add(life), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, a.cert, key)
+	leaf := a.signCertificate(&x509.Certificate{SerialNumber: big.NewInt(2),
+		Subject:   pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
+		NotBefore: time.Now(), NotAfter: time.Now().Add(life),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, a.cert, key)
 	raw, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})...)
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})...)
 }
 
 // newIdentifiedSession returns a session whose node has a certificate issued by the authority.
 func newIdentifiedSession(t *testing.T, by *authority, life time.Duration) *Session {
 	t.Helper()
-	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), RunDir: t.TempDir(), Facts: &v1.Node{}, Log: slog.New(slog.DiscardHandler)})
+	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), RunDir: t.TempDir(), Facts: &v1.Node{},
+		Log: slog.New(slog.DiscardHandler)})
 	both := by.nodePEM(life)
 	if err := os.WriteFile(filepath.Join(s.cfg.StateDir, nodeFile), both, 0o600); err != nil {
 		t.Fatal(err)
@@ -89,10 +95,10 @@ func newIdentifiedSession(t *testing.T, by *authority, life time.Duration) *Sess
 		t.Fatal(err)
 	}
 	var err error
-	if s.id, err = loadIdentity(s.cfg.StateDir, "w1", time.Now()); err != nil {
+	if s.creds.id, err = loadIdentity(s.cfg.StateDir, "w1", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	close(s.identified)
+	close(s.creds.identified)
 	return s
 }
 
@@ -109,7 +115,7 @@ func TestCertificatesRenewAtTwoThirds(t *testing.T) {
 		var at []time.Duration
 		ended := make(chan error, 1)
 		go func() {
-			ended <- s.runRenewals(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
+			ended <- s.creds.runRenewals(ctx, s.creds.id, time.Now, func(_ context.Context, id *identity) error {
 				at = append(at, time.Since(began))
 				if len(at) == 1 {
 					return errors.New("no replica answers")
@@ -120,18 +126,22 @@ func TestCertificatesRenewAtTwoThirds(t *testing.T) {
 		}()
 		time.Sleep(130 * time.Hour)
 		virtual.Wait()
-		if len(at) != 3 || at[0] < 60*time.Hour || at[0] > 63*time.Hour || at[1] > at[0]+10*time.Second || at[2] < 60*time.Hour || at[2] > 63*time.Hour {
+		if len(at) != 3 || at[0] < 60*time.Hour || at[0] > 63*time.Hour || at[1] > at[0]+10*time.Second ||
+			at[2] < 60*time.Hour || at[2] > 63*time.Hour {
 			t.Errorf("renewed %v after each certificate was made", at)
 		}
 		by, at, began = next, nil, time.Now()
-		trust := &fleetv1.Trust{CaPem: append(old.caPEM(), next.caPEM()...), Signs: authorityID(next.cert), SinceUnixMilli: 7}
-		if err := s.applyTrust(trust); err != nil {
+		trust := &fleetv1.Trust{CaPem: append(old.caPEM(), next.caPEM()...), Signs: authorityID(next.cert),
+			SinceUnixMilli: 7}
+		if err := s.creds.applyTrust(trust); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if len(at) != 2 || at[0] > maxRenewalJitter || at[1] > 5*time.Second || !slices.Equal(s.authoritiesReport().Shows, []string{authorityID(next.cert)}) {
-			t.Errorf("renewed %v after another authority signs; %v, want %s", at, s.authoritiesReport(), authorityID(next.cert))
+		if len(at) != 2 || at[0] > maxRenewalJitter || at[1] > 5*time.Second ||
+			!slices.Equal(s.creds.authoritiesReport().Shows, []string{authorityID(next.cert)}) {
+			t.Errorf("renewed %v after another authority signs; %v, want %s", at, s.creds.authoritiesReport(),
+				authorityID(next.cert))
 		}
 		cancel()
 		<-ended
@@ -152,13 +162,13 @@ func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 		renewed, signed := 0, 0
 		ended := make(chan error, 2)
 		go func() {
-			ended <- s.runRenewals(ctx, s.id, now, func(context.Context, *identity) error {
+			ended <- s.creds.runRenewals(ctx, s.creds.id, now, func(context.Context, *identity) error {
 				renewed++
 				return nil
 			})
 		}()
 		go func() {
-			ended <- s.runServingCertificate(ctx, now, func(context.Context) (time.Time, error) {
+			ended <- s.creds.runServingCertificate(ctx, now, func(context.Context) (time.Time, error) {
 				signed++
 				return now().Add(behind + 65*24*time.Hour), nil
 			})
@@ -172,7 +182,8 @@ func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 		time.Sleep(clockCheckInterval)
 		virtual.Wait()
 		if renewed == 0 || signed < 2 {
-			t.Errorf("an hour after the clock was set: renewed %d times, signed %d times; want one more of each", renewed, signed)
+			t.Errorf("an hour after the clock was set: renewed %d times, signed %d times; want one more of each",
+				renewed, signed)
 		}
 		cancel()
 		<-ended
@@ -189,7 +200,8 @@ func TestTokensRenewEarly(t *testing.T) {
 		answer := func() {
 			for _, m := range s.tokens.unsentRequests() {
 				asked++
-				s.tokens.handleToken(&fleetv1.Token{Id: m.GetTokenRequest().Id, Token: string(rune('a' + asked - 1)), ExpiresUnix: time.Now().Add(time.Hour).Unix()})
+				s.tokens.handleToken(&fleetv1.Token{Id: m.GetTokenRequest().Id, Token: string(rune('a' + asked - 1)),
+					ExpiresUnix: time.Now().Add(time.Hour).Unix()})
 			}
 		}
 		pod := &v1.Pod{}
@@ -228,24 +240,31 @@ func TestBelieved(t *testing.T) {
 		want []string
 		bad  bool
 	}{
-		{"both", &fleetv1.Trust{CaPem: both, Signs: authorityID(old.cert), SinceUnixMilli: 20}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
-		{"a replica that is behind", &fleetv1.Trust{CaPem: old.caPEM(), Signs: authorityID(old.cert), SinceUnixMilli: 10}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
+		{"both", &fleetv1.Trust{CaPem: both, Signs: authorityID(old.cert), SinceUnixMilli: 20},
+			[]string{authorityID(old.cert), authorityID(next.cert)}, false},
+		{"a replica that is behind", &fleetv1.Trust{CaPem: old.caPEM(), Signs: authorityID(old.cert),
+			SinceUnixMilli: 10}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
 		{"nothing", &fleetv1.Trust{SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
-		{"too much", &fleetv1.Trust{CaPem: slices.Repeat(both, 1000), SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
-		{"one that is no authority", &fleetv1.Trust{CaPem: old.nodePEM(time.Hour), SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
-		{"the new one alone", &fleetv1.Trust{CaPem: next.caPEM(), Signs: authorityID(next.cert), SinceUnixMilli: 30}, []string{authorityID(next.cert)}, false},
+		{"too much", &fleetv1.Trust{CaPem: slices.Repeat(both, 1000), SinceUnixMilli: 30},
+			[]string{authorityID(old.cert), authorityID(next.cert)}, true},
+		{"one that is no authority", &fleetv1.Trust{CaPem: old.nodePEM(time.Hour), SinceUnixMilli: 30},
+			[]string{authorityID(old.cert), authorityID(next.cert)}, true},
+		{"the new one alone", &fleetv1.Trust{CaPem: next.caPEM(), Signs: authorityID(next.cert), SinceUnixMilli: 30},
+			[]string{authorityID(next.cert)}, false},
 	} {
-		if err := s.applyTrust(c.say); (err != nil) != c.bad {
+		if err := s.creds.applyTrust(c.say); (err != nil) != c.bad {
 			t.Errorf("%s: %v", c.what, err)
 		}
 		again, err := loadIdentity(s.cfg.StateDir, "w1", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := s.authoritiesReport().Believes; !slices.Equal(got, c.want) || !slices.Equal(authorityIDs(again.currentCAs().certificates), c.want) {
-			t.Errorf("%s: believes %v, and %v after a start; want %v", c.what, got, authorityIDs(again.currentCAs().certificates), c.want)
+		if got := s.creds.authoritiesReport().Believes; !slices.Equal(got, c.want) ||
+			!slices.Equal(authorityIDs(again.currentCAs().certificates), c.want) {
+			t.Errorf("%s: believes %v, and %v after a start; want %v", c.what, got,
+				authorityIDs(again.currentCAs().certificates), c.want)
 		}
-		if was := s.id.currentCAs().sinceUnixMilli; again.currentCAs().sinceUnixMilli != was {
+		if was := s.creds.id.currentCAs().sinceUnixMilli; again.currentCAs().sinceUnixMilli != was {
 			t.Errorf("%s: since %d, and %d after a start", c.what, was, again.currentCAs().sinceUnixMilli)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// Uses of a node's certificates, as named in the protocol and in the control plane's metrics.
+// Values of nodeCertificate.use. The protocol and the control plane's metrics use the same names.
 const (
 	useAgent   = "agent"   // client certificate for connections to replicas
 	useServing = "serving" // certificate of the node's HTTPS server
@@ -20,13 +20,13 @@ type nodeCertificate struct {
 
 // signedCertificates returns the node's certificates that the cluster's CA signed. The result is
 // empty before the node has an identity.
-func (s *Session) signedCertificates() (out []nodeCertificate) {
+func (n *nodeCredentials) signedCertificates() (out []nodeCertificate) {
 	select {
-	case <-s.identified:
-		out = append(out, nodeCertificate{useAgent, s.id.currentCertificate().Leaf})
+	case <-n.identified:
+		out = append(out, nodeCertificate{useAgent, n.id.currentCertificate().Leaf})
 	default:
 	}
-	if leaf := s.signedServingCertificate(); leaf != nil {
+	if leaf := n.signedServingCertificate(); leaf != nil {
 		out = append(out, nodeCertificate{useServing, leaf})
 	}
 	return out
@@ -34,15 +34,19 @@ func (s *Session) signedCertificates() (out []nodeCertificate) {
 
 // WriteMetrics writes the expiry time of each of the node's certificates as Prometheus metrics.
 // Replicas export their own certificates under the same metric name.
-func (s *Session) WriteMetrics(w io.Writer) error {
+func (s *Session) WriteMetrics(w io.Writer) error { return s.creds.writeMetrics(w) }
+
+func (n *nodeCredentials) writeMetrics(w io.Writer) error {
 	const name = "keelson_certificate_expiration_timestamp_seconds"
-	all := s.signedCertificates()
+	all := n.signedCertificates()
 	if len(all) == 0 {
 		return nil
 	}
-	text := fmt.Appendf(nil, "# HELP %[1]s When a certificate of this node ends, in seconds since 1970.\n# TYPE %[1]s gauge\n", name)
+	text := fmt.Appendf(nil, "# HELP %[1]s When a certificate of this node ends, in seconds since 1970.\n# TYPE "+
+		"%[1]s gauge\n", name)
 	for _, c := range all {
-		text = fmt.Appendf(text, "%s{key=%q,kind=\"certificate\",use=%q} %d\n", name, authorityID(c.leaf), c.use, c.leaf.NotAfter.Unix())
+		text = fmt.Appendf(text, "%s{key=%q,kind=\"certificate\",use=%q} %d\n", name, authorityID(c.leaf), c.use,
+			c.leaf.NotAfter.Unix())
 	}
 	_, err := w.Write(text)
 	return err

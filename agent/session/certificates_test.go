@@ -29,16 +29,18 @@ func TestCertificatesAreTold(t *testing.T) {
 		}
 		check := func(when string, ends time.Time) {
 			t.Helper()
-			told := s.authoritiesReport().Certificates
-			if len(told) != 1 || told[0].Use != useAgent || told[0].ExpiresUnix != ends.Unix() || told[0].BeginsUnix >= ends.Unix() || len(told[0].Key) != 16 {
+			told := s.creds.authoritiesReport().Certificates
+			if len(told) != 1 || told[0].Use != useAgent || told[0].ExpiresUnix != ends.Unix() ||
+				told[0].BeginsUnix >= ends.Unix() || len(told[0].Key) != 16 {
 				t.Fatalf("%s: replicas are told %v, want one that ends %v", when, told, ends)
 			}
-			want := fmt.Sprintf("keelson_certificate_expiration_timestamp_seconds{key=%q,kind=\"certificate\",use=\"agent\"} %d\n", told[0].Key, ends.Unix())
+			want := fmt.Sprintf("keelson_certificate_expiration_timestamp_seconds{key=%q,kind=\"certificate\","+
+				"use=\"agent\"} %d\n", told[0].Key, ends.Unix())
 			if got := says(); !strings.HasSuffix(got, want) || strings.Count(got, "\n") != 3 {
 				t.Errorf("%s: the metrics are\n%swant\n%s", when, got, want)
 			}
 		}
-		first := s.id.currentCertificate().Leaf.NotAfter
+		first := s.creds.id.currentCertificate().Leaf.NotAfter
 		check("at first", first)
 
 		file := filepath.Join(s.cfg.StateDir, nodeFile)
@@ -51,7 +53,7 @@ func TestCertificatesAreTold(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- s.runRenewals(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
+			ended <- s.creds.runRenewals(ctx, s.creds.id, time.Now, func(_ context.Context, id *identity) error {
 				return id.replaceCertificate(s.cfg.StateDir, by.nodePEM(life))
 			})
 		}()
@@ -63,7 +65,7 @@ func TestCertificatesAreTold(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		virtual.Wait()
-		next := s.id.currentCertificate().Leaf.NotAfter
+		next := s.creds.id.currentCertificate().Leaf.NotAfter
 		if !next.After(first) {
 			t.Fatalf("it was not renewed: it ends %v", next)
 		}
@@ -71,10 +73,11 @@ func TestCertificatesAreTold(t *testing.T) {
 		cancel()
 		<-ended
 
-		if _, err := s.installServingCertificate(by.nodePEM(time.Hour), time.Now()); err != nil {
+		if _, err := s.creds.installServingCertificate(by.nodePEM(time.Hour), time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if told := s.authoritiesReport().Certificates; len(told) != 2 || told[1].Use != useServing || !strings.Contains(says(), `use="serving"`) {
+		if told := s.creds.authoritiesReport().Certificates; len(told) != 2 || told[1].Use != useServing ||
+			!strings.Contains(says(), `use="serving"`) {
 			t.Errorf("with a certificate of its server replicas are told %v, and the metrics are\n%s", told, says())
 		}
 	})

@@ -17,11 +17,12 @@ import (
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// Files of the checkpoint. A checkpoint is a recorded session on disk: the messages Welcome, the
+// Files of the checkpoint. A checkpoint contains the messages of a session on disk: Welcome, the
 // full assignment, and Synced. Each message is preceded by its length. Secrets are in a separate
 // file in the run folder, which a reboot empties.
 const (
@@ -31,8 +32,8 @@ const (
 )
 
 // runCheckpoints writes the checkpoint of the view to disk whenever the view has changed, until ctx
-// ends. It pauses at least Config.CheckpointEvery between two checkpoints. If changes are pending
-// in such a pause when ctx ends, it writes a last checkpoint.
+// ends. The time between two checkpoints is at least Config.CheckpointEvery. If changes are not yet
+// written when ctx ends, it writes a last checkpoint.
 func (s *Session) runCheckpoints(ctx context.Context) error {
 	changes := s.Changes(ctx)
 	for {
@@ -46,7 +47,8 @@ func (s *Session) runCheckpoints(ctx context.Context) error {
 		}
 		began := time.Now()
 		if err := s.writeCheckpoint(); err != nil {
-			s.log.Error("the checkpoint could not be written: a restart without a control plane would restore an older state", "err", err)
+			s.log.Error("the checkpoint could not be written: a restart without a control plane would restore an "+
+				"older state", "err", err)
 		}
 		// On a large cluster that changes constantly, writing checkpoints takes at most 5 % of the
 		// time.
@@ -87,15 +89,20 @@ func (s *Session) writeCheckpoint() error {
 	c, revision := s.view.cluster, s.view.revision
 	s.view.mu.RUnlock()
 
-	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR, ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain,
+	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR,
+		ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain,
 		PodCidrs: c.PodCIDRs, ClusterCidrs: c.ClusterCIDRs, ServiceCidrs: c.ServiceCIDRs}
-	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, peers, revision); err != nil {
+	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, peers,
+		revision); err != nil {
 		return err
 	}
 	return writeRecording(filepath.Join(s.cfg.RunDir, secretsFile), welcome, secret, kindOf, nil, revision)
 }
 
-func writeRecording(path string, welcome *fleetv1.Welcome, objs []storedObject, kindOf map[wireObject]string, peers []*storedPeer, revision uint64) error {
+func writeRecording(
+	path string, welcome *fleetv1.Welcome, objs []storedObject, kindOf map[wireObject]string, peers []*storedPeer,
+	revision uint64,
+) error {
 	var b bytes.Buffer
 	put := func(m *fleetv1.ControlMessage) error {
 		_, err := protodelim.MarshalTo(&b, m)
@@ -110,7 +117,8 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []storedObject, 
 		if err != nil {
 			return fmt.Errorf("checkpoint %s: %w", path, err)
 		}
-		o := &fleetv1.Object{Kind: kind, Namespace: h.object.GetNamespace(), Name: h.object.GetName(), Revision: h.revision, Raw: raw}
+		o := &fleetv1.Object{Kind: kind, Namespace: h.object.GetNamespace(), Name: h.object.GetName(),
+			Revision: h.revision, Raw: raw}
 		set := &fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{o}}
 		if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", path, err)
@@ -125,14 +133,15 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []storedObject, 
 			return fmt.Errorf("checkpoint %s: %w", path, err)
 		}
 	}
-	if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: revision}}}); err != nil {
+	synced := &fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: revision}}}
+	if err := put(synced); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", path, err)
 	}
 	return writeFile(path, b.Bytes())
 }
 
-// loadCheckpoint replaces the view with the checkpoint on disk. A missing checkpoint is not an
-// error. The caller can ignore an error, because the next session delivers every object again.
+// loadCheckpoint replaces the view with the checkpoint on disk. It returns nil if no checkpoint
+// exists. The caller can ignore an error, because the next session delivers every object again.
 func (s *Session) loadCheckpoint() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -201,36 +210,15 @@ func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
 // writeFile replaces the file at path with data, atomically and durably. Only root can read the
 // file.
 func writeFile(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer os.Remove(tmp.Name()) // the file no longer exists if the rename succeeded
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
+	o := durable.Options{Level: durable.Persistent, TempPattern: "." + filepath.Base(path) + "-"}
+	if err := durable.WriteWith(path, data, o); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
 }
 
 func clusterFromWelcome(w *fleetv1.Welcome) agent.Cluster {
-	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr, ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain,
+	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr,
+		ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain,
 		PodCIDRs: w.PodCidrs, ClusterCIDRs: w.ClusterCidrs, ServiceCIDRs: w.ServiceCidrs}
 }

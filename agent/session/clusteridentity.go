@@ -50,7 +50,7 @@ func newClusterIdentity(dir string) *clusterIdentity {
 }
 
 // loadRecord loads the cluster identity that an earlier agent process stored in identityFile. If
-// the file does not exist, the identity stays empty and no error is returned.
+// the file does not exist, it returns nil and the identity stays empty.
 func (c *clusterIdentity) loadRecord() error {
 	data, err := safepath.ReadFile(c.file, maxIdentityFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,8 @@ func (c *clusterIdentity) checkReplica(md metadata.MD, replica string) error {
 	case theirs == c.latest:
 		return nil
 	case theirs.Before(c.latest):
-		return status.Error(codes.FailedPrecondition, (&clusterid.AbandonedError{Replica: replica, Newest: c.latest}).Error())
+		return status.Error(codes.FailedPrecondition,
+			(&clusterid.AbandonedError{Replica: replica, Newest: c.latest}).Error())
 	}
 	raw, err := json.Marshal(identityRecord{identityFileVersion, theirs.Cluster, theirs.Incarnation})
 	if err == nil {
@@ -126,9 +127,10 @@ func (c *clusterIdentity) withIdentityMetadata(ctx context.Context) context.Cont
 }
 
 // interceptStream is a grpc.StreamClientInterceptor. It sends the cluster identity to the replica.
-// Receiving fails if checkReplica refuses the replica's identity; no message is delivered before
-// that check.
-func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+// The first RecvMsg of the stream returns an error, and no message, if checkReplica refuses the
+// replica's identity.
+func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.StreamDesc,
+	conn *grpc.ClientConn, method string,
 	next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := next(c.withIdentityMetadata(ctx), desc, conn, method, opts...)
 	if err != nil {
@@ -142,7 +144,8 @@ func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.Stream
 func (c *clusterIdentity) interceptUnary(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var md metadata.MD
-	if err := next(c.withIdentityMetadata(ctx), method, req, reply, conn, append(opts, grpc.Header(&md))...); err != nil {
+	if err := next(c.withIdentityMetadata(ctx), method, req, reply, conn, append(opts, grpc.Header(&md))...); err !=
+		nil {
 		return err
 	}
 	return c.checkReplica(md, conn.Target())
@@ -170,8 +173,8 @@ func (s *identityCheckingStream) RecvMsg(m any) error {
 }
 
 // awaitLaterIdentity waits until the latest cluster identity is later than the identity in md, the
-// metadata of the session's replica. It then returns a clusterid.AbandonedError. It returns nil if
-// ctx ends first.
+// metadata of the session's replica. It then returns a clusterid.AbandonedError, because a recovery
+// or restore has abandoned that replica. It returns nil if ctx ends first.
 func (c *clusterIdentity) awaitLaterIdentity(ctx context.Context, md metadata.MD, replica string) error {
 	theirs, sent := identityFromMetadata(md)
 	for {

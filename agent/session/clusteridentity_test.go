@@ -38,7 +38,10 @@ func (r *identityReplica) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err := r.sendIdentity(stream.Context()); err != nil {
 		return err
 	}
-	err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: &fleetv1.Welcome{Epoch: 1, HeartbeatMillis: 1000}}})
+	err :=
+		stream.Send(
+			&fleetv1.ControlMessage{
+				Kind: &fleetv1.ControlMessage_Welcome{Welcome: &fleetv1.Welcome{Epoch: 1, HeartbeatMillis: 1000}}})
 	if err == nil {
 		<-stream.Context().Done()
 	}
@@ -80,11 +83,13 @@ func newIdentitySession(t *testing.T, dir string) *Session {
 	t.Helper()
 	var d net.Dialer
 	s := New(Config{NodeName: "w1", StateDir: dir, RunDir: dir,
-		Dial: func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }})
+		Dial: func(ctx context.Context, address string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", address)
+		}})
 	if err := s.cluster.loadRecord(); err != nil {
 		t.Fatal(err)
 	}
-	s.id = &identity{}
+	s.creds.id = &identity{}
 	return s
 }
 
@@ -131,7 +136,8 @@ func TestAgentLeavesAbandonedReplicas(t *testing.T) {
 		select {
 		case err := <-ended:
 			var abandoned *clusterid.AbandonedError
-			if status.Code(err) != codes.FailedPrecondition && !errors.As(err, &abandoned) || !strings.Contains(err.Error(), "abandoned") {
+			if status.Code(err) != codes.FailedPrecondition && !errors.As(err, &abandoned) ||
+				!strings.Contains(err.Error(), "abandoned") {
 				t.Errorf("%s: session ended with %v", what, err)
 			}
 		case <-time.After(20 * time.Second):

@@ -22,34 +22,34 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// loadOrEnroll returns the node's identity from disk, or enrolls the node with the join token if it
-// has no valid certificate. It retries without a time limit while no replica is reachable. An error
-// other than that of ctx is permanent.
-func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
-	id, err := loadIdentity(s.cfg.StateDir, s.cfg.NodeName, time.Now())
+// loadOrEnroll returns the node's identity from disk. If the node has no valid certificate, it
+// enrolls the node with the join token. It retries without a time limit while no replica is
+// reachable. An error other than that of ctx is permanent.
+func (n *nodeCredentials) loadOrEnroll(ctx context.Context) (*identity, error) {
+	id, err := loadIdentity(n.cfg.StateDir, n.cfg.NodeName, time.Now())
 	if err == nil || !errors.Is(err, errNoIdentity) {
 		return id, err
 	}
-	token, tokenErr := s.readJoinToken()
+	token, tokenErr := n.readJoinToken()
 	if tokenErr != nil {
-		return nil, fmt.Errorf("node %s: %w: %w", s.cfg.NodeName, err, tokenErr)
+		return nil, fmt.Errorf("node %s: %w: %w", n.cfg.NodeName, err, tokenErr)
 	}
-	req, err := newSigningRequest(s.cfg.NodeName)
+	req, err := newSigningRequest(n.cfg.NodeName)
 	if err != nil {
 		return nil, err
 	}
 	delay := backoff.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 	for {
-		for _, address := range s.cfg.Servers {
-			id, err := s.enrollThrough(ctx, token, req, address)
+		for _, address := range n.cfg.Join.Servers {
+			id, err := n.enrollThrough(ctx, token, req, address)
 			if err == nil {
-				s.removeTokenFile()
+				n.removeTokenFile()
 				return id, nil
 			}
 			if isPermanentRefusal(err) {
-				return nil, fmt.Errorf("node %s cannot join through %s: %w", s.cfg.NodeName, address, err)
+				return nil, fmt.Errorf("node %s cannot join through %s: %w", n.cfg.NodeName, address, err)
 			}
-			s.log.Warn("the node could not enroll, will retry", "server", address, "err", err)
+			n.log.Warn("the node could not enroll, will retry", "server", address, "err", err)
 		}
 		if err := wait.Delay(ctx, delay.Next()); err != nil {
 			return nil, err
@@ -57,40 +57,41 @@ func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
 	}
 }
 
-// enrollAgain enrolls the node again if Config.TokenFile holds a join token, and logs failures. why
-// is the reason. It is called when a replica refuses the node's certificate as revoked, or when the
-// CA was rotated while the node was disconnected. The first token was removed after enrollment, so
-// an operator must provide a new token.
-func (s *Session) enrollAgain(ctx context.Context, why error) {
-	if s.cfg.TokenFile == "" {
+// enrollAgain enrolls the node again if Join.TokenFile contains a join token, and logs failures. It
+// is for a node with a revoked certificate, and for a node that was disconnected while the CA was
+// rotated. An operator must provide a new token, because the first token was removed after
+// enrollment. reason is logged.
+func (n *nodeCredentials) enrollAgain(ctx context.Context, reason error) {
+	if n.cfg.Join.TokenFile == "" {
 		return
 	}
-	token, err := s.readJoinToken()
+	token, err := n.readJoinToken()
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	req, err2 := newSigningRequest(s.cfg.NodeName)
+	req, err2 := newSigningRequest(n.cfg.NodeName)
 	if err := errors.Join(err, err2); err != nil {
-		s.log.Warn("the node cannot enroll again", "err", err)
+		n.log.Warn("the node cannot enroll again", "err", err)
 		return
 	}
-	for _, address := range s.cfg.Servers {
-		id, err := s.enrollThrough(ctx, token, req, address)
+	for _, address := range n.cfg.Join.Servers {
+		id, err := n.enrollThrough(ctx, token, req, address)
 		if err == nil {
-			s.id.adoptIdentity(id)
-			s.removeTokenFile()
-			s.log.Info("node enrolled again", "after", why)
+			n.id.adoptIdentity(id)
+			n.removeTokenFile()
+			n.log.Info("node enrolled again", "after", reason)
 			return
 		}
-		s.log.Warn("the node could not enroll again, will retry", "server", address, "err", err)
+		n.log.Warn("the node could not enroll again, will retry", "server", address, "err", err)
 	}
 }
 
-// readJoinToken returns the configured join token, or else the join token in Config.TokenFile.
-func (s *Session) readJoinToken() (joinToken, error) {
-	text := s.cfg.Token
-	if text == "" && s.cfg.TokenFile != "" {
-		raw, err := os.ReadFile(s.cfg.TokenFile)
+// readJoinToken returns the configured join token. If no join token is configured, it returns the
+// join token in Join.TokenFile.
+func (n *nodeCredentials) readJoinToken() (joinToken, error) {
+	text := n.cfg.Join.Token
+	if text == "" && n.cfg.Join.TokenFile != "" {
+		raw, err := os.ReadFile(n.cfg.Join.TokenFile)
 		if err != nil {
 			return joinToken{}, fmt.Errorf("read the join token: %w", err)
 		}
@@ -102,14 +103,14 @@ func (s *Session) readJoinToken() (joinToken, error) {
 	return parseToken(text)
 }
 
-// removeTokenFile removes Config.TokenFile. It is called once the node has a certificate, which
-// makes the join token useless.
-func (s *Session) removeTokenFile() {
-	if s.cfg.TokenFile == "" {
+// removeTokenFile removes Join.TokenFile. It must be called only when the node has a certificate
+// and no longer needs the join token.
+func (n *nodeCredentials) removeTokenFile() {
+	if n.cfg.Join.TokenFile == "" {
 		return
 	}
-	if err := os.Remove(s.cfg.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.Warn("the join token could not be removed", "err", err)
+	if err := os.Remove(n.cfg.Join.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.log.Warn("the join token could not be removed", "err", err)
 	}
 }
 
@@ -123,12 +124,14 @@ func isPermanentRefusal(err error) bool {
 	return false
 }
 
-func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signingRequest, address string) (*identity, error) {
+func (n *nodeCredentials) enrollThrough(ctx context.Context, token joinToken, req signingRequest, address string) (
+	*identity, error,
+) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "server address %q: %v", address, err)
 	}
-	conn, err := s.dialReplica(address, credentials.NewTLS(token.pinnedTLSConfig(host)))
+	conn, err := n.dial(address, credentials.NewTLS(token.pinnedTLSConfig(host)))
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +139,7 @@ func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signin
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx,
-		&fleetv1.EnrollRequest{Token: token.text, NodeName: s.cfg.NodeName, CsrDer: req.der})
+		&fleetv1.EnrollRequest{Token: token.text, NodeName: n.cfg.NodeName, CsrDer: req.der})
 	if err != nil {
 		return nil, err
 	}
@@ -148,14 +151,14 @@ func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signin
 	if err != nil {
 		return nil, err
 	}
-	if err := writeFile(filepath.Join(s.cfg.StateDir, caFile), got.CaPem); err != nil {
+	if err := writeFile(filepath.Join(n.cfg.StateDir, caFile), got.CaPem); err != nil {
 		return nil, err
 	}
-	if err := writeFile(filepath.Join(s.cfg.StateDir, nodeFile), both); err != nil {
+	if err := writeFile(filepath.Join(n.cfg.StateDir, nodeFile), both); err != nil {
 		return nil, err
 	}
-	s.log.Info("node enrolled", "server", address)
-	s.replicas.recordReplicas(nil, got.Replicas)
+	n.log.Info("node enrolled", "server", address)
+	n.replicas.recordReplicas(nil, got.Replicas)
 	return id, nil
 }
 
@@ -163,8 +166,8 @@ func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signin
 // them from Service rules.
 var replicaDialer = net.Dialer{KeepAliveConfig: tcpKeepAlive, Control: agent.MarkReplicaConn}
 
-// dialReplica returns a gRPC connection to the replica at address. The connection is established
-// when it is first used.
+// dialReplica returns a gRPC connection to the replica at address. gRPC connects when the
+// connection is first used.
 func (s *Session) dialReplica(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
@@ -190,11 +193,15 @@ func (s *Session) dialReplica(address string, creds credentials.TransportCredent
 	return conn, nil
 }
 
-// runRenewals renews the certificate of id at its renewal time, and when requestRenewal is called,
-// until ctx ends. now and renew are replaced by tests.
-func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
+// runRenewals renews the certificate of id with renew, at its renewal time and when requestRenewal
+// is called, until ctx ends. It retries failed renewals. now returns the current time.
+func (n *nodeCredentials) runRenewals(
+	ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error,
+) error {
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
-	var atLeast time.Duration // minimum delay to the next renewal, so that a signer that issues old certificates is not called in a loop
+	// minimum delay to the next renewal, so that a signer that issues old certificates is not
+	// called in a loop
+	var atLeast time.Duration
 	for {
 		at, left := id.renewalTime(), id.renewalTime().Sub(now())
 		if left > time.Minute {
@@ -211,8 +218,8 @@ func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time
 		}
 		err := renew(ctx, id)
 		if err == nil {
-			s.log.Info("certificate renewed", "until", id.currentCertificate().Leaf.NotAfter)
-			s.reporter.wakeSender() // reports the issuing CA
+			n.log.Info("certificate renewed", "until", id.currentCertificate().Leaf.NotAfter)
+			n.wake() // reports the issuing CA
 			if !id.isIssuedByOldCA(id.currentCertificate().Leaf) {
 				delay.Reset()
 				atLeast = 10 * time.Second
@@ -223,7 +230,8 @@ func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time
 		if id.isIssuedByOldCA(id.currentCertificate().Leaf) { // retry now, not at the renewal time
 			id.requestRenewal()
 		}
-		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.currentCertificate().Leaf.NotAfter, "err", err)
+		n.log.Warn("the certificate could not be renewed, will retry", "expires",
+			id.currentCertificate().Leaf.NotAfter, "err", err)
 		if err := wait.Delay(ctx, delay.Next()); err != nil {
 			return err
 		}
@@ -231,21 +239,21 @@ func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time
 }
 
 // renewCertificate generates a new key, requests a certificate for it from any replica, and stores
-// both in id.
-func (s *Session) renewCertificate(ctx context.Context, id *identity) error {
-	req, err := newSigningRequest(s.cfg.NodeName)
+// the key and the certificate in id and on disk.
+func (n *nodeCredentials) renewCertificate(ctx context.Context, id *identity) error {
+	req, err := newSigningRequest(n.cfg.NodeName)
 	if err != nil {
 		return err
 	}
 	err = errors.New("no replica is known")
-	for _, l := range s.replicas.allLinks() {
+	for _, l := range n.replicas.allLinks() {
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
 		var got *fleetv1.RenewResponse
 		got, err = fleetv1.NewFleetClient(l.conn).RenewCertificate(call, &fleetv1.RenewRequest{CsrDer: req.der})
 		cancel()
 		if err == nil {
-			return id.replaceCertificate(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), req.key...))
+			return id.replaceCertificate(n.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), req.key...))
 		}
 	}
-	return fmt.Errorf("renew certificate of node %s: %w", s.cfg.NodeName, err)
+	return fmt.Errorf("renew certificate of node %s: %w", n.cfg.NodeName, err)
 }

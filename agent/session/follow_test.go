@@ -26,7 +26,8 @@ func sentService(t *testing.T, name string, revision uint64) *fleetv1.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &fleetv1.Object{Kind: "Service", Namespace: "default", Name: name, Revision: revision, Raw: append([]byte(protobufMagic), whole...)}
+	return &fleetv1.Object{Kind: "Service", Namespace: "default", Name: name, Revision: revision,
+		Raw: append([]byte(protobufMagic), whole...)}
 }
 
 func applyBatch(t *testing.T, v *view, set *fleetv1.ObjectSet, revision uint64) {
@@ -40,12 +41,13 @@ func applyBatch(t *testing.T, v *view, set *fleetv1.ObjectSet, revision uint64) 
 // F110: a follower receives the changed objects of each revision, or the instruction to read
 // everything if there are too many.
 func TestFollow(t *testing.T) {
-	s := &Session{view: newView("w1")}
+	s := New(Config{NodeName: "w1"})
 	news := s.Follow(t.Context(), "Service")
 	key := func(name string) agent.ObjectKey {
 		return agent.ObjectKey{Kind: "Service", Namespace: "default", Name: name}
 	}
-	applyBatch(t, s.view, &fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{sentService(t, "a", 1), sentService(t, "b", 2)}}, 2)
+	applyBatch(t, s.view,
+		&fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{sentService(t, "a", 1), sentService(t, "b", 2)}}, 2)
 	if c := <-news; !c.All || c.Revision != 2 {
 		t.Errorf("first: %+v, want all at 2", c)
 	}
@@ -53,7 +55,8 @@ func TestFollow(t *testing.T) {
 	if c := <-news; c.All || c.Revision != 3 || len(c.Keys) != 1 || !hasKey(c, key("a")) {
 		t.Errorf("one changed: %+v", c)
 	}
-	applyBatch(t, s.view, &fleetv1.ObjectSet{Deletes: []*fleetv1.Ref{{Kind: "Service", Namespace: "default", Name: "b", Uid: "b"}}}, 4)
+	applyBatch(t, s.view,
+		&fleetv1.ObjectSet{Deletes: []*fleetv1.Ref{{Kind: "Service", Namespace: "default", Name: "b", Uid: "b"}}}, 4)
 	if c := <-news; c.All || c.Revision != 4 || len(c.Keys) != 1 || !hasKey(c, key("b")) {
 		t.Errorf("one is gone: %+v", c)
 	}
@@ -63,7 +66,8 @@ func TestFollow(t *testing.T) {
 	}
 	// A full assignment, for example after a move to another replica, reports the differences from
 	// the current objects.
-	applyBatch(t, s.view, &fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{sentService(t, "a", 3), sentService(t, "c", 10)}}, 10)
+	applyBatch(t, s.view, &fleetv1.ObjectSet{Full: true,
+		Upserts: []*fleetv1.Object{sentService(t, "a", 3), sentService(t, "c", 10)}}, 10)
 	if c := <-news; c.All || c.Revision != 10 || len(c.Keys) != 1 || !hasKey(c, key("c")) {
 		t.Errorf("a full assignment: %+v", c)
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 // ackClock stores the send time of the last heartbeat that a replica acknowledged. Only a replica
-// that can commit to the store acknowledges heartbeats. The time is measured since boot and
-// includes suspension of the machine.
+// that can commit to the store acknowledges heartbeats. The time is measured since boot, including
+// the time in which the machine was suspended.
 type ackClock struct{ at atomic.Int64 }
 
 // SinceBoot returns the time since the machine booted, including the time in suspension.
@@ -21,13 +21,14 @@ func SinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// recordAck records the acknowledgment of a heartbeat that was sent the duration ago before now. If
-// ago is negative or more than 1 minute, the wall clock was probably set, and ago counts as 0.
-func (h *ackClock) recordAck(ago time.Duration) {
-	if ago < 0 || ago > time.Minute {
-		ago = 0
+// recordAck records the acknowledgment of a heartbeat. age is the time since the heartbeat was
+// sent. If it is negative or more than 1 minute, the wall clock was probably set, and 0 is used
+// instead.
+func (h *ackClock) recordAck(age time.Duration) {
+	if age < 0 || age > time.Minute {
+		age = 0
 	}
-	h.at.Store(int64(SinceBoot() - ago))
+	h.at.Store(int64(SinceBoot() - age))
 }
 
 // LastAck returns the time since boot at which the node sent the last acknowledged heartbeat. It is

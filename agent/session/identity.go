@@ -19,6 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Names of the files of the node's identity, in the state folder.
@@ -56,13 +58,14 @@ type identity struct {
 	trusted         trustedCAs
 	serverUntrusted bool // the latest server showed a certificate of an unknown CA
 
-	renewNow chan struct{} // buffered; a value requests a renewal before the renewal time
+	renewNow wakeup.Signal // a value requests a renewal before renewalTime
 }
 
 var errNoIdentity = errors.New("the node has no valid certificate")
 
-// loadIdentity reads the identity of the node from the folder dir. It returns errNoIdentity if
-// there is no certificate. If the certificate has expired at now, the error wraps errNoIdentity.
+// loadIdentity reads the node's identity from the folder dir. It returns errNoIdentity if the
+// folder has no certificate. It returns an error that wraps errNoIdentity if the certificate has
+// expired at the time now.
 func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	data, err := os.ReadFile(filepath.Join(dir, nodeFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +84,8 @@ func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	}
 	leaf := id.cert.Leaf
 	if want := "system:node:" + node; leaf.Subject.CommonName != want {
-		return nil, fmt.Errorf("the certificate in %s belongs to %s, but this node is %s", dir, leaf.Subject.CommonName, want)
+		return nil, fmt.Errorf("the certificate in %s belongs to %s, but this node is %s", dir,
+			leaf.Subject.CommonName, want)
 	}
 	if now.After(leaf.NotAfter) {
 		return nil, fmt.Errorf("%w: its certificate expired at %s", errNoIdentity, leaf.NotAfter.Format(time.RFC3339))
@@ -103,7 +107,7 @@ func newIdentity(keyAndCert, caPEM []byte) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &identity{cert: &cert, trusted: b, renewNow: make(chan struct{}, 1)}, nil
+	return &identity{cert: &cert, trusted: b, renewNow: wakeup.New()}, nil
 }
 
 func (id *identity) currentCertificate() *tls.Certificate {
@@ -112,8 +116,8 @@ func (id *identity) currentCertificate() *tls.Certificate {
 	return id.cert
 }
 
-// tlsConfig returns the TLS configuration of a client that connects to host. Each handshake uses
-// the current certificate and the current trusted CAs of id.
+// tlsConfig returns the TLS configuration of a client that connects to host. It uses the
+// certificate and the trusted CAs that id has at the time of each handshake.
 func (id *identity) tlsConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -170,7 +174,7 @@ func (id *identity) replaceCertificate(dir string, keyAndCert []byte) error {
 }
 
 // adoptIdentity replaces the certificate and the trusted CAs of id with those of other. The caller
-// has already stored other on disk.
+// must have stored other on disk.
 func (id *identity) adoptIdentity(other *identity) {
 	cert, b := other.currentCertificate(), other.currentCAs()
 	id.mu.Lock()
@@ -227,7 +231,8 @@ func (t joinToken) pinnedTLSConfig(host string) *tls.Config {
 				}
 			}
 			if ca == nil {
-				return errors.New("the server does not belong to the cluster of the join token: no CA in its chain has the token's hash")
+				return errors.New("the server does not belong to the cluster of the join token: no CA in its chain " +
+					"has the token's hash")
 			}
 			roots := x509.NewCertPool()
 			roots.AddCert(ca)

@@ -17,7 +17,7 @@ import (
 )
 
 // replicaAddressesFile stores all host:port addresses on which each replica listens. It is separate
-// from replicasFile, because earlier releases read replicasFile and could not parse more fields.
+// from replicasFile, because earlier releases read replicasFile and cannot parse additional fields.
 const replicaAddressesFile = "replica-addresses.json"
 
 // storedAddresses is the JSON content of replicaAddressesFile.
@@ -51,19 +51,20 @@ func loadAddresses(path string) (map[string][]string, error) {
 	return stored.Addresses, nil
 }
 
-// maxStoredReplicas is the number of replicas in replicaAddressesFile above which unreported
-// replicas are dropped.
+// maxStoredReplicas limits the replicas in replicaAddressesFile. If there are more, replicas that
+// the current list does not contain are dropped.
 const maxStoredReplicas = 64
 
 // storeAddresses updates the addresses of the replicas in list, in memory and in
-// replicaAddressesFile. The caller holds the lock. Addresses of replicas that are not in list are
-// kept, because a replica that lags behind omits new replicas. They are dropped when there are more
+// replicaAddressesFile. The caller holds the lock. Replicas that are not in list are kept, because
+// a replica that lags behind omits new replicas. They are dropped when the file would contain more
 // than maxStoredReplicas.
 func (r *replicaList) storeAddresses(list []*fleetv1.Replica) {
 	changed := false
 	next := maps.Clone(r.addressesByReplica)
 	for _, x := range list {
-		addresses := slices.DeleteFunc(slices.Concat([]string{x.FleetAddress, x.ApiAddress}, x.OtherAddresses), func(a string) bool { return a == "" })
+		addresses := slices.DeleteFunc(slices.Concat([]string{x.FleetAddress, x.ApiAddress}, x.OtherAddresses),
+			func(a string) bool { return a == "" })
 		if x.FleetAddress == "" || slices.Equal(next[x.FleetAddress], addresses) {
 			continue
 		}
@@ -103,7 +104,8 @@ func (r *replicaList) allAddresses() []netip.AddrPort {
 	}
 	var out []netip.AddrPort
 	for _, text := range all {
-		if ap, err := netip.ParseAddrPort(text); err == nil { // host names are not resolved: replicas report their addresses
+		if ap, err := netip.ParseAddrPort(text); err == nil {
+			// host names are not resolved: replicas report their addresses
 			out = append(out, netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
 		}
 	}

@@ -22,8 +22,10 @@ func TestReplicaAddressesAreKept(t *testing.T) {
 	dir := t.TempDir()
 	seed := []string{"192.0.2.9:6444", "api.example.com:6444"}
 	r := newReplicaList(slog.New(slog.DiscardHandler), dir, seed)
-	full := &fleetv1.Replica{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443", OtherAddresses: []string{"192.0.2.1:6445", "192.0.2.5:6443"}}
-	r.recordReplicas(nil, []*fleetv1.Replica{full, {Name: "b", FleetAddress: "192.0.2.2:6444", ApiAddress: "192.0.2.2:6443"}})
+	full := &fleetv1.Replica{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443",
+		OtherAddresses: []string{"192.0.2.1:6445", "192.0.2.5:6443"}}
+	r.recordReplicas(nil, []*fleetv1.Replica{full,
+		{Name: "b", FleetAddress: "192.0.2.2:6444", ApiAddress: "192.0.2.2:6443"}})
 	r.recordReplicas(nil, []*fleetv1.Replica{{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443"}})
 	want := "[192.0.2.1:6443 192.0.2.1:6444 192.0.2.1:6445 192.0.2.2:6443 192.0.2.2:6444 192.0.2.5:6443 192.0.2.9:6444]"
 	if got := fmt.Sprint(r.allAddresses()); got != want {
@@ -36,7 +38,8 @@ func TestReplicaAddressesAreKept(t *testing.T) {
 	if got := fmt.Sprint(again.allAddresses()); got != want {
 		t.Errorf("after a restart %s, want %s", got, want)
 	}
-	if err := os.WriteFile(filepath.Join(dir, replicaAddressesFile), []byte(`{"version":2,"listens":[]}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, replicaAddressesFile), []byte(`{"version":2,"listens":[]}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	broken := newReplicaList(slog.New(slog.DiscardHandler), dir, seed)

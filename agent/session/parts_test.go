@@ -61,7 +61,8 @@ func TestViewFullAssignment(t *testing.T) {
 		t.Errorf("the first change names %d kinds, want all %d", len(all), len(kindNames))
 	}
 	apply(&fleetv1.ObjectSet{Upserts: []*fleetv1.Object{sentObject(t, "ConfigMap", "d", "c", 4)},
-		Deletes: []*fleetv1.Ref{{Kind: "Pod", Namespace: "d", Name: "p", Uid: "another"}, {Kind: "Service", Namespace: "d", Name: "b", Uid: "uid-of-b"}}})
+		Deletes: []*fleetv1.Ref{{Kind: "Pod", Namespace: "d", Name: "p", Uid: "another"},
+			{Kind: "Service", Namespace: "d", Name: "b", Uid: "uid-of-b"}}})
 	v.completeBatch(3, false)
 	got := <-changes
 	if _, cm := got["ConfigMap"]; !cm || len(got) != 2 {
@@ -88,7 +89,7 @@ func TestViewFullAssignment(t *testing.T) {
 // last.
 func TestReporter(t *testing.T) {
 	s := New(Config{NodeName: "w1"})
-	r := s.reporter
+	r := s.reports.reporter
 	sent := func() string {
 		t.Helper()
 		msgs, errs := r.pendingMessages()
@@ -113,7 +114,8 @@ func TestReporter(t *testing.T) {
 		return strings.Join(out, ",")
 	}
 	status := func(msg string) {
-		s.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "p", UID: "u"}, Status: v1.PodStatus{Message: msg}})
+		s.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "p", UID: "u"},
+			Status: v1.PodStatus{Message: msg}})
 	}
 	for i, step := range []struct {
 		do   func()
@@ -140,7 +142,8 @@ func TestReporter(t *testing.T) {
 		s.Event(&v1.Event{Message: fmt.Sprint(i)})
 		s.Stages("t", "o", []agent.StageTime{{}})
 	}
-	if len(r.events) != maxPendingReports || r.events[maxPendingReports-1].Message != fmt.Sprint(2*maxPendingReports-1) || len(r.stages) != maxPendingReports {
+	if len(r.events) != maxPendingReports || r.events[maxPendingReports-1].Message !=
+		fmt.Sprint(2*maxPendingReports-1) || len(r.stages) != maxPendingReports {
 		t.Errorf("%d events and %d stages wait, want the newest %d", len(r.events), len(r.stages), maxPendingReports)
 	}
 }
@@ -150,7 +153,8 @@ func TestRecording(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{NodeName: "w1", StateDir: dir, RunDir: dir, Log: slog.New(slog.DiscardHandler)}
 	a := New(cfg)
-	if err := a.view.applyObjects(fullSet(sentObject(t, "Pod", "d", "p", 2), sentObject(t, "Secret", "d", "s", 3), sentObject(t, "EndpointSlice", "d", "e", 4))); err != nil {
+	if err := a.view.applyObjects(fullSet(sentObject(t, "Pod", "d", "p", 2), sentObject(t, "Secret", "d", "s", 3),
+		sentObject(t, "EndpointSlice", "d", "e", 4))); err != nil {
 		t.Fatal(err)
 	}
 	a.view.setCluster(agent.Cluster{Name: "c", Domain: "cluster.local"})
@@ -162,8 +166,10 @@ func TestRecording(t *testing.T) {
 	if err := b.loadCheckpoint(); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Pods()) != 1 || len(b.EndpointSlices()) != 1 || b.Revision() != 4 || !reflect.DeepEqual(b.Cluster(), a.Cluster()) {
-		t.Errorf("loaded %d pods, %d slices, revision %d, %+v", len(b.Pods()), len(b.EndpointSlices()), b.Revision(), b.Cluster())
+	if len(b.Pods()) != 1 || len(b.EndpointSlices()) != 1 || b.Revision() != 4 ||
+		!reflect.DeepEqual(b.Cluster(), a.Cluster()) {
+		t.Errorf("loaded %d pods, %d slices, revision %d, %+v", len(b.Pods()), len(b.EndpointSlices()),
+			b.Revision(), b.Cluster())
 	}
 	if _, ok := b.Secret("d", "s"); !ok {
 		t.Error("the secret was not loaded")

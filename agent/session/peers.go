@@ -14,8 +14,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// kindPeer is the kind under which Session.Changes reports changes of other nodes. Messages that
-// delete another node have the same kind.
+// kindPeer is the kind under which Session.Changes reports changes of other nodes. The control
+// plane's messages use the same kind to delete another node.
 const kindPeer = "Peer"
 
 // storedPeer is another node of the cluster. It is immutable.
@@ -93,58 +93,58 @@ func peerFromNode(n *v1.Node) *fleetv1.Peer {
 	return p
 }
 
-// setPeer adds the peer of the message p to the objects in into. It replaces a peer with the same
-// name. The caller holds the lock of the view.
-func (v *view) setPeer(into *objectSet, p *fleetv1.Peer) error {
+// setPeer adds the peer in the message p to objects, or replaces the peer with the same name. The
+// caller holds the lock of the view.
+func (v *view) setPeer(objects *objectSet, p *fleetv1.Peer) error {
 	h, err := v.shared.storedPeerFor(p)
 	if err != nil {
 		return err
 	}
-	into.peers[h.Name] = h
+	objects.peers[h.Name] = h
 	return nil
 }
 
-// removePeer removes the peer with this name and UID from the object set from. The caller holds the
-// lock of the view.
-func (v *view) removePeer(from *objectSet, name, uid string) {
-	if h := from.peers[name]; h != nil && string(h.UID) == uid {
-		delete(from.peers, name)
+// removePeer removes the peer with this name and UID from objects. The caller holds the lock of the
+// view.
+func (v *view) removePeer(objects *objectSet, name, uid string) {
+	if h := objects.peers[name]; h != nil && string(h.UID) == uid {
+		delete(objects.peers, name)
 		v.markPeerChanged(name)
 	}
 }
 
-// applyOtherNode adds, replaces or removes a peer by the Node of another node, which replicas of
-// the previous release send. With full, the Node is part of a full assignment. The caller holds the
-// lock of the view.
-func (v *view) applyOtherNode(into *objectSet, n *v1.Node, full bool) error {
+// applyOtherNode adds, replaces or removes a peer in objects, according to the Node of another
+// node. Replicas of the previous release send Nodes instead of peers. full means that the Node is
+// part of a full assignment. The caller holds the lock of the view.
+func (v *view) applyOtherNode(objects *objectSet, n *v1.Node, full bool) error {
 	p := peerFromNode(n)
 	if p == nil {
-		v.removePeer(into, n.Name, string(n.UID))
+		v.removePeer(objects, n.Name, string(n.UID))
 		return nil
 	}
 	if !full {
 		v.markPeerChanged(n.Name)
 	}
-	return v.setPeer(into, p)
+	return v.setPeer(objects, p)
 }
 
 // markPeerChanged adds the peer with this name to the changed objects of the current batch. The
 // caller holds the lock of the view.
 func (v *view) markPeerChanged(name string) {
-	v.changedKinds[kindPeer] = struct{}{}
-	v.changedObjects.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
+	v.changes.recordChange(agent.ObjectKey{Kind: kindPeer, Name: name})
 }
 
-// visitPeerDifferences calls tell with the name of each peer that differs between the sets a and b.
-func visitPeerDifferences(a, b map[string]*storedPeer, tell func(name string)) {
+// visitPeerDifferences calls visit with the name of each peer that differs between the sets a and
+// b.
+func visitPeerDifferences(a, b map[string]*storedPeer, visit func(name string)) {
 	for name, x := range a {
 		if y := b[name]; y == nil || x != y && (x.UID != y.UID || x.digest != y.digest) {
-			tell(name)
+			visit(name)
 		}
 	}
 	for name := range b {
 		if a[name] == nil {
-			tell(name)
+			visit(name)
 		}
 	}
 }
@@ -157,16 +157,4 @@ func (v *view) peersDigest() (d digest) {
 		d = d.addDigest(h.digest)
 	}
 	return d
-}
-
-// Peers returns the other nodes of the cluster in the view, in no order. Callers must not modify
-// them.
-func (s *Session) Peers() []*agent.Peer {
-	s.view.mu.RLock()
-	defer s.view.mu.RUnlock()
-	out := make([]*agent.Peer, 0, len(s.view.current.peers))
-	for _, h := range s.view.current.peers {
-		out = append(out, &h.Peer)
-	}
-	return out
 }

@@ -70,7 +70,8 @@ func TestPeers(t *testing.T) {
 		t.Error("the digest does not show all that is said of a peer")
 	}
 	for _, p := range s.Peers() {
-		if p.Name == "w2" && (len(p.PodCIDRs) != 1 || len(p.Addresses) != 2 || p.Addresses[1] != netip.MustParseAddr("fd00::2")) {
+		if p.Name == "w2" && (len(p.PodCIDRs) != 1 || len(p.Addresses) != 2 ||
+			p.Addresses[1] != netip.MustParseAddr("fd00::2")) {
 			t.Errorf("w2 is %+v", p)
 		}
 	}
@@ -137,7 +138,8 @@ func TestPeersAreKept(t *testing.T) {
 	}
 	shared = Shared{}
 	c := New(cfg)
-	if err := c.loadCheckpoint(); err != nil || c.view.current.peers["w2"].WireGuardKey != [32]byte(w2.WireguardKey) || c.view.peersDigest() != a.view.peersDigest() {
+	if err := c.loadCheckpoint(); err != nil || c.view.current.peers["w2"].WireGuardKey != [32]byte(w2.WireguardKey) ||
+		c.view.peersDigest() != a.view.peersDigest() {
 		t.Errorf("of the key the checkpoint knows %v, %v", c.view.current.peers["w2"].WireGuardKey, err)
 	}
 	// Another key is another peer. A key of an unknown form is ignored.
@@ -147,7 +149,8 @@ func TestPeersAreKept(t *testing.T) {
 		if err := c.view.applyObjects(&fleetv1.ObjectSet{Peers: []*fleetv1.Peer{w2}}); err != nil {
 			t.Fatal(err)
 		}
-		if got := c.view.current.peers["w2"].WireGuardKey; got != ([32]byte{}) != (len(key) == 32) || len(key) == 32 && got != [32]byte(key) {
+		if got := c.view.current.peers["w2"].WireGuardKey; got != ([32]byte{}) != (len(key) == 32) ||
+			len(key) == 32 && got != [32]byte(key) {
 			t.Errorf("told %v, it is %v", key, got)
 		}
 	}

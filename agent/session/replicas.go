@@ -40,31 +40,34 @@ var (
 	// tcpKeepAlive makes the kernel detect connections to a peer that has vanished. clientKeepalive
 	// also detects a hung peer process; its interval is longer because its messages cost more.
 	tcpKeepAlive    = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
-	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
-	connectParams   = grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 2 * time.Second},
+	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second,
+		PermitWithoutStream: true}
+	connectParams = grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3,
+			MaxDelay: 2 * time.Second},
 		MinConnectTimeout: 2 * time.Second,
 	}
 )
 
-// replicaList is the list of replicas with a connection to each replica. The addresses are reported
-// by the control plane and stored in replicasFile.
+// replicaList is the list of control-plane replicas, with a connection to each of them. The
+// replicas report the addresses, which are stored in replicasFile.
 type replicaList struct {
 	log  *slog.Logger
 	file string
 	seed []string // configured addresses
 
-	mu                 sync.Mutex
-	reported           map[*replicaLink][]string // addresses that each replica reports on its open standby stream
-	learned            []string                  // union of the reported addresses
-	useSeed            bool                      // no learned replica responds: connect to the configured addresses as well
-	changed            chan struct{}             // closed and replaced when learned or useSeed changes
+	mu       sync.Mutex
+	reported map[*replicaLink][]string // addresses that each replica reports on its open standby stream
+	learned  []string                  // union of the reported addresses
+	// no learned replica responds: also connect to the configured addresses
+	useSeed            bool
+	changed            chan struct{} // closed and replaced when learned or useSeed changes
 	linkByAddress      map[string]*replicaLink
 	addressesByReplica map[string][]string // key: fleet address; values: addresses on which that replica listens
 }
 
-// replicaLink is the gRPC connection to one replica. It is used for the standby stream, for tunnels
-// and for the session.
+// replicaLink is the gRPC connection to one replica. It carries the standby stream, tunnels, and
+// possibly the session.
 type replicaLink struct {
 	address string
 	conn    *grpc.ClientConn
@@ -75,7 +78,9 @@ type replicaLink struct {
 }
 
 func newReplicaList(log *slog.Logger, dir string, seed []string) *replicaList {
-	return &replicaList{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), linkByAddress: make(map[string]*replicaLink), reported: make(map[*replicaLink][]string), addressesByReplica: make(map[string][]string)}
+	return &replicaList{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}),
+		linkByAddress: make(map[string]*replicaLink), reported: make(map[*replicaLink][]string),
+		addressesByReplica: make(map[string][]string)}
 }
 
 // loadFiles loads the addresses of replicas from replicasFile and replicaAddressesFile. A missing
@@ -102,23 +107,24 @@ func (r *replicaList) loadFiles() error {
 	return err
 }
 
-// recordReplicas stores list as the report of the replica from, and updates the learned addresses,
-// in memory and on disk. from is nil for an enrollment response. The learned addresses are the
-// union of all reports, because a replica that lags behind or is partitioned omits new replicas. An
-// address is dropped only when no replica reports it. An empty list is ignored.
-func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica) {
+// recordReplicas stores replicas as the list that the replica sender reports, and updates the
+// learned addresses, in memory and on disk. sender is nil for an enrollment response. The learned
+// addresses are the union of all reports, because a replica that lags behind or is partitioned
+// omits new replicas. An address is dropped only when no replica reports it. An empty list is
+// ignored.
+func (r *replicaList) recordReplicas(sender *replicaLink, replicas []*fleetv1.Replica) {
 	var addresses []string
-	for _, x := range list {
+	for _, x := range replicas {
 		if x.FleetAddress != "" {
 			addresses = append(addresses, x.FleetAddress)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.storeAddresses(list)
-	if from != nil {
-		if r.reported[from] = addresses; len(addresses) == 0 {
-			delete(r.reported, from)
+	r.storeAddresses(replicas)
+	if sender != nil {
+		if r.reported[sender] = addresses; len(addresses) == 0 {
+			delete(r.reported, sender)
 		}
 		addresses = slices.Concat(slices.Collect(maps.Values(r.reported))...)
 	}
@@ -140,17 +146,18 @@ func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica)
 	}
 }
 
-// dropReport drops the report of the replica from, when its standby stream has ended. Addresses
-// that only this replica reported are dropped when the next replica reports.
-func (r *replicaList) dropReport(from *replicaLink) {
+// dropReport drops the list that the replica sender reported. It must be called when the replica's
+// standby stream has ended. Addresses that no other replica reported are dropped when the next
+// replica reports.
+func (r *replicaList) dropReport(sender *replicaLink) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.reported, from)
+	delete(r.reported, sender)
 }
 
 // wantedAddresses returns the replica addresses to connect to, and a channel that is closed when
-// these addresses change. They are the learned addresses. If useSeed is set or no address is
-// learned, the configured addresses are added.
+// these addresses change. It returns the learned addresses. If useSeed is set or no address is
+// learned, it adds the configured addresses.
 func (r *replicaList) wantedAddresses() ([]string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,14 +173,14 @@ func (r *replicaList) wantedAddresses() ([]string, <-chan struct{}) {
 }
 
 // setUseSeed sets whether to connect to the configured replica addresses in addition to the learned
-// ones.
-func (r *replicaList) setUseSeed(on bool) {
+// addresses.
+func (r *replicaList) setUseSeed(enabled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.useSeed == on {
+	if r.useSeed == enabled {
 		return
 	}
-	r.useSeed = on
+	r.useSeed = enabled
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -188,8 +195,8 @@ func (r *replicaList) allLinks() []*replicaLink {
 	return out
 }
 
-// maintainLinks maintains a connection (replicaLink) with a standby stream to every wanted address,
-// until ctx ends.
+// maintainLinks keeps a connection (replicaLink) with a standby stream to every wanted replica
+// address, until ctx ends.
 func (s *Session) maintainLinks(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -218,7 +225,7 @@ func (s *Session) maintainLinks(ctx context.Context) error {
 			host, _, err := net.SplitHostPort(address)
 			var conn *grpc.ClientConn
 			if err == nil {
-				conn, err = s.dialReplica(address, credentials.NewTLS(s.id.tlsConfig(host)))
+				conn, err = s.dialReplica(address, credentials.NewTLS(s.creds.id.tlsConfig(host)))
 			}
 			if err != nil {
 				s.log.Error("replica skipped", "err", err)
@@ -244,9 +251,10 @@ func (s *Session) maintainLinks(ctx context.Context) error {
 	}
 }
 
-// sessionCandidates returns the links in the order in which to try them for a session: connected
-// links first, and links that are avoided after a failure last. Links of the same rank are in
-// random order, so that the nodes of a failed replica spread over the other replicas.
+// sessionCandidates returns the replica connections in the order in which to try them for a
+// session. Established connections come first, and replicas that are avoided after a failure come
+// last. Connections of the same rank are in random order, so that the nodes of a failed replica
+// spread over the other replicas.
 func (r *replicaList) sessionCandidates(now time.Time) []*replicaLink {
 	links := r.allLinks()
 	rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
@@ -272,8 +280,9 @@ func (l *replicaLink) avoidUntil(until time.Time) {
 	l.avoidedUntil = until
 }
 
-// maintainStandby keeps a standby stream open on the link l until ctx ends, and opens it again
-// after a failure. A replica sends its list of replicas and requests for tunnels on this stream.
+// maintainStandby keeps a standby stream open on the replica connection l until ctx ends, and opens
+// it again after a failure. On this stream, a replica sends its list of replicas and requests for
+// tunnels.
 func (s *Session) maintainStandby(ctx context.Context, l *replicaLink) {
 	delay := kbackoff.Backoff{Min: 100 * time.Millisecond, Max: 3 * time.Second, Jitter: 0.5}
 	for ctx.Err() == nil {
@@ -319,7 +328,8 @@ func (s *Session) runStandby(linked context.Context, l *replicaLink) error {
 		case *fleetv1.StandbyDown_Replicas:
 			s.replicas.recordReplicas(l, k.Replicas.Replicas)
 		case *fleetv1.StandbyDown_Ask:
-			s.children.Go(func() { s.openTunnel(linked, l, up, k.Ask) }) // not bound to ctx: a tunnel may outlive the standby stream on which it was requested
+			// not bound to ctx: a tunnel may outlive the standby stream on which it was requested
+			s.children.Go(func() { s.openTunnel(linked, l, up, k.Ask) })
 		}
 	}
 }
@@ -336,12 +346,12 @@ func (u *standbySender) sendUp(m *fleetv1.StandbyUp) error {
 	return u.stream.Send(m)
 }
 
-// sendProxyRevision sends the revision that the node's Service proxy has applied on a standby
-// stream. It sends each time the revision increases, until ctx ends or sending fails.
+// sendProxyRevision sends, on a standby stream, the revision that the node's Service proxy has
+// applied. It sends each time the revision increases, until ctx ends or sending fails.
 func (s *Session) sendProxyRevision(ctx context.Context, up *standbySender) {
 	sent, first := uint64(0), true
 	for {
-		rev, moved := s.proxy.currentRevision()
+		rev, moved := s.reports.proxy.currentRevision()
 		if first || rev > sent {
 			if up.sendUp(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_ProxyRevision{ProxyRevision: rev}}) != nil {
 				return // the receiving goroutine reports the error

@@ -8,19 +8,39 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wakeup"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxPendingReports bounds the pending events, and separately the pending stage times, while no
+// maxPendingReports is the maximum number of pending events, and of pending stage times, while no
 // session exists. The oldest are dropped first.
 const maxPendingReports = 512
 
+// nodeReports is the report side of a Session: it contains everything that this node reports to the
+// replicas. It also contains the stop gates, with which the control plane permits stopping pods. It
+// implements agent.Reporter.
+type nodeReports struct {
+	reporter *reporter         // reports that the session sends
+	statuses *reportedStatuses // the last status of each pod, for the checkpoint
+	gates    *stopGates
+	proxy    *revisionProgress // revision of the Service rules; sent on every standby stream
+	usage    *latestUsage      // sent on every standby stream
+}
+
+var _ agent.Reporter = (*nodeReports)(nil)
+
+func newNodeReports(facts *v1.Node) *nodeReports {
+	return &nodeReports{reporter: newReporter(facts), statuses: newReportedStatuses(),
+		gates: &stopGates{byPod: make(map[types.UID]*stopGate)},
+		proxy: newRevisionProgress(), usage: newLatestUsage()}
+}
+
 // reporter queues the reports of this node to the control plane. Adding a report never blocks. For
-// each pod only the newest status is kept, and at most one message is unacknowledged. An
-// unacknowledged message is sent again in the next session.
+// each pod, only the newest status is kept, and at most one message is unacknowledged.
+// Unacknowledged messages are sent again in the next session.
 type reporter struct {
-	wake          chan struct{}
-	factsReplaced chan struct{} // capacity 1; signals that facts were replaced
+	wake          wakeup.Signal
+	factsReplaced wakeup.Signal // signals that facts were replaced
 
 	mu           sync.Mutex
 	pods         map[types.UID]*podReport
@@ -42,14 +62,12 @@ type podReport struct {
 }
 
 func newReporter(facts *v1.Node) *reporter {
-	return &reporter{wake: make(chan struct{}, 1), factsReplaced: make(chan struct{}, 1), pods: make(map[types.UID]*podReport), facts: facts}
+	return &reporter{wake: wakeup.New(), factsReplaced: wakeup.New(),
+		pods: make(map[types.UID]*podReport), facts: facts}
 }
 
 func (r *reporter) wakeSender() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	r.wake.Send()
 }
 
 func (r *reporter) reportFor(namespace, name string, uid types.UID) *podReport {
@@ -80,8 +98,8 @@ func (r *reporter) resetForSession() *v1.Node {
 	return r.facts
 }
 
-// handleStatusAck handles the control plane's acknowledgment of the sent status or removal of the
-// pod uid.
+// handleStatusAck removes the acknowledged message of a pod from the queue: its sent status, or the
+// report of its removal. A newer status remains queued.
 func (r *reporter) handleStatusAck(uid types.UID) {
 	r.mu.Lock()
 	p := r.pods[uid]
@@ -105,7 +123,8 @@ func (r *reporter) pendingMessages() (out []*fleetv1.AgentMessage, errs []error)
 		if raw, err := encodeObject("Node", r.facts); err != nil {
 			errs = append(errs, err)
 		} else {
-			out = append(out, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Facts{Facts: &fleetv1.NodeFacts{Node: raw}}})
+			out = append(out,
+				&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Facts{Facts: &fleetv1.NodeFacts{Node: raw}}})
 		}
 	}
 	for uid, p := range r.pods {
@@ -157,23 +176,23 @@ func (p *podReport) nextMessage(uid types.UID) (*fleetv1.AgentMessage, error) {
 
 // PodStatus queues the status of a pod for the control plane, and replaces a queued older status.
 // It implements agent.Reporter.
-func (s *Session) PodStatus(pod *v1.Pod) {
+func (n *nodeReports) PodStatus(pod *v1.Pod) {
 	// Only the fields that the control plane reads are sent. The copy allows the caller to change
 	// its own pod.
 	report := &v1.Pod{Status: *pod.Status.DeepCopy()}
 	report.Namespace, report.Name, report.UID = pod.Namespace, pod.Name, pod.UID
-	r := s.reporter
+	r := n.reporter
 	r.mu.Lock()
 	r.reportFor(pod.Namespace, pod.Name, pod.UID).status = report
 	r.mu.Unlock()
-	s.statuses.setStatus(report)
+	n.statuses.setStatus(report)
 	r.wakeSender()
 }
 
 // PodGone queues the report that nothing of a terminating pod remains on this node. It implements
 // agent.Reporter.
-func (s *Session) PodGone(namespace, name string, uid types.UID) {
-	r := s.reporter
+func (n *nodeReports) PodGone(namespace, name string, uid types.UID) {
+	r := n.reporter
 	r.mu.Lock()
 	p := r.reportFor(namespace, name, uid)
 	p.gone, p.goneSent = true, false
@@ -183,8 +202,8 @@ func (s *Session) PodGone(namespace, name string, uid types.UID) {
 
 // Event queues an event for the control plane. If maxPendingReports events are queued, the oldest
 // is dropped. It implements agent.Reporter.
-func (s *Session) Event(e *v1.Event) {
-	r := s.reporter
+func (n *nodeReports) Event(e *v1.Event) {
+	r := n.reporter
 	r.mu.Lock()
 	r.events = appendBounded(r.events, e.DeepCopy())
 	r.mu.Unlock()
@@ -193,7 +212,7 @@ func (s *Session) Event(e *v1.Event) {
 
 // Stages queues the measured stages of an operation on object for the control plane. If too many
 // are queued, the oldest are dropped. It implements agent.Reporter.
-func (s *Session) Stages(traceParent, object string, stages []agent.StageTime) {
+func (n *nodeReports) Stages(traceParent, object string, stages []agent.StageTime) {
 	if traceParent == "" || len(stages) == 0 {
 		return
 	}
@@ -202,7 +221,7 @@ func (s *Session) Stages(traceParent, object string, stages []agent.StageTime) {
 		m.Stages = append(m.Stages, &fleetv1.StageTime{
 			Name: st.Name, StartUnixNano: st.Start.UnixNano(), DurationNano: int64(st.Duration), Detail: st.Detail})
 	}
-	r := s.reporter
+	r := n.reporter
 	r.mu.Lock()
 	r.stages = appendBounded(r.stages, m)
 	r.mu.Unlock()
@@ -218,19 +237,16 @@ func appendBounded[T any](list []T, v T) []T {
 
 // Facts replaces the labels, addresses and status of this node that are reported to the control
 // plane. It implements agent.Reporter.
-func (s *Session) Facts(node *v1.Node) {
-	r := s.reporter
+func (n *nodeReports) Facts(node *v1.Node) {
+	r := n.reporter
 	r.mu.Lock()
 	r.facts, r.factsPending = node.DeepCopy(), true
 	r.mu.Unlock()
-	select {
-	case r.factsReplaced <- struct{}{}:
-	default:
-	}
+	r.factsReplaced.Send()
 	r.wakeSender()
 }
 
-// reportsNotReady reports whether the node's facts have a condition Ready with a status other than
+// reportsNotReady reports whether the node's facts have a Ready condition with a status other than
 // True.
 func (r *reporter) reportsNotReady() bool {
 	r.mu.Lock()
@@ -248,9 +264,9 @@ func (r *reporter) reportsNotReady() bool {
 
 // ProxyApplied reports to the replicas that the Service rules of this node reflect the revision. It
 // implements agent.Reporter.
-func (s *Session) ProxyApplied(revision uint64) { s.proxy.advanceTo(revision) }
+func (n *nodeReports) ProxyApplied(revision uint64) { n.proxy.advanceTo(revision) }
 
-// stopGates has one gate per pod UID. An open gate is the control plane's permission to send
+// stopGates has one gate per pod UID. An open gate means that the control plane permits sending
 // SIGTERM to the pod.
 type stopGates struct {
 	mu    sync.Mutex
@@ -273,7 +289,7 @@ func (g *stopGates) gateFor(uid types.UID) *stopGate {
 	return x
 }
 
-// retainGates drops the gates of all pods except pods.
+// retainGates drops the gates of all pods that are not in pods.
 func (g *stopGates) retainGates(pods map[types.UID]struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -285,5 +301,5 @@ func (g *stopGates) retainGates(pods map[types.UID]struct{}) {
 }
 
 // StopGate returns a channel that is closed when the pod may receive SIGTERM, because no live node
-// routes to it any longer. It implements agent.Reporter.
-func (s *Session) StopGate(pod types.UID) <-chan struct{} { return s.gates.gateFor(pod).open }
+// routes traffic to it any longer. It implements agent.Reporter.
+func (n *nodeReports) StopGate(pod types.UID) <-chan struct{} { return n.gates.gateFor(pod).open }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/wakeup"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -24,33 +25,31 @@ const statusesFile = "statuses.checkpoint"
 // do not survive a power failure. Without them, a node that boots and cannot reach a replica would
 // run a finished pod again.
 type reportedStatuses struct {
-	changed chan struct{} // capacity 1
+	changed wakeup.Signal
 
 	mu    sync.Mutex
 	byPod map[types.UID]*v1.Pod // objects with identity and status only; immutable
 }
 
 func newReportedStatuses() *reportedStatuses {
-	return &reportedStatuses{changed: make(chan struct{}, 1), byPod: make(map[types.UID]*v1.Pod)}
+	return &reportedStatuses{changed: wakeup.New(), byPod: make(map[types.UID]*v1.Pod)}
 }
 
 func (s *reportedStatuses) setStatus(report *v1.Pod) {
 	s.mu.Lock()
 	s.byPod[report.UID] = report
 	s.mu.Unlock()
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	s.changed.Send()
 }
 
-// statusesToStore returns the reported statuses of the pods that pods returns and that may end for
-// good. It drops the statuses of all other pods.
-func (s *reportedStatuses) statusesToStore(pods func(types.UID) *v1.Pod) (out []storedObject) {
+// statusesToStore returns the reported statuses of pods that are assigned to the node and may end
+// for good (restart policy other than Always). It drops the statuses of all other pods. assignedPod
+// returns an assigned pod, or nil.
+func (s *reportedStatuses) statusesToStore(assignedPod func(types.UID) *v1.Pod) (out []storedObject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uid, report := range s.byPod {
-		if p := pods(uid); p == nil || p.Spec.RestartPolicy == v1.RestartPolicyAlways {
+		if p := assignedPod(uid); p == nil || p.Spec.RestartPolicy == v1.RestartPolicyAlways {
 			delete(s.byPod, uid)
 			continue
 		}
@@ -60,12 +59,12 @@ func (s *reportedStatuses) statusesToStore(pods func(types.UID) *v1.Pod) (out []
 }
 
 // runStatusCheckpoints writes statusesFile when a reported status has changed, at most once per
-// Config.CheckpointEvery. When ctx ends it writes the file a last time.
+// Config.CheckpointEvery. It writes the file a last time when ctx ends.
 func (s *Session) runStatusCheckpoints(ctx context.Context) error {
 	written := -1 // number of statuses in the file; -1 = unknown
 	for {
 		select {
-		case <-s.statuses.changed:
+		case <-s.reports.statuses.changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -83,26 +82,28 @@ func (s *Session) runStatusCheckpoints(ctx context.Context) error {
 }
 
 // writeStatuses writes statusesFile and returns the number of statuses in it, or -1 after an error.
-// before is the number of statuses in the current file. It writes nothing if there are no statuses
-// and before is 0.
-func (s *Session) writeStatuses(before int) int {
-	objs := s.statuses.statusesToStore(s.view.assignedPod)
-	if len(objs) == 0 && before == 0 {
+// currentCount is the number of statuses that the file has. If it is 0 and there are no statuses to
+// store, nothing is written.
+func (s *Session) writeStatuses(currentCount int) int {
+	objs := s.reports.statuses.statusesToStore(s.view.assignedPod)
+	if len(objs) == 0 && currentCount == 0 {
 		return 0
 	}
 	kinds := make(map[wireObject]string, len(objs))
 	for _, h := range objs {
 		kinds[h.object] = "Pod"
 	}
-	if err := writeRecording(filepath.Join(s.cfg.StateDir, statusesFile), &fleetv1.Welcome{}, objs, kinds, nil, 0); err != nil {
-		s.log.Error("the pod statuses could not be stored: after a power failure, a pod with restartPolicy Never could run again", "err", err)
+	if err := writeRecording(filepath.Join(s.cfg.StateDir, statusesFile), &fleetv1.Welcome{}, objs, kinds, nil,
+		0); err != nil {
+		s.log.Error("the pod statuses could not be stored: after a power failure, a pod with restartPolicy Never "+
+			"could run again", "err", err)
 		return -1
 	}
 	return len(objs)
 }
 
-// loadStatuses copies the statuses in statusesFile into the pods of the assignment that is being
-// loaded from the checkpoint.
+// loadStatuses copies the statuses in statusesFile into the pods of v.incoming, the assignment that
+// is being loaded from the checkpoint.
 func (s *Session) loadStatuses() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, statusesFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -118,7 +119,7 @@ func (s *Session) loadStatuses() error {
 				return err
 			}
 			if report, ok := obj.(*v1.Pod); ok {
-				s.statuses.setStatus(report)
+				s.reports.statuses.setStatus(report)
 				s.view.overlayStatus(report)
 			}
 		}
@@ -133,8 +134,9 @@ func (v *view) assignedPod(uid types.UID) *v1.Pod {
 	return v.current.pods[uid]
 }
 
-// overlayStatus copies phase, start time and container statuses of report into the pod with the
-// same UID in the incoming assignment. It does nothing if that pod is not assigned.
+// overlayStatus copies the phase, start time and container statuses of report into the pod with the
+// same UID in v.incoming, the full assignment that is being received. It does nothing if no
+// assignment is being received or the assignment lacks the pod.
 func (v *view) overlayStatus(report *v1.Pod) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

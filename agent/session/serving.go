@@ -24,6 +24,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wakeup"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -34,7 +35,7 @@ const servingFile = "serving.pem"
 type servingCertificate struct {
 	mu       sync.Mutex
 	cert     *tls.Certificate
-	renewNow chan struct{} // buffered; a value requests a signature before the renewal time
+	renewNow wakeup.Signal // a value requests a new signature before the renewal time
 }
 
 var _ agent.ServerTrust = (*Session)(nil)
@@ -42,20 +43,26 @@ var _ agent.ServerTrust = (*Session)(nil)
 // ServingCertificate returns the current certificate of the node's HTTPS server. It implements
 // agent.ServerTrust.
 func (s *Session) ServingCertificate() (*tls.Certificate, error) {
-	s.serving.mu.Lock()
-	defer s.serving.mu.Unlock()
-	if s.serving.cert == nil {
-		cert, err := newSelfSignedCertificate(s.cfg.NodeName, s.nodeIPs(), time.Now())
+	return s.creds.currentServingCertificate()
+}
+
+// currentServingCertificate returns the server certificate that the cluster signed. Before the
+// cluster has signed one, it returns a self-signed certificate.
+func (n *nodeCredentials) currentServingCertificate() (*tls.Certificate, error) {
+	n.serving.mu.Lock()
+	defer n.serving.mu.Unlock()
+	if n.serving.cert == nil {
+		cert, err := newSelfSignedCertificate(n.cfg.NodeName, n.nodeIPs(), time.Now())
 		if err != nil {
 			return nil, fmt.Errorf("the server's certificate: %w", err)
 		}
-		s.serving.cert = cert
+		n.serving.cert = cert
 	}
-	return s.serving.cert, nil
+	return n.serving.cert, nil
 }
 
-func (s *Session) nodeIPs() (out []net.IP) {
-	for _, a := range s.cfg.NodeIPs {
+func (n *nodeCredentials) nodeIPs() (out []net.IP) {
+	for _, a := range n.cfg.NodeIPs {
 		if ip := net.ParseIP(a); ip != nil {
 			out = append(out, ip)
 		}
@@ -67,8 +74,8 @@ func (s *Session) nodeIPs() (out []net.IP) {
 // implements agent.ServerTrust.
 func (s *Session) ClientCAs() *x509.CertPool {
 	select {
-	case <-s.identified:
-		return s.id.rootPool()
+	case <-s.creds.identified:
+		return s.creds.id.rootPool()
 	default:
 		return nil
 	}
@@ -88,7 +95,8 @@ func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent
 		}
 		last = err
 		if status.Code(err) == codes.Unimplemented {
-			last = fmt.Errorf("the replica at %s is of a release that cannot authenticate clients of the node's server: upgrade it", l.address)
+			last = fmt.Errorf("the replica at %s is of a release that cannot authenticate clients of the node's "+
+				"server: upgrade it", l.address)
 		}
 		if ctx.Err() != nil {
 			break
@@ -98,11 +106,14 @@ func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent
 }
 
 // runServingCertificate keeps the certificate of the node's HTTPS server signed by the cluster,
-// until ctx ends. It calls sign at start, after two thirds of the certificate's lifetime, and on
-// request. It retries failures with backoff.
-func (s *Session) runServingCertificate(ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error)) error {
-	if err := s.loadServingCertificate(now()); err != nil {
-		s.log.Warn("starting without the stored certificate of the server", "err", err)
+// until ctx ends. It calls sign at start, after two thirds of the certificate's lifetime, and when
+// renewNow receives a value. sign returns the expiry time of the new certificate. A failure is
+// retried with backoff.
+func (n *nodeCredentials) runServingCertificate(
+	ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error),
+) error {
+	if err := n.loadServingCertificate(now()); err != nil {
+		n.log.Warn("starting without the stored certificate of the server", "err", err)
 	}
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
 	for {
@@ -110,22 +121,24 @@ func (s *Session) runServingCertificate(ctx context.Context, now func() time.Tim
 		pause := delay.Next()
 		next := now().Add(pause)
 		if err == nil {
-			s.reporter.wakeSender()                                  // reports the issuing CA
-			if !s.id.isIssuedByOldCA(s.signedServingCertificate()) { // otherwise the replica that signed it lags behind
+			n.wake()                                                 // reports the issuing CA
+			if !n.id.isIssuedByOldCA(n.signedServingCertificate()) { // otherwise the replica that signed it lags behind
 				delay.Reset()
-				next = now().Round(0).Add(max(until.Sub(now())/3*2, time.Minute)) // without a monotonic reading, because the wall clock may be set
+				// without a monotonic reading, because the wall clock may be set
+				next = now().Round(0).Add(max(until.Sub(now())/3*2, time.Minute))
 			}
 		} else if ctx.Err() == nil {
-			s.log.Warn("the certificate of the node's server was not signed, will retry", "in", pause.Round(time.Second), "err", err)
+			n.log.Warn("the certificate of the node's server was not signed, will retry", "in",
+				pause.Round(time.Second), "err", err)
 		}
-		if err := waitUntilTime(ctx, next, now, s.serving.renewNow); err != nil {
+		if err := waitUntilTime(ctx, next, now, n.serving.renewNow); err != nil {
 			return err
 		}
 	}
 }
 
-// currentLeaf returns the certificate that the node's HTTPS server uses, or nil if none exists
-// yet.
+// currentLeaf returns the certificate that the node's HTTPS server uses, or nil if the server has
+// no certificate yet.
 func (s *servingCertificate) currentLeaf() *x509.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,13 +148,13 @@ func (s *servingCertificate) currentLeaf() *x509.Certificate {
 	return s.cert.Leaf
 }
 
-func (s *Session) signServingCertificate(ctx context.Context) (until time.Time, err error) {
-	req, err := newSigningRequest(s.cfg.NodeName, s.nodeIPs()...)
+func (n *nodeCredentials) signServingCertificate(ctx context.Context) (until time.Time, err error) {
+	req, err := newSigningRequest(n.cfg.NodeName, n.nodeIPs()...)
 	if err != nil {
 		return until, err
 	}
 	err = errors.New("no replica is connected")
-	for _, l := range s.replicas.sessionCandidates(time.Now()) {
+	for _, l := range n.replicas.sessionCandidates(time.Now()) {
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
 		var got *fleetv1.ServingResponse
 		got, err = fleetv1.NewFleetClient(l.conn).SignServing(call, &fleetv1.ServingRequest{CsrDer: req.der})
@@ -150,32 +163,32 @@ func (s *Session) signServingCertificate(ctx context.Context) (until time.Time, 
 			continue
 		}
 		both := append(append([]byte(nil), got.CertificatePem...), req.key...)
-		cert, err := s.installServingCertificate(both, time.Now())
+		cert, err := n.installServingCertificate(both, time.Now())
 		if err != nil {
 			return until, err
 		}
-		if err := writeFile(filepath.Join(s.cfg.StateDir, servingFile), both); err != nil {
-			s.log.Warn("the certificate of the node's server is not stored", "err", err)
+		if err := writeFile(filepath.Join(n.cfg.StateDir, servingFile), both); err != nil {
+			n.log.Warn("the certificate of the node's server is not stored", "err", err)
 		}
 		return cert.NotAfter, nil
 	}
-	return until, fmt.Errorf("certificate of the server of node %s: %w", s.cfg.NodeName, err)
+	return until, fmt.Errorf("certificate of the server of node %s: %w", n.cfg.NodeName, err)
 }
 
 // loadServingCertificate loads the server certificate of an earlier agent process from servingFile.
 // The HTTPS server uses it until a replica signs a new certificate. A missing file is not an error.
-func (s *Session) loadServingCertificate(now time.Time) error {
-	data, err := os.ReadFile(filepath.Join(s.cfg.StateDir, servingFile))
+func (n *nodeCredentials) loadServingCertificate(now time.Time) error {
+	data, err := os.ReadFile(filepath.Join(n.cfg.StateDir, servingFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		_, err = s.installServingCertificate(data, now)
+		_, err = n.installServingCertificate(data, now)
 	}
 	return err
 }
 
-func (s *Session) installServingCertificate(keyAndCert []byte, now time.Time) (*x509.Certificate, error) {
+func (n *nodeCredentials) installServingCertificate(keyAndCert []byte, now time.Time) (*x509.Certificate, error) {
 	cert, err := tls.X509KeyPair(keyAndCert, keyAndCert)
 	if err != nil {
 		return nil, fmt.Errorf("the server's certificate: %w", err)
@@ -185,13 +198,13 @@ func (s *Session) installServingCertificate(keyAndCert []byte, now time.Time) (*
 			return nil, fmt.Errorf("the server's certificate: %w", err)
 		}
 	}
-	if now.After(cert.Leaf.NotAfter) || cert.Leaf.Subject.CommonName != "system:node:"+s.cfg.NodeName {
+	if now.After(cert.Leaf.NotAfter) || cert.Leaf.Subject.CommonName != "system:node:"+n.cfg.NodeName {
 		return nil, fmt.Errorf("the server's certificate belongs to %s and expires at %s", cert.Leaf.Subject.CommonName,
 			cert.Leaf.NotAfter.Format(time.RFC3339))
 	}
-	s.serving.mu.Lock()
-	defer s.serving.mu.Unlock()
-	s.serving.cert = &cert
+	n.serving.mu.Lock()
+	defer n.serving.mu.Unlock()
+	n.serving.cert = &cert
 	return cert.Leaf, nil
 }
 
@@ -206,9 +219,11 @@ func newSelfSignedCertificate(node string, addresses []net.IP, now time.Time) (*
 	if err != nil {
 		return nil, err
 	}
-	t := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: node + "@self-signed"}, IPAddresses: addresses,
-		NotBefore: now.Add(-5 * time.Minute), NotAfter: now.Add(365 * 24 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true}
+	t := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: node + "@self-signed"},
+		IPAddresses: addresses,
+		NotBefore:   now.Add(-5 * time.Minute), NotAfter: now.Add(365 * 24 * time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
 	if err != nil {
 		return nil, err

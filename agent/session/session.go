@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,28 +24,27 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/lifecycle"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Config configures a Session. Fields are required unless their comment states otherwise.
 type Config struct {
 	NodeName string
-	Servers  []string // host:port of the initial fleet listeners; the stored list that replicas reported is used as well
-	Token    string   // join token; used only while the node has no certificate
-	// TokenFile holds the join token when Token is empty. It is removed once the node has its
-	// certificate.
-	TokenFile string
-	StateDir  string // key, certificate, replica list and checkpoint; created 0700
-	RunDir    string // a tmpfs, emptied by a reboot: Secrets and tokens of the checkpoint
-	Version   string // version of the agent
-	BootID    string // boot ID of the machine
+	Join     Join
+	StateDir string // key, certificate, replica list and checkpoint; created 0700
+	RunDir   string // a tmpfs, emptied by a reboot: Secrets and tokens of the checkpoint
+	Version  string // version of the agent
+	BootID   string // boot ID of the machine
 	// HTTPS requests a certificate for the node's own HTTPS server. The certificate has NodeIPs as
 	// addresses.
 	HTTPS   bool
 	NodeIPs []string
 	Facts   *v1.Node // initial facts of the node; the method Facts replaces them
 
-	Server  agent.NodeServer                                            // serves tunnels; may be set by Serve before Run
-	Drivers agent.DriverCalls                                           // serves calls of CSI drivers; may be set by ServeDrivers before Run
+	// serves tunnels; may be set by Serve before Run
+	Server agent.NodeServer
+	// serves calls of CSI drivers; may be set by ServeDrivers before Run
+	Drivers agent.DriverCalls
 	Dial    func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
 	Log     *slog.Logger                                                // may be nil
 	// Shared holds objects that sessions of one process share; nil = nothing is shared.
@@ -53,31 +53,35 @@ type Config struct {
 	CheckpointEvery time.Duration
 }
 
+// Join configures how a node joins the cluster.
+type Join struct {
+	Servers []string // host:port of the initial fleet listeners; the stored list that replicas reported is used as well
+	Token   string   // join token; used only while the node has no certificate
+	// TokenFile holds the join token when Token is empty. It is removed once the node has its
+	// certificate.
+	TokenFile string
+}
+
 // Session is the agent's connection to the control plane. It implements agent.Objects (the node's
 // view of the cluster) and agent.Reporter (the reports of the node).
 type Session struct {
+	agent.Objects  // a *nodeObjects
+	agent.Reporter // reports
+
 	cfg        Config
 	log        *slog.Logger
 	view       *view
-	reporter   *reporter
-	statuses   *reportedStatuses
+	reports    *nodeReports
 	tokens     *tokenCache
 	replicas   *replicaList
-	gates      *stopGates
-	proxy      *revisionProgress
-	usage      *latestUsage
 	lastAck    ackClock
 	connection *connectionState
 	cluster    *clusterIdentity
-	linksAdded chan struct{} // buffered; a value signals new links
+	creds      *nodeCredentials
+	linksAdded wakeup.Signal // signaled when replica connections are added
 	children   sync.WaitGroup
-	id         *identity // set by Run before anything connects; identified is closed then
-	serving    servingCertificate
 
-	identified chan struct{}
-
-	mu                 sync.Mutex
-	needFullAssignment bool // the next session requests the full assignment
+	needFullAssignment atomic.Bool // the next session requests the full assignment
 }
 
 var (
@@ -88,7 +92,7 @@ var (
 	_ agent.ControlPlane  = (*Session)(nil)
 )
 
-// New returns a Session. It starts nothing and reads no file; Run does.
+// New returns a Session. It starts nothing and reads no file.
 func New(cfg Config) *Session {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -97,16 +101,16 @@ func New(cfg Config) *Session {
 		cfg.CheckpointEvery = time.Second
 	}
 	s := &Session{
-		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts), statuses: newReportedStatuses(),
-		replicas: newReplicaList(cfg.Log, cfg.StateDir, cfg.Servers),
-		gates:    &stopGates{byPod: make(map[types.UID]*stopGate)}, proxy: newRevisionProgress(), usage: newLatestUsage(), linksAdded: make(chan struct{}, 1),
-		identified: make(chan struct{}), connection: newConnectionState(time.Now()), serving: servingCertificate{renewNow: make(chan struct{}, 1)},
-		cluster: newClusterIdentity(cfg.StateDir),
+		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reports: newNodeReports(cfg.Facts),
+		replicas: newReplicaList(cfg.Log, cfg.StateDir, cfg.Join.Servers), linksAdded: wakeup.New(),
+		connection: newConnectionState(time.Now()), cluster: newClusterIdentity(cfg.StateDir),
 	}
 	s.view.shared = cfg.Shared
-	s.tokens = newTokenCache(cfg.RunDir, s.reporter.wakeSender)
+	s.tokens = newTokenCache(cfg.RunDir, s.reports.reporter.wakeSender)
+	s.creds = newNodeCredentials(s)
+	s.Objects, s.Reporter = &nodeObjects{view: s.view, tokens: s.tokens}, s.reports
 	s.view.podsChanged = func(live map[types.UID]struct{}) {
-		s.gates.retainGates(live)
+		s.reports.gates.retainGates(live)
 		s.tokens.retainTokens(live)
 	}
 	return s
@@ -133,7 +137,8 @@ func (s *Session) Run(ctx context.Context) error {
 		s.log.Warn("starting with the configured replicas", "err", err)
 	}
 	if err := s.cluster.loadRecord(); err != nil {
-		return fmt.Errorf("session: %w: remove %s once this node cannot reach an abandoned replica", err, s.cluster.file)
+		return fmt.Errorf("session: %w: remove %s once this node cannot reach an abandoned replica", err,
+			s.cluster.file)
 	}
 	if err := s.tokens.loadTokens(time.Now()); err != nil {
 		s.log.Warn("starting without stored tokens", "err", err)
@@ -141,26 +146,26 @@ func (s *Session) Run(ctx context.Context) error {
 	if err := s.loadCheckpoint(); err != nil {
 		s.log.Warn("starting without a checkpoint", "err", err)
 	}
-	id, err := s.loadOrEnroll(ctx)
+	id, err := s.creds.loadOrEnroll(ctx)
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
-	s.id = id
-	close(s.identified)
+	s.creds.setIdentity(id)
 	defer s.children.Wait()
 	parts := []lifecycle.Part{
 		{Name: "session: connections", Run: s.maintainLinks},
 		{Name: "session: stream", Run: s.runSessions},
 		{Name: "session: certificate", Run: func(ctx context.Context) error {
-			return s.runRenewals(ctx, id, time.Now, s.renewCertificate)
+			return s.creds.runRenewals(ctx, id, time.Now, s.creds.renewCertificate)
 		}},
 		{Name: "session: checkpoint", Run: s.runCheckpoints},
 		{Name: "session: statuses", Run: s.runStatusCheckpoints},
 	}
 	if s.cfg.HTTPS {
-		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: func(ctx context.Context) error {
-			return s.runServingCertificate(ctx, time.Now, s.signServingCertificate)
-		}})
+		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server",
+			Run: func(ctx context.Context) error {
+				return s.creds.runServingCertificate(ctx, time.Now, s.creds.signServingCertificate)
+			}})
 	}
 	return lifecycle.Run(ctx, parts...)
 }

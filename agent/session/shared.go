@@ -27,8 +27,8 @@ type sharedObject struct {
 	storedObject
 }
 
-// isSharable reports whether every node receives the same objects of the kind, so that Shared
-// stores them once.
+// isSharable reports whether all nodes receive the same objects of the kind. Shared stores such
+// objects once.
 func isSharable(kind string) bool {
 	return kind == "Service" || kind == "EndpointSlice"
 }
@@ -83,10 +83,11 @@ func (s *Shared) storedPeerFor(p *fleetv1.Peer) (*storedPeer, error) {
 	return h, nil
 }
 
-// equalPeers reports whether two peers are equal and have no fields that this version does not
-// know.
+// equalPeers reports whether two peer messages are equal. It returns false if a message has fields
+// that this version does not know.
 func equalPeers(a, b *fleetv1.Peer) bool {
-	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses) &&
+	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) &&
+		slices.Equal(a.Addresses, b.Addresses) &&
 		bytes.Equal(a.WireguardKey, b.WireguardKey) &&
 		len(a.ProtoReflect().GetUnknown()) == 0 && len(b.ProtoReflect().GetUnknown()) == 0
 }

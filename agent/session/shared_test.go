@@ -10,7 +10,8 @@ func TestSharedObjects(t *testing.T) {
 	apply := func(i int, revision uint64) {
 		t.Helper()
 		v := sessions[i].view
-		if err := v.applyObjects(fullSet(sentObject(t, "Service", "d", "s", revision), sentObject(t, "Pod", "d", "p", revision))); err != nil {
+		if err := v.applyObjects(fullSet(sentObject(t, "Service", "d", "s", revision),
+			sentObject(t, "Pod", "d", "p", revision))); err != nil {
 			t.Fatal(err)
 		}
 		v.completeBatch(revision, true)

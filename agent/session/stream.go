@@ -21,13 +21,15 @@ import (
 )
 
 const (
-	welcomeTimeout          = 5 * time.Second  // limit from Hello to Welcome
-	stableSessionAge        = 5 * time.Second  // a session that lasted this long resets the retry delay
-	avoidFailedReplicaFor   = 10 * time.Second // how long the session avoids a replica after a failure
-	useSeedAfter            = 15 * time.Second // without a stable session for so long, configured addresses are tried as well
+	welcomeTimeout        = 5 * time.Second  // limit from Hello to Welcome
+	stableSessionAge      = 5 * time.Second  // a session that lasted this long resets the retry delay
+	avoidFailedReplicaFor = 10 * time.Second // how long the session avoids a replica after a failure
+	// also connect to configured addresses after this time without a stable session
+	useSeedAfter            = 15 * time.Second
 	maxUnansweredHeartbeats = 3
 	minHeartbeatInterval    = 50 * time.Millisecond // lower bound of the heartbeat interval
-	readinessWait           = time.Second           // how long a restarted agent waits to be ready before it opens a session
+	// how long a restarted agent waits to be ready before it opens a session
+	readinessWait = time.Second
 )
 
 // runSessions keeps one session open with one of the replicas until ctx ends. When a session
@@ -43,10 +45,10 @@ func (s *Session) runSessions(ctx context.Context) error {
 	for {
 		l := s.pickReplica(tried)
 		if l == nil {
-			// All replicas have been tried, or none is known yet.
+			// All replicas have been tried, or no replica is known yet.
 			clear(tried)
 			s.replicas.setUseSeed(time.Since(lastGood) > useSeedAfter)
-			if err := s.waitForLink(ctx, pause.Next()); err != nil {
+			if err := s.delayRetry(ctx, pause.Next()); err != nil {
 				return err
 			}
 			continue
@@ -61,10 +63,11 @@ func (s *Session) runSessions(ctx context.Context) error {
 			s.requestFullAssignment()
 			continue
 		}
-		if status.Code(err) == codes.PermissionDenied || s.id.isServerUntrusted() {
-			s.enrollAgain(ctx, err)
+		if status.Code(err) == codes.PermissionDenied || s.creds.id.isServerUntrusted() {
+			s.creds.enrollAgain(ctx, err)
 		}
-		s.log.Warn("session ended", "replica", l.address, "after", time.Since(began).Round(time.Millisecond), "err", err)
+		s.log.Warn("session ended", "replica", l.address, "after", time.Since(began).Round(time.Millisecond), "err",
+			err)
 		l.avoidUntil(time.Now().Add(avoidFailedReplicaFor))
 		if time.Since(began) > stableSessionAge {
 			pause.Reset()
@@ -88,9 +91,9 @@ func (s *Session) awaitReadiness(ctx context.Context) error {
 	}
 	limit := time.NewTimer(readinessWait)
 	defer limit.Stop()
-	for s.reporter.reportsNotReady() {
+	for s.reports.reporter.reportsNotReady() {
 		select {
-		case <-s.reporter.factsReplaced:
+		case <-s.reports.reporter.factsReplaced:
 		case <-limit.C:
 			return nil
 		case <-ctx.Done():
@@ -100,8 +103,8 @@ func (s *Session) awaitReadiness(ctx context.Context) error {
 	return nil
 }
 
-// pickReplica returns the first link of sessionCandidates that is not in tried, or nil if all links
-// have been tried.
+// pickReplica returns the first of the sessionCandidates with an address that is not in tried, or
+// nil if all replica connections have been tried.
 func (s *Session) pickReplica(tried map[string]bool) *replicaLink {
 	for _, l := range s.replicas.sessionCandidates(time.Now()) {
 		if !tried[l.address] {
@@ -111,9 +114,9 @@ func (s *Session) pickReplica(tried map[string]bool) *replicaLink {
 	return nil
 }
 
-// waitForLink waits for the delay d. If there are no replica links, it waits instead until links
-// are added.
-func (s *Session) waitForLink(ctx context.Context, d time.Duration) error {
+// delayRetry waits for the delay before the next attempt to open a session. If no replica
+// connection exists, it waits until one is added instead. It returns an error only if ctx ends.
+func (s *Session) delayRetry(ctx context.Context, delay time.Duration) error {
 	if len(s.replicas.allLinks()) == 0 {
 		select {
 		case <-s.linksAdded:
@@ -122,18 +125,15 @@ func (s *Session) waitForLink(ctx context.Context, d time.Duration) error {
 			return ctx.Err()
 		}
 	}
-	return wait.Delay(ctx, d)
+	return wait.Delay(ctx, delay)
 }
 
 func (s *Session) signalLinks() {
-	select {
-	case s.linksAdded <- struct{}{}:
-	default:
-	}
+	s.linksAdded.Send()
 }
 
-// runSession runs one session over the link l until the session breaks, and returns the error that
-// broke it.
+// runSession runs one session over the replica connection l until the session breaks. It returns
+// the error that broke the session.
 func (s *Session) runSession(ctx context.Context, l *replicaLink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -165,8 +165,9 @@ func (s *Session) runSession(ctx context.Context, l *replicaLink) error {
 	defer func() { s.connection.setConnected(false, time.Now()) }()
 	c := &sessionStream{
 		session: s, stream: stream, epoch: w.Epoch,
-		heartbeatInterval: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, minHeartbeatInterval), receivingFull: true,
-		newInterval: make(chan time.Duration, 1), reportedAuthorities: hello.Authorities,
+		heartbeatInterval: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, minHeartbeatInterval),
+		receivingFull:     true,
+		newInterval:       make(chan time.Duration, 1), reportedAuthorities: hello.Authorities,
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -205,17 +206,14 @@ func ignoreCanceled(err error) error {
 
 func (s *Session) helloMessage() (*fleetv1.Hello, error) {
 	s.tokens.resetRequests()
-	facts := s.reporter.resetForSession()
+	facts := s.reports.reporter.resetForSession()
 	h := &fleetv1.Hello{NodeName: s.cfg.NodeName, AgentVersion: s.cfg.Version, BootId: s.cfg.BootID}
-	s.mu.Lock()
-	forget := s.needFullAssignment
-	s.needFullAssignment = false
-	s.mu.Unlock()
+	forget := s.needFullAssignment.Swap(false)
 	if s.hasAssignment() && !forget {
 		h.ResumeRevision = s.Revision()
 	}
 	h.PeersDigest = s.view.peersDigest().encodeDigest()
-	h.Authorities = s.authoritiesReport()
+	h.Authorities = s.creds.authoritiesReport()
 	if facts != nil {
 		raw, err := encodeObject("Node", facts)
 		if err != nil {
@@ -228,9 +226,7 @@ func (s *Session) helloMessage() (*fleetv1.Hello, error) {
 
 // requestFullAssignment makes the next session deliver every object again, not only changes.
 func (s *Session) requestFullAssignment() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.needFullAssignment = true
+	s.needFullAssignment.Store(true)
 }
 
 // sessionStream is an open session with a replica. sendLoop is its only sender, receiveLoop its
@@ -263,7 +259,7 @@ func (c *sessionStream) sendLoop(ctx context.Context) error {
 			return err
 		}
 		select {
-		case <-c.session.reporter.wake:
+		case <-c.session.reports.reporter.wake:
 		case <-beat.C:
 			if err := c.sendHeartbeat(); err != nil {
 				return err
@@ -284,19 +280,20 @@ func (c *sessionStream) sendHeartbeat() error {
 	if missed >= maxUnansweredHeartbeats {
 		return fmt.Errorf("%d heartbeats were not acknowledged", missed)
 	}
-	rev, _ := c.session.proxy.currentRevision()
+	rev, _ := c.session.reports.proxy.currentRevision()
 	return c.sendWithEpoch(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{
 		SentUnixNano: time.Now().UnixNano(), ProxyRevision: rev}}})
 }
 
-// setHeartbeatInterval makes sendLoop send heartbeats at a new interval, which the control plane
-// has requested.
-func (c *sessionStream) setHeartbeatInterval(every time.Duration) {
+// setHeartbeatInterval sets the interval at which sendLoop sends heartbeats, as the control plane
+// has requested. The minimum is minHeartbeatInterval.
+func (c *sessionStream) setHeartbeatInterval(interval time.Duration) {
 	select {
 	case <-c.newInterval: // replaces an interval that sendLoop has not received yet
 	default:
 	}
-	c.newInterval <- max(every, minHeartbeatInterval) // does not block: receiveLoop is the only sender on the channel
+	// does not block: receiveLoop is the only sender on the channel
+	c.newInterval <- max(interval, minHeartbeatInterval)
 }
 
 func (c *sessionStream) sendWithEpoch(m *fleetv1.AgentMessage) error {
@@ -308,11 +305,11 @@ func (c *sessionStream) sendWithEpoch(m *fleetv1.AgentMessage) error {
 }
 
 func (c *sessionStream) sendPending() error {
-	msgs, errs := c.session.reporter.pendingMessages()
+	msgs, errs := c.session.reports.reporter.pendingMessages()
 	for _, err := range errs {
 		c.session.log.Error("report dropped", "err", err)
 	}
-	if now := c.session.authoritiesReport(); c.trustReceived.Load() && !proto.Equal(now, c.reportedAuthorities) {
+	if now := c.session.creds.authoritiesReport(); c.trustReceived.Load() && !proto.Equal(now, c.reportedAuthorities) {
 		c.reportedAuthorities = now
 		msgs = append(msgs, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Authorities{Authorities: now}})
 	}
@@ -358,16 +355,16 @@ func (c *sessionStream) receiveLoop() error {
 		case *fleetv1.ControlMessage_Token:
 			s.tokens.handleToken(k.Token)
 		case *fleetv1.ControlMessage_StopGate:
-			g := s.gates.gateFor(types.UID(k.StopGate.Uid))
+			g := s.reports.gates.gateFor(types.UID(k.StopGate.Uid))
 			g.once.Do(func() { close(g.open) })
 		case *fleetv1.ControlMessage_Trust:
-			if err := s.applyTrust(k.Trust); err != nil {
+			if err := s.creds.applyTrust(k.Trust); err != nil {
 				return err
 			}
 			c.trustReceived.Store(true)
-			s.reporter.wakeSender()
+			s.reports.reporter.wakeSender()
 		case *fleetv1.ControlMessage_StatusAck:
-			s.reporter.handleStatusAck(types.UID(k.StatusAck.Uid))
+			s.reports.reporter.handleStatusAck(types.UID(k.StatusAck.Uid))
 		}
 	}
 }

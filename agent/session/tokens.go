@@ -17,7 +17,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-const tokensFile = "tokens.json" // in the run folder
+const tokensFile = "tokens.json" // tokensFile is the file in the run folder with the cached tokens.
 
 // tokenKey identifies a bound service account token.
 type tokenKey struct {
@@ -32,7 +32,7 @@ type cachedToken struct {
 	Key     tokenKey  `json:"Key"`
 	Token   string    `json:"Token"`
 	Expires time.Time `json:"Expires"`
-	Renew   time.Time `json:"Renew"` // at 80 % of the lifetime
+	Renew   time.Time `json:"Renew"` // when 80 % of the lifetime have passed
 }
 
 // tokenCache caches bound service account tokens, and requests missing or expiring tokens over the
@@ -43,13 +43,13 @@ type tokenCache struct {
 
 	mu            sync.Mutex
 	cached        map[tokenKey]cachedToken
-	inFlight      map[tokenKey]chan struct{} // closed when the request has ended
+	inFlight      map[tokenKey]chan struct{} // closed when the request of this token has ended
 	pending       map[uint64]*pendingTokenRequest
 	lastRequestID uint64
 }
 
-// pendingTokenRequest is a token request that has not been answered. It is sent in the current
-// session and repeated in later sessions.
+// pendingTokenRequest is a token request without a response. It is sent in the current session, and
+// again in later sessions.
 type pendingTokenRequest struct {
 	request  *fleetv1.TokenRequest
 	response chan *fleetv1.Token // buffered
@@ -59,53 +59,8 @@ type pendingTokenRequest struct {
 func newTokenCache(dir string, wake func()) *tokenCache {
 	return &tokenCache{
 		file: filepath.Join(dir, tokensFile), wake: wake,
-		cached: make(map[tokenKey]cachedToken), inFlight: make(map[tokenKey]chan struct{}), pending: make(map[uint64]*pendingTokenRequest),
-	}
-}
-
-// Token returns a bound service account token of the pod, from the cache or from the control plane.
-// If a renewal fails, it returns the cached token while that token is valid. It implements
-// agent.Objects.
-func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (string, time.Time, error) {
-	k := tokenKey{pod.UID, audience, expirationSeconds}
-	t := s.tokens
-	for {
-		t.mu.Lock()
-		have, ok := t.cached[k]
-		now := time.Now()
-		if ok && now.Before(have.Renew) {
-			t.mu.Unlock()
-			return have.Token, have.Expires, nil
-		}
-		wait := t.inFlight[k]
-		if wait == nil {
-			t.inFlight[k] = make(chan struct{})
-		}
-		t.mu.Unlock()
-		if wait != nil { // another caller is requesting the same token
-			select {
-			case <-wait:
-				continue
-			case <-ctx.Done():
-				return "", time.Time{}, ctx.Err()
-			}
-		}
-		got, err := t.requestToken(ctx, k, pod)
-		t.mu.Lock()
-		if err == nil {
-			t.cached[k] = got
-		}
-		close(t.inFlight[k])
-		delete(t.inFlight, k)
-		t.mu.Unlock()
-		switch {
-		case err == nil:
-			t.saveTokens()
-			return got.Token, got.Expires, nil
-		case ok && time.Now().Before(have.Expires):
-			return have.Token, have.Expires, nil
-		}
-		return "", time.Time{}, fmt.Errorf("token of service account %s/%s for pod %s: %w", pod.Namespace, pod.Spec.ServiceAccountName, pod.Name, err)
+		cached: make(map[tokenKey]cachedToken), inFlight: make(map[tokenKey]chan struct{}),
+		pending: make(map[uint64]*pendingTokenRequest),
 	}
 }
 
@@ -134,17 +89,18 @@ func (t *tokenCache) requestToken(ctx context.Context, k tokenKey, pod *v1.Pod) 
 			return cachedToken{}, errors.New(got.Error)
 		}
 		now, expires := time.Now(), time.Unix(got.ExpiresUnix, 0)
-		return cachedToken{Key: k, Token: got.Token, Expires: expires, Renew: tokenRenewalTime(now, expires, k.Expiration)}, nil
+		return cachedToken{Key: k, Token: got.Token, Expires: expires,
+			Renew: tokenRenewalTime(now, expires, k.Expiration)}, nil
 	case <-ctx.Done():
 		return cachedToken{}, ctx.Err()
 	}
 }
 
-// tokenRenewalTime returns the time at which 80 % of a token's lifetime have passed. The lifetime
-// is the time from now to expires. If the clocks of node and replica disagree, it can be longer
-// than requested, or negative. The requested lifetime of seconds is used then.
-func tokenRenewalTime(now, expires time.Time, seconds int64) time.Time {
-	life, asked := expires.Sub(now), time.Duration(seconds)*time.Second
+// tokenRenewalTime returns the time at which 80 % of a token's lifetime will have passed. The
+// lifetime is the time from now to expires. If the clocks of node and replica disagree, it can be
+// longer than requested, or negative. requestedSeconds is used instead in that case.
+func tokenRenewalTime(now, expires time.Time, requestedSeconds int64) time.Time {
+	life, asked := expires.Sub(now), time.Duration(requestedSeconds)*time.Second
 	if asked > 0 && (life <= 0 || life > asked) {
 		life = asked
 	}
@@ -183,7 +139,7 @@ func (t *tokenCache) handleToken(m *fleetv1.Token) {
 	}
 }
 
-// retainTokens drops the cached tokens of all pods except pods.
+// retainTokens drops the cached tokens of all pods that are not in pods.
 func (t *tokenCache) retainTokens(pods map[types.UID]struct{}) {
 	t.mu.Lock()
 	before := len(t.cached)

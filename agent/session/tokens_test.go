@@ -32,7 +32,8 @@ func TestTokensAreRenewedByTheirLife(t *testing.T) {
 func TestKeptTokensAfterTheClockWasSet(t *testing.T) {
 	now := time.Now()
 	k := tokenKey{Pod: "u", Expiration: 3600}
-	data, err := json.Marshal([]cachedToken{{Key: k, Token: "t", Expires: now.Add(5 * time.Hour), Renew: now.Add(4 * time.Hour)}})
+	data, err := json.Marshal([]cachedToken{{Key: k, Token: "t", Expires: now.Add(5 * time.Hour),
+		Renew: now.Add(4 * time.Hour)}})
 	if err != nil {
 		t.Fatal(err)
 	}

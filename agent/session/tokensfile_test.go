@@ -24,7 +24,8 @@ func TestTokensFileOfThePreviousRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := cache.cached[tokenKey{Pod: "u1", Audience: "vault", Expiration: 3600}]
-	if one.Token != "one" || !one.Expires.Equal(time.Date(2096, 11, 29, 16, 0, 0, 0, time.UTC)) || len(cache.cached) != 2 {
+	if one.Token != "one" || !one.Expires.Equal(time.Date(2096, 11, 29, 16, 0, 0, 0, time.UTC)) ||
+		len(cache.cached) != 2 {
 		t.Fatalf("read %+v", cache.cached)
 	}
 	delete(cache.cached, one.Key)

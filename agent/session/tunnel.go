@@ -19,8 +19,9 @@ import (
 // drainTimeout bounds how long a finished tunnel waits until the replica has read its last frame.
 const drainTimeout = 10 * time.Second
 
-// openTunnel opens the tunnel that a replica requested, over the connection of the link, and serves
-// it until it ends. If the tunnel is refused, it sends the refusal to the replica.
+// openTunnel opens the tunnel that a replica requested in ask, over the replica connection l, and
+// serves the request until it ends. If the tunnel is refused, openTunnel sends the refusal on the
+// standby stream up.
 func (s *Session) openTunnel(ctx context.Context, l *replicaLink, up *standbySender, ask *fleetv1.TunnelAsk) {
 	if s.cfg.Server == nil {
 		// If the refusal is lost, the replica's request times out.
@@ -62,7 +63,8 @@ func (s *Session) serveTunnel(ctx context.Context, t *tunnel, ask *fleetv1.Tunne
 				return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Stderr{Stderr: b}}
 			}}
 		}
-		return s.cfg.Server.Exec(ctx, types.UID(k.Exec.PodUid), k.Exec.Container, k.Exec.Command, k.Exec.Attach, k.Exec.Tty, st)
+		return s.cfg.Server.Exec(ctx, types.UID(k.Exec.PodUid), k.Exec.Container, k.Exec.Command, k.Exec.Attach,
+			k.Exec.Tty, st)
 	case *fleetv1.TunnelAsk_Log:
 		r := agent.LogRequest{
 			PodUID: types.UID(k.Log.PodUid), Namespace: k.Log.Namespace, Pod: k.Log.Pod, Container: k.Log.Container,
@@ -106,8 +108,9 @@ func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.Driver
 	return t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_DriverAnswer{DriverAnswer: answer}})
 }
 
-// serveDial connects the tunnel to the requested address of a pod, or of this node, and copies data
-// in both directions. When the connection is established, it sends an empty frame before any data.
+// serveDial connects the tunnel to the address in ask, which belongs to a pod or to this node, and
+// copies data in both directions. When the connection is established, it sends an empty frame
+// before any data.
 func (s *Session) serveDial(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk) error {
 	conn, err := s.cfg.Server.Dial(ctx, types.UID(ask.PodUid), ask.Address, ask.Port)
 	if err != nil {
@@ -129,7 +132,7 @@ func (s *Session) serveDial(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk
 }
 
 // tunnel is a stream to a replica that carries one request to this node. Only receiveFrames
-// receives frames. Sends are serialized.
+// receives frames. Concurrent sends are serialized.
 type tunnel struct {
 	stream      fleetv1.Fleet_TunnelClient
 	cancel      context.CancelFunc
@@ -143,14 +146,16 @@ type tunnel struct {
 
 func newTunnel(stream fleetv1.Fleet_TunnelClient, cancel context.CancelFunc) *tunnel {
 	r, w := io.Pipe()
-	t := &tunnel{stream: stream, cancel: cancel, input: r, inputWriter: w, sizes: make(chan agent.TermSize, 1), receiveDone: make(chan struct{})}
+	t := &tunnel{stream: stream, cancel: cancel, input: r, inputWriter: w, sizes: make(chan agent.TermSize, 1),
+		receiveDone: make(chan struct{})}
 	// Closing the pipe ends a pending write to stdin when the stream ends.
 	context.AfterFunc(stream.Context(), func() { r.CloseWithError(io.ErrClosedPipe) })
 	return t
 }
 
-// receiveFrames passes the frames from the replica to the input, the terminal size and the other
-// consumers. When the stream ends, the client has disconnected, and the tunnel is canceled.
+// receiveFrames receives the frames from the replica and passes them on: data to input, and
+// terminal sizes to sizes. When the stream ends, the client has disconnected, and the tunnel is
+// canceled.
 func (t *tunnel) receiveFrames() {
 	defer close(t.receiveDone)
 	defer t.cancel()
@@ -162,7 +167,8 @@ func (t *tunnel) receiveFrames() {
 		}
 		switch k := f.Kind.(type) {
 		case *fleetv1.TunnelFrame_Stdin:
-			_, _ = t.inputWriter.Write(k.Stdin) // fails if the process has exited or closed its stdin; the data is dropped
+			// fails if the process has exited or closed its stdin; the data is dropped
+			_, _ = t.inputWriter.Write(k.Stdin)
 		case *fleetv1.TunnelFrame_Data:
 			_, _ = t.inputWriter.Write(k.Data) // likewise if the connection is closed
 		case *fleetv1.TunnelFrame_CloseStdin:
@@ -183,8 +189,8 @@ func (t *tunnel) sendFrame(f *fleetv1.TunnelFrame) error {
 	return t.stream.Send(f)
 }
 
-// finishTunnel sends the result of the request, err, and waits until the replica has read it, at
-// most drainTimeout. Canceling the stream earlier would lose output in transit.
+// finishTunnel sends err, the result of the request. It waits until the replica has read the
+// result, for at most drainTimeout. Canceling the stream earlier would lose output in transit.
 func (t *tunnel) finishTunnel(err error) {
 	e := &fleetv1.TunnelExit{}
 	if exit := (*agent.ExitError)(nil); errors.As(err, &exit) {
@@ -193,7 +199,8 @@ func (t *tunnel) finishTunnel(err error) {
 		e.Error = err.Error()
 	}
 	t.input.CloseWithError(io.ErrClosedPipe)
-	if t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Exit{Exit: e}}) == nil && t.stream.CloseSend() == nil {
+	if t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Exit{Exit: e}}) == nil &&
+		t.stream.CloseSend() == nil {
 		patience := time.NewTimer(drainTimeout)
 		defer patience.Stop()
 		select {

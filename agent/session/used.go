@@ -33,13 +33,13 @@ func (l *latestUsage) newestUsage() (*agent.NodeAverageUsage, <-chan struct{}) {
 }
 
 // ReportUsage sets the resource usage of the node that is sent to the replicas. It never blocks.
-func (s *Session) ReportUsage(u *agent.NodeAverageUsage) { s.usage.setUsage(u) }
+func (s *Session) ReportUsage(u *agent.NodeAverageUsage) { s.reports.usage.setUsage(u) }
 
-// sendUsage sends the node's resource usage to a replica, each time it is measured, until ctx ends
-// or sending fails.
+// sendUsage sends the node's resource usage on a standby stream, each time it is measured, until
+// ctx ends or sending fails.
 func (s *Session) sendUsage(ctx context.Context, up *standbySender) {
 	for {
-		newest, moved := s.usage.newestUsage()
+		newest, moved := s.reports.usage.newestUsage()
 		if newest != nil {
 			m := usageMessage(newest, time.Now())
 			if up.sendUp(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Usage{Usage: m}}) != nil {
@@ -62,7 +62,8 @@ func usageMessage(u *agent.NodeAverageUsage, now time.Time) *fleetv1.NodeUsage {
 	for _, p := range u.Pods {
 		one := &fleetv1.PodUsage{Uid: string(p.UID)}
 		for _, c := range p.Containers {
-			one.Containers = append(one.Containers, &fleetv1.ContainerUsage{Name: c.Name, Used: resourceUsageMessage(c.AverageUsage)})
+			one.Containers = append(one.Containers,
+				&fleetv1.ContainerUsage{Name: c.Name, Used: resourceUsageMessage(c.AverageUsage)})
 		}
 		out.Pods = append(out.Pods, one)
 	}

@@ -45,12 +45,14 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 		if len(early.sent) != 0 {
 			t.Fatal("something is told before anything was measured")
 		}
-		s.ReportUsage(newNodeUsed(time.Now(), agent.PodAverageUsage{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: newUsed(3)}}}))
+		s.ReportUsage(newNodeUsed(time.Now(), agent.PodAverageUsage{UID: "u1",
+			Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: newUsed(3)}}}))
 		m := early.nextUsage()
 		if m.GetAgeNano() != 0 || m.GetNode().GetCpuNano() != 7 || len(m.GetPods()) != 1 || m.Pods[0].Uid != "u1" {
 			t.Fatalf("told: %v", m)
 		}
-		if c := m.Pods[0].Containers; len(c) != 1 || c[0].Name != "app" || c[0].Used.CpuNano != 3 || c[0].Used.Memory != 5 || c[0].Used.WindowNano != int64(time.Second) {
+		if c := m.Pods[0].Containers; len(c) != 1 || c[0].Name != "app" || c[0].Used.CpuNano != 3 ||
+			c[0].Used.Memory != 5 || c[0].Used.WindowNano != int64(time.Second) {
 			t.Errorf("containers: %v", c)
 		}
 		time.Sleep(3 * time.Second)

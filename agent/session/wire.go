@@ -15,7 +15,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// wireObject is an API object with a protobuf encoding.
+// wireObject is an API object that can be encoded in protobuf.
 type wireObject interface {
 	metav1.Object
 	Marshal() ([]byte, error)
@@ -64,20 +64,22 @@ func newObject(kind string) wireObject {
 	return nil
 }
 
-// kindAddressGroup is the kind of the pod addresses that a peer of a NetworkPolicy selects. Its
-// objects are encoded as Endpoints.
+// kindAddressGroup is the kind of objects with the pod addresses that a peer of a NetworkPolicy
+// selects. They are encoded as Endpoints.
 const kindAddressGroup = "AddressGroup"
 
-// kindNames are all kinds that Session.Changes may report.
+// kindNames lists all kinds that Session.Changes may report.
 var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
-	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "VolumeAttachment", "RuntimeClass", "ResourceClaim", "Namespace",
+	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "VolumeAttachment", "RuntimeClass",
+	"ResourceClaim", "Namespace",
 	"NetworkPolicy", kindAddressGroup}
 
 // apiVersions maps a kind to its API version. A kind that is not listed has version v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
 	"VolumeAttachment": "storage.k8s.io/v1",
-	"RuntimeClass":     "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
+	"RuntimeClass":     "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1",
+	"NetworkPolicy": "networking.k8s.io/v1",
 }
 
 const protobufMagic = "k8s\x00" // prefix of the protobuf envelope of Kubernetes objects

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteAgentMetrics writes the metrics of the agent process itself, for /metrics.
+// WriteAgentMetrics writes the metrics of the agent process itself for /metrics, such as
+// its memory and its goroutines.
 func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 	t := &textWriter{w: bufio.NewWriter(to)}
 	one := func(name, kind, help string, v float64, labels ...string) {
@@ -32,15 +33,18 @@ func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 	one("go_gc_cycles_total_gc_cycles_total", "counter", "Garbage collections since the agent started.", value(3))
 	one("go_goroutines", "gauge", "Number of goroutines that currently exist.", value(0))
 	one("go_memory_classes_total_bytes", "gauge", "All memory mapped by the Go runtime.", value(2))
-	one("go_memstats_heap_alloc_bytes", "gauge", "Bytes of heap objects, those that are not collected yet included.", value(1))
+	one("go_memstats_heap_alloc_bytes", "gauge", "Bytes of heap objects, those that are not collected yet included.",
+		value(1))
 	one("kubelet_node_name", "gauge", "The node's name. The count is always 1.", 1, "node", s.cfg.NodeName)
 	if sample, _ := s.Sample(ctx); sample != nil {
 		containers := 0
 		for i := range sample.Pods {
 			containers += len(sample.Pods[i].Containers)
 		}
-		one("kubelet_running_containers", "gauge", "Number of containers currently running", float64(containers), "container_state", "running")
-		one("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox", float64(len(sample.Pods)))
+		one("kubelet_running_containers", "gauge", "Number of containers currently running", float64(containers),
+			"container_state", "running")
+		one("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox",
+			float64(len(sample.Pods)))
 	}
 	var used unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &used) == nil {
@@ -48,15 +52,16 @@ func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 			float64(used.Utime.Nano()+used.Stime.Nano())/1e9)
 	}
 	if pages, ok := residentPages(); ok {
-		one("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", float64(pages)*float64(os.Getpagesize()))
+		one("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.",
+			float64(pages)*float64(os.Getpagesize()))
 	}
 	one("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.",
 		float64(s.cfg.Started.UnixNano())/1e9)
 	return t.w.Flush()
 }
 
-// residentPages returns the number of memory pages of this process that are resident, or false if
-// it is unknown.
+// residentPages returns the number of resident memory pages of this process, and false if it cannot
+// be read.
 func residentPages() (uint64, bool) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	f := strings.Fields(string(raw))

@@ -1,4 +1,4 @@
-// Package stats measures resource usage of a node and its pods. It has the kubelet's formats:
+// Package stats measures resource usage of a node and its pods. It writes the kubelet's formats:
 // Prometheus text for /metrics/resource, and JSON for /stats/summary.
 //
 // ReportUsage measures for the control plane every ReportInterval. Other measurements are made on
@@ -27,8 +27,8 @@ const MinInterval = 10 * time.Second
 type Config struct {
 	NodeName string
 	Measure  func(context.Context) (*agent.UsageSnapshot, error)
-	// Share means that the node has a configured capacity, as a share of its machine. The usage of
-	// its pods' cgroup is then the usage of the node.
+	// Share is true if the node has a configured capacity, which is a share of its machine. The
+	// usage of the node is then the usage of the cgroup of all pods.
 	Share bool
 	// Memory is the node's memory capacity in bytes if Share is set.
 	Memory int64
@@ -36,7 +36,7 @@ type Config struct {
 	Started time.Time
 	// Disk returns the usage of the file system with the data of pods and images.
 	Disk func() (agent.Disk, error)
-	// Storage returns the disk and volume usage of the pods, as far as it is known. May be nil.
+	// Storage returns the disk and volume usage of those pods for which it is known. May be nil.
 	Storage func() map[types.UID]agent.PodStorage
 	// Pods returns the pods of the node. Static pods get the names that they have in the API.
 	Pods func() []*v1.Pod
@@ -48,7 +48,7 @@ type Source struct {
 
 	mu       sync.Mutex
 	last     *Sample
-	previous map[usageKey]cpuReading // of the previous sample, for rates
+	previous map[usageKey]cpuReading // CPU readings of the previous sample, from which rates are computed
 }
 
 // Sample is one measurement of the node and its pods. It is shared and must not be modified.
@@ -72,7 +72,7 @@ type cpuReading struct {
 	cpu uint64
 }
 
-// New returns a Source. It measures nothing.
+// New returns a Source. It does not measure yet.
 func New(cfg Config) *Source {
 	if cfg.Started.IsZero() {
 		cfg.Started = time.Now()
@@ -105,8 +105,8 @@ func (s *Source) Sample(ctx context.Context) (*Sample, error) {
 
 var errNoMeasurement = fmt.Errorf("the runtime measures nothing")
 
-// setPodNames sets the names that the pods have in the API. The runtime may have measured them
-// under other names.
+// setPodNames sets the namespaces and names that the pods have in the API. The runtime may have
+// measured them under other names.
 func (s *Source) setPodNames(pods []agent.PodUsage) {
 	if s.cfg.Pods == nil {
 		return

@@ -21,7 +21,8 @@ import (
 
 // newUsage returns the usage of an object with CPU time cpu.
 func newUsage(cpu time.Duration) agent.Usage {
-	return agent.Usage{At: time.Now(), HasCPU: true, CPU: uint64(cpu), HasMemory: true, Memory: 12 << 20, WorkingSet: 8 << 20, Limit: 64 << 20, RSS: 4 << 20,
+	return agent.Usage{At: time.Now(), HasCPU: true, CPU: uint64(cpu), HasMemory: true, Memory: 12 << 20,
+		WorkingSet: 8 << 20, Limit: 64 << 20, RSS: 4 << 20,
 		HasSwap: true, Swap: 4096, HasSwapLimit: true, SwapLimit: 8192, HasProcesses: true, Processes: 3}
 }
 
@@ -32,9 +33,12 @@ func newMeasure(asked *int) func(context.Context) (*agent.UsageSnapshot, error) 
 		*asked++
 		n := time.Duration(*asked)
 		started := time.Now().Add(-time.Minute)
-		return &agent.UsageSnapshot{Machine: newUsage(n * 10 * time.Second), Root: newUsage(n * time.Second), Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
-			Name: "static", Started: started, Usage: newUsage(n * 500 * time.Millisecond), Network: []agent.InterfaceUsage{{Name: "eth0", Received: 7, Sent: 9}},
-			Containers: []agent.ContainerUsage{{Name: "app", Started: started, Usage: newUsage(n * 250 * time.Millisecond)}}}}}, nil
+		return &agent.UsageSnapshot{Machine: newUsage(n * 10 * time.Second), Root: newUsage(n * time.Second),
+			Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
+				Name: "static", Started: started, Usage: newUsage(n * 500 * time.Millisecond),
+				Network: []agent.InterfaceUsage{{Name: "eth0", Received: 7, Sent: 9}},
+				Containers: []agent.ContainerUsage{{Name: "app", Started: started,
+					Usage: newUsage(n * 250 * time.Millisecond)}}}}}, nil
 	}
 }
 
@@ -134,13 +138,16 @@ func TestSummary(t *testing.T) {
 		time.Sleep(MinInterval)
 		got, text := ask(false)
 		n, p := got.Node, got.Pods[0]
-		if n.NodeName != "w1" || *n.CPU.UsageCoreNanoSeconds != 2e9 || *n.CPU.UsageNanoCores != 1e8 || *n.Memory.AvailableBytes != 24<<20 || *n.Fs.UsedBytes != 60 || *n.Fs.InodesUsed != 6 {
+		if n.NodeName != "w1" || *n.CPU.UsageCoreNanoSeconds != 2e9 || *n.CPU.UsageNanoCores != 1e8 ||
+			*n.Memory.AvailableBytes != 24<<20 || *n.Fs.UsedBytes != 60 || *n.Fs.InodesUsed != 6 {
 			t.Errorf("the node: %s", text)
 		}
-		if p.PodRef.UID != "u1" || *p.CPU.UsageNanoCores != 5e7 || *p.Network.RxBytes != 7 || p.Network.Name != "eth0" || *p.ProcessStats.ProcessCount != 3 || len(p.Containers) != 1 {
+		if p.PodRef.UID != "u1" || *p.CPU.UsageNanoCores != 5e7 || *p.Network.RxBytes != 7 ||
+			p.Network.Name != "eth0" || *p.ProcessStats.ProcessCount != 3 || len(p.Containers) != 1 {
 			t.Errorf("the pod: %s", text)
 		}
-		if c := p.Containers[0]; c.Name != "app" || *c.CPU.UsageNanoCores != 2.5e7 || *c.Memory.AvailableBytes != 56<<20 || *c.Swap.SwapAvailableBytes != 4096 {
+		if c := p.Containers[0]; c.Name != "app" || *c.CPU.UsageNanoCores != 2.5e7 ||
+			*c.Memory.AvailableBytes != 56<<20 || *c.Swap.SwapAvailableBytes != 4096 {
 			t.Errorf("the container: %s", text)
 		}
 		if only, text := ask(true); only.Node.Fs != nil || only.Pods[0].Network != nil || only.Pods[0].Memory == nil {
@@ -158,9 +165,11 @@ func TestSummaryOfStorage(t *testing.T) {
 			return agent.Disk{Capacity: 100, Available: 40, Inodes: 10, InodesFree: 4}, nil
 		},
 		Storage: func() map[types.UID]agent.PodStorage {
-			return map[types.UID]agent.PodStorage{"u1": {At: at, Used: 9, Containers: map[string]agent.ContainerStorage{"app": {Layer: 3, Logs: 2}},
+			return map[types.UID]agent.PodStorage{"u1": {At: at, Used: 9,
+				Containers: map[string]agent.ContainerStorage{"app": {Layer: 3, Logs: 2}},
 				Volumes: []agent.VolumeStorage{{Name: "scratch", At: at, Used: 4},
-					{Name: "data", Claim: "c", At: at, Used: 5, FileSystem: &agent.Disk{Capacity: 50, Available: 45, Inodes: 8, InodesFree: 7}}}}}
+					{Name: "data", Claim: "c", At: at, Used: 5,
+						FileSystem: &agent.Disk{Capacity: 50, Available: 45, Inodes: 8, InodesFree: 7}}}}}
 		}})
 	var b bytes.Buffer
 	if err := s.Summary(t.Context(), &b, false); err != nil {
@@ -171,27 +180,33 @@ func TestSummaryOfStorage(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := out.Pods[0]
-	if e := p.EphemeralStorage; e == nil || *e.UsedBytes != 9 || *e.CapacityBytes != 100 || *e.AvailableBytes != 40 || !e.Time.Time.Equal(at) {
+	if e := p.EphemeralStorage; e == nil || *e.UsedBytes != 9 || *e.CapacityBytes != 100 || *e.AvailableBytes != 40 ||
+		!e.Time.Time.Equal(at) {
 		t.Errorf("ephemeral storage: %s", b.String())
 	}
 	if c := p.Containers[0]; c.Rootfs == nil || *c.Rootfs.UsedBytes != 3 || *c.Logs.UsedBytes != 2 {
 		t.Errorf("the container: %s", b.String())
 	}
 	if v := p.VolumeStats; len(v) != 2 || *v[0].UsedBytes != 4 || *v[0].CapacityBytes != 100 || v[0].PVCRef != nil ||
-		*v[1].CapacityBytes != 50 || *v[1].InodesUsed != 1 || v[1].PVCRef.Name != "c" || v[1].PVCRef.Namespace != p.PodRef.Namespace {
+		*v[1].CapacityBytes != 50 || *v[1].InodesUsed != 1 || v[1].PVCRef.Name != "c" ||
+		v[1].PVCRef.Namespace != p.PodRef.Namespace {
 		t.Errorf("the volumes: %s", b.String())
 	}
 	b.Reset()
-	if err := s.Summary(t.Context(), &b, true); err != nil || strings.Contains(b.String(), "volume") || strings.Contains(b.String(), "rootfs") {
+	if err := s.Summary(t.Context(), &b, true); err != nil || strings.Contains(b.String(), "volume") ||
+		strings.Contains(b.String(), "rootfs") {
 		t.Errorf("processors and memory alone: %v %s", err, b.String())
 	}
 }
 
 // A failed measurement is reported in a metric, and as an error if there is nothing to report.
 func TestFailures(t *testing.T) {
-	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) { return nil, errors.New("no cgroups") }})
+	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) {
+		return nil, errors.New("no cgroups")
+	}})
 	var out bytes.Buffer
-	if err := s.Resource(t.Context(), &out); err != nil || !strings.Contains(out.String(), "\nresource_scrape_error 1\n") {
+	if err := s.Resource(t.Context(), &out); err != nil ||
+		!strings.Contains(out.String(), "\nresource_scrape_error 1\n") {
 		t.Errorf("%v %s", err, out.String())
 	}
 	if err := s.Summary(t.Context(), &out, false); err == nil || !strings.Contains(err.Error(), "no cgroups") {
@@ -201,11 +216,15 @@ func TestFailures(t *testing.T) {
 	s = New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) {
 		return &agent.UsageSnapshot{Machine: newUsage(time.Second)}, errors.New("some of it")
 	}})
-	if err := s.Resource(t.Context(), &out); err != nil || !strings.Contains(out.String(), "\nresource_scrape_error 1\n") || !strings.Contains(out.String(), "\nnode_cpu_usage_seconds_total 1 ") {
+	if err := s.Resource(t.Context(), &out); err != nil ||
+		!strings.Contains(out.String(), "\nresource_scrape_error 1\n") ||
+		!strings.Contains(out.String(), "\nnode_cpu_usage_seconds_total 1 ") {
 		t.Errorf("a part: %v %s", err, out.String())
 	}
 	out.Reset()
-	if err := s.WriteAgentMetrics(t.Context(), &out); err != nil || !strings.Contains(out.String(), `kubelet_node_name{node="w1"} 1`) || !strings.Contains(out.String(), "\nprocess_resident_memory_bytes ") {
+	if err := s.WriteAgentMetrics(t.Context(), &out); err != nil ||
+		!strings.Contains(out.String(), `kubelet_node_name{node="w1"} 1`) ||
+		!strings.Contains(out.String(), "\nprocess_resident_memory_bytes ") {
 		t.Errorf("its own: %v %s", err, out.String())
 	}
 }
@@ -214,7 +233,8 @@ func TestFailures(t *testing.T) {
 func BenchmarkResource(b *testing.B) {
 	m := &agent.UsageSnapshot{Machine: newUsage(time.Hour)}
 	for i := range 110 {
-		p := agent.PodUsage{UID: types.UID(fmt.Sprint(i)), Namespace: "default", Name: fmt.Sprintf("pod-%d", i), Started: time.Now(), Usage: newUsage(time.Minute)}
+		p := agent.PodUsage{UID: types.UID(fmt.Sprint(i)), Namespace: "default", Name: fmt.Sprintf("pod-%d", i),
+			Started: time.Now(), Usage: newUsage(time.Minute)}
 		p.Containers = []agent.ContainerUsage{{Name: "app", Started: time.Now(), Usage: newUsage(time.Minute)}}
 		m.Pods = append(m.Pods, p)
 	}

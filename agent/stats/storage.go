@@ -10,11 +10,11 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// podStorage is the disk and volume usage of the node's pods. The zero value means that it is
-// unknown.
+// podStorage is the disk and volume usage of the node's pods. The zero value means that the usage
+// is unknown.
 type podStorage struct {
 	pods map[types.UID]agent.PodStorage
-	disk *agent.Disk // of the node; nil = unknown
+	disk *agent.Disk // file system of the node; nil = unknown
 }
 
 func (s *Source) readStorage() (out podStorage) {
@@ -30,7 +30,8 @@ func (s *Source) readStorage() (out podStorage) {
 	return out
 }
 
-// addTo adds to out the usage of a pod's volumes, and the disk usage of the pod and its containers.
+// addTo adds the usage of a pod's volumes, and the disk usage of the pod and its containers, to the
+// pod's statistics out.
 func (s podStorage) addTo(out *summary.PodStats, uid types.UID) {
 	p, ok := s.pods[uid]
 	if !ok {
@@ -61,7 +62,8 @@ func (s podStorage) addTo(out *summary.PodStats, uid types.UID) {
 	}
 }
 
-// nodeFsStats returns the statistics of the node's file system, of which a part uses used bytes.
+// nodeFsStats returns statistics of the node's file system in which a part of it, for example the
+// images, uses used bytes.
 func (s podStorage) nodeFsStats(at time.Time, used uint64) summary.FsStats {
 	return fsStats(at, s.disk, used)
 }

@@ -12,15 +12,15 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Summary writes the response of /stats/summary to to. It encodes one pod at a time to bound
-// memory. With cpuAndMemory it omits everything else, like the kubelet's parameter
-// only_cpu_and_memory. An error before the first byte means that nothing was written.
-func (s *Source) Summary(ctx context.Context, to io.Writer, cpuAndMemory bool) error {
+// Summary writes the response of /stats/summary to output. It encodes one pod at a time to save
+// memory. If cpuAndMemory is true it omits everything else, like the kubelet's parameter
+// only_cpu_and_memory. If it cannot measure, it returns an error and writes nothing.
+func (s *Source) Summary(ctx context.Context, output io.Writer, cpuAndMemory bool) error {
 	sample, err := s.Sample(ctx)
 	if sample == nil {
 		return err
 	}
-	w := bufio.NewWriter(to)
+	w := bufio.NewWriter(output)
 	node := s.nodeStats(sample, cpuAndMemory)
 	head, err := json.Marshal(node)
 	if err != nil {
@@ -54,14 +54,16 @@ func (s *Source) Summary(ctx context.Context, to io.Writer, cpuAndMemory bool) e
 
 func (s *Source) nodeStats(sample *Sample, cpuAndMemory bool) *summary.NodeStats {
 	out := &summary.NodeStats{NodeName: s.cfg.NodeName, StartTime: metav1.NewTime(s.cfg.Started),
-		CPU: cpuStats(sample, usageKey{}, &sample.Node), Memory: memoryStats(&sample.Node), Swap: swapStats(&sample.Node)}
+		CPU: cpuStats(sample, usageKey{}, &sample.Node), Memory: memoryStats(&sample.Node),
+		Swap: swapStats(&sample.Node)}
 	if cpuAndMemory || s.cfg.Disk == nil {
 		return out
 	}
 	if d, err := s.cfg.Disk(); err == nil {
 		used, inodes := d.Capacity-min(d.Capacity, d.Available), d.Inodes-min(d.Inodes, d.InodesFree)
-		out.Fs = &summary.FsStats{Time: metav1.NewTime(sample.At), AvailableBytes: &d.Available, CapacityBytes: &d.Capacity,
-			UsedBytes: &used, InodesFree: &d.InodesFree, Inodes: &d.Inodes, InodesUsed: &inodes}
+		out.Fs = &summary.FsStats{Time: metav1.NewTime(sample.At), AvailableBytes: &d.Available,
+			CapacityBytes: &d.Capacity,
+			UsedBytes:     &used, InodesFree: &d.InodesFree, Inodes: &d.Inodes, InodesUsed: &inodes}
 	}
 	if sample.Node.HasProcesses {
 		n := int64(sample.Node.Processes)
@@ -76,8 +78,10 @@ func podStats(sample *Sample, p *agent.PodUsage, cpuAndMemory bool) *summary.Pod
 		CPU: cpuStats(sample, usageKey{pod: p.UID}, &p.Usage), Memory: memoryStats(&p.Usage), Swap: swapStats(&p.Usage)}
 	for i := range p.Containers {
 		c := &p.Containers[i]
-		out.Containers = append(out.Containers, summary.ContainerStats{Name: c.Name, StartTime: metav1.NewTime(c.Started),
-			CPU: cpuStats(sample, usageKey{p.UID, c.Name}, &c.Usage), Memory: memoryStats(&c.Usage), Swap: swapStats(&c.Usage)})
+		out.Containers = append(out.Containers, summary.ContainerStats{Name: c.Name,
+			StartTime: metav1.NewTime(c.Started),
+			CPU:       cpuStats(sample, usageKey{p.UID, c.Name}, &c.Usage), Memory: memoryStats(&c.Usage),
+			Swap: swapStats(&c.Usage)})
 	}
 	if cpuAndMemory {
 		return out

@@ -64,11 +64,11 @@ var (
 	}
 )
 
-// Resource writes the response of /metrics/resource to to. As in the kubelet, a failed measurement
-// is reported in the metric resource_scrape_error. The returned error is an error of writing.
-func (s *Source) Resource(ctx context.Context, to io.Writer) error {
+// Resource writes the response of /metrics/resource to output. As in the kubelet, a failed
+// measurement is reported in the metric resource_scrape_error. The returned error is a write error.
+func (s *Source) Resource(ctx context.Context, output io.Writer) error {
 	sample, err := s.Sample(ctx)
-	t := &textWriter{w: bufio.NewWriter(to)}
+	t := &textWriter{w: bufio.NewWriter(output)}
 	if sample != nil {
 		t.writeSample(sample)
 	}
@@ -84,7 +84,7 @@ func (s *Source) Resource(ctx context.Context, to io.Writer) error {
 	return t.w.Flush()
 }
 
-// textWriter writes the Prometheus text format line by line. Flush returns errors of writing.
+// textWriter writes the Prometheus text format line by line. Its Flush method returns write errors.
 type textWriter struct {
 	w           *bufio.Writer
 	family      *family
@@ -118,7 +118,8 @@ func (t *textWriter) writeSample(s *Sample) {
 	}
 }
 
-// writeUsage writes the value of the current metric family in u, if u has one.
+// writeUsage writes one line of the current metric family with its value in u. It writes nothing if
+// u does not have the value.
 func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...string) {
 	v, ok := t.family.value(u, started)
 	if !ok {
@@ -133,12 +134,13 @@ func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...str
 
 var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// writeNumber writes one line of a metric. labels are alternating names and values. A zero time is
-// omitted.
+// writeNumber writes one line of a metric. labels are alternating names and values. at is the
+// line's timestamp; a zero time is omitted.
 func (t *textWriter) writeNumber(v float64, at time.Time, labels ...string) {
 	if !t.headWritten {
 		t.headWritten = true
-		for _, part := range []string{"# HELP ", t.family.name, " ", t.family.help, "\n# TYPE ", t.family.name, " ", t.family.kind, "\n"} {
+		for _, part := range []string{"# HELP ", t.family.name, " ", t.family.help, "\n# TYPE ", t.family.name, " ",
+			t.family.kind, "\n"} {
 			_, _ = t.w.WriteString(part)
 		}
 	}

@@ -11,9 +11,10 @@ import (
 // ReportInterval is how often usage is reported to the control plane.
 const ReportInterval = 15 * time.Second
 
-// ReportUsage measures every ReportInterval and reports the usage since the previous measurement,
-// until ctx ends. A recent measurement for another caller is reused.
-func (s *Source) ReportUsage(ctx context.Context, tell func(*agent.NodeAverageUsage)) error {
+// ReportUsage measures every ReportInterval and calls report with the average usage since the
+// previous measurement, until ctx ends. It reuses a recent measurement of another caller. It
+// returns an error if nothing can be measured.
+func (s *Source) ReportUsage(ctx context.Context, report func(*agent.NodeAverageUsage)) error {
 	m := usageMeter{}
 	for {
 		sample, err := s.Sample(ctx)
@@ -23,19 +24,18 @@ func (s *Source) ReportUsage(ctx context.Context, tell func(*agent.NodeAverageUs
 		case sample == nil:
 			return err
 		}
-		tell(m.usageSince(sample)) // missing values are omitted
+		report(m.usageSince(sample)) // missing values are omitted
 		if wait.Delay(ctx, ReportInterval) != nil {
 			return nil
 		}
 	}
 }
 
-// usageMeter computes the average usage between its own samples. Other callers take samples in
-// between.
+// usageMeter computes the average usage between the samples that are passed to it. It keeps its own
+// previous readings, because other callers measure in between.
 type usageMeter map[usageKey]cpuReading
 
-// usageSince returns the average usage since the previous call, and stores the readings of this
-// sample.
+// usageSince returns the average usage between the sample of the previous call and this sample.
 func (m *usageMeter) usageSince(sample *Sample) *agent.NodeAverageUsage {
 	next := make(usageMeter, len(*m))
 	out := &agent.NodeAverageUsage{At: sample.At}
@@ -61,9 +61,12 @@ func (m *usageMeter) usageSince(sample *Sample) *agent.NodeAverageUsage {
 	return out
 }
 
-// containerUsage returns a container's average usage since the previous call, or since its start if
-// that was later. It returns false if the start is too recent for a meaningful rate.
-func (m *usageMeter) containerUsage(next usageMeter, k usageKey, u *agent.Usage, started time.Time) (out agent.AverageUsage, ok bool) {
+// containerUsage returns a container's average usage since the previous call of usageSince, or
+// since the container's start if that was later. It stores the current reading in next. It returns
+// false if the start is too recent for a meaningful rate.
+func (m *usageMeter) containerUsage(next usageMeter, k usageKey, u *agent.Usage, started time.Time) (
+	out agent.AverageUsage, ok bool,
+) {
 	if !u.HasCPU || !u.HasMemory {
 		return out, false
 	}
@@ -78,5 +81,6 @@ func (m *usageMeter) containerUsage(next usageMeter, k usageKey, u *agent.Usage,
 	if !known || d <= 0 || u.CPU < before.cpu {
 		return out, false
 	}
-	return agent.AverageUsage{CPU: uint64(float64(u.CPU-before.cpu) / d.Seconds()), Memory: u.WorkingSet, Window: d}, true
+	return agent.AverageUsage{CPU: uint64(float64(u.CPU-before.cpu) / d.Seconds()), Memory: u.WorkingSet, Window: d},
+		true
 }

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// dialTimeout bounds connecting to a pod of this node.
+// dialTimeout is the maximum time for connecting to a pod of this node.
 const dialTimeout = 10 * time.Second
 
 // Dial connects to a port at an address of a pod of this node, or of the node itself if pod is

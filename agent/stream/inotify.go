@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // pollInterval is how often a follower reads its log if no inotify instance or watch is available.
@@ -21,18 +23,19 @@ type folderWatcher struct {
 	mu      sync.Mutex
 	f       *os.File // the inotify instance, created by the first follower; nil before
 	folders map[int32]map[*notifier]bool
-	open    func() (int, error) // creates the instance; nil: inotify_init1
+	open    func() (int, error) // creates the inotify instance; nil: inotify_init1
 }
 
 // notifier signals to one follower of a log that the log's folder has changed.
 type notifier struct {
-	ch   chan struct{} // capacity 1: a value signals a change; closed when the folder no longer exists
+	ch   wakeup.Signal // sent on a change; closed when the folder no longer exists
 	stop chan struct{} // stops polling; nil for a follower with a watch
 	w    *folderWatcher
 	wd   int32
 }
 
-const watchFlags = unix.IN_MODIFY | unix.IN_CREATE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE | unix.IN_DELETE_SELF |
+const watchFlags = unix.IN_MODIFY | unix.IN_CREATE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE |
+	unix.IN_DELETE_SELF |
 	unix.IN_ONLYDIR
 
 // newNotifier returns a notifier for the folder dir, which closeNotifier releases. If no inotify
@@ -40,7 +43,7 @@ const watchFlags = unix.IN_MODIFY | unix.IN_CREATE | unix.IN_MOVED_FROM | unix.I
 func (w *folderWatcher) newNotifier(dir string) (*notifier, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n := &notifier{ch: make(chan struct{}, 1), w: w}
+	n := &notifier{ch: wakeup.New(), w: w}
 	err := w.ensureInstance()
 	if err == nil {
 		var wd int
@@ -64,10 +67,12 @@ func (w *folderWatcher) newNotifier(dir string) (*notifier, error) {
 // isExhausted reports whether err means that no inotify instance, watch or file descriptor is
 // available.
 func isExhausted(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM)
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) ||
+		errors.Is(err, unix.ENOMEM)
 }
 
-// ensureInstance creates the inotify instance if necessary. The caller holds the lock.
+// ensureInstance creates the inotify instance and starts to read its events, unless it exists. The
+// caller holds the lock.
 func (w *folderWatcher) ensureInstance() error {
 	if w.f != nil {
 		return nil
@@ -127,10 +132,7 @@ func (w *folderWatcher) wakeFollowers(wd int32, mask uint32) {
 }
 
 func (n *notifier) signalChange() {
-	select {
-	case n.ch <- struct{}{}:
-	default:
-	}
+	n.ch.Send()
 }
 
 // pollFolder signals a change at intervals, until the notifier is closed or the folder dir no

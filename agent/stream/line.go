@@ -14,7 +14,7 @@ type logLine struct {
 }
 
 // parseLine parses one line, with or without its newline. It returns false if the line is not a CRI
-// log line. Callers skip such lines, because a crash may leave an incomplete one.
+// log line. Callers skip such lines, because a crash may leave an incomplete line.
 func parseLine(b []byte) (l logLine, ok bool) {
 	b = bytes.TrimSuffix(b, []byte{'\n'})
 	var stream, tags []byte

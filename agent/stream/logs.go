@@ -20,10 +20,10 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// errLimit ends the output of a log after LogRequest.LimitBytes bytes.
+// errLimit is returned when LogRequest.LimitBytes bytes of a log have been written.
 var errLimit = errors.New("limit reached")
 
-// logPrinter writes the text of log lines in the form that the LogRequest specifies.
+// logPrinter writes the text of log lines in the format that the LogRequest specifies.
 type logPrinter struct {
 	w       io.Writer
 	request agent.LogRequest
@@ -126,8 +126,8 @@ func tailStart(files []string, n int64) (index int, offset int64, err error) {
 	return 0, 0, nil
 }
 
-// lastLines counts the lines of a file from its end, up to n. It returns their number and the
-// offset of the first of them.
+// lastLines searches backwards from the end of a file for its last n lines. It returns how many
+// lines it found, and the offset of the first of these lines.
 func lastLines(file string, n int64) (found, offset int64, err error) {
 	f, err := safepath.OpenRegular(file)
 	if err != nil {
@@ -195,15 +195,16 @@ func (r *logReader) closeFile() {
 	}
 }
 
-// readLines reads the open file to its current end, and calls each with every complete line.
-func (r *logReader) readLines(ctx context.Context, each func([]byte) error) error {
+// readLines reads the open file to its current end, and calls handleLine with every complete line.
+// An incomplete last line is kept in r.partial.
+func (r *logReader) readLines(ctx context.Context, handleLine func([]byte) error) error {
 	for {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		b, err := r.buf.ReadSlice('\n')
 		if err == nil && len(r.partial) == 0 {
-			if err := each(b); err != nil {
+			if err := handleLine(b); err != nil {
 				return err
 			}
 			continue
@@ -213,7 +214,7 @@ func (r *logReader) readLines(ctx context.Context, each func([]byte) error) erro
 		case err == nil:
 			whole := r.partial
 			r.partial = nil
-			if err := each(whole); err != nil {
+			if err := handleLine(whole); err != nil {
 				return err
 			}
 		case errors.Is(err, bufio.ErrBufferFull):
@@ -228,9 +229,9 @@ func (r *logReader) readLines(ctx context.Context, each func([]byte) error) erro
 	}
 }
 
-// nextFile switches to the next newer file of the log, if there is one. Rotation may rename files
-// at the same time. A step therefore counts only if both files are found next to each other after
-// the newer file was opened.
+// nextFile continues with the next newer file of the log, after it has read the current file to its
+// end. It reports whether there was a newer file. Rotation may rename files at the same time.
+// Therefore the newer file is used only if it still follows the current file after it was opened.
 func (r *logReader) nextFile(ctx context.Context, each func([]byte) error) (moved bool, err error) {
 	here, err := r.f.Stat()
 	if err != nil {
@@ -275,18 +276,18 @@ type filePosition int
 const (
 	hasSuccessor filePosition = iota // another file follows
 	isLive                           // it is the live file
-	isRotating                       // its name was not found: a rotation is in progress
+	isRotating                       // the file was not found in the log's files: a rotation is in progress
 )
 
-// findSuccessor searches for the next newer log file after the file here. It returns its path, and
-// the position of here in the log.
-func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition, err error) {
+// findSuccessor searches for the log file that is the next newer one after the current file. It
+// returns its path, and the position of the current file in the log.
+func (r *logReader) findSuccessor(current os.FileInfo) (next string, p filePosition, err error) {
 	files, err := logFiles(r.path)
 	if err != nil {
 		return "", isRotating, err
 	}
 	for i, f := range files {
-		if st, err := os.Stat(f); err == nil && os.SameFile(st, here) {
+		if st, err := os.Stat(f); err == nil && os.SameFile(st, current) {
 			if i+1 == len(files) {
 				return "", isLive, nil
 			}
@@ -303,11 +304,11 @@ func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition
 	if len(files) == 0 {
 		return "", isLive, nil
 	}
-	return files[0], hasSuccessor, nil // here was deleted: the oldest remaining file follows
+	return files[0], hasSuccessor, nil // the current file was deleted: the oldest remaining file follows
 }
 
-// reopenTruncated starts to read the log file again from its start, if it was truncated in place.
-// It reports whether it was.
+// reopenTruncated continues at the start of the log file if the file was truncated in place. st is
+// the file's status. It reports whether the file was truncated.
 func (r *logReader) reopenTruncated(st os.FileInfo) (bool, error) {
 	pos, err := r.f.Seek(0, io.SeekCurrent)
 	if err != nil || st.Size() >= pos {
@@ -316,12 +317,14 @@ func (r *logReader) reopenTruncated(st os.FileInfo) (bool, error) {
 	return true, r.openFile(r.path, 0)
 }
 
-// copyLog writes the part of the log at path that the request q selects to w. With Follow it
-// continues until over is closed and everything is read.
-func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w io.Writer, over <-chan struct{}) error {
-	p := &logPrinter{w: w, request: q}
+// copyLog writes the part of the log at path that the request selects to w. If the request follows
+// the log, it continues until ended is closed and everything is read.
+func (s *Server) copyLog(
+	ctx context.Context, path string, request agent.LogRequest, w io.Writer, ended <-chan struct{},
+) error {
+	p := &logPrinter{w: w, request: request}
 	var n *notifier
-	if q.Follow {
+	if request.Follow {
 		// Created before the first read, so that no change is missed.
 		var err error
 		if n, err = s.watcher.newNotifier(filepath.Dir(path)); err != nil {
@@ -337,28 +340,30 @@ func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w
 	defer r.closeFile()
 	if len(files) > 0 {
 		index, offset := 0, int64(0)
-		if q.TailLines >= 0 {
-			if index, offset, err = tailStart(files, q.TailLines); err != nil {
+		if request.TailLines >= 0 {
+			if index, offset, err = tailStart(files, request.TailLines); err != nil {
 				return fmt.Errorf("reading log %s: %w", path, err)
 			}
 		} else {
-			index = firstSince(files, q.Since)
+			index = firstSince(files, request.Since)
 		}
 		if err := r.openFile(files[index], offset); err != nil {
 			return fmt.Errorf("reading log %s: %w", path, err)
 		}
 	}
-	err = r.copyLines(ctx, p, n, over)
+	err = r.copyLines(ctx, p, n, ended)
 	if errors.Is(err, errLimit) {
 		return nil
 	}
 	return err
 }
 
-// firstSince returns the index of the first of the log files that was modified at or after since.
-func firstSince(files []string, since time.Time) int {
+// firstSince returns the index of the first log file that was modified at startTime or later. If
+// there is no such file, it returns the index of the last file. files are ordered from old to new
+// and not empty.
+func firstSince(files []string, startTime time.Time) int {
 	for i, f := range files[:len(files)-1] {
-		if st, err := os.Stat(f); err == nil && !st.ModTime().Before(since) {
+		if st, err := os.Stat(f); err == nil && !st.ModTime().Before(startTime) {
 			return i
 		}
 	}

@@ -1,6 +1,6 @@
-// Package stream serves requests that reach a node through tunnels: exec, attach, container logs
-// and port-forward. It implements agent.NodeServer with the runtime's calls and its log files in
-// CRI format.
+// Package stream serves the requests that the control plane sends to a node through its session:
+// exec, attach, container logs and port-forward. It implements agent.NodeServer with the runtime's
+// methods and its log files in CRI format.
 //
 // Following a log uses inotify and events of the runtime. It polls only if no inotify instance or
 // watch is available.
@@ -39,23 +39,30 @@ func New(runtime agent.Runtime, objects agent.Objects, logs string) *Server {
 	return &Server{runtime: runtime, objects: objects, logs: logs}
 }
 
-// containerInstances returns all instances of the pod's container name, newest first. If name is
-// empty, it returns the instances of all containers of the pod.
+// containerInstances returns all instances of a pod's container, newest first. If the container
+// name is empty, it returns the instances of all containers of the pod.
 func (s *Server) containerInstances(ctx context.Context, pod types.UID, name string) ([]*cri.Container, error) {
-	res, err := s.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
+	res, err := s.runtime.ListContainers(ctx,
+		&cri.ListContainersRequest{
+			Filter: &cri.ContainerFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
 	if err != nil {
 		return nil, fmt.Errorf("looking for container %q of pod %s: %w", name, pod, err)
 	}
-	out := slices.DeleteFunc(res.Containers, func(c *cri.Container) bool { return name != "" && c.GetMetadata().GetName() != name })
+	out := slices.DeleteFunc(res.Containers, func(c *cri.Container) bool {
+		return name != "" && c.GetMetadata().GetName() != name
+	})
 	slices.SortFunc(out, func(a, b *cri.Container) int {
-		return cmp.Or(cmp.Compare(b.GetMetadata().GetAttempt(), a.GetMetadata().GetAttempt()), cmp.Compare(b.CreatedAt, a.CreatedAt))
+		return cmp.Or(cmp.Compare(b.GetMetadata().GetAttempt(), a.GetMetadata().GetAttempt()),
+			cmp.Compare(b.CreatedAt, a.CreatedAt))
 	})
 	return out, nil
 }
 
 // Exec runs a command in a running container of the pod, or attaches to the container's streams if
 // attach is true. It implements agent.NodeServer.
-func (s *Server) Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, st agent.Streams) error {
+func (s *Server) Exec(
+	ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, st agent.Streams,
+) error {
 	all, err := s.containerInstances(ctx, pod, container)
 	if err != nil {
 		return err
@@ -73,7 +80,9 @@ func (s *Server) Exec(ctx context.Context, pod types.UID, container string, comm
 // PortForward connects conn to a port on localhost in the pod's sandbox. It implements
 // agent.NodeServer.
 func (s *Server) PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error {
-	res, err := s.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
+	res, err := s.runtime.ListPodSandbox(ctx,
+		&cri.ListPodSandboxRequest{
+			Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
 	if err != nil {
 		return fmt.Errorf("looking for the sandbox of pod %s: %w", pod, err)
 	}
@@ -130,10 +139,13 @@ func (s *Server) waitingReason(q agent.LogRequest) string {
 	return "ContainerCreating"
 }
 
-func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Container) (path string, running bool, err error) {
+func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Container) (
+	path string, running bool, err error,
+) {
 	st, err := s.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.Id})
 	if err != nil {
-		return "", false, fmt.Errorf("looking for the log of container %q of pod %s/%s: %w", q.Container, q.Namespace, q.Pod, err)
+		return "", false, fmt.Errorf("looking for the log of container %q of pod %s/%s: %w", q.Container,
+			q.Namespace, q.Pod, err)
 	}
 	running = st.GetStatus().GetState() == cri.ContainerState_CONTAINER_RUNNING
 	path = st.GetStatus().GetLogPath()
@@ -150,8 +162,8 @@ func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Contain
 // was lost.
 const recheckInterval = 10 * time.Second
 
-// containerEnded returns a channel that is closed when the container id has exited or no longer
-// exists.
+// containerEnded returns a channel that is closed when the container with this ID has exited or no
+// longer exists.
 func (s *Server) containerEnded(ctx context.Context, id string) <-chan struct{} {
 	done := make(chan struct{})
 	events := s.runtime.Events(ctx)

@@ -17,7 +17,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // logger writes a log like the shim.
@@ -66,17 +66,23 @@ func (l *logger) rotateLog() {
 func newTestServer(t *testing.T) (*Server, *fake.Runtime, *logger, string) {
 	rt, dir := &fake.Runtime{}, t.TempDir()
 	labels := map[string]string{agent.LabelPodUID: "u1"}
-	sb, err := rt.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u1"}, Labels: labels}})
+	sb, err := rt.RunPodSandbox(t.Context(),
+		&cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web",
+			Namespace: "default", Uid: "u1"}, Labels: labels}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	startContainer(t, rt, sb.PodSandboxId, 0)
-	return New(rt, fake.NewCluster(), dir), rt, newLogger(t, filepath.Join(dir, "default_web_u1", "app", "0.log")), sb.PodSandboxId
+	return New(rt, fake.NewCluster(), dir), rt, newLogger(t, filepath.Join(dir, "default_web_u1", "app", "0.log")),
+		sb.PodSandboxId
 }
 
 func startContainer(t *testing.T, rt *fake.Runtime, sb string, attempt uint32) string {
-	c, err := rt.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app", Attempt: attempt},
-		Image: &cri.ImageSpec{Image: "x"}, Labels: map[string]string{agent.LabelPodUID: "u1"}, LogPath: fmt.Sprintf("app/%d.log", attempt)}})
+	c, err := rt.CreateContainer(t.Context(),
+		&cri.CreateContainerRequest{PodSandboxId: sb,
+			Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app", Attempt: attempt},
+				Image: &cri.ImageSpec{Image: "x"}, Labels: map[string]string{agent.LabelPodUID: "u1"},
+				LogPath: fmt.Sprintf("app/%d.log", attempt)}})
 	if err == nil {
 		_, err = rt.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c.ContainerId})
 	}
@@ -115,16 +121,18 @@ func TestLogSelection(t *testing.T) {
 		change func(*agent.LogRequest)
 		want   string
 	}{
-		"all":        {func(*agent.LogRequest) {}, "one\ntwo\nthree\n\nfive\n"},
-		"tail 0":     {func(q *agent.LogRequest) { q.TailLines = 0 }, ""},
-		"tail 1":     {func(q *agent.LogRequest) { q.TailLines = 1 }, "five\n"},
-		"tail 2":     {func(q *agent.LogRequest) { q.TailLines = 2 }, "\nfive\n"},
-		"tail 5":     {func(q *agent.LogRequest) { q.TailLines = 5 }, "three\n\nfive\n"},
-		"tail 7":     {func(q *agent.LogRequest) { q.TailLines = 7 }, "one\ntwo\nthree\n\nfive\n"},
-		"tail 99":    {func(q *agent.LogRequest) { q.TailLines = 99 }, "one\ntwo\nthree\n\nfive\n"},
-		"limit":      {func(q *agent.LogRequest) { q.LimitBytes = 6 }, "one\ntw"},
-		"since":      {func(q *agent.LogRequest) { q.Since = time.Date(2026, 1, 1, 0, 0, 5, 0, time.UTC) }, "\nfive\n"},
-		"timestamps": {func(q *agent.LogRequest) { q.Timestamps, q.LimitBytes = true, 35 }, "2026-01-01T00:00:01.000000000Z one\n"},
+		"all":     {func(*agent.LogRequest) {}, "one\ntwo\nthree\n\nfive\n"},
+		"tail 0":  {func(q *agent.LogRequest) { q.TailLines = 0 }, ""},
+		"tail 1":  {func(q *agent.LogRequest) { q.TailLines = 1 }, "five\n"},
+		"tail 2":  {func(q *agent.LogRequest) { q.TailLines = 2 }, "\nfive\n"},
+		"tail 5":  {func(q *agent.LogRequest) { q.TailLines = 5 }, "three\n\nfive\n"},
+		"tail 7":  {func(q *agent.LogRequest) { q.TailLines = 7 }, "one\ntwo\nthree\n\nfive\n"},
+		"tail 99": {func(q *agent.LogRequest) { q.TailLines = 99 }, "one\ntwo\nthree\n\nfive\n"},
+		"limit":   {func(q *agent.LogRequest) { q.LimitBytes = 6 }, "one\ntw"},
+		"since":   {func(q *agent.LogRequest) { q.Since = time.Date(2026, 1, 1, 0, 0, 5, 0, time.UTC) }, "\nfive\n"},
+		"timestamps": {func(q *agent.LogRequest) {
+			q.Timestamps, q.LimitBytes = true, 35
+		}, "2026-01-01T00:00:01.000000000Z one\n"},
 	} {
 		if got := get(c.change); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -132,7 +140,8 @@ func TestLogSelection(t *testing.T) {
 	}
 	q := newRequest()
 	q.Previous = true
-	if err := s.Logs(t.Context(), q, io.Discard); err == nil || !strings.Contains(err.Error(), `previous terminated container "app" in pod "web" not found`) {
+	if err := s.Logs(t.Context(), q, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), `previous terminated container "app" in pod "web" not found`) {
 		t.Errorf("previous of a first instance: %v", err)
 	}
 	if err := rt.Exit("u1", "app", 1, ""); err != nil {
@@ -148,7 +157,8 @@ func TestLogSelection(t *testing.T) {
 	}
 	q = newRequest()
 	q.Container = "other"
-	if err := s.Logs(t.Context(), q, io.Discard); err == nil || err.Error() != `container "other" in pod "web" is waiting to start: ContainerCreating` {
+	if err := s.Logs(t.Context(), q, io.Discard); err == nil ||
+		err.Error() != `container "other" in pod "web" is waiting to start: ContainerCreating` {
 		t.Errorf("container that is not there: %v", err)
 	}
 }
@@ -190,14 +200,12 @@ func TestFollowThroughRotation(t *testing.T) {
 		if i%10 == 0 {
 			// Wait for the follower before each rotation, because the shim deletes the oldest
 			// files.
-			if err := wait.For(ctx, time.Millisecond, func() error {
+			await.Until(ctx, t, await.Patience, time.Millisecond, "the follower", func() error {
 				if !strings.HasSuffix(got.String(), line+"\n") {
 					return fmt.Errorf("the follower has not seen %q", line)
 				}
 				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 		}
 		if i%7 == 0 {
 			l.rotateLog()
@@ -223,14 +231,12 @@ func TestFollowEndsWithItsReader(t *testing.T) {
 	var got buffer
 	done := make(chan error, 1)
 	go func() { done <- s.Logs(ctx, q, &got) }()
-	if err := wait.For(t.Context(), time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the first line", func() error {
 		if got.String() != "x\n" {
 			return fmt.Errorf("got %q", got.String())
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	cancel()
 	if err := <-done; err != context.Canceled {
 		t.Errorf("Logs returned %v", err)
@@ -247,7 +253,8 @@ func TestExecAndPortForward(t *testing.T) {
 	if e, ok := err.(*agent.ExitError); !ok || e.Code != 1 || out.String() != "a+b" {
 		t.Errorf("exec: %v, output %q", err, out.String())
 	}
-	if err := s.Exec(t.Context(), "u1", "none", []string{"a"}, false, false, agent.Streams{}); err == nil || err.Error() != `container not found ("none")` {
+	if err := s.Exec(t.Context(), "u1", "none", []string{"a"}, false, false, agent.Streams{}); err == nil ||
+		err.Error() != `container not found ("none")` {
 		t.Errorf("exec in a container that is not there: %v", err)
 	}
 	near, far := net.Pipe()
@@ -266,7 +273,8 @@ func TestExecAndPortForward(t *testing.T) {
 }
 
 func FuzzParseLine(f *testing.F) {
-	for _, s := range []string{"2026-01-01T00:00:01.000000000Z stdout F hello\n", "2026-01-01T00:00:01Z stderr P x", "2026-01-01T00:00:01Z stdout F:tag ", "", " ", "x stdout F", "2026-01-01T00:00:01Z stdin F x"} {
+	for _, s := range []string{"2026-01-01T00:00:01.000000000Z stdout F hello\n", "2026-01-01T00:00:01Z stderr P x",
+		"2026-01-01T00:00:01Z stdout F:tag ", "", " ", "x stdout F", "2026-01-01T00:00:01Z stdin F x"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -17,14 +17,16 @@ import (
 // newBoundClaim returns a claim and the volume that it is bound to.
 func newBoundClaim(name string, s v1.PersistentVolumeSource) (*v1.PersistentVolumeClaim, *v1.PersistentVolume) {
 	return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
-			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+			Spec:   v1.PersistentVolumeClaimSpec{VolumeName: name},
+			Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
 			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, PersistentVolumeSource: s,
 			ClaimRef: &v1.ObjectReference{Namespace: "default", Name: name}}}
 }
 
 func newClaimVolume(name string) v1.Volume {
-	return newVolume(name, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+	return newVolume(name,
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
 // A restarted agent does not change the volumes of running pods, which their containers may have
@@ -42,7 +44,8 @@ func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 		c.Put(pvc, pv)
 	}
 	memory := v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}
-	p := newPod("u1", newVolume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), newVolume("ram", memory), newClaimVolume("local"), newClaimVolume("csi"))
+	p := newPod("u1", newVolume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
+		newVolume("ram", memory), newClaimVolume("local"), newClaimVolume("csi"))
 	g := int64(4711)
 	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &g}
 	first, err := v.MountAll(t.Context(), p)
@@ -57,7 +60,7 @@ func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 		requireNoError(t, os.Chown(m.HostPath, 1000, 1001))
 		requireNoError(t, os.Chmod(m.HostPath, 0o700))
 	}
-	cfg := v.cfg
+	cfg := *v.cfg
 	for _, driver := range []bool{true, false} {
 		if !driver { // the driver starts after the agent
 			cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "no plugins yet")})
@@ -68,7 +71,8 @@ func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 		for name, m := range again {
 			st, err := os.Stat(m.HostPath)
 			requireNoError(t, err)
-			if m != first[name] || fileGroup(st) != 1001 || st.Mode() != os.ModeDir|0o700 || mustRead(t, m.HostPath+"/file") != name {
+			if m != first[name] || fileGroup(st) != 1001 || st.Mode() != os.ModeDir|0o700 ||
+				mustRead(t, m.HostPath+"/file") != name {
 				t.Errorf("%s after a restart of the agent: %+v, group %d, %s", name, m, fileGroup(st), st.Mode())
 			}
 			st, err = os.Stat(m.HostPath + "/file")

@@ -23,12 +23,14 @@ func TestVolumeAnnotations(t *testing.T) {
 		{map[string]string{groupAnnotation: "-5"}, -1, []string{"noatime"}},
 		{map[string]string{v1.MountOptionAnnotation: "ro,nosuid, "}, -1, []string{"ro", "nosuid"}},
 	} {
-		pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: c.annotations}, Spec: v1.PersistentVolumeSpec{MountOptions: []string{"noatime"}}}
+		pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: c.annotations},
+			Spec: v1.PersistentVolumeSpec{MountOptions: []string{"noatime"}}}
 		group := int64(-1)
 		if g := volumeGroup(pv); g != nil {
 			group = *g
 		}
-		if options := withAnnotatedOptions(pv).Spec.MountOptions; group != c.group || !slices.Equal(options, c.options) {
+		if options := withAnnotatedOptions(pv).Spec.MountOptions; group != c.group ||
+			!slices.Equal(options, c.options) {
 			t.Errorf("%v: group %d, options %q", c.annotations, group, options)
 		}
 		if !slices.Equal(pv.Spec.MountOptions, []string{"noatime"}) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/csi/local"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // attachTimeout is how long the pod worker waits for an attachment before it reports an error. The
@@ -24,7 +25,8 @@ const attachTimeout = 3 * time.Second
 // mounted. As in Kubernetes, that is the default for a driver without a CSIDriver object. The
 // built-in local driver never needs it, even if its CSIDriver object has not arrived yet.
 func attachRequired(driver string, about *storagev1.CSIDriver) bool {
-	return driver != local.DriverName && (about == nil || about.Spec.AttachRequired == nil || *about.Spec.AttachRequired)
+	return driver != local.DriverName && (about == nil || about.Spec.AttachRequired == nil ||
+		*about.Spec.AttachRequired)
 }
 
 // iscsiAttacher is the attacher of iSCSI PersistentVolumes: the control plane itself.
@@ -38,10 +40,17 @@ func attachedName(driver, handle string) v1.UniqueVolumeName {
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
+// attachments waits until volumes of this node are attached, and lists the attached volumes that
+// pods use.
+type attachments struct {
+	*layout
+	uses wakeup.Signal // sent on a change of the attached volumes in use
+}
+
 // visitAttached calls f for each volume of a pod that must be attached to this node. It includes a
 // volume from before the first driver call or iSCSI login until after the last driver call or
 // logout. held is false while the volume only waits for its attachment.
-func (v *Volumes) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
+func (v *attachments) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
 	pods, err := v.Pods()
 	if err != nil {
 		return err
@@ -74,7 +83,7 @@ func (v *Volumes) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, 
 // It implements agent.AttachedVolumes.
 func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) {
 	names = []v1.UniqueVolumeName{}
-	err = v.visitAttached(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
+	err = v.attachments.visitAttached(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
 		names = append(names, name)
 		if has {
 			held = append(held, name)
@@ -92,7 +101,8 @@ func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) 
 // an attachment.
 func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 	var pods []types.UID
-	if err := v.visitAttached(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
+	err := v.attachments.visitAttached(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) })
+	if err != nil {
 		return nil, fmt.Errorf("listing the pods with attached volumes: %w", err)
 	}
 	slices.Sort(pods)
@@ -100,13 +110,10 @@ func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 }
 
 // UsesChanged returns a channel that has a value when the result of VolumesInUse may have changed.
-func (v *Volumes) UsesChanged() <-chan struct{} { return v.uses }
+func (v *Volumes) UsesChanged() <-chan struct{} { return v.attachments.uses }
 
-func (v *Volumes) signalUses() {
-	select {
-	case v.uses <- struct{}{}:
-	default:
-	}
+func (v *attachments) signalUses() {
+	v.uses.Send()
 }
 
 // isAwaitingAttach reports whether a pod's volume only waits for its attachment, and the driver was
@@ -135,7 +142,7 @@ func isAwaitingAttach(file string, untouched func() bool) bool {
 
 // awaitAttached waits at most attachTimeout until the volume is attached and may be mounted. It
 // returns the attachment metadata of its driver.
-func (v *Volumes) awaitAttached(ctx context.Context, s csiSource) (publish map[string]string, err error) {
+func (v *attachments) awaitAttached(ctx context.Context, s csiSource) (publish map[string]string, err error) {
 	why := ""
 	known, err := v.awaitObjects(ctx, func() bool {
 		publish, why = v.mountBlocker(s)
@@ -150,10 +157,10 @@ func (v *Volumes) awaitAttached(ctx context.Context, s csiSource) (publish map[s
 	return publish, nil
 }
 
-// awaitObjects waits until said returns true, and calls it after every change of the objects from
-// the control plane. First it signals that the volumes in use changed. It returns false if the wait
-// takes longer than attachTimeout; the pod worker retries later.
-func (v *Volumes) awaitObjects(ctx context.Context, said func() bool) (bool, error) {
+// awaitObjects waits until said returns true. It calls said after every change of the objects from
+// the control plane. First it signals that the volumes in use changed. It returns false without an
+// error if the wait takes longer than attachTimeout; the pod worker retries later.
+func (v *attachments) awaitObjects(ctx context.Context, said func() bool) (bool, error) {
 	v.signalUses()
 	patience, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
@@ -175,7 +182,7 @@ func (v *Volumes) awaitObjects(ctx context.Context, said func() bool) (bool, err
 // lists it in both volumesInUse and volumesAttached. The detach controller writes the same object
 // before it detaches a volume, so that a mount cannot overlap with a detach. Objects from before
 // the agent started, or from before a long disconnection, are not sufficient.
-func (v *Volumes) mountBlocker(s csiSource) (publish map[string]string, why string) {
+func (v *attachments) mountBlocker(s csiSource) (publish map[string]string, why string) {
 	select {
 	case <-v.cfg.Objects.Confirmed():
 	default:
@@ -187,11 +194,13 @@ func (v *Volumes) mountBlocker(s csiSource) (publish map[string]string, why stri
 	a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.handle)
 	switch {
 	case !ok:
-		return nil, "it has no VolumeAttachment to this node yet (kubectl describe pod shows whether another node has it)"
+		return nil, "it has no VolumeAttachment to this node yet (kubectl describe pod shows whether " +
+			"another node has it)"
 	case a.DeletionTimestamp != nil:
 		return nil, fmt.Sprintf("it is being detached (VolumeAttachment %s)", a.Name)
 	case !a.Status.Attached && a.Status.AttachError != nil:
-		return nil, fmt.Sprintf("CSI driver %s: %s (VolumeAttachment %s)", s.driver, a.Status.AttachError.Message, a.Name)
+		return nil, fmt.Sprintf("CSI driver %s: %s (VolumeAttachment %s)", s.driver,
+			a.Status.AttachError.Message, a.Name)
 	case !a.Status.Attached && s.driver == iscsiAttacher:
 		return nil, fmt.Sprintf("waiting for the control plane (VolumeAttachment %s)", a.Name)
 	case !a.Status.Attached:
@@ -202,7 +211,9 @@ func (v *Volumes) mountBlocker(s csiSource) (publish map[string]string, why stri
 		return nil, "the agent has not received the node's object yet"
 	}
 	name := attachedName(s.driver, s.handle)
-	lost := slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionUnknown })
+	lost := slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
+		return c.Type == v1.NodeReady && c.Status == v1.ConditionUnknown
+	})
 	switch {
 	case !slices.Contains(n.Status.VolumesInUse, name), lost:
 		return nil, "waiting for the control plane to record that this node uses it (status.volumesInUse)"

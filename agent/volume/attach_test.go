@@ -27,8 +27,10 @@ const odd = v1.UniqueVolumeName("kubernetes.io/csi/odd.example^vol-1")
 // PersistentVolume with the same handle.
 func putAttachment(c *fake.Cluster, handle string, change func(*storagev1.VolumeAttachment)) {
 	name := "other"
-	a := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
-		Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "/dev/odd"}}}
+	a := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here",
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+		Status: storagev1.VolumeAttachmentStatus{Attached: true,
+			AttachmentMetadata: map[string]string{"device": "/dev/odd"}}}
 	change(a)
 	a.Name = agent.AttachmentName(handle, a.Spec.Attacher, a.Spec.NodeName)
 	c.Put(a)
@@ -36,7 +38,8 @@ func putAttachment(c *fake.Cluster, handle string, change func(*storagev1.Volume
 
 // setNodeStatus stores the Node as the control plane sends it.
 func setNodeStatus(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"},
+		Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	if inUse {
 		n.Status.VolumesInUse = []v1.UniqueVolumeName{odd}
 	}
@@ -53,7 +56,7 @@ func TestMayMount(t *testing.T) {
 	disk := csiSource{name: "pv", driver: "odd.example", handle: "vol-1"}
 	says := func(want string) {
 		t.Helper()
-		_, why := v.mountBlocker(disk)
+		_, why := v.attachments.mountBlocker(disk)
 		if want == "" && why != "" || !strings.Contains(why, want) {
 			t.Errorf("%q does not say %q", why, want)
 		}
@@ -104,7 +107,8 @@ func TestAttachedVolume(t *testing.T) {
 		}
 		pods, err := v.PodsWithAttachedVolumes()
 		requireNoError(t, err)
-		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want || !want && len(names)+len(pods) > 0 {
+		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want ||
+			!want && len(names)+len(pods) > 0 {
 			t.Errorf("in use %v by %v, want %v", names, pods, want)
 		}
 	}
@@ -121,7 +125,7 @@ func TestAttachedVolume(t *testing.T) {
 	if err := <-done; err == nil || len(d.staged) > 0 {
 		t.Fatalf("staged %v: %v", d.staged, err)
 	}
-	next := New(v.cfg) // an agent that was killed recorded that nothing was done for the volume
+	next := New(*v.cfg) // an agent that was killed recorded that nothing was done for the volume
 	uses(next, true)
 	tried, stop := context.WithCancel(t.Context())
 	stop()
@@ -138,7 +142,7 @@ func TestAttachedVolume(t *testing.T) {
 	}
 	holds = true
 	<-v.UsesChanged()
-	next = New(v.cfg)
+	next = New(*v.cfg)
 	uses(next, true)
 	setNodeStatus(c, v1.ConditionUnknown, true, false) // a running pod keeps the volume
 	_, err = next.MountAll(t.Context(), newPod("u1", claim))
@@ -181,7 +185,8 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 		n.c.Put(pv)
 		setNodeStatus(n.c, v1.ConditionTrue, false, false)
 		var err error
-		n.r, err = n.v.csiPaths("u1", "data", csiSource{name: "pv", driver: "odd.example", handle: "vol-1", block: block})
+		n.r, err = n.v.csi.csiPaths("u1", "data", csiSource{name: "pv", driver: "odd.example",
+			handle: "vol-1", block: block})
 		requireNoError(t, err)
 		n.r.Attach = true
 		n.file = n.v.csiRecordFile("u1", "data")
@@ -223,7 +228,8 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 		t.Errorf("the node that got it says %v, %v", held, err)
 	}
 	requireNoError(t, a.v.UnmountAll(t.Context(), "u1"))
-	for name, block := range map[string]bool{"a folder of the pod": false, "a folder of all pods with the device": true} {
+	for name, block := range map[string]bool{"a folder of the pod": false,
+		"a folder of all pods with the device": true} {
 		n := join(block)
 		requireNoError(t, os.MkdirAll(filepath.Dir(n.r.Target), 0o750))
 		if writeLegacyRecord(t, n.file, n.r); !holds(n) || !holds(n) {
@@ -251,7 +257,8 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 func addSession(t *testing.T, sys, target string, lun int) {
 	of, device := filepath.Join(sys, "class/iscsi_session/session1"), filepath.Join(sys, "host3/session1")
 	connection := filepath.Join(sys, "class/iscsi_connection/connection1:0")
-	for file, text := range map[string]string{of + "/targetname": target, of + "/ifacename": "default", of + "/state": "FAILED", of + "/target_id": "0",
+	for file, text := range map[string]string{of + "/targetname": target, of + "/ifacename": "default",
+		of + "/state": "FAILED", of + "/target_id": "0",
 		connection + "/persistent_address": "192.0.2.1", connection + "/persistent_port": "3260"} {
 		requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
 	}
@@ -285,22 +292,27 @@ func TestDisksAreAttached(t *testing.T) {
 		if slices.Equal(held, []v1.UniqueVolumeName{name}) != holds || !holds && len(held) > 0 {
 			t.Errorf("held %v, want %v", held, holds)
 		}
-		if err != nil || uerr != nil || !slices.Equal(names, []v1.UniqueVolumeName{name}) || !slices.Equal(users, []types.UID{"u1"}) {
+		if err != nil || uerr != nil || !slices.Equal(names, []v1.UniqueVolumeName{name}) ||
+			!slices.Equal(users, []types.UID{"u1"}) {
 			t.Errorf("in use %v by %v (%v, %v)", names, users, err, uerr)
 		}
 	}
 	setNodeStatus(c, v1.ConditionTrue, false, false)
 	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`, false)
-	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
+	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) {
+		a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false
+	})
 	says("waiting for the control plane (VolumeAttachment csi-", false)
-	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
+	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) {
+		a.Spec.Attacher = "iscsi.keelson.dev"
+	})
 	says("waiting for the control plane to record that this node uses it", false)
 	n, _ := c.Node()
 	n = n.DeepCopy()
 	n.Status.VolumesInUse, n.Status.VolumesAttached = []v1.UniqueVolumeName{name}, []v1.AttachedVolume{{Name: name}}
 	c.Put(n)
 	says("iscsiadm is not on this node", true)
-	v = New(v.cfg)
+	v = New(*v.cfg)
 	n = n.DeepCopy()
 	n.Status.VolumesAttached = nil // from here on it may have been mounted
 	c.Put(n)
@@ -314,7 +326,7 @@ func TestDisksAreAttached(t *testing.T) {
 	says("volumesAttached does not list it", false)
 	writeLegacyRecord(t, file, r)
 	untouched := func() bool {
-		return v.isISCSIUntouched(iscsiSource{disk: iscsi.Disk{Target: strings.ToUpper(disk.IQN), LUN: 3}}, r)
+		return v.iscsi.isISCSIUntouched(iscsiSource{disk: iscsi.Disk{Target: strings.ToUpper(disk.IQN), LUN: 3}}, r)
 	}
 	if addSession(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 4); !isAwaitingAttach(file, untouched) {
 		t.Error("another disk of the target counts as this one")
@@ -324,8 +336,10 @@ func TestDisksAreAttached(t *testing.T) {
 	}
 	requireNoError(t, os.RemoveAll(filepath.Join(v.cfg.ISCSI.Kernel.Sys, "class")))
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
-	inline := newVolume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
-	if _, err := v.MountAll(t.Context(), newPod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
+	inline := newVolume("data",
+		v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
+	if _, err := v.MountAll(t.Context(), newPod("u2", inline)); err == nil ||
+		!strings.Contains(err.Error(), "iscsiadm is not on this node") {
 		t.Errorf("%v", err)
 	}
 	if names, _, err := v.VolumesInUse(); err != nil || len(names) > 0 {

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/component-helpers/storage/ephemeral"
 
@@ -34,9 +33,11 @@ func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
 
 // boundClaim returns the claim with this name in the pod's namespace, and the PersistentVolume that
 // the claim is bound to. It returns an error unless claim and PersistentVolume refer to each other.
-func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
+func boundClaim(objects agent.Objects, pod *v1.Pod, vol *v1.Volume, name string) (
+	*v1.PersistentVolumeClaim, *v1.PersistentVolume, error,
+) {
 	ns := pod.Namespace
-	pvc, ok := v.cfg.Objects.Claim(ns, name)
+	pvc, ok := objects.Claim(ns, name)
 	if !ok {
 		return nil, nil, fmt.Errorf("persistentvolumeclaim \"%s/%s\" not found", ns, name)
 	}
@@ -48,7 +49,7 @@ func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.Pers
 	if pvc.Spec.VolumeName == "" || pvc.Status.Phase == v1.ClaimPending {
 		return nil, nil, fmt.Errorf("persistentvolumeclaim \"%s/%s\" is not bound", ns, name)
 	}
-	pv, ok := v.cfg.Objects.PersistentVolume(pvc.Spec.VolumeName)
+	pv, ok := objects.PersistentVolume(pvc.Spec.VolumeName)
 	if !ok {
 		return nil, nil, fmt.Errorf("persistentvolume %q of claim \"%s/%s\" not found", pvc.Spec.VolumeName, ns, name)
 	}
@@ -91,7 +92,7 @@ func volumeGroup(pv *v1.PersistentVolume) *int64 {
 // mountClaim mounts the PersistentVolume that the claim of a pod's volume is bound to.
 func (v *Volumes) mountClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	name, readonly := claimName(pod, vol)
-	pvc, pv, err := v.boundClaim(pod, vol, name)
+	pvc, pv, err := boundClaim(v.cfg.Objects, pod, vol, name)
 	if err != nil {
 		return agent.Mount{}, err
 	}
@@ -107,14 +108,18 @@ func (v *Volumes) mountPersistentVolume(ctx context.Context, pod *v1.Pod, vol *v
 	if err := checkVolumeMode(pod, vol.Name, pv); err != nil {
 		return agent.Mount{}, err
 	}
-	if err := v.claimExclusively(ctx, pod, pvc, pv); err != nil {
+	if err := v.claims.claimExclusively(ctx, pod, pvc, pv); err != nil {
 		return agent.Mount{}, err
 	}
 	switch s := &pv.Spec; {
 	case s.HostPath != nil && isBlock(pv):
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: a hostPath must have volumeMode Filesystem: use a local volume for a block device of the node", pv.Name)
+		return agent.Mount{},
+			fmt.Errorf("persistentvolume %q: a hostPath must have volumeMode Filesystem: use a local volume for a "+
+				"block device of the node", pv.Name)
 	case s.HostPath != nil && len(s.MountOptions) > 0:
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: mount options are not supported for this volume type: remove mountOptions", pv.Name)
+		return agent.Mount{},
+			fmt.Errorf("persistentvolume %q: mount options are not supported for this volume type: remove mountOptions",
+				pv.Name)
 	case s.HostPath != nil:
 		m, err := hostPath(s.HostPath)
 		m.ReadOnly = readonly
@@ -122,11 +127,14 @@ func (v *Volumes) mountPersistentVolume(ctx context.Context, pod *v1.Pod, vol *v
 	case s.Local != nil:
 		return v.mountLocal(ctx, pod, vol.Name, pv, readonly)
 	case s.CSI != nil:
-		return v.mountCSI(ctx, pod, vol.Name, persistentSource(pv, pvc, readonly))
+		return v.csi.mountCSI(ctx, pod, vol.Name, persistentSource(pv, pvc, readonly))
 	case s.NFS != nil && isBlock(pv):
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: NFS does not support volumeMode Block: use volumeMode Filesystem", pv.Name)
+		return agent.Mount{},
+			fmt.Errorf("persistentvolume %q: NFS does not support volumeMode Block: use volumeMode Filesystem", pv.Name)
 	case s.NFS != nil:
-		m, err := v.mountNFS(ctx, pod, vol.Name, nfs.Volume{Server: s.NFS.Server, Path: s.NFS.Path, ReadOnly: readonly || s.NFS.ReadOnly, Options: s.MountOptions})
+		m, err := v.mountNFS(ctx, pod, vol.Name,
+			nfs.Volume{Server: s.NFS.Server, Path: s.NFS.Path, ReadOnly: readonly || s.NFS.ReadOnly,
+				Options: s.MountOptions})
 		if err != nil {
 			err = fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 		}
@@ -137,7 +145,7 @@ func (v *Volumes) mountPersistentVolume(ctx context.Context, pod *v1.Pod, vol *v
 		if err != nil {
 			return agent.Mount{}, err
 		}
-		return v.mountISCSI(ctx, pod, vol.Name, s)
+		return v.iscsi.mountISCSI(ctx, pod, vol.Name, s)
 	}
 	return agent.Mount{}, fmt.Errorf("persistentvolume %q has a source that is not supported on this node", pv.Name)
 }
@@ -157,32 +165,17 @@ func checkVolumeMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error 
 			devices := slices.ContainsFunc(c.VolumeDevices, func(d v1.VolumeDevice) bool { return d.Name == volume })
 			switch {
 			case mounts && isBlock(pv):
-				return fmt.Errorf("persistentvolume %q has volumeMode Block, but container %q has it in volumeMounts: name it in volumeDevices, or use a claim with volumeMode Filesystem",
+				return fmt.Errorf("persistentvolume %q has volumeMode Block, but container %q has it in volumeMounts: "+
+					"name it in volumeDevices, or use a claim with volumeMode Filesystem",
 					pv.Name, c.Name)
 			case devices && !isBlock(pv):
-				return fmt.Errorf("persistentvolume %q has volumeMode Filesystem, but container %q has it in volumeDevices: name it in volumeMounts, or use a claim with volumeMode Block",
+				return fmt.Errorf("persistentvolume %q has volumeMode Filesystem, but container %q has it in "+
+					"volumeDevices: name it in volumeMounts, or use a claim with volumeMode Block",
 					pv.Name, c.Name)
 			}
 		}
 	}
 	return nil
-}
-
-// runOnce calls f unless an earlier call of f for this volume of the pod succeeded, even before a
-// restart of the agent. It must not repeat f, because the pod may have changed the result of f
-// since.
-func (v *Volumes) runOnce(pod types.UID, volume string, f func() error) error {
-	mark := filepath.Join(v.podDir(pod), "done", volume)
-	if _, err := os.Lstat(mark); err == nil {
-		return nil
-	}
-	if err := f(); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(mark), 0o750); err != nil {
-		return err
-	}
-	return os.WriteFile(mark, nil, 0o600)
 }
 
 // applyGroup sets the group of all files in the volume folder dir to the pod's fsGroup. It never
@@ -199,7 +192,8 @@ func applyGroup(dir string, pod *v1.Pod) error {
 	defer root.Close()
 	policy := pod.Spec.SecurityContext.FSGroupChangePolicy
 	if policy != nil && *policy == v1.FSGroupChangeOnRootMismatch {
-		if st, err := root.Stat("."); err == nil && fileGroup(st) == *group && st.Mode()&os.ModeSetgid != 0 && st.Mode().Perm()&0o070 == 0o070 {
+		if st, err := root.Stat("."); err == nil && fileGroup(st) == *group && st.Mode()&os.ModeSetgid != 0 &&
+			st.Mode().Perm()&0o070 == 0o070 {
 			return nil
 		}
 	}
@@ -224,7 +218,8 @@ func walkGroup(root *os.Root, path string, gid int) error {
 	if st.IsDir() {
 		mode |= 0o110 | os.ModeSetgid
 	}
-	if err := root.Chmod(path, mode.Perm()|mode&(os.ModeSetgid|os.ModeSetuid|os.ModeSticky)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := root.Chmod(path, mode.Perm()|mode&(os.ModeSetgid|os.ModeSetuid|os.ModeSticky)); err != nil &&
+		!errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("giving %s to group %d: %w", path, gid, err)
 	}
 	if !st.IsDir() {

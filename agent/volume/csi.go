@@ -2,13 +2,14 @@ package volume
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -17,6 +18,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/keylock"
 )
 
 // csiRecord is the record on disk of a pod's CSI volume. It is written before the driver is called,
@@ -35,41 +37,26 @@ type csiRecord struct {
 	Ready  bool `json:"ready,omitempty"`  // the volume is completely set up
 }
 
-// kubeletDir returns the folder with the directory layout of the kubelet, which CSI drivers expect.
-func (v *Volumes) kubeletDir() string {
-	if v.cfg.Paths.Kubelet != "" {
-		return v.cfg.Paths.Kubelet
-	}
-	return filepath.Join(v.cfg.Paths.State, "kubelet")
-}
-
-// blockDeviceDir returns the folder in which drivers stage or publish block devices, as selected by
-// sub.
-func (v *Volumes) blockDeviceDir(sub string) string {
-	return filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi", "volumeDevices", sub)
-}
-
-func (v *Volumes) stagingPath(s csiSource) string {
-	if s.block {
-		return filepath.Join(v.blockDeviceDir("staging"), s.name)
-	}
-	return filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi", s.driver,
-		fmt.Sprintf("%x", sha256.Sum256([]byte(s.handle))), "globalmount")
-}
-
-// targetPath returns the path at which a CSI volume is published for a pod. The suffix
-// distinguishes a second volume of the pod with the same claim.
-func (v *Volumes) targetPath(pod types.UID, s csiSource, suffix string) string {
-	if s.block {
-		return filepath.Join(v.blockDeviceDir("publish"), s.name, string(pod)+suffix)
-	}
-	return filepath.Join(v.kubeletDir(), "pods", string(pod), "volumes", "kubernetes.io~csi", s.name+suffix, "mount")
+// csiVolumes mounts CSI volumes through their drivers, and unmounts them.
+type csiVolumes struct {
+	*layout
+	attachments *attachments
+	locks       keylock.Locks // by driver and volume handle
+	mu          sync.Mutex
+	// publishedAt is the time of the last driver call that published a volume. Keys are paths of
+	// records.
+	publishedAt map[string]time.Time
+	// unconfirmed has the paths of the records of volumes for which the driver did not confirm a
+	// publish call.
+	unconfirmed map[string]bool
+	// lateTargets has the time of removal of volumes that had been unconfirmed, by target path.
+	lateTargets map[string]time.Time
 }
 
 // csiPaths returns the record of a pod's volume, with the paths at which the volume is staged and
 // published. If a record exists on disk, its paths are kept, even those of other releases. New
 // paths follow the kubelet's layout. The caller holds the lock of the volume.
-func (v *Volumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, error) {
+func (v *csiVolumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, error) {
 	r := csiRecord{Driver: s.driver, Volume: s.handle, Block: s.block, Inline: s.inline, Staging: v.stagingPath(s),
 		Target: v.targetPath(pod, s, "")}
 	pods, err := v.Pods()
@@ -86,8 +73,10 @@ func (v *Volumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, 
 				continue
 			}
 			if o.Block != r.Block {
-				return r, fmt.Errorf("CSI volume %s of driver %s is in use on this node in another volumeMode, by pod %s: only one volumeMode at a time is possible",
-					r.Volume, r.Driver, p)
+				return r,
+					fmt.Errorf("CSI volume %s of driver %s is in use on this node in another volumeMode, by pod %s: "+
+						"only one volumeMode at a time is possible",
+						r.Volume, r.Driver, p)
 			}
 			r.Staging = o.Staging
 			switch {
@@ -103,13 +92,9 @@ func (v *Volumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, 
 	return r, nil
 }
 
-func (v *Volumes) csiRecordFile(pod types.UID, name string) string {
-	return filepath.Join(v.podDir(pod), "csi", name+".json")
-}
-
 // mountCSI mounts a CSI volume for a pod: it waits for the attachment if one is required, and makes
 // the driver stage and publish the volume. A volume that is already set up is not published again.
-func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiSource) (agent.Mount, error) {
+func (v *csiVolumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiSource) (agent.Mount, error) {
 	if v.cfg.CSI == nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w: %s", s, csi.ErrNoDriver, s.driver)
 	}
@@ -145,7 +130,7 @@ func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiS
 		return agent.Mount{}, err
 	}
 	if r.Attach {
-		if cv.PublishContext, err = v.awaitAttached(ctx, s); err != nil {
+		if cv.PublishContext, err = v.attachments.awaitAttached(ctx, s); err != nil {
 			return agent.Mount{}, err
 		}
 	}
@@ -154,7 +139,7 @@ func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiS
 		if err := writeRecord(file, r); err != nil {
 			return agent.Mount{}, err
 		}
-		v.signalUses()
+		v.attachments.signalUses()
 	}
 	if err := v.publishCSI(ctx, pod, d, s, r, cv, about); err != nil {
 		v.recordUnanswered(file)
@@ -170,7 +155,10 @@ func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiS
 
 // publishCSI makes the driver stage and publish a CSI volume for a pod, and verifies that the
 // volume is then mounted.
-func (v *Volumes) publishCSI(ctx context.Context, pod *v1.Pod, d *csi.Driver, s csiSource, r csiRecord, cv csi.Volume, about *storagev1.CSIDriver) error {
+func (v *csiVolumes) publishCSI(
+	ctx context.Context, pod *v1.Pod, d *csi.Driver, s csiSource, r csiRecord, cv csi.Volume,
+	about *storagev1.CSIDriver,
+) error {
 	dirs := []string{r.Staging, filepath.Dir(r.Target)}
 	if s.inline {
 		dirs = dirs[1:]
@@ -194,10 +182,12 @@ func (v *Volumes) publishCSI(ctx context.Context, pod *v1.Pod, d *csi.Driver, s 
 	switch {
 	case s.block && !isBlockDevice(r.Target):
 		return fmt.Errorf("%s: CSI driver %s reports that volume %s is published, but there is no block device at %s: "+
-			"a driver in a container needs %s with mountPropagation Bidirectional, and /dev of the node", s, r.Driver, r.Volume, r.Target, v.kubeletDir())
+			"a driver in a container needs %s with mountPropagation Bidirectional, and /dev of the node", s, r.Driver,
+			r.Volume, r.Target, v.kubeletDir())
 	case !s.block && !isMountedNow(r.Target):
 		return fmt.Errorf("%s: CSI driver %s reports that volume %s is published, but nothing is mounted at %s: "+
-			"a driver in a container needs %s with mountPropagation Bidirectional", s, r.Driver, r.Volume, r.Target, v.kubeletDir())
+			"a driver in a container needs %s with mountPropagation Bidirectional", s, r.Driver, r.Volume, r.Target,
+			v.kubeletDir())
 	}
 	v.expandPublished(ctx, d, s, cv)
 	if !s.block && !s.readonly && !d.AppliesGroup() && needsGroup(about, s) {
@@ -218,7 +208,7 @@ func (r csiRecord) isUntouched() bool {
 
 // isReady reports whether an earlier call set up the volume of the record r completely and it is
 // still mounted. A pod may then be using it. file is the path of the record.
-func (v *Volumes) isReady(file string, r csiRecord) bool {
+func (v *csiVolumes) isReady(file string, r csiRecord) bool {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return false
@@ -240,20 +230,14 @@ func (r csiRecord) isPublished() bool {
 	return isMountedNow(r.Target)
 }
 
-// csiRecords returns the records of a pod's CSI volumes. The keys are the paths of the record
-// files.
-func (v *Volumes) csiRecords(uid types.UID) (map[string]csiRecord, error) {
-	return recordsIn[csiRecord](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
-}
-
 // releaseCSI makes the drivers unpublish all CSI volumes of a pod, and unstage the volumes that no
 // other pod uses. It then removes their records.
-func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
+func (v *csiVolumes) releaseCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.csiRecords(uid)
 	if err != nil {
 		return err
 	}
-	defer v.signalUses()
+	defer v.attachments.signalUses()
 	var errs []error
 	for file, r := range recs {
 		if err := v.releaseCSIVolume(ctx, uid, file, r); err != nil {
@@ -263,7 +247,7 @@ func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-func (v *Volumes) releaseCSIVolume(ctx context.Context, uid types.UID, file string, r csiRecord) error {
+func (v *csiVolumes) releaseCSIVolume(ctx context.Context, uid types.UID, file string, r csiRecord) error {
 	defer v.locks.Lock(r.Driver + "\x00" + r.Volume)()
 	last, err := v.isLastUser(file, r)
 	if err != nil {
@@ -300,7 +284,8 @@ func (v *Volumes) releaseCSIVolume(ctx context.Context, uid types.UID, file stri
 	}
 	// A volume must not be unstaged while it is mounted, even if the driver reports success.
 	if is, err := isMountPoint(r.Target); is || err != nil {
-		return errors.Join(fmt.Errorf("CSI driver %s reports that volume %s is unpublished, but it is still mounted at %s", r.Driver, r.Volume, r.Target), err)
+		return errors.Join(fmt.Errorf("CSI driver %s reports that volume %s is unpublished, but it is still mounted "+
+			"at %s", r.Driver, r.Volume, r.Target), err)
 	}
 	if last && !r.Inline {
 		if err := d.Unstage(ctx, r.Volume, r.Staging); !undone(err, r.Staging) {
@@ -317,11 +302,12 @@ func (v *Volumes) releaseCSIVolume(ctx context.Context, uid types.UID, file stri
 // removeCSIFolders removes the target folder of a volume that is no longer mounted. With last, no
 // other volume uses it, and its staging folder is removed too. Only empty folders are removed,
 // because remaining content may be user data.
-func (v *Volumes) removeCSIFolders(r csiRecord, last bool) error {
+func (v *csiVolumes) removeCSIFolders(r csiRecord, last bool) error {
 	for _, p := range r.mountPaths(last) {
 		is, err := isMountPoint(p)
 		if err != nil {
-			return fmt.Errorf("volume %s of CSI driver %s: cannot determine whether it is still mounted at %s: %w", r.Volume, r.Driver, p, err)
+			return fmt.Errorf("volume %s of CSI driver %s: cannot determine whether it is still mounted at %s: %w",
+				r.Volume, r.Driver, p, err)
 		}
 		if is {
 			return fmt.Errorf("volume %s of CSI driver %s is still mounted at %s", r.Volume, r.Driver, p)
@@ -345,24 +331,8 @@ func (r csiRecord) mountPaths(last bool) []string {
 	return []string{r.Target}
 }
 
-// isRemovableFolder reports whether a folder may be removed when it is empty, because it belongs to
-// one pod or one volume.
-func (v *Volumes) isRemovableFolder(dir string) bool {
-	if all := v.blockDeviceDir(""); dir == all || filepath.Dir(dir) == all {
-		return false // folders of all block devices
-	}
-	for _, root := range []string{filepath.Join(v.kubeletDir(), "pods"),
-		filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi"),
-		filepath.Join(v.cfg.Paths.State, "csi"), filepath.Join(v.cfg.Paths.State, "volumes")} {
-		if strings.HasPrefix(dir, root+"/") {
-			return true
-		}
-	}
-	return false
-}
-
 // removeCSILeftovers removes empty folders that a pod's CSI volumes left beside their records.
-func (v *Volumes) removeCSILeftovers(pod types.UID) error {
+func (v *csiVolumes) removeCSILeftovers(pod types.UID) error {
 	dir := filepath.Join(v.podDir(pod), "csi")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -419,7 +389,7 @@ func removeEmpty(path string) error {
 
 // isLastUser reports whether no other volume on the node uses the CSI volume of r, neither of
 // another pod nor of the same pod. file is the path of the record r.
-func (v *Volumes) isLastUser(file string, r csiRecord) (bool, error) {
+func (v *csiVolumes) isLastUser(file string, r csiRecord) (bool, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return false, err

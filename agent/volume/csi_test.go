@@ -63,15 +63,22 @@ func (d *driver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.N
 	return &spec.NodeGetInfoResponse{NodeId: "here"}, nil
 }
 
-func (d *driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
+func (d *driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (
+	*spec.NodeGetCapabilitiesResponse, error,
+) {
 	out := &spec.NodeGetCapabilitiesResponse{}
-	for _, can := range append([]spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}, d.can...) {
-		out.Capabilities = append(out.Capabilities, &spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: can}}})
+	for _, can := range append([]spec.NodeServiceCapability_RPC_Type{
+		spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}, d.can...) {
+		out.Capabilities = append(out.Capabilities,
+			&spec.NodeServiceCapability{
+				Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: can}}})
 	}
 	return out, nil
 }
 
-func (d *driver) NodeExpandVolume(_ context.Context, q *spec.NodeExpandVolumeRequest) (*spec.NodeExpandVolumeResponse, error) {
+func (d *driver) NodeExpandVolume(_ context.Context, q *spec.NodeExpandVolumeRequest) (
+	*spec.NodeExpandVolumeResponse, error,
+) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.grown = append(d.grown, q)
@@ -79,11 +86,15 @@ func (d *driver) NodeExpandVolume(_ context.Context, q *spec.NodeExpandVolumeReq
 	return &spec.NodeExpandVolumeResponse{CapacityBytes: n}, err
 }
 
-func (d *driver) NodeGetVolumeStats(_ context.Context, q *spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error) {
+func (d *driver) NodeGetVolumeStats(_ context.Context, q *spec.NodeGetVolumeStatsRequest) (
+	*spec.NodeGetVolumeStatsResponse, error,
+) {
 	return d.stats(q)
 }
 
-func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
+func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeRequest) (
+	*spec.NodeStageVolumeResponse, error,
+) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.staged = append(d.staged, q.StagingTargetPath)
@@ -91,7 +102,9 @@ func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeReque
 	return &spec.NodeStageVolumeResponse{}, nil
 }
 
-func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeRequest) (*spec.NodeUnstageVolumeResponse, error) {
+func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeRequest) (
+	*spec.NodeUnstageVolumeResponse, error,
+) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unstaged = append(d.unstaged, q.StagingTargetPath)
@@ -106,18 +119,24 @@ func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeR
 	return &spec.NodeUnstageVolumeResponse{}, nil
 }
 
-func (d *driver) NodePublishVolume(_ context.Context, q *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
+func (d *driver) NodePublishVolume(_ context.Context, q *spec.NodePublishVolumeRequest) (
+	*spec.NodePublishVolumeResponse, error,
+) {
 	d.mu.Lock()
 	d.targets, d.asked = append(d.targets, q.TargetPath), append(d.asked, q)
 	d.mu.Unlock()
 	return &spec.NodePublishVolumeResponse{}, d.publish(q.TargetPath)
 }
 
-func (d *driver) NodeUnpublishVolume(_ context.Context, q *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
+func (d *driver) NodeUnpublishVolume(_ context.Context, q *spec.NodeUnpublishVolumeRequest) (
+	*spec.NodeUnpublishVolumeResponse, error,
+) {
 	return &spec.NodeUnpublishVolumeResponse{}, d.unpublish(q.TargetPath)
 }
 
-func (d *driver) NodeGetVolumeHealth(context.Context, *spec.NodeGetVolumeHealthRequest) (*spec.NodeGetVolumeHealthResponse, error) {
+func (d *driver) NodeGetVolumeHealth(context.Context, *spec.NodeGetVolumeHealthRequest) (
+	*spec.NodeGetVolumeHealthResponse, error,
+) {
 	return &spec.NodeGetVolumeHealthResponse{VolumeHealth: d.health()}, nil
 }
 
@@ -138,7 +157,9 @@ func unpublishTmpfs(target string) error {
 
 // withDriver returns a node with a running driver, and a pod's volume with a claim on a volume of
 // the driver.
-func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volumes, *fake.Cluster, *driver, v1.Volume) {
+func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (
+	*Volumes, *fake.Cluster, *driver, v1.Volume,
+) {
 	v, c, dir := newVolumes(t)
 	v.cfg.Paths.Kubelet = filepath.Join(dir, "kubelet")
 	requireNoError(t, ShareKubeletMounts(v.cfg.Paths.Kubelet))
@@ -154,13 +175,19 @@ func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volu
 	go func() { defer close(ended); _ = g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-ended })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}},
+	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"},
+		Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}},
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"},
-			Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+			Spec:   v1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+			Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{
-			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
-			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example", VolumeHandle: "vol-1"}}}})
-	return v, c, d, newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			ClaimRef:    &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
+			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example",
+				VolumeHandle: "vol-1"}}}})
+	return v, c, d,
+		newVolume("data",
+			v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
 }
 
 // Drivers get the kubelet's paths, on shared mounts, and nothing of them is left afterwards.
@@ -174,9 +201,12 @@ func TestCSIPathsAreKubelets(t *testing.T) {
 	both, err := v.MountAll(t.Context(), newPod("u1", claim, again))
 	requireNoError(t, err)
 	target := k + "/pods/u1/volumes/kubernetes.io~csi/pv/mount"
-	staging := k + "/plugins/kubernetes.io/csi/odd.example/d2e8363faaac7ae76def3b14091d8eb5755f6b92e9531627aeec833a8731cc49/globalmount"
-	if m["data"].HostPath != target || both["data"].HostPath != target || both["same"].HostPath == target || d.staged[0] != staging {
-		t.Errorf("published at %s and %s, staged at %s; want %s and %s", m["data"].HostPath, both["same"].HostPath, d.staged[0], target, staging)
+	staging := k +
+		"/plugins/kubernetes.io/csi/odd.example/d2e8363faaac7ae76def3b14091d8eb5755f6b92e9531627aeec833a8731cc49/globalmount"
+	if m["data"].HostPath != target || both["data"].HostPath != target || both["same"].HostPath == target ||
+		d.staged[0] != staging {
+		t.Errorf("published at %s and %s, staged at %s; want %s and %s", m["data"].HostPath, both["same"].HostPath,
+			d.staged[0], target, staging)
 	}
 	for _, p := range []string{k, target} {
 		info, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(p))
@@ -225,8 +255,9 @@ func TestDataAtTargetStays(t *testing.T) {
 			v, _, d, claim := withDriver(t)
 			if layout != "kubelet's" {
 				base := filepath.Join(v.podDir("u1"), "csi", "data")
-				requireNoError(t, writeRecord(base+".json", csiRecord{Driver: "odd.example", Volume: "vol-1", Target: filepath.Join(base, "mount"),
-					Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount")}))
+				requireNoError(t, writeRecord(base+".json",
+					csiRecord{Driver: "odd.example", Volume: "vol-1", Target: filepath.Join(base, "mount"),
+						Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount")}))
 			}
 			m, err := v.MountAll(t.Context(), newPod("u1", claim))
 			requireNoError(t, err)
@@ -258,7 +289,9 @@ func TestDataAtTargetStays(t *testing.T) {
 func TestEarlierPathsAreKept(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	base := filepath.Join(v.podDir("u1"), "csi", "data")
-	old := csiRecord{Driver: "odd.example", Volume: "vol-1", Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount"), Target: filepath.Join(base, "mount")}
+	old := csiRecord{Driver: "odd.example", Volume: "vol-1",
+		Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount"),
+		Target:  filepath.Join(base, "mount")}
 	requireNoError(t, writeRecord(base+".json", old))
 	requireNoError(t, publishTmpfs(old.Target))
 	requireNoError(t, os.MkdirAll(old.Staging, 0o750))
@@ -293,7 +326,8 @@ func TestVolumeTheDriverDoesNotKnow(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	unknown := func(string) error { return status.Error(codes.NotFound, "no such volume") }
 	d.publish, d.unpublish = unknown, unknown
-	if _, err := v.MountAll(t.Context(), newPod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no such volume") {
+	if _, err := v.MountAll(t.Context(), newPod("u1", claim)); err == nil ||
+		!strings.Contains(err.Error(), "no such volume") {
 		t.Fatalf("a volume that is not there is mounted: %v", err)
 	}
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))

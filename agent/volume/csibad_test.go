@@ -27,19 +27,24 @@ func TestDriversThatBehaveBadly(t *testing.T) {
 			return errors.Join(publishTmpfs(target), unix.Mount("tmpfs", target, "tmpfs", 0, ""))
 		}, unpublishTmpfs, nil, "", "is still mounted at"},
 		"leaves it staged": {publishTmpfs, unpublishTmpfs, publishTmpfs, "", "is still mounted at"},
-		"publishes a file": {func(target string) error { return os.WriteFile(target, []byte("data"), 0o600) }, func(string) error { return nil }, nil, "nothing is mounted", "is a file of 4 bytes"},
+		"publishes a file": {func(target string) error {
+			return os.WriteFile(target, []byte("data"), 0o600)
+		}, func(string) error { return nil }, nil, "nothing is mounted", "is a file of 4 bytes"},
 		"publishes a folder": {func(target string) error {
 			return errors.Join(os.Mkdir(target, 0o750), os.WriteFile(target+"/f", nil, 0o600))
 		}, func(string) error { return nil }, nil, "nothing is mounted", "not empty"},
-		"fails to publish":   {func(string) error { return errors.New("no disk") }, unpublishTmpfs, nil, "no disk", ""},
-		"mounts and fails":   {func(target string) error { return errors.Join(publishTmpfs(target), errors.New("no disk")) }, unpublishTmpfs, nil, "no disk", ""},
+		"fails to publish": {func(string) error { return errors.New("no disk") }, unpublishTmpfs, nil, "no disk", ""},
+		"mounts and fails": {func(target string) error {
+			return errors.Join(publishTmpfs(target), errors.New("no disk"))
+		}, unpublishTmpfs, nil, "no disk", ""},
 		"does not unpublish": {publishTmpfs, func(string) error { return errors.New("busy") }, nil, "", "busy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v, _, d, claim := withDriver(t)
 			d.publish, d.unpublish, d.unstage = bad.publish, bad.unpublish, bad.unstage
 			_, err := v.MountAll(t.Context(), newPod("u1", claim))
-			if bad.mounts == "" && err != nil || bad.mounts != "" && (err == nil || !strings.Contains(err.Error(), bad.mounts)) {
+			if bad.mounts == "" && err != nil || bad.mounts != "" &&
+				(err == nil || !strings.Contains(err.Error(), bad.mounts)) {
 				t.Errorf("mounting: %v", err)
 			}
 			target := d.targets[0]
@@ -48,9 +53,10 @@ func TestDriversThatBehaveBadly(t *testing.T) {
 				kept = filepath.Join(target, "precious")
 				requireNoError(t, os.WriteFile(kept, nil, 0o600))
 			}
-			v = New(v.cfg)
+			v = New(*v.cfg)
 			err = v.UnmountAll(t.Context(), "u1")
-			if bad.ends == "" && err != nil || bad.ends != "" && (err == nil || !strings.Contains(err.Error(), bad.ends)) {
+			if bad.ends == "" && err != nil || bad.ends != "" &&
+				(err == nil || !strings.Contains(err.Error(), bad.ends)) {
 				t.Errorf("the pod's end: %v", err)
 			}
 			if is, _ := isMountPoint(target); is && kept != "" && !strings.Contains(name, "twice") {
@@ -61,7 +67,9 @@ func TestDriversThatBehaveBadly(t *testing.T) {
 			if bad.ends == "" {
 				return
 			}
-			d.unpublish, d.unstage = func(target string) error { return errors.Join(unpublishTmpfs(target), os.RemoveAll(target)) }, unpublishTmpfs
+			d.unpublish, d.unstage = func(target string) error {
+				return errors.Join(unpublishTmpfs(target), os.RemoveAll(target))
+			}, unpublishTmpfs
 			requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 			if _, err := os.Lstat(filepath.Dir(target)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("left: %v", err)
@@ -92,7 +100,7 @@ func TestDriverThatMountsLate(t *testing.T) {
 	if _, err := os.Lstat(v.podDir("u1")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pod's end waits for a driver that hangs: %v", err)
 	}
-	requireNoError(t, v.unmountLate()) // nothing yet
+	requireNoError(t, v.csi.unmountLate()) // nothing yet
 	close(go1)
 	requireNoError(t, <-done)
 	d.publish = publishTmpfs
@@ -101,7 +109,7 @@ func TestDriverThatMountsLate(t *testing.T) {
 	if !isMountedNow(target) {
 		t.Fatal("nothing is mounted late")
 	}
-	requireNoError(t, v.unmountLate())
+	requireNoError(t, v.csi.unmountLate())
 	if _, err := os.Lstat(filepath.Dir(target)); !errors.Is(err, os.ErrNotExist) || isMountedNow(target) {
 		t.Errorf("what was mounted late is left: %v", err)
 	}
@@ -115,7 +123,8 @@ func TestDriverThatMountsLate(t *testing.T) {
 // event of the pod, with the messages of CSI 1.13 and of earlier versions.
 func TestHealthAndFigures(t *testing.T) {
 	for _, old := range []bool{true, false} {
-		can := []spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_GET_VOLUME_STATS, spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH}
+		can := []spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+			spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH}
 		if old {
 			can[1] = 4 // VOLUME_CONDITION
 		}
@@ -127,19 +136,22 @@ func TestHealthAndFigures(t *testing.T) {
 			if q.VolumePath != d.targets[0] || q.StagingTargetPath != d.staged[0] {
 				t.Errorf("asked %v", q)
 			}
-			res := &spec.NodeGetVolumeStatsResponse{Usage: []*spec.VolumeUsage{{Unit: spec.VolumeUsage_BYTES, Total: 100, Available: 40, Used: 60},
+			res := &spec.NodeGetVolumeStatsResponse{Usage: []*spec.VolumeUsage{{Unit: spec.VolumeUsage_BYTES,
+				Total: 100, Available: 40, Used: 60},
 				{Unit: spec.VolumeUsage_INODES, Total: 10, Available: 4, Used: -1}}}
 			if old && words != "" {
 				field := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)
 				field = protowire.AppendString(protowire.AppendTag(field, 2, protowire.BytesType), words)
-				res.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), field))
+				res.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType),
+					field))
 			}
 			return res, nil
 		}
 		d.health = func() *spec.VolumeHealth {
 			h := &spec.VolumeHealth{}
 			if words != "" {
-				h.HealthStatuses = []*spec.VolumeHealth_VolumeHealthEntry{{Status: spec.VolumeHealthErrorType_DEGRADED, Reason: "Disk", Message: words}}
+				h.HealthStatuses = []*spec.VolumeHealth_VolumeHealthEntry{{Status: spec.VolumeHealthErrorType_DEGRADED,
+					Reason: "Disk", Message: words}}
 			}
 			return h
 		}
@@ -148,7 +160,8 @@ func TestHealthAndFigures(t *testing.T) {
 		_, err := v.MountAll(t.Context(), p)
 		requireNoError(t, err)
 		disk, ok, err := v.Disk(t.Context(), "u1", "data")
-		if err != nil || !ok || disk.Capacity != 100 || disk.Available != 40 || disk.Inodes != 10 || disk.InodesFree != 4 {
+		if err != nil || !ok || disk.Capacity != 100 || disk.Available != 40 || disk.Inodes != 10 ||
+			disk.InodesFree != 4 {
 			t.Errorf("%+v, %v, %v", disk, ok, err)
 		}
 		if _, ok, err := v.Disk(t.Context(), "u1", "other"); ok || err != nil {
@@ -156,13 +169,14 @@ func TestHealthAndFigures(t *testing.T) {
 		}
 		told := map[string]string{}
 		for _, words = range []string{"", "a disk is slow", "a disk is slow", ""} {
-			v.reportHealth(t.Context(), told)
+			v.csi.reportHealth(t.Context(), told)
 		}
-		if len(events) != 1 || events[0].Reason != "VolumeConditionAbnormal" || !strings.Contains(events[0].Message, "a disk is slow") || events[0].InvolvedObject.UID != "u1" {
+		if len(events) != 1 || events[0].Reason != "VolumeConditionAbnormal" ||
+			!strings.Contains(events[0].Message, "a disk is slow") || events[0].InvolvedObject.UID != "u1" {
 			t.Errorf("old %v: events %v", old, events)
 		}
 		requireNoError(t, v.UnmountAll(t.Context(), "u1"))
-		v.reportHealth(t.Context(), told)
+		v.csi.reportHealth(t.Context(), told)
 		if len(told) != 0 {
 			t.Errorf("remembered: %v", told)
 		}

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/reservedspace"
-	"keelson.dev/keelson/internal/wait"
 )
 
 // setVolumeMode changes the volumeMode of the volume of withDriver.
@@ -32,7 +32,8 @@ func setVolumeMode(c *fake.Cluster, m v1.PersistentVolumeMode) {
 // withDevices adds volumes to volumeDevices of a pod's container.
 func withDevices(p *v1.Pod, names ...string) *v1.Pod {
 	for _, n := range names {
-		p.Spec.Containers[0].VolumeDevices = append(p.Spec.Containers[0].VolumeDevices, v1.VolumeDevice{Name: n, DevicePath: "/dev/" + n})
+		p.Spec.Containers[0].VolumeDevices = append(p.Spec.Containers[0].VolumeDevices,
+			v1.VolumeDevice{Name: n, DevicePath: "/dev/" + n})
 	}
 	return p
 }
@@ -53,7 +54,8 @@ func TestBlockDevicesOfDrivers(t *testing.T) {
 	v, c, d, claim := withDriver(t)
 	setVolumeMode(c, v1.PersistentVolumeBlock)
 	k := v.cfg.Paths.Kubelet
-	target, staging := k+"/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u1", k+"/plugins/kubernetes.io/csi/volumeDevices/staging/pv"
+	target, staging := k+"/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u1",
+		k+"/plugins/kubernetes.io/csi/volumeDevices/staging/pv"
 	real := filepath.Join(k, "disk")
 	requireNoError(t, publishDevice(real))
 	for name, publish := range map[string]func(string) error{
@@ -68,11 +70,12 @@ func TestBlockDevicesOfDrivers(t *testing.T) {
 			m, err := v.MountAll(t.Context(), withDevices(newPod("u1", claim), "data"))
 			requireNoError(t, err)
 			q, n := d.lastPublish()
-			if m["data"].HostPath != target || !m["data"].Block || d.staged[len(d.staged)-1] != staging || q.TargetPath != target ||
+			if m["data"].HostPath != target || !m["data"].Block || d.staged[len(d.staged)-1] != staging ||
+				q.TargetPath != target ||
 				q.StagingTargetPath != staging || q.VolumeCapability.GetBlock() == nil {
 				t.Errorf("mount %+v, staged %v, asked %v", m["data"], d.staged, q)
 			}
-			v = New(v.cfg) // the agent restarts and finds its work
+			v = New(*v.cfg) // the agent restarts and finds its work
 			if _, err := v.MountAll(t.Context(), withDevices(newPod("u1", claim), "data")); err != nil {
 				t.Error(err)
 			}
@@ -89,12 +92,14 @@ func TestBlockDevicesOfDrivers(t *testing.T) {
 	}
 	d.publish = func(target string) error { return os.WriteFile(target, []byte("data"), 0o600) }
 	_, err := v.MountAll(t.Context(), withDevices(newPod("u1", claim), "data"))
-	for _, want := range []string{`persistentvolume "pv"`, "odd.example", "vol-1", "no block device at " + target, "Bidirectional"} {
+	for _, want := range []string{`persistentvolume "pv"`, "odd.example", "vol-1", "no block device at " + target,
+		"Bidirectional"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
 		}
 	}
-	if err := v.UnmountAll(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), "is a file of 4 bytes") || mustRead(t, target) != "data" {
+	if err := v.UnmountAll(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), "is a file of 4 bytes") ||
+		mustRead(t, target) != "data" {
 		t.Errorf("a file with data at the place of a device: %v", err)
 	}
 	requireNoError(t, os.Remove(target))
@@ -107,12 +112,14 @@ func TestVolumeModes(t *testing.T) {
 	mounted := newPod("u1", claim)
 	mounted.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	_, err := v.MountAll(t.Context(), withDevices(newPod("u1", claim), "data"))
-	if err == nil || !strings.Contains(err.Error(), `persistentvolume "pv" has volumeMode Filesystem, but container "app" has it in volumeDevices`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`persistentvolume "pv" has volumeMode Filesystem, but container "app" has it in volumeDevices`) {
 		t.Errorf("a file system as a device: %v", err)
 	}
 	setVolumeMode(c, v1.PersistentVolumeBlock)
 	_, err = v.MountAll(t.Context(), mounted)
-	if err == nil || !strings.Contains(err.Error(), `persistentvolume "pv" has volumeMode Block, but container "app" has it in volumeMounts`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`persistentvolume "pv" has volumeMode Block, but container "app" has it in volumeMounts`) {
 		t.Errorf("a device mounted: %v", err)
 	}
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
@@ -131,14 +138,21 @@ func TestLocalBlockDevices(t *testing.T) {
 		want string // substring of the error; "" = it is mounted
 	}{
 		{block, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: disk}}, ""},
-		{block, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}}, folder + " is not a block device"},
+		{block, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}},
+			folder + " is not a block device"},
 		{fs, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}}, ""},
-		{block, v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: disk}}, "use a local volume for a block device"},
+		{block, v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: disk}},
+			"use a local volume for a block device"},
 	} {
-		c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"), Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
-			&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""), Spec: v1.PersistentVolumeSpec{VolumeMode: &x.mode, PersistentVolumeSource: x.src,
-				ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"}}})
-		m, err := v.MountAll(t.Context(), newPod("u1", newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
+		c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"),
+			Spec:   v1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+			Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+			&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""),
+				Spec: v1.PersistentVolumeSpec{VolumeMode: &x.mode, PersistentVolumeSource: x.src,
+					ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"}}})
+		m, err := v.MountAll(t.Context(), newPod("u1",
+			newVolume("data",
+				v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
 		if x.want != "" {
 			if err == nil || !strings.Contains(err.Error(), x.want) {
 				t.Errorf("%v: %v does not say %q", x, err, x.want)
@@ -159,21 +173,35 @@ func TestOwnBlockDevice(t *testing.T) {
 	socket := filepath.Join(dir, "plugins", local.DriverName, "csi.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	own := local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(1 << 20)})
+	own := local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1",
+		KeepFree: reservedspace.Bytes(1 << 20)})
 	go func() { done <- own.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	requireNoError(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the driver", func() error {
+		_, err := v.cfg.CSI.Driver(t.Context(), local.DriverName)
+		return err
+	})
 	block := v1.PersistentVolumeBlock
-	made, err := own.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "vol-b", CapacityRange: &spec.CapacityRange{RequiredBytes: 16 << 20},
-		VolumeCapabilities: []*spec.VolumeCapability{{AccessType: &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}},
-			AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}})
+	made, err := own.CreateVolume(t.Context(),
+		&spec.CreateVolumeRequest{Name: "vol-b", CapacityRange: &spec.CapacityRange{RequiredBytes: 16 << 20},
+			VolumeCapabilities: []*spec.VolumeCapability{
+				{AccessType: &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}},
+					AccessMode: &spec.VolumeCapability_AccessMode{
+						Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}})
 	requireNoError(t, err)
-	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"), Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
-		&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""), Spec: v1.PersistentVolumeSpec{VolumeMode: &block, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-			ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"}, PersistentVolumeSource: v1.PersistentVolumeSource{
-				CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-b", VolumeAttributes: made.Volume.VolumeContext}}}})
-	claim := newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"),
+		Spec:   v1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+		&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""),
+			Spec: v1.PersistentVolumeSpec{VolumeMode: &block,
+				AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+				ClaimRef:    &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
+				PersistentVolumeSource: v1.PersistentVolumeSource{
+					CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-b",
+						VolumeAttributes: made.Volume.VolumeContext}}}})
+	claim := newVolume("data",
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
 	for i, want := range []string{"\x00\x00\x00\x00", "kept"} {
 		uid := fmt.Sprint("u", i)
 		m, err := v.MountAll(t.Context(), withDevices(newPod(uid, claim), "data"))

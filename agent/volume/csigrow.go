@@ -33,11 +33,11 @@ func needsNodeExpansion(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim
 
 // expandPublished calls NodeExpandVolume for a published volume that was expanded while no pod used
 // it. A failure is logged only: the control plane retries, and the pod does not wait for it.
-func (v *Volumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSource, cv csi.Volume) {
+func (v *csiVolumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSource, cv csi.Volume) {
 	if !s.needsExpansion || !d.ExpandsVolumes() {
 		return
 	}
-	secrets, err := v.driverSecret(s.expandSecret)
+	secrets, err := readSecret(v.cfg.Objects, s.expandSecret)
 	if err == nil {
 		_, err = d.Expand(ctx, cv, s.size, secrets)
 	}
@@ -46,10 +46,12 @@ func (v *Volumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSourc
 	}
 }
 
-// Call calls a CSI driver of this node for the control plane, and returns the encoded response. For
-// NodeExpandVolume it uses only the volume ID and the size of the request, and adds paths and
-// secrets itself. It implements agent.DriverCalls.
-func (v *Volumes) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
+// callDriver calls a CSI driver of this node for the control plane, and returns the encoded
+// response. For NodeExpandVolume it uses only the volume ID and the size of the request, and adds
+// paths and secrets itself.
+func (v *csiVolumes) callDriver(ctx context.Context, driver, method string, request []byte, timeout time.Duration) (
+	[]byte, error,
+) {
 	if v.cfg.CSI == nil {
 		return nil, fmt.Errorf("%w: %s", csi.ErrNoDriver, driver)
 	}
@@ -74,11 +76,12 @@ func (v *Volumes) Call(ctx context.Context, driver, method string, request []byt
 
 // expandMounted calls NodeExpandVolume of the driver for the volume handle, which is mounted on
 // this node. It returns the volume's new size.
-func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size int64) (int64, error) {
+func (v *csiVolumes) expandMounted(ctx context.Context, driver, handle string, size int64) (int64, error) {
 	defer v.locks.Lock(driver + "\x00" + handle)()
 	pod, vol, s, r, ok := v.findUser(driver, handle)
 	if !ok {
-		return 0, status.Errorf(codes.Unavailable, "volume %s of CSI driver %s is not mounted on this node", handle, driver)
+		return 0, status.Errorf(codes.Unavailable, "volume %s of CSI driver %s is not mounted on this node",
+			handle, driver)
 	}
 	d, err := v.cfg.CSI.Driver(ctx, driver)
 	if err != nil || !d.ExpandsVolumes() {
@@ -88,7 +91,7 @@ func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size
 	if err != nil {
 		return 0, fmt.Errorf("volume %q: %w", vol, err)
 	}
-	secrets, err := v.driverSecret(s.expandSecret)
+	secrets, err := readSecret(v.cfg.Objects, s.expandSecret)
 	if err != nil {
 		return 0, fmt.Errorf("volume %q: %w", vol, err)
 	}
@@ -96,9 +99,9 @@ func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size
 }
 
 // findUser searches for a pod of this node that has the volume handle of the driver mounted. It
-// returns the pod, the name of the pod's volume, and its source and record. The caller holds the
-// lock of the volume.
-func (v *Volumes) findUser(driver, handle string) (pod *v1.Pod, vol string, s csiSource, r csiRecord, ok bool) {
+// returns the pod, the name of the pod's volume, and its source and record. ok is false if there is
+// no such pod. The caller holds the lock of the volume.
+func (v *csiVolumes) findUser(driver, handle string) (pod *v1.Pod, vol string, s csiSource, r csiRecord, ok bool) {
 	for _, pod := range v.cfg.Objects.Pods() {
 		recs, err := v.csiRecords(pod.UID)
 		if err != nil {

@@ -19,7 +19,8 @@ func TestNodesGrowVolumes(t *testing.T) {
 	v, c, d, claim := withDriver(t, spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	d.expand = func(q *spec.NodeExpandVolumeRequest) (int64, error) { return q.CapacityRange.RequiredBytes, nil }
 	ask := func(handle string) (*spec.NodeExpandVolumeResponse, error) {
-		q, err := proto.Marshal(&spec.NodeExpandVolumeRequest{VolumeId: handle, VolumePath: "/etc", CapacityRange: &spec.CapacityRange{RequiredBytes: 3 << 30}})
+		q, err := proto.Marshal(&spec.NodeExpandVolumeRequest{VolumeId: handle, VolumePath: "/etc",
+			CapacityRange: &spec.CapacityRange{RequiredBytes: 3 << 30}})
 		requireNoError(t, err)
 		b, err := v.Call(t.Context(), "odd.example", spec.Node_NodeExpandVolume_FullMethodName, q, 0)
 		out := &spec.NodeExpandVolumeResponse{}
@@ -28,7 +29,8 @@ func TestNodesGrowVolumes(t *testing.T) {
 	}
 	p := newPod("u1", claim)
 	c.Put(p)
-	if _, err := ask("vol-1"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "volume vol-1 of CSI driver odd.example is not mounted on this node") {
+	if _, err := ask("vol-1"); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "volume vol-1 of CSI driver odd.example is not mounted on this node") {
 		t.Errorf("a volume that is not mounted: %v", err)
 	}
 	pv, _ := c.PersistentVolume("pv")
@@ -46,7 +48,8 @@ func TestNodesGrowVolumes(t *testing.T) {
 	res, err := ask("vol-1")
 	requireNoError(t, err)
 	q := d.grown[0]
-	if res.CapacityBytes != 3<<30 || q.VolumePath != d.targets[0] || q.StagingTargetPath != d.staged[0] || q.Secrets["k"] != "v" ||
+	if res.CapacityBytes != 3<<30 || q.VolumePath != d.targets[0] || q.StagingTargetPath != d.staged[0] ||
+		q.Secrets["k"] != "v" ||
 		q.VolumeCapability.GetMount() == nil {
 		t.Errorf("asked %v, answered %v", q, res)
 	}
@@ -60,7 +63,8 @@ func TestNodesGrowVolumes(t *testing.T) {
 	pvc, _ := c.Claim("default", "disk")
 	pvc = pvc.DeepCopy()
 	pvc.Status.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
-	pvc.Status.AllocatedResourceStatuses = map[v1.ResourceName]v1.ClaimResourceStatus{v1.ResourceStorage: v1.PersistentVolumeClaimNodeResizePending}
+	pvc.Status.AllocatedResourceStatuses = map[v1.ResourceName]v1.ClaimResourceStatus{
+		v1.ResourceStorage: v1.PersistentVolumeClaimNodeResizePending}
 	c.Put(pvc)
 	n := len(d.grown)
 	_, err = v.MountAll(t.Context(), p)

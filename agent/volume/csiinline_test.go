@@ -19,7 +19,8 @@ func newObjectMeta(name, uid string) metav1.ObjectMeta {
 
 // newCSIDriver returns the CSIDriver object of the driver of withDriver.
 func newCSIDriver(change func(*storagev1.CSIDriverSpec)) *storagev1.CSIDriver {
-	d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}}
+	d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"},
+		Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}}
 	change(&d.Spec)
 	return d
 }
@@ -31,19 +32,23 @@ func TestInlineVolumes(t *testing.T) {
 	v, c, d, _ := withDriver(t)
 	c.Delete(newCSIDriver(func(*storagev1.CSIDriverSpec) {}))
 	yes, ext4 := true, "ext4"
-	vol := newVolume("scratch", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "odd.example", FSType: &ext4, ReadOnly: &yes,
-		VolumeAttributes: map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "a lie"}, NodePublishSecretRef: &v1.LocalObjectReference{Name: "key"}}})
+	vol := newVolume("scratch",
+		v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "odd.example", FSType: &ext4, ReadOnly: &yes,
+			VolumeAttributes:     map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "a lie"},
+			NodePublishSecretRef: &v1.LocalObjectReference{Name: "key"}}})
 	for _, x := range []struct {
 		modes []storagev1.VolumeLifecycleMode
 		want  string
 	}{
 		{nil, "there is no CSIDriver object with its name and with Ephemeral in spec.volumeLifecycleModes"},
-		{[]storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}, `its CSIDriver object has ["Persistent"] in spec.volumeLifecycleModes, but the volume needs Ephemeral`},
+		{[]storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent},
+			`its CSIDriver object has ["Persistent"] in spec.volumeLifecycleModes, but the volume needs Ephemeral`},
 	} {
 		if x.modes != nil {
 			c.Put(newCSIDriver(func(s *storagev1.CSIDriverSpec) { s.VolumeLifecycleModes = x.modes }))
 		}
-		if _, err := v.MountAll(t.Context(), newPod("u1", vol)); err == nil || !strings.Contains(err.Error(), x.want) || !strings.Contains(err.Error(), "odd.example") {
+		if _, err := v.MountAll(t.Context(), newPod("u1", vol)); err == nil || !strings.Contains(err.Error(), x.want) ||
+			!strings.Contains(err.Error(), "odd.example") {
 			t.Errorf("%v: %v", x.modes, err)
 		}
 	}
@@ -51,7 +56,8 @@ func TestInlineVolumes(t *testing.T) {
 		s.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
 		s.PodInfoOnMount, s.AttachRequired = &yes, &yes
 	}))
-	if _, err := v.MountAll(t.Context(), newPod("u1", vol)); err == nil || !strings.Contains(err.Error(), `secret "default/key" not found`) {
+	if _, err := v.MountAll(t.Context(), newPod("u1", vol)); err == nil ||
+		!strings.Contains(err.Error(), `secret "default/key" not found`) {
 		t.Errorf("without its secret: %v", err)
 	}
 	c.Put(&v1.Secret{ObjectMeta: newObjectMeta("key", ""), Data: map[string][]byte{"k": []byte("v")}})
@@ -59,13 +65,17 @@ func TestInlineVolumes(t *testing.T) {
 	requireNoError(t, err)
 	q, _ := d.lastPublish()
 	target := v.cfg.Paths.Kubelet + "/pods/u1/volumes/kubernetes.io~csi/scratch/mount"
-	if m["scratch"].HostPath != target || !m["scratch"].ReadOnly || q.TargetPath != target || q.StagingTargetPath != "" || !q.Readonly || q.Secrets["k"] != "v" ||
-		!strings.HasPrefix(q.VolumeId, "csi-") || len(q.VolumeId) != 68 || q.VolumeCapability.GetMount().GetFsType() != "ext4" ||
+	if m["scratch"].HostPath != target || !m["scratch"].ReadOnly || q.TargetPath != target ||
+		q.StagingTargetPath != "" || !q.Readonly || q.Secrets["k"] != "v" ||
+		!strings.HasPrefix(q.VolumeId, "csi-") || len(q.VolumeId) != 68 ||
+		q.VolumeCapability.GetMount().GetFsType() != "ext4" ||
 		q.VolumeCapability.AccessMode.Mode != spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
 		t.Errorf("mount %+v, asked %v", m["scratch"], q)
 	}
-	for k, want := range map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default",
-		"csi.storage.k8s.io/pod.uid": "u1", "csi.storage.k8s.io/serviceAccount.name": "sa", "csi.storage.k8s.io/ephemeral": "true"} {
+	for k, want := range map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "web",
+		"csi.storage.k8s.io/pod.namespace": "default",
+		"csi.storage.k8s.io/pod.uid":       "u1", "csi.storage.k8s.io/serviceAccount.name": "sa",
+		"csi.storage.k8s.io/ephemeral": "true"} {
 		if got := q.VolumeContext[k]; got != want {
 			t.Errorf("%s is %q, want %q", k, got, want)
 		}
@@ -75,13 +85,14 @@ func TestInlineVolumes(t *testing.T) {
 	if next, _ := d.lastPublish(); next.VolumeId == q.VolumeId || other["scratch"].HostPath == target {
 		t.Error("two pods share a volume of their own")
 	}
-	v = New(v.cfg)
+	v = New(*v.cfg)
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 	if len(d.staged)+len(d.unstaged) != 0 {
 		t.Errorf("staged %v, unstaged %v", d.staged, d.unstaged)
 	}
-	for _, p := range []string{v.cfg.Paths.Kubelet + "/pods/u1", v.podDir("u1"), v.cfg.Paths.Kubelet + "/plugins/kubernetes.io"} {
+	for _, p := range []string{v.cfg.Paths.Kubelet + "/pods/u1", v.podDir("u1"),
+		v.cfg.Paths.Kubelet + "/plugins/kubernetes.io"} {
 		if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left", p)
 		}
@@ -95,7 +106,8 @@ func TestRepublish(t *testing.T) {
 	yes := true
 	spec := func(again bool) *storagev1.CSIDriver {
 		return newCSIDriver(func(s *storagev1.CSIDriverSpec) {
-			s.RequiresRepublish, s.ServiceAccountTokenInSecrets, s.TokenRequests = &again, &yes, []storagev1.TokenRequest{{Audience: "vault"}}
+			s.RequiresRepublish, s.ServiceAccountTokenInSecrets, s.TokenRequests = &again, &yes,
+				[]storagev1.TokenRequest{{Audience: "vault"}}
 		})
 	}
 	c.Put(spec(true))
@@ -109,20 +121,21 @@ func TestRepublish(t *testing.T) {
 	if _, n := d.lastPublish(); n != 1 {
 		t.Errorf("called %d times within a minute", n)
 	}
-	v = New(v.cfg) // the restarted agent does not know the time of the last call
+	v = New(*v.cfg) // the restarted agent does not know the time of the last call
 	requireNoError(t, v.Refresh(t.Context(), newPod("u1", claim)))
 	q, n := d.lastPublish()
 	const tokens = "csi.storage.k8s.io/serviceAccount.tokens"
 	if n != 2 || !strings.Contains(q.Secrets[tokens], "token:default/web:vault") || q.VolumeContext[tokens] != "" {
 		t.Errorf("call %d: %v", n, q)
 	}
-	v = New(v.cfg)
+	v = New(*v.cfg)
 	d.publish = func(string) error { return errors.New("no vault") }
-	if err := v.Refresh(t.Context(), newPod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no vault") || !isMountedNow(q.TargetPath) {
+	if err := v.Refresh(t.Context(), newPod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no vault") ||
+		!isMountedNow(q.TargetPath) {
 		t.Errorf("a driver that fails: %v", err)
 	}
 	c.Put(spec(false))
-	requireNoError(t, New(v.cfg).Refresh(t.Context(), newPod("u1", claim)))
+	requireNoError(t, New(*v.cfg).Refresh(t.Context(), newPod("u1", claim)))
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	requireNoError(t, v.Refresh(t.Context(), newPod("u1", claim)))
 }
@@ -130,7 +143,8 @@ func TestRepublish(t *testing.T) {
 // F110: the application of fsGroup depends on the driver's policy, the file system and the access
 // modes.
 func TestGroupPolicies(t *testing.T) {
-	none, file, once := storagev1.NoneFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
+	none, file, once := storagev1.NoneFSGroupPolicy, storagev1.FileFSGroupPolicy,
+		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	rwo, rwx := []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
 	for _, x := range []struct {
 		policy *storagev1.FSGroupPolicy
@@ -150,7 +164,8 @@ func TestGroupPolicies(t *testing.T) {
 	if !needsGroup(nil, csiSource{fsType: "ext4", accessModes: rwo}) || needsGroup(nil, csiSource{}) {
 		t.Error("without an object of the driver")
 	}
-	if s := inlineSource(newPod("u"), &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{FSType: new(string)}}}); needsGroup(nil, s) {
+	if s := inlineSource(newPod("u"), &v1.Volume{Name: "v",
+		VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{FSType: new(string)}}}); needsGroup(nil, s) {
 		t.Error("an inline volume without a file system type")
 	}
 }

@@ -12,7 +12,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/internal/saturate"
 )
@@ -49,8 +51,10 @@ func (s csiSource) String() string {
 // readonly states whether the pod uses it read-only.
 func persistentSource(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, readonly bool) csiSource {
 	c := pv.Spec.CSI
-	return csiSource{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv), readonly: readonly || c.ReadOnly,
-		fsType: c.FSType, options: pv.Spec.MountOptions, accessModes: pv.Spec.AccessModes, attributes: c.VolumeAttributes,
+	return csiSource{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv),
+		readonly: readonly || c.ReadOnly,
+		fsType:   c.FSType, options: pv.Spec.MountOptions, accessModes: pv.Spec.AccessModes,
+		attributes:  c.VolumeAttributes,
 		stageSecret: c.NodeStageSecretRef, publishSecret: c.NodePublishSecretRef, expandSecret: c.NodeExpandSecretRef,
 		size: saturate.Value(pv.Spec.Capacity.Storage()), needsExpansion: needsNodeExpansion(pv, claim)}
 }
@@ -59,9 +63,10 @@ func persistentSource(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, 
 // creates such a volume, and unpublishing deletes it.
 func inlineSource(pod *v1.Pod, vol *v1.Volume) csiSource {
 	c := vol.CSI
-	s := csiSource{name: vol.Name, driver: c.Driver, inline: true, accessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-		handle:     fmt.Sprintf("csi-%x", sha256.Sum256([]byte(string(pod.UID)+vol.Name))),
-		attributes: c.VolumeAttributes}
+	s := csiSource{name: vol.Name, driver: c.Driver, inline: true,
+		accessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+		handle:      fmt.Sprintf("csi-%x", sha256.Sum256([]byte(string(pod.UID)+vol.Name))),
+		attributes:  c.VolumeAttributes}
 	if c.ReadOnly != nil {
 		s.readonly = *c.ReadOnly
 	}
@@ -78,7 +83,8 @@ func inlineSource(pod *v1.Pod, vol *v1.Volume) csiSource {
 // volume: Ephemeral for an inline volume, otherwise Persistent. about is nil if the driver has no
 // CSIDriver object.
 func (s csiSource) checkLifecycleMode(about *storagev1.CSIDriver) error {
-	mode, modes := storagev1.VolumeLifecyclePersistent, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
+	mode, modes := storagev1.VolumeLifecyclePersistent,
+		[]storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	if s.inline {
 		mode = storagev1.VolumeLifecycleEphemeral
 	}
@@ -92,13 +98,14 @@ func (s csiSource) checkLifecycleMode(about *storagev1.CSIDriver) error {
 		return fmt.Errorf("CSI driver %s does not declare support for inline volumes: there is no CSIDriver object "+
 			"with its name and with %s in spec.volumeLifecycleModes", s.driver, mode)
 	}
-	return fmt.Errorf("CSI driver %s does not support this volume: its CSIDriver object has %q in spec.volumeLifecycleModes, but the volume needs %s",
+	return fmt.Errorf("CSI driver %s does not support this volume: its CSIDriver object has %q in "+
+		"spec.volumeLifecycleModes, but the volume needs %s",
 		s.driver, modes, mode)
 }
 
 // driverVolume returns the description of the volume that is passed to the driver. addPodInfo adds
 // the information about the pod.
-func (v *Volumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volume, error) {
+func (v *csiVolumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volume, error) {
 	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, Block: s.block, FSType: s.fsType,
 		MountFlags: s.options, ReadOnly: s.readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
 	maps.Copy(cv.VolumeContext, s.attributes)
@@ -111,16 +118,18 @@ func (v *Volumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volum
 		cv.AccessMode = string(s.accessModes[0])
 	}
 	var err error
-	if cv.StageSecrets, err = v.driverSecret(s.stageSecret); err != nil {
+	if cv.StageSecrets, err = readSecret(v.cfg.Objects, s.stageSecret); err != nil {
 		return cv, err
 	}
-	cv.PublishSecrets, err = v.driverSecret(s.publishSecret)
+	cv.PublishSecrets, err = readSecret(v.cfg.Objects, s.publishSecret)
 	return cv, err
 }
 
 // addPodInfo adds to cv the information about the pod that the driver requests for publishing. That
 // is the pod's identity (podInfoOnMount) and tokens of its service account (tokenRequests).
-func (v *Volumes) addPodInfo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver, inline bool) error {
+func (v *csiVolumes) addPodInfo(
+	ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver, inline bool,
+) error {
 	if about == nil {
 		return nil
 	}
@@ -141,10 +150,7 @@ func (v *Volumes) addPodInfo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, a
 	}
 	tokens := map[string]token{}
 	for _, want := range about.Spec.TokenRequests {
-		seconds := int64(3600)
-		if want.ExpirationSeconds != nil {
-			seconds = *want.ExpirationSeconds
-		}
+		seconds := ptr.Deref(want.ExpirationSeconds, int64(3600))
 		text, expires, err := v.cfg.Objects.Token(ctx, pod, want.Audience, seconds)
 		if err != nil {
 			return fmt.Errorf("a token of service account %s/%s for CSI driver %s: %w", pod.Namespace,
@@ -169,11 +175,11 @@ func (v *Volumes) addPodInfo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, a
 	return nil
 }
 
-func (v *Volumes) driverSecret(ref *v1.SecretReference) (map[string]string, error) {
+func readSecret(objects agent.Objects, ref *v1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
 	}
-	s, ok := v.cfg.Objects.Secret(ref.Namespace, ref.Name)
+	s, ok := objects.Secret(ref.Namespace, ref.Name)
 	if !ok {
 		return nil, fmt.Errorf("secret \"%s/%s\" not found", ref.Namespace, ref.Name)
 	}

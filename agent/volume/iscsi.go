@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/disk"
 	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/remote"
+	"keelson.dev/keelson/internal/keylock"
 )
 
 // iscsiSource is a disk of an iSCSI target as requested by a pod, through a PersistentVolume or
@@ -49,7 +51,8 @@ type iscsiRecord struct {
 	// and for a PersistentVolume with a secret that could not be read.
 	Secret   string `json:"secret,omitempty"`
 	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was available to the pod, so its credentials are valid
-	Awaits   bool   `json:"awaits"`             // the volume waits for its attachment, and the target was not contacted yet
+	// the volume waits for its attachment, and the target was not contacted yet
+	Awaits bool `json:"awaits"`
 }
 
 // volumeHandle returns the name of the disk within the attached volumes: TARGET:LUN.
@@ -60,12 +63,6 @@ func (r iscsiRecord) hasSameTarget(o iscsiRecord) bool {
 }
 
 func (r iscsiRecord) lockKey() string { return "iscsi\x00" + r.Interface + "\x00" + r.Target }
-
-// iscsiDir returns the folder on this node for the target and the iscsiadm interface of r. It
-// contains the mount points of the target's disks and the state of the logins.
-func (v *Volumes) iscsiDir(r iscsiRecord) string {
-	return filepath.Join(iscsiRoot(v.kubeletDir()), iscsi.FolderName(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
-}
 
 // iscsiRoot returns the folder that contains the folders of all targets. kubelet is the kubelet's
 // folder.
@@ -82,16 +79,11 @@ func RemoveISCSI(ctx context.Context, kubelet string, node iscsi.Node) error {
 	return node.DetachAll(ctx, iscsiRoot(kubelet))
 }
 
-// iscsiGlobalPath returns the path at which the file system of the disk in r is mounted once for
-// all pods of the node.
-func (v *Volumes) iscsiGlobalPath(r iscsiRecord) string {
-	return filepath.Join(v.iscsiDir(r), fmt.Sprintf("lun-%d", r.LUN))
-}
-
 // inlineISCSI returns the iscsiSource of an inline iSCSI volume of a pod.
 func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource, error) {
-	d, err := iscsi.New(name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
-	out := iscsiSource{disk: d, fsType: s.FSType, readOnly: s.ReadOnly, podReadOnly: s.ReadOnly, discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
+	d, err := iscsi.New(name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, ptr.Deref(s.InitiatorName, ""))
+	out := iscsiSource{disk: d, fsType: s.FSType, readOnly: s.ReadOnly, podReadOnly: s.ReadOnly,
+		discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
 	if s.SecretRef != nil {
 		out.secret = &v1.SecretReference{Namespace: pod.Namespace, Name: s.SecretRef.Name}
 	}
@@ -102,9 +94,12 @@ func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource
 // pod uses its claim read-only.
 func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSource, error) {
 	s := pv.Spec.ISCSI
-	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
-	out := iscsiSource{disk: d, messagePrefix: fmt.Sprintf("persistentvolume %q: ", pv.Name), pvName: pv.Name, fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
-		podReadOnly: reader || s.ReadOnly, block: isBlock(pv), discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
+	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface,
+		ptr.Deref(s.InitiatorName, ""))
+	out := iscsiSource{disk: d, messagePrefix: fmt.Sprintf("persistentvolume %q: ", pv.Name), pvName: pv.Name,
+		fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
+		podReadOnly: reader || s.ReadOnly, block: isBlock(pv), discoveryCHAP: s.DiscoveryCHAPAuth,
+		sessionCHAP: s.SessionCHAPAuth}
 	if s.SecretRef != nil {
 		ref := *s.SecretRef
 		if ref.Namespace == "" {
@@ -118,18 +113,20 @@ func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSourc
 	return out, err
 }
 
-func stringOrEmpty(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
+// iscsiVolumes mounts iSCSI disks and unmounts them. Pods of the node share the session with a
+// target, and the mount of a disk.
+type iscsiVolumes struct {
+	*layout
+	attachments *attachments
+	locks       keylock.Locks // by target and iscsiadm interface
 }
 
 // mountISCSI attaches an iSCSI disk to the node and mounts it for a pod. If the disk is already
 // mounted, the target is not contacted.
-func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
+func (v *iscsiVolumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
 	fail := func(err error) (agent.Mount, error) { return agent.Mount{}, fmt.Errorf("%s%w", s.messagePrefix, err) }
-	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block, Attach: s.pvName != ""}
+	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN,
+		ReadOnly: s.readOnly, Block: s.block, Attach: s.pvName != ""}
 	defer v.locks.Lock(r.lockKey())()
 	place := filepath.Join(v.podDir(pod.UID), "iscsi", name)
 	m := agent.Mount{HostPath: place, ReadOnly: s.podReadOnly, Block: s.block}
@@ -145,7 +142,8 @@ func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s is
 		return fail(err)
 	}
 	if r.Attach {
-		if _, err := v.awaitAttached(ctx, csiSource{name: s.pvName, driver: iscsiAttacher, handle: r.volumeHandle()}); err != nil {
+		if _, err := v.attachments.awaitAttached(ctx, csiSource{name: s.pvName, driver: iscsiAttacher,
+			handle: r.volumeHandle()}); err != nil {
 			return agent.Mount{}, err
 		}
 	}
@@ -154,7 +152,7 @@ func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s is
 		if err := writeRecord(file, r); err != nil {
 			return fail(err)
 		}
-		v.signalUses()
+		v.attachments.signalUses()
 	}
 	var err error
 	if s.block {
@@ -189,7 +187,7 @@ func bindMount(from, at string) error {
 
 // checkISCSIConflict returns an error if another volume on this node uses the disk of r with
 // another volumeMode or another readOnly. file is the path of the record r.
-func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
+func (v *iscsiVolumes) checkISCSIConflict(file string, r iscsiRecord) error {
 	others, err := v.iscsiRecordsOfTarget(file, r)
 	if err != nil {
 		return err
@@ -199,9 +197,11 @@ func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
 		switch {
 		case o.LUN != r.LUN:
 		case o.Block != r.Block:
-			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node in another volumeMode, by pod %s: only one volumeMode at a time is possible", r.Target, r.LUN, pod)
+			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node in another volumeMode, by pod %s: only "+
+				"one volumeMode at a time is possible", r.Target, r.LUN, pod)
 		case o.ReadOnly != r.ReadOnly:
-			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node by pod %s, with readOnly: %t: all its volumes must have the same readOnly", r.Target, r.LUN, pod, o.ReadOnly)
+			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node by pod %s, with readOnly: %t: all its "+
+				"volumes must have the same readOnly", r.Target, r.LUN, pod, o.ReadOnly)
 		}
 	}
 	return nil
@@ -209,7 +209,7 @@ func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
 
 // iscsiRecordsOfTarget returns the records of all other iSCSI volumes on the node with the same
 // target as r. The keys are the paths of the records; file is the path of r.
-func (v *Volumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]iscsiRecord, error) {
+func (v *iscsiVolumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]iscsiRecord, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return nil, err
@@ -229,14 +229,9 @@ func (v *Volumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]i
 	return out, nil
 }
 
-// iscsiRecords returns the records of a pod's iSCSI volumes. The keys are the paths of the records.
-func (v *Volumes) iscsiRecords(uid types.UID) (map[string]iscsiRecord, error) {
-	return recordsIn[iscsiRecord](filepath.Join(v.podDir(uid), "iscsi"), "an iSCSI volume")
-}
-
 // isISCSIUntouched reports whether nothing was done on this node for the disk: its file system is
 // not mounted, and the kernel has no device for it.
-func (v *Volumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
+func (v *iscsiVolumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
 	is, err := isMountPoint(v.iscsiGlobalPath(r))
 	if is || err != nil {
 		return false
@@ -247,7 +242,7 @@ func (v *Volumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
 
 // attachISCSI returns the path of the device of an iSCSI disk on this node. It logs in to the
 // target if necessary.
-func (v *Volumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord) (string, error) {
+func (v *iscsiVolumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord) (string, error) {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
 		return "", err
@@ -261,7 +256,7 @@ const diskTimeout = 20 * time.Minute
 
 // mountISCSIGlobal mounts the disk's file system at the path that all pods of the node share. It
 // does nothing if the file system is already mounted.
-func (v *Volumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRecord) error {
+func (v *iscsiVolumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRecord) error {
 	global := v.iscsiGlobalPath(r)
 	is, err := mountInfoAt(global)
 	if err != nil {
@@ -269,7 +264,8 @@ func (v *Volumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRe
 	}
 	if is != nil {
 		if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", is.Major, is.Minor)); err != nil {
-			return fmt.Errorf("the disk that is mounted at %s is no longer attached to this node, for example after a manual logout from its target: its pods must terminate first", global)
+			return fmt.Errorf("the disk that is mounted at %s is no longer attached to this node, for example after a "+
+				"manual logout from its target: its pods must terminate first", global)
 		}
 		return nil
 	}
@@ -310,14 +306,14 @@ func mountInfoAt(path string) (*mountinfo.Info, error) {
 }
 
 // iscsiLogin returns the CHAP credentials in the secret that the volume refers to.
-func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
+func (v *iscsiVolumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
 	if !s.discoveryCHAP && !s.sessionCHAP {
 		return l, nil
 	}
 	if s.secret == nil {
 		return l, errors.New("chapAuthDiscovery and chapAuthSession need a secret (secretRef)")
 	}
-	has, err := v.driverSecret(s.secret)
+	has, err := readSecret(v.cfg.Objects, s.secret)
 	if err != nil {
 		return l, err
 	}
@@ -325,30 +321,34 @@ func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
 		if !wanted {
 			return nil
 		}
-		*to = iscsi.Credentials{User: has[prefix+"username"], Password: has[prefix+"password"], UserIn: has[prefix+"username_in"], PasswordIn: has[prefix+"password_in"]}
+		*to = iscsi.Credentials{User: has[prefix+"username"], Password: has[prefix+"password"],
+			UserIn: has[prefix+"username_in"], PasswordIn: has[prefix+"password_in"]}
 		for _, pair := range [][2]string{{to.User, to.Password}, {to.UserIn, to.PasswordIn}} {
 			if (pair[0] == "") != (pair[1] == "") {
-				return fmt.Errorf("secret %s/%s has a user name without its password, or the reverse (%susername, %[3]spassword, and the same with _in)",
+				return fmt.Errorf("secret %s/%s has a user name without its password, or the reverse (%susername, "+
+					"%[3]spassword, and the same with _in)",
 					s.secret.Namespace, s.secret.Name, prefix)
 			}
 		}
 		if to.User == "" {
-			return fmt.Errorf("secret %s/%s lacks %susername and %[3]spassword, which the volume needs", s.secret.Namespace, s.secret.Name, prefix)
+			return fmt.Errorf("secret %s/%s lacks %susername and %[3]spassword, which the volume needs",
+				s.secret.Namespace, s.secret.Name, prefix)
 		}
 		return nil
 	}
-	return l, errors.Join(read(s.discoveryCHAP, "discovery.sendtargets.auth.", &l.Discovery), read(s.sessionCHAP, "node.session.auth.", &l.Session))
+	return l, errors.Join(read(s.discoveryCHAP, "discovery.sendtargets.auth.", &l.Discovery),
+		read(s.sessionCHAP, "node.session.auth.", &l.Session))
 }
 
 // releaseISCSI unmounts all iSCSI volumes of a pod, detaches the disks that no other pod uses, and
 // removes the volumes' records.
-func (v *Volumes) releaseISCSI(ctx context.Context, uid types.UID) error {
+func (v *iscsiVolumes) releaseISCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.iscsiRecords(uid)
 	if err != nil {
 		return err
 	}
 	if len(recs) > 0 {
-		defer v.signalUses()
+		defer v.attachments.signalUses()
 	}
 	var errs []error
 	for file, r := range recs {
@@ -359,7 +359,7 @@ func (v *Volumes) releaseISCSI(ctx context.Context, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-func (v *Volumes) releaseISCSIVolume(ctx context.Context, file string, r iscsiRecord) error {
+func (v *iscsiVolumes) releaseISCSIVolume(ctx context.Context, file string, r iscsiRecord) error {
 	defer v.locks.Lock(r.lockKey())()
 	place := strings.TrimSuffix(file, ".json")
 	if err := unmountBelow(ctx, place); err != nil {
@@ -372,7 +372,7 @@ func (v *Volumes) releaseISCSIVolume(ctx context.Context, file string, r iscsiRe
 	if err != nil {
 		return err
 	}
-	last := true // of the disk
+	last := true // no other volume of the node uses the disk
 	for _, o := range others {
 		last = last && o.LUN != r.LUN
 	}

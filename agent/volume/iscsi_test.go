@@ -40,7 +40,8 @@ type initiator struct {
 
 func serveDisks(t *testing.T, luns ...int) *initiator {
 	iscsitest.Need(t)
-	n := &initiator{serverClient: serverClient{T: t}, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal), files: map[int]string{}}
+	n := &initiator{serverClient: serverClient{T: t}, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal),
+		files: map[int]string{}}
 	for _, lun := range luns {
 		n.files[lun] = n.target.Disk(lun, 16<<20)
 	}
@@ -50,7 +51,8 @@ func serveDisks(t *testing.T, luns ...int) *initiator {
 	t.Cleanup(func() {
 		pods, err := n.volumes.Pods()
 		for _, p := range pods {
-			err = errors.Join(err, n.volumes.UnmountAll(context.Background(), p)) // so that a failing test does not affect others
+			// so that a failing test does not affect others
+			err = errors.Join(err, n.volumes.UnmountAll(context.Background(), p))
 		}
 		if err != nil {
 			t.Error(err)
@@ -82,10 +84,12 @@ func (n *initiator) newClaim(name string, pv v1.PersistentVolumeSpec) v1.Volume 
 	pv.ClaimRef = &v1.ObjectReference{Namespace: "default", Name: name, UID: uid}
 	n.cluster.Put(
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
-			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+			Spec:   v1.PersistentVolumeClaimSpec{VolumeName: name},
+			Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: pv})
 	n.setAttached(name, pv.ISCSI)
-	return newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+	return newVolume("data",
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
 // setAttached stores the objects for a volume that is attached to the node and reported as in use.
@@ -99,12 +103,16 @@ func (n *initiator) setAttached(pv string, d *v1.ISCSIPersistentVolumeSource) {
 	node = node.DeepCopy()
 	node.Status.VolumesInUse = append(node.Status.VolumesInUse, name)
 	node.Status.VolumesAttached = append(node.Status.VolumesAttached, v1.AttachedVolume{Name: name})
-	n.cluster.Put(node, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: agent.AttachmentName(handle, "iscsi.keelson.dev", "here")}, Status: storagev1.VolumeAttachmentStatus{Attached: true},
-		Spec: storagev1.VolumeAttachmentSpec{Attacher: "iscsi.keelson.dev", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}})
+	n.cluster.Put(node,
+		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: agent.AttachmentName(handle,
+			"iscsi.keelson.dev", "here")}, Status: storagev1.VolumeAttachmentStatus{Attached: true},
+			Spec: storagev1.VolumeAttachmentSpec{Attacher: "iscsi.keelson.dev", NodeName: "here",
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}})
 }
 
 func newISCSISource(lun int32) v1.PersistentVolumeSource {
-	return v1.PersistentVolumeSource{ISCSI: &v1.ISCSIPersistentVolumeSource{TargetPortal: firstPortal, IQN: targetName, Lun: lun}}
+	return v1.PersistentVolumeSource{ISCSI: &v1.ISCSIPersistentVolumeSource{TargetPortal: firstPortal,
+		IQN: targetName, Lun: lun}}
 }
 
 func (n *initiator) mustMount(p *v1.Pod) agent.Mount {
@@ -128,7 +136,8 @@ func (n *initiator) awaitSessions(want int) {
 func (n *initiator) awaitIdle() {
 	n.Helper()
 	n.awaitSessions(0)
-	if _, err := os.Stat(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi", "default")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi",
+		"default")); !errors.Is(err, os.ErrNotExist) {
 		n.Errorf("the folder of targets: %v", err)
 	}
 }
@@ -148,14 +157,15 @@ func TestDisksOfATarget(t *testing.T) {
 	}
 	n.awaitSessions(1)
 	// A restarted agent uses existing mounts without contacting the target.
-	n.volumes = New(n.volumes.cfg)
+	n.volumes = New(*n.volumes.cfg)
 	if again := n.mustMount(one).HostPath; again != at {
 		t.Errorf("%s, and then %s", at, again)
 	}
 	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file")); got != "kept" {
 		t.Errorf("a second pod reads %q", got)
 	}
-	claim := n.newClaim("other", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(1), MountOptions: []string{"noatime"}})
+	claim := n.newClaim("other", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(1),
+		MountOptions: []string{"noatime"}})
 	three := n.mustMount(newPod("u3", claim)).HostPath
 	n.awaitSessions(1)
 	var fs unix.Statfs_t
@@ -190,9 +200,11 @@ func TestDisksThatAreRead(t *testing.T) {
 	if mustRead(t, n.files[0]) != before {
 		t.Error("a blank disk was written to")
 	}
-	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file"), []byte("kept"), 0o600))
+	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file"),
+		[]byte("kept"), 0o600))
 	_, err := n.volumes.MountAll(t.Context(), newPod("u3", newISCSIVolume(0, setReadOnly)))
-	if want := "is in use on this node by pod u2, with readOnly: false: all its volumes must have the same readOnly"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "is in use on this node by pod u2, with readOnly: false: all its volumes must have the same " +
+		"readOnly"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 	n.unmountPod("u3")
@@ -228,7 +240,7 @@ func TestDisksAsBlockDevices(t *testing.T) {
 	if got := mustRead(t, n.files[3])[4096:4102]; got != "of one" {
 		t.Errorf("the target has %q", got)
 	}
-	n.volumes = New(n.volumes.cfg)
+	n.volumes = New(*n.volumes.cfg)
 	if again := n.mustMount(one); again != m {
 		t.Errorf("%+v, and then %+v", m, again)
 	}
@@ -238,8 +250,10 @@ func TestDisksAsBlockDevices(t *testing.T) {
 	if isBlockDevice(m.HostPath) {
 		t.Error("the device of a disk that nobody uses is there still")
 	}
-	_, err = n.volumes.MountAll(t.Context(), newPod("u3", n.newClaim("same", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(0), VolumeMode: &block})))
-	if want := `persistentvolume "same": iSCSI target iqn.2026-01.example:disks, LUN 0 is in use on this node in another volumeMode, by pod u2`; err == nil || !strings.Contains(err.Error(), want) {
+	_, err = n.volumes.MountAll(t.Context(), newPod("u3",
+		n.newClaim("same", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(0), VolumeMode: &block})))
+	if want := `persistentvolume "same": iSCSI target iqn.2026-01.example:disks, LUN 0 is in use on this node in ` +
+		`another volumeMode, by pod u2`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 	n.unmountPod("u3")
@@ -258,26 +272,33 @@ func TestTargetsThatAuthenticate(t *testing.T) {
 		s.DiscoveryCHAPAuth, s.SessionCHAPAuth, s.SecretRef = true, true, &v1.LocalObjectReference{Name: "chap"}
 	}
 	with := func(session, in, discovery string) {
-		n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
-			"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(session),
-			"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(in),
-			"discovery.sendtargets.auth.username": []byte("asker"), "discovery.sendtargets.auth.password": []byte(discovery)}})
+		n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap",
+			Data: map[string][]byte{
+				"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(session),
+				"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(in),
+				"discovery.sendtargets.auth.username": []byte("asker"),
+				"discovery.sendtargets.auth.password": []byte(discovery)}})
 	}
 	n.expectMountError(newPod("u0", newISCSIVolume(0, chap)), `secret "default/chap" not found`)
-	n.expectMountError(newPod("u1", newISCSIVolume(0)), "discovering targets of portal 127.0.0.2:3260: authentication failed")
+	n.expectMountError(newPod("u1", newISCSIVolume(0)),
+		"discovering targets of portal 127.0.0.2:3260: authentication failed")
 	with("wrong-wrong-wrong", back, password+"d")
-	n.expectMountError(newPod("u2", newISCSIVolume(0, chap)), "logging in at portal 127.0.0.2:3260: authentication failed: check the user names and passwords (CHAP) in the volume's secret")
+	n.expectMountError(newPod("u2", newISCSIVolume(0, chap)),
+		"logging in at portal 127.0.0.2:3260: authentication failed: check the user names and passwords (CHAP) in "+
+			"the volume's secret")
 	with(password, "wrong-wrong-wrong", password+"d")
 	n.expectMountError(newPod("u3", newISCSIVolume(0, chap)), "authentication failed")
 	with(password, back, "wrong-wrong-wrong")
-	n.expectMountError(newPod("u4", newISCSIVolume(0, chap)), "discovering targets of portal 127.0.0.2:3260: authentication failed")
+	n.expectMountError(newPod("u4", newISCSIVolume(0, chap)),
+		"discovering targets of portal 127.0.0.2:3260: authentication failed")
 	n.awaitIdle()
 
 	with(password, back, password+"d")
 	arguments := iscsitest.Arguments(t)
 	var log bytes.Buffer
 	n.volumes.cfg.ISCSI.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u5", newISCSIVolume(0, chap))).HostPath, "file"), []byte("kept"), 0o600))
+	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u5", newISCSIVolume(0, chap))).HostPath, "file"),
+		[]byte("kept"), 0o600))
 	if given := arguments(); strings.Contains(given+log.String(), password) || !strings.Contains(given, "--login") {
 		t.Errorf("iscsiadm was given %s; the log has %s", given, &log)
 	}
@@ -293,7 +314,9 @@ func TestTargetsThatAuthenticate(t *testing.T) {
 // A missing disk or target is reported by name, and found once it exists. F110
 func TestDisksThatAreNotThere(t *testing.T) {
 	n := serveDisks(t, 0)
-	n.expectMountError(newPod("u1", newISCSIVolume(7)), "iSCSI target iqn.2026-01.example:disks at 127.0.0.2:3260, LUN 7: the target offers no LUN 7 to this node's initiator")
+	n.expectMountError(newPod("u1", newISCSIVolume(7)),
+		"iSCSI target iqn.2026-01.example:disks at 127.0.0.2:3260, LUN 7: the target offers no LUN 7 to this "+
+			"node's initiator")
 	n.mustMount(newPod("u2", newISCSIVolume(0)))
 	n.expectMountError(newPod("u3", newISCSIVolume(7)), "the target offers no LUN 7")
 	n.target.Disk(7, 16<<20)
@@ -301,12 +324,20 @@ func TestDisksThatAreNotThere(t *testing.T) {
 	n.unmountPod("u2")
 	n.unmountPod("u3")
 	n.awaitIdle()
-	n.expectMountError(newPod("u4", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.IQN = "iqn.2026-01.example:none" })),
-		"portal 127.0.0.2:3260 does not offer this target to this node's initiator: it offers iqn.2026-01.example:disks")
-	n.expectMountError(newPod("u5", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.TargetPortal = "127.0.0.2:3999" })), "this node does not reach portal 127.0.0.2:3999, or nothing listens there")
-	n.expectMountError(newPod("u6", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.ISCSIInterface = "none" })), "reading iSCSI interface none of this node: iscsiadm: ")
+	n.expectMountError(newPod("u4", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) {
+		s.IQN = "iqn.2026-01.example:none"
+	})),
+		"portal 127.0.0.2:3260 does not offer this target to this node's initiator: it offers "+
+			"iqn.2026-01.example:disks")
+	n.expectMountError(newPod("u5", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) {
+		s.TargetPortal = "127.0.0.2:3999"
+	})), "this node does not reach portal 127.0.0.2:3999, or nothing listens there")
+	n.expectMountError(newPod("u6", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) {
+		s.ISCSIInterface = "none"
+	})), "reading iSCSI interface none of this node: iscsiadm: ")
 	t.Setenv("PATH", t.TempDir())
-	n.expectMountError(newPod("u7", newISCSIVolume(0)), "iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid run")
+	n.expectMountError(newPod("u7", newISCSIVolume(0)),
+		"iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid run")
 }
 
 // A node uses the initiator name of a volume, through an interface of that volume. It logs in at
@@ -321,7 +352,8 @@ func TestInitiatorsAndPortals(t *testing.T) {
 	n.awaitSessions(2)
 	for _, s := range iscsitest.Sessions(t) {
 		dir := filepath.Join("/sys/class/iscsi_session", s)
-		if got := mustRead(t, filepath.Join(dir, "initiatorname")) + mustRead(t, filepath.Join(dir, "ifacename")); got != "iqn.2026-01.example:another\n127.0.0.2:3260:data\n" {
+		if got := mustRead(t, filepath.Join(dir, "initiatorname")) +
+			mustRead(t, filepath.Join(dir, "ifacename")); got != "iqn.2026-01.example:another\n127.0.0.2:3260:data\n" {
 			t.Errorf("%s goes by %q", s, got)
 		}
 	}
@@ -329,7 +361,8 @@ func TestInitiatorsAndPortals(t *testing.T) {
 	n.unmountPod("u1")
 	n.awaitSessions(0)
 	absent := func(s *v1.ISCSIVolumeSource) { s.TargetPortal, s.Portals = "127.0.0.2:3999", []string{otherPortal} }
-	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0, absent))).HostPath, "file")); got != "kept" {
+	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0, absent))).HostPath, "file")); got !=
+		"kept" {
 		t.Errorf("by the other portal a pod reads %q", got)
 	}
 	n.awaitSessions(1)
@@ -377,7 +410,8 @@ func agentKilled() bool {
 	if dir == "" {
 		return false
 	}
-	v := New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")}, Objects: fake.NewCluster()})
+	v := New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")},
+		Objects: fake.NewCluster()})
 	_, err := v.MountAll(context.Background(), newPod("u1", newISCSIVolume(0)))
 	fmt.Println(err)
 	return true
@@ -392,12 +426,15 @@ func TestAgentsThatAreKilled(t *testing.T) {
 		cond     func() bool // or when this returns true
 		sessions int         // number of sessions at that time
 	}{
-		"the pod has a record":  {cond: func() bool { return fileExists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json")) }},
+		"the pod has a record": {cond: func() bool {
+			return fileExists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json"))
+		}},
 		"the target was found":  {kills: "nonpersistent"},
 		"iscsiadm has a record": {kills: "-o new"},
 		"there is a session":    {kills: "--login", sessions: 1},
 		"there is a place to mount at": {sessions: 1, cond: func() bool {
-			return fileExists(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"))
+			return fileExists(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default",
+				targetName, "lun-0"))
 		}},
 	} {
 		cmd := exec.Command("/proc/self/exe")
@@ -421,8 +458,9 @@ func TestAgentsThatAreKilled(t *testing.T) {
 		if have := len(iscsitest.Sessions(t)); have < moment.sessions {
 			t.Errorf("when %s there are %d sessions", about, have)
 		}
-		n.volumes = New(n.volumes.cfg)
-		iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") }) // a pending login ends first
+		n.volumes = New(*n.volumes.cfg)
+		// a pending login ends first
+		iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") })
 		n.unmountPod("u1")
 		n.awaitIdle()
 		if left := iscsitest.Records(t); len(left) > 0 {
@@ -442,14 +480,16 @@ func TestTargetsThatANodeLeaves(t *testing.T) {
 	n := serveDisks(t, 0, 1)
 	const password, back = "of-the-initiator-1", "of-the-target-0001"
 	n.target.Authenticate("user", password, "target", back)
-	n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
-		"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password),
-		"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(back)}})
+	n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap",
+		Data: map[string][]byte{
+			"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password),
+			"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(back)}})
 	foreign := iscsitest.Serve(t, "iqn.2026-01.example:foreign", "127.0.0.4:3260")
 	foreign.Disk(0, 16<<20)
 	admin := func(args ...string) {
 		t.Helper()
-		iscsitest.Admin(t, append([]string{"-m", "node", "-T", foreign.Name, "-p", "127.0.0.4:3260,1", "-I", "default"}, args...)...)
+		iscsitest.Admin(t, append([]string{"-m", "node", "-T", foreign.Name, "-p", "127.0.0.4:3260,1", "-I", "default"},
+			args...)...)
 	}
 	admin("-o", "new")
 	admin("--login")
@@ -468,7 +508,8 @@ func TestTargetsThatANodeLeaves(t *testing.T) {
 	n.awaitSessions(4)
 
 	elsewhere := t.TempDir()
-	requireNoError(t, unix.Mount(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"), elsewhere, "", unix.MS_BIND, ""))
+	requireNoError(t, unix.Mount(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default",
+		targetName, "lun-0"), elsewhere, "", unix.MS_BIND, ""))
 	for _, dir := range []string{n.volumes.kubeletDir(), n.volumes.cfg.Paths.State} {
 		requireNoError(t, unmountBelow(t.Context(), dir))
 	}
@@ -498,10 +539,13 @@ func TestPortalsThatHang(t *testing.T) {
 	requireNoError(t, errors.Join(err, f.Close()))
 
 	n.volumes.cfg.ISCSI.Patience = 4 * time.Second
-	n.volumes = New(n.volumes.cfg)
+	n.volumes = New(*n.volumes.cfg)
 	start := time.Now()
-	_, err = n.volumes.MountAll(t.Context(), newPod("u2", newVolume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: "127.0.0.2", IQN: "iqn.2026-01.example:more"}})))
-	if want := "discovering targets of portal 127.0.0.2:3260: portal 127.0.0.2:3260 did not answer within 4s"; err == nil || !strings.Contains(err.Error(), want) {
+	_, err = n.volumes.MountAll(t.Context(), newPod("u2",
+		newVolume("data",
+			v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: "127.0.0.2", IQN: "iqn.2026-01.example:more"}})))
+	if want := "discovering targets of portal 127.0.0.2:3260: portal 127.0.0.2:3260 did not answer within 4s"; err ==
+		nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 	n.unmountPod("u2")
@@ -510,7 +554,7 @@ func TestPortalsThatHang(t *testing.T) {
 	err = n.volumes.UnmountAll(t.Context(), "u1")
 	t.Logf("unmounting, after %s: %v", time.Since(start).Round(time.Millisecond), err)
 	n.volumes.cfg.ISCSI.Patience = time.Minute
-	n.volumes = New(n.volumes.cfg)
+	n.volumes = New(*n.volumes.cfg)
 	iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") })
 	t.Logf("unmounted after %s", time.Since(start).Round(time.Second))
 	n.unmountPod("u1")

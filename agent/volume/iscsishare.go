@@ -61,7 +61,7 @@ func matchesLogin(hash string, l iscsi.Login) bool {
 // checkISCSICredentials sets the hash of the pod's credentials in the record r. For an inline
 // volume it returns an error if the session with the target on this node belongs to pods with other
 // credentials. file is the path of r.
-func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiRecord) error {
+func (v *iscsiVolumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiRecord) error {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
 		if s.pvName != "" {
@@ -98,12 +98,13 @@ func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiReco
 	if holder == "" {
 		return nil // no pod of this node created the session
 	}
-	return fmt.Errorf("iSCSI target %s is in use on this node by pod %s with other credentials (chapAuthSession, chapAuthDiscovery, secretRef): "+
+	return fmt.Errorf("iSCSI target %s is in use on this node by pod %s with other credentials (chapAuthSession, "+
+		"chapAuthDiscovery, secretRef): "+
 		"name the same credentials, or place the pod on another node", r.Target, holder)
 }
 
 // hasISCSIDevice reports whether the kernel of this node has a device for the disk.
-func (v *Volumes) hasISCSIDevice(s iscsiSource) bool {
+func (v *iscsiVolumes) hasISCSIDevice(s iscsiSource) bool {
 	has, err := v.cfg.ISCSI.HasDisk(s.disk)
 	return err == nil && has
 }

@@ -13,7 +13,8 @@ import (
 // names. A pod whose login failed blocks nobody. F110
 func TestSessionsAreSharedByCredentials(t *testing.T) {
 	volumes, cluster, _ := newVolumes(t)
-	for name, password := range map[string]string{"good": "of-the-initiator-1", "same": "of-the-initiator-1", "bad": "of-somebody-else-1"} {
+	for name, password := range map[string]string{"good": "of-the-initiator-1", "same": "of-the-initiator-1",
+		"bad": "of-somebody-else-1"} {
 		cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta(name, "s-"+name), Data: map[string][]byte{
 			"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password)}})
 	}
@@ -32,7 +33,7 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 	joins := func(uid, secret string, lun int32) error {
 		t.Helper()
 		s, file, r := source(uid, secret, lun)
-		err := volumes.checkISCSICredentials(s, file, &r)
+		err := volumes.iscsi.checkISCSICredentials(s, file, &r)
 		if strings.Contains(r.Secret, "of-") || err == nil && r.Secret == "" {
 			t.Errorf("pod %s: the record holds %q", uid, r.Secret)
 		}
@@ -41,7 +42,7 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 	record := func(uid, secret string, loggedIn bool) {
 		t.Helper()
 		s, file, r := source(uid, secret, 0)
-		requireNoError(t, volumes.checkISCSICredentials(s, file, &r))
+		requireNoError(t, volumes.iscsi.checkISCSICredentials(s, file, &r))
 		r.LoggedIn = loggedIn
 		requireNoError(t, writeRecord(file, r))
 	}
@@ -59,7 +60,7 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 	}
 	s, file, r := source("claimed", "bad", 0)
 	s.pvName = "pv1"
-	requireNoError(t, volumes.checkISCSICredentials(s, file, &r))
+	requireNoError(t, volumes.iscsi.checkISCSICredentials(s, file, &r))
 	if err := joins("unknown", "absent", 0); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("without its secret: %v", err)
 	}

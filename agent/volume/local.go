@@ -20,7 +20,9 @@ import (
 
 // mountLocal mounts a local volume: a folder or a file of the node, a raw block device, or the file
 // system on a block device.
-func (v *Volumes) mountLocal(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
+func (v *Volumes) mountLocal(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (
+	agent.Mount, error,
+) {
 	m := agent.Mount{HostPath: pv.Spec.Local.Path, ReadOnly: readonly}
 	fail := func(err error) (agent.Mount, error) {
 		return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
@@ -33,7 +35,8 @@ func (v *Volumes) mountLocal(ctx context.Context, pod *v1.Pod, name string, pv *
 	place := filepath.Join(v.podDir(pod.UID), "disk", name)
 	switch device := st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0; {
 	case isBlock(pv) && !device:
-		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is not a block device", pv.Name, m.HostPath)
+		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is not a block device",
+			pv.Name, m.HostPath)
 	case isBlock(pv):
 		m.Block, m.IsFile = true, false
 		return m, nil
@@ -65,9 +68,12 @@ func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileIn
 	path := pv.Spec.Local.Path
 	attr, rest := mountoption.SplitBindAttributes(pv.Spec.MountOptions)
 	if len(rest) > 0 {
-		return false, fmt.Errorf("%s is not a block device but part of a mounted file system, which does not support the mount options %q: "+
-			"remove them from mountOptions (a folder supports ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and their opposites)",
-			path, strings.Join(rest, ","))
+		return false,
+			fmt.Errorf("%s is not a block device but part of a mounted file system, which does not support the "+
+				"mount options %q: "+
+				"remove them from mountOptions (a folder supports ro, nosuid, nodev, noexec, noatime, nodiratime, "+
+				"relatime, strictatime and their opposites)",
+				path, strings.Join(rest, ","))
 	}
 	readonly = attr.Attr_set&unix.MOUNT_ATTR_RDONLY != 0
 	defer v.locks.Lock("bind\x00" + place)()
@@ -84,7 +90,8 @@ func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileIn
 	defer unix.Close(tree)
 	attr.Propagation = unix.MS_PRIVATE // unmounting below place must not propagate to path
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-		return false, fmt.Errorf("setting the mount options %q of %s: %w", pv.Spec.MountOptions, path, explainMountSupport(err))
+		return false, fmt.Errorf("setting the mount options %q of %s: %w", pv.Spec.MountOptions, path,
+			explainMountSupport(err))
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return false, fmt.Errorf("mounting %s at %s: %w", path, place, err)

@@ -36,10 +36,15 @@ func loopDevice(t *testing.T) (path string) {
 
 // newLocalClaim stores a claim on a local volume.
 func newLocalClaim(c *fake.Cluster, local v1.LocalVolumeSource) v1.Volume {
-	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"), Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
-		&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""), Spec: v1.PersistentVolumeSpec{PersistentVolumeSource: v1.PersistentVolumeSource{Local: &local}, MountOptions: []string{"noatime"},
-			ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"}}})
-	return newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: newObjectMeta("disk", "c1"),
+		Spec:   v1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+		&v1.PersistentVolume{ObjectMeta: newObjectMeta("pv", ""),
+			Spec: v1.PersistentVolumeSpec{PersistentVolumeSource: v1.PersistentVolumeSource{Local: &local},
+				MountOptions: []string{"noatime"},
+				ClaimRef:     &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"}}})
+	return newVolume("data",
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
 }
 
 // F110: as in Kubernetes, a local volume on a block device is its file system. It is created on a
@@ -75,7 +80,7 @@ func TestLocalDisks(t *testing.T) {
 	if got := mustRead(t, filepath.Join(second, "file")); got != "kept" {
 		t.Errorf("the second pod reads %q", got)
 	}
-	v = New(v.cfg) // the agent restarts and finds its work
+	v = New(*v.cfg) // the agent restarts and finds its work
 	if again := mount("u1", false); again != first {
 		t.Errorf("%s, and then %s", first, again)
 	}
@@ -104,7 +109,8 @@ func TestLocalDisksThatAreNotBlank(t *testing.T) {
 	requireNoError(t, err)
 	ext4 := "ext4"
 	_, err = v.MountAll(t.Context(), newPod("u1", newLocalClaim(c, v1.LocalVolumeSource{Path: device, FSType: &ext4})))
-	want := `MountVolume.SetUp failed for volume "data" : local persistentvolume "pv": block device ` + device + " contains swap and is not changed, but fsType is ext4"
+	want := `MountVolume.SetUp failed for volume "data" : local persistentvolume "pv": block device ` + device +
+		" contains swap and is not changed, but fsType is ext4"
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -144,7 +150,8 @@ func TestLocalFoldersWithMountOptions(t *testing.T) {
 	if at == dir || m["data"].ReadOnly || m["data"].IsFile {
 		t.Fatalf("%+v", m)
 	}
-	for path, want := range map[string]int64{at: unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV, filepath.Join(at, "below"): unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV, dir: 0, below: 0} {
+	for path, want := range map[string]int64{at: unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV,
+		filepath.Join(at, "below"): unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV, dir: 0, below: 0} {
 		var fs unix.Statfs_t
 		requireNoError(t, unix.Statfs(path, &fs))
 		if got := fs.Flags & (unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV); got != want {
@@ -163,10 +170,11 @@ func TestLocalFoldersWithMountOptions(t *testing.T) {
 	with(dir, "ro")
 	two, err := v.MountAll(t.Context(), newPod("u2", claim))
 	requireNoError(t, err)
-	if err := os.WriteFile(filepath.Join(two["data"].HostPath, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) || !two["data"].ReadOnly {
+	if err := os.WriteFile(filepath.Join(two["data"].HostPath, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) ||
+		!two["data"].ReadOnly {
 		t.Errorf("writing to a volume that is mounted read-only: %v, %+v", err, two)
 	}
-	v = New(v.cfg) // the agent restarts and finds its work
+	v = New(*v.cfg) // the agent restarts and finds its work
 	if again, err := v.MountAll(t.Context(), newPod("u2", claim)); err != nil || again["data"] != two["data"] {
 		t.Errorf("%+v, %v; and before %+v", again, err, two)
 	}
@@ -179,12 +187,14 @@ func TestLocalFoldersWithMountOptions(t *testing.T) {
 	for _, uid := range []types.UID{"u1", "u2", "u3"} {
 		requireNoError(t, v.UnmountAll(t.Context(), uid))
 	}
-	if got := mustRead(t, filepath.Join(dir, "file")) + mustRead(t, filepath.Join(below, "program")); got != "kept#!/bin/sh\n" {
+	if got := mustRead(t, filepath.Join(dir, "file")) + mustRead(t, filepath.Join(below, "program")); got !=
+		"kept#!/bin/sh\n" {
 		t.Errorf("when the pods are gone the node has %q", got)
 	}
 	with(dir, "noatime", "data=journal,sync")
 	_, err = v.MountAll(t.Context(), newPod("u4", claim))
-	if want := `which does not support the mount options "data=journal,sync": remove them from mountOptions`; err == nil || !strings.Contains(err.Error(), want) {
+	if want := `which does not support the mount options "data=journal,sync": remove them from mountOptions`; err ==
+		nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 	if is, err := isMountPoint(filepath.Join(v.podDir("u4"), "disk", "data")); is || err != nil {

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent/volume/nfs/nfstest"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // nfsServer is the kernel's NFS server, and a node that mounts its folders.
@@ -52,7 +52,8 @@ func newFiles(t *testing.T) *nfsServer {
 }
 
 func newNFSVolume(path string, readonly bool) v1.Volume {
-	return newVolume("files", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path, ReadOnly: readonly}})
+	return newVolume("files",
+		v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path, ReadOnly: readonly}})
 }
 
 // newClaim stores a PersistentVolume with a folder, and a bound claim with the same name.
@@ -60,14 +61,17 @@ func (f *nfsServer) newClaim(name, path string, options ...string) {
 	uid := types.UID(name)
 	f.cluster.Put(
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
-			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+			Spec:   v1.PersistentVolumeClaimSpec{VolumeName: name},
+			Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
 			MountOptions: options, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: name, UID: uid},
-			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path}}}})
+			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1",
+				Path: path}}}})
 }
 
 func newClaimSource(name string) v1.Volume {
-	return newVolume("files", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+	return newVolume("files",
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
 // expectMountOptions checks the options of the mount at a path.
@@ -76,7 +80,8 @@ func (f *nfsServer) expectMountOptions(place string, options ...string) {
 	is, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(place))
 	requireNoError(f.T, err)
 	for _, option := range options {
-		if len(is) != 1 || !strings.HasPrefix(is[0].FSType, "nfs") || !strings.Contains(","+is[0].Options+","+is[0].VFSOptions+",", ","+option+",") {
+		if len(is) != 1 || !strings.HasPrefix(is[0].FSType, "nfs") ||
+			!strings.Contains(","+is[0].Options+","+is[0].VFSOptions+",", ","+option+",") {
 			f.Errorf("%s is not mounted with %s: %+v", place, option, is)
 		}
 	}
@@ -93,7 +98,8 @@ func (f *nfsServer) mustMount(p *v1.Pod) string {
 // cutNetwork drops all packets to and from the server until mend is called.
 func (f *nfsServer) cutNetwork() (mend func()) {
 	f.Helper()
-	const table = "table inet cut {\nchain input {\ntype filter hook input priority 0; tcp dport 2049 drop; tcp sport 2049 drop\n}\n}"
+	const table = "table inet cut {\nchain input {\ntype filter hook input priority 0; tcp dport 2049 drop; tcp " +
+		"sport 2049 drop\n}\n}"
 	nft := func(text string) {
 		f.Helper()
 		if out, err := exec.Command("nft", text).CombinedOutput(); err != nil {
@@ -143,7 +149,8 @@ func TestFoldersOfAServer(t *testing.T) {
 func TestServersThatRefuse(t *testing.T) {
 	f := serveFiles(t)
 	p := newPod("u1", newNFSVolume("/absent/deep", false))
-	f.expectMountError(p, "NFS 127.0.0.1:/absent/deep: server 127.0.0.1 exports no /absent/deep; with version 4 the path is relative to its root export")
+	f.expectMountError(p, "NFS 127.0.0.1:/absent/deep: server 127.0.0.1 exports no /absent/deep; with version 4 the "+
+		"path is relative to its root export")
 	requireNoError(t, os.MkdirAll(filepath.Join(f.dir, "absent/deep"), 0o755))
 	f.mustMount(p)
 	f.unmountPod("u1")
@@ -194,7 +201,8 @@ func TestServersOfVersionThree(t *testing.T) {
 	}
 	f.unmountPod("u1")
 	f.unmountPod("u2")
-	f.expectMountError(newPod("u3", newNFSVolume(f.dir+"/absent", false)), "reason given by server: No such file or directory")
+	f.expectMountError(newPod("u3", newNFSVolume(f.dir+"/absent", false)),
+		"reason given by server: No such file or directory")
 	f.newClaim("none", f.dir+"/absent", "vers=3", "nolock")
 	f.expectMountError(newPod("u4", newClaimSource("none")), "server 127.0.0.1 exports no "+f.dir+"/absent")
 }
@@ -268,16 +276,15 @@ func (p *startWriter) killWriter(uid types.UID) {
 	requireNoError(p.f.T, p.cmd.Process.Kill())
 	ended := make(chan error, 1)
 	go func() { ended <- p.cmd.Wait() }()
-	if err := wait.For(p.f.Context(), 100*time.Millisecond, func() error {
+	await.Until(p.f.Context(), p.f, await.Patience, 100*time.Millisecond, "the exit of the writer", func() error {
 		select {
 		case <-ended:
 			return nil
 		default:
 		}
-		return errors.Join(errors.New("a program that was killed waits for its server"), p.f.volumes.AbortIO(p.f.Context(), uid))
-	}); err != nil {
-		p.f.Fatal(err)
-	}
+		return errors.Join(errors.New("a program that was killed waits for its server"),
+			p.f.volumes.AbortIO(p.f.Context(), uid))
+	})
 }
 
 // A hung or unreachable server blocks nobody longer than a timeout: neither a mount, nor a
@@ -294,7 +301,7 @@ func TestServersThatHang(t *testing.T) {
 	p.nextStep()  // and now it waits for the server
 
 	f.volumes.cfg.NFS.Patience = 4 * time.Second
-	next := New(f.volumes.cfg)
+	next := New(*f.volumes.cfg)
 	if m, err := next.MountAll(t.Context(), one); err != nil || m["files"].HostPath != at {
 		t.Errorf("the next agent finds %v, %v", m, err)
 	}

@@ -7,10 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/keylock"
 )
 
 // projectedFile is a file of a projected volume.
@@ -23,9 +26,17 @@ type projectedFile struct {
 // payload is the content of a projected volume: its files by path relative to the volume.
 type payload map[string]projectedFile
 
+// fileVolumes writes configMap, secret, downwardAPI and projected volumes.
+type fileVolumes struct {
+	*layout
+	locks keylock.Locks // by folder of a volume
+	mu    sync.Mutex
+	tmpfs bool // RUN/secrets is mounted
+}
+
 // writeFiles writes the files of a configMap, secret, projected or downwardAPI volume, if they have
 // changed, and returns its mount.
-func (v *Volumes) writeFiles(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+func (v *fileVolumes) writeFiles(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	p, err := v.buildPayload(ctx, pod, vol)
 	if err != nil {
 		return agent.Mount{}, err
@@ -46,19 +57,19 @@ func (v *Volumes) writeFiles(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (
 	return agent.Mount{HostPath: dir, ReadOnly: true}, nil
 }
 
-func (v *Volumes) buildPayload(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (payload, error) {
+func (v *fileVolumes) buildPayload(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (payload, error) {
 	p := payload{}
 	switch {
 	case vol.ConfigMap != nil:
 		s := vol.ConfigMap
-		return p, v.addConfigMap(p, pod.Namespace, s.Name, s.Items, modeOrDefault(s.DefaultMode), s.Optional)
+		return p, v.addConfigMap(p, pod.Namespace, s.Name, s.Items, ptr.Deref(s.DefaultMode, 0o644), s.Optional)
 	case vol.Secret != nil:
 		s := vol.Secret
-		return p, v.addSecret(p, pod.Namespace, s.SecretName, s.Items, modeOrDefault(s.DefaultMode), s.Optional)
+		return p, v.addSecret(p, pod.Namespace, s.SecretName, s.Items, ptr.Deref(s.DefaultMode, 0o644), s.Optional)
 	case vol.DownwardAPI != nil:
-		return p, v.addDownwardAPI(p, pod, vol.DownwardAPI.Items, modeOrDefault(vol.DownwardAPI.DefaultMode))
+		return p, v.addDownwardAPI(p, pod, vol.DownwardAPI.Items, ptr.Deref(vol.DownwardAPI.DefaultMode, 0o644))
 	}
-	byDefault := modeOrDefault(vol.Projected.DefaultMode)
+	byDefault := ptr.Deref(vol.Projected.DefaultMode, 0o644)
 	for i := range vol.Projected.Sources {
 		if err := v.addProjection(ctx, p, pod, &vol.Projected.Sources[i], byDefault); err != nil {
 			return nil, err
@@ -67,7 +78,9 @@ func (v *Volumes) buildPayload(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	return p, nil
 }
 
-func (v *Volumes) addProjection(ctx context.Context, p payload, pod *v1.Pod, s *v1.VolumeProjection, byDefault int32) error {
+func (v *fileVolumes) addProjection(
+	ctx context.Context, p payload, pod *v1.Pod, s *v1.VolumeProjection, byDefault int32,
+) error {
 	switch {
 	case s.ConfigMap != nil:
 		return v.addConfigMap(p, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, byDefault, s.ConfigMap.Optional)
@@ -84,14 +97,14 @@ func (v *Volumes) addProjection(ctx context.Context, p payload, pod *v1.Pod, s *
 // addToken adds the file of a bound service account token to the payload. If all containers run as
 // one user, the file belongs to that user. If it has such an owner, or the pod has an fsGroup,
 // other users cannot read it, whatever the volume's mode is. The fsGroup adds mode 0440.
-func (v *Volumes) addToken(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
-	seconds := int64(3600)
-	if s.ExpirationSeconds != nil {
-		seconds = *s.ExpirationSeconds
-	}
+func (v *fileVolumes) addToken(
+	ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32,
+) error {
+	seconds := ptr.Deref(s.ExpirationSeconds, int64(3600))
 	token, _, err := v.cfg.Objects.Token(ctx, pod, s.Audience, seconds)
 	if err != nil {
-		return fmt.Errorf("failed to fetch token of serviceaccount %s/%s: %w", pod.Namespace, pod.Spec.ServiceAccountName, err)
+		return fmt.Errorf("failed to fetch token of serviceaccount %s/%s: %w", pod.Namespace,
+			pod.Spec.ServiceAccountName, err)
 	}
 	f := projectedFile{data: []byte(token), mode: byDefault}
 	if f.uid = onlyUser(pod); f.uid != nil || fsGroup(pod) != nil {
@@ -123,16 +136,11 @@ func onlyUser(pod *v1.Pod) *int64 {
 	return user
 }
 
-func modeOrDefault(m *int32) int32 {
-	if m == nil {
-		return 0o644
-	}
-	return *m
-}
-
 func isOptional(b *bool) bool { return b != nil && *b }
 
-func (v *Volumes) addConfigMap(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+func (v *fileVolumes) addConfigMap(
+	p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool,
+) error {
 	cm, ok := v.cfg.Objects.ConfigMap(ns, name)
 	if !ok {
 		if isOptional(optional) {
@@ -148,7 +156,9 @@ func (v *Volumes) addConfigMap(p payload, ns, name string, items []v1.KeyToPath,
 	return p.addKeys(data, items, byDefault, isOptional(optional), fmt.Sprintf("configmap \"%s/%s\"", ns, name))
 }
 
-func (v *Volumes) addSecret(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+func (v *fileVolumes) addSecret(
+	p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool,
+) error {
 	s, ok := v.cfg.Objects.Secret(ns, name)
 	if !ok {
 		if isOptional(optional) {
@@ -159,10 +169,12 @@ func (v *Volumes) addSecret(p payload, ns, name string, items []v1.KeyToPath, by
 	return p.addKeys(s.Data, items, byDefault, isOptional(optional), fmt.Sprintf("secret \"%s/%s\"", ns, name))
 }
 
-// addKeys adds the keys of data that items selects, or all keys if items is empty, as files.
-// byDefault is the mode of files without their own mode. A selected key that is missing is an error
-// unless optional is set; from is the source's name for the error.
-func (p payload) addKeys(data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string) error {
+// addKeys adds the keys of data to the payload as files: the keys that items selects, or all keys
+// if items is empty. byDefault is the mode of files without their own mode. A selected key that is
+// missing is an error unless optional is set. from is the name of the source in that error.
+func (p payload) addKeys(
+	data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string,
+) error {
 	if len(items) == 0 {
 		for _, k := range slices.Sorted(maps.Keys(data)) {
 			p[k] = projectedFile{data: data[k], mode: byDefault}
@@ -177,21 +189,15 @@ func (p payload) addKeys(data map[string][]byte, items []v1.KeyToPath, byDefault
 			}
 			return fmt.Errorf("%s has no key %q", from, it.Key)
 		}
-		m := byDefault
-		if it.Mode != nil {
-			m = *it.Mode
-		}
+		m := ptr.Deref(it.Mode, byDefault)
 		p[filepath.Clean(it.Path)] = projectedFile{data: b, mode: m}
 	}
 	return nil
 }
 
-func (v *Volumes) addDownwardAPI(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, byDefault int32) error {
+func (v *fileVolumes) addDownwardAPI(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, byDefault int32) error {
 	for _, it := range items {
-		m := byDefault
-		if it.Mode != nil {
-			m = *it.Mode
-		}
+		m := ptr.Deref(it.Mode, byDefault)
 		var text string
 		var err error
 		switch {

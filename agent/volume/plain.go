@@ -12,6 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/nfs"
@@ -107,7 +108,7 @@ func mountTmpfs(dir string, size int64, group *int64) error {
 
 // secretDir returns the folder for the files of a secret or projected volume of a pod. All such
 // folders are on one tmpfs, which it mounts if necessary.
-func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
+func (v *fileVolumes) secretDir(pod *v1.Pod, name string) (string, error) {
 	root := v.secretRoot()
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -142,10 +143,7 @@ func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 // hostPath returns the mount of a hostPath volume. It verifies the type of the path on the node,
 // and creates the path if the type requires that.
 func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
-	kind := v1.HostPathUnset
-	if src.Type != nil {
-		kind = *src.Type
-	}
+	kind := ptr.Deref(src.Type, v1.HostPathUnset)
 	bad := func(what string) error {
 		return fmt.Errorf("hostPath type check failed: %s is not a %s", src.Path, what)
 	}
@@ -197,13 +195,14 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 	return agent.Mount{HostPath: src.Path, IsFile: !st.IsDir()}, nil
 }
 
-var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory", v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
+var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory",
+	v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
 	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device"}
 
 // unmountBelow unmounts all file systems at and below dir, deepest first, including mounts of
 // servers that do not respond. It does nothing if nothing is mounted there.
 func unmountBelow(ctx context.Context, dir string) error {
-	real, err := filepath.EvalSymlinks(dir)
+	resolved, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -211,7 +210,7 @@ func unmountBelow(ctx context.Context, dir string) error {
 		return err
 	}
 	for range 10 { // mounts can be stacked
-		points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+		points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(resolved))
 		if err != nil {
 			return err
 		}

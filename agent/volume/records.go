@@ -17,7 +17,7 @@ func writeRecord(path string, r any) error {
 	if err != nil {
 		return err
 	}
-	return durable.Write(path, b)
+	return durable.WriteIfChanged(path, b, durable.Intact)
 }
 
 // recordsIn returns the records of volumes in the folder dir. The keys are the paths of the

@@ -21,7 +21,8 @@ type leavingNode struct {
 }
 
 func newLeaving(t *testing.T) *leavingNode {
-	n := &leavingNode{T: t, kubelet: t.TempDir(), bin: t.TempDir(), kernel: iscsi.Kernel{Sys: t.TempDir(), Dev: t.TempDir()}, log: filepath.Join(t.TempDir(), "log")}
+	n := &leavingNode{T: t, kubelet: t.TempDir(), bin: t.TempDir(),
+		kernel: iscsi.Kernel{Sys: t.TempDir(), Dev: t.TempDir()}, log: filepath.Join(t.TempDir(), "log")}
 	// The folder of a session has the target's name, which follows -T.
 	n.writeFile(filepath.Join(n.bin, "iscsiadm"), fmt.Sprintf(`#!/bin/sh
 echo "$*" >>%s
@@ -47,7 +48,8 @@ func (n *leavingNode) addSession(target, portal string) (removed string) {
 	device := filepath.Join(n.kernel.Sys, "devices/host3/device"+id)
 	unit := filepath.Join(device, "target3:0:0/3:0:0:0")
 	for file, text := range map[string]string{
-		filepath.Join(dir, "targetname"): target, filepath.Join(dir, "ifacename"): "default", filepath.Join(dir, "state"): "LOGGED_IN", filepath.Join(dir, "target_id"): "0",
+		filepath.Join(dir, "targetname"): target, filepath.Join(dir, "ifacename"): "default",
+		filepath.Join(dir, "state"): "LOGGED_IN", filepath.Join(dir, "target_id"): "0",
 		filepath.Join(unit, "block/sda/dev"): "9999:1", filepath.Join(unit, "delete"): "",
 		filepath.Join(n.kernel.Sys, "class/iscsi_connection/connection"+id+":0/persistent_address"): portal,
 		filepath.Join(n.kernel.Sys, "class/iscsi_connection/connection"+id+":0/persistent_port"):    "3260",
@@ -62,7 +64,8 @@ func (n *leavingNode) addSession(target, portal string) (removed string) {
 func (n *leavingNode) writeState(target, portals string) (file string) {
 	n.Helper()
 	file = filepath.Join(n.kubelet, "plugins/kubernetes.io/iscsi/default", target, "target.json")
-	n.writeFile(file, fmt.Sprintf(`{"version":1,"later":true,"target":%q,"interface":"default","portals":{%s}}`, target, portals), 0o600)
+	n.writeFile(file, fmt.Sprintf(`{"version":1,"later":true,"target":%q,"interface":"default","portals":{%s}}`, target,
+		portals), 0o600)
 	return file
 }
 
@@ -85,20 +88,24 @@ func (n *leavingNode) removeISCSI() error {
 // is retried by the next call. F110
 func TestTargetsOfANodeThatLeaves(t *testing.T) {
 	n := newLeaving(t)
-	const one, other, foreign, before = "iqn.2026-01.example:one", "iqn.2026-01.example:other", "iqn.2026-01.example:foreign", "iqn.2026-01.example:before"
+	const one, other, foreign, before = "iqn.2026-01.example:one", "iqn.2026-01.example:other",
+		"iqn.2026-01.example:foreign", "iqn.2026-01.example:before"
 	const made = `"192.0.2.1:3260":{"group":1,"madeRecord":true}`
 	devices := map[string]string{}
 	for _, target := range []string{one, other, foreign, before} {
 		devices[target] = n.addSession(target, "192.0.2.1")
 	}
-	notes := map[string]string{one: n.writeState(one, made), other: n.writeState(other, made), before: n.writeState(before, "")}
+	notes := map[string]string{one: n.writeState(one, made), other: n.writeState(other, made),
+		before: n.writeState(before, "")}
 	torn := n.writeState("iqn.2026-01.example:torn", "")
 	n.writeFile(torn, "torn", 0o600)
-	n.writeFile(filepath.Join(n.kubelet, "plugins/kubernetes.io/iscsi/iface-default/of kubelet/iscsi.json"), "{}", 0o600)
+	n.writeFile(filepath.Join(n.kubelet, "plugins/kubernetes.io/iscsi/iface-default/of kubelet/iscsi.json"), "{}",
+		0o600)
 	n.writeFile(filepath.Join(n.kernel.Sys, "fails-"+other), "", 0o600)
 
 	err := n.removeISCSI()
-	for _, want := range []string{"detaching iSCSI target " + other + ": logging out at portal 192.0.2.1:3260", "no answer", torn} {
+	for _, want := range []string{"detaching iSCSI target " + other + ": logging out at portal 192.0.2.1:3260",
+		"no answer", torn} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -107,8 +114,10 @@ func TestTargetsOfANodeThatLeaves(t *testing.T) {
 		t.Errorf("%v names what has not failed", err)
 	}
 	asked := n.adminCalls()
-	if want := "-m node -T " + one + " -p 192.0.2.1:3260,1 -I default --logout\n-m node -T " + one + " -p 192.0.2.1:3260,1 -I default -o delete\n"; !strings.Contains(asked, want) ||
-		strings.Contains(asked, foreign) || strings.Contains(asked, before) || strings.Contains(asked, "-T "+other+" -p 192.0.2.1:3260,1 -I default -o delete") {
+	if want := "-m node -T " + one + " -p 192.0.2.1:3260,1 -I default --logout\n-m node -T " + one +
+		" -p 192.0.2.1:3260,1 -I default -o delete\n"; !strings.Contains(asked, want) ||
+		strings.Contains(asked, foreign) || strings.Contains(asked, before) ||
+		strings.Contains(asked, "-T "+other+" -p 192.0.2.1:3260,1 -I default -o delete") {
 		t.Errorf("iscsiadm was asked\n%swant\n%s, and nothing of others", asked, want)
 	}
 	for target, want := range map[string]string{one: "1", other: "1", foreign: "", before: ""} {
@@ -123,7 +132,8 @@ func TestTargetsOfANodeThatLeaves(t *testing.T) {
 	}
 
 	requireNoError(t, errors.Join(os.Remove(filepath.Join(n.kernel.Sys, "fails-"+other)), os.Remove(torn)))
-	if err := n.removeISCSI(); err != nil || fileExists(notes[other]) || !strings.Contains(n.adminCalls(), "-T "+other+" -p 192.0.2.1:3260,1 -I default -o delete") {
+	if err := n.removeISCSI(); err != nil || fileExists(notes[other]) ||
+		!strings.Contains(n.adminCalls(), "-T "+other+" -p 192.0.2.1:3260,1 -I default -o delete") {
 		t.Errorf("asked again: %v", err)
 	}
 	if err := n.removeISCSI(); err != nil || n.adminCalls() != "" {
@@ -143,7 +153,8 @@ func TestNodesThatLeaveWithoutHelpers(t *testing.T) {
 		t.Error("of a target that was never reached something is left")
 	}
 	note := n.writeState("iqn.2026-01.example:one", `"192.0.2.1:3260":{"group":1,"madeRecord":true}`)
-	if err := n.removeISCSI(); err == nil || !strings.Contains(err.Error(), "iqn.2026-01.example:one") || !strings.Contains(err.Error(), "iscsiadm is not on this node: install open-iscsi") || !fileExists(note) {
+	if err := n.removeISCSI(); err == nil || !strings.Contains(err.Error(), "iqn.2026-01.example:one") ||
+		!strings.Contains(err.Error(), "iscsiadm is not on this node: install open-iscsi") || !fileExists(note) {
 		t.Errorf("with a record: %v", err)
 	}
 }

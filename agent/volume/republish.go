@@ -14,7 +14,7 @@ const republishInterval = time.Minute
 
 // recordPublished records that the driver is being called now to publish the volume with the record
 // file.
-func (v *Volumes) recordPublished(file string) {
+func (v *csiVolumes) recordPublished(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.publishedAt == nil {
@@ -26,7 +26,7 @@ func (v *Volumes) recordPublished(file string) {
 // republishCSI makes the driver publish a volume again, with new tokens and secrets, if its
 // CSIDriver has requiresRepublish. It does nothing within republishInterval of the previous call.
 // After a failure the pod keeps its current content.
-func (v *Volumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
+func (v *csiVolumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
 	s, ok := v.csiSourceOf(pod, vol)
 	if !ok || v.cfg.CSI == nil {
 		return nil
@@ -67,7 +67,7 @@ func (v *Volumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 
 // csiSourceOf returns the CSI volume that a pod's volume refers to, inline or through its claim. ok
 // is false if the volume is not a CSI volume, or its claim is not usable.
-func (v *Volumes) csiSourceOf(pod *v1.Pod, vol *v1.Volume) (s csiSource, ok bool) {
+func (v *csiVolumes) csiSourceOf(pod *v1.Pod, vol *v1.Volume) (s csiSource, ok bool) {
 	if vol.CSI != nil {
 		return inlineSource(pod, vol), true
 	}
@@ -75,7 +75,7 @@ func (v *Volumes) csiSourceOf(pod *v1.Pod, vol *v1.Volume) (s csiSource, ok bool
 	if name == "" {
 		return csiSource{}, false
 	}
-	claim, pv, err := v.boundClaim(pod, vol, name)
+	claim, pv, err := boundClaim(v.cfg.Objects, pod, vol, name)
 	if err != nil || pv.Spec.CSI == nil {
 		return csiSource{}, false
 	}

@@ -19,11 +19,11 @@ func ShareKubeletMounts(kubelet string) error {
 			return fmt.Errorf("folders of CSI drivers: %w", err)
 		}
 	}
-	real, err := filepath.EvalSymlinks(kubelet)
+	resolved, err := filepath.EvalSymlinks(kubelet)
 	if err != nil {
 		return fmt.Errorf("folders of CSI drivers: %w", err)
 	}
-	for _, dir := range []string{real, filepath.Join(real, "plugins"), filepath.Join(real, "pods")} {
+	for _, dir := range []string{resolved, filepath.Join(resolved, "plugins"), filepath.Join(resolved, "pods")} {
 		m, err := topmostMount(dir)
 		if err != nil {
 			return fmt.Errorf("sharing mounts of CSI drivers: %w", err)

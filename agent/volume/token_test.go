@@ -25,14 +25,16 @@ func TestTokenOwner(t *testing.T) {
 		{"one user", v1.PodSecurityContext{RunAsUser: &user}, nil, fmt.Sprintf("1001:%d 0600", os.Getgid())},
 		{"one user and fsGroup", v1.PodSecurityContext{RunAsUser: &user, FSGroup: &group}, nil, "1001:4711 0640"},
 		{"two users", v1.PodSecurityContext{RunAsUser: &user}, &other, fmt.Sprintf("%d:%d 0644", self, os.Getgid())},
-		{"two users and fsGroup", v1.PodSecurityContext{RunAsUser: &user, FSGroup: &group}, &other, fmt.Sprintf("%d:4711 0640", self)},
+		{"two users and fsGroup", v1.PodSecurityContext{RunAsUser: &user, FSGroup: &group}, &other,
+			fmt.Sprintf("%d:4711 0640", self)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v, cluster, _ := newVolumes(t)
 			p := newPodOfEveryKind(cluster)
 			p.Spec.SecurityContext = &c.pod
 			if c.container != nil {
-				p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: "other", SecurityContext: &v1.SecurityContext{RunAsUser: c.container}})
+				p.Spec.Containers = append(p.Spec.Containers,
+					v1.Container{Name: "other", SecurityContext: &v1.SecurityContext{RunAsUser: c.container}})
 			}
 			m, err := v.MountAll(t.Context(), p)
 			requireNoError(t, err)

@@ -37,7 +37,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -54,6 +53,7 @@ import (
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/internal/keylock"
 	"keelson.dev/keelson/internal/safepath"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Config is the configuration of Volumes.
@@ -76,17 +76,13 @@ type Config struct {
 // Volumes mounts and unmounts the volumes of the pods of this node. It implements agent.Volumes and
 // agent.AttachedVolumes.
 type Volumes struct {
-	cfg   Config
-	mu    sync.Mutex
-	tmpfs bool // RUN/secrets is mounted
-	// publishedAt is the time of the last driver call that published a CSI volume. Keys are paths
-	// of records.
-	publishedAt map[string]time.Time
-	unconfirmed map[string]bool      // paths of records of volumes for which the driver did not confirm a publish call
-	lateTargets map[string]time.Time // target paths of removed volumes that had been unconfirmed, with the time of removal
-	locks       keylock.Locks
-	unreported  map[agent.HeldClaim]bool // reservations of claims by this process that the control plane may not have received
-	uses        chan struct{}            // buffered; a value signals a change of the attached volumes in use
+	*layout
+	locks       keylock.Locks // of local and NFS volumes, by path or device
+	files       fileVolumes
+	attachments attachments
+	claims      exclusiveClaims
+	csi         csiVolumes
+	iscsi       iscsiVolumes
 }
 
 var (
@@ -99,14 +95,14 @@ func New(cfg Config) *Volumes {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Volumes{cfg: cfg, uses: make(chan struct{}, 1)}
+	v := &Volumes{layout: &layout{cfg: &cfg}}
+	v.files.layout = v.layout
+	v.attachments = attachments{layout: v.layout, uses: wakeup.New()}
+	v.claims = exclusiveClaims{layout: v.layout, attachments: &v.attachments}
+	v.csi = csiVolumes{layout: v.layout, attachments: &v.attachments}
+	v.iscsi = iscsiVolumes{layout: v.layout, attachments: &v.attachments}
+	return v
 }
-
-func (v *Volumes) podDir(uid types.UID) string {
-	return filepath.Join(v.cfg.Paths.State, "volumes", string(uid))
-}
-
-func (v *Volumes) secretRoot() string { return filepath.Join(v.cfg.Paths.Run, "secrets") }
 
 // checkUID returns an error if a pod's UID cannot be the name of a folder.
 func checkUID(uid types.UID) error {
@@ -158,19 +154,20 @@ func (v *Volumes) mountVolume(ctx context.Context, pod *v1.Pod, vol *v1.Volume) 
 	case vol.HostPath != nil:
 		return hostPath(vol.HostPath)
 	case vol.ConfigMap != nil, vol.DownwardAPI != nil, vol.Secret != nil, vol.Projected != nil:
-		return v.writeFiles(ctx, pod, vol)
+		return v.files.writeFiles(ctx, pod, vol)
 	case vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
 		return v.mountClaim(ctx, pod, vol)
 	case vol.CSI != nil:
-		return v.mountCSI(ctx, pod, vol.Name, inlineSource(pod, vol))
+		return v.csi.mountCSI(ctx, pod, vol.Name, inlineSource(pod, vol))
 	case vol.NFS != nil:
-		return v.mountNFS(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path, ReadOnly: vol.NFS.ReadOnly})
+		return v.mountNFS(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path,
+			ReadOnly: vol.NFS.ReadOnly})
 	case vol.ISCSI != nil:
 		s, err := inlineISCSI(pod, vol.Name, vol.ISCSI)
 		if err != nil {
 			return agent.Mount{}, err
 		}
-		return v.mountISCSI(ctx, pod, vol.Name, s)
+		return v.iscsi.mountISCSI(ctx, pod, vol.Name, s)
 	case hasNoSource(vol):
 		return v.emptyDir(pod, vol) // the API's default
 	}
@@ -194,12 +191,13 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 		var err error
 		switch {
 		case vol.ConfigMap != nil, vol.Secret != nil, vol.Projected != nil, vol.DownwardAPI != nil:
-			_, err = v.writeFiles(ctx, pod, vol)
+			_, err = v.files.writeFiles(ctx, pod, vol)
 		case vol.CSI != nil, vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
-			err = v.republishCSI(ctx, pod, vol)
+			err = v.csi.republishCSI(ctx, pod, vol)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("refreshing volume %q of pod %s/%s: %w", vol.Name, pod.Namespace, pod.Name, err))
+			errs = append(errs, fmt.Errorf("refreshing volume %q of pod %s/%s: %w", vol.Name, pod.Namespace,
+				pod.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -213,14 +211,14 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 		return err
 	}
 	dir := v.podDir(pod)
-	defer v.dropClaimMarks(pod)
-	if err := v.releaseCSI(ctx, pod); err != nil {
+	defer v.claims.dropClaimMarks(pod)
+	if err := v.csi.releaseCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
-	if err := v.releaseISCSI(ctx, pod); err != nil {
+	if err := v.iscsi.releaseISCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
-	if err := v.removeCSILeftovers(pod); err != nil {
+	if err := v.csi.removeCSILeftovers(pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	for _, d := range []string{dir, filepath.Join(v.secretRoot(), string(pod))} {
@@ -235,27 +233,6 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	return nil
 }
 
-// Pods returns the UIDs of the pods that still have mounted or stored volumes on this node. It
-// implements agent.Volumes.
-func (v *Volumes) Pods() ([]types.UID, error) {
-	seen := map[types.UID]bool{}
-	var out []types.UID
-	for _, d := range []string{filepath.Join(v.cfg.Paths.State, "volumes"), v.secretRoot()} {
-		entries, err := os.ReadDir(d)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("listing pods with volumes: %w", err)
-		}
-		for _, e := range entries {
-			if uid := types.UID(e.Name()); e.IsDir() && !seen[uid] {
-				seen[uid] = true
-				out = append(out, uid)
-			}
-		}
-	}
-	slices.Sort(out)
-	return out, nil
-}
-
 // fsGroup returns the fsGroup in a pod's security context, or nil.
 func fsGroup(pod *v1.Pod) *int64 {
 	if pod.Spec.SecurityContext == nil {
@@ -263,3 +240,23 @@ func fsGroup(pod *v1.Pod) *int64 {
 	}
 	return pod.Spec.SecurityContext.FSGroup
 }
+
+// Disk returns the usage of a pod's volume as reported by its CSI driver. ok is false if the volume
+// is not a CSI volume, or its driver does not report the usage. The caller then measures the file
+// system. It returns an error if the usage cannot be determined in either way.
+func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk agent.Disk, ok bool, err error) {
+	return v.csi.diskUsage(ctx, uid, volume)
+}
+
+// Call calls a CSI driver of this node for the control plane, and returns the encoded response. For
+// NodeExpandVolume it uses only the volume ID and the size of the request, and adds paths and
+// secrets itself. It implements agent.DriverCalls.
+func (v *Volumes) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) (
+	[]byte, error,
+) {
+	return v.csi.callDriver(ctx, driver, method, request, timeout)
+}
+
+// ExclusiveClaims returns the ReadWriteOncePod claims that pods of this node have reserved, as
+// recorded on disk. It implements agent.AttachedVolumes.
+func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) { return v.claims.reservations() }

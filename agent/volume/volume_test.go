@@ -28,8 +28,8 @@ import (
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/reservedspace"
-	"keelson.dev/keelson/internal/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -53,11 +53,13 @@ func newVolumes(t *testing.T) (*Volumes, *fake.Cluster, string) {
 			t.Error(err)
 		}
 	})
-	return New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")}, Objects: c}), c, dir
+	return New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")},
+		Objects: c}), c, dir
 }
 
 func newPod(uid string, volumes ...v1.Volume) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: types.UID(uid), Labels: map[string]string{"app": "web"}},
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: types.UID(uid),
+		Labels: map[string]string{"app": "web"}},
 		Spec: v1.PodSpec{Volumes: volumes, ServiceAccountName: "sa", Containers: []v1.Container{{Name: "app"}}}}
 }
 
@@ -89,19 +91,28 @@ func fsType(t *testing.T, path string) string {
 // newPodOfEveryKind returns a pod with one volume of each kind that needs no claim.
 func newPodOfEveryKind(c *fake.Cluster) *v1.Pod {
 	c.Put(newConfigMap("cm", map[string]string{"key": "value", "other": "x"}),
-		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"password": []byte("geheim")}})
+		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"},
+			Data: map[string][]byte{"password": []byte("geheim")}})
 	mode := int32(0o400)
 	limit := resource.MustParse("1Mi")
 	return newPod("u1",
 		newVolume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
-		newVolume("ram", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
-		newVolume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Items: []v1.KeyToPath{{Key: "key", Path: "deep/er/file", Mode: &mode}}}}),
+		newVolume("ram",
+			v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
+		newVolume("cm",
+			v1.VolumeSource{
+				ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"},
+					Items: []v1.KeyToPath{{Key: "key", Path: "deep/er/file", Mode: &mode}}}}),
 		newVolume("secret", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}),
-		newVolume("down", v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}),
+		newVolume("down",
+			v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels",
+				FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}),
 		newVolume("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{
 			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", Audience: "a"}},
-			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Items: []v1.KeyToPath{{Key: "other", Path: "other"}}}},
-			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "namespace", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}}}}}))
+			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "cm"},
+				Items: []v1.KeyToPath{{Key: "other", Path: "other"}}}},
+			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "namespace",
+				FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}}}}}))
 }
 
 func TestEveryKind(t *testing.T) {
@@ -109,7 +120,8 @@ func TestEveryKind(t *testing.T) {
 	p := newPodOfEveryKind(c)
 	m, err := v.MountAll(t.Context(), p)
 	requireNoError(t, err)
-	for name, want := range map[string]string{"cm/deep/er/file": "value", "secret/password": "geheim", "down/labels": `app="web"`, "api/token": "token:default/web:a", "api/other": "x", "api/namespace": "default"} {
+	for name, want := range map[string]string{"cm/deep/er/file": "value", "secret/password": "geheim",
+		"down/labels": `app="web"`, "api/token": "token:default/web:a", "api/other": "x", "api/namespace": "default"} {
 		vol, file, _ := strings.Cut(name, "/")
 		if got := mustRead(t, filepath.Join(m[vol].HostPath, file)); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
@@ -129,12 +141,13 @@ func TestEveryKind(t *testing.T) {
 	if st, err := os.Stat(m["disk"].HostPath); err != nil || st.Mode().Perm() != 0o777 {
 		t.Errorf("emptyDir: %v, %v", st.Mode(), err)
 	}
-	if err := os.WriteFile(filepath.Join(m["ram"].HostPath, "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+	if err := os.WriteFile(filepath.Join(m["ram"].HostPath, "big"), make([]byte, 2<<20), 0o600); !errors.Is(err,
+		syscall.ENOSPC) {
 		t.Errorf("2 MiB in a tmpfs of 1 MiB: %v", err)
 	}
 	// A restarted agent finds everything, changes nothing, and removes all of it.
 	requireNoError(t, os.WriteFile(filepath.Join(m["disk"].HostPath, "data"), []byte("kept"), 0o600))
-	v2 := New(v.cfg)
+	v2 := New(*v.cfg)
 	m2, err := v2.MountAll(t.Context(), p)
 	requireNoError(t, err)
 	if mustRead(t, filepath.Join(m2["disk"].HostPath, "data")) != "kept" {
@@ -164,10 +177,15 @@ func TestMissingObjectsAreNamed(t *testing.T) {
 	v, c, _ := newVolumes(t)
 	yes := true
 	p := newPod("u1",
-		newVolume("cfg", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}}}),
+		newVolume("cfg",
+			v1.VolumeSource{
+				ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}}}),
 		newVolume("sec", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "nowhere"}}),
-		newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}),
-		newVolume("opt", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}, Optional: &yes}}))
+		newVolume("data",
+			v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}),
+		newVolume("opt",
+			v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{
+				LocalObjectReference: v1.LocalObjectReference{Name: "absent"}, Optional: &yes}}))
 	_, err := v.MountAll(t.Context(), p)
 	want := `MountVolume.SetUp failed for volume "cfg" : configmap "default/absent" not found
 MountVolume.SetUp failed for volume "data" : persistentvolumeclaim "default/disk" not found
@@ -178,7 +196,8 @@ MountVolume.SetUp failed for volume "sec" : secret "default/nowhere" not found`
 	c.Put(newConfigMap("absent", nil), &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nowhere"}},
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk"}})
 	_, err = v.MountAll(t.Context(), p)
-	if err == nil || err.Error() != `MountVolume.SetUp failed for volume "data" : persistentvolumeclaim "default/disk" is not bound` {
+	if err == nil || err.Error() != `MountVolume.SetUp failed for volume "data" : persistentvolumeclaim `+
+		`"default/disk" is not bound` {
 		t.Errorf("unbound claim: %v", err)
 	}
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
@@ -196,7 +215,10 @@ func TestRefreshIsAtomic(t *testing.T) {
 		return newConfigMap("cm", data)
 	}
 	c.Put(version(0))
-	p := newPod("u1", newVolume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}))
+	p := newPod("u1",
+		newVolume("cm",
+			v1.VolumeSource{
+				ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}))
 	m, err := v.MountAll(t.Context(), p)
 	requireNoError(t, err)
 	dir := m["cm"].HostPath
@@ -235,7 +257,7 @@ func TestRefreshIsAtomic(t *testing.T) {
 	before, _ := os.Readlink(filepath.Join(dir, dataLink))
 	requireNoError(t, v.Refresh(t.Context(), p))
 	if after, _ := os.Readlink(filepath.Join(dir, dataLink)); after != before {
-		t.Error("an unchanged ConfigMap was written anew")
+		t.Error("an unchanged ConfigMap was written again")
 	}
 	// A crash leaves a version that is never visible; the next write removes it.
 	requireNoError(t, os.Mkdir(filepath.Join(dir, "..crashed"), 0o755))
@@ -252,7 +274,8 @@ func TestFSGroup(t *testing.T) {
 	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &g}
 	m, err := v.MountAll(t.Context(), p)
 	requireNoError(t, err)
-	for _, path := range []string{m["disk"].HostPath, m["ram"].HostPath, m["secret"].HostPath + "/password", m["api"].HostPath + "/token", m["cm"].HostPath + "/deep/er"} {
+	for _, path := range []string{m["disk"].HostPath, m["ram"].HostPath, m["secret"].HostPath + "/password",
+		m["api"].HostPath + "/token", m["cm"].HostPath + "/deep/er"} {
 		st, err := os.Stat(path)
 		requireNoError(t, err)
 		if fileGroup(st) != g || st.Mode().Perm()&0o040 == 0 || st.IsDir() && st.Mode()&os.ModeSetgid == 0 {
@@ -279,14 +302,17 @@ func TestHostPathTypes(t *testing.T) {
 		want string // "" = no error
 	}{
 		{dir, v1.HostPathDirectory, ""}, {file, v1.HostPathFile, ""}, {"/dev/null", v1.HostPathCharDev, ""},
-		{socket, v1.HostPathSocket, ""}, {disk, v1.HostPathBlockDev, ""}, {link, v1.HostPathBlockDev, ""}, {dir, v1.HostPathDirectoryOrCreate, ""},
+		{socket, v1.HostPathSocket, ""}, {disk, v1.HostPathBlockDev, ""}, {link, v1.HostPathBlockDev, ""},
+		{dir, v1.HostPathDirectoryOrCreate, ""},
 		{file, v1.HostPathFileOrCreate, ""}, {socket, v1.HostPathUnset, ""}, {disk, v1.HostPathUnset, ""},
 		{disk, v1.HostPathCharDev, "hostPath type check failed: " + disk + " is not a character device"},
 		{socket, v1.HostPathFile, "hostPath type check failed: " + socket + " is not a file"},
 		{file, v1.HostPathDirectoryOrCreate, "mkdir " + file + ": not a directory"},
 		{dir, v1.HostPathFileOrCreate, "hostPath type check failed: " + dir + " is not a file"},
 		{"/absent", v1.HostPathBlockDev, "hostPath type check failed: /absent is not a block device"},
-		{filepath.Join(dir, "new/deep"), v1.HostPathDirectoryOrCreate, ""}, {filepath.Join(dir, "newfile"), v1.HostPathFileOrCreate, ""}, {filepath.Join(dir, "unset"), v1.HostPathUnset, ""},
+		{filepath.Join(dir, "new/deep"), v1.HostPathDirectoryOrCreate, ""},
+		{filepath.Join(dir, "newfile"), v1.HostPathFileOrCreate, ""},
+		{filepath.Join(dir, "unset"), v1.HostPathUnset, ""},
 		{file, v1.HostPathDirectory, "hostPath type check failed: " + file + " is not a directory"},
 		{dir, v1.HostPathFile, "hostPath type check failed: " + dir + " is not a file"},
 		{file, v1.HostPathSocket, "hostPath type check failed: " + file + " is not a socket file"},
@@ -307,12 +333,16 @@ func withLocalDriver(t *testing.T, v *Volumes, dir string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(1 << 20)}).Run(ctx)
+		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1",
+			KeepFree: reservedspace.Bytes(1 << 20)}).Run(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
 	// Its socket exists before it accepts connections.
-	requireNoError(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the driver", func() error {
+		_, err := v.cfg.CSI.Driver(t.Context(), local.DriverName)
+		return err
+	})
 }
 
 // F110: a CSI volume is staged once for two pods, and its data outlives them. A crash of the agent
@@ -320,11 +350,16 @@ func withLocalDriver(t *testing.T, v *Volumes, dir string) {
 func TestClaimOnCSIVolume(t *testing.T) {
 	v, c, dir := newVolumes(t)
 	withLocalDriver(t, v, dir)
-	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"}, Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
-		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-			ClaimRef:               &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
-			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-1"}}}})
-	claim := newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"},
+		Spec:   v1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"},
+			Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+				ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
+				PersistentVolumeSource: v1.PersistentVolumeSource{
+					CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-1"}}}})
+	claim := newVolume("data",
+		v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
 	one, err := v.MountAll(t.Context(), newPod("u1", claim))
 	requireNoError(t, err)
 	two, err := v.MountAll(t.Context(), newPod("u2", claim))
@@ -334,7 +369,7 @@ func TestClaimOnCSIVolume(t *testing.T) {
 		t.Errorf("the second pod sees %q", got)
 	}
 	staging := v.stagingPath(csiSource{driver: local.DriverName, handle: "vol-1"})
-	v = New(v.cfg) // the agent is killed
+	v = New(*v.cfg) // the agent is killed
 	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	if !isMountedNow(staging) || !isMountedNow(two["data"].HostPath) {
 		t.Error("the end of one pod took the volume from the other")
@@ -351,10 +386,13 @@ func TestClaimOnCSIVolume(t *testing.T) {
 	}
 	requireNoError(t, v.UnmountAll(t.Context(), "u3"))
 	// A crash between writing the record and calling the driver.
-	requireNoError(t, writeRecord(filepath.Join(v.podDir("u4"), "csi", "data.json"), csiRecord{Driver: local.DriverName, Volume: "vol-1", Staging: staging, Target: filepath.Join(v.podDir("u4"), "csi", "data", "mount")}))
+	requireNoError(t, writeRecord(filepath.Join(v.podDir("u4"), "csi", "data.json"),
+		csiRecord{Driver: local.DriverName, Volume: "vol-1", Staging: staging,
+			Target: filepath.Join(v.podDir("u4"), "csi", "data", "mount")}))
 	requireNoError(t, v.UnmountAll(t.Context(), "u4"))
 	// The driver no longer exists: a mounted volume is an error, an unmounted one is dropped.
-	requireNoError(t, writeRecord(filepath.Join(v.podDir("u5"), "csi", "data.json"), csiRecord{Driver: "gone.example", Volume: "x", Staging: "/nowhere", Target: "/nowhere"}))
+	requireNoError(t, writeRecord(filepath.Join(v.podDir("u5"), "csi", "data.json"),
+		csiRecord{Driver: "gone.example", Volume: "x", Staging: "/nowhere", Target: "/nowhere"}))
 	requireNoError(t, v.UnmountAll(t.Context(), "u5"))
 }
 
@@ -367,18 +405,20 @@ func TestDriversAreToldOfPods(t *testing.T) {
 	p := newPod("u1")
 	staged := csi.Volume{VolumeContext: map[string]string{"size": "big"}}
 	cv := staged
-	requireNoError(t, v.addPodInfo(t.Context(), &cv, p, about, false))
-	if len(staged.VolumeContext) != 1 || cv.VolumeContext["size"] != "big" || cv.VolumeContext["csi.storage.k8s.io/pod.uid"] != "u1" {
+	requireNoError(t, v.csi.addPodInfo(t.Context(), &cv, p, about, false))
+	if len(staged.VolumeContext) != 1 || cv.VolumeContext["size"] != "big" ||
+		cv.VolumeContext["csi.storage.k8s.io/pod.uid"] != "u1" {
 		t.Errorf("staged with %v, published with %v", staged.VolumeContext, cv.VolumeContext)
 	}
 	var tokens map[string]struct{ Token, ExpirationTimestamp string }
 	requireNoError(t, json.Unmarshal([]byte(cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens))
-	if got := tokens["vault"]; got.Token != "token:default/"+p.Name+":vault" || !strings.HasSuffix(got.ExpirationTimestamp, "Z") {
+	if got := tokens["vault"]; got.Token != "token:default/"+p.Name+":vault" ||
+		!strings.HasSuffix(got.ExpirationTimestamp, "Z") {
 		t.Errorf("tokens %+v", tokens)
 	}
 	plain := staged
-	requireNoError(t, v.addPodInfo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
-	requireNoError(t, v.addPodInfo(t.Context(), &plain, p, nil, false))
+	requireNoError(t, v.csi.addPodInfo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
+	requireNoError(t, v.csi.addPodInfo(t.Context(), &plain, p, nil, false))
 	if len(plain.VolumeContext) != 1 {
 		t.Errorf("a driver that asks for nothing is told %v", plain.VolumeContext)
 	}
@@ -387,11 +427,18 @@ func TestDriversAreToldOfPods(t *testing.T) {
 func TestDriverMissing(t *testing.T) {
 	v, c, dir := newVolumes(t)
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk"}, Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
-		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk"},
-			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "gone.example", VolumeHandle: "x"}}}})
-	_, err := v.MountAll(t.Context(), newPod("u1", newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
-	if err == nil || !strings.Contains(err.Error(), csi.ErrNoDriver.Error()+": gone.example (looked for in "+dir+"/plugins/*/csi.sock)") {
+	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk"},
+		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"},
+			Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk"},
+				PersistentVolumeSource: v1.PersistentVolumeSource{
+					CSI: &v1.CSIPersistentVolumeSource{Driver: "gone.example",
+						VolumeHandle: "x"}}}})
+	_, err := v.MountAll(t.Context(), newPod("u1",
+		newVolume("data",
+			v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
+	if err == nil || !strings.Contains(err.Error(),
+		csi.ErrNoDriver.Error()+": gone.example (looked for in "+dir+"/plugins/*/csi.sock)") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -414,7 +461,8 @@ func TestGroupStaysInside(t *testing.T) {
 	if fileGroup(st) == g || st.Mode().Perm() != 0o600 {
 		t.Errorf("a file outside was changed: group %d, %s", fileGroup(st), st.Mode())
 	}
-	if st, err = os.Stat(filepath.Join(vol, "sub")); err != nil || fileGroup(st) != g || st.Mode().Perm()&0o070 != 0o070 {
+	if st, err = os.Stat(filepath.Join(vol, "sub")); err != nil || fileGroup(st) != g ||
+		st.Mode().Perm()&0o070 != 0o070 {
 		t.Errorf("inside: %v, %v", st, err)
 	}
 }

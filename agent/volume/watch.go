@@ -28,10 +28,10 @@ func (v *Volumes) Run(ctx context.Context) error {
 	defer t.Stop()
 	told := map[string]string{}
 	for {
-		if err := v.unmountLate(); err != nil {
+		if err := v.csi.unmountLate(); err != nil {
 			v.cfg.Log.Warn("checking for late mounts of CSI drivers", "err", err)
 		}
-		v.reportHealth(ctx, told)
+		v.csi.reportHealth(ctx, told)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -46,7 +46,7 @@ const lateMountWindow = time.Hour
 
 // recordUnanswered records that a driver did not confirm the publish call for the volume with the
 // record file. The driver may still mount the volume.
-func (v *Volumes) recordUnanswered(file string) {
+func (v *csiVolumes) recordUnanswered(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.unconfirmed == nil {
@@ -57,7 +57,7 @@ func (v *Volumes) recordUnanswered(file string) {
 
 // recordReleased forgets the volume with the record file, which has been removed. If its driver
 // never confirmed the publish call, the target path is monitored for lateMountWindow.
-func (v *Volumes) recordReleased(file, target string) {
+func (v *csiVolumes) recordReleased(file, target string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.publishedAt, file)
@@ -73,7 +73,7 @@ func (v *Volumes) recordReleased(file, target string) {
 // unmountLate unmounts file systems that a driver mounted at a target path after the volume was
 // removed. It removes only empty folders. It checks only the targets that this process recorded,
 // because other mounts do not belong to it.
-func (v *Volumes) unmountLate() error {
+func (v *csiVolumes) unmountLate() error {
 	v.mu.Lock()
 	maps.DeleteFunc(v.lateTargets, func(_ string, at time.Time) bool { return time.Since(at) > lateMountWindow })
 	late := slices.Collect(maps.Keys(v.lateTargets))
@@ -95,7 +95,8 @@ func (v *Volumes) unmountLate() error {
 			v.mu.Unlock()
 			continue
 		case err == nil && is:
-			v.cfg.Log.Warn("unmounting a volume that a CSI driver mounted after it had reported it as unpublished", "path", target)
+			v.cfg.Log.Warn("unmounting a volume that a CSI driver mounted after it had reported it as unpublished",
+				"path", target)
 			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 		}
 		if err == nil {
@@ -108,29 +109,10 @@ func (v *Volumes) unmountLate() error {
 	return errors.Join(errs...)
 }
 
-// targetPaths returns the set of target paths of the CSI volumes of all pods on this node.
-func (v *Volumes) targetPaths() (map[string]bool, error) {
-	pods, err := v.Pods()
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]bool{}
-	for _, p := range pods {
-		recs, err := v.csiRecords(p)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range recs {
-			out[r.Target] = true
-		}
-	}
-	return out, nil
-}
-
 // reportHealth queries the drivers that report volume conditions. It reports an abnormal condition
 // as an event of the pod, once per message. told stores the last message by path of the volume's
 // record.
-func (v *Volumes) reportHealth(ctx context.Context, told map[string]string) {
+func (v *csiVolumes) reportHealth(ctx context.Context, told map[string]string) {
 	if v.cfg.CSI == nil || v.cfg.Report == nil {
 		return
 	}
@@ -155,7 +137,8 @@ func (v *Volumes) reportHealth(ctx context.Context, told map[string]string) {
 				continue
 			}
 			if st.Problem != "" && told[file] != st.Problem {
-				v.cfg.Report(v.podEvent(pod, "VolumeConditionAbnormal", fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Problem)))
+				v.cfg.Report(newPodEvent(pod, "VolumeConditionAbnormal",
+					fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Problem)))
 			}
 			told[file] = st.Problem
 		}
@@ -174,20 +157,24 @@ func stagingPathOf(r csiRecord) string {
 	return r.Staging
 }
 
-// podEvent returns a warning event about a pod, in the form in which the kubelet reports it.
-func (v *Volumes) podEvent(pod *v1.Pod, reason, message string) *v1.Event {
+// newPodEvent returns a warning event about a pod, in the form in which the kubelet reports it.
+func newPodEvent(pod *v1.Pod, reason, message string) *v1.Event {
 	return &v1.Event{
-		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Reason:         reason, Message: message, Type: v1.EventTypeWarning, Count: 1, Source: v1.EventSource{Component: "kubelet"},
+		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace,
+			Name: pod.Name, UID: pod.UID},
+		Reason: reason, Message: message, Type: v1.EventTypeWarning, Count: 1,
+		Source:              v1.EventSource{Component: "kubelet"},
 		ReportingController: "kubelet",
 		ObjectMeta:          metav1.ObjectMeta{Namespace: pod.Namespace},
 	}
 }
 
-// Disk returns the usage of a pod's volume as reported by its CSI driver. ok is false if the volume
-// is not a CSI volume, or its driver does not report the usage. The caller then measures the file
-// system. It returns an error if the usage cannot be determined in either way.
-func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk agent.Disk, ok bool, err error) {
+// diskUsage returns the usage of a pod's volume as reported by its CSI driver. ok is false if the
+// volume is not a CSI volume, or its driver does not report the usage. The caller then measures the
+// file system. It returns an error if the usage cannot be determined in either way.
+func (v *csiVolumes) diskUsage(ctx context.Context, uid types.UID, volume string) (
+	disk agent.Disk, ok bool, err error,
+) {
 	if v.cfg.CSI == nil {
 		return disk, false, nil
 	}
@@ -206,8 +193,10 @@ func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk 
 		}
 	}
 	switch {
-	case st == nil && r.Block, st != nil && r.Block && (st.Bytes == nil || st.Bytes.Available == 0 && st.Bytes.Used == 0):
-		return disk, false, fmt.Errorf("CSI driver %s does not report the usage of the block device %s", r.Driver, r.Volume)
+	case st == nil && r.Block, st != nil && r.Block &&
+		(st.Bytes == nil || st.Bytes.Available == 0 && st.Bytes.Used == 0):
+		return disk, false, fmt.Errorf("CSI driver %s does not report the usage of the block device %s",
+			r.Driver, r.Volume)
 	case st == nil || st.Bytes == nil:
 		return disk, false, nil
 	}

@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/agent/node"
+	"github.com/spf13/cobra"
+
 	"keelson.dev/keelson/test/helptext"
 )
 
@@ -18,10 +19,7 @@ func TestHelp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
-	node.Flags(fs)
-	verboseFlag(fs)
-	node.WithConfigFile(fs)
-	got := usageText + strings.ReplaceAll(helptext.Flags(fs), "(default "+strings.ToLower(host)+")", "(default HOSTNAME)")
-	helptext.Golden(t, "testdata/help.golden", got, *rewrite)
+	got := helptext.CommandHelp(newCommand(), func(*cobra.Command) bool { return true })
+	got = strings.ReplaceAll(got, "(default "+strings.ToLower(host)+")", "(default HOSTNAME)")
+	helptext.CompareGolden(t, "testdata/help.golden", got, *rewrite)
 }

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +12,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
 	"keelson.dev/keelson/agent/oci"
@@ -20,6 +22,7 @@ import (
 	"keelson.dev/keelson/agent/volume"
 	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/remote"
+	"keelson.dev/keelson/cmd/internal/commandline"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/logtail"
 	"keelson.dev/keelson/internal/memory"
@@ -28,16 +31,8 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// podsGrace is the grace period of pods when the machine shuts down.
+// podsGrace is the termination grace period of pods when the machine shuts down.
 const podsGrace = 30 * time.Second
-
-// removals are the arguments for a node that leaves its cluster, each with its function.
-var removals = map[string]func(*node.Config) error{
-	"remove-network": func(*node.Config) error { return errors.Join(network.Remove(context.Background()), proxy.Remove()) },
-	"remove-volumes": func(c *node.Config) error {
-		return volume.RemoveISCSI(context.Background(), c.KubeletDir, iscsi.Node{Log: c.Log})
-	},
-}
 
 func main() {
 	if remote.Main() {
@@ -49,129 +44,176 @@ func main() {
 		}
 		return
 	}
-	if len(os.Args) == 2 && os.Args[1] == "--version" {
-		fmt.Println("keelson-agent version", version)
-		return
-	}
-	if len(os.Args) > 1 && os.Args[1] == "check" {
-		if err := check(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "keelson-agent:", err)
-			os.Exit(2)
-		}
-		return
-	}
-	cfg := node.Flags(flag.CommandLine)
-	verbose := verboseFlag(flag.CommandLine)
-	apply := node.WithConfigFile(flag.CommandLine)
-	flag.Usage = usage
-	flag.Parse()
-	var removes func(*node.Config) error // set for a node that leaves its cluster; its settings are not required
-	if flag.NArg() == 1 {
-		removes = removals[flag.Arg(0)]
-	}
-	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
-	if flag.NArg() > 0 && removes == nil && !goesDown {
-		fail(2, "unexpected argument "+flag.Arg(0)+": the commands are check, end-pods, remove-network and remove-volumes: see 'keelson-agent --help'")
-	}
-	if removes == nil {
-		if err := apply(); err != nil {
-			fail(2, err.Error())
-		}
-	}
-	cfg.Release, cfg.Settings = version, node.FlagValues(flag.CommandLine)
-	level := slog.LevelInfo
-	if *verbose {
-		level = slog.LevelDebug
-	}
-	cfg.Recent = logtail.New(node.RecentLog)
-	cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level}))
-	if err := memory.SetOOMScore(memory.DaemonOOMScore); err != nil {
-		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
-	}
-	if removes != nil {
-		if err := removes(cfg); err != nil {
-			fail(1, err.Error())
-		}
-		return
-	}
-	if goesDown {
-		if err := oci.EndPods(context.Background(), cfg.OCI(), podsGrace); err != nil {
-			fail(1, err.Error())
-		}
-		return
-	}
-	if err := cfg.Complete(); err != nil {
+	c, err := commandline.Execute(context.Background(), newCommand(), os.Args[1:])
+	var usage *commandline.UsageError
+	switch {
+	case err == nil:
+	case c.Name() == checkName:
+		fmt.Fprintln(os.Stderr, "keelson-agent:", err)
+		os.Exit(2)
+	case errors.As(err, &usage):
 		fail(2, err.Error())
-	}
-	if err := cfg.WithNetwork(); err != nil {
-		fail(2, err.Error())
-	}
-	n, err := node.New(*cfg)
-	if err != nil {
-		fail(2, err.Error())
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := n.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	default:
 		fail(1, err.Error())
 	}
 }
 
-// check validates the settings that an agent with this command line would have. It prints the same
-// as a starting agent, so that a settings file can be checked before it replaces a valid one.
-func check(args []string) error {
-	fs := flag.NewFlagSet("keelson-agent check", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // the error contains the message
-	cfg := node.Flags(fs)
-	verboseFlag(fs)
-	apply := node.WithConfigFile(fs)
-	err := fs.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		usage()
-		return nil
-	}
-	if err == nil && fs.NArg() > 0 {
-		err = fmt.Errorf("check takes flags alone, and %s is none: the file of settings is that of --config", fs.Arg(0))
-	}
-	if err == nil {
-		err = apply()
-	}
-	if err != nil {
-		return err
-	}
-	return cfg.Check()
-}
+// checkName is the command that validates the settings.
+const checkName = "check"
 
-// verboseFlag declares the flag that makes the agent log debug messages.
-func verboseFlag(fs *flag.FlagSet) *bool { return fs.Bool("verbose", false, "log debug messages") }
-
-// usageText is the help of the agent above that of its flags.
-const usageText = `keelson-agent runs the pods of one Linux machine.
-
-Usage:
-  keelson-agent [FLAGS]                 run the agent
-  keelson-agent check [FLAGS]           check the settings without starting the agent
-  keelson-agent [FLAGS] end-pods        stop all pods after the agent has stopped, before the machine
-                                        shuts down (keelson-pods.service runs this command)
-  keelson-agent [FLAGS] remove-network  remove the pod network, if the node leaves its cluster
-  keelson-agent [FLAGS] remove-volumes  remove iSCSI sessions and their records, if the node leaves its
-                                        cluster and its volumes are unmounted
-  keelson-agent --version               print the version
-
-Examples:
-  keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
-  keelson-agent --config /etc/keelson/agent.yaml
-  keelson-agent check --config /etc/keelson/agent.yaml
+// newCommand returns the agent's root command with its subcommands.
+func newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "keelson-agent",
+		Short: "Run the pods of one Linux machine",
+		Long: `Run the pods of one Linux machine.
 
 A setting that is not given by a flag is read from the environment, or else from the configuration
-file (--config). The help of each flag ends with its key in the file and its environment variable.
+file (--config). The help of each flag ends with its key in the file and its environment variable.`,
+		Example: `  keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
+  keelson-agent --config /etc/keelson/agent.yaml
+  keelson-agent check --config /etc/keelson/agent.yaml`,
+		Version: version,
+		Args: rejectArguments("unexpected argument %s: the commands are check, end-pods, remove-network and " +
+			"remove-volumes: " +
+			"see 'keelson-agent --help'"),
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	commandline.MarkFlagErrors(root)
+	flags := root.PersistentFlags()
+	p := &program{cfg: node.Flags(flags), flags: flags}
+	flags.BoolVar(&p.verbose, "verbose", false, "log debug messages")
+	p.applySettings = node.WithConfigFile(flags)
+	root.RunE = func(c *cobra.Command, _ []string) error { return p.runAgent(c.Context()) }
+	root.AddCommand(p.newCheckCommand(), p.newEndPodsCommand(), p.newRemoveNetworkCommand(),
+		p.newRemoveVolumesCommand())
+	return root
+}
 
-Flags:
-`
+// rejectArguments returns a validator that returns a UsageError if a command has positional
+// arguments. format is the error's format string. Its only operand is the first argument.
+func rejectArguments(format string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return &commandline.UsageError{Err: fmt.Errorf(format, args[0])}
+	}
+}
 
-func usage() {
-	fmt.Fprint(flag.CommandLine.Output(), usageText)
-	flag.PrintDefaults()
+// program contains the values of the flags that all commands share.
+type program struct {
+	cfg     *node.Config
+	flags   *pflag.FlagSet
+	verbose bool
+	// applySettings sets each flag that is not on the command line from the environment or from the
+	// configuration file.
+	applySettings func() error
+}
+
+func (p *program) newCheckCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   checkName,
+		Short: "Check the settings without starting the agent",
+		Long: `Check the settings without starting the agent: the flags, the environment and the configuration
+file. An error has the same text as the error of an agent that starts with these settings. Nothing
+on the machine is changed.`,
+		Example: "  keelson-agent check --config /etc/keelson/agent.yaml",
+		Args:    rejectArguments("check takes flags alone, and %s is none: the file of settings is that of --config"),
+		RunE: func(*cobra.Command, []string) error {
+			if err := p.applySettings(); err != nil {
+				return err
+			}
+			return p.cfg.Check()
+		},
+	}
+}
+
+func (p *program) newEndPodsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "end-pods",
+		Short: "Stop all pods before the machine shuts down",
+		Long: `Stop all pods before the machine shuts down, after the agent has stopped. keelson-pods.service runs
+this command.`,
+		Example: "  keelson-agent end-pods",
+		Args:    rejectArguments("unexpected argument %s: see 'keelson-agent end-pods --help'"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := p.applySettings(); err != nil {
+				return &commandline.UsageError{Err: err}
+			}
+			p.prepareProcess()
+			return oci.EndPods(c.Context(), p.cfg.OCI(), podsGrace)
+		},
+	}
+}
+
+func (p *program) newRemoveNetworkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "remove-network",
+		Short:   "Remove the pod network of a node that leaves its cluster",
+		Example: "  keelson-agent remove-network",
+		Args:    rejectArguments("unexpected argument %s: see 'keelson-agent remove-network --help'"),
+		RunE: func(c *cobra.Command, _ []string) error { // the settings of a running agent are not required
+			p.prepareProcess()
+			return errors.Join(network.Remove(c.Context()), proxy.Remove())
+		},
+	}
+}
+
+func (p *program) newRemoveVolumesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove-volumes",
+		Short: "Remove the iSCSI sessions of a node that leaves its cluster",
+		Long: `Remove iSCSI sessions and their records, if the node leaves its cluster and its volumes are
+unmounted.`,
+		Example: "  keelson-agent remove-volumes",
+		Args:    rejectArguments("unexpected argument %s: see 'keelson-agent remove-volumes --help'"),
+		RunE: func(c *cobra.Command, _ []string) error { // the settings of a running agent are not required
+			p.prepareProcess()
+			return volume.RemoveISCSI(c.Context(), p.cfg.Dirs.Kubelet, iscsi.Node{Log: p.cfg.Log})
+		},
+	}
+}
+
+// prepareProcess configures the log and the OOM score of this process. It must be called after
+// applySettings.
+func (p *program) prepareProcess() {
+	cfg := p.cfg
+	cfg.Release, cfg.Diagnostics.Settings = version, node.FlagValues(p.flags)
+	level := slog.LevelInfo
+	if p.verbose {
+		level = slog.LevelDebug
+	}
+	cfg.Diagnostics.Recent = logtail.New(node.RecentLog)
+	cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Diagnostics.Recent),
+		&slog.HandlerOptions{Level: level}))
+	if err := memory.SetOOMScore(memory.DaemonOOMScore); err != nil {
+		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
+	}
+}
+
+// runAgent runs the agent until ctx or a signal ends it.
+func (p *program) runAgent(ctx context.Context) error {
+	if err := p.applySettings(); err != nil {
+		return &commandline.UsageError{Err: err}
+	}
+	p.prepareProcess()
+	if err := p.cfg.Complete(); err != nil {
+		return &commandline.UsageError{Err: err}
+	}
+	if err := p.cfg.WithNetwork(); err != nil {
+		return &commandline.UsageError{Err: err}
+	}
+	n, err := node.New(*p.cfg)
+	if err != nil {
+		return &commandline.UsageError{Err: err}
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := n.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
 }
 
 func fail(code int, message string) {

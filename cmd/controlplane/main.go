@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"keelson.dev/keelson/cmd/internal/commandline"
 	"keelson.dev/keelson/controlplane/server/command"
 	"keelson.dev/keelson/internal/gcheadroom"
 	"keelson.dev/keelson/internal/memory"
@@ -20,7 +21,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused)
-	if c, err := command.New(version).ExecuteContextC(ctx); err != nil {
+	if c, err := commandline.Execute(ctx, command.New(version), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, command.Failure(c, err))
 		os.Exit(1)
 	}

@@ -1,11 +1,10 @@
-// Keelson-entry is the proxy in front of Services. It runs in pods that the control plane makes for
-// an IngressClass or for a Gateway.
+// Keelson-entry is the ingress proxy in front of Services. It runs in pods that the control plane
+// creates for an IngressClass or for a Gateway.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -21,9 +20,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
+	"keelson.dev/keelson/cmd/internal/commandline"
 	"keelson.dev/keelson/ingressproxy/live"
 	"keelson.dev/keelson/ingressproxy/serve"
 )
@@ -34,21 +36,12 @@ func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, log, os.Args[1:]); err != nil && !errors.Is(err, context.Canceled) {
+	_, err := commandline.Execute(ctx, newCommand(log), os.Args[1:])
+	if err != nil && !errors.Is(err, context.Canceled) {
 		log.Error("stopped", "err", err)
 		os.Exit(1)
 	}
 }
-
-// usageText is the help of the proxy above that of its flags.
-const usageText = `keelson-entry is the ingress proxy. The control plane runs it in pods, for an IngressClass or a Gateway.
-
-Usage:
-  keelson-entry --ingress-class NAME [FLAGS]
-  keelson-entry --gateway NAMESPACE/NAME [FLAGS]
-
-Flags:
-`
 
 // options are the values of the flags.
 type options struct {
@@ -60,43 +53,48 @@ type options struct {
 // shutdownDelay is the default of --shutdown-delay-duration.
 const shutdownDelay = 5 * time.Second
 
-// proxyFlags declares the flags that the help lists.
-func proxyFlags(f *flag.FlagSet) *options {
+// newCommand returns the root command of the proxy.
+func newCommand(log *slog.Logger) *cobra.Command {
 	o := &options{}
+	c := &cobra.Command{
+		Use:   "keelson-entry (--ingress-class NAME | --gateway NAMESPACE/NAME)",
+		Short: "Run the ingress proxy of an IngressClass or a Gateway",
+		Long:  "Run the ingress proxy of an IngressClass or a Gateway. The control plane runs this program in pods.",
+		Example: `  keelson-entry --ingress-class keelson
+  keelson-entry --gateway default/web`,
+		Version: version,
+		Args:    cobra.ArbitraryArgs, // runProxy reports them together with missing flags
+		RunE:    func(c *cobra.Command, args []string) error { return runProxy(c.Context(), log, o, args) },
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fmt.Errorf("reading the flags: %w", err) })
+	o.declareFlags(c.Flags())
+	return c
+}
+
+// declareFlags declares the flags that set the options.
+func (o *options) declareFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.class, "ingress-class", "", "name of the IngressClass whose Ingresses are served")
 	f.StringVar(&o.gateway, "gateway", "", "Gateway that is served, as NAMESPACE/NAME")
-	f.StringVar(&o.certificates, "certificates", "/certificates", "directory in which the control plane puts TLS certificates and keys")
+	f.StringVar(&o.certificates, "certificates", "/certificates",
+		"directory in which the control plane puts TLS certificates and keys")
 	f.StringVar(&o.status, "status-address", ":10254", "address of /healthz, /readyz and /metrics")
 	f.BoolVar(&o.accessLog, "access-log", false, "log a line for each request")
-	f.StringVar(&o.trustedProxies, "trusted-proxies", "", "comma-separated CIDRs of proxies whose X-Forwarded headers are trusted")
+	f.StringVar(&o.trustedProxies, "trusted-proxies", "",
+		"comma-separated CIDRs of proxies whose X-Forwarded headers are trusted")
 	f.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", shutdownDelay,
 		"how long connections are accepted after SIGTERM, until other components no longer route traffic to this proxy")
-	return o
-}
-
-// previousFlagNames declares the previous names of renamed flags, which stay valid for one release.
-// The help does not list them.
-func previousFlagNames(f *flag.FlagSet, o *options) {
+	// The previous name of a renamed flag stays valid for one release.
 	f.DurationVar(&o.shutdownDelay, "linger", shutdownDelay, "previous name of --shutdown-delay-duration")
+	f.Lookup("linger").Hidden = true
 }
 
-func run(ctx context.Context, log *slog.Logger, args []string) error {
-	f := flag.NewFlagSet("keelson-entry", flag.ContinueOnError)
-	f.Usage = func() {
-		visible := flag.NewFlagSet(f.Name(), flag.ContinueOnError)
-		visible.SetOutput(f.Output())
-		proxyFlags(visible)
-		fmt.Fprint(f.Output(), usageText)
-		visible.PrintDefaults()
-	}
-	o := proxyFlags(f)
-	previousFlagNames(f, o)
-	if err := f.Parse(args); err != nil {
-		return fmt.Errorf("reading the flags: %w", err)
-	}
+// runProxy runs the proxy until ctx ends.
+func runProxy(ctx context.Context, log *slog.Logger, o *options, args []string) error {
 	namespace, name, isName := strings.Cut(o.gateway, "/")
-	if (o.class == "") == (o.gateway == "") || o.gateway != "" && (!isName || namespace == "" || name == "") || f.NArg() > 0 {
-		return errors.New("exactly one of --ingress-class NAME and --gateway NAMESPACE/NAME is required, without arguments: see 'keelson-entry --help'")
+	if (o.class == "") == (o.gateway == "") || o.gateway != "" && (!isName || namespace == "" || name == "") ||
+		len(args) > 0 {
+		return errors.New("exactly one of --ingress-class NAME and --gateway NAMESPACE/NAME is required, without " +
+			"arguments: see 'keelson-entry --help'")
 	}
 	opts := serve.Options{Log: log, Linger: o.shutdownDelay}
 	if o.accessLog {
@@ -132,7 +130,8 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 			}
 			source = live.Gateway(namespace, name, []int32{own})
 		}
-		return live.Run(ctx, live.Config{API: api, Source: source, Certificates: o.certificates, Swap: s.Swap, Log: log})
+		return live.Run(ctx, live.Config{API: api, Source: source, Certificates: o.certificates,
+			Swap: s.Swap, Log: log})
 	})
 	g.Go(func() error {
 		if err := pages.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
@@ -147,7 +146,7 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	return g.Wait()
 }
 
-// portOf is the port of an address.
+// portOf returns the port number of address, which has the form HOST:PORT.
 func portOf(address string) (int32, error) {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -159,7 +158,8 @@ func portOf(address string) (int32, error) {
 
 func statusServer(at string, s *serve.Server) *http.Server {
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(s.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics.MustRegister(s.Collector(), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -170,5 +170,6 @@ func statusServer(at string, s *serve.Server) *http.Server {
 		fmt.Fprintln(w, "ok")
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
-	return &http.Server{Addr: at, Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	return &http.Server{Addr: at, Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 }

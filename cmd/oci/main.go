@@ -44,29 +44,30 @@ func main() {
 	fmt.Printf("%d\n%s", pid, out)
 }
 
-func run(verb, path string, tty bool) (int, bundle.Answer, error) {
-	s := container.Streams{Stdin: os.NewFile(3, "stdin"), Stdout: os.NewFile(4, "stdout"), Stderr: os.NewFile(5, "stderr")}
+func run(verb, path string, tty bool) (int, bundle.ResolvedUser, error) {
+	s := container.Streams{Stdin: os.NewFile(3, "stdin"), Stdout: os.NewFile(4, "stdout"),
+		Stderr: os.NewFile(5, "stderr")}
 	if tty {
 		s.Console = os.NewFile(6, "console")
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return 0, bundle.Answer{}, err
+		return 0, bundle.ResolvedUser{}, err
 	}
 	switch verb {
 	case "create":
 		var r bundle.Create
 		if err := json.Unmarshal(data, &r); err != nil {
-			return 0, bundle.Answer{}, fmt.Errorf("read request %s: %w", path, err)
+			return 0, bundle.ResolvedUser{}, fmt.Errorf("read request %s: %w", path, err)
 		}
 		return container.Create(&r, s)
 	case "exec":
 		var r bundle.Exec
 		if err := json.Unmarshal(data, &r); err != nil {
-			return 0, bundle.Answer{}, fmt.Errorf("read request %s: %w", path, err)
+			return 0, bundle.ResolvedUser{}, fmt.Errorf("read request %s: %w", path, err)
 		}
 		pid, err := container.Exec(&r, s)
-		return pid, bundle.Answer{}, err
+		return pid, bundle.ResolvedUser{}, err
 	}
-	return 0, bundle.Answer{}, fmt.Errorf("unknown verb %q", verb)
+	return 0, bundle.ResolvedUser{}, fmt.Errorf("unknown verb %q", verb)
 }

@@ -1,8 +1,8 @@
-// Command keelson-shim is the parent of one pod's processes. The agent starts it with its listening
-// socket as file descriptor 3 and without flags. With the argument "pause" it is its own helper,
-// which becomes the pod's pause process.
+// Command keelson-shim is the parent of one pod's processes. The agent starts it without flags,
+// with its listening socket as file descriptor 3. With the argument "pause" it is the helper
+// process that becomes the pod's pause process.
 //
-// It imports neither os nor fmt to save memory, because every pod has one.
+// It imports neither os nor fmt to save memory, because every pod has its own shim.
 package main
 
 import (

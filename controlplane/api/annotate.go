@@ -6,16 +6,16 @@ import "context"
 type Annotator interface {
 	// Annotate sets the annotation key to value, replacing an earlier value of the same key.
 	Annotate(key, value string)
-	// AnnotateContent is Annotate for a value that contains part of the request's object. The
-	// annotation is recorded only where the audit level records request bodies too.
+	// AnnotateContent is like Annotate, for a value that contains part of the request's object. The
+	// annotation is recorded only if the audit level also records request bodies.
 	AnnotateContent(key, value string)
 }
 
 type annotatorKey struct{}
 
-// WithAnnotator returns a copy of ctx in which Annotate and AnnotateContent write to a.
-func WithAnnotator(ctx context.Context, a Annotator) context.Context {
-	return context.WithValue(ctx, annotatorKey{}, a)
+// WithAnnotator returns a copy of ctx in which Annotate and AnnotateContent write to the annotator.
+func WithAnnotator(ctx context.Context, annotator Annotator) context.Context {
+	return context.WithValue(ctx, annotatorKey{}, annotator)
 }
 
 // AnnotatorOf returns the Annotator of ctx, or nil if ctx has none.
@@ -32,7 +32,7 @@ func Annotate(ctx context.Context, key, value string) {
 	}
 }
 
-// AnnotateContent is Annotate for a value that contains part of the request's object: see
+// AnnotateContent is like Annotate, for a value that contains part of the request's object: see
 // Annotator.AnnotateContent.
 func AnnotateContent(ctx context.Context, key, value string) {
 	if a := AnnotatorOf(ctx); a != nil {

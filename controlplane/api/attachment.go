@@ -17,89 +17,90 @@ import (
 
 // Annotations of Nodes that only kctl writes; a node may not change them.
 const (
-	// the labels and taints that a cluster file has set on the Node
+	// the labels and taints that kctl has set on the Node from a cluster file
 	AnnotationClusterFile  = "keelson.dev/cluster-file"
 	AnnotationUpgradeDrain = "keelson.dev/upgrade-drain" // the progress of a drain for an upgrade
 )
 
-// AnnotationUnheard marks objects of a restored backup about which the store may be out of date.
+// AnnotationUnconfirmed marks objects of a restored backup about which the store may be out of
+// date.
 //
-// On a Node it stays until the agent has reported its volumes in use: the node may use volumes that
-// the store does not know of. Until then no other node gets a volume that only one node may use.
+// On a Node, it stays until the agent has reported its volumes in use: the node may use volumes
+// that the store does not list. Until then no other node gets a volume that only one node may use.
 //
-// On a PersistentVolume for a single node it stays for a time limit. Within it, nodes that are
-// missing in the backup report their volumes or stop the pods that use them.
-const AnnotationUnheard = "keelson.dev/unheard-since-restore"
+// On a PersistentVolume for a single node, it stays for a limited time. During that time, nodes
+// that the backup does not contain report their volumes, or stop the pods that use them.
+const AnnotationUnconfirmed = "keelson.dev/unheard-since-restore"
 
-// Unheard reports whether a Node or a PersistentVolume has AnnotationUnheard.
-func Unheard(o Object) bool {
-	_, ok := o.GetAnnotations()[AnnotationUnheard]
+// IsUnconfirmed reports whether a Node or a PersistentVolume has AnnotationUnconfirmed.
+func IsUnconfirmed(object Object) bool {
+	_, ok := object.GetAnnotations()[AnnotationUnconfirmed]
 	return ok
 }
 
-// AnnotationVolumesInUse is set on a Node by its agent. It means that status.volumesInUse is
-// reported by the agent, even if the list is empty.
+// AnnotationVolumesInUse is set on a Node by its agent. It means that the agent reports
+// status.volumesInUse, even if the list is empty.
 const AnnotationVolumesInUse = "keelson.dev/volumes-in-use"
 
-// Joining reports whether a Node is new and its agent has not yet reported its volumes in use. Only
-// agents that set AnnotationFencesAfter report them.
-func Joining(n *corev1.Node) bool {
-	_, fences := n.Annotations[AnnotationFencesAfter]
-	_, told := n.Annotations[AnnotationVolumesInUse]
+// IsJoining reports whether a Node is new and its agent has not yet reported its volumes in use. It
+// returns false for agents that do not set AnnotationFencesAfter, because these report no volumes.
+func IsJoining(node *corev1.Node) bool {
+	_, fences := node.Annotations[AnnotationFencesAfter]
+	_, told := node.Annotations[AnnotationVolumesInUse]
 	return fences && !told
 }
 
-// SinglePod reports whether at most one pod may use a volume (ReadWriteOncePod). Such a volume has
-// no other access mode.
-func SinglePod(v *corev1.PersistentVolume) bool {
-	return slices.Contains(v.Spec.AccessModes, corev1.ReadWriteOncePod)
+// IsSinglePod reports whether at most one pod may use a volume (ReadWriteOncePod). Such a volume
+// has no other access mode.
+func IsSinglePod(volume *corev1.PersistentVolume) bool {
+	return slices.Contains(volume.Spec.AccessModes, corev1.ReadWriteOncePod)
 }
 
-// SingleNode reports whether at most one node may use a volume: it has neither ReadOnlyMany nor
+// IsSingleNode reports whether at most one node may use a volume: it has neither ReadOnlyMany nor
 // ReadWriteMany.
-func SingleNode(v *corev1.PersistentVolume) bool {
-	return !slices.ContainsFunc(v.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+func IsSingleNode(volume *corev1.PersistentVolume) bool {
+	return !slices.ContainsFunc(volume.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadOnlyMany || m == corev1.ReadWriteMany
 	})
 }
 
-// AnnotationVolumesHeld is set on a Node by its agent: the volumes in use that may be mounted on
-// the node, as a JSON list of names. Pods of the node only wait for the other volumes in use. A
-// missing or malformed list means all volumes in use.
+// AnnotationVolumesHeld is set on a Node by its agent. Its value is a JSON list with the names of
+// those volumes in use that may be mounted on the node. The other volumes in use are not mounted:
+// the node's pods are only waiting for them. A missing or malformed list means all volumes in use.
 const AnnotationVolumesHeld = "keelson.dev/volumes-held"
 
-// Holds reports whether a volume may be mounted on a node, from the status and annotations of the
-// Node. told is false where the volume is in use but the agent is of an older release that does not
-// set AnnotationVolumesHeld; holds is true then.
-func Holds(n *corev1.Node, name corev1.UniqueVolumeName) (holds, told bool) {
-	held, told := n.Annotations[AnnotationVolumesHeld]
-	if !slices.Contains(n.Status.VolumesInUse, name) {
+// MayHoldVolume reports whether a volume may be mounted on a node, according to the status and
+// annotations of the Node. reported is false if the volume is in use but the agent is of an older
+// release, which does not set AnnotationVolumesHeld; holds is then true.
+func MayHoldVolume(node *corev1.Node, volume corev1.UniqueVolumeName) (holds, reported bool) {
+	held, reported := node.Annotations[AnnotationVolumesHeld]
+	if !slices.Contains(node.Status.VolumesInUse, volume) {
 		return false, true
 	}
 	var names []corev1.UniqueVolumeName
-	if !told || json.Unmarshal([]byte(held), &names) != nil {
-		return true, told
+	if !reported || json.Unmarshal([]byte(held), &names) != nil {
+		return true, reported
 	}
-	return slices.Contains(names, name), true
+	return slices.Contains(names, volume), true
 }
 
-// AnnotationClaimsHeld is set on a Node by its agent: the claims with access mode ReadWriteOncePod
-// that its pods use, until their volumes are unmounted. The value is a JSON list of ClaimHeld. A
-// malformed value means that the node may hold any claim.
+// AnnotationClaimsHeld is set on a Node by its agent. Its value is a JSON list of HeldClaim: the
+// claims with access mode ReadWriteOncePod that the node's pods use, until their volumes are
+// unmounted. A malformed value means that the node may hold any claim.
 const AnnotationClaimsHeld = "keelson.dev/claims-held"
 
-// ClaimHeld is an entry of AnnotationClaimsHeld: a claim and the pod that uses it.
-type ClaimHeld struct {
+// HeldClaim is an entry of AnnotationClaimsHeld: a claim and the pod that uses it.
+type HeldClaim struct {
 	Pod    types.UID `json:"pod"`
 	Claim  types.UID `json:"claim"`
 	Volume string    `json:"volume,omitempty"` // the PersistentVolume's name, if it was recorded
 }
 
-// ClaimsHeld returns the entries of AnnotationClaimsHeld of a node. all is true if the annotation
-// is malformed: the node may hold any claim. Without the annotation, which older agents do not set,
-// it returns no entries.
-func ClaimsHeld(n *corev1.Node) (list []ClaimHeld, all bool) {
-	told, tells := n.Annotations[AnnotationClaimsHeld]
+// HeldClaims returns the entries of AnnotationClaimsHeld of a node. unknown is true if the
+// annotation is malformed: the node may hold any claim. Without the annotation, which older agents
+// do not set, it returns no entries.
+func HeldClaims(node *corev1.Node) (list []HeldClaim, unknown bool) {
+	told, tells := node.Annotations[AnnotationClaimsHeld]
 	if !tells || told == "[]" {
 		return nil, false
 	}
@@ -109,53 +110,53 @@ func ClaimsHeld(n *corev1.Node) (list []ClaimHeld, all bool) {
 	return list, false
 }
 
-// AnnotationFencesAfter is set on a Node by its agent. If the agent has had no contact with the
-// control plane for this number of seconds, it stops its pods with attached volumes. "0" means that
-// it never does.
+// AnnotationFencesAfter is set on a Node by its agent. The agent stops its pods with attached
+// volumes after this number of seconds without contact to the control plane. "0" means that it
+// never stops them.
 const AnnotationFencesAfter = "keelson.dev/fences-after"
 
-// FencesAfter returns the time without contact to the control plane after which a node stops its
+// FenceDelay returns the time without contact to the control plane after which a node stops its
 // pods with attached volumes. 0 means never, or that AnnotationFencesAfter is missing or malformed.
-func FencesAfter(n *corev1.Node) time.Duration {
-	return ParseFence(n.Annotations[AnnotationFencesAfter])
+func FenceDelay(node *corev1.Node) time.Duration {
+	return ParseFenceDelay(node.Annotations[AnnotationFencesAfter])
 }
 
-// ParseFence parses a value of AnnotationFencesAfter. It returns 0 (never) for a malformed value.
-func ParseFence(after string) time.Duration {
-	seconds, err := strconv.Atoi(after)
+// ParseFenceDelay parses a value of AnnotationFencesAfter. It returns 0 (never) for a malformed
+// value.
+func ParseFenceDelay(text string) time.Duration {
+	seconds, err := strconv.Atoi(text)
 	if err != nil || seconds < 0 {
 		return 0
 	}
 	return time.Duration(seconds) * time.Second
 }
 
-// AnnotationNodeFencesAfter on a VolumeAttachment is the value of AnnotationFencesAfter that its
-// Node reported last. It remains after the Node is deleted. Older releases keep the annotation and
-// ignore it.
+// AnnotationNodeFencesAfter is set on a VolumeAttachment: the last value of AnnotationFencesAfter
+// that the attachment's Node reported. It remains after the Node is deleted. Older releases keep
+// the annotation and ignore it.
 const AnnotationNodeFencesAfter = "keelson.dev/node-fences-after"
 
-// KeepFence returns the attachment with AnnotationNodeFencesAfter set to the value that its Node
-// reports. changed is false, and the attachment is returned unmodified, if it has that value
-// already or if the Node reports none.
-func KeepFence(a *storagev1.VolumeAttachment, n *corev1.Node) (kept *storagev1.VolumeAttachment, changed bool) {
-	reported, reports := n.Annotations[AnnotationFencesAfter]
-	if have, has := a.Annotations[AnnotationNodeFencesAfter]; !reports || has && have == reported {
-		return a, false
+// RecordFenceDelay returns a copy of the attachment with AnnotationNodeFencesAfter set to the value
+// that the node reports. If the attachment already has that value, or if the node reports none, it
+// returns the attachment itself and changed is false.
+func RecordFenceDelay(attachment *storagev1.VolumeAttachment, node *corev1.Node) (
+	updated *storagev1.VolumeAttachment, changed bool,
+) {
+	reported, reports := node.Annotations[AnnotationFencesAfter]
+	if have, has := attachment.Annotations[AnnotationNodeFencesAfter]; !reports || has && have == reported {
+		return attachment, false
 	}
-	kept = a.DeepCopy()
-	metav1.SetMetaDataAnnotation(&kept.ObjectMeta, AnnotationNodeFencesAfter, reported)
-	return kept, true
+	updated = attachment.DeepCopy()
+	metav1.SetMetaDataAnnotation(&updated.ObjectMeta, AnnotationNodeFencesAfter, reported)
+	return updated, true
 }
 
-// OutOfService reports whether a node has the out-of-service taint, with which an operator declares
-// it dead, and is not Ready.
-func OutOfService(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			return false
-		}
-	}
-	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+// IsOutOfService reports whether a node is not Ready and has the out-of-service taint, with which
+// an operator declares that it is shut down.
+func IsOutOfService(node *corev1.Node) bool {
+	return !IsNodeReady(node) && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeOutOfService
+	})
 }
 
 // AttachmentName returns the name of the VolumeAttachment of a CSI volume to a node. The name is
@@ -164,34 +165,36 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// ISCSIAttacher is the attacher of iSCSI volumes, implemented by the control plane. It attaches
-// nothing: the VolumeAttachments only record which node may use a volume.
+// ISCSIAttacher is the attacher of iSCSI volumes, implemented by the control plane. It performs no
+// operation: the VolumeAttachments only record which node may use a volume.
 const ISCSIAttacher = "iscsi.keelson.dev"
 
-// Attachable returns the attacher of a volume and the volume's handle for that attacher. ok is
-// false for volumes that are not attached to nodes. Names of iSCSI targets are lowered, because
-// they are case-insensitive (RFC 3722).
-func Attachable(v *corev1.PersistentVolume) (attacher, handle string, ok bool) {
+// VolumeAttacher returns the attacher of a volume and the volume's handle for that attacher. ok is
+// false for volumes that are not attached to nodes. Names of iSCSI targets are converted to lower
+// case, because they are case-insensitive (RFC 3722).
+func VolumeAttacher(volume *corev1.PersistentVolume) (attacher, handle string, ok bool) {
 	switch {
-	case v == nil:
-	case v.Spec.CSI != nil:
-		return v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle, true
-	case v.Spec.ISCSI != nil:
-		return ISCSIAttacher, fmt.Sprintf("%s:%d", strings.ToLower(v.Spec.ISCSI.IQN), v.Spec.ISCSI.Lun), true
+	case volume == nil:
+	case volume.Spec.CSI != nil:
+		return volume.Spec.CSI.Driver, volume.Spec.CSI.VolumeHandle, true
+	case volume.Spec.ISCSI != nil:
+		return ISCSIAttacher, fmt.Sprintf("%s:%d", strings.ToLower(volume.Spec.ISCSI.IQN), volume.Spec.ISCSI.Lun), true
 	}
 	return "", "", false
 }
 
-// AttachedName returns the name of an attached volume in a Node's status, as in Kubernetes.
-func AttachedName(driver, handle string) corev1.UniqueVolumeName {
+// AttachedVolumeName returns the name of an attached volume as it is listed in the status of a
+// Node, the same as in Kubernetes.
+func AttachedVolumeName(driver, handle string) corev1.UniqueVolumeName {
 	if driver == ISCSIAttacher {
 		return corev1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
 	}
 	return corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
-// OfAttachedName is the inverse of AttachedName. ok is false if the name is not of that form.
-func OfAttachedName(name corev1.UniqueVolumeName) (driver, handle string, ok bool) {
+// ParseAttachedVolumeName returns the driver and the handle in a name that AttachedVolumeName has
+// returned. ok is false for any other name.
+func ParseAttachedVolumeName(name corev1.UniqueVolumeName) (driver, handle string, ok bool) {
 	if handle, ok = strings.CutPrefix(string(name), "kubernetes.io/iscsi/"); ok {
 		return ISCSIAttacher, handle, true
 	}
@@ -202,8 +205,8 @@ func OfAttachedName(name corev1.UniqueVolumeName) (driver, handle string, ok boo
 	return strings.Cut(rest, "^") // driver names contain no "^"
 }
 
-// AttachRequired reports whether volumes of a driver must be attached to a node before it mounts
-// them. As documented, that is the default, also where no CSIDriver object exists.
-func AttachRequired(d *storagev1.CSIDriver) bool {
-	return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+// RequiresAttach reports whether volumes of a driver must be attached to a node before they are
+// mounted. That is the default: it is true for a nil driver, when no CSIDriver object exists.
+func RequiresAttach(driver *storagev1.CSIDriver) bool {
+	return driver == nil || driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired
 }

@@ -9,10 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Operation is the operation of an Attempt, named as in admission webhooks and policies.
+// Operation is the operation of an Attempt, with the same value as in admission webhooks and
+// policies.
 type Operation string
 
-// The operations.
+// The operations of an Attempt.
 const (
 	Create  Operation = "CREATE"
 	Update  Operation = "UPDATE"
@@ -21,49 +22,62 @@ const (
 )
 
 // Attempt is one attempt to commit a request that passes admission: a write of an object or of a
-// subresource, the creation of a virtual kind, or a connection. If its commit has a conflict, a new
-// attempt starts from the newly stored state.
+// subresource, the creation of an object of a virtual kind (not stored), or a connection. If the
+// commit conflicts, a new attempt starts from the newly stored state.
 //
-// Admission plugins read an Attempt; each field states whether they may change it. A plugin adds
-// further conditions and writes to the same commit with Require and Write.
+// Admission plugins read an Attempt. The comment of each field states whether they may change it. A
+// plugin adds further conditions and writes to the same commit with Require and Write.
 type Attempt struct {
 	Kind      *Kind
 	Facet     string // the subresource; "" is the object itself
 	Operation Operation
 	Namespace string
-	// Name is the name in the request, "" if the server is to generate it.
+	// Name is the name in the request. It is "" if the server has to generate the name.
 	Name   string
 	User   User
 	DryRun bool
 
-	// Object is the body that admission checks, nil on delete. For a subresource with its own type
-	// it is that body (Scale, Binding, Eviction, TokenRequest, PodExecOptions), otherwise the whole
-	// object. Mutating plugins change it in place. OldObject is the stored state in the same form,
-	// nil if none exists; it is shared and must not be changed.
+	// Object is the body that admission checks; nil for a deletion. For a subresource with its own
+	// type it is the body of that type (Scale, Binding, Eviction, TokenRequest, PodExecOptions),
+	// otherwise the whole object. Mutating plugins change it in place. OldObject is the stored
+	// state of the same type, nil if no object is stored. It is shared and must not be changed.
 	Object, OldObject runtime.Object
 
-	// Whole is the object to be stored, nil if the attempt stores no object of this kind. Where
-	// Object has another type, its changes have been written into Whole before validation. Stored
-	// is the currently stored object, shared, nil if none exists. Stored is also set where nothing
-	// is stored: on delete, connect, eviction and token requests.
+	// Whole is the object to be stored, nil if the attempt stores no object of this kind. If Object
+	// has another type, its changes have been written into Whole before validation. Stored is the
+	// currently stored object, nil if no object is stored; it is shared. Stored is also set for
+	// requests that store nothing: deletions, connections, evictions and token requests.
 	Whole, Stored Object
-	// Removes reports whether the commit removes the stored object: a deletion that waits for
-	// nothing, or the update that removes the last obstacle, such as a finalizer. It is set
-	// before validation.
+	// Removes reports whether the commit removes the stored object: a deletion without finalizers
+	// or grace period, or the update that removes the last finalizer of a terminating object. It is
+	// set before validation.
 	Removes bool
 
 	// Request is the request of this attempt. It must not be changed.
 	Request *Request
 
-	mu       sync.Mutex
-	checks   []Check
-	one      [1]Check // backing array of checks: most attempts have one check
-	changes  []Change
-	picked   map[string]bool // reservations that admission has chosen, as "space/value"
-	derived  func(Object)
-	again    bool
-	reinvoke bool
-	kept     map[any]any
+	commit commitParts
+	rounds secondRound
+}
+
+// commitParts contains what admission plugins add to the commit of an attempt. The plugins of one
+// stage may run concurrently; until they have ended, mu guards checks, changes, picked, and
+// pluginState.
+type commitParts struct {
+	mu           sync.Mutex
+	checks       []Check
+	firstCheck   [1]Check // backing array of checks: most attempts have one check
+	changes      []Change
+	picked       map[string]bool // reserved values that admission has chosen, as "space/value" (see Reservation)
+	deriveFields func(Object)
+	pluginState  map[any]any
+}
+
+// secondRound contains whether mutating plugins run for the second time, and whether a plugin has
+// requested this second run.
+type secondRound struct {
+	running   bool
+	requested bool
 }
 
 // Ref identifies one object.
@@ -73,8 +87,8 @@ type Ref struct {
 	Name      string
 }
 
-// Check is a precondition of a commit: the object is unchanged since it was read, or is still
-// absent. If the precondition fails, the attempt is repeated.
+// Check is a precondition of a commit: the object has not changed since it was read, or still does
+// not exist. If the precondition fails, the attempt is repeated.
 type Check struct {
 	Ref
 	Seen Object // the state that was read, with its resourceVersion; nil: the object must not exist
@@ -86,112 +100,115 @@ type Change struct {
 	// Next returns the object to be stored, given the stored object or the result of an earlier
 	// Change of the attempt. stored is nil if the object does not exist or cannot be read.
 	//
-	// Returning stored itself writes nothing, and nil removes the object. An error rejects the
-	// attempt once it is certain that admission saw the newest state. An error that is not an API
-	// status becomes a 500.
+	// If Next returns stored itself, nothing is written. If it returns nil, the object is removed.
+	// An error rejects the attempt if admission has read the newest state; otherwise the attempt is
+	// repeated. An error that is not an API status becomes a 500.
 	//
-	// Next may be called more than once, must not modify stored, and is called in dry runs too,
+	// Next may be called more than once and must not modify stored. It is called in dry runs too,
 	// where the result is discarded.
 	Next func(stored Object) (Object, error)
 }
 
 // Require adds a precondition on another object to the commit of the attempt.
-func (a *Attempt) Require(c Check) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.checks == nil {
-		a.checks = a.one[:0]
+func (a *Attempt) Require(check Check) {
+	a.commit.mu.Lock()
+	defer a.commit.mu.Unlock()
+	if a.commit.checks == nil {
+		a.commit.checks = a.commit.firstCheck[:0]
 	}
-	a.checks = append(a.checks, c)
+	a.commit.checks = append(a.commit.checks, check)
 }
 
 // Write adds a write of another object to the commit of the attempt.
-func (a *Attempt) Write(c Change) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.changes = append(a.changes, c)
+func (a *Attempt) Write(change Change) {
+	a.commit.mu.Lock()
+	defer a.commit.mu.Unlock()
+	a.commit.changes = append(a.commit.changes, change)
 }
 
-// Pick records that admission, not the client, chose the value of a reservation of the object. If
-// another object gets the value first, the attempt is repeated; a value chosen by the client is
-// rejected instead.
-func (a *Attempt) Pick(space, value string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.picked == nil {
-		a.picked = make(map[string]bool)
+// RecordPick records that admission, not the client, chose a unique value that the object reserves
+// in a space (see Reservation), such as a cluster IP. If another object reserves the value first,
+// the attempt is repeated. For a value that the client chose, the request is rejected instead.
+func (a *Attempt) RecordPick(space, value string) {
+	a.commit.mu.Lock()
+	defer a.commit.mu.Unlock()
+	if a.commit.picked == nil {
+		a.commit.picked = make(map[string]bool)
 	}
-	a.picked[space+"/"+value] = true
+	a.commit.picked[space+"/"+value] = true
 }
 
-// Picked reports whether admission chose the value of a reservation: see Pick.
-func (a *Attempt) Picked(space, value string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.picked[space+"/"+value]
+// IsPicked reports whether RecordPick was called for a value in a space, that is, whether admission
+// chose the value.
+func (a *Attempt) IsPicked(space, value string) bool {
+	a.commit.mu.Lock()
+	defer a.commit.mu.Unlock()
+	return a.commit.picked[space+"/"+value]
 }
 
 // Checks returns the preconditions added by Require, in the order of the calls.
-func (a *Attempt) Checks() []Check { return a.checks }
+func (a *Attempt) Checks() []Check { return a.commit.checks }
 
 // Changes returns the writes added by Write, in the order of the calls.
-func (a *Attempt) Changes() []Change { return a.changes }
+func (a *Attempt) Changes() []Change { return a.commit.changes }
 
-// Replace replaces Object by another body of the same Go type. If Object was Whole, Whole is
+// ReplaceBody replaces Object by another body of the same Go type. If Object was Whole, Whole is
 // replaced too.
-func (a *Attempt) Replace(body runtime.Object) {
+func (a *Attempt) ReplaceBody(body runtime.Object) {
 	if whole, ok := a.Object.(Object); ok && whole == a.Whole {
 		a.Whole, _ = body.(Object)
 	}
 	a.Object = body
 }
 
-// Derive registers f to compute derived fields of the object to be stored. Finish calls f after all
-// mutating plugins, when fields that clients may not set have been reset. Only built-in plugins use
-// it.
-func (a *Attempt) Derive(f func(whole Object)) { a.derived = f }
+// DeriveFields sets a function that computes fields of the object to be stored from its other
+// fields. Finish calls it after all mutating plugins, when fields that clients may not set have
+// been reset. Only built-in plugins use it.
+func (a *Attempt) DeriveFields(derive func(whole Object)) { a.commit.deriveFields = derive }
 
-// Finish calls the function registered by Derive.
+// Finish calls the function that DeriveFields has set, if any, with Whole.
 func (a *Attempt) Finish() {
-	if a.derived != nil {
-		a.derived(a.Whole)
+	if a.commit.deriveFields != nil {
+		a.commit.deriveFields(a.Whole)
 	}
 }
 
-// Reinvoke requests a second round of the mutating plugins. A plugin calls it if it has changed
-// Object and plugins that ran earlier may need to see the change. Again returns true in that round.
-func (a *Attempt) Reinvoke() { a.reinvoke = true }
+// RequestSecondRound requests a second round of the mutating plugins. A plugin calls it if it has
+// changed Object and plugins that ran earlier may need to see the change. IsSecondRound returns
+// true in that round.
+func (a *Attempt) RequestSecondRound() { a.rounds.requested = true }
 
-// Again reports whether this is the second round of the mutating plugins. Built-in plugins run as
-// in the first; webhooks and policies run only if they asked for reinvocation.
-func (a *Attempt) Again() bool { return a.again }
+// IsSecondRound reports whether this is the second round of the mutating plugins. Built-in plugins
+// run as in the first round. Webhooks and policies run only if their reinvocationPolicy requires
+// it.
+func (a *Attempt) IsSecondRound() bool { return a.rounds.running }
 
-// NextRound starts the second round of the mutating plugins and returns true, if Reinvoke was
-// called in the first round. Otherwise it returns false.
-func (a *Attempt) NextRound() bool {
-	if a.again || !a.reinvoke {
+// StartSecondRound starts the second round of the mutating plugins and returns true, if
+// RequestSecondRound was called in the first round. Otherwise it returns false.
+func (a *Attempt) StartSecondRound() bool {
+	if a.rounds.running || !a.rounds.requested {
 		return false
 	}
-	a.again = true
+	a.rounds.running = true
 	return true
 }
 
-// Kept returns a plugin's state that is shared by both rounds of the mutating plugins. made creates
-// the state on the first call. key identifies the plugin.
-func (a *Attempt) Kept(key any, made func() any) any {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.kept == nil {
-		a.kept = make(map[any]any)
+// PluginState returns a plugin's state that both rounds of the mutating plugins share. The first
+// call for a key calls create and stores its result. key identifies the plugin.
+func (a *Attempt) PluginState(key any, create func() any) any {
+	a.commit.mu.Lock()
+	defer a.commit.mu.Unlock()
+	if a.commit.pluginState == nil {
+		a.commit.pluginState = make(map[any]any)
 	}
-	if a.kept[key] == nil {
-		a.kept[key] = made()
+	if a.commit.pluginState[key] == nil {
+		a.commit.pluginState[key] = create()
 	}
-	return a.kept[key]
+	return a.commit.pluginState[key]
 }
 
-// Options returns the options of the request as the type for the operation: CreateOptions,
-// UpdateOptions or DeleteOptions. Options of a patch are converted to those of the operation. It
+// Options returns the options of the request as the type for the attempt's operation:
+// CreateOptions, UpdateOptions or DeleteOptions. Options of a patch are converted to that type. It
 // returns nil for connections.
 func (a *Attempt) Options() runtime.Object {
 	r := a.Request
@@ -202,14 +219,16 @@ func (a *Attempt) Options() runtime.Object {
 	case Create:
 		o := r.Create
 		if r.Verb == VerbPatch {
-			o = metav1.CreateOptions{DryRun: r.PatchO.DryRun, FieldManager: r.PatchO.FieldManager, FieldValidation: r.PatchO.FieldValidation}
+			o = metav1.CreateOptions{DryRun: r.Patch.Options.DryRun, FieldManager: r.Patch.Options.FieldManager,
+				FieldValidation: r.Patch.Options.FieldValidation}
 		}
 		o.TypeMeta = meta("CreateOptions")
 		return &o
 	case Update:
 		o := r.Update
 		if r.Verb == VerbPatch {
-			o = metav1.UpdateOptions{DryRun: r.PatchO.DryRun, FieldManager: r.PatchO.FieldManager, FieldValidation: r.PatchO.FieldValidation}
+			o = metav1.UpdateOptions{DryRun: r.Patch.Options.DryRun, FieldManager: r.Patch.Options.FieldManager,
+				FieldValidation: r.Patch.Options.FieldValidation}
 		}
 		o.TypeMeta = meta("UpdateOptions")
 		return &o
@@ -232,18 +251,20 @@ func (a *Attempt) BodyKind() schema.GroupVersionKind {
 	return a.Kind.GVK
 }
 
-// Is reports whether the attempt concerns a resource of the core group, or a subresource of it.
-func (a *Attempt) Is(resource string) bool {
+// IsCoreResource reports whether the attempt concerns a resource of the core group, or a
+// subresource of it.
+func (a *Attempt) IsCoreResource(resource string) bool {
 	return a.Kind.GVK.Group == "" && a.Kind.Resource == resource
 }
 
-// Creates reports whether the attempt creates a stored object.
-func (a *Attempt) Creates() bool {
+// CreatesObject reports whether the attempt creates a stored object.
+func (a *Attempt) CreatesObject() bool {
 	return a.Operation == Create && a.Facet == "" && a.Whole != nil
 }
 
-// Updates reports whether the attempt updates a stored object itself, not a subresource of it.
-func (a *Attempt) Updates() bool {
+// UpdatesObject reports whether the attempt updates a stored object itself, not a subresource of
+// it.
+func (a *Attempt) UpdatesObject() bool {
 	return a.Operation == Update && a.Facet == "" && a.Whole != nil
 }
 

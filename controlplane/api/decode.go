@@ -4,22 +4,22 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// JSONDecoder is an object with its own JSON decoding rules.
+// JSONDecoder is an object with its own rules for decoding JSON.
 type JSONDecoder interface {
-	// DecodeJSON replaces the object by the decoded document. If strict, told lists the document's
-	// duplicate and unknown fields; otherwise told is empty.
-	DecodeJSON(data []byte, strict bool) (told []error, err error)
+	// DecodeJSON replaces the object with the decoded document. If strict is true, strictErrs lists
+	// the document's duplicate and unknown fields; otherwise strictErrs is empty.
+	DecodeJSON(data []byte, strict bool) (strictErrs []error, err error)
 }
 
-// DecodeJSON decodes a JSON document into an object. A JSONDecoder is replaced by the document;
-// into any other object the document is merged, as encoding/json does. If strict, told lists
-// duplicate and unknown fields.
-func DecodeJSON(data []byte, into any, strict bool) (told []error, err error) {
-	if own, ok := into.(JSONDecoder); ok {
+// DecodeJSON decodes a JSON document into target. The document replaces the content of a
+// JSONDecoder. It is merged into any other object, as encoding/json does. If strict is true,
+// strictErrs lists duplicate and unknown fields.
+func DecodeJSON(data []byte, target any, strict bool) (strictErrs []error, err error) {
+	if own, ok := target.(JSONDecoder); ok {
 		return own.DecodeJSON(data, strict)
 	}
 	if strict {
-		return kjson.UnmarshalStrict(data, into)
+		return kjson.UnmarshalStrict(data, target)
 	}
-	return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+	return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, target)
 }

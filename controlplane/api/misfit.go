@@ -14,15 +14,15 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Misfit returns a better error for a JSON document that cannot be decoded into the Go value into.
-// err is the decoder's error. The result also names the field and its value, as in "spec.replicas:
-// Invalid value: "many": must be an integer, not a string". If the field cannot be determined, the
-// result is err.
-func Misfit(data []byte, into any, err error) error {
+// DescribeMismatch returns a more precise error for a JSON document that cannot be decoded into
+// target, a Go value. err is the decoder's error. The result also contains the field and its value,
+// as in "spec.replicas: Invalid value: "many": must be an integer, not a string". If the field
+// cannot be determined, the result is err.
+func DescribeMismatch(data []byte, target any, err error) error {
 	if !json.Valid(data) {
 		return err
 	}
-	if found := misfit(data, reflect.TypeOf(into), nil); found != nil {
+	if found := findMismatch(data, reflect.TypeOf(target), nil); found != nil {
 		return found
 	}
 	return err
@@ -31,36 +31,38 @@ func Misfit(data []byte, into any, err error) error {
 var (
 	decodesJSON = reflect.TypeFor[json.Unmarshaler]()
 	decodesText = reflect.TypeFor[encoding.TextUnmarshaler]()
-	octets      = reflect.TypeFor[[]byte]()
+	bytesType   = reflect.TypeFor[[]byte]()
 )
 
-// misfit returns an error for the first part of the document that does not match the type t, or
-// nil. It decodes the document piece by piece, because a decoder's error does not name the element
-// of a list or map.
-func misfit(data []byte, t reflect.Type, at *field.Path) error {
+// findMismatch returns an error for the first part of the JSON document that does not match the
+// type t. It returns nil if the document matches the type. It decodes the document one value at a
+// time, because an error of the decoder does not contain the index or key of an element in a list
+// or map.
+func findMismatch(data []byte, t reflect.Type, fldPath *field.Path) error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if string(data) == "null" {
 		return nil // null is valid for every field
 	}
-	if p := reflect.PointerTo(t); at != nil && (p.Implements(decodesJSON) || p.Implements(decodesText)) || t == octets {
-		return misfitLeaf(data, t, at)
+	if p := reflect.PointerTo(t); fldPath != nil && (p.Implements(decodesJSON) || p.Implements(decodesText)) ||
+		t == bytesType {
+		return describeLeafMismatch(data, t, fldPath)
 	}
 	switch t.Kind() {
 	case reflect.Struct:
 		var parts map[string]json.RawMessage
 		if json.Unmarshal(data, &parts) != nil {
-			return misfitLeaf(data, t, at)
+			return describeLeafMismatch(data, t, fldPath)
 		}
-		return misfitStruct(data, parts, t, at)
+		return findStructMismatch(data, parts, t, fldPath)
 	case reflect.Map:
 		var parts map[string]json.RawMessage
 		if json.Unmarshal(data, &parts) != nil {
-			return misfitLeaf(data, t, at)
+			return describeLeafMismatch(data, t, fldPath)
 		}
 		for _, key := range slices.Sorted(maps.Keys(parts)) {
-			if err := misfit(parts[key], t.Elem(), below(at, key)); err != nil {
+			if err := findMismatch(parts[key], t.Elem(), childPath(fldPath, key)); err != nil {
 				return err
 			}
 		}
@@ -68,30 +70,30 @@ func misfit(data []byte, t reflect.Type, at *field.Path) error {
 	case reflect.Slice, reflect.Array:
 		var parts []json.RawMessage
 		if json.Unmarshal(data, &parts) != nil {
-			return misfitLeaf(data, t, at)
+			return describeLeafMismatch(data, t, fldPath)
 		}
 		for i, part := range parts {
-			if err := misfit(part, t.Elem(), at.Index(i)); err != nil {
+			if err := findMismatch(part, t.Elem(), fldPath.Index(i)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return misfitLeaf(data, t, at)
+	return describeLeafMismatch(data, t, fldPath)
 }
 
-func misfitStruct(data []byte, parts map[string]json.RawMessage, t reflect.Type, at *field.Path) error {
+func findStructMismatch(data []byte, parts map[string]json.RawMessage, t reflect.Type, fldPath *field.Path) error {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name == "" && f.Anonymous {
-			if err := misfit(data, f.Type, at); err != nil { // embedded struct
+			if err := findMismatch(data, f.Type, fldPath); err != nil { // the field is an embedded struct
 				return err
 			}
 			continue
 		}
 		if part, given := parts[name]; given && name != "-" {
-			if err := misfit(part, f.Type, at.Child(name)); err != nil {
+			if err := findMismatch(part, f.Type, fldPath.Child(name)); err != nil {
 				return err
 			}
 		}
@@ -99,48 +101,49 @@ func misfitStruct(data []byte, parts map[string]json.RawMessage, t reflect.Type,
 	return nil
 }
 
-// below returns the path of a map's value. A key that contains path characters is put in brackets:
-// a dot in it would look like two fields.
-func below(at *field.Path, key string) *field.Path {
+// childPath returns the path of a value in a map. A key with characters that have a meaning in
+// paths is put in brackets: a dot in the key would look like two fields.
+func childPath(fldPath *field.Path, key string) *field.Path {
 	if key == "" || strings.ContainsAny(key, "./[]") {
-		return at.Key(key)
+		return fldPath.Key(key)
 	}
-	return at.Child(key)
+	return fldPath.Child(key)
 }
 
-// shownValue is the maximum length of an invalid value in an error.
-const shownValue = 100
+// maxShownValue is the maximum length of an invalid value that an error contains.
+const maxShownValue = 100
 
-// misfitLeaf decodes one value and returns the error for it, or nil if the value is valid.
-func misfitLeaf(data []byte, t reflect.Type, at *field.Path) error {
+// describeLeafMismatch decodes one value and returns the error for it, or nil if the value is
+// valid.
+func describeLeafMismatch(data []byte, t reflect.Type, fldPath *field.Path) error {
 	err := kjson.UnmarshalCaseSensitivePreserveInts(data, reflect.New(t).Interface())
 	if err == nil {
 		return nil
 	}
 	why := err.Error()
 	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
-		given := kindOfJSON(data)
-		why = fmt.Sprintf("must be %s, not %s", wanted(t), given)
+		given := valueDescription(data)
+		why = fmt.Sprintf("must be %s, not %s", typeDescription(t), given)
 		if given == "a number" && t.Kind() != reflect.String {
-			why = "must be " + wanted(t) // out of range, or with a fraction
+			why = "must be " + typeDescription(t) // the number is out of range, or has a fraction
 		}
 	}
-	place := at.String()
-	if at == nil {
+	place := fldPath.String()
+	if fldPath == nil {
 		place = "the document"
 	}
-	if t == octets {
+	if t == bytesType {
 		return fmt.Errorf("%s: Invalid value: %s", place, why) // the value may be a secret
 	}
 	value := string(data)
-	if len(value) > shownValue {
-		value = strings.ToValidUTF8(value[:shownValue], "") + " ..."
+	if len(value) > maxShownValue {
+		value = strings.ToValidUTF8(value[:maxShownValue], "") + " ..."
 	}
 	return fmt.Errorf("%s: Invalid value: %s: %s", place, value, why)
 }
 
-// wanted returns the JSON name of a type, for errors.
-func wanted(t reflect.Type) string {
+// typeDescription returns the JSON name of a type, for errors.
+func typeDescription(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
 		return "a string"
@@ -148,12 +151,13 @@ func wanted(t reflect.Type) string {
 		return "true or false"
 	case reflect.Int, reflect.Int64:
 		return "an integer"
-	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32,
+		reflect.Uint64:
 		return "an integer (" + t.Kind().String() + ")"
 	case reflect.Float32, reflect.Float64:
 		return "a number"
 	case reflect.Slice, reflect.Array:
-		if t == octets {
+		if t == bytesType {
 			return "a string in base64"
 		}
 		return "a list"
@@ -161,7 +165,7 @@ func wanted(t reflect.Type) string {
 	return "an object"
 }
 
-func kindOfJSON(data []byte) string {
+func valueDescription(data []byte) string {
 	switch data[0] {
 	case '"':
 		return "a string"

@@ -5,19 +5,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ObjectList is the result of a list with Request.Pointers. It has the watch cache's own objects,
-// where the kind's list type would need copies. It cannot be encoded.
+// ObjectList is the result of a list with InternalOptions.Pointers. It contains the objects of the
+// watch cache themselves; the kind's list type would contain copies. It cannot be encoded.
 type ObjectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
 	Items []Object
-	// Bytes is the approximate size of the items: their size in the store.
+	// Bytes is the approximate size of the items: the sum of their sizes in the store.
 	Bytes int64
-	// Changed is the resourceVersion of the newest change to any object of the kind, at most that
-	// of the list. A watch that has reached it has delivered every change before the list.
+	// Changed is the resourceVersion of the newest change to any object of the kind. It is not
+	// newer than the resourceVersion of the list. A watch that has reached Changed has delivered
+	// every change that the list includes.
 	Changed string
 	// Unreadable are the errors of stored objects that match the list and cannot be read. Each
-	// names the object, the cause and the remedy. Items lacks these objects.
+	// error contains the object, the cause and the remedy. Items does not contain these objects.
 	Unreadable []error
 }
 

@@ -6,8 +6,10 @@ const (
 	// restart on configuration changes. Its pods are replaced, as by an update, when the contents
 	// of a ConfigMap or Secret change that the pod template references.
 	RestartAnnotation = "keelson.dev/restart-on-config-change"
-	// ConfigSeenAnnotation on the workload identifies the contents for which its pods were created.
+	// ConfigSeenAnnotation on the workload identifies the configuration contents for which its pods
+	// were created.
 	ConfigSeenAnnotation = "keelson.dev/config-seen"
-	// ConfigAnnotation on the pod template changes with the contents, which triggers the rollout.
+	// ConfigAnnotation on the pod template identifies the configuration contents. Its change
+	// triggers the rollout.
 	ConfigAnnotation = "keelson.dev/config"
 )

@@ -36,23 +36,24 @@ import (
 )
 
 // Scheme returns a new scheme with every Go type that Keelson serves, nearly all of them in v1
-// only. A scheme as large as client-go's would cost each replica megabytes for versions that are
-// not served. Build it once and pass it around: after that it is read-only and safe for concurrent
-// use.
+// only. A scheme as large as that of client-go would cost each replica megabytes for versions that
+// are not served. The scheme is then read-only and safe for concurrent use: build it once and share
+// it.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	add := []func(*runtime.Scheme) error{
-		corev1.AddToScheme, appsv1.AddToScheme, autoscalingv1.AddToScheme, autoscalingv2.AddToScheme, batchv1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, autoscalingv1.AddToScheme, autoscalingv2.AddToScheme,
+		batchv1.AddToScheme,
 		admissionv1.AddToScheme, admissionregistrationv1.AddToScheme, certificatesv1.AddToScheme,
 		flowcontrolv1.AddToScheme, resourcev1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme,
 		coordinationv1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme,
 		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
 		schedulingv1.AddToScheme, storagev1.AddToScheme, metricsv1beta1.AddToScheme,
-		metav1.AddMetaToScheme, metav1beta1.AddMetaToScheme, apiServices, customDefinitions, podGroups,
+		metav1.AddMetaToScheme, metav1beta1.AddMetaToScheme, addAPIServiceTypes, addDefinitionTypes, addPodGroupTypes,
 	}
 	for _, f := range add {
 		if err := f(s); err != nil {
-			// Two types have the same name: a programming error, found at the first start.
+			// Two types have the same name, which is a programming error.
 			panic(fmt.Sprintf("api: building the scheme: %v", err))
 		}
 	}
@@ -76,23 +77,24 @@ func (k *Kind) SetTypeMeta(obj runtime.Object) {
 
 // ListGVK returns the group, version and kind of the kind's list.
 func (k *Kind) ListGVK() schema.GroupVersionKind {
-	if k.ListKind != "" {
-		return k.GVK.GroupVersion().WithKind(k.ListKind)
+	if k.Naming.ListKind != "" {
+		return k.GVK.GroupVersion().WithKind(k.Naming.ListKind)
 	}
 	return k.GVK.GroupVersion().WithKind(k.GVK.Kind + "List")
 }
 
-// apiServices registers APIService, without the conversions and defaults that upstream's
+// addAPIServiceTypes registers APIService, without the conversions and defaults that upstream's
 // AddToScheme includes.
-func apiServices(s *runtime.Scheme) error {
+func addAPIServiceTypes(s *runtime.Scheme) error {
 	gv := apiregistrationv1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &apiregistrationv1.APIService{}, &apiregistrationv1.APIServiceList{})
 	metav1.AddToGroupVersion(s, gv)
 	return nil
 }
 
-// podGroups registers PodGroup and Workload, without the old PriorityClass of the same version.
-func podGroups(s *runtime.Scheme) error {
+// addPodGroupTypes registers PodGroup and Workload, but not the old PriorityClass of the same
+// version.
+func addPodGroupTypes(s *runtime.Scheme) error {
 	gv := schedulingv1beta1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &schedulingv1beta1.PodGroup{}, &schedulingv1beta1.PodGroupList{},
 		&schedulingv1beta1.Workload{}, &schedulingv1beta1.WorkloadList{})
@@ -100,9 +102,9 @@ func podGroups(s *runtime.Scheme) error {
 	return nil
 }
 
-// customDefinitions registers CustomResourceDefinition, without the conversions and defaults that
+// addDefinitionTypes registers CustomResourceDefinition, without the conversions and defaults that
 // upstream's AddToScheme includes.
-func customDefinitions(s *runtime.Scheme) error {
+func addDefinitionTypes(s *runtime.Scheme) error {
 	gv := apiextensionsv1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	metav1.AddToGroupVersion(s, gv)

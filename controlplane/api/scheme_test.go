@@ -38,7 +38,8 @@ func TestCodecs(t *testing.T) {
 			}
 		}
 	}
-	for _, o := range []runtime.Object{&metav1.Table{}, &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadataList{}, &metav1.APIResourceList{}} {
+	for _, o := range []runtime.Object{&metav1.Table{}, &metav1.PartialObjectMetadata{},
+		&metav1.PartialObjectMetadataList{}, &metav1.APIResourceList{}} {
 		if _, _, err := s.ObjectKinds(o); err != nil {
 			t.Errorf("%T: %v", o, err)
 		}
@@ -48,7 +49,8 @@ func TestCodecs(t *testing.T) {
 func TestParameterCodec(t *testing.T) {
 	var o metav1.ListOptions
 	q := url.Values{"watch": {"true"}, "resourceVersion": {"7"}, "limit": {"3"}}
-	if err := ParameterCodec(Scheme()).DecodeParameters(q, schema.GroupVersion{Version: "v1"}, &o); err != nil || !o.Watch || o.ResourceVersion != "7" || o.Limit != 3 {
+	if err := ParameterCodec(Scheme()).DecodeParameters(q, schema.GroupVersion{Version: "v1"}, &o); err != nil ||
+		!o.Watch || o.ResourceVersion != "7" || o.Limit != 3 {
 		t.Errorf("%+v, %v", o, err)
 	}
 }

@@ -8,53 +8,55 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Storage describes where and in which form the objects of one resource are stored. All served
-// versions of the resource share one value. It is immutable.
+// Storage describes where and in which version the objects of one resource are stored. All served
+// versions of the resource share one Storage. It is immutable.
 type Storage struct {
 	// Prefix is the prefix of the objects' keys: "/registry/pods/". It is set explicitly for each
 	// resource and never derived from other kinds or their order, because existing clusters have
 	// data under it.
 	Prefix string
-	// Namespaced reports whether the keys have the namespace before the name.
+	// Namespaced reports whether the keys contain the namespace before the name.
 	Namespaced bool
 	// Hub is the version in which objects are stored.
 	Hub Version
-	// Known are further versions in which older releases may have stored objects.
+	// Known are other versions in which older releases may have stored objects.
 	Known []Version
-	// Index is the field by which objects can be listed and watched without scanning the others;
-	// nil = none.
+	// Index is the field by which objects can be listed and watched without scanning all objects;
+	// nil = no such field.
 	Index *Index
 }
 
-// Index is a field with selective values, such as the node of a pod.
+// Index is an indexed field of a storage. Each value selects few objects, such as the node of a
+// pod.
 type Index struct {
-	Field string              // name in field selectors
-	Of    func(Object) string // returns the field's value of an object in any version
+	Field string              // name of the field in field selectors
+	Of    func(Object) string // returns the value of the field, for an object in any version
 }
 
-// Version is a version of an object in the store.
+// Version describes a version in which objects are stored.
 type Version struct {
 	GVK     schema.GroupVersionKind
 	New     func() Object
 	Shallow func(Object) Object // see Ops.Shallow
-	// Default sets fields that are missing in an object that was stored before its type had them.
+	// Default sets fields that are missing in an object which was stored before its type had them.
 	// nil = no defaults.
 	Default func(Object)
-	// ToHub converts an object of this version to the hub version; it may modify the object. If it
-	// is nil in Known, the object stays in this version and is converted by Conversion.From when it
-	// is read.
+	// ToHub converts an object of this version to the hub version; it may modify the object. If
+	// ToHub is nil for a version in Known, the object stays in this version, and Conversion.From
+	// converts it when it is read.
 	ToHub func(Object) (Object, error)
-	// Light is the compact in-memory form of large objects; nil = no such form.
+	// Light is the light form of large objects, in which some fields are still encoded; nil = the
+	// version has no light form.
 	Light *Light
 }
 
-// Light is a form of the objects of a version that takes less memory. It contains the complete
-// object, with some parts encoded so that only Unpack can read them. It is never stored and never
-// leaves the process.
+// Light describes the light form of the objects of a version: a form that takes less memory,
+// because some fields are still encoded. Only Unpack can read these fields. The light form is never
+// stored and never leaves the process.
 type Light struct {
 	// Pack returns the light form of obj in a new struct, which may share nested values with obj.
-	// like is the light form of an earlier state of the object, or nil; the result may share equal
-	// parts with it.
+	// like is the light form of an earlier state of the object, or nil. The result may share equal
+	// parts with like.
 	Pack func(obj, like Object) (Object, error)
 	// Is reports whether an object is in the light form.
 	Is func(Object) bool
@@ -77,10 +79,10 @@ type Conversion struct {
 type Ops struct {
 	// Shallow returns a shallow copy of obj: a new struct with shared nested values.
 	Shallow func(obj Object) Object
-	// Assign overwrites to with a shallow copy of from.
+	// Assign overwrites the struct to with a shallow copy of the struct from.
 	Assign func(to, from Object)
-	// SetStatus copies the status of from to to, or clears it if from is nil. SetStatus is nil for
-	// kinds without a status.
+	// SetStatus copies the status of the object from to the object to. If from is nil, it clears
+	// the status. SetStatus is nil for kinds without a status.
 	SetStatus func(to, from Object)
 	// Protobuf reports whether the Go type can be encoded as protobuf.
 	Protobuf bool
@@ -89,21 +91,21 @@ type Ops struct {
 	List func(items []Object) runtime.Object
 }
 
-// PtrTo constrains P to *T where *T is an API object with standard metadata.
+// PtrTo is a constraint for the pointer type *T of an API object with standard metadata.
 type PtrTo[T any] interface {
 	*T
 	Object
 	metav1.ObjectMetaAccessor
 }
 
-// ListOf constrains P to *L where *L is a list.
+// ListOf is a constraint for the pointer type *L of a list.
 type ListOf[L any] interface {
 	*L
 	runtime.Object
 }
 
-// OpsOf returns the operations of the Go type T with the list type L. items returns the list's
-// items field. SetStatus is left nil, and the kind sets it.
+// OpsOf returns the operations of the Go type T with the list type L. items returns a pointer to
+// the list's items. SetStatus is nil in the result: kinds with a status set it.
 func OpsOf[T, L any, P PtrTo[T], PL ListOf[L]](items func(*L) *[]T) Ops {
 	_, proto := any(P(new(T))).(interface{ Size() int })
 	return Ops{
@@ -129,14 +131,14 @@ func ShallowOf[T any, P PtrTo[T]](obj Object) Object {
 	return P(&out)
 }
 
-// Bare returns a shallow copy of obj without its type, metadata and status, for comparing desired
-// state.
-func (k *Kind) Bare(obj Object) Object {
-	out := k.Ops.Shallow(obj)
+// DesiredState returns a shallow copy of obj without its type, metadata and status, for comparing
+// desired state.
+func (k *Kind) DesiredState(obj Object) Object {
+	out := k.Type.Ops.Shallow(obj)
 	out.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	*Meta(out) = metav1.ObjectMeta{}
-	if k.Ops.SetStatus != nil {
-		k.Ops.SetStatus(out, nil)
+	if k.Type.Ops.SetStatus != nil {
+		k.Type.Ops.SetStatus(out, nil)
 	}
 	return out
 }
@@ -146,13 +148,13 @@ func Meta(obj Object) *metav1.ObjectMeta {
 	return obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta)
 }
 
-// EachFrom returns a Conversion.From that converts the objects one by one with f.
-func EachFrom(f func(Object) (Object, error)) func(context.Context, []Object) ([]Object, error) {
+// ConvertEach returns a function for Conversion.From that calls convert for each object.
+func ConvertEach(convert func(Object) (Object, error)) func(context.Context, []Object) ([]Object, error) {
 	return func(_ context.Context, objs []Object) ([]Object, error) {
 		out := make([]Object, len(objs))
 		for i, o := range objs {
 			var err error
-			if out[i], err = f(o); err != nil {
+			if out[i], err = convert(o); err != nil {
 				return nil, err
 			}
 		}
@@ -160,9 +162,9 @@ func EachFrom(f func(Object) (Object, error)) func(context.Context, []Object) ([
 	}
 }
 
-// Whole returns the complete object: obj itself, or the unpacked object if obj is in the compact
-// in-memory form (Light).
-func (k *Kind) Whole(obj Object) (Object, error) {
+// UnpackObject returns the complete object: obj itself or, if obj is in the light form (Light), a
+// copy in which all fields are decoded.
+func (k *Kind) UnpackObject(obj Object) (Object, error) {
 	if k.Storage == nil {
 		return obj, nil
 	}

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// TraceParentAnnotation is the W3C trace context of the client's write from which an object
-// descends. It is set when an object is created or its spec changes, and is copied from owner to
-// child metadata. It is never copied into a template or a hash.
+// TraceParentAnnotation is the W3C trace context of the client's write that led to the creation or
+// the current spec of an object. It is set when an object is created or its spec changes, and is
+// copied from owners to the objects that they own. It is never copied into a template or a hash.
 //
 // Clients see it only on kinds with ShowsTrace. On objects that clients write themselves, it would
-// be a permanent difference from their manifests. For those, GET PathTimeline plus the object's
-// path returns the stages.
+// be a permanent difference from their manifests. For such an object, GET PathTimeline followed by
+// the object's path returns the stages.
 const TraceParentAnnotation = "keelson.dev/traceparent"
 
-// PathTimeline returns the stages of a trace or of an object. The trace ID or the object's path
-// follows it.
+// PathTimeline, followed by a trace ID or by the path of an object, returns the stages of that
+// trace or object.
 const PathTimeline = "/timeline"
 
 // Stage is one measured step of the processing of a client's write.
@@ -27,7 +27,7 @@ type Stage struct {
 	Name   string `json:"name"`
 	Actor  string `json:"actor"`  // "apiserver/cp1", "scheduler/cp2", "agent/w1"
 	Object string `json:"object"` // "pod/default/hello-abc12"
-	// by the recording replica's clock (of agents: corrected by the session's clock offset)
+	// by the clock of the recording replica; times of agents are corrected by the clock offset
 	Start    time.Time     `json:"start"`
 	Duration time.Duration `json:"duration"`         // 0 for an event without a duration
 	Detail   string        `json:"detail,omitempty"` // "index 41, leader cp2"
@@ -37,29 +37,29 @@ type Stage struct {
 // only and never stored. A complete timeline must be collected from all replicas. All methods are
 // safe for concurrent use; a nil *Timeline records nothing.
 type Timeline struct {
-	mu    sync.Mutex
-	ring  []Stage // count stages from index first, the oldest; grows up to size
-	size  int
-	first int
-	count int
-	bytes int // of the recorded stages
-	most  int
+	mu       sync.Mutex
+	ring     []Stage // ring buffer: count stages, of which the oldest is at index first; grows up to size
+	size     int
+	first    int
+	count    int
+	bytes    int // size of the recorded stages
+	maxBytes int
 }
 
 const (
-	stageBytes   = 112 // of a Stage without its strings
-	averageStage = 320 // average size of a stage when both limits are reached
+	stageBytes   = 112 // size of a Stage without its strings
+	averageStage = 320 // average size of a stage for which maxBytes is computed
 
-	clipShort = 128 // limit for a stage's name, actor and trace
-	clipLong  = 512 // limit for strings of clients and nodes: objects and details
+	clipShort = 128 // maximum length of a stage's name, actor and trace
+	clipLong  = 512 // maximum length of strings from clients and nodes: objects and details
 )
 
-// NewTimeline returns a Timeline of the newest n stages, or of fewer if they have more than 320
-// bytes on average.
-func NewTimeline(n int) *Timeline { return &Timeline{size: n, most: n * averageStage} }
+// NewTimeline returns a Timeline that keeps the newest stages, at most size. It keeps fewer if they
+// have more than 320 bytes on average.
+func NewTimeline(size int) *Timeline { return &Timeline{size: size, maxBytes: size * averageStage} }
 
-// Record adds stages and drops the oldest ones beyond the limits. Long strings in stages are
-// truncated.
+// Record adds stages and drops the oldest stages that exceed the limits. It truncates long strings
+// in the given stages.
 func (t *Timeline) Record(stages ...Stage) {
 	if t == nil || t.size == 0 {
 		return
@@ -67,25 +67,25 @@ func (t *Timeline) Record(stages ...Stage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range stages {
-		s.clip()
+		s.truncateStrings()
 		if t.count == len(t.ring) {
-			t.grow()
+			t.growRing()
 		}
-		for t.count == len(t.ring) || t.count > 0 && t.bytes+s.size() > t.most {
-			t.bytes -= t.ring[t.first].size()
+		for t.count == len(t.ring) || t.count > 0 && t.bytes+s.memoryBytes() > t.maxBytes {
+			t.bytes -= t.ring[t.first].memoryBytes()
 			t.ring[t.first] = Stage{}
 			t.first = (t.first + 1) % len(t.ring)
 			t.count--
 		}
 		t.ring[(t.first+t.count)%len(t.ring)] = s
 		t.count++
-		t.bytes += s.size()
+		t.bytes += s.memoryBytes()
 	}
 }
 
-// grow doubles the ring's capacity, up to size, so that a replica with few requests uses little
+// growRing doubles the ring's capacity, up to size, so that a replica with few requests uses little
 // memory.
-func (t *Timeline) grow() {
+func (t *Timeline) growRing() {
 	n := min(max(2*len(t.ring), 64), t.size)
 	if n == len(t.ring) {
 		return
@@ -96,26 +96,27 @@ func (t *Timeline) grow() {
 	t.ring, t.first = ring, 0
 }
 
-func (s *Stage) size() int {
+func (s *Stage) memoryBytes() int {
 	return stageBytes + len(s.TraceID) + len(s.Name) + len(s.Actor) + len(s.Object) + len(s.Detail)
 }
 
-func (s *Stage) clip() {
-	s.TraceID, s.Name, s.Actor = Clip(s.TraceID, clipShort), Clip(s.Name, clipShort), Clip(s.Actor, clipShort)
-	s.Object, s.Detail = Clip(s.Object, clipLong), Clip(s.Detail, clipLong)
+func (s *Stage) truncateStrings() {
+	s.TraceID, s.Name, s.Actor = Truncate(s.TraceID, clipShort), Truncate(s.Name, clipShort),
+		Truncate(s.Actor, clipShort)
+	s.Object, s.Detail = Truncate(s.Object, clipLong), Truncate(s.Detail, clipLong)
 }
 
-// Clip returns s, truncated to most bytes. A truncated result is a copy and does not keep s in
-// memory.
-func Clip(s string, most int) string {
-	if len(s) <= most {
-		return s
+// Truncate returns a text, truncated to maxBytes. A truncated result is a copy, so that it does not
+// keep the whole text in memory.
+func Truncate(text string, maxBytes int) string {
+	if len(text) <= maxBytes {
+		return text
 	}
-	return strings.ToValidUTF8(strings.Clone(s[:most-3]), "") + "..."
+	return strings.ToValidUTF8(strings.Clone(text[:maxBytes-3]), "") + "..."
 }
 
-// Find returns the recorded stages of a trace, oldest first.
-func (t *Timeline) Find(traceID string) []Stage {
+// StagesOfTrace returns the recorded stages of a trace, oldest first.
+func (t *Timeline) StagesOfTrace(traceID string) []Stage {
 	if t == nil {
 		return nil
 	}
@@ -138,18 +139,20 @@ type StageTimer struct {
 	stages []Stage
 }
 
-// StartStages returns a StageTimer. Its first stage starts at now.
-func StartStages(actor string, now time.Time) *StageTimer {
-	return &StageTimer{actor: actor, last: now}
+// StartStages returns a StageTimer. Its first stage starts at startTime.
+func StartStages(actor string, startTime time.Time) *StageTimer {
+	return &StageTimer{actor: actor, last: startTime}
 }
 
-// Mark ends the stage that started at the previous Mark, and records it under name.
-func (s *StageTimer) Mark(name, detail string, now time.Time) {
+// EndStage records a stage with the given name. The stage started at the end of the previous stage,
+// and ends at endTime.
+func (s *StageTimer) EndStage(name, detail string, endTime time.Time) {
 	if s == nil {
 		return
 	}
-	s.stages = append(s.stages, Stage{Name: name, Actor: s.actor, Start: s.last, Duration: now.Sub(s.last), Detail: detail})
-	s.last = now
+	s.stages = append(s.stages, Stage{Name: name, Actor: s.actor, Start: s.last, Duration: endTime.Sub(s.last),
+		Detail: detail})
+	s.last = endTime
 }
 
 // Stages returns the measured stages with their trace ID and object set. It returns nil if traceID
@@ -178,14 +181,15 @@ func TraceID(traceParent string) string {
 	return traceParent[3:35]
 }
 
-// Shown returns the object as clients see it: o itself, or a copy without TraceParentAnnotation if
-// the kind does not show it. The copy shares everything else with o.
-func (k *Kind) Shown(o Object) Object {
-	if _, traced := o.GetAnnotations()[TraceParentAnnotation]; !traced || k.ShowsTrace {
-		return o
+// ClientView returns the object as clients receive it: obj itself, or a copy without
+// TraceParentAnnotation if the kind does not show that annotation. The copy shares everything else
+// with obj.
+func (k *Kind) ClientView(obj Object) Object {
+	if _, traced := obj.GetAnnotations()[TraceParentAnnotation]; !traced || k.Serving.ShowsTrace {
+		return obj
 	}
-	out := k.Ops.Shallow(o)
-	annotations := maps.Clone(o.GetAnnotations())
+	out := k.Type.Ops.Shallow(obj)
+	annotations := maps.Clone(obj.GetAnnotations())
 	delete(annotations, TraceParentAnnotation)
 	if len(annotations) == 0 {
 		annotations = nil

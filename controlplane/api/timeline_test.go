@@ -12,20 +12,20 @@ func TestTimelineIsBounded(t *testing.T) {
 	for i := range 1000 {
 		line.Record(Stage{TraceID: "t", Name: fmt.Sprint(i)})
 	}
-	if got := line.Find("t"); len(got) != 100 || got[0].Name != "900" || got[99].Name != "999" {
+	if got := line.StagesOfTrace("t"); len(got) != 100 || got[0].Name != "900" || got[99].Name != "999" {
 		t.Fatalf("%d stages, from %s on", len(got), got[0].Name)
 	}
 	long := strings.Repeat("x", 1<<20)
 	for i := range 1000 {
 		line.Record(Stage{TraceID: "u", Name: fmt.Sprint(i), Actor: long, Object: long, Detail: long})
 	}
-	got := line.Find("u")
-	if len(got) == 0 || got[len(got)-1].Name != "999" || len(line.Find("t")) != 0 {
-		t.Fatalf("%d long stages, %d others", len(got), len(line.Find("t")))
+	got := line.StagesOfTrace("u")
+	if len(got) == 0 || got[len(got)-1].Name != "999" || len(line.StagesOfTrace("t")) != 0 {
+		t.Fatalf("%d long stages, %d others", len(got), len(line.StagesOfTrace("t")))
 	}
 	bytes := 0
 	for _, s := range got {
-		bytes += s.size()
+		bytes += s.memoryBytes()
 	}
 	if bytes > 100*averageStage || bytes != line.bytes {
 		t.Errorf("%d bytes in %d stages, %d are counted", bytes, len(got), line.bytes)
@@ -37,12 +37,13 @@ func TestTimelineIsBounded(t *testing.T) {
 }
 
 func TestClip(t *testing.T) {
-	for s, want := range map[string]string{"short": "short", "0123456789": "0123456...", "01234\u00e9\u00e9\u00e9": "01234\u00e9..."} {
-		if got := Clip(s, 10); s != "0123456789" && got != want || len(got) > 10 {
+	for s, want := range map[string]string{"short": "short", "0123456789": "0123456...",
+		"01234\u00e9\u00e9\u00e9": "01234\u00e9..."} {
+		if got := Truncate(s, 10); s != "0123456789" && got != want || len(got) > 10 {
 			t.Errorf("%q became %q, want %q", s, got, want)
 		}
 	}
-	if got := Clip("0123456789a", 10); got != "0123456..." {
+	if got := Truncate("0123456789a", 10); got != "0123456..." {
 		t.Errorf("got %q", got)
 	}
 }

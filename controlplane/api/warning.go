@@ -8,8 +8,8 @@ import (
 
 // Limits of the warnings of one response, which are sent in its header.
 const (
-	warningBytes  = 1024 // of one warning
-	warningsBytes = 4096 // of all
+	warningBytes  = 1024 // maximum length of one warning
+	warningsBytes = 4096 // maximum length of all warnings together
 )
 
 // warnings collects the warnings for one response.
@@ -38,15 +38,15 @@ func CollectsWarnings(ctx context.Context) bool {
 	return w != nil
 }
 
-// Warn adds a warning (an HTTP Warning header) to the response of the request of ctx, once per
-// text. Long texts are truncated, and warnings beyond the limit of a response are dropped. It does
-// nothing if ctx collects no warnings.
+// Warn adds a warning (an HTTP Warning header) to the response of the request of ctx. Equal texts
+// are added once. Long texts are truncated, and warnings that exceed the limit of a response are
+// dropped. It does nothing if ctx collects no warnings.
 func Warn(ctx context.Context, text string) {
 	w, _ := ctx.Value(warningsKey{}).(*warnings)
 	if w == nil {
 		return
 	}
-	text = Clip(text, warningBytes)
+	text = Truncate(text, warningBytes)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.bytes+len(text) <= warningsBytes && !slices.Contains(w.said, text) {

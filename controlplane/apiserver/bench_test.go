@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"bytes"
@@ -12,19 +12,17 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
 // protobufOf returns an object in protobuf, as the clients of the benchmark send it.
-func protobufOf(b *testing.B, r *replica, o api.Object) []byte {
+func protobufOf(b *testing.B, r *apiservertest.Replica, o api.Object) []byte {
 	b.Helper()
-	kind, err := r.kindOf(o)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kind := r.Kinds.ByType(o)
 	kind.SetTypeMeta(o)
-	data, err := r.registry.Encoded(o, "application/vnd.kubernetes.protobuf")
+	data, err := r.Registry.Encoded(o, "application/vnd.kubernetes.protobuf")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -36,12 +34,13 @@ func protobufOf(b *testing.B, r *replica, o api.Object) []byte {
 func BenchmarkCreatePod(b *testing.B) {
 	for _, clients := range []int{1, 64} {
 		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
-			r := start(b, nil)
-			p := newPod("")
+			r := apiservertest.StartReplica(b, nil)
+			p := apiservertest.NewPod("")
 			p.GenerateName = "bench-"
 			body := protobufOf(b, r, p)
 			perClient(b, r, clients, func(c *http.Client) error {
-				req, err := http.NewRequest("POST", "https://"+r.addr+"/api/v1/namespaces/default/pods", bytes.NewReader(body))
+				req, err := http.NewRequest("POST", "https://"+r.Addr+"/api/v1/namespaces/default/pods",
+					bytes.NewReader(body))
 				if err != nil {
 					return err
 				}
@@ -55,11 +54,12 @@ func BenchmarkCreatePod(b *testing.B) {
 
 // BenchmarkGetPod reads one of 10,000 pods.
 func BenchmarkGetPod(b *testing.B) {
-	r := start(b, nil)
+	r := apiservertest.StartReplica(b, nil)
 	fill(r, 10000)
 	var n atomic.Int64
 	perClient(b, r, 64, func(c *http.Client) error {
-		req, err := http.NewRequest("GET", fmt.Sprintf("https://%s/api/v1/namespaces/default/pods/p%d", r.addr, n.Add(1)%10000), nil)
+		req, err := http.NewRequest("GET", fmt.Sprintf("https://%s/api/v1/namespaces/default/pods/p%d", r.Addr,
+			n.Add(1)%10000), nil)
 		if err != nil {
 			return err
 		}
@@ -70,10 +70,10 @@ func BenchmarkGetPod(b *testing.B) {
 
 // BenchmarkListPods lists 10,000 pods in protobuf.
 func BenchmarkListPods(b *testing.B) {
-	r := start(b, nil)
+	r := apiservertest.StartReplica(b, nil)
 	fill(r, 10000)
 	perClient(b, r, 1, func(c *http.Client) error {
-		req, err := http.NewRequest("GET", "https://"+r.addr+"/api/v1/pods", nil)
+		req, err := http.NewRequest("GET", "https://"+r.Addr+"/api/v1/pods", nil)
 		if err != nil {
 			return err
 		}
@@ -83,9 +83,9 @@ func BenchmarkListPods(b *testing.B) {
 	})
 }
 
-func fill(r *replica, n int) {
+func fill(r *apiservertest.Replica, n int) {
 	for i := range n {
-		r.must(newPod(fmt.Sprintf("p%d", i)))
+		r.Must(apiservertest.NewPod(fmt.Sprintf("p%d", i)))
 	}
 }
 
@@ -104,12 +104,12 @@ func expect(c *http.Client, req *http.Request, code int) error {
 }
 
 // perClient divides b.N calls among clients and reports the latencies.
-func perClient(b *testing.B, r *replica, clients int, call func(*http.Client) error) {
+func perClient(b *testing.B, r *apiservertest.Replica, clients int, call func(*http.Client) error) {
 	b.Helper()
 	pool := make([]*http.Client, clients)
 	for i := range pool {
-		c := r.cert(pki.Client("admin", api.GroupMasters))
-		pool[i] = r.http(&c)
+		c := r.Cert(pki.Client("admin", api.GroupMasters))
+		pool[i] = r.HTTP(&c)
 		if err := call(pool[i]); err != nil { // connected before the clock runs
 			b.Fatal(err)
 		}
@@ -150,14 +150,16 @@ func perClient(b *testing.B, r *replica, clients int, call func(*http.Client) er
 
 // BenchmarkAuthorize decides among 10,000 bindings (F30: p99 below 1 ms).
 func BenchmarkAuthorize(b *testing.B) {
-	r := start(b, nil)
+	r := apiservertest.StartReplica(b, nil)
 	for i := range 10000 {
-		r.must(roleBinding("default", fmt.Sprintf("b%d", i), "ClusterRole", "view", userSubject(fmt.Sprintf("user-%d", i))))
+		r.Must(apiservertest.RoleBinding("default", fmt.Sprintf("b%d", i), "ClusterRole", "view",
+			apiservertest.UserSubject(fmt.Sprintf("user-%d", i))))
 	}
-	ctx := within(b)
-	last := &authz.Attributes{User: api.User{Name: "user-9999"}, Verb: "list", APIVersion: "v1", Resource: "pods", Namespace: "default"}
-	eventually(b, func() error {
-		if d, _ := r.chain.authorizer.Authorize(ctx, last); d != authz.Allow {
+	ctx := apiservertest.Within(b)
+	last := &authz.Attributes{User: api.User{Name: "user-9999"}, Verb: "list", APIVersion: "v1", Resource: "pods",
+		Namespace: "default"}
+	apiservertest.Eventually(b, func() error {
+		if d, _ := r.Server.Authorizer().Authorize(ctx, last); d != authz.Allow {
 			return fmt.Errorf("the last binding is not known yet")
 		}
 		return nil
@@ -167,7 +169,7 @@ func BenchmarkAuthorize(b *testing.B) {
 	took := make([]time.Duration, 0, b.N)
 	for range b.N {
 		began := time.Now()
-		if d, _ := r.chain.authorizer.Authorize(ctx, last); d != authz.Allow {
+		if d, _ := r.Server.Authorizer().Authorize(ctx, last); d != authz.Allow {
 			b.Fatal("refused")
 		}
 		took = append(took, time.Since(began))

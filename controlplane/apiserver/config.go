@@ -1,5 +1,6 @@
 // Package apiserver serves the Kubernetes REST API from the registry. Every request passes six
-// stages, in the order of chain.go; HTTP clients and callers in this process use the same pipeline.
+// stages, in the order of pipeline.go; HTTP clients and callers in this process use the same
+// pipeline.
 //
 // The packages below it are its parts. authn, authz and admission are stages of the pipeline, and
 // subresource implements the verbs beyond plain storage. endpoints translates between HTTP and
@@ -37,123 +38,170 @@ import (
 	"keelson.dev/keelson/internal/framelimit"
 )
 
-// Config holds the dependencies and settings of an apiserver. Fields without a default are
+// Config holds the dependencies and settings of an API server. Fields without a default are
 // required.
 type Config struct {
 	Name     string // name of this replica; the actor of stage records is "apiserver/<Name>"
 	Registry *registry.Registry
 	Kinds    *api.Kinds
-	Scheme   *runtime.Scheme // from api.Scheme()
+	Scheme   *runtime.Scheme  // from api.Scheme()
+	Clock    func() time.Time // default time.Now
+	Log      *slog.Logger     // default slog.Default()
 
+	Serving        ServingConfig
+	Authentication AuthenticationConfig
+	// Authorization is the chain of authorizers configured by files and flags; nil = Node, RBAC.
+	// The caller must call its Run.
+	Authorization *authzfile.Authorization
+	Network       NetworkConfig
+	Admission     AdmissionConfig
+	Outbound      OutboundConfig
+	Timeline      TimelineConfig
+	State         StateConfig
+	Process       ProcessConfig
+}
+
+// ServingConfig is the configuration of the HTTPS server and of its limits.
+type ServingConfig struct {
 	// Listener and TLS are used by Run to serve HTTPS. Both may be nil if only Handler or Backend
-	// is used. Client certificates are requested and verified against ClientCAs for each request.
-	// An expired certificate is therefore a 401 with the reason, and a rotated CA needs no restart.
-	// TLS.ClientAuth and TLS.ClientCAs are overwritten.
+	// is used. Client certificates are requested, and verified against Authentication.ClientCAs for
+	// each request. An expired certificate therefore causes a 401 with the reason, and a rotated CA
+	// needs no restart. TLS.ClientAuth and TLS.ClientCAs are overwritten.
 	Listener net.Listener
 	TLS      *tls.Config
-	// Connections limits the connections of Listener. The default is half of the files that the
-	// process may open. For unauthenticated clients the default is lower if MemoryLimit requires
-	// it.
+	// Connections limits the connections of Listener. The default is half of the number of files
+	// that the process may open. For unauthenticated clients, the default is lower if MemoryLimit
+	// requires it.
 	Connections connlimit.Limits
-	ClientCAs   func() *x509.CertPool // nil = no client certificate is accepted
-	// ClientSeen is called with the certificate of each request that a certificate authenticated.
-	// It must not block; may be nil.
-	ClientSeen func(leaf *x509.Certificate)
-
-	// ServiceTokens verifies and issues service account tokens; nil disables both.
-	ServiceTokens *pki.ServiceTokens
-	Audiences     []string // audiences of this API; default: the issuer of ServiceTokens
-	// Tokens verify further bearer tokens (authn.NewStatic ...) after service account tokens; may
-	// be empty.
-	Tokens []authn.TokenVerifier
-
-	// Authentication is the authentication configured by files and flags. nil = client certificates
-	// and the tokens above, and unauthenticated requests are anonymous. The caller runs its Run.
-	Authentication *authnfile.Authentication
-	// Authorization is the configured list of authorizers in their order; nil = Node, RBAC. The
-	// caller runs its Run.
-	Authorization *authzfile.Authorization
-
-	// ServiceCIDR is the range of ClusterIPs (default 10.96.0.0/16). SecondServiceCIDR is the range
-	// of the other IP family; the zero value means that Services have one family. NodePorts is the
-	// inclusive range of node ports (default
-	// 30000-32767).
-	ServiceCIDR, SecondServiceCIDR netip.Prefix
-	// PodCIDRs are the address ranges of pods. No other object may use an address of these ranges.
-	PodCIDRs []netip.Prefix
-	// ExternalIPRanges are the ranges that Services may use in spec.externalIPs (admission.Config).
-	ExternalIPRanges []netip.Prefix
-	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil =
-	// unknown.
-	ReplicaAddresses func() []netip.AddrPort
-	NodePorts        [2]int
-	// PodAddresses returns the index that validates the pod addresses reported by nodes. If the
-	// function or its result is nil, all addresses are accepted.
-	PodAddresses func() *podaddress.Index
-	// AddressRefused is called if a node's status update of a Pod or Node is refused because of an
-	// address; may be nil.
-	AddressRefused func(about api.Object, why error)
-
-	// LostNodeToleration is the default tolerationSeconds of pods for the not-ready and unreachable
-	// taints (default 300 s).
-	LostNodeToleration time.Duration
-
-	// PodSecurity is the pod security level of namespaces without labels for it. The zero value
-	// enforces nothing.
-	PodSecurity podsecurity.Config
-
-	// AdmissionPlugins are the enabled optional admission plugins (admission.Choose).
-	AdmissionPlugins []string
-	// Mutators and Validators are admission phases that run after the built-in plugins and before
-	// the webhooks and policies of the cluster.
-	Mutators   admission.Mutators
-	Validators admission.Validators
-
-	// Audit records requests; nil = no audit.
-	Audit *audit.Auditor
-
-	Streams api.NodeStreams // nil = log, exec, attach and port-forward return 503
-	// Expressions compiles the CEL expressions of admission; default: compilers of this server's
-	// own.
-	Expressions *cel.Compilers
-	// Nodes dials pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialed
-	// directly.
-	Nodes api.NodeDialer
-	// NodeTLS returns the TLS configuration for the HTTPS server of a node, with the client
-	// certificate of this API. nil = nodes are dialed like any other HTTPS server.
-	NodeTLS func(node string) *tls.Config
-	// FrontProxy is the identity that this API presents to aggregated API servers. nil = no client
-	// certificate, and no authentication ConfigMap is published.
-	FrontProxy *FrontProxy
-	Timeline   *api.Timeline // nil = no stages are recorded
-	// Leader returns the name of the leader, for the detail of the stage "committed"; nil = the
-	// detail is omitted.
-	Leader func() string
-	// PeerStages returns the other replicas' stages of a trace; nil = only stages of this replica
-	// are returned.
-	PeerStages func(ctx context.Context, traceID string) []api.Stage
-
-	// Live adds current values that are not stored to objects that a client reads. The passed
-	// objects are shared; Live copies an object before it changes it. nil adds nothing. Reads at an
-	// old revision do not use it.
-	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
-	// Components returns the current health of the cluster's components, which a list of
-	// ComponentStatuses shows. The result is in the order of the names. nil returns none.
-	Components func(ctx context.Context) []corev1.ComponentStatus
-	// Usage returns the NodeMetrics of the given Nodes or the PodMetrics of the given pods, as
-	// metrics.k8s.io serves them. Objects without known usage are omitted. nil returns none.
-	Usage func(of []api.Object) []api.Object
-	// Paths are handlers for further paths of this replica, by ServeMux pattern
-	// ("/cluster/status"). The user of a request is authenticated, and authorized for the path,
+	// Paths are handlers for further paths of this replica. The keys are ServeMux patterns, such as
+	// "/cluster/status". The user of a request is authenticated, and authorized for the path,
 	// before the handler is called.
 	Paths map[string]http.Handler
 	// Wrap, if not nil, wraps the handler of all requests. Requests are not authenticated yet when
 	// it is called.
 	Wrap func(http.Handler) http.Handler
+	// MemoryLimit is the memory of this process in bytes, default 2 GiB. The limits of concurrent
+	// requests (flowcontrol.ForMemory) and of unauthenticated connections
+	// (connlimit.UnauthenticatedLimit) derive from it.
+	MemoryLimit int64
 
-	// Ready returns why this replica must not receive traffic. The registry and the authorizer are
-	// checked in any case; may be nil.
+	MaxBodyBytes   int64         // default 3 MiB
+	RequestTimeout time.Duration // for everything but watches and byte streams; default 60 s
+	// a watch without a timeout ends at a random time between MinWatch and twice MinWatch; default
+	// 30 min
+	MinWatch time.Duration
+	// ShutdownDelay is how long a replica still serves requests during shutdown while it reports
+	// that it is not ready. Load balancers remove the replica in this time, and its watches end one
+	// after the other. Default 0.
+	ShutdownDelay    time.Duration
+	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
+
+	pace   clientPace        // set by tests only
+	frames framelimit.Limits // set by tests only
+}
+
+// AuthenticationConfig determines which credentials authenticate clients.
+type AuthenticationConfig struct {
+	ClientCAs func() *x509.CertPool // nil = no client certificate is accepted
+	// ClientSeen is called with the client certificate of each request that the certificate
+	// authenticated. It must not block; it may be nil.
+	ClientSeen func(leaf *x509.Certificate)
+	// ServiceTokens verifies and issues service account tokens; nil disables both.
+	ServiceTokens *pki.ServiceTokens
+	Audiences     []string // audiences of this API; default: the issuer of ServiceTokens
+	// Tokens are verifiers of further bearer tokens, such as authn.NewStatic. They run after the
+	// verifier of service account tokens; may be empty.
+	Tokens []authn.TokenVerifier
+	// Configured is the authentication configured by files and flags. nil = client certificates and
+	// the tokens above, and unauthenticated requests are anonymous. The caller must call its Run.
+	Configured *authnfile.Authentication
+}
+
+// NetworkConfig contains the addresses of the cluster.
+type NetworkConfig struct {
+	// ServiceCIDR is the range of ClusterIPs (default 10.96.0.0/16). SecondServiceCIDR is the range
+	// of the other IP family; the zero value means that Services have one family.
+	ServiceCIDR, SecondServiceCIDR netip.Prefix
+	NodePorts                      [2]int // inclusive range of node ports; default 30000-32767
+	// PodCIDRs are the address ranges of pods. No other object may use an address of these ranges.
+	PodCIDRs []netip.Prefix
+	// ExternalIPRanges are the ranges that Services may use in spec.externalIPs (services.Config).
+	ExternalIPRanges []netip.Prefix
+	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil =
+	// unknown.
+	ReplicaAddresses func() []netip.AddrPort
+	// PodAddresses returns the index that validates the pod addresses reported by nodes. If the
+	// function or its result is nil, all addresses are accepted.
+	PodAddresses func() *podaddress.Index
+	// AddressRefused is called if a node's status update of a Pod or Node is rejected because of an
+	// address; may be nil.
+	AddressRefused func(about api.Object, why error)
+}
+
+// AdmissionConfig is the configuration of admission.
+type AdmissionConfig struct {
+	// Plugins are the enabled optional admission plugins (builtin.Choose).
+	Plugins []string
+	// Mutators and Validators are admission phases that run after the built-in plugins and before
+	// the webhooks and policies of the cluster.
+	Mutators   admission.Mutators
+	Validators admission.Validators
+	// LostNodeToleration is the default tolerationSeconds of pods for the not-ready and unreachable
+	// taints (default 300 s).
+	LostNodeToleration time.Duration
+	// PodSecurity contains the pod security levels for namespaces without labels for them. The zero
+	// value enforces nothing.
+	PodSecurity podsecurity.Config
+	// Expressions compiles the CEL expressions of admission; nil = this server creates its own
+	// compilers.
+	Expressions *cel.Compilers
+}
+
+// OutboundConfig determines how this replica connects to nodes and other servers.
+type OutboundConfig struct {
+	Streams api.NodeStreams // nil = log, exec, attach and port-forward return 503
+	// Nodes dials pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialed
+	// directly.
+	Nodes api.NodeDialer
+	// NodeTLS returns the TLS configuration for the HTTPS server of a node, with the client
+	// certificate of this API server. nil = nodes are treated like any other HTTPS server.
+	NodeTLS func(node string) *tls.Config
+	// FrontProxy is the identity that this API server presents to aggregated API servers. nil = it
+	// presents no client certificate, and publishes no authentication ConfigMap.
+	FrontProxy *FrontProxy
+}
+
+// TimelineConfig configures the timeline, which records the stages of requests.
+type TimelineConfig struct {
+	Stages *api.Timeline // nil = no stages are recorded
+	// Leader returns the name of the leader, which the stage "committed" records; nil = the name is
+	// not recorded.
+	Leader func() string
+	// PeerStages returns the stages that the other replicas have recorded for a trace; nil = only
+	// stages of this replica are returned.
+	PeerStages func(ctx context.Context, traceID string) []api.Stage
+}
+
+// StateConfig provides current values that are not stored.
+type StateConfig struct {
+	// Live adds current values that are not stored to objects that a client reads. Live must copy
+	// an object before it changes it. nil adds nothing. Reads at an old revision do not use it.
+	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
+	// Components returns the current health of the components of the cluster, sorted by name, as a
+	// list of ComponentStatuses shows it. nil = the list is empty.
+	Components func(ctx context.Context) []corev1.ComponentStatus
+	// Usage returns the NodeMetrics of the given Nodes or the PodMetrics of the given pods, as
+	// metrics.k8s.io serves them. Objects without known usage are omitted. nil = no usage is known.
+	Usage func(objects []api.Object) []api.Object
+	// Ready returns an error with the reason if this replica must not receive traffic. The registry
+	// and the authorizer are always checked; Ready may be nil.
 	Ready func(ctx context.Context) error
+}
+
+// ProcessConfig describes this process, and receives its metrics and audit records.
+type ProcessConfig struct {
+	// Audit records requests; nil = no audit.
+	Audit *audit.Auditor
 	// Metrics is the registry that receives the request metrics and that /metrics serves; default:
 	// a new registry.
 	Metrics *prometheus.Registry
@@ -161,58 +209,38 @@ type Config struct {
 	// secrets.
 	Flags   map[string]string
 	Version version.Info // default: the version of the Kubernetes modules in use
-
-	// MemoryLimit is the memory of this process in bytes, default 2 GiB. The limits of concurrent
-	// requests (flowcontrol.ForMemory) and of unauthenticated connections
-	// (connlimit.UnauthenticatedLimit) derive from it.
-	MemoryLimit int64
-
-	MaxBodyBytes   int64         // default 3 MiB
-	RequestTimeout time.Duration // of everything but watches and streams; default 60 s
-	MinWatch       time.Duration // a watch without a timeout ends at a random time between this and twice this; default 30 min
-	// ShutdownDelay is how long a shutting down replica still serves requests while it reports that
-	// it is not ready. Load balancers remove the replica in this time, and the watches end one
-	// after the other. Default 0.
-	ShutdownDelay    time.Duration
-	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
-
-	pace   pace              // set by tests only
-	frames framelimit.Limits // set by tests only
-
-	Clock func() time.Time // default time.Now
-	Log   *slog.Logger     // default slog.Default()
 }
 
-// FrontProxy is the identity by which aggregated API servers recognize requests that this API has
-// authenticated.
+// FrontProxy is the identity with which this API server authenticates to aggregated API servers.
+// They trust the user that it passes in the headers of a request.
 type FrontProxy struct {
 	Certificate *pki.Rotator  // client certificate, issued by CA
 	CA          func() []byte // PEM of the CA that issues Certificate
 	ClientCA    func() []byte // PEM of the CA of users' client certificates
 }
 
-// defaults sets the default values of fields that are unset.
-func (c *Config) defaults() {
-	if c.ServiceTokens != nil && len(c.Audiences) == 0 {
-		c.Audiences = []string{c.ServiceTokens.Issuer()}
+// setDefaults sets the default values of fields that are unset.
+func (c *Config) setDefaults() {
+	if c.Authentication.ServiceTokens != nil && len(c.Authentication.Audiences) == 0 {
+		c.Authentication.Audiences = []string{c.Authentication.ServiceTokens.Issuer()}
 	}
-	if !c.ServiceCIDR.IsValid() {
-		c.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+	if !c.Network.ServiceCIDR.IsValid() {
+		c.Network.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
 	}
-	if c.LostNodeToleration == 0 {
-		c.LostNodeToleration = 300 * time.Second
+	if c.Admission.LostNodeToleration == 0 {
+		c.Admission.LostNodeToleration = 300 * time.Second
 	}
-	if c.NodePorts == [2]int{} {
-		c.NodePorts = [2]int{30000, 32767}
+	if c.Network.NodePorts == [2]int{} {
+		c.Network.NodePorts = [2]int{30000, 32767}
 	}
-	if c.Version.GitVersion == "" {
-		c.Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+keelson"}
+	if c.Process.Version.GitVersion == "" {
+		c.Process.Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+keelson"}
 	}
-	if c.Metrics == nil {
-		c.Metrics = newRegistry()
+	if c.Process.Metrics == nil {
+		c.Process.Metrics = newRegistry()
 	}
-	if c.Expressions == nil {
-		c.Expressions = cel.New()
+	if c.Admission.Expressions == nil {
+		c.Admission.Expressions = cel.New()
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now
@@ -220,27 +248,29 @@ func (c *Config) defaults() {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	if !c.PodSecurity.Defaults.Enforce.Valid() {
-		c.PodSecurity.Defaults = podsecurity.Default().Defaults
+	if !c.Admission.PodSecurity.Defaults.Enforce.Valid() {
+		c.Admission.PodSecurity.Defaults = podsecurity.Default().Defaults
 	}
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
-	}{{&c.RequestTimeout, time.Minute}, {&c.MinWatch, 30 * time.Minute}, {&c.ShutdownDeadline, 10 * time.Second}} {
+	}{{&c.Serving.RequestTimeout, time.Minute}, {&c.Serving.MinWatch, 30 * time.Minute},
+		{&c.Serving.ShutdownDeadline, 10 * time.Second}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
 	}
-	if c.pace == (pace{}) {
-		c.pace = usualPace
+	if c.Serving.pace == (clientPace{}) {
+		c.Serving.pace = defaultPace
 	}
-	if c.MemoryLimit == 0 {
-		c.MemoryLimit = 2 << 30
+	if c.Serving.MemoryLimit == 0 {
+		c.Serving.MemoryLimit = 2 << 30
 	}
-	if c.Connections.Unauthenticated == 0 {
-		c.Connections.Unauthenticated = min(connlimit.UnauthenticatedLimit(c.MemoryLimit), connlimit.OpenFilesShare(1, 4))
+	if c.Serving.Connections.Unauthenticated == 0 {
+		c.Serving.Connections.Unauthenticated = min(connlimit.UnauthenticatedLimit(c.Serving.MemoryLimit),
+			connlimit.OpenFilesShare(1, 4))
 	}
-	if c.MaxBodyBytes == 0 {
-		c.MaxBodyBytes = 3 << 20
+	if c.Serving.MaxBodyBytes == 0 {
+		c.Serving.MaxBodyBytes = 3 << 20
 	}
 }

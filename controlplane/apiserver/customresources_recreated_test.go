@@ -1,8 +1,7 @@
-package apiserver
+package apiserver_test
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -11,15 +10,17 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/apiserver/crd"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // lateDefinitions is a registry that delays changes of definitions to their follower. The table of
 // kinds is then behind the watch cache, as while the schema of another definition is read.
 type lateDefinitions struct {
 	*registry.Registry
-	asked chan struct{} // receives when the follower has to catch up
+	asked wakeup.Signal // receives when the follower has to catch up
 
 	mu   sync.Mutex
 	held chan struct{} // closed while nothing is held
@@ -36,10 +37,7 @@ func (l *lateDefinitions) hold() (release func()) {
 
 func (l *lateDefinitions) List(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if r.List.Limit == 1 {
-		select {
-		case l.asked <- struct{}{}:
-		default:
-		}
+		l.asked.Send()
 	}
 	return l.Registry.List(ctx, r)
 }
@@ -77,7 +75,8 @@ func (l *lateDefinitions) Watch(ctx context.Context, r *api.Request) (watch.Inte
 	return to, nil
 }
 
-const anyGizmo = "{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}"
+const anyGizmo = "{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, " +
+	"x-kubernetes-preserve-unknown-fields: true}}}"
 
 func gizmosIn(scope string, versions ...string) string {
 	return `
@@ -92,56 +91,64 @@ spec:
 `
 }
 
-// F15: a definition that was recreated serves as soon as a client sees that it is established, also on a replica that has not
-// made its kinds yet: with the scope, the versions and the subresources of the new definition.
+// F15: a definition that was recreated serves as soon as a client sees that it is established, also
+// on a replica that has not made its kinds yet: with the scope, the versions and the subresources
+// of the new definition.
 func TestRecreatedDefinitionsAreServedAtOnce(t *testing.T) {
-	late := &lateDefinitions{asked: make(chan struct{}, 1)}
+	late := &lateDefinitions{asked: wakeup.New()}
 	late.hold()()
-	r := startAdjusted(t, nil, func(s *Server) {
-		late.Registry = s.cfg.Registry
-		s.custom = crd.NewFollower(late, s.cfg.Kinds, crd.Hooks{ForService: s.dialer.ForService}, slog.New(slog.DiscardHandler))
+	r := apiservertest.StartAdjusted(t, nil, func(s *apiserver.Server) {
+		late.Registry = s.Settings().Registry
+		s.SetDefinitions(late)
 	})
-	r.leadDefinitions()
-	c := r.adminHTTP()
-	const namespaced, cluster, jsonType = "/apis/example.com/v1/namespaces/default/gizmos", "/apis/example.com/v1/gizmos", "application/json"
+	r.LeadDefinitions()
+	c := r.AdminHTTP()
+	const namespaced, cluster, jsonType = "/apis/example.com/v1/namespaces/default/gizmos",
+		"/apis/example.com/v1/gizmos", "application/json"
 	secondVersion := strings.NewReplacer("name: v1", "name: v2", "storage: true", "storage: false").Replace(anyGizmo)
 	unstored := strings.Replace(anyGizmo, "storage: true", "storage: false", 1)
 	stored := strings.Replace(anyGizmo, "name: v1", "name: v2", 1)
 	hidden := strings.Replace(stored, "served: true", "served: false", 1)
 	withStatus := strings.Replace(anyGizmo, "schema:", "subresources: {status: {}}, schema:", 1)
 	for name, c2 := range map[string]struct{ first, second, method, path, body, want string }{
-		"the same definition":    {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", anyGizmo), "POST", namespaced, gizmo("v1", "b", "{}"), `"name":"b"`},
-		"from cluster scope":     {gizmosIn("Cluster", anyGizmo), gizmosIn("Namespaced", anyGizmo), "POST", namespaced, gizmo("v1", "b", "{}"), `"name":"b"`},
-		"to cluster scope":       {gizmosIn("Namespaced", anyGizmo), gizmosIn("Cluster", anyGizmo), "POST", cluster, gizmo("v1", "b", "{}"), `"name":"b"`},
-		"with another version":   {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", anyGizmo, secondVersion), "GET", strings.Replace(namespaced, "v1", "v2", 1), "", `"GizmoList"`},
-		"with a served version":  {gizmosIn("Namespaced", unstored, hidden), gizmosIn("Namespaced", unstored, stored), "GET", strings.Replace(namespaced, "v1", "v2", 1), "", `"GizmoList"`},
-		"with a new subresource": {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", withStatus), "GET", namespaced + "/b/status", "", `\"b\" not found`},
+		"the same definition": {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", anyGizmo), "POST",
+			namespaced, apiservertest.Gizmo("v1", "b", "{}"), `"name":"b"`},
+		"from cluster scope": {gizmosIn("Cluster", anyGizmo), gizmosIn("Namespaced", anyGizmo), "POST", namespaced,
+			apiservertest.Gizmo("v1", "b", "{}"), `"name":"b"`},
+		"to cluster scope": {gizmosIn("Namespaced", anyGizmo), gizmosIn("Cluster", anyGizmo), "POST", cluster,
+			apiservertest.Gizmo("v1", "b", "{}"), `"name":"b"`},
+		"with another version": {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", anyGizmo, secondVersion),
+			"GET", strings.Replace(namespaced, "v1", "v2", 1), "", `"GizmoList"`},
+		"with a served version": {gizmosIn("Namespaced", unstored, hidden), gizmosIn("Namespaced", unstored, stored),
+			"GET", strings.Replace(namespaced, "v1", "v2", 1), "", `"GizmoList"`},
+		"with a new subresource": {gizmosIn("Namespaced", anyGizmo), gizmosIn("Namespaced", withStatus), "GET",
+			namespaced + "/b/status", "", `\"b\" not found`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r.establish(c, c2.first)
-			r.ok(r.call(c, "GET", cluster, ""), `"GizmoList"`) // the kinds of the first definition are made
+			r.Establish(c, c2.first)
+			r.OK(r.Call(c, "GET", cluster, ""), `"GizmoList"`) // the kinds of the first definition are made
 			release := late.hold()
 			defer release()
-			r.drop(c, "gizmos.example.com")
-			r.establish(c, c2.second)
+			r.Drop(c, "gizmos.example.com")
+			r.Establish(c, c2.second)
 			select {
 			case <-late.asked: // by an earlier request
 			default:
 			}
-			got := make(chan answer, 1)
-			go func() { got <- r.call(c, c2.method, c2.path, c2.body, "Content-Type", jsonType) }()
-			var a answer
+			got := make(chan apiservertest.Response, 1)
+			go func() { got <- r.Call(c, c2.method, c2.path, c2.body, "Content-Type", jsonType) }()
+			var a apiservertest.Response
 			select {
 			case a = <-got:
 			case <-late.asked:
 				release()
 				a = <-got
 			}
-			if !strings.Contains(a.body, c2.want) {
-				t.Errorf("%s %s: %d %s", c2.method, c2.path, a.code, a.body)
+			if !strings.Contains(a.Body, c2.want) {
+				t.Errorf("%s %s: %d %s", c2.method, c2.path, a.Code, a.Body)
 			}
 			release()
-			r.drop(c, "gizmos.example.com")
+			r.Drop(c, "gizmos.example.com")
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"encoding/json"
@@ -12,13 +12,14 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/fields"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 )
 
-// Every field that Kubernetes drops is accepted and absent from the created and from the applied object and from their
-// managedFields, without a warning.
+// Every field that Kubernetes drops is accepted and absent from the created and from the applied
+// object and from their managedFields, without a warning.
 func TestDroppedFieldsAreAcceptedAndAbsent(t *testing.T) { // F37
-	r := start(t, nil)
-	admin := r.adminHTTP()
+	r := apiservertest.StartReplica(t, nil)
+	admin := r.AdminHTTP()
 	gates, accepted := map[string]bool{}, 0
 	for _, b := range bodies() {
 		for _, l := range b.answers.Leaves() {
@@ -62,19 +63,27 @@ func validBody(t *testing.T, b body) runtime.Object {
 
 // podOfAll is a pod specification in which each type of a dropped field can be set without another
 // error.
-const podOfAll = `{containers: [{name: c, image: i}], initContainers: [{name: i, image: i, restartPolicy: Always}], volumes: [{name: v}]}`
+const podOfAll = `{containers: [{name: c, image: i}], initContainers: [{name: i, image: i, restartPolicy: Always}], ` +
+	`volumes: [{name: v}]}`
 
 // droppable is valid objects of the kinds that are missing in the table valid.
 var droppable = map[string]string{
-	"Pod":                   "{spec: " + podOfAll + "}",
-	"PodTemplate":           "{template: {spec: " + podOfAll + "}}",
-	"ReplicationController": "{spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
-	"Deployment":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
-	"ReplicaSet":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
-	"StatefulSet":           "{spec: {serviceName: s, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
-	"DaemonSet":             "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
-	"Job":                   "{spec: {template: {spec: " + strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}",
-	"CronJob":               "{spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: " + strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}}}",
+	"Pod":         "{spec: " + podOfAll + "}",
+	"PodTemplate": "{template: {spec: " + podOfAll + "}}",
+	"ReplicationController": "{spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: " +
+		podOfAll + "}}}",
+	"Deployment": "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " +
+		podOfAll + "}}}",
+	"ReplicaSet": "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " +
+		podOfAll + "}}}",
+	"StatefulSet": "{spec: {serviceName: s, selector: {matchLabels: {a: b}}, template: {metadata: {labels: " +
+		"{a: b}}, spec: " + podOfAll + "}}}",
+	"DaemonSet": "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " +
+		podOfAll + "}}}",
+	"Job": "{spec: {template: {spec: " +
+		strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}",
+	"CronJob": "{spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: " +
+		strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}}}",
 }
 
 // setDropped sets the field of a leaf. The rest of its parents may then be incomplete, as in a
@@ -86,21 +95,25 @@ func setDropped(t *testing.T, obj runtime.Object, l fields.Leaf) {
 }
 
 // checkGone sends an object with a dropped field. The response may be an error about another field.
-func checkGone(t *testing.T, r *replica, admin *http.Client, verb, path string, b body, obj runtime.Object, l fields.Leaf) (accepted bool) {
+func checkGone(
+	t *testing.T, r *apiservertest.Replica, admin *http.Client, verb, path string, b body,
+	obj runtime.Object, l fields.Leaf,
+) (accepted bool) {
 	t.Helper()
 	a := sendAs(t, r, admin, verb, path, b, obj)
 	name := l.Path[strings.LastIndex(l.Path, ".")+1:]
-	if a.code/100 == 2 {
-		if strings.Contains(a.body, `"`+name+`"`) && !isElsewhere(name, a.body) || strings.Contains(a.body, `"f:`+name+`"`) && name != alwaysShown {
-			t.Errorf("%s %s of %s: the response has the field: %.1600s", verb, l.Path, b.name, a.body)
+	if a.Code/100 == 2 {
+		if strings.Contains(a.Body, `"`+name+`"`) && !isElsewhere(name, a.Body) ||
+			strings.Contains(a.Body, `"f:`+name+`"`) && name != alwaysShown {
+			t.Errorf("%s %s of %s: the response has the field: %.1600s", verb, l.Path, b.name, a.Body)
 		}
-		if w := a.header.Values("Warning"); len(w) > 0 && strings.Contains(strings.Join(w, " "), name) {
+		if w := a.Header.Values("Warning"); len(w) > 0 && strings.Contains(strings.Join(w, " "), name) {
 			t.Errorf("%s %s of %s: warnings %q", verb, l.Path, b.name, w)
 		}
 		return true
 	}
-	if a.code != http.StatusUnprocessableEntity || strings.Contains(a.body, "."+name) {
-		t.Errorf("%s %s of %s: %d %.600s", verb, l.Path, b.name, a.code, a.body)
+	if a.Code != http.StatusUnprocessableEntity || strings.Contains(a.Body, "."+name) {
+		t.Errorf("%s %s of %s: %d %.600s", verb, l.Path, b.name, a.Code, a.Body)
 	}
 	return false
 }
@@ -116,7 +129,9 @@ func isElsewhere(name, body string) bool {
 }
 
 // sendAs sends an object as a dry run: created by POST, applied by PATCH.
-func sendAs(t *testing.T, r *replica, c *http.Client, verb, path string, b body, obj runtime.Object) answer {
+func sendAs(
+	t *testing.T, r *apiservertest.Replica, c *http.Client, verb, path string, b body, obj runtime.Object,
+) apiservertest.Response {
 	t.Helper()
 	if verb == "POST" || verb == "PUT" {
 		return send(t, r, c, verb, path, b, obj)
@@ -131,11 +146,12 @@ func sendAs(t *testing.T, r *replica, c *http.Client, verb, path string, b body,
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.call(c, verb, path+"/"+name+"?dryRun=All&fieldManager=me", string(data), "Content-Type", "application/apply-patch+yaml")
+	return r.Call(c, verb, path+"/"+name+"?dryRun=All&fieldManager=me", string(data), "Content-Type",
+		"application/apply-patch+yaml")
 }
 
 // dropFromStatus updates the status of an object with a dropped field.
-func dropFromStatus(t *testing.T, r *replica, admin *http.Client, b body, l fields.Leaf) {
+func dropFromStatus(t *testing.T, r *apiservertest.Replica, admin *http.Client, b body, l fields.Leaf) {
 	t.Helper()
 	obj := validBody(t, b)
 	made := obj.DeepCopyObject().(api.Object)
@@ -144,12 +160,12 @@ func dropFromStatus(t *testing.T, r *replica, admin *http.Client, b body, l fiel
 		name = fixed
 	}
 	path := endpoint(b) + "/" + name
-	if r.call(admin, "GET", path, "").code == http.StatusNotFound {
+	if r.Call(admin, "GET", path, "").Code == http.StatusNotFound {
 		made.SetName(name)
 		if b.kind.Namespaced {
 			made.SetNamespace("default")
 		}
-		r.must(made)
+		r.Must(made)
 	}
 	setDropped(t, obj, l)
 	checkGone(t, r, admin, "PUT", path+"/status", b, obj, l)
@@ -157,9 +173,11 @@ func dropFromStatus(t *testing.T, r *replica, admin *http.Client, b body, l fiel
 
 // A list that asks for a shard returns all objects, as in Kubernetes without ShardedListAndWatch.
 func TestShardSelectorIsIgnored(t *testing.T) { // F72
-	r := start(t, nil)
-	a := r.call(r.adminHTTP(), "GET", "/api/v1/namespaces/default/serviceaccounts?shardSelector=shardRange(object.metadata.uid,'0x0','0x8')", "")
-	if a.code != http.StatusOK || !strings.Contains(a.body, `"name":"default"`) || strings.Contains(a.body, "shardInfo") {
-		t.Errorf("%d %s", a.code, a.body)
+	r := apiservertest.StartReplica(t, nil)
+	a := r.Call(r.AdminHTTP(), "GET",
+		"/api/v1/namespaces/default/serviceaccounts?shardSelector=shardRange(object.metadata.uid,'0x0','0x8')", "")
+	if a.Code != http.StatusOK || !strings.Contains(a.Body, `"name":"default"`) ||
+		strings.Contains(a.Body, "shardInfo") {
+		t.Errorf("%d %s", a.Code, a.Body)
 	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"bytes"
@@ -14,21 +14,23 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/raftstore"
 )
 
-// Whichever form managedFields are stored in, a client sees the same, in every media type, in lists, tables and watches,
-// and so does a person with kubectl.
+// Whichever form managedFields are stored in, a client sees the same, in every media type, in
+// lists, tables and watches, and so does a person with kubectl.
 func TestShortFieldsAreNotSeen(t *testing.T) {
 	views := map[bool]map[string]any{}
 	for _, short := range []bool{false, true} {
-		r := start(t, nil, registry.WithShortFields(func() bool { return short }))
-		c := r.admin()
+		r := apiservertest.StartReplica(t, nil, registry.WithShortFields(func() bool { return short }))
+		c := r.Admin()
 		ctx := context.Background()
-		pod := newPod("web")
+		pod := apiservertest.NewPod("web")
 		pod.Labels = map[string]string{"app": "web"}
-		if _, err := c.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{FieldManager: "first"}); err != nil {
+		if _, err := c.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{FieldManager: "first"}); err !=
+			nil {
 			t.Fatal(err)
 		}
 		for _, patch := range []struct {
@@ -36,17 +38,25 @@ func TestShortFieldsAreNotSeen(t *testing.T) {
 			body, owner string
 			subresource []string
 		}{
-			{types.ApplyPatchType, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","annotations":{"a.b/c":"1"},"labels":{"'\"odd":"x"}}}`, "bad", nil},
-			{types.ApplyPatchType, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","annotations":{"a.b/c":"1"},"finalizers":["x.y/z"]}}`, "second", nil},
-			{types.StrategicMergePatchType, `{"status":{"conditions":[{"type":"Ready","status":"True"}],"podIPs":[{"ip":"10.1.2.3"}]}}`, "third", []string{"status"}},
+			{types.ApplyPatchType,
+				`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","annotations":{"a.b/c":"1"},` +
+					`"labels":{"'\"odd":"x"}}}`, "bad", nil},
+			{types.ApplyPatchType,
+				`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","annotations":{"a.b/c":"1"},` +
+					`"finalizers":["x.y/z"]}}`, "second", nil},
+			{types.StrategicMergePatchType,
+				`{"status":{"conditions":[{"type":"Ready","status":"True"}],"podIPs":[{"ip":"10.1.2.3"}]}}`, "third",
+				[]string{"status"}},
 		} {
-			_, err := c.CoreV1().Pods("default").Patch(ctx, "web", patch.way, []byte(patch.body), metav1.PatchOptions{FieldManager: patch.owner}, patch.subresource...)
+			_, err := c.CoreV1().Pods("default").Patch(ctx, "web", patch.way, []byte(patch.body),
+				metav1.PatchOptions{FieldManager: patch.owner}, patch.subresource...)
 			if (err != nil) != (patch.owner == "bad") {
 				t.Fatalf("%s: %v", patch.owner, err)
 			}
 		}
-		it, _, err := r.store.Get(ctx, "/registry/pods/default/web", raftstore.ReadOptions{})
-		if err != nil || bytes.Contains(it.Value, []byte("\x32\x02K1")) != short || bytes.Contains(it.Value, []byte("\x32\x08FieldsV1")) == short {
+		it, _, err := r.Store.Get(ctx, "/registry/pods/default/web", raftstore.ReadOptions{})
+		if err != nil || bytes.Contains(it.Value, []byte("\x32\x02K1")) != short ||
+			bytes.Contains(it.Value, []byte("\x32\x08FieldsV1")) == short {
 			t.Fatalf("short=%t: %v, stored %q", short, err, it.Value)
 		}
 		views[short] = fieldViews(t, r)
@@ -65,7 +75,7 @@ func TestShortFieldsAreNotSeen(t *testing.T) {
 }
 
 // fieldViews returns the managedFields of pod default/web in all representations.
-func fieldViews(t *testing.T, r *replica) map[string]any {
+func fieldViews(t *testing.T, r *apiservertest.Replica) map[string]any {
 	t.Helper()
 	views := map[string]any{}
 	const path = "/api/v1/namespaces/default/pods"
@@ -78,17 +88,17 @@ func fieldViews(t *testing.T, r *replica) map[string]any {
 			"metadata":         {path + "/web", media + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"},
 			"list of metadata": {path, media + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
 		} {
-			a := r.call(r.adminHTTP(), "GET", q[0], "", "Accept", q[1])
-			if a.code != 200 {
-				t.Fatalf("%s as %s: %d %s", name, q[1], a.code, a.body)
+			a := r.Call(r.AdminHTTP(), "GET", q[0], "", "Accept", q[1])
+			if a.Code != 200 {
+				t.Fatalf("%s as %s: %d %s", name, q[1], a.Code, a.Body)
 			}
-			views[name+" "+media] = managedIn(plain(t, media, []byte(a.body)))
+			views[name+" "+media] = managedIn(apiservertest.Plain(t, media, []byte(a.Body)))
 		}
 	}
 	ctx := context.Background()
 	options := metav1.ListOptions{FieldSelector: "metadata.name=web", ResourceVersion: "0"}
 	for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-		conf := r.config("admin", "system:masters")
+		conf := r.ClientConfig("admin", "system:masters")
 		conf.ContentType, conf.AcceptContentTypes = media, media
 		pods := kubernetes.NewForConfigOrDie(conf).CoreV1().Pods("default")
 		one, err := pods.Get(ctx, "web", metav1.GetOptions{})
@@ -103,20 +113,22 @@ func fieldViews(t *testing.T, r *replica) map[string]any {
 		views["client-go watch "+media] = managedIn(asPlain(t, (<-w.ResultChan()).Object))
 		w.Stop()
 	}
-	conf, _ := r.cborConfig(t)
-	w, err := dynamic.NewForConfigOrDie(conf).Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace("default").Watch(ctx, options)
+	conf, _ := r.CborConfig(t)
+	w, err := dynamic.NewForConfigOrDie(conf).Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(
+		"default").Watch(ctx, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	views["client-go watch application/cbor"] = managedIn(asPlain(t, (<-w.ResultChan()).Object))
 	w.Stop()
-	for name, binary := range stockKubectls() {
-		k := &kubectl{t: t, binary: binary, config: r.kubeconfig("admin", "system:masters"), home: t.TempDir()}
-		raw, err := yaml.YAMLToJSON([]byte(k.ok("", "get", "pod", "web", "-o", "yaml", "--show-managed-fields")))
+	for name, binary := range apiservertest.StockKubectls() {
+		k := &apiservertest.Kubectl{T: t, Binary: binary, Config: r.Kubeconfig("admin", "system:masters"),
+			Home: t.TempDir()}
+		raw, err := yaml.YAMLToJSON([]byte(k.Ok("", "get", "pod", "web", "-o", "yaml", "--show-managed-fields")))
 		if err != nil {
 			t.Fatal(err)
 		}
-		views[name+" get --show-managed-fields"] = managedIn(plain(t, "application/json", raw))
+		views[name+" get --show-managed-fields"] = managedIn(apiservertest.Plain(t, "application/json", raw))
 	}
 	return views
 }
@@ -127,7 +139,7 @@ func asPlain(t *testing.T, v any) any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return plain(t, "application/json", raw)
+	return apiservertest.Plain(t, "application/json", raw)
 }
 
 // managedIn returns all managedFields in a response, without their times.

@@ -1,7 +1,6 @@
-package apiserver
+package apiserver_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"reflect"
@@ -15,13 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	typedappsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/fields"
 	"keelson.dev/keelson/controlplane/api/kinds"
-	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 )
 
 // body is a body that clients send: an object of a kind, or the body of a subresource.
@@ -40,7 +38,7 @@ func bodies() []body {
 		if k.Conversion != nil { // another kind of this name is stored
 			name = k.GVK.GroupKind().String()
 		}
-		out = append(out, body{name, k, "", func() runtime.Object { return k.New() }, k.Answers})
+		out = append(out, body{name, k, "", func() runtime.Object { return k.Type.New() }, k.Schema.Answers})
 		for name, s := range k.Subresources {
 			if s.New != nil {
 				out = append(out, body{k.Resource + "/" + name, k, name, s.New, s.Answers})
@@ -50,9 +48,10 @@ func bodies() []body {
 	return out
 }
 
-// TestEveryFieldHasAnAnswer is the law that what is accepted is done: each field of each served kind is honoured,
-// refused, dropped, inert or stored and said to be, no answer is about a field that is gone, and what is called refused is refused by the server
-// with the field's name and its sentence.
+// TestEveryFieldHasAnAnswer is the law that what is accepted is done: each field of each served
+// kind is honoured, refused, dropped, inert or stored and said to be, no answer is about a field
+// that is gone, and what is called refused is refused by the server with the field's name and its
+// sentence.
 func TestEveryFieldHasAnAnswer(t *testing.T) {
 	all := bodies()
 	var of []any
@@ -62,39 +61,43 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 			t.Errorf("%s has no answers", b.name)
 			continue
 		}
-		if b.answers.Stored() != nil && !b.kind.Virtual && valid[b.name] == "" {
+		if b.answers.Stored() != nil && !b.kind.Serving.Virtual && valid[b.name] == "" {
 			t.Errorf("%s: there is no valid one, so that the warning of what is stored only was seen", b.name)
 		}
 		for _, l := range b.answers.Leaves() {
 			if l.Answer == nil {
-				t.Errorf("%s: nothing says what becomes of %s: answer for it in controlplane/api/fields/answers", b.name, l.Path)
+				t.Errorf("%s: nothing says what becomes of %s: answer for it in controlplane/api/fields/answers",
+					b.name, l.Path)
 			}
 		}
 	}
-	for _, o := range fields.Options() {
+	for _, o := range fields.OptionTypes() {
 		of = append(of, o)
-		for _, l := range fields.Load().For(o).Leaves() {
+		for _, l := range fields.LoadTable().AnswersFor(o).Leaves() {
 			if l.Answer == nil && l.Path != "kind" && l.Path != "apiVersion" {
-				t.Errorf("%T: nothing says what becomes of %s: answer for it in controlplane/api/fields/answers/options.txt", o, l.Path)
+				t.Errorf("%T: nothing says what becomes of %s: answer for it in "+
+					"controlplane/api/fields/answers/options.txt", o, l.Path)
 			}
 		}
 	}
-	for _, s := range fields.Load().Stale(of) {
+	for _, s := range fields.LoadTable().UnusedAnswers(of) {
 		t.Errorf("an answer about nothing: %s", s)
 	}
 	if t.Failed() {
 		return
 	}
-	r := start(t, nil)
-	admin := r.adminHTTP()
+	r := apiservertest.StartReplica(t, nil)
+	admin := r.AdminHTTP()
 	for _, b := range all {
 		t.Run(strings.ReplaceAll(b.name, "/", "."), func(t *testing.T) { refusals(t, r, admin, b) })
 	}
 }
 
-// freeTypes are named types of strings that users choose; which capabilities there are is the kernel's to say, and a
-// container with an unknown one does not start. An unknown medium of an emptyDir is the node's to refuse, as in Kubernetes.
-var freeTypes = []string{"StorageMedium", "UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType", "NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
+// freeTypes are named types of strings that users choose; which capabilities there are is the
+// kernel's to say, and a container with an unknown one does not start. An unknown medium of an
+// emptyDir is the node's to refuse, as in Kubernetes.
+var freeTypes = []string{"StorageMedium", "UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType",
+	"NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
 
 // fullPod is a pod specification that is valid with any value of the fields that allow certain
 // values only.
@@ -104,12 +107,14 @@ const fullPod = `{spec: {os: {name: linux}, volumes: [{name: v, hostPath: {path:
 // ownClaim is where a pod says what claim is made for it, and validOwnClaim such a volume.
 const (
 	ownClaim      = "spec.volumes[].ephemeral.volumeClaimTemplate."
-	validOwnClaim = "ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}}"
+	validOwnClaim = "ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], resources: {requests: " +
+		"{storage: 1Gi}}}}}"
 )
 
 // judged reports whether clients set a field and it is not a field of the pod in another place.
 func judged(path string) bool {
-	for _, prefix := range []string{"status.", "metadata.", "spec.metadata.", ownClaim + "metadata.", "spec.template.spec.", "spec.jobTemplate.spec.template.spec."} {
+	for _, prefix := range []string{"status.", "metadata.", "spec.metadata.", ownClaim + "metadata.",
+		"spec.template.spec.", "spec.jobTemplate.spec.template.spec."} {
 		if strings.HasPrefix(path, prefix) {
 			return false
 		}
@@ -117,14 +122,14 @@ func judged(path string) bool {
 	return true
 }
 
-// TestUnknownValuesAreRefused sends, for each honoured or stored field that takes one of some values, a value that is none of them:
-// what nobody knows the meaning of is not stored.
+// TestUnknownValuesAreRefused sends, for each honoured or stored field that takes one of some
+// values, a value that is none of them: what nobody knows the meaning of is not stored.
 func TestUnknownValuesAreRefused(t *testing.T) {
-	r := start(t, nil)
-	admin := r.adminHTTP()
+	r := apiservertest.StartReplica(t, nil)
+	admin := r.AdminHTTP()
 	for _, b := range bodies() {
 		text, ok := valid[b.name]
-		if !ok || b.sub != "" || b.kind.Virtual {
+		if !ok || b.sub != "" || b.kind.Serving.Virtual {
 			continue
 		}
 		seen := map[string]bool{}
@@ -134,8 +139,10 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 				typ = typ.Elem()
 			}
 			field := typ.String() + l.Field
-			if typ.Kind() != reflect.String || typ.PkgPath() == "" || slices.Contains(freeTypes, typ.Name()) || seen[field] ||
-				l.Answer == nil || l.Answer.State != fields.Honoured && l.Answer.State != fields.Stored || !judged(l.Path) {
+			if typ.Kind() != reflect.String || typ.PkgPath() == "" ||
+				slices.Contains(freeTypes, typ.Name()) || seen[field] ||
+				l.Answer == nil || l.Answer.State != fields.Honoured && l.Answer.State != fields.Stored ||
+				!judged(l.Path) {
 				continue
 			}
 			seen[field] = true
@@ -152,11 +159,13 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 			answer := *l.Answer
 			answer.Values = []string{"Sometimes"}
 			at := l
-			path := strings.TrimSuffix(l.Path, "="+strings.Join(l.Answer.Values, "|")) // a value's own answer is of the field too
+			// a value's own answer is of the field too
+			path := strings.TrimSuffix(l.Path, "="+strings.Join(l.Answer.Values, "|"))
 			at.Path, at.Answer = strings.TrimSuffix(path, "[]")+"=Sometimes", &answer
 			set(t, reflect.ValueOf(obj).Elem(), at)
-			if a := send(t, r, admin, "POST", endpoint(b), b, obj); a.code != 422 && a.code != 403 || !strings.Contains(a.body, "Sometimes") {
-				t.Errorf("%s %s (%s): %d %.300s", b.name, l.Path, typ, a.code, a.body)
+			if a := send(t, r, admin, "POST", endpoint(b), b, obj); a.Code != 422 && a.Code != 403 ||
+				!strings.Contains(a.Body, "Sometimes") {
+				t.Errorf("%s %s (%s): %d %.300s", b.name, l.Path, typ, a.Code, a.Body)
 			}
 		}
 	}
@@ -165,20 +174,8 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 const (
 	validRule  = "{operations: [CREATE], apiGroups: [''], apiVersions: [v1], resources: [pods]}"
 	validMatch = "matchConstraints: {resourceRules: [" + validRule + "]}"
-	validHook  = "{webhooks: [{name: a.b.c, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: 'https://a.b'}, rules: [" + validRule + "]}]}"
-	// validRequest is a request for a certificate, in base64, and validAuthority the certificate of an authority.
-	validRequest   = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KTUlIR01HNENBUUF3RERFS01BZ0dBMVVFQXd3QllUQlpNQk1HQnlxR1NNNDlBZ0VHQ0NxR1NNNDlBd0VIQTBJQQpCTGpHOGwzSkZ3VmY1QnZNdG9mNGgxMVJPUnlQRVFkMDdJOWJ5aEtEN0Q5K1JpaFNFTkp0aEZaTUIyVWh3MDFRCldkZVhTMmlwVVgwbVd0MFU3Ti9uWXFtZ0FEQUtCZ2dxaGtqT1BRUURBZ05JQURCRkFpQk9jMldCWWxUMGxlSUMKWlhFVkJ0a3J6R1pLeG1ZbW9leWlSRUdHSWUvWElRSWhBUEhWdUpZVVdGZnJISkNoSGsxdlBjL1d2b2tVbXBOMApPRjNjT281TGNNQkoKLS0tLS1FTkQgQ0VSVElGSUNBVEUgUkVRVUVTVC0tLS0tCg=="
-	validAuthority = `-----BEGIN CERTIFICATE-----
-MIIBbjCCARWgAwIBAgIUWgP/ydYerP2P1N2A6qv+2Jdeu3kwCgYIKoZIzj0EAwIw
-DDEKMAgGA1UEAwwBYTAgFw0yNjExMjIxNTI5MDhaGA8yMTI2MTAyOTE1MjkwOFow
-DDEKMAgGA1UEAwwBYTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABLjG8l3JFwVf
-5BvMtof4h11RORyPEQd07I9byhKD7D9+RihSENJthFZMB2Uhw01QWdeXS2ipUX0m
-Wt0U7N/nYqmjUzBRMB0GA1UdDgQWBBSYQQyvNIP6Jhl6inoKkab4La3ueDAfBgNV
-HSMEGDAWgBSYQQyvNIP6Jhl6inoKkab4La3ueDAPBgNVHRMBAf8EBTADAQH/MAoG
-CCqGSM49BAMCA0cAMEQCIFKsiytLxk0Dvq0xcPYbL8582Zx75AkzZvX4nXBczsqx
-AiBY3Uz4EAwgxP7JAUSSCxQpZ/OGHXFhT8B2wa9aUT2kxg==
------END CERTIFICATE-----
-`
+	validHook  = "{webhooks: [{name: a.b.c, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: " +
+		"'https://a.b'}, rules: [" + validRule + "]}]}"
 )
 
 // valid is objects that are accepted. If one more field makes one of them invalid, the field is the
@@ -188,51 +185,59 @@ var valid = map[string]string{
 	"Node":      "{}",
 	"Pod":       "{spec: {containers: [{name: c, image: i}]}}",
 	"Service":   "{spec: {ports: [{port: 80}]}}",
-	"Endpoints": "{}", "ConfigMap": "{}", "Secret": "{}", "ServiceAccount": "{}", "Event": "{involvedObject: {namespace: default}}",
-	"Event.events.k8s.io": "{eventTime: '2026-01-01T00:00:00.000000Z', reportingController: x.io/y, reportingInstance: i, " +
-		"action: a, reason: r, type: Normal, regarding: {namespace: default}}",
+	"Endpoints": "{}", "ConfigMap": "{}", "Secret": "{}", "ServiceAccount": "{}",
+	"Event": "{involvedObject: {namespace: default}}",
+	"Event.events.k8s.io": "{eventTime: '2026-01-01T00:00:00.000000Z', reportingController: x.io/y, " +
+		"reportingInstance: i, action: a, reason: r, type: Normal, regarding: {namespace: default}}",
 	"PersistentVolume":      "{spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], hostPath: {path: /x}}}",
 	"PersistentVolumeClaim": "{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}",
-	"Deployment":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}",
-	"ReplicaSet":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}",
-	"EndpointSlice":         "{addressType: IPv4, endpoints: [{addresses: [10.0.0.1]}], ports: []}",
-	"Lease":                 "{}",
-	"StorageClass":          "{provisioner: x.io/y}",
-	"CSIDriver":             "{spec: {attachRequired: false}}", "CSINode": "{spec: {drivers: []}}",
+	"Deployment": "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " +
+		"{containers: [{name: c, image: i}]}}}}",
+	"ReplicaSet": "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " +
+		"{containers: [{name: c, image: i}]}}}}",
+	"EndpointSlice": "{addressType: IPv4, endpoints: [{addresses: [10.0.0.1]}], ports: []}",
+	"Lease":         "{}",
+	"StorageClass":  "{provisioner: x.io/y}",
+	"CSIDriver":     "{spec: {attachRequired: false}}", "CSINode": "{spec: {drivers: []}}",
 	"ValidatingWebhookConfiguration": validHook, "MutatingWebhookConfiguration": validHook,
-	"ValidatingAdmissionPolicy":        "{spec: {" + validMatch + ", validations: [{expression: 'true'}]}}",
-	"MutatingAdmissionPolicy":          "{spec: {" + validMatch + ", mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[]'}}]}}",
+	"ValidatingAdmissionPolicy": "{spec: {" + validMatch + ", validations: [{expression: 'true'}]}}",
+	"MutatingAdmissionPolicy": "{spec: {" + validMatch +
+		", mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[]'}}]}}",
 	"ValidatingAdmissionPolicyBinding": "{spec: {policyName: p, validationActions: [Deny]}}",
 	"MutatingAdmissionPolicyBinding":   "{spec: {policyName: p}}",
-	"CertificateSigningRequest":        "{spec: {request: " + validRequest + ", signerName: x.io/y, usages: [any]}}",
-	"ClusterTrustBundle":               "{spec: {trustBundle: " + strconv.Quote(validAuthority) + "}}",
-	"DeviceClass":                      "{spec: {}}",
-	"ResourceClaim":                    "{spec: {devices: {requests: [{name: r, exactly: {deviceClassName: c}}]}}}",
-	"ResourceClaimTemplate":            "{spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: c}}]}}}}",
-	"ResourceSlice":                    "{spec: {driver: x.io, nodeName: w, pool: {name: p, resourceSliceCount: 1}, devices: [{name: d}]}}",
-	"FlowSchema":                       "{spec: {priorityLevelConfiguration: {name: l}}}",
-	"PriorityLevelConfiguration":       "{spec: {type: Limited, limited: {limitResponse: {type: Reject}}}}",
-	"CSIStorageCapacity":               "{storageClassName: c}",
-	"VolumeAttributesClass":            "{driverName: x.io, parameters: {a: b}}",
-	"Ingress":                          "{spec: {rules: [{host: a.b, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: s, port: {number: 80}}}}]}}]}}",
-	"IngressClass":                     "{spec: {controller: x.io/y}}",
-	"NetworkPolicy":                    "{spec: {podSelector: {}, ingress: [{ports: [{port: 80}]}]}}",
-	"ServiceCIDR":                      "{spec: {cidrs: [10.0.0.0/24]}}",
-	"IPAddress":                        "{spec: {parentRef: {resource: services, namespace: a, name: b}}}",
-	"RuntimeClass":                     "{handler: h}",
-	"VolumeAttachment":                 "{spec: {attacher: x.io, nodeName: n, source: {persistentVolumeName: v}}}",
-	"PriorityClass":                    "{value: 1, preemptionPolicy: Never}",
-	"PodGroup":                         "{spec: {schedulingPolicy: {gang: {minCount: 2}}}}",
-	"Workload":                         "{spec: {podGroupTemplates: [{name: t, schedulingPolicy: {basic: {}}}]}}",
-	"PodDisruptionBudget":              "{spec: {minAvailable: 1, selector: {}}}",
-	"Role":                             "{rules: []}", "ClusterRole": "{rules: []}",
+	"CertificateSigningRequest": "{spec: {request: " + apiservertest.EncodedCertificateRequest +
+		", signerName: x.io/y, usages: [any]}}",
+	"ClusterTrustBundle": "{spec: {trustBundle: " + strconv.Quote(apiservertest.ValidCA) + "}}",
+	"DeviceClass":        "{spec: {}}",
+	"ResourceClaim":      "{spec: {devices: {requests: [{name: r, exactly: {deviceClassName: c}}]}}}",
+	"ResourceClaimTemplate": "{spec: {spec: {devices: {requests: [{name: r, exactly: " +
+		"{deviceClassName: c}}]}}}}",
+	"ResourceSlice": "{spec: {driver: x.io, nodeName: w, pool: {name: p, resourceSliceCount: 1}, " +
+		"devices: [{name: d}]}}",
+	"FlowSchema":                 "{spec: {priorityLevelConfiguration: {name: l}}}",
+	"PriorityLevelConfiguration": "{spec: {type: Limited, limited: {limitResponse: {type: Reject}}}}",
+	"CSIStorageCapacity":         "{storageClassName: c}",
+	"VolumeAttributesClass":      "{driverName: x.io, parameters: {a: b}}",
+	"Ingress": "{spec: {rules: [{host: a.b, http: {paths: [{path: /, pathType: Prefix, " +
+		"backend: {service: {name: s, port: {number: 80}}}}]}}]}}",
+	"IngressClass":        "{spec: {controller: x.io/y}}",
+	"NetworkPolicy":       "{spec: {podSelector: {}, ingress: [{ports: [{port: 80}]}]}}",
+	"ServiceCIDR":         "{spec: {cidrs: [10.0.0.0/24]}}",
+	"IPAddress":           "{spec: {parentRef: {resource: services, namespace: a, name: b}}}",
+	"RuntimeClass":        "{handler: h}",
+	"VolumeAttachment":    "{spec: {attacher: x.io, nodeName: n, source: {persistentVolumeName: v}}}",
+	"PriorityClass":       "{value: 1, preemptionPolicy: Never}",
+	"PodGroup":            "{spec: {schedulingPolicy: {gang: {minCount: 2}}}}",
+	"Workload":            "{spec: {podGroupTemplates: [{name: t, schedulingPolicy: {basic: {}}}]}}",
+	"PodDisruptionBudget": "{spec: {minAvailable: 1, selector: {}}}",
+	"Role":                "{rules: []}", "ClusterRole": "{rules: []}",
 	"RoleBinding":        "{roleRef: {kind: Role, name: r}}",
 	"ClusterRoleBinding": "{roleRef: {kind: ClusterRole, name: r}}",
 	"pods/eviction":      "{}", "pods/binding": "{target: {kind: Node, name: n}}", "serviceaccounts/token": "{}",
 }
 
 // refusals sends every refused field of a body.
-func refusals(t *testing.T, r *replica, admin *http.Client, b body) {
+func refusals(t *testing.T, r *apiservertest.Replica, admin *http.Client, b body) {
 	var refused []fields.Leaf
 	for _, l := range b.answers.Leaves() {
 		if l.Answer.State == fields.Refused {
@@ -250,19 +255,20 @@ func refusals(t *testing.T, r *replica, admin *http.Client, b body) {
 	path := endpoint(b)
 	switch b.sub {
 	case "":
-		if !b.kind.Virtual && ok {
+		if !b.kind.Serving.Virtual && ok {
 			a := send(t, r, admin, "POST", path, b, base)
-			if a.code != 201 {
-				t.Fatalf("the valid one: %d %s", a.code, a.body)
+			if a.Code != 201 {
+				t.Fatalf("the valid one: %d %s", a.Code, a.Body)
 			}
-			told := strings.Contains(strings.Join(a.header.Values("Warning"), "\n"), b.kind.GroupResource().String()+": stored; ")
+			told := strings.Contains(strings.Join(a.Header.Values("Warning"), "\n"),
+				b.kind.GroupResource().String()+": stored; ")
 			if told != (b.answers.Stored() != nil) {
-				t.Errorf("that it is stored only: told %v, warnings %q", told, a.header.Values("Warning"))
+				t.Errorf("that it is stored only: told %v, warnings %q", told, a.Header.Values("Warning"))
 			}
 		}
 	case "eviction", "binding":
 		if len(refused) > 0 {
-			r.must(newPod("field"))
+			r.Must(apiservertest.NewPod("field"))
 		}
 	}
 	for _, l := range refused {
@@ -273,19 +279,19 @@ func refusals(t *testing.T, r *replica, admin *http.Client, b body) {
 			made := base.DeepCopyObject().(api.Object)
 			made.SetName("field")
 			made.SetNamespace("default")
-			obj.(api.Object).SetResourceVersion(r.must(made).GetResourceVersion())
+			obj.(api.Object).SetResourceVersion(r.Must(made).GetResourceVersion())
 			method, to = "PUT", path+"/field/status"
 		}
 		a := send(t, r, admin, method, to, b, obj)
 		var s metav1.Status
-		if err := json.Unmarshal([]byte(a.body), &s); err != nil || a.code != 422 && a.code != 403 || s.Details == nil {
-			t.Errorf("%s: %d %s", l.Path, a.code, a.body)
+		if err := json.Unmarshal([]byte(a.Body), &s); err != nil || a.Code != 422 && a.Code != 403 || s.Details == nil {
+			t.Errorf("%s: %d %s", l.Path, a.Code, a.Body)
 			continue
 		}
 		if !slices.ContainsFunc(s.Details.Causes, func(c metav1.StatusCause) bool {
 			return c.Field == want && strings.HasSuffix(c.Message, l.Answer.Why)
 		}) {
-			t.Errorf("%s is refused, but not with %s and its sentence: %s", l.Path, want, a.body)
+			t.Errorf("%s is refused, but not with %s and its sentence: %s", l.Path, want, a.Body)
 		}
 	}
 }
@@ -311,7 +317,9 @@ func endpoint(b body) string {
 // particularNames is names for the kinds that restrict their names.
 var particularNames = map[string]string{"CSIDriver": "field.io", "CSINode": "field.io", "IPAddress": "192.0.2.1"}
 
-func send(t *testing.T, r *replica, c *http.Client, method, path string, b body, obj runtime.Object) answer {
+func send(
+	t *testing.T, r *apiservertest.Replica, c *http.Client, method, path string, b body, obj runtime.Object,
+) apiservertest.Response {
 	gvk := b.kind.GVK
 	if b.sub != "" {
 		gvk = b.kind.Subresources[b.sub].GVK
@@ -330,7 +338,7 @@ func send(t *testing.T, r *replica, c *http.Client, method, path string, b body,
 	if b.sub == "" {
 		path += "?dryRun=All"
 	}
-	return r.call(c, method, path, string(data), "Content-Type", "application/json")
+	return r.Call(c, method, path, string(data), "Content-Type", "application/json")
 }
 
 // set sets the field of a leaf to a value that the leaf describes, and returns the field's path.
@@ -424,31 +432,21 @@ func setAny(v reflect.Value, text string) {
 	}
 }
 
-// storedUnjudged stores a Deployment without validation, as an earlier release that accepted it.
-func (r *replica) storedUnjudged(ctx context.Context, d *appsv1.Deployment) typedappsv1.DeploymentInterface {
-	r.t.Helper()
-	kind := r.known.byName["deployments"]
-	kind.Default(d)
-	q := &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}
-	if _, err := r.registry.Create(ctx, q, registry.Stages{}); err != nil {
-		r.t.Fatal(err)
-	}
-	return r.admin().AppsV1().Deployments("default")
-}
-
-// What was stored when it was still accepted may be changed in everything else, but gets no more of it.
+// What was stored when it was still accepted may be changed in everything else, but gets no more of
+// it.
 func TestStoredFieldsAreLetBe(t *testing.T) {
-	r := start(t, nil)
-	ctx := within(t)
+	r := apiservertest.StartReplica(t, nil)
+	ctx := apiservertest.Within(t)
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old"}}
 	if err := yaml.Unmarshal([]byte(valid["Deployment"]), d); err != nil {
 		t.Fatal(err)
 	}
 	volume := func(name string) corev1.Volume {
-		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Glusterfs: &corev1.GlusterfsVolumeSource{EndpointsName: name, Path: "/"}}}
+		return corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{Glusterfs: &corev1.GlusterfsVolumeSource{EndpointsName: name, Path: "/"}}}
 	}
 	d.Spec.Template.Spec.Volumes = []corev1.Volume{volume("gpu")}
-	deployments := r.storedUnjudged(ctx, d)
+	deployments := apiservertest.StoreUnvalidated(ctx, r, d)
 	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
 	if err != nil || len(was.Spec.Template.Spec.Volumes) != 1 {
 		t.Fatal(was, err)
@@ -465,17 +463,19 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 	}
 }
 
-// What an older release accepted, and this one knows no meaning of, stops no other change; it is not accepted anew.
+// What an older release accepted, and this one knows no meaning of, stops no other change; it is
+// not accepted in a new object.
 func TestStoredValuesAreLetBe(t *testing.T) {
-	r := start(t, nil)
-	ctx := within(t)
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old", Finalizers: []string{"example.com/hold"}}}
+	r := apiservertest.StartReplica(t, nil)
+	ctx := apiservertest.Within(t)
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old",
+		Finalizers: []string{"example.com/hold"}}}
 	if err := yaml.Unmarshal([]byte(valid["Deployment"]), d); err != nil {
 		t.Fatal(err)
 	}
 	bad := &d.Spec.Template.Spec.Containers[0]
 	bad.TerminationMessagePolicy = "Shout"
-	deployments := r.storedUnjudged(ctx, d)
+	deployments := apiservertest.StoreUnvalidated(ctx, r, d)
 	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -486,7 +486,8 @@ func TestStoredValuesAreLetBe(t *testing.T) {
 		t.Fatalf("removing a finalizer: %v", err)
 	}
 	more := now.DeepCopy()
-	more.Spec.Template.Spec.Containers = append(more.Spec.Template.Spec.Containers, *more.Spec.Template.Spec.Containers[0].DeepCopy())
+	more.Spec.Template.Spec.Containers = append(more.Spec.Template.Spec.Containers,
+		*more.Spec.Template.Spec.Containers[0].DeepCopy())
 	more.Spec.Template.Spec.Containers[1].Name = "more"
 	_, err = deployments.Update(ctx, more, metav1.UpdateOptions{})
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "containers[1].terminationMessagePolicy") {
@@ -501,11 +502,12 @@ func TestStoredValuesAreLetBe(t *testing.T) {
 
 // What Kubernetes gives no effect by itself is accepted, and its client is told.
 func TestInertFieldsAreToldOf(t *testing.T) {
-	r := start(t, nil)
-	a := r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/secrets", `{"kind":"Secret","apiVersion":"v1",
+	r := apiservertest.StartReplica(t, nil)
+	a := r.Call(r.AdminHTTP(), "POST", "/api/v1/namespaces/default/secrets", `{"kind":"Secret","apiVersion":"v1",
 		"metadata":{"name":"token"},"type":"bootstrap.kubernetes.io/token"}`, "Content-Type", "application/json")
-	said := strings.Join(a.header.Values("Warning"), "\n")
-	if a.code != 201 || !strings.Contains(said, "type: it authenticates at the API where --enable-bootstrap-token-auth says so") {
-		t.Errorf("%d %q", a.code, said)
+	said := strings.Join(a.Header.Values("Warning"), "\n")
+	if a.Code != 201 ||
+		!strings.Contains(said, "type: it authenticates at the API where --enable-bootstrap-token-auth says so") {
+		t.Errorf("%d %q", a.Code, said)
 	}
 }

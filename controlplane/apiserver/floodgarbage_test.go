@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/internal/gcheadroom"
 )
 
@@ -19,7 +20,7 @@ func TestFloodRestrainsGarbage(t *testing.T) {
 	t.Setenv("GOGC", "")
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	heap := make([]byte, 128<<20) // of which a restraint allows less than the usual 100 % as garbage
-	r := start(t, nil)
+	r := apiservertest.StartReplica(t, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -31,18 +32,18 @@ func TestFloodRestrainsGarbage(t *testing.T) {
 		<-ended
 	}()
 	limit := []runtimemetrics.Sample{{Name: "/gc/gogc:percent"}}
-	r.ok(r.call(r.sameAdmin(), "GET", oneMap, ""))
+	r.OK(r.Call(r.SameAdmin(), "GET", oneMap, ""))
 	runtime.GC()
 	if runtimemetrics.Read(limit); limit[0].Value.Uint64() < 100 {
 		t.Fatalf("before the flood, the limit is %d %%", limit[0].Value.Uint64())
 	}
-	conf := &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}}
-	c, err := tls.Dial("tcp", r.addr, conf)
+	conf := &tls.Config{RootCAs: r.Trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}}
+	c, err := tls.Dial("tcp", r.Addr, conf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(far)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(apiservertest.Far)); err != nil {
 		t.Fatal(err)
 	}
 	resets, sent := frameFloods(t)[0].frames, make(chan struct{})
@@ -55,7 +56,7 @@ func TestFloodRestrainsGarbage(t *testing.T) {
 	}
 	c.Close()
 	<-sent
-	eventually(t, func() error {
+	apiservertest.Eventually(t, func() error {
 		if runtimemetrics.Read(limit); limit[0].Value.Uint64() >= 100 {
 			return fmt.Errorf("the limit is %d %%", limit[0].Value.Uint64())
 		}

@@ -15,24 +15,26 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 )
 
-// flowSchemasAge is how long an index of the FlowSchemas is used.
+// flowSchemasAge is how long an index of the FlowSchemas is used before it is built again.
 const flowSchemasAge = time.Second
 
-// flowIndex caches the index of the FlowSchemas. It is safe for concurrent use.
-type flowIndex struct {
-	current atomic.Pointer[timedSchemas]
+// flowSchemaIndex caches the index of the FlowSchemas. It is safe for concurrent use.
+type flowSchemaIndex struct {
+	current atomic.Pointer[datedSchemas]
 }
 
-type timedSchemas struct {
-	schemas *flowcontrol.Schemas
-	made    time.Time
+type datedSchemas struct {
+	schemas   *flowcontrol.Schemas
+	createdAt time.Time
 }
 
-// schemas returns the index of the FlowSchemas, at most flowSchemasAge old. It is nil if they
-// cannot be read.
-func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flowcontrol.Schemas {
+// currentSchemas returns the index of the FlowSchemas, at most flowSchemasAge old; nil if the
+// FlowSchemas cannot be read.
+func (i *flowSchemaIndex) currentSchemas(
+	ctx context.Context, k *clusterReader, currentTime time.Time,
+) *flowcontrol.Schemas {
 	c := i.current.Load()
-	if c != nil && now.Sub(c.made) < flowSchemasAge {
+	if c != nil && currentTime.Sub(c.createdAt) < flowSchemasAge {
 		return c.schemas
 	}
 	listed, err := k.List(ctx, "flowschemas", "", false)
@@ -53,25 +55,27 @@ func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flowc
 			schemas = append(schemas, s)
 		}
 	}
-	c = &timedSchemas{flowcontrol.NewSchemas(schemas, levels), now}
+	c = &datedSchemas{flowcontrol.NewSchemas(schemas, levels), currentTime}
 	i.current.Store(c)
 	return c.schemas
 }
 
-// setFlowHeaders sets the headers with the UIDs of the FlowSchema and PriorityLevelConfiguration
-// that match a request. As in Kubernetes, proxied requests, logs and streams have no such headers.
-// FlowSchemas limit nothing here; flowcontrol.Gate limits requests.
+// setFlowHeaders sets the response headers with the UIDs of the FlowSchema and
+// PriorityLevelConfiguration that match a request. As in Kubernetes, responses to proxied requests,
+// logs and streams have no such headers. FlowSchemas do not limit requests here; flowcontrol.Gate
+// does.
 func (s *Server) setFlowHeaders(w http.ResponseWriter, r *http.Request, u api.User) {
 	f := &flowcontrol.Request{User: u.Name, Groups: u.Groups, Verb: strings.ToLower(r.Method), Path: r.URL.Path}
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
-		verb := endpoints.VerbOf(r.Method, t, strings.Contains(r.URL.RawQuery, "watch") && endpoints.Watches(r.URL.Query()))
-		if verb != api.VerbWatch && endpoints.RunsLong(r.Method, t, nil) {
+		verb := endpoints.VerbOf(r.Method, t, strings.Contains(r.URL.RawQuery, "watch") &&
+			endpoints.IsWatch(r.URL.Query()))
+		if verb != api.VerbWatch && endpoints.IsLongRunning(r.Method, t, nil) {
 			return
 		}
 		f.Path, f.Verb = "", string(verb)
 		f.APIGroup, f.Resource, f.Subresource, f.Namespace = t.GVR.Group, t.GVR.Resource, t.Subresource, t.Namespace
 	}
-	index := s.flows.schemas(r.Context(), s.known, s.cfg.Clock())
+	index := s.cluster.flowSchemas.currentSchemas(r.Context(), s.cluster, s.cfg.Clock())
 	if index == nil {
 		return
 	}

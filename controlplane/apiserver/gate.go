@@ -16,56 +16,67 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 )
 
-// enter admits a request of an HTTP client at the gate and reserves bytes of memory for it. It
-// returns a 429 if the limits are reached. Requests of controllers and the scheduler in this
-// process do not pass the gate; these limit themselves. Requests on behalf of a node do (nodeGate).
-func (s *Server) enter(ctx context.Context, r *api.Request, bytes int64) (endpoints.Pass, error) {
-	p, err := s.admitted(ctx, r, bytes)
+// gate limits the concurrent requests of a replica by flow control, and counts long-running
+// requests in the metrics.
+type gate struct {
+	*flowcontrol.Gate
+	requests *requestMetrics
+}
+
+// enterGate admits a request of an HTTP client within the concurrency limits and reserves bytes of
+// memory for it. It returns a 429 if the limits are reached. Requests of controllers and the
+// scheduler in this process are not limited here; these components limit themselves. Requests on
+// behalf of a node are (nodeGate).
+func (g *gate) enterGate(ctx context.Context, r *api.Request, bytes int64) (endpoints.Pass, error) {
+	p, err := g.reservePlace(ctx, r, bytes)
 	if err != nil {
 		return p, err
 	}
-	return countedPass{p, s.metrics.begun(r)}, nil
+	return countedPass{p, g.requests.startLongRunning(r)}, nil
 }
 
-// countedPass is the pass of a request that also counts as a long-running request in the metrics.
+// countedPass is the pass of a request that the metrics also count as a long-running request.
 type countedPass struct {
 	pass
-	ended func()
+	stopCounting func()
 }
 
-// Leave ends the long-running count and releases the reservation at the gate. It implements
+// Leave ends the counting as a long-running request and releases the reservation. It implements
 // endpoints.Pass.
 func (p countedPass) Leave() {
-	p.ended()
+	p.stopCounting()
 	p.pass.Leave()
 }
 
-func (s *Server) admitted(ctx context.Context, r *api.Request, bytes int64) (pass, error) {
+func (g *gate) reservePlace(ctx context.Context, r *api.Request, bytes int64) (pass, error) {
 	class, caller := classOf(r), callerOf(r.User)
-	p, err := s.gate.Enter(ctx, class, caller, bytes)
+	p, err := g.Enter(ctx, class, caller, bytes)
 	if err != nil {
-		return pass{}, noRoom(err, class, caller)
+		return pass{}, tooManyRequests(err, class, caller)
 	}
 	return pass{p, class, caller}, nil
 }
 
-// nodeGate is the api.Backend for callers in this process. A request as a node counts against the
-// node's limits at the gate, whether the node gateway or the node itself sends it. A hostile node
-// can therefore occupy only a bounded part of the replica.
-type nodeGate struct{ *Server }
+// nodeGate is the api.Backend for callers in this process. A request of a node's user counts
+// against the node's concurrency limits, whether the node itself or the node gateway sends it. A
+// malicious node can therefore use only a limited part of the replica.
+type nodeGate struct {
+	gate     *gate
+	pipeline *pipeline
+}
 
-// Do performs a request. As a node it first reserves a place at the gate, for the time of the
-// request. It implements api.Backend.
+// Do performs a request. If the user is a node, it first reserves a seat of the concurrency limits,
+// for the duration of the request. It implements api.Backend.
 func (g nodeGate) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
-	if !asNode(r.User) {
-		return g.chain.Do(ctx, r)
+	if !isNode(r.User) {
+		return g.pipeline.Do(ctx, r)
 	}
-	p, err := g.admitted(ctx, r, endpoints.Carries(r))
+	p, err := g.gate.reservePlace(ctx, r, endpoints.EstimateBody(r))
 	if err != nil {
 		return nil, err
 	}
 	defer p.Leave()
-	obj, err := g.chain.Do(ctx, r)
+	obj, err := g.pipeline.Do(ctx, r)
 	if l, ok := obj.(*api.ObjectList); ok && err == nil {
 		err = p.Expect(ctx, l.Bytes)
 	}
@@ -75,18 +86,18 @@ func (g nodeGate) Do(ctx context.Context, r *api.Request) (runtime.Object, error
 	return obj, nil
 }
 
-// Watch starts a watch. As a node it occupies a place at the gate until the watch stops or ctx
-// ends. It implements api.Backend.
+// Watch starts a watch. If the user is a node, the watch occupies a seat of the concurrency limits
+// until it stops or ctx ends. It implements api.Backend.
 func (g nodeGate) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
-	if !asNode(r.User) {
-		return g.chain.Watch(ctx, r)
+	if !isNode(r.User) {
+		return g.pipeline.Watch(ctx, r)
 	}
-	p, err := g.admitted(ctx, r, 0)
+	p, err := g.gate.reservePlace(ctx, r, 0)
 	if err != nil {
 		return nil, err
 	}
 	ctx, end := context.WithCancel(ctx)
-	w, err := g.chain.Watch(ctx, r)
+	w, err := g.pipeline.Watch(ctx, r)
 	if err != nil {
 		end()
 		p.Leave()
@@ -96,17 +107,17 @@ func (g nodeGate) Watch(ctx context.Context, r *api.Request) (watch.Interface, e
 	return endingWatch{w, end}, nil
 }
 
-// endingWatch is a watch that releases its place at the gate when it stops or when the context of
-// its start ends.
+// endingWatch is a watch that releases its seat of the concurrency limits when it stops or when the
+// context with which it was started ends.
 type endingWatch struct {
 	watch.Interface
-	end context.CancelFunc
+	cancel context.CancelFunc
 }
 
-// Stop stops the watch and releases its place. It implements watch.Interface.
+// Stop stops the watch and releases its seat. It implements watch.Interface.
 func (w endingWatch) Stop() {
 	w.Interface.Stop()
-	w.end()
+	w.cancel()
 }
 
 type pass struct {
@@ -117,17 +128,18 @@ type pass struct {
 
 // Expect reserves bytes of memory for the response, or returns a 429. It implements endpoints.Pass.
 func (p pass) Expect(ctx context.Context, bytes int64) error {
-	return noRoom(p.Pass.Expect(ctx, bytes), p.class, p.caller)
+	return tooManyRequests(p.Pass.Expect(ctx, bytes), p.class, p.caller)
 }
 
-// noRoom converts flowcontrol.ErrFull to a 429 with Retry-After. Other errors are returned
+// tooManyRequests converts flowcontrol.ErrFull to a 429 with Retry-After. Other errors are returned
 // unchanged.
-func noRoom(err error, class flowcontrol.Class, caller flowcontrol.Caller) error {
+func tooManyRequests(err error, class flowcontrol.Class, caller flowcontrol.Caller) error {
 	if !errors.Is(err, flowcontrol.ErrFull) {
 		return err
 	}
-	return apierrors.NewTooManyRequests(fmt.Sprintf("%v: this replica has no room for another %s request of %q now; try again, with fewer at once",
-		err, class, api.Clip(caller.Name, 128)), 1)
+	return apierrors.NewTooManyRequests(fmt.Sprintf(
+		"%v: the limits of this replica allow no further %s request of %q; retry with fewer concurrent requests",
+		err, class, api.Truncate(caller.Name, 128)), 1)
 }
 
 func classOf(r *api.Request) flowcontrol.Class {
@@ -141,12 +153,13 @@ func classOf(r *api.Request) flowcontrol.Class {
 }
 
 // callerOf returns the flow control caller of a user. Administrators and control plane components
-// are trusted and have a reserve. A node may use the reserve up to the needs of one node.
+// are trusted, so they may use the reserved part of the limits. A node may use it too, but only a
+// small share of the limits.
 func callerOf(u api.User) flowcontrol.Caller {
-	return flowcontrol.Caller{Name: u.Name, Trusted: trusted(u), Node: asNode(u)}
+	return flowcontrol.Caller{Name: u.Name, Trusted: isTrusted(u), Node: isNode(u)}
 }
 
-func trusted(u api.User) bool {
+func isTrusted(u api.User) bool {
 	switch u.Name {
 	case api.UserController, api.UserScheduler, api.UserAPIServer:
 		return true
@@ -156,29 +169,30 @@ func trusted(u api.User) bool {
 	})
 }
 
-func asNode(u api.User) bool { return slices.Contains(u.Groups, api.GroupNodes) && !trusted(u) }
+func isNode(u api.User) bool { return slices.Contains(u.Groups, api.GroupNodes) && !isTrusted(u) }
 
-// flowing exports the gate's running and refused requests as metrics.
-type flowing struct{ gate *flowcontrol.Gate }
+// gateMetrics is a prometheus.Collector for the running and refused requests of the gate.
+type gateMetrics struct{ gate *flowcontrol.Gate }
 
 var (
-	inFlight = prometheus.NewDesc("apiserver_current_inflight_requests",
+	inFlightRequests = prometheus.NewDesc("apiserver_current_inflight_requests",
 		"Requests of HTTP clients and for nodes that are under way.", []string{"request_kind"}, nil)
-	refusedAll = prometheus.NewDesc("keelson_requests_refused_total",
-		"Requests of HTTP clients and for nodes that were refused (429) for want of room.", []string{"request_kind"}, nil)
+	refusedRequests = prometheus.NewDesc("keelson_requests_refused_total",
+		"Requests of HTTP clients and for nodes that were refused (429) for want of room.",
+		[]string{"request_kind"}, nil)
 )
 
 // Describe implements prometheus.Collector.
-func (f flowing) Describe(ch chan<- *prometheus.Desc) {
-	ch <- inFlight
-	ch <- refusedAll
+func (f gateMetrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- inFlightRequests
+	ch <- refusedRequests
 }
 
 // Collect implements prometheus.Collector.
-func (f flowing) Collect(ch chan<- prometheus.Metric) {
+func (f gateMetrics) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range []flowcontrol.Class{flowcontrol.Read, flowcontrol.Write, flowcontrol.Watch} {
 		n, no := f.gate.Stats(c)
-		ch <- prometheus.MustNewConstMetric(inFlight, prometheus.GaugeValue, float64(n), c.String())
-		ch <- prometheus.MustNewConstMetric(refusedAll, prometheus.CounterValue, float64(no), c.String())
+		ch <- prometheus.MustNewConstMetric(inFlightRequests, prometheus.GaugeValue, float64(n), c.String())
+		ch <- prometheus.MustNewConstMetric(refusedRequests, prometheus.CounterValue, float64(no), c.String())
 	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"context"
@@ -14,28 +14,30 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // One user's watches are bounded; over the bound is 429 with Retry-After, and
 // neither another user nor an administrator notices. What is given up can be had again.
 func TestWatchesOfOneUserAreBounded(t *testing.T) {
-	r := start(t, func(c *Config) { c.MemoryLimit = 1 })
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) { c.Serving.MemoryLimit = 1 })
 	for _, user := range []string{"tenant", "other"} {
-		r.must(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
+		r.Must(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"}})
 	}
 	cert := func(user string, groups ...string) *http.Client {
-		c := r.cert(pki.Client(user, groups...))
-		return r.http(&c)
+		c := r.Cert(pki.Client(user, groups...))
+		return r.HTTP(&c)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	open := func(c *http.Client, ctx context.Context) *http.Response {
-		req, err := http.NewRequestWithContext(ctx, "GET", "https://"+r.addr+"/api/v1/configmaps?watch=true", nil)
+		req, err := http.NewRequestWithContext(ctx, "GET", "https://"+r.Addr+"/api/v1/configmaps?watch=true", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,52 +57,53 @@ func TestWatchesOfOneUserAreBounded(t *testing.T) {
 		}
 		let++
 	}
-	if want := flowcontrol.ForMemory(1).Seats[flowcontrol.Watch] * 3 / 8; let != want || last.StatusCode != http.StatusTooManyRequests || last.Header.Get("Retry-After") != "1" {
-		t.Errorf("%d watches, want %d; then %d, Retry-After %q", let, want, last.StatusCode, last.Header.Get("Retry-After"))
+	if want := flowcontrol.ForMemory(1).Seats[flowcontrol.Watch] * 3 / 8; let != want ||
+		last.StatusCode != http.StatusTooManyRequests || last.Header.Get("Retry-After") != "1" {
+		t.Errorf("%d watches, want %d; then %d, Retry-After %q", let, want, last.StatusCode,
+			last.Header.Get("Retry-After"))
 	}
-	for name, c := range map[string]*http.Client{"another user": cert("other"), "an administrator": r.adminHTTP()} {
+	for name, c := range map[string]*http.Client{"another user": cert("other"), "an administrator": r.AdminHTTP()} {
 		if resp := open(c, t.Context()); resp.StatusCode != http.StatusOK {
 			t.Errorf("%s: %d", name, resp.StatusCode)
 		}
 	}
-	if got := r.call(tenant, "GET", "/api/v1/namespaces/default/configmaps", ""); got.code != http.StatusOK {
-		t.Errorf("the tenant's list: %d %s", got.code, got.body)
+	if got := r.Call(tenant, "GET", "/api/v1/namespaces/default/configmaps", ""); got.Code != http.StatusOK {
+		t.Errorf("the tenant's list: %d %s", got.Code, got.Body)
 	}
-	metrics := r.call(r.adminHTTP(), "GET", "/metrics", "").body
-	for _, want := range []string{`apiserver_current_inflight_requests{request_kind="watch"} `, `keelson_requests_refused_total{request_kind="watch"} 1`} {
+	metrics := r.Call(r.AdminHTTP(), "GET", "/metrics", "").Body
+	for _, want := range []string{`apiserver_current_inflight_requests{request_kind="watch"} `,
+		`keelson_requests_refused_total{request_kind="watch"} 1`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("/metrics has no %s", want)
 		}
 	}
 	cancel()
-	soon, done := context.WithTimeout(t.Context(), time.Minute)
-	defer done()
-	if err := wait.For(soon, 10*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flowcontrol.Watch); n > 2 {
+	await.Until(t.Context(), t, await.Patience, 10*time.Millisecond, "free places for watches", func() error {
+		if n, _ := r.Server.GateStats(flowcontrol.Watch); n > 2 {
 			return fmt.Errorf("%d places are taken", n)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	if resp := open(tenant, t.Context()); resp.StatusCode != http.StatusOK {
 		t.Errorf("after the others ended: %d", resp.StatusCode)
 	}
 }
 
-// However much one node asks, by HTTP or through the fleet in this process, it has a small part of the room: the next
-// request is told to come again, and neither another node, nor a user, nor an administrator notices.
+// However much one node asks, by HTTP or through the fleet in this process, it has a small part of
+// the room: the next request is told to come again, and neither another node, nor a user, nor an
+// administrator notices.
 func TestOneNodeIsBounded(t *testing.T) {
-	r := start(t, func(c *Config) { c.MemoryLimit = 1 })
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) { c.Serving.MemoryLimit = 1 })
 	hostile, honest := api.NodeUser("hostile"), api.NodeUser("honest")
 	kind := kindNamed(t, r, "services")
 	list := func(u api.User) error {
-		_, err := r.Backend().Do(within(t), &api.Request{User: u, Verb: api.VerbList, Kind: kind, Pointers: true})
+		_, err := r.Server.Backend().Do(apiservertest.Within(t),
+			&api.Request{User: u, Verb: api.VerbList, Kind: kind, Internal: api.InternalOptions{Pointers: true}})
 		return err
 	}
 	byHTTP := func(u api.User) int {
-		c := r.cert(pki.Client(u.Name, u.Groups...))
-		return r.call(r.http(&c), "GET", "/api/v1/services", "").code
+		c := r.Cert(pki.Client(u.Name, u.Groups...))
+		return r.Call(r.HTTP(&c), "GET", "/api/v1/services", "").Code
 	}
 	if err := list(hostile); err != nil {
 		t.Fatal(err)
@@ -108,7 +111,7 @@ func TestOneNodeIsBounded(t *testing.T) {
 	var held []endpoints.Pass
 	for len(held) < 1000 {
 		ctx, done := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		p, err := r.enter(ctx, &api.Request{User: hostile, Verb: api.VerbList, Kind: kind}, 64<<10)
+		p, err := r.Server.EnterGate(ctx, &api.Request{User: hostile, Verb: api.VerbList, Kind: kind}, 64<<10)
 		done()
 		if err != nil {
 			break
@@ -124,7 +127,8 @@ func TestOneNodeIsBounded(t *testing.T) {
 	if code := byHTTP(hostile); code != http.StatusTooManyRequests {
 		t.Errorf("the node's next request by HTTP: %d", code)
 	}
-	if _, err := r.Backend().Watch(within(t), &api.Request{User: hostile, Verb: api.VerbWatch, Kind: kind}); err != nil {
+	if _, err := r.Server.Backend().Watch(apiservertest.Within(t),
+		&api.Request{User: hostile, Verb: api.VerbWatch, Kind: kind}); err != nil {
 		t.Errorf("its watches are apart: %v", err)
 	}
 	for _, u := range []api.User{honest, {Name: api.UserController, Groups: []string{api.GroupMasters}}} {
@@ -145,11 +149,11 @@ func TestOneNodeIsBounded(t *testing.T) {
 
 // A watch for a node has a place as long as it runs.
 func TestWatchesForANodeAreBounded(t *testing.T) {
-	r := start(t, func(c *Config) { c.MemoryLimit = 1 })
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) { c.Serving.MemoryLimit = 1 })
 	kind, node := kindNamed(t, r, "services"), api.NodeUser("hostile")
 	var running []watch.Interface
 	for len(running) < 1000 {
-		w, err := r.Backend().Watch(t.Context(), &api.Request{User: node, Verb: api.VerbWatch, Kind: kind})
+		w, err := r.Server.Backend().Watch(t.Context(), &api.Request{User: node, Verb: api.VerbWatch, Kind: kind})
 		if err != nil {
 			if !apierrors.IsTooManyRequests(err) {
 				t.Fatal(err)
@@ -164,19 +168,18 @@ func TestWatchesForANodeAreBounded(t *testing.T) {
 	for _, w := range running {
 		w.Stop()
 	}
-	if err := wait.For(within(t), 10*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flowcontrol.Watch); n != 0 {
-			return fmt.Errorf("%d places are taken", n)
-		}
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	await.Until(apiservertest.Within(t), t, await.Patience, 10*time.Millisecond,
+		"the end of all watches", func() error {
+			if n, _ := r.Server.GateStats(flowcontrol.Watch); n != 0 {
+				return fmt.Errorf("%d places are taken", n)
+			}
+			return nil
+		})
 }
 
-func kindNamed(t *testing.T, r *replica, resource string) *api.Kind {
+func kindNamed(t *testing.T, r *apiservertest.Replica, resource string) *api.Kind {
 	t.Helper()
-	for _, k := range r.cfg.Kinds.All() {
+	for _, k := range r.Kinds.All() {
 		if k.Resource == resource {
 			return k
 		}

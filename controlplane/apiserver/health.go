@@ -15,40 +15,45 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// check is a named health check. run returns the reason of a failure.
-type check struct {
+// healthCheck is a named health check. run returns an error with the reason if the check fails.
+type healthCheck struct {
 	name string
 	run  func(ctx context.Context) error
 }
 
-// readyTimeout limits the time of a health request, so that a hanging check does not hang the
-// probe.
+// readyTimeout limits the duration of a health request, so that a check that hangs does not make
+// the probe hang.
 const readyTimeout = 2 * time.Second
 
+// healthChecks serves the health endpoints of a server.
+type healthChecks struct{ server *Server }
+
 // livenessChecks returns the checks of /livez. They fail only if a restart would help.
-func (s *Server) livenessChecks() []check {
-	return []check{{"ping", func(context.Context) error { return nil }}}
+func (h healthChecks) livenessChecks() []healthCheck {
+	return []healthCheck{{"ping", func(context.Context) error { return nil }}}
 }
 
 // readinessChecks returns the checks of /readyz. A failure means that this replica must not receive
 // traffic.
-func (s *Server) readinessChecks() []check {
-	return append(s.livenessChecks(),
-		check{"registry", func(context.Context) error {
-			return closed(s.cfg.Registry.Ready(), "the watch cache is still being filled")
+func (h healthChecks) readinessChecks() []healthCheck {
+	return append(h.livenessChecks(),
+		healthCheck{"registry", func(context.Context) error {
+			return requireClosed(h.server.cfg.Registry.Ready(), "the watch cache is still being filled")
 		}},
-		check{"authorizer", func(context.Context) error { return closed(s.ready, "the authorization rules are still being read") }},
-		check{"custom-resources", func(context.Context) error {
-			return closed(s.custom.Ready(), "the custom resource definitions are still being read")
+		healthCheck{"authorizer", func(context.Context) error {
+			return requireClosed(h.server.pipeline.ready, "the authorization rules are still being read")
 		}},
-		check{"replica", func(ctx context.Context) error {
-			if s.cfg.Ready == nil {
+		healthCheck{"custom-resources", func(context.Context) error {
+			return requireClosed(h.server.definitions.Ready(), "the custom resource definitions are still being read")
+		}},
+		healthCheck{"replica", func(ctx context.Context) error {
+			if h.server.cfg.State.Ready == nil {
 				return nil
 			}
-			return s.cfg.Ready(ctx)
+			return h.server.cfg.State.Ready(ctx)
 		}},
-		check{"shutdown", func(context.Context) error {
-			if s.closing.Err() != nil {
+		healthCheck{"shutdown", func(context.Context) error {
+			if h.server.lifetime.closing.Err() != nil {
 				return errors.New("this replica is shutting down")
 			}
 			return nil
@@ -56,32 +61,35 @@ func (s *Server) readinessChecks() []check {
 	)
 }
 
-func closed(c <-chan struct{}, otherwise string) error {
+func requireClosed(c <-chan struct{}, otherwise string) error {
 	if isClosed(c) {
 		return nil
 	}
 	return errors.New(otherwise)
 }
 
-// kubernetesChecks returns checks under the names of kube-apiserver's health checks, each backed by
-// the counterpart in this server. They can be requested by name and excluded. Reports of all checks
-// contain only Keelson's own checks.
-func (s *Server) kubernetesChecks() []check {
+// kubernetesChecks returns checks under the names of kube-apiserver's health checks. Each of them
+// runs the corresponding check of this server. They can be requested by name and excluded. Reports
+// of all checks contain only the checks under this server's own names.
+func (h healthChecks) kubernetesChecks() []healthCheck {
 	store := func(ctx context.Context) error {
-		if err := closed(s.cfg.Registry.Ready(), "the watch cache is still being filled"); err != nil || s.cfg.Ready == nil {
+		if err := requireClosed(h.server.cfg.Registry.Ready(), "the watch cache is still being filled"); err != nil ||
+			h.server.cfg.State.Ready == nil {
 			return err
 		}
-		return s.cfg.Ready(ctx)
+		return h.server.cfg.State.Ready(ctx)
 	}
 	registry := func(context.Context) error {
-		return closed(s.cfg.Registry.Ready(), "the watch cache is still being filled")
+		return requireClosed(h.server.cfg.Registry.Ready(), "the watch cache is still being filled")
 	}
-	rules := func(context.Context) error { return closed(s.ready, "the authorization rules are still being read") }
+	rules := func(context.Context) error {
+		return requireClosed(h.server.pipeline.ready, "the authorization rules are still being read")
+	}
 	custom := func(context.Context) error {
-		return closed(s.custom.Ready(), "the custom resource definitions are still being read")
+		return requireClosed(h.server.definitions.Ready(), "the custom resource definitions are still being read")
 	}
 	const hook = "poststarthook/"
-	return []check{
+	return []healthCheck{
 		{"etcd", store}, {"etcd-readiness", store}, {"informer-sync", registry},
 		{hook + "generic-apiserver-start-informers", registry},
 		{hook + "start-kube-apiserver-admission-initializer", registry},
@@ -111,16 +119,16 @@ func (s *Server) kubernetesChecks() []check {
 	}
 }
 
-// health serves /healthz, /livez and /readyz without authentication, because a load balancer has no
-// credentials. It returns false for other paths.
-func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
+// serveHealth serves /healthz, /livez and /readyz without authentication, because a load balancer
+// has no credentials. It returns false for other paths.
+func (h healthChecks) serveHealth(w http.ResponseWriter, r *http.Request) bool {
 	base, one, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	var checks []check
+	var checks []healthCheck
 	switch base {
 	case "healthz", "livez":
-		checks = s.livenessChecks()
+		checks = h.livenessChecks()
 	case "readyz":
-		checks = s.readinessChecks()
+		checks = h.readinessChecks()
 	default:
 		return false
 	}
@@ -133,7 +141,7 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 		}
 	}
 	if one != "" || len(excluded) > 0 {
-		known := s.kubernetesChecks()
+		known := h.kubernetesChecks()
 		if one != "" {
 			checks = append(checks, known...)
 		}
@@ -161,7 +169,7 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 		fmt.Fprintf(&report, "[+]%s ok\n", c.name)
 	}
 	if len(excluded) > 0 {
-		fmt.Fprintf(&report, "warn: some health checks cannot be excluded: no matches for %s\n", quoted(excluded))
+		fmt.Fprintf(&report, "warn: some health checks cannot be excluded: no matches for %s\n", quoteNames(excluded))
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -180,8 +188,8 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// quoted returns the sorted, quoted names. The length of the URL limits their number.
-func quoted(names map[string]bool) string {
+// quoteNames returns the sorted, quoted names. The length of the URL limits their number.
+func quoteNames(names map[string]bool) string {
 	out := slices.Sorted(maps.Keys(names))
 	for i, n := range out {
 		out[i] = strconv.Quote(n)
@@ -189,8 +197,8 @@ func quoted(names map[string]bool) string {
 	return strings.Join(out, ",")
 }
 
-// status returns an API error with an HTTP code for requests that are not about a resource.
-func status(code int32, reason metav1.StatusReason, message string) error {
+// newStatus returns an API error with an HTTP code for requests that are not about a resource.
+func newStatus(code int32, reason metav1.StatusReason, message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message, Details: &metav1.StatusDetails{},
 	}}

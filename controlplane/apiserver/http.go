@@ -36,96 +36,100 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	out := &statusWriter{ResponseWriter: w, warnings: warnings}
 	out.Header().Set("Cache-Control", "no-cache, private")
-	if s.closing.Err() != nil {
+	if s.lifetime.closing.Err() != nil {
 		out.Header().Set("Connection", "close") // the client's next request reaches another replica
 	}
 	var req *api.Request
 	defer func() {
 		if p := recover(); p != nil {
-			s.crashed(out, r, p)
+			s.handlePanic(out, r, p)
 		}
-		s.metrics.observe(req, r, out.code, out.sent, s.cfg.Clock().Sub(began))
+		s.metrics.requests.observeRequest(req, r, out.code, out.sent, s.cfg.Clock().Sub(began))
 	}()
 	// Health checks need no credentials if anonymous requests are allowed for the path.
-	if checkPath(r.URL) == nil && s.cfg.Authentication.Anonymous(r.URL.Path) && s.health(out, r) {
+	if checkPath(r.URL) == nil && s.cfg.Authentication.Configured.Anonymous(r.URL.Path) &&
+		(healthChecks{s}).serveHealth(out, r) {
 		return
 	}
-	req = s.respond(out, r, began)
+	req = s.serveAuthenticated(out, r, began)
 }
 
-// sourceOf returns the remote and the local address of the client's connection.
+// sourceOf returns the remote and the local address of the client's connection; the zero address if
+// unknown.
 func sourceOf(r *http.Request) podaddress.Source {
 	remote, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address means unknown
 	var local netip.AddrPort
 	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
 		local, _ = netip.ParseAddrPort(a.String())
 	}
-	return podaddress.SourceOf(remote.Addr(), local.Addr())
+	return podaddress.NewSource(remote.Addr(), local.Addr())
 }
 
-// respond serves all requests except unauthenticated health checks, and writes their audit records.
-// The result is nil for requests that are not about a served resource.
-func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (req *api.Request) {
-	if s.cfg.Audit != nil {
-		ctx, record := s.cfg.Audit.Begin(r.Context(), origin(r, began))
-		r, out.record = r.WithContext(ctx), record
-		out.Header().Set("Audit-Id", record.ID())
+// serveAuthenticated serves all requests except unauthenticated health checks, and writes their
+// audit records. It returns the api.Request; nil if the request is not about a served resource.
+func (s *Server) serveAuthenticated(writer *statusWriter, r *http.Request, began time.Time) (req *api.Request) {
+	if s.cfg.Process.Audit != nil {
+		ctx, record := s.cfg.Process.Audit.Begin(r.Context(), auditOrigin(r, began))
+		r, writer.record = r.WithContext(ctx), record
+		writer.Header().Set("Audit-Id", record.ID())
 	}
 	answered := false
-	defer func() { out.record.Done(out.code, !answered) }()
+	defer func() { writer.record.Finish(writer.code, !answered) }()
 	err := checkPath(r.URL)
 	if err == nil {
 		err = checkTimeout(r)
 	}
 	if err != nil {
-		s.resources.Error(out, r, err)
+		s.resources.WriteError(writer, r, err)
 		answered = true
 		return nil
 	}
 	var timer *api.StageTimer // reads are not recorded in timelines
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		timer = api.StartStages("apiserver/"+s.cfg.Name, began)
-		timer.Mark("received", r.Method+" "+r.URL.Path, began)
+		timer.EndStage("received", r.Method+" "+r.URL.Path, began)
 	}
 	var u, sender api.User
-	u, sender, err = s.identify(r)
-	if lost := s.recordAsked(out.record, r, u, sender); err == nil {
+	u, sender, err = s.identifyUser(r)
+	if lost := s.startRequestRecord(writer.record, r, u, sender); err == nil {
 		err = lost
 	}
 	if err != nil {
-		s.resources.Error(out, r, err)
+		s.resources.WriteError(writer, r, err)
 		answered = true
 		return nil
 	}
-	timer.Mark("authenticated", u.Name, s.cfg.Clock())
-	s.setFlowHeaders(out, r, u)
-	if s.aggregated(out, r, u) || s.proxySub(out, r, u) {
+	timer.EndStage("authenticated", u.Name, s.cfg.Clock())
+	s.setFlowHeaders(writer, r, u)
+	if s.aggregated.serveAggregated(writer, r, u) || s.proxy.serveProxy(writer, r, u) {
 		answered = true
 		return nil
 	}
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
-		req = s.resources.Serve(out, r, t, u, timer)
+		req = s.resources.Serve(writer, r, t, u, timer)
 	} else {
-		s.documents(out, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
+		s.servePath(writer, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
 	}
 	answered = true
 	return req
 }
 
-// maxHeaderBytes limits the headers of a request. A token of a large identity provider takes up to
-// 16 KiB of it. Over HTTP/2, 400 unauthenticated connections with the most fields that fit stay
-// below 128 MiB.
+// maxHeaderBytes limits the headers of a request. The token of a large identity provider takes up
+// to
+// 16 KiB of it. Over HTTP/2, the headers of 400 unauthenticated connections take less than 128 MiB,
+// even with the maximum number of header fields.
 const maxHeaderBytes = 48 << 10
 
-// maxPath limits the escaped path of a URL in bytes. No name that is served needs more.
+// maxPath limits the escaped path of a URL in bytes. No served path is longer.
 const maxPath = 4 << 10
 
-// checkPath returns an error for a path that is too long or has an empty part. It runs before
-// anything parses or stores the path.
+// checkPath returns an error for a URL path that is too long or has an empty element. It must run
+// before anything parses or stores the path.
 func checkPath(u *url.URL) error {
 	switch {
 	case len(u.EscapedPath()) > maxPath:
-		return status(http.StatusRequestURITooLong, "RequestURITooLong", fmt.Sprintf("the path of the URL is longer than %d bytes", maxPath))
+		return newStatus(http.StatusRequestURITooLong, "RequestURITooLong",
+			fmt.Sprintf("the path of the URL is longer than %d bytes", maxPath))
 	case strings.Contains(u.Path, "//"):
 		return apierrors.NewBadRequest("the path of the URL has an empty part (//)")
 	}
@@ -144,45 +148,47 @@ func checkTimeout(r *http.Request) error {
 	if v == "" {
 		return nil
 	}
-	if t, ok := endpoints.ParsePath(r.URL.Path); ok && endpoints.RunsLong(r.Method, t, q) {
+	if t, ok := endpoints.ParsePath(r.URL.Path); ok && endpoints.IsLongRunning(r.Method, t, q) {
 		return nil
 	}
 	if _, err := time.ParseDuration(v); err != nil {
-		return apierrors.NewBadRequest("invalid timeout specified in the request URL - " + api.Clip(err.Error(), 128))
+		return apierrors.NewBadRequest("invalid timeout specified in the request URL - " +
+			api.Truncate(err.Error(), 128))
 	}
 	return nil
 }
 
-// identify runs stage 1: it authenticates the sender and resolves impersonation. u is the user as
-// which the request is performed.
-func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
+// identifyUser runs stage 1: it authenticates the client and resolves impersonation. sender is the
+// authenticated user. u is the user as which the request is performed.
+func (s *Server) identifyUser(r *http.Request) (u, sender api.User, err error) {
 	began := time.Now()
 	sender, err = s.authn.Authenticate(r)
-	anonymous := err == authn.ErrNobody && s.cfg.Authentication.Anonymous(r.URL.Path)
-	s.authenticating.observe(err, anonymous, time.Since(began))
+	anonymous := err == authn.ErrNoCredentials && s.cfg.Authentication.Configured.Anonymous(r.URL.Path)
+	s.metrics.authentication.observeAttempt(err, anonymous, time.Since(began))
 	switch {
 	case anonymous:
 		sender = authn.Anonymous()
-	case err == authn.ErrNobody:
-		return sender, sender, unauthorized("Unauthorized")
+	case err == authn.ErrNoCredentials:
+		return sender, sender, newUnauthorized("Unauthorized")
 	case err != nil:
-		return sender, sender, unauthorized("Unauthorized: " + err.Error())
+		return sender, sender, newUnauthorized("Unauthorized: " + err.Error())
 	default:
-		place, _ := r.Context().Value(doorKey{}).(*connlimit.Conn)
+		place, _ := r.Context().Value(connKey{}).(*connlimit.Conn)
 		place.MarkAuthenticated()
-		s.shown.note(r, place)
+		s.revocations.conns.recordConn(r, place)
 	}
-	u, err = s.impersonate(r, sender)
+	u, err = s.resolveUser(r, sender)
 	return u, sender, err
 }
 
-// documents serves all paths that are not resources, after authorization of the path.
-func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
+// servePath authorizes the path of a request and serves it, for all paths that are not resources.
+func (s *Server) servePath(w http.ResponseWriter, r *http.Request, u api.User) {
 	path := r.URL.Path
-	err := s.chain.decide(r.Context(), &authz.Attributes{User: u, Verb: strings.ToLower(r.Method), Path: path}, nil)
+	err := s.pipeline.authorizeAttributes(r.Context(),
+		&authz.Attributes{User: u, Verb: strings.ToLower(r.Method), Path: path}, nil)
 	if err != nil {
 		s.logRefusal(r, u, err)
-		s.resources.Error(w, r, err)
+		s.resources.WriteError(w, r, err)
 		return
 	}
 	if h, pattern := s.paths.Handler(r); pattern != "" {
@@ -190,38 +196,42 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		s.resources.Error(w, r, status(http.StatusMethodNotAllowed, "MethodNotAllowed", "the server does not allow this method on the requested resource"))
+		s.resources.WriteError(w, r, newStatus(http.StatusMethodNotAllowed, "MethodNotAllowed",
+			"the server does not allow this method on the requested resource"))
 		return
 	}
 	switch {
-	case s.health(w, r), s.page(w, r), s.discover(w, r), s.describe(w, r, u):
+	case healthChecks{s}.serveHealth(w, r), processPages{s}.serveProcessPage(w, r), s.aggregated.serveDiscovery(w, r),
+		s.aggregated.serveOpenAPI(w, r, u):
 	case path == "/version" || path == "/version/":
-		writeJSON(w, s.cfg.Version)
+		writeJSON(w, s.cfg.Process.Version)
 	case path == "/metrics":
-		s.metrics.handler.ServeHTTP(w, r)
-	case strings.HasPrefix(path, profiles+"/"):
-		serveProfile(w, r, strings.TrimPrefix(path, profiles+"/"))
+		s.metrics.requests.handler.ServeHTTP(w, r)
+	case strings.HasPrefix(path, profilePrefix+"/"):
+		serveProfile(w, r, strings.TrimPrefix(path, profilePrefix+"/"))
 	case strings.HasPrefix(path, api.PathTimeline+"/api"):
 		s.serveTimelineOf(w, r, u, strings.TrimPrefix(path, api.PathTimeline))
 	case strings.HasPrefix(path, api.PathTimeline+"/"):
 		s.serveTimeline(w, r, strings.TrimPrefix(path, api.PathTimeline+"/"))
 	case path == "/":
 		writeJSON(w, map[string][]string{"paths": s.rootPaths()})
-	case s.cfg.ServiceTokens != nil && path == "/openid/v1/jwks":
-		data, err := s.cfg.ServiceTokens.JWKS()
-		s.document(w, r, "application/jwk-set+json", data, err)
-	case s.cfg.ServiceTokens != nil && path == "/.well-known/openid-configuration":
-		data, err := s.cfg.ServiceTokens.OpenIDConfiguration("https://" + r.Host + "/openid/v1/jwks")
-		s.document(w, r, "application/json", data, err)
+	case s.cfg.Authentication.ServiceTokens != nil && path == "/openid/v1/jwks":
+		data, err := s.cfg.Authentication.ServiceTokens.JWKS()
+		s.writeDocument(w, r, "application/jwk-set+json", data, err)
+	case s.cfg.Authentication.ServiceTokens != nil && path == "/.well-known/openid-configuration":
+		data, err := s.cfg.Authentication.ServiceTokens.OpenIDConfiguration("https://" + r.Host + "/openid/v1/jwks")
+		s.writeDocument(w, r, "application/json", data, err)
 	default:
-		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", "the server could not find the requested resource"))
+		s.resources.WriteError(w, r, newStatus(http.StatusNotFound, "NotFound",
+			"the server could not find the requested resource"))
 	}
 }
 
-// logRefusal logs a user who was denied a write to one of Config.Paths. Anonymous users are not
-// logged, because anyone could then fill the log.
+// logRefusal logs that a user was denied a write to one of Config.Serving.Paths. Anonymous users
+// are not logged, because any client could then fill the log.
 func (s *Server) logRefusal(r *http.Request, u api.User, err error) {
-	if _, pattern := s.paths.Handler(r); pattern == "" || r.Method == http.MethodGet || r.Method == http.MethodHead || u.Name == api.UserAnonymous {
+	if _, pattern := s.paths.Handler(r); pattern == "" || r.Method == http.MethodGet || r.Method == http.MethodHead ||
+		u.Name == api.UserAnonymous {
 		return
 	}
 	attrs := []any{"user", u.Name, "verb", r.Method, "object", r.URL.Path}
@@ -231,9 +241,9 @@ func (s *Server) logRefusal(r *http.Request, u api.User, err error) {
 	s.cfg.Log.Warn("cluster verb", append(attrs, "outcome", "refused", "reason", err.Error())...)
 }
 
-func (s *Server) document(w http.ResponseWriter, r *http.Request, media string, data []byte, err error) {
+func (s *Server) writeDocument(w http.ResponseWriter, r *http.Request, media string, data []byte, err error) {
 	if err != nil {
-		s.resources.Error(w, r, err)
+		s.resources.WriteError(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", media)
@@ -250,15 +260,15 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = w.Write(data)
 }
 
-// serveTimeline serves the stages of a trace as JSON: from all replicas, or from this one with
-// ?local=true. traceID may also be a traceparent.
+// serveTimeline serves the recorded stages of a trace as JSON: from all replicas, or with
+// ?local=true only from this replica. traceID may also be a traceparent.
 func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID string) {
 	if id := api.TraceID(traceID); id != "" {
 		traceID = id // traceID was a complete traceparent
 	}
-	stages := s.cfg.Timeline.Find(traceID)
-	if local, _ := strconv.ParseBool(r.URL.Query().Get("local")); !local && s.cfg.PeerStages != nil {
-		stages = append(stages, s.cfg.PeerStages(r.Context(), traceID)...)
+	stages := s.cfg.Timeline.Stages.StagesOfTrace(traceID)
+	if local, _ := strconv.ParseBool(r.URL.Query().Get("local")); !local && s.cfg.Timeline.PeerStages != nil {
+		stages = append(stages, s.cfg.Timeline.PeerStages(r.Context(), traceID)...)
 	}
 	if stages == nil {
 		stages = []api.Stage{}
@@ -266,28 +276,31 @@ func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID s
 	writeJSON(w, stages)
 }
 
-// serveTimelineOf serves the stages of the apply from which the object at a path descends. The user
-// must be allowed to get the object.
+// serveTimelineOf serves the recorded stages of the trace that created the object at a path. The
+// user must be allowed to get the object.
 func (s *Server) serveTimelineOf(w http.ResponseWriter, r *http.Request, u api.User, path string) {
 	t, ok := endpoints.ParsePath(path)
 	kind := s.cfg.Kinds.ByResource(t.GVR)
-	if !ok || kind == nil || kind.Virtual || t.Name == "" || t.Subresource != "" || kind.Namespaced != (t.Namespace != "") {
-		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", "timelines are those of objects: "+path+" is the path of none"))
+	if !ok || kind == nil || kind.Serving.Virtual || t.Name == "" || t.Subresource != "" ||
+		kind.Namespaced != (t.Namespace != "") {
+		s.resources.WriteError(w, r, newStatus(http.StatusNotFound, "NotFound",
+			"only objects have timelines: "+path+" is not the path of an object"))
 		return
 	}
 	get := &api.Request{User: u, Verb: api.VerbGet, Kind: kind, Namespace: t.Namespace, Name: t.Name}
-	err := s.chain.authorize(r.Context(), get)
+	err := s.pipeline.authorize(r.Context(), get)
 	var obj api.Object
 	if err == nil {
-		obj, err = s.cfg.Registry.Get(r.Context(), get)
+		obj, err = s.cfg.Registry.GetObject(r.Context(), get)
 	}
 	if err != nil {
-		s.resources.Error(w, r, err)
+		s.resources.WriteError(w, r, err)
 		return
 	}
 	id := api.TraceID(obj.GetAnnotations()[api.TraceParentAnnotation])
 	if id == "" {
-		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", fmt.Sprintf("%s %q has no trace: nobody's apply made it", kind.Singular, t.Name)))
+		s.resources.WriteError(w, r, newStatus(http.StatusNotFound, "NotFound",
+			fmt.Sprintf("%s %q has no trace: it was not created by a traced request", kind.Naming.Singular, t.Name)))
 		return
 	}
 	s.serveTimeline(w, r, id)
@@ -296,23 +309,27 @@ func (s *Server) serveTimelineOf(w http.ResponseWriter, r *http.Request, u api.U
 func (s *Server) rootPaths() []string {
 	out := []string{"/api", "/api/v1", "/apis"}
 	seen := map[string]bool{}
-	for _, k := range s.cfg.Kinds.Table().Shown() {
+	for _, k := range s.cfg.Kinds.Table().Visible() {
 		if p := "/apis/" + k.GVK.GroupVersion().String(); k.GVK.Group != "" && !seen[p] {
 			seen[p] = true
 			out = append(out, p)
 		}
 	}
-	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", pathStatus, "/version")
+	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz",
+		pathStatus, "/version")
 }
 
-// crashed logs the panic p of a handler and responds 500. http.ErrAbortHandler is passed on.
-func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
-	if p == http.ErrAbortHandler {
-		panic(p)
+// handlePanic logs the panic of a handler and responds with a 500. It panics again with
+// http.ErrAbortHandler if this is the cause or if the response has already started.
+func (s *Server) handlePanic(w *statusWriter, r *http.Request, cause any) {
+	if cause == http.ErrAbortHandler {
+		panic(cause)
 	}
-	s.cfg.Log.Error("a request crashed", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+	s.cfg.Log.Error("a request crashed", "method", r.Method, "path", r.URL.Path, "panic", cause, "stack",
+		string(debug.Stack()))
 	if w.code == 0 {
-		s.resources.Error(w, r, status(http.StatusInternalServerError, "InternalError", fmt.Sprintf("Internal error occurred: %v", p)))
+		s.resources.WriteError(w, r, newStatus(http.StatusInternalServerError, "InternalError",
+			fmt.Sprintf("Internal error occurred: %v", cause)))
 		return
 	}
 	panic(http.ErrAbortHandler) // a partial response must not look complete
@@ -332,9 +349,9 @@ func (w *statusWriter) WriteHeader(code int) {
 	if w.code == 0 {
 		w.code = code
 		for _, text := range w.warnings() {
-			w.Header().Add("Warning", warning(text))
+			w.Header().Add("Warning", formatWarning(text))
 		}
-		w.record.Started(code)
+		w.record.MarkStarted(code)
 	}
 	w.ResponseWriter.WriteHeader(code)
 }
@@ -351,18 +368,18 @@ func (w *statusWriter) Write(data []byte) (int, error) {
 // Unwrap returns the wrapped writer for http.ResponseController.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Hijack takes over the connection for an upgraded protocol.
+// Hijack takes over the connection for an upgraded protocol. It implements http.Hijacker.
 func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.code = http.StatusSwitchingProtocols
-	w.record.Started(w.code)
+	w.record.MarkStarted(w.code)
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 
 // Flush sends buffered data to the client and implements http.Flusher.
 func (w *statusWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
 
-// warning returns the value of a Warning header: 299 - "text".
-func warning(text string) string {
+// formatWarning returns the value of a Warning header: 299 - "text".
+func formatWarning(text string) string {
 	var b strings.Builder
 	b.WriteString(`299 - "`)
 	for _, c := range text {
@@ -380,5 +397,5 @@ func warning(text string) string {
 	return b.String()
 }
 
-// slowHeaders is how long a client may take to send the headers of a request.
-const slowHeaders = 30 * time.Second
+// headerTimeout is how long a client may take to send the headers of a request.
+const headerTimeout = 30 * time.Second

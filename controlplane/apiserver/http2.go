@@ -14,11 +14,11 @@ import (
 	"keelson.dev/keelson/internal/gcheadroom"
 )
 
-// withoutEnd is the read and write timeout given to net/http; the pace limits requests much
-// earlier. With any timeout, an HTTP/2 stream has its timers from its first frame, and its end
-// stops them for good. Without a timeout, a deadline set while the client resets the stream would
-// retain the stream, its request and a timer until the deadline.
-const withoutEnd = 10 * 365 * 24 * time.Hour
+// unlimitedTimeout is the read and write timeout for net/http. clientPace limits requests much
+// earlier. If net/http has any timeout, an HTTP/2 stream has its timers from its first frame, and
+// they are stopped when the stream ends. Without a timeout, a deadline that is set while the client
+// resets the stream would keep the stream, its request and a timer in memory until the deadline.
+const unlimitedTimeout = 10 * 365 * 24 * time.Hour
 
 // limitFrames applies frame limits to the server's HTTP/2 connections. It uses
 // golang.org/x/net/http2, because the HTTP/2 of net/http does not accept wrapped connections. Both
@@ -26,14 +26,15 @@ const withoutEnd = 10 * 365 * 24 * time.Hour
 func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 	h2 := &http2.Server{}
 	limits.Exceeded = gcheadroom.Restrain
-	srv.ReadTimeout, srv.WriteTimeout = withoutEnd, withoutEnd
+	srv.ReadTimeout, srv.WriteTimeout = unlimitedTimeout, unlimitedTimeout
 	srv.Handler = framelimit.Handler(srv.Handler)
 	if err := http2.ConfigureServer(srv, h2); err != nil {
 		return fmt.Errorf("configuring HTTP/2: %w", err)
 	}
 	srv.TLSNextProto[http2.NextProtoTLS] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
 		ctx := context.Background()
-		if base, ok := h.(interface{ BaseContext() context.Context }); ok { // the contract between net/http and golang.org/x/net
+		if base, ok := h.(interface{ BaseContext() context.Context }); ok {
+			// net/http passes its context to golang.org/x/net by this method
 			ctx = base.BaseContext()
 		}
 		limited := framelimit.New(c, connlimit.FromConn(c).IsAuthenticated, limits)

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"bytes"
@@ -18,6 +18,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/memory/memtest"
@@ -41,7 +43,8 @@ func frameFloods(t *testing.T) []frameFlood {
 		enc := hpack.NewEncoder(&block)
 		header := func(extra int) []byte {
 			block.Reset()
-			for _, h := range [][2]string{{":method", "POST"}, {":scheme", "https"}, {":authority", "a"}, {":path", oneMap}} {
+			for _, h := range [][2]string{{":method", "POST"}, {":scheme", "https"}, {":authority", "a"},
+				{":path", oneMap}} {
 				_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 			}
 			for range extra { // one byte each once they are in the table
@@ -55,7 +58,8 @@ func frameFloods(t *testing.T) []frameFlood {
 		return out.Bytes()
 	}
 	open := func(fr *http2.Framer, i int, block []byte) error {
-		return fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block, EndHeaders: true})
+		return fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block,
+			EndHeaders: true})
 	}
 	reset := build(nil, func(fr *http2.Framer, header func(int) []byte) (err error) {
 		for i := 0; i < 5000 && err == nil; i++ {
@@ -64,12 +68,13 @@ func frameFloods(t *testing.T) []frameFlood {
 		return err
 	})
 	// Answers cannot be sent, so that streams end when the server says so.
-	headers := build([]http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, func(fr *http2.Framer, header func(int) []byte) (err error) {
-		for i := 0; i < 240 && err == nil; i++ {
-			err = open(fr, i, header(1400))
-		}
-		return err
-	})
+	headers := build([]http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}},
+		func(fr *http2.Framer, header func(int) []byte) (err error) {
+			for i := 0; i < 240 && err == nil; i++ {
+				err = open(fr, i, header(1400))
+			}
+			return err
+		})
 	resetHeaders := build(nil, func(fr *http2.Framer, header func(int) []byte) (err error) {
 		for i := 0; i < 2000 && err == nil; i++ {
 			err = errors.Join(open(fr, i, header(1400)), fr.WriteRSTStream(uint32(2*i+1), http2.ErrCodeCancel))
@@ -89,7 +94,8 @@ func frameFloods(t *testing.T) []frameFlood {
 		}
 		return err
 	})
-	return []frameFlood{{"rapid reset", reset, true}, {"many headers", headers, true}, {"rapid reset of many headers", resetHeaders, true},
+	return []frameFlood{{"rapid reset", reset, true}, {"many headers", headers, true},
+		{"rapid reset of many headers", resetHeaders, true},
 		{"pings", pings, true}, {"endless headers", endless, false}}
 }
 
@@ -98,19 +104,21 @@ func frameFloods(t *testing.T) []frameFlood {
 func TestFloodsOfFrames(t *testing.T) {
 	const connections, most = 400, 128 << 20
 	defer debug.SetGCPercent(debug.SetGCPercent(50))
-	r := start(t, func(c *Config) {
-		c.Connections = connlimit.Limits{Unauthenticated: 2 * connections, UnauthenticatedPerSource: 2 * connections}
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) {
+		c.Serving.Connections = connlimit.Limits{Unauthenticated: 2 * connections,
+			UnauthenticatedPerSource: 2 * connections}
 	})
-	admin := r.sameAdmin()
+	admin := r.SameAdmin()
 	for _, f := range frameFloods(t) {
 		t.Run(f.name, func(t *testing.T) {
 			var all []*tls.Conn
 			for range connections {
-				c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}})
+				c, err := tls.Dial("tcp", r.Addr, &tls.Config{RootCAs: r.Trust.Pool(), ServerName: "127.0.0.1",
+					NextProtos: []string{"h2"}})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := c.SetDeadline(time.Now().Add(far)); err != nil {
+				if err := c.SetDeadline(time.Now().Add(apiservertest.Far)); err != nil {
 					t.Fatal(err)
 				}
 				all = append(all, c)
@@ -137,16 +145,17 @@ func TestFloodsOfFrames(t *testing.T) {
 				case <-time.After(100 * time.Millisecond):
 				}
 				asked := time.Now()
-				r.ok(r.call(admin, "GET", oneMap, ""))
+				r.OK(r.Call(admin, "GET", oneMap, ""))
 				slowest = max(slowest, time.Since(asked))
 				peak = max(peak, memtest.LiveHeap()-before)
 			}
 			for _, c := range all {
 				c.Close()
 			}
-			t.Logf("%d connections: %d MiB more at most, %d sent away, %d with GOAWAY, %v; an administrator waited for %v at most",
+			t.Logf("%d connections: %d MiB more at most, %d sent away, %d with GOAWAY, %v; an administrator "+
+				"waited for %v at most",
 				connections, peak>>20, away.Load(), goAway.Load(), time.Since(began).Round(time.Millisecond), slowest)
-			if peak > most && !instrumented {
+			if peak > most && !apiservertest.Instrumented {
 				t.Errorf("%d MiB more", peak>>20)
 			}
 			if f.away && (away.Load() < connections || goAway.Load() == 0) {
@@ -156,8 +165,9 @@ func TestFloodsOfFrames(t *testing.T) {
 	}
 }
 
-// readUntilAway reads what the server sends until the connection ends, and reports whether the server ended it. It
-// counts a GOAWAY, which is lost if the kernel resets the connection because of frames that the server does not read.
+// readUntilAway reads what the server sends until the connection ends, and reports whether the
+// server ended it. It counts a GOAWAY, which is lost if the kernel resets the connection because of
+// frames that the server does not read.
 func readUntilAway(c net.Conn, goAway *atomic.Int64) bool {
 	head := make([]byte, 9)
 	for {
@@ -175,15 +185,16 @@ func readUntilAway(c net.Conn, goAway *atomic.Int64) bool {
 
 // An authenticated client may reset as many streams as real programs do.
 func TestKnownClientsMayResetStreams(t *testing.T) {
-	r := start(t, nil)
-	cert := r.cert(pki.Client("admin", api.GroupMasters))
-	c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"},
+	r := apiservertest.StartReplica(t, nil)
+	cert := r.Cert(pki.Client("admin", api.GroupMasters))
+	c, err := tls.Dial("tcp", r.Addr, &tls.Config{RootCAs: r.Trust.Pool(), ServerName: "127.0.0.1",
+		NextProtos:   []string{"h2"},
 		Certificates: []tls.Certificate{cert}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(far)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(apiservertest.Far)); err != nil {
 		t.Fatal(err)
 	}
 	var block bytes.Buffer
@@ -203,7 +214,8 @@ func TestKnownClientsMayResetStreams(t *testing.T) {
 			name, value, _ := strings.Cut(h, " ")
 			_ = enc.WriteField(hpack.HeaderField{Name: name, Value: value})
 		}
-		if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true}); err != nil {
+		if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true,
+			EndStream: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

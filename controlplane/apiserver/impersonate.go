@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 )
 
-// Headers by which a user asks to act as another user (kubectl --as).
+// Headers in which a client requests to act as another user (kubectl --as).
 const (
 	impersonateUser  = "Impersonate-User"
 	impersonateGroup = "Impersonate-Group"
@@ -20,11 +20,13 @@ const (
 	impersonateExtra = "Impersonate-Extra-"
 )
 
-// impersonate returns the user as which the request is performed. This is the sender, or the user
-// in the impersonation headers. The sender must be allowed to impersonate each part of that
-// identity. It removes the headers.
-func (s *Server) impersonate(r *http.Request, sender api.User) (api.User, error) {
-	as := api.User{Name: r.Header.Get(impersonateUser), UID: r.Header.Get(impersonateUID), Groups: r.Header.Values(impersonateGroup)}
+// resolveUser returns the user as which the request is performed: the user in the impersonation
+// headers, or the sender if the request has no such headers. The sender must be allowed to
+// impersonate each part of the requested identity. resolveUser removes the headers from the
+// request.
+func (s *Server) resolveUser(r *http.Request, sender api.User) (api.User, error) {
+	as := api.User{Name: r.Header.Get(impersonateUser), UID: r.Header.Get(impersonateUID),
+		Groups: r.Header.Values(impersonateGroup)}
 	for name, values := range r.Header {
 		if key, ok := strings.CutPrefix(name, impersonateExtra); ok {
 			if as.Extra == nil {
@@ -35,7 +37,8 @@ func (s *Server) impersonate(r *http.Request, sender api.User) (api.User, error)
 	}
 	if as.Name == "" {
 		if as.UID != "" || len(as.Groups) > 0 || len(as.Extra) > 0 {
-			return api.User{}, apierrors.NewBadRequest("requested to impersonate without naming a user: Impersonate-User is missing")
+			return api.User{},
+				apierrors.NewBadRequest("requested to impersonate without naming a user: Impersonate-User is missing")
 		}
 		return sender, nil
 	}
@@ -47,11 +50,11 @@ func (s *Server) impersonate(r *http.Request, sender api.User) (api.User, error)
 			r.Header.Del(name)
 		}
 	}
-	return completed(as), nil
+	return withImpliedGroups(as), nil
 }
 
-// extraKey decodes the key of an Impersonate-Extra header, which is lower case and may be
-// percent-encoded.
+// extraKey decodes the key of a user's extra field from the name of an Impersonate-Extra header,
+// which is lower case and may be percent-encoded.
 func extraKey(key string) string {
 	key = strings.ToLower(key)
 	if plain, err := url.PathUnescape(key); err == nil {
@@ -60,31 +63,33 @@ func extraKey(key string) string {
 	return key
 }
 
-func (s *Server) mayImpersonate(ctx context.Context, sender, as api.User) error {
+func (s *Server) mayImpersonate(ctx context.Context, sender, target api.User) error {
 	check := func(a authz.Attributes) error {
 		a.User, a.Verb, a.APIVersion = sender, "impersonate", "v1"
-		return s.chain.decide(ctx, &a, nil)
+		return s.pipeline.authorizeAttributes(ctx, &a, nil)
 	}
-	who := authz.Attributes{Resource: "users", Name: as.Name}
-	if ns, name, ok := serviceAccount(as.Name); ok {
+	who := authz.Attributes{Resource: "users", Name: target.Name}
+	if ns, name, ok := serviceAccount(target.Name); ok {
 		who = authz.Attributes{Resource: "serviceaccounts", Namespace: ns, Name: name}
 	}
 	if err := check(who); err != nil {
 		return err
 	}
-	for _, g := range as.Groups {
+	for _, g := range target.Groups {
 		if err := check(authz.Attributes{Resource: "groups", Name: g}); err != nil {
 			return err
 		}
 	}
-	if as.UID != "" {
-		if err := check(authz.Attributes{APIGroup: "authentication.k8s.io", Resource: "uids", Name: as.UID}); err != nil {
+	if target.UID != "" {
+		if err := check(authz.Attributes{APIGroup: "authentication.k8s.io", Resource: "uids", Name: target.UID}); err !=
+			nil {
 			return err
 		}
 	}
-	for key, values := range as.Extra {
+	for key, values := range target.Extra {
 		for _, v := range values {
-			if err := check(authz.Attributes{APIGroup: "authentication.k8s.io", Resource: "userextras", Subresource: key, Name: v}); err != nil {
+			if err := check(authz.Attributes{APIGroup: "authentication.k8s.io", Resource: "userextras",
+				Subresource: key, Name: v}); err != nil {
 				return err
 			}
 		}
@@ -101,9 +106,9 @@ func serviceAccount(user string) (namespace, name string, ok bool) {
 	return namespace, name, ok && namespace != "" && name != ""
 }
 
-// completed returns u with its implied groups: of service accounts, and system:authenticated or
-// system:unauthenticated.
-func completed(u api.User) api.User {
+// withImpliedGroups returns u with the groups that its name implies: the groups of a service
+// account, and system:authenticated or system:unauthenticated.
+func withImpliedGroups(u api.User) api.User {
 	if ns, _, ok := serviceAccount(u.Name); ok && len(u.Groups) == 0 {
 		u.Groups = []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":" + ns}
 	}

@@ -13,9 +13,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// metrics counts requests under the metric names and labels of Kubernetes, for its dashboards and
-// alerts.
-type metrics struct {
+// requestMetrics counts requests under the metric names and labels of Kubernetes, so that
+// dashboards and alerts for Kubernetes work.
+type requestMetrics struct {
 	total       *prometheus.CounterVec
 	latency     *prometheus.HistogramVec
 	sli         *prometheus.HistogramVec
@@ -43,17 +43,20 @@ func newRegistry() *prometheus.Registry {
 	return reg
 }
 
-func newMetrics(reg *prometheus.Registry, kinds *api.Kinds, version string, more ...prometheus.Collector) *metrics {
+func newMetrics(
+	reg *prometheus.Registry, kinds *api.Kinds, version string, more ...prometheus.Collector,
+) *requestMetrics {
 	if reg == nil {
 		reg = newRegistry()
 	}
 	kindLabels := []string{"group", "version", "resource"}
-	m := &metrics{
+	m := &requestMetrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_total", Help: "Requests by verb, resource and HTTP code.",
 		}, append([]string{"code"}, dryRunLabels...)),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_request_duration_seconds", Help: "Time to answer requests, watches and byte streams excepted.",
+			Name:    "apiserver_request_duration_seconds",
+			Help:    "Time to answer requests, watches and byte streams excepted.",
 			Buckets: append([]float64{0.001, 0.005, 0.025}, slow...),
 		}, dryRunLabels),
 		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -75,14 +78,15 @@ func newMetrics(reg *prometheus.Registry, kinds *api.Kinds, version string, more
 			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
 		}, kindLabels),
 	}
-	m.kinds = kindSeries{kinds: kinds, forget: func(l prometheus.Labels) {
+	m.kinds = kindSeries{kinds: kinds, deleteSeries: func(l prometheus.Labels) {
 		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
 			m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes,
 		} {
 			v.DeletePartialMatch(l)
 		}
 	}}
-	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_build_info", Help: "1, with the version that is served."},
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_build_info",
+		Help: "1, with the version that is served."},
 		[]string{"git_version"})
 	build.WithLabelValues(version).Set(1)
 	reg.MustRegister(m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes, build)
@@ -91,9 +95,9 @@ func newMetrics(reg *prometheus.Registry, kinds *api.Kinds, version string, more
 	return m
 }
 
-// labels returns the values of requestLabels for a request on a served resource.
-func (m *metrics) labels(req *api.Request) []string {
-	group, version, resource := m.kinds.labels(req.Kind)
+// requestLabelValues returns the values of requestLabels for a request on a served resource.
+func (m *requestMetrics) requestLabelValues(req *api.Request) []string {
+	group, version, resource := m.kinds.kindLabels(req.Kind)
 	sub := req.Subresource
 	if resource == otherKinds {
 		sub = ""
@@ -112,22 +116,25 @@ func (m *metrics) labels(req *api.Request) []string {
 	case api.VerbUpdate:
 		verb = "PUT"
 	case api.VerbPatch:
-		if req.PatchType == applyPatch {
+		if req.Patch.Type == applyPatch {
 			verb = "APPLY"
 		}
 	}
 	return []string{verb, group, version, resource, sub, scope, component}
 }
 
-// observe counts a finished request. req is nil for requests that are not about a served resource.
-// These share their label values, so unauthenticated clients cannot create series.
-func (m *metrics) observe(req *api.Request, r *http.Request, code int, sent int64, took time.Duration) {
-	labels, dry := []string{method(r.Method), "", "", "", "", "", component}, ""
+// observeRequest counts a finished request. req is nil for requests that are not about a served
+// resource. All of these have the same label values, so that unauthenticated clients cannot create
+// series.
+func (m *requestMetrics) observeRequest(
+	req *api.Request, r *http.Request, code int, sent int64, duration time.Duration,
+) {
+	labels, dry := []string{methodLabel(r.Method), "", "", "", "", "", component}, ""
 	long := false
 	if req != nil {
-		labels = m.labels(req)
+		labels = m.requestLabelValues(req)
 		long = req.Verb == api.VerbWatch || req.Verb == api.VerbConnect
-		if len(req.Create.DryRun)+len(req.Update.DryRun)+len(req.PatchO.DryRun)+len(req.Delete.DryRun) > 0 {
+		if len(req.Create.DryRun)+len(req.Update.DryRun)+len(req.Patch.Options.DryRun)+len(req.Delete.DryRun) > 0 {
 			dry = "All"
 		}
 	}
@@ -136,41 +143,43 @@ func (m *metrics) observe(req *api.Request, r *http.Request, code int, sent int6
 	if long {
 		return
 	}
-	m.latency.WithLabelValues(with...).Observe(took.Seconds())
-	m.sli.WithLabelValues(labels...).Observe(took.Seconds())
+	m.latency.WithLabelValues(with...).Observe(duration.Seconds())
+	m.sli.WithLabelValues(labels...).Observe(duration.Seconds())
 	if labels[0] == http.MethodGet || labels[0] == "LIST" {
 		m.sizes.WithLabelValues(labels...).Observe(float64(sent))
 	}
 }
 
-// begun counts a started watch or byte stream as long-running. The caller must call ended at its
-// end. Other requests are not counted.
-func (m *metrics) begun(req *api.Request) (ended func()) {
+// startLongRunning counts a watch or byte stream as long-running from now on. The caller must call
+// ended when the request ends. Other requests are not counted.
+func (m *requestMetrics) startLongRunning(req *api.Request) (ended func()) {
 	if req.Verb != api.VerbWatch && req.Verb != api.VerbConnect {
 		return func() {}
 	}
-	labels := m.labels(req)
+	labels := m.requestLabelValues(req)
 	m.longRunning.WithLabelValues(labels...).Inc()
 	return func() {
-		if m.kinds.serves(req.Kind) || labels[3] == otherKinds { // the series of a removed kind are not created again
+		if m.kinds.isServed(req.Kind) || labels[3] == otherKinds { // the series of a removed kind are not created again
 			m.longRunning.WithLabelValues(labels...).Dec()
 		}
 	}
 }
 
-// sends returns a function that counts an event sent by a watch of kind k and its size.
-func (m *metrics) sends(k *api.Kind) func(bytes int) {
-	group, version, resource := m.kinds.labels(k)
-	events, sizes := m.events.WithLabelValues(group, version, resource), m.eventSizes.WithLabelValues(group, version, resource)
+// eventCounter returns a function that counts an event sent by a watch of kind k and its size.
+func (m *requestMetrics) eventCounter(k *api.Kind) func(bytes int) {
+	group, version, resource := m.kinds.kindLabels(k)
+	events, sizes := m.events.WithLabelValues(group, version, resource),
+		m.eventSizes.WithLabelValues(group, version, resource)
 	return func(bytes int) {
 		events.Inc()
 		sizes.Observe(float64(bytes))
 	}
 }
 
-func method(m string) string {
+func methodLabel(m string) string {
 	switch m {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 		return m
 	}
 	return "OTHER"

@@ -1,9 +1,8 @@
-package apiserver
+package apiserver_test
 
 import (
 	"fmt"
 	"io"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,35 +12,28 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 )
-
-// shown returns the series of /metrics.
-func (r *replica) shown(c *http.Client) map[string]string {
-	r.t.Helper()
-	out := map[string]string{}
-	for line := range strings.Lines(r.call(c, "GET", "/metrics", "").body) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && !strings.HasPrefix(line, "#") {
-			out[name+"}"] = value
-		}
-	}
-	return out
-}
 
 // The series that dashboards of Kubernetes look for are there, with its labels.
 func TestMetricsOfDashboards(t *testing.T) {
-	r := start(t, nil)
-	c := r.adminHTTP()
-	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
-	const updates = `apiserver_admission_step_admission_duration_seconds_count{operation="UPDATE",rejected="false",type="validate"}`
-	updated, err := strconv.Atoi(r.shown(c)[updates]) // at the start
+	r := apiservertest.StartReplica(t, nil)
+	c := r.AdminHTTP()
+	r.Must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	const updates = `apiserver_admission_step_admission_duration_seconds_count{operation="UPDATE",` +
+		`rejected="false",type="validate"}`
+	updated, err := strconv.Atoi(r.Series(c)[updates]) // at the start
 	if err != nil {
 		t.Fatal(err)
 	}
 	const maps = "/api/v1/namespaces/default/configmaps"
-	r.call(c, "GET", maps, "")
-	r.call(c, "POST", maps+"?dryRun=All", `{"metadata":{"name":"b"}}`)
-	r.call(c, "PATCH", maps+"/a?fieldManager=m", "apiVersion: v1\nkind: ConfigMap\n", "Content-Type", "application/apply-patch+yaml")
-	resp, err := c.Get("https://" + r.addr + maps + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Da")
+	r.Call(c, "GET", maps, "")
+	r.Call(c, "POST", maps+"?dryRun=All", `{"metadata":{"name":"b"}}`)
+	r.Call(c, "PATCH", maps+"/a?fieldManager=m", "apiVersion: v1\nkind: ConfigMap\n", "Content-Type",
+		"application/apply-patch+yaml")
+	resp, err := c.Get("https://" + r.Addr + maps +
+		"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Da")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,90 +50,101 @@ func TestMetricsOfDashboards(t *testing.T) {
 			}
 			labels = append(labels, `dry_run="`+dry+`"`)
 		}
-		return name + "{" + strings.Join(append(labels, `group=""`, `resource="configmaps"`, `scope="`+scope+`"`, `subresource=""`,
+		return name + "{" + strings.Join(append(labels, `group=""`, `resource="configmaps"`, `scope="`+scope+`"`,
+			`subresource=""`,
 			`verb="`+verb+`"`, `version="v1"`), ",") + "}"
 	}
-	r.call(r.stranger(), "GET", maps, "", "Authorization", "Bearer nobody")
-	seen := r.shown(c)
+	r.Call(r.Unauthenticated(), "GET", maps, "", "Authorization", "Bearer nobody")
+	seen := r.Series(c)
 	for want, value := range map[string]string{
-		of("apiserver_request_total", "LIST", "namespace", `code="200"`):                                                                                         "1",
-		of("apiserver_request_total", "POST", "resource", `code="201"`):                                                                                          "1",
-		of("apiserver_request_total", "APPLY", "resource", `code="200"`):                                                                                         "1",
-		of("apiserver_request_duration_seconds_count", "LIST", "namespace"):                                                                                      "1",
-		of("apiserver_request_sli_duration_seconds_count", "LIST", "namespace"):                                                                                  "1",
-		of("apiserver_response_sizes_count", "LIST", "namespace"):                                                                                                "1",
-		of("apiserver_longrunning_requests", "WATCH", "namespace"):                                                                                               "1",
-		`apiserver_watch_events_total{group="",resource="configmaps",version="v1"}`:                                                                              "1",
-		`apiserver_watch_events_sizes_count{group="",resource="configmaps",version="v1"}`:                                                                        "1",
-		`apiserver_storage_objects{resource="configmaps"}`:                                                                                                       "1",
-		`apiserver_resource_objects{group="",resource="configmaps"}`:                                                                                             "1",
-		`apiserver_current_inflight_requests{request_kind="watch"}`:                                                                                              "1",
-		`apiserver_admission_controller_admission_duration_seconds_count{name="LimitRanger",operation="CREATE",rejected="false",type="admit"}`:                   "",
-		`apiserver_admission_controller_admission_duration_seconds_count{name="ValidatingAdmissionWebhook",operation="CREATE",rejected="false",type="validate"}`: "",
+		of("apiserver_request_total", "LIST", "namespace",
+			`code="200"`): "1",
+		of("apiserver_request_total", "POST", "resource",
+			`code="201"`): "1",
+		of("apiserver_request_total", "APPLY", "resource",
+			`code="200"`): "1",
+		of("apiserver_request_duration_seconds_count", "LIST",
+			"namespace"): "1",
+		of("apiserver_request_sli_duration_seconds_count", "LIST",
+			"namespace"): "1",
+		of("apiserver_response_sizes_count", "LIST",
+			"namespace"): "1",
+		of("apiserver_longrunning_requests", "WATCH",
+			"namespace"): "1",
+		`apiserver_watch_events_total{group="",resource="configmaps",` +
+			`version="v1"}`: "1",
+		`apiserver_watch_events_sizes_count{group="",resource="configmaps",` +
+			`version="v1"}`: "1",
+		`apiserver_storage_objects{resource="configmaps"}`: "1",
+		`apiserver_resource_objects{group="",` +
+			`resource="configmaps"}`: "1",
+		`apiserver_current_inflight_requests{request_kind="watch"}`: "1",
+		`apiserver_admission_controller_admission_duration_seconds_count{name="LimitRanger",operation="CREATE",` +
+			`rejected="false",type="admit"}`: "",
+		`apiserver_admission_controller_admission_duration_seconds_count{name="ValidatingAdmissionWebhook",` +
+			`operation="CREATE",rejected="false",type="validate"}`: "",
 		updates: strconv.Itoa(updated + 1),
-		`authentication_attempts{result="error"}`:                                      "1",
-		fmt.Sprintf(`kubernetes_build_info{git_version=%q}`, r.cfg.Version.GitVersion): "1",
+		`authentication_attempts{result="error"}`:                                                            "1",
+		fmt.Sprintf(`kubernetes_build_info{git_version=%q}`, r.Server.Settings().Process.Version.GitVersion): "1",
 	} {
 		if got, ok := seen[want]; !ok || value != "" && got != value {
 			t.Errorf("%s is %q, want %s", want, got, value)
 		}
 	}
-	text := r.call(c, "GET", "/metrics", "").body
-	for _, want := range []string{"process_resident_memory_bytes ", "process_cpu_seconds_total ", "go_goroutines ", "go_memstats_alloc_bytes "} {
+	text := r.Call(c, "GET", "/metrics", "").Body
+	for _, want := range []string{"process_resident_memory_bytes ", "process_cpu_seconds_total ", "go_goroutines ",
+		"go_memstats_alloc_bytes "} {
 		if !strings.Contains(text, "\n"+want) {
 			t.Errorf("no %s", want)
 		}
 	}
 }
 
-// Neither kinds that come and go nor paths, verbs and names that somebody thinks up make series without bound.
+// Neither kinds that come and go nor paths, verbs and names that somebody thinks up make series
+// without bound.
 func TestSeriesAreBounded(t *testing.T) {
-	r := start(t, nil)
-	c := r.adminHTTP()
+	r := apiservertest.StartReplica(t, nil)
+	c := r.AdminHTTP()
 	for i := range 300 {
-		r.call(c, []string{"GET", "POST", "BREW", "OPTIONS"}[i%4], fmt.Sprintf("/apis/g%d.example.com/v1/things/x%d", i, i), "")
+		r.Call(c, []string{"GET", "POST", "BREW", "OPTIONS"}[i%4],
+			fmt.Sprintf("/apis/g%d.example.com/v1/things/x%d", i, i), "")
 	}
-	before := len(r.shown(c))
+	before := len(r.Series(c))
 	kindsOf := func(n int) (out []*api.Kind) {
 		for i := range n {
-			of := custom.Resource{Group: "many.example.com", Kind: fmt.Sprint("Many", i), Plural: fmt.Sprintf("many%ds", i), Singular: fmt.Sprint("many", i), Namespaced: true}
+			of := custom.Resource{Group: "many.example.com", Kind: fmt.Sprint("Many", i),
+				Plural: fmt.Sprintf("many%ds", i), Singular: fmt.Sprint("many", i), Namespaced: true}
 			out = append(out, custom.NewKind(of, "v1", false, custom.NewStorage(of, "v1")))
 		}
 		return out
 	}
 	use := func(all []*api.Kind) {
 		for _, k := range all {
-			r.call(c, "GET", "/apis/many.example.com/v1/namespaces/default/"+k.Resource, "")
+			r.Call(c, "GET", "/apis/many.example.com/v1/namespaces/default/"+k.Resource, "")
 		}
 	}
 	for range 3 {
 		all := kindsOf(20)
-		if err := r.cfg.Kinds.Register(all...); err != nil {
+		if err := r.Kinds.Register(all...); err != nil {
 			t.Fatal(err)
 		}
 		use(all)
-		if n := len(r.shown(c)); n <= before {
+		if n := len(r.Series(c)); n <= before {
 			t.Fatalf("%d series with 20 more kinds, %d without", n, before)
 		}
-		if err := r.cfg.Kinds.Drop(all...); err != nil {
+		if err := r.Kinds.Drop(all...); err != nil {
 			t.Fatal(err)
 		}
-		r.call(c, "GET", "/api/v1/namespaces/default/pods", "")
+		r.Call(c, "GET", "/api/v1/namespaces/default/pods", "")
 	}
-	after := r.shown(c)
+	after := r.Series(c)
 	for name := range after {
 		if strings.Contains(name, "many") || strings.Contains(name, "things") || strings.Contains(name, "BREW") {
 			t.Errorf("a series is left: %s", name)
 		}
 	}
 	// What is beyond the bound is counted together.
-	m := newMetrics(nil, api.NewKinds(kindsOf(maxKindSeries+5)...), "v1")
-	others := 0
-	for _, k := range m.kinds.kinds.All() {
-		if _, _, resource := m.kinds.labels(k); resource == otherKinds {
-			others++
-		}
-	}
+	others := apiserver.CountOtherKinds(kindsOf(apiserver.MaxKindSeries + 5)...)
 	if others != 5 {
 		t.Errorf("%d kinds of 5 are counted together", others)
 	}

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 )
 
-// admissionMetrics measures the duration of each admission plugin and of each admission step, with
-// the metrics of Kubernetes.
+// admissionMetrics measures the duration of each admission plugin and of each admission step
+// (mutating, validating), with the metric names of Kubernetes.
 type admissionMetrics struct {
 	plugins, steps *prometheus.HistogramVec
 }
@@ -40,34 +40,40 @@ func newAdmissionMetrics() *admissionMetrics {
 	}
 }
 
-// measured replaces the plugins of phases by plugins that also measure their duration.
-func (m *admissionMetrics) measured(step string, phases []admission.Phase) {
+// measurePlugins replaces the plugins of phases by plugins that also measure their duration.
+func (m *admissionMetrics) measurePlugins(step string, phases []admission.Phase) {
 	for i := range phases {
 		phases[i].Plugins = slices.Clone(phases[i].Plugins) // the original slice belongs to the caller
 		for j := range phases[i].Plugins {
 			p := &phases[i].Plugins[j]
-			p.Admit = timed(p.Admit, newSpans(m.plugins.MustCurryWith(prometheus.Labels{"name": p.Name, "type": step})))
+			p.Admit = measurePlugin(p.Admit,
+				newDurationObservers(m.plugins.MustCurryWith(prometheus.Labels{"name": p.Name, "type": step})))
 		}
 	}
 }
 
-// step returns admit with a measurement of its duration as a whole step.
-func (m *admissionMetrics) step(step string, admit func(context.Context, *admission.Attempt) error) func(context.Context, *admission.Attempt) error {
-	return timed(admit, newSpans(m.steps.MustCurryWith(prometheus.Labels{"type": step})))
+// measureStep returns a function that calls admit and measures its duration as the duration of a
+// whole admission step.
+func (m *admissionMetrics) measureStep(
+	step string, admit func(context.Context, *admission.Attempt) error,
+) func(context.Context, *admission.Attempt) error {
+	return measurePlugin(admit, newDurationObservers(m.steps.MustCurryWith(prometheus.Labels{"type": step})))
 }
 
-// spans caches the histograms of one plugin or step by operation and result, because plugins run
-// for every write.
-type spans struct {
-	of    prometheus.ObserverVec
-	found [4][2]atomic.Pointer[prometheus.Observer]
+// durationObservers caches the histograms of one plugin or step by operation and result, because
+// plugins run for every write.
+type durationObservers struct {
+	vec    prometheus.ObserverVec
+	cached [4][2]atomic.Pointer[prometheus.Observer]
 }
 
-func newSpans(of prometheus.ObserverVec) *spans { return &spans{of: of} }
+func newDurationObservers(vec prometheus.ObserverVec) *durationObservers {
+	return &durationObservers{vec: vec}
+}
 
 var operations = [4]api.Operation{api.Create, api.Update, api.Delete, api.Connect}
 
-func (s *spans) observe(op api.Operation, rejected bool, took time.Duration) {
+func (s *durationObservers) observeDuration(op api.Operation, rejected bool, duration time.Duration) {
 	for i := range operations {
 		if operations[i] != op {
 			continue
@@ -76,21 +82,23 @@ func (s *spans) observe(op api.Operation, rejected bool, took time.Duration) {
 		if rejected {
 			no, label = 1, "true"
 		}
-		o := s.found[i][no].Load()
+		o := s.cached[i][no].Load()
 		if o == nil {
-			made := s.of.With(prometheus.Labels{"operation": string(op), "rejected": label})
+			made := s.vec.With(prometheus.Labels{"operation": string(op), "rejected": label})
 			o = &made
-			s.found[i][no].Store(o)
+			s.cached[i][no].Store(o)
 		}
-		(*o).Observe(took.Seconds())
+		(*o).Observe(duration.Seconds())
 	}
 }
 
-func timed(admit func(context.Context, *admission.Attempt) error, s *spans) func(context.Context, *admission.Attempt) error {
+func measurePlugin(
+	admit func(context.Context, *admission.Attempt) error, s *durationObservers,
+) func(context.Context, *admission.Attempt) error {
 	return func(ctx context.Context, a *admission.Attempt) error {
 		began := time.Now()
 		err := admit(ctx, a)
-		s.observe(a.Operation, err != nil, time.Since(began))
+		s.observeDuration(a.Operation, err != nil, time.Since(began))
 		return err
 	}
 }
@@ -114,16 +122,16 @@ func newAuthenticationMetrics() *authenticationMetrics {
 	}
 }
 
-// observe counts an authentication that ended with err. anonymous reports whether the request
-// continues as anonymous.
-func (m *authenticationMetrics) observe(err error, anonymous bool, took time.Duration) {
+// observeAttempt counts an authentication that ended with err. anonymous reports whether the
+// request continues as anonymous.
+func (m *authenticationMetrics) observeAttempt(err error, anonymous bool, duration time.Duration) {
 	result := "success"
 	switch {
-	case err == authn.ErrNobody && !anonymous:
+	case err == authn.ErrNoCredentials && !anonymous:
 		result = "failure"
-	case err != nil && err != authn.ErrNobody:
+	case err != nil && err != authn.ErrNoCredentials:
 		result = "error"
 	}
 	m.attempts.WithLabelValues(result).Inc()
-	m.duration.WithLabelValues(result).Observe(took.Seconds())
+	m.duration.WithLabelValues(result).Observe(duration.Seconds())
 }

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"encoding/json"
@@ -15,10 +15,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 )
 
 // hookServer serves AdmissionReviews; rules are about pods.
-func hookServer(t *testing.T, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse)) arv1.ValidatingWebhook {
+func hookServer(
+	t *testing.T, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse),
+) arv1.ValidatingWebhook {
 	t.Helper()
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -38,7 +41,8 @@ func hookServer(t *testing.T, say func(r *admissionv1.AdmissionRequest, out *adm
 		ClientConfig: arv1.WebhookClientConfig{URL: &srv.URL, CABundle: pem.EncodeToMemory(
 			&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})},
 		Rules: []arv1.RuleWithOperations{{Operations: []arv1.OperationType{"*"},
-			Rule: arv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods", "pods/*"}}}},
+			Rule: arv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+				Resources: []string{"pods", "pods/*"}}}},
 	}
 }
 
@@ -47,10 +51,11 @@ func plainPod(name string) *corev1.Pod {
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 }
 
-// What a mutating webhook adds is stored, completed and validated; its words about status and generation are not.
+// What a mutating webhook adds is stored, completed and validated; its words about status and
+// generation are not.
 func TestMutatingWebhookInTheChain(t *testing.T) {
-	r := start(t, nil)
-	<-r.outside.ready
+	r := apiservertest.StartReplica(t, nil)
+	<-r.Server.AdmissionReady()
 	kind := admissionv1.PatchTypeJSONPatch
 	var seen []string
 	h := hookServer(t, func(q *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse) {
@@ -64,10 +69,11 @@ func TestMutatingWebhookInTheChain(t *testing.T) {
 			{"op":"add","path":"/metadata/generation","value":9},
 			{"op":"add","path":"/status","value":{"phase":"Running","podIP":"10.0.0.9"}}]`)
 	})
-	r.outside.webhooks.Mutating().Set(&arv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "m"},
-		Webhooks: []arv1.MutatingWebhook{{Name: h.Name, ClientConfig: h.ClientConfig, Rules: h.Rules, SideEffects: h.SideEffects,
+	r.Server.Webhooks().Mutating().Set(&arv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "m"},
+		Webhooks: []arv1.MutatingWebhook{{Name: h.Name, ClientConfig: h.ClientConfig, Rules: h.Rules,
+			SideEffects:             h.SideEffects,
 			AdmissionReviewVersions: h.AdmissionReviewVersions}}})
-	c := r.admin()
+	c := r.Admin()
 	p, err := c.CoreV1().Pods("default").Create(t.Context(), plainPod("a"), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -84,24 +90,26 @@ func TestMutatingWebhookInTheChain(t *testing.T) {
 	}
 }
 
-// A validating webhook sees what will be stored and refuses it, over HTTP and from inside; a denial of a dry run is one
-// as well.
+// A validating webhook sees what will be stored and refuses it, over HTTP and from inside; a denial
+// of a dry run is one as well.
 func TestValidatingWebhookInTheChain(t *testing.T) {
-	r := start(t, nil)
-	<-r.outside.ready
+	r := apiservertest.StartReplica(t, nil)
+	<-r.Server.AdmissionReady()
 	h := hookServer(t, func(q *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse) {
 		var p corev1.Pod
 		_ = json.Unmarshal(q.Object.Raw, &p)
 		out.Allowed = p.Name != "bad" || p.Spec.RestartPolicy == "" // it has its defaults by now
 		out.Result = &metav1.Status{Code: 403, Message: "bad pods are not wanted"}
 	})
-	sink := r.outside.webhooks.Validating()
-	conf := &arv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Webhooks: []arv1.ValidatingWebhook{h}}
+	sink := r.Server.Webhooks().Validating()
+	conf := &arv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "v"},
+		Webhooks: []arv1.ValidatingWebhook{h}}
 	sink.Set(conf)
-	c := r.admin()
+	c := r.Admin()
 	for _, dry := range [][]string{nil, {"All"}} {
 		_, err := c.CoreV1().Pods("default").Create(t.Context(), plainPod("bad"), metav1.CreateOptions{DryRun: dry})
-		if err == nil || err.Error() != `admission webhook "h.example.com" denied the request: bad pods are not wanted` {
+		if err == nil || err.Error() != `admission webhook "h.example.com" denied the request: bad `+
+			`pods are not wanted` {
 			t.Errorf("%v", err)
 		}
 	}
@@ -116,31 +124,38 @@ func TestValidatingWebhookInTheChain(t *testing.T) {
 
 // Policies of both kinds hold in the chain, with a parameter from the store.
 func TestPoliciesInTheChain(t *testing.T) {
-	r := start(t, nil)
-	<-r.outside.ready
-	everything := &arv1.MatchResources{ResourceRules: []arv1.NamedRuleWithOperations{{RuleWithOperations: arv1.RuleWithOperations{
-		Operations: []arv1.OperationType{"*"},
-		Rule:       arv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-	}}}}
-	sinks := r.outside.policies.Sinks()
+	r := apiservertest.StartReplica(t, nil)
+	<-r.Server.AdmissionReady()
+	everything := &arv1.MatchResources{ResourceRules: []arv1.NamedRuleWithOperations{
+		{RuleWithOperations: arv1.RuleWithOperations{
+			Operations: []arv1.OperationType{"*"},
+			Rule:       arv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		}}}}
+	sinks := r.Server.Policies().Sinks()
 	set := func(resource string, o api.Object) { sinks[resource].Set(o) }
 	set("mutatingadmissionpolicies", &arv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "m"},
 		Spec: arv1.MutatingAdmissionPolicySpec{MatchConstraints: everything, Mutations: []arv1.Mutation{{
 			PatchType: arv1.PatchTypeApplyConfiguration,
 			ApplyConfiguration: &arv1.ApplyConfiguration{
-				Expression: `Object{metadata: Object.metadata{labels: {"images": string(object.spec.containers.size())}}}`},
+				Expression: `Object{metadata: Object.metadata{labels: {"images": ` +
+					`string(object.spec.containers.size())}}}`},
 		}}}})
-	set("mutatingadmissionpolicybindings", &arv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "m"},
-		Spec: arv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "m"}})
+	set("mutatingadmissionpolicybindings",
+		&arv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "m"},
+			Spec: arv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "m"}})
 	set("validatingadmissionpolicies", &arv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "v"},
-		Spec: arv1.ValidatingAdmissionPolicySpec{MatchConstraints: everything, ParamKind: &arv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"},
+		Spec: arv1.ValidatingAdmissionPolicySpec{MatchConstraints: everything,
+			ParamKind: &arv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"},
 			Validations: []arv1.Validation{{Expression: "int(object.metadata.labels.images) <= int(params.data.most)",
 				Message: "too many containers"}}}})
-	set("validatingadmissionpolicybindings", &arv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "v"},
-		Spec: arv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "v", ValidationActions: []arv1.ValidationAction{arv1.Deny},
-			ParamRef: &arv1.ParamRef{Name: "limits"}}})
-	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits"}, Data: map[string]string{"most": "1"}})
-	c := r.admin()
+	set("validatingadmissionpolicybindings",
+		&arv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "v"},
+			Spec: arv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "v",
+				ValidationActions: []arv1.ValidationAction{arv1.Deny},
+				ParamRef:          &arv1.ParamRef{Name: "limits"}}})
+	r.Must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits"},
+		Data: map[string]string{"most": "1"}})
+	c := r.Admin()
 	p, err := c.CoreV1().Pods("default").Create(t.Context(), plainPod("one"), metav1.CreateOptions{})
 	if err != nil || p.Labels["images"] != "1" {
 		t.Fatalf("%v: %v", p.GetLabels(), err)

@@ -1,9 +1,8 @@
-package apiserver
+package apiserver_test
 
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -16,48 +15,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/internal/wait"
 )
 
 // quick is a short pace for tests.
-var quick = pace{idle: 300 * time.Millisecond, body: 300 * time.Millisecond, rate: 1 << 20, stall: 300 * time.Millisecond}
-
-// far is the time limit of a test.
-const far = time.Minute
-
-// raw opens a TLS connection without a certificate for HTTP/1.1.
-func (r *replica) raw() *tls.Conn {
-	r.t.Helper()
-	c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(far)); err != nil {
-		r.t.Fatal(err)
-	}
-	return c
-}
-
-// ended waits until the other end closes the connection.
-func ended(t *testing.T, what string, c net.Conn) {
-	t.Helper()
-	_, err := io.Copy(io.Discard, c)
-	var late net.Error
-	if errors.As(err, &late) && late.Timeout() {
-		t.Errorf("%s: the connection is still there after %s", what, far)
-	}
-}
+var quick = apiserver.ClientPace{Idle: 300 * time.Millisecond, Body: 300 * time.Millisecond, Rate: 1 << 20,
+	Stall: 300 * time.Millisecond}
 
 // A connection without a request, and one whose request is never whole, come to their end.
 func TestConnectionsEnd(t *testing.T) {
-	r := start(t, func(c *Config) {
-		c.pace = quick
-		c.pace.idle = 2 * time.Second // time enough for a slow client to ask
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) {
+		pace := quick
+		pace.Idle = 2 * time.Second // time enough for a slow client to ask
+		c.SetPace(pace)
 	})
-	idle := r.raw()
+	idle := r.Raw()
 	if _, err := io.WriteString(idle, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -65,11 +41,12 @@ func TestConnectionsEnd(t *testing.T) {
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatal(resp, err)
 	}
-	ended(t, "idle after a request", idle)
+	apiservertest.AwaitClosed(t, "idle after a request", idle)
 
-	slow := r.raw()
-	if _, err := io.WriteString(slow, "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice-token\r\n"+
-		"Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n{"); err != nil {
+	slow := r.Raw()
+	if _, err := io.WriteString(slow,
+		"POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice-token\r\n"+
+			"Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n{"); err != nil {
 		t.Fatal(err)
 	}
 	drip := time.NewTicker(20 * time.Millisecond)
@@ -81,7 +58,7 @@ func TestConnectionsEnd(t *testing.T) {
 			}
 		}
 	}()
-	ended(t, "a body that drips", slow)
+	apiservertest.AwaitClosed(t, "a body that drips", slow)
 }
 
 // pipes is a listener for connections through pipes in this process.
@@ -124,7 +101,7 @@ func paceServer(t *testing.T, h http.HandlerFunc) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	l := &pipes{come: make(chan net.Conn), closed: make(chan struct{})}
-	s := &http.Server{Handler: quick.paced(h), Protocols: &protocols}
+	s := &http.Server{Handler: quick.LimitHandler(h), Protocols: &protocols}
 	go func() { _ = s.Serve(l) }()
 	transport := &http.Transport{Protocols: &protocols, DialContext: l.dial}
 	t.Cleanup(func() {
@@ -134,7 +111,8 @@ func paceServer(t *testing.T, h http.HandlerFunc) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// A stream of HTTP/2 whose client takes nothing of its answer ends; one on which nothing is said for long does not.
+// A stream of HTTP/2 whose client takes nothing of its answer ends; one on which nothing is said
+// for long does not.
 func TestStreamsThatStall(t *testing.T) { virtual.Test(t, streamsThatStall) }
 
 func streamsThatStall(t *testing.T) {
@@ -144,7 +122,7 @@ func streamsThatStall(t *testing.T) {
 			out := http.NewResponseController(w)
 			_, _ = io.WriteString(w, "first\n")
 			_ = out.Flush()
-			time.Sleep(4 * quick.stall) // what it is about
+			time.Sleep(4 * quick.Stall) // what it is about
 			_, err := io.WriteString(w, "second\n")
 			wrote <- errors.Join(err, out.Flush())
 			return
@@ -172,7 +150,8 @@ func streamsThatStall(t *testing.T) {
 	}
 }
 
-// A body that drips over HTTP/2 ends as well; one that keeps the pace may take longer than the first allowance.
+// A body that drips over HTTP/2 ends as well; one that keeps the pace may take longer than the
+// first allowance.
 func TestBodiesOfHTTP2(t *testing.T) { virtual.Test(t, bodiesOfHTTP2) }
 
 func bodiesOfHTTP2(t *testing.T) {
@@ -202,32 +181,35 @@ func bodiesOfHTTP2(t *testing.T) {
 	if err := send(" ", 20*time.Millisecond, 1000); !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("a body that drips: %v", err)
 	}
-	if err := send(strings.Repeat("x", 1<<20), 250*time.Millisecond, 12); !strings.Contains(err.Error(), "12582912 bytes: EOF") {
+	if err := send(strings.Repeat("x", 1<<20), 250*time.Millisecond, 12); !strings.Contains(err.Error(),
+		"12582912 bytes: EOF") {
 		t.Errorf("a body that keeps the pace: %v", err)
 	}
 }
 
-// Connections that nobody has authenticated neither grow without bound nor keep an administrator out.
+// Connections that nobody has authenticated neither grow without bound nor keep an administrator
+// out.
 func TestIdleCrowd(t *testing.T) {
-	r := start(t, func(c *Config) {
-		c.Connections = connlimit.Limits{Total: 64, Unauthenticated: 32, UnauthenticatedPerSource: 16}
+	r := apiservertest.StartReplica(t, func(c *apiserver.Config) {
+		c.Serving.Connections = connlimit.Limits{Total: 64, Unauthenticated: 32, UnauthenticatedPerSource: 16}
 	})
-	kept := r.http(nil) // of one who was there before
-	r.call(kept, "GET", "/version", "", "Authorization", "Bearer alice-token")
+	kept := r.HTTP(nil) // of one who was there before
+	r.Call(kept, "GET", "/version", "", "Authorization", "Bearer alice-token")
 	var crowd []net.Conn
 	for i := range 300 {
 		dial := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(40+i%3))}}
-		c, err := dial.Dial("tcp", r.addr)
+		c, err := dial.Dial("tcp", r.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		crowd = append(crowd, c)
 		defer c.Close()
 	}
-	if _, err := r.admin().Discovery().ServerVersion(); err != nil {
+	if _, err := r.Admin().Discovery().ServerVersion(); err != nil {
 		t.Errorf("an administrator: %v", err)
 	}
-	if err := wait.For(within(t), time.Millisecond, func() error { // what is closed is closed here a moment later
+	if err := wait.For(apiservertest.Within(t), time.Millisecond, func() error {
+		// what is closed is closed here a moment later
 		open := 0
 		for _, c := range crowd {
 			if isOpen(t, c) {
@@ -243,8 +225,8 @@ func TestIdleCrowd(t *testing.T) {
 	}
 }
 
-// isOpen says whether the other end of a connection on which nothing was said has closed it, as far as is known here. No
-// deadline of a read tells that: it may be over before the read has begun.
+// isOpen says whether the other end of a connection on which nothing was said has closed it, as far
+// as is known here. No deadline of a read tells that: it may be over before the read has begun.
 func isOpen(t *testing.T, c net.Conn) bool {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"io"
@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"keelson.dev/keelson/controlplane/apiserver"
 )
 
 // deadlines fails the test if a read deadline is set after its handler has returned, because the
@@ -25,23 +27,26 @@ func (d *deadlines) SetReadDeadline(time.Time) error {
 	return nil
 }
 
-// A proxy's request may read the body on when the handler has returned: another server has answered before it has taken everything.
-// HTTP/2 has given the stream away then, and whoever touches it ends the process.
+// A proxy's request may read the body on when the handler has returned: another server has answered
+// before it has taken everything. HTTP/2 has given the stream away then, and whoever touches it
+// ends the process.
 func TestBodiesAreReadAfterTheHandler(t *testing.T) {
 	for name, size := range map[string]int{"in parts": 8, "to its end": 64} {
 		d := &deadlines{ResponseWriter: httptest.NewRecorder(), t: t}
 		var body io.Reader
-		usualPace.paced(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		apiserver.DefaultPace.LimitHandler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			body = r.Body
 			if _, err := body.Read(make([]byte, 8)); err != nil {
 				t.Error(err)
 			}
-		})).ServeHTTP(d, httptest.NewRequest("POST", "/", io.MultiReader(strings.NewReader(strings.Repeat("x", 8)), strings.NewReader("the rest of it"))))
+		})).ServeHTTP(d, httptest.NewRequest("POST", "/",
+			io.MultiReader(strings.NewReader(strings.Repeat("x", 8)), strings.NewReader("the rest of it"))))
 		if d.set == 0 {
 			t.Errorf("%s: the pace is not kept", name)
 		}
 		d.returned = true
-		if n, err := io.ReadFull(body, make([]byte, size)); size == 8 && err != nil || size == 64 && n != len("the rest of it") {
+		if n, err := io.ReadFull(body, make([]byte, size)); size == 8 && err != nil ||
+			size == 64 && n != len("the rest of it") {
 			t.Errorf("%s: %d bytes, %v", name, n, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"context"
@@ -6,28 +6,32 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 )
 
 const policiesPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
-// Policies for kinds that definitions make are checked against the schema of the definition, and again when it changes,
-// comes or goes: F15.
+// Policies for kinds that definitions make are checked against the schema of the definition, and
+// again when it changes, comes or goes: F15.
 func TestPolicyTypesOfCustomResources(t *testing.T) {
-	r := withDefinitions(t)
-	c := r.adminHTTP()
+	r := apiservertest.WithDefinitions(t)
+	c := r.AdminHTTP()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- r.KeepPolicyTypes(ctx, 0) }()
+	go func() { done <- r.Server.PolicyTypes().Run(ctx, 0) }()
 	t.Cleanup(func() { cancel(); <-done })
-	r.ok(r.call(c, "POST", policiesPath, `{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"p"},
+	r.OK(r.Call(c, "POST", policiesPath,
+		`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"p"},
 		"spec":{"paramKind":{"apiVersion":"stable.example.com/v1","kind":"CronTab"},"matchConstraints":{"resourceRules":[{"operations":["CREATE"],
 		"apiGroups":["stable.example.com"],"apiVersions":["v1"],"resources":["crontabs"]}]},
 		"validations":[{"expression":"object.spec.replica > 1"},{"expression":"object.spec.replicas < params.spec.replicas && object.metadata.labels['a'] == 'b'"}]}}`,
 		"Content-Type", "application/json"))
-	// warned waits until the policy has been looked at and what is told of it has these parts, and no others.
+	// warned waits until the policy has been looked at and what is told of it has these parts, and
+	// no others.
 	warned := func(want ...string) {
 		t.Helper()
-		r.eventually(func() error {
+		r.Eventually(func() error {
 			var p struct {
 				Status struct {
 					TypeChecking *struct {
@@ -35,7 +39,7 @@ func TestPolicyTypesOfCustomResources(t *testing.T) {
 					}
 				}
 			}
-			body := r.ok(r.call(c, "GET", policiesPath+"/p", "")).body
+			body := r.OK(r.Call(c, "GET", policiesPath+"/p", "")).Body
 			if err := json.Unmarshal([]byte(body), &p); err != nil {
 				return err
 			}
@@ -51,16 +55,20 @@ func TestPolicyTypesOfCustomResources(t *testing.T) {
 		})
 	}
 	warned() // nothing is known of the kind
-	const misspelt = "spec.validations[0].expression: stable.example.com/v1, Kind=CronTab: ERROR: <input>:1:12: undefined field 'replica'"
-	r.establish(c, crontabs)
+	const misspelt = "spec.validations[0].expression: stable.example.com/v1, Kind=CronTab: ERROR: <input>:1:12: " +
+		"undefined field 'replica'"
+	r.Establish(c, apiservertest.Crontabs)
 	warned(misspelt)
-	replica := `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":
+	replica :=
+		`{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":
 		{"spec":{"type":"object","properties":{"replica":{"type":"integer"},"replicas":{"type":"string"}}}}}}}]}}`
-	r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com", replica, "Content-Type", "application/merge-patch+json"))
+	r.OK(r.Call(c, "PATCH", apiservertest.DefinitionsPath+"/crontabs.stable.example.com", replica, "Content-Type",
+		"application/merge-patch+json"))
 	warned()
-	r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com", strings.Replace(replica, `"replica":`, `"copies":`, 1),
+	r.OK(r.Call(c, "PATCH", apiservertest.DefinitionsPath+"/crontabs.stable.example.com",
+		strings.Replace(replica, `"replica":`, `"copies":`, 1),
 		"Content-Type", "application/merge-patch+json"))
 	warned(misspelt)
-	r.drop(c, "crontabs.stable.example.com")
+	r.Drop(c, "crontabs.stable.example.com")
 	warned()
 }

@@ -5,9 +5,9 @@ import (
 	"net/http/pprof"
 )
 
-// profiles is the path prefix of the Go profiles of this process, as in Kubernetes. Access to them
-// requires the right to read the path. "go tool pprof" reads them.
-const profiles = "/debug/pprof"
+// profilePrefix is the path prefix of the Go profiles of this process, as in Kubernetes. Access to
+// a profile requires the permission to get its path. "go tool pprof" reads the profiles.
+const profilePrefix = "/debug/pprof"
 
 func serveProfile(w http.ResponseWriter, r *http.Request, name string) {
 	switch name {

@@ -17,50 +17,60 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/dialer"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/apiserver/forward"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
 )
 
-// proxyFacet is the subresource that proxies requests to a Service, pod or node.
-const proxyFacet = "proxy"
+// proxySubresource is the subresource that proxies requests to a Service, pod or node.
+const proxySubresource = "proxy"
 
 // isProxy reports whether a target is the proxy subresource of a Service, pod or node, or a path
 // below it.
 func isProxy(t endpoints.Target) bool {
 	return t.GVR.Group == "" && t.GVR.Version == "v1" && t.Name != "" && !t.Watch &&
-		(t.Subresource == proxyFacet || strings.HasPrefix(t.Subresource, proxyFacet+"/")) &&
+		(t.Subresource == proxySubresource || strings.HasPrefix(t.Subresource, proxySubresource+"/")) &&
 		slices.Contains([]string{"services", "pods", "nodes"}, t.GVR.Resource)
 }
 
-// hop is the destination of a proxied request.
-type hop struct {
-	scheme, host string // the host name sent to the destination
+// proxyTarget is the destination of a proxied request.
+type proxyTarget struct {
+	scheme, host string // host is the host name that is sent to the destination
 	dial         func(ctx context.Context, network, address string) (net.Conn, error)
-	tls          *tls.Config // nil = the certificate of the server is not verified
+	tls          *tls.Config // nil = the certificate of the destination is not verified
 }
 
-// proxySub serves a request for a proxy subresource. It returns false for all other requests.
-func (s *Server) proxySub(w http.ResponseWriter, r *http.Request, u api.User) bool {
+// proxyHandler serves the proxy subresource of Services, pods and nodes.
+type proxyHandler struct {
+	pipeline  *pipeline
+	resources *endpoints.Handler
+	gate      *gate
+	dialer    *dialer.Dialer
+	nodeTLS   func(node string) *tls.Config // Config.Outbound.NodeTLS
+}
+
+// serveProxy serves a request for a proxy subresource. It returns false if r is another request.
+func (p *proxyHandler) serveProxy(w http.ResponseWriter, r *http.Request, u api.User) bool {
 	t, ok := endpoints.ParsePath(r.URL.Path)
 	if !ok || !isProxy(t) {
 		return false
 	}
-	if err := s.proxyTo(w, r, u, t); err != nil {
-		s.resources.Error(w, r, err)
+	if err := p.proxyRequest(w, r, u, t); err != nil {
+		p.resources.WriteError(w, r, err)
 	}
 	return true
 }
 
-// proxyTo authorizes a request and proxies it to a Service, pod or node. If it returns an error, it
-// has not written a response.
-func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t endpoints.Target) error {
-	if err := s.chain.decide(r.Context(), remoteAttributes(r, u), nil); err != nil {
+// proxyRequest authorizes a request and proxies it to a Service, pod or node. If it returns an
+// error, it has not written a response.
+func (p *proxyHandler) proxyRequest(w http.ResponseWriter, r *http.Request, u api.User, t endpoints.Target) error {
+	if err := p.pipeline.authorizeAttributes(r.Context(), remoteAttributes(r, u), nil); err != nil {
 		return err
 	}
 	prefix, rest, slash := splitProxy(r.URL.EscapedPath(), t)
-	to, err := s.hopTo(r.Context(), u, t, rest)
+	to, err := p.resolveTarget(r.Context(), u, t, rest)
 	if err != nil {
 		return err
 	}
@@ -70,11 +80,11 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 		w.WriteHeader(http.StatusMovedPermanently)
 		return nil
 	}
-	p, err := s.gate.Enter(r.Context(), flowcontrol.Watch, callerOf(u), proxied)
+	pass, err := p.gate.Enter(r.Context(), flowcontrol.Watch, callerOf(u), proxiedRequestBytes)
 	if err != nil {
-		return noRoom(err, flowcontrol.Watch, callerOf(u))
+		return tooManyRequests(err, flowcontrol.Watch, callerOf(u))
 	}
-	defer p.Leave()
+	defer pass.Leave()
 	target, err := url.Parse(to.scheme + "://" + to.host + "/" + strings.TrimPrefix(rest, "/"))
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
@@ -89,12 +99,14 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 		Target: target, Transport: transport,
 		Head:   func(h http.Header) { h.Set("X-Forwarded-Uri", r.URL.EscapedPath()) },
 		Answer: forward.Links{Prefix: prefix, Hosts: []string{target.Host, r.Host}}.Apply,
-		Failed: func(w http.ResponseWriter, r *http.Request, err error) { s.resources.Error(w, r, proxyFailed(err)) },
+		Failed: func(w http.ResponseWriter, r *http.Request, err error) {
+			p.resources.WriteError(w, r, proxyError(err))
+		},
 	}.ServeHTTP(w, r)
 	return nil
 }
 
-func proxyFailed(err error) error {
+func proxyError(err error) error {
 	var status apierrors.APIStatus
 	switch {
 	case errors.As(err, &status):
@@ -106,7 +118,7 @@ func proxyFailed(err error) error {
 }
 
 // splitProxy splits an escaped path after the proxy subresource. slash reports whether a slash
-// follows it.
+// follows the subresource.
 func splitProxy(path string, t endpoints.Target) (prefix, rest string, slash bool) {
 	n := 5 // the parts of /api/v1/nodes/NAME/proxy
 	if t.Namespace != "" {
@@ -123,7 +135,7 @@ func splitProxy(path string, t endpoints.Target) (prefix, rest string, slash boo
 	return path[:at], path[at:], true
 }
 
-// splitName parses "name", "name:port" and "scheme:name:port".
+// splitName parses the name of a proxied object: "name", "name:port" or "scheme:name:port".
 func splitName(id string) (scheme, name, port string, ok bool) {
 	parts := strings.Split(id, ":")
 	switch len(parts) {
@@ -140,21 +152,26 @@ func splitName(id string) (scheme, name, port string, ok bool) {
 	return "", "", "", false
 }
 
-// hopTo returns the destination of a proxied request: it reads the object, runs admission and
-// resolves address and port.
-func (s *Server) hopTo(ctx context.Context, u api.User, t endpoints.Target, path string) (hop, error) {
-	kind := s.cfg.Kinds.ByResource(t.GVR)
+// resolveTarget returns the destination of a proxied request. It reads the object, runs admission
+// and resolves the address and port.
+func (p *proxyHandler) resolveTarget(ctx context.Context, u api.User, t endpoints.Target, path string) (
+	proxyTarget, error,
+) {
+	kind := p.pipeline.kinds.ByResource(t.GVR)
 	scheme, name, port, ok := splitName(t.Name)
 	if kind == nil || kind.Namespaced != (t.Namespace != "") {
-		return hop{}, apierrors.NewNotFound(t.GVR.GroupResource(), t.Name)
+		return proxyTarget{}, apierrors.NewNotFound(t.GVR.GroupResource(), t.Name)
 	}
 	if !ok {
-		return hop{}, apierrors.NewBadRequest(fmt.Sprintf("invalid %s request %q", kind.Singular, t.Name))
+		return proxyTarget{}, apierrors.NewBadRequest(fmt.Sprintf("invalid %s request %q",
+			kind.Naming.Singular, t.Name))
 	}
-	r := &api.Request{User: u, Verb: api.VerbConnect, Kind: kind, Subresource: proxyFacet, Namespace: t.Namespace, Name: name}
-	obj, err := s.cfg.Registry.Get(ctx, &api.Request{User: u, Verb: api.VerbGet, Kind: kind, Namespace: t.Namespace, Name: name})
+	r := &api.Request{User: u, Verb: api.VerbConnect, Kind: kind, Subresource: proxySubresource,
+		Namespace: t.Namespace, Name: name}
+	obj, err := p.pipeline.registry.GetObject(ctx,
+		&api.Request{User: u, Verb: api.VerbGet, Kind: kind, Namespace: t.Namespace, Name: name})
 	if err != nil {
-		return hop{}, err
+		return proxyTarget{}, err
 	}
 	var options runtime.Object
 	switch t.GVR.Resource {
@@ -165,46 +182,48 @@ func (s *Server) hopTo(ctx context.Context, u api.User, t endpoints.Target, path
 	default:
 		options = &corev1.NodeProxyOptions{Path: path}
 	}
-	if _, err := subresource.Judge(ctx, r, s.chain, options, obj); err != nil {
-		return hop{}, err
+	if _, err := subresource.Admit(ctx, r, p.pipeline, options, obj); err != nil {
+		return proxyTarget{}, err
 	}
-	h := hop{scheme: scheme}
+	h := proxyTarget{scheme: scheme}
 	switch o := obj.(type) {
 	case *corev1.Service:
-		return s.hopToService(h, o, port)
+		return p.resolveService(h, o, port)
 	case *corev1.Pod:
-		return s.hopToPod(h, o, port)
+		return p.resolvePod(h, o, port)
 	case *corev1.Node:
-		return s.hopToNode(h, o, port)
+		return p.resolveNode(h, o, port)
 	}
-	return hop{}, apierrors.NewMethodNotSupported(kind.GroupResource(), proxyFacet)
+	return proxyTarget{}, apierrors.NewMethodNotSupported(kind.GroupResource(), proxySubresource)
 }
 
-func (s *Server) hopToService(h hop, svc *corev1.Service, port string) (hop, error) {
+func (p *proxyHandler) resolveService(h proxyTarget, svc *corev1.Service, port string) (proxyTarget, error) {
 	number := int32(0)
-	for _, p := range svc.Spec.Ports {
-		if p.Name == port || strconv.Itoa(int(p.Port)) == port || port == "" && len(svc.Spec.Ports) == 1 {
-			number = p.Port
+	for _, declared := range svc.Spec.Ports {
+		if declared.Name == port || strconv.Itoa(int(declared.Port)) == port || port == "" && len(svc.Spec.Ports) == 1 {
+			number = declared.Port
 			break
 		}
 	}
 	if number == 0 {
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
-			return hop{}, apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", n, svc.Name))
+			return proxyTarget{},
+				apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", n, svc.Name))
 		}
-		return hop{}, apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))
+		return proxyTarget{},
+			apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))
 	}
 	h.host = fmt.Sprintf("%s.%s.svc:%d", svc.Name, svc.Namespace, number)
-	h.dial = s.dialer.ForPods(svc.Namespace, svc.Name, number)
+	h.dial = p.dialer.ForPods(svc.Namespace, svc.Name, number)
 	return h, nil
 }
 
-// hopToPod returns the destination for a pod. Without a port, it uses the first port that a
-// container declares, else the scheme's default.
-func (s *Server) hopToPod(h hop, pod *corev1.Pod, port string) (hop, error) {
+// resolvePod returns the destination for a pod. If no port is given, it uses the first port that a
+// container declares, or else the default port of the scheme.
+func (p *proxyHandler) resolvePod(h proxyTarget, pod *corev1.Pod, port string) (proxyTarget, error) {
 	number, err := portNumber(port, h.scheme)
 	if err != nil {
-		return hop{}, err
+		return proxyTarget{}, err
 	}
 	if port == "" {
 		for i := range pod.Spec.Containers {
@@ -216,36 +235,39 @@ func (s *Server) hopToPod(h hop, pod *corev1.Pod, port string) (hop, error) {
 	}
 	h.host = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(number)))
 	h.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, _, err := s.dialer.DialPod(ctx, pod, number)
+		conn, _, err := p.dialer.DialPod(ctx, pod, number)
 		return conn, err
 	}
 	if pod.Status.PodIP == "" || pod.Spec.NodeName == "" {
-		return hop{}, apierrors.NewServiceUnavailable(fmt.Sprintf("address not allowed: pod %q has none yet", pod.Name))
+		return proxyTarget{},
+			apierrors.NewServiceUnavailable(fmt.Sprintf("address not allowed: pod %q has no address yet", pod.Name))
 	}
 	return h, nil
 }
 
-// hopToNode returns the destination for a node. The default port is that of the node's kubelet API.
-// There, this API authenticates with its client certificate and the node trusts its authorization
-// decision. If the node has no kubelet API, the request must name a port.
-func (s *Server) hopToNode(h hop, node *corev1.Node, port string) (hop, error) {
+// resolveNode returns the destination for a node. The default port is that of the node's kubelet
+// API. At this port, the API server authenticates with its client certificate, and the node trusts
+// its authorization decision. If the node has no kubelet API, the request must contain a port.
+func (p *proxyHandler) resolveNode(h proxyTarget, node *corev1.Node, port string) (proxyTarget, error) {
 	own := node.Status.DaemonEndpoints.KubeletEndpoint.Port
 	number := own
 	if port != "" {
 		var err error
 		if number, err = portNumber(port, h.scheme); err != nil {
-			return hop{}, err
+			return proxyTarget{}, err
 		}
 	}
 	if number == 0 {
-		return hop{}, apierrors.NewServiceUnavailable(fmt.Sprintf("node %q serves no kubelet API: name a port (%s:PORT)", node.Name, node.Name))
+		return proxyTarget{},
+			apierrors.NewServiceUnavailable(fmt.Sprintf("node %q serves no kubelet API: specify a port (%s:PORT)",
+				node.Name, node.Name))
 	}
-	if number == own && s.cfg.NodeTLS != nil {
-		h.scheme, h.tls = "https", s.cfg.NodeTLS(node.Name)
+	if number == own && p.nodeTLS != nil {
+		h.scheme, h.tls = "https", p.nodeTLS(node.Name)
 	}
 	h.host = net.JoinHostPort(node.Name, strconv.Itoa(int(number)))
 	h.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, _, err := s.dialer.DialNode(ctx, node, number)
+		conn, _, err := p.dialer.DialNode(ctx, node, number)
 		return conn, err
 	}
 	return h, nil

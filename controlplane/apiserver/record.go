@@ -20,8 +20,9 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// origin returns the audit origin of an HTTP request: its ID, URI, source address and user agent.
-func origin(r *http.Request, received time.Time) audit.Origin {
+// auditOrigin returns the origin of an HTTP request for its audit record: audit ID, URI, source
+// address and user agent.
+func auditOrigin(r *http.Request, received time.Time) audit.Origin {
 	source, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		source = r.RemoteAddr
@@ -30,26 +31,27 @@ func origin(r *http.Request, received time.Time) audit.Origin {
 		Received: received}
 }
 
-// recordAsked starts the audit record of an HTTP request. It returns an error if the request must
-// be recorded and the record cannot be written.
-func (s *Server) recordAsked(record *audit.Record, r *http.Request, u, sender api.User) error {
+// startRequestRecord sets the attributes of an HTTP request in its audit record. It returns an
+// error if the request must be recorded and this is not possible.
+func (s *Server) startRequestRecord(record *audit.Record, r *http.Request, u, sender api.User) error {
 	if record == nil {
 		return nil
 	}
-	return unrecorded(record.Asked(s.asked(r, u, sender)))
+	return auditFailure(record.SetRequest(s.auditAttributes(r, u, sender)))
 }
 
-// unrecorded converts a failed audit write to a 500 error, which refuses the request. It returns
-// nil for nil.
-func unrecorded(err error) error {
+// auditFailure converts the error of an audit write to a 500 error, with which the request is
+// rejected. It returns nil for nil.
+func auditFailure(err error) error {
 	if err == nil {
 		return nil
 	}
-	return apierrors.NewInternalError(fmt.Errorf("the request was not performed, because it cannot be recorded: %w", err))
+	return apierrors.NewInternalError(fmt.Errorf("the request was not performed, because it cannot be recorded: %w",
+		err))
 }
 
-// asked returns the audit attributes of an HTTP request.
-func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
+// auditAttributes returns the audit attributes of an HTTP request.
+func (s *Server) auditAttributes(r *http.Request, u, sender api.User) audit.Attributes {
 	a := audit.Attributes{User: u, Sender: sender, Path: r.URL.Path}
 	t, ok := endpoints.ParsePath(r.URL.Path)
 	if !ok {
@@ -63,15 +65,16 @@ func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 		watching = v != "" && v != "false" && v != "0"
 	}
 	verb := endpoints.VerbOf(r.Method, t, watching)
-	a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name = t.GVR.Group, t.GVR.Version, t.GVR.Resource, t.Subresource, t.Namespace, t.Name
+	a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name = t.GVR.Group, t.GVR.Version, t.GVR.Resource,
+		t.Subresource, t.Namespace, t.Name
 	if isProxy(t) {
-		a.Subresource, a.Stream = proxyFacet, true
+		a.Subresource, a.Stream = proxySubresource, true
 	}
 	if t.GVR.Group == "" && t.GVR.Resource == "namespaces" {
 		a.Namespace = t.Name
 	}
 	kind := s.cfg.Kinds.ByResource(t.GVR)
-	s.chain.describe(&a, verb, kind != nil && asks(kind))
+	s.pipeline.describeVerb(&a, verb, kind != nil && isQuery(kind))
 	if verb == "" {
 		a.Verb = strings.ToLower(r.Method)
 		a.Changes = r.Method != http.MethodGet && r.Method != http.MethodHead
@@ -79,17 +82,17 @@ func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 	return a
 }
 
-// asks reports whether an object of the kind is a query that changes nothing when it is created,
-// such as an access review.
-func asks(k *api.Kind) bool { return k.Virtual && !k.Acts }
+// isQuery reports whether the kind is a query, such as an access review: creating an object of the
+// kind changes nothing.
+func isQuery(k *api.Kind) bool { return k.Serving.Virtual && !k.Serving.Acts }
 
-// describe sets the verb of the audit attributes, and whether the request changes something or
-// streams its response. question marks a create that changes nothing.
-func (c *chain) describe(a *audit.Attributes, verb api.Verb, question bool) {
+// describeVerb sets the verb of the audit attributes, and whether the request changes something or
+// streams its response. query is true for a create that changes nothing (see isQuery).
+func (c *pipeline) describeVerb(a *audit.Attributes, verb api.Verb, query bool) {
 	a.Verb = string(verb)
 	switch verb {
 	case api.VerbCreate, api.VerbUpdate, api.VerbPatch, api.VerbDelete, api.VerbDeleteCollection:
-		a.Changes = !question
+		a.Changes = !query
 	case api.VerbWatch:
 		a.Stream = true
 	case api.VerbConnect:
@@ -100,21 +103,25 @@ func (c *chain) describe(a *audit.Attributes, verb api.Verb, question bool) {
 	}
 }
 
-// recorded starts the audit record of a request from within this process. The returned context has
-// the record; done completes it. It returns an error if the request must be recorded and cannot be.
-func (c *chain) recorded(ctx context.Context, r *api.Request) (_ context.Context, done func(created bool, err error), err error) {
+// startAuditRecord starts the audit record of a request from within this process. The returned
+// context contains the record; done completes it. It returns an error if the request must be
+// recorded and this is not possible.
+func (c *pipeline) startAuditRecord(ctx context.Context, r *api.Request) (
+	_ context.Context, done func(created bool, err error), err error,
+) {
 	if c.audit == nil {
 		return ctx, func(bool, error) {}, nil
 	}
 	z := authz.Of(r)
 	a := audit.Attributes{
-		User: r.User, Sender: r.User, Group: z.APIGroup, Version: z.APIVersion, Resource: z.Resource, Subresource: z.Subresource,
-		Namespace: z.Namespace, Name: r.Name,
+		User: r.User, Sender: r.User, Group: z.APIGroup, Version: z.APIVersion, Resource: z.Resource,
+		Subresource: z.Subresource,
+		Namespace:   z.Namespace, Name: r.Name,
 	}
-	c.describe(&a, r.Verb, asks(r.Kind))
-	a.Path = pathOf(r)
-	ctx, record := c.audit.Begin(ctx, audit.Origin{URI: a.Path, UserAgent: r.UserAgent, Received: c.clock()})
-	err = unrecorded(record.Asked(a))
+	c.describeVerb(&a, r.Verb, isQuery(r.Kind))
+	a.Path = requestPath(r)
+	ctx, record := c.audit.Begin(ctx, audit.Origin{URI: a.Path, UserAgent: r.Client.UserAgent, Received: c.clock()})
+	err = auditFailure(record.SetRequest(a))
 	return ctx, func(created bool, err error) {
 		code := http.StatusOK
 		if created {
@@ -122,15 +129,15 @@ func (c *chain) recorded(ctx context.Context, r *api.Request) (_ context.Context
 		}
 		if err != nil {
 			s := endpoints.StatusOf(err)
-			record.Refused(s)
+			record.SetStatus(s)
 			code = int(s.Code)
 		}
-		record.Done(code, false)
+		record.Finish(code, false)
 	}, err
 }
 
-// pathOf returns the URL path that an HTTP client would use for the request.
-func pathOf(r *api.Request) string {
+// requestPath returns the URL path with which an HTTP client would send the request.
+func requestPath(r *api.Request) string {
 	parts := []string{"/apis", r.Kind.GVK.Group, r.Kind.GVK.Version}
 	if r.Kind.GVK.Group == "" {
 		parts = []string{"/api", r.Kind.GVK.Version}
@@ -147,36 +154,36 @@ func pathOf(r *api.Request) string {
 	return strings.Join(parts, "/")
 }
 
-// recordBody adds the body of a request to its audit record if the audit policy requires it.
-func recordBody(record *audit.Record, r *api.Request) {
+// auditRequestBody adds the body of a request to its audit record if the audit policy requires it.
+func auditRequestBody(record *audit.Record, r *api.Request) {
 	if record == nil {
 		return
 	}
 	if o, ok := r.Object.(metav1.Object); ok {
-		record.Object(o)
+		record.SetObject(o)
 	}
-	if !record.Wants(false) {
+	if !record.WantsBody(false) {
 		return
 	}
 	switch {
-	case r.Verb == api.VerbPatch && r.PatchType == types.ApplyYAMLPatchType:
-		data, err := yaml.YAMLToJSON(r.Patch)
-		record.Raw(false, data, err == nil)
+	case r.Verb == api.VerbPatch && r.Patch.Type == types.ApplyYAMLPatchType:
+		data, err := yaml.YAMLToJSON(r.Patch.Body)
+		record.SetRawBody(false, data, err == nil)
 	case r.Verb == api.VerbPatch:
-		record.Raw(false, r.Patch, true)
+		record.SetRawBody(false, r.Patch.Body, true)
 	default:
-		record.Body(false, r.Object, nil)
+		record.SetBody(false, r.Object, nil)
 	}
 }
 
-// recordAnswer adds the created object's name to the audit record, and the response if the audit
-// policy requires it.
-func recordAnswer(record *audit.Record, r *api.Request, answer runtime.Object) {
-	if record == nil || answer == nil {
+// auditResponseBody adds the name of a created object to the audit record, and the response body if
+// the audit policy requires it.
+func auditResponseBody(record *audit.Record, r *api.Request, response runtime.Object) {
+	if record == nil || response == nil {
 		return
 	}
-	if o, ok := answer.(metav1.Object); ok && r.Verb == api.VerbCreate {
-		record.Object(o)
+	if o, ok := response.(metav1.Object); ok && r.Verb == api.VerbCreate {
+		record.SetObject(o)
 	}
-	record.Body(true, answer, r.Kind)
+	record.SetBody(true, response, r.Kind)
 }

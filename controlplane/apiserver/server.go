@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,11 +19,17 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/admission/builtin"
+	"keelson.dev/keelson/controlplane/apiserver/admission/noderestriction"
+	"keelson.dev/keelson/controlplane/apiserver/admission/objectlimits"
+	"keelson.dev/keelson/controlplane/apiserver/admission/policies"
+	"keelson.dev/keelson/controlplane/apiserver/admission/services"
 	"keelson.dev/keelson/controlplane/apiserver/aggregation"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
+	"keelson.dev/keelson/controlplane/apiserver/bootstrap"
 	"keelson.dev/keelson/controlplane/apiserver/crd"
 	"keelson.dev/keelson/controlplane/apiserver/dialer"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
@@ -40,93 +45,146 @@ import (
 
 // Server is the API server of one replica. New creates it and Run runs it.
 type Server struct {
-	cfg       Config
-	chain     *chain
-	known     *known
-	dialer    *dialer.Dialer
-	authn     authn.Chain
-	follower  *authz.Follower
-	outside   *outside
-	custom    *crd.Follower
-	resources *endpoints.Handler
-	discovery *discovery.Documents
-
-	aggregation *aggregation.Layer
-	checks      atomic.Pointer[checks] // schedule of APIService checks while this replica is the leader, else nil
-	openapi     *openapi.Spec
-	metrics     *metrics
-
-	admitting      *admissionMetrics
-	authenticating *authenticationMetrics
-
-	gate    *flowcontrol.Gate
-	flows   flowIndex
-	shown   shownConns
-	paths   *http.ServeMux
-	ready   chan struct{}   // closed once the authorizer has read its rules
-	closing context.Context // ends when Run starts its shutdown
-	close   context.CancelFunc
-	began   time.Time
+	cfg         Config
+	pipeline    *pipeline
+	cluster     *clusterReader
+	authn       authn.Chain
+	admission   *clusterAdmission
+	definitions *crd.Follower
+	resources   *endpoints.Handler
+	aggregated  *Aggregated
+	proxy       *proxyHandler
+	gate        *gate
+	metrics     serverMetrics
+	revocations revocations
+	paths       *http.ServeMux
+	lifetime    lifetime
+	leaderWork  leaderWork
 }
 
-// New returns a server for cfg. It starts nothing; Run does.
+// serverMetrics are the metrics of a server.
+type serverMetrics struct {
+	requests       *requestMetrics
+	admission      *admissionMetrics
+	authentication *authenticationMetrics
+}
+
+// lifetime contains when a server was started, and whether it is shutting down.
+type lifetime struct {
+	startedAt time.Time
+	closing   context.Context // ends when Run starts its shutdown
+	close     context.CancelFunc
+}
+
+// leaderWork contains the components that maintain objects while this replica is the leader.
+type leaderWork struct {
+	setup       *bootstrap.Setup
+	conditions  *aggregation.Conditions
+	typeChecker *policies.TypeChecker
+}
+
+// New returns a server with the configuration cfg. It starts nothing; Run does.
 func New(cfg Config) *Server {
-	cfg.defaults()
-	s := &Server{cfg: cfg, admitting: newAdmissionMetrics(), authenticating: newAuthenticationMetrics(), ready: make(chan struct{}), paths: http.NewServeMux()}
-	s.closing, s.close = context.WithCancel(context.Background())
-	s.began = cfg.Clock()
-	s.chain = &chain{
-		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: s.ready,
-		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock, audit: cfg.Audit,
+	cfg.setDefaults()
+	s := &Server{cfg: cfg, paths: http.NewServeMux()}
+	s.metrics.admission, s.metrics.authentication = newAdmissionMetrics(), newAuthenticationMetrics()
+	s.lifetime.startedAt = cfg.Clock()
+	s.lifetime.closing, s.lifetime.close = context.WithCancel(context.Background())
+	s.pipeline = &pipeline{
+		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: make(chan struct{}),
+		timeline: cfg.Timeline.Stages, leader: cfg.Timeline.Leader, clock: cfg.Clock, audit: cfg.Process.Audit,
 	}
-	s.known = newKnown(s.chain)
-	s.dialer = dialer.New(s.known, cfg.Nodes, cfg.PodAddresses)
-	s.aggregation = s.newAggregation()
-	bearer := s.authenticators()
-	rbac, node := s.authorizers()
-	s.chain.verbs = &subresource.Verbs{
-		Registry: cfg.Registry, Kinds: cfg.Kinds, Tokens: cfg.ServiceTokens, Clock: cfg.Clock,
+	s.cluster = newClusterReader(s.pipeline)
+	s.revocations = revocations{cluster: s.cluster, clientCAs: cfg.Authentication.ClientCAs}
+	d := dialer.New(s.cluster, cfg.Outbound.Nodes, cfg.Network.PodAddresses)
+	bearer := s.newAuthenticators()
+	rbac, node := s.newAuthorizers()
+	s.pipeline.verbs = &subresource.Verbs{
+		Registry: cfg.Registry, Kinds: cfg.Kinds, Tokens: cfg.Authentication.ServiceTokens, Clock: cfg.Clock,
 		Review: func(ctx context.Context, token string, audiences []string) (api.User, []string, error) {
 			i, err := bearer.Review(ctx, token, audiences)
 			return i.User, i.Audiences, err
 		},
-		TokenCeiling: tokenCeiling, Allowed: s.chain.allowed,
-		Rules: rbac.Rules, Components: cfg.Components, Usage: cfg.Usage,
+		TokenCeiling: tokenCeiling, Allowed: s.pipeline.reviewAccess,
+		Rules: rbac.Rules, Components: cfg.State.Components, Usage: cfg.State.Usage,
 	}
 	if cfg.Authorization != nil {
-		s.chain.verbs.Unlisted = cfg.Authorization.Unlisted
+		s.pipeline.verbs.Unlisted = cfg.Authorization.Unlisted
 	}
-	s.custom = crd.NewFollower(cfg.Registry, cfg.Kinds, crd.Hooks{ForService: s.dialer.ForService}, cfg.Log)
+	s.definitions = crd.NewFollower(cfg.Registry, cfg.Kinds, crd.Hooks{ForService: d.ForService}, cfg.Log)
 	if k := cfg.Kinds.ByType(&apiextensionsv1.CustomResourceDefinition{}); k != nil {
-		cfg.Registry.LoadFirst(k, s.custom.Begin)
+		cfg.Registry.LoadFirst(k, s.definitions.LoadInitial)
 	}
-	plugins := admission.Config{
-		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, PodCIDRs: cfg.PodCIDRs, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
-		ExternalIPRanges: cfg.ExternalIPRanges, ReplicaAddresses: cfg.ReplicaAddresses, PodAddresses: cfg.PodAddresses, AddressRefused: cfg.AddressRefused,
-		LostNodeToleration: cfg.LostNodeToleration,
-		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may, AggregatedResources: s.aggregatedResources,
-		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, PodsOf: node.PodsOf, Bind: s.chain.verbs.BindByWrite,
-		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
-		PodSecurity: podsecurity.New(s.known, cfg.PodSecurity).Admit,
-		Definitions: crd.Definitions{Definition: s.known.definition, Kinds: cfg.Kinds}.Admit,
-		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,
-	}
-	s.outside = newOutside(s)
-	quotas := admission.Quotas(plugins)
-	s.chain.mutating = slices.Concat(admission.Mutators{admission.Mutating(plugins)}, cfg.Mutators, s.outside.mutators())
-	s.chain.validating = slices.Concat(admission.Validators{admission.Validating(plugins)}, cfg.Validators, s.outside.validators(),
-		admission.Validators{quotas})
-	s.admitting.measured(stepMutating, s.chain.mutating)
-	s.admitting.measured(stepValidating, s.chain.validating)
-	s.chain.mutate = s.admitting.step(stepMutating, s.chain.mutating.Admit)
-	s.chain.validate = s.admitting.step(stepValidating, s.chain.validating.Admit)
-	s.chain.verbs.Charge = quotas.Plugins[0].Admit
-	s.surface()
+	s.newSurface(d)
+	s.newLeaderWork()
+	s.admission = newClusterAdmission(s, d)
+	s.newAdmission(rbac, node)
 	return s
 }
 
-// nodeTokenCeiling is the longest lifetime of a token that an agent requests for a pod. Agents
-// renew tokens in time, and the tokens on a lost node expire.
+// newAdmission sets up stages 3 and 5: the built-in plugins, the phases of Config, and the policies
+// and webhooks of the cluster.
+func (s *Server) newAdmission(rbac *authz.RBAC, node *authz.Node) {
+	cfg := &s.cfg
+	plugins := builtin.Config{
+		Cluster: s.cluster, Kinds: cfg.Kinds, ListHeld: cfg.Registry.Held, Clock: cfg.Clock,
+		LostNodeToleration: cfg.Admission.LostNodeToleration, Plugins: cfg.Admission.Plugins,
+		Access: builtin.Access{
+			Authorized: s.cluster.isAuthorized, Signer: s.cluster.maySign, Allowed: s.cluster.authorizeAction,
+			AggregatedResources: s.aggregated.ResourcesOf,
+		},
+		Services: services.Config{
+			Cluster: s.cluster, Kinds: cfg.Kinds, ListHeld: cfg.Registry.Held,
+			ServiceCIDR: cfg.Network.ServiceCIDR, SecondServiceCIDR: cfg.Network.SecondServiceCIDR,
+			PodCIDRs:  cfg.Network.PodCIDRs,
+			NodePorts: cfg.Network.NodePorts, ExternalIPRanges: cfg.Network.ExternalIPRanges,
+			ReplicaAddresses: cfg.Network.ReplicaAddresses,
+			AllocateIP:       cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
+		},
+		Nodes: noderestriction.Config{
+			Cluster: s.cluster, Kinds: cfg.Kinds, NodeOf: authz.NameOf,
+			PodAddresses: cfg.Network.PodAddresses, AddressRefused: cfg.Network.AddressRefused,
+		},
+		Limits: objectlimits.Config{Cluster: s.cluster, Clock: cfg.Clock, NodeOf: authz.NameOf,
+			PodsOf: node.PodsOf},
+		Bind:        s.pipeline.verbs.BindByWrite,
+		PodSecurity: podsecurity.New(s.cluster, cfg.Admission.PodSecurity).Admit,
+		Definitions: crd.Definitions{Definition: s.cluster.getDefinition, Kinds: cfg.Kinds}.Admit,
+		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.pipeline.authorizer}.Admit,
+	}
+	quotas := builtin.Quotas(plugins)
+	mutating := slices.Concat(admission.Mutators{builtin.Mutating(plugins)}, cfg.Admission.Mutators,
+		s.admission.mutatorPhases())
+	validating := slices.Concat(admission.Validators{builtin.Validating(plugins)}, cfg.Admission.Validators,
+		s.admission.validatorPhases(), admission.Validators{quotas})
+	metrics := s.metrics.admission
+	metrics.measurePlugins(stepMutating, mutating)
+	metrics.measurePlugins(stepValidating, validating)
+	s.pipeline.mutating, s.pipeline.validating = mutating, validating
+	s.pipeline.mutate = metrics.measureStep(stepMutating, mutating.Admit)
+	s.pipeline.validate = metrics.measureStep(stepValidating, validating.Admit)
+	s.pipeline.verbs.Charge = quotas.Plugins[0].Admit
+}
+
+// newLeaderWork sets up the components that maintain objects while this replica is the leader.
+func (s *Server) newLeaderWork() {
+	cfg := &s.cfg
+	c := bootstrap.Config{Backend: s.Backend(), Cluster: s.cluster, Registry: cfg.Registry, Kinds: cfg.Kinds,
+		Scheme:      cfg.Scheme,
+		APIServices: s.aggregated.services.listAll, Clock: cfg.Clock}
+	if p := cfg.Outbound.FrontProxy; p != nil {
+		c.ProxyCAs = &bootstrap.ProxyCAs{FrontProxy: p.CA, Client: p.ClientCA}
+	}
+	s.leaderWork = leaderWork{
+		setup:      bootstrap.New(c),
+		conditions: aggregation.NewConditions(s.aggregated.layer, s.cluster, s.Backend(), cfg.Kinds, cfg.Log),
+		typeChecker: &policies.TypeChecker{Backend: s.Backend(), Source: cfg.Registry, Kinds: cfg.Kinds,
+			Expressions: cfg.Admission.Expressions.Admission(), Log: cfg.Log},
+	}
+}
+
+// nodeTokenCeiling is the maximum lifetime of a token that an agent requests for a pod. Agents
+// renew tokens before they expire. On a lost node, they are not renewed and therefore expire.
 const nodeTokenCeiling = 24 * time.Hour
 
 func tokenCeiling(u api.User) time.Duration {
@@ -136,118 +194,154 @@ func tokenCeiling(u api.User) time.Duration {
 	return 0
 }
 
-// authenticators sets up stage 1 in this order: authenticating proxies, client certificates, bearer
-// tokens. It returns the verifier of bearer tokens.
-func (s *Server) authenticators() authn.Bearer {
+// newAuthenticators sets up stage 1 in this order: authenticating proxies, client certificates,
+// bearer tokens. It returns the verifier of bearer tokens.
+func (s *Server) newAuthenticators() authn.Bearer {
 	cfg := &s.cfg
 	var bearer authn.Bearer
-	if cfg.Authentication != nil {
-		bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Static())
+	if cfg.Authentication.Configured != nil {
+		bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Configured.StaticTokens())
 	}
-	if cfg.ServiceTokens != nil {
-		bearer.Verifiers = append(bearer.Verifiers, authn.NewServiceAccounts(cfg.ServiceTokens, cfg.Audiences, s.known, s.markTokenUsed, cfg.Clock))
+	if cfg.Authentication.ServiceTokens != nil {
+		bearer.Verifiers = append(bearer.Verifiers,
+			authn.NewServiceAccounts(cfg.Authentication.ServiceTokens, cfg.Authentication.Audiences, s.cluster,
+				s.markTokenUsed, cfg.Clock))
 	}
 	// Join tokens are accepted by the node gateway only; here they authenticate no user.
-	bearer.Verifiers = append(bearer.Verifiers, cfg.Tokens...)
+	bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Tokens...)
 	var methods authn.Chain
-	if cfg.Authentication != nil {
-		bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Further(s.known.systemSecret)...)
-		if proxy := cfg.Authentication.Proxy(); proxy != nil {
+	if cfg.Authentication.Configured != nil {
+		bearer.Verifiers = append(bearer.Verifiers,
+			cfg.Authentication.Configured.FurtherVerifiers(s.cluster.getSystemSecret)...)
+		if proxy := cfg.Authentication.Configured.Proxy(); proxy != nil {
 			methods = append(methods, proxy)
 		}
 	}
-	s.authn = append(methods, authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked, Seen: cfg.ClientSeen}, bearer)
+	s.authn = append(methods, authn.X509{CAs: cfg.Authentication.ClientCAs, Clock: cfg.Clock,
+		Revoked: s.revocations.checkRevoked, Seen: cfg.Authentication.ClientSeen}, bearer)
 	return bearer
 }
 
-// markTokenUsed labels a token Secret with the day of its last use. It writes as the apiserver
-// itself.
+// markTokenUsed writes the day on which a token was last used into a label of its Secret. It writes
+// as the user of the API server itself.
 func (s *Server) markTokenUsed(ctx context.Context, secret *corev1.Secret, day string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": secret.UID, "labels": map[string]string{authn.LastUsedLabel: day},
 	}})
 	if err == nil {
-		_, err = s.chain.Do(ctx, &api.Request{
-			User: itself(), Verb: api.VerbPatch, Kind: s.cfg.Kinds.ByType(&corev1.Secret{}), Namespace: secret.Namespace, Name: secret.Name,
-			PatchType: types.MergePatchType, Patch: patch,
+		_, err = s.pipeline.Do(ctx, &api.Request{
+			User: api.APIServerUser(), Verb: api.VerbPatch, Kind: s.cfg.Kinds.ByType(&corev1.Secret{}),
+			Namespace: secret.Namespace, Name: secret.Name,
+			Patch: api.PatchRequest{Type: types.MergePatchType, Body: patch},
 		})
 	}
 	if err != nil {
-		s.cfg.Log.Warn("the day on which the token of a Secret was used is not written", "secret", secret.Namespace+"/"+secret.Name, "err", err)
+		s.cfg.Log.Warn("failed to record the last use of a token Secret", "secret",
+			secret.Namespace+"/"+secret.Name, "err", err)
 	}
 	return err
 }
 
-// authorizers sets up stage 2: Config.Authorization, or by default administrators, nodes and RBAC
-// in this order.
-func (s *Server) authorizers() (*authz.RBAC, *authz.Node) {
-	rbac, node := authz.NewRBAC(), authz.NewNode(s.known.Get)
-	s.chain.authorizer = authz.Union{authz.Privileged{}, node, rbac}
+// newAuthorizers sets up stage 2: Config.Authorization, or by default administrators, nodes and
+// RBAC in this order.
+func (s *Server) newAuthorizers() (*authz.RBAC, *authz.Node) {
+	rbac, node := authz.NewRBAC(), authz.NewNode(s.cluster.Get)
+	s.pipeline.authorizer = authz.Union{authz.Privileged{}, node, rbac}
 	if s.cfg.Authorization != nil {
 		s.cfg.Authorization.Bind(map[string]authz.Authorizer{authzfile.Node: node, authzfile.RBAC: rbac})
-		s.chain.authorizer = s.cfg.Authorization
+		s.pipeline.authorizer = s.cfg.Authorization
 	}
-	s.follower = &authz.Follower{Source: s.cfg.Registry, Kinds: s.cfg.Kinds, RBAC: rbac, Node: node, Log: s.cfg.Log}
-	s.chain.rules = s.follower
+	s.pipeline.rules = &authz.Follower{Source: s.cfg.Registry, Kinds: s.cfg.Kinds, RBAC: rbac, Node: node,
+		Log: s.cfg.Log}
 	return rbac, node
 }
 
-// surface sets up the HTTP side: resources, discovery, OpenAPI, the gate, metrics and Config.Paths.
-func (s *Server) surface() {
+// newSurface creates everything that serves HTTP: the gate, metrics, resources, documents, proxies
+// and Config.Serving.Paths.
+func (s *Server) newSurface(d *dialer.Dialer) {
 	cfg := &s.cfg
-	streams := &stream.Server{Nodes: cfg.Streams, Log: cfg.Log}
+	serving := &cfg.Serving
+	limits := flowcontrol.New(flowcontrol.ForMemory(serving.MemoryLimit))
+	s.metrics.requests = newMetrics(cfg.Process.Metrics, cfg.Kinds, cfg.Process.Version.GitVersion,
+		undecodableObjects{cfg.Registry}, storedObjects{cfg.Kinds, cfg.Registry}, gateMetrics{limits},
+		s.metrics.admission.plugins, s.metrics.admission.steps, s.metrics.authentication.attempts,
+		s.metrics.authentication.duration)
+	s.gate = &gate{Gate: limits, requests: s.metrics.requests}
+	streams := &stream.Server{Nodes: cfg.Outbound.Streams, Log: cfg.Log}
 	s.resources = endpoints.New(endpoints.Config{
-		Backend: front{s.chain}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
-		MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout, MinWatch: cfg.MinWatch,
-		Clock: cfg.Clock, Closing: s.closing, Spread: cfg.ShutdownDelay, Live: cfg.Live, Enter: s.enter,
-		Sends:   func(k *api.Kind) func(int) { return s.metrics.sends(k) },
-		CatchUp: s.catchUp,
-		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).Refused(status) },
+		Backend: front{s.pipeline}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
+		MaxBodyBytes: serving.MaxBodyBytes, RequestTimeout: serving.RequestTimeout, MinWatch: serving.MinWatch,
+		Clock: cfg.Clock, Closing: s.lifetime.closing, Spread: serving.ShutdownDelay, Live: cfg.State.Live,
+		Enter:   s.gate.enterGate,
+		Sends:   s.metrics.requests.eventCounter,
+		CatchUp: s.awaitDefinitions,
+		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).SetStatus(status) },
 	})
-	streams.Error = s.resources.Error
-	s.discovery = discovery.New(cfg.Kinds, s.resources)
-	s.openapi = openapi.New(cfg.Kinds, cfg.Version.GitVersion)
-	s.gate = flowcontrol.New(flowcontrol.ForMemory(cfg.MemoryLimit))
-	s.metrics = newMetrics(cfg.Metrics, cfg.Kinds, cfg.Version.GitVersion,
-		undecodable{cfg.Registry}, storedObjects{cfg.Kinds, cfg.Registry}, flowing{s.gate},
-		s.admitting.plugins, s.admitting.steps, s.authenticating.attempts, s.authenticating.duration)
-	for path, h := range cfg.Paths {
+	streams.Error = s.resources.WriteError
+	cached := cachedAPIServices{s.cluster}
+	s.aggregated = &Aggregated{
+		layer: newAggregationLayer(cfg, cached, d), pipeline: s.pipeline, resources: s.resources, gate: s.gate,
+		timeout: serving.RequestTimeout, services: cached,
+		discovery: discovery.New(cfg.Kinds, s.resources),
+		openapi:   openapi.New(cfg.Kinds, cfg.Process.Version.GitVersion),
+	}
+	s.proxy = &proxyHandler{pipeline: s.pipeline, resources: s.resources, gate: s.gate, dialer: d,
+		nodeTLS: cfg.Outbound.NodeTLS}
+	for path, h := range serving.Paths {
 		s.paths.Handle(path, h)
 	}
 }
 
-// Handler returns the handler of all HTTP requests. Until Run is running, it authorizes
-// administrators only.
+// Handler returns the handler of all HTTP requests. Before Run has been called, it authorizes only
+// administrators.
 func (s *Server) Handler() http.Handler { return s }
 
-// Backend returns the pipeline for callers in this process, from stage 2 on. The caller sets the
-// user of each request.
-func (s *Server) Backend() api.Backend { return nodeGate{s} }
+// Backend returns the pipeline for callers in this process, without stage 1 (authentication). The
+// caller sets the user of each request.
+func (s *Server) Backend() api.Backend { return nodeGate{s.gate, s.pipeline} }
 
-// Ready returns a channel that is closed once authorization has read its rules.
-func (s *Server) Ready() <-chan struct{} { return s.ready }
+// Ready returns a channel that is closed once the authorizer has read its rules.
+func (s *Server) Ready() <-chan struct{} { return s.pipeline.ready }
 
-// CustomKinds returns a channel that is closed once the kinds of all CustomResourceDefinitions are
-// served.
-func (s *Server) CustomKinds() <-chan struct{} { return s.custom.Ready() }
+// Aggregated returns the component that serves and calls aggregated API servers.
+func (s *Server) Aggregated() *Aggregated { return s.aggregated }
 
-// catchUpWait is how long a request for an unknown kind waits for pending
-// CustomResourceDefinitions.
+// Authorizer returns the authorizer of stage 2.
+func (s *Server) Authorizer() authz.Authorizer { return s.pipeline.authorizer }
+
+// Bootstrap returns the Setup that creates and repairs the objects that every cluster has. Only the
+// leader calls its methods.
+func (s *Server) Bootstrap() *bootstrap.Setup { return s.leaderWork.setup }
+
+// Conditions returns the component that maintains the conditions of APIServices. Only the leader
+// runs it.
+func (s *Server) Conditions() *aggregation.Conditions { return s.leaderWork.conditions }
+
+// PolicyTypes returns the component that type-checks admission policies. Only the leader runs it.
+func (s *Server) PolicyTypes() *policies.TypeChecker { return s.leaderWork.typeChecker }
+
+// CustomKinds returns a channel that is closed once the kinds of all CustomResourceDefinitions that
+// existed at the start are served.
+func (s *Server) CustomKinds() <-chan struct{} { return s.definitions.Ready() }
+
+// catchUpWait is how long a request for an unknown kind waits at most until this replica serves all
+// committed CustomResourceDefinitions.
 const catchUpWait = 5 * time.Second
 
-func (s *Server) catchUp(ctx context.Context) error {
+func (s *Server) awaitDefinitions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, catchUpWait)
 	defer cancel()
-	if err := s.custom.Complete(ctx); err != nil {
-		s.cfg.Log.Warn("a request for a kind that is not served cannot be answered", "err", err)
-		return status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+	if err := s.definitions.AwaitAll(ctx); err != nil {
+		s.cfg.Log.Warn("cannot resolve a request for an unknown kind", "err", err)
+		return newStatus(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
 			"this replica has not read all custom resource definitions yet")
 	}
 	return nil
 }
 
-// Run follows the objects for authorization and admission and serves HTTPS on the listener, if set,
-// until ctx ends. It returns when all requests have ended or the shutdown deadline has passed.
+// Run keeps the data for authorization and admission up to date, and serves HTTPS on the listener
+// if there is one, until ctx ends. It returns when all requests have ended or the shutdown deadline
+// has passed.
 func (s *Server) Run(ctx context.Context) error {
 	parts := []lifecycle.Part{{Name: "authorizer", Run: func(ctx context.Context) error {
 		select {
@@ -255,88 +349,92 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		return s.follower.Run(ctx, func() { close(s.ready) })
-	}}, {Name: "admission", Run: s.outside.run}, {Name: "custom resources", Run: func(ctx context.Context) error {
-		select {
-		case <-s.cfg.Registry.Ready():
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		return s.custom.Run(ctx)
-	}}}
-	if s.cfg.Listener != nil {
-		parts = append(parts, lifecycle.Part{Name: "https", Run: s.serveTLS}, lifecycle.Part{Name: "revoked nodes", Run: s.sweepRevoked})
+		return s.pipeline.rules.Run(ctx, func() { close(s.pipeline.ready) })
+	}}, {Name: "admission", Run: s.admission.followConfigurations},
+		{Name: "custom resources", Run: func(ctx context.Context) error {
+			select {
+			case <-s.cfg.Registry.Ready():
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			return s.definitions.Run(ctx)
+		}}}
+	if s.cfg.Serving.Listener != nil {
+		parts = append(parts, lifecycle.Part{Name: "https", Run: s.serveTLS},
+			lifecycle.Part{Name: "revoked nodes", Run: s.revocations.sweepRevoked})
 	}
 	return lifecycle.Run(ctx, parts...)
 }
 
-// doorKey is the context key of the request's connection in the connection limiter.
-type doorKey struct{}
+// connKey is the key of the request context under which the connection limiter's connection is
+// stored.
+type connKey struct{}
 
-// serveTLS serves HTTPS on the listener. When ctx ends, the replica first reports not ready, and
-// its watches end during the shutdown delay. Then it accepts no more connections, waits for running
-// requests and closes those that exceed the shutdown deadline.
+// serveTLS serves HTTPS on the listener until ctx ends. Then the replica reports that it is not
+// ready, and its watches end during the shutdown delay. After the delay it accepts no more
+// connections, waits for running requests, and aborts those that exceed the shutdown deadline.
 func (s *Server) serveTLS(ctx context.Context) error {
 	// Requests continue during the shutdown, after ctx has ended.
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	conf := s.cfg.TLS.Clone()
+	conf := s.cfg.Serving.TLS.Clone()
 	conf.ClientAuth, conf.ClientCAs = tls.RequestClientCert, nil
 	conf.NextProtos = []string{"h2", "http/1.1"}
 	conf.VerifyPeerCertificate, conf.VerifyConnection = nil, nil
 	var handler http.Handler = s
-	if s.cfg.Wrap != nil {
-		handler = s.cfg.Wrap(s)
+	if s.cfg.Serving.Wrap != nil {
+		handler = s.cfg.Serving.Wrap(s)
 	}
 	srv := &http.Server{
-		Handler: s.cfg.pace.paced(handler), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.cfg.Serving.pace.limitHandler(handler), TLSConfig: conf, ReadHeaderTimeout: headerTimeout,
+		IdleTimeout: s.cfg.Serving.pace.idle, MaxHeaderBytes: maxHeaderBytes,
 		// The server allocates the memory of a frame when its header arrives. With the usual frame
 		// size of 1 MiB, nine bytes of an unauthenticated client would reserve that much.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, connlimit.FromConn(c))
+			return context.WithValue(authn.ConnContext(ctx, c), connKey{}, connlimit.FromConn(c))
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
-	if err := limitFrames(srv, s.cfg.frames); err != nil {
+	if err := limitFrames(srv, s.cfg.Serving.frames); err != nil {
 		return err
 	}
 	served := make(chan error, 1)
-	front := connlimit.New(s.cfg.Listener, s.cfg.Connections)
+	front := connlimit.New(s.cfg.Serving.Listener, s.cfg.Serving.Connections)
 	go func() { served <- srv.ServeTLS(front, "", "") }()
 	select {
 	case err := <-served:
-		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Listener.Addr(), err)
+		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Serving.Listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.close()
-	if err := s.linger(served); err != nil {
+	s.lifetime.close()
+	if err := s.awaitShutdownDelay(served); err != nil {
 		return err
 	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownDeadline)
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Serving.ShutdownDeadline)
 	defer cancel()
 	err := srv.Shutdown(late)
 	cut()
 	if errors.Is(err, context.DeadlineExceeded) {
-		s.cfg.Log.Warn("requests were cut off at shutdown", "after", s.cfg.ShutdownDeadline)
+		s.cfg.Log.Warn("running requests were closed at the shutdown deadline", "after", s.cfg.Serving.ShutdownDeadline)
 		err = srv.Close()
 	}
 	<-served
 	return err
 }
 
-// linger waits for the shutdown delay while the server still responds. It returns an error if
-// serving fails.
-func (s *Server) linger(served <-chan error) error {
-	if s.cfg.ShutdownDelay <= 0 {
+// awaitShutdownDelay waits for the shutdown delay, while the server still responds. It returns an
+// error if serving fails in this time.
+func (s *Server) awaitShutdownDelay(served <-chan error) error {
+	if s.cfg.Serving.ShutdownDelay <= 0 {
 		return nil
 	}
-	t := time.NewTimer(s.cfg.ShutdownDelay)
+	t := time.NewTimer(s.cfg.Serving.ShutdownDelay)
 	defer t.Stop()
 	select {
 	case err := <-served:
-		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Listener.Addr(), err)
+		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Serving.Listener.Addr(), err)
 	case <-t.C:
 		return nil
 	}

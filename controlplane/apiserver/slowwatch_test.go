@@ -1,4 +1,4 @@
-package apiserver
+package apiserver_test
 
 import (
 	"context"
@@ -15,24 +15,29 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A client that watches large objects, as they are or in a table, and does not read is given up as soon as the history
-// has moved on, long before a stalled connection is: what it holds is let go.
+// A client that watches large objects, as they are or in a table, and does not read is given up as
+// soon as the history has moved on, long before a stalled connection is: what it holds is let go.
 func TestWatchesThatDoNotReadAreCut(t *testing.T) {
-	r := start(t, nil)
+	r := apiservertest.StartReplica(t, nil)
 	text := strings.Repeat("x", 900<<10)
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "large"}, Data: map[string]string{"k": text}}
-	r.must(cm)
-	admin := r.cert(pki.Client("admin", api.GroupMasters))
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "large"},
+		Data: map[string]string{"k": text}}
+	r.Must(cm)
+	admin := r.Cert(pki.Client("admin", api.GroupMasters))
 	for _, h2 := range []bool{true, false} {
-		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf;stream=watch,application/json",
+		for _, accept := range []string{"application/json",
+			"application/vnd.kubernetes.protobuf;stream=watch,application/json",
 			"application/json;as=Table;v=v1;g=meta.k8s.io"} {
 			c := &http.Client{Transport: &http.Transport{
-				TLSClientConfig:   &tls.Config{RootCAs: r.trust.Pool(), Certificates: []tls.Certificate{admin}, ServerName: "127.0.0.1"},
+				TLSClientConfig: &tls.Config{RootCAs: r.Trust.Pool(), Certificates: []tls.Certificate{admin},
+					ServerName: "127.0.0.1"},
 				ForceAttemptHTTP2: h2,
 				DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 					conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -44,7 +49,7 @@ func TestWatchesThatDoNotReadAreCut(t *testing.T) {
 			}}
 			for range 2 {
 				req, err := http.NewRequestWithContext(t.Context(), "GET",
-					"https://"+r.addr+"/api/v1/namespaces/default/configmaps?watch=true&includeObject=Object", nil)
+					"https://"+r.Addr+"/api/v1/namespaces/default/configmaps?watch=true&includeObject=Object", nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -60,10 +65,10 @@ func TestWatchesThatDoNotReadAreCut(t *testing.T) {
 			}
 		}
 	}
-	if n, _ := r.gate.Stats(flowcontrol.Watch); n != 12 {
+	if n, _ := r.Server.GateStats(flowcontrol.Watch); n != 12 {
 		t.Fatalf("%d watches run", n)
 	}
-	client := r.adminHTTP()
+	client := r.AdminHTTP()
 	for i := range 24 {
 		cm.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}
 		cm.Annotations = map[string]string{"n": fmt.Sprint(i)}
@@ -71,14 +76,15 @@ func TestWatchesThatDoNotReadAreCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := r.call(client, "PUT", "/api/v1/namespaces/default/configmaps/large", string(body)); got.code != http.StatusOK {
-			t.Fatalf("write %d: %d %s", i, got.code, got.body)
+		if got := r.Call(client, "PUT", "/api/v1/namespaces/default/configmaps/large", string(body)); got.Code !=
+			http.StatusOK {
+			t.Fatalf("write %d: %d %s", i, got.Code, got.Body)
 		}
 	}
-	soon, done := context.WithTimeout(t.Context(), usualPace.stall/2)
+	soon, done := context.WithTimeout(t.Context(), apiserver.DefaultPace.Stall/2)
 	defer done()
 	if err := wait.For(soon, 50*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flowcontrol.Watch); n > 0 {
+		if n, _ := r.Server.GateStats(flowcontrol.Watch); n > 0 {
 			return fmt.Errorf("%d watches go on", n)
 		}
 		return nil

@@ -18,7 +18,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/registry"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/controlplane/registry/registrytest"
+	"keelson.dev/keelson/controlplane/registry/storeerrors"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -40,11 +42,12 @@ func start(t *testing.T, opts ...registry.Option) (*client.Client, *storetest.Me
 		store.Close()
 	})
 	<-r.Ready()
-	return client.New(registry.Direct(r), table).As(api.User{Name: api.UserController}), store, ctx
+	return client.New(registrytest.NewBackend(r), table).As(api.User{Name: api.UserController}), store, ctx
 }
 
 func configMap(name, value string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"v": value}},
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+		Labels: map[string]string{"v": value}},
 		Data: map[string]string{"v": value}}
 }
 
@@ -68,7 +71,8 @@ func TestTypedCalls(t *testing.T) {
 	if err != nil || updated.Data["v"] != "2" {
 		t.Fatalf("updated %v, %v", updated, err)
 	}
-	patched, err := client.Patch[*corev1.ConfigMap](ctx, c, "default", "a", "", types.MergePatchType, []byte(`{"data":{"w":"3"}}`))
+	patched, err := client.Patch[*corev1.ConfigMap](ctx, c, "default", "a", "", types.MergePatchType,
+		[]byte(`{"data":{"w":"3"}}`))
 	if err != nil || patched.Data["w"] != "3" || patched.Data["v"] != "2" {
 		t.Fatalf("patched %v, %v", patched, err)
 	}
@@ -96,7 +100,8 @@ func TestBindingThroughSub(t *testing.T) {
 	}
 	bind := func(node string) error {
 		_, err := client.Sub[*corev1.Pod](ctx, c, "default", "p", "binding",
-			&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: corev1.ObjectReference{Kind: "Node", Name: node}})
+			&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+				Target: corev1.ObjectReference{Kind: "Node", Name: node}})
 		return err
 	}
 	if err := bind("w1"); err != nil {
@@ -118,7 +123,7 @@ func TestDeposedClientCannotWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	store.Depose()
-	if _, err := client.Create(ctx, leader, configMap("b", "1")); !registry.IsLeadershipEnded(err) {
+	if _, err := client.Create(ctx, leader, configMap("b", "1")); !storeerrors.IsLeadershipEnded(err) {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -167,7 +172,8 @@ func TestInformersShareObjectsAndCatchUp(t *testing.T) {
 			t.Fatalf("%s: the informer holds %p, the watch cache %p (%v)", name, got, shared, err)
 		}
 	}
-	if n := len(client.CachedList[*corev1.ConfigMap](inf, "default", labels.SelectorFromSet(labels.Set{"v": "2"}))); n != 25 {
+	if n := len(client.CachedList[*corev1.ConfigMap](inf, "default",
+		labels.SelectorFromSet(labels.Set{"v": "2"}))); n != 25 {
 		t.Fatalf("the index has %d objects labelled v=2, want 25", n)
 	}
 	if n := len(client.CachedList[*corev1.ConfigMap](inf, "", nil)); n != 45 {
@@ -211,15 +217,10 @@ func TestInformerSurvivesLostHistory(t *testing.T) {
 		}
 	}
 	close(hold)
-	short, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	err = wait.For(short, 5*time.Millisecond, func() error {
+	await.Until(ctx, t, await.Patience, 5*time.Millisecond, "2000 objects in the index", func() error {
 		if n := len(client.CachedList[*corev1.ConfigMap](inf, "", nil)); n != 2000 {
 			return fmt.Errorf("%d objects in the index", n)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -22,7 +22,8 @@ var ErrNotServed = errors.New("the version is not served")
 // If the API no longer serves the request's kind, the error is ErrNotServed and not NotFound.
 func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	d := *r
-	d.User, d.Fence, d.TraceParent, d.UserAgent = c.user, c.fence, c.trace, c.user.Name
+	d.User, d.Internal.Fence = c.user, c.fence
+	d.Client.TraceParent, d.Client.UserAgent = c.trace, c.user.Name
 	out, err := c.backend.Do(ctx, &d)
 	if apierrors.IsNotFound(err) && !c.kinds.Table().Has(r.Kind) {
 		return nil, fmt.Errorf("%s of %s: %w", r.Verb, r.Kind.GVK, ErrNotServed)
@@ -30,30 +31,31 @@ func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error)
 	return out, err
 }
 
-// ServedAs returns the kind under which the API currently serves the group and resource of k. It
-// returns nil if no version is served.
-func (c *Client) ServedAs(k *api.Kind) *api.Kind {
-	for _, now := range c.kinds.Table().Stored() {
-		if now.GroupResource() == k.GroupResource() {
-			return now
+// ServedAs returns the kind as which the API currently serves the group and resource of the given
+// kind. The result may have another version. It is nil if no version is served.
+func (c *Client) ServedAs(kind *api.Kind) *api.Kind {
+	for _, served := range c.kinds.Table().Stored() {
+		if served.GroupResource() == kind.GroupResource() {
+			return served
 		}
 	}
 	return nil
 }
 
-// Dropped reports whether err is ErrNotServed and no other version of k's resource is served
-// either.
-func (c *Client) Dropped(k *api.Kind, err error) bool {
-	return errors.Is(err, ErrNotServed) && c.ServedAs(k) == nil
+// Dropped reports whether err is ErrNotServed because no version of the kind's resource is served.
+// It returns false if another version of the resource is served.
+func (c *Client) Dropped(kind *api.Kind, err error) bool {
+	return errors.Is(err, ErrNotServed) && c.ServedAs(kind) == nil
 }
 
 // Kinds returns the kinds of the API that this client calls.
 func (c *Client) Kinds() *api.Kinds { return c.kinds }
 
-// ListKind lists the objects of a kind that is known only at run time; an empty namespace means all
-// namespaces. The objects are shared. Objects that cannot be decoded are omitted.
-func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
-	list, err := c.listKind(ctx, k, namespace)
+// ListKind lists the objects of a kind that is known only at run time. An empty namespace means all
+// namespaces. The objects are shared with the watch cache. Objects that cannot be decoded are
+// omitted.
+func (c *Client) ListKind(ctx context.Context, kind *api.Kind, namespace string) ([]api.Object, error) {
+	list, err := c.listKind(ctx, kind, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -61,14 +63,15 @@ func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([
 }
 
 // ListWhole is like ListKind, but returns an error if objects cannot be decoded. The error contains
-// the errors of the first few of them.
-func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
-	list, err := c.listKind(ctx, k, namespace)
+// the errors of the first objects, at most maxUnreadable, and the number of the others.
+func (c *Client) ListWhole(ctx context.Context, kind *api.Kind, namespace string) ([]api.Object, error) {
+	list, err := c.listKind(ctx, kind, namespace)
 	if err != nil {
 		return nil, err
 	}
 	if n := len(list.Unreadable); n > maxUnreadable {
-		return nil, fmt.Errorf("%w and %d more", utilerrors.NewAggregate(list.Unreadable[:maxUnreadable]), n-maxUnreadable)
+		return nil, fmt.Errorf("%w and %d more", utilerrors.NewAggregate(list.Unreadable[:maxUnreadable]),
+			n-maxUnreadable)
 	}
 	if len(list.Unreadable) > 0 {
 		return nil, utilerrors.NewAggregate(list.Unreadable)
@@ -76,14 +79,15 @@ func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) (
 	return list.Items, nil
 }
 
-// maxUnreadable is how many objects that cannot be decoded are listed in the error of ListWhole.
+// maxUnreadable is the maximum number of undecodable objects that an error of ListWhole lists.
 const maxUnreadable = 3
 
 func (c *Client) listKind(ctx context.Context, k *api.Kind, namespace string) (*api.ObjectList, error) {
 	if !k.Namespaced {
 		namespace = ""
 	}
-	out, err := c.Do(ctx, &api.Request{Verb: api.VerbList, Kind: k, Namespace: namespace, Pointers: true})
+	out, err := c.Do(ctx, &api.Request{Verb: api.VerbList, Kind: k, Namespace: namespace,
+		Internal: api.InternalOptions{Pointers: true}})
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ type EveryKind struct {
 // several versions is listed once.
 type Informed struct {
 	Kinds []KindInformer
-	// Idle are the selected kinds that have no informer because no object of them has appeared.
+	// Idle are the selected kinds without an informer, because no object of them has appeared.
 	Idle    []*api.Kind
 	changed chan struct{}
 }
@@ -36,37 +36,38 @@ type KindInformer struct {
 // Changed returns a channel that is closed when a newer Informed has replaced this one.
 func (i *Informed) Changed() <-chan struct{} { return i.changed }
 
-// Every returns an EveryKind for the kinds for which the function wants returns true, with
-// informers for the current ones. prepare is called with each informer before it runs, to add
-// indexes. Every must be called before Informers.Run.
-func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIndexInformer)) *EveryKind {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	e := &EveryKind{wants: wants, prepare: prepare}
-	e.now.Store(&Informed{changed: make(chan struct{})})
-	i.every = append(i.every, e)
-	e.followKinds(i, i.client.kinds.Table())
-	return e
+// Every returns an EveryKind with informers for the current and future kinds for which selects
+// returns true. prepare is called with each informer before it runs, to add indexes. Every must be
+// called before Informers.Run.
+func Every(informers *Informers, selects func(*api.Kind) bool, prepare func(cache.SharedIndexInformer)) *EveryKind {
+	informers.mu.Lock()
+	defer informers.mu.Unlock()
+	every := &EveryKind{wants: selects, prepare: prepare}
+	every.now.Store(&Informed{changed: make(chan struct{})})
+	informers.every = append(informers.every, every)
+	every.updateInformed(informers, informers.client.kinds.Table())
+	return every
 }
 
 // Now returns the list of selected kinds and their informers. The informer of a new kind may not
 // have received its initial list yet.
 func (e *EveryKind) Now() *Informed { return e.now.Load() }
 
-// followKind adapts the informers to a table of kinds. It stops the informers of kinds that are no
-// longer in the table, and creates the informers that each EveryKind needs.
-func (i *Informers) followKind(t *api.Table) {
+// applyTable creates and stops informers so that they match a table of kinds. It stops the
+// informers of kinds that are no longer in the table, and creates the informers that each EveryKind
+// needs.
+func (i *Informers) applyTable(table *api.Table) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var ended []*informer
 	for k, inf := range i.byKind {
-		if !t.Has(k) {
+		if !table.Has(k) {
 			delete(i.byKind, k)
 			ended = append(ended, inf)
 		}
 	}
 	for _, e := range i.every {
-		e.followKinds(i, t)
+		e.updateInformed(i, table)
 	}
 	for _, inf := range ended {
 		if inf.end != nil { // it is running
@@ -75,35 +76,36 @@ func (i *Informers) followKind(t *api.Table) {
 	}
 }
 
-// followKinds creates the missing informers for the selected kinds of the table, and publishes the
-// new list if it differs. The caller holds i.mu.
-func (e *EveryKind) followKinds(i *Informers, t *api.Table) {
+// updateInformed creates the missing informers for the selected kinds of the table. If the list of
+// selected kinds and informers has changed, it replaces the list that e.Now() returns. The caller
+// holds informers.mu.
+func (e *EveryKind) updateInformed(informers *Informers, table *api.Table) {
 	was, next := e.now.Load(), &Informed{changed: make(chan struct{})}
-	occupied := i.client.kinds.Occupied()
+	occupied := informers.client.kinds.Occupied()
 	known := make(map[KindInformer]bool, len(was.Kinds))
 	for _, one := range was.Kinds {
 		known[one] = true
 	}
 	same := true
-	for _, k := range t.Stored() {
+	for _, k := range table.Stored() {
 		if !e.wants(k) {
 			continue
 		}
-		inf, isNew := i.byKind[k], false
-		if inf == nil && k.Definition != "" && !occupied.Has(k.Storage) {
+		inf, isNew := informers.byKind[k], false
+		if inf == nil && k.Serving.Definition != "" && !occupied.Has(k.Storage) {
 			next.Idle = append(next.Idle, k)
 			continue
 		}
 		if inf == nil {
-			inf, isNew = i.newInformer(k), true
+			inf, isNew = informers.newInformer(k), true
 		}
 		one := KindInformer{k, inf.SharedIndexInformer}
 		if !known[one] {
 			same = false
 			e.prepare(one.Informer)
 		}
-		if isNew && i.start != nil {
-			i.start(inf)
+		if isNew && informers.start != nil {
+			informers.start(inf)
 		}
 		next.Kinds = append(next.Kinds, one)
 	}

@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// guard detects illegal modifications of objects that are shared with the watch cache, in tests. It
-// keeps a copy of each object that an informer reports, and compares the objects with their copies.
-// It calls fail with a description of each modified object.
+// guard detects, in tests, modifications of objects that are shared with the watch cache. It keeps
+// a copy of each object that an informer reports, and compares the objects with their copies. It
+// calls fail with a description of each modified object.
 type guard struct {
 	fail func(string)
 
@@ -27,11 +27,11 @@ type guarded struct {
 	copied runtime.Object
 }
 
-// guardEvery is the interval at which guard compares all shared objects with their copies.
-const guardEvery = 200 * time.Millisecond
+// guardInterval is the interval at which guard compares all shared objects with their copies.
+const guardInterval = 200 * time.Millisecond
 
 func (g *guard) checkPeriodically(ctx context.Context) {
-	tick := time.NewTicker(guardEvery)
+	tick := time.NewTicker(guardInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -50,7 +50,8 @@ func (g *guard) compareObjects() {
 	for _, s := range g.seen {
 		if !equality.Semantic.DeepEqual(s.shared, s.copied) {
 			o := s.copied.(api.Object)
-			g.fail(fmt.Sprintf("a shared %T was modified: %s/%s at resourceVersion %s", s.copied, o.GetNamespace(), o.GetName(), o.GetResourceVersion()))
+			g.fail(fmt.Sprintf("a shared %T was modified: %s/%s at resourceVersion %s", s.copied, o.GetNamespace(),
+				o.GetName(), o.GetResourceVersion()))
 		}
 	}
 }

@@ -11,7 +11,8 @@ import (
 func TestGuardNoticesMutation(t *testing.T) {
 	var said []string
 	g := &guard{fail: func(what string) { said = append(said, what) }}
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Data: map[string]string{"k": "v"}}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"},
+		Data: map[string]string{"k": "v"}}
 	g.OnAdd(cm, false)
 	g.compareObjects()
 	if len(said) != 0 {

@@ -17,15 +17,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// syncPoll is how often WaitForSync and WaitForChanges check whether an informer has reached the
-// required revision.
+// syncPoll is the interval at which WaitForSync and WaitForChanges check whether an informer has
+// reached the required revision.
 const syncPoll = 2 * time.Millisecond
 
-// Informers holds one shared informer per kind; Run starts them. Their objects belong to the watch
-// cache and must not be modified. They have the version in which they are stored. For some kinds,
-// large objects are cached in a packed form (api.Light) that takes less memory and in which some
-// fields are empty; api.Kind.Whole returns the complete object. The informer of a kind that is no
-// longer served stops.
+// Informers holds one shared informer per kind; Run starts them. The informers' objects belong to
+// the watch cache and must not be modified. They have the version in which they are stored. For
+// some kinds, large objects are cached in the light form (api.Light), which takes less memory and
+// in which some fields are empty; api.Kind.UnpackObject returns the complete object. The informer
+// of a kind that is no longer served stops.
 type Informers struct {
 	client *Client
 	guard  *guard // nil unless mutations are detected
@@ -36,7 +36,8 @@ type Informers struct {
 	start  func(*informer) // nil until Run
 }
 
-// informer is a shared informer and the function that stops it while it runs.
+// informer is a shared informer and the function that stops it. The function is nil if the informer
+// does not run.
 type informer struct {
 	cache.SharedIndexInformer
 	end context.CancelFunc
@@ -60,55 +61,56 @@ func NewInformers(c *Client, opts ...InformersOption) *Informers {
 	return i
 }
 
-// Informer returns the shared informer of T, with an index by namespace (cache.NamespaceIndex), and
-// creates it if necessary. New informers must be created before Run. It panics if T is not a kind
-// of the API.
-func Informer[T api.Object](i *Informers) cache.SharedIndexInformer {
+// Informer returns the shared informer of T's kind, with an index by namespace
+// (cache.NamespaceIndex). It creates the informer if necessary, but panics if that is after Run. It
+// also panics if T is not a kind of the API, or not the version in which the kind is stored.
+func Informer[T api.Object](informers *Informers) cache.SharedIndexInformer {
 	var zero T
-	k := i.client.kinds.ByType(zero)
+	k := informers.client.kinds.ByType(zero)
 	if k == nil {
 		panic(fmt.Sprintf("client: %T is not a kind of this API", zero))
 	}
 	if k.GVK != k.Storage.Hub.GVK {
-		panic(fmt.Sprintf("client: informers return objects in their storage version, and a %T is stored as %s", zero, k.Storage.Hub.GVK))
+		panic(fmt.Sprintf("client: informers return objects in their storage version, and a %T is stored as %s", zero,
+			k.Storage.Hub.GVK))
 	}
-	return InformerOf(i, k)
+	return InformerOf(informers, k)
 }
 
 // InformerOf is like Informer, for a kind that is known only at run time.
-func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if inf := i.byKind[k]; inf != nil {
+func InformerOf(informers *Informers, kind *api.Kind) cache.SharedIndexInformer {
+	informers.mu.Lock()
+	defer informers.mu.Unlock()
+	if inf := informers.byKind[kind]; inf != nil {
 		return inf.SharedIndexInformer
 	}
-	if i.start != nil {
-		panic(fmt.Sprintf("client: informer of %s was requested after Run", k.Resource))
+	if informers.start != nil {
+		panic(fmt.Sprintf("client: informer of %s was requested after Run", kind.Resource))
 	}
-	return i.newInformer(k).SharedIndexInformer
+	return informers.newInformer(kind).SharedIndexInformer
 }
 
-// newInformer adds the informer of a kind. The caller holds i.mu.
-func (i *Informers) newInformer(k *api.Kind) *informer {
-	inf := newShared(i.client, k)
+// newInformer creates and returns the informer of a kind, and adds it to i. The caller holds i.mu.
+func (i *Informers) newInformer(kind *api.Kind) *informer {
+	inf := newShared(i.client, kind)
 	if i.guard != nil {
 		// AddEventHandler fails only after the informer has stopped.
 		_, _ = inf.AddEventHandler(i.guard)
 	}
 	out := &informer{SharedIndexInformer: inf}
-	i.byKind[k] = out
+	i.byKind[kind] = out
 	return out
 }
 
-// Cached returns an object from the informer of T, and false if the informer does not have it. The
-// object is shared: copy it before modifying it.
-func Cached[T api.Object](i *Informers, namespace, name string) (T, bool) {
+// Cached returns an object from the informer of T. It returns false if the informer does not have
+// the object. The object is shared: copy it before modifying it.
+func Cached[T api.Object](informers *Informers, namespace, name string) (T, bool) {
 	var zero T
 	key := name
 	if namespace != "" {
 		key = namespace + "/" + name
 	}
-	obj, ok, err := Informer[T](i).GetIndexer().GetByKey(key)
+	obj, ok, err := Informer[T](informers).GetIndexer().GetByKey(key)
 	if err != nil || !ok {
 		return zero, false
 	}
@@ -116,9 +118,10 @@ func Cached[T api.Object](i *Informers, namespace, name string) (T, bool) {
 }
 
 // CachedList returns the matching objects of T's informer, in no order. An empty namespace means
-// all namespaces, a nil selector means all objects. The objects are shared.
-func CachedList[T api.Object](i *Informers, namespace string, selector labels.Selector) []T {
-	indexer := Informer[T](i).GetIndexer()
+// all namespaces, a nil selector means all objects. The objects are shared: copy them before
+// modifying them.
+func CachedList[T api.Object](informers *Informers, namespace string, selector labels.Selector) []T {
+	indexer := Informer[T](informers).GetIndexer()
 	var found []any
 	if namespace == "" {
 		found = indexer.List()
@@ -154,9 +157,9 @@ func (i *Informers) Run(ctx context.Context) error {
 		wg.Go(func() { i.guard.checkPeriodically(ctx) })
 	}
 	for ctx.Err() == nil {
-		// read before followKind reads them, so that a later change is noticed
+		// read before applyTable reads them, so that a later change is noticed
 		t, occupied := i.client.kinds.Table(), i.client.kinds.Occupied()
-		i.followKind(t)
+		i.applyTable(t)
 		select {
 		case <-t.Changed():
 		case <-occupied.Changed():
@@ -190,16 +193,16 @@ func (i *Informers) WaitForSync(ctx context.Context) error {
 			done[k] = true
 		}
 		// The existing objects have been observed. Kinds that had none before get informers too.
-		i.followKind(i.client.kinds.Table())
+		i.applyTable(i.client.kinds.Table())
 	}
 }
 
-// waitsAtOnce is how many informers WaitForSync waits for in parallel. A new leader does no work
-// before all informers are up to date, and each of them costs a request.
+// waitsAtOnce is the number of informers for which WaitForSync waits in parallel. A new leader does
+// no work before all informers are up to date, and each informer needs a request.
 const waitsAtOnce = 16
 
-// waitForAll waits until each informer of the map has every change that was acknowledged before the
-// call.
+// waitForAll waits until each of the waiting informers has every change that was acknowledged
+// before the call.
 func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*informer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(waitsAtOnce)
@@ -210,7 +213,7 @@ func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*infor
 }
 
 // waitFor waits until the informer of the kind k has every change that was acknowledged before the
-// call. It returns nil at once if the kind is no longer served, and an error if ctx ends.
+// call. It returns nil immediately if the kind is no longer served, and an error if ctx ends.
 func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) error {
 	target, err := i.newestRevision(ctx, k)
 	if err != nil && !i.client.kinds.Table().Has(k) {
@@ -230,23 +233,24 @@ func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) err
 	})
 }
 
-// WaitForChanges blocks until T's informer has every change that was acknowledged before the call.
-func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
+// WaitForChanges blocks until the informer of T has every change that was acknowledged before the
+// call.
+func WaitForChanges[T api.Object](ctx context.Context, informers *Informers) error {
 	var zero T
-	k := i.client.kinds.ByType(zero)
-	i.mu.Lock()
-	inf := i.byKind[k]
-	i.mu.Unlock()
+	k := informers.client.kinds.ByType(zero)
+	informers.mu.Lock()
+	inf := informers.byKind[k]
+	informers.mu.Unlock()
 	if inf == nil {
 		return fmt.Errorf("no informer of %T exists", zero)
 	}
-	return i.waitFor(ctx, k, inf)
+	return informers.waitFor(ctx, k, inf)
 }
 
 // newestRevision returns the revision of the newest acknowledged change to any object of the kind.
-func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, error) {
-	out, err := i.client.backend.Do(ctx, &api.Request{User: i.client.user, Verb: api.VerbList, Kind: k,
-		Pointers: true, List: metav1.ListOptions{Limit: 1}})
+func (i *Informers) newestRevision(ctx context.Context, kind *api.Kind) (uint64, error) {
+	out, err := i.client.backend.Do(ctx, &api.Request{User: i.client.user, Verb: api.VerbList, Kind: kind,
+		Internal: api.InternalOptions{Pointers: true}, List: metav1.ListOptions{Limit: 1}})
 	if err != nil {
 		return 0, err
 	}
@@ -257,9 +261,9 @@ func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, er
 	return revisionOf(list.Changed), nil
 }
 
-// revisionOf parses a resourceVersion. It returns 0 for an invalid one.
-func revisionOf(s string) uint64 {
-	n, err := strconv.ParseUint(s, 10, 64)
+// revisionOf parses a resourceVersion. It returns 0 if the resourceVersion is invalid.
+func revisionOf(resourceVersion string) uint64 {
+	n, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
 		return 0
 	}

@@ -9,23 +9,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// told is an entry in the queue of an informer's event handler: the initial state or a list of
-// changes.
-type told struct {
+// queueEntry is an entry in the queue of an informer's event handler: the initial state or a list
+// of changes.
+type queueEntry struct {
 	initial api.View
 	changes []api.Delta
 }
 
 // listener calls one event handler of an informer from one goroutine, in order. The entries of its
 // queue are shared with the informer's other handlers. The objects of an initial state are iterated
-// only when the handler reaches that entry.
+// only when the handler reaches the entry of that state.
 type listener struct {
 	handler cache.ResourceEventHandler
 	synced  doneSignal
 
 	mu     sync.Mutex
 	some   sync.Cond // uses mu; signals that the queue is not empty, or that the listener is closed
-	queue  []told
+	queue  []queueEntry
 	closed bool
 }
 
@@ -44,7 +44,7 @@ func (l *listener) HasSynced() bool { return l.synced.isDone() }
 // HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
 func (l *listener) HasSyncedChecker() cache.DoneChecker { return l.synced }
 
-func (l *listener) pushEvent(t told) {
+func (l *listener) pushEvent(t queueEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, t)
@@ -60,9 +60,9 @@ func (l *listener) closeListener() {
 	l.some.Signal()
 }
 
-// nextEvent waits until the queue is not empty, and removes and returns its entries. It returns
+// nextEvent waits until the queue is not empty, and removes and returns all its entries. It returns
 // false if the listener is closed.
-func (l *listener) nextEvent() ([]told, bool) {
+func (l *listener) nextEvent() ([]queueEntry, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.queue) == 0 && !l.closed {
@@ -87,12 +87,12 @@ func (l *listener) runHandler() {
 		}
 		for i := range all {
 			l.callHandler(&all[i])
-			all[i] = told{} // release the entry
+			all[i] = queueEntry{} // release the entry
 		}
 	}
 }
 
-func (l *listener) callHandler(t *told) {
+func (l *listener) callHandler(t *queueEntry) {
 	if t.initial != nil {
 		t.initial.Scan("", func(_ string, obj api.Object) bool {
 			l.handler.OnAdd(obj, true)
@@ -117,7 +117,7 @@ func (l *listener) callHandler(t *told) {
 	}
 }
 
-// doneSignal is a signal that is set once. It implements cache.DoneChecker.
+// doneSignal is a signal that is set at most once. It implements cache.DoneChecker.
 type doneSignal struct {
 	name string
 	c    chan struct{}

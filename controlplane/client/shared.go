@@ -19,10 +19,10 @@ import (
 )
 
 // sharedInformer is an informer that shares its objects with the registry's watch cache. It holds
-// one snapshot of the kind's objects (api.View), and replaces it by the next snapshot, of which it
-// receives the differences (api.Follower). Only the indexes and a queue for each handler are its
-// own. It implements the interface of client-go's informer: a change is in the store before
-// handlers are called.
+// one snapshot of the kind's objects (api.View). The watch delivers each next snapshot together
+// with its differences from the previous snapshot (api.Follower). Only the indexes and a queue for
+// each handler belong to the informer. It implements the interface of client-go's informer: a
+// change is in the store before handlers are called.
 type sharedInformer struct {
 	cache.SharedIndexInformer // nil: the methods that are not defined here are not supported
 
@@ -44,11 +44,12 @@ var (
 	_ cache.Indexer             = objectStore{}
 )
 
-// quietTries is how many consecutive failures of the watch are not logged.
+// quietTries is the number of consecutive failures of the watch that are not logged.
 const quietTries = 3
 
 func newShared(c *Client, k *api.Kind) *sharedInformer {
-	return &sharedInformer{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*indexer{}, listeners: map[*listener]struct{}{}}
+	return &sharedInformer{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*indexer{},
+		listeners: map[*listener]struct{}{}}
 }
 
 // RunWithContext implements cache.SharedInformer. It follows the objects of the kind until ctx
@@ -94,10 +95,11 @@ func (s *sharedInformer) endWatch() {
 }
 
 // followWatch starts a watch of the kind and applies the snapshots and changes that it delivers,
-// until it fails. went is called after each successful delivery.
-func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
-	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind, Follow: true, Light: true,
-		UserAgent: s.client.user.Name})
+// until the watch fails. It calls onDelivery after each successful delivery.
+func (s *sharedInformer) followWatch(ctx context.Context, onDelivery func()) error {
+	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind,
+		Internal: api.InternalOptions{Follow: true, Light: true},
+		Client:   api.ClientInfo{UserAgent: s.client.user.Name}})
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", s.kind.Resource, err)
 	}
@@ -107,28 +109,28 @@ func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 		return fmt.Errorf("watching %s: a %T is not an api.Follower", s.kind.Resource, w)
 	}
 	for first := true; ; first = false {
-		now, changes, err := f.Follow(ctx)
+		snapshot, changes, err := f.Follow(ctx)
 		if err != nil {
 			return fmt.Errorf("watching %s: %w", s.kind.Resource, err)
 		}
-		went()
+		onDelivery()
 		if before := s.view; first && before != nil { // only this goroutine writes it
-			changes = diffObjects(before, now)
+			changes = diffObjects(before, snapshot)
 		}
-		s.applyEvents(now, changes)
+		s.applyEvents(snapshot, changes)
 	}
 }
 
-// applyEvents replaces the snapshot by now, updates the indexes by the changes, and queues the
-// changes for the handlers. The first snapshot is queued as a whole.
-func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
+// applyEvents makes the given snapshot the informer's snapshot, applies the changes to the indexes,
+// and queues the changes for the handlers. The first snapshot is queued as a whole.
+func (s *sharedInformer) applyEvents(snapshot api.View, changes []api.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.view == nil
-	s.view = now
+	s.view = snapshot
 	for _, x := range s.indexes {
 		if first {
-			x.addAll(now)
+			x.addAll(snapshot)
 			continue
 		}
 		for i := range changes {
@@ -137,9 +139,9 @@ func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	}
 	for l := range s.listeners {
 		if first {
-			l.pushEvent(told{initial: now})
+			l.pushEvent(queueEntry{initial: snapshot})
 		} else if len(changes) > 0 {
-			l.pushEvent(told{changes: changes})
+			l.pushEvent(queueEntry{changes: changes})
 		}
 	}
 	if first {
@@ -147,19 +149,19 @@ func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	}
 }
 
-// diffObjects returns the changes from one snapshot to another. A deleted object is reported with
-// its last known state.
-func diffObjects(from, to api.View) (changes []api.Delta) {
-	from.Scan("", func(key string, old api.Object) bool {
-		if now := to.Get(key); now == nil {
+// diffObjects returns the changes between two snapshots. A deleted object is reported with its last
+// known state.
+func diffObjects(previous, next api.View) (changes []api.Delta) {
+	previous.Scan("", func(key string, old api.Object) bool {
+		if now := next.Get(key); now == nil {
 			changes = append(changes, api.Delta{Key: key, Old: old, New: old, Gone: true, Guessed: true})
 		} else if now.GetResourceVersion() != old.GetResourceVersion() {
 			changes = append(changes, api.Delta{Key: key, Old: old, New: now})
 		}
 		return true
 	})
-	to.Scan("", func(key string, now api.Object) bool {
-		if from.Get(key) == nil {
+	next.Scan("", func(key string, now api.Object) bool {
+		if previous.Get(key) == nil {
 			changes = append(changes, api.Delta{Key: key, New: now})
 		}
 		return true
@@ -172,11 +174,12 @@ func (s *sharedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.Re
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
-		return nil, fmt.Errorf("handler %v was not added to the informer of %s because the informer has stopped", h, s.kind.Resource)
+		return nil, fmt.Errorf("handler %v was not added to the informer of %s because the informer has stopped", h,
+			s.kind.Resource)
 	}
 	l := newListener(h, s.kind)
 	if s.view != nil {
-		l.pushEvent(told{initial: s.view})
+		l.pushEvent(queueEntry{initial: s.view})
 	}
 	s.listeners[l] = struct{}{}
 	if s.began {
@@ -255,15 +258,15 @@ func (x *indexer) addAll(v api.View) {
 	})
 }
 
-// updateObject updates the index by the change of one object.
-func (x *indexer) updateObject(c *api.Delta) {
-	was, is := x.indexValues(c.Old), x.indexValues(c.New)
-	if c.Gone {
+// updateObject applies the change of one object to the index.
+func (x *indexer) updateObject(change *api.Delta) {
+	was, is := x.indexValues(change.Old), x.indexValues(change.New)
+	if change.Gone {
 		is = nil
 	}
 	for _, v := range was {
 		if !slices.Contains(is, v) {
-			if delete(x.keys[v], c.Key); len(x.keys[v]) == 0 {
+			if delete(x.keys[v], change.Key); len(x.keys[v]) == 0 {
 				delete(x.keys, v)
 			}
 		}
@@ -272,7 +275,7 @@ func (x *indexer) updateObject(c *api.Delta) {
 		if x.keys[v] == nil {
 			x.keys[v] = map[string]struct{}{}
 		}
-		x.keys[v][c.Key] = struct{}{}
+		x.keys[v][change.Key] = struct{}{}
 	}
 }
 
@@ -292,9 +295,9 @@ func (x *indexer) indexValues(obj api.Object) []string {
 // objectStore is the read-only view of an informer's objects as a cache.Indexer.
 type objectStore struct{ *sharedInformer }
 
-// listObjects calls f with the current snapshot, which is nil before the first list. The informer's
-// lock is held during the call, so the indexes match the snapshot.
-func (s objectStore) listObjects(f func(now api.View)) {
+// withSnapshot calls f with the current snapshot, which is nil before the first list. The
+// informer's lock is held during the call, so the indexes match the snapshot.
+func (s objectStore) withSnapshot(f func(now api.View)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f(s.view)
@@ -303,7 +306,7 @@ func (s objectStore) listObjects(f func(now api.View)) {
 // currentObjects returns the current snapshot of the informer's objects, or nil before the first
 // list.
 func (s objectStore) currentObjects() (v api.View) {
-	s.listObjects(func(now api.View) { v = now })
+	s.withSnapshot(func(now api.View) { v = now })
 	return v
 }
 
@@ -400,7 +403,7 @@ func (s objectStore) ByIndex(name, value string) (out []any, err error) {
 		}
 		return s.objectsInNamespace(value + "/"), nil
 	}
-	s.listObjects(func(now api.View) {
+	s.withSnapshot(func(now api.View) {
 		x := s.indexes[name]
 		if x == nil {
 			err = noIndex(name)
@@ -426,7 +429,7 @@ func (s objectStore) IndexKeys(name, value string) (keys []string, err error) {
 		}
 		return keys, nil
 	}
-	s.listObjects(func(api.View) {
+	s.withSnapshot(func(api.View) {
 		if x := s.indexes[name]; x != nil {
 			keys = slices.Collect(maps.Keys(x.keys[value]))
 		} else {
@@ -438,7 +441,7 @@ func (s objectStore) IndexKeys(name, value string) (keys []string, err error) {
 
 // ListIndexFuncValues implements cache.Indexer.
 func (s objectStore) ListIndexFuncValues(name string) (values []string) {
-	s.listObjects(func(api.View) {
+	s.withSnapshot(func(api.View) {
 		if x := s.indexes[name]; x != nil {
 			values = slices.Collect(maps.Keys(x.keys))
 		}
@@ -449,7 +452,7 @@ func (s objectStore) ListIndexFuncValues(name string) (values []string) {
 // GetIndexers implements cache.Indexer.
 func (s objectStore) GetIndexers() cache.Indexers {
 	all := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
-	s.listObjects(func(api.View) {
+	s.withSnapshot(func(api.View) {
 		for name, x := range s.indexes {
 			all[name] = x.of
 		}

@@ -12,42 +12,43 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/testcluster"
 	"keelson.dev/keelson/internal/virtual"
 )
 
 // F71: deleting a Deployment deletes its ReplicaSets and pods, and no step takes 5 seconds.
 func TestCascade(t *testing.T) {
-	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground,
+		metav1.DeletePropagationForeground} {
 		t.Run(string(policy), func(t *testing.T) { virtual.Test(t, func(t *testing.T) { cascade(t, policy) }) })
 	}
 }
 
 func cascade(t *testing.T, policy metav1.DeletionPropagation) {
-	w := start(t, options{})
-	w.create(app("web", 20, "web:1"))
-	w.rolledOut("web", 20)
-	if err := client.Delete[*appsv1.Deployment](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+	w := testcluster.StartCluster(t, testcluster.Options{})
+	w.CreateObject(testcluster.NewDeployment("web", 20, "web:1"))
+	w.AwaitRollout("web", 20)
+	if err := client.Delete[*appsv1.Deployment](w.Ctx, w.Admin, "default", "web",
+		metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	w.within(5*time.Second, "cascade", func() error {
-		_, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", "web")
+	w.EventuallyWithin(5*time.Second, "cascade", func() error {
+		_, err := client.Get[*appsv1.Deployment](w.Ctx, w.Admin, "default", "web")
 		gone := apierrors.IsNotFound(err)
-		all, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{})
+		all, err := client.List[*corev1.Pod](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		if gone && policy == metav1.DeletePropagationForeground && (len(all) > 0 || len(w.sets()) > 0) {
-			t.Fatalf("the owner went before %d replica sets and %d pods", len(w.sets()), len(all))
+		if gone && policy == metav1.DeletePropagationForeground && (len(all) > 0 || len(w.ReplicaSets()) > 0) {
+			t.Fatalf("the owner went before %d replica sets and %d pods", len(w.ReplicaSets()), len(all))
 		}
-		if !gone || len(w.sets()) > 0 || len(all) > 0 {
-			return fmt.Errorf("gone %v, %d replica sets, %d pods", gone, len(w.sets()), len(all))
+		if !gone || len(w.ReplicaSets()) > 0 || len(all) > 0 {
+			return fmt.Errorf("gone %v, %d replica sets, %d pods", gone, len(w.ReplicaSets()), len(all))
 		}
 		return nil
 	})
@@ -57,29 +58,31 @@ func cascade(t *testing.T, policy metav1.DeletionPropagation) {
 // F71: orphaned dependents stay and lose the reference.
 func TestOrphan(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
-		w.create(app("web", 3, "web:1"))
-		w.rolledOut("web", 3)
+		w := testcluster.StartCluster(t, testcluster.Options{})
+		w.CreateObject(testcluster.NewDeployment("web", 3, "web:1"))
+		w.AwaitRollout("web", 3)
 		policy := metav1.DeletePropagationOrphan
-		if err := client.Delete[*appsv1.Deployment](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+		if err := client.Delete[*appsv1.Deployment](w.Ctx, w.Admin, "default", "web",
+			metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("orphaning", func() error {
-			if _, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", "web"); !apierrors.IsNotFound(err) {
+		w.Eventually("orphaning", func() error {
+			if _, err := client.Get[*appsv1.Deployment](w.Ctx, w.Admin, "default", "web"); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("the deployment is still there: %v", err)
 			}
 			return nil
 		})
-		sets := w.sets()
-		if len(sets) != 1 || len(sets[0].OwnerReferences) != 0 || len(w.pods()) != 3 {
-			t.Fatalf("%d replica sets, owners %v, %d pods", len(sets), sets[0].OwnerReferences, len(w.pods()))
+		sets := w.ReplicaSets()
+		if len(sets) != 1 || len(sets[0].OwnerReferences) != 0 || len(w.LivePods()) != 3 {
+			t.Fatalf("%d replica sets, owners %v, %d pods", len(sets), sets[0].OwnerReferences, len(w.LivePods()))
 		}
 		// The orphan still does its work.
-		if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", w.pods()[0].Name, metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.Pod](w.Ctx, w.Admin, "default", w.LivePods()[0].Name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("replacing a pod of an orphan", func() error {
-			if n := len(w.pods()); n != 3 {
+		w.Eventually("replacing a pod of an orphan", func() error {
+			if n := len(w.LivePods()); n != 3 {
 				return fmt.Errorf("%d pods", n)
 			}
 			return nil
@@ -90,10 +93,10 @@ func TestOrphan(t *testing.T) {
 // P12: an object whose owner exists is not collected; one of two owners may be deleted.
 func TestCollectorSparesTheOwned(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
+		w := testcluster.StartCluster(t, testcluster.Options{})
 		owner := func(name string) metav1.OwnerReference {
-			w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
-			m, err := client.Get[*corev1.ConfigMap](w.ctx, w.admin, "default", name)
+			w.CreateObject(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
+			m, err := client.Get[*corev1.ConfigMap](w.Ctx, w.Admin, "default", name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,13 +110,14 @@ func TestCollectorSparesTheOwned(t *testing.T) {
 		for name, refs := range map[string][]metav1.OwnerReference{
 			"two": {a, b}, "half": {a, gone}, "former": {recreated}, "strange": {stranger}, "lost": {gone},
 		} {
-			w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, OwnerReferences: refs}})
+			w.CreateObject(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+				OwnerReferences: refs}})
 		}
-		if err := client.Delete[*corev1.ConfigMap](w.ctx, w.admin, "default", "b", metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.ConfigMap](w.Ctx, w.Admin, "default", "b", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("collecting", func() error {
-			list, err := client.List[*corev1.Secret](w.ctx, w.admin, "default", metav1.ListOptions{})
+		w.Eventually("collecting", func() error {
+			list, err := client.List[*corev1.Secret](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -133,53 +137,55 @@ func TestCollectorSparesTheOwned(t *testing.T) {
 // P28: a namespace is deleted with its contents, and its status names the remaining objects.
 func TestNamespaceDeletion(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
-		w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "doomed"}})
-		d := app("web", 3, "web:1")
+		w := testcluster.StartCluster(t, testcluster.Options{})
+		w.CreateObject(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "doomed"}})
+		d := testcluster.NewDeployment("web", 3, "web:1")
 		d.Namespace = "doomed"
-		w.create(d)
-		w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "doomed", Name: "held", Finalizers: []string{"example.com/hold"}}})
-		w.eventually("pods and the namespace's furniture", func() error {
-			pods, err := client.List[*corev1.Pod](w.ctx, w.admin, "doomed", metav1.ListOptions{})
+		w.CreateObject(d)
+		w.CreateObject(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "doomed", Name: "held",
+			Finalizers: []string{"example.com/hold"}}})
+		w.Eventually("pods and the namespace's furniture", func() error {
+			pods, err := client.List[*corev1.Pod](w.Ctx, w.Admin, "doomed", metav1.ListOptions{})
 			if err != nil || len(pods) != 3 {
 				return fmt.Errorf("%d pods, %v", len(pods), err)
 			}
-			if _, err := client.Get[*corev1.ServiceAccount](w.ctx, w.admin, "doomed", "default"); err != nil {
+			if _, err := client.Get[*corev1.ServiceAccount](w.Ctx, w.Admin, "doomed", "default"); err != nil {
 				return err
 			}
-			m, err := client.Get[*corev1.ConfigMap](w.ctx, w.admin, "doomed", "kube-root-ca.crt")
+			m, err := client.Get[*corev1.ConfigMap](w.Ctx, w.Admin, "doomed", "kube-root-ca.crt")
 			if err == nil && m.Data["ca.crt"] != "PEM" {
 				err = errors.New("wrong certificate")
 			}
 			return err
 		})
-		if err := client.Delete[*corev1.Namespace](w.ctx, w.admin, "", "doomed", metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.Namespace](w.Ctx, w.Admin, "", "doomed", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("naming the blocker", func() error {
-			ns, err := client.Get[*corev1.Namespace](w.ctx, w.admin, "", "doomed")
+		w.Eventually("naming the blocker", func() error {
+			ns, err := client.Get[*corev1.Namespace](w.Ctx, w.Admin, "", "doomed")
 			if err != nil {
 				return err
 			}
 			for _, c := range ns.Status.Conditions {
 				if c.Type == corev1.NamespaceFinalizersRemaining && c.Status == corev1.ConditionTrue &&
-					c.Message == "Some content in the namespace has finalizers remaining: example.com/hold in 1 resource instances" {
+					c.Message == "Some content in the namespace has finalizers remaining: example.com/hold in 1 "+
+						"resource instances" {
 					return nil
 				}
 			}
 			return fmt.Errorf("conditions %+v", ns.Status.Conditions)
 		})
-		m, err := client.Get[*corev1.ConfigMap](w.ctx, w.admin, "doomed", "held")
+		m, err := client.Get[*corev1.ConfigMap](w.Ctx, w.Admin, "doomed", "held")
 		if err != nil {
 			t.Fatal(err)
 		}
 		m = m.DeepCopy()
 		m.Finalizers = nil
-		if _, err := client.Update(w.ctx, w.admin, m); err != nil {
+		if _, err := client.Update(w.Ctx, w.Admin, m); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("the namespace goes", func() error {
-			if _, err := client.Get[*corev1.Namespace](w.ctx, w.admin, "", "doomed"); !apierrors.IsNotFound(err) {
+		w.Eventually("the namespace goes", func() error {
+			if _, err := client.Get[*corev1.Namespace](w.Ctx, w.Admin, "", "doomed"); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("still there: %v", err)
 			}
 			return nil
@@ -190,34 +196,35 @@ func TestNamespaceDeletion(t *testing.T) {
 // P4: the pods of a lost node leave their Service at once and are replaced elsewhere; the node comes back without duplicates.
 func TestLostNode(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
-		w.create(service("web"))
-		d := app("web", 6, "web:1")
+		w := testcluster.StartCluster(t, testcluster.Options{})
+		w.CreateObject(testcluster.NewService("web"))
+		d := testcluster.NewDeployment("web", 6, "web:1")
 		stay := int64(2) // as admission fills it in
 		for _, key := range []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady} {
 			d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, corev1.Toleration{
-				Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &stay})
+				Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
+				TolerationSeconds: &stay})
 		}
-		w.create(d)
-		w.rolledOut("web", 6)
-		w.eventually("all endpoints ready", func() error { return w.endpoints("web", 6) })
-		lost := w.lose("w1")
-		w.setReady("w1", corev1.ConditionUnknown)
-		w.eventually("its endpoints leave", func() error { return w.endpoints("web", 6-lost) })
-		w.eventually("taints", func() error {
-			n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", "w1")
+		w.CreateObject(d)
+		w.AwaitRollout("web", 6)
+		w.Eventually("all endpoints ready", func() error { return endpoints(w, "web", 6) })
+		lost := w.LoseNode("w1")
+		w.SetNodeReady("w1", corev1.ConditionUnknown)
+		w.Eventually("its endpoints leave", func() error { return endpoints(w, "web", 6-lost) })
+		w.Eventually("taints", func() error {
+			n, err := client.Get[*corev1.Node](w.Ctx, w.Admin, "", "w1")
 			if err == nil && len(n.Spec.Taints) != 2 {
 				err = fmt.Errorf("taints %v", n.Spec.Taints)
 			}
 			return err
 		})
-		w.eventually("replacing the pods of w1", func() error {
+		w.Eventually("replacing the pods of w1", func() error {
 			n := 0
-			for _, p := range w.pods() {
+			for _, p := range w.LivePods() {
 				if p.Spec.NodeName == "w1" {
 					return fmt.Errorf("%s is still on w1", p.Name)
 				}
-				if controllers.IsPodReady(p) {
+				if api.IsPodReady(p) {
 					n++
 				}
 			}
@@ -226,17 +233,17 @@ func TestLostNode(t *testing.T) {
 			}
 			return nil
 		})
-		w.eventually("endpoints elsewhere", func() error { return w.endpoints("web", 6) })
-		w.nodes.set(w.nodes.dead, "w1", false)
-		w.setReady("w1", corev1.ConditionTrue)
-		w.eventually("taints go", func() error {
-			n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", "w1")
+		w.Eventually("endpoints elsewhere", func() error { return endpoints(w, "web", 6) })
+		w.Nodes.Mark(w.Nodes.Dead, "w1", false)
+		w.SetNodeReady("w1", corev1.ConditionTrue)
+		w.Eventually("taints go", func() error {
+			n, err := client.Get[*corev1.Node](w.Ctx, w.Admin, "", "w1")
 			if err == nil && len(n.Spec.Taints) != 0 {
 				err = fmt.Errorf("taints %v", n.Spec.Taints)
 			}
 			return err
 		})
-		if n := len(w.pods()); n != 6 {
+		if n := len(w.LivePods()); n != 6 {
 			t.Errorf("%d pods after healing", n)
 		}
 	})
@@ -245,20 +252,20 @@ func TestLostNode(t *testing.T) {
 // The pods of a node that no longer exists in the API are deleted by force.
 func TestDeletedNode(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
-		w.create(app("web", 6, "web:1"))
-		w.rolledOut("web", 6)
-		w.lose("w1")
-		if err := client.Delete[*corev1.Node](w.ctx, w.admin, "", "w1", metav1.DeleteOptions{}); err != nil {
+		w := testcluster.StartCluster(t, testcluster.Options{})
+		w.CreateObject(testcluster.NewDeployment("web", 6, "web:1"))
+		w.AwaitRollout("web", 6)
+		w.LoseNode("w1")
+		if err := client.Delete[*corev1.Node](w.Ctx, w.Admin, "", "w1", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("removing the pods of w1", func() error {
-			all, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{})
+		w.Eventually("removing the pods of w1", func() error {
+			all, err := client.List[*corev1.Pod](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 			if err != nil || len(all) != 6 {
 				return fmt.Errorf("%d pods, %v", len(all), err)
 			}
 			for _, p := range all {
-				if p.Spec.NodeName == "w1" || !controllers.IsPodReady(p) {
+				if p.Spec.NodeName == "w1" || !api.IsPodReady(p) {
 					return fmt.Errorf("%s on %q", p.Name, p.Spec.NodeName)
 				}
 			}
@@ -267,17 +274,10 @@ func TestDeletedNode(t *testing.T) {
 	})
 }
 
-func service(name string) *corev1.Service {
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{
-		Selector: map[string]string{"app": name}, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
-		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-		Ports:      []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("http"), Protocol: corev1.ProtocolTCP}},
-	}}
-}
-
 // endpoints compares the ready addresses of a Service with its ready pods, in slices and in Endpoints.
-func (w *world) endpoints(name string, n int) error {
-	list, err := client.List[*discoveryv1.EndpointSlice](w.ctx, w.admin, "default", metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
+func endpoints(w *testcluster.Cluster, name string, n int) error {
+	list, err := client.List[*discoveryv1.EndpointSlice](w.Ctx, w.Admin, "default",
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
 	if err != nil {
 		return err
 	}
@@ -292,12 +292,12 @@ func (w *world) endpoints(name string, n int) error {
 			}
 		}
 	}
-	for _, p := range w.pods() {
-		if controllers.IsPodReady(p) {
+	for _, p := range w.LivePods() {
+		if api.IsPodReady(p) {
 			want = append(want, p.Status.PodIP)
 		}
 	}
-	e, err := client.Get[*corev1.Endpoints](w.ctx, w.admin, "default", name)
+	e, err := client.Get[*corev1.Endpoints](w.Ctx, w.Admin, "default", name)
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,8 @@ func (w *world) endpoints(name string, n int) error {
 	slices.Sort(legacy)
 	if len(want) != n || !slices.Equal(have, want) || !slices.Equal(legacy, want) {
 		return fmt.Errorf("%d addresses in slices, %d in endpoints, %d ready pods, the first %q, %q, %q",
-			len(have), len(legacy), len(want), have[:min(3, len(have))], legacy[:min(3, len(legacy))], want[:min(3, len(want))])
+			len(have), len(legacy), len(want), have[:min(3, len(have))], legacy[:min(3, len(legacy))],
+			want[:min(3, len(want))])
 	}
 	return nil
 }
@@ -320,13 +321,14 @@ func (w *world) endpoints(name string, n int) error {
 // removed in less than a second.
 func TestServiceEndpoints(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{quiet: true})
-		w.create(service("web"))
-		w.eventually("an empty slice", func() error { return w.endpoints("web", 0) })
-		w.create(app("web", 120, "web:1"))
-		w.rolledOut("web", 120)
-		w.eventually("all pods", func() error { return w.endpoints("web", 120) })
-		list, err := client.List[*discoveryv1.EndpointSlice](w.ctx, w.admin, "default", metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
+		w := testcluster.StartCluster(t, testcluster.Options{NoMutationGuard: true})
+		w.CreateObject(testcluster.NewService("web"))
+		w.Eventually("an empty slice", func() error { return endpoints(w, "web", 0) })
+		w.CreateObject(testcluster.NewDeployment("web", 120, "web:1"))
+		w.AwaitRollout("web", 120)
+		w.Eventually("all pods", func() error { return endpoints(w, "web", 120) })
+		list, err := client.List[*discoveryv1.EndpointSlice](w.Ctx, w.Admin, "default",
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -335,26 +337,26 @@ func TestServiceEndpoints(t *testing.T) {
 				t.Errorf("slice %s has %d endpoints", s.Name, len(s.Endpoints))
 			}
 		}
-		w.atRest()
-		w.nodes.set(w.nodes.held, "web", true)
-		p := w.pods()[0].DeepCopy()
+		w.AwaitRest()
+		w.Nodes.Mark(w.Nodes.Held, "web", true)
+		p := w.LivePods()[0].DeepCopy()
 		p.Status.Conditions[0].Status = corev1.ConditionFalse
-		if _, err := client.UpdateStatus(w.ctx, w.admin, p); err != nil {
+		if _, err := client.UpdateStatus(w.Ctx, w.Admin, p); err != nil {
 			t.Fatal(err)
 		}
-		w.within(time.Second, "the unready pod leaves", func() error { return w.endpoints("web", 119) })
-		if !hasPod(w.pods(), p.UID) {
+		w.EventuallyWithin(time.Second, "the unready pod leaves", func() error { return endpoints(w, "web", 119) })
+		if !hasPod(w.LivePods(), p.UID) {
 			t.Error("an unready pod was replaced")
 		}
-		if err := client.Delete[*corev1.Service](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.Service](w.Ctx, w.Admin, "default", "web", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("slices and endpoints go with the Service", func() error {
-			list, err := client.List[*discoveryv1.EndpointSlice](w.ctx, w.admin, "default", metav1.ListOptions{})
+		w.Eventually("slices and endpoints go with the Service", func() error {
+			list, err := client.List[*discoveryv1.EndpointSlice](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 			if err != nil || len(list) > 0 {
 				return fmt.Errorf("%d slices, %v", len(list), err)
 			}
-			if _, err := client.Get[*corev1.Endpoints](w.ctx, w.admin, "default", "web"); !apierrors.IsNotFound(err) {
+			if _, err := client.Get[*corev1.Endpoints](w.Ctx, w.Admin, "default", "web"); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("endpoints: %v", err)
 			}
 			return nil
@@ -365,13 +367,13 @@ func TestServiceEndpoints(t *testing.T) {
 // Every node gets its own block, also with many joining at once.
 func TestNodeCIDRs(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{quiet: true})
+		w := testcluster.StartCluster(t, testcluster.Options{NoMutationGuard: true})
 		for i := range 60 {
-			w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}})
+			w.CreateObject(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}})
 		}
-		w.eventually("CIDRs", func() error {
+		w.Eventually("CIDRs", func() error {
 			seen := map[string]string{}
-			list, err := client.List[*corev1.Node](w.ctx, w.admin, "", metav1.ListOptions{})
+			list, err := client.List[*corev1.Node](w.Ctx, w.Admin, "", metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -389,82 +391,64 @@ func TestNodeCIDRs(t *testing.T) {
 	})
 }
 
-func storage(size string) corev1.ResourceList {
-	return corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
-}
-
-func volume(name, size string) *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
-		Capacity: storage(size), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-		PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},
-	}}
-}
-
-func claim(name, size string) *corev1.PersistentVolumeClaim {
-	class := ""
-	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
-		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-		Resources: corev1.VolumeResourceRequirements{Requests: storage(size)},
-	}}
-}
-
 // A claim is bound to the smallest matching volume; both are protected while in use; a released
 // volume is not bound again.
 func TestVolumes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := start(t, options{})
-		w.create(volume("big", "10Gi"))
-		w.create(volume("small", "2Gi"))
-		w.eventually("volumes available", func() error {
-			return errors.Join(w.volumeIs("big", corev1.VolumeAvailable), w.volumeIs("small", corev1.VolumeAvailable))
+		w := testcluster.StartCluster(t, testcluster.Options{})
+		w.CreateObject(testcluster.NewVolume("big", "10Gi"))
+		w.CreateObject(testcluster.NewVolume("small", "2Gi"))
+		w.Eventually("volumes available", func() error {
+			return errors.Join(w.CheckVolumePhase("big", corev1.VolumeAvailable),
+				w.CheckVolumePhase("small", corev1.VolumeAvailable))
 		})
-		w.create(claim("data", "1Gi"))
-		w.eventually("binding", func() error {
-			c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "data")
-			if err == nil && (c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != "small" || len(c.Finalizers) == 0) {
+		w.CreateObject(testcluster.NewClaim("data", "1Gi"))
+		w.Eventually("binding", func() error {
+			c, err := client.Get[*corev1.PersistentVolumeClaim](w.Ctx, w.Admin, "default", "data")
+			if err == nil && (c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != "small" ||
+				len(c.Finalizers) == 0) {
 				err = fmt.Errorf("claim %+v", c)
 			}
-			return errors.Join(err, w.volumeIs("small", corev1.VolumeBound))
+			return errors.Join(err, w.CheckVolumePhase("small", corev1.VolumeBound))
 		})
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "user"}, Spec: app("x", 1, "x").Spec.Template.Spec}
-		pod.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
-		w.create(pod)
-		w.eventually("the pod runs", func() error {
-			p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", "user")
-			if err == nil && !controllers.IsPodReady(p) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "user"},
+			Spec: testcluster.NewDeployment("x", 1, "x").Spec.Template.Spec}
+		pod.Spec.Volumes = []corev1.Volume{{Name: "d",
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+				ClaimName: "data"}}}}
+		w.CreateObject(pod)
+		w.Eventually("the pod runs", func() error {
+			p, err := client.Get[*corev1.Pod](w.Ctx, w.Admin, "default", "user")
+			if err == nil && !api.IsPodReady(p) {
 				err = errors.New("not ready")
 			}
 			return err
 		})
-		if err := client.Delete[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "data", metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.PersistentVolumeClaim](w.Ctx, w.Admin, "default", "data",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "later"}})
-		if c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "data"); err != nil || c.DeletionTimestamp == nil {
+		w.CreateObject(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "later"}})
+		if c, err := client.Get[*corev1.PersistentVolumeClaim](w.Ctx, w.Admin, "default", "data"); err != nil ||
+			c.DeletionTimestamp == nil {
 			t.Fatalf("a claim in use: %v, %v", c, err)
 		}
-		if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", "user", metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete[*corev1.Pod](w.Ctx, w.Admin, "default", "user", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("the claim goes and its volume is released", func() error {
-			if _, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "data"); !apierrors.IsNotFound(err) {
+		w.Eventually("the claim goes and its volume is released", func() error {
+			if _, err := client.Get[*corev1.PersistentVolumeClaim](w.Ctx, w.Admin, "default",
+				"data"); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("claim: %v", err)
 			}
-			return w.volumeIs("small", corev1.VolumeReleased)
+			return w.CheckVolumePhase("small", corev1.VolumeReleased)
 		})
-		w.create(claim("data", "1Gi"))
-		w.eventually("the next claim gets the other volume", func() error { return w.volumeIs("big", corev1.VolumeBound) })
-		if err := w.volumeIs("small", corev1.VolumeReleased); err != nil {
+		w.CreateObject(testcluster.NewClaim("data", "1Gi"))
+		w.Eventually("the next claim gets the other volume", func() error {
+			return w.CheckVolumePhase("big", corev1.VolumeBound)
+		})
+		if err := w.CheckVolumePhase("small", corev1.VolumeReleased); err != nil {
 			t.Error(err)
 		}
 	})
-}
-
-func (w *world) volumeIs(name string, phase corev1.PersistentVolumePhase) error {
-	v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", name)
-	if err == nil && v.Status.Phase != phase {
-		err = fmt.Errorf("volume %s is %s", name, v.Status.Phase)
-	}
-	return err
 }

@@ -21,17 +21,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/cronjob"
 	"keelson.dev/keelson/controlplane/controllers/daemonset"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
 	"keelson.dev/keelson/controlplane/controllers/statefulset"
+	"keelson.dev/keelson/controlplane/controllers/testcluster"
 	"keelson.dev/keelson/internal/virtual"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts in testdata anew")
+var rewrite = flag.Bool("rewrite", false, "overwrite the transcripts in testdata with the current output")
 
 // conductor runs one reconcile at a time, and the next when all consequences have arrived. Of the
 // waiting reconciles it runs the first by controller and key. In virtual time the order of writes
@@ -42,11 +43,11 @@ type conductor struct {
 	running bool
 }
 
-func (c *conductor) wrap(ctl *controllers.Controller) {
+func (c *conductor) wrap(ctl *engine.Descriptor) {
 	lead := ctl.Lead
-	ctl.Lead = func(t *controllers.Term) controllers.Reconcile {
+	ctl.Lead = func(t *engine.Term) engine.Reconcile {
 		reconcile := lead(t)
-		return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+		return func(ctx context.Context, key engine.Key) (time.Duration, error) {
 			turn := make(chan struct{})
 			c.mu.Lock()
 			c.waiting[ctl.Name+" "+key.String()] = turn
@@ -133,7 +134,8 @@ func (s *scribe) wrote(r *api.Request, out runtime.Object) {
 		object += " " + r.Subresource
 	}
 	who := r.User.Name[strings.LastIndex(r.User.Name, ":")+1:]
-	s.lines = append(s.lines, strings.TrimRight(fmt.Sprintf("%-24s %-6s %-38s %s", who, verb, object, strings.Join(changed, " ")), " "))
+	s.lines = append(s.lines, strings.TrimRight(fmt.Sprintf("%-24s %-6s %-38s %s", who, verb, object,
+		strings.Join(changed, " ")), " "))
 }
 
 // leaves returns the values of an object by path, without values that differ from run to run and
@@ -175,8 +177,10 @@ func leaves(o api.Object) map[string]string {
 	}
 	_, isPod := o.(*corev1.Pod)
 	for path := range out {
-		drop := isPod && (strings.HasPrefix(path, "spec.") || strings.HasPrefix(path, "status.podIP") || strings.HasSuffix(path, "Time"))
-		for _, part := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "metadata.generation"} {
+		drop := isPod && (strings.HasPrefix(path, "spec.") || strings.HasPrefix(path, "status.podIP") ||
+			strings.HasSuffix(path, "Time"))
+		for _, part := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields",
+			"metadata.generation"} {
 			drop = drop || strings.Contains(path, part)
 		}
 		if drop {
@@ -193,15 +197,17 @@ func TestWritesOfAnApply(t *testing.T) {
 		o.SetNamespace("default")
 		return o
 	}
-	rc := &corev1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ReplicationControllerSpec{
-		Replicas: new(int32), Selector: map[string]string{"app": "web"}, Template: &app("web", 1, "web:1").Spec.Template}}
+	rc := &corev1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.ReplicationControllerSpec{
+			Replicas: new(int32), Selector: map[string]string{"app": "web"},
+			Template: &testcluster.NewDeployment("web", 1, "web:1").Spec.Template}}
 	*rc.Spec.Replicas = 2
 	for name, o := range map[string]api.Object{
-		"deployment":            app("web", 2, "web:1"),
-		"statefulset":           stateful("db", 2, "db:1"),
-		"daemonset":             daemons("log", "log:1", nil),
-		"job":                   work("once", 2, 1, "well"),
-		"cronjob":               repeated("often", "*/10 * * * *", work("", 1, 1, "well")),
+		"deployment":            testcluster.NewDeployment("web", 2, "web:1"),
+		"statefulset":           testcluster.NewStatefulSet("db", 2, "db:1"),
+		"daemonset":             testcluster.NewDaemonSet("log", "log:1", nil),
+		"job":                   testcluster.NewJob("once", 2, 1, "well"),
+		"cronjob":               testcluster.NewCronJob("often", "*/10 * * * *", testcluster.NewJob("", 1, 1, "well")),
 		"replicationcontroller": owned(rc),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,21 +218,23 @@ func TestWritesOfAnApply(t *testing.T) {
 
 func transcribe(t *testing.T, name string, o api.Object) {
 	c := &conductor{waiting: map[string]chan struct{}{}}
-	w := newWorld(t, options{quiet: true, change: c.wrap, only: func(d controllers.Deps) []*controllers.Controller {
-		return []*controllers.Controller{deployment.New(d), replicaset.New(d), replicaset.NewForReplicationControllers(d),
-			statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d)}
-	}})
-	w.node("w1")
-	w.node("w2")
+	w := testcluster.New(t, testcluster.Options{NoMutationGuard: true, ChangeController: c.wrap,
+		Controllers: func(d engine.Deps) []*engine.Descriptor {
+			return []*engine.Descriptor{deployment.New(d), replicaset.New(d),
+				replicaset.NewForReplicationControllers(d),
+				statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d)}
+		}})
+	w.AddNode("w1")
+	w.AddNode("w2")
 	s := &scribe{was: map[string]map[string]string{}}
-	ctx, cancel := context.WithCancel(w.ctx)
+	ctx, cancel := context.WithCancel(w.Ctx)
 	done := make(chan struct{})
 	defer func() { cancel(); <-done }()
 	wrote := s.wrote
-	w.calls.wrote.Store(&wrote)
+	w.Calls.OnWritten.Store(&wrote)
 	go func() { defer close(done); c.conduct(ctx) }()
-	w.lead(controllers.Options{OwnIdentity: true})
-	w.create(o)
+	w.Lead(engine.Options{OwnIdentity: true})
+	w.CreateObject(o)
 	time.Sleep(11 * time.Minute) // a cron job's first run is within
 	virtual.Wait()
 	var out strings.Builder
@@ -253,6 +261,7 @@ func transcribe(t *testing.T, name string, o api.Object) {
 		t.Fatal(err)
 	}
 	if out.String() != string(want) {
-		t.Errorf("the writes of an apply have changed (-rewrite where they should have):\n%s\nwant\n%s", out.String(), want)
+		t.Errorf("the writes of an apply have changed (-rewrite where they should have):\n%s\nwant\n%s",
+			out.String(), want)
 	}
 }

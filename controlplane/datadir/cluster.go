@@ -11,25 +11,27 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// Cluster is what all replicas of a cluster have in common. It is fixed by Init
-// and handed to every joining replica.
+// Cluster is the configuration that all replicas of a cluster share. Init creates it, and every
+// joining replica receives it. It does not change, except when a second IP family is added
+// (recovery.AddFamily).
 type Cluster struct {
 	Name        string `json:"name"`
-	ClusterCIDR string `json:"clusterCIDR"` // one prefix, or one of each family with a comma between
-	ServiceCIDR string `json:"serviceCIDR"` // of the same families in the same order
+	ClusterCIDR string `json:"clusterCIDR"` // one CIDR, or an IPv4 and an IPv6 CIDR separated by a comma
+	ServiceCIDR string `json:"serviceCIDR"` // CIDRs of the same IP families as ClusterCIDR, in the same order
 	Domain      string `json:"domain"`
 	APIPort     int    `json:"apiPort"`
 	FleetPort   int    `json:"fleetPort"`
 	PeerPort    int    `json:"peerPort"`
-	// ID tells this cluster from all others, also from those of its name.
-	// A cluster that was made before there were any gets one from its name and CA.
+	// ID is unique for each cluster, even among clusters with the same name. If a release without
+	// IDs created the cluster, the ID is derived from its name and CA.
 	ID string `json:"id,omitempty"`
-	// Encrypted says that no replica may write its store in clear for want of a
-	// key file. Clusters that were made before there was one by default have it false.
+	// Encrypted means that every replica requires a key file, so that no store is written
+	// unencrypted because its key file is missing. It is false for clusters that were created
+	// before encryption was the default.
 	Encrypted bool `json:"encrypted,omitempty"`
 }
 
-// Defaults of a cluster.
+// SetDefaults sets empty fields to their defaults.
 func (c *Cluster) SetDefaults() {
 	set := func(s *string, v string) {
 		if *s == "" {
@@ -50,11 +52,11 @@ func (c *Cluster) SetDefaults() {
 	}
 }
 
-// SetID gives the cluster the identity that its backups carry. It is made
-// once and stays, whatever becomes of the keys it was made from.
+// SetID sets the ID of the cluster to a value that is derived from its name and CA. The backups of
+// the cluster contain the ID. An existing ID does not change, even if the CA was rotated since.
 func (c *Cluster) SetID(trust *pki.Trust) error {
 	if trust == nil {
-		return errors.New("a cluster is known by its CA, and there is none")
+		return errors.New("the cluster has no CA, from which its ID is derived")
 	}
 	if c.ID == "" {
 		c.ID = c.Name + "-" + trust.CA.Hash()[:16]
@@ -62,13 +64,14 @@ func (c *Cluster) SetID(trust *pki.Trust) error {
 	return nil
 }
 
-// ClusterID is the ID of the cluster that a data folder is of; "" where there is no such folder, or it cannot be read.
+// ClusterID returns the ID of the cluster to which the data directory dataDir belongs. It returns
+// "" if the directory does not exist or cannot be read.
 func ClusterID(dataDir string) string {
 	var cluster Cluster
 	if found, err := ReadJSON(filepath.Join(dataDir, ClusterFile), &cluster); err != nil || !found {
 		return ""
 	}
-	if cluster.ID == "" { // made before there were IDs
+	if cluster.ID == "" { // created by a release without IDs
 		var err error
 		if cluster, _, err = (Dir{Path: dataDir}).Load(); err != nil {
 			return ""
@@ -77,13 +80,17 @@ func ClusterID(dataDir string) string {
 	return cluster.ID
 }
 
-// prefixesOf reads one prefix, or one of each family with a comma between.
-func prefixesOf(flag, text string) ([]netip.Prefix, error) {
+// parsePrefixes parses text, which is one CIDR, or an IPv4 and an IPv6 CIDR separated by a comma.
+// The error names flag.
+func parsePrefixes(flag, text string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for s := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(s))
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w: give a prefix such as 10.244.0.0/16, or one of each family with a comma between", flag, text, err)
+			return nil,
+				fmt.Errorf("%s %q: %w: want a CIDR such as 10.244.0.0/16, or an IPv4 and an IPv6 CIDR separated "+
+					"by a comma",
+					flag, text, err)
 		}
 		if p.Addr().Is4In6() {
 			return nil, fmt.Errorf("%s %q: write %s as IPv4", flag, text, p)
@@ -96,20 +103,22 @@ func prefixesOf(flag, text string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// The bounds of ranges: a /64 of IPv6 is one node's pods, and Services of IPv6 have as many addresses as Kubernetes permits.
+// Limits of the prefix lengths of pod and Service ranges. The names with 6 are for IPv6, and
+// maxBits4 is for IPv4. Each node uses a /64 of an IPv6 pod range. The limits of IPv6 Service
+// ranges are the same as in Kubernetes.
 const (
-	minBits6, maxBits6  = 40, 63
-	minServices6, most6 = 64, 120
-	maxBits4            = 24
+	minBits6, maxBits6         = 40, 63
+	minServices6, maxServices6 = 64, 120
+	maxBits4                   = 24
 )
 
-// Validate names the field that is wrong.
+// Validate returns an error if a field is invalid. The error names the field's flag.
 func (c Cluster) Validate() error {
-	pods, err := prefixesOf("--cluster-cidr", c.ClusterCIDR)
+	pods, err := parsePrefixes("--cluster-cidr", c.ClusterCIDR)
 	if err != nil {
 		return err
 	}
-	services, err := prefixesOf("--service-cidr", c.ServiceCIDR)
+	services, err := parsePrefixes("--service-cidr", c.ServiceCIDR)
 	if err != nil {
 		return err
 	}
@@ -120,7 +129,7 @@ func (c Cluster) Validate() error {
 		needed, use string
 	}{
 		{"--cluster-cidr", pods, minBits6, maxBits6, "/40 to /63", "each node takes a /64 of it"},
-		{"--service-cidr", services, minServices6, most6, "/64 to /120", "each Service takes an address of it"},
+		{"--service-cidr", services, minServices6, maxServices6, "/64 to /120", "each Service takes an address of it"},
 	} {
 		for _, p := range f.list {
 			switch {
@@ -129,13 +138,15 @@ func (c Cluster) Validate() error {
 			case p.Addr().Is6() && (p.Bits() < f.min6 || p.Bits() > f.max6):
 				return fmt.Errorf("%s %q: want an IPv6 prefix of %s: %s", f.flag, p, f.needed, f.use)
 			case p.Addr().IsLoopback() || p.Addr().IsMulticast() || p.Addr().IsLinkLocalUnicast():
-				return fmt.Errorf("%s %q: these addresses are not routed between machines: give a private range", f.flag, p)
+				return fmt.Errorf("%s %q: these addresses are not routed between machines: give a private range",
+					f.flag, p)
 			}
 		}
 	}
 	if len(pods) != len(services) || pods[0].Addr().Is4() != services[0].Addr().Is4() {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s are not of the same families in the same order: "+
-			"give one prefix of each family to both, the family that is to come first in front", c.ClusterCIDR, c.ServiceCIDR)
+			"give both one CIDR of each family, the primary family first",
+			c.ClusterCIDR, c.ServiceCIDR)
 	}
 	for _, a := range pods {
 		for _, b := range services {
@@ -150,53 +161,62 @@ func (c Cluster) Validate() error {
 	return nil
 }
 
-// CheckAdvertise refuses an address of a replica that pods cannot be sent to, or that is in a range of the cluster's own.
+// CheckAdvertise checks advertise, the IP address of a replica. It returns an error if the address
+// is in a pod or Service range of the cluster. The address must be of the first IP family of the
+// Service ranges.
 func (c Cluster) CheckAdvertise(advertise string) error {
 	ip, err := netip.ParseAddr(advertise)
 	if err != nil {
-		return nil // refused elsewhere
+		return nil // an invalid address is reported elsewhere
 	}
 	ip = ip.Unmap()
 	first := c.ServicePrefixes()[0]
 	if first.Addr().Is4() != ip.Is4() {
-		return fmt.Errorf("--advertise-address %s is not of the first family of --service-cidr %s: pods reach the API by that family; "+
-			"give an address of it, or put the other family first when the cluster is made", advertise, c.ServiceCIDR)
+		return fmt.Errorf("--advertise-address %s is not of the first family of --service-cidr %s: pods reach "+
+			"the API with that family; use an address of it, or create the cluster with the other family first",
+			advertise, c.ServiceCIDR)
 	}
-	if said, flag := c.RangeOf(ip); said != "" {
-		return fmt.Errorf("--advertise-address %s: name a range that nobody has addresses of, by %s; or give the machine another address", said, flag)
+	if description, flag := c.RangeOf(ip); description != "" {
+		return fmt.Errorf("--advertise-address %s: name a range that nobody has addresses of, by %s; or give the "+
+			"machine another address", description, flag)
 	}
 	return nil
 }
 
-// RangeOf says in which of the cluster's ranges a machine's address is, in the words of 'kctl cluster up', and the flag of that; "" = in
-// none.
-func (c Cluster) RangeOf(ip netip.Addr) (said, flag string) {
-	for _, r := range []struct{ list, of, flag string }{{c.ClusterCIDR, "pods", "--cluster-cidr"}, {c.ServiceCIDR, "Services", "--service-cidr"}} {
+// RangeOf checks whether ip, the address of a machine, is in a pod or Service range of the cluster.
+// If it is, RangeOf returns a description of the conflict, as part of an error message, and the
+// flag that sets the range. Otherwise it returns empty strings.
+func (c Cluster) RangeOf(ip netip.Addr) (description, flag string) {
+	for _, r := range []struct{ list, of, flag string }{{c.ClusterCIDR, "pods", "--cluster-cidr"},
+		{c.ServiceCIDR, "Services", "--service-cidr"}} {
 		for _, p := range mustPrefixes(r.list) {
 			if p.Contains(ip.Unmap()) {
-				return fmt.Sprintf("%s is in %s of the cluster's %s: nodes would look for it among them", ip, p, r.of), r.flag
+				return fmt.Sprintf("%s is in %s of the cluster's %s: nodes would look for it among them", ip, p, r.of),
+					r.flag
 			}
 		}
 	}
 	return "", ""
 }
 
-// ClusterPrefixes returns the ranges of pods, one of each family.
+// ClusterPrefixes returns the pod ranges, one per IP family.
 func (c Cluster) ClusterPrefixes() []netip.Prefix { return mustPrefixes(c.ClusterCIDR) }
 
-// ServicePrefixes returns the ranges of Services, one of each family.
+// ServicePrefixes returns the Service ranges, one per IP family.
 func (c Cluster) ServicePrefixes() []netip.Prefix { return mustPrefixes(c.ServiceCIDR) }
 
-// mustPrefixes reads what validate has accepted.
+// mustPrefixes parses CIDRs that Validate has accepted, separated by commas. It panics if they are
+// invalid.
 func mustPrefixes(list string) []netip.Prefix {
-	out, err := prefixesOf("range", list)
+	out, err := parsePrefixes("range", list)
 	if err != nil {
 		panic(err)
 	}
 	return out
 }
 
-// SecondServiceCIDR is the range of Services of the second family; the zero value where none exists.
+// SecondServiceCIDR returns the Service range of the second IP family. It returns the zero value if
+// the cluster has only one family.
 func (c Cluster) SecondServiceCIDR() netip.Prefix {
 	if list := c.ServicePrefixes(); len(list) > 1 {
 		return list[1]
@@ -204,7 +224,8 @@ func (c Cluster) SecondServiceCIDR() netip.Prefix {
 	return netip.Prefix{}
 }
 
-// DNSServiceIP is the address of Service kube-system/kube-dns: the tenth of the first range, as installations of Kubernetes have it.
+// DNSServiceIP returns the address of Service kube-system/kube-dns: the tenth address of the first
+// Service range, as is usual in Kubernetes.
 func (c Cluster) DNSServiceIP() netip.Addr {
 	ip := c.ServicePrefixes()[0].Addr()
 	for range 10 {
@@ -213,5 +234,6 @@ func (c Cluster) DNSServiceIP() netip.Addr {
 	return ip
 }
 
-// APIServiceIP is the address of Service default/kubernetes: the first of the first range.
+// APIServiceIP returns the address of Service default/kubernetes: the first address of the first
+// Service range.
 func (c Cluster) APIServiceIP() netip.Addr { return c.ServicePrefixes()[0].Addr().Next() }

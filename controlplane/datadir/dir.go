@@ -1,6 +1,8 @@
-// Package datadir describes the data directory of a replica: its files and the lock on them, the cluster that it
-// belongs to, the configuration of its store, and the records that a replica compares before its store runs. The parts
-// of the control plane that work on this directory share the package; it depends on none of them.
+// Package datadir describes the data directory of a replica: its files and their lock, the cluster
+// to which it belongs, and the configuration of its store. It also defines records of the cluster
+// that are stored in the directory or in the store, such as its feature level and its identity. The
+// parts of the control plane that work on a data directory import this package; it imports none of
+// them.
 package datadir
 
 import (
@@ -19,37 +21,40 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// Dir is the data directory of one replica, with the settings on which its files depend.
+// Dir is the data directory of one replica, and the settings of the replica on which its files
+// depend.
 type Dir struct {
-	Name         string // of the replica; it never changes for a directory
-	Path         string // made by init or join
-	Advertise    string // the address under which agents, users and replicas reach the replica
+	Name         string // name of the replica; it never changes for a directory
+	Path         string // path of the directory, which init or join created
+	Advertise    string // IP address at which agents, replicas and users reach the replica
 	Store        StoreOptions
 	Log          *slog.Logger
-	FeatureLevel uint32 // the highest level that this release understands
+	FeatureLevel uint32 // the highest level that this release supports
 }
 
-// The files of a replica below its data folder.
+// The names of a replica's files and folders in its data directory.
 const (
-	PKIFolder    = "pki"
-	RaftFolder   = "raft"
-	ClusterFile  = "cluster.json"
-	FounderFile  = "founder.json"       // on the replica that made the cluster: tokens to be stored once there is a store
-	PeersFile    = "peers.json"         // on a replica that is to become a member: whom to ask for it
-	NewcomerFile = "newcomer.json"      // the same list once the group has taken it in, until it has all that the group has
-	MembersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
-	storeFile    = "store.json"         // what was chosen for the disk of the store
-	StandbyFile  = "standby.json"       // on a replica that joined without a vote, until it gets one
-	AddressFile  = "address.json"       // what Init or Join was told of this replica's address, until the members' list has it
-	LevelFile    = "feature-level.json" // the level of what is stored, as this replica knows it
-	lockFile     = "lock"               // held by the program that uses the folder
-	AdminFile    = "admin.kubeconfig"
+	PKIFolder   = "pki"
+	RaftFolder  = "raft"
+	ClusterFile = "cluster.json"
+	// on the replica that created the cluster: join tokens that are not in the store yet
+	FounderFile   = "founder.json"
+	PeersFile     = "peers.json"         // on a joining replica: the replicas from which to request membership
+	NewMemberFile = "newcomer.json"      // replaces PeersFile on a new member, until it has caught up with the leader
+	MembersFile   = "members.json"       // the last known members, for a rebuild of the replica
+	storeFile     = "store.json"         // the configured format of the raft log
+	StandbyFile   = "standby.json"       // exists on a replica that joined as a standby, until it becomes a voter
+	AddressFile   = "address.json"       // the replica's address from Init or Join, until MembersFile contains it
+	LevelFile     = "feature-level.json" // the feature level of the cluster that this replica has applied
+	lockFile      = "lock"               // locked by the process that uses the directory
+	AdminFile     = "admin.kubeconfig"
 )
 
-// ErrNotInitialised says that a data folder belongs to no cluster.
-var ErrNotInitialised = errors.New("the data folder belongs to no cluster: run 'init' on the first replica or 'join' on a further one")
+// ErrNotInitialized is returned for a data directory that belongs to no cluster.
+var ErrNotInitialized = errors.New("the data directory belongs to no cluster: run 'init' on the first replica or " +
+	"'join' on a further one")
 
-// WriteJSON writes a file as pki.WriteFile does.
+// WriteJSON writes v as JSON to the file path, atomically and durably (pki.WriteFile).
 func WriteJSON(path string, v any) error {
 	raw, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -58,7 +63,7 @@ func WriteJSON(path string, v any) error {
 	return pki.WriteFile(path, append(raw, '\n'))
 }
 
-// ReadJSON reports whether the file was there.
+// ReadJSON decodes a JSON file into v. It returns false if the file does not exist.
 func ReadJSON(path string, v any) (bool, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +78,8 @@ func ReadJSON(path string, v any) (bool, error) {
 	return true, nil
 }
 
-// Load reads what Init or Join left.
+// Load reads the configuration of the cluster, and its keys and CAs, which Init or Join has written
+// to the directory.
 func (d Dir) Load() (Cluster, *pki.Trust, error) {
 	var cluster Cluster
 	found, err := ReadJSON(filepath.Join(d.Path, ClusterFile), &cluster)
@@ -81,7 +87,7 @@ func (d Dir) Load() (Cluster, *pki.Trust, error) {
 		return cluster, nil, err
 	}
 	if !found {
-		return cluster, nil, fmt.Errorf("%s: %w", d.Path, ErrNotInitialised)
+		return cluster, nil, fmt.Errorf("%s: %w", d.Path, ErrNotInitialized)
 	}
 	trust, err := pki.Load(filepath.Join(d.Path, PKIFolder))
 	if err != nil {
@@ -90,16 +96,17 @@ func (d Dir) Load() (Cluster, *pki.Trust, error) {
 	return cluster, trust, cluster.SetID(trust)
 }
 
-// ErrInUse says that another program has a data folder.
-var ErrInUse = errors.New("the data folder is in use")
+// ErrInUse is returned by Lock if another process has locked the data directory.
+var ErrInUse = errors.New("the data directory is in use")
 
-// Lock takes the data folder for this process, until release. Two programs that
-// change one folder would ruin it. The kernel gives the lock back when a process dies.
+// Lock locks the data directory for this process until release is called, because two processes
+// that change one directory would destroy its data. If another process has the lock, the error
+// wraps ErrInUse. The kernel releases the lock when a process exits.
 func (d Dir) Lock() (release func(), err error) {
 	path := filepath.Join(d.Path, lockFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("locking the data folder: %w", err)
+		return nil, fmt.Errorf("locking the data directory: %w", err)
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -111,17 +118,17 @@ func (d Dir) Lock() (release func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", path, err)
 	}
-	// Whose it is, for the message above. The lock itself does not depend on it.
+	// The PID of the owner is for the message above. The lock does not depend on it.
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	return func() { f.Close() }, nil
 }
 
-// Open is the beginning of every verb that works on a replica's disk:
-// what Init or Join left, and the folder locked.
+// Open reads the configuration of the cluster and locks the data directory. It is for commands that
+// work on the directory of a stopped replica. release unlocks the directory.
 func (d Dir) Open() (cluster Cluster, release func(), err error) {
 	if d.Path == "" {
-		return cluster, nil, errors.New("--data-dir: a replica needs a folder for its data")
+		return cluster, nil, errors.New("--data-dir: a replica needs a data directory")
 	}
 	if err := d.Store.Check(); err != nil {
 		return cluster, nil, err
@@ -133,18 +140,19 @@ func (d Dir) Open() (cluster Cluster, release func(), err error) {
 	return cluster, release, err
 }
 
-// ownAddress is the content of AddressFile. Releases without AddressFile neither write nor read the file.
-type ownAddress struct {
+// addressRecord is the content of AddressFile. Old releases do not use the file.
+type addressRecord struct {
 	Address string `json:"address"`
 }
 
-// SaveAddress remembers the address that Init or Join was given, for starts and verbs that are given none.
+// SaveAddress writes d.Advertise, the address that was given to Init or Join, to AddressFile. If no
+// address is given to a later start or command, it uses this address.
 func (d Dir) SaveAddress() error {
-	return WriteJSON(filepath.Join(d.Path, AddressFile), ownAddress{d.Advertise})
+	return WriteJSON(filepath.Join(d.Path, AddressFile), addressRecord{d.Advertise})
 }
 
-// lastAddress is the address that this replica had last: that of the member, which may have moved since its folder was made, or
-// the one that the folder was made with; "" = none is known.
+// lastAddress returns the last address of this replica: its address in MembersFile, or the address
+// that was given to Init or Join. It returns "" if neither is recorded.
 func (d Dir) lastAddress() (string, error) {
 	members, err := d.Members()
 	if err != nil {
@@ -153,19 +161,20 @@ func (d Dir) lastAddress() (string, error) {
 	if host, _, err := net.SplitHostPort(members[d.Name]); err == nil && host != "" {
 		return host, nil
 	}
-	var made ownAddress
+	var made addressRecord
 	_, err = ReadJSON(filepath.Join(d.Path, AddressFile), &made)
 	return made.Address, err
 }
 
-// WithAddress is d with the address that the replica had last, where none is given.
+// WithAddress returns a copy of d. If d.Advertise is empty, the copy has the last address of the
+// replica (lastAddress).
 func (d Dir) WithAddress() (Dir, error) {
 	if d.Advertise != "" || d.Path == "" {
 		return d, nil
 	}
 	var err error
 	if d.Advertise, err = d.lastAddress(); err != nil {
-		err = fmt.Errorf("the address that this replica had last: %w: --advertise-address says it instead", err)
+		err = fmt.Errorf("reading the last address of this replica: %w: set --advertise-address instead", err)
 	}
 	return d, err
 }

@@ -9,38 +9,42 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The feature level of a cluster says in which forms its replicas may write what they store. A release reads every form
-// up to its own level; a form is written only once every replica has said that it reads it. The level lies in the store,
-// so that a backup carries it; the leader raises it, and nobody lowers it.
+// The feature level of a cluster determines in which formats its replicas may write stored data. A
+// release can read every format up to its own level. A format is written only after every replica
+// has reported that it can read the format. The level is in the store, so that backups include it.
+// The leader raises the level, and nothing lowers it.
 //
-//	0  what was stored before there were levels
-//	1  managedFields in form 1 (registry/fieldform.go)
-//	2  exchanges of keys (keyrotation/rotation): a release that does not know how one kind is exchanged would go by the former key
+// 0  formats before feature levels existed
+// 1  managedFields in format 1 (registry/fieldowners/shortform.go)
+// 2  rotation records (keyrotation/rotation)
+//
+// Level 2 is needed because a release that cannot rotate a kind of key would use the previous key.
 const (
-	FeatureLevel     = 2 // the highest that this release understands
+	FeatureLevel     = 2 // the highest level that this release supports
 	LevelShortFields = 1
 	LevelRotation    = 2
 )
 
 const (
-	// LevelKey is the key of the store at which the LevelRecord lies.
-	LevelKey    = api.StorageRoot + "keelson.dev/feature-level"
-	maxLevelDoc = 4 << 10 // bytes of the stored record
+	// LevelKey is the key of the LevelRecord in the store.
+	LevelKey      = api.StorageRoot + "keelson.dev/feature-level"
+	maxLevelBytes = 4 << 10 // maximum size of the stored record, in bytes
 )
 
-// LevelRecord is what lies in the store, and beside it in LevelFile. Later releases may add fields: unknown ones are
-// ignored, and what Level says is the same in every version.
+// LevelRecord is the stored feature level of the cluster. It is in the store and in LevelFile.
+// Later releases may add fields: unknown fields are ignored, and Level has the same meaning in
+// every version.
 type LevelRecord struct {
 	Version int    `json:"version"`
 	Level   uint32 `json:"level"`
-	Release string `json:"release,omitempty"` // that raised it, for a person
+	Release string `json:"release,omitempty"` // the release that raised the level; shown in messages
 }
 
 const LevelRecordVersion = 1
 
 func DecodeLevel(raw []byte) (LevelRecord, error) {
 	var rec LevelRecord
-	if len(raw) > maxLevelDoc {
+	if len(raw) > maxLevelBytes {
 		return rec, fmt.Errorf("the stored feature level (%s): a record of %d bytes", LevelKey, len(raw))
 	}
 	if err := json.Unmarshal(raw, &rec); err != nil {
@@ -49,36 +53,42 @@ func DecodeLevel(raw []byte) (LevelRecord, error) {
 	return rec, nil
 }
 
-// ErrLevelTooHigh says that this release must not work on what is stored.
+// ErrLevelTooHigh is returned if this release does not support the feature level of the cluster, so
+// that it cannot read the stored data.
 var ErrLevelTooHigh = errors.New("this release is too old for what is stored")
 
-// CheckUnderstood refuses what a release that understands levels up to own cannot read.
-func (rec LevelRecord) CheckUnderstood(own uint32) error {
-	if rec.Level <= own {
+// ErrLevelTooLow is returned if a request needs a higher feature level than the cluster has.
+var ErrLevelTooLow = errors.New("the cluster is at level")
+
+// CheckSupported returns ErrLevelTooHigh if the level of the record is above supported, the highest
+// level that this release supports.
+func (rec LevelRecord) CheckSupported(supported uint32) error {
+	if rec.Level <= supported {
 		return nil
 	}
 	by := ""
 	if rec.Release != "" {
 		by = ", raised by release " + rec.Release
 	}
-	return fmt.Errorf("%w: the cluster stores forms of feature level %d%s, and this release understands levels up to %d: "+
-		"start the release that the other replicas run, or one after it", ErrLevelTooHigh, rec.Level, by, own)
+	return fmt.Errorf("%w: the cluster stores forms of feature level %d%s, and this release understands "+
+		"levels up to %d: "+
+		"start the release that the other replicas run, or one after it", ErrLevelTooHigh, rec.Level, by, supported)
 }
 
-// SaveLevel writes a level down beside the store, where a release that does not understand it finds it before it
-// touches the store.
+// SaveLevel writes the feature level to LevelFile in the data directory folder. A release that does
+// not support the level reads this file before it opens the store, and does not start.
 func SaveLevel(folder string, rec LevelRecord) error {
 	if err := WriteJSON(filepath.Join(folder, LevelFile), rec); err != nil {
-		return fmt.Errorf("keeping the feature level: %w", err)
+		return fmt.Errorf("writing the feature level: %w", err)
 	}
 	return nil
 }
 
-// CheckLevel refuses a data folder whose store this release does not understand.
+// CheckLevel returns an error if this release does not support the feature level in LevelFile.
 func (d Dir) CheckLevel() error {
 	var rec LevelRecord
 	if _, err := ReadJSON(filepath.Join(d.Path, LevelFile), &rec); err != nil {
 		return err
 	}
-	return rec.CheckUnderstood(d.FeatureLevel)
+	return rec.CheckSupported(d.FeatureLevel)
 }

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 )
 
-// Members reads who was a member when this replica last knew: name → peer address.
+// Members returns the last known members of the raft cluster: their peer addresses by their names.
 func (d Dir) Members() (map[string]string, error) {
 	var out map[string]string
 	_, err := ReadJSON(filepath.Join(d.Path, MembersFile), &out)
 	return out, err
 }
 
-// HasRaftData says whether this replica's disk holds anything of the group.
+// HasRaftData reports whether the data directory contains raft data.
 func (d Dir) HasRaftData() (bool, error) {
 	files, err := os.ReadDir(filepath.Join(d.Path, RaftFolder))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -23,10 +23,11 @@ func (d Dir) HasRaftData() (bool, error) {
 	return len(files) > 0, err
 }
 
-// IsJoining says whether this replica's log may begin with the group's first day: it is to become a member, or is one and has never
-// had all that the group has.
+// IsJoining reports whether this replica is joining the cluster, or is a new member that has not
+// caught up with the leader yet. Only in these cases its raft log may start at the first entry of
+// the cluster.
 func (d Dir) IsJoining() (bool, error) {
-	for _, name := range []string{PeersFile, NewcomerFile} {
+	for _, name := range []string{PeersFile, NewMemberFile} {
 		switch _, err := os.Stat(filepath.Join(d.Path, name)); {
 		case err == nil:
 			return true, nil
@@ -37,13 +38,14 @@ func (d Dir) IsJoining() (bool, error) {
 	return false, nil
 }
 
-// IsFounder says whether this replica made the cluster, and so begins its raft group.
+// IsFounder reports whether this replica created the cluster, and therefore bootstraps the raft
+// cluster.
 func (d Dir) IsFounder() bool {
 	_, err := os.Stat(filepath.Join(d.Path, FounderFile))
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// StandbyRecord is what lies in StandbyFile.
+// StandbyRecord is the content of StandbyFile.
 type StandbyRecord struct {
 	Version int `json:"version"`
 }

@@ -15,32 +15,37 @@ import (
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// FormerKeysFile is the name of the file with previous store keys, beside the current key file. Only
-// backups that were made before a rotation need these keys.
+// FormerKeysFile is the name of the file with the previous encryption keys of the store. It is in
+// the same folder as the file with the current keys. The previous keys decrypt backups that were
+// made before a key rotation.
 const FormerKeysFile = "store-former.keys"
 
-// StoreOptions are what an operator may choose of the store. Zero values mean
-// its defaults.
+// StoreOptions are the settings of a replica's store. Zero values mean the store's defaults.
 type StoreOptions struct {
-	LogStore string // "bolt" or "wal"; "" = what the folder was made with or converted to
-	Quota    int64  // bytes of state and history at which the store takes nothing new
-	// file of keys that encrypt what is on disk; "" = that of the data folder, where there is one
+	LogStore string // format of the raft log, "bolt" or "wal"; empty: the format of the existing log
+	Quota    int64  // maximum size of the state and the watch history in bytes; above it, the store rejects new data
+	// Keys is the path of the file with the keys that encrypt the store on disk. If it is empty,
+	// the key file in the data directory is used, if that file exists.
 	Keys string
-	// Identity is a file of age identities, for a backup that is sealed by age; "" = none. Only backups are read with it.
+	// Identity is the path of a file of age identities, which decrypt a backup that is encrypted
+	// with age. It is used only to read backups.
 	Identity         string
-	HistoryRevisions int           // revisions kept for watches
-	HistoryAge       time.Duration // and for how long
-	SnapshotBytes    int64         // bytes of log after which a snapshot is taken
-	CompareEvery     time.Duration // how often the replicas' states are compared; negative = never
-	// Heartbeat is for how long a replica hears nothing of its leader before it calls an election, and a leader nothing of a
-	// majority before it gives up; 0 = DefaultHeartbeat. No read and no write is wrong for it: both ask a majority.
+	HistoryRevisions int           // maximum number of revisions in the watch history
+	HistoryAge       time.Duration // maximum age of revisions in the watch history
+	SnapshotBytes    int64         // size of the raft log in bytes at which a snapshot is taken
+	CompareEvery     time.Duration // interval at which the replicas' states are compared; negative = never
+	// Heartbeat is how long a replica waits for its leader before it starts an election. 0 means
+	// DefaultHeartbeat. A leader without a quorum steps down after the same time. Reads and writes
+	// are correct with any value, because both need a quorum.
 	Heartbeat time.Duration
 }
 
-// DefaultHeartbeat is short: an outage of a leader is one of all writes.
+// DefaultHeartbeat is the default of StoreOptions.Heartbeat. It is short because no write succeeds
+// without a leader.
 const DefaultHeartbeat = 600 * time.Millisecond
 
-// The least that makes sense.
+// Limits of StoreOptions. MinQuota and MinSnapshotBytes are in bytes, and minHistory is a number of
+// revisions.
 const (
 	MinQuota         = 16 << 20
 	MinSnapshotBytes = 1 << 20
@@ -51,7 +56,7 @@ const (
 	maxHeartbeat     = 10 * time.Second
 )
 
-// Check names the flag that is wrong.
+// Check returns an error if an option is invalid. The error names its flag.
 func (o StoreOptions) Check() error {
 	switch {
 	case o.LogStore != "" && o.LogStore != string(disk.LogBolt) && o.LogStore != string(disk.LogWAL):
@@ -59,21 +64,24 @@ func (o StoreOptions) Check() error {
 	case o.Quota != 0 && o.Quota < MinQuota:
 		return fmt.Errorf("--store-quota %d bytes: want at least 16Mi", o.Quota)
 	case o.HistoryRevisions != 0 && o.HistoryRevisions < minHistory:
-		return fmt.Errorf("--history-revisions %d: want at least %d: watches of clients that were away for a moment would have to begin again", o.HistoryRevisions, minHistory)
+		return fmt.Errorf("--history-revisions %d: want at least %d: otherwise the watches of clients end after "+
+			"a short disconnection", o.HistoryRevisions, minHistory)
 	case o.HistoryAge != 0 && o.HistoryAge < minHistoryAge:
 		return fmt.Errorf("--history-age %s: want at least %s", o.HistoryAge, minHistoryAge)
 	case o.SnapshotBytes != 0 && o.SnapshotBytes < MinSnapshotBytes:
 		return fmt.Errorf("--snapshot-bytes %d: want at least 1Mi", o.SnapshotBytes)
 	case o.Heartbeat != 0 && (o.Heartbeat < minHeartbeat || o.Heartbeat > maxHeartbeat):
-		return fmt.Errorf("--heartbeat-timeout %s: want %s to %s: below, a busy machine loses its leader for nothing; above, writes stand still for as long as that when a machine fails",
+		return fmt.Errorf("--heartbeat-timeout %s: want %s to %s: a lower value causes elections on a busy "+
+			"machine, and a higher value blocks writes longer after a failure",
 			o.Heartbeat, minHeartbeat, maxHeartbeat)
 	case o.CompareEvery > 0 && o.CompareEvery < minCompare:
-		return fmt.Errorf("--compare-interval %s: want at least %s, or a negative one for never", o.CompareEvery, minCompare)
+		return fmt.Errorf("--compare-interval %s: want at least %s, or a negative value to disable it",
+			o.CompareEvery, minCompare)
 	}
 	return nil
 }
 
-// Keyring reads the keys of --encryption-keys; nil when none exist.
+// Keyring returns the keys in the file o.Keys. It returns nil if o.Keys is empty.
 func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 	if o.Keys == "" {
 		return nil, nil
@@ -85,8 +93,8 @@ func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 	return k, nil
 }
 
-// LoadBackupKeys returns the keys of the key file at path and of FormerKeysFile beside it. The
-// previous keys are needed to read backups that were made before a key rotation.
+// LoadBackupKeys returns the encryption keys in the file path and in FormerKeysFile in the same
+// folder. The latter decrypt backups that were made before a key rotation.
 func LoadBackupKeys(path string) (*disk.Keyring, error) {
 	k, err := disk.LoadKeyring(path)
 	if err != nil {
@@ -99,23 +107,24 @@ func LoadBackupKeys(path string) (*disk.Keyring, error) {
 	case err != nil:
 		return nil, err
 	}
-	return k.With(former)
+	return k.Merge(former)
 }
 
-// NoKeys, in the place of a key file, says that the stores of the cluster are not encrypted.
+// NoKeys is the value of StoreOptions.Keys that disables the encryption of the cluster's stores.
 const NoKeys = "none"
 
-// KeyFile is where a replica keeps the key file that Init made, or that it
-// received when it joined.
+// KeyFile returns the path of the file with the store's encryption keys in the data directory
+// dataDir. Init creates the file, and a joining replica receives it.
 func KeyFile(dataDir string) string { return filepath.Join(dataDir, PKIFolder, pki.FileStoreKeys) }
 
-// StoreKeyFile is the key file to use: the one that was chosen, or that of the data
-// folder; "" when the store is not encrypted.
+// StoreKeyFile returns the path of the file with the store's encryption keys: the configured file,
+// or the file in the data directory. It returns "" if the store is not encrypted.
 func (d Dir) StoreKeyFile(cluster Cluster) (string, error) {
 	switch {
 	case d.Store.Keys == NoKeys && cluster.Encrypted:
-		return "", fmt.Errorf("--encryption-keys %s: cluster %s was made with encryption: a line 'clear' at the beginning of its key file "+
-			"has new data written in clear", NoKeys, cluster.Name)
+		return "",
+			fmt.Errorf("--encryption-keys %s: cluster %s was created with encryption: to write new data "+
+				"unencrypted, add a line 'clear' at the beginning of its key file", NoKeys, cluster.Name)
 	case d.Store.Keys == NoKeys:
 		return "", nil
 	case d.Store.Keys != "":
@@ -134,44 +143,47 @@ func (d Dir) StoreKeyFile(cluster Cluster) (string, error) {
 	return "", nil
 }
 
-// NewKeys is the key file that Init makes; nil when the operator keeps one elsewhere or wants none.
+// NewKeys returns the content of the key file that Init creates. It returns nil if the operator
+// provides a key file or disables encryption.
 func (o StoreOptions) NewKeys(now time.Time) ([]byte, error) {
 	switch o.Keys {
 	case NoKeys:
 		return nil, nil
 	case "":
-		// Keys of two clusters may come together where one takes the other's backup: those of one second have other names, too.
+		// When a cluster restores the backup of another cluster, the keys of both are merged. The
+		// random part of the name distinguishes keys that were created in the same second.
 		var own [4]byte
 		_, _ = rand.Read(own[:]) // it never fails
-		return disk.NewKeys(fmt.Sprintf("init-%s-%x", now.UTC().Format("20060102-150405"), own))
+		return disk.GenerateKeyFile(fmt.Sprintf("init-%s-%x", now.UTC().Format("20060102-150405"), own))
 	}
 	_, err := o.Keyring()
 	return nil, err
 }
 
-// chosen is what storeFile remembers.
-type chosen struct {
+// storeRecord is the content of storeFile.
+type storeRecord struct {
 	LogStore string `json:"logStore"`
 }
 
-// SaveLogStore records the kind of log store of the data folder. The record also applies after the
-// data in the folder has been removed and is created again.
+// SaveLogStore records logStore, the format of the raft log in the data directory. The record is
+// also used when the raft data has been removed and is created again.
 func (d Dir) SaveLogStore(logStore string) error {
-	return WriteJSON(filepath.Join(d.Path, storeFile), chosen{logStore})
+	return WriteJSON(filepath.Join(d.Path, storeFile), storeRecord{logStore})
 }
 
-// logStore is the log store that the flag names, or that the folder has.
+// logStore returns the configured format of the raft log. If no format is configured, it returns
+// the format that SaveLogStore has recorded.
 func (d Dir) logStore() (disk.LogStoreKind, error) {
 	if d.Store.LogStore != "" {
 		return disk.LogStoreKind(d.Store.LogStore), nil
 	}
-	var was chosen
+	var was storeRecord
 	_, err := ReadJSON(filepath.Join(d.Path, storeFile), &was)
 	return disk.LogStoreKind(was.LogStore), err
 }
 
-// StoreConfig is the configuration of the store on this replica's disk, without what
-// a running one needs besides.
+// StoreConfig returns the configuration of the store in this data directory. To run the store, the
+// caller must set further fields, such as the listener.
 func (d Dir) StoreConfig(cluster Cluster) (replica.Config, error) {
 	var err error
 	if d.Store.Keys, err = d.StoreKeyFile(cluster); err != nil {
@@ -190,20 +202,21 @@ func (d Dir) StoreConfig(cluster Cluster) (replica.Config, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	out := replica.Config{
-		Name: d.Name, DataDir: filepath.Join(d.Path, RaftFolder), Cluster: cluster.ID,
-		LogStore: kind, Keys: keys, Quota: d.Store.Quota,
-		HistoryRevisions: d.Store.HistoryRevisions, HistoryAge: d.Store.HistoryAge,
-		SnapshotBytes: d.Store.SnapshotBytes, CompareEvery: d.Store.CompareEvery, HeartbeatTimeout: d.Store.Heartbeat,
-		Logger: log.With("part", "store"),
+		Name: d.Name, Cluster: cluster.ID, Quota: d.Store.Quota, CompareEvery: d.Store.CompareEvery,
+		Storage:   replica.Storage{DataDir: filepath.Join(d.Path, RaftFolder), LogStore: kind, Keys: keys},
+		History:   replica.History{HistoryRevisions: d.Store.HistoryRevisions, HistoryAge: d.Store.HistoryAge},
+		Snapshots: replica.Snapshots{SnapshotBytes: d.Store.SnapshotBytes},
+		Timeouts:  replica.Timeouts{HeartbeatTimeout: d.Store.Heartbeat},
+		Logger:    log.With("part", "store"),
 	}
 	if d.Advertise != "" {
-		out.Advertise = HostPort(d.Advertise, cluster.PeerPort)
+		out.Network.Advertise = HostPort(d.Advertise, cluster.PeerPort)
 	}
 	return out, nil
 }
 
-// OfflineStoreConfig is the store's configuration with the address that the replica
-// had last, where none is given.
+// OfflineStoreConfig is like StoreConfig. If no address is configured, it uses the last address of
+// the replica.
 func (d Dir) OfflineStoreConfig(cluster Cluster) (replica.Config, error) {
 	d, err := d.WithAddress()
 	if err != nil {
@@ -212,10 +225,10 @@ func (d Dir) OfflineStoreConfig(cluster Cluster) (replica.Config, error) {
 	return d.StoreConfig(cluster)
 }
 
-// StoreConfigToRun is the same for a store that is about to run: it refuses a disk
-// that must not take part in the group.
+// StoreConfigToRun is like StoreConfig, for a store that is about to run. It returns ErrDataGone if
+// this replica has lost its data and must therefore not take part in the raft cluster.
 func (d Dir) StoreConfigToRun(cluster Cluster) (replica.Config, error) {
-	founds, err := d.founds()
+	founds, err := d.bootstrapsCluster()
 	if err != nil {
 		return replica.Config{}, err
 	}
@@ -231,15 +244,19 @@ func (d Dir) StoreConfigToRun(cluster Cluster) (replica.Config, error) {
 	return out, err
 }
 
-// ErrDataGone says that a replica which took part in the group has lost its disk.
-var ErrDataGone = errors.New("the data of this replica is gone, but it was a member of the group: " +
-	"it must not vote with an empty log. Run 'rebuild' to take the data from the other replicas, or 'restore' with a backup")
+// ErrDataGone is returned if this replica was a member of the raft cluster and has lost its raft
+// data.
+var ErrDataGone = errors.New("the data of this replica is missing, but it was a member of the raft cluster: it " +
+	"must not vote with an empty log. Run 'rebuild' to copy the data from the other replicas, or " +
+	"'restore' with a backup")
 
-// founds says whether this replica founds a group, and refuses one that would
-// take part in its own without what it has promised there.
-func (d Dir) founds() (bool, error) {
+// bootstrapsCluster reports whether this replica must bootstrap the raft cluster, because it
+// created the cluster and is not recorded as a member yet. It returns ErrDataGone for a replica
+// that has lost its raft data: such a replica has also lost its votes and the log entries that it
+// has acknowledged.
+func (d Dir) bootstrapsCluster() (bool, error) {
 	if _, err := os.Stat(filepath.Join(d.Path, PeersFile)); err == nil {
-		return false, nil // it joins
+		return false, nil // the replica is joining
 	}
 	has, err := d.HasRaftData()
 	if err != nil {

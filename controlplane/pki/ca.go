@@ -25,20 +25,23 @@ const (
 	caNamePrefix = "keelson-ca@"
 	caLife       = 10 * 365 * 24 * time.Hour
 
-	// DefaultLife is the default lifetime of a certificate. It is renewed after two thirds of it.
+	// DefaultLife is the default lifetime of a certificate. A Rotator renews the certificate when
+	// two thirds of the lifetime have passed.
 	DefaultLife = 365 * 24 * time.Hour
-	// Backdate is how far before its issue a certificate becomes valid. Machine clocks differ, and
-	// a new certificate must be valid on all machines at once.
+	// Backdate is how long before its issue time a certificate becomes valid. The clocks of
+	// machines differ, and a new certificate must be valid on all machines immediately.
 	Backdate = 5 * time.Minute
 
-	// GroupReplicas is the organization in the peer certificates of replicas.
+	// GroupReplicas is the organization in the certificates with which replicas authenticate to
+	// each other (peer certificates).
 	GroupReplicas = "keelson:replicas"
 	// PeerServerName is a DNS name in every peer certificate. Replicas verify this name and
-	// GroupReplicas instead of the peer's address, which may change.
+	// GroupReplicas. They do not verify the peer's address, because it may change.
 	PeerServerName = "replica.keelson.internal"
 )
 
-// CA issues the cluster's certificates. It is immutable and safe for concurrent use.
+// CA is a certificate authority: a CA certificate and its private key. It is immutable and safe for
+// concurrent use.
 type CA struct {
 	Cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -51,14 +54,14 @@ func NewCA(clusterName string, now time.Time) (*CA, error) {
 
 func newCA(subject pkix.Name, clusterName string, now time.Time) (*CA, error) {
 	if clusterName == "" {
-		return nil, errors.New("pki: making a CA: the cluster needs a name")
+		return nil, errors.New("pki: creating a CA: the cluster name is empty")
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("pki: making the CA's key: %w", err)
+		return nil, fmt.Errorf("pki: creating the CA's key: %w", err)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber:          serial(),
+		SerialNumber:          newSerial(),
 		Subject:               subject,
 		NotBefore:             now.Add(-Backdate),
 		NotAfter:              now.Add(caLife),
@@ -78,7 +81,7 @@ func newCA(subject pkix.Name, clusterName string, now time.Time) (*CA, error) {
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// PEM returns the CA certificate, which clients trust.
+// PEM returns the CA certificate in PEM, for clients to trust.
 func (ca *CA) PEM() []byte { return EncodeCert(ca.Cert.Raw) }
 
 // Pool returns a certificate pool that contains only this CA.
@@ -88,7 +91,8 @@ func (ca *CA) Pool() *x509.CertPool {
 	return p
 }
 
-// Hash returns the hash of the CA's public key, which join tokens pin.
+// Hash returns the SHA-256 hash of the CA's public key, in hex. Join tokens contain this hash, by
+// which a joining machine verifies that it is connected to the right cluster.
 func (ca *CA) Hash() string { return SPKIHash(ca.Cert) }
 
 // SPKIHash returns the SHA-256 hash of the certificate's public key, in hex.
@@ -97,7 +101,7 @@ func SPKIHash(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Profile describes the contents of a certificate to issue.
+// Profile describes the contents of a certificate that a CA is to issue.
 type Profile struct {
 	CommonName    string
 	Organizations []string
@@ -105,12 +109,12 @@ type Profile struct {
 	IPs           []net.IP
 	Server        bool
 	Client        bool
-	Life          time.Duration // 0 = DefaultLife
+	Life          time.Duration // lifetime; 0 means DefaultLife
 }
 
-// ReplicaServing returns the profile of a replica's API server certificate. It contains the names
-// and cluster IP of Service default/kubernetes, loopback addresses, the replica's name and the
-// advertised addresses or names.
+// ReplicaServing returns the profile of the server certificate of a replica's API. The certificate
+// contains the names and the cluster IP of Service default/kubernetes, the loopback addresses, the
+// replica's name, and its addresses or names in advertise.
 func ReplicaServing(replica string, serviceIP net.IP, advertise ...string) Profile {
 	p := Profile{CommonName: "keelson-apiserver", Server: true, DNSNames: []string{
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc",
@@ -123,8 +127,8 @@ func ReplicaServing(replica string, serviceIP net.IP, advertise ...string) Profi
 	return p
 }
 
-// ReplicaPeer returns the profile of the certificate that a replica uses on both ends of
-// connections between replicas.
+// ReplicaPeer returns the profile of a replica's peer certificate. The replica uses this
+// certificate as client and as server in connections between replicas.
 func ReplicaPeer(replica string, advertise ...string) Profile {
 	p := Profile{
 		CommonName: replica, Organizations: []string{GroupReplicas},
@@ -134,7 +138,7 @@ func ReplicaPeer(replica string, advertise ...string) Profile {
 	return p
 }
 
-// Client returns the profile of the client certificate of a user with groups.
+// Client returns the profile of a client certificate for a user who is in groups.
 func Client(user string, groups ...string) Profile {
 	return Profile{CommonName: user, Organizations: groups, Client: true}
 }
@@ -159,18 +163,19 @@ func (p *Profile) addHosts(hosts ...string) {
 // Issued is a certificate with its private key, in PEM and for crypto/tls.
 type Issued struct {
 	Cert    *x509.Certificate
-	CertPEM []byte // the certificate; for server certificates also the CA's, which clients that pin the CA need
+	CertPEM []byte // the certificate; a server certificate is followed by that of the CA, for clients that pin the CA
 	KeyPEM  []byte
 	TLS     tls.Certificate
 }
 
-// Issue generates a key and issues a certificate for it.
+// Issue generates a private key and issues a certificate for it. p describes the contents of the
+// certificate.
 func (ca *CA) Issue(p Profile, now time.Time) (*Issued, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("pki: making a key for %s: %w", p.CommonName, err)
+		return nil, fmt.Errorf("pki: creating a key for %s: %w", p.CommonName, err)
 	}
-	der, err := ca.sign(p, &key.PublicKey, now)
+	der, err := ca.signPublicKey(p, &key.PublicKey, now)
 	if err != nil {
 		return nil, err
 	}
@@ -191,13 +196,13 @@ func (ca *CA) Issue(p Profile, now time.Time) (*Issued, error) {
 	return out, nil
 }
 
-func (ca *CA) sign(p Profile, pub any, now time.Time) ([]byte, error) {
+func (ca *CA) signPublicKey(p Profile, pub any, now time.Time) ([]byte, error) {
 	life := p.Life
 	if life == 0 {
 		life = DefaultLife
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: serial(),
+		SerialNumber: newSerial(),
 		Subject:      pkix.Name{CommonName: p.CommonName, Organization: p.Organizations},
 		DNSNames:     p.DNSNames,
 		IPAddresses:  p.IPs,
@@ -223,51 +228,57 @@ func (ca *CA) sign(p Profile, pub any, now time.Time) ([]byte, error) {
 	return der, nil
 }
 
-// SignAgent signs the certificate request (PEM or DER) of the agent of a node. The request must be
-// signed with its own key and have exactly the subject CN=system:node:<node>, O=system:nodes,
-// without alternative names. Otherwise the error names the violation and wraps ErrRequest. life 0
-// means DefaultLife.
+// SignAgent signs request, the certificate request (PEM or DER) of a node's agent. The request must
+// have exactly the subject CN=system:node:<node>, O=system:nodes, no alternative names, and a
+// signature of its own key. Otherwise the error names the violation and wraps ErrRequest. A life of
+// 0 means DefaultLife.
 func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now time.Time) (certPEM []byte, err error) {
 	csr, err := nodeRequest(request, node)
 	if err == nil && len(csr.IPAddresses) > 0 {
-		err = fmt.Errorf("%w of node %q: it asks for %d alternative names, want none", ErrRequest, node, len(csr.IPAddresses))
+		err = fmt.Errorf("%w of node %q: it requests %d alternative names, want none", ErrRequest, node,
+			len(csr.IPAddresses))
 	}
 	if err != nil {
 		return nil, err
 	}
 	p := Client(api.NodeUserPrefix+node, api.GroupNodes)
 	p.Life = life
-	der, err := ca.sign(p, csr.PublicKey, now)
+	der, err := ca.signPublicKey(p, csr.PublicKey, now)
 	if err != nil {
 		return nil, err
 	}
 	return EncodeCert(der), nil
 }
 
-// SignServing signs a certificate request for the HTTPS server of a node, with the subject that
-// SignAgent requires. Of the requested addresses, the certificate contains only seen, from which
-// the node connects. With other addresses the node could impersonate another server. For the same
-// reason it contains no host names. It is valid for server authentication only.
-func (ca *CA) SignServing(request []byte, node string, seen netip.Addr, life time.Duration, now time.Time) (certPEM []byte, err error) {
+// SignServing signs request, the certificate request for a node's HTTPS server. The request must
+// have the subject that SignAgent requires. Of the requested IP addresses, the certificate contains
+// only address, from which the node connects: with other addresses, the node could impersonate
+// another server. For the same reason it contains no host names. It is valid for server
+// authentication only.
+func (ca *CA) SignServing(request []byte, node string, address netip.Addr, life time.Duration, now time.Time) (
+	certPEM []byte, err error,
+) {
 	csr, err := nodeRequest(request, node)
 	if err != nil {
 		return nil, err
 	}
-	p := Profile{CommonName: api.NodeUserPrefix + node, Organizations: []string{api.GroupNodes}, Server: true, Life: life}
+	p := Profile{CommonName: api.NodeUserPrefix + node, Organizations: []string{api.GroupNodes},
+		Server: true, Life: life}
 	for _, ip := range csr.IPAddresses {
-		if a, ok := netip.AddrFromSlice(ip); ok && a.Unmap() == seen.Unmap() && a.Unmap().IsGlobalUnicast() {
+		if a, ok := netip.AddrFromSlice(ip); ok && a.Unmap() == address.Unmap() && a.Unmap().IsGlobalUnicast() {
 			p.IPs = []net.IP{ip}
 		}
 	}
-	der, err := ca.sign(p, csr.PublicKey, now)
+	der, err := ca.signPublicKey(p, csr.PublicKey, now)
 	if err != nil {
 		return nil, err
 	}
 	return EncodeCert(der), nil
 }
 
-// nodeRequest parses a request and checks that it has the node's subject and no alternative names
-// other than addresses.
+// nodeRequest parses request, a certificate request of a node (PEM or DER). It returns an error
+// that wraps ErrRequest unless the request has the node's subject, and no alternative names except
+// IP addresses.
 func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) {
 	csr, err := parseRequest(request)
 	if err != nil {
@@ -283,7 +294,7 @@ func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) 
 	case len(csr.Subject.Organization) != 1 || csr.Subject.Organization[0] != api.GroupNodes:
 		err = fmt.Errorf("the organizations are %q, want only %q", csr.Subject.Organization, api.GroupNodes)
 	case extra > 0:
-		err = fmt.Errorf("it asks for %d alternative names, want none", extra)
+		err = fmt.Errorf("it requests %d alternative names, want none", extra)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w of node %q: %w", ErrRequest, node, err)
@@ -291,7 +302,7 @@ func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) 
 	return csr, nil
 }
 
-// ErrRequest is the error for a certificate request that must not be signed.
+// ErrRequest is wrapped by the error for a certificate request that the CA refuses to sign.
 var ErrRequest = errors.New("pki: refusing the certificate request")
 
 func parseRequest(data []byte) (*x509.CertificateRequest, error) {
@@ -311,7 +322,7 @@ func parseRequest(data []byte) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-func serial() *big.Int {
+func newSerial() *big.Int {
 	b := make([]byte, 16)
 	rand.Read(b)
 	b[0] &= 0x7f // positive

@@ -14,18 +14,20 @@ import (
 	"time"
 )
 
-// Files of a trust folder that exist only during a rotation of the cluster CA.
+// Files in the folder of a replica's keys and CAs. They exist only during a rotation of the cluster
+// CA.
 const (
-	FileCATrusted = "ca-trusted.pem" // CA certificates trusted in addition to ca.crt
-	FileCAFormer  = "ca-former.pem"  // certificate and key of the previous CA, which now signs only API server certificates
-	// FileCANext contains certificate and key of the new CA while ca.crt and ca.key are replaced
-	// one after the other.
+	FileCATrusted = "ca-trusted.pem" // certificates of CAs that are trusted in addition to the CA in ca.crt
+	// certificate and key of the previous CA, which signs only API server certificates
+	FileCAFormer = "ca-former.pem"
+	// FileCANext contains the certificate and key of the new CA while the files ca.crt and ca.key
+	// are replaced one after the other.
 	FileCANext = "ca-next.pem"
 )
 
-// ClusterCA is the current cluster CA in a trust folder, together with the other CAs that are
-// trusted during a rotation. Reload updates it while connections are in use. Safe for concurrent
-// use.
+// ClusterCA contains the cluster CA of a replica and the other CAs that are trusted during a
+// rotation. It reads them from the folder of the replica's keys and CAs. Reload reads the folder
+// again, even while connections use the CAs. ClusterCA is safe for concurrent use.
 type ClusterCA struct {
 	dir string
 	now func() time.Time
@@ -33,38 +35,38 @@ type ClusterCA struct {
 	mu      sync.Mutex
 	current *clusterTrust // guarded by mu; replaced, never modified
 	changed chan struct{} // guarded by mu; closed and replaced with current
-	since   int64         // guarded by mu
+	since   int64         // guarded by mu; the highest counter that was passed to Reload
 }
 
-// clusterTrust is an immutable snapshot of the cluster's CAs.
+// clusterTrust contains the CAs that a ClusterCA has read at one time. It is immutable.
 type clusterTrust struct {
-	signs, serves *CA
-	all           []*x509.Certificate // all trusted CA certificates, that of serves first
-	pool          *x509.CertPool
-	pem           []byte
-	since         int64
+	signing, serving *CA
+	all              []*x509.Certificate // all trusted CA certificates; the first is the certificate of serving
+	pool             *x509.CertPool
+	pem              []byte
+	since            int64
 }
 
-// NewClusterCA returns the ClusterCA of a trust folder.
+// NewClusterCA returns the ClusterCA with the CAs in the folder dir.
 func NewClusterCA(dir string, now func() time.Time) (*ClusterCA, error) {
 	c := &ClusterCA{dir: dir, now: now, changed: make(chan struct{})}
 	return c, c.Reload(0)
 }
 
-// Reload reads the trust folder again. since is the version of its contents, from a counter that is
-// common to all replicas; the stored version never decreases. If the folder cannot be read, nothing
-// changes.
+// Reload reads the folder again. since is a counter that all replicas share; it is higher for later
+// contents of the folder. ClusterCA stores the highest value. If the folder cannot be read, the
+// previous CAs stay in use.
 func (c *ClusterCA) Reload(since int64) error {
 	t, err := Load(c.dir)
 	if err != nil {
 		return err
 	}
-	next := &clusterTrust{signs: t.CA, serves: t.CA}
+	next := &clusterTrust{signing: t.CA, serving: t.CA}
 	if t.CAFormer != nil {
-		next.serves = t.CAFormer
+		next.serving = t.CAFormer
 	}
 	next.pool = x509.NewCertPool()
-	for _, cert := range append([]*x509.Certificate{next.serves.Cert, t.CA.Cert}, t.CATrusted...) {
+	for _, cert := range append([]*x509.Certificate{next.serving.Cert, t.CA.Cert}, t.CATrusted...) {
 		if !slices.ContainsFunc(next.all, cert.Equal) {
 			next.all = append(next.all, cert)
 			next.pool.AddCert(cert)
@@ -76,12 +78,13 @@ func (c *ClusterCA) Reload(since int64) error {
 	c.since = max(c.since, since)
 	next.since = c.since
 	was := c.current
-	if was != nil && was.since == next.since && bytes.Equal(was.pem, next.pem) && was.signs.Cert.Equal(next.signs.Cert) &&
-		was.serves.Cert.Equal(next.serves.Cert) {
+	if was != nil && was.since == next.since && bytes.Equal(was.pem, next.pem) &&
+		was.signing.Cert.Equal(next.signing.Cert) &&
+		was.serving.Cert.Equal(next.serving.Cert) {
 		return nil
 	}
 	if was != nil && was.pool.Equal(next.pool) {
-		next.pool = was.pool // so that connections are not verified again
+		next.pool = was.pool // Connections that this pool has verified are not verified again.
 	}
 	c.current = next
 	close(c.changed)
@@ -89,7 +92,7 @@ func (c *ClusterCA) Reload(since int64) error {
 	return nil
 }
 
-func (c *ClusterCA) trust() *clusterTrust {
+func (c *ClusterCA) currentTrust() *clusterTrust {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.current
@@ -103,62 +106,65 @@ func (c *ClusterCA) Changed() <-chan struct{} {
 	return c.changed
 }
 
-// Signs returns the CA that signs certificates.
-func (c *ClusterCA) Signs() *CA { return c.trust().signs }
+// SigningCA returns the CA that signs all certificates except those of the API server.
+func (c *ClusterCA) SigningCA() *CA { return c.currentTrust().signing }
 
-// Serves returns the CA that signs the API server's certificates. During a rotation it is the
-// previous CA until all clients trust the new one.
-func (c *ClusterCA) Serves() *CA { return c.trust().serves }
+// ServingCA returns the CA that signs the API server's certificates. During a rotation, the
+// previous CA signs them until all clients trust the new CA.
+func (c *ClusterCA) ServingCA() *CA { return c.currentTrust().serving }
 
-// Believed returns the certificates of all trusted CAs, each once, that of Serves first.
-func (c *ClusterCA) Believed() []*x509.Certificate { return c.trust().all }
+// TrustedCerts returns the certificates of all trusted CAs, without duplicates. The first is the
+// certificate of ServingCA.
+func (c *ClusterCA) TrustedCerts() []*x509.Certificate { return c.currentTrust().all }
 
-// Pool returns the certificates of Believed as a pool. The pointer changes only when they do.
-func (c *ClusterCA) Pool() *x509.CertPool { return c.trust().pool }
+// Pool returns the certificates of TrustedCerts as a pool. It returns the same pointer until the
+// certificates change.
+func (c *ClusterCA) Pool() *x509.CertPool { return c.currentTrust().pool }
 
-// PEM returns the certificates of Believed in PEM, for clients to trust.
-func (c *ClusterCA) PEM() []byte { return c.trust().pem }
+// PEM returns the certificates of TrustedCerts in PEM, for clients to trust.
+func (c *ClusterCA) PEM() []byte { return c.currentTrust().pem }
 
-// Told returns the trust information for nodes: the trusted CA certificates in PEM, the ID of the
-// signing CA, and the version of this information, which orders it in time.
-func (c *ClusterCA) Told() (pem []byte, signs string, since int64) {
-	t := c.trust()
-	return t.pem, CAID(t.signs.Cert), t.since
+// TrustForNodes returns which CAs nodes must trust. pem contains the trusted CA certificates, signs
+// is the ID of the signing CA, and since is the counter of Reload. By the counter, nodes detect and
+// ignore older results.
+func (c *ClusterCA) TrustForNodes() (pem []byte, signs string, since int64) {
+	t := c.currentTrust()
+	return t.pem, CAID(t.signing.Cert), t.since
 }
 
-// Former returns the IDs of the trusted CAs other than the signing CA and next, which is the ID of
-// the CA that will sign.
-func (c *ClusterCA) Former(next string) (ids []string) {
-	t := c.trust()
+// PreviousCAs returns the IDs of the trusted CAs that a rotation replaces: all except the signing
+// CA and the CA with the ID next, which will become the signing CA.
+func (c *ClusterCA) PreviousCAs(next string) (ids []string) {
+	t := c.currentTrust()
 	for _, cert := range t.all {
-		if id := CAID(cert); id != CAID(t.signs.Cert) && id != next {
+		if id := CAID(cert); id != CAID(t.signing.Cert) && id != next {
 			ids = append(ids, id)
 		}
 	}
 	return ids
 }
 
-// Rotator returns a Rotator for certificates of profile p, issued by the CA that Signs returns at
-// the time.
-func (c *ClusterCA) Rotator(p Profile) *Rotator { return c.rotator(p, c.Signs) }
+// Rotator returns a Rotator for certificates with the profile p. They are issued by the CA that is
+// the SigningCA at that time. When the SigningCA changes, they are replaced.
+func (c *ClusterCA) Rotator(p Profile) *Rotator { return c.newRotator(p, c.SigningCA) }
 
-// Serving returns a Rotator for certificates of profile p, issued by the CA that Serves returns at
-// the time.
-func (c *ClusterCA) Serving(p Profile) *Rotator { return c.rotator(p, c.Serves) }
+// ServingRotator is like Rotator, but the ServingCA issues the certificates.
+func (c *ClusterCA) ServingRotator(p Profile) *Rotator { return c.newRotator(p, c.ServingCA) }
 
-func (c *ClusterCA) rotator(p Profile, by func() *CA) *Rotator {
+func (c *ClusterCA) newRotator(p Profile, issuer func() *CA) *Rotator {
 	r := NewRotator(func(now time.Time) (*tls.Certificate, error) {
-		issued, err := by().Issue(p, now)
+		issued, err := issuer().Issue(p, now)
 		if err != nil {
 			return nil, err
 		}
 		return &issued.TLS, nil
 	}, c.now)
-	r.stale = func(leaf *x509.Certificate) bool { return !IssuedBy(leaf, by().Cert) }
+	r.stale = func(leaf *x509.Certificate) bool { return !IssuedBy(leaf, issuer().Cert) }
 	return r
 }
 
-// IssuedBy reports whether ca issued a verified certificate, as opposed to another trusted CA.
+// IssuedBy reports whether ca, and not another trusted CA, issued the certificate leaf. The caller
+// has verified that a trusted CA issued it.
 func IssuedBy(leaf, ca *x509.Certificate) bool {
 	if len(leaf.AuthorityKeyId) == 0 || len(ca.SubjectKeyId) == 0 {
 		return leaf.CheckSignatureFrom(ca) == nil
@@ -166,9 +172,10 @@ func IssuedBy(leaf, ca *x509.Certificate) bool {
 	return bytes.Equal(leaf.AuthorityKeyId, ca.SubjectKeyId)
 }
 
-// By returns the ID of the trusted CA that issued a verified certificate; "" if none did.
-func (c *ClusterCA) By(leaf *x509.Certificate) string {
-	for _, ca := range c.trust().all {
+// IssuerID returns the ID of the trusted CA that issued the certificate leaf. It returns "" if no
+// trusted CA issued it.
+func (c *ClusterCA) IssuerID(leaf *x509.Certificate) string {
+	for _, ca := range c.currentTrust().all {
 		if IssuedBy(leaf, ca) {
 			return CAID(ca)
 		}
@@ -176,44 +183,53 @@ func (c *ClusterCA) By(leaf *x509.Certificate) string {
 	return ""
 }
 
-// Verifies returns an error if a client certificate is currently not valid.
-func (c *ClusterCA) Verifies(leaf *x509.Certificate) error {
-	_, err := leaf.Verify(x509.VerifyOptions{Roots: c.Pool(), CurrentTime: c.now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+// VerifyClient returns an error unless leaf is a client certificate of a trusted CA that is
+// currently valid.
+func (c *ClusterCA) VerifyClient(leaf *x509.Certificate) error {
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: c.Pool(), CurrentTime: c.now(),
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return err
 }
 
-// SignAgent calls SignAgent of the signing CA.
+// SignAgent signs a certificate request of a node's agent with the signing CA (CA.SignAgent).
 func (c *ClusterCA) SignAgent(request []byte, node string, life time.Duration, now time.Time) ([]byte, error) {
-	return c.Signs().SignAgent(request, node, life, now)
+	return c.SigningCA().SignAgent(request, node, life, now)
 }
 
-// SignServing calls SignServing of the signing CA.
-func (c *ClusterCA) SignServing(request []byte, node string, seen netip.Addr, life time.Duration, now time.Time) ([]byte, error) {
-	return c.Signs().SignServing(request, node, seen, life, now)
+// SignServing signs a certificate request for a node's HTTPS server with the signing CA
+// (CA.SignServing).
+func (c *ClusterCA) SignServing(request []byte, node string, address netip.Addr, life time.Duration, now time.Time) (
+	[]byte, error,
+) {
+	return c.SigningCA().SignServing(request, node, address, life, now)
 }
 
-// SignRequest calls SignRequest of the signing CA.
-func (c *ClusterCA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) ([]byte, error) {
-	return c.Signs().SignRequest(r, usage, extended, life, now)
+// SignRequest signs an approved certificate request with the signing CA (CA.SignRequest).
+func (c *ClusterCA) SignRequest(
+	r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time,
+) ([]byte, error) {
+	return c.SigningCA().SignRequest(r, usage, extended, life, now)
 }
 
 // hintDomain is the suffix of the TLS server names that CAHint returns.
 const hintDomain = ".ca.keelson.internal"
 
-// CAHint returns the TLS server name with which a joining machine requests a server certificate of
-// the CA with the hash in its join token. During a CA rotation there are join tokens with both CAs.
+// CAHint returns the TLS server name that a joining machine uses: it requests a server certificate
+// from the CA that has the hash in the join token. During a CA rotation, some join tokens contain
+// the hash of the previous CA, and others that of the new CA.
 func CAHint(hash string) string { return hash[:min(len(hash), 32)] + hintDomain }
 
-// Enrolment returns the TLS server configuration for nodes and joining machines. Client
-// certificates are requested and verified with the CAs trusted at the handshake. The server
-// presents its CA too, since a joining machine has only the CA's hash. A client that names a CA by
-// CAHint gets a certificate of this CA while the CA can sign.
-func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
-	signs, serves := c.Rotator(p), c.Serving(p)
+// EnrollmentTLS returns the TLS server configuration of the port for nodes and joining machines.
+// Client certificates are optional, and are verified with the CAs that are trusted at the time of
+// the handshake. The server also presents its CA certificate, because a joining machine has only
+// the CA's hash. If the client's server name is the CAHint of the ServingCA, the server presents a
+// certificate of that CA, otherwise of the SigningCA.
+func (c *ClusterCA) EnrollmentTLS(p Profile) *tls.Config {
+	signs, serves := c.Rotator(p), c.ServingRotator(p)
 	certificate := func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		by, rotator := c.Signs(), signs
+		by, rotator := c.SigningCA(), signs
 		if hash, ok := strings.CutSuffix(h.ServerName, hintDomain); ok && hash != "" {
-			if former := c.Serves(); strings.HasPrefix(former.Hash(), hash) {
+			if former := c.ServingCA(); strings.HasPrefix(former.Hash(), hash) {
 				by, rotator = former, serves
 			}
 		}
@@ -225,8 +241,10 @@ func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
 		chain.Certificate = append([][]byte{leaf.Certificate[0]}, by.Cert.Raw)
 		return &chain, nil
 	}
-	base := &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate, ClientAuth: tls.VerifyClientCertIfGiven,
-		Time: c.now, NextProtos: []string{"h2"}, SessionTicketsDisabled: true} // no resumption: each handshake uses the currently trusted CAs
+	base := &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate,
+		ClientAuth: tls.VerifyClientCertIfGiven,
+		// no resumption: each handshake uses the currently trusted CAs
+		Time: c.now, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
 	base.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := base.Clone()
 		now.GetConfigForClient, now.ClientCAs = nil, c.Pool()
@@ -235,37 +253,39 @@ func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
 	return base
 }
 
-// Server returns the TLS server configuration of the API server, which verifies client certificates
-// itself.
-func (c *ClusterCA) Server(cert *Rotator) *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: cert.GetCertificate, ClientAuth: tls.RequestClientCert, Time: c.now}
+// Server returns the TLS server configuration of the API server, which presents the certificate of
+// rotator. It requests client certificates and does not verify them; the API server does.
+func (c *ClusterCA) Server(rotator *Rotator) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: rotator.GetCertificate,
+		ClientAuth: tls.RequestClientCert, Time: c.now}
 }
 
-// CAID returns the ID of a CA that 'kctl cluster certs' shows.
+// CAID returns the ID of a CA, as 'kctl cluster certs' prints it.
 func CAID(c *x509.Certificate) string { return SPKIHash(c)[:16] }
 
-// NewClusterKey creates a cluster CA for a rotation and returns its certificate and key in PEM, and
-// its ID. Its subject differs from that of other CAs, because some clients identify CAs by the
-// subject alone.
+// NewClusterKey creates a new cluster CA for a rotation. It returns the CA's certificate and key in
+// PEM, and the CA's ID. The subject differs from that of other CAs, because some clients identify
+// CAs by the subject alone.
 func NewClusterKey(clusterName string, now time.Time) (text []byte, id string, err error) {
-	ca, err := newCA(pkix.Name{CommonName: caNamePrefix + clusterName, SerialNumber: now.UTC().Format("20060102-150405")}, clusterName, now)
+	ca, err := newCA(pkix.Name{CommonName: caNamePrefix + clusterName,
+		SerialNumber: now.UTC().Format("20060102-150405")}, clusterName, now)
 	if err != nil {
 		return nil, "", err
 	}
-	text, err = ca.both()
+	text, err = ca.encodeCertAndKey()
 	return text, CAID(ca.Cert), err
 }
 
-// BelieveCA adds a cluster CA to the trusted CAs in the trust folder dir. text contains its
+// AddTrustedCA adds a cluster CA to the trusted CAs in the folder dir. text contains the CA's
 // certificate and key, as returned by NewClusterKey.
-func BelieveCA(dir string, text []byte) error {
-	t, ca, err := loadWith(dir, text)
+func AddTrustedCA(dir string, text []byte) error {
+	t, ca, err := loadTrustAndCA(dir, text)
 	if err != nil {
 		return err
 	}
-	// From now on, connections between replicas have their own CA, which is rotated separately.
+	// A CA of their own now signs for connections between replicas. It is rotated separately.
 	if t.PeerCA == nil {
-		own, err := t.CA.both()
+		own, err := t.CA.encodeCertAndKey()
 		if err != nil {
 			return err
 		}
@@ -276,26 +296,27 @@ func BelieveCA(dir string, text []byte) error {
 	if t.CA.Cert.Equal(ca.Cert) || slices.ContainsFunc(t.CATrusted, ca.Cert.Equal) {
 		return nil
 	}
-	return t.keepClusterTrusted(dir, append(t.CATrusted, ca.Cert))
+	return t.writeTrustedCAs(dir, append(t.CATrusted, ca.Cert))
 }
 
-// SignCA makes a cluster CA the signing CA in the trust folder dir. text contains its certificate
-// and key. The previous CA remains trusted, and signs API server certificates until ServeCA.
-func SignCA(dir string, text []byte) error {
-	t, ca, err := loadWith(dir, text)
+// SetSigningCA makes a cluster CA the signing CA in the folder dir. text contains the CA's
+// certificate and key. The previous CA remains trusted, and signs API server certificates until
+// FinishServingCA is called.
+func SetSigningCA(dir string, text []byte) error {
+	t, ca, err := loadTrustAndCA(dir, text)
 	if err != nil {
 		return err
 	}
 	if !t.CA.Cert.Equal(ca.Cert) {
-		if err := BelieveCA(dir, text); err != nil {
+		if err := AddTrustedCA(dir, text); err != nil {
 			return err
 		}
-		former, err := t.CA.both()
+		former, err := t.CA.encodeCertAndKey()
 		if err != nil {
 			return err
 		}
 		// These files are written first, so that the previous CA is trusted at all times.
-		if err := t.keepClusterTrusted(dir, append(t.CATrusted, t.CA.Cert, ca.Cert)); err != nil {
+		if err := t.writeTrustedCAs(dir, append(t.CATrusted, t.CA.Cert, ca.Cert)); err != nil {
 			return err
 		}
 		if err := WriteFile(filepath.Join(dir, FileCAFormer), former); err != nil {
@@ -308,7 +329,8 @@ func SignCA(dir string, text []byte) error {
 	return finishCA(dir, ca)
 }
 
-// finishCA writes the CA to its permanent files and removes FileCANext.
+// finishCA writes the certificate and key of ca to FileCACert and FileCAKey, and removes
+// FileCANext.
 func finishCA(dir string, ca *CA) error {
 	key, err := encodeKey(ca.key)
 	if err != nil {
@@ -323,32 +345,34 @@ func finishCA(dir string, ca *CA) error {
 	return writeOrRemove(filepath.Join(dir, FileCANext), nil)
 }
 
-// ServeCA makes the signing CA in the trust folder dir also sign API server certificates. It
-// deletes the previous CA's key.
-func ServeCA(dir string) error { return writeOrRemove(filepath.Join(dir, FileCAFormer), nil) }
+// FinishServingCA ends the use of the previous CA in the folder dir: it deletes the key, so that
+// the signing CA also signs API server certificates.
+func FinishServingCA(dir string) error { return writeOrRemove(filepath.Join(dir, FileCAFormer), nil) }
 
-// DropCA removes the CA with the given ID from the trusted CAs in the trust folder dir. It is an
-// error for the signing CA.
-func DropCA(dir, id string) error {
+// RemoveTrustedCA removes the CA with the given ID from the trusted CAs in the folder dir. It
+// returns an error for the signing CA.
+func RemoveTrustedCA(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {
 		return err
 	}
 	if CAID(t.CA.Cert) == id {
-		return fmt.Errorf("pki: CA %s signs: it cannot be given up", id)
+		return fmt.Errorf("pki: CA %s is the signing CA and cannot be removed", id)
 	}
 	if t.CAFormer != nil && CAID(t.CAFormer.Cert) == id {
-		if err := ServeCA(dir); err != nil {
+		if err := FinishServingCA(dir); err != nil {
 			return err
 		}
 	}
-	left := slices.DeleteFunc(slices.Clone(t.CATrusted), func(c *x509.Certificate) bool { return CAID(c) == id || c.Equal(t.CA.Cert) })
+	left := slices.DeleteFunc(slices.Clone(t.CATrusted), func(c *x509.Certificate) bool {
+		return CAID(c) == id || c.Equal(t.CA.Cert)
+	})
 	if len(left) == len(t.CATrusted) {
 		return nil
 	}
 	return writeOrRemove(filepath.Join(dir, FileCATrusted), encodeCerts(left))
 }
 
-func (t *Trust) keepClusterTrusted(dir string, list []*x509.Certificate) error {
+func (t *Trust) writeTrustedCAs(dir string, list []*x509.Certificate) error {
 	return WriteFile(filepath.Join(dir, FileCATrusted), encodeCerts(list))
 }

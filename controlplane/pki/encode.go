@@ -7,8 +7,9 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 const (
@@ -23,7 +24,7 @@ func EncodeCert(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})
 }
 
-// DecodeCert decodes the first certificate of a PEM text.
+// DecodeCert decodes a certificate, which must be the first PEM block in data.
 func DecodeCert(data []byte) (*x509.Certificate, error) {
 	der, err := firstBlock(data, pemCert)
 	if err != nil {
@@ -102,35 +103,10 @@ func firstBlock(data []byte, want string) ([]byte, error) {
 }
 
 // WriteFile writes a file with mode 0600 atomically and durably. An existing file is replaced.
-func WriteFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-") // CreateTemp uses mode 0600
-	if err != nil {
+func WriteFile(path string, data []byte) error {
+	o := durable.Options{Level: durable.Persistent, TempPattern: "." + filepath.Base(path) + "-"}
+	if err := durable.WriteWith(path, data, o); err != nil {
 		return fmt.Errorf("pki: writing %s: %w", path, err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("pki: writing %s: %w", path, err), os.Remove(f.Name()))
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := f.Sync(); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

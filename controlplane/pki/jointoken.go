@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// Reasons why a token is rejected. Every error of a token function wraps one of them.
+// The reasons why join tokens and service account tokens are rejected. Every error of a function
+// that checks tokens wraps one of these errors, or one of those in tokenrecord.go.
 var (
 	ErrMalformed   = errors.New("the token is malformed")
 	ErrExpired     = errors.New("the token has expired")
@@ -23,12 +24,12 @@ var (
 	ErrIssuer      = errors.New("the token is from another issuer")
 	ErrWrongSecret = errors.New("the token's secret is wrong")
 	ErrWrongRole   = errors.New("the token is for another role")
-	// ErrWrongCA is the error when the server at first contact does not belong to the cluster of
-	// the join token.
-	ErrWrongCA = errors.New("the server's certificate is not from the CA that the token names")
+	// ErrWrongCA is returned if the server that a joining machine contacts does not belong to the
+	// cluster of the join token.
+	ErrWrongCA = errors.New("the server's certificate is not issued by the CA in the token")
 )
 
-// Role is the kind of member as which a join token lets a machine join.
+// Role is the kind of machine, node or replica, that a join token admits.
 type Role string
 
 // The roles of a join token.
@@ -45,8 +46,9 @@ const (
 	tokenAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 )
 
-// Token is a join token: keelson1.<role>.<id>.<secret>.<hash of the CA's key>. A machine can join
-// the cluster with it, and verify by the hash that it talks to the right cluster.
+// Token is a join token: keelson1.<role>.<id>.<secret>.<hash of the CA's key>. It authorizes a
+// machine to join the cluster. By the hash, the machine verifies that a server belongs to that
+// cluster.
 type Token struct {
 	Role   Role
 	ID     string
@@ -59,8 +61,8 @@ func NewToken(role Role, ca *x509.Certificate) Token {
 	return Token{Role: role, ID: randomText(tokenIDLen), Secret: randomText(tokenKeyLen), CAHash: SPKIHash(ca)}
 }
 
-// ParseToken parses a join token in exactly the form of String. Otherwise it returns ErrMalformed;
-// the error never contains the secret.
+// ParseToken parses a join token. If s does not have exactly the format of Token.String, it returns
+// ErrMalformed. The error never contains the secret.
 func ParseToken(s string) (Token, error) {
 	bad := func(why string) (Token, error) {
 		return Token{}, fmt.Errorf("pki: join token: %w: %s", ErrMalformed, why)
@@ -76,11 +78,11 @@ func ParseToken(s string) (Token, error) {
 	case t.Role != RoleNode && t.Role != RoleControlPlane:
 		return bad(fmt.Sprintf("the role is neither %q nor %q", RoleNode, RoleControlPlane))
 	case len(t.ID) != tokenIDLen || strings.Trim(t.ID, tokenAlphabet) != "":
-		return bad(fmt.Sprintf("the id is not %d small letters and digits", tokenIDLen))
+		return bad(fmt.Sprintf("the id is not %d lower-case letters and digits", tokenIDLen))
 	case len(t.Secret) != tokenKeyLen || strings.Trim(t.Secret, tokenAlphabet) != "":
-		return bad(fmt.Sprintf("the secret is not %d small letters and digits", tokenKeyLen))
+		return bad(fmt.Sprintf("the secret is not %d lower-case letters and digits", tokenKeyLen))
 	case len(t.CAHash) != 2*sha256.Size || strings.Trim(t.CAHash, "0123456789abcdef") != "":
-		return bad("the CA's hash is not a SHA-256 in small hex digits")
+		return bad("the CA's hash is not a SHA-256 in lower-case hex digits")
 	}
 	return t, nil
 }
@@ -95,24 +97,24 @@ func (t Token) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("role", string(t.Role)), slog.String("id", t.ID))
 }
 
-// PinnedTLS returns the client configuration for a machine that has only a join token. It accepts a
-// server if its chain ends in the CA of the token, under any address. Otherwise the handshake fails
-// with ErrWrongCA. Before any data is exchanged, the CA is passed to learned, which may be nil. now
-// must not be nil.
-func PinnedTLS(t Token, learned func(ca *x509.Certificate), now func() time.Time) *tls.Config {
+// PinnedTLS returns the TLS configuration for a machine that has only a join token. It accepts a
+// server at any address if its certificate chain ends in the CA of the token. Otherwise the
+// handshake fails with ErrWrongCA. receiveCA, which may be nil, is called with the CA before any
+// data is exchanged. now must not be nil.
+func PinnedTLS(t Token, receiveCA func(ca *x509.Certificate), now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: CAHint(t.CAHash),
 		Time:       now,
-		// Go's verification requires the CA in advance; VerifyConnection replaces it.
+		// Verification by crypto/tls requires the CA in advance. VerifyConnection replaces it.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			ca, err := checkPinned(t, cs.PeerCertificates, now())
 			if err != nil {
 				return fmt.Errorf("pki: join token %q: %w", t.ID, err)
 			}
-			if learned != nil {
-				learned(ca)
+			if receiveCA != nil {
+				receiveCA(ca)
 			}
 			return nil
 		},
@@ -140,7 +142,7 @@ func checkPinned(t Token, chain []*x509.Certificate, now time.Time) (*x509.Certi
 func randomText(n int) string {
 	out := make([]byte, 0, n)
 	b := make([]byte, 1)
-	// The largest multiple of 36 in a byte is 252. Without this limit the first characters would be
+	// 252 is the largest multiple of 36 in a byte. Without this limit the first characters would be
 	// more likely than the others.
 	for len(out) < n {
 		if rand.Read(b); b[0] < 252 {

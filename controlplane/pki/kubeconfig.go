@@ -9,18 +9,18 @@ import (
 )
 
 // Kubeconfig contains the data of a kubeconfig file: one cluster and one user. The user has either
-// Cert and Key or Token.
+// CertPEM and KeyPEM, or Token.
 type Kubeconfig struct {
-	Cluster string // name of cluster and context
-	Server  string // "https://127.0.0.1:6443"
+	Cluster string // name of the cluster entry and of the context
+	Server  string // URL of the API server, such as "https://127.0.0.1:6443"
 	CAPEM   []byte
-	User    string // name of the user entry; "" = the cluster's
+	User    string // name of the user entry; empty means Cluster
 	CertPEM []byte
 	KeyPEM  []byte
 	Token   string
 }
 
-// Config returns the kubeconfig as client-go's type, with all data embedded.
+// Config returns the kubeconfig as a client-go Config, with all certificates and keys embedded.
 func (k Kubeconfig) Config() *clientcmdapi.Config {
 	user := k.User
 	if user == "" {

@@ -12,12 +12,14 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
-// Optional files of a trust folder: the CA of the connections between replicas if it is not the
-// cluster CA, and further peer CAs that are trusted during a rotation.
+// Optional files in the folder of a replica's keys and CAs. They contain the CAs of the connections
+// between replicas (peer CAs), if these are not signed by the cluster CA.
 const (
-	FilePeers        = "peers.pem"         // certificate, then key
+	FilePeers        = "peers.pem"         // certificate and key of the signing peer CA
 	FilePeersTrusted = "peers-trusted.pem" // certificates
 )
 
@@ -29,14 +31,16 @@ func (t *Trust) peerCA() *CA {
 	return t.CA
 }
 
-// PeerAuthorities returns the CA certificates by which replicas are verified: first the signing CA,
-// then the others that are trusted.
+// PeerAuthorities returns the certificates of the CAs that may sign replicas' peer certificates.
+// The first is the certificate of the CA that signs those of this replica.
 func (t *Trust) PeerAuthorities() []*x509.Certificate {
 	return append([]*x509.Certificate{t.peerCA().Cert}, t.PeerTrusted...)
 }
 
-// Peers is the trust between replicas according to a trust folder. Reload updates it while
-// connections are in use; new connections use the updated state. Safe for concurrent use.
+// Peers contains the peer CAs, which replicas trust in connections to each other, and this
+// replica's peer certificate. It reads them from the folder of the replica's keys and CAs. Reload
+// reads the folder again, even while connections are in use; new connections use the result. Peers
+// is safe for concurrent use.
 type Peers struct {
 	dir     string
 	profile Profile
@@ -45,25 +49,26 @@ type Peers struct {
 }
 
 type peerTrust struct {
-	files [2][]byte           // contents of the files from which it was read
-	all   []*x509.Certificate // PeerAuthorities
+	files [2][]byte           // contents of the files from which the CAs were read
+	all   []*x509.Certificate // result of PeerAuthorities
 	cert  *Rotator
 	pool  *x509.CertPool
 }
 
-// NewPeers reads the trust folder. profile is that of this replica's peer certificates.
+// NewPeers returns the Peers with the CAs in the folder dir. profile describes this replica's peer
+// certificates.
 func NewPeers(dir string, profile Profile, now func() time.Time) (*Peers, error) {
 	p := &Peers{dir: dir, profile: profile, now: now}
 	_, err := p.Reload()
 	return p, err
 }
 
-// Reload reads the peer CAs of the trust folder again and reports whether they have changed. If
-// they cannot be read, nothing changes.
+// Reload reads the peer CAs of the folder again and reports whether they have changed. If they
+// cannot be read, the previous CAs stay in use.
 func (p *Peers) Reload() (changed bool, err error) {
 	var files [2][]byte
 	for i, name := range []string{FilePeers, FilePeersTrusted} {
-		if files[i], err = optional(filepath.Join(p.dir, name)); err != nil {
+		if files[i], err = readOptional(filepath.Join(p.dir, name)); err != nil {
 			return false, err
 		}
 	}
@@ -84,20 +89,23 @@ func (p *Peers) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// Authorities returns the trusted peer CAs, the signing one first.
+// Authorities returns the certificates of the trusted peer CAs. The first is the certificate of the
+// CA that signs this replica's certificates.
 func (p *Peers) Authorities() []*x509.Certificate { return p.current.Load().all }
 
 // Certificate returns this replica's current peer certificate.
 func (p *Peers) Certificate() (*tls.Certificate, error) { return p.current.Load().cert.Certificate() }
 
 // Server returns the TLS server configuration for connections between replicas. It accepts only
-// client certificates with the organization GroupReplicas, issued by a CA trusted at the time of
-// the handshake. All other certificates of the cluster fail with ErrNotReplica.
+// client certificates with the organization GroupReplicas that are signed by a peer CA. The peer CA
+// must be trusted at the time of the handshake. All other certificates of the cluster fail with
+// ErrNotReplica.
 func (p *Peers) Server() *tls.Config {
 	c := &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ClientAuth: tls.RequireAndVerifyClientCert,
-		// No resumption: each handshake is verified; handshakes are rare.
+		// Sessions are not resumed: each handshake verifies the certificate, and handshakes are
+		// rare.
 		SessionTicketsDisabled: true,
 	}
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
@@ -109,7 +117,8 @@ func (p *Peers) Server() *tls.Config {
 	return c
 }
 
-// Client returns the TLS client configuration, which requires the same of the server's certificate.
+// Client returns the TLS client configuration for connections between replicas. The server's
+// certificate must fulfill the same conditions that Server requires of client certificates.
 func (p *Peers) Client() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -118,8 +127,8 @@ func (p *Peers) Client() *tls.Config {
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return p.current.Load().cert.Certificate()
 		},
-		// RootCAs cannot change in a tls.Config in use. VerifyConnection therefore performs the
-		// verification of the tls package itself.
+		// RootCAs cannot change in a tls.Config that is in use. VerifyConnection therefore performs
+		// the verification of crypto/tls itself.
 		InsecureSkipVerify: true, //nolint:gosec // see above
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if len(cs.PeerCertificates) == 0 {
@@ -141,14 +150,14 @@ func (p *Peers) Client() *tls.Config {
 	}
 }
 
-// MakePeerCA creates a CA for connections between replicas and writes it to a new file. It is an
-// error if the file exists.
+// MakePeerCA creates a CA for connections between replicas, and writes its certificate and key to
+// the new file path. It returns the certificate, and an error if the file exists.
 func MakePeerCA(path, clusterName string, now time.Time) (*x509.Certificate, error) {
 	ca, err := NewCA(clusterName+"-peers", now)
 	if err != nil {
 		return nil, err
 	}
-	text, err := ca.both()
+	text, err := ca.encodeCertAndKey()
 	if err != nil {
 		return nil, err
 	}
@@ -158,35 +167,36 @@ func MakePeerCA(path, clusterName string, now time.Time) (*x509.Certificate, err
 	return ca.Cert, WriteFile(path, text)
 }
 
-// TrustPeerCA adds the CA in the file path to the trusted peer CAs in the trust folder dir.
+// TrustPeerCA adds the CA in the file path to the trusted peer CAs in the folder dir, and returns
+// its certificate.
 func TrustPeerCA(dir, path string) (*x509.Certificate, error) {
-	t, ca, err := loadBoth(dir, path)
+	t, ca, err := loadTrustAndFile(dir, path)
 	if err != nil {
 		return nil, err
 	}
-	return ca.Cert, t.keepTrusted(dir, append(t.PeerTrusted, ca.Cert))
+	return ca.Cert, t.writePeerCAs(dir, append(t.PeerTrusted, ca.Cert))
 }
 
-// UsePeerCA makes the CA in the file path sign this replica's peer certificates, in the trust
-// folder dir. The previous CA remains trusted.
+// UsePeerCA makes the CA in the file path the signer of this replica's peer certificates, in the
+// folder dir. It returns the CA's certificate. The previous CA remains trusted.
 func UsePeerCA(dir, path string) (*x509.Certificate, error) {
-	t, ca, err := loadBoth(dir, path)
+	t, ca, err := loadTrustAndFile(dir, path)
 	if err != nil {
 		return nil, err
 	}
-	text, err := ca.both()
+	text, err := ca.encodeCertAndKey()
 	if err != nil {
 		return nil, err
 	}
-	// This is written first, so that the previous CA is trusted at all times.
-	if err := t.keepTrusted(dir, append(t.PeerTrusted, t.peerCA().Cert)); err != nil {
+	// This list is written first, so that the previous CA is trusted at all times.
+	if err := t.writePeerCAs(dir, append(t.PeerTrusted, t.peerCA().Cert)); err != nil {
 		return nil, err
 	}
 	return ca.Cert, WriteFile(filepath.Join(dir, FilePeers), text)
 }
 
-// ForgetPeerCAs removes all trusted peer CAs in the trust folder dir except the signing one.
-func ForgetPeerCAs(dir string) error {
+// RemovePreviousPeerCAs removes all trusted peer CAs except the signing CA from the folder dir.
+func RemovePreviousPeerCAs(dir string) error {
 	err := os.Remove(filepath.Join(dir, FilePeersTrusted))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -194,10 +204,10 @@ func ForgetPeerCAs(dir string) error {
 	if err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return durable.Sync(dir)
 }
 
-func loadBoth(dir, path string) (*Trust, *CA, error) {
+func loadTrustAndFile(dir, path string) (*Trust, *CA, error) {
 	t, err := Load(dir)
 	if err != nil {
 		return nil, nil, err
@@ -206,15 +216,15 @@ func loadBoth(dir, path string) (*Trust, *CA, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	ca, err := readBoth(text)
+	ca, err := decodeCertAndKey(text)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, ca, nil
 }
 
-// keepTrusted writes the list of trusted peer CAs, without duplicates.
-func (t *Trust) keepTrusted(dir string, list []*x509.Certificate) error {
+// writePeerCAs writes list to the file of trusted peer CAs in the folder dir, without duplicates.
+func (t *Trust) writePeerCAs(dir string, list []*x509.Certificate) error {
 	return WriteFile(filepath.Join(dir, FilePeersTrusted), encodeCerts(list))
 }
 
@@ -241,7 +251,7 @@ func decodeCerts(text []byte) ([]*x509.Certificate, error) {
 			return nil, err
 		}
 		if !c.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is no CA", c.Subject.CommonName)
+			return nil, fmt.Errorf("the certificate of %q is not a CA certificate", c.Subject.CommonName)
 		}
 		out = append(out, c)
 	}
@@ -251,8 +261,8 @@ func decodeCerts(text []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// both returns the CA's certificate and key in one PEM text.
-func (ca *CA) both() ([]byte, error) {
+// encodeCertAndKey returns the CA's certificate and private key, one after the other, in PEM.
+func (ca *CA) encodeCertAndKey() ([]byte, error) {
 	key, err := encodeKey(ca.key)
 	if err != nil {
 		return nil, err
@@ -260,7 +270,7 @@ func (ca *CA) both() ([]byte, error) {
 	return append(ca.PEM(), key...), nil
 }
 
-func readBoth(text []byte) (*CA, error) {
+func decodeCertAndKey(text []byte) (*CA, error) {
 	cert, err := DecodeCert(text)
 	if err != nil {
 		return nil, fmt.Errorf("the certificate of an authority: %w", err)
@@ -271,15 +281,15 @@ func readBoth(text []byte) (*CA, error) {
 	case err != nil:
 		return nil, fmt.Errorf("the key of an authority: %w", err)
 	case !cert.IsCA:
-		return nil, errors.New("the certificate is no CA")
+		return nil, errors.New("the certificate is not a CA certificate")
 	case !key.PublicKey.Equal(cert.PublicKey):
-		return nil, errors.New("certificate and key do not belong together")
+		return nil, errors.New("the key does not match the certificate")
 	}
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// optional returns the contents of a file; nil if it does not exist.
-func optional(path string) ([]byte, error) {
+// readOptional returns the contents of a file, or nil if the file does not exist.
+func readOptional(path string) ([]byte, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

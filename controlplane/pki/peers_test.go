@@ -75,11 +75,15 @@ func TestPeersRenew(t *testing.T) {
 	}
 	// A replica that cannot renew its certificate.
 	stuck := PeerTLS(tr.Pool(), tr.CA.Rotator(Profile{CommonName: "cp3", Organizations: []string{GroupReplicas},
-		DNSNames: []string{PeerServerName}, Server: true, Client: true, Life: life}, func() time.Time { return t0 }), clock.now)
-	if serverErr, _, _ := handshake(t, a.Server(), stuck); serverErr == nil || !strings.Contains(serverErr.Error(), "expired") {
+		DNSNames: []string{PeerServerName}, Server: true, Client: true, Life: life}, func() time.Time {
+		return t0
+	}), clock.now)
+	if serverErr, _, _ := handshake(t, a.Server(), stuck); serverErr == nil ||
+		!strings.Contains(serverErr.Error(), "expired") {
 		t.Errorf("an expired replica as client: %v", serverErr)
 	}
-	if _, clientErr, _ := handshake(t, stuck, a.Client()); clientErr == nil || !strings.Contains(clientErr.Error(), "expired") {
+	if _, clientErr, _ := handshake(t, stuck, a.Client()); clientErr == nil ||
+		!strings.Contains(clientErr.Error(), "expired") {
 		t.Errorf("an expired replica as server: %v", clientErr)
 	}
 }
@@ -97,7 +101,8 @@ func TestPeersRefuseOthers(t *testing.T) {
 		t.Error("a replica of another cluster was called")
 	}
 	agent := tr.CA.Rotator(Client("system:node:w1", "system:nodes"), clock.now)
-	if serverErr, clientErr, _ := handshake(t, a.Server(), ClientTLS(tr.Pool(), agent, PeerServerName, clock.now)); serverErr == nil && clientErr == nil {
+	if serverErr, clientErr, _ := handshake(t, a.Server(),
+		ClientTLS(tr.Pool(), agent, PeerServerName, clock.now)); serverErr == nil && clientErr == nil {
 		t.Error("an agent was let in")
 	}
 	serving := tr.CA.Rotator(ReplicaServing("cp1", nil, PeerServerName), clock.now)
@@ -153,7 +158,7 @@ func TestPeersChangeAuthority(t *testing.T) {
 	if serverErr, clientErr, _ := handshake(t, ends[0].Server(), calls); serverErr != nil || clientErr != nil {
 		t.Errorf("before the former authority is forgotten: %v, %v", serverErr, clientErr)
 	}
-	each("forget", ForgetPeerCAs)
+	each("forget", RemovePreviousPeerCAs)
 	if serverErr, _, _ := handshake(t, ends[0].Server(), calls); serverErr == nil {
 		t.Error("a holder of the former keys was let in")
 	}
@@ -188,7 +193,8 @@ func TestPeersKeepWhatWorks(t *testing.T) {
 	tr := newTrust(t)
 	a, b := newEnd(t, tr, "cp1", clock, 0), newEnd(t, tr, "cp2", clock, 0)
 	for name, text := range map[string]string{
-		FilePeers: "nonsense", FilePeersTrusted: string(tr.CA.PEM()) + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+		FilePeers: "nonsense", FilePeersTrusted: string(tr.CA.PEM()) +
+			"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
 	} {
 		path := filepath.Join(a.dir, name)
 		if err := WriteFile(path, []byte(text)); err != nil {

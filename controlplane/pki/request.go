@@ -11,36 +11,40 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ReservedOrganizations returns the organizations of replicas and administrators, which requested
-// certificates must not contain.
+// ReservedOrganizations returns the organizations of replicas and administrators. SignRequest
+// rejects certificate requests with these organizations.
 func ReservedOrganizations() []string { return []string{GroupReplicas, api.GroupMasters} }
 
-// shortLife is a limit for requested lifetimes: from this lifetime on, the backdating of a
-// certificate is part of its lifetime instead of added to it.
+// shortLife is the limit below which a requested lifetime is short. A certificate with a shorter
+// lifetime is valid for that time after its issue. For other certificates, Backdate is part of the
+// lifetime, so they expire earlier by Backdate.
 const shortLife = 8 * time.Hour
 
-// SignRequest signs a certificate request that a cluster signer has approved. The certificate
-// contains only the request's key, common name, organizations and alternative names. It is not a CA
-// certificate and expires with the CA at the latest. IssuedAt returns now for it, which determines
-// whether a revocation covers it.
-func (ca *CA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) (certPEM []byte, err error) {
+// SignRequest signs r, a certificate request that has been approved for a cluster signer. The
+// certificate contains only the request's key, common name, organizations and alternative names. It
+// is not a CA certificate and expires with the CA at the latest. Its issue time (IssuedAt) is now,
+// which determines whether a revocation covers it.
+func (ca *CA) SignRequest(
+	r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time,
+) (certPEM []byte, err error) {
 	for _, o := range r.Subject.Organization {
 		if slices.Contains(ReservedOrganizations(), o) {
-			return nil, fmt.Errorf("%w: the organization %q is the cluster's own", ErrRequest, o)
+			return nil, fmt.Errorf("%w: the organization %q is reserved for the cluster", ErrRequest, o)
 		}
 	}
 	until := now.Add(life)
-	if life >= shortLife { // the certificate then expires earlier by Backdate, which is negligible
+	if life >= shortLife { // The certificate then expires earlier by Backdate, which is negligible.
 		until = until.Add(-Backdate)
 	}
 	if until.After(ca.Cert.NotAfter) {
 		until = ca.Cert.NotAfter
 	}
 	if !until.After(now) {
-		return nil, fmt.Errorf("pki: signing the certificate of %s: the CA's own ended at %s", r.Subject.CommonName, ca.Cert.NotAfter)
+		return nil, fmt.Errorf("pki: signing the certificate of %s: the CA's certificate expired at %s",
+			r.Subject.CommonName, ca.Cert.NotAfter)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: serial(),
+		SerialNumber: newSerial(),
 		Subject:      pkix.Name{CommonName: r.Subject.CommonName, Organization: r.Subject.Organization},
 		DNSNames:     r.DNSNames, IPAddresses: r.IPAddresses, EmailAddresses: r.EmailAddresses, URIs: r.URIs,
 		NotBefore: now.Add(-Backdate), NotAfter: until,
@@ -54,8 +58,9 @@ func (ca *CA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, exten
 	return EncodeCert(der), nil
 }
 
-// Renew signs a certificate that replaces the verified certificate leaf, with the same subject and
-// lifetime, for the key of a request. The other contents of the request are ignored.
+// Renew signs a certificate that replaces leaf, a certificate that the caller has verified. The new
+// certificate has the same subject and lifetime as leaf, and the key in request (PEM or DER). The
+// other contents of the request are ignored.
 func (ca *CA) Renew(request []byte, leaf *x509.Certificate, now time.Time) (certPEM []byte, err error) {
 	csr, err := parseRequest(request)
 	if err != nil {
@@ -63,7 +68,7 @@ func (ca *CA) Renew(request []byte, leaf *x509.Certificate, now time.Time) (cert
 	}
 	p := Client(leaf.Subject.CommonName, leaf.Subject.Organization...)
 	p.Life = min(leaf.NotAfter.Sub(IssuedAt(leaf)), DefaultLife)
-	der, err := ca.sign(p, csr.PublicKey, now)
+	der, err := ca.signPublicKey(p, csr.PublicKey, now)
 	if err != nil {
 		return nil, err
 	}

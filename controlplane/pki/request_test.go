@@ -32,7 +32,8 @@ func TestSignRequest(t *testing.T) {
 	}
 	ask := func(orgs ...string) *x509.CertificateRequest {
 		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-			Subject: pkix.Name{CommonName: "ann", Organization: orgs, Country: []string{"XX"}}, DNSNames: []string{"a.example"},
+			Subject:         pkix.Name{CommonName: "ann", Organization: orgs, Country: []string{"XX"}},
+			DNSNames:        []string{"a.example"},
 			ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}},
 		}, key)
 		if err != nil {
@@ -45,7 +46,8 @@ func TestSignRequest(t *testing.T) {
 		return r
 	}
 	sign := func(r *x509.CertificateRequest, life time.Duration) (*x509.Certificate, error) {
-		pem, err := ca.SignRequest(r, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, life, now)
+		pem, err := ca.SignRequest(r, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			life, now)
 		if err != nil {
 			return nil, err
 		}
@@ -55,12 +57,15 @@ func TestSignRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.IsCA || c.KeyUsage != x509.KeyUsageDigitalSignature || !slices.Equal(c.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) ||
-		!slices.Equal(c.Subject.Organization, []string{"team"}) || c.Subject.CommonName != "ann" || len(c.Subject.Country) > 0 ||
+	if c.IsCA || c.KeyUsage != x509.KeyUsageDigitalSignature ||
+		!slices.Equal(c.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) ||
+		!slices.Equal(c.Subject.Organization, []string{"team"}) || c.Subject.CommonName != "ann" ||
+		len(c.Subject.Country) > 0 ||
 		!slices.Equal(c.DNSNames, []string{"a.example"}) || !key.PublicKey.Equal(c.PublicKey) {
 		t.Errorf("CA %t, usage %v %v, subject %s, names %v", c.IsCA, c.KeyUsage, c.ExtKeyUsage, c.Subject, c.DNSNames)
 	}
-	if _, err := c.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	if _, err := c.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		t.Error(err)
 	}
 	for life, want := range map[time.Duration]time.Time{

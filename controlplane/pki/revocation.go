@@ -15,58 +15,61 @@ const RevocationSecretType = corev1.SecretType("keelson.dev/node-revocation")
 
 const (
 	revocationKeyNode = "node"
-	revocationKeyAt   = "not-before" // certificates issued until this time are revoked
-	revocationKeyUID  = "uid"        // of the deleted Node that caused the latest revocation
-	revocationKeyName = "by-name"    // "true" if the node was revoked explicitly by name
+	revocationKeyAt   = "not-before" // certificates that were issued before this time are revoked
+	revocationKeyUID  = "uid"        // UID of the deleted Node that caused the latest revocation
+	revocationKeyName = "by-name"    // "true" if an operator revoked the node by name
 )
 
-// Revocation revokes the certificates of a node that were issued until a time, with a precision of
-// seconds.
+// Revocation revokes the certificates of a node that were issued before the time At. The precision
+// is one second.
 type Revocation struct {
 	Node string
 	At   time.Time
-	UID  string // UID of the deleted Node that caused it; may be empty
-	// Named is true if the node was revoked explicitly by name. It can then rejoin only with a join
-	// token that has Grant.Replace set.
+	UID  string // UID of the deleted Node that caused the revocation; may be empty
+	// Named is true if an operator revoked the node by name. The node can then rejoin only with a
+	// join token that has Grant.Replace set.
 	Named bool
 }
 
 // RevocationPrefix is the name prefix of revocation Secrets.
 const RevocationPrefix = "revoked-node-"
 
-// RevocationName returns the name of the revocation Secret of a node, in TokenNamespace.
+// RevocationName returns the name of the Secret that stores the revocation of a node. The Secret is
+// in TokenNamespace.
 func RevocationName(node string) string {
 	sum := sha256.Sum256([]byte(node)) // hashed, since a node name may be as long as an object name
 	return RevocationPrefix + hex.EncodeToString(sum[:16])
 }
 
-// revocationMargin extends a revocation into the future. It covers certificates of replicas with a
-// fast clock or without the new revocation. It is less than Backdate, so that a certificate issued
-// when the revocation ends is valid at once.
+// revocationMargin extends a revocation into the future. It covers certificates that are issued by
+// a replica with a fast clock, or by a replica that has not received the revocation yet. It is less
+// than Backdate, so that a certificate is valid immediately if it is issued when the revocation
+// ends.
 const revocationMargin = 2 * time.Minute
 
-// NewRevocation returns a revocation of all certificates that any replica has issued to a node
-// until now.
+// NewRevocation returns a revocation of all certificates that any replica has issued to node before
+// the time now.
 func NewRevocation(node string, now time.Time) Revocation {
 	return Revocation{Node: node, At: now.Add(revocationMargin)}
 }
 
-// Further returns r extended by the earlier revocation was. Its time is at least was.After(), from
-// which certificates issued since then are dated, so that it covers them too.
-func (r Revocation) Further(was Revocation) Revocation {
-	r.Named = r.Named || was.Named
+// Extend returns a copy of r that also covers everything that the revocation earlier covers.
+// Certificates that were issued while earlier was in effect are dated earlier.After(). The result
+// covers them too.
+func (r Revocation) Extend(earlier Revocation) Revocation {
+	r.Named = r.Named || earlier.Named
 	if r.UID == "" {
-		r.UID = was.UID // A replica that observes that deletion late then does not revoke again.
+		r.UID = earlier.UID // A replica that observes that deletion late then does not revoke again.
 	}
-	if after := was.After(); after.After(r.At) {
+	if after := earlier.After(); after.After(r.At) {
 		r.At = after
 	}
 	return r
 }
 
-// Or returns a revocation that covers both r and other. It is for two revocations of a node that
-// were created independently of each other.
-func (r Revocation) Or(other Revocation) Revocation {
+// Merge returns a revocation that covers everything that r and other cover. The two are revocations
+// of the same node that were created independently.
+func (r Revocation) Merge(other Revocation) Revocation {
 	if other.At.After(r.At) {
 		r.At = other.At
 	}
@@ -93,9 +96,10 @@ func (r Revocation) Record() *corev1.Secret {
 	return s
 }
 
-// RevocationOf decodes a revocation Secret; false for other Secrets. If its time cannot be read, it
-// revokes all certificates of the node.
-func RevocationOf(s *corev1.Secret) (Revocation, bool) {
+// ParseRevocation decodes a Secret of type RevocationSecretType. It returns false for other
+// Secrets. If the time in the Secret cannot be parsed, the result revokes all certificates of the
+// node.
+func ParseRevocation(s *corev1.Secret) (Revocation, bool) {
 	if s == nil || s.Type != RevocationSecretType {
 		return Revocation{}, false
 	}
@@ -109,11 +113,12 @@ func RevocationOf(s *corev1.Secret) (Revocation, bool) {
 	}, true
 }
 
-// Covers reports whether a certificate of the node is revoked.
+// Covers reports whether r revokes c, a certificate of the node.
 func (r Revocation) Covers(c *x509.Certificate) bool { return IssuedAt(c).Before(r.After()) }
 
-// After returns the time from which newly issued certificates of the node are not revoked.
+// After returns the end of the revocation: certificates of the node that are issued from this time
+// on are not revoked.
 func (r Revocation) After() time.Time { return r.At.Truncate(time.Second).Add(time.Second) }
 
-// IssuedAt returns when a certificate of this cluster was issued, with a precision of seconds.
+// IssuedAt returns when c, a certificate of this cluster, was issued. The precision is one second.
 func IssuedAt(c *x509.Certificate) time.Time { return c.NotBefore.Add(Backdate) }

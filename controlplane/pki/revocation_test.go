@@ -12,7 +12,7 @@ import (
 // on.
 func TestRevocation(t *testing.T) {
 	at := t0.Add(700 * time.Millisecond)
-	r, ok := RevocationOf(Revocation{Node: "w1", At: at, UID: "u1"}.Record())
+	r, ok := ParseRevocation(Revocation{Node: "w1", At: at, UID: "u1"}.Record())
 	if !ok || r.Node != "w1" || r.UID != "u1" {
 		t.Fatalf("%+v %v", r, ok)
 	}
@@ -22,17 +22,18 @@ func TestRevocation(t *testing.T) {
 	for _, c := range []struct {
 		when time.Time
 		want bool
-	}{{at.Add(-time.Hour), true}, {at.Add(-time.Second), true}, {at, true}, {r.After(), false}, {at.Add(2 * time.Second), false}} {
+	}{{at.Add(-time.Hour), true}, {at.Add(-time.Second), true}, {at, true}, {r.After(), false},
+		{at.Add(2 * time.Second), false}} {
 		if got := r.Covers(issued(c.when)); got != c.want {
 			t.Errorf("issued %s after the revocation: covered %v", c.when.Sub(at), got)
 		}
 	}
 	damaged := Revocation{Node: "w1", At: at}.Record()
 	damaged.Data["not-before"] = []byte("soon")
-	if r, ok := RevocationOf(damaged); !ok || !r.Covers(issued(at.Add(time.Hour))) {
+	if r, ok := ParseRevocation(damaged); !ok || !r.Covers(issued(at.Add(time.Hour))) {
 		t.Error("a record that cannot be read revokes nothing")
 	}
-	if _, ok := RevocationOf(&corev1.Secret{}); ok {
+	if _, ok := ParseRevocation(&corev1.Secret{}); ok {
 		t.Error("any Secret is a revocation")
 	}
 }
@@ -47,15 +48,15 @@ func TestRevocationsFollowOneAnother(t *testing.T) {
 		t.Errorf("it reaches %v past its moment, what is signed is backdated by %v", ahead, Backdate)
 	}
 	issued := &x509.Certificate{NotBefore: first.After().Add(-Backdate)}
-	again := NewRevocation("w1", t0).Further(first)
+	again := NewRevocation("w1", t0).Extend(first)
 	if first.Covers(issued) || !again.Covers(issued) || again.UID != "u1" || !again.Named {
 		t.Errorf("after %+v comes %+v", first, again)
 	}
-	if later := NewRevocation("w1", t0.Add(time.Hour)); later.Further(first).At != later.At {
-		t.Errorf("an hour later: %+v", later.Further(first))
+	if later := NewRevocation("w1", t0.Add(time.Hour)); later.Extend(first).At != later.At {
+		t.Errorf("an hour later: %+v", later.Extend(first))
 	}
 	later := NewRevocation("w1", t0.Add(time.Hour))
-	for _, both := range []Revocation{first.Or(later), later.Or(first)} {
+	for _, both := range []Revocation{first.Merge(later), later.Merge(first)} {
 		if both.At != later.At || !both.Named {
 			t.Errorf("what two revoke that do not know of each other: %+v", both)
 		}

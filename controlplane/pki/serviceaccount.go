@@ -21,11 +21,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// DefaultIssuer is the issuer of service account tokens, and the audience of tokens requested
-// without one.
+// DefaultIssuer is the default issuer of service account tokens. It is also the audience of tokens
+// that are requested without an audience.
 const DefaultIssuer = "https://kubernetes.default.svc.cluster.local"
 
-// tokenLeeway is the accepted clock difference between two replicas.
+// tokenLeeway is the accepted difference between the clocks of two replicas when the times in a
+// token are checked.
 const tokenLeeway = 10 * time.Second
 
 // Ref identifies an object to which a token is bound. The token becomes invalid when the object is
@@ -46,9 +47,9 @@ type Claims struct {
 
 	Namespace      string
 	ServiceAccount Ref
-	Pod            *Ref // nil = not bound to a pod
-	Node           *Ref // the node of the pod
-	Secret         *Ref // nil = not bound to a Secret
+	Pod            *Ref // nil if the token is not bound to a pod
+	Node           *Ref // the node on which the pod runs
+	Secret         *Ref // nil if the token is not bound to a Secret
 }
 
 // User returns the user that the token authenticates.
@@ -75,7 +76,7 @@ func (c *Claims) User() api.User {
 	return u
 }
 
-// wireClaims is the JSON form of Claims in the token.
+// wireClaims is the JSON format of Claims in a token.
 type wireClaims struct {
 	jwt.Claims
 	Kubernetes struct {
@@ -87,32 +88,33 @@ type wireClaims struct {
 	} `json:"kubernetes.io"`
 }
 
-// ServiceTokens signs and verifies service account tokens (ES256). Exchange can replace its keys at
-// any time. It is safe for concurrent use.
+// ServiceTokens signs and verifies service account tokens (ES256). ReplaceKeys can replace its keys
+// at any time. It is safe for concurrent use.
 type ServiceTokens struct {
 	issuer string
 	keys   atomic.Pointer[serviceKeys]
 }
 
-// serviceKeys are immutable.
+// serviceKeys are the keys with which a ServiceTokens signs and verifies tokens. They are
+// immutable.
 type serviceKeys struct {
-	id     string // of the signing key
+	id     string // ID of the signing key
 	signer jose.Signer
-	all    map[string]*ecdsa.PublicKey // by key ID
+	all    map[string]*ecdsa.PublicKey // the trusted public keys by their IDs
 }
 
-// NewServiceTokens returns a ServiceTokens that signs with key and accepts tokens of key and of the
-// old keys.
-func NewServiceTokens(issuer string, key *ecdsa.PrivateKey, old ...*ecdsa.PublicKey) (*ServiceTokens, error) {
+// NewServiceTokens returns a ServiceTokens that signs with key. It accepts tokens that are signed
+// with key or with one of previousKeys.
+func NewServiceTokens(issuer string, key *ecdsa.PrivateKey, previousKeys ...*ecdsa.PublicKey) (*ServiceTokens, error) {
 	t := &ServiceTokens{issuer: issuer}
-	return t, t.Exchange(key, old...)
+	return t, t.ReplaceKeys(key, previousKeys...)
 }
 
-// Exchange replaces the keys: tokens are signed with key, and tokens of key and the others are
-// accepted. After an error nothing has changed.
-func (t *ServiceTokens) Exchange(key *ecdsa.PrivateKey, others ...*ecdsa.PublicKey) error {
+// ReplaceKeys replaces the keys: new tokens are signed with key. Tokens that are signed with key or
+// with one of otherKeys are accepted. After an error, the previous keys stay in use.
+func (t *ServiceTokens) ReplaceKeys(key *ecdsa.PrivateKey, otherKeys ...*ecdsa.PublicKey) error {
 	k := &serviceKeys{all: map[string]*ecdsa.PublicKey{}}
-	for i, pub := range append([]*ecdsa.PublicKey{&key.PublicKey}, others...) {
+	for i, pub := range append([]*ecdsa.PublicKey{&key.PublicKey}, otherKeys...) {
 		kid, err := keyID(pub)
 		if err != nil {
 			return err
@@ -132,19 +134,19 @@ func (t *ServiceTokens) Exchange(key *ecdsa.PrivateKey, others ...*ecdsa.PublicK
 	return nil
 }
 
-// KeyIDs returns the IDs of the signing key and of all keys with accepted tokens, as in tokens and
-// the JWKS.
+// KeyIDs returns the ID of the signing key, and the IDs of all keys with which accepted tokens may
+// be signed. Tokens and the JWKS contain these IDs.
 func (t *ServiceTokens) KeyIDs() (signs string, accepted []string) {
 	k := t.keys.Load()
 	return k.id, slices.Sorted(maps.Keys(k.all))
 }
 
-// Accepts reports whether tokens signed with the key of this ID are accepted.
+// Accepts reports whether tokens are accepted that are signed with the key with the given ID.
 func (t *ServiceTokens) Accepts(id string) bool { return t.keys.Load().all[id] != nil }
 
-// KeyIDOf returns the key ID in a token's header without verifying the token; "" if the text is not
-// a token.
-func KeyIDOf(text string) string {
+// ParseKeyID returns the key ID in the header of the token text. It does not verify the token. It
+// returns "" if text is not a token.
+func ParseKeyID(text string) string {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil || len(token.Headers) != 1 {
 		return ""
@@ -152,13 +154,14 @@ func KeyIDOf(text string) string {
 	return token.Headers[0].KeyID
 }
 
-// Issuer returns the "iss" claim of the tokens.
+// Issuer returns the issuer of the tokens, the value of their claim "iss".
 func (t *ServiceTokens) Issuer() string { return t.issuer }
 
-// Sign signs a token with the audiences (default: the issuer), names and bindings of c, valid from
-// now for life. It returns the token and its claims.
+// Sign signs a service account token with the names, audiences and bindings in c. Without
+// audiences, the audience is the issuer. The token is valid from now for the duration life. Sign
+// returns the token and all its claims.
 func (t *ServiceTokens) Sign(c Claims, life time.Duration, now time.Time) (string, *Claims, error) {
-	now = now.Truncate(time.Second) // tokens have whole seconds
+	now = now.Truncate(time.Second) // times in tokens are whole seconds
 	c.Issuer, c.IssuedAt, c.NotBefore, c.Expiry = t.issuer, now, now, now.Add(life)
 	c.ID = newJTI()
 	if len(c.Audiences) == 0 {
@@ -167,30 +170,34 @@ func (t *ServiceTokens) Sign(c Claims, life time.Duration, now time.Time) (strin
 	var w wireClaims
 	w.Issuer, w.Subject, w.ID = c.Issuer, api.ServiceAccountPrefix+c.Namespace+":"+c.ServiceAccount.Name, c.ID
 	w.Audience = jwt.Audience(c.Audiences)
-	w.IssuedAt, w.NotBefore, w.Expiry = jwt.NewNumericDate(c.IssuedAt), jwt.NewNumericDate(c.NotBefore), jwt.NewNumericDate(c.Expiry)
+	w.IssuedAt, w.NotBefore, w.Expiry = jwt.NewNumericDate(c.IssuedAt), jwt.NewNumericDate(c.NotBefore),
+		jwt.NewNumericDate(c.Expiry)
 	k := &w.Kubernetes
 	k.Namespace, k.ServiceAccount, k.Pod, k.Node, k.Secret = c.Namespace, c.ServiceAccount, c.Pod, c.Node, c.Secret
 	text, err := jwt.Signed(t.keys.Load().signer).Claims(w).Serialize()
 	if err != nil {
-		return "", nil, fmt.Errorf("pki: signing a token of service account %s/%s: %w", c.Namespace, c.ServiceAccount.Name, err)
+		return "", nil, fmt.Errorf("pki: signing a token of service account %s/%s: %w", c.Namespace,
+			c.ServiceAccount.Name, err)
 	}
 	return text, &c, nil
 }
 
-// Verify checks a token's signature, issuer, times and audience, which must be one of audiences
-// (default: the issuer). The caller must check that the account, pod or node to which the token is
-// bound still exists. The error wraps ErrMalformed, ErrSignature, ErrIssuer, ErrAudience,
-// ErrNotYetValid or ErrExpired and never contains the token.
+// Verify checks a token's signature, issuer, times and audience, and returns its claims. The
+// audience must be one of audiences; if audiences is empty, it must be the issuer. The caller must
+// check that the account, pod or node to which the token is bound still exists. The error wraps
+// ErrMalformed, ErrSignature, ErrIssuer, ErrAudience, ErrNotYetValid or ErrExpired and never
+// contains the token.
 func (t *ServiceTokens) Verify(text string, audiences []string, now time.Time) (*Claims, error) {
-	c, err := t.verify(text, audiences, now)
+	c, err := t.verifyClaims(text, audiences, now)
 	if err != nil {
 		return nil, fmt.Errorf("pki: service account token: %w", err)
 	}
 	return c, nil
 }
 
-// open verifies a token's signature and decodes its claims.
-func (t *ServiceTokens) open(text string, claims any) error {
+// decodeSigned verifies the signature of the token text, and decodes the claims of the token into
+// the struct claims.
+func (t *ServiceTokens) decodeSigned(text string, claims any) error {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if alg := (*jose.ErrUnexpectedSignatureAlgorithm)(nil); errors.As(err, &alg) {
 		return ErrSignature
@@ -207,17 +214,17 @@ func (t *ServiceTokens) open(text string, claims any) error {
 		if errors.Is(err, jose.ErrCryptoFailure) {
 			return ErrSignature
 		}
-		return fmt.Errorf("%w: its claims cannot be read", ErrMalformed)
+		return fmt.Errorf("%w: its claims cannot be decoded", ErrMalformed)
 	}
 	return nil
 }
 
-func (t *ServiceTokens) verify(text string, audiences []string, now time.Time) (*Claims, error) {
+func (t *ServiceTokens) verifyClaims(text string, audiences []string, now time.Time) (*Claims, error) {
 	var w wireClaims
-	if err := t.open(text, &w); err != nil {
+	if err := t.decodeSigned(text, &w); err != nil {
 		return nil, err
 	}
-	c, err := w.claims()
+	c, err := w.toClaims()
 	if err != nil {
 		return nil, err
 	}
@@ -237,17 +244,17 @@ func (t *ServiceTokens) verify(text string, audiences []string, now time.Time) (
 	return c, nil
 }
 
-// claims converts the claims of a token with a valid signature. It returns ErrMalformed if required
-// claims are missing or inconsistent.
-func (w *wireClaims) claims() (*Claims, error) {
+// toClaims converts w, the claims of a token with a valid signature. It returns ErrMalformed if
+// required claims are missing or inconsistent.
+func (w *wireClaims) toClaims() (*Claims, error) {
 	k := &w.Kubernetes
 	switch {
 	case w.IssuedAt == nil || w.NotBefore == nil || w.Expiry == nil:
-		return nil, fmt.Errorf("%w: it lacks iat, nbf or exp", ErrMalformed)
+		return nil, fmt.Errorf("%w: iat, nbf or exp is missing", ErrMalformed)
 	case k.Namespace == "" || k.ServiceAccount.Name == "" || k.ServiceAccount.UID == "":
-		return nil, fmt.Errorf("%w: it names no service account", ErrMalformed)
+		return nil, fmt.Errorf("%w: the service account is missing", ErrMalformed)
 	case w.Subject != api.ServiceAccountPrefix+k.Namespace+":"+k.ServiceAccount.Name:
-		return nil, fmt.Errorf("%w: its subject is not the service account it names", ErrMalformed)
+		return nil, fmt.Errorf("%w: its subject differs from its service account", ErrMalformed)
 	}
 	return &Claims{
 		Issuer: w.Issuer, Audiences: w.Audience, ID: w.ID,
@@ -256,7 +263,7 @@ func (w *wireClaims) claims() (*Claims, error) {
 	}, nil
 }
 
-// JWKS returns the document with the public keys of the tokens (/openid/v1/jwks).
+// JWKS returns the JSON Web Key Set with the trusted public keys (/openid/v1/jwks).
 func (t *ServiceTokens) JWKS() ([]byte, error) {
 	var set jose.JSONWebKeySet
 	for id, key := range t.keys.Load().all {
@@ -271,7 +278,7 @@ func (t *ServiceTokens) JWKS() ([]byte, error) {
 	return json.Marshal(set)
 }
 
-// OpenIDConfiguration returns the discovery document (/.well-known/openid-configuration).
+// OpenIDConfiguration returns the OpenID discovery document (/.well-known/openid-configuration).
 func (t *ServiceTokens) OpenIDConfiguration(jwksURI string) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"issuer":                                t.issuer,
@@ -285,7 +292,7 @@ func (t *ServiceTokens) OpenIDConfiguration(jwksURI string) ([]byte, error) {
 func keyID(pub *ecdsa.PublicKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(pub)
 	if err != nil {
-		return "", fmt.Errorf("pki: naming a service account key: %w", err)
+		return "", fmt.Errorf("pki: computing the ID of a service account key: %w", err)
 	}
 	sum := sha256.Sum256(der)
 	return base64.RawURLEncoding.EncodeToString(sum[:]), nil

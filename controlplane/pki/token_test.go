@@ -86,16 +86,22 @@ func TestTokenRecord(t *testing.T) {
 		{"wrong secret", guess, record, "w9", t0, ErrWrongSecret},
 		{"more than it may", upgraded, record, "w9", t0, ErrWrongRole},
 		{"no Secret", tok, nil, "w9", t0, ErrMalformed},
-		{"some Secret", tok, changed(func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque }), "w9", t0, ErrMalformed},
-		{"longer", tok, changed(func(s *corev1.Secret) { s.Data["expiration"] = []byte("2099-01-01T00:00:00Z") }), "w9", t0, ErrForged},
+		{"some Secret", tok, changed(func(s *corev1.Secret) {
+			s.Type = corev1.SecretTypeOpaque
+		}), "w9", t0, ErrMalformed},
+		{"longer", tok, changed(func(s *corev1.Secret) {
+			s.Data["expiration"] = []byte("2099-01-01T00:00:00Z")
+		}), "w9", t0, ErrForged},
 		{"more uses", tok, changed(func(s *corev1.Secret) { s.Data["uses"] = []byte("9") }), "w9", t0, ErrForged},
-		{"one field more", tok, changed(func(s *corev1.Secret) { s.Data["replace"] = []byte("true") }), "w9", t0, ErrForged},
+		{"one field more", tok, changed(func(s *corev1.Secret) {
+			s.Data["replace"] = []byte("true")
+		}), "w9", t0, ErrForged},
 		{"one field less", tok, changed(func(s *corev1.Secret) { delete(s.Data, "mac") }), "w9", t0, ErrForged},
 		{"of another cluster", tok, newTrust(t).TokenKey().Record(tok, grant), "w9", t0, ErrForged},
 		{"named", tok, key.Record(tok, named), "w2", t0, nil},
 		{"not named", tok, key.Record(tok, named), "w3", t0, ErrWrongName},
 	} {
-		if _, err := key.Check(c.tok, c.record, c.name, c.now); !errors.Is(err, c.want) {
+		if _, err := key.CheckToken(c.tok, c.record, c.name, c.now); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.what, err, c.want)
 		}
 	}
@@ -107,7 +113,7 @@ func TestTokenUses(t *testing.T) {
 	key, tok := trust.TokenKey(), NewToken(RoleNode, trust.CA.Cert)
 	record := key.Record(tok, Grant{Expires: t0.Add(time.Hour), Uses: 2})
 	use := func(user string) error {
-		next, err := key.Use(tok, record, "w", user, t0)
+		next, err := key.UseToken(tok, record, "w", user, t0)
 		if next != nil {
 			record = next
 		}
@@ -127,7 +133,7 @@ func TestTokenUses(t *testing.T) {
 	}
 	many := key.Record(tok, Grant{Expires: t0.Add(time.Hour), Uses: 1000})
 	for i := range 1000 {
-		next, err := key.Use(tok, many, "w", fmt.Sprint("node-", i), t0)
+		next, err := key.UseToken(tok, many, "w", fmt.Sprint("node-", i), t0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +239,7 @@ func TestTokenOfSecret(t *testing.T) {
 		return text
 	}
 	good := sign(tokens, ask)
-	got, err := tokens.VerifyOfSecret(good)
+	got, err := tokens.VerifySecretToken(good)
 	if err != nil || *got != ask {
 		t.Fatalf("verified %+v, %v", got, err)
 	}
@@ -242,8 +248,10 @@ func TestTokenOfSecret(t *testing.T) {
 	}
 	// The claims have the names that other verifiers expect.
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(good, ".")[1])
-	want := `{"iss":"kubernetes/serviceaccount","kubernetes.io/serviceaccount/namespace":"default","kubernetes.io/serviceaccount/secret.name":"s",` +
-		`"kubernetes.io/serviceaccount/service-account.name":"app","kubernetes.io/serviceaccount/service-account.uid":"u1","sub":"system:serviceaccount:default:app"}`
+	want := `{"iss":"kubernetes/serviceaccount","kubernetes.io/serviceaccount/namespace":"default",` +
+		`"kubernetes.io/serviceaccount/secret.name":"s",` +
+		`"kubernetes.io/serviceaccount/service-account.name":"app",` +
+		`"kubernetes.io/serviceaccount/service-account.uid":"u1","sub":"system:serviceaccount:default:app"}`
 	var claims map[string]string
 	if err == nil {
 		err = json.Unmarshal(payload, &claims)
@@ -264,7 +272,8 @@ func TestTokenOfSecret(t *testing.T) {
 		{"no Secret", sign(tokens, nameless), ErrMalformed},
 		{"no token", "abc", ErrMalformed},
 	} {
-		if _, err := tokens.VerifyOfSecret(c.text); !errors.Is(err, c.want) || strings.Contains(err.Error(), c.text) {
+		if _, err := tokens.VerifySecretToken(c.text); !errors.Is(err, c.want) ||
+			strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}
@@ -275,7 +284,8 @@ func TestTokenOfSecret(t *testing.T) {
 
 func TestKubeconfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
-	k := Kubeconfig{Cluster: "lab", Server: "https://127.0.0.1:6443", CAPEM: []byte("ca"), CertPEM: []byte("c"), KeyPEM: []byte("k")}
+	k := Kubeconfig{Cluster: "lab", Server: "https://127.0.0.1:6443", CAPEM: []byte("ca"), CertPEM: []byte("c"),
+		KeyPEM: []byte("k")}
 	if err := k.Write(path); err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +299,8 @@ func TestKubeconfig(t *testing.T) {
 	}
 	c := obj.(*clientcmdapi.Config)
 	ctx := c.Contexts[c.CurrentContext]
-	if ctx == nil || c.Clusters[ctx.Cluster].Server != k.Server || string(c.AuthInfos[ctx.AuthInfo].ClientKeyData) != "k" {
+	if ctx == nil || c.Clusters[ctx.Cluster].Server != k.Server ||
+		string(c.AuthInfos[ctx.AuthInfo].ClientKeyData) != "k" {
 		t.Errorf("read back %+v", c)
 	}
 	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {

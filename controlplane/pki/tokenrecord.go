@@ -19,17 +19,18 @@ import (
 )
 
 var (
-	// ErrForged is the error for a join token Secret that this cluster's control plane did not
+	// ErrForged is returned for a join token Secret that this cluster's control plane did not
 	// write.
-	ErrForged = errors.New("the record of the token is not of this cluster's making")
-	// ErrUsedUp is the error when the token has been used as often as it may.
-	ErrUsedUp = errors.New("the token has been used as often as it may")
-	// ErrWrongName is the error when the token does not allow joining with the requested name.
+	ErrForged = errors.New("the record of the token was not created by this cluster")
+	// ErrUsedUp is returned if the join token was used as often as it allows.
+	ErrUsedUp = errors.New("the token has no uses left")
+	// ErrWrongName is returned if a machine may not join with its name, because the token is for
+	// other names.
 	ErrWrongName = errors.New("the token is for other names")
 )
 
-// Name, type and keys of the Secret that stores a join token. It contains only a hash of the
-// token's secret.
+// Name prefix, type and data keys of the Secret that stores a join token. The Secret contains only
+// a hash of the token's secret.
 const (
 	TokenNamespace    = metav1.NamespaceSystem
 	TokenSecretPrefix = "bootstrap-token-"
@@ -38,36 +39,40 @@ const (
 	tokenKeyID      = "token-id"
 	tokenKeyHash    = "token-secret-sha256"
 	tokenKeyExpires = "expiration"
-	tokenKeyUsage   = "usage-" // + role = "true"
+	tokenKeyUsage   = "usage-" // followed by a role; "true" if the token is valid for that role
 	tokenKeyNote    = "description"
 	tokenKeyUses    = "uses"    // number of allowed uses
 	tokenKeyNames   = "names"   // names with which machines may join, comma-separated; absent = any name
-	tokenKeyReplace = "replace" // "true": also with the name of an existing Node
+	tokenKeyReplace = "replace" // "true" if the machine may have the name of an existing Node
 	tokenKeyUsed    = "used"    // number of uses so far
-	tokenKeyUsers   = "used-by" // the last users that joined, one per line
-	tokenKeyMAC     = "mac"     // MAC of all other entries
+	tokenKeyUsers   = "used-by" // the user names of the last machines that joined, one per line
+	tokenKeyMAC     = "mac"     // MAC of the namespace, the name and all other entries
 )
 
-// usersKept is how many of the users that joined with a token its Secret lists.
+// usersKept is the maximum number of users in the Secret of a join token: the last users that
+// joined with the token.
 const usersKept = 64
 
-// Grant contains the permissions of a join token.
+// Grant contains the permissions and the lifetime of a join token.
 type Grant struct {
 	Expires time.Time // required
 	Uses    int       // number of allowed uses; required
 	Names   []string  // names with which machines may join; empty = any
-	Replace bool      // also with the name of an existing Node
+	Replace bool      // allows the name of an existing Node
 	Note    string
 }
 
-// TokenKey is the key of the MAC by which a cluster verifies its own join token Secrets.
+// TokenKey is the key of the message authentication code (MAC) in join token Secrets. By the MAC, a
+// cluster detects Secrets that its control plane did not write.
 type TokenKey []byte
 
-// TokenKey derives the key from the cluster's secret.
+// TokenKey returns the key of the MAC in join token Secrets, which is derived from the cluster's
+// secret.
 func (t *Trust) TokenKey() TokenKey {
 	key, err := hkdf.Key(sha256.New, t.EncryptionKey, nil, "keelson join tokens", sha256.Size)
 	if err != nil {
-		panic(fmt.Sprintf("pki: deriving the key of join tokens: %v", err)) // only for keys longer than the maximum of HKDF
+		// only for keys that are longer than HKDF allows
+		panic(fmt.Sprintf("pki: deriving the key of join tokens: %v", err))
 	}
 	return key
 }
@@ -75,7 +80,7 @@ func (t *Trust) TokenKey() TokenKey {
 // SecretName returns the name of the Secret that stores the token.
 func (t Token) SecretName() string { return TokenSecretPrefix + t.ID }
 
-// Record returns the Secret that stores a token with the permissions g.
+// Record returns the Secret that stores the token t with the permissions g.
 func (k TokenKey) Record(t Token, g Grant) *corev1.Secret {
 	s := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: t.SecretName()},
@@ -98,12 +103,13 @@ func (k TokenKey) Record(t Token, g Grant) *corev1.Secret {
 	if g.Note != "" {
 		s.Data[tokenKeyNote] = []byte(g.Note)
 	}
-	s.Data[tokenKeyMAC] = k.mac(s)
+	s.Data[tokenKeyMAC] = k.computeMAC(s)
 	return s
 }
 
-// mac returns the MAC of the Secret's namespace, name and data, each prefixed by its length.
-func (k TokenKey) mac(s *corev1.Secret) []byte {
+// computeMAC returns the MAC of the Secret's namespace, name and data. Each part is preceded by its
+// length.
+func (k TokenKey) computeMAC(s *corev1.Secret) []byte {
 	h := hmac.New(sha256.New, k)
 	put := func(b []byte) {
 		fmt.Fprintf(h, "%d:", len(b))
@@ -120,9 +126,9 @@ func (k TokenKey) mac(s *corev1.Secret) []byte {
 	return []byte(hex.EncodeToString(h.Sum(nil)))
 }
 
-// TokenExpires returns when the token of a join token Secret expires; false for other Secrets, or
-// if the time cannot be read.
-func TokenExpires(s *corev1.Secret) (time.Time, bool) {
+// TokenExpiry returns when the join token in the Secret s expires. It returns false if s is not a
+// join token Secret, or if the time cannot be parsed.
+func TokenExpiry(s *corev1.Secret) (time.Time, bool) {
 	if s == nil || s.Type != TokenSecretType {
 		return time.Time{}, false
 	}
@@ -130,15 +136,17 @@ func TokenExpires(s *corev1.Secret) (time.Time, bool) {
 	return at, err == nil
 }
 
-// Check returns the permissions of token t according to its Secret record, for a machine that wants
-// to join as name. Otherwise the error wraps ErrMalformed (record is not the Secret of t),
-// ErrForged, ErrWrongSecret, ErrWrongRole, ErrExpired or ErrWrongName.
-func (k TokenKey) Check(t Token, record *corev1.Secret, name string, now time.Time) (Grant, error) {
+// CheckToken returns the permissions of the join token t, which are stored in the Secret record.
+// name is the name with which a machine wants to join. If the machine may not join, the error wraps
+// ErrMalformed (record is not the Secret of t), ErrForged, ErrWrongSecret, ErrWrongRole, ErrExpired
+// or ErrWrongName.
+func (k TokenKey) CheckToken(t Token, record *corev1.Secret, name string, now time.Time) (Grant, error) {
 	refuse := func(why error) (Grant, error) { return Grant{}, fmt.Errorf("pki: join token %q: %w", t.ID, why) }
 	if record == nil || record.Type != TokenSecretType || string(record.Data[tokenKeyID]) != t.ID {
-		return refuse(fmt.Errorf("%w: Secret %s/%s does not stand for it", ErrMalformed, TokenNamespace, t.SecretName()))
+		return refuse(fmt.Errorf("%w: Secret %s/%s is the record of another token", ErrMalformed, TokenNamespace,
+			t.SecretName()))
 	}
-	if !hmac.Equal(record.Data[tokenKeyMAC], k.mac(record)) {
+	if !hmac.Equal(record.Data[tokenKeyMAC], k.computeMAC(record)) {
 		return refuse(ErrForged)
 	}
 	if subtle.ConstantTimeCompare(record.Data[tokenKeyHash], []byte(t.secretHash())) != 1 {
@@ -166,12 +174,12 @@ func (k TokenKey) Check(t Token, record *corev1.Secret, name string, now time.Ti
 	return g, nil
 }
 
-// Use checks a token like Check and records that user joins with it. It returns the Secret to be
-// stored in place of record. The result is nil if user has joined with this token before, which a
-// client without a response may repeat. It returns ErrUsedUp if the token allows no further use.
-// user must be a single line.
-func (k TokenKey) Use(t Token, record *corev1.Secret, name, user string, now time.Time) (*corev1.Secret, error) {
-	g, err := k.Check(t, record, name, now)
+// UseToken is like CheckToken, and records that user joins with the token. It returns the Secret
+// that replaces record. The result is nil if user has already joined with this token, because a
+// client that received no response may repeat the request. UseToken returns ErrUsedUp if the token
+// has no uses left. user must not contain white space.
+func (k TokenKey) UseToken(t Token, record *corev1.Secret, name, user string, now time.Time) (*corev1.Secret, error) {
+	g, err := k.CheckToken(t, record, name, now)
 	if err != nil {
 		return nil, err
 	}
@@ -190,13 +198,20 @@ func (k TokenKey) Use(t Token, record *corev1.Secret, name, user string, now tim
 	users = append(users, user)
 	out.Data[tokenKeyUsers] = []byte(strings.Join(users[max(0, len(users)-usersKept):], "\n"))
 	out.Data[tokenKeyUsed] = []byte(strconv.Itoa(used + 1))
-	out.Data[tokenKeyMAC] = k.mac(out)
+	out.Data[tokenKeyMAC] = k.computeMAC(out)
 	return out, nil
 }
 
-// secretHash returns the SHA-256 hash of the secret. It needs neither salt nor stretching, since
-// the secret is random.
+// secretHash returns the SHA-256 hash of the token's secret. Because the secret is random, the hash
+// needs neither salt nor key stretching.
 func (t Token) secretHash() string {
 	sum := sha256.Sum256([]byte(t.Secret))
 	return hex.EncodeToString(sum[:])
 }
+
+// Limits and defaults of join tokens.
+const (
+	MaxTokenUses     = 10000
+	NodeTokenLife    = 24 * time.Hour // default lifetime
+	ReplicaTokenLife = time.Hour      // default lifetime
+)

@@ -14,9 +14,11 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
-// Files of a trust folder, in which each replica stores the keys of its cluster. All have mode
+// Files in the folder in which each replica stores the keys and CAs of its cluster. All have mode
 // 0600; the folder has mode 0700.
 const (
 	FileCACert     = "ca.crt"
@@ -25,49 +27,54 @@ const (
 	// FileServiceTrusted exists only during a rotation of the service account key.
 	FileServiceTrusted = "sa-trusted.pem" // public keys
 	FileEncryptionKey  = "encryption.key"
-	// FileStoreKeys is optional. It is absent if the stores are not encrypted or if the operator
-	// keeps the key file elsewhere.
+	// FileStoreKeys contains the keys that encrypt the store. It does not exist if the stores are
+	// not encrypted, or if the operator provides another key file.
 	FileStoreKeys = "store.keys"
 )
 
-// ErrExists is the error when the folder is not empty, so that no keys were written to it.
+// ErrExists is returned by Init and Save if the folder is not empty. They then write no keys to it.
 var ErrExists = errors.New("pki: the folder is not empty")
 
-// EncryptionKeySize is the length of the secret that all replicas share, in bytes.
+// EncryptionKeySize is the length of Trust.EncryptionKey, the secret that all replicas share, in
+// bytes.
 const EncryptionKeySize = 32
 
-// Trust contains all keys and secrets that the replicas of one cluster share. It is immutable and
-// safe for concurrent use.
+// Trust contains all keys, CAs and secrets that the replicas of one cluster share. It is immutable
+// and safe for concurrent use.
 type Trust struct {
 	CA *CA
 	// ServiceKey signs service account tokens.
 	ServiceKey *ecdsa.PrivateKey
-	// ServiceTrusted are further keys with accepted service account tokens.
+	// ServiceTrusted are other public keys: service account tokens that are signed with one of them
+	// are accepted too.
 	ServiceTrusted []*ecdsa.PublicKey
-	// EncryptionKey is the secret from which the cluster derives its symmetric keys;
+	// EncryptionKey is the cluster's secret, from which symmetric keys are derived. It has
 	// EncryptionKeySize bytes.
 	EncryptionKey []byte
-	// StoreKeys is the key file with which the replicas encrypt their stores, in the format of
-	// raftstore/disk; nil if this folder has no key file. A joining replica receives it.
+	// StoreKeys is the content of the key file with which the replicas encrypt their stores, in the
+	// format of raftstore/disk. It is nil if the folder has no key file. A joining replica receives
+	// it.
 	StoreKeys []byte
 
-	// PeerCA signs the replicas' peer certificates instead of CA; may be nil. PeerTrusted are
-	// further peer CAs that replicas trust.
+	// PeerCA signs the replicas' peer certificates, with which they authenticate to each other. If
+	// it is nil, CA signs them. PeerTrusted are other CAs that replicas trust for peer
+	// certificates.
 	PeerCA      *CA
 	PeerTrusted []*x509.Certificate
 
-	// CATrusted are CAs that are trusted in addition to CA during its rotation. CAFormer, one of
-	// them, signs API server certificates until all clients trust CA; otherwise it is nil.
+	// CATrusted are the CAs that are trusted in addition to CA during its rotation. CAFormer is one
+	// of them: it signs API server certificates until all clients trust CA. CAFormer is nil when CA
+	// signs them.
 	CATrusted []*x509.Certificate
 	CAFormer  *CA
 }
 
-// ClusterName returns the name passed to Init, which is part of the CA's subject.
+// ClusterName returns the cluster name that was passed to Init. It is part of the CA's subject.
 func (t *Trust) ClusterName() string {
 	return strings.TrimPrefix(t.CA.Cert.Subject.CommonName, caNamePrefix)
 }
 
-// NewTrust generates the keys of a new cluster in memory.
+// NewTrust generates the keys and the CA of a new cluster in memory.
 func NewTrust(clusterName string, now time.Time) (*Trust, error) {
 	ca, err := NewCA(clusterName, now)
 	if err != nil {
@@ -75,15 +82,15 @@ func NewTrust(clusterName string, now time.Time) (*Trust, error) {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("pki: making the service account key: %w", err)
+		return nil, fmt.Errorf("pki: creating the service account key: %w", err)
 	}
 	enc := make([]byte, EncryptionKeySize)
-	rand.Read(enc) // never fails: crypto/rand ends the process if the kernel has no randomness
+	rand.Read(enc) // never fails: if the kernel returns an error, crypto/rand ends the process
 	return &Trust{CA: ca, ServiceKey: key, EncryptionKey: enc}, nil
 }
 
-// Init generates the keys of a new cluster and writes them to dir atomically. If dir contains any
-// file, nothing is written and the error is ErrExists.
+// Init generates the keys and the CA of a new cluster, and writes them to the folder dir
+// atomically. If dir is not empty, it writes nothing and returns ErrExists.
 func Init(dir, clusterName string, now time.Time) (*Trust, error) {
 	t, err := NewTrust(clusterName, now)
 	if err != nil {
@@ -95,75 +102,75 @@ func Init(dir, clusterName string, now time.Time) (*Trust, error) {
 	return t, nil
 }
 
-// Save writes the keys to dir atomically, like Init. A joining replica uses it to store the keys
-// that it has received.
+// Save writes all keys and CAs to the folder dir atomically, like Init. A joining replica stores
+// those that it has received with Save.
 func (t *Trust) Save(dir string) (err error) {
-	b, err := t.bundle()
+	b, err := t.toBundle()
 	if err != nil {
 		return err
 	}
 	dir = filepath.Clean(dir)
-	// The parent folder belongs to the daemon alone; folders above it may be shared.
+	// Only the daemon uses the parent folder. The folders above it may be shared.
 	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
 		return err
 	}
 	if err := os.Mkdir(filepath.Dir(dir), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("pki: making the folder above %s: %w", dir, err)
+		return fmt.Errorf("pki: creating the parent folder of %s: %w", dir, err)
 	}
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
 	if err != nil {
-		return fmt.Errorf("pki: making a folder beside %s: %w", dir, err)
+		return fmt.Errorf("pki: creating a temporary folder beside %s: %w", dir, err)
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(tmp))
 		}
 	}()
-	for name, data := range b.files() {
+	for name, data := range b.presentFiles() {
 		if err := WriteFile(filepath.Join(tmp, name), data); err != nil {
 			return err
 		}
 	}
-	// rename(2) atomically replaces an empty folder and rejects a non-empty one. Neither a crash
-	// nor a concurrent Init can leave a mix of two clusters.
+	// rename(2) atomically replaces an empty folder and rejects a folder with files. Neither a
+	// crash nor a concurrent Init can leave a mix of two clusters.
 	switch err := syscall.Rename(tmp, dir); {
 	case errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST):
 		return fmt.Errorf("pki: writing the cluster's keys to %s: %w", dir, ErrExists)
 	case err != nil:
 		return fmt.Errorf("pki: moving the cluster's keys to %s: %w", dir, err)
 	}
-	return syncDir(filepath.Dir(dir))
+	return durable.Sync(filepath.Dir(dir))
 }
 
-// Load reads the keys that Init or Save wrote to dir. If dir contains no keys, the error wraps
-// fs.ErrNotExist.
+// Load reads the keys and CAs that Init or Save wrote to the folder dir. If dir contains no keys,
+// the error wraps fs.ErrNotExist.
 func Load(dir string) (*Trust, error) {
 	var b bundle
-	for name, into := range b.fields() {
+	for name, into := range b.requiredFiles() {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			return nil, fmt.Errorf("pki: reading the cluster's keys: %w", err)
 		}
 		*into = data
 	}
-	for name, into := range b.optional() {
-		data, err := optional(filepath.Join(dir, name))
+	for name, into := range b.optionalFiles() {
+		data, err := readOptional(filepath.Join(dir, name))
 		if err != nil {
 			return nil, err
 		}
 		*into = data
 	}
-	t, err := b.trust()
+	t, err := b.toTrust()
 	if err != nil {
 		return nil, fmt.Errorf("%w (in %s)", err, dir)
 	}
 	return t, nil
 }
 
-// Marshal encodes the keys for a joining replica. The result is secret and must only be sent over a
-// pinned TLS connection.
+// Marshal encodes all keys and CAs for a joining replica. The result is secret. It must only be
+// sent over a TLS connection that is verified by the hash in a join token.
 func (t *Trust) Marshal() ([]byte, error) {
-	b, err := t.bundle()
+	b, err := t.toBundle()
 	if err != nil {
 		return nil, err
 	}
@@ -174,12 +181,13 @@ func (t *Trust) Marshal() ([]byte, error) {
 func UnmarshalTrust(data []byte) (*Trust, error) {
 	var b bundle
 	if err := json.Unmarshal(data, &b); err != nil {
-		return nil, fmt.Errorf("pki: unpacking the cluster's keys: %w", err)
+		return nil, fmt.Errorf("pki: decoding the cluster's keys: %w", err)
 	}
-	return b.trust()
+	return b.toTrust()
 }
 
-// bundle is the encoded form of a Trust: PEM, and the encryption key in hex.
+// bundle is the encoded format of a Trust: certificates and keys in PEM, and the encryption key in
+// hex.
 type bundle struct {
 	CACert        []byte `json:"caCert"`
 	CAKey         []byte `json:"caKey"`
@@ -194,28 +202,30 @@ type bundle struct {
 
 	CATrusted []byte `json:"caTrusted,omitempty"`
 	CAFormer  []byte `json:"caFormer,omitempty"`
-	CANext    []byte `json:"-"` // see FileCANext
+	CANext    []byte `json:"-"` // contents of FileCANext
 }
 
-func (b *bundle) fields() map[string]*[]byte {
+func (b *bundle) requiredFiles() map[string]*[]byte {
 	return map[string]*[]byte{
 		FileCACert: &b.CACert, FileCAKey: &b.CAKey,
 		FileServiceKey: &b.ServiceKey, FileEncryptionKey: &b.EncryptionKey,
 	}
 }
 
-// optional returns the files that may be absent, by name.
-func (b *bundle) optional() map[string]*[]byte {
+// optionalFiles maps the names of the files that may be absent to the fields of b for their
+// contents.
+func (b *bundle) optionalFiles() map[string]*[]byte {
 	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys,
-		FileServiceTrusted: &b.ServiceTrusted, FileCATrusted: &b.CATrusted, FileCAFormer: &b.CAFormer, FileCANext: &b.CANext}
+		FileServiceTrusted: &b.ServiceTrusted, FileCATrusted: &b.CATrusted, FileCAFormer: &b.CAFormer,
+		FileCANext: &b.CANext}
 }
 
-func (b *bundle) files() map[string][]byte {
+func (b *bundle) presentFiles() map[string][]byte {
 	out := map[string][]byte{}
-	for name, p := range b.fields() {
+	for name, p := range b.requiredFiles() {
 		out[name] = *p
 	}
-	for name, p := range b.optional() {
+	for name, p := range b.optionalFiles() {
 		if len(*p) > 0 {
 			out[name] = *p
 		}
@@ -223,7 +233,7 @@ func (b *bundle) files() map[string][]byte {
 	return out
 }
 
-func (t *Trust) bundle() (*bundle, error) {
+func (t *Trust) toBundle() (*bundle, error) {
 	caKey, err := encodeKey(t.CA.key)
 	if err != nil {
 		return nil, err
@@ -242,21 +252,21 @@ func (t *Trust) bundle() (*bundle, error) {
 		return nil, err
 	}
 	if t.PeerCA != nil {
-		if b.Peers, err = t.PeerCA.both(); err != nil {
+		if b.Peers, err = t.PeerCA.encodeCertAndKey(); err != nil {
 			return nil, err
 		}
 	}
 	b.CATrusted = encodeCerts(t.CATrusted)
 	if t.CAFormer != nil {
-		if b.CAFormer, err = t.CAFormer.both(); err != nil {
+		if b.CAFormer, err = t.CAFormer.encodeCertAndKey(); err != nil {
 			return nil, err
 		}
 	}
 	return b, nil
 }
 
-func (b *bundle) trust() (*Trust, error) {
-	ca, err := b.clusterCA()
+func (b *bundle) toTrust() (*Trust, error) {
+	ca, err := b.decodeClusterCA()
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +283,7 @@ func (b *bundle) trust() (*Trust, error) {
 		return nil, fmt.Errorf("pki: %s: %w", FileServiceTrusted, err)
 	}
 	if len(b.Peers) > 0 {
-		if t.PeerCA, err = readBoth(b.Peers); err != nil {
+		if t.PeerCA, err = decodeCertAndKey(b.Peers); err != nil {
 			return nil, fmt.Errorf("pki: %s: %w", FilePeers, err)
 		}
 	}
@@ -288,16 +298,16 @@ func (b *bundle) trust() (*Trust, error) {
 		}
 	}
 	if len(b.CAFormer) > 0 {
-		if t.CAFormer, err = readBoth(b.CAFormer); err != nil {
+		if t.CAFormer, err = decodeCertAndKey(b.CAFormer); err != nil {
 			return nil, fmt.Errorf("pki: %s: %w", FileCAFormer, err)
 		}
 	}
 	return t, nil
 }
 
-func (b *bundle) clusterCA() (*CA, error) {
+func (b *bundle) decodeClusterCA() (*CA, error) {
 	if len(b.CANext) > 0 {
-		ca, err := readBoth(b.CANext)
+		ca, err := decodeCertAndKey(b.CANext)
 		if err != nil {
 			return nil, fmt.Errorf("pki: %s: %w", FileCANext, err)
 		}
@@ -308,14 +318,14 @@ func (b *bundle) clusterCA() (*CA, error) {
 		return nil, fmt.Errorf("pki: reading the CA's certificate: %w", err)
 	}
 	if !cert.IsCA {
-		return nil, fmt.Errorf("pki: %s holds a certificate that is no CA", FileCACert)
+		return nil, fmt.Errorf("pki: %s has a certificate that is not a CA certificate", FileCACert)
 	}
 	key, err := decodeKey(b.CAKey)
 	if err != nil {
 		return nil, fmt.Errorf("pki: reading the CA's key: %w", err)
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, fmt.Errorf("pki: %s and %s do not belong together", FileCACert, FileCAKey)
+		return nil, fmt.Errorf("pki: the key in %[2]s does not match the certificate in %[1]s", FileCACert, FileCAKey)
 	}
 	return &CA{Cert: cert, key: key}, nil
 }

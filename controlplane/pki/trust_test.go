@@ -94,7 +94,7 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := UnmarshalTrust(data); err == nil || !strings.Contains(err.Error(), "belong together") {
+	if _, err := UnmarshalTrust(data); err == nil || !strings.Contains(err.Error(), "does not match") {
 		t.Errorf("key of another CA: %v", err)
 	}
 }
@@ -220,9 +220,12 @@ func TestSignAgent(t *testing.T) {
 // name of its choice the node could impersonate the API server.
 func TestSignServing(t *testing.T) {
 	ca := newTrust(t).CA
-	ask := x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
-		IPAddresses: []net.IP{net.IPv4(10, 96, 0, 1), net.IPv4(192, 0, 2, 1), net.ParseIP("2001:db8::1"), net.IPv4(127, 0, 0, 1)}}
-	for seen, want := range map[string]string{"192.0.2.1": "[192.0.2.1]", "::ffff:192.0.2.1": "[192.0.2.1]", "2001:db8::1": "[2001:db8::1]", "192.0.2.9": "[]",
+	ask := x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w1",
+		Organization: []string{"system:nodes"}},
+		IPAddresses: []net.IP{net.IPv4(10, 96, 0, 1), net.IPv4(192, 0, 2, 1), net.ParseIP("2001:db8::1"),
+			net.IPv4(127, 0, 0, 1)}}
+	for seen, want := range map[string]string{"192.0.2.1": "[192.0.2.1]", "::ffff:192.0.2.1": "[192.0.2.1]",
+		"2001:db8::1": "[2001:db8::1]", "192.0.2.9": "[]",
 		"127.0.0.1": "[]"} {
 		out, err := ca.SignServing(request(t, ask), "w1", netip.MustParseAddr(seen), 0, t0)
 		if err != nil {
@@ -235,8 +238,10 @@ func TestSignServing(t *testing.T) {
 		if got := fmt.Sprint(cert.IPAddresses); got != want || len(cert.DNSNames) > 0 {
 			t.Errorf("seen at %s it is named %s %v, want %s", seen, got, cert.DNSNames, want)
 		}
-		for usage, good := range map[x509.ExtKeyUsage]bool{x509.ExtKeyUsageServerAuth: true, x509.ExtKeyUsageClientAuth: false} {
-			_, err := cert.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: t0, KeyUsages: []x509.ExtKeyUsage{usage}})
+		for usage, good := range map[x509.ExtKeyUsage]bool{x509.ExtKeyUsageServerAuth: true,
+			x509.ExtKeyUsageClientAuth: false} {
+			_, err := cert.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: t0,
+				KeyUsages: []x509.ExtKeyUsage{usage}})
 			if (err == nil) != good {
 				t.Errorf("usage %v: %v", usage, err)
 			}
@@ -246,8 +251,10 @@ func TestSignServing(t *testing.T) {
 	for what, c := range map[string]struct {
 		csr  []byte
 		node string
-	}{"a host": {request(t, ask), "w1"}, "another node": {request(t, ask), "w2"}, "no request": {[]byte("hello"), "w1"}} {
-		if _, err := ca.SignServing(c.csr, c.node, netip.MustParseAddr("192.0.2.1"), 0, t0); !errors.Is(err, ErrRequest) {
+	}{"a host": {request(t, ask), "w1"}, "another node": {request(t, ask), "w2"},
+		"no request": {[]byte("hello"), "w1"}} {
+		if _, err := ca.SignServing(c.csr, c.node, netip.MustParseAddr("192.0.2.1"), 0,
+			t0); !errors.Is(err, ErrRequest) {
 			t.Errorf("%s: %v, want ErrRequest", what, err)
 		}
 	}
@@ -334,15 +341,25 @@ func TestTransport(t *testing.T) {
 		server, client *tls.Config
 		ok             bool
 	}{
-		{"admin", ServerTLS(pool, serving, clock.now), ClientTLS(pool, rot(tr.CA, Admin()), "localhost", clock.now), true},
+		{"admin", ServerTLS(pool, serving, clock.now), ClientTLS(pool, rot(tr.CA, Admin()), "localhost", clock.now),
+			true},
 		{"token only", ServerTLS(pool, serving, clock.now), ClientTLS(pool, nil, "kubernetes", clock.now), true},
-		{"client of another CA", ServerTLS(pool, serving, clock.now), ClientTLS(pool, rot(foreign.CA, Admin()), "localhost", clock.now), false},
-		{"server of another CA", ServerTLS(pool, rot(foreign.CA, ReplicaServing("cp1", nil)), clock.now), ClientTLS(pool, nil, "localhost", clock.now), false},
-		{"replica to replica", PeerTLS(pool, peer, clock.now), PeerTLS(pool, rot(tr.CA, ReplicaPeer("cp2")), clock.now), true},
-		{"agent to the store", PeerTLS(pool, peer, clock.now), ClientTLS(pool, agent, PeerServerName, clock.now), false},               // F51
-		{"admin to the store", PeerTLS(pool, peer, clock.now), ClientTLS(pool, rot(tr.CA, Admin()), PeerServerName, clock.now), false}, // F51
-		{"nobody to the store", PeerTLS(pool, peer, clock.now), ClientTLS(pool, nil, PeerServerName, clock.now), false},                // F51
-		{"replica to an API that is no peer", ServerTLS(pool, serving, clock.now), PeerTLS(pool, peer, clock.now), false},
+		{"client of another CA", ServerTLS(pool, serving, clock.now),
+			ClientTLS(pool, rot(foreign.CA, Admin()), "localhost", clock.now), false},
+		{"server of another CA", ServerTLS(pool, rot(foreign.CA, ReplicaServing("cp1", nil)), clock.now),
+			ClientTLS(pool, nil, "localhost", clock.now), false},
+		{"replica to replica", PeerTLS(pool, peer, clock.now), PeerTLS(pool, rot(tr.CA, ReplicaPeer("cp2")), clock.now),
+			true},
+		// F51
+		{"agent to the store", PeerTLS(pool, peer, clock.now), ClientTLS(pool, agent, PeerServerName, clock.now),
+			false},
+		// F51
+		{"admin to the store", PeerTLS(pool, peer, clock.now),
+			ClientTLS(pool, rot(tr.CA, Admin()), PeerServerName, clock.now), false},
+		// F51
+		{"nobody to the store", PeerTLS(pool, peer, clock.now), ClientTLS(pool, nil, PeerServerName, clock.now), false},
+		{"replica to an API that is no peer", ServerTLS(pool, serving, clock.now),
+			PeerTLS(pool, peer, clock.now), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			serverErr, clientErr, s := handshake(t, c.server, c.client)

@@ -14,35 +14,39 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// mostPlaces bounds how many places of a backup are told apart; what is in others is counted as one.
-const mostPlaces = 2000
+// maxKeyPrefixes is the maximum number of key prefixes for which objects are counted separately.
+// The objects with all further key prefixes are counted together.
+const maxKeyPrefixes = 2000
 
-// elsewhere is where the objects of all further places are counted.
-const elsewhere = "..."
+// otherPrefixes is shown instead of a key prefix for the objects beyond maxKeyPrefixes, which are
+// counted together.
+const otherPrefixes = "..."
 
-// contents counts what a state holds by the places where objects lie. Built-in kinds are known by what all says; of a group
-// with a dot in its name, which only custom resources have, the key itself tells group and resource.
-func contents(v *mvcc.View, all []*api.Kind) []api.ClusterBackupKind {
+// countByKeyPrefix counts the objects in v by the key prefix of their resource, such as
+// /registry/pods/. The key prefix of a custom resource contains its API group and its plural name.
+// The result also contains the group and the resource of each prefix that belongs to one of
+// knownKinds or to a custom resource.
+func countByKeyPrefix(v *mvcc.View, knownKinds []*api.Kind) []api.ClusterBackupKind {
 	known := map[string]*api.Kind{}
-	for _, k := range all {
+	for _, k := range knownKinds {
 		if k.Storage != nil && known[k.Storage.Prefix] == nil {
 			known[k.Storage.Prefix] = k
 		}
 	}
 	found := map[string]*api.ClusterBackupKind{}
 	count := func(it raftstore.Item) {
-		place, group, resource := placeOf(it.Key, known)
-		at := found[place]
-		if at == nil && len(found) >= mostPlaces {
-			place, group, resource = elsewhere, "", ""
-			at = found[place]
+		prefix, group, resource := parseKeyPrefix(it.Key, known)
+		at := found[prefix]
+		if at == nil && len(found) >= maxKeyPrefixes {
+			prefix, group, resource = otherPrefixes, "", ""
+			at = found[prefix]
 		}
 		if at == nil {
-			at = &api.ClusterBackupKind{Place: place, Group: group, Resource: resource}
-			if k := known[place]; k != nil {
-				at.Version, at.Hidden = k.Storage.Hub.GVK.Version, k.Hidden
+			at = &api.ClusterBackupKind{Place: prefix, Group: group, Resource: resource}
+			if k := known[prefix]; k != nil {
+				at.Version, at.Hidden = k.Storage.Hub.GVK.Version, k.Serving.Hidden
 			}
-			found[place] = at
+			found[prefix] = at
 		}
 		at.Objects++
 		if it.Expires != 0 {
@@ -53,7 +57,7 @@ func contents(v *mvcc.View, all []*api.Kind) []api.ClusterBackupKind {
 	after := ""
 	for {
 		page, err := v.List("", raftstore.ListOptions{After: after, Limit: 1000})
-		if err != nil { // only of a state that is not the newest
+		if err != nil { // happens only if v is not the newest state
 			break
 		}
 		for _, it := range page.Items {
@@ -72,38 +76,45 @@ func contents(v *mvcc.View, all []*api.Kind) []api.ClusterBackupKind {
 	return out
 }
 
-// placeOf is where the object of a key lies, and of which resource it is; "" for records of the cluster itself.
-func placeOf(key string, known map[string]*api.Kind) (place, group, resource string) {
+// parseKeyPrefix returns the key prefix of the resource to which key, the key of an object in the
+// store, belongs. It also returns the API group and the name of that resource. known maps the
+// prefixes of known kinds to the kinds; the group and resource of custom resources are parsed from
+// key. The group and resource are empty for records that are not API objects.
+func parseKeyPrefix(key string, known map[string]*api.Kind) (prefix, group, resource string) {
 	rest, ok := strings.CutPrefix(key, api.StorageRoot)
 	if !ok {
-		return elsewhere, "", ""
+		return otherPrefixes, "", ""
 	}
 	first, rest, more := strings.Cut(rest, "/")
-	place = api.StorageRoot + first + "/"
-	if k := known[place]; k != nil {
-		return place, k.Storage.Hub.GVK.Group, k.Resource
+	prefix = api.StorageRoot + first + "/"
+	if k := known[prefix]; k != nil {
+		return prefix, k.Storage.Hub.GVK.Group, k.Resource
 	}
 	second, _, deeper := strings.Cut(rest, "/")
 	if !more || !deeper || !strings.Contains(first, ".") {
-		return place, "", ""
+		return prefix, "", ""
 	}
-	place += second + "/"
-	if k := known[place]; k != nil {
-		return place, k.Storage.Hub.GVK.Group, k.Resource
+	prefix += second + "/"
+	if k := known[prefix]; k != nil {
+		return prefix, k.Storage.Hub.GVK.Group, k.Resource
 	}
-	if first == ownRecords {
+	if first == clusterRecords {
 		return api.StorageRoot + first + "/", "", ""
 	}
-	return place, first, second
+	return prefix, first, second
 }
 
-// ownRecords is where the cluster keeps what is no object: reservations, the feature level, the exchange of a key.
-const ownRecords = "keelson.dev"
+// clusterRecords is the part of the key, in place of an API group, of records that are not API
+// objects. Such records are the feature level and the key rotation.
+const clusterRecords = "keelson.dev"
 
-// DescribeBackup is what a person is told of a backup; v is nil where it could not be opened.
-func DescribeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.ClusterBackup {
+// DescribeBackup returns the description of a backup with the header i and the state v. v is nil if
+// the backup could not be decrypted. The description names the API group and the resource of the
+// objects of knownKinds and of custom resources.
+func DescribeBackup(i disk.BackupInfo, v *mvcc.View, knownKinds []*api.Kind) api.ClusterBackup {
 	out := api.ClusterBackup{
-		Cluster: i.Cluster, Revision: uint64(i.Revision), Keys: i.Keys, Bytes: i.Bytes, Format: i.Format, Sealed: i.Sealed, KeyID: i.KeyID,
+		Cluster: i.Cluster, Revision: uint64(i.Revision), Keys: i.Keys, Bytes: i.Bytes, Format: i.Format,
+		Sealed: i.Sealed, KeyID: i.KeyID,
 	}
 	if i.Created != (time.Time{}) {
 		out.Created = i.Created.UnixMilli()
@@ -111,7 +122,7 @@ func DescribeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.Cluste
 	if v == nil {
 		return out
 	}
-	out.Kinds = contents(v, all)
+	out.Kinds = countByKeyPrefix(v, knownKinds)
 	if it, ok := v.Get(datadir.LevelKey); ok {
 		if rec, err := datadir.DecodeLevel(it.Value); err == nil {
 			out.FeatureLevel = rec.Level
@@ -120,5 +131,5 @@ func DescribeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.Cluste
 	return out
 }
 
-// BuiltInKinds are the kinds that every cluster has.
+// BuiltInKinds returns the kinds of the built-in APIs, which every cluster has.
 func BuiltInKinds() []*api.Kind { return kinds.All().All() }

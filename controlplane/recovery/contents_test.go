@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-func TestPlaces(t *testing.T) {
+func TestParsePlace(t *testing.T) {
 	known := map[string]*api.Kind{}
 	for _, k := range BuiltInKinds() {
 		if k.Storage != nil {
@@ -31,20 +31,22 @@ func TestPlaces(t *testing.T) {
 		"/registry/keelson.dev/reservations/ip/10": {"/registry/keelson.dev/", "", ""},
 		"/registry/unheard/of/it":                  {"/registry/unheard/", "", ""},
 		"/registry/":                               {"/registry//", "", ""},
-		"":                                         {elsewhere, "", ""},
-		"/else/where":                              {elsewhere, "", ""},
+		"":                                         {otherPrefixes, "", ""},
+		"/else/where":                              {otherPrefixes, "", ""},
 	} {
-		place, group, resource := placeOf(key, known)
+		place, group, resource := parseKeyPrefix(key, known)
 		if got := [3]string{place, group, resource}; got != want {
-			t.Errorf("%q lies at %q, want %q", key, got, want)
+			t.Errorf("the place of %q is %q, want %q", key, got, want)
 		}
 	}
 }
 
-// FuzzInspectBackup: whatever a file holds, saying what is in it takes no more room than the file has, and no panic.
+// FuzzInspectBackup checks that describing any file causes no panic, and that its result is bounded
+// by the file.
 func FuzzInspectBackup(f *testing.F) {
 	var good bytes.Buffer
-	if err := writeBackupOf(&good, map[string]string{"/registry/pods/default/a": "x", "/registry/a.b/c/d": "y", "/registry/keelson.dev/feature-level": `{"level":1}`}); err != nil {
+	if err := writeBackupOf(&good, map[string]string{"/registry/pods/default/a": "x", "/registry/a.b/c/d": "y",
+		"/registry/keelson.dev/feature-level": `{"level":1}`}); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good.Bytes())
@@ -60,16 +62,16 @@ func FuzzInspectBackup(f *testing.F) {
 		for _, k := range b.Kinds {
 			n += k.Objects
 		}
-		if n != info.Keys || len(b.Kinds) > mostPlaces+1 {
-			t.Errorf("%d objects of %d kinds, the file tells of %d keys", n, len(b.Kinds), info.Keys)
+		if n != info.Keys || len(b.Kinds) > maxKeyPrefixes+1 {
+			t.Errorf("%d objects of %d kinds, want the %d keys of the file", n, len(b.Kinds), info.Keys)
 		}
 	})
 }
 
-// The places that a file may make up are bounded, and what is beyond is counted all the same.
+// The number of key prefixes is bounded. Objects of further key prefixes are counted together.
 func TestManyPlaces(t *testing.T) {
 	state := map[string]string{}
-	for i := range mostPlaces + 50 {
+	for i := range maxKeyPrefixes + 50 {
 		state[fmt.Sprintf("/registry/g%d.example/things/n", i)] = "v"
 	}
 	var file bytes.Buffer
@@ -85,12 +87,12 @@ func TestManyPlaces(t *testing.T) {
 	for _, k := range b.Kinds {
 		n += k.Objects
 	}
-	if len(b.Kinds) != mostPlaces+1 || n != len(state) {
-		t.Errorf("%d places with %d objects, want %d with %d", len(b.Kinds), n, mostPlaces+1, len(state))
+	if len(b.Kinds) != maxKeyPrefixes+1 || n != len(state) {
+		t.Errorf("%d places with %d objects, want %d with %d", len(b.Kinds), n, maxKeyPrefixes+1, len(state))
 	}
 }
 
-// writeBackupOf writes a backup in clear that holds a state.
+// writeBackupOf writes an unencrypted backup of a state.
 func writeBackupOf(w io.Writer, state map[string]string) error {
 	m := mvcc.New()
 	for key, value := range state {
@@ -98,7 +100,9 @@ func writeBackupOf(w io.Writer, state map[string]string) error {
 		if err != nil {
 			return err
 		}
-		m.Apply(mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
+		m.Apply(mvcc.Entry{Term: 1,
+			Command: &storev1.Command{
+				Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
 	}
 	return disk.WriteClearBackup(w, "ours", time.Now(), m.View())
 }

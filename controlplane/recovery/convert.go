@@ -10,10 +10,11 @@ import (
 	"keelson.dev/keelson/raftstore/disk"
 )
 
-// ConvertLog changes the log store of this replica.
-func ConvertLog(ctx context.Context, d datadir.Dir, to string, progress func(done, total uint64)) error {
-	if to != string(disk.LogBolt) && to != string(disk.LogWAL) {
-		return fmt.Errorf("--to %q: want %s or %s", to, disk.LogBolt, disk.LogWAL)
+// ConvertLog converts the raft log of this stopped replica to format, which is bolt or wal. It
+// calls progress with the number of converted entries and their total.
+func ConvertLog(ctx context.Context, d datadir.Dir, format string, progress func(done, total uint64)) error {
+	if format != string(disk.LogBolt) && format != string(disk.LogWAL) {
+		return fmt.Errorf("--to %q: want %s or %s", format, disk.LogBolt, disk.LogWAL)
 	}
 	cluster, release, err := d.Open()
 	if err != nil {
@@ -24,18 +25,20 @@ func ConvertLog(ctx context.Context, d datadir.Dir, to string, progress func(don
 	if err != nil {
 		return err
 	}
-	if err := disk.Convert(ctx, conf.Disk(), disk.LogStoreKind(to), progress); err != nil {
+	if err := disk.Convert(ctx, conf.Disk(), disk.LogStoreKind(format), progress); err != nil {
 		return err
 	}
-	return d.SaveLogStore(to)
+	return d.SaveLogStore(format)
 }
 
-// AddFamily gives a cluster of one family a second one: on the disk of a stopped replica, and on each replica in turn with
-// the same ranges. Nodes get pod addresses of it, and Services that ask for it addresses, from when the leader has it; pods
-// that run keep what they have, and new pods get both.
+// AddFamily adds a second IP family to a cluster with one family. clusterCIDR and serviceCIDR are
+// the pod range and the Service range of the new family. It is called on each stopped replica in
+// turn, with the same ranges. Once the leader runs with the new ranges, Nodes get pod CIDRs of the
+// new family, and Services that request it get addresses. Running pods keep their addresses, and
+// new pods get addresses of both families.
 func AddFamily(d datadir.Dir, clusterCIDR, serviceCIDR string) (datadir.Cluster, error) {
 	if d.Path == "" {
-		return datadir.Cluster{}, errors.New("--data-dir: a replica needs a folder for its data")
+		return datadir.Cluster{}, errors.New("--data-dir: a replica needs a data directory")
 	}
 	release, err := d.Lock()
 	if err != nil {
@@ -52,9 +55,11 @@ func AddFamily(d datadir.Dir, clusterCIDR, serviceCIDR string) (datadir.Cluster,
 	next.ServiceCIDR = services[0].String() + "," + serviceCIDR
 	if len(pods) == 2 {
 		if next.ClusterCIDR == cluster.ClusterCIDR && next.ServiceCIDR == cluster.ServiceCIDR {
-			return cluster, nil // said again
+			return cluster, nil // the cluster already has these ranges
 		}
-		return cluster, fmt.Errorf("the cluster has two families already: pods %s, Services %s", cluster.ClusterCIDR, cluster.ServiceCIDR)
+		return cluster, fmt.Errorf("the cluster already has two address families: pods %s, Services %s",
+			cluster.ClusterCIDR,
+			cluster.ServiceCIDR)
 	}
 	if err := next.Validate(); err != nil {
 		return cluster, err

@@ -1,6 +1,9 @@
-// Package recovery has the verbs on the data directory of a stopped replica: restore a backup, recover from a lost
-// majority, rebuild a replica from the others, convert the log, add an address family, inspect. It also verifies and
-// inspects backups, prepares a backup to be served, and makes backups while a replica runs (package backups).
+// Package recovery implements the offline commands of keelson-controlplane. They work on the data
+// directory of a stopped replica: restore a backup, make the replica the only member after the
+// majority was lost, rebuild it from the other replicas, convert the raft log, add an IP family,
+// and inspect the directory. The package also verifies and describes backups, and prepares a backup
+// to be served. Package backups makes backups while a replica runs.
 //
-// Each verb on a data directory locks it, and refuses before it changes anything.
+// A command that changes a data directory locks it. If a command returns an error before its work
+// has started, it has changed nothing.
 package recovery

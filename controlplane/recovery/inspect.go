@@ -13,14 +13,16 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// Verify reads a whole backup and says what is in it. It needs no data folder.
+// Verify reads and checks the whole backup in the file path and returns its description. It needs
+// no data directory of a replica.
 func Verify(o datadir.StoreOptions, path string) (disk.BackupInfo, error) {
 	info, _, err := readBackup(o, path)
 	return info, err
 }
 
-// InspectBackup is Verify that also says which objects are in it, by their kinds. Of a backup that is sealed under a key
-// which is not there it says what the head of the file tells, beside the error.
+// InspectBackup reads and checks the whole backup in the file path, and counts the objects of each
+// kind. If a key that decrypts the backup is missing, it returns an error, and a description that
+// contains only the header.
 func InspectBackup(o datadir.StoreOptions, path string) (api.ClusterBackup, error) {
 	info, v, err := readBackup(o, path)
 	out := api.ClusterBackup{}
@@ -32,7 +34,7 @@ func InspectBackup(o datadir.StoreOptions, path string) (api.ClusterBackup, erro
 		return out, err
 	}
 	defer f.Close()
-	if sealed, _ := backups.Sealing(f); sealed != nil { // what is wrong with it was said
+	if sealed, _ := backups.ReadAgeHeader(f); sealed != nil { // err already contains the error of the header
 		out.Sealed, out.Recipients = true, sealed.Recipients
 	}
 	return out, err
@@ -62,25 +64,26 @@ func readBackup(o datadir.StoreOptions, path string) (disk.BackupInfo, *mvcc.Vie
 	return info, v, nil
 }
 
-// LastEntry is the last log entry whose effect a disk holds, and its term. Of
-// several disks that with the higher term has more, and then that with the higher index.
-func LastEntry(i disk.DiskInfo) (index, term uint64) {
+// LastEntry returns the index and term of the last log entry on a disk. If the newest snapshot has
+// a higher index, it returns the index and term of that snapshot. To find the most recent of
+// several disks, compare the terms first, and for equal terms the indexes.
+func LastEntry(i disk.Info) (index, term uint64) {
 	if len(i.Snapshots) > 0 && i.Snapshots[0].Index > i.Last {
 		return i.Snapshots[0].Index, i.Snapshots[0].Term
 	}
 	return i.Last, i.LastTerm
 }
 
-// Inspection is what Inspect finds.
+// Inspection is the result of Inspect.
 type Inspection struct {
 	Cluster datadir.Cluster
-	Members map[string]string // as this replica knew them last: name → peer address
-	Joining bool              // the next start asks for membership
-	Disk    disk.DiskInfo
+	Members map[string]string // peer addresses of the last known members, by name
+	Joining bool              // at the next start, the replica requests membership
+	Disk    disk.Info
 }
 
-// Inspect looks into a data folder and changes nothing. What is damaged is an
-// error that names the file, beside what could be read.
+// Inspect reads a data directory and changes nothing. If a file is damaged, it returns what is
+// readable together with an error that names the file.
 func Inspect(d datadir.Dir) (Inspection, error) {
 	cluster, release, err := d.Open()
 	if err != nil {
@@ -99,16 +102,17 @@ func Inspect(d datadir.Dir) (Inspection, error) {
 		return out, err
 	}
 	if out.Disk, err = disk.Inspect(conf.Disk()); errors.Is(err, disk.ErrNoData) {
-		err = nil // that is what there is to say
+		err = nil // an empty data directory is a valid result
 	}
 	return out, err
 }
 
-// TrustFolder is where the keys of a replica's cluster are.
+// TrustFolder returns the path of the folder with the cluster's keys and CAs in the data directory
+// d.
 func TrustFolder(d datadir.Dir) string { return filepath.Join(d.Path, datadir.PKIFolder) }
 
-// Identity is the cluster that a data folder belongs to.
-func Identity(d datadir.Dir) (datadir.Cluster, error) {
+// LoadCluster returns the configuration of the cluster to which the data directory d belongs.
+func LoadCluster(d datadir.Dir) (datadir.Cluster, error) {
 	cluster, _, err := d.Load()
 	return cluster, err
 }

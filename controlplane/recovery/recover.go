@@ -19,50 +19,55 @@ import (
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// Lost is what a recovery gives up.
-type Lost struct {
-	Cluster string   // its name
-	Members []string // that are no members any more
+// RecoveryReport is the result of Recover: the members that are removed, and the data that is kept.
+type RecoveryReport struct {
+	Cluster string   // name of the cluster
+	Members []string // names of the removed members
 	// Addresses are the peer addresses of Members, by name.
 	Addresses map[string]string
-	Answer    []string      // those of them whose daemons answer
-	Disk      disk.DiskInfo // of the replica that goes on
-	Address   string        // of that, for the others to ask
+	Reachable []string  // those of Members that accept TCP connections
+	Disk      disk.Info // state of this replica's disk
+	Address   string    // host of this replica, to which other replicas connect to join
 }
 
-// ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
-var ErrUnsafe = errors.New("this may lose writes that were acknowledged: say --unsafe-lost-majority if the majority of the replicas is gone for good")
+// ErrUnsafe is returned by Recover if its parameter confirmed is false, because a recovery may lose
+// acknowledged writes.
+var ErrUnsafe = errors.New("this may lose acknowledged writes: set --unsafe-lost-majority if the majority of the " +
+	"replicas is permanently lost")
 
-// ErrNotLost says that the majority is not lost.
+// ErrNotLost is returned by Recover if the existing replicas form a majority.
 var ErrNotLost = errors.New("the majority of the replicas is not lost")
 
-// notLost refuses a recovery when those that answer and this replica, whose disk is whole, are a majority. A learner
-// counts as one of them: that refuses too much rather than too little.
-func (l Lost) notLost() error {
+// checkMajorityLost returns ErrNotLost if this replica and the members that accept connections form
+// a majority. It counts members without a vote as voters. In doubt, it therefore refuses a recovery
+// that would be safe.
+func (l RecoveryReport) checkMajorityLost() error {
 	all := len(l.Members) + 1
-	if len(l.Answer) == 0 || len(l.Answer)+1 < all/2+1 {
+	if len(l.Reachable) == 0 || len(l.Reachable)+1 < all/2+1 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s of %d members answer, and this one's disk is whole: start this replica with 'run'. "+
-		"If their data is lost, stop their daemons first", ErrNotLost, strings.Join(l.Answer, ", "), all)
+	return fmt.Errorf("%w: %s of %d members respond, and the disk of this replica is intact: start this "+
+		"replica with 'run'. "+
+		"If their data is lost, stop their daemons first", ErrNotLost, strings.Join(l.Reachable, ", "), all)
 }
 
-// answering are the members at whose peer addresses somebody listens.
-func answering(members map[string]string) (out []string) {
-	heard := make(chan string)
+// reachableMembers returns the names of the members that accept a TCP connection. members maps
+// names to peer addresses.
+func reachableMembers(members map[string]string) (out []string) {
+	responding := make(chan string)
 	for name, address := range members {
 		go func() {
 			conn, err := net.DialTimeout("tcp", address, 2*time.Second)
 			if err != nil {
-				heard <- ""
+				responding <- ""
 				return
 			}
 			conn.Close()
-			heard <- name
+			responding <- name
 		}()
 	}
 	for range members {
-		if name := <-heard; name != "" {
+		if name := <-responding; name != "" {
 			out = append(out, name)
 		}
 	}
@@ -70,30 +75,34 @@ func answering(members map[string]string) (out []string) {
 	return out
 }
 
-// Recover makes this replica the only member of its group, with what is on its
-// disk. It is for the day on which the majority of the disks is lost, and refuses on others.
-func Recover(d datadir.Dir, really bool) (Lost, error) {
+// Recover makes this replica the only member of its raft cluster, with the data on its disk. Writes
+// that only the other members have are lost. Recover returns ErrNotLost if a majority of the
+// replicas still exists. confirmed means that the caller accepts the loss of writes. If it is
+// false, Recover changes nothing, and returns ErrUnsafe together with the report.
+func Recover(d datadir.Dir, confirmed bool) (RecoveryReport, error) {
 	cluster, release, err := d.Open()
 	if err != nil {
-		return Lost{}, err
+		return RecoveryReport{}, err
 	}
 	defer release()
 	conf, err := d.OfflineStoreConfig(cluster)
 	if err != nil {
-		return Lost{}, err
+		return RecoveryReport{}, err
 	}
-	out := Lost{Address: hostOf(conf)}
+	out := RecoveryReport{Address: advertisedHost(conf)}
 	var damage error
 	if out.Disk, damage, err = inspectDisk(d, conf); err != nil {
 		return out, err
 	}
 	switch {
 	case errors.Is(damage, disk.ErrNoData):
-		return out, fmt.Errorf("%w: run this where a replica's disk is left, or restore a backup", damage)
+		return out, fmt.Errorf("%w: run this command on a machine with a replica's disk, or restore a backup", damage)
 	case damage != nil:
-		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", damage)
+		return out,
+			fmt.Errorf("the data of this replica is damaged: %w: use a replica with an intact disk, or "+
+				"restore a backup", damage)
 	}
-	if err := needAddress(conf); err != nil {
+	if err := requireAddress(conf); err != nil {
 		return out, err
 	}
 	members, err := d.Members()
@@ -101,58 +110,59 @@ func Recover(d datadir.Dir, really bool) (Lost, error) {
 		return out, err
 	}
 	delete(members, d.Name)
-	out.Cluster, out.Members, out.Answer = cluster.Name, slices.Sorted(maps.Keys(members)), answering(members)
+	out.Cluster, out.Members, out.Reachable = cluster.Name, slices.Sorted(maps.Keys(members)), reachableMembers(members)
 	out.Addresses = members
-	if err := out.notLost(); err != nil {
+	if err := out.checkMajorityLost(); err != nil {
 		return out, err
 	}
-	if !really {
+	if !confirmed {
 		return out, ErrUnsafe
 	}
 	err = replica.Recover(conf, func(v *mvcc.View) ([]raftstore.Op, error) {
-		ops, err := unheard(v)
+		ops, err := volumeResetOps(v)
 		if err != nil {
 			return nil, err
 		}
-		identify, err := startIncarnation(d, v, datadir.IdentityRecord{}, members)
+		identify, err := incarnationOps(d, v, datadir.IdentityRecord{}, members)
 		return append(ops, identify...), err
 	})
 	if err != nil {
 		return out, err
 	}
-	return out, recordAlone(d, conf)
+	return out, recordSoleMember(d, conf)
 }
 
-// Rebuilt is what Rebuild did.
-type Rebuilt struct {
-	Moved string   // the folder of the previous data; "" when there was none
-	Asks  []string // the replicas that the next start asks
+// RebuildReport is the result of Rebuild.
+type RebuildReport struct {
+	MovedTo string   // directory to which the previous data was moved; empty if there was no data
+	JoinVia []string // replicas from which this replica requests membership at the next start
 }
 
-// Rebuild makes this replica start anew: its data is moved aside, and the next
-// start has it taken out of the group and taken in again, empty. servers are
-// host[:port] of other replicas; without any, those that it knew last are asked.
-func Rebuild(d datadir.Dir, servers []string) (Rebuilt, error) {
+// Rebuild prepares this replica to copy its data from the other replicas. It moves the existing
+// data to another directory. At the next start, the replica is removed from the raft cluster and
+// joins it again without data. servers are the other replicas, as HOST or HOST:PORT. If servers is
+// empty, the last known members are used.
+func Rebuild(d datadir.Dir, servers []string) (RebuildReport, error) {
 	cluster, release, err := d.Open()
 	if err != nil {
-		return Rebuilt{}, err
+		return RebuildReport{}, err
 	}
 	defer release()
 	conf, err := d.OfflineStoreConfig(cluster)
 	if err != nil {
-		return Rebuilt{}, err
+		return RebuildReport{}, err
 	}
-	peers, err := whomToAsk(d, cluster, servers)
+	peers, err := peersToJoin(d, cluster, servers)
 	if err != nil {
-		return Rebuilt{}, err
+		return RebuildReport{}, err
 	}
-	out := Rebuilt{Asks: slices.Sorted(maps.Keys(peers))}
+	out := RebuildReport{JoinVia: slices.Sorted(maps.Keys(peers))}
 	if _, _, err := inspectDisk(d, conf); err != nil {
 		return out, err
 	}
-	// First this: data and a request for membership together would be taken for
-	// a replica that was stopped while it joined.
-	out.Moved, err = disk.SetAside(conf.Disk())
+	// The data is moved first: a directory with data and PeersFile would look like a replica that
+	// was stopped while it joined.
+	out.MovedTo, err = disk.SetAside(conf.Disk())
 	if err != nil && !errors.Is(err, disk.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
 		return out, err
 	}
@@ -162,7 +172,7 @@ func Rebuild(d datadir.Dir, servers []string) (Rebuilt, error) {
 	return out, d.ClearAbandoned()
 }
 
-func whomToAsk(d datadir.Dir, cluster datadir.Cluster, servers []string) (map[string]string, error) {
+func peersToJoin(d datadir.Dir, cluster datadir.Cluster, servers []string) (map[string]string, error) {
 	peers := map[string]string{}
 	for _, s := range servers {
 		host := s
@@ -183,39 +193,45 @@ func whomToAsk(d datadir.Dir, cluster datadir.Cluster, servers []string) (map[st
 	}
 	delete(peers, d.Name)
 	if len(peers) == 0 {
-		return nil, errors.New("--server: this replica knows of no other one that could give it the data: name one, or restore a backup")
+		return nil,
+			errors.New("--server: no other replica is known from which the data can be copied: name one, or " +
+				"restore a backup")
 	}
 	return peers, nil
 }
 
-// recordAlone writes down that this replica's group has no other member.
-func recordAlone(d datadir.Dir, conf replica.Config) error {
-	for _, name := range []string{datadir.PeersFile, datadir.NewcomerFile, datadir.AbandonedFile} {
+// recordSoleMember writes MembersFile with this replica as the only member. It removes the files
+// that mark this replica as joining, or as excluded by an earlier recovery or restore.
+func recordSoleMember(d datadir.Dir, conf replica.Config) error {
+	for _, name := range []string{datadir.PeersFile, datadir.NewMemberFile, datadir.AbandonedFile} {
 		if err := os.Remove(filepath.Join(d.Path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return datadir.WriteJSON(filepath.Join(d.Path, datadir.MembersFile), map[string]string{d.Name: conf.Advertise})
+	return datadir.WriteJSON(filepath.Join(d.Path, datadir.MembersFile),
+		map[string]string{d.Name: conf.Network.Advertise})
 }
 
-// inspectDisk inspects the store's data and refuses that of another replica. damage is
-// what Inspect found wrong besides; data that does not say whose it is passes.
-func inspectDisk(d datadir.Dir, conf replica.Config) (info disk.DiskInfo, damage, err error) {
+// inspectDisk returns the state of the store on the disk of this replica. damage is the error of
+// disk.Inspect if the store is damaged or unreadable; info is then incomplete. err is not nil if
+// the data belongs to another replica. Data without a recorded owner is accepted.
+func inspectDisk(d datadir.Dir, conf replica.Config) (info disk.Info, damage, err error) {
 	info, damage = disk.Inspect(conf.Disk())
 	if info.Owner != "" && info.Owner != d.Name {
-		err = fmt.Errorf("%s is of replica %q and not of %q: %w: --name says whose it is", conf.DataDir, info.Owner, d.Name, disk.ErrForeignData)
+		err = fmt.Errorf("%s belongs to replica %q, not to %q: %w: set --name to its replica", conf.Storage.DataDir,
+			info.Owner, d.Name, disk.ErrForeignData)
 	}
 	return info, damage, err
 }
 
-func hostOf(c replica.Config) string {
-	host, _, _ := net.SplitHostPort(c.Advertise)
+func advertisedHost(c replica.Config) string {
+	host, _, _ := net.SplitHostPort(c.Network.Advertise)
 	return host
 }
 
-func needAddress(c replica.Config) error {
-	if c.Advertise == "" {
-		return errors.New("--advertise-address: give the IP address under which others reach this replica")
+func requireAddress(c replica.Config) error {
+	if c.Network.Advertise == "" {
+		return errors.New("--advertise-address: want the IP address at which others reach this replica")
 	}
 	return nil
 }

@@ -20,93 +20,103 @@ import (
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// RestoreOptions say what Restore may do beyond filling an empty replica.
+// RestoreOptions are the options of Restore. With the zero value, the replica must have no data,
+// and the backup must be of its own cluster.
 type RestoreOptions struct {
-	AnyCluster bool   // take a backup of another cluster
-	Replace    bool   // move the replica's own data aside
-	BackupKeys string // file of keys for a backup that is encrypted under none of the store's
-	Identity   string // file of age identities for a backup that is sealed by age
-	// Beside restores although other replicas answer: their cluster is left behind.
-	Beside bool
+	AnyCluster bool   // accept a backup of another cluster
+	Replace    bool   // move existing data of the replica to another directory
+	BackupKeys string // key file for a backup that cannot be decrypted with the store's keys
+	Identity   string // file of age identities, for a backup that is encrypted with age
+	// LeaveOthers allows a restore while other replicas run. The restore excludes these replicas:
+	// they continue as a second cluster with the old data.
+	LeaveOthers bool
 
-	asItIs bool // to be looked at: join tokens are there, too
+	unchanged bool // restore the state without changes, including join tokens; set only to serve a backup
 }
 
-// Restored is what Restore did.
-type Restored struct {
+// RestoreReport is the result of Restore.
+type RestoreReport struct {
 	Backup  disk.BackupInfo
-	Moved   string   // the folder of the previous data; "" if there was none
-	Address string   // of this replica, for the others to ask
-	Revoked []string // nodes whose revocation was carried over from the previous data
-	// Abandoned are the peer addresses of the replicas that were members, by name: their data must be replaced before they start.
+	MovedTo string   // directory to which the previous data was moved; empty if there was no data
+	Address string   // host of this replica, to which other replicas connect to join
+	Revoked []string // nodes with a revocation that was copied from the previous data
+	// Abandoned maps the names of the other members before the restore to their peer addresses. The
+	// data of these replicas must be replaced before they start again.
 	Abandoned map[string]string
-	Joined    []string // nodes that joined after the backup was made, from the previous data: each must report its volumes
-	Tokens    int      // join tokens of the backup, which are invalid
-	// Unread is why it is not known, or not for certain, who joined or was revoked since the backup was made; nil when it is.
+	Joined    []string // nodes that were copied from the previous data because they joined after the backup
+	Tokens    int      // number of join tokens that were deleted from the backup's state
+	// Unread is the reason why Revoked and Joined may be incomplete. It is nil if they are
+	// complete.
 	Unread error
 }
 
-// ErrOthersRun says that a restore would make a second cluster beside one that serves.
-var ErrOthersRun = errors.New("other replicas of this cluster answer")
+// ErrOthersRun is returned by Restore if other replicas of the cluster are running, because a
+// restore would create a second cluster.
+var ErrOthersRun = errors.New("other replicas of this cluster are running")
 
-// noneRuns refuses a restore while members of this replica's group run: with the keys of both groups the same, agents and
-// clients would come to the one or the other.
-func noneRuns(d datadir.Dir) error {
+// requireOthersStopped returns ErrOthersRun if another member of this replica's raft cluster
+// accepts connections. The restored cluster has the same keys as these members, so agents and
+// clients could connect to either cluster.
+func requireOthersStopped(d datadir.Dir) error {
 	members, err := d.Members()
 	if err != nil {
 		return err
 	}
 	delete(members, d.Name)
-	if run := answering(members); len(run) > 0 {
-		return fmt.Errorf("%w: %s. Restored beside them, there would be two clusters with the same keys: stop their daemons first, "+
-			"or say --leave-others-behind where that is meant", ErrOthersRun, strings.Join(run, ", "))
+	if running := reachableMembers(members); len(running) > 0 {
+		return fmt.Errorf("%w: %s. A restore would create a second cluster with the same keys: stop their "+
+			"daemons first, or set --leave-others-behind", ErrOthersRun, strings.Join(running, ", "))
 	}
 	return nil
 }
 
-// Restore makes this replica the first of a new group that holds what the
-// backup holds. Nothing is changed unless the whole backup is good.
-func Restore(d datadir.Dir, path string, o RestoreOptions) (Restored, error) {
+// Restore makes this replica the only member of a new raft cluster, with the state in the backup
+// file path. It changes that state: it deletes join tokens, copies revocations and new Nodes from
+// the previous data, and marks all volumes as not attached (volumeResetOps). It changes nothing on
+// disk unless the whole backup is valid.
+func Restore(d datadir.Dir, path string, o RestoreOptions) (RestoreReport, error) {
 	cluster, release, err := d.Open()
 	if err != nil {
-		return Restored{}, err
+		return RestoreReport{}, err
 	}
 	defer release()
 	conf, err := d.OfflineStoreConfig(cluster)
 	if err == nil {
-		err = needAddress(conf)
+		err = requireAddress(conf)
 	}
 	if err != nil {
-		return Restored{}, err
+		return RestoreReport{}, err
 	}
-	if conf.Keys, err = BackupKeyring(d, cluster, o.BackupKeys); err != nil {
-		return Restored{}, err
+	if conf.Storage.Keys, err = BackupKeyring(d, cluster, o.BackupKeys); err != nil {
+		return RestoreReport{}, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return Restored{}, err
+		return RestoreReport{}, err
 	}
 	defer f.Close()
 	in, _, err := backups.Open(f, o.Identity)
 	if err != nil {
-		return Restored{}, fmt.Errorf("%s: %w", path, err)
+		return RestoreReport{}, fmt.Errorf("%s: %w", path, err)
 	}
-	out := Restored{Address: hostOf(conf)}
+	out := RestoreReport{Address: advertisedHost(conf)}
 	var stored []byte
-	out.Backup, stored, err = disk.FromBackup(in, conf.Keys, datadir.LevelKey)
+	out.Backup, stored, err = disk.ReadBackupValue(in, conf.Storage.Keys, datadir.LevelKey)
 	if err != nil && !errors.Is(err, disk.ErrSealed) {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
-	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster { // its head is in clear
-		return out, fmt.Errorf("%s is of cluster %q and this is %q: %w: say --any-cluster to take it all the same", path, got, cluster.ID, disk.ErrForeignBackup)
+	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster { // the header is readable without a key
+		return out, fmt.Errorf("%s belongs to cluster %q, not to %q: %w: set --any-cluster to restore it "+
+			"nevertheless",
+			path, got, cluster.ID, disk.ErrForeignBackup)
 	}
 	if err != nil {
-		return out, fmt.Errorf("%s: %w: --backup-keys names the key file of that time", path, err)
+		return out, fmt.Errorf("%s: %w: --backup-keys must name the key file of the backup", path, err)
 	}
 	var rec datadir.LevelRecord
 	if stored != nil {
 		if rec, err = datadir.DecodeLevel(stored); err == nil {
-			err = rec.CheckUnderstood(d.FeatureLevel)
+			err = rec.CheckSupported(d.FeatureLevel)
 		}
 	}
 	if err != nil {
@@ -119,45 +129,45 @@ func Restore(d datadir.Dir, path string, o RestoreOptions) (Restored, error) {
 		return out, err
 	}
 	delete(out.Abandoned, d.Name)
-	if !o.Beside {
-		if err := noneRuns(d); err != nil {
+	if !o.LeaveOthers {
+		if err := requireOthersStopped(d); err != nil {
 			return out, err
 		}
 	}
-	to := disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}
-	with := newCarried()
-	if !o.asItIs {
-		out.Unread = carry(d, conf, o.Replace, &with)
-		with.foreign = out.Backup.Cluster != cluster.ID
+	to := disk.RestoreOptions{Advertise: conf.Network.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}
+	previous := newPreviousData()
+	if !o.unchanged {
+		out.Unread = loadPreviousData(d, conf, o.Replace, &previous)
+		previous.otherCluster = out.Backup.Cluster != cluster.ID
 		to.Amend = func(v *mvcc.View) ([]raftstore.Op, error) {
-			ops, err := with.amend(v)
+			ops, err := previous.restoreOps(v)
 			if err != nil {
 				return nil, err
 			}
-			identify, err := startIncarnation(d, v, with.identity, out.Abandoned)
+			identify, err := incarnationOps(d, v, previous.identity, out.Abandoned)
 			return append(ops, identify...), err
 		}
 	}
-	if out.Moved, to.Above, err = makeRoom(d, conf, o.Replace); err != nil {
+	if out.MovedTo, to.Above, err = moveDataAside(d, conf, o.Replace); err != nil {
 		return out, err
 	}
-	to.Above = max(to.Above, with.revision)
+	to.Above = max(to.Above, previous.revision)
 	if out.Backup, err = disk.Restore(conf.Disk(), in, to); err != nil {
-		if out.Moved != "" {
-			err = fmt.Errorf("%w (the previous data is in %s)", err, out.Moved)
+		if out.MovedTo != "" {
+			err = fmt.Errorf("%w (the previous data is in %s)", err, out.MovedTo)
 		}
 		return out, err
 	}
-	out.Revoked, out.Joined, out.Tokens = with.revoked, with.joined, with.tokens
-	if err := datadir.SaveLevel(d.Path, rec); err != nil { // it may be below that of the previous data
+	out.Revoked, out.Joined, out.Tokens = previous.revoked, previous.joined, previous.tokens
+	if err := datadir.SaveLevel(d.Path, rec); err != nil { // it may be lower than the level of the previous data
 		return out, err
 	}
-	return out, recordAlone(d, conf)
+	return out, recordSoleMember(d, conf)
 }
 
-// BackupKeyring returns the keys that can decrypt a backup: the keys of the store, its previous keys,
-// and the keys in file, if file is not "".
-func BackupKeyring(d datadir.Dir, cluster datadir.Cluster, file string) (keys *disk.Keyring, err error) {
+// BackupKeyring returns the keys that can decrypt a backup: the current and the previous keys of
+// the store. If keyFile is not empty, the result also contains the keys in that file.
+func BackupKeyring(d datadir.Dir, cluster datadir.Cluster, keyFile string) (keys *disk.Keyring, err error) {
 	own, err := d.StoreKeyFile(cluster)
 	if err != nil {
 		return nil, err
@@ -167,12 +177,12 @@ func BackupKeyring(d datadir.Dir, cluster datadir.Cluster, file string) (keys *d
 			return nil, fmt.Errorf("--encryption-keys: %w", err)
 		}
 	}
-	if file == "" {
+	if keyFile == "" {
 		return keys, nil
 	}
-	further, err := datadir.LoadBackupKeys(file)
+	further, err := datadir.LoadBackupKeys(keyFile)
 	if err == nil {
-		keys, err = keys.With(further)
+		keys, err = keys.Merge(further)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--backup-keys: %w", err)
@@ -180,8 +190,12 @@ func BackupKeyring(d datadir.Dir, cluster datadir.Cluster, file string) (keys *d
 	return keys, nil
 }
 
-// makeRoom moves this replica's data aside where there is some, and says of which revision it is at least.
-func makeRoom(d datadir.Dir, conf replica.Config, replace bool) (moved string, was raftstore.Revision, err error) {
+// moveDataAside moves the raft data of this replica to another directory, and returns that
+// directory. It returns an error if data exists and replace is false. newestSnapshot is the
+// revision of the newest snapshot in the data; the data itself may be newer.
+func moveDataAside(d datadir.Dir, conf replica.Config, replace bool) (
+	moved string, newestSnapshot raftstore.Revision, err error,
+) {
 	has, err := d.HasRaftData()
 	if err != nil || !has {
 		return "", 0, err
@@ -191,33 +205,38 @@ func makeRoom(d datadir.Dir, conf replica.Config, replace bool) (moved string, w
 		return "", 0, err
 	}
 	if !replace {
-		return "", 0, fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, disk.ErrNotEmpty)
+		return "", 0, fmt.Errorf("%s: %w: set --replace to move the existing data aside", conf.Storage.DataDir,
+			disk.ErrNotEmpty)
 	}
 	for _, s := range info.Snapshots {
-		was = max(was, s.Revision)
+		newestSnapshot = max(newestSnapshot, s.Revision)
 	}
 	moved, err = disk.SetAside(conf.Disk())
-	return moved, was, err
+	return moved, newestSnapshot, err
 }
 
-// startIncarnation returns the operation by which a recovery or restore starts a new incarnation
-// of the cluster. was is the record of the data that is replaced, and abandoned are the replicas
-// that are left behind, by name.
-func startIncarnation(
-	d datadir.Dir, v *mvcc.View, was datadir.IdentityRecord, abandoned map[string]string,
+// incarnationOps returns the operation that stores the identity record of a new incarnation of the
+// cluster, which each recovery or restore starts. The new incarnation has a higher number than all
+// known incarnations, so that replicas with data from before are detected. v is the state to which
+// the operation is applied. replaced is the identity record of the data that a restore replaces.
+// abandoned maps the names of the replicas that are not part of the new incarnation to their
+// addresses.
+func incarnationOps(
+	d datadir.Dir, v *mvcc.View, replaced datadir.IdentityRecord, abandoned map[string]string,
 ) ([]raftstore.Op, error) {
 	found, err := d.AbandonedBy()
 	if err != nil {
 		return nil, err
 	}
 	stored := datadir.ReadIdentity(v)
-	known := max(was.Incarnation, stored.Incarnation)
+	known := max(replaced.Incarnation, stored.Incarnation)
 	if found != nil {
 		known = max(known, found.Newest)
 	}
-	rec := datadir.IdentityRecord{Version: datadir.IdentityVersion, Incarnation: clusterid.Next(known, time.Now()), Abandoned: map[string]string{}}
-	// The newest address of a name counts.
-	for _, list := range []map[string]string{abandoned, was.Abandoned, stored.Abandoned} {
+	rec := datadir.IdentityRecord{Version: datadir.IdentityVersion, Incarnation: clusterid.Next(known, time.Now()),
+		Abandoned: map[string]string{}}
+	// If a name is in several lists, the newest address is used.
+	for _, list := range []map[string]string{abandoned, replaced.Abandoned, stored.Abandoned} {
 		for _, name := range slices.Sorted(maps.Keys(list)) {
 			if _, has := rec.Abandoned[name]; !has && len(rec.Abandoned) < datadir.MaxAbandoned {
 				rec.Abandoned[name] = list[name]

@@ -9,45 +9,48 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/datadir"
-	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// Who is to become a member, or was taken in and has not all that the group has, knows it at its next start; one whose group was
-// recovered or restored has nobody to wait for.
-func TestNewcomersRemember(t *testing.T) {
-	for _, name := range []string{datadir.PeersFile, datadir.NewcomerFile} {
+// A replica that requests membership, or has not caught up yet, is joining after a restart. After a
+// recovery or restore it is not.
+func TestIsJoining(t *testing.T) {
+	for _, name := range []string{datadir.PeersFile, datadir.NewMemberFile} {
 		d := datadir.Dir{Name: "cp1", Path: t.TempDir()}
-		joins := func(want bool) {
+		checkJoining := func(want bool) {
 			t.Helper()
 			if got, err := d.IsJoining(); err != nil || got != want {
-				t.Errorf("%s: it joins: %v, %v", name, got, err)
+				t.Errorf("%s: IsJoining returned %v, %v", name, got, err)
 			}
 		}
-		joins(false)
-		if err := datadir.WriteJSON(filepath.Join(d.Path, name), map[string]string{"cp2": "127.0.0.12:6445"}); err != nil {
+		checkJoining(false)
+		if err := datadir.WriteJSON(filepath.Join(d.Path, name), map[string]string{"cp2": "127.0.0.12:6445"}); err !=
+			nil {
 			t.Fatal(err)
 		}
-		joins(true)
-		if err := recordAlone(d, replica.Config{Advertise: "127.0.0.11:6445"}); err != nil {
+		checkJoining(true)
+		if err := recordSoleMember(d, replica.Config{Network: replica.Network{Advertise: "127.0.0.11:6445"}}); err !=
+			nil {
 			t.Fatal(err)
 		}
-		joins(false)
+		checkJoining(false)
 	}
 }
 
-// A Node that cannot be read keeps no store from being restored: the others are marked, and it stays as it is.
-func TestUnreadableNodesOfARestore(t *testing.T) {
-	form := registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage)
+// A Node that cannot be decoded does not prevent a restore. Other Nodes are marked, and this Node
+// is not changed.
+func TestVolumeResetSkipsUnreadableNodes(t *testing.T) {
+	form := storedform.NewForm(kinds.All().ByType(&v1.Node{}).Storage)
 	good, err := form.Encode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := mvcc.New()
 	m.Amend(raftstore.Put(form.Key("", "w1"), good), raftstore.Put(form.Key("", "w2"), []byte("cut short")))
-	ops, err := unheard(m.View())
+	ops, err := volumeResetOps(m.View())
 	if err != nil || len(ops) != 1 || ops[0].Key != form.Key("", "w1") {
 		t.Errorf("changed: %+v, error %v", ops, err)
 	}

@@ -11,32 +11,36 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/decodelimits"
+	"keelson.dev/keelson/controlplane/registry/fieldowners"
+	"keelson.dev/keelson/controlplane/registry/storeerrors"
 )
 
-// apply performs a server-side apply. It creates the object if it does not exist; created reports
-// that.
-func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created bool, err error) {
+// serverSideApply applies the server-side apply patch of the request to the object or subresource.
+// If the object does not exist, it creates the object and returns created = true.
+func (p patcher) serverSideApply(ctx context.Context) (obj runtime.Object, created bool, err error) {
+	w, f := p.w, p.facet
 	if f.merge != nil {
-		obj, err := w.applyToFacet(ctx, f)
+		obj, err := p.applyToSubresource(ctx)
 		return obj, false, err
 	}
-	intent, err := w.intent(w.req.Kind.GVK)
+	intent, err := p.decodeIntent(w.req.Kind.GVK)
 	if err != nil {
 		return nil, false, err
 	}
-	fm, err := w.r.fields.of(w.served, f.name)
+	fm, err := w.fieldOwners().fieldManager(f.name)
 	if err != nil {
-		return nil, false, statusError(err, describe(w.req))
+		return nil, false, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 	}
 	w.applied = true
-	ctx, cancel := w.r.bounded(ctx)
+	ctx, cancel := w.registry.cache.WithTimeout(ctx)
 	defer cancel()
 	for {
-		stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
-			obj, err := w.applyTo(fm, cur.obj, w.withoutDropped(intent, cur.obj))
+		stored, _, err := w.changeObject(ctx, w.newUpdate(f, func(cur current) (proposal, error) {
+			obj, err := p.applyTo(fm, cur.obj, p.withoutDropped(intent, cur.obj))
 			return proposal{obj: obj, op: api.Update}, err
 		}))
 		if err == nil {
@@ -49,7 +53,7 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 			return nil, false, apierrors.NewConflict(w.req.Kind.GroupResource(), w.req.Name,
 				fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
 		}
-		stored, err = w.applyNew(ctx, fm, intent)
+		stored, err = p.applyNew(ctx, fm, intent)
 		if err == nil {
 			return stored, true, nil
 		}
@@ -60,28 +64,34 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 	}
 }
 
-func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, intent *unstructured.Unstructured) (api.Object, error) {
-	empty := w.req.Kind.New()
+// applyNew creates the object that the apply patch describes and returns it.
+func (p patcher) applyNew(ctx context.Context, fm *managedfields.FieldManager, intent *unstructured.Unstructured) (
+	api.Object, error,
+) {
+	w := p.w
+	empty := w.req.Kind.Type.New()
 	w.req.Kind.SetTypeMeta(empty)
-	obj, err := w.applyTo(fm, empty, w.withoutDropped(intent, empty))
+	obj, err := p.applyTo(fm, empty, p.withoutDropped(intent, empty))
 	if err != nil {
 		return nil, err
 	}
 	obj.SetResourceVersion("")
-	return w.create(ctx, obj, func(api.Object) {})
+	return w.createObject(ctx, obj, func(api.Object) {})
 }
 
-// intent decodes the apply patch and checks that it is for the object of the request.
-func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured, error) {
-	data, err := decodelimits.FromYAML(w.req.Patch)
+// decodeIntent returns the decoded apply patch. It returns an error if the patch is too large or
+// malformed, or if its type, name or namespace differs from that of the request.
+func (p patcher) decodeIntent(want schema.GroupVersionKind) (*unstructured.Unstructured, error) {
+	w := p.w
+	data, err := decodelimits.FromYAML(w.req.Patch.Body)
 	if errors.Is(err, decodelimits.ErrTooMuch) {
-		return nil, tooMuch(err)
+		return nil, newTooLargeError(err)
 	}
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding YAML: %v", err))
 	}
-	if err := decodelimits.CheckJSON(data, w.req.Kind.New()); err != nil {
-		return nil, tooMuch(err)
+	if err := decodelimits.CheckJSON(data, w.req.Kind.Type.New()); err != nil {
+		return nil, newTooLargeError(err)
 	}
 	u := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(data, &u.Object); err != nil || u.Object == nil {
@@ -94,58 +104,110 @@ func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured
 		u.SetName(w.req.Name)
 	}
 	if u.GetName() != w.req.Name {
-		return nil, nameMismatch(u.GetName(), w.req.Name)
+		return nil, newNameMismatch(u.GetName(), w.req.Name)
 	}
 	if w.req.Kind.Namespaced {
 		if u.GetNamespace() == "" {
 			u.SetNamespace(w.req.Namespace)
 		}
 		if u.GetNamespace() != w.req.Namespace {
-			return nil, apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+			return nil,
+				apierrors.NewBadRequest("the namespace of the provided object does not match the namespace " +
+					"sent on the request")
 		}
 	}
 	return u, nil
 }
 
-// withoutDropped returns the intent without the fields that Kubernetes drops, so that the manager
-// does not own them.
-func (w *write) withoutDropped(intent *unstructured.Unstructured, live api.Object) *unstructured.Unstructured {
-	if !w.req.Kind.Answers.DropsFields() {
+// withoutDropped returns the apply patch (intent) without the fields that Kubernetes drops before
+// it stores an object. The field manager then does not own these fields.
+func (p patcher) withoutDropped(intent *unstructured.Unstructured, live api.Object) *unstructured.Unstructured {
+	answers := p.w.req.Kind.Schema.Answers
+	if !answers.DropsFields() {
 		return intent
 	}
 	out := intent.DeepCopy()
-	w.req.Kind.Answers.DropFrom(out.Object, live)
+	answers.DropFrom(out.Object, live)
 	return out
 }
 
-// applyTo merges the intent into live by the rules of field ownership. Conflicts are returned as a
-// 409 with one cause per field.
-func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent *unstructured.Unstructured) (api.Object, error) {
+// applyTo returns the result of merging the apply patch (intent) into the live object, by the rules
+// of field ownership. A conflict with another field manager is a 409 with one cause per field.
+func (p patcher) applyTo(fm *managedfields.FieldManager, live api.Object, intent *unstructured.Unstructured) (
+	api.Object, error,
+) {
+	w := p.w
 	if v := intent.GetResourceVersion(); v != "" && v != live.GetResourceVersion() {
-		return nil, modifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
+		return nil, storeerrors.NewModifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
 	}
-	force := w.req.PatchO.Force != nil && *w.req.PatchO.Force
+	force := w.req.Patch.Options.Force != nil && *w.req.Patch.Options.Force
 	out, err := fm.Apply(live, intent.DeepCopy(), w.manager, force)
 	if err != nil {
 		var status apierrors.APIStatus
 		if errors.As(err, &status) {
 			return nil, err
 		}
-		return nil, apierrors.NewBadRequest(w.misapplied(intent, err)) // an unknown field, or a value of the wrong type
+		// The patch has an unknown field, or a value of the wrong type.
+		return nil, apierrors.NewBadRequest(p.describeFailure(intent, err))
 	}
 	obj, ok := out.(api.Object)
 	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("%s: applying gave a %T", describe(w.req), out))
+		return nil, apierrors.NewInternalError(fmt.Errorf("%s: apply returned a %T",
+			storeerrors.DescribeRequest(w.req), out))
 	}
 	return obj, nil
 }
 
-// misapplied returns the text of err. It adds the path of a value of the wrong type.
-func (w *write) misapplied(intent *unstructured.Unstructured, err error) string {
+// describeFailure returns the text of err, an error of the field manager for the apply patch. If a
+// value of the patch has the wrong type, the text contains the path of that value.
+func (p patcher) describeFailure(intent *unstructured.Unstructured, err error) string {
 	if data, e := intent.MarshalJSON(); e == nil {
-		if found := api.Misfit(data, w.req.Kind.New(), err); found != err {
+		if found := api.DescribeMismatch(data, p.w.req.Kind.Type.New(), err); found != err {
 			return fmt.Sprintf("%v (%v)", err, found)
 		}
 	}
 	return err.Error()
+}
+
+// applyToSubresource performs a server-side apply to a subresource with its own type (scale), and
+// returns the updated subresource.
+func (p patcher) applyToSubresource(ctx context.Context) (runtime.Object, error) {
+	w, f := p.w, p.facet
+	s := w.req.Kind.Subresources[f.name]
+	intent, err := p.decodeIntent(s.GVK)
+	if err != nil {
+		return nil, err
+	}
+	data, err := intent.MarshalJSON()
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if strict, err := kjson.UnmarshalStrict(data, s.New()); err != nil || len(strict) > 0 {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the applied %s cannot be decoded: %v", s.GVK.Kind,
+			errors.Join(append(strict, err)...)))
+	}
+	fm, err := w.fieldOwners().fieldManager(f.name)
+	if err != nil {
+		return nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
+	}
+	w.applied = true
+	stored, _, err := w.changeObject(ctx, w.newUpdate(f, func(cur current) (proposal, error) {
+		live, err := fieldowners.SubresourceBody(w.req.Kind, s, cur.obj)
+		if err != nil {
+			return proposal{}, err
+		}
+		body, err := p.applyTo(fm, live, intent)
+		if err != nil {
+			return proposal{}, err
+		}
+		next, err := w.proposeBody(f, cur, body)
+		if err != nil {
+			return proposal{}, err
+		}
+		return next, fieldowners.SetParentEntries(w.req.Kind, s, next.obj, cur.obj.GetManagedFields(), body)
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return f.view(stored), nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 )
 
 // BenchmarkCreatePod measures the registry's part of a pod creation, with the store in memory. It
@@ -28,7 +29,8 @@ func BenchmarkCreatePod(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					p := pod("default", fmt.Sprint("p", n.Add(1)))
-					req := &api.Request{User: e.user, Verb: api.VerbCreate, Kind: k, Namespace: "default", Name: p.Name, Object: p}
+					req := &api.Request{User: e.user, Verb: api.VerbCreate, Kind: k, Namespace: "default",
+						Name: p.Name, Object: p}
 					if _, err := e.Registry.Create(e.ctx, req, nil); err != nil {
 						b.Error(err)
 					}
@@ -49,7 +51,7 @@ func BenchmarkWatchFanOut(b *testing.B) {
 			var running sync.WaitGroup
 			var seen sync.WaitGroup
 			for i := range watchers {
-				o := metav1.ListOptions{ResourceVersion: formatRevision(e.store.Applied())}
+				o := metav1.ListOptions{ResourceVersion: storedform.FormatRevision(e.store.Applied())}
 				if selective && i > 0 {
 					o.FieldSelector = fmt.Sprintf("metadata.name=other-%d", i)
 				}
@@ -105,7 +107,7 @@ func BenchmarkListPods(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				req := e.request(api.VerbList, pod("default", ""))
-				req.Pointers = pointers
+				req.Internal.Pointers = pointers
 				l, err := e.Registry.List(e.ctx, req)
 				if err != nil {
 					b.Fatal(err)
@@ -127,7 +129,7 @@ func BenchmarkGetPod(b *testing.B) {
 	req := e.request(api.VerbGet, pod("default", "p"))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := e.Registry.Get(e.ctx, req); err != nil {
+		if _, err := e.Registry.GetObject(e.ctx, req); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -148,7 +150,8 @@ func BenchmarkCreatePodReplicated(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					p := pod("default", fmt.Sprint("p", n.Add(1)))
-					req := &api.Request{User: api.User{Name: user}, Verb: api.VerbCreate, Kind: k, Namespace: "default", Name: p.Name, Object: p}
+					req := &api.Request{User: api.User{Name: user}, Verb: api.VerbCreate, Kind: k, Namespace: "default",
+						Name: p.Name, Object: p}
 					if _, err := e.Registry.Create(e.ctx, req, nil); err != nil {
 						b.Error(err)
 					}
@@ -164,11 +167,11 @@ func BenchmarkTrackNewPod(b *testing.B) {
 	p := pod("default", "p")
 	k := r.kinds.ByType(p)
 	k.SetTypeMeta(p)
-	fm, err := r.fields.of(r.cache.routes.Load().byKind[k], "")
+	fm, err := fieldManager(r, k, "")
 	if err != nil {
 		b.Fatal(err)
 	}
-	empty := k.New()
+	empty := k.Type.New()
 	k.SetTypeMeta(empty)
 	b.Run("by=fieldmanager", func(b *testing.B) {
 		for b.Loop() {
@@ -176,11 +179,11 @@ func BenchmarkTrackNewPod(b *testing.B) {
 			fm.UpdateNoErrors(empty, p, "m")
 		}
 	})
-	n := r.fields.newcomer(r.cache.routes.Load().byKind[k])
+	n := newObjectTracker(r, k)
 	b.Run("by=newcomer", func(b *testing.B) {
 		for b.Loop() {
 			p.ManagedFields = nil
-			if _, err := n.managed(p, "m", "v1", metav1.Time{}); err != nil {
+			if _, err := n.Entries(p, "m", "v1", metav1.Time{}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -200,20 +203,21 @@ func BenchmarkCustomObject(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			made++
-			if _, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget(fmt.Sprint("w", made), 1)), nil); err != nil {
+			if _, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget(fmt.Sprint("w", made), 1)),
+				nil); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("decode", func(b *testing.B) {
-		c := newCodec(k.Storage)
-		data, err := c.encode(widget("a", 1))
+		c := storedform.NewCodec(k.Storage)
+		data, err := c.Encode(widget("a", 1))
 		if err != nil {
 			b.Fatal(err)
 		}
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := c.decode(data); err != nil {
+			if _, _, err := c.Decode(data); err != nil {
 				b.Fatal(err)
 			}
 		}

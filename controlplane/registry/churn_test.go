@@ -20,7 +20,9 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 var (
@@ -28,7 +30,8 @@ var (
 	widgetGVK    = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 )
 
-var widgets = custom.Resource{Group: "example.com", Kind: "Widget", Plural: "widgets", Singular: "widget", Namespaced: true}
+var widgets = custom.Resource{Group: "example.com", Kind: "Widget", Plural: "widgets", Singular: "widget",
+	Namespaced: true}
 
 // widgetKind returns a new kind of widgets each time, so that its storage is new, too.
 func widgetKind() *api.Kind {
@@ -42,7 +45,8 @@ func widget(name string, size int64) *custom.Object {
 
 // of returns a request for a kind.
 func (e *env) of(k *api.Kind, verb api.Verb, obj api.Object) *api.Request {
-	req := &api.Request{User: api.User{Name: api.UserController}, Verb: verb, Kind: k, Namespace: "default", Name: obj.GetName()}
+	req := &api.Request{User: api.User{Name: api.UserController}, Verb: verb, Kind: k, Namespace: "default",
+		Name: obj.GetName()}
 	if verb == api.VerbCreate || verb == api.VerbUpdate {
 		req.Object = obj.DeepCopyObject()
 	}
@@ -64,7 +68,8 @@ func must[T any](t testing.TB, what string) func(T, error) T {
 func TestAKindComesAndGoes(t *testing.T) {
 	e := newEnv(t)
 	k := widgetKind()
-	if _, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget("a", 1)), e.admit); !apierrors.IsNotFound(err) {
+	if _, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget("a", 1)),
+		e.admit); !apierrors.IsNotFound(err) {
 		t.Fatalf("before it is registered: %v", err)
 	}
 	for range 2 {
@@ -73,11 +78,14 @@ func TestAKindComesAndGoes(t *testing.T) {
 		}
 		list := must[k8sruntime.Object](t, "list")(e.Registry.List(e.ctx, e.of(k, api.VerbList, &custom.Object{})))
 		before := len(list.(*custom.List).Items)
-		w := must[watch.Interface](t, "watch")(e.Registry.Watch(e.ctx, e.of(k, api.VerbWatch, &custom.Object{}))).(*Watcher)
+		w := must[watch.Interface](t, "watch")(e.Registry.Watch(e.ctx,
+			e.of(k, api.VerbWatch, &custom.Object{}))).(*watchcache.Watcher)
 		name := fmt.Sprint("w", before)
-		must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget(name, 1)), e.admit))
-		got := must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(k, api.VerbGet, widget(name, 0))))
-		if size := got.(*custom.Object).Content["spec"].(map[string]any)["size"]; size != int64(1) || got.GetGeneration() != 1 {
+		must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx,
+			e.of(k, api.VerbCreate, widget(name, 1)), e.admit))
+		got := must[api.Object](t, "get")(e.Registry.GetObject(e.ctx, e.of(k, api.VerbGet, widget(name, 0))))
+		if size := got.(*custom.Object).Content["spec"].(map[string]any)["size"]; size != int64(1) ||
+			got.GetGeneration() != 1 {
 			t.Fatalf("got %+v", got)
 		}
 		data := must[[]byte](t, "encode")(e.Encoded(got, k8sruntime.ContentTypeJSON))
@@ -98,7 +106,7 @@ func TestAKindComesAndGoes(t *testing.T) {
 		if _, ok := w.Next(e.ctx); ok {
 			t.Fatal("and goes on")
 		}
-		_, err := e.Registry.Get(e.ctx, e.of(k, api.VerbGet, widget(name, 0)))
+		_, err := e.Registry.GetObject(e.ctx, e.of(k, api.VerbGet, widget(name, 0)))
 		refused(t, err, 404, metav1.StatusReasonNotFound)
 		k = widgetKind()
 	}
@@ -114,7 +122,7 @@ type load struct {
 	// clients of the other kind and its rounds. Otherwise history could be dropped before a slow
 	// goroutine has read it.
 	pace  [2]chan struct{}
-	turns chan struct{}
+	turns wakeup.Signal
 }
 
 const ahead = 40 // of three writes each; 512 changes are kept
@@ -133,10 +141,7 @@ func newLoad(e *env, fail func(format string, args ...any)) *load {
 // round fills turns for the next round.
 func (l *load) round() {
 	for range ahead {
-		select {
-		case l.turns <- struct{}{}:
-		default:
-		}
+		l.turns.Send()
 	}
 }
 
@@ -162,7 +167,8 @@ func (l *load) builtIn(ctx context.Context, n int) {
 	for i := 0; may(ctx, l.pace[n]); i++ {
 		name := fmt.Sprintf("l%d-%d", n, i)
 		for _, verb := range []api.Verb{api.VerbCreate, api.VerbGet, api.VerbUpdate, api.VerbList, api.VerbDelete} {
-			if err := l.one(ctx, k, verb, configMap("default", name, "k", string(verb))); err != nil && ctx.Err() == nil {
+			if err := l.one(ctx, k, verb, configMap("default", name, "k", string(verb))); err != nil &&
+				ctx.Err() == nil {
 				l.fail("%s of a config map: %v", verb, err)
 			}
 		}
@@ -189,14 +195,14 @@ func (l *load) one(ctx context.Context, k *api.Kind, verb api.Verb, obj api.Obje
 		_, err = l.e.Registry.Create(ctx, req, l.e.admit)
 	case api.VerbUpdate:
 		var was api.Object // stored object for the update
-		if was, err = l.e.Registry.Get(ctx, l.e.of(k, api.VerbGet, obj)); err != nil {
+		if was, err = l.e.Registry.GetObject(ctx, l.e.of(k, api.VerbGet, obj)); err != nil {
 			return err
 		}
 		req.Object.(api.Object).SetResourceVersion(was.GetResourceVersion())
 		_, _, err = l.e.Registry.Update(ctx, req, l.e.admit)
 	case api.VerbGet:
 		var o api.Object
-		if o, err = l.e.Registry.Get(ctx, req); err == nil {
+		if o, err = l.e.Registry.GetObject(ctx, req); err == nil {
 			_, err = l.e.Encoded(o, k8sruntime.ContentTypeJSON)
 		}
 	case api.VerbList:
@@ -231,7 +237,8 @@ func (l *load) custom(ctx context.Context, n int) {
 		name := fmt.Sprintf("l%d", n)
 		for _, verb := range []api.Verb{api.VerbCreate, api.VerbGet, api.VerbUpdate, api.VerbList, api.VerbDelete} {
 			err := l.one(ctx, k, verb, widget(name, int64(i)))
-			if err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) &&
+			if err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) &&
+				!apierrors.IsConflict(err) &&
 				!apierrors.IsServiceUnavailable(err) { // another kind of the same name was registered
 				l.fail("%s of a widget: %v", verb, err)
 			}
@@ -247,12 +254,13 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 	if testing.Short() {
 		rounds = 50
 	}
-	e := newEnv(t, WithHistory(512, 4<<20), func(r *Registry) { r.cache.limits.sweep = time.Second })
+	e := newEnv(t, WithHistory(512, 4<<20), func(r *Registry) { r.options.SweepInterval = time.Second })
 	if err := e.kinds.Register(widgetKind()); err != nil {
 		t.Fatal(err)
 	}
 	first := e.kinds.ByGVK(widgetGVK)
-	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(first, api.VerbCreate, widget("kept", 1)), e.admit))
+	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx,
+		e.of(first, api.VerbCreate, widget("kept", 1)), e.admit))
 	if err := e.kinds.Drop(first); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +273,7 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 		running.Go(func() { l.builtIn(ctx, n) })
 		running.Go(func() { l.custom(ctx, n) })
 	}
-	var caches []weak.Pointer[storageCache]
+	var caches []weak.Pointer[api.Storage]
 	for i := range rounds {
 		if t.Failed() {
 			break
@@ -280,24 +288,20 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 }
 
 // comeAndGo performs one round. It returns a weak pointer to the cache of the dropped storage.
-func (e *env) comeAndGo(i int) weak.Pointer[storageCache] {
+func (e *env) comeAndGo(i int) weak.Pointer[api.Storage] {
 	e.t.Helper()
 	k := widgetKind()
 	if err := e.kinds.Register(k); err != nil {
 		e.t.Fatal(err)
 	}
-	got, err := e.Registry.Get(e.ctx, e.of(k, api.VerbGet, widget("kept", 0)))
+	got, err := e.Registry.GetObject(e.ctx, e.of(k, api.VerbGet, widget("kept", 0)))
 	if err != nil {
 		e.t.Fatalf("round %d: what was stored before: %v", i, err)
 	}
 	watchAll := e.of(k, api.VerbWatch, &custom.Object{})
 	watchAll.List.ResourceVersion = got.GetResourceVersion()
-	s, err := e.Registry.served(e.ctx, watchAll)
-	if err != nil {
-		e.t.Fatal(err)
-	}
 	watchAll.List.ResourceVersion = "" // from the present state
-	w := must[watch.Interface](e.t, "watch")(e.Registry.Watch(e.ctx, watchAll)).(*Watcher)
+	w := must[watch.Interface](e.t, "watch")(e.Registry.Watch(e.ctx, watchAll)).(*watchcache.Watcher)
 	defer w.Stop()
 	name := fmt.Sprint("r", i)
 	must[k8sruntime.Object](e.t, "create")(e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget(name, 1)), e.admit))
@@ -319,15 +323,15 @@ func (e *env) comeAndGo(i int) weak.Pointer[storageCache] {
 			seen++
 		}
 	}
-	return weak.Make(s.storageCache)
+	return weak.Make(k.Storage)
 }
 
 // nothingLeft checks that nothing of the dropped kinds remains in the registry.
-func (e *env) nothingLeft(caches []weak.Pointer[storageCache], goroutines int) {
+func (e *env) nothingLeft(caches []weak.Pointer[api.Storage], goroutines int) {
 	e.t.Helper()
 	storages, kinds := len(e.kinds.Table().Stored()), 0
 	for _, k := range e.kinds.All() {
-		if !k.Virtual {
+		if !k.Serving.Virtual {
 			kinds++
 		}
 	}
@@ -339,10 +343,10 @@ func (e *env) nothingLeft(caches []weak.Pointer[storageCache], goroutines int) {
 				live++
 			}
 		}
-		rt := e.cache.routes.Load()
+		stats := e.cache.Stats()
 		switch {
-		case len(rt.byKind) != kinds || len(rt.byGVK) != kinds || len(rt.byStorage) != storages || len(rt.byPrefix) != storages:
-			return fmt.Errorf("%d kinds and %d storages, not %d and %d", len(rt.byKind), len(rt.byStorage), kinds, storages)
+		case stats.Kinds != kinds || stats.Storages != storages:
+			return fmt.Errorf("%d kinds and %d storages, not %d and %d", stats.Kinds, stats.Storages, kinds, storages)
 		case live > 0:
 			return fmt.Errorf("%d of %d caches are still there", live, len(caches))
 		case runtime.NumGoroutine() > goroutines:
@@ -350,17 +354,13 @@ func (e *env) nothingLeft(caches []weak.Pointer[storageCache], goroutines int) {
 		}
 		return nil
 	})
-	var kept int64
-	for _, sc := range e.cache.routes.Load().byStorage {
-		sc.mu.RLock()
-		kept += sc.history.bytes
-		if n := len(sc.parked) + len(sc.awake); n > 0 {
-			err = errors.Join(err, fmt.Errorf("%d watches of %s are still known", n, sc.storage.Prefix))
-		}
-		sc.mu.RUnlock()
+	stats := e.cache.Stats()
+	if stats.Watchers > 0 {
+		err = errors.Join(err, fmt.Errorf("%d watches are still known", stats.Watchers))
 	}
-	if kept != e.cache.kept.Load() {
-		err = errors.Join(err, fmt.Errorf("the history is said to take %d bytes, it takes %d", e.cache.kept.Load(), kept))
+	if stats.HistoryBytes != stats.AccountedBytes {
+		err = errors.Join(err, fmt.Errorf("the history is said to take %d bytes, it takes %d", stats.AccountedBytes,
+			stats.HistoryBytes))
 	}
 	if err != nil {
 		e.t.Error(err)

@@ -11,6 +11,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -32,11 +33,12 @@ func epitaph(obj api.Object, made bool, _ time.Time) []api.Companion {
 }
 
 func secretOf(node string) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "epitaph-" + node}, Type: corev1.SecretTypeOpaque}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "epitaph-" + node},
+		Type: corev1.SecretTypeOpaque}
 }
 
 func (e *env) epitaphOf(node string) (*corev1.Secret, error) {
-	o, err := e.Registry.Get(e.ctx, e.request(api.VerbGet, secretOf(node)))
+	o, err := e.Registry.GetObject(e.ctx, e.request(api.VerbGet, secretOf(node)))
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +50,8 @@ func TestCompanions(t *testing.T) {
 	mem := storetest.NewMemory()
 	e := runEnv(t, mem, New(mem, kinds.All(), WithCompanions(&corev1.Node{}, epitaph)))
 	node := func(name string, finalizers ...string) *corev1.Node {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers, Labels: map[string]string{"a": "b"}}}
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers,
+			Labels: map[string]string{"a": "b"}}}
 	}
 	remove := map[string]func(*corev1.Node) error{
 		"delete": func(n *corev1.Node) error {
@@ -98,7 +101,7 @@ func TestCompanions(t *testing.T) {
 			if string(s.Data["uid"]) != string(made.GetUID()) || s.UID == "" || s.CreationTimestamp.IsZero() {
 				t.Errorf("%s, round %d: %+v", name, round, s)
 			}
-			if _, err := e.Registry.Get(e.ctx, e.request(api.VerbGet, n)); !apierrors.IsNotFound(err) {
+			if _, err := e.Registry.GetObject(e.ctx, e.request(api.VerbGet, n)); !apierrors.IsNotFound(err) {
 				t.Errorf("%s: the Node: %v", name, err)
 			}
 		}
@@ -108,8 +111,9 @@ func TestCompanions(t *testing.T) {
 // A Node that cannot be decoded has companions as well, by its name.
 func TestCompanionsOfTheUnreadable(t *testing.T) {
 	mem := storetest.NewMemory()
-	key := root + "nodes/broken"
-	if _, err := mem.Commit(t.Context(), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, []byte("nonsense"))}}); err != nil {
+	key := storedform.Root + "nodes/broken"
+	if _, err := mem.Commit(t.Context(),
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, []byte("nonsense"))}}); err != nil {
 		t.Fatal(err)
 	}
 	e := runEnv(t, mem, New(mem, kinds.All(), WithCompanions(&corev1.Node{}, epitaph)))

@@ -10,14 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/objectmeta"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/storeerrors"
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxNameAttempts is how many generated names are tried.
+// maxNameAttempts is the maximum number of names that are generated for an object with
+// generateName, until a name is free.
 const maxNameAttempts = 8
 
-// Create stores a new object. The request names the kind, subresource, name and options (dry run,
-// field manager). The returned object is shared: copy it before changing it.
+// Create stores a new object and returns it. The request names the kind, subresource, name and
+// options (dry run, field manager). The returned object is shared: copy it before changing it.
 func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
 	obj, ok := req.Object.(api.Object)
 	if !ok {
@@ -27,46 +31,48 @@ func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (r
 	if err != nil {
 		return nil, err
 	}
-	return w.create(ctx, obj, w.trackCreate)
+	return w.createObject(ctx, obj, w.fieldOwners().trackCreate)
 }
 
-// create stores a new object. track records the field managers before admission.
-func (w *write) create(ctx context.Context, obj api.Object, track func(api.Object)) (api.Object, error) {
-	ctx, cancel := w.r.bounded(ctx)
+// createObject stores obj as a new object and returns the stored object. It calls track to record
+// the field managers before admission modifies the object.
+func (w *write) createObject(ctx context.Context, obj api.Object, track func(api.Object)) (api.Object, error) {
+	ctx, cancel := w.registry.cache.WithTimeout(ctx)
 	defer cancel()
 	if err := w.checkNew(obj); err != nil {
 		return nil, err
 	}
-	if err := w.r.cache.waitFor(ctx, 0); err != nil {
-		return nil, statusError(err, describe(w.req))
+	if err := w.registry.cache.WaitFor(ctx, 0); err != nil {
+		return nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 	}
 	generated := obj.GetName() == ""
 	pristine := obj.DeepCopyObject().(api.Object) // admission modifies obj
-	for try := 1; ; try++ {
+	for attempt := 1; ; attempt++ {
 		if generated {
 			w.generateName(obj)
 		}
 		stored, err := w.tryCreate(ctx, obj, track, generated)
 		var conflict *raftstore.ConflictError
 		if !errors.As(err, &conflict) {
-			return stored, statusError(err, describe(w.req))
+			return stored, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 		}
 		if conflict.Key == w.fullKey() {
 			switch {
 			case !generated:
 				return nil, apierrors.NewAlreadyExists(w.req.Kind.GroupResource(), obj.GetName())
-			case try == maxNameAttempts:
+			case attempt == maxNameAttempts:
 				return nil, apierrors.NewGenerateNameConflict(w.req.Kind.GroupResource(), obj.GetName(), 1)
 			}
 		}
-		if err := w.retry(ctx, conflict); err != nil {
-			return nil, statusError(err, describe(w.req))
+		if err := w.waitForConflict(ctx, conflict); err != nil {
+			return nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 		}
 		obj = pristine.DeepCopyObject().(api.Object)
 	}
 }
 
-// checkNew rejects an object that cannot be created, and sets its namespace from the request.
+// checkNew returns an error if obj cannot be created by the request. It sets a missing namespace of
+// obj to that of the request.
 func (w *write) checkNew(obj api.Object) error {
 	k := w.req.Kind
 	if obj.GetResourceVersion() != "" {
@@ -82,18 +88,19 @@ func (w *write) checkNew(obj api.Object) error {
 		}
 		return nil
 	}
-	if why := badPathSegment(obj.GetName()); why != "" {
+	if reason := storedform.WhyInvalidName(obj.GetName()); reason != "" {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), field.ErrorList{
-			field.Invalid(field.NewPath("metadata", "name"), obj.GetName(), why)})
+			field.Invalid(field.NewPath("metadata", "name"), obj.GetName(), reason)})
 	}
 	if w.req.Name != "" && w.req.Name != obj.GetName() {
-		return nameMismatch(obj.GetName(), w.req.Name)
+		return newNameMismatch(obj.GetName(), w.req.Name)
 	}
 	w.setName(obj.GetName())
 	return nil
 }
 
-// checkNamespace sets a missing namespace from the request and rejects a different one.
+// checkNamespace sets a missing namespace of obj to that of the request. It returns an error if obj
+// has another namespace.
 func (w *write) checkNamespace(obj api.Object) error {
 	if !w.req.Kind.Namespaced {
 		obj.SetNamespace("")
@@ -103,7 +110,8 @@ func (w *write) checkNamespace(obj api.Object) error {
 		obj.SetNamespace(w.req.Namespace)
 	}
 	if obj.GetNamespace() != w.req.Namespace {
-		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace " +
+			"sent on the request")
 	}
 	if w.req.Namespace == "" {
 		return apierrors.NewBadRequest("namespace is required for a namespaced resource")
@@ -111,78 +119,82 @@ func (w *write) checkNamespace(obj api.Object) error {
 	return nil
 }
 
-func nameMismatch(object, url string) error {
-	return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", object, url))
+func newNameMismatch(object, url string) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)",
+		object, url))
 }
 
 func (w *write) setName(name string) {
 	w.req.Name = name
-	w.key = objectKey(w.req.Kind, w.req.Namespace, name)
+	w.key = storedform.ObjectKey(w.req.Kind, w.req.Namespace, name)
 }
 
-// generateName sets a generated name that is free in the cache. The commit may still conflict.
+// generateName sets the name of obj to its generateName and a random suffix. It prefers a name that
+// no cached object has. The commit may still conflict with another object of that name.
 func (w *write) generateName(obj api.Object) {
 	for range maxNameAttempts {
-		name := generatedName(obj.GetGenerateName(), w.r.randomSuffix(suffixLength))
+		name := objectmeta.GenerateName(obj.GetGenerateName(), w.registry.randomSuffix(objectmeta.SuffixLength))
 		obj.SetName(name)
 		w.setName(name)
-		if w.get(w.key) == nil {
+		if w.served.Current(w.key) == nil {
 			return
 		}
 	}
 }
 
-func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Object), generated bool) (api.Object, error) {
+func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Object), generated bool) (
+	api.Object, error,
+) {
 	k := w.req.Kind
 	k.SetTypeMeta(obj)
-	w.r.initMeta(obj)
-	if k.OwnedDefault != nil {
-		k.OwnedDefault(obj)
+	objectmeta.InitMeta(obj, w.registry.newUID(), w.registry.currentTime())
+	if k.Writes.OwnedDefault != nil {
+		k.Writes.OwnedDefault(obj)
 	} else {
-		w.complete("", obj)
+		w.setDefaults("", obj)
 	}
-	k.Answers.Drop(obj, nil)
+	k.Schema.Answers.Drop(obj, nil)
 	track(obj) // fields set by admission have no owner, so that an apply does not remove them
-	w.complete("", obj)
-	a := w.begin(api.Create, obj, nil)
+	w.setDefaults("", obj)
+	a := w.startAttempt(api.Create, obj, nil)
 	if generated {
 		a.Name = ""
 	}
-	if w.a != nil {
-		if err := w.mutate(ctx, a); err != nil {
+	if w.admission != nil {
+		if err := w.runMutation(ctx, a); err != nil {
 			return nil, err
 		}
 		obj = a.Whole
 		k.SetTypeMeta(obj)
-		w.complete("", obj)
-		k.Answers.Drop(obj, nil)
+		w.setDefaults("", obj)
+		k.Schema.Answers.Drop(obj, nil)
 	}
-	if k.CreateWarnings != nil && api.CollectsWarnings(ctx) {
-		for _, text := range k.CreateWarnings(obj) {
+	if k.Validation.CreateWarnings != nil && api.CollectsWarnings(ctx) {
+		for _, text := range k.Validation.CreateWarnings(obj) {
 			api.Warn(ctx, text)
 		}
 	}
-	if k.PrepareCreate != nil {
-		k.PrepareCreate(obj)
-		w.complete("", obj) // default the status that PrepareCreate has set
+	if k.Writes.PrepareCreate != nil {
+		k.Writes.PrepareCreate(obj)
+		w.setDefaults("", obj) // the status that PrepareCreate has set
 	}
 	a.Finish()
-	if w.a != nil {
-		if err := w.a.Validate(ctx, a); err != nil {
+	if w.admission != nil {
+		if err := w.admission.Validate(ctx, a); err != nil {
 			return nil, err
 		}
 	}
-	traceOnCreate(obj, w.req.TraceParent)
+	objectmeta.SetTraceOnCreate(obj, w.req.Client.TraceParent)
 	if w.dryRun {
-		if _, err := w.r.fresh(ctx); err != nil {
+		if _, err := w.registry.cache.Refresh(ctx); err != nil {
 			return nil, err
 		}
-		if e, bad := w.find(w.key); e != nil || bad != nil {
+		if e, bad := w.served.Lookup(w.key); e != nil || bad != nil {
 			return nil, apierrors.NewAlreadyExists(k.GroupResource(), obj.GetName())
 		}
 		return w.commitPut(ctx, obj, nil, current{})
 	}
-	value, err := w.encode(ctx, obj, nil)
+	value, err := w.encodeStored(ctx, obj, nil)
 	if err != nil {
 		return nil, err
 	}

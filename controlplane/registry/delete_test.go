@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 )
 
 func policy(p metav1.DeletionPropagation) metav1.DeleteOptions {
@@ -35,7 +36,8 @@ func TestDeleteAndPreconditions(t *testing.T) {
 	_, _, err = e.tryDelete(made, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &stale}})
 	refused(t, err, 409, metav1.StatusReasonConflict)
 	uid, rv := made.GetUID(), made.GetResourceVersion()
-	if _, gone := e.delete(made, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &rv}}); !gone {
+	if _, gone := e.delete(made,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &rv}}); !gone {
 		t.Fatal("not gone")
 	}
 	if _, err := e.get(made); !apierrors.IsNotFound(err) {
@@ -48,7 +50,8 @@ func TestFinalizersHoldADeletedObject(t *testing.T) {
 	cm := configMap("default", "a", "k", "v")
 	cm.Finalizers = []string{"example.org/hold"}
 	e.create(cm)
-	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(e.store.Applied())})
+	w := e.watch(configMap("default", ""),
+		metav1.ListOptions{ResourceVersion: storedform.FormatRevision(e.store.Applied())})
 	marked, gone := e.delete(cm, metav1.DeleteOptions{})
 	if gone || marked.GetDeletionTimestamp() == nil || *marked.GetDeletionGracePeriodSeconds() != 0 {
 		t.Fatalf("gone %v, deletionTimestamp %v", gone, marked.GetDeletionTimestamp())
@@ -90,18 +93,23 @@ func TestPropagationPolicies(t *testing.T) {
 		want  []string
 		usual metav1.DeletionPropagation
 	}{
-		"default is background":     {nil, metav1.DeleteOptions{}, nil, ""},
-		"background":                {nil, policy(metav1.DeletePropagationBackground), nil, ""},
-		"orphan":                    {nil, policy(metav1.DeletePropagationOrphan), []string{"orphan"}, ""},
-		"foreground":                {nil, policy(metav1.DeletePropagationForeground), []string{"foregroundDeletion"}, ""},
-		"beside others":             {[]string{"x"}, policy(metav1.DeletePropagationForeground), []string{"x", "foregroundDeletion"}, ""},
-		"set beforehand":            {[]string{"orphan"}, metav1.DeleteOptions{}, []string{"orphan"}, ""},
-		"explicit wins":             {[]string{"orphan", "x"}, policy(metav1.DeletePropagationBackground), []string{"x"}, ""},
+		"default is background": {nil, metav1.DeleteOptions{}, nil, ""},
+		"background":            {nil, policy(metav1.DeletePropagationBackground), nil, ""},
+		"orphan":                {nil, policy(metav1.DeletePropagationOrphan), []string{"orphan"}, ""},
+		"foreground": {nil, policy(metav1.DeletePropagationForeground),
+			[]string{"foregroundDeletion"}, ""},
+		"beside others": {[]string{"x"}, policy(metav1.DeletePropagationForeground),
+			[]string{"x", "foregroundDeletion"}, ""},
+		"set beforehand": {[]string{"orphan"}, metav1.DeleteOptions{}, []string{"orphan"}, ""},
+		"explicit wins": {[]string{"orphan", "x"}, policy(metav1.DeletePropagationBackground),
+			[]string{"x"}, ""},
 		"orphanDependents":          {nil, metav1.DeleteOptions{OrphanDependents: new(true)}, []string{"orphan"}, ""},
 		"orphanDependents is false": {[]string{"orphan"}, metav1.DeleteOptions{OrphanDependents: new(false)}, nil, ""},
 		"the kind's own":            {nil, metav1.DeleteOptions{}, []string{"orphan"}, metav1.DeletePropagationOrphan},
-		"said beforehand":           {[]string{"foregroundDeletion"}, metav1.DeleteOptions{}, []string{"foregroundDeletion"}, metav1.DeletePropagationOrphan},
-		"not the kind's own":        {nil, policy(metav1.DeletePropagationBackground), nil, metav1.DeletePropagationOrphan},
+		"said beforehand": {[]string{"foregroundDeletion"}, metav1.DeleteOptions{},
+			[]string{"foregroundDeletion"}, metav1.DeletePropagationOrphan},
+		"not the kind's own": {nil, policy(metav1.DeletePropagationBackground), nil,
+			metav1.DeletePropagationOrphan},
 	} {
 		if got := dependentFinalizers(c.have, &c.o, c.usual); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -121,12 +129,12 @@ func TestPropagationPolicies(t *testing.T) {
 }
 
 func TestPlanDeleteGracefully(t *testing.T) {
-	k := &api.Kind{GracePeriod: func(obj api.Object, requested *int64) int64 {
+	k := &api.Kind{Deletion: api.DeletionRules{GracePeriod: func(obj api.Object, requested *int64) int64 {
 		if requested != nil {
 			return *requested
 		}
 		return 30
-	}}
+	}}}
 	now := time.Unix(1_700_000_000, 0)
 	fresh := pod("default", "p")
 	fresh.Generation = 1
@@ -137,7 +145,8 @@ func TestPlanDeleteGracefully(t *testing.T) {
 		t.Fatalf("a graceful deletion gave %+v", out)
 	}
 	p := out.obj.(*corev1.Pod)
-	if *p.DeletionGracePeriodSeconds != 30 || !p.DeletionTimestamp.Time.Equal(now.Add(30*time.Second)) || p.Generation != 2 {
+	if *p.DeletionGracePeriodSeconds != 30 || !p.DeletionTimestamp.Time.Equal(now.Add(30*time.Second)) ||
+		p.Generation != 2 {
 		t.Fatalf("grace %d until %v, generation %d", *p.DeletionGracePeriodSeconds, p.DeletionTimestamp, p.Generation)
 	}
 	if fresh.DeletionTimestamp != nil {
@@ -150,7 +159,8 @@ func TestPlanDeleteGracefully(t *testing.T) {
 		t.Fatalf("deleting again gave %+v", out)
 	}
 	out = planDelete(k, p, opts(grace(5)), now.Add(time.Second))
-	if q := out.obj.(*corev1.Pod); *q.DeletionGracePeriodSeconds != 5 || !q.DeletionTimestamp.Time.Equal(now.Add(5*time.Second)) {
+	if q := out.obj.(*corev1.Pod); *q.DeletionGracePeriodSeconds != 5 ||
+		!q.DeletionTimestamp.Time.Equal(now.Add(5*time.Second)) {
 		t.Fatalf("shortened to %d until %v", *q.DeletionGracePeriodSeconds, q.DeletionTimestamp)
 	}
 	if out := planDelete(k, p, opts(grace(0)), now); !out.remove {
@@ -163,14 +173,14 @@ func TestPlanDeleteGracefully(t *testing.T) {
 		t.Fatalf("grace 0 with a finalizer gave %+v", out)
 	}
 	free := out.obj.DeepCopyObject().(*corev1.Pod)
-	if finished(free) {
+	if isRemovable(free) {
 		t.Fatal("finished with a finalizer")
 	}
 	free.Finalizers = nil
-	if !finished(free) {
+	if !isRemovable(free) {
 		t.Fatal("not finished without finalizers and grace")
 	}
-	if running := p.DeepCopy(); finished(running) {
+	if running := p.DeepCopy(); isRemovable(running) {
 		t.Fatal("finished although the grace period runs")
 	}
 }
@@ -184,7 +194,7 @@ func TestPodDeletion(t *testing.T) {
 	bound := pod("default", "bound")
 	bound.Spec.NodeName = "w1"
 	e.create(bound)
-	if e.kinds.ByType(bound).GracePeriod == nil {
+	if e.kinds.ByType(bound).Deletion.GracePeriod == nil {
 		t.Fatal("pods have no grace period")
 	}
 	marked, gone := e.delete(bound, metav1.DeleteOptions{})
@@ -204,7 +214,8 @@ func TestNamespaceGoesWhenItsFinalizersDo(t *testing.T) {
 		t.Fatalf("finalizers %v", made.Spec.Finalizers)
 	}
 	out, gone := e.delete(ns, metav1.DeleteOptions{})
-	if got := out.(*corev1.Namespace); gone || got.Status.Phase != corev1.NamespaceTerminating || got.DeletionTimestamp == nil {
+	if got := out.(*corev1.Namespace); gone || got.Status.Phase != corev1.NamespaceTerminating ||
+		got.DeletionTimestamp == nil {
 		t.Fatalf("gone %v, phase %q", gone, got.Status.Phase)
 	}
 	last := out.DeepCopyObject().(*corev1.Namespace)

@@ -14,6 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -62,13 +64,16 @@ func TestFieldsOfDisabledGatesAreDropped(t *testing.T) { // F45
 	checkDropped(t, "create a Deployment", e.create(gatedDeployment(t, "d")))
 	job := gatedSpec(t)
 	job.RestartPolicy = corev1.RestartPolicyNever
-	jobs := batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: job}, Scheduling: &batchv1.JobSchedulingConfiguration{}}
-	cron := e.create(&batchv1.CronJob{ObjectMeta: plain("c"), Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: jobs}}})
+	jobs := batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: job},
+		Scheduling: &batchv1.JobSchedulingConfiguration{}}
+	cron := e.create(&batchv1.CronJob{ObjectMeta: plain("c"),
+		Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: jobs}}})
 	checkDropped(t, "create a CronJob", cron)
 	if cron.(*batchv1.CronJob).Spec.JobTemplate.Spec.Scheduling != nil {
 		t.Error("the CronJob has spec.jobTemplate.spec.scheduling")
 	}
-	checkDropped(t, "create a PodTemplate", e.create(&corev1.PodTemplate{ObjectMeta: plain("t"), Template: corev1.PodTemplateSpec{Spec: gatedSpec(t)}}))
+	checkDropped(t, "create a PodTemplate",
+		e.create(&corev1.PodTemplate{ObjectMeta: plain("t"), Template: corev1.PodTemplateSpec{Spec: gatedSpec(t)}}))
 
 	was, err := e.get(p)
 	if err != nil {
@@ -81,7 +86,8 @@ func TestFieldsOfDisabledGatesAreDropped(t *testing.T) { // F45
 	}
 	e.create(deployment("update", 1))
 	checkDropped(t, "update", e.update(gatedDeployment(t, "update"), ""))
-	for name, kind := range map[string]types.PatchType{"merge": types.MergePatchType, "strategic": types.StrategicMergePatchType, "apply": types.ApplyPatchType, "new": types.ApplyPatchType} {
+	for name, kind := range map[string]types.PatchType{"merge": types.MergePatchType,
+		"strategic": types.StrategicMergePatchType, "apply": types.ApplyPatchType, "new": types.ApplyPatchType} {
 		d := deployment(name, 1)
 		if name != "new" {
 			e.create(d)
@@ -104,8 +110,8 @@ func TestFieldsOfDisabledGatesAreDropped(t *testing.T) { // F45
 func forced(kind types.PatchType) func(*api.Request) {
 	return func(r *api.Request) {
 		if kind == types.ApplyPatchType {
-			r.PatchO.Force = new(bool)
-			*r.PatchO.Force = true
+			r.Patch.Options.Force = new(bool)
+			*r.Patch.Options.Force = true
 		}
 	}
 }
@@ -131,7 +137,7 @@ func patchOf(t *testing.T, d *appsv1.Deployment) string {
 // Fields of disabled gates that mutating admission adds are dropped as well.
 func TestFieldsOfDisabledGatesAreDroppedAfterAdmission(t *testing.T) { // F45
 	e := newEnv(t)
-	e.admit = Stages{Validating: KindRules, Mutating: func(_ context.Context, a *api.Attempt) error {
+	e.admit = Stages{Validating: kindstest.ValidateAttempt, Mutating: func(_ context.Context, a *api.Attempt) error {
 		a.Object.(*appsv1.Deployment).Spec.Template.Spec.EvictionResponders = gatedSpec(t).EvictionResponders
 		return nil
 	}}
@@ -147,19 +153,21 @@ func TestStoredFieldsOfDisabledGatesStay(t *testing.T) { // F45
 	stored.Spec.Template.Spec.Volumes = gatedSpec(t).Volumes
 	kind := e.kinds.ByType(stored)
 	kind.SetTypeMeta(stored)
-	kind.Default(stored)
-	value, err := newCodec(kind.Storage).encode(stored)
+	kind.Writes.Default(stored)
+	value, err := storedform.NewCodec(kind.Storage).Encode(stored)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.put(raftstore.Put(kind.Storage.Prefix+objectKey(kind, "default", "d"), value))
+	e.put(raftstore.Put(kind.Storage.Prefix+storedform.ObjectKey(kind, "default", "d"), value))
 	more := gatedDeployment(t, "d")
-	more.Spec.Template.Spec.Volumes = append(more.Spec.Template.Spec.Volumes, *more.Spec.Template.Spec.Volumes[0].DeepCopy())
+	more.Spec.Template.Spec.Volumes = append(more.Spec.Template.Spec.Volumes,
+		*more.Spec.Template.Spec.Volumes[0].DeepCopy())
 	more.Spec.Template.Spec.Volumes[1].Name = "w"
 	check := func(what string, obj api.Object, volumes int) {
 		t.Helper()
 		spec := obj.(*appsv1.Deployment).Spec.Template.Spec
-		if len(spec.Volumes) != volumes || len(spec.EvictionResponders) > 0 || len(spec.Containers[0].VolumeMounts) > 0 && len(spec.Containers[0].VolumeMounts[0].BindMountOptions) > 0 {
+		if len(spec.Volumes) != volumes || len(spec.EvictionResponders) > 0 ||
+			len(spec.Containers[0].VolumeMounts) > 0 && len(spec.Containers[0].VolumeMounts[0].BindMountOptions) > 0 {
 			t.Errorf("%s: %+v", what, spec)
 		}
 		for _, v := range spec.Volumes {

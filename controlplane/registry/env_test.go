@@ -4,16 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+	"keelson.dev/keelson/controlplane/registry/fieldowners"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -59,7 +64,7 @@ func runEnv(t testing.TB, mem *storetest.Memory, r *Registry) *env {
 		mem.Close()
 	})
 	<-r.Ready()
-	return &env{Registry: r, t: t, store: mem, ctx: ctx, admit: Stages{Validating: KindRules},
+	return &env{Registry: r, t: t, store: mem, ctx: ctx, admit: Stages{Validating: kindstest.ValidateAttempt},
 		user: api.User{Name: "alice", Groups: []string{api.GroupMasters}}}
 }
 
@@ -70,7 +75,8 @@ func (e *env) request(verb api.Verb, obj api.Object) *api.Request {
 	if k == nil {
 		e.t.Fatalf("%T is no kind", obj)
 	}
-	return &api.Request{User: e.user, Verb: verb, Kind: k, Namespace: obj.GetNamespace(), Name: obj.GetName(), UserAgent: "kubectl/v1.37 (linux)"}
+	return &api.Request{User: e.user, Verb: verb, Kind: k, Namespace: obj.GetNamespace(), Name: obj.GetName(),
+		Client: api.ClientInfo{UserAgent: "kubectl/v1.37 (linux)"}}
 }
 
 func (e *env) tryCreate(obj api.Object) (api.Object, error) {
@@ -131,12 +137,12 @@ func (e *env) delete(obj api.Object, o metav1.DeleteOptions) (api.Object, bool) 
 }
 
 func (e *env) get(obj api.Object) (api.Object, error) {
-	return e.Registry.Get(e.ctx, e.request(api.VerbGet, obj))
+	return e.Registry.GetObject(e.ctx, e.request(api.VerbGet, obj))
 }
 
 func (e *env) list(like api.Object, o metav1.ListOptions) (*api.ObjectList, error) {
 	req := e.request(api.VerbList, like)
-	req.List, req.Pointers = o, true
+	req.List, req.Internal.Pointers = o, true
 	out, err := e.Registry.List(e.ctx, req)
 	if err != nil {
 		return nil, err
@@ -144,7 +150,7 @@ func (e *env) list(like api.Object, o metav1.ListOptions) (*api.ObjectList, erro
 	return out.(*api.ObjectList), nil
 }
 
-func (e *env) watch(like api.Object, o metav1.ListOptions) *Watcher {
+func (e *env) watch(like api.Object, o metav1.ListOptions) *watchcache.Watcher {
 	e.t.Helper()
 	req := e.request(api.VerbWatch, like)
 	req.List = o
@@ -153,11 +159,11 @@ func (e *env) watch(like api.Object, o metav1.ListOptions) *Watcher {
 		e.t.Fatalf("watch: %v", err)
 	}
 	e.t.Cleanup(w.Stop)
-	return w.(*Watcher)
+	return w.(*watchcache.Watcher)
 }
 
 // next waits for one event.
-func (e *env) next(w *Watcher) watch.Event {
+func (e *env) next(w *watchcache.Watcher) watch.Event {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	defer cancel()
@@ -211,4 +217,38 @@ func refused(t testing.TB, err error, code int32, reason metav1.StatusReason) *m
 		t.Fatalf("got %d %s (%s), want %d %s", status.Code, status.Reason, status.Message, code, reason)
 	}
 	return &status
+}
+
+// The field types of managedFields in the store: Kubernetes' own, and the short form.
+const (
+	longFieldsType  = "FieldsV1"
+	shortFieldsType = "K1"
+)
+
+// fieldManager returns the field manager of a kind for a subresource.
+func fieldManager(r *Registry, k *api.Kind, subresource string) (*managedfields.FieldManager, error) {
+	s := r.cache.ByKind(k)
+	return r.fields.Manager(&s.Fields, k, subresource)
+}
+
+func newObjectTracker(r *Registry, k *api.Kind) *fieldowners.NewObjectTracker {
+	return r.fields.NewObjects(&r.cache.ByKind(k).Fields, k)
+}
+
+// revisionOf returns the revision of an object.
+func revisionOf(t testing.TB, obj metav1.Object) raftstore.Revision {
+	t.Helper()
+	n, err := strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raftstore.Revision(n)
+}
+
+// within returns a context with a timeout that no test should reach.
+func within(t testing.TB, e *env) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }

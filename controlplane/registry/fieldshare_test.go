@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -27,8 +27,8 @@ func (e *env) storedForms(obj api.Object) (out []string) {
 	if err := e.catchUp(); err != nil {
 		e.t.Fatal(err)
 	}
-	s := e.cache.routes.Load().byKind[e.kinds.ByType(obj)]
-	stored, _, err := s.codec.decode(s.get(objectKey(s.kind, obj.GetNamespace(), obj.GetName())).value)
+	s := e.cache.ByKind(e.kinds.ByType(obj))
+	stored, _, err := s.Codec().Decode(s.Current(storedform.ObjectKey(s.Kind, obj.GetNamespace(), obj.GetName())).Value)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -45,7 +45,8 @@ func managedBy(obj api.Object) []metav1.ManagedFieldsEntry {
 		out[i].Time = nil
 	}
 	slices.SortFunc(out, func(a, b metav1.ManagedFieldsEntry) int {
-		return strings.Compare(fmt.Sprint(a.Operation, a.Subresource, a.Manager, a.APIVersion), fmt.Sprint(b.Operation, b.Subresource, b.Manager, b.APIVersion))
+		return strings.Compare(fmt.Sprint(a.Operation, a.Subresource, a.Manager, a.APIVersion),
+			fmt.Sprint(b.Operation, b.Subresource, b.Manager, b.APIVersion))
 	})
 	return out
 }
@@ -55,7 +56,7 @@ func managedBy(obj api.Object) []metav1.ManagedFieldsEntry {
 func TestShortFieldsBesideLongOnes(t *testing.T) {
 	long := newEnv(t)
 	short := runEnv(t, long.store, New(long.store, long.kinds, shortFields))
-	forms := map[*env]string{long: fieldsV1, short: fieldsKV1}
+	forms := map[*env]string{long: longFieldsType, short: shortFieldsType}
 	for i, pair := range [][2]*env{{long, short}, {short, long}, {short, short}} {
 		a, b := pair[0], pair[1]
 		p := pod("default", fmt.Sprint("p", i))
@@ -82,18 +83,21 @@ func TestShortFieldsBesideLongOnes(t *testing.T) {
 		if got := b.update(same, ""); got.GetResourceVersion() != rev {
 			t.Errorf("%d: an update without a change wrote revision %s over %s", i, got.GetResourceVersion(), rev)
 		}
-		next, _, err := b.patch(p, types.MergePatchType, `{"metadata":{"labels":{"x":"y"}}}`, func(r *api.Request) { r.PatchO.FieldManager = "second" })
+		next, _, err := b.patch(p, types.MergePatchType, `{"metadata":{"labels":{"x":"y"}}}`, func(r *api.Request) {
+			r.Patch.Options.FieldManager = "second"
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := b.storedForms(p); !reflect.DeepEqual(got, []string{forms[b], forms[b]}) || len(owners(next, "x")) != 1 || len(owners(next, "image")) != 1 {
+		if got := b.storedForms(p); !reflect.DeepEqual(got, []string{forms[b], forms[b]}) ||
+			len(owners(next, "x")) != 1 || len(owners(next, "image")) != 1 {
 			t.Errorf("%d: then stored as %q: %v", i, got, next.GetManagedFields())
 		}
 	}
 }
 
 func (e *env) catchUp() error {
-	_, err := e.fresh(e.ctx)
+	_, err := e.cache.Refresh(e.ctx)
 	return err
 }
 
@@ -113,18 +117,19 @@ func TestUnknownFieldForms(t *testing.T) {
 	e := newEnv(t, shortFields)
 	p := pod("default", "p")
 	made := e.create(p)
-	s := e.cache.routes.Load().byKind[e.kinds.ByType(p)]
+	s := e.cache.ByKind(e.kinds.ByType(p))
 	later := made.DeepCopyObject().(*corev1.Pod)
 	later.ResourceVersion = ""
-	for i, form := range []string{"K2", fieldsKV1} {
-		later.ManagedFields = append(later.ManagedFields, metav1.ManagedFieldsEntry{Manager: fmt.Sprint("later", i), Operation: "Update",
-			APIVersion: "v1", FieldsType: form, FieldsV1: &metav1.FieldsV1{Raw: []byte(`"(what"`)}})
+	for i, form := range []string{"K2", shortFieldsType} {
+		later.ManagedFields = append(later.ManagedFields,
+			metav1.ManagedFieldsEntry{Manager: fmt.Sprint("later", i), Operation: "Update",
+				APIVersion: "v1", FieldsType: form, FieldsV1: &metav1.FieldsV1{Raw: []byte(`"(what"`)}})
 	}
-	data, err := s.codec.encode(later)
+	data, err := s.Codec().Encode(later)
 	if err != nil {
 		t.Fatal(err)
 	}
-	op := raftstore.Put(s.storage.Prefix+objectKey(s.kind, "default", "p"), data)
+	op := raftstore.Put(s.Storage().Prefix+storedform.ObjectKey(s.Kind, "default", "p"), data)
 	if _, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{op}}); err != nil {
 		t.Fatal(err)
 	}
@@ -135,14 +140,16 @@ func TestUnknownFieldForms(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(managedBy(got), managedBy(made)) {
 		t.Fatalf("shown is %v (%v)", got.GetManagedFields(), err)
 	}
-	applied, _, err := e.patch(p, types.ApplyPatchType, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","labels":{"a":"b"}}}`)
+	applied, _, err := e.patch(p, types.ApplyPatchType,
+		`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","labels":{"a":"b"}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := len(applied.GetManagedFields()); n != 2 {
 		t.Errorf("%d managers after an apply", n)
 	}
-	if got, want := e.storedForms(p), []string{fieldsKV1, fieldsKV1, "K2", fieldsKV1}; !reflect.DeepEqual(got, want) {
+	if got, want := e.storedForms(p), []string{shortFieldsType, shortFieldsType, "K2",
+		shortFieldsType}; !reflect.DeepEqual(got, want) {
 		t.Errorf("stored are %q, want %q", got, want)
 	}
 }
@@ -159,12 +166,12 @@ func TestFieldFormsOfClients(t *testing.T) {
 			return
 		}
 		for _, m := range obj.GetManagedFields() {
-			if m.FieldsType != fieldsV1 {
+			if m.FieldsType != longFieldsType {
 				t.Errorf("%s: shown is %v", how, m)
 			}
 		}
 		for _, form := range e.storedForms(obj) {
-			if form != fieldsKV1 {
+			if form != shortFieldsType {
 				t.Errorf("%s: stored is %q", how, form)
 			}
 		}
@@ -182,8 +189,9 @@ func TestFieldFormsOfClients(t *testing.T) {
 			out, err := e.tryUpdate(next, facet)
 			check("update of "+facet+" by "+user, out, err)
 		}
-		out, _, err := e.patch(p, types.MergePatchType, `{"metadata":{"labels":{"z":"1"},"managedFields":[{"manager":"x","operation":"Update",
-			"apiVersion":"v1","fieldsType":"K1","fieldsV1":{}}]}}`)
+		out, _, err := e.patch(p, types.MergePatchType,
+			`{"metadata":{"labels":{"z":"1"},"managedFields":[{"manager":"x","operation":"Update",
+			"apiVersion":"v1","fieldsType":"K1","longFieldsType":{}}]}}`)
 		check("patch by "+user, out, err)
 	}
 }
@@ -206,23 +214,6 @@ func TestSharedFields(t *testing.T) {
 			t.Error("pods of one shape have sets of their own")
 		}
 	}
-	s := newFieldShare()
-	for i := range 100 {
-		p := pod("default", "p")
-		p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m", FieldsType: fieldsV1, FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, `{"f:%d":{}}`, i)}}}
-		s.shareFields(p)
-	}
-	deadline := time.Now().Add(10 * time.Second)
-	for left := -1; left != 0; {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d sets of 100 are kept", left)
-		}
-		runtime.GC()
-		s.mu.Lock()
-		left = len(s.sets)
-		s.mu.Unlock()
-		runtime.Gosched()
-	}
 }
 
 // For random objects of every kind and any writes by several managers, get and list show the same
@@ -234,7 +225,7 @@ func TestShortFieldsChangeNothing(t *testing.T) {
 	envs := []*env{newEnv(t, clock), newEnv(t, clock, shortFields)}
 	tables, did := []*api.Kind{}, map[string]int{}
 	for _, k := range envs[0].kinds.All() {
-		if !k.Virtual {
+		if !k.Serving.Virtual {
 			tables = append(tables, k)
 		}
 	}

@@ -49,10 +49,11 @@ func newTwins(t *testing.T, envs []*env, k *api.Kind, r *rand.Rand) *twins {
 
 // object returns a random object, always with the same name.
 func (tw *twins) object() api.Object {
-	obj := tw.kind.New()
+	obj := tw.kind.Type.New()
 	if w, ok := obj.(*custom.Object); ok {
 		w.Labels = map[string]string{fmt.Sprint("l", tw.rand.IntN(5)): "v"}
-		w.Content = map[string]any{"spec": map[string]any{fmt.Sprint("f", tw.rand.IntN(4)): int64(tw.rand.IntN(9)), "size": int64(1)}}
+		w.Content = map[string]any{"spec": map[string]any{fmt.Sprint("f", tw.rand.IntN(4)): int64(tw.rand.IntN(9)),
+			"size": int64(1)}}
 	} else {
 		tw.fill.Fill(obj)
 	}
@@ -81,8 +82,9 @@ func (tw *twins) step() {
 		"scale": fmt.Sprintf(`{"spec":{"replicas":%d}}`, tw.rand.IntN(9)),
 	}[way]
 	if patch == "" {
-		intent := map[string]any{"apiVersion": tw.kind.GVK.GroupVersion().String(), "kind": tw.kind.GVK.Kind, "metadata": map[string]any{
-			"name": "twin", "labels": map[string]string{fmt.Sprint("l", tw.rand.IntN(5)): "applied", "it's": "x"}}}
+		intent := map[string]any{"apiVersion": tw.kind.GVK.GroupVersion().String(), "kind": tw.kind.GVK.Kind,
+			"metadata": map[string]any{
+				"name": "twin", "labels": map[string]string{fmt.Sprint("l", tw.rand.IntN(5)): "applied", "it's": "x"}}}
 		data, err := json.Marshal(intent)
 		if err != nil {
 			tw.t.Fatal(err)
@@ -111,7 +113,8 @@ func (tw *twins) step() {
 }
 
 func (tw *twins) do(e *env, way string, obj api.Object, manager, patch string) error {
-	req := &api.Request{User: api.User{Name: "alice"}, Kind: e.kinds.ByGVK(tw.kind.GVK), Namespace: obj.GetNamespace(), Name: "twin", UserAgent: manager, Object: obj}
+	req := &api.Request{User: api.User{Name: "alice"}, Kind: e.kinds.ByGVK(tw.kind.GVK), Namespace: obj.GetNamespace(),
+		Name: "twin", Client: api.ClientInfo{UserAgent: manager}, Object: obj}
 	var err error
 	switch way {
 	case "create":
@@ -127,18 +130,19 @@ func (tw *twins) do(e *env, way string, obj api.Object, manager, patch string) e
 		req.Verb = api.VerbDelete
 		_, _, err = e.Registry.Delete(e.ctx, req, nil)
 	default:
-		req.Verb, req.Object, req.Patch = api.VerbPatch, nil, []byte(patch)
-		req.PatchType = map[string]types.PatchType{"json": types.JSONPatchType, "apply": types.ApplyPatchType, "applyStatus": types.ApplyPatchType}[way]
+		req.Verb, req.Object, req.Patch.Body = api.VerbPatch, nil, []byte(patch)
+		req.Patch.Type = map[string]types.PatchType{"json": types.JSONPatchType, "apply": types.ApplyPatchType,
+			"applyStatus": types.ApplyPatchType}[way]
 		switch way {
 		case "merge":
-			req.PatchType = types.MergePatchType
+			req.Patch.Type = types.MergePatchType
 		case "scale":
-			req.PatchType, req.Subresource = types.MergePatchType, "scale"
+			req.Patch.Type, req.Subresource = types.MergePatchType, "scale"
 		case "applyStatus":
 			req.Subresource = "status"
 		}
-		if req.PatchType == types.ApplyPatchType {
-			req.PatchO.FieldManager, req.PatchO.Force = manager, new(true)
+		if req.Patch.Type == types.ApplyPatchType {
+			req.Patch.Options.FieldManager, req.Patch.Options.Force = manager, new(true)
 		}
 		_, _, err = e.Registry.Patch(e.ctx, req, nil)
 	}
@@ -148,7 +152,8 @@ func (tw *twins) do(e *env, way string, obj api.Object, manager, patch string) e
 // look returns the ownership by get, by list and as encoded, which must be equal.
 func (tw *twins) look(e *env) string {
 	tw.t.Helper()
-	req := &api.Request{User: e.user, Verb: api.VerbList, Kind: e.kinds.ByGVK(tw.kind.GVK), Pointers: true}
+	req := &api.Request{User: e.user, Verb: api.VerbList, Kind: e.kinds.ByGVK(tw.kind.GVK),
+		Internal: api.InternalOptions{Pointers: true}}
 	l, err := e.Registry.List(e.ctx, req)
 	if err != nil {
 		tw.t.Fatal(err)
@@ -162,7 +167,8 @@ func (tw *twins) look(e *env) string {
 			tw.t.Fatal(err)
 		}
 		for i, m := range obj.GetManagedFields() {
-			if m.FieldsType != fieldsV1 || string(shown.Metadata.ManagedFields[i].FieldsV1.Raw) != string(m.FieldsV1.Raw) {
+			if m.FieldsType != longFieldsType || string(shown.Metadata.ManagedFields[i].FieldsV1.Raw) !=
+				string(m.FieldsV1.Raw) {
 				tw.t.Fatalf("%v is shown as %v", m, shown.Metadata.ManagedFields[i])
 			}
 		}
@@ -170,8 +176,9 @@ func (tw *twins) look(e *env) string {
 		if err != nil {
 			tw.t.Fatal(err)
 		}
-		req := &api.Request{User: e.user, Verb: api.VerbGet, Kind: e.kinds.ByGVK(tw.kind.GVK), Namespace: obj.GetNamespace(), Name: "twin"}
-		got, err := e.Registry.Get(e.ctx, req)
+		req := &api.Request{User: e.user, Verb: api.VerbGet, Kind: e.kinds.ByGVK(tw.kind.GVK),
+			Namespace: obj.GetNamespace(), Name: "twin"}
+		got, err := e.Registry.GetObject(e.ctx, req)
 		if err != nil || !reflect.DeepEqual(managedBy(got), managedBy(obj)) {
 			tw.t.Fatalf("get gives %v, list %v (%v)", managedBy(got), managedBy(obj), err)
 		}

@@ -12,18 +12,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
 // lifecycle returns the namespace admission: no creation in a missing or terminating namespace.
 func lifecycle(e *env) Stages {
 	namespaces := e.kinds.ByType(&corev1.Namespace{})
-	return Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
-		if !a.Creates() || !a.Kind.Namespaced {
+	return Stages{Validating: kindstest.ValidateAttempt, Mutating: func(ctx context.Context, a *api.Attempt) error {
+		if !a.CreatesObject() || !a.Kind.Namespaced {
 			return nil
 		}
 		ns := e.cached(namespaces, a.Namespace)
 		if ns == nil { // the cache may lag behind
-			if _, err := e.fresh(ctx); err != nil {
+			if _, err := e.cache.Refresh(ctx); err != nil {
 				return err
 			}
 			ns = e.cached(namespaces, a.Namespace)
@@ -32,7 +33,8 @@ func lifecycle(e *env) Stages {
 			return apierrors.NewNotFound(corev1.Resource("namespaces"), a.Namespace)
 		}
 		if ns.GetDeletionTimestamp() != nil {
-			return apierrors.NewForbidden(a.Kind.GroupResource(), a.Name, fmt.Errorf("namespace %s is being terminated", a.Namespace))
+			return apierrors.NewForbidden(a.Kind.GroupResource(), a.Name,
+				fmt.Errorf("namespace %s is being terminated", a.Namespace))
 		}
 		a.Require(api.Check{Ref: api.Ref{Kind: namespaces, Name: a.Namespace}, Seen: ns})
 		return nil
@@ -41,8 +43,8 @@ func lifecycle(e *env) Stages {
 
 // cached returns an object from the cache, or nil.
 func (e *env) cached(k *api.Kind, key string) api.Object {
-	if entry := e.cache.routes.Load().byKind[k].get(key); entry != nil {
-		return entry.obj
+	if entry := e.cache.ByKind(k).Current(key); entry != nil {
+		return entry.Object
 	}
 	return nil
 }
@@ -58,7 +60,7 @@ func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 	e.create(namespace("a"))
 	inner := lifecycle(e)
 	var once sync.Once
-	e.admit = Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
+	e.admit = Stages{Validating: kindstest.ValidateAttempt, Mutating: func(ctx context.Context, a *api.Attempt) error {
 		err := inner.Mutate(ctx, a)
 		if a.Kind.Namespaced {
 			once.Do(func() { // between admission and commit

@@ -33,7 +33,9 @@ func owners(obj api.Object, field string) []string {
 func (e *env) scaleTo(n int32, change ...func(*api.Request)) {
 	e.t.Helper()
 	req := e.request(api.VerbUpdate, deployment("web", 0))
-	req.Subresource, req.Object = "scale", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: n}}
+	req.Subresource, req.Object = "scale",
+		&autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
+			Spec: autoscalingv1.ScaleSpec{Replicas: n}}
 	for _, f := range change {
 		f(req)
 	}
@@ -43,7 +45,7 @@ func (e *env) scaleTo(n int32, change ...func(*api.Request)) {
 }
 
 func as(manager string) func(*api.Request) {
-	return func(r *api.Request) { r.PatchO.FieldManager = manager }
+	return func(r *api.Request) { r.Patch.Options.FieldManager = manager }
 }
 
 func replicas(obj any) int32 { return *obj.(*appsv1.Deployment).Spec.Replicas }
@@ -56,7 +58,7 @@ func TestScaledByControllerOutlivesApply(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.user = api.User{Name: api.UserController}
-	e.scaleTo(10, func(r *api.Request) { r.UserAgent = "autoscaler" })
+	e.scaleTo(10, func(r *api.Request) { r.Client.UserAgent = "autoscaler" })
 	e.user = api.User{Name: "alice"}
 	got, _, err := e.patch(d, types.ApplyPatchType, strings.Replace(webIntent, `"replicas":3,`, "", 1))
 	if err != nil {
@@ -86,11 +88,14 @@ func TestApplyToScale(t *testing.T) {
 	scale := func(r *api.Request) { r.Subresource = "scale" }
 	const five = `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"web"},"spec":{"replicas":5}}`
 	_, _, err := e.patch(d, types.ApplyPatchType, five, scale, as("scaler"))
-	if s := refused(t, err, 409, metav1.StatusReasonConflict); len(s.Details.Causes) != 1 || s.Details.Causes[0].Field != ".spec.replicas" {
+	if s := refused(t, err, 409, metav1.StatusReasonConflict); len(s.Details.Causes) != 1 ||
+		s.Details.Causes[0].Field != ".spec.replicas" {
 		t.Errorf("causes %+v", s.Details)
 	}
 	force := true
-	got, created, err := e.patch(d, types.ApplyPatchType, five, scale, as("scaler"), func(r *api.Request) { r.PatchO.Force = &force })
+	got, created, err := e.patch(d, types.ApplyPatchType, five, scale, as("scaler"), func(r *api.Request) {
+		r.Patch.Options.Force = &force
+	})
 	if err != nil || created || got.(*autoscalingv1.Scale).Spec.Replicas != 5 {
 		t.Fatalf("%+v, created %v, %v", got, created, err)
 	}
@@ -151,14 +156,14 @@ func TestStatusOwnsWhatItSets(t *testing.T) {
 	r := New(nil, kinds.All())
 	for _, k := range r.kinds.All() {
 		status := k.Subresources["status"]
-		if status == nil || k.Virtual {
+		if status == nil || k.Serving.Virtual {
 			continue
 		}
-		fm, err := r.fields.of(r.cache.routes.Load().byKind[k], "status")
+		fm, err := fieldManager(r, k, "status")
 		if err != nil {
 			t.Fatal(err)
 		}
-		live := k.New()
+		live := k.Type.New()
 		k.SetTypeMeta(live)
 		live.SetName("a")
 		intent := &unstructured.Unstructured{Object: map[string]any{}}
@@ -173,7 +178,8 @@ func TestStatusOwnsWhatItSets(t *testing.T) {
 		}
 		obj := out.(api.Object)
 		status.PrepareUpdate(obj, live)
-		for field, is := range map[string]bool{"labels": len(obj.GetLabels()) > 0, "annotations": len(obj.GetAnnotations()) > 0, "finalizers": len(obj.GetFinalizers()) > 0} {
+		for field, is := range map[string]bool{"labels": len(obj.GetLabels()) > 0,
+			"annotations": len(obj.GetAnnotations()) > 0, "finalizers": len(obj.GetFinalizers()) > 0} {
 			if owned := len(owners(obj, field)) > 0; owned != is {
 				t.Errorf("%s: the status sets %s: %v; owns them: %v", k.Resource, field, is, owned)
 			}

@@ -12,11 +12,13 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-func (e *env) patch(obj api.Object, t types.PatchType, patch string, set ...func(*api.Request)) (api.Object, bool, error) {
+func (e *env) patch(obj api.Object, t types.PatchType, patch string, set ...func(*api.Request)) (
+	api.Object, bool, error,
+) {
 	req := e.request(api.VerbPatch, obj)
-	req.PatchType, req.Patch = t, []byte(patch)
+	req.Patch.Type, req.Patch.Body = t, []byte(patch)
 	if t == types.ApplyPatchType {
-		req.PatchO.FieldManager = "applier"
+		req.Patch.Options.FieldManager = "applier"
 	}
 	for _, f := range set {
 		f(req)
@@ -45,7 +47,8 @@ func TestPatchKinds(t *testing.T) {
 		kind  types.PatchType
 		patch string
 	}{
-		"json":      {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"add","path":"/data/b","value":"2"}]`},
+		"json": {types.JSONPatchType,
+			`[{"op":"test","path":"/data/a","value":"1"},{"op":"add","path":"/data/b","value":"2"}]`},
 		"merge":     {types.MergePatchType, `{"data":{"b":"2"}}`},
 		"strategic": {types.StrategicMergePatchType, `{"data":{"b":"2"}}`},
 	} {
@@ -96,14 +99,23 @@ func TestPatchRefusals(t *testing.T) {
 		code   int32
 		reason metav1.StatusReason
 	}{
-		"malformed JSON patch":   {kind: types.JSONPatchType, patch: `{"op":"add"}`, code: 400, reason: metav1.StatusReasonBadRequest},
-		"failed test op":         {kind: types.JSONPatchType, patch: `[{"op":"test","path":"/data/k","value":"no"}]`, code: 422, reason: metav1.StatusReasonInvalid},
-		"merge of a list":        {kind: types.MergePatchType, patch: `[]`, code: 400, reason: metav1.StatusReasonBadRequest},
-		"wrong type":             {kind: types.MergePatchType, patch: `{"data":{"k":5}}`, code: 400, reason: metav1.StatusReasonBadRequest},
-		"unknown field, strict":  {kind: types.MergePatchType, patch: `{"daata":{"k":"w"}}`, strict: true, code: 400, reason: metav1.StatusReasonBadRequest},
-		"stale resourceVersion":  {kind: types.MergePatchType, patch: `{"metadata":{"resourceVersion":"1"},"data":{"k":"w"}}`, code: 409, reason: metav1.StatusReasonConflict},
-		"another name":           {kind: types.MergePatchType, patch: `{"metadata":{"name":"b"}}`, code: 400, reason: metav1.StatusReasonBadRequest},
-		"unsupported patch type": {kind: "application/none", patch: `{}`, code: 415, reason: metav1.StatusReasonUnsupportedMediaType},
+		"malformed JSON patch": {kind: types.JSONPatchType, patch: `{"op":"add"}`, code: 400,
+			reason: metav1.StatusReasonBadRequest},
+		"failed test op": {kind: types.JSONPatchType, patch: `[{"op":"test","path":"/data/k","value":"no"}]`,
+			code: 422, reason: metav1.StatusReasonInvalid},
+		"merge of a list": {kind: types.MergePatchType, patch: `[]`, code: 400,
+			reason: metav1.StatusReasonBadRequest},
+		"wrong type": {kind: types.MergePatchType, patch: `{"data":{"k":5}}`, code: 400,
+			reason: metav1.StatusReasonBadRequest},
+		"unknown field, strict": {kind: types.MergePatchType, patch: `{"daata":{"k":"w"}}`, strict: true, code: 400,
+			reason: metav1.StatusReasonBadRequest},
+		"stale resourceVersion": {kind: types.MergePatchType,
+			patch: `{"metadata":{"resourceVersion":"1"},"data":{"k":"w"}}`, code: 409,
+			reason: metav1.StatusReasonConflict},
+		"another name": {kind: types.MergePatchType, patch: `{"metadata":{"name":"b"}}`, code: 400,
+			reason: metav1.StatusReasonBadRequest},
+		"unsupported patch type": {kind: "application/none", patch: `{}`, code: 415,
+			reason: metav1.StatusReasonUnsupportedMediaType},
 	} {
 		if name == "stale resourceVersion" && made.GetResourceVersion() == "1" {
 			made = e.update(configMap("default", "a", "k", "v2"), "")
@@ -111,7 +123,7 @@ func TestPatchRefusals(t *testing.T) {
 		before := e.store.Applied()
 		_, _, err := e.patch(configMap("default", "a"), c.kind, c.patch, func(r *api.Request) {
 			if c.strict {
-				r.PatchO.FieldValidation = metav1.FieldValidationStrict
+				r.Patch.Options.FieldValidation = metav1.FieldValidationStrict
 			}
 		})
 		t.Run(name, func(t *testing.T) {
@@ -147,11 +159,12 @@ func TestApplyCreatesOwnsAndConflicts(t *testing.T) {
 
 	other := strings.Replace(intent, "k: v", "k: w", 1)
 	as := func(manager string, force bool) func(*api.Request) {
-		return func(r *api.Request) { r.PatchO.FieldManager, r.PatchO.Force = manager, &force }
+		return func(r *api.Request) { r.Patch.Options.FieldManager, r.Patch.Options.Force = manager, &force }
 	}
 	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, other, as("other", false))
 	s := refused(t, err, 409, metav1.StatusReasonConflict)
-	if len(s.Details.Causes) != 1 || s.Details.Causes[0].Type != metav1.CauseTypeFieldManagerConflict || s.Details.Causes[0].Field != ".data.k" {
+	if len(s.Details.Causes) != 1 || s.Details.Causes[0].Type != metav1.CauseTypeFieldManagerConflict ||
+		s.Details.Causes[0].Field != ".data.k" {
 		t.Fatalf("causes %+v", s.Details)
 	}
 	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, other, as("other", true))
@@ -159,7 +172,8 @@ func TestApplyCreatesOwnsAndConflicts(t *testing.T) {
 		t.Fatalf("forced: %v, %v", got, err)
 	}
 	// A field that its manager no longer applies is removed.
-	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, strings.Replace(intent, "  k: v\n", "  x: z\n", 1), as("other", true))
+	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType,
+		strings.Replace(intent, "  k: v\n", "  x: z\n", 1), as("other", true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +185,8 @@ func TestApplyCreatesOwnsAndConflicts(t *testing.T) {
 func TestApplyMeetsFieldsOfAnUpdate(t *testing.T) {
 	e := newEnv(t)
 	made := e.create(configMap("default", "a", "k", "v"))
-	if mf := made.GetManagedFields(); len(mf) != 1 || mf[0].Manager != "kubectl" || mf[0].Operation != metav1.ManagedFieldsOperationUpdate {
+	if mf := made.GetManagedFields(); len(mf) != 1 || mf[0].Manager != "kubectl" ||
+		mf[0].Operation != metav1.ManagedFieldsOperationUpdate {
 		t.Fatalf("managedFields after create: %+v", mf)
 	}
 	const intent = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":"w"}}`
@@ -199,12 +214,15 @@ func TestApplyToUntrackedObject(t *testing.T) {
 
 func TestApplyRefusals(t *testing.T) {
 	e := newEnv(t)
-	_, _, err := e.patch(configMap("default", "a"), types.ApplyPatchType, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"daata":{}}`)
+	_, _, err := e.patch(configMap("default", "a"), types.ApplyPatchType,
+		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"daata":{}}`)
 	refused(t, err, 400, metav1.StatusReasonBadRequest)
-	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}`)
+	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType,
+		`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}`)
 	refused(t, err, 400, metav1.StatusReasonBadRequest)
-	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}`,
-		func(r *api.Request) { r.PatchO.FieldManager = "" })
+	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType,
+		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}`,
+		func(r *api.Request) { r.Patch.Options.FieldManager = "" })
 	refused(t, err, 422, metav1.StatusReasonInvalid)
 	_, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, "{")
 	refused(t, err, 400, metav1.StatusReasonBadRequest)
@@ -223,7 +241,9 @@ func TestApplyDeploymentAndGeneration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := got.(*appsv1.Deployment); *d.Spec.Replicas != 5 || d.Status.Replicas != 3 || (gen > 0 && d.Generation != gen+1) {
-		t.Fatalf("replicas %d, status %d, generation %d after %d", *d.Spec.Replicas, d.Status.Replicas, d.Generation, gen)
+	if d := got.(*appsv1.Deployment); *d.Spec.Replicas != 5 || d.Status.Replicas != 3 ||
+		(gen > 0 && d.Generation != gen+1) {
+		t.Fatalf("replicas %d, status %d, generation %d after %d", *d.Spec.Replicas, d.Status.Replicas,
+			d.Generation, gen)
 	}
 }

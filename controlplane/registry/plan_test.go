@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -30,7 +31,8 @@ func counted(e *env, limit int) Stages {
 			}
 			now := used(s) + n
 			if now > limit {
-				return nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "", fmt.Errorf("exceeded quota: %d of %d", now, limit))
+				return nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "",
+					fmt.Errorf("exceeded quota: %d of %d", now, limit))
 			}
 			s.Data = map[string][]byte{"n": []byte(strconv.Itoa(now))}
 			return s, nil
@@ -38,7 +40,7 @@ func counted(e *env, limit int) Stages {
 	}
 	return Stages{Validating: func(_ context.Context, a *api.Attempt) error {
 		n := map[api.Operation]int{api.Create: 1, api.Delete: -1}[a.Operation]
-		if a.Is("configmaps") && n != 0 {
+		if a.IsCoreResource("configmaps") && n != 0 {
 			a.Write(api.Change{Ref: api.Ref{Kind: counter, Namespace: "default", Name: "counter"}, Next: add(n)})
 		}
 		return nil
@@ -61,7 +63,7 @@ func agree(t *testing.T, store raftstore.Store, most int) (now int) {
 	if _, err := store.Sync(ctx); err != nil {
 		t.Fatal(err)
 	}
-	l, err := store.List(ctx, root+"configmaps/", raftstore.ListOptions{})
+	l, err := store.List(ctx, storedform.Root+"configmaps/", raftstore.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +87,8 @@ func hammer(t *testing.T, envs []*env, limit, rounds int, seed uint64) (refusals
 					if len(mine) > 0 && rng.IntN(3) == 0 {
 						last := len(mine) - 1
 						live.Add(-1) // decremented before the deletion, incremented after the creation: never too high
-						if _, _, err := e.tryDelete(configMap("default", mine[last]), metav1.DeleteOptions{}); err != nil {
+						if _, _, err := e.tryDelete(configMap("default", mine[last]), metav1.DeleteOptions{}); err !=
+							nil {
 							t.Errorf("delete: %v", err)
 							return
 						}
@@ -164,7 +167,7 @@ func TestChangesAreJudgedByTheNewestState(t *testing.T) {
 			free.Annotations = map[string]string{"round": fmt.Sprint(i)}
 		}
 		other.update(full, "")
-		if err := e.cache.waitFor(e.ctx, other.Revision()); err != nil {
+		if err := e.cache.WaitFor(e.ctx, other.Revision()); err != nil {
 			t.Fatal(err)
 		}
 		other.update(free, "")
@@ -244,8 +247,8 @@ func TestChangesOfOneAttempt(t *testing.T) {
 			t.Errorf("case %d: the counter is %q, want %q", i, have, c.want)
 		}
 	}
-	if len(e.turns.busy) != 0 {
-		t.Errorf("%d turns are held when nobody writes", len(e.turns.busy))
+	if len(e.locks.busy) != 0 {
+		t.Errorf("%d turns are held when nobody writes", len(e.locks.busy))
 	}
 }
 
@@ -258,7 +261,7 @@ func TestNothingIsStoredAfterTheKindIsGone(t *testing.T) {
 		definition := configMap("default", name)
 		made := e.create(definition)
 		k := widgetKind()
-		k.Presence = func() (api.Ref, types.UID) {
+		k.Commit.Presence = func() (api.Ref, types.UID) {
 			return api.Ref{Kind: e.kinds.ByType(definition), Namespace: "default", Name: name}, made.GetUID()
 		}
 		if err := e.kinds.Register(k); err != nil {
@@ -270,7 +273,8 @@ func TestNothingIsStoredAfterTheKindIsGone(t *testing.T) {
 		for n := range 3 {
 			wg.Go(func() {
 				for i := 0; ; i++ {
-					_, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate, widget(fmt.Sprintf("w-%d-%d-%d", round, n, i), 1)), e.admit)
+					_, err := e.Registry.Create(e.ctx, e.of(k, api.VerbCreate,
+						widget(fmt.Sprintf("w-%d-%d-%d", round, n, i), 1)), e.admit)
 					if i == 0 {
 						begun <- struct{}{}
 					}
@@ -292,7 +296,7 @@ func TestNothingIsStoredAfterTheKindIsGone(t *testing.T) {
 		if err := e.kinds.Drop(k); err != nil {
 			t.Fatal(err)
 		}
-		end, err := parseRevision(last.GetResourceVersion())
+		end, err := storedform.ParseRevision(last.GetResourceVersion())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,13 +1,10 @@
-// Package registry stores objects: codec, keys, preconditions, the watch cache, patch and apply,
-// selectors and paging. It is the only package that depends on both objects and raftstore.
-//
-// One goroutine (cache.run) follows the store and is the only writer of the cache. All readers use
-// immutable snapshots, or wait until the cache has reached a revision. A write goes to the store
-// and reaches the cache through the same goroutine. It never writes to the cache directly.
+// Package registry stores API objects. It implements writes with admission, patch and server-side
+// apply, and serves reads and watches from its watch cache. A write goes to the store and reaches
+// the cache through the goroutine of the cache (watchcache.Cache.Run). It never writes to the cache
+// directly.
 package registry
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,89 +13,86 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/fieldowners"
+	"keelson.dev/keelson/controlplane/registry/objectmeta"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/raftstore"
 )
 
 // Registry stores the objects of all kinds in one store. All errors of its operations are
-// *apierrors.StatusError.
+// *apierrors.StatusError. It is safe for concurrent use.
 type Registry struct {
+	watchcache.Reader
+
 	store      raftstore.Store
 	kinds      *api.Kinds
 	scheme     *runtime.Scheme
-	cache      *cache
-	fields     *fieldTracker
-	turns      turns
+	cache      *watchcache.Cache
+	options    watchcache.Options // of the cache
+	fields     *fieldowners.Tracker
+	locks      objectLocks
 	companions map[*api.Kind]Companions
-	log        *slog.Logger
 
-	now          func() time.Time
-	newUID       func() types.UID
-	randomSuffix func(n int) string
-	randomN      func(n uint64) uint64
-	callTimeout  time.Duration // timeout of a store call if the context has no deadline
-	shortFields  func() bool
+	newUID               func() types.UID
+	randomSuffix         func(n int) string
+	randomN              func(n uint64) uint64
+	compactFieldsAllowed func() bool
 }
 
-// Option changes a default of New.
+// Option configures a Registry.
 type Option func(*Registry)
 
-// WithScheme sets a scheme that was built by api.Scheme, to share it.
+// WithScheme sets the scheme, which must be a result of api.Scheme, so that several users share one
+// scheme. By default, New calls api.Scheme.
 func WithScheme(s *runtime.Scheme) Option { return func(r *Registry) { r.scheme = s } }
 
-// WithLog sets the logger; the default is slog.Default.
-func WithLog(l *slog.Logger) Option { return func(r *Registry) { r.log = l } }
+// WithLog sets the logger. The default is slog.Default.
+func WithLog(l *slog.Logger) Option { return func(r *Registry) { r.options.Log = l } }
 
-// WithClock sets the clock of creation and deletion timestamps.
-func WithClock(now func() time.Time) Option {
-	return func(r *Registry) { r.now, r.cache.now = now, now }
+// WithClock sets the clock for creation and deletion timestamps and for the age of the watch
+// history. The default is time.Now.
+func WithClock(clock func() time.Time) Option {
+	return func(r *Registry) { r.options.Now = clock }
 }
 
-// defaultHistory is the default memory limit of the watch history, in bytes.
-const defaultHistory = 64 << 20
-
-// HistoryOf returns the memory limit of the watch history for a replica with this memory, in bytes:
-// an eighth, within bounds. Only a busy cluster uses all of it. memory 0 gives WithHistory's
-// default.
-func HistoryOf(memory int64) int64 { return min(max(memory/8, defaultHistory), 1<<30) }
-
-// WithHistory bounds the watch history. events is the number of changes of each kind (0: limited by
-// memory only). bytes is the memory of all kinds together (0: 64 MiB). A watch of an older revision
-// gets a 410.
+// WithHistory limits the watch history. events is the maximum number of changes of each storage (0:
+// limited by memory only). bytes is the maximum memory of all storages together (0: 64 MiB). A
+// watch that starts at a revision before the history gets a 410.
 func WithHistory(events int, bytes int64) Option {
 	return func(r *Registry) {
-		r.cache.limits.events, r.cache.limits.bytes = events, cmp.Or(bytes, defaultHistory)
+		r.options.HistoryEvents, r.options.HistoryBytes = events, bytes
 	}
 }
 
-// WithHistoryAge bounds the age of changes in the watch history. The default (0) is 5 minutes, as
-// long as the store keeps them.
-func WithHistoryAge(d time.Duration) Option {
+// WithHistoryAge limits the age of changes in the watch history. The default (0) is 5 minutes, as
+// in the store.
+func WithHistoryAge(maxAge time.Duration) Option {
 	return func(r *Registry) {
-		if d > 0 {
-			r.cache.limits.age = d
-		}
+		r.options.HistoryAge = max(maxAge, 0)
 	}
 }
 
-// WithShortFields sets a function that reports whether managedFields may be written in short forms.
-// Every replica of the cluster must then be able to read them. It is called at each write; the
-// default returns false.
-func WithShortFields(now func() bool) Option { return func(r *Registry) { r.shortFields = now } }
+// WithShortFields sets a function that reports whether managedFields may be written in the compact
+// encoding (see package fieldowners). It may return true only if every replica of the cluster can
+// read the encoding. It is called at each write. The default function returns false.
+func WithShortFields(allowed func() bool) Option {
+	return func(r *Registry) { r.compactFieldsAllowed = allowed }
+}
 
-// New returns a Registry over the store. It starts nothing: Run does.
+// New returns a Registry that keeps its objects in the given store. It starts no goroutine. Reads
+// and writes wait until Run has loaded the watch cache.
 func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	r := &Registry{
-		store: store, kinds: kinds, log: slog.Default(),
-		now:          time.Now,
-		newUID:       uuid.NewUUID,
-		randomSuffix: nameSuffix,
-		randomN:      rand.Uint64N,
-		callTimeout:  30 * time.Second,
-		shortFields:  func() bool { return false },
-		cache:        newCache(store, kinds),
+		store: store, kinds: kinds,
+		options:              watchcache.Options{Log: slog.Default(), Now: time.Now},
+		newUID:               uuid.NewUUID,
+		randomSuffix:         objectmeta.RandomSuffix,
+		randomN:              rand.Uint64N,
+		compactFieldsAllowed: func() bool { return false },
 	}
 	for _, o := range opts {
 		o(r)
@@ -106,44 +100,42 @@ func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	if r.scheme == nil {
 		r.scheme = api.Scheme()
 	}
-	r.cache.log = r.log
-	r.fields = newFieldTracker(r.scheme, kinds)
+	r.cache = watchcache.New(store, kinds, r.options)
+	r.Reader = watchcache.NewReader(r.cache)
+	r.fields = fieldowners.NewTracker(r.scheme, kinds)
 	return r
 }
 
 // Run updates the watch cache from the store until ctx ends.
-func (r *Registry) Run(ctx context.Context) error { return r.cache.run(ctx) }
+func (r *Registry) Run(ctx context.Context) error { return r.cache.Run(ctx) }
 
-// Ready returns a channel that is closed when the cache has the store's content.
-func (r *Registry) Ready() <-chan struct{} { return r.cache.ready }
+// Ready returns a channel that is closed when the watch cache has loaded the content of the store.
+func (r *Registry) Ready() <-chan struct{} { return r.cache.Ready() }
 
-// Revision returns the store revision of the cache.
-func (r *Registry) Revision() raftstore.Revision { return r.cache.progress.at() }
+// Revision returns the store revision up to which the watch cache has applied all changes.
+func (r *Registry) Revision() raftstore.Revision { return r.cache.Revision() }
 
-// CaughtUp waits until reads with resourceVersion "0" include everything that any replica
-// acknowledged before the call.
+// LoadFirst makes the watch cache call register whenever it is loaded, with all objects of the
+// given kind (CustomResourceDefinition). The call precedes the load of all other kinds: see
+// watchcache.Cache.LoadFirst. LoadFirst must be called before Run.
+func (r *Registry) LoadFirst(kind *api.Kind, register func(all []api.Object)) {
+	r.cache.LoadFirst(kind, register)
+}
+
+// Types returns the type converter of a kind: the schema of its objects, by which server-side apply
+// merges.
+func (r *Registry) Types(k *api.Kind) managedfields.TypeConverter { return r.fields.Types(k) }
+
+// CaughtUp waits until the watch cache includes every write that any replica acknowledged before
+// the call. Reads with resourceVersion "0" then return these writes.
 func (r *Registry) CaughtUp(ctx context.Context) error {
-	ctx, cancel := r.bounded(ctx)
+	ctx, cancel := r.cache.WithTimeout(ctx)
 	defer cancel()
-	if _, err := r.fresh(ctx); err != nil {
+	if _, err := r.cache.Refresh(ctx); err != nil {
 		return fmt.Errorf("waiting for the newest state of the store: %w", err)
 	}
 	return nil
 }
 
-// fresh waits until the cache includes everything that any replica acknowledged before the call.
-func (r *Registry) fresh(ctx context.Context) (raftstore.Revision, error) {
-	rev, err := r.store.Sync(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return rev, r.cache.waitFor(ctx, rev)
-}
-
-// bounded adds the registry's default timeout to a context without a deadline.
-func (r *Registry) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, r.callTimeout)
-}
+// currentTime returns the current time of the registry's clock.
+func (r *Registry) currentTime() time.Time { return r.options.Now() }

@@ -12,6 +12,9 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
@@ -31,7 +34,8 @@ func replicated(t testing.TB) (*storetest.Cluster, map[string]*env) {
 		}()
 		t.Cleanup(func() { cancel(); <-ended })
 		<-r.Ready()
-		envs[name] = &env{Registry: r, t: t, ctx: ctx, admit: Stages{Validating: KindRules}, user: api.User{Name: "alice"}}
+		envs[name] = &env{Registry: r, t: t, ctx: ctx, admit: Stages{Validating: kindstest.ValidateAttempt},
+			user: api.User{Name: "alice"}}
 	}
 	return c, envs
 }
@@ -47,7 +51,8 @@ func TestReplicasAgree(t *testing.T) {
 		made := writer.create(cm)
 		got, err := reader.get(cm)
 		if err != nil || got.GetUID() != made.GetUID() || got.GetResourceVersion() != made.GetResourceVersion() {
-			t.Fatalf("%s wrote %s@%s, %s reads %v, %v", names[i%3], made.GetName(), made.GetResourceVersion(), names[(i+1)%3], got, err)
+			t.Fatalf("%s wrote %s@%s, %s reads %v, %v", names[i%3], made.GetName(), made.GetResourceVersion(),
+				names[(i+1)%3], got, err)
 		}
 		changed := got.DeepCopyObject().(*corev1.ConfigMap)
 		changed.Data["n"] = "2"
@@ -64,7 +69,8 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 	c, envs := replicated(t)
 	leader, followers := c.Leader(), c.Followers()
 	through, second := envs[followers[0]], envs[followers[1]]
-	w := envs[leader].watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(c.Replica(leader).Applied())})
+	w := envs[leader].watch(configMap("default", ""),
+		metav1.ListOptions{ResourceVersion: storedform.FormatRevision(c.Replica(leader).Applied())})
 	const writes = 60
 	moves := make(chan struct{}) // closed when the watcher has received enough events from the leader
 	var wg sync.WaitGroup
@@ -88,7 +94,7 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 	})
 	var last string
 	seen := 0
-	take := func(w *Watcher, from *env, n int) {
+	take := func(w *watchcache.Watcher, from *env, n int) {
 		ctx, cancel := context.WithTimeout(from.ctx, time.Minute)
 		defer cancel()
 		for range n {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/storedform"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -20,8 +21,9 @@ import (
 func reservingEnv(t *testing.T) *env {
 	e := newEnv(t)
 	k := *e.kinds.ByType(&corev1.Service{})
-	k.Default, k.Validate, k.ValidateUpdate, k.PrepareCreate, k.PrepareUpdate = nil, nil, nil, nil, nil
-	k.Reservations = func(o api.Object) []api.Reservation {
+	k.Writes.Default, k.Validation.Object, k.Validation.Update, k.Writes.PrepareCreate, k.Writes.PrepareUpdate = nil,
+		nil, nil, nil, nil
+	k.Commit.Reservations = func(o api.Object) []api.Reservation {
 		var out []api.Reservation
 		s := o.(*corev1.Service)
 		if s.Spec.ClusterIP != "" {
@@ -29,7 +31,8 @@ func reservingEnv(t *testing.T) *env {
 		}
 		for i, p := range s.Spec.Ports {
 			if p.NodePort != 0 {
-				out = append(out, api.Reservation{Space: SpaceNodePorts, Value: fmt.Sprintf("TCP-%d", p.NodePort), Field: fmt.Sprintf("spec.ports[%d].nodePort", i)})
+				out = append(out, api.Reservation{Space: SpaceNodePorts, Value: fmt.Sprintf("TCP-%d", p.NodePort),
+					Field: fmt.Sprintf("spec.ports[%d].nodePort", i)})
 			}
 		}
 		return out
@@ -39,7 +42,8 @@ func reservingEnv(t *testing.T) *env {
 }
 
 func service(name, ip string, ports ...int32) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{ClusterIP: ip}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{ClusterIP: ip}}
 	for i, p := range ports {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: 80, NodePort: p})
 	}
@@ -48,13 +52,13 @@ func service(name, ip string, ports ...int32) *corev1.Service {
 
 func (e *env) reservedKeys() string {
 	e.t.Helper()
-	l, err := e.store.List(e.ctx, reservationsRoot, raftstore.ListOptions{})
+	l, err := e.store.List(e.ctx, storedform.ReservationsRoot, raftstore.ListOptions{})
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	var out []string
 	for _, it := range l.Items {
-		out = append(out, strings.TrimPrefix(it.Key, reservationsRoot))
+		out = append(out, strings.TrimPrefix(it.Key, storedform.ReservationsRoot))
 	}
 	return strings.Join(out, " ")
 }
@@ -75,7 +79,8 @@ func TestReservationsFollowTheObject(t *testing.T) {
 		before := e.store.Applied()
 		_, err := e.tryCreate(c.obj)
 		s := refused(t, err, 422, metav1.StatusReasonInvalid)
-		if len(s.Details.Causes) != 1 || s.Details.Causes[0].Field != c.field || !strings.Contains(s.Message, c.detail) {
+		if len(s.Details.Causes) != 1 || s.Details.Causes[0].Field != c.field ||
+			!strings.Contains(s.Message, c.detail) {
 			t.Fatalf("message %q causes %+v", s.Message, s.Details.Causes)
 		}
 		if e.store.Applied() != before {
@@ -95,7 +100,7 @@ func TestReservationsFollowTheObject(t *testing.T) {
 	}
 	dry := e.request(api.VerbCreate, service("c", ""))
 	dry.Object, dry.Create.DryRun = service("c", "", 30001), []string{metav1.DryRunAll}
-	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+	if err := e.cache.WaitFor(e.ctx, e.store.Applied()); err != nil {
 		t.Fatal(err)
 	}
 	_, err = e.Registry.Create(e.ctx, dry, e.admit)
@@ -148,7 +153,7 @@ func TestAllocationRace(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+	if err := e.cache.WaitFor(e.ctx, e.store.Applied()); err != nil {
 		t.Fatal(err)
 	}
 	_, err := e.tryCreate(service("one-too-many", ""))
@@ -174,7 +179,7 @@ func TestNodePortRange(t *testing.T) {
 		}
 		seen[p] = true
 		e.create(service(fmt.Sprint("s", n), "", p))
-		if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+		if err := e.cache.WaitFor(e.ctx, e.store.Applied()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -196,7 +201,8 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 	e := newEnv(t)
-	if ip, err := e.AllocateClusterIP(&api.Attempt{}, netip.MustParsePrefix("fd00:96::/108")); err != nil || !netip.MustParsePrefix("fd00:96::/108").Contains(ip) {
+	if ip, err := e.AllocateClusterIP(&api.Attempt{}, netip.MustParsePrefix("fd00:96::/108")); err != nil ||
+		!netip.MustParsePrefix("fd00:96::/108").Contains(ip) {
 		t.Fatalf("%v, %v", ip, err)
 	}
 }
@@ -206,21 +212,23 @@ func TestAddresses(t *testing.T) {
 func TestReservationOfAnotherIsNotReleased(t *testing.T) {
 	e := reservingEnv(t)
 	old := service("old", "", 30001)
-	sc := e.cache.routes.Load().byKind[e.kinds.ByType(old)]
+	sc := e.cache.ByKind(e.kinds.ByType(old))
 	old.UID = "u"
-	value, err := sc.codec.encode(old)
+	value, err := sc.Codec().Encode(old)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(sc.storage.Prefix+objectKey(sc.kind, "default", "old"), value)}})
+	rev, err := e.store.Commit(e.ctx,
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(sc.Storage().Prefix+
+			storedform.ObjectKey(sc.Kind, "default", "old"), value)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.cache.waitFor(e.ctx, rev); err != nil {
+	if err := e.cache.WaitFor(e.ctx, rev); err != nil {
 		t.Fatal(err)
 	}
 	made := e.create(service("new", "", 30001))
-	if err := e.cache.waitFor(e.ctx, revisionOf(t, made)); err != nil {
+	if err := e.cache.WaitFor(e.ctx, revisionOf(t, made)); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := e.tryDelete(old, metav1.DeleteOptions{}); err != nil {

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -21,11 +23,12 @@ import (
 // type, and another object's name.
 func garbage(t testing.TB, e *env) map[string][]byte {
 	t.Helper()
-	other, err := newCodec(e.kinds.ByType(pod("a", "b")).Storage).encode(pod("a", "b"))
+	other, err := storedform.NewCodec(e.kinds.ByType(pod("a", "b")).Storage).Encode(pod("a", "b"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := newCodec(e.kinds.ByType(configMap("a", "b")).Storage).encode(configMap("a", "elsewhere", "k", strings.Repeat("v", 100)))
+	whole, err := storedform.NewCodec(e.kinds.ByType(configMap("a", "b")).Storage).Encode(configMap("a", "elsewhere",
+		"k", strings.Repeat("v", 100)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +47,7 @@ func (e *env) put(ops ...raftstore.Op) raftstore.Revision {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	defer cancel()
-	if err := e.cache.waitFor(ctx, rev); err != nil {
+	if err := e.cache.WaitFor(ctx, rev); err != nil {
 		e.t.Fatalf("the cache did not take in revision %d: %v", rev, err)
 	}
 	return rev
@@ -53,7 +56,7 @@ func (e *env) put(ops ...raftstore.Op) raftstore.Revision {
 // settle waits until the cache has all writes.
 func (e *env) settle() {
 	e.t.Helper()
-	if _, err := e.fresh(e.ctx); err != nil {
+	if _, err := e.cache.Refresh(e.ctx); err != nil {
 		e.t.Fatal(err)
 	}
 }
@@ -64,10 +67,11 @@ func TestUndecodableObjects(t *testing.T) {
 	for _, when := range []string{"written while running", "there at the start"} {
 		for name, value := range garbage(t, newEnv(t)) {
 			t.Run(when+"/"+name, func(t *testing.T) {
-				key := root + "configmaps/default/" + name
+				key := storedform.Root + "configmaps/default/" + name
 				mem := storetest.NewMemory()
 				if when == "there at the start" {
-					if _, err := mem.Commit(t.Context(), raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(key, value)}}); err != nil {
+					if _, err := mem.Commit(t.Context(),
+						raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(key, value)}}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -82,7 +86,7 @@ func TestUndecodableObjects(t *testing.T) {
 	}
 }
 
-func checkUndecodable(t *testing.T, e *env, name, key string, w *Watcher) {
+func checkUndecodable(t *testing.T, e *env, name, key string, w *watchcache.Watcher) {
 	t.Helper()
 	e.create(configMap("default", "healthy"))
 	if got := show(e.next(w)); !strings.HasPrefix(got, "ADDED healthy@") {
@@ -102,7 +106,7 @@ func checkUndecodable(t *testing.T, e *env, name, key string, w *Watcher) {
 
 	ctx, said := api.WithWarnings(e.ctx)
 	req := e.request(api.VerbList, configMap("default", ""))
-	req.Pointers = true
+	req.Internal.Pointers = true
 	list, err := e.Registry.List(ctx, req)
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +122,8 @@ func checkUndecodable(t *testing.T, e *env, name, key string, w *Watcher) {
 	}
 
 	wrong := types.UID("x")
-	_, _, err = e.tryDelete(configMap("default", name), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}})
+	_, _, err = e.tryDelete(configMap("default", name),
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}})
 	refused(t, err, 500, metav1.StatusReasonInternalError)
 	if _, gone := e.delete(configMap("default", name), metav1.DeleteOptions{}); !gone {
 		t.Error("deleting it left it there")
@@ -142,8 +147,8 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 	w := e.watch(configMap("default", ""), metav1.ListOptions{})
 	made := e.create(configMap("default", "a", "k", "v"))
 	e.next(w)
-	key := root + "configmaps/default/a"
-	whole, err := newCodec(e.kinds.ByType(made).Storage).encode(configMap("default", "a"))
+	key := storedform.Root + "configmaps/default/a"
+	whole, err := storedform.NewCodec(e.kinds.ByType(made).Storage).Encode(configMap("default", "a"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,8 +166,8 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 	}
 	// An invalid value and its repair in one batch, and the deletion of an object that was never
 	// decodable.
-	e.put(raftstore.Put(key, []byte("broken")), raftstore.Put(root+"configmaps/default/b", []byte("broken")))
-	e.put(raftstore.Delete(root + "configmaps/default/b"))
+	e.put(raftstore.Put(key, []byte("broken")), raftstore.Put(storedform.Root+"configmaps/default/b", []byte("broken")))
+	e.put(raftstore.Delete(storedform.Root + "configmaps/default/b"))
 	if all := e.Unreadable(); len(all) != 1 {
 		t.Errorf("unreadable are %+v", all)
 	}
@@ -172,7 +177,8 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 func TestDeleteCollectionOfUndecodable(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a"))
-	e.put(raftstore.Put(root+"configmaps/default/b", []byte("broken")), raftstore.Put(root+"configmaps/other/c", []byte("broken")))
+	e.put(raftstore.Put(storedform.Root+"configmaps/default/b", []byte("broken")),
+		raftstore.Put(storedform.Root+"configmaps/other/c", []byte("broken")))
 	req := e.request(api.VerbDeleteCollection, configMap("default", ""))
 	req.List.LabelSelector = "a=b"
 	if _, err := e.DeleteCollection(e.ctx, req, e.admit); err != nil {
@@ -195,13 +201,14 @@ func TestDeleteCollectionOfUndecodable(t *testing.T) {
 func TestUndecodableServiceReleasesItsAddress(t *testing.T) {
 	e := newEnv(t)
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.77", ClusterIPs: []string{"10.96.0.77"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.77", ClusterIPs: []string{"10.96.0.77"},
+		Ports: []corev1.ServicePort{{Port: 80}}}}
 	e.create(svc)
 	e.settle()
 	if !e.Reserved(SpaceClusterIPs, "10.96.0.77") {
 		t.Fatal("the address is not reserved")
 	}
-	e.put(raftstore.Put(root+"services/default/web", []byte("broken")))
+	e.put(raftstore.Put(storedform.Root+"services/default/web", []byte("broken")))
 	e.delete(svc, metav1.DeleteOptions{})
 	e.settle()
 	if e.Reserved(SpaceClusterIPs, "10.96.0.77") {

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
 	"strings"
 	"testing"
 	"time"
-	"weak"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -21,6 +19,9 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 )
@@ -29,9 +30,11 @@ import (
 // delete it.
 func TestEventsOfBothGroups(t *testing.T) {
 	e := newEnv(t)
-	core := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old"}, Reason: "Why", Message: "said", Type: "Normal",
+	core := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old"}, Reason: "Why",
+		Message: "said", Type: "Normal",
 		InvolvedObject: corev1.ObjectReference{Namespace: "default", Name: "p"}, Count: 3}
-	modern := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "new"}, Reason: "Why", Note: "noted", Type: "Normal",
+	modern := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "new"}, Reason: "Why",
+		Note: "noted", Type: "Normal",
 		Regarding: corev1.ObjectReference{Namespace: "default", Name: "q"}, EventTime: metav1.NowMicro(), Action: "a",
 		ReportingController: "example.com/c", ReportingInstance: "i"}
 	like := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}
@@ -42,21 +45,25 @@ func TestEventsOfBothGroups(t *testing.T) {
 		t.Fatalf("made %+v", made)
 	}
 	list, err := e.list(like, metav1.ListOptions{})
-	if err != nil || len(list.Items) != 2 || list.GroupVersionKind() != eventsv1.SchemeGroupVersion.WithKind("EventList") {
+	if err != nil || len(list.Items) != 2 || list.GroupVersionKind() !=
+		eventsv1.SchemeGroupVersion.WithKind("EventList") {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if old := list.Items[1].(*eventsv1.Event); old.Note != "said" || old.DeprecatedCount != 3 || old.Regarding.Name != "p" || old.APIVersion != "events.k8s.io/v1" {
+	if old := list.Items[1].(*eventsv1.Event); old.Note != "said" || old.DeprecatedCount != 3 ||
+		old.Regarding.Name != "p" || old.APIVersion != "events.k8s.io/v1" {
 		t.Errorf("the core event is shown as %+v", old)
 	}
 	again, err := e.list(like, metav1.ListOptions{})
 	if err != nil || again.Items[0] != list.Items[0] {
 		t.Errorf("an event is converted twice (%v)", err)
 	}
-	both, err := e.list(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, metav1.ListOptions{FieldSelector: "involvedObject.name=q"})
+	both, err := e.list(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}},
+		metav1.ListOptions{FieldSelector: "involvedObject.name=q"})
 	if err != nil || len(both.Items) != 1 || both.Items[0].(*corev1.Event).Message != "noted" {
 		t.Errorf("%+v, %v", both, err)
 	}
-	if ev := e.next(w); ev.Type != watch.Added || ev.Object.(*eventsv1.Event).Note != "noted" || ev.Object != list.Items[0] {
+	if ev := e.next(w); ev.Type != watch.Added || ev.Object.(*eventsv1.Event).Note != "noted" ||
+		ev.Object != list.Items[0] {
 		t.Errorf("the watch says %s, another object than the list: %v", show(ev), ev.Object != list.Items[0])
 	}
 	made = made.DeepCopy()
@@ -72,7 +79,7 @@ func TestEventsOfBothGroups(t *testing.T) {
 	if _, err := e.get(modern); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v", err)
 	}
-	stored, err := e.store.List(e.ctx, root+"events", raftstore.ListOptions{})
+	stored, err := e.store.List(e.ctx, storedform.Root+"events", raftstore.ListOptions{})
 	if err != nil || len(stored.Items) != 1 || !strings.HasPrefix(stored.Items[0].Key, "/registry/events/default/old") {
 		t.Errorf("stored: %v, %v", stored.Items, err)
 	}
@@ -97,7 +104,8 @@ func TestEncodingsOfVersions(t *testing.T) {
 			if &once[0] != &twice[0] {
 				t.Errorf("a %T is encoded twice as %s", got, media)
 			}
-			if v := got.GetObjectKind().GroupVersionKind().GroupVersion().String(); !strings.Contains(string(once), v) || seen[string(once)] {
+			if v := got.GetObjectKind().GroupVersionKind().GroupVersion().String(); !strings.Contains(string(once),
+				v) || seen[string(once)] {
 				t.Errorf("a %T as %s: %q", got, media, once)
 			}
 			seen[string(once)] = true
@@ -133,7 +141,7 @@ func widgetVersions(hub, other string) (kinds [2]*api.Kind) {
 		foreign := map[string]string{"v1": "v2", "v2": "v1"}[v]
 		to := renamed(names[v], names[hub], hub)
 		k.Conversion = &api.Conversion{
-			From: api.EachFrom(renamed(names[foreign], names[v], v)),
+			From: api.ConvertEach(renamed(names[foreign], names[v], v)),
 			To:   func(_ context.Context, o api.Object) (api.Object, error) { return to(o) },
 		}
 		kinds[i] = k
@@ -155,10 +163,12 @@ func TestStorageVersionChanges(t *testing.T) {
 	if err := e.kinds.Register(before[:]...); err != nil {
 		t.Fatal(err)
 	}
-	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(before[0], api.VerbCreate, widget("a", 1)), e.admit))
+	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(before[0], api.VerbCreate, widget("a", 1)),
+		e.admit))
 	wide := widget("b", 0)
 	wide.Content = map[string]any{"spec": map[string]any{"width": int64(2)}}
-	made := must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(before[1], api.VerbCreate, wide), e.admit))
+	made := must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx,
+		e.of(before[1], api.VerbCreate, wide), e.admit))
 	if inSpec(t, made, "width") != int64(2) || made.GetObjectKind().GroupVersionKind() != before[1].GVK {
 		t.Fatalf("made %+v", made)
 	}
@@ -168,12 +178,14 @@ func TestStorageVersionChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	v1, v2 := after[0], after[1]
-	w := must[watch.Interface](t, "watch")(e.Registry.Watch(e.ctx, e.of(v2, api.VerbWatch, &custom.Object{}))).(*Watcher)
+	w := must[watch.Interface](t, "watch")(e.Registry.Watch(e.ctx,
+		e.of(v2, api.VerbWatch, &custom.Object{}))).(*watchcache.Watcher)
 	t.Cleanup(w.Stop)
 	for i, name := range []string{"a", "b"} {
 		for k, fieldName := range map[*api.Kind]string{v1: "size", v2: "width"} {
-			got := must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(k, api.VerbGet, widget(name, 0))))
-			if inSpec(t, got, fieldName) != int64(i+1) || got.GetObjectKind().GroupVersionKind() != k.GVK || got.GetResourceVersion() == "" {
+			got := must[api.Object](t, "get")(e.Registry.GetObject(e.ctx, e.of(k, api.VerbGet, widget(name, 0))))
+			if inSpec(t, got, fieldName) != int64(i+1) || got.GetObjectKind().GroupVersionKind() != k.GVK ||
+				got.GetResourceVersion() == "" {
 				t.Errorf("%s in %s is %+v", name, k.GVK.Version, got)
 			}
 		}
@@ -185,7 +197,7 @@ func TestStorageVersionChanges(t *testing.T) {
 		t.Fatalf("stored are %s", v)
 	}
 	replace := func(name string, size int64) *api.Request {
-		was := must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(v1, api.VerbGet, widget(name, 0))))
+		was := must[api.Object](t, "get")(e.Registry.GetObject(e.ctx, e.of(v1, api.VerbGet, widget(name, 0))))
 		next := widget(name, size)
 		next.SetResourceVersion(was.GetResourceVersion())
 		return e.of(v1, api.VerbUpdate, next)
@@ -209,7 +221,8 @@ func TestStorageVersionChanges(t *testing.T) {
 
 	bad := widget("c", 0)
 	bad.Content = map[string]any{"spec": map[string]any{"bad": true}}
-	if _, err := e.Registry.Create(e.ctx, e.of(v1, api.VerbCreate, bad), e.admit); err == nil || !strings.Contains(err.Error(), "cannot be converted") {
+	if _, err := e.Registry.Create(e.ctx, e.of(v1, api.VerbCreate, bad), e.admit); err == nil ||
+		!strings.Contains(err.Error(), "cannot be converted") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -226,11 +239,13 @@ func TestExchangedKindIsNoMissingOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func(of *api.Kind) error {
-		must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(after[0], api.VerbGet, widget("a", 0)))) // the cache follows the table
-		_, err := e.Registry.Get(e.ctx, e.of(of, api.VerbGet, widget("a", 0)))
+		// the cache follows the table
+		must[api.Object](t, "get")(e.Registry.GetObject(e.ctx, e.of(after[0], api.VerbGet, widget("a", 0))))
+		_, err := e.Registry.GetObject(e.ctx, e.of(of, api.VerbGet, widget("a", 0)))
 		return err
 	}
-	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx, e.of(after[0], api.VerbCreate, widget("a", 1)), e.admit))
+	must[k8sruntime.Object](t, "create")(e.Registry.Create(e.ctx,
+		e.of(after[0], api.VerbCreate, widget("a", 1)), e.admit))
 	var err error
 	_ = wait.For(within(t, e), time.Millisecond, func() error { // until the cache follows the table
 		if err = ask(before[0]); err == nil {
@@ -238,7 +253,7 @@ func TestExchangedKindIsNoMissingOne(t *testing.T) {
 		}
 		return nil
 	})
-	if !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "ask again") {
+	if !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "try again") {
 		t.Errorf("an exchanged kind: %v", err)
 	} else if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds != 1 {
 		t.Errorf("clients are not told when to ask again: %v", err)
@@ -246,14 +261,12 @@ func TestExchangedKindIsNoMissingOne(t *testing.T) {
 	if err := e.kinds.Change([]*api.Kind{after[1]}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := wait.For(within(t, e), time.Millisecond, func() error {
+	await.Until(within(t, e), t, await.Patience, time.Millisecond, "the removal of the kind", func() error {
 		if err := ask(after[1]); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("a kind that is gone: %w", err)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // storedVersions returns the versions in which the widgets are stored, in order.
@@ -274,35 +287,6 @@ func (e *env) storedVersions() string {
 	return strings.Join(out, " ")
 }
 
-// Objects converted to other versions count in the bound of encodings, at most one per version.
-func TestFormsAreBounded(t *testing.T) {
-	e := newEnv(t)
-	e.create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}})
-	old := e.kinds.ByType(&eventsv1.Event{})
-	for range 20 {
-		next := *old
-		if err := e.kinds.Change([]*api.Kind{old}, []*api.Kind{&next}); err != nil {
-			t.Fatal(err)
-		}
-		old = &next
-		must[api.Object](t, "get")(e.Registry.Get(e.ctx, &api.Request{Verb: api.VerbGet, Kind: old, Namespace: "default", Name: "a"}))
-	}
-	stored := e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.Event{})].get("default/a")
-	if n := len(*stored.forms.Load()); n != 1 {
-		t.Errorf("%d forms of one version", n)
-	}
-	enc := &e.cache.encodings
-	for i := range 100 {
-		enc.add(keptEncoding{media: mediaJSON, size: maxEncodedBytes / 10, entry: weak.Make(stored)})
-		if enc.bytes > maxEncodedBytes {
-			t.Fatalf("%d bytes after %d", enc.bytes, i)
-		}
-	}
-	if n := len(*stored.forms.Load()); n != 0 {
-		t.Errorf("%d forms are kept when there is no room", n)
-	}
-}
-
 // Field ownership holds across versions: an apply in one version conflicts with owners in another,
 // and can remove fields that were applied in another.
 func TestOwnersAcrossVersions(t *testing.T) {
@@ -313,9 +297,10 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	}
 	apply := func(k *api.Kind, manager, spec string) (k8sruntime.Object, error) {
 		force := false
-		req := &api.Request{User: api.User{Name: "alice"}, Verb: api.VerbPatch, Kind: k, Namespace: "default", Name: "a", PatchType: types.ApplyPatchType,
-			Patch:  []byte(fmt.Sprintf(`{"apiVersion":%q,"kind":"Widget","metadata":{"name":"a","namespace":"default"},"spec":%s}`, k.GVK.GroupVersion(), spec)),
-			PatchO: metav1.PatchOptions{FieldManager: manager, Force: &force}}
+		req := &api.Request{User: api.User{Name: "alice"}, Verb: api.VerbPatch, Kind: k, Namespace: "default",
+			Name: "a", Patch: api.PatchRequest{Type: types.ApplyPatchType, Body: []byte(
+				fmt.Sprintf(`{"apiVersion":%q,"kind":"Widget","metadata":{"name":"a","namespace":"default"},"spec":%s}`,
+					k.GVK.GroupVersion(), spec)), Options: metav1.PatchOptions{FieldManager: manager, Force: &force}}}
 		obj, _, err := e.Registry.Patch(e.ctx, req, e.admit)
 		return obj, err
 	}
@@ -327,7 +312,7 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	if inSpec(t, got, "width") != int64(3) {
 		t.Errorf("got %+v", got)
 	}
-	now := must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(kinds[0], api.VerbGet, widget("a", 0))))
+	now := must[api.Object](t, "get")(e.Registry.GetObject(e.ctx, e.of(kinds[0], api.VerbGet, widget("a", 0))))
 	if inSpec(t, now, "size") != int64(3) || now.GetGeneration() != 2 {
 		t.Errorf("stored is %+v", now)
 	}

@@ -13,272 +13,297 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/objectmeta"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/storeerrors"
+	"keelson.dev/keelson/controlplane/registry/watchcache"
 	"keelson.dev/keelson/raftstore"
 )
 
-// write is the state of one request that changes one object.
+// write is the state of one request that creates, changes or deletes one object.
 type write struct {
-	*served
-	r   *Registry
-	req *api.Request
-	a   Admission
-	key string // relative to the storage's prefix
+	registry  *Registry
+	served    *watchcache.Served
+	req       *api.Request
+	admission Admission
+	key       string // relative to the storage's prefix
 
 	dryRun  bool
-	manager string // field manager of this write
-	applied bool   // server-side apply has already set the managers
-	// attempt is the input of admission; reset for each try.
+	manager string // field manager name of this write
+	applied bool   // server-side apply has already set the managedFields
+	// attempt is the input of admission. It is reset for each attempt to commit.
 	attempt api.Attempt
-	// lost counts the tries that failed because other objects than the written one changed.
-	lost int
-	// absent is set if the object did not exist at the last step.
+	// dependencyConflicts counts the attempts that failed because objects other than the written
+	// object changed.
+	dependencyConflicts int
+	// absent is set if the last read found no object.
 	absent bool
-	// broken is the unreadable value found in the object's place; nil if it could be read.
-	broken *Unreadable
+	// unreadable is the stored value of the object if it cannot be decoded; otherwise nil.
+	unreadable *watchcache.Unreadable
 }
 
-func (r *Registry) newWrite(ctx context.Context, req *api.Request, a Admission, dryRun []string, manager string) (*write, error) {
-	s, err := r.served(ctx, req)
+func (r *Registry) newWrite(ctx context.Context, req *api.Request, a Admission, dryRun []string, manager string) (
+	*write, error,
+) {
+	s, err := r.cache.Served(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	dry, err := wantsDryRun(dryRun)
+	dry, err := parseDryRun(dryRun)
 	if err != nil {
 		return nil, err
 	}
-	return &write{served: s, r: r, req: req, a: a, dryRun: dry, manager: managerName(manager, req.UserAgent),
-		key: objectKey(req.Kind, req.Namespace, req.Name)}, nil
+	return &write{registry: r, served: s, req: req, admission: a, dryRun: dry,
+		manager: objectmeta.FieldManagerName(manager, req.Client.UserAgent),
+		key:     storedform.ObjectKey(req.Kind, req.Namespace, req.Name)}, nil
 }
 
-func wantsDryRun(options []string) (bool, error) {
+func parseDryRun(options []string) (bool, error) {
 	for _, o := range options {
 		if o != metav1.DryRunAll {
 			err := field.NotSupported(field.NewPath("dryRun"), o, []string{metav1.DryRunAll})
-			return false, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DryRun"}, "", field.ErrorList{err})
+			return false, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DryRun"}, "",
+				field.ErrorList{err})
 		}
 	}
 	return len(options) > 0, nil
 }
 
 // fullKey returns the key of the object in the store.
-func (w *write) fullKey() string { return w.storage.Prefix + w.key }
+func (w *write) fullKey() string { return w.served.Storage().Prefix + w.key }
 
-// outcome is the decision of a step about the stored object.
+// outcome is what a write decides to do with the stored object: replace it, delete it or leave it
+// as it is.
 type outcome struct {
 	obj     api.Object // new state; nil = leave the object as it is
-	differs bool       // known to differ from the stored object by more than times
-	remove  bool       // delete the object; obj, if set, is the last state
-	value   []byte     // stored form of obj
+	changed bool       // the object differs from the stored object in more than the times in managedFields
+	remove  bool       // delete the object; obj, if set, is the state that the client gets
+	value   []byte     // encoded obj, as stored
 }
 
-// current is the stored object in the version of the write's kind.
+// current is the stored object that a write starts from: converted to the version of the write's
+// kind, and its cache entry.
 type current struct {
-	*entry
-	obj api.Object
+	entry *watchcache.Entry // nil = the object does not exist
+	obj   api.Object
 }
 
-// step computes a new state from the stored one. cur is shared: copy it before changing it.
-type step func(ctx context.Context, cur current) (outcome, error)
+// changeFunc returns the outcome of a write, given the stored object: its new state, its deletion,
+// or no change. cur is shared: copy it before modifying it.
+type changeFunc func(ctx context.Context, cur current) (outcome, error)
 
-// change reads, modifies and writes an existing object. It starts from the cached state. It reads
-// the newest state and repeats the step only if the step fails or changes nothing, or if the commit
-// conflicts. It returns the stored object.
-func (w *write) change(ctx context.Context, next step) (obj api.Object, removed bool, err error) {
-	ctx, cancel := w.r.bounded(ctx)
+// changeObject calls change with the stored object and commits the outcome. It returns the stored
+// result, and whether the object was removed. It starts from the cached state. It calls change
+// again with the newest state if change fails or modifies nothing, or if the commit conflicts.
+func (w *write) changeObject(ctx context.Context, change changeFunc) (obj api.Object, removed bool, err error) {
+	ctx, cancel := w.registry.cache.WithTimeout(ctx)
 	defer cancel()
-	if err := w.r.cache.waitFor(ctx, 0); err != nil {
-		return nil, false, statusError(err, describe(w.req))
+	if err := w.registry.cache.WaitFor(ctx, 0); err != nil {
+		return nil, false, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 	}
-	stored, newest := w.look(), false
+	stored, newest := w.readCached(), false
 	for {
-		cur, out, err := w.decide(ctx, stored, next)
+		cur, out, err := w.computeOutcome(ctx, stored, change)
 		if err != nil || (out.obj == nil && !out.remove) {
-			// The result holds for the cached state: check that this is the newest state.
-			if again, e := w.outdated(ctx, &stored, &newest); e != nil {
-				return nil, false, statusError(e, describe(w.req))
+			// The result is valid for the cached state: check whether it is the newest state.
+			if again, e := w.refreshAndCompare(ctx, &stored, &newest); e != nil {
+				return nil, false, storeerrors.ToStatus(e, storeerrors.DescribeRequest(w.req))
 			} else if again {
 				continue
 			}
 			if err != nil {
-				return nil, false, statusError(err, describe(w.req))
+				return nil, false, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 			}
 			return cur.obj, false, nil
 		}
-		obj, err := w.perform(ctx, cur, out)
+		obj, err := w.commitOutcome(ctx, cur, out)
 		var conflict *raftstore.ConflictError
 		if !errors.As(err, &conflict) {
-			return obj, out.remove && err == nil, statusError(err, describe(w.req))
+			return obj, out.remove && err == nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 		}
-		if err := w.retry(ctx, conflict); err != nil {
-			return nil, false, statusError(err, describe(w.req))
+		if err := w.waitForConflict(ctx, conflict); err != nil {
+			return nil, false, storeerrors.ToStatus(err, storeerrors.DescribeRequest(w.req))
 		}
-		stored, newest = w.look(), false
+		stored, newest = w.readCached(), false
 	}
 }
 
-// look reads the object from the cache.
-func (w *write) look() *entry {
-	e, bad := w.find(w.key)
-	w.broken = bad
+// readCached returns the cache entry of the written object; nil if the object does not exist. It
+// sets w.unreadable.
+func (w *write) readCached() *watchcache.Entry {
+	e, bad := w.served.Lookup(w.key)
+	w.unreadable = bad
 	return e
 }
 
-// outdated reads the newest state, unless it was read before, and reports whether it differs from
-// cur. It updates cur.
-func (w *write) outdated(ctx context.Context, cur **entry, newest *bool) (bool, error) {
-	if *newest {
+// refreshAndCompare refreshes the cache and replaces *entry with the newest entry of the object. It
+// returns whether the object differs from the previous *entry. It sets *refreshed; if *refreshed is
+// already set, it does nothing and returns false.
+func (w *write) refreshAndCompare(ctx context.Context, entry **watchcache.Entry, refreshed *bool) (bool, error) {
+	if *refreshed {
 		return false, nil
 	}
-	if _, err := w.r.fresh(ctx); err != nil {
+	if _, err := w.registry.cache.Refresh(ctx); err != nil {
 		return false, err
 	}
-	*newest = true
-	before := w.broken
-	e := w.look()
-	changed := e != *cur || w.broken != before
-	*cur = e
+	*refreshed = true
+	before := w.unreadable
+	e := w.readCached()
+	changed := e != *entry || w.unreadable != before
+	*entry = e
 	return changed, nil
 }
 
-// decide runs one step on the stored object. If the result would store the same bytes, the outcome
-// is empty.
-func (w *write) decide(ctx context.Context, stored *entry, next step) (cur current, out outcome, err error) {
-	if w.broken != nil {
-		return cur, out, w.broken.error()
+// computeOutcome calls change with the stored object and returns the outcome. If the result would
+// store the same bytes, or differs only in the times of managedFields, the returned outcome is
+// empty.
+func (w *write) computeOutcome(ctx context.Context, stored *watchcache.Entry, change changeFunc) (
+	cur current, out outcome, err error,
+) {
+	if w.unreadable != nil {
+		return cur, out, w.unreadable.StatusError()
 	}
 	if w.absent = stored == nil; w.absent {
 		return cur, out, apierrors.NewNotFound(w.req.Kind.GroupResource(), w.req.Name)
 	}
 	cur.entry = stored
-	if cur.obj, err = w.one(ctx, stored); err != nil {
+	if cur.obj, err = w.served.Object(ctx, stored); err != nil {
 		return cur, out, err
 	}
-	if out, err = next(ctx, cur); err != nil || out.obj == nil || out.remove {
+	if out, err = change(ctx, cur); err != nil || out.obj == nil || out.remove {
 		return cur, out, err
 	}
-	if out.value, err = w.encode(ctx, out.obj, stored); err != nil {
+	if out.value, err = w.encodeStored(ctx, out.obj, stored); err != nil {
 		return cur, outcome{}, err
 	}
-	if !out.differs && (bytes.Equal(out.value, cur.value) || sameButTimes(w.kind, out.obj, cur.obj)) {
+	if !out.changed &&
+		(bytes.Equal(out.value, cur.entry.Value) || objectmeta.IsSameButTimes(w.served.Kind, out.obj, cur.obj)) {
 		return cur, outcome{}, nil
 	}
 	return cur, out, nil
 }
 
-func (w *write) perform(ctx context.Context, cur current, out outcome) (api.Object, error) {
+// commitOutcome commits the replacement or deletion of the stored object cur, and returns the
+// object for the response.
+func (w *write) commitOutcome(ctx context.Context, cur current, out outcome) (api.Object, error) {
 	if out.remove {
 		return w.commitDelete(ctx, cur, out.obj)
 	}
 	return w.commitPut(ctx, out.obj, out.value, cur)
 }
 
-// encode returns the stored form of obj, without its resourceVersion. stored is the replaced entry,
-// or nil.
-func (w *write) encode(ctx context.Context, obj api.Object, stored *entry) ([]byte, error) {
+// encodeStored returns the bytes to store for obj, in the hub version. It clears the
+// resourceVersion of obj. stored is the replaced entry, or nil.
+func (w *write) encodeStored(ctx context.Context, obj api.Object, stored *watchcache.Entry) ([]byte, error) {
 	obj.SetResourceVersion("")
-	if w.kind.GVK != w.storage.Hub.GVK {
+	if w.served.Kind.GVK != w.served.Storage().Hub.GVK {
 		var err error
-		if obj, err = w.kind.Conversion.To(ctx, obj); err != nil {
-			return nil, fmt.Errorf("converting from %s to %s: %w", w.kind.GVK, w.storage.Hub.GVK, err)
+		if obj, err = w.served.Kind.Conversion.To(ctx, obj); err != nil {
+			return nil, fmt.Errorf("converting from %s to %s: %w", w.served.Kind.GVK, w.served.Storage().Hub.GVK, err)
 		}
 		obj.SetResourceVersion("")
 	}
-	value, err := w.encodeFields(obj, stored)
+	value, err := w.fieldOwners().encodeObject(obj, stored)
 	if err != nil {
 		return nil, err
 	}
 	if len(value) > raftstore.MaxValueBytes {
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("%s: the object takes %d bytes, at most %d can be stored",
-			describe(w.req), len(value), raftstore.MaxValueBytes))
+		return nil,
+			apierrors.NewRequestEntityTooLargeError(
+				fmt.Sprintf("%s: the object takes %d bytes, at most %d can be stored",
+					storeerrors.DescribeRequest(w.req), len(value), raftstore.MaxValueBytes))
 	}
 	return value, nil
 }
 
-// commitPut stores obj and updates its reservations. It replaces cur, which must still be the
-// stored state, or creates a new object if cur is empty.
-func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur current) (api.Object, error) {
+// commitPut stores obj and reserves its unique values, such as cluster IPs. It replaces the given
+// stored object, which must not have changed. If stored is empty, it creates a new object.
+func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, stored current) (api.Object, error) {
 	full := w.fullKey()
 	op := raftstore.Create(full, value)
 	var old api.Object
-	if cur.entry != nil {
-		op = raftstore.Update(full, value, cur.rev)
-		old = cur.obj
+	if stored.entry != nil {
+		op = raftstore.Update(full, value, stored.entry.Revision)
+		old = stored.obj
 	}
-	op.TTL = w.req.Kind.TTL
+	op.TTL = w.req.Kind.Commit.TTL
 	p := plan{w: w}
-	defer p.release()
-	p.own(op)
-	p.add(w.reservationOps(obj, old)...)
-	if cur.entry == nil {
-		p.companions(obj, true)
+	defer p.releaseLocks()
+	p.addOp(op)
+	p.addOp(w.newReserver().reservationOps(obj, old)...)
+	if stored.entry == nil {
+		p.addCompanions(obj, true)
 	}
-	if err := p.complete(ctx); err != nil {
+	if err := p.addDependencies(ctx); err != nil {
 		return nil, err
 	}
 	if w.dryRun {
-		return w.dryPut(obj, old)
+		return w.dryRunResult(obj, old)
 	}
-	rev, err := p.commit(ctx, obj)
+	rev, err := p.commitPlan(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
-	return w.stored(obj, rev), nil
+	return w.storedObject(obj, rev), nil
 }
 
-// stored returns obj as stored at revision rev. It returns the cached object if the cache already
-// has it, to share its encodings.
-func (w *write) stored(obj api.Object, rev raftstore.Revision) api.Object {
-	if e := w.get(w.key); e != nil && e.rev == rev && w.direct(e) {
-		return e.obj
+// storedObject returns obj with the resourceVersion of the revision rev, at which it was stored. If
+// the cache already has that revision, it returns the cached object, because its encodings are
+// shared with other responses.
+func (w *write) storedObject(obj api.Object, rev raftstore.Revision) api.Object {
+	if e := w.served.Current(w.key); e != nil && e.Revision == rev && w.served.IsServable(e) {
+		return e.Object
 	}
-	return at(w.req.Kind, obj, rev)
+	return watchcache.WithRevision(w.req.Kind, obj, rev)
 }
 
-// commitDelete removes cur and its reservations. It returns the last state, with the revision of
-// the deletion.
-func (w *write) commitDelete(ctx context.Context, cur current, last api.Object) (api.Object, error) {
+// commitDelete removes the stored object and the reservations of its unique values. It returns
+// last, or the stored object if last is nil, with the revision of the deletion.
+func (w *write) commitDelete(ctx context.Context, stored current, last api.Object) (api.Object, error) {
 	if last == nil {
-		last = cur.obj
+		last = stored.obj
 	}
 	p := plan{w: w}
-	defer p.release()
-	p.own(raftstore.DeleteAt(w.fullKey(), cur.rev))
-	p.add(w.reservationOps(nil, cur.obj)...)
-	p.companions(cur.obj, false)
-	if err := p.complete(ctx); err != nil {
+	defer p.releaseLocks()
+	p.addOp(raftstore.DeleteAt(w.fullKey(), stored.entry.Revision))
+	p.addOp(w.newReserver().reservationOps(nil, stored.obj)...)
+	p.addCompanions(stored.obj, false)
+	if err := p.addDependencies(ctx); err != nil {
 		return nil, err
 	}
 	if w.dryRun {
 		return last, nil
 	}
-	rev, err := p.commit(ctx, cur.obj)
+	rev, err := p.commitPlan(ctx, stored.obj)
 	if err != nil {
 		return nil, err
 	}
-	return at(w.req.Kind, last, rev), nil
+	return watchcache.WithRevision(w.req.Kind, last, rev), nil
 }
 
-// commit commits the operations. A conflict on a reservation becomes an error that names the field,
-// unless admission had picked the value.
-func (w *write) commit(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
-	if isClosed(w.gone) || !w.r.kinds.Table().Has(w.kind) {
-		return 0, w.r.notServed(w.kind)
+// commitOps commits the operations of a write of obj. If another object has reserved a unique value
+// of obj, such as a cluster IP, it returns an error that names the field. If admission picked that
+// value, it returns the conflict instead, so that the write is retried.
+func (w *write) commitOps(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
+	if !w.served.IsServed(w.registry.kinds) {
+		return 0, w.registry.cache.NotServed(w.served.Kind)
 	}
-	rev, err := w.r.store.Commit(ctx, raftstore.Commit{Ops: ops, Fence: raftstore.Fence(w.req.Fence)})
+	rev, err := w.registry.store.Commit(ctx, raftstore.Commit{Ops: ops, Fence: raftstore.Fence(w.req.Internal.Fence)})
 	if err == nil {
-		w.req.Stages.Mark("committed", fmt.Sprintf("revision %d", rev), w.r.now())
+		w.req.Client.Stages.EndStage("committed", fmt.Sprintf("revision %d", rev), w.registry.currentTime())
 		return rev, nil
 	}
 	var conflict *raftstore.ConflictError
-	if errors.As(err, &conflict) && strings.HasPrefix(conflict.Key, reservationsRoot) {
-		return 0, w.reservationTaken(conflict, obj)
+	if errors.As(err, &conflict) && strings.HasPrefix(conflict.Key, storedform.ReservationsRoot) {
+		return 0, w.newReserver().conflictError(conflict, obj)
 	}
 	return 0, err
 }
 
-// dryPut returns the result of a dry-run write.
-func (w *write) dryPut(obj, old api.Object) (api.Object, error) {
-	if err := w.checkReservations(obj, old); err != nil {
+// dryRunResult returns the object that a dry-run write returns. It returns an error if another
+// object has reserved a unique value of obj.
+func (w *write) dryRunResult(obj, old api.Object) (api.Object, error) {
+	if err := w.newReserver().checkReservations(obj, old); err != nil {
 		return nil, err
 	}
 	w.req.Kind.SetTypeMeta(obj)

@@ -16,6 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry/objectmeta"
+	"keelson.dev/keelson/controlplane/registry/storedform"
+	"keelson.dev/keelson/controlplane/registry/storeerrors"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -34,7 +37,7 @@ func TestCreateStoresProtobufUnderTheObjectsKey(t *testing.T) {
 	if !bytes.HasPrefix(it.Value, []byte("k8s\x00")) {
 		t.Fatalf("stored bytes begin with %q", it.Value[:8])
 	}
-	if got := formatRevision(it.Modified); got != made.GetResourceVersion() {
+	if got := storedform.FormatRevision(it.Modified); got != made.GetResourceVersion() {
 		t.Fatalf("resourceVersion is %s, the store's revision %s", made.GetResourceVersion(), got)
 	}
 	read, err := e.get(configMap("default", "a"))
@@ -90,7 +93,7 @@ func TestGenerateNameRetriesAndGivesUp(t *testing.T) {
 	if !strings.Contains(s.Message, "was not able to generate a unique name") {
 		t.Fatalf("message %q", s.Message)
 	}
-	if n := generatedName(strings.Repeat("x", 80), "abcde"); len(n) != 63 {
+	if n := objectmeta.GenerateName(strings.Repeat("x", 80), "abcde"); len(n) != 63 {
 		t.Fatalf("a generated name has %d characters", len(n))
 	}
 }
@@ -107,7 +110,8 @@ func TestStaleUpdateConflicts(t *testing.T) {
 	}
 	_, err := e.tryUpdate(two, "")
 	s := refused(t, err, 409, metav1.StatusReasonConflict)
-	if want := `Operation cannot be fulfilled on configmaps "a": the object has been modified; please apply your changes to the latest version and try again`; s.Message != want {
+	if want := `Operation cannot be fulfilled on configmaps "a": the object has been modified; please apply your ` +
+		`changes to the latest version and try again`; s.Message != want {
 		t.Fatalf("message %q", s.Message)
 	}
 	two.ResourceVersion = ""
@@ -204,7 +208,8 @@ func TestDryRunStoresNothing(t *testing.T) {
 	if err != nil || out.(*corev1.ConfigMap).Data["k"] != "w" {
 		t.Fatalf("dry update: %v %v", out, err)
 	}
-	if _, gone, err := e.tryDelete(configMap("default", "there"), metav1.DeleteOptions{DryRun: dry}); err != nil || !gone {
+	if _, gone, err := e.tryDelete(configMap("default", "there"), metav1.DeleteOptions{DryRun: dry}); err != nil ||
+		!gone {
 		t.Fatalf("dry delete: gone %v, %v", gone, err)
 	}
 	if e.store.Applied() != before {
@@ -217,7 +222,7 @@ func TestFencedWrite(t *testing.T) {
 	e := newEnv(t)
 	write := func(name string) error {
 		req := e.request(api.VerbCreate, configMap("default", name))
-		req.Object, req.Fence = configMap("default", name), 1
+		req.Object, req.Internal.Fence = configMap("default", name), 1
 		_, err := e.Registry.Create(e.ctx, req, e.admit)
 		return err
 	}
@@ -226,9 +231,9 @@ func TestFencedWrite(t *testing.T) {
 	}
 	e.store.Depose()
 	err := write("after")
-	refused(t, err, 409, ReasonLeadershipEnded)
-	if !IsLeadershipEnded(err) {
-		t.Fatalf("IsLeadershipEnded(%v) is false", err)
+	refused(t, err, 409, storeerrors.ReasonLeadershipEnded)
+	if !storeerrors.IsLeadershipEnded(err) {
+		t.Fatalf("storeerrors.IsLeadershipEnded(%v) is false", err)
 	}
 	if _, err := e.get(configMap("default", "after")); !apierrors.IsNotFound(err) {
 		t.Fatalf("the fenced write is there: %v", err)
@@ -239,13 +244,13 @@ func TestTraceAnnotationFollowsDesiredChanges(t *testing.T) {
 	e := newEnv(t)
 	trace := func(n int) string { return fmt.Sprintf("00-%032x-%016x-01", n, n) }
 	req := e.request(api.VerbCreate, configMap("default", "a"))
-	req.Object, req.TraceParent = configMap("default", "a", "k", "1"), trace(1)
+	req.Object, req.Client.TraceParent = configMap("default", "a", "k", "1"), trace(1)
 	if _, err := e.Registry.Create(e.ctx, req, e.admit); err != nil {
 		t.Fatal(err)
 	}
 	put := func(n int, cm *corev1.ConfigMap) string {
 		req := e.request(api.VerbUpdate, cm)
-		req.Object, req.TraceParent = cm, trace(n)
+		req.Object, req.Client.TraceParent = cm, trace(n)
 		out, _, err := e.Registry.Update(e.ctx, req, e.admit)
 		if err != nil {
 			t.Fatal(err)
@@ -312,6 +317,6 @@ func TestCallsEndAtTheirDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(e.ctx, 50*time.Millisecond)
 	defer cancel()
 	req := e.request(api.VerbGet, configMap("default", "a"))
-	_, err := e.Registry.Get(ctx, req)
+	_, err := e.Registry.GetObject(ctx, req)
 	refused(t, err, 503, metav1.StatusReasonServiceUnavailable)
 }

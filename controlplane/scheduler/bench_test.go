@@ -19,8 +19,10 @@ import (
 func benchNode(i int) *v1.Node {
 	name := fmt.Sprintf("node-%05d", i)
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-		v1.LabelHostname: name, v1.LabelTopologyZone: fmt.Sprint("zone-", i%3), v1.LabelOSStable: "linux", v1.LabelArchStable: "amd64"}}}
-	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1000"), v1.ResourceMemory: resource.MustParse("4000Gi"), v1.ResourcePods: resource.MustParse("5000")}
+		v1.LabelHostname: name, v1.LabelTopologyZone: fmt.Sprint("zone-", i%3), v1.LabelOSStable: "linux",
+		v1.LabelArchStable: "amd64"}}}
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1000"),
+		v1.ResourceMemory: resource.MustParse("4000Gi"), v1.ResourcePods: resource.MustParse("5000")}
 	return n
 }
 
@@ -37,7 +39,8 @@ func spent(b *testing.B) time.Duration {
 // nodes that hold 10 pods each of 200 applications in 20 namespaces. Each new pod belongs to one of them.
 func BenchmarkPlacement(b *testing.B) {
 	app := func(i int) (ns string, set map[string]string) {
-		return fmt.Sprint("ns-", i%20), map[string]string{"app": fmt.Sprint("app-", i%200), "pod-template-hash": "0123456789", "tier": "web"}
+		return fmt.Sprint("ns-", i%20), map[string]string{"app": fmt.Sprint("app-", i%200),
+			"pod-template-hash": "0123456789", "tier": "web"}
 	}
 	selector := func(pod *v1.Pod) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web", "app": pod.Labels["app"]}}
@@ -56,22 +59,33 @@ func BenchmarkPlacement(b *testing.B) {
 			{"plain", func(*v1.Pod) {}},
 			{"spread", func(pod *v1.Pod) {
 				pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{
-					{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: selector(pod)},
-					{MaxSkew: 2, TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, LabelSelector: selector(pod)}}
+					{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.DoNotSchedule,
+						LabelSelector: selector(pod)},
+					{MaxSkew: 2, TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway,
+						LabelSelector: selector(pod)}}
 			}},
 			{"node-affinity", func(pod *v1.Pod) {
-				pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
-					NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{
-						{Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn, Values: []string{"zone-0", "zone-1"}}}}}}}}
+				pod.Spec.Affinity =
+					&v1.Affinity{
+						NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+							NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{
+								{Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn,
+									Values: []string{"zone-0", "zone-1"}}}}}}}}
 			}},
 			{"affinity", func(pod *v1.Pod) {
-				pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(pod, v1.LabelTopologyZone)}}
+				pod.Spec.Affinity =
+					&v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(pod,
+						v1.LabelTopologyZone)}}
 			}},
 			{"anti-affinity", func(pod *v1.Pod) {
-				pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(pod, v1.LabelHostname)}}
+				pod.Spec.Affinity =
+					&v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+						RequiredDuringSchedulingIgnoredDuringExecution: term(pod, v1.LabelHostname)}}
 			}},
 			{"preferred", func(pod *v1.Pod) {
-				pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: weighted(pod, v1.LabelHostname)}}
+				pod.Spec.Affinity =
+					&v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+						PreferredDuringSchedulingIgnoredDuringExecution: weighted(pod, v1.LabelHostname)}}
 			}},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", kind.name, nodes), func(b *testing.B) {

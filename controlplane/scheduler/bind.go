@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -17,14 +18,18 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/retry"
 )
 
-// bindPod waits until Permit plugins no longer delay the pod, runs PreBind and binds the pod to the
-// chosen node. It runs concurrently with the scheduling loop. Meanwhile the pod is counted on its
-// node.
-func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycle, res framework.Result, hold *waitingPod) {
+// bindPod waits until the Permit plugins allow the pod, runs the PreBind plugins, and binds the pod
+// to the node that was chosen for it. It runs concurrently with the scheduling loop. Meanwhile the
+// cluster state counts the pod's requests on that node. If the binding fails, bindPod undoes it and
+// requeues the pod.
+func (s *Scheduler) bindPod(
+	ctx context.Context, p *queuedPod, c *framework.Cycle, res framework.Result, hold *waitingPod,
+) {
 	if hold != nil {
-		if st := s.waiting.awaitPermit(ctx, hold); !st.OK() {
+		if st := s.binding.waiting.awaitPermit(ctx, hold); !st.OK() {
 			s.undoPlacement(ctx, p, c, res.Node, st)
 			return
 		}
@@ -32,17 +37,17 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 	decided := time.Now() // taken before Bind: the node may act on the binding, and report it, before Bind returns
 	st := s.profiles.forPod(p.Pod).Bind(ctx, c, res.Node)
 	if mayHaveBound(st) {
-		st = s.awaitOutcome(ctx, p.PodInfo, res.Node, st)
+		st = s.binding.unconfirmed.awaitOutcome(ctx, p.PodInfo, res.Node, st)
 	}
 	switch {
 	case st.OK():
-	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.podIsGone(ctx, p.Pod):
+	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.lead.podIsGone(ctx, p.Pod):
 		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
 		s.forgetPod(ctx, p.Pod)
 		s.queue.removePod(p.Pod.UID)
 		return
 	case apierrors.IsConflict(st.Err):
-		// Another client may have bound the pod. The informer reports the result.
+		// Another client may have bound the pod. If so, the pod informer reports the binding.
 		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
 		s.forgetPod(ctx, p.Pod)
 		s.queue.requeueFailed(ctx, p, nil)
@@ -57,17 +62,18 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 	if id := api.TraceID(pod.Annotations[api.TraceParentAnnotation]); id != "" {
 		s.cfg.Timeline.Record(api.Stage{
 			TraceID: id, Name: "scheduled", Actor: s.cfg.Actor, Object: "pod/" + pod.Namespace + "/" + pod.Name,
-			Start: p.attemptStart, Duration: time.Since(p.attemptStart), Detail: res.Explain(),
+			Start: p.attempt.start, Duration: time.Since(p.attempt.start), Detail: res.Explain(),
 		})
 	}
-	s.sendNote(s.placedNotes, &podUpdateNote{pod: pod, at: decided, eventType: v1.EventTypeNormal, reason: "Scheduled",
+	s.reports.sendReport(s.reports.placed, &statusReport{pod: pod, at: decided, eventType: v1.EventTypeNormal,
+		reason:  "Scheduled",
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
 // podIsGone reads the pod from the API. It reports whether the pod was deleted, or replaced by
 // another pod with the same name. A pod that is gone can never be bound.
-func (s *Scheduler) podIsGone(ctx context.Context, pod *v1.Pod) bool {
-	now, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
+func (l *leadership) podIsGone(ctx context.Context, pod *v1.Pod) bool {
+	now, err := client.Get[*v1.Pod](ctx, l.writer.Load(), pod.Namespace, pod.Name)
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
@@ -87,92 +93,109 @@ func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) err
 	return b.Extender.Bind(ctx, pod, node)
 }
 
-// confirmLeadership returns nil if this replica is the raft leader in the term of the current Run,
-// and otherwise an error.
+// confirmLeadership returns nil if this replica is the raft leader in the raft term of the current
+// Run, and otherwise an error. Without Config.ConfirmLeadership it always returns nil.
 func (s *Scheduler) confirmLeadership(ctx context.Context) error {
 	if s.cfg.ConfirmLeadership == nil {
 		return nil
 	}
-	return s.cfg.ConfirmLeadership(ctx, s.fence.Load())
+	return s.cfg.ConfirmLeadership(ctx, s.lead.fence.Load())
 }
 
 // postBinding binds the pod to the node by creating a Binding through the API.
-func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) error {
+func (l *leadership) postBinding(ctx context.Context, pod *v1.Pod, node string) error {
 	b := &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     v1.ObjectReference{Kind: "Node", Name: node},
 	}
-	if _, err := client.Sub[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name, "binding", b); err != nil {
+	if _, err := client.Sub[*v1.Pod](ctx, l.writer.Load(), pod.Namespace, pod.Name, "binding", b); err != nil {
 		return fmt.Errorf("bind pod %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
 	}
 	return nil
 }
 
-// podUpdateNote is an event or a condition that is to be written for a pod or a PodGroup in the
-// background. A note may be lost without harm.
-type podUpdateNote struct {
+// statusReport describes the result of a scheduling attempt: what must be written to the API about
+// a pod or a PodGroup. That is an Event, a status condition, the pod's nominated node, or several
+// of these. It is written in the background. If it is lost, only this information is missing in the
+// API.
+type statusReport struct {
 	pod               *v1.Pod
-	reporter          string    // reporting component of the event; "" = the pod's scheduler
-	at                time.Time // time of the occurrence; orders events within one second
+	reporter          string    // reporting controller of the Event; "" = the pod's schedulerName
+	at                time.Time // time of the reported result; orders Events within one second
 	eventType         string
-	reason            string // reason of the event
+	reason            string // reason of the Event
 	message           string
-	condition         string // reason of PodScheduled=False; "" = no condition
-	updatesNomination bool   // status.nominatedNodeName must be set to the nominated node in Scheduler.cluster
-	mustCheckAPI      bool   // an earlier note was written that the cache may not contain yet
+	condition         string // reason of the condition to write (PodScheduled=False for a pod); "" = no condition
+	updatesNomination bool   // the pod's status.nominatedNodeName is set to its nominated node in reportWriter.cluster
+	mustCheckAPI      bool   // the cache may lack an earlier write: compare with the pod in the API too
 
-	group  *schedulingv1beta1.PodGroup // the note is about this group and not about a pod
-	status metav1.ConditionStatus      // status of the group's condition
+	group  *schedulingv1beta1.PodGroup // the PodGroup that the report is about; nil = it is about pod
+	status metav1.ConditionStatus      // status of the PodGroup's condition
 }
 
-// reportFailure enqueues an event and a PodScheduled condition about a failed attempt, with the
-// given reason of the condition. It does nothing if the last report for the pod had the same
-// message.
+// reportWriter writes statusReports (Events, conditions and nominated nodes) to the API in the
+// background, so that the scheduling loop does not wait for the API. If a queue of reports is full,
+// further reports are dropped.
+type reportWriter struct {
+	log       *slog.Logger
+	informers *client.Informers
+	lead      *leadership
+	cluster   *cluster
+	queues    [reportWorkers]chan *statusReport // pointers, so that empty queues take little memory (128 KiB)
+	placed    chan *statusReport                // Events about pods that were bound
+}
+
+// reportFailure enqueues a failed attempt to schedule the pod for writing: a FailedScheduling
+// Event, and the condition PodScheduled=False with the given reason. It does nothing if the message
+// and the pod's nominated node are the same as in the last report about the pod.
 func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
 	again := s.queue.hasReported(pod.Pod.UID)
 	if s.queue.recordMessage(pod.Pod.UID, message+"\x00"+s.cluster.nominatedNode(pod.Pod.UID)) {
-		s.enqueueNote(&podUpdateNote{pod: pod.Pod, at: time.Now(), eventType: v1.EventTypeWarning, reason: "FailedScheduling", message: message,
+		s.reports.enqueueReport(&statusReport{pod: pod.Pod, at: time.Now(), eventType: v1.EventTypeWarning,
+			reason: "FailedScheduling", message: message,
 			condition: reason, updatesNomination: true, mustCheckAPI: again})
 	}
 }
 
-// enqueueNote enqueues a note. Notes about the same object are written in order. If the queue is
-// full, the note is dropped.
-func (s *Scheduler) enqueueNote(n *podUpdateNote) {
-	s.sendNote(s.notes[crc32.ChecksumIEEE([]byte(n.objectName()))%noteWorkers], n)
+// enqueueReport enqueues the report n, which a goroutine then writes to the API. Reports about the
+// same pod or PodGroup are written in the order in which they were enqueued. If the queue is full,
+// the report is dropped.
+func (w *reportWriter) enqueueReport(n *statusReport) {
+	w.sendReport(w.queues[crc32.ChecksumIEEE([]byte(n.objectName()))%reportWorkers], n)
 }
 
-func (s *Scheduler) sendNote(to chan<- *podUpdateNote, n *podUpdateNote) {
+func (w *reportWriter) sendReport(to chan<- *statusReport, n *statusReport) {
 	select {
 	case to <- n:
 	default:
-		s.log.Debug("note dropped: the queue of notes is full", "about", n.objectName(), "reason", n.reason)
+		w.log.Debug("note dropped: the queue of notes is full", "about", n.objectName(), "reason", n.reason)
 	}
 }
 
-func (n *podUpdateNote) objectName() string {
+func (n *statusReport) objectName() string {
 	if n.group != nil {
 		return "podgroup " + n.group.Namespace + "/" + n.group.Name
 	}
 	return "pod " + n.pod.Namespace + "/" + n.pod.Name
 }
 
-// writeNotes writes the events and conditions of one queue of notes until ctx ends.
-func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote) error {
+// writeReports receives from the given channel until ctx ends. It writes the Event, the condition
+// and the nominated node of each report to the API.
+func (w *reportWriter) writeReports(ctx context.Context, reports <-chan *statusReport) error {
 	for {
 		select {
-		case n := <-notes:
+		case n := <-reports:
 			if n.condition != "" || n.updatesNomination {
-				write := s.writeCondition
+				write := w.writeCondition
 				if n.group != nil {
-					write = s.writeGroupCondition
+					write = w.writeGroupCondition
 				}
 				if err := write(ctx, n); err != nil {
-					s.log.Warn("writing a condition failed", "err", err)
+					w.log.Warn("writing a condition failed", "err", err)
 				}
 			}
 			if n.reason != "" {
-				s.writeEvent(ctx, n)
+				w.writeEvent(ctx, n)
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -180,14 +203,14 @@ func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote)
 	}
 }
 
-// writePlaced writes the events about pods that were bound, until ctx ends. It collects events for
-// eventDelay and writes them in parallel, so that the store combines them into one commit. Separate
-// commits would delay the creation and binding of other pods.
-func (s *Scheduler) writePlaced(ctx context.Context) error {
+// writePlaced writes the Events about pods that were bound, until ctx ends. It collects Events for
+// eventDelay and writes them in parallel, so that the store combines them into one commit. One
+// commit per Event would delay the creation and binding of other pods.
+func (w *reportWriter) writePlaced(ctx context.Context) error {
 	for {
-		var batch []*podUpdateNote
+		var batch []*statusReport
 		select {
-		case n := <-s.placedNotes:
+		case n := <-w.placed:
 			batch = append(batch, n)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -195,7 +218,7 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 		due, waiting := time.After(eventDelay), true
 		for waiting && len(batch) < maxEvents {
 			select {
-			case n := <-s.placedNotes:
+			case n := <-w.placed:
 				batch = append(batch, n)
 			case <-due:
 				waiting = false
@@ -205,16 +228,17 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 		}
 		var wg sync.WaitGroup
 		for _, n := range batch {
-			wg.Go(func() { s.writeEvent(ctx, n) })
+			wg.Go(func() { w.writeEvent(ctx, n) })
 		}
 		wg.Wait()
 	}
 }
 
-// writeCondition sets the condition PodScheduled=False and the nominated node of a note's pod. It
-// does nothing if the pod has both already or is bound.
-func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error {
-	return updateStatus(ctx, s, n.pod, n.mustCheckAPI, func(pod *v1.Pod) (*v1.Pod, bool) {
+// writeCondition writes the condition PodScheduled=False and the nominated node of the report n to
+// the status of the report's pod. It does nothing if the status has both already, or the pod is
+// bound.
+func (w *reportWriter) writeCondition(ctx context.Context, n *statusReport) error {
+	return updateStatus(ctx, w.informers, w.lead, n.pod, n.mustCheckAPI, func(pod *v1.Pod) (*v1.Pod, bool) {
 		if pod.Spec.NodeName != "" {
 			return pod, false
 		}
@@ -223,7 +247,7 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error 
 			next, changed = withCondition(pod, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionFalse,
 				Reason: n.condition, Message: n.message, LastTransitionTime: metav1.Now()})
 		}
-		if node := s.cluster.nominatedNode(pod.UID); n.updatesNomination && pod.Status.NominatedNodeName != node {
+		if node := w.cluster.nominatedNode(pod.UID); n.updatesNomination && pod.Status.NominatedNodeName != node {
 			if !changed {
 				next = pod.DeepCopy()
 			}
@@ -233,45 +257,51 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error 
 	})
 }
 
-// updateStatus writes the status of the object that change returns for the current state of "of",
-// and retries on a conflict. It does nothing if change reports no change, or if the object was
-// deleted. change is called with the cached object first. If sure is set and there is no change, it
-// is called again with the object from the API. The cache may not contain an earlier write yet.
-func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bool, change func(T) (next T, changed bool)) error {
-	namespace, name := of.GetNamespace(), of.GetName()
-	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }
-	have, ok := client.Cached[T](s.cfg.Informers, namespace, name)
-	for range 3 {
-		if !ok || have.GetUID() != of.GetUID() {
-			return nil
+// updateStatus calls change with the cached version of obj, and writes the status of the object
+// that change returns. After a write conflict it calls change again, with the object from the API.
+// It writes nothing if changed is false or the object was deleted. If confirm is true and changed
+// is false for the cached object, it also calls change with the object from the API: the cache may
+// lack an earlier write.
+func updateStatus[T api.Object](
+	ctx context.Context, informers *client.Informers, lead *leadership, obj T, confirm bool,
+	change func(T) (next T, changed bool),
+) error {
+	namespace, name := obj.GetNamespace(), obj.GetName()
+	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", obj, namespace, name, err) }
+	have, ok := client.Cached[T](informers, namespace, name)
+	return retry.OnConflict(statusTries, func() (again bool, err error) {
+		if !ok || have.GetUID() != obj.GetUID() {
+			return false, nil
 		}
 		next, changed := change(have)
-		if !changed && !sure {
-			return nil
+		if !changed && !confirm {
+			return false, nil
 		}
-		var err error
 		if changed {
-			_, err = client.UpdateStatus(ctx, s.writer.Load(), next)
+			_, err = client.UpdateStatus(ctx, lead.writer.Load(), next)
 			if err == nil || apierrors.IsNotFound(err) {
-				return nil
+				return false, nil
 			}
 			if !apierrors.IsConflict(err) {
-				return failed(err)
+				return false, failed(err)
 			}
 		}
-		sure = false
-		if have, err = client.Get[T](ctx, s.writer.Load(), namespace, name); err != nil {
+		confirm = false
+		if have, err = client.Get[T](ctx, lead.writer.Load(), namespace, name); err != nil {
 			if apierrors.IsNotFound(err) {
-				return nil
+				return false, nil
 			}
-			return failed(err)
+			return false, failed(err)
 		}
-	}
-	return failed(errors.New("too many conflicts"))
+		return true, failed(errors.New("too many conflicts"))
+	})
 }
 
-// withCondition returns a copy of the pod with the condition. If the pod has an equal condition
-// already, it returns the pod itself and false.
+// statusTries is the maximum number of times that updateStatus calls its function change.
+const statusTries = 3
+
+// withCondition returns a copy of the pod in which the condition want is set, and true. If the pod
+// has an equal condition already, it returns the pod itself and false.
 func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed bool) {
 	want.ObservedGeneration = pod.Generation
 	for i := range pod.Status.Conditions {
@@ -279,7 +309,8 @@ func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed boo
 		if c.Type != want.Type {
 			continue
 		}
-		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message && c.ObservedGeneration == want.ObservedGeneration {
+		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message &&
+			c.ObservedGeneration == want.ObservedGeneration {
 			return pod, false
 		}
 		if c.Status == want.Status {
@@ -294,18 +325,21 @@ func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed boo
 	return next, true
 }
 
-// writeEvent creates the Event of a note. An error is only logged.
-func (s *Scheduler) writeEvent(ctx context.Context, n *podUpdateNote) {
+// writeEvent creates the Event that reports the scheduling result in n. If it cannot be created,
+// the error is only logged.
+func (w *reportWriter) writeEvent(ctx context.Context, n *statusReport) {
 	at, by := metav1.NewTime(n.at), cmp.Or(n.reporter, schedulerOf(n.pod))
 	e := &v1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace, Name: fmt.Sprintf("%s.%016x", n.pod.Name, n.at.UnixNano())},
+		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace,
+			Name: fmt.Sprintf("%s.%016x", n.pod.Name, n.at.UnixNano())},
 		InvolvedObject: v1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID, ResourceVersion: n.pod.ResourceVersion},
+			APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID,
+			ResourceVersion: n.pod.ResourceVersion},
 		Type: n.eventType, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: at, LastTimestamp: at,
 		Source:              v1.EventSource{Component: by},
 		ReportingController: by,
 	}
-	if _, err := client.Create(ctx, s.writer.Load(), e); err != nil {
-		s.log.Debug("writing an event failed", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason, "err", err)
+	if _, err := client.Create(ctx, w.lead.writer.Load(), e); err != nil {
+		w.log.Debug("writing an event failed", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason, "err", err)
 	}
 }

@@ -15,28 +15,28 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// cluster is the current state of nodes and pods, from which snapshots are taken. Pods are bound to
-// a node or assumed on it. An assumed pod has been assigned to a node, but the informer has not
-// reported its binding yet. Informer handlers and bindings change the cluster; the scheduling loop
-// takes snapshots.
+// cluster is the current state of the nodes and of the pods on them (kube-scheduler calls it the
+// cache). Snapshots are taken from it. A pod on a node is bound to it or assumed on it. Assumed
+// means that the scheduler has chosen the node, but the pod informer has not reported the binding
+// yet. Informer handlers and bindings change the cluster; the scheduling loop takes the snapshots.
 type cluster struct {
 	mu    sync.Mutex
 	nodes map[string]*framework.NodeInfo
 	pods  map[types.UID]*placedPod
 
 	generation          int64
-	dirty               map[string]struct{} // nodes changed since the last snapshot
-	nodesAddedOrRemoved bool                // nodes were added or removed since the last snapshot
+	dirty               map[string]struct{} // names of the nodes that changed after the last snapshot
+	nodesAddedOrRemoved bool                // nodes were added or removed after the last snapshot
 	snapshot            *framework.Snapshot
 
 	namespaces        framework.Namespaces
-	namespacesChanged bool // namespaces changed since the last snapshot
+	namespacesChanged bool // namespaces or their labels changed after the last snapshot
 	services          *framework.Services
 
-	nominated          map[types.UID]*placedPod // pods without a node that have a nominated node
-	nominationsChanged bool                     // nominations changed since the last snapshot
+	nominated          map[types.UID]*placedPod // by pod UID: pods without a node that have a nominated node
+	nominationsChanged bool                     // nominated changed after the last snapshot
 
-	groups *groupTracker // is notified of assumed pods
+	groups *groupTracker // updated with the assumed pods, for its counts of placed pods per PodGroup
 }
 
 // placedPod is a pod that is bound or assumed on a node, or has a nominated node.
@@ -48,7 +48,8 @@ type placedPod struct {
 
 func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) labels.Selector) *cluster {
 	c := &cluster{
-		nodes: make(map[string]*framework.NodeInfo), pods: make(map[types.UID]*placedPod), dirty: make(map[string]struct{}),
+		nodes: make(map[string]*framework.NodeInfo), pods: make(map[types.UID]*placedPod),
+		dirty:      make(map[string]struct{}),
 		namespaces: make(framework.Namespaces), services: framework.NewServices(),
 		nominated: make(map[types.UID]*placedPod), groups: newGroupTracker(),
 	}
@@ -59,7 +60,8 @@ func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) 
 	return c
 }
 
-// setNamespace stores the labels of a namespace.
+// setNamespace records the labels of a namespace, which the namespace selectors of affinity terms
+// match.
 func (c *cluster) setNamespace(name string, set labels.Set) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +75,8 @@ func (c *cluster) removeNamespace(name string) {
 	c.namespacesChanged = true
 }
 
-// setService stores the pod selector of a Service. A nil selector removes the Service.
+// setService records the pod selector of a Service, for spreading the pods of the Service. A nil
+// selector removes the Service.
 func (c *cluster) setService(namespace, name string, selector map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +89,9 @@ func (c *cluster) servicesOf(pod *v1.Pod) []map[string]string {
 	return c.services.Of(pod)
 }
 
-// nodeForChange returns the node and marks it as changed, so that the next snapshot copies it. It
-// adds an unknown node. The caller holds c.mu.
+// nodeForChange returns the node with the given name for modification, and marks it as changed, so
+// that the next snapshot copies it. An unknown node is added without a node object. The caller
+// holds c.mu.
 func (c *cluster) nodeForChange(name string) *framework.NodeInfo {
 	n := c.nodes[name]
 	if n == nil {
@@ -123,10 +127,11 @@ func (c *cluster) removeNode(name string) {
 		c.dirty[name] = struct{}{}
 		return
 	}
-	c.nodeForChange(name).Node = nil // keep its pods, which count again if the node returns
+	c.nodeForChange(name).Node = nil // keep the node's pods: they count again if a node with this name is added later
 }
 
-// addBoundPod records a pod that is bound to its node. If the pod was assumed, it no longer is.
+// addBoundPod records a pod that is bound to a node (spec.nodeName). If the pod was assumed on a
+// node, the binding replaces that assumption.
 func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,21 +145,23 @@ func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.addPlacedPod(&placedPod{info: framework.NewPodInfo(pod), node: pod.Spec.NodeName})
 }
 
-// sameForScheduling reports whether two states of a bound pod have equal properties as far as they
-// affect scheduling. The spec of a bound pod changes only by resizing; the allocated resources are
-// in its status.
+// sameForScheduling reports whether a and b, two versions of a bound pod, are equal in all fields
+// that affect the scheduling of other pods. The spec of a bound pod changes only by in-place
+// resizing; the allocated resources are in its status.
 func sameForScheduling(a, b *v1.Pod) bool {
 	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && maps.Equal(a.Labels, b.Labels) &&
-		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
-		return sameRequests(x.Resources.Requests, y.Resources.Requests)
-	}) && (sameAllocatedResources(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
+		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers,
+		func(x, y v1.Container) bool {
+			return sameRequests(x.Resources.Requests, y.Resources.Requests)
+		}) && (sameAllocatedResources(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
 }
 
-// sameAllocatedResources reports whether two states of a pod have equal resources in their
-// container statuses. Most status updates do not change them.
+// sameAllocatedResources reports whether a and b, two versions of a pod, have equal resources in
+// their container statuses. Most status updates do not change these resources.
 func sameAllocatedResources(a, b *v1.Pod) bool {
 	same := func(x, y v1.ContainerStatus) bool {
-		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) || (x.Resources == nil) != (y.Resources == nil) {
+		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) ||
+			(x.Resources == nil) != (y.Resources == nil) {
 			return false
 		}
 		return x.Resources == nil || sameRequests(x.Resources.Requests, y.Resources.Requests)
@@ -176,8 +183,9 @@ func sameRequests(a, b v1.ResourceList) bool {
 	return true
 }
 
-// assumePod counts a pod on the node to which it will be bound. It returns false if the pod is
-// bound or assumed on a node already.
+// assumePod counts the pod on the node that was chosen for it, before it is bound, and returns
+// true. If the pod is already bound to a node or assumed on one, assumePod does nothing and returns
+// false.
 func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,8 +196,8 @@ func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	return true
 }
 
-// forgetAssumedPod removes a pod from its node if it is only assumed there. A pod that was observed
-// as bound stays.
+// forgetAssumedPod removes a pod from the node on which it is assumed. It does nothing if the
+// informer has already reported the pod as bound.
 func (c *cluster) forgetAssumedPod(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,8 +206,8 @@ func (c *cluster) forgetAssumedPod(uid types.UID) {
 	}
 }
 
-// removePod removes a pod from its node and clears its nominated node. It reports whether the pod
-// had either.
+// removePod removes a pod from the node on which it is bound or assumed, and clears its nominated
+// node. It reports whether the pod had a node or a nominated node.
 func (c *cluster) removePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -212,8 +220,8 @@ func (c *cluster) removePod(uid types.UID) bool {
 	return have != nil || kept
 }
 
-// forgetAssumed removes all assumed pods at the end of Run, because this replica no longer binds
-// them.
+// forgetAssumed removes all assumed pods from their nodes. Run calls it when it returns, because
+// this replica then no longer binds pods.
 func (c *cluster) forgetAssumed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -230,8 +238,9 @@ func (c *cluster) isPlaced(uid types.UID) bool {
 	return c.pods[uid] != nil
 }
 
-// nominateNode sets the node on which preemption has reserved space for a pod; "" clears it. It
-// reports whether the nomination has changed. A pod that is on a node has no nomination.
+// nominateNode records the pod's nominated node, on which preemption has reserved resources for the
+// pod; "" clears it. It reports whether the nominated node has changed. It ignores a pod that is
+// bound or assumed on a node.
 func (c *cluster) nominateNode(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,7 +261,8 @@ func (c *cluster) clearNomination(uid types.UID) {
 	}
 }
 
-// nominatedNode returns the node on which preemption has reserved space for the pod, or "".
+// nominatedNode returns the name of the pod's nominated node, on which preemption has reserved
+// resources for the pod. It returns "" if the pod has none.
 func (c *cluster) nominatedNode(uid types.UID) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,9 +289,10 @@ func (c *cluster) removePlacedPod(uid types.UID, p *placedPod) {
 	}
 }
 
-// takeSnapshot returns a snapshot of the current state. It updates the previous snapshot: only
-// changed nodes are copied and counted again. The result is valid until the next call; its nodes
-// are immutable. Only one goroutine may call takeSnapshot and use the result.
+// takeSnapshot returns a snapshot of the nodes and pods for one scheduling attempt. It updates the
+// previous snapshot: only changed nodes are copied. The result is valid until the next call; its
+// nodes are immutable. Only one goroutine, the scheduling loop, may call takeSnapshot and use the
+// result.
 func (c *cluster) takeSnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,8 +323,8 @@ func (c *cluster) takeSnapshot() *framework.Snapshot {
 	return c.snapshot
 }
 
-// rebuildNodes sets the snapshot's nodes to the current ones, after nodes were added or removed.
-// The caller holds c.mu.
+// rebuildNodes rebuilds the node list of the snapshot s from the nodes of the cluster. It is
+// necessary after nodes were added or removed. The caller holds c.mu.
 func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	before := s.ByName
 	s.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
@@ -339,15 +350,17 @@ func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	slices.SortFunc(s.Nodes, func(a, b *framework.NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
 }
 
-// replaceDirty replaces the nodes of the snapshot that have changed by copies of their current
-// state. The caller holds c.mu.
+// replaceDirty replaces the nodes of the snapshot s that have changed in the cluster by copies of
+// their current state. The caller holds c.mu.
 func (c *cluster) replaceDirty(s *framework.Snapshot) {
 	for name := range c.dirty {
 		n := c.nodes[name]
 		if n == nil || n.Node == nil {
 			continue
 		}
-		i, ok := slices.BinarySearchFunc(s.Nodes, name, func(a *framework.NodeInfo, name string) int { return strings.Compare(a.Node.Name, name) })
+		i, ok := slices.BinarySearchFunc(s.Nodes, name, func(a *framework.NodeInfo, name string) int {
+			return strings.Compare(a.Node.Name, name)
+		})
 		if ok {
 			cp := n.Clone()
 			s.Index.Replace(s.Nodes[i], cp)

@@ -21,8 +21,10 @@ const gpu = "gpu.example.com"
 
 func (b *bed) slice(node string, devices ...resourcev1.Device) {
 	b.t.Helper()
-	s := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu"}, Spec: resourcev1.ResourceSliceSpec{
-		Driver: gpu, NodeName: &node, Devices: devices, Pool: resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}}
+	s := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu"},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: gpu, NodeName: &node, Devices: devices,
+			Pool: resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}}
 	if _, err := client.Create(b.ctx, b.client, s); err != nil {
 		b.t.Fatal(err)
 	}
@@ -35,15 +37,17 @@ func gpus(n int) []resourcev1.Device {
 		if i%2 == 1 {
 			model = "large"
 		}
-		out = append(out, resourcev1.Device{Name: fmt.Sprint("gpu-", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: &model}}})
+		out = append(out, resourcev1.Device{Name: fmt.Sprint("gpu-", i),
+			Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: &model}}})
 	}
 	return out
 }
 
 func (b *bed) gpuClass() {
 	b.t.Helper()
-	c := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: gpu}, Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{
-		{CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "` + gpu + `"`}}}}}
+	c := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: gpu},
+		Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{
+			{CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "` + gpu + `"`}}}}}
 	if _, err := client.Create(b.ctx, b.client, c); err != nil {
 		b.t.Fatal(err)
 	}
@@ -51,12 +55,16 @@ func (b *bed) gpuClass() {
 
 func (b *bed) deviceClaim(name string, count int64, selectors ...string) *resourcev1.ResourceClaim {
 	b.t.Helper()
-	want := &resourcev1.ExactDeviceRequest{DeviceClassName: gpu, Count: count, AllocationMode: resourcev1.DeviceAllocationModeExactCount}
+	want := &resourcev1.ExactDeviceRequest{DeviceClassName: gpu, Count: count,
+		AllocationMode: resourcev1.DeviceAllocationModeExactCount}
 	for _, s := range selectors {
-		want.Selectors = append(want.Selectors, resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: s}})
+		want.Selectors = append(want.Selectors,
+			resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: s}})
 	}
-	c, err := client.Create(b.ctx, b.client, &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
-		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "r", Exactly: want}}}}})
+	c, err := client.Create(b.ctx, b.client,
+		&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+				Requests: []resourcev1.DeviceRequest{{Name: "r", Exactly: want}}}}})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -66,7 +74,8 @@ func (b *bed) deviceClaim(name string, count int64, selectors ...string) *resour
 func claiming(names ...string) func(*v1.Pod) {
 	return func(pod *v1.Pod) {
 		for i, name := range names {
-			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, v1.PodResourceClaim{Name: fmt.Sprint("c", i), ResourceClaimName: &name})
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims,
+				v1.PodResourceClaim{Name: fmt.Sprint("c", i), ResourceClaimName: &name})
 		}
 	}
 }
@@ -105,7 +114,8 @@ func TestPodsGetDevices(t *testing.T) {
 	b.awaitNode("a", "w2")
 	c := b.deviceClaimNow("large")
 	a := c.Status.Allocation
-	if a == nil || len(a.Devices.Results) != 1 || a.Devices.Results[0].Device != "gpu-1" || a.Devices.Results[0].Pool != "w2" || a.NodeSelector == nil ||
+	if a == nil || len(a.Devices.Results) != 1 || a.Devices.Results[0].Device != "gpu-1" ||
+		a.Devices.Results[0].Pool != "w2" || a.NodeSelector == nil ||
 		len(c.Status.ReservedFor) != 1 || c.Status.ReservedFor[0].Name != "a" || len(c.Finalizers) != 1 {
 		t.Fatalf("claim %+v", c)
 	}
@@ -117,14 +127,17 @@ func TestPodsGetDevices(t *testing.T) {
 
 	b.deviceClaim("two", 2)
 	b.pod("c", "100m", claiming("two"))
-	b.awaitReason("c", "0/2 nodes are available: 1 cannot allocate all claims: 0 of 2 devices of class gpu.example.com (request r of resourceclaim two), "+
-		"1 cannot allocate all claims: 1 of 2 devices of class gpu.example.com (request r of resourceclaim two). preemption: 0/2 nodes are available: "+
+	b.awaitReason("c", "0/2 nodes are available: 1 cannot allocate all claims: 0 of 2 devices of class "+
+		"gpu.example.com (request r of resourceclaim two), "+
+		"1 cannot allocate all claims: 1 of 2 devices of class gpu.example.com (request r of resourceclaim two). "+
+		"preemption: 0/2 nodes are available: "+
 		"2 Preemption is not helpful for scheduling.")
 	b.slice("w1", gpus(2)...)
 	b.awaitNode("c", "w1")
 
 	b.pod("d", "100m", claiming("none"))
-	b.awaitReason("d", `0/2 nodes are available: resourceclaim "none" not found. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.`)
+	b.awaitReason("d", `0/2 nodes are available: resourceclaim "none" not found. preemption: 0/2 nodes are available: `+
+		`2 Preemption is not helpful for scheduling.`)
 	b.deviceClaim("none", 1)
 	b.awaitNode("d", "w2")
 }
@@ -142,7 +155,8 @@ func TestPodsWaitForTheirClaims(t *testing.T) {
 	})
 	b.eventually("the reason", func() error {
 		for _, c := range b.get("a").Status.Conditions {
-			if c.Type == v1.PodScheduled && strings.Contains(c.Message, `waiting for dynamic resource controller to create the resourceclaim "g" of the pod`) {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message,
+				`waiting for dynamic resource controller to create the resourceclaim "g" of the pod`) {
 				return nil
 			}
 		}
@@ -157,7 +171,8 @@ func TestPodsWaitForTheirClaims(t *testing.T) {
 	})
 	b.eventually("somebody else's claim is not taken", func() error {
 		for _, c := range b.get("a").Status.Conditions {
-			if strings.Contains(c.Message, "ResourceClaim default/a-g was not created for Pod default/a (Pod is not owner)") {
+			if strings.Contains(c.Message,
+				"ResourceClaim default/a-g was not created for Pod default/a (Pod is not owner)") {
 				return nil
 			}
 		}
@@ -165,7 +180,8 @@ func TestPodsWaitForTheirClaims(t *testing.T) {
 	})
 	b.eventually("owning it", func() error {
 		next := b.deviceClaimNow("a-g").DeepCopy()
-		next.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, v1.SchemeGroupVersion.WithKind("Pod"))}
+		next.OwnerReferences = []metav1.OwnerReference{
+			*metav1.NewControllerRef(p, v1.SchemeGroupVersion.WithKind("Pod"))}
 		_, err := client.Update(b.ctx, b.client, next)
 		return err
 	})
@@ -204,7 +220,9 @@ func TestDevicesAreGivenBack(t *testing.T) {
 		c.Status.Allocation = b.deviceClaimNow("one").Status.Allocation.DeepCopy()
 		c.Status.Allocation.Devices.Results[0].Device = "gpu-1"
 	})
-	b.pod("b", "100m", claiming("stuck"), func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{"disk": "ssd"} })
+	b.pod("b", "100m", claiming("stuck"), func(pod *v1.Pod) {
+		pod.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+	})
 	b.awaitNode("b", "w2")
 	if c := b.deviceClaimNow("stuck"); c.Status.Allocation.Devices.Results[0].Pool != "w2" {
 		t.Errorf("claim %+v", c.Status)
@@ -224,14 +242,17 @@ func TestDevicesBecomeReady(t *testing.T) {
 	b.pod("a", "100m", claiming("one"))
 	set := func(condition string) {
 		b.eventually("the devices", func() error {
-			if c := b.deviceClaimNow("one"); c.Status.Allocation == nil || c.Status.Allocation.AllocationTimestamp == nil {
+			if c := b.deviceClaimNow("one"); c.Status.Allocation == nil ||
+				c.Status.Allocation.AllocationTimestamp == nil {
 				return fmt.Errorf("%+v", c.Status)
 			}
 			return nil
 		})
 		b.editClaim("one", func(c *resourcev1.ResourceClaim) {
-			c.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: gpu, Pool: "w1", Device: "gpu-0", Conditions: []metav1.Condition{
-				{Type: condition, Status: metav1.ConditionTrue, Reason: "r", LastTransitionTime: metav1.Time{Time: time.Unix(1, 0)}}}}}
+			c.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: gpu, Pool: "w1", Device: "gpu-0",
+				Conditions: []metav1.Condition{
+					{Type: condition, Status: metav1.ConditionTrue, Reason: "r",
+						LastTransitionTime: metav1.Time{Time: time.Unix(1, 0)}}}}}
 		})
 	}
 	set("Broken")
@@ -250,7 +271,8 @@ func TestDevicesBecomeReady(t *testing.T) {
 
 // A pod waits for its drivers as long as its profile says, and then goes elsewhere.
 func TestDevicesAreAwaitedForATime(t *testing.T) {
-	b := newBedOf(t, scheduler.Config{Settings: settings(t, "profiles: [{pluginConfig: [{name: DynamicResources, args: {bindingTimeout: 1s}}]}]")})
+	b := newBedOf(t, scheduler.Config{Settings: settings(t,
+		"profiles: [{pluginConfig: [{name: DynamicResources, args: {bindingTimeout: 1s}}]}]")})
 	b.gpuClass()
 	b.node("w1", "8", func(n *v1.Node) { n.Labels["disk"] = "ssd" })
 	slow := gpus(1)

@@ -11,8 +11,8 @@ import (
 
 // AdoptLate takes in lists that were made a while ago.
 func (s *Scheduler) AdoptLate(nodes []*v1.Node, pods []*v1.Pod) {
-	s.syncNodes(nodes)
-	s.syncPods(context.Background(), pods)
+	s.changes.syncNodes(nodes)
+	s.changes.syncPods(context.Background(), pods)
 }
 
 // Knows says what of it the scheduler holds.

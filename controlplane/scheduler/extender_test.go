@@ -66,7 +66,8 @@ func extended(t *testing.T, o *outside, more string) (b *bed, url string) {
 	t.Helper()
 	s := httptest.NewServer(o)
 	t.Cleanup(s.Close)
-	b = newBedOf(t, scheduler.Config{Settings: settings(t, fmt.Sprintf("extenders: [{urlPrefix: '%s/x', %s}]", s.URL, more))})
+	b = newBedOf(t,
+		scheduler.Config{Settings: settings(t, fmt.Sprintf("extenders: [{urlPrefix: '%s/x', %s}]", s.URL, more))})
 	return b, s.URL + "/x"
 }
 
@@ -77,9 +78,11 @@ func TestExtenderFiltersAndScores(t *testing.T) {
 		o := &outside{
 			filter: func(q wire.ExtenderArgs) any {
 				if names != (q.NodeNames != nil) || names != (q.Nodes == nil) {
-					t.Errorf("nodeCacheCapable %v: asked with names %v, nodes %v", names, q.NodeNames != nil, q.Nodes != nil)
+					t.Errorf("nodeCacheCapable %v: asked with names %v, nodes %v", names, q.NodeNames != nil,
+						q.Nodes != nil)
 				}
-				out := wire.ExtenderFilterResult{FailedNodes: map[string]string{"a": "too hot"}, FailedAndUnresolvableNodes: map[string]string{"b": "broken"}}
+				out := wire.ExtenderFilterResult{FailedNodes: map[string]string{"a": "too hot"},
+					FailedAndUnresolvableNodes: map[string]string{"b": "broken"}}
 				if q.Pod.Name == "choosy" {
 					out.FailedNodes["c"] = "too hot"
 					return out
@@ -101,15 +104,18 @@ func TestExtenderFiltersAndScores(t *testing.T) {
 				return wire.HostPriorityList{{Host: "c", Score: 10}, {Host: "d", Score: 1}}
 			},
 		}
-		b, url := extended(t, o, fmt.Sprintf("filterVerb: filter, prioritizeVerb: prioritize, weight: 5, nodeCacheCapable: %v", names))
+		b, url := extended(t, o,
+			fmt.Sprintf("filterVerb: filter, prioritizeVerb: prioritize, weight: 5, nodeCacheCapable: %v", names))
 		for _, n := range []string{"a", "b", "c"} {
 			b.node(n, "8")
 		}
 		b.node("d", "64") // the best for the plugins
 		b.pod("choosy", "1")
 		b.lead()
-		b.awaitReason("choosy", "0/4 nodes are available: 1 broken (extender "+url+"), 1 node(s) left out (extender "+url+"), 2 too hot (extender "+url+"). "+
-			"preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found for incoming pod.")
+		b.awaitReason("choosy", "0/4 nodes are available: 1 broken (extender "+url+"), 1 node(s) left out (extender "+
+			url+"), 2 too hot (extender "+url+"). "+
+			"preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims "+
+			"found for incoming pod.")
 		b.pod("p", "1")
 		b.awaitNode("p", "c")
 	}
@@ -118,7 +124,8 @@ func TestExtenderFiltersAndScores(t *testing.T) {
 // An extender is asked about pods with its resources only, and sees to those that the scheduler is told to ignore alone.
 func TestExtenderManagesResources(t *testing.T) {
 	o := &outside{filter: func(q wire.ExtenderArgs) any { return wire.ExtenderFilterResult{NodeNames: q.NodeNames} }}
-	b, _ := extended(t, o, "filterVerb: filter, nodeCacheCapable: true, managedResources: [{name: example.com/foo, ignoredByScheduler: true}]")
+	b, _ := extended(t, o, "filterVerb: filter, nodeCacheCapable: true, managedResources: [{name: example.com/foo, "+
+		"ignoredByScheduler: true}]")
 	b.node("a", "8")
 	b.lead()
 	b.pod("plain", "1")
@@ -149,11 +156,19 @@ func hostile() map[string]struct {
 		raw  http.HandlerFunc
 		want string
 	}{
-		"a node of which it was not asked": {say(wire.ExtenderFilterResult{NodeNames: &stranger}), `the response contains node "nowhere", which was not in the request`},
-		"an error of many lines":           {say(wire.ExtenderFilterResult{Error: "no\n\n" + strings.Repeat("x ", 9000)}), "filter: no x x"},
-		"no JSON":                          {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "decoding the response"},
-		"a status":                         {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "go away", 500) }, "it answered 500: go away"},
-		"a redirect":                       {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", 307) }, "it answered 307"},
+		"a node of which it was not asked": {say(wire.ExtenderFilterResult{NodeNames: &stranger}),
+			`the response contains node "nowhere", which was not in the request`},
+		"an error of many lines": {say(wire.ExtenderFilterResult{Error: "no\n\n" +
+			strings.Repeat("x ", 9000)}), "filter: no x x"},
+		"no JSON": {func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, "<html>")
+		}, "decoding the response"},
+		"a status": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "go away", 500)
+		}, "it answered 500: go away"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/", 307)
+		}, "it answered 307"},
 		"a flood": {func(w http.ResponseWriter, _ *http.Request) {
 			for err := error(nil); err == nil; {
 				_, err = io.WriteString(w, strings.Repeat(" ", 64<<10))
@@ -191,7 +206,9 @@ func TestHostileExtenders(t *testing.T) {
 		for _, ignorable := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s ignorable=%v", name, ignorable), func(t *testing.T) {
 				o := &outside{raw: h.raw}
-				b, url := extended(t, o, fmt.Sprintf("filterVerb: filter, prioritizeVerb: prioritize, weight: 1, nodeCacheCapable: true, httpTimeout: 300ms, ignorable: %v", ignorable))
+				b, url := extended(t, o,
+					fmt.Sprintf("filterVerb: filter, prioritizeVerb: prioritize, weight: 1, nodeCacheCapable: true, "+
+						"httpTimeout: 300ms, ignorable: %v", ignorable))
 				b.node("a", "8")
 				b.node("b", "8")
 				b.lead()
@@ -201,7 +218,8 @@ func TestHostileExtenders(t *testing.T) {
 					return
 				}
 				b.awaitCondition("p", func(c v1.PodCondition) bool {
-					return c.Type == v1.PodScheduled && c.Reason == v1.PodReasonSchedulerError && strings.Contains(c.Message, h.want) &&
+					return c.Type == v1.PodScheduled && c.Reason == v1.PodReasonSchedulerError &&
+						strings.Contains(c.Message, h.want) &&
 						strings.HasPrefix(c.Message, "extender "+url) && len(c.Message) < 1000
 				})
 				if b.get("p").Spec.NodeName != "" {
@@ -214,7 +232,8 @@ func TestHostileExtenders(t *testing.T) {
 
 // Scores that cannot be are worth nothing, and keep no pod from its node.
 func TestExtenderScoresThatCannotBe(t *testing.T) {
-	for _, list := range []wire.HostPriorityList{{{Host: "b", Score: 1 << 60}}, {{Host: "b", Score: -5}}, {{Host: "nowhere", Score: 5}}} {
+	for _, list := range []wire.HostPriorityList{{{Host: "b", Score: 1 << 60}}, {{Host: "b", Score: -5}},
+		{{Host: "nowhere", Score: 5}}} {
 		o := &outside{prioritize: func(wire.ExtenderArgs) any { return list }}
 		b, _ := extended(t, o, "prioritizeVerb: prioritize, weight: 100")
 		b.node("a", "64")
@@ -326,7 +345,8 @@ func TestExtenderPreempts(t *testing.T) {
 		if lie {
 			b.eventually("the explanation", func() error {
 				for _, c := range b.get("vip").Status.Conditions {
-					if strings.Contains(c.Message, "preemption: extender "+url+": preempt: on node \"b\" the response contains a pod that was not in the request") {
+					if strings.Contains(c.Message, "preemption: extender "+url+
+						": preempt: on node \"b\" the response contains a pod that was not in the request") {
 						return nil
 					}
 				}
@@ -354,11 +374,15 @@ func TestExtenderOverTLS(t *testing.T) {
 	s := httptest.NewTLSServer(o)
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for secured, bound := range map[string]bool{"tlsConfig: {caFile: " + ca + "}": true, "enableHTTPS: true": false} {
-		b := newBedOf(t, scheduler.Config{Settings: settings(t, fmt.Sprintf("extenders: [{urlPrefix: '%s/x', filterVerb: filter, nodeCacheCapable: true, %s}]", s.URL, secured))})
+		b := newBedOf(t,
+			scheduler.Config{Settings: settings(t,
+				fmt.Sprintf("extenders: [{urlPrefix: '%s/x', filterVerb: filter, nodeCacheCapable: true, %s}]",
+					s.URL, secured))})
 		b.node("a", "4")
 		b.lead()
 		b.pod("p", "1")

@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// lookUpGroup implements framework.Handle.Group: it returns the state of a PodGroup.
+// lookUpGroup implements framework.Handle.Group: it returns the scheduling state of the PodGroup
+// with the given key.
 func (s *Scheduler) lookUpGroup(key framework.GroupKey) framework.Group {
 	spec, ok := client.Cached[*schedulingv1beta1.PodGroup](s.cfg.Informers, key.Namespace, key.Name)
 	if !ok {
@@ -28,15 +29,16 @@ func (s *Scheduler) lookUpGroup(key framework.GroupKey) framework.Group {
 	return s.groups.groupFor(key, spec)
 }
 
-// groupChanged handles a change of a PodGroup. Waiting pods of the group are tried again if the
-// group or its minCount has changed. Status changes are ignored, because the scheduler itself
-// writes the status.
-func (s *Scheduler) groupChanged(old, now *schedulingv1beta1.PodGroup) {
+// groupChanged handles a change of a PodGroup that the informer reports. If the PodGroup is new or
+// deleted, or its minCount has changed, it sends the event GroupChanged to the queue. Status
+// changes are ignored, because the scheduler itself writes the status.
+func (h *changeHandler) groupChanged(old, now *schedulingv1beta1.PodGroup) {
 	if old != nil && now != nil && old.UID == now.UID && minCount(old) == minCount(now) {
 		return
 	}
 	g := currentOrOld(old, now)
-	s.queue.handleEvent(context.Background(), framework.GroupChanged, framework.GroupKey{Namespace: g.Namespace, Name: g.Name})
+	h.queue.handleEvent(context.Background(), framework.GroupChanged,
+		framework.GroupKey{Namespace: g.Namespace, Name: g.Name})
 }
 
 func minCount(g *schedulingv1beta1.PodGroup) int32 {
@@ -46,33 +48,39 @@ func minCount(g *schedulingv1beta1.PodGroup) int32 {
 	return 0
 }
 
-// gangToPlace returns the PodGroup of a pod that must be placed together with other pods of the
-// group. It returns false if the pod can be placed alone, or if the group cannot be placed yet.
+// gangToPlace returns the state of the pod's PodGroup, and whether several pods of that group must
+// be placed in one attempt. The result is false if the pod can be placed alone, or if the group
+// cannot be placed yet, for example because it has too few pods.
 func (s *Scheduler) gangToPlace(pod *v1.Pod) (framework.Group, bool) {
 	key, ok := framework.GroupOf(pod)
-	if !ok || !slices.ContainsFunc(s.profiles.forPod(pod).Permits, func(x framework.Permit) bool { return x.Name() == framework.GangScheduling }) {
+	if !ok || !slices.ContainsFunc(s.profiles.forPod(pod).Binding.Permits, func(x framework.Permit) bool {
+		return x.Name() == framework.GangScheduling
+	}) {
 		return framework.Group{}, false
 	}
 	g := s.lookUpGroup(key)
 	return g, g.Known && !g.Mixed && g.Able >= g.Least && g.Needs() > 1
 }
 
-// groupAttempt is one attempt to place the pods of a PodGroup together. A node is chosen for each
-// pod in turn, with the earlier pods counted on their nodes. If enough pods get a node, all of them
-// are bound. Otherwise all lose their nodes. No other pod is scheduled meanwhile, so a failed
-// attempt has no effect on other pods.
+// groupAttempt is one attempt to place the pods of a PodGroup together. A node is chosen for one
+// pod after the other; each is assumed on its node before the next. If enough pods get a node,
+// these pods are bound. Otherwise all of them are removed from their nodes. No other pod is
+// scheduled during the attempt, so a failed attempt has no effect on other pods.
 type groupAttempt struct {
 	group     framework.Group
 	hasQuorum bool
 	chosen    []*nodeChoice
 	failed    []schedulingFailure
-	untried   []*queuedPod // pods without a node that no plugin has refused
+	untried   []*queuedPod // pods without a node that were not tried, or that had a node which was released again
 }
 
-// attemptGroup tries to place the group g of a pod that was taken from the queue, with the group's
-// other pods. ties decides between equally good nodes; binders run the bindings. If too few pods
-// get a node, pods of lower priority may be evicted for the group.
-func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framework.Group, ties *rand.Rand, binders *workerPool) {
+// attemptGroup tries to place the pods of the PodGroup g in one attempt. pod is the pod of the
+// group that was popped from the queue. If enough pods get a node, they are bound by binders.
+// Otherwise pods of lower priority may be evicted for the group. ties chooses among nodes with the
+// same score.
+func (s *Scheduler) attemptGroup(
+	ctx context.Context, pod *queuedPod, g framework.Group, ties *rand.Rand, binders *workerPool,
+) {
 	if until := s.groups.nextAttempt(g.GroupKey); s.queue.now().Before(until) {
 		s.queue.requeueAfter(pod, until)
 		return
@@ -81,7 +89,7 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	slices.SortStableFunc(members, compareInGroup)
 	done := false
 	defer func() {
-		if !done { // after a panic, which runRecovering reports
+		if !done { // a panic has occurred, which runRecovering reports
 			for _, m := range members {
 				s.cluster.forgetAssumedPod(m.Pod.UID)
 				s.queue.requeueFailed(ctx, m, nil)
@@ -92,7 +100,9 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	if few := smallestPods(members, g.Needs()); !t.hasQuorum && few != nil {
 		t = s.placeSmallest(ctx, t, few, ties)
 	}
-	s.groups.recordAttempt(g.GroupKey, t.hasQuorum, func(failures int) time.Time { return s.queue.backoffUntil(failures) })
+	s.groups.recordAttempt(g.GroupKey, t.hasQuorum, func(failures int) time.Time {
+		return s.queue.backoffUntil(failures)
+	})
 	if !t.hasQuorum {
 		s.failGroupAttempt(ctx, t, func() string { return s.preemptForGroup(ctx, t, members, ties) })
 		done = true
@@ -103,7 +113,7 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 		delete(x.delays, framework.GangScheduling)
 		s.startBinding(ctx, x, binders)
 	}
-	// The group is placed without these pods. They are scheduled like any other pod.
+	// The group has enough pods without these. They are then scheduled like any other pod.
 	for _, f := range t.failed {
 		s.queue.requeueFailed(ctx, f.pod, nil)
 	}
@@ -112,18 +122,21 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	}
 }
 
-// compareInGroup is the order in which the pods of a group are placed: by priority, then larger
-// pods first, because small pods fit more easily beside large ones.
+// compareInGroup compares two pods of a group for the order in which they are placed: higher
+// priority first, then larger requests first, because small pods still fit when large ones have
+// nodes.
 func compareInGroup(a, b *queuedPod) int {
-	return cmp.Or(cmp.Compare(b.Priority, a.Priority), compareSize(b, a), a.Added.Compare(b.Added), cmp.Compare(a.Pod.Name, b.Pod.Name))
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), compareSize(b, a), a.Added.Compare(b.Added),
+		cmp.Compare(a.Pod.Name, b.Pod.Name))
 }
 
 func compareSize(a, b *queuedPod) int {
-	return cmp.Or(cmp.Compare(a.Requests.MilliCPU, b.Requests.MilliCPU), cmp.Compare(a.Requests.Memory, b.Requests.Memory))
+	return cmp.Or(cmp.Compare(a.Requests.MilliCPU, b.Requests.MilliCPU),
+		cmp.Compare(a.Requests.Memory, b.Requests.Memory))
 }
 
-// smallestPods returns the n smallest pods by requests, sorted by descending size. It returns nil
-// if all pods are needed or all have the same size.
+// smallestPods returns the n members with the smallest requests, largest of them first. It returns
+// nil if the members are not more than n or all have the same size.
 func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	if n >= len(members) || n == 0 {
 		return nil
@@ -138,9 +151,11 @@ func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	return out
 }
 
-// placeMembers chooses a node for each pod in turn. It stops early if too few pods are left to
-// reach the number that the group needs.
-func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members []*queuedPod, ties *rand.Rand) *groupAttempt {
+// placeMembers chooses a node for one pod of the group after the other. It stops as soon as the
+// remaining pods are too few to reach the number that the group needs.
+func (s *Scheduler) placeMembers(
+	ctx context.Context, g framework.Group, members []*queuedPod, ties *rand.Rand,
+) *groupAttempt {
 	t := &groupAttempt{group: g}
 	for i, m := range members {
 		if !t.hasQuorum && len(t.chosen)+len(members)-i < g.Needs() {
@@ -154,7 +169,7 @@ func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members
 			if _, waits := x.delays[framework.GangScheduling]; !waits {
 				t.hasQuorum = true
 			}
-		case f.err == nil && f.status == nil: // the pod is on a node already
+		case f.err == nil && f.status == nil: // the pod was bound or assumed in the meantime
 			s.queue.removePod(m.Pod.UID)
 		default:
 			if f.status != nil {
@@ -166,26 +181,29 @@ func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members
 	return t
 }
 
-// placeSmallest tries to place only the smallest pods of the group, after the attempt before with
-// all pods has failed. The result also contains the failures of the other pods from that attempt.
-func (s *Scheduler) placeSmallest(ctx context.Context, before *groupAttempt, few []*queuedPod, ties *rand.Rand) *groupAttempt {
-	s.releaseChosen(ctx, before)
-	t := s.placeMembers(ctx, before.group, few, ties)
-	for _, f := range before.failed {
-		if !slices.Contains(few, f.pod) || slices.Contains(t.untried, f.pod) {
+// placeSmallest tries to place only the given smallest pods of the group, after an attempt with all
+// of its pods failed. It returns the new attempt, which also contains the other pods and their
+// failures from the attempt failed.
+func (s *Scheduler) placeSmallest(
+	ctx context.Context, failed *groupAttempt, smallest []*queuedPod, ties *rand.Rand,
+) *groupAttempt {
+	s.releaseChosen(ctx, failed)
+	t := s.placeMembers(ctx, failed.group, smallest, ties)
+	for _, f := range failed.failed {
+		if !slices.Contains(smallest, f.pod) || slices.Contains(t.untried, f.pod) {
 			t.untried = slices.DeleteFunc(t.untried, func(pod *queuedPod) bool { return pod == f.pod })
 			t.failed = append(t.failed, f)
 		}
 	}
-	for _, pod := range before.untried {
-		if !slices.Contains(few, pod) {
+	for _, pod := range failed.untried {
+		if !slices.Contains(smallest, pod) {
 			t.untried = append(t.untried, pod)
 		}
 	}
 	return t
 }
 
-// releaseChosen releases the nodes of all pods for which the attempt has chosen one.
+// releaseChosen removes the pods from the nodes that the attempt t has chosen for them.
 func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	for _, x := range t.chosen {
 		s.releasePod(ctx, x.pod, x.cycle, x.result.Node)
@@ -194,11 +212,15 @@ func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	t.chosen = nil
 }
 
-// chooseNodeRecovering is chooseNode, but a panic is logged and returned as a failure of the pod.
-func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ties *rand.Rand) (x *nodeChoice, f *schedulingFailure) {
+// chooseNodeRecovering calls chooseNode for a pod of a group. A panic is logged and returned as a
+// failure of that pod.
+func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ties *rand.Rand) (
+	x *nodeChoice, f *schedulingFailure,
+) {
 	defer func() {
 		if r := recover(); r != nil {
-			s.log.Error("panic while scheduling a pod of a group", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", r, "stack", string(debug.Stack()))
+			s.log.Error("panic while scheduling a pod of a group", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic",
+				r, "stack", string(debug.Stack()))
 			s.cluster.forgetAssumedPod(pod.Pod.UID)
 			x, f = nil, &schedulingFailure{pod: pod, err: fmt.Errorf("panic: %v", r)}
 		}
@@ -206,17 +228,19 @@ func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ti
 	return s.chooseNode(ctx, pod, ties)
 }
 
-// failGroupAttempt ends an attempt that placed too few pods, and reports why. A pod that plugins
-// refused waits for an event that may help; the others wait for a change of their group. room is
-// called after all nodes are released, and returns a message about preemption or "".
-func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room func() string) {
+// failGroupAttempt ends a group attempt that placed too few pods: it removes the pods from their
+// nodes, reports why, and requeues them. A pod that plugins refused waits for an event that may
+// help; the others wait for a change of their PodGroup. tryPreemption is called when the pods have
+// no nodes any more. It returns a message about preemption for the report, or "".
+func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, tryPreemption func() string) {
 	had := len(t.chosen)
 	s.releaseChosen(ctx, t)
 	if ctx.Err() != nil {
 		return
 	}
-	summary := fmt.Sprintf("pod group %s: only %d of %d pods had a node", t.group.Name, t.group.Placed+had, t.group.Least)
-	if said := room(); said != "" {
+	summary := fmt.Sprintf("pod group %s: only %d of %d pods had a node", t.group.Name,
+		t.group.Placed+had, t.group.Least)
+	if said := tryPreemption(); said != "" {
 		summary += "; " + said
 	}
 	reason, message := schedulingv1beta1.PodGroupReasonUnschedulable, summary
@@ -240,15 +264,15 @@ func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room 
 	}
 }
 
-// releasePod runs Unreserve for a pod of a group attempt and removes it from the node on which it
-// was assumed.
+// releasePod calls Unreserve of the Reserve plugins for a pod of a group attempt, and removes the
+// pod from the node on which it was assumed.
 func (s *Scheduler) releasePod(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.cluster.forgetAssumedPod(pod.Pod.UID)
 }
 
-// explainFailure returns the reason why the pod has no node, and the plugins that refused it. The
-// plugins are nil if the attempt itself failed.
+// explainFailure returns the reason why the pod has no node, and the names of the plugins that
+// refused it. The names are nil if the attempt ended with an error instead of a refusal.
 func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	var fit *framework.FitError
 	switch {
@@ -264,19 +288,21 @@ func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	return "", nil
 }
 
-// reportGroup enqueues a condition about the placement of a PodGroup, unless the last report was
-// equal. A group that was reported as placed keeps that status.
+// reportGroup enqueues the condition PodGroupInitiallyScheduled of a PodGroup with the given status
+// for writing. It does nothing if the last report about the group was equal, or if the condition is
+// already true.
 func (s *Scheduler) reportGroup(key framework.GroupKey, status metav1.ConditionStatus, reason, message string) {
 	g, ok := client.Cached[*schedulingv1beta1.PodGroup](s.cfg.Informers, key.Namespace, key.Name)
 	if !ok || meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) ||
 		!s.groups.recordStatus(key, string(g.UID)+string(status)+reason+message) {
 		return
 	}
-	s.enqueueNote(&podUpdateNote{group: g, at: time.Now(), condition: reason, message: message, status: status})
+	s.reports.enqueueReport(&statusReport{group: g, at: time.Now(), condition: reason, message: message,
+		status: status})
 }
 
-// reportGroupPlaced reports the PodGroup of a bound pod as placed, if enough pods of the group have
-// a node.
+// reportGroupPlaced is called for a bound pod. If the pod has a PodGroup of which enough pods now
+// have a node, it reports the condition PodGroupInitiallyScheduled as true.
 func (s *Scheduler) reportGroupPlaced(pod *v1.Pod) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -287,8 +313,9 @@ func (s *Scheduler) reportGroupPlaced(pod *v1.Pod) {
 	}
 }
 
-// reportGroupRefused reports a PodGroup as not placed, after a pod of the group found no node in an
-// attempt of its own.
+// reportGroupRefused is called after no node was found for a pod that was scheduled alone. If too
+// few pods of its PodGroup have a node, it reports the condition PodGroupInitiallyScheduled of that
+// group as false.
 func (s *Scheduler) reportGroupRefused(pod *v1.Pod, reason, message string) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -299,16 +326,18 @@ func (s *Scheduler) reportGroupRefused(pod *v1.Pod, reason, message string) {
 	}
 }
 
-// writeGroupCondition writes the condition PodGroupInitiallyScheduled of a note's PodGroup, unless
-// the condition is already true.
-func (s *Scheduler) writeGroupCondition(ctx context.Context, n *podUpdateNote) error {
-	return updateStatus(ctx, s, n.group, true, func(g *schedulingv1beta1.PodGroup) (*schedulingv1beta1.PodGroup, bool) {
-		if meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) {
-			return g, false
-		}
-		next := g.DeepCopy()
-		changed := meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{Type: schedulingv1beta1.PodGroupInitiallyScheduled,
-			Status: n.status, Reason: n.condition, Message: n.message, ObservedGeneration: g.Generation})
-		return next, changed
-	})
+// writeGroupCondition writes the condition PodGroupInitiallyScheduled to the status of the PodGroup
+// in the report n. It does nothing if that condition is already true.
+func (w *reportWriter) writeGroupCondition(ctx context.Context, n *statusReport) error {
+	return updateStatus(ctx, w.informers, w.lead, n.group, true,
+		func(g *schedulingv1beta1.PodGroup) (*schedulingv1beta1.PodGroup, bool) {
+			if meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) {
+				return g, false
+			}
+			next := g.DeepCopy()
+			changed := meta.SetStatusCondition(&next.Status.Conditions,
+				metav1.Condition{Type: schedulingv1beta1.PodGroupInitiallyScheduled,
+					Status: n.status, Reason: n.condition, Message: n.message, ObservedGeneration: g.Generation})
+			return next, changed
+		})
 }

@@ -92,7 +92,8 @@ func (w *gangWorld) settled(b *bed) error {
 			return fmt.Errorf("group %d has %d of %d pods", g, n, w.least[g])
 		}
 		if n == 0 && fitsAtAll(w.least[g], w.groups[g], free) {
-			return fmt.Errorf("group %d of %v is not placed, and needs %d: %v is free", g, w.groups[g], w.least[g], free)
+			return fmt.Errorf("group %d of %v is not placed, and needs %d: %v is free", g, w.groups[g],
+				w.least[g], free)
 		}
 	}
 	for i, f := range free {
@@ -137,7 +138,8 @@ func TestGangsEqualTwin(t *testing.T) {
 			}
 			r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for _, o := range order {
-				b.pod(fmt.Sprintf("g%d-%d", o.group, o.i), fmt.Sprint(w.groups[o.group][o.i]), inGroup(fmt.Sprintf("g%d", o.group)))
+				b.pod(fmt.Sprintf("g%d-%d", o.group, o.i), fmt.Sprint(w.groups[o.group][o.i]),
+					inGroup(fmt.Sprintf("g%d", o.group)))
 			}
 			if !early {
 				b.lead()

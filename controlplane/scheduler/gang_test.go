@@ -58,7 +58,8 @@ func (b *bed) awaitGroup(name string, status metav1.ConditionStatus, reason, wor
 			return err
 		}
 		for _, c := range g.Status.Conditions {
-			if c.Type == schedulingv1beta1.PodGroupInitiallyScheduled && c.Status == status && c.Reason == reason && strings.Contains(c.Message, words) {
+			if c.Type == schedulingv1beta1.PodGroupInitiallyScheduled && c.Status == status && c.Reason == reason &&
+				strings.Contains(c.Message, words) {
 				return nil
 			}
 		}
@@ -90,7 +91,8 @@ func TestGangOfThree(t *testing.T) {
 	b.pod("g3", "1", inGroup("g"))
 	b.awaitWords("g3", "0/1 nodes are available: 1 Insufficient cpu. pod group g: only 2 of 3 pods had a node.")
 	for _, name := range []string{"g1", "g2"} {
-		b.awaitWords(name, "pod group g: only 2 of 3 pods had a node; pod g3: 0/1 nodes are available: 1 Insufficient cpu.")
+		b.awaitWords(name, "pod group g: only 2 of 3 pods had a node; pod g3: 0/1 nodes are available: 1 "+
+			"Insufficient cpu.")
 	}
 	b.awaitGroup("g", metav1.ConditionFalse, "Unschedulable", "only 2 of 3 pods had a node")
 	b.pod("single", "2") // the room is free for others
@@ -188,7 +190,9 @@ func TestGangWakes(t *testing.T) {
 	}
 	b.awaitNode("lower-1", "n1")
 
-	p := b.pod("gated-2", "1", inGroup("gated"), func(pod *v1.Pod) { pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "x.io/gate"}} })
+	p := b.pod("gated-2", "1", inGroup("gated"), func(pod *v1.Pod) {
+		pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "x.io/gate"}}
+	})
 	b.without("gated-1", "gated-2")
 	p = p.DeepCopy()
 	p.Spec.SchedulingGates = nil
@@ -245,8 +249,8 @@ func TestGangOfSizes(t *testing.T) {
 // A group that never fits is tried once, and again when something may help, and not by itself.
 func TestGangThatNeverFits(t *testing.T) {
 	other := &faulty{name: "other", times: 3}
-	b := newBed(t, func(h *framework.Handle) []framework.Weighted {
-		return append(plugins.Default(h), framework.Weighted{Plugin: other})
+	b := newBed(t, func(h *framework.Handle) []framework.WeightedPlugin {
+		return append(plugins.Default(h), framework.WeightedPlugin{Plugin: other})
 	})
 	b.node("n1", "32")
 	b.group("g", 3)
@@ -294,8 +298,8 @@ func (f *faulty) Filter(_ context.Context, c *framework.Cycle, _ *framework.Node
 // nodes, and what was bound by then counts for the next leader, which binds the rest. No pod is bound twice.
 func TestGangAcrossLeaders(t *testing.T) {
 	gate := &stopper{reached: make(chan struct{}, 1), name: "g2"}
-	b := newBed(t, func(h *framework.Handle) []framework.Weighted {
-		return append(plugins.Default(h), framework.Weighted{Plugin: gate})
+	b := newBed(t, func(h *framework.Handle) []framework.WeightedPlugin {
+		return append(plugins.Default(h), framework.WeightedPlugin{Plugin: gate})
 	})
 	b.node("n1", "3")
 	b.group("g", 3)

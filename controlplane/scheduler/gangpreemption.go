@@ -16,36 +16,40 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Limits of the search for victims of a PodGroup: its duration, because other pods wait meanwhile,
-// and the number of priorities that it distinguishes.
+// Limits of the search for pods to evict for a PodGroup. gangPreemptionTimeout bounds its duration,
+// because other pods wait meanwhile. maxPriorityLevels bounds its steps: in each step, the search
+// removes the possible victims of one or several priorities from its snapshot.
 const (
 	gangPreemptionTimeout = 2 * time.Second
 	maxPriorityLevels     = 16
 )
 
-// gangPreemption is the result of a gangPreemptionSearch: the nodes for the group's pods and the
-// pods that must be evicted.
+// gangPreemption is the result of a gangPreemptionSearch: the nodes for the pods of the group, and
+// the victims, which must be evicted from these and other nodes.
 type gangPreemption struct {
-	nodes   map[types.UID]string // by UID of the group's pod
+	nodes   map[types.UID]string // chosen node of each pod of the group, by pod UID
 	victims []*trialPod
 }
 
-// gangPreemptionSearch searches for pods to evict so that all members of a PodGroup fit. It works
-// on its own snapshot and changes nothing outside of it.
+// gangPreemptionSearch searches for pods of lower priority to evict, so that all given pods of a
+// PodGroup (members) get a node. It works on its own snapshot and does not change the cluster
+// state.
 type gangPreemptionSearch struct {
 	*Trial
 	members []*framework.PodInfo
 	profile func(*v1.Pod) *profile
 	ties    *rand.Rand
-	removed map[types.UID]bool // UIDs of the pods that are removed from the snapshot
+	removed map[types.UID]bool // UIDs of possible victims that are currently removed from the snapshot
 	nodes   map[types.UID]string
 }
 
-// findVictims returns the pods to evict and the nodes for the members. It returns nil if the
-// members would not fit even without all pods of lower priority. It removes pods from the snapshot,
-// lowest priorities first, until all members fit together. It then restores the removed pods that
-// need not be evicted, in the sequence that order returns.
-func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
+// findVictims returns the pods to evict and the nodes for the members of the group. It removes pods
+// from the snapshot, lowest priorities first, until all members fit. It then restores the pods that
+// need not be evicted, in the sequence that order returns. If the members do not fit even without
+// all pods of lower priority, it returns nil.
+func (r *gangPreemptionSearch) findVictims(
+	ctx context.Context, order func([]*framework.PodInfo) []*framework.PodInfo,
+) (*gangPreemption, error) {
 	victims := r.lowerPriorityPods()
 	for _, level := range priorityLevels(victims) {
 		for _, v := range victims {
@@ -64,10 +68,12 @@ func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*fr
 	return nil, nil
 }
 
-// lowerPriorityPods returns the possible victims: the pods outside the group with a lower priority
-// than every member. They are sorted by priority.
+// lowerPriorityPods returns the possible victims, sorted by ascending priority: the pods outside
+// the group that have a lower priority than every member of the group.
 func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
-	least := slices.MinFunc(r.members, func(a, b *framework.PodInfo) int { return cmp.Compare(a.Priority, b.Priority) }).Priority
+	least := slices.MinFunc(r.members, func(a, b *framework.PodInfo) int {
+		return cmp.Compare(a.Priority, b.Priority)
+	}).Priority
 	own, _ := framework.GroupOf(r.members[0].Pod)
 	for _, p := range r.pods {
 		if its, ok := framework.GroupOf(p.Pod); p.Priority < least && (!ok || its != own) {
@@ -80,8 +86,9 @@ func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
 	return out
 }
 
-// priorityLevels returns at most maxPriorityLevels ascending priorities. Each step of the search
-// removes the victims up to the next of them.
+// priorityLevels returns the priorities at which the search proceeds, in ascending order. In each
+// step the search removes the victims with a priority up to the next level. There are at most
+// maxPriorityLevels; the last one is the highest priority of a victim.
 func priorityLevels(victims []*trialPod) (out []int32) {
 	for _, v := range victims {
 		if len(out) == 0 || v.Priority > out[len(out)-1] {
@@ -115,12 +122,14 @@ func (r *gangPreemptionSearch) restoreVictim(v *trialPod) {
 	delete(r.removed, v.Pod.UID)
 }
 
-// placeMembers chooses a node for each member and adds the member to it in the snapshot, one after
-// the other. If a member fits nowhere, it removes all of them again and returns false.
+// placeMembers chooses a node for one member of the group after the other, and adds the member to
+// its node in the snapshot. If no node fits a member, it removes all members from the snapshot and
+// returns false.
 func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	for _, m := range r.members {
 		p := r.profile(m.Pod)
-		res, err := p.Schedule(ctx, framework.NewCycle(m, r.snap), framework.Options{Sample: framework.SampleSize(len(r.snap.Nodes), p.percentage), Rand: r.ties})
+		res, err := p.Schedule(ctx, framework.NewCycle(m, r.snap),
+			framework.Options{Sample: framework.SampleSize(len(r.snap.Nodes), p.percentage), Rand: r.ties})
 		var none *framework.FitError
 		switch {
 		case errors.As(err, &none):
@@ -140,12 +149,12 @@ func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	return true, ctx.Err()
 }
 
-// setMemberOnNode adds a member to a node of the snapshot if there is true, and otherwise removes
-// it.
-func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string, there bool) {
+// setMemberOnNode adds the member m of the group to the node in the snapshot if present is true,
+// and otherwise removes m from it.
+func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string, present bool) {
 	had := r.snap.ByName[node]
 	now := had.Clone()
-	if there {
+	if present {
 		now.AddPod(m)
 	} else {
 		now.RemovePod(m.Pod.UID)
@@ -153,8 +162,9 @@ func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string
 	r.replaceNode(had, now)
 }
 
-// membersStillFit reports whether each member fits its node together with all other pods in the
-// snapshot. If node is not "", only the members on that node are checked.
+// membersStillFit reports whether each member of the group fits the node chosen for it, together
+// with all other pods in the snapshot. If node is not "", only the members on that node are
+// checked.
 func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string) (bool, error) {
 	for _, m := range r.members {
 		at := r.nodes[m.Pod.UID]
@@ -162,7 +172,7 @@ func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string)
 			continue
 		}
 		r.setMemberOnNode(m, at, false)
-		refusal, err := r.profile(m.Pod).Takes(ctx, framework.NewCycle(m, r.snap), at)
+		refusal, err := r.profile(m.Pod).RefusalBy(ctx, framework.NewCycle(m, r.snap), at)
 		r.setMemberOnNode(m, at, true)
 		if err != nil || ctx.Err() != nil {
 			return false, errors.Join(err, ctx.Err())
@@ -174,11 +184,13 @@ func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string)
 	return true, nil
 }
 
-// restoreUnneeded adds removed pods to the snapshot again as long as all members still fit, and
-// returns the others as victims. Pods on nodes without members are restored first, together. The
-// rest is restored one by one in the sequence that order returns. It returns nil if the members do
-// not fit in the end.
-func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*trialPod, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
+// restoreUnneeded adds removed pods to the snapshot again if all members of the group still fit,
+// and returns the pods that it could not add as victims. Pods on nodes without members are added
+// first, all together. The other pods are added one by one in the sequence that order returns. It
+// returns nil if the members do not fit in the end.
+func (r *gangPreemptionSearch) restoreUnneeded(
+	ctx context.Context, victims []*trialPod, order func([]*framework.PodInfo) []*framework.PodInfo,
+) (*gangPreemption, error) {
 	taken, used, far := map[types.UID]*trialPod{}, map[string]bool{}, []*trialPod{}
 	for _, node := range r.nodes {
 		used[node] = true
@@ -186,7 +198,7 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	var near []*framework.PodInfo
 	for _, v := range victims {
 		switch {
-		case !r.removed[v.Pod.UID] || v.Pod.DeletionTimestamp != nil: // it is terminating already
+		case !r.removed[v.Pod.UID] || v.Pod.DeletionTimestamp != nil: // no eviction necessary
 		case used[v.node]:
 			taken[v.Pod.UID] = v
 			near = append(near, v.PodInfo)
@@ -199,7 +211,7 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	}
 	if ok, err := r.membersStillFit(ctx, ""); err != nil {
 		return nil, err
-	} else if !ok { // a rule about other pods extends beyond the members' nodes
+	} else if !ok { // for example, anti-affinity of a member excludes pods in the whole zone
 		for _, v := range far {
 			r.removeVictim(v)
 			taken[v.Pod.UID] = v
@@ -230,16 +242,19 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	return out, nil
 }
 
-// hasPodRules reports whether a pod has inter-pod affinity terms or topology spread constraints.
+// hasPodRules reports whether the pod has inter-pod affinity terms or topology spread constraints,
+// so that pods on other nodes affect whether it fits.
 func hasPodRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil || len(pod.Pod.Spec.TopologySpreadConstraints) > 0
 }
 
-// preemptForGroup evicts pods of lower priority if the whole group then fits. members are the
-// group's pods of the failed attempt t. It returns a message about the evictions, or about the
-// reason why none exist; "" if there is nothing to report. It never evicts pods for only a part
-// of a group.
-func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, members []*queuedPod, ties *rand.Rand) string {
+// preemptForGroup evicts pods of lower priority if enough pods of the PodGroup then fit. members
+// are the pods that the failed attempt t tried to place. It returns a message about the evictions,
+// or the reason why no pods are evicted; "" if there is nothing to report. No pod is evicted unless
+// the group then reaches its minimum.
+func (s *Scheduler) preemptForGroup(
+	ctx context.Context, t *groupAttempt, members []*queuedPod, ties *rand.Rand,
+) string {
 	need := t.group.Needs()
 	members = slices.DeleteFunc(slices.Clone(members), func(m *queuedPod) bool { return s.cluster.isPlaced(m.Pod.UID) })
 	if why := s.groupPreemptionRefusal(t, members, need); why != "" {
@@ -250,7 +265,8 @@ func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, member
 		chosen = members[:need]
 	}
 	trial := newTrial(s.profiles, s.cluster.copySnapshot())
-	r := &gangPreemptionSearch{Trial: trial, profile: s.profiles.forPod, ties: ties, removed: map[types.UID]bool{}, nodes: map[types.UID]string{}}
+	r := &gangPreemptionSearch{Trial: trial, profile: s.profiles.forPod, ties: ties, removed: map[types.UID]bool{},
+		nodes: map[types.UID]string{}}
 	for _, m := range chosen {
 		r.members = append(r.members, m.PodInfo)
 	}
@@ -276,37 +292,39 @@ func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, member
 		return fmt.Sprintf("preemption: no victims for the group were found within %s", gangPreemptionTimeout)
 	case room == nil:
 		for _, m := range members {
-			s.nominatePod(m.Pod, "")
+			s.evictions.nominatePod(m.Pod, "")
 		}
 		return fmt.Sprintf("preemption: evicting pods of lower priority would not help %d pods of the group", need)
 	}
-	s.evictForGroup(ctx, chosen, room)
+	s.evictions.evictForGroup(ctx, chosen, room)
 	return "preemption: pods of lower priority are being evicted for the group"
 }
 
-// preemptionPlugin returns the profile's plugin that evicts pods, or nil.
-func preemptionPlugin(p *profile) framework.Preempts {
+// preemptionPlugin returns the PostFilter plugin of the profile that evicts pods, or nil if it has
+// none.
+func preemptionPlugin(p *profile) framework.PreemptionPlugin {
 	for _, x := range p.PostFilters {
-		if by, ok := x.(framework.Preempts); ok {
+		if by, ok := x.(framework.PreemptionPlugin); ok {
 			return by
 		}
 	}
 	return nil
 }
 
-// noMessage is the result of groupPreemptionRefusal if preemption is not possible and there is
-// nothing to report.
+// noMessage is returned by groupPreemptionRefusal if no pods may be evicted and there is no reason
+// to report.
 const noMessage = " "
 
-// groupPreemptionRefusal returns the reason why no pods may be evicted for the group, or "" if they
-// may. need is the number of pods that must get a node.
+// groupPreemptionRefusal returns the reason why no pods may be evicted for the group of the attempt
+// t. It returns "" if evictions are allowed, and noMessage if they are not, but there is nothing to
+// report. need is the number of members that must get a node.
 func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod, need int) string {
 	if need < 1 || len(members) < need {
 		return noMessage
 	}
 	for _, f := range t.failed {
 		if _, by := f.explainFailure(); by == nil {
-			return noMessage // the attempt itself failed, so it is unknown what would help
+			return noMessage // the attempt ended with an error, so it is unknown whether preemption would help
 		}
 	}
 	for _, m := range members {
@@ -318,14 +336,16 @@ func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod
 			return "preemption: a pod of the group has preemptionPolicy=Never"
 		case len(pod.Spec.ResourceClaims) > 0 || hasClaims(pod):
 			return "preemption: not supported for groups whose pods claim devices or volumes"
-		case len(framework.Asked(profile.Extenders, framework.VerbFilter, m.PodInfo)) > 0 || len(framework.Asked(profile.Extenders, framework.VerbPreempt, m.PodInfo)) > 0:
+		case len(framework.InterestedExtenders(profile.Extenders, framework.VerbFilter, m.PodInfo)) > 0 ||
+			len(framework.InterestedExtenders(profile.Extenders, framework.VerbPreempt, m.PodInfo)) > 0:
 			return "preemption: not supported for groups whose placement depends on an extender"
 		}
 	}
 	return ""
 }
 
-// isPreemptingForGroup reports whether pods that were evicted for the group are still terminating.
+// isPreemptingForGroup reports whether an earlier preemption for the group is in progress:
+// evictions are not finished, or victims on the members' nominated nodes are still terminating.
 func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	group, _ := framework.GroupOf(r.members[0].Pod)
 	if s.groups.isPreempting(group) {
@@ -345,39 +365,40 @@ func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	return false
 }
 
-// evictForGroup nominates the found nodes for the chosen pods of a group, and evicts the victims in
-// a separate goroutine. If an eviction fails, the nominations are cleared and the pods are tried
-// again.
-func (s *Scheduler) evictForGroup(ctx context.Context, chosen []*queuedPod, room *gangPreemption) {
+// evictForGroup nominates the nodes that a gangPreemptionSearch found for the pods in chosen, and
+// evicts the victims that it found in the background. If an eviction fails, these nominations are
+// cleared and the pods are requeued.
+func (e *evictor) evictForGroup(ctx context.Context, chosen []*queuedPod, preemption *gangPreemption) {
 	group, _ := framework.GroupOf(chosen[0].Pod)
-	var pods []*v1.Pod // copied now: the queue replaces its pods once they are queued again
+	var pods []*v1.Pod // copied now: the queue may replace the Pod of a queuedPod later
 	for _, m := range chosen {
 		pods = append(pods, m.Pod)
-		node := room.nodes[m.Pod.UID]
-		s.nominatePod(m.Pod, node)
-		for _, pod := range s.cluster.nominatedBelow(node, m.Priority) {
-			s.nominatePod(pod.Pod, "")
-			s.queue.requeueNow(ctx, pod.Pod)
+		node := preemption.nodes[m.Pod.UID]
+		e.nominatePod(m.Pod, node)
+		for _, pod := range e.cluster.nominatedBelow(node, m.Priority) {
+			e.nominatePod(pod.Pod, "")
+			e.queue.requeueUnschedulable(ctx, pod.Pod)
 		}
 	}
-	if len(room.victims) == 0 {
-		return // terminating pods are sufficient
+	if len(preemption.victims) == 0 {
+		return // the only victims are terminating already
 	}
-	s.groups.setPreempting(group, true)
+	e.groups.setPreempting(group, true)
 	select {
-	case s.bindingSlots <- struct{}{}:
+	case e.slots <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
-	s.evictions.Go(func() {
-		defer func() { <-s.bindingSlots }()
-		defer s.groups.setPreempting(group, false)
-		for _, v := range room.victims {
-			if err := s.evictVictim(ctx, v.Pod, pods[0], v.node); err != nil && ctx.Err() == nil {
-				s.log.Warn("preemption for a group failed, will retry", "group", group.Namespace+"/"+group.Name, "err", err)
+	e.running.Go(func() {
+		defer func() { <-e.slots }()
+		defer e.groups.setPreempting(group, false)
+		for _, v := range preemption.victims {
+			if err := e.evictVictim(ctx, v.Pod, pods[0], v.node); err != nil && ctx.Err() == nil {
+				e.log.Warn("preemption for a group failed, will retry", "group",
+					group.Namespace+"/"+group.Name, "err", err)
 				for _, pod := range pods {
-					s.nominatePod(pod, "")
-					s.queue.requeueNow(ctx, pod)
+					e.nominatePod(pod, "")
+					e.queue.requeueUnschedulable(ctx, pod)
 				}
 				return
 			}

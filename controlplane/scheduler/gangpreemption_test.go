@@ -72,7 +72,8 @@ func TestGangPreempts(t *testing.T) {
 	b.awaitWords("g0", "preemption: pods of lower priority are being evicted for the group")
 	b.pod("late", "1", important(0))
 	b.delete("a")
-	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No "+
+		"preemption victims found for incoming pod.")
 	b.awaitEnding("b", "c")
 	b.without("g0", "g1", "g2", "late")
 	b.delete("b")
@@ -90,17 +91,25 @@ func TestGangPreempts(t *testing.T) {
 func TestGangPreemptsNobody(t *testing.T) {
 	never := v1.PreemptNever
 	for want, make := range map[string]func(b *bed){
-		"preemption: evicting pods of lower priority would not help 5 pods of the group": func(b *bed) { b.gang("g", 5, 5, important(10)) },
+		"preemption: evicting pods of lower priority would not help 5 pods of the group": func(b *bed) {
+			b.gang("g", 5, 5, important(10))
+		},
 		"preemption: a pod of the group has preemptionPolicy=Never": func(b *bed) {
 			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) { pod.Spec.PreemptionPolicy = &never })
 		},
 		"preemption: not supported for groups whose pods claim devices or volumes": func(b *bed) {
 			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) {
-				pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
-					AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}}}}}
+				pod.Spec.Volumes = []v1.Volume{{Name: "v",
+					VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{
+						VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
+							AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+							Resources: v1.VolumeResourceRequirements{
+								Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}}}}}
 			})
 		},
-		"preemption: evicting pods of lower priority would not help 3 pods of the group": func(b *bed) { b.gang("g", 3, 3, important(3)) },
+		"preemption: evicting pods of lower priority would not help 3 pods of the group": func(b *bed) {
+			b.gang("g", 3, 3, important(3))
+		},
 		"only 0 of 3 pods had a node": func(b *bed) { b.gang("g", 3, 3, important(1)) },
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -119,8 +128,9 @@ func TestGangPreemptsWithinBudgets(t *testing.T) {
 	b := newBed(t, nil)
 	b.node("w1", "2")
 	none := intstr.FromInt32(0)
-	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "keep"}, Spec: policyv1.PodDisruptionBudgetSpec{
-		MaxUnavailable: &none, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"keep": "yes"}}}}
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "keep"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: &none, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"keep": "yes"}}}}
 	if _, err := client.Create(b.ctx, b.client, budget); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +177,9 @@ func TestGangRoomEqualsTwin(t *testing.T) {
 					}
 					name := fmt.Sprintf("p%d-%d", i, j)
 					there[name] = p
-					b.pod(name, fmt.Sprint(p.size), important(p.priority), func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: fmt.Sprintf("n%d", i)} })
+					b.pod(name, fmt.Sprint(p.size), important(p.priority), func(pod *v1.Pod) {
+						pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: fmt.Sprintf("n%d", i)}
+					})
 					b.awaitNode(name, fmt.Sprintf("n%d", i))
 					if p.priority >= 2 {
 						room[i] -= p.size
@@ -215,7 +227,8 @@ func TestGangRoomEqualsTwin(t *testing.T) {
 				}
 			}
 			for _, name := range ended {
-				if p := there[name]; w.least[0] == len(w.groups[0]) && free[p.node] >= p.size { // otherwise pods beyond the least number preempt too
+				if p := there[name]; w.least[0] == len(w.groups[0]) && free[p.node] >= p.size {
+					// otherwise pods beyond the least number preempt too
 					t.Errorf("%s of %d was ended, and its node has %d left", name, p.size, free[p.node])
 				}
 				if there[name].priority >= 2 {

@@ -52,11 +52,17 @@ func TestAdoptResurrectsNothing(t *testing.T) {
 	pods := client.CachedList[*v1.Pod](b.informers, "", nil)
 	now := int64(0)
 	force := metav1.DeleteOptions{GracePeriodSeconds: &now}
-	b.deleted("default", "bound", func() error { return client.Delete[*v1.Pod](b.ctx, b.client, "default", "bound", force) },
+	b.deleted("default", "bound", func() error {
+		return client.Delete[*v1.Pod](b.ctx, b.client, "default", "bound", force)
+	},
 		known(func(_, placed, _ bool) bool { return placed }))
-	b.deleted("default", "free", func() error { return client.Delete[*v1.Pod](b.ctx, b.client, "default", "free", force) },
+	b.deleted("default", "free", func() error {
+		return client.Delete[*v1.Pod](b.ctx, b.client, "default", "free", force)
+	},
 		known(func(_, _, queued bool) bool { return queued }))
-	b.deleted("", "n1", func() error { return client.Delete[*v1.Node](b.ctx, b.client, "", "n1", metav1.DeleteOptions{}) },
+	b.deleted("", "n1", func() error {
+		return client.Delete[*v1.Node](b.ctx, b.client, "", "n1", metav1.DeleteOptions{})
+	},
 		known(func(node, _, _ bool) bool { return node }))
 	b.scheduler.AdoptLate(nodes, pods)
 	if known(func(node, placed, queued bool) bool { return node || placed || queued })() {
@@ -78,7 +84,8 @@ func TestBindingAPodThatIsGoneEnds(t *testing.T) {
 		return nil
 	})
 	now := int64(0)
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "ghost", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "ghost",
+		metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
 	}
 	b.eventually("the deletion", func() error {
@@ -143,8 +150,8 @@ func (clumsy) Filter(_ context.Context, c *framework.Cycle, _ *framework.NodeInf
 
 // A pod over which a plugin panics is the only one that is not scheduled.
 func TestPanicOverOnePod(t *testing.T) {
-	b := newBed(t, func(h *framework.Handle) []framework.Weighted {
-		return append(plugins.Default(h), framework.Weighted{Plugin: clumsy{}})
+	b := newBed(t, func(h *framework.Handle) []framework.WeightedPlugin {
+		return append(plugins.Default(h), framework.WeightedPlugin{Plugin: clumsy{}})
 	})
 	b.node("n1", "8")
 	b.lead()

@@ -13,29 +13,29 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// groupTracker tracks the pods that belong to a PodGroup, by group. Each change of a pod updates
-// the counts, so the cost does not depend on the number of pods. No other lock is acquired while
-// its lock is held.
+// groupTracker counts the pods of each PodGroup, for example those with a node. Each change of a
+// pod updates the counts, so reading them does not depend on the number of pods. While its lock is
+// held, no other lock is acquired.
 type groupTracker struct {
 	mu  sync.Mutex
 	all map[framework.GroupKey]*groupState
 }
 
-// groupState is the state of one PodGroup: its pods, the counts of them, and the results of
-// scheduling attempts. The latter are reset when Run starts on a new leader.
+// groupState is what a groupTracker stores about one PodGroup: the pods, their counts, and the
+// results of attempts to place the group. The results are reset when Run starts.
 type groupState struct {
 	pods        map[types.UID]*groupMember
 	schedulable int            // number of pods that have a node or have no scheduling gates
-	placed      int            // number of pods that are bound or assumed
-	schedulers  map[string]int // number of pods by scheduler name
+	placed      int            // number of pods that are bound to a node or assumed on one
+	schedulers  map[string]int // number of pods by schedulerName
 
-	failures       int       // number of consecutive attempts that placed too few pods
-	notBefore      time.Time // earliest time of the next attempt
-	reportedStatus string    // the group status that was reported last
-	preempting     bool      // pods are being evicted for the group
+	failures       int       // number of consecutive attempts to place the group that placed too few pods
+	notBefore      time.Time // earliest time of the next attempt to place the group
+	reportedStatus string    // last status that was recorded with recordStatus
+	preempting     bool      // pods of lower priority are being evicted for the group
 }
 
-// groupMember is a pod of a PodGroup. Terminal and terminating pods are not members.
+// groupMember is a pod of a PodGroup that has not terminated and is not terminating.
 type groupMember struct {
 	pod            *v1.Pod
 	bound, assumed bool
@@ -50,23 +50,24 @@ func newGroupTracker() *groupTracker {
 	return &groupTracker{all: make(map[framework.GroupKey]*groupState)}
 }
 
-// countMember adds a pod to the counts of the group if by is 1, and removes it if by is -1.
-func (g *groupState) countMember(m *groupMember, by int) {
+// countMember adds the pod m to the counts of its group if delta is 1, and removes it from them if
+// delta is -1.
+func (g *groupState) countMember(m *groupMember, delta int) {
 	if m.hasNode() {
-		g.placed += by
+		g.placed += delta
 	}
 	if m.isSchedulable() {
-		g.schedulable += by
+		g.schedulable += delta
 	}
 	name := schedulerOf(m.pod)
-	if g.schedulers[name] += by; g.schedulers[name] == 0 {
+	if g.schedulers[name] += delta; g.schedulers[name] == 0 {
 		delete(g.schedulers, name)
 	}
 }
 
-// observePod records the current state of a pod in its group. gone means that the pod is terminal,
-// terminating or deleted. agree is true if the group's pods named different schedulers before this
-// change, and no longer do.
+// observePod records the current version of a pod in the counts of its PodGroup. gone means that
+// the pod is deleted, terminating or terminated. It returns true if the schedulerNames of the
+// group's pods differed before this change and are now equal.
 func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -99,8 +100,8 @@ func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	return mixed && len(g.schedulers) <= 1
 }
 
-// setAssumed records whether a pod is assumed on a node. It ignores pods without a group and pods
-// that observePod has not recorded.
+// setAssumed records whether the pod is assumed on a node, in the counts of its PodGroup. It
+// ignores pods without a PodGroup and pods that observePod has not recorded.
 func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -117,8 +118,8 @@ func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	}
 }
 
-// groupFor returns the state of a group for plugins, with the policy of its PodGroup object. spec
-// is nil if that object does not exist.
+// groupFor returns the state of the PodGroup with the given key, for plugins. spec is the PodGroup
+// object, which contains the group's policy; nil if it does not exist.
 func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) framework.Group {
 	out := framework.Group{GroupKey: key, Known: spec != nil, Least: 1}
 	if spec != nil && spec.Spec.SchedulingPolicy.Gang != nil {
@@ -132,7 +133,7 @@ func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.
 	return out
 }
 
-// pendingMembers returns the UIDs of the group's pods that have neither a node nor scheduling
+// pendingMembers returns the UIDs of the pods of the PodGroup that have no node and no scheduling
 // gates, sorted.
 func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	s.mu.Lock()
@@ -151,7 +152,8 @@ func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	return out
 }
 
-// nextAttempt returns the earliest time of the next attempt to place the group.
+// nextAttempt returns the earliest time of the next attempt to place the PodGroup. It is later
+// after each failure.
 func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,10 +163,10 @@ func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	return time.Time{}
 }
 
-// recordAttempt records the result of an attempt to place a group. If too few pods were placed,
-// rest is called with the number of consecutive failures, and returns the earliest time of the next
-// attempt.
-func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest func(failures int) time.Time) {
+// recordAttempt records the result of an attempt to place the PodGroup. If placed is false, the
+// attempt has placed too few pods: backoffEnd is then called with the number of consecutive
+// failures, and returns the earliest time of the next attempt.
+func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, backoffEnd func(failures int) time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.all[key]
@@ -174,12 +176,13 @@ func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest f
 		g.failures, g.notBefore = 0, time.Time{}
 	default:
 		g.failures++
-		g.notBefore = rest(g.failures)
+		g.notBefore = backoffEnd(g.failures)
 	}
 }
 
-// recordStatus records the status that is about to be reported for a group. It returns false if the
-// last recorded status is equal.
+// recordStatus records the status that the caller is about to report for the PodGroup, and returns
+// true. It returns false if the status is equal to the last recorded one, or the group has no pods;
+// the caller must then report nothing.
 func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +194,8 @@ func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool 
 	return true
 }
 
-// resetAttempts clears the results of earlier attempts for all groups, when Run starts.
+// resetAttempts clears the results of earlier attempts and reports for all PodGroups. Run calls it
+// when it starts.
 func (s *groupTracker) resetAttempts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,12 +204,12 @@ func (s *groupTracker) resetAttempts() {
 	}
 }
 
-// setPreempting records whether pods of lower priority are being evicted for a group.
-func (s *groupTracker) setPreempting(key framework.GroupKey, is bool) {
+// setPreempting records whether pods of lower priority are being evicted for the PodGroup.
+func (s *groupTracker) setPreempting(key framework.GroupKey, preempting bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g := s.all[key]; g != nil {
-		g.preempting = is
+		g.preempting = preempting
 	}
 }
 

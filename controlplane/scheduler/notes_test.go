@@ -18,7 +18,8 @@ import (
 
 // noRoom is what a pod is told that is too large for so many nodes.
 func noRoom(nodes int) string {
-	return fmt.Sprintf("0/%[1]d nodes are available: %[1]d Insufficient cpu. preemption: 0/%[1]d nodes are available: %[1]d No preemption victims found for incoming pod.", nodes)
+	return fmt.Sprintf("0/%[1]d nodes are available: %[1]d Insufficient cpu. preemption: 0/%[1]d nodes are available: "+
+		"%[1]d No preemption victims found for incoming pod.", nodes)
 }
 
 // F87: what a pod is told last stays, however long it took to write what it was told before.
@@ -29,7 +30,8 @@ func TestTheLastReasonStays(t *testing.T) {
 		var slow atomic.Bool
 		slow.Store(true)
 		b.calls = func(r *api.Request) {
-			if pod, ok := r.Object.(*v1.Pod); ok && r.Subresource == "status" && slow.Load() && strings.Contains(fmt.Sprint(pod.Status.Conditions), "0/1 nodes") {
+			if pod, ok := r.Object.(*v1.Pod); ok && r.Subresource == "status" && slow.Load() &&
+				strings.Contains(fmt.Sprint(pod.Status.Conditions), "0/1 nodes") {
 				slow.Store(false)
 				time.Sleep(5 * time.Second)
 			}
@@ -52,7 +54,8 @@ func TestAReasonThatComesBack(t *testing.T) {
 		pod := b.pod("big", "2")
 		b.awaitReason("big", noRoom(1))
 		b.eventually("the informer shows it", func() error {
-			if have, _ := client.Cached[*v1.Pod](b.informers, "default", "big"); have.ResourceVersion == pod.ResourceVersion {
+			if have, _ := client.Cached[*v1.Pod](b.informers, "default", "big"); have.ResourceVersion ==
+				pod.ResourceVersion {
 				return fmt.Errorf("it has revision %s", have.ResourceVersion)
 			}
 			return nil

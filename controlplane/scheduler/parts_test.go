@@ -21,7 +21,8 @@ func testPod(name string, change ...func(*v1.Pod)) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{
-			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourceMemory: resource.MustParse("1Gi")}}}}},
+			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"),
+				v1.ResourceMemory: resource.MustParse("1Gi")}}}}},
 	}
 	for _, c := range change {
 		c(pod)
@@ -208,7 +209,8 @@ func compare(t *rapid.T, s *framework.Snapshot, nodes map[string]bool, pods map[
 			}
 		}
 		if len(n.Pods) != want || n.Requested.MilliCPU != int64(1000*want) {
-			t.Fatalf("%s has %d pods that ask for %d, want %d pods", n.Node.Name, len(n.Pods), n.Requested.MilliCPU, want)
+			t.Fatalf("%s has %d pods that ask for %d, want %d pods", n.Node.Name, len(n.Pods),
+				n.Requested.MilliCPU, want)
 		}
 	}
 }
@@ -222,8 +224,11 @@ func TestQueueWakesByTheRightPod(t *testing.T) {
 			return testPod(name, func(pod *v1.Pod) { pod.Labels = map[string]string{"app": app} })
 		}
 		q.addOrUpdate(ctx, testPod("waits", func(pod *v1.Pod) {
-			pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
-				{TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}}}}
+			pod.Spec.Affinity =
+				&v1.Affinity{
+					PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+						{TopologyKey: "zone",
+							LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}}}}
 		}))
 		pod, _ := q.popActive()
 		q.requeueFailed(ctx, pod, map[string]bool{"InterPodAffinity": true})
@@ -233,7 +238,8 @@ func TestQueueWakesByTheRightPod(t *testing.T) {
 			event framework.Event
 			obj   any
 		}{
-			{framework.PodAdded, web}, {framework.PodRemoved, web}, {framework.PodUpdated, framework.PodUpdate{Old: web, Now: web}},
+			{framework.PodAdded, web}, {framework.PodRemoved, web},
+			{framework.PodUpdated, framework.PodUpdate{Old: web, Now: web}},
 			{framework.NodeAllocatable, &v1.Node{}}, {framework.ClaimChanged, &v1.PersistentVolumeClaim{}},
 		} {
 			q.handleEvent(ctx, e.event, e.obj)

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// waitingPods holds the pods with a binding that Permit plugins delay.
+// waitingPods holds the pods for which a node was chosen, but whose binding Permit plugins delay.
 type waitingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*waitingPod
@@ -20,19 +20,20 @@ type waitingPods struct {
 
 func newWaitingPods() *waitingPods { return &waitingPods{pods: make(map[types.UID]*waitingPod)} }
 
-// waitingPod is a pod with a binding that Permit plugins delay. It implements framework.WaitingPod.
+// waitingPod is a pod for which a node was chosen, but whose binding Permit plugins delay. It
+// implements framework.WaitingPod.
 type waitingPod struct {
 	pod      *v1.Pod
 	deadline time.Time
-	first    string // plugin with the earliest deadline
+	first    string // the Permit plugin with the earliest deadline
 
 	mu      sync.Mutex
 	missing map[string]bool
-	result  chan *framework.Status // buffered: the first result counts
+	result  chan *framework.Status // has a buffer of one; later results are dropped
 }
 
-// addWaiting registers a pod that Permit plugins delay. delays contains the maximum delay by
-// plugin. It returns nil if delays is empty.
+// addWaiting registers a pod whose binding is delayed. delays contains the maximum delay by Permit
+// plugin. If it is empty, addWaiting returns nil.
 func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
 	if len(delays) == 0 {
 		return nil
@@ -51,8 +52,8 @@ func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *
 	return x
 }
 
-// awaitPermit blocks until the pod is allowed or rejected, its earliest deadline passes, or ctx
-// ends. It returns nil only if the pod is allowed.
+// awaitPermit waits until the pod x is allowed or rejected, the earliest deadline of a Permit
+// plugin passes, or ctx ends. It returns nil only if the pod is allowed.
 func (w *waitingPods) awaitPermit(ctx context.Context, x *waitingPod) *framework.Status {
 	defer func() {
 		w.mu.Lock()
@@ -80,28 +81,17 @@ func (w *waitingPods) waitingPod(uid types.UID) framework.WaitingPod {
 	return nil
 }
 
-func (w *waitingPods) forEach(f func(framework.WaitingPod)) {
-	w.mu.Lock()
-	list := make([]*waitingPod, 0, len(w.pods))
-	for _, x := range w.pods {
-		list = append(list, x)
-	}
-	w.mu.Unlock()
-	for _, x := range list {
-		f(x)
-	}
-}
-
 func (w *waitingPods) rejectWaiting(uid types.UID, reason string) {
 	if x := w.waitingPod(uid); x != nil {
 		x.Reject("scheduler", reason)
 	}
 }
 
-// Pod implements framework.WaitingPod.
+// Pod implements framework.WaitingPod: it returns the pod.
 func (x *waitingPod) Pod() *v1.Pod { return x.pod }
 
-// Allow implements framework.WaitingPod.
+// Allow implements framework.WaitingPod: it ends the delay of the given Permit plugin. The pod is
+// bound when no plugin delays it any more.
 func (x *waitingPod) Allow(plugin string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -111,7 +101,8 @@ func (x *waitingPod) Allow(plugin string) {
 	}
 }
 
-// Reject implements framework.WaitingPod.
+// Reject implements framework.WaitingPod: it cancels the binding, with the given plugin and reason
+// as the refusal.
 func (x *waitingPod) Reject(plugin, reason string) { x.setResult(framework.Refuse(plugin, reason)) }
 
 func (x *waitingPod) setResult(s *framework.Status) {
@@ -121,7 +112,8 @@ func (x *waitingPod) setResult(s *framework.Status) {
 	}
 }
 
-// broadcast wakes all goroutines that wait for a change of storage objects or device claims.
+// broadcast wakes the goroutines in awaitChange when storage objects or ResourceClaims change.
+// PreBind plugins wait there.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}
@@ -137,11 +129,11 @@ func (b *broadcast) wakeAll() {
 }
 
 // awaitChange implements framework.Handle.AwaitVolumes and framework.Devices.AwaitDevices. It calls
-// check now and after each wakeAll, until check returns true or an error, or ctx ends.
+// check immediately and after each wakeAll, until check returns true or an error, or ctx ends.
 func (b *broadcast) awaitChange(ctx context.Context, check func() (bool, error)) error {
 	for {
 		b.mu.Lock()
-		changed := b.ch // read before check, so that no change in between is missed
+		changed := b.ch // read before check, so that a change during check is not missed
 		b.mu.Unlock()
 		if done, err := check(); done || err != nil {
 			return err

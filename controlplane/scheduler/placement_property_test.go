@@ -119,7 +119,9 @@ type filterAndScore interface {
 }
 
 // ask runs one plugin over the snapshot.
-func ask(t *testing.T, plugin filterAndScore, pod *v1.Pod, snap *framework.Snapshot) (verdicts []string, scores []int64) {
+func ask(t *testing.T, plugin filterAndScore, pod *v1.Pod, snap *framework.Snapshot) (
+	verdicts []string, scores []int64,
+) {
 	c := framework.NewCycle(framework.NewPodInfo(pod), snap)
 	ctx := t.Context()
 	_, st := plugin.PreFilter(ctx, c)
@@ -141,7 +143,9 @@ func ask(t *testing.T, plugin filterAndScore, pod *v1.Pod, snap *framework.Snaps
 	return verdicts, scores
 }
 
-func (w *twin) compareSpread(t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
+func (w *twin) compareSpread(
+	t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int,
+) {
 	got, scores := ask(t, podtopologyspread.Plugin{}, pod, snap)
 	for i, name := range w.nodeNames() {
 		want := w.spread(pod, w.nodes[name])
@@ -155,7 +159,9 @@ func (w *twin) compareSpread(t *testing.T, seed uint64, step int, pod *v1.Pod, s
 	}
 }
 
-func (w *twin) compareAffinity(t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
+func (w *twin) compareAffinity(
+	t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int,
+) {
 	got, scores := ask(t, interpodaffinity.Plugin{}, pod, snap)
 	for i, name := range w.nodeNames() {
 		want := w.affinity(pod, w.nodes[name])
@@ -180,7 +186,8 @@ func (d dice) nodeRules(pod *v1.Pod) {
 			{Key: d.one("zone", "rack", "disk"), Operator: ops[d.IntN(2)], Values: []string{d.one("x", "y", "z")}}}}
 		switch d.IntN(12) {
 		case 0:
-			t.MatchFields = []v1.NodeSelectorRequirement{{Key: "metadata.name", Operator: v1.NodeSelectorOpIn, Values: []string{d.one("n1", "n2", "n3")}}}
+			t.MatchFields = []v1.NodeSelectorRequirement{{Key: "metadata.name", Operator: v1.NodeSelectorOpIn,
+				Values: []string{d.one("n1", "n2", "n3")}}}
 		case 1:
 			t.MatchExpressions[0].Values = nil // cannot be read
 		case 2:
@@ -190,7 +197,8 @@ func (d dice) nodeRules(pod *v1.Pod) {
 	}
 	a := &v1.NodeAffinity{}
 	if d.often(70) {
-		a.RequiredDuringSchedulingIgnoredDuringExecution = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{term()}}
+		a.RequiredDuringSchedulingIgnoredDuringExecution =
+			&v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{term()}}
 		if d.often(50) {
 			terms := &a.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 			*terms = append(*terms, term())
@@ -204,7 +212,7 @@ func (d dice) nodeRules(pod *v1.Pod) {
 }
 
 // F82: what is kept of nodes follows them: over thousands of small clusters whose nodes come, go and change, a pod is
-// refused and drawn as Kubernetes' own matching says, asked anew for each node.
+// refused and drawn as Kubernetes' own matching says, computed for each node.
 func TestNodeAffinityEqualsTwin(t *testing.T) {
 	const clusters, steps = 1000, 24
 	verdicts := map[string]int{}

@@ -69,7 +69,8 @@ func startOf(pod *v1.Pod) time.Time {
 }
 
 func byImportance(a, b *v1.Pod) int {
-	return cmp.Or(cmp.Compare(*b.Spec.Priority, *a.Spec.Priority), startOf(a).Compare(startOf(b)), cmp.Compare(a.UID, b.UID))
+	return cmp.Or(cmp.Compare(*b.Spec.Priority, *a.Spec.Priority), startOf(a).Compare(startOf(b)),
+		cmp.Compare(a.UID, b.UID))
 }
 
 // protectedBy says which of the pods, in this order, exceed what budgets allow.
@@ -238,20 +239,26 @@ func TestPreemptionEqualsTwin(t *testing.T) {
 		}
 	}
 	if preemptions < 500 || several < 200 || violating < 100 {
-		t.Errorf("%d preemptions, %d with a choice, %d candidates against budgets: the clusters show too little", preemptions, several, violating)
+		t.Errorf("%d preemptions, %d with a choice, %d candidates against budgets: the clusters show too little",
+			preemptions, several, violating)
 	}
 }
 
 func (w *twin) budgets(d dice) (out []*policyv1.PodDisruptionBudget) {
 	for i := range d.IntN(6) {
-		out = append(out, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: d.one(namespaceNames...), Name: fmt.Sprint("b", i)},
-			Spec:   policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{d.one(podKeys...): d.one(podValues...)}}},
-			Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: int32(d.IntN(2))}})
+		out = append(out,
+			&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: d.one(namespaceNames...),
+				Name: fmt.Sprint("b", i)},
+				Spec: policyv1.PodDisruptionBudgetSpec{
+					Selector: &metav1.LabelSelector{MatchLabels: map[string]string{
+						d.one(podKeys...): d.one(podValues...)}}},
+				Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: int32(d.IntN(2))}})
 	}
 	return out
 }
 
 // small makes nodes that are soon full.
 func small(n *v1.Node) {
-	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3"), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3"),
+		v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
 }

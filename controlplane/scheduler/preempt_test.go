@@ -16,8 +16,11 @@ func important(n int32) func(*v1.Pod) { return func(pod *v1.Pod) { pod.Spec.Prio
 
 func apart(pod *v1.Pod) {
 	pod.Labels = map[string]string{"app": "web"}
-	pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
-		{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}
+	pod.Spec.Affinity =
+		&v1.Affinity{
+			PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+				{TopologyKey: v1.LabelHostname,
+					LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}
 }
 
 // F85: one pod per host; the one too many waits, says why, and takes the place of one that goes.
@@ -38,7 +41,8 @@ func TestOnePerHost(t *testing.T) {
 		t.Errorf("four pods on %v", on)
 	}
 	b.pod("p4", "1", apart)
-	b.awaitReason("p4", "0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules. preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod.")
+	b.awaitReason("p4", "0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules. preemption: 0/4 "+
+		"nodes are available: 4 No preemption victims found for incoming pod.")
 	was := b.get("p2").Spec.NodeName
 	b.delete("p2")
 	b.awaitNode("p4", was)
@@ -47,7 +51,8 @@ func TestOnePerHost(t *testing.T) {
 func (b *bed) delete(name string) {
 	b.t.Helper()
 	zero := int64(0)
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", name,
+		metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -65,7 +70,8 @@ func TestPreemption(t *testing.T) {
 	}
 	never := v1.PreemptNever
 	b.pod("polite", "1", important(10), func(pod *v1.Pod) { pod.Spec.PreemptionPolicy = &never })
-	b.awaitReason("polite", "0/2 nodes are available: 2 Insufficient cpu. preemption: not eligible due to preemptionPolicy=Never.")
+	b.awaitReason("polite", "0/2 nodes are available: 2 Insufficient cpu. preemption: not eligible due to "+
+		"preemptionPolicy=Never.")
 	b.delete("polite")
 	victimNode := b.get("a").Spec.NodeName
 	b.pod("big", "1", important(10))
@@ -99,7 +105,8 @@ func TestPreemption(t *testing.T) {
 	b.pod("late", "1", important(0))
 	b.delete("a")
 	b.awaitNode("big", victimNode)
-	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No "+
+		"preemption victims found for incoming pod.")
 	for _, name := range []string{"b", "c", "d"} {
 		if pod := b.get(name); pod.DeletionTimestamp != nil {
 			t.Errorf("pod %s was preempted too", name)

@@ -13,36 +13,39 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins"
 )
 
-// profile is the plugins and the node percentage for the pods of one schedulerName.
+// profile contains the plugins for the pods of one schedulerName, and the percentage of feasible
+// nodes after which filtering stops.
 type profile struct {
 	*framework.Profile
 	percentage int
 }
 
-// profiles holds the profiles of a scheduler by schedulerName. All of them use the same QueueSort
-// plugin.
+// profiles contains the profiles of a scheduler by schedulerName. All of them have the same
+// QueueSort plugin, because they share one queue.
 type profiles struct {
 	byName map[string]*profile
 	any    *framework.Profile
-	shared *plugins.Shared // nil if the plugins were passed in
+	shared *plugins.SharedState // devices and volumes reserved by plugins of all profiles; nil if Config.Plugins is set
 }
 
 // forPod returns the profile for the pod's schedulerName, or nil if this scheduler has no such
 // profile.
 func (p *profiles) forPod(pod *v1.Pod) *profile { return p.byName[schedulerOf(pod)] }
 
-// schedulerOf returns the schedulerName of the pod, or that of the default scheduler if it has
-// none.
+// schedulerOf returns the schedulerName of the pod. If it is empty, the result is
+// "default-scheduler".
 func schedulerOf(pod *v1.Pod) string { return cmp.Or(pod.Spec.SchedulerName, v1.DefaultSchedulerName) }
 
 func singleProfile(p *framework.Profile) *profiles {
 	return &profiles{byName: map[string]*profile{v1.DefaultSchedulerName: {Profile: p}}, any: p}
 }
 
-// newProfiles builds the profiles of a configuration. newHandle returns a new handle for each
-// profile, because Handle.Fits belongs to one profile. confirm is called before an extender binds a
-// pod.
-func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm func(context.Context) error) (*profiles, error) {
+// newProfiles builds the profiles of a configuration. It calls newHandle for each profile, because
+// Handle.Fits runs the plugins of one profile. Before an extender binds a pod, confirm is called.
+// It must return an error, which prevents the binding, if this replica is no longer the leader.
+func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm func(context.Context) error) (
+	*profiles, error,
+) {
 	shared := plugins.NewShared()
 	out := &profiles{byName: make(map[string]*profile), shared: shared}
 	var extenders []framework.Extender

@@ -66,8 +66,10 @@ func TestLoadConfigRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scheduler.yaml")
 	const head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
 	for text, want := range map[string]string{
-		"profiles: [{plugins: {score: {enabled: [{name: Foo}]}}}]":                            `scheduler.yaml: profiles[0].plugins.score.enabled[0].name: plugin "Foo" does not exist`,
-		"profiles: [{}, {schedulerName: b, plugins: {queueSort: {disabled: [{name: '*'}]}}}]": "profiles[1].plugins: scheduler: no plugin sorts the queue",
+		"profiles: [{plugins: {score: {enabled: [{name: Foo}]}}}]": `scheduler.yaml: ` +
+			`profiles[0].plugins.score.enabled[0].name: plugin "Foo" does not exist`,
+		"profiles: [{}, {schedulerName: b, plugins: {queueSort: {disabled: [{name: '*'}]}}}]": "profiles[1].plugins: " +
+			"scheduler: no plugin sorts the queue",
 	} {
 		if err := os.WriteFile(path, []byte(head+text), 0o600); err != nil {
 			t.Fatal(err)

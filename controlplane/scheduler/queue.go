@@ -13,53 +13,73 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
-// Delays of pods that could not be scheduled. Such a pod waits for an event that may help, and at
-// least for a backoff that doubles with every attempt. After maxWaitInQueue it is tried again in
-// any case.
+// Delays of pods that could not be scheduled. Such a pod waits for an event after which it may fit,
+// and at least for its backoff, which doubles with every attempt from minBackoff to maxBackoff.
+// After maxWaitInQueue without such an event it is tried again.
 const (
 	minBackoff     = 100 * time.Millisecond
 	maxBackoff     = 10 * time.Second
 	maxWaitInQueue = 5 * time.Minute
 )
 
-// queueState is the state of a queued pod.
+// queueState is the state of a pod in the scheduling queue.
 type queueState uint8
 
 const (
 	inNone     queueState = iota
-	inActive              // waits to be scheduled, ordered by QueueSort
-	inBackoff             // waits for its backoff
-	inWaiting             // unschedulable until an event may help
-	inGated               // refused by PreEnqueue
-	inProgress            // popped: a node is being chosen
-	inBinding             // a node is chosen
+	inActive              // in the active queue: waits to be popped, in the order of QueueSort
+	inBackoff             // in the backoff queue until its backoff ends
+	inWaiting             // unschedulable; waits for an event after which it may fit
+	inGated               // refused by a PreEnqueue plugin
+	inProgress            // popped: an attempt to choose a node is in progress
+	inBinding             // a node was chosen; the pod is being bound
 )
 
-// queuedPod is a pod without a node, with its state in the queue.
+// queuedPod is a pod in the scheduling queue, with its state there and the results of its last
+// attempt.
 type queuedPod struct {
 	framework.QueuedPod
-	state           queueState
-	heapIndex       int // index in the heap of its state (active or backoff)
-	retryAfter      time.Time
-	waitingSince    time.Time       // time at which it became unschedulable (inWaiting)
-	refusedBy       map[string]bool // plugins that refused it in the last attempt
-	mayFit          bool            // an event that may help arrived while it was in progress
-	missedEvents    []pendingEvent  // events that arrived while it was in progress
-	reportedMessage string          // message of the last reported failure
-	attemptStart    time.Time       // start of the current or last attempt
-	newerPod        *v1.Pod         // newer object that arrived while it was in progress
+	place   queuePlace
+	attempt attemptRecord
+	missed  missedChanges
 }
 
-// pendingEvent is a cluster event that arrived during a pod's scheduling attempt.
+// queuePlace is the state of a pod in the queue, and the times that decide when the pod is tried
+// again.
+type queuePlace struct {
+	state        queueState
+	heapIndex    int // index in the heap of the active or backoff queue
+	retryAfter   time.Time
+	waitingSince time.Time // time at which the state became inWaiting
+}
+
+// attemptRecord describes the current or last attempt to schedule a pod: its start, and its result.
+type attemptRecord struct {
+	start           time.Time
+	refusedBy       map[string]bool // names of the plugins that refused the pod in the last attempt
+	reportedMessage string          // last message that was recorded with recordMessage
+}
+
+// missedChanges holds the events and the pod update that arrived while an attempt to schedule the
+// pod was in progress. The queue applies them after the attempt.
+type missedChanges struct {
+	mayFit   bool // an event or update arrived after which the pod may fit
+	events   []pendingEvent
+	newerPod *v1.Pod
+}
+
+// pendingEvent is a cluster event that arrived while an attempt to schedule a pod was in progress.
+// After a failed attempt the queue checks whether the pod may fit because of it.
 type pendingEvent struct {
 	event framework.Event
 	obj   any
 }
 
-// queue holds the pods that have no node yet or are being bound. All methods are safe for
-// concurrent use.
+// queue is the scheduling queue: it holds the pods that have no node or are being bound. All
+// methods are safe for concurrent use.
 type queue struct {
 	profiles               *profiles
 	now                    func() time.Time
@@ -70,20 +90,21 @@ type queue struct {
 	active     podHeap
 	backoff    podHeap
 	waiting    map[types.UID]*queuedPod
-	inProgress map[types.UID]*queuedPod // the pods in state inProgress
-	wake       chan struct{}
+	inProgress map[types.UID]*queuedPod // pods in the state inProgress, by UID
+	wake       wakeup.Signal
 }
 
 func newQueue(p *profiles, now func() time.Time) *queue {
-	q := &queue{profiles: p, now: now, minBackoff: minBackoff, maxBackoff: maxBackoff, pods: make(map[types.UID]*queuedPod),
-		waiting: make(map[types.UID]*queuedPod), inProgress: make(map[types.UID]*queuedPod), wake: make(chan struct{}, 1)}
-	q.active.less = func(a, b *queuedPod) bool { return p.any.QueueSort.Less(&a.QueuedPod, &b.QueuedPod) }
-	q.backoff.less = func(a, b *queuedPod) bool { return a.retryAfter.Before(b.retryAfter) }
+	q := &queue{profiles: p, now: now, minBackoff: minBackoff, maxBackoff: maxBackoff,
+		pods:    make(map[types.UID]*queuedPod),
+		waiting: make(map[types.UID]*queuedPod), inProgress: make(map[types.UID]*queuedPod), wake: wakeup.New()}
+	q.active.less = func(a, b *queuedPod) bool { return p.any.Queueing.Sort.Less(&a.QueuedPod, &b.QueuedPod) }
+	q.backoff.less = func(a, b *queuedPod) bool { return a.place.retryAfter.Before(b.place.retryAfter) }
 	return q
 }
 
-// addOrUpdate adds a pod to the queue, or replaces the object of a queued pod. The scheduler must
-// have a profile for the pod.
+// addOrUpdate adds a pod to the queue, or updates it if it is queued. An unschedulable pod is tried
+// again if the update may change which nodes fit it. The scheduler must have a profile for the pod.
 func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,59 +117,58 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	}
 	changed := affectsScheduling(have.Pod, pod)
 	switch {
-	case have.state == inProgress || have.state == inBinding:
-		have.newerPod = pod
-		have.mayFit = have.mayFit || changed
+	case have.place.state == inProgress || have.place.state == inBinding:
+		have.missed.newerPod = pod
+		have.missed.mayFit = have.missed.mayFit || changed
 	case changed:
 		q.dequeue(have)
 		have.PodInfo = framework.NewPodInfo(pod)
 		q.enqueue(ctx, have)
-	default: // a change of the status or of another field that no plugin uses
+	default: // only the status or another field that no plugin uses has changed
 		info := *have.PodInfo
 		info.Pod = pod
 		have.PodInfo = &info
 	}
 }
 
-// enqueue adds a pod to the active queue, or to the backoff queue until its backoff ends. If a
-// PreEnqueue plugin refuses the pod, it is only marked as gated. The caller holds q.mu.
+// enqueue adds a pod to the active queue, or to the backoff queue if its backoff has not ended. If
+// a PreEnqueue plugin refuses the pod, it is added to neither and gets the state inGated. The
+// caller holds q.mu.
 func (q *queue) enqueue(ctx context.Context, pod *queuedPod) {
-	for _, e := range q.profiles.forPod(pod.Pod).PreEnqueues {
+	for _, e := range q.profiles.forPod(pod.Pod).Queueing.PreEnqueues {
 		if s := e.PreEnqueue(ctx, pod.Pod); !s.OK() {
-			pod.state = inGated
+			pod.place.state = inGated
 			return
 		}
 	}
-	if q.now().Before(pod.retryAfter) {
-		pod.state = inBackoff
+	if q.now().Before(pod.place.retryAfter) {
+		pod.place.state = inBackoff
 		heap.Push(&q.backoff, pod)
 	} else {
-		pod.state = inActive
+		pod.place.state = inActive
 		heap.Push(&q.active, pod)
 	}
 	q.signalLoop()
 }
 
 func (q *queue) dequeue(pod *queuedPod) {
-	switch pod.state {
+	switch pod.place.state {
 	case inActive:
-		heap.Remove(&q.active, pod.heapIndex)
+		heap.Remove(&q.active, pod.place.heapIndex)
 	case inBackoff:
-		heap.Remove(&q.backoff, pod.heapIndex)
+		heap.Remove(&q.backoff, pod.place.heapIndex)
 	}
 	delete(q.waiting, pod.Pod.UID)
 	delete(q.inProgress, pod.Pod.UID)
-	pod.state = inNone
+	pod.place.state = inNone
 }
 
 func (q *queue) signalLoop() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	q.wake.Send()
 }
 
-// removePod removes a pod from the queue, because it was deleted or bound or is terminal.
+// removePod removes a pod from the queue. It is called for pods that were deleted, bound or have
+// terminated.
 func (q *queue) removePod(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -160,19 +180,20 @@ func (q *queue) removePod(uid types.UID) {
 	delete(q.pods, uid)
 }
 
-// markBinding records that a node was chosen for the pod, which is now being bound. From then on,
-// events are no longer recorded for it.
+// markBinding sets the state of a pod to inBinding, after a node was chosen for it. Events are no
+// longer recorded for the pod.
 func (q *queue) markBinding(pod *queuedPod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pods[pod.Pod.UID] == pod && pod.state == inProgress {
+	if q.pods[pod.Pod.UID] == pod && pod.place.state == inProgress {
 		q.dequeue(pod)
-		pod.state = inBinding
+		pod.place.state = inBinding
 	}
 }
 
-// pop waits for the next pod to schedule and marks it as in progress. It returns nil when ctx ends.
-// The caller must then call markBinding, removePod, requeueAfter or requeueFailed for the pod.
+// pop waits for the next pod to schedule, removes it from the active queue and marks it as in
+// progress. It returns nil when ctx ends. After the attempt the caller must call markBinding,
+// removePod, requeueAfter or requeueFailed.
 func (q *queue) pop(ctx context.Context) *queuedPod {
 	for {
 		pod, wait := q.popActive()
@@ -191,15 +212,16 @@ func (q *queue) pop(ctx context.Context) *queuedPod {
 	}
 }
 
-// popActive removes the first pod from the active queue and marks it as in progress. If there is
-// none, it returns nil and the time until the next backoff ends.
+// popActive removes the first pod from the active queue and marks it as in progress. If the active
+// queue is empty, it returns nil and the time until the next pod in the backoff queue becomes
+// active.
 func (q *queue) popActive() (*queuedPod, time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	for q.backoff.Len() > 0 && !q.backoff.list[0].retryAfter.After(now) {
+	for q.backoff.Len() > 0 && !q.backoff.list[0].place.retryAfter.After(now) {
 		pod := heap.Pop(&q.backoff).(*queuedPod)
-		pod.state = inActive
+		pod.place.state = inActive
 		heap.Push(&q.active, pod)
 	}
 	if q.active.Len() > 0 {
@@ -209,21 +231,21 @@ func (q *queue) popActive() (*queuedPod, time.Duration) {
 	}
 	wait := time.Minute
 	if q.backoff.Len() > 0 {
-		wait = q.backoff.list[0].retryAfter.Sub(now)
+		wait = q.backoff.list[0].place.retryAfter.Sub(now)
 	}
 	return nil, wait
 }
 
-// takeGroupMembers marks the other pods of a group as in progress, for an attempt to place the
-// group. It returns the given pod, which was already popped, followed by these pods. Pods that are
-// gated, in progress or being bound are left out.
+// takeGroupMembers marks the queued pods with the given UIDs as in progress, for an attempt to
+// place their PodGroup together with pod, which was already popped. It returns pod and these pods.
+// Pods that are gated, already in progress or being bound are left out.
 func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPod {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	out := []*queuedPod{pod}
 	for _, uid := range others {
 		m := q.pods[uid]
-		if m == nil || m.state != inActive && m.state != inBackoff && m.state != inWaiting {
+		if m == nil || m.place.state != inActive && m.place.state != inBackoff && m.place.state != inWaiting {
 			continue
 		}
 		q.dequeue(m)
@@ -233,79 +255,81 @@ func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPo
 	return out
 }
 
-// startAttempt marks a pod as in progress. The caller holds q.mu.
+// startAttempt marks the pod as in progress and increments its number of attempts. The caller holds
+// q.mu.
 func (q *queue) startAttempt(pod *queuedPod) {
-	pod.state, pod.attemptStart = inProgress, q.now()
-	pod.mayFit, pod.missedEvents, pod.newerPod = false, nil, nil
+	pod.place.state, pod.attempt.start = inProgress, q.now()
+	pod.missed.mayFit, pod.missed.events, pod.missed.newerPod = false, nil, nil
 	pod.Attempts++
 	q.inProgress[pod.Pod.UID] = pod
 }
 
-// requeueAfter returns a pod to the queue that was popped but not tried. It is not popped again
-// before the given time.
+// requeueAfter returns a popped pod to the backoff queue without an attempt to schedule it. The pod
+// is not popped again before the time until.
 func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pods[pod.Pod.UID] != pod || pod.state != inProgress {
+	if q.pods[pod.Pod.UID] != pod || pod.place.state != inProgress {
 		return // removed in the meantime
 	}
 	q.dequeue(pod)
 	q.applyNewerPod(pod)
 	pod.Attempts--
-	pod.retryAfter, pod.state = until, inBackoff
+	pod.place.retryAfter, pod.place.state = until, inBackoff
 	heap.Push(&q.backoff, pod)
 	q.signalLoop()
 }
 
-// applyNewerPod replaces the pod's object if a newer one arrived during the attempt. The caller
-// holds q.mu.
+// applyNewerPod replaces the pod by its newer version, if an update arrived during the attempt. The
+// caller holds q.mu.
 func (q *queue) applyNewerPod(pod *queuedPod) {
-	if pod.newerPod != nil {
-		pod.PodInfo = framework.NewPodInfo(pod.newerPod)
-		pod.newerPod = nil
+	if pod.missed.newerPod != nil {
+		pod.PodInfo = framework.NewPodInfo(pod.missed.newerPod)
+		pod.missed.newerPod = nil
 	}
 }
 
-// backoffUntil returns the time at which the backoff of a pod ends after the given number of
-// attempts.
+// backoffUntil returns the end of the backoff that starts now, for a pod or PodGroup with the given
+// number of attempts.
 func (q *queue) backoffUntil(attempts int) time.Time {
 	return q.now().Add(min(q.minBackoff<<min(attempts-1, 10), q.maxBackoff))
 }
 
-// requeueFailed returns a pod to the queue after a failed attempt. plugins are the plugins that
-// refused it; the pod then waits for an event that may help. If plugins is empty, the attempt
-// itself failed, and the pod is tried again after its backoff.
+// requeueFailed returns a pod to the queue after a failed attempt. plugins contains the names of
+// the plugins that refused the pod; it then waits for an event after which one of them may accept
+// it. If plugins is empty, the attempt ended with an error, and the pod is tried again after its
+// backoff.
 func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[string]bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pods[pod.Pod.UID] != pod || pod.state != inProgress && pod.state != inBinding {
+	if q.pods[pod.Pod.UID] != pod || pod.place.state != inProgress && pod.place.state != inBinding {
 		return // removed in the meantime
 	}
 	q.dequeue(pod)
 	q.applyNewerPod(pod)
-	pod.retryAfter = q.backoffUntil(pod.Attempts)
-	pod.refusedBy = plugins
-	missed := pod.mayFit
-	for _, e := range pod.missedEvents {
+	pod.place.retryAfter = q.backoffUntil(pod.Attempts)
+	pod.attempt.refusedBy = plugins
+	missed := pod.missed.mayFit
+	for _, e := range pod.missed.events {
 		missed = missed || q.mayHelp(pod, e.event, e.obj)
 	}
-	pod.missedEvents = nil
+	pod.missed.events = nil
 	if len(plugins) == 0 || missed {
 		q.enqueue(ctx, pod)
 		return
 	}
-	pod.state, pod.waitingSince = inWaiting, q.now()
+	pod.place.state, pod.place.waitingSince = inWaiting, q.now()
 	q.waiting[pod.Pod.UID] = pod
 }
 
-// mayHelp reports whether the event may make a plugin accept the pod that refused it in the last
-// attempt.
+// mayHelp reports whether one of the plugins that refused the pod in its last attempt may accept
+// the pod after the event. obj is the changed object.
 func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
-	if len(pod.refusedBy) == 0 {
+	if len(pod.attempt.refusedBy) == 0 {
 		return true
 	}
-	requeues := q.profiles.forPod(pod.Pod).Requeues
-	for name := range pod.refusedBy {
+	requeues := q.profiles.forPod(pod.Pod).Queueing.Requeues
+	for name := range pod.attempt.refusedBy {
 		r := requeues[name]
 		if r == nil || r.MayHelp(e, pod.Pod, obj) {
 			return true
@@ -314,16 +338,16 @@ func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
 	return false
 }
 
-// handleEvent moves the unschedulable pods that the event may help to the active or backoff queue.
-// For pods in progress, it records the event. obj is the changed object.
+// handleEvent moves each unschedulable pod that may fit after the event to the active or backoff
+// queue. For pods with an attempt in progress it records the event. obj is the changed object.
 func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, pod := range q.inProgress {
-		if len(pod.missedEvents) < 64 {
-			pod.missedEvents = append(pod.missedEvents, pendingEvent{e, obj})
+		if len(pod.missed.events) < 64 {
+			pod.missed.events = append(pod.missed.events, pendingEvent{e, obj})
 		} else {
-			pod.mayFit = true // after so many events, one of them probably helps
+			pod.missed.mayFit = true // after so many events, the pod probably fits
 		}
 	}
 	for uid, pod := range q.waiting {
@@ -335,58 +359,61 @@ func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 }
 
 // requeueOverdue moves the pods that have been unschedulable for maxWaitInQueue to the active or
-// backoff queue, in case a plugin's MayHelp was wrong.
+// backoff queue. This is necessary if a plugin's MayHelp has wrongly returned false for an event.
 func (q *queue) requeueOverdue(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for uid, pod := range q.waiting {
-		if q.now().Sub(pod.waitingSince) >= maxWaitInQueue {
+		if q.now().Sub(pod.place.waitingSince) >= maxWaitInQueue {
 			delete(q.waiting, uid)
 			q.enqueue(ctx, pod)
 		}
 	}
 }
 
-// requeueAll queues every pod again without backoff. It is called when Run starts on a new leader.
+// requeueAll moves every pod of the queue to the active queue without a backoff, unless a
+// PreEnqueue plugin refuses it. Run calls it when it starts.
 func (q *queue) requeueAll(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, pod := range q.pods {
 		q.dequeue(pod)
-		pod.retryAfter, pod.reportedMessage = time.Time{}, ""
+		pod.place.retryAfter, pod.attempt.reportedMessage = time.Time{}, ""
 		q.enqueue(ctx, pod)
 	}
 }
 
-// hasReported reports whether a failure of the pod was reported before.
+// hasReported reports whether a failure to schedule the pod was reported since Run started.
 func (q *queue) hasReported(uid types.UID) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	pod := q.pods[uid]
-	return pod != nil && pod.reportedMessage != ""
+	return pod != nil && pod.attempt.reportedMessage != ""
 }
 
-// recordMessage records the message of a failure that is about to be reported. It returns false if
-// the last recorded message is equal or the pod is not queued.
+// recordMessage records the message of a failed attempt that the caller is about to report, and
+// returns true. It returns false if the message is equal to the last recorded one, or the pod is
+// not queued; the caller must then report nothing.
 func (q *queue) recordMessage(uid types.UID, message string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	pod := q.pods[uid]
-	if pod == nil || pod.reportedMessage == message {
+	if pod == nil || pod.attempt.reportedMessage == message {
 		return false
 	}
-	pod.reportedMessage = message
+	pod.attempt.reportedMessage = message
 	return true
 }
 
-// affectsScheduling reports whether an update of a pod without a node may change the nodes that it
-// fits.
+// affectsScheduling reports whether old and now, two versions of a pod without a node, differ in a
+// field that may change which nodes fit the pod.
 func affectsScheduling(old, now *v1.Pod) bool {
 	return !maps.Equal(old.Labels, now.Labels) || !equality.Semantic.DeepEqual(old.Spec, now.Spec) ||
 		!resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses)
 }
 
-// podHeap is a heap of queued pods in the order of less. It implements heap.Interface.
+// podHeap is a heap of pods in the active or backoff queue, ordered by the function less. It
+// implements heap.Interface.
 type podHeap struct {
 	list []*queuedPod
 	less func(a, b *queuedPod) bool
@@ -396,17 +423,17 @@ func (h *podHeap) Len() int           { return len(h.list) }
 func (h *podHeap) Less(i, j int) bool { return h.less(h.list[i], h.list[j]) }
 func (h *podHeap) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
-	h.list[i].heapIndex, h.list[j].heapIndex = i, j
+	h.list[i].place.heapIndex, h.list[j].place.heapIndex = i, j
 }
 
-// Push implements heap.Interface.
+// Push implements heap.Interface: it appends the pod x.
 func (h *podHeap) Push(x any) {
 	pod := x.(*queuedPod)
-	pod.heapIndex = len(h.list)
+	pod.place.heapIndex = len(h.list)
 	h.list = append(h.list, pod)
 }
 
-// Pop implements heap.Interface.
+// Pop implements heap.Interface: it removes and returns the last pod.
 func (h *podHeap) Pop() any {
 	last := len(h.list) - 1
 	pod := h.list[last]

@@ -23,8 +23,8 @@ import (
 // asTrial is what the controller sees of a trial.
 type asTrial struct{ *Trial }
 
-func (t asTrial) Weigh(ctx context.Context, pod *v1.Pod) (rebalance.Verdict, error) {
-	v, err := t.Trial.Weigh(ctx, pod)
+func (t asTrial) Evaluate(ctx context.Context, pod *v1.Pod) (rebalance.Verdict, error) {
+	v, err := t.Trial.Evaluate(ctx, pod)
 	return rebalance.Verdict(v), err
 }
 
@@ -50,19 +50,24 @@ func newShifting(t *testing.T, seed uint64, ranks map[string]int) *shifting {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shifting{t: t, d: dice{rand.New(rand.NewPCG(seed, 32))}, seed: seed, w: newTwin(), c: newCluster(framework.Volumes{}, nil),
-		profile: p, owners: map[types.UID]*appsv1.ReplicaSet{}, asking: map[types.UID]bool{}, budgets: map[types.UID]*policyv1.PodDisruptionBudget{}, ranks: ranks}
+	s := &shifting{t: t, d: dice{rand.New(rand.NewPCG(seed, 32))}, seed: seed, w: newTwin(),
+		c:       newCluster(framework.Volumes{}, nil),
+		profile: p, owners: map[types.UID]*appsv1.ReplicaSet{}, asking: map[types.UID]bool{},
+		budgets: map[types.UID]*policyv1.PodDisruptionBudget{}, ranks: ranks}
 	for i := range 2 + s.d.IntN(4) {
 		s.node(fmt.Sprint("n", i+1))
 	}
 	for i := range 2 + s.d.IntN(4) {
-		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: fmt.Sprint("set", i), UID: types.UID(fmt.Sprint("set", i))}}
+		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: fmt.Sprint("set", i),
+			UID: types.UID(fmt.Sprint("set", i))}}
 		s.owners[rs.UID], s.asking[rs.UID] = rs, s.d.often(80)
 		like := s.d.pod()
 		like.Labels["set"] = rs.Name
 		if s.d.often(40) {
-			s.budgets[rs.UID] = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: rs.Namespace, Name: rs.Name},
-				Spec:   policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": rs.Name}}},
+			s.budgets[rs.UID] = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: rs.Namespace,
+				Name: rs.Name},
+				Spec: policyv1.PodDisruptionBudgetSpec{
+					Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": rs.Name}}},
 				Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: int32(s.d.IntN(2))}}
 		}
 		for range 1 + s.d.IntN(4) {
@@ -89,9 +94,12 @@ func (s *shifting) place(like *v1.Pod, rs *appsv1.ReplicaSet) string {
 	s.serial++
 	pod.Name = fmt.Sprintf("%s-%d", rs.Name, s.serial)
 	pod.UID, pod.Spec.NodeName, pod.Namespace = types.UID(pod.Name), "", rs.Namespace
-	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
-	pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Unix(0, 0)}}
-	res, err := s.profile.Schedule(s.t.Context(), framework.NewCycle(framework.NewPodInfo(pod), s.c.takeSnapshot()), framework.Options{Rand: s.d.Rand})
+	pod.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
+	pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue,
+		LastTransitionTime: metav1.Unix(0, 0)}}
+	res, err := s.profile.Schedule(s.t.Context(), framework.NewCycle(framework.NewPodInfo(pod), s.c.takeSnapshot()),
+		framework.Options{Rand: s.d.Rand})
 	if err != nil {
 		return ""
 	}
@@ -112,7 +120,9 @@ func (s *shifting) workloads() (out []rebalance.Workload) {
 				w.Pods = append(w.Pods, pod)
 			}
 		}
-		slices.SortFunc(w.Pods, func(a, b *v1.Pod) int { return int(a.Name[len(a.Name)-1]) - int(b.Name[len(b.Name)-1]) })
+		slices.SortFunc(w.Pods, func(a, b *v1.Pod) int {
+			return int(a.Name[len(a.Name)-1]) - int(b.Name[len(b.Name)-1])
+		})
 		out = append(out, w)
 	}
 	return out
@@ -157,7 +167,8 @@ func (s *shifting) full(node string) float64 {
 // step moves one pod and looks at what became of the cluster; false when it is at rest.
 func (s *shifting) step() bool {
 	snap := newTrial(singleProfile(s.profile), s.c.copySnapshot())
-	now := rebalance.Surroundings{Now: time.Unix(longAgo, 0), Interval: time.Minute, Zone: s.zone, Budgets: slices.Collect(maps.Values(s.budgets))}
+	now := rebalance.Surroundings{Now: time.Unix(longAgo, 0), Interval: time.Minute, Zone: s.zone,
+		Budgets: slices.Collect(maps.Values(s.budgets))}
 	m, err := rebalance.Choose(s.t.Context(), asTrial{snap}, s.workloads(), now)
 	if err != nil {
 		s.t.Fatalf("seed %d: %v", s.seed, err)
@@ -180,7 +191,8 @@ func (s *shifting) step() bool {
 	after := s.misplaced()
 	for name := range after {
 		if !before[name] {
-			s.t.Errorf("seed %d: %s moved from %s to %s because %s: now %s is misplaced", s.seed, m.Pod.Name, from, to, m.Why, name)
+			s.t.Errorf("seed %d: %s moved from %s to %s because %s: now %s is misplaced", s.seed, m.Pod.Name, from,
+				to, m.Why, name)
 		}
 	}
 	kind := "rule"
@@ -194,12 +206,14 @@ func (s *shifting) step() bool {
 		zones := uneven(is, s.zone) - uneven(was, s.zone)
 		nodes := uneven(is, node) - uneven(was, node)
 		if zones > 0 || zones == 0 && nodes > 0 {
-			s.t.Errorf("seed %d: %s moved from %s to %s because %s: its like are less even: %+d over zones, %+d over nodes", s.seed, m.Pod.Name, from, to, m.Why, zones, nodes)
+			s.t.Errorf("seed %d: %s moved from %s to %s because %s: its like are less even: %+d over zones, %+d over "+
+				"nodes", s.seed, m.Pod.Name, from, to, m.Why, zones, nodes)
 		}
 		if zones == 0 && nodes == 0 {
 			kind = "room"
 			if is := s.full(to); full-is < rebalance.MinFuller {
-				s.t.Errorf("seed %d: %s moved from %s, %.0f%% full, to %s, which is %.0f%% full with it", s.seed, m.Pod.Name, from, full, to, is)
+				s.t.Errorf("seed %d: %s moved from %s, %.0f%% full, to %s, which is %.0f%% full with it", s.seed,
+					m.Pod.Name, from, full, to, is)
 			}
 		}
 	} else if len(after) >= len(before) {

@@ -20,7 +20,8 @@ func TestResizedPodsCountWithTheMost(t *testing.T) {
 				Resources: &v1.ResourceRequirements{Requests: cpus(has)}}}
 		})
 		if reason != "" {
-			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodResizePending, Status: v1.ConditionTrue, Reason: reason}}
+			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodResizePending, Status: v1.ConditionTrue,
+				Reason: reason}}
 		}
 		return p
 	}
@@ -28,7 +29,8 @@ func TestResizedPodsCountWithTheMost(t *testing.T) {
 		asks, granted, has, reason string
 		want                       int64
 	}{
-		{"1", "1", "1", "", 1000}, {"3", "1", "1", "", 3000}, {"3", "1", "1", v1.PodReasonDeferred, 3000}, {"3", "1", "1", v1.PodReasonInfeasible, 1000},
+		{"1", "1", "1", "", 1000}, {"3", "1", "1", "", 3000}, {"3", "1", "1", v1.PodReasonDeferred, 3000},
+		{"3", "1", "1", v1.PodReasonInfeasible, 1000},
 		{"1", "2", "3", "", 3000}, {"1", "2", "1", "", 2000}, {"9", "2", "3", v1.PodReasonInfeasible, 3000},
 	} {
 		pod := sized(c.asks, c.granted, c.has, c.reason)

@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,59 +29,71 @@ import (
 
 // Config is the configuration of a Scheduler.
 type Config struct {
-	// Client calls the API as the scheduler (client.As(api.User{Name: api.UserScheduler ...})).
+	// Client is the API client with the identity of the scheduler (api.UserScheduler).
 	Client    *client.Client
-	Informers *client.Informers // New registers informers; the server runs them
+	Informers *client.Informers // New registers its informers here; the server runs them
 	Actor     string            // name of this replica in timelines, for example "scheduler/cp2"
-	Timeline  *api.Timeline     // may be nil
+	Timeline  *api.Timeline     // records scheduled pods; nil = no timeline
 	Log       *slog.Logger      // may be nil
 
 	// Settings is the content of the scheduler configuration file; nil means config.Default.
 	Settings *config.Config
-	// ConfirmLeadership returns nil if this replica is the raft leader in the term fence. It is
-	// called before an extender binds a pod, because a fence cannot stop an extender. If it is nil,
-	// extenders bind without confirmation.
+	// ConfirmLeadership returns nil if this replica is the raft leader in the given raft term (the
+	// fence). It is called before an extender binds a pod: the API rejects writes of an old leader,
+	// but an extender does not. If it is nil, extenders bind without confirmation.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
-	// Plugins, if set, returns the plugins of the only profile, default-scheduler. Settings are
-	// then not used for profiles.
-	Plugins func(h *framework.Handle) []framework.Weighted
+	// Plugins, if not nil, returns the plugins of the only profile, default-scheduler. The profiles
+	// in Settings are then ignored.
+	Plugins func(h *framework.Handle) []framework.WeightedPlugin
 }
 
-// Limits of concurrent work. When one of the first two is reached, further pods wait in the queue.
-// When a queue of notes is full, further notes are dropped.
+// Limits of concurrent work. While maxBindings or maxHeld is reached, the scheduling loop waits. If
+// a queue of statusReports is full, further reports are dropped.
 const (
-	maxBindings = 256  // bindings and evictions that run at the same time
-	maxHeld     = 4096 // bindings that wait for volumes, devices or Permit
-	maxNotes    = 16384
-	noteWorkers = 8                     // number of queues of notes; all notes of a pod go to the same one, so that they are written in order
-	maxEvents   = 128                   // events written in parallel
-	eventDelay  = 50 * time.Millisecond // how long events are collected
+	maxBindings = 256  // concurrent evictions and bindings, except the bindings that maxHeld counts
+	maxHeld     = 4096 // concurrent bindings that may wait for volumes, devices or Permit
+	maxReports  = 16384
+	// number of report queues, each with one goroutine; all reports about a pod use the same queue,
+	// so that they are written in order
+	reportWorkers = 8
+	maxEvents     = 128                   // Events about bound pods that are written in parallel
+	eventDelay    = 50 * time.Millisecond // how long Events about bound pods are collected before they are written
 )
 
 // Scheduler schedules pods while its replica is the raft leader. On the other replicas it only
-// keeps the queue and the cluster state up to date.
+// keeps its queue and cluster state up to date, so that a new leader starts without delay.
 type Scheduler struct {
 	cfg      Config
 	log      *slog.Logger
 	profiles *profiles
-	err      error // error of the profiles, which Run returns
+	err      error // error of building the profiles in New, which Run returns
 	cluster  *cluster
 	queue    *queue
 	groups   *groupTracker
-	waiting  *waitingPods
-	volumes  *broadcast
-	devices  *broadcast
 
-	changeMu     sync.Mutex // held while a change from an informer is applied
-	unconfirmed  unconfirmedBindings
-	writer       atomic.Pointer[client.Client] // client with the fence of the current Run
-	fence        atomic.Uint64                 // fence of the current or last Run
-	bindingSlots chan struct{}
-	heldSlots    chan struct{}
-	evictions    sync.WaitGroup                   // evictions of victims
-	notes        [noteWorkers]chan *podUpdateNote // pointers: empty queues of this capacity take 128 KiB
-	placedNotes  chan *podUpdateNote              // notes about bound pods
-	nextNode     int                              // index of the first node to filter; used by the loop only
+	lead      leadership
+	access    clusterAccess
+	changes   changeHandler
+	binding   bindingState
+	evictions evictor
+	reports   reportWriter
+	nextNode  int // index of the node that the next attempt filters first; used only by the scheduling loop
+}
+
+// leadership holds the raft term of the current or last Run, and an API client that adds this term
+// as a fence to every write. The API rejects a write whose term has ended.
+type leadership struct {
+	writer atomic.Pointer[client.Client] // API client that adds the fence to every write
+	fence  atomic.Uint64                 // raft term of the current or last Run
+}
+
+// bindingState holds the bindings that wait for Permit plugins or have an unknown outcome, and
+// limits the number of concurrent bindings.
+type bindingState struct {
+	waiting     *waitingPods
+	unconfirmed unconfirmedBindings
+	slots       chan struct{}
+	heldSlots   chan struct{}
 }
 
 // New returns a scheduler and registers its informer handlers. It schedules nothing before Run.
@@ -94,21 +105,35 @@ func New(cfg Config) *Scheduler {
 		cfg.Settings = config.Default()
 	}
 	s := &Scheduler{
-		cfg: cfg, log: cfg.Log, waiting: newWaitingPods(), volumes: newBroadcast(), devices: newBroadcast(),
-		bindingSlots: make(chan struct{}, maxBindings), heldSlots: make(chan struct{}, maxHeld), placedNotes: make(chan *podUpdateNote, maxNotes),
+		cfg: cfg, log: cfg.Log,
+		access: clusterAccess{informers: cfg.Informers, volumes: newBroadcast(), devices: newBroadcast()},
+		binding: bindingState{waiting: newWaitingPods(), slots: make(chan struct{}, maxBindings),
+			heldSlots: make(chan struct{}, maxHeld)},
+		reports: reportWriter{log: cfg.Log, informers: cfg.Informers, placed: make(chan *statusReport, maxReports)},
 	}
-	for i := range s.notes {
-		s.notes[i] = make(chan *podUpdateNote, maxNotes/noteWorkers)
+	s.access.lead, s.reports.lead = &s.lead, &s.lead
+	s.binding.unconfirmed.log, s.binding.unconfirmed.lead = cfg.Log, &s.lead
+	for i := range s.reports.queues {
+		s.reports.queues[i] = make(chan *statusReport, maxReports/reportWorkers)
 	}
 	if s.profiles, s.err = s.makeProfiles(); s.err != nil {
 		return s
 	}
-	s.cluster = newCluster(s.storageAccess(), s.ownerSelector)
+	s.cluster = newCluster(s.access.storageAccess(), s.access.ownerSelector)
 	s.groups = s.cluster.groups
 	s.queue = newQueue(s.profiles, time.Now)
 	s.queue.minBackoff = cmp.Or(cfg.Settings.InitialBackoff, minBackoff)
 	s.queue.maxBackoff = max(cmp.Or(cfg.Settings.MaxBackoff, maxBackoff), s.queue.minBackoff)
-	s.registerHandlers()
+	s.reports.cluster = s.cluster
+	s.evictions = evictor{
+		log: cfg.Log, informers: cfg.Informers, lead: &s.lead, reports: &s.reports, cluster: s.cluster, queue: s.queue,
+		groups: s.groups, waiting: s.binding.waiting, slots: s.binding.slots,
+	}
+	s.changes = changeHandler{
+		log: cfg.Log, informers: cfg.Informers, profiles: s.profiles, cluster: s.cluster, queue: s.queue,
+		groups: s.groups, waiting: s.binding.waiting, access: &s.access,
+	}
+	s.changes.registerHandlers()
 	return s
 }
 
@@ -128,9 +153,10 @@ func (s *Scheduler) makeProfiles() (*profiles, error) {
 	return singleProfile(p), nil
 }
 
-// Run schedules pods until ctx ends, which is when this replica loses leadership. fence is the raft
-// term; every write carries it. The informers must be synced. Run may be called again in a later
-// term. It returns early only if the configuration is invalid.
+// Run schedules pods until ctx ends, which must happen when this replica loses leadership. fence is
+// the raft term: it is added to every write, and the API rejects the write if the term has ended.
+// The informers must be synced. Run may be called again for a later term. It returns early only if
+// the configuration is invalid.
 func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	if s.err != nil {
 		return s.err
@@ -138,14 +164,14 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	for _, w := range s.cfg.Settings.Warnings {
 		s.log.Warn("scheduler configuration: " + w)
 	}
-	s.writer.Store(s.cfg.Client.Fenced(fence))
-	// Handlers may lag behind the informers' stores. Scheduling on older state could overcommit a
-	// node.
-	s.syncFromInformers(ctx)
-	if led := s.fence.Swap(fence); led != fence || fence == 0 {
-		// No write of an earlier leadership is still pending, and the informers contain all its
+	s.lead.writer.Store(s.cfg.Client.Fenced(fence))
+	// The informers' stores may be newer than the state that their handlers have reported. With
+	// older state, a node could get too many pods.
+	s.changes.syncFromInformers(ctx)
+	if led := s.lead.fence.Swap(fence); led != fence || fence == 0 {
+		// Writes of an earlier term are rejected from now on, and the informers contain all earlier
 		// writes.
-		s.unconfirmed.takeAll()
+		s.binding.unconfirmed.takeAll()
 		if shared := s.profiles.shared; shared != nil {
 			shared.Ledger.Settle()
 		}
@@ -159,10 +185,12 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 		{Name: "scheduler: overdue", Run: s.requeueOverduePods},
 		{Name: "scheduler: unconfirmed bindings", Run: resume},
 		{Name: "scheduler: unconfirmed claims", Run: s.confirmClaims},
-		{Name: "scheduler: events", Run: s.writePlaced},
+		{Name: "scheduler: events", Run: s.reports.writePlaced},
 	}
-	for _, notes := range s.notes {
-		parts = append(parts, lifecycle.Part{Name: "scheduler: notes", Run: func(ctx context.Context) error { return s.writeNotes(ctx, notes) }})
+	for _, reports := range s.reports.queues {
+		parts = append(parts, lifecycle.Part{Name: "scheduler: notes", Run: func(ctx context.Context) error {
+			return s.reports.writeReports(ctx, reports)
+		}})
 	}
 	return lifecycle.Run(ctx, parts...)
 }
@@ -180,15 +208,16 @@ func (s *Scheduler) requeueOverduePods(ctx context.Context) error {
 	}
 }
 
-// confirmClaims periodically determines the outcome of ResourceClaim allocations that were sent
-// with an unknown outcome. It frees the devices of those that certainly are not stored.
+// confirmClaims periodically checks the allocations of ResourceClaims whose write failed with an
+// unknown outcome. If such an allocation is certainly not stored, it frees the devices. It returns
+// when ctx ends.
 func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	t := time.NewTicker(2 * time.Second)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			if shared := s.profiles.shared; shared != nil && shared.Ledger.Confirm(ctx, s.deviceAccess()) {
+			if shared := s.profiles.shared; shared != nil && shared.Ledger.Confirm(ctx, s.access.deviceAccess()) {
 				s.queue.handleEvent(ctx, framework.DeviceClaimChanged, nil)
 			}
 		case <-ctx.Done():
@@ -197,12 +226,13 @@ func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	}
 }
 
-// runLoop schedules one pod, or one group of pods, at a time. It returns after ctx has ended and
-// all bindings and evictions have returned.
+// runLoop is the scheduling loop: it pops one pod after the other from the queue and schedules it,
+// together with its PodGroup if necessary. It returns after ctx has ended and all bindings and
+// evictions have returned.
 func (s *Scheduler) runLoop(ctx context.Context) error {
 	binders := newWorkerPool()
 	defer binders.waitForTasks()
-	defer s.evictions.Wait()
+	defer s.evictions.running.Wait()
 	ties := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	for {
 		pod := s.queue.pop(ctx)
@@ -213,7 +243,8 @@ func (s *Scheduler) runLoop(ctx context.Context) error {
 	}
 }
 
-// runRecovering calls f. A panic is logged and handled as a failed attempt to schedule the pod.
+// runRecovering calls f, which schedules or binds the pod. It recovers from a panic in f, logs it,
+// reports a failure of the pod, and returns the pod to the queue.
 func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func()) {
 	defer func() {
 		if x := recover(); x != nil {
@@ -227,17 +258,18 @@ func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func())
 	f()
 }
 
-// nodeChoice is a pod with the node that was chosen for it and on which it is assumed.
+// nodeChoice is the result of a successful attempt to schedule a pod: the node that was chosen. The
+// pod is assumed on it.
 type nodeChoice struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
 	result framework.Result
-	delays map[string]time.Duration // maximum delay of the binding, by Permit plugin
+	delays map[string]time.Duration // maximum delay of the binding, by name of the Permit plugin
 }
 
-// schedulingFailure is the reason why an attempt to schedule a pod failed. err is set if no node
-// was found; it is a *framework.FitError if no node fits. status is set if a plugin refused the
-// chosen node. If neither is set, the pod already is on a node.
+// schedulingFailure is the result of a failed attempt to schedule a pod. err is set if no node was
+// chosen; if no node fits, it is a framework.FitError. status is set if Reserve or Permit refused
+// the chosen node. If neither is set, the pod is already bound to a node or assumed on one.
 type schedulingFailure struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
@@ -246,8 +278,9 @@ type schedulingFailure struct {
 	status *framework.Status
 }
 
-// schedulePod chooses a node for one pod, or for all pods of its group, and starts the bindings.
-// ties decides between equally good nodes; binders run the bindings.
+// schedulePod chooses a node for the pod and starts its binding in binders. If the pods of its
+// PodGroup must be placed together, it does so for all of them. ties chooses among nodes with the
+// same score.
 func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.Rand, binders *workerPool) {
 	if g, ok := s.gangToPlace(pod.Pod); ok {
 		s.attemptGroup(ctx, pod, g, ties, binders)
@@ -261,8 +294,9 @@ func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.
 	s.startBinding(ctx, x, binders)
 }
 
-// chooseNode chooses a node for a pod, assumes the pod on it, and runs the Reserve and Permit
-// plugins. If it fails after that, the caller must undo these steps.
+// chooseNode chooses a node for the pod, assumes the pod on it, and runs the Reserve and Permit
+// plugins. If Reserve or Permit refuses, the status of the schedulingFailure is set; the caller
+// must then call Unreserve and remove the pod from the node.
 func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.Rand) (*nodeChoice, *schedulingFailure) {
 	uid := pod.Pod.UID
 	if s.cluster.isPlaced(uid) {
@@ -272,7 +306,8 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	snap := s.cluster.takeSnapshot()
 	c := framework.NewCycle(pod.PodInfo, snap)
 	n := len(snap.Nodes)
-	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage), Start: s.nextNode, Rand: ties})
+	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage),
+		Start: s.nextNode, Rand: ties})
 	if n > 0 {
 		s.nextNode = (s.nextNode + res.Evaluated) % n
 	}
@@ -283,7 +318,8 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 		return nil, &schedulingFailure{pod: pod}
 	}
 	if kept := snap.NominationOf(uid); kept != "" && kept != res.Node {
-		s.queue.handleEvent(ctx, framework.PodRemoved, pod.Pod) // the capacity that was reserved for the pod elsewhere is free
+		// the resources that were reserved for the pod on its nominated node are free
+		s.queue.handleEvent(ctx, framework.PodRemoved, pod.Pod)
 	}
 	if st := profile.Reserve(ctx, c, res.Node); !st.OK() {
 		return nil, &schedulingFailure{pod: pod, cycle: c, node: res.Node, status: st}
@@ -295,8 +331,8 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	return &nodeChoice{pod, c, res, delays}, nil
 }
 
-// handleFailure reports a failed attempt to schedule a pod, undoes its effects and returns the pod
-// to the queue.
+// handleFailure reports a failed attempt to schedule a pod and returns the pod to the queue. If a
+// node was chosen, it first calls Unreserve and removes the pod from that node.
 func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	switch {
 	case f.err != nil:
@@ -308,14 +344,15 @@ func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	}
 }
 
-// startBinding starts the binding of a pod in a goroutine of binders. It blocks while the maximum
-// number of bindings is running.
+// startBinding starts a task in binders that binds the pod x to its chosen node. It waits while the
+// maximum number of bindings (maxBindings or maxHeld) is running.
 func (s *Scheduler) startBinding(ctx context.Context, x *nodeChoice, binders *workerPool) {
 	pod := x.pod
 	s.queue.markBinding(pod)
-	slots := s.bindingSlots
-	if len(x.delays) > 0 || len(pod.Pod.Spec.ResourceClaims) > 0 || len(pod.Pod.Spec.Volumes) > 0 && hasClaims(pod.Pod) {
-		slots = s.heldSlots
+	slots := s.binding.slots
+	if len(x.delays) > 0 || len(pod.Pod.Spec.ResourceClaims) > 0 ||
+		len(pod.Pod.Spec.Volumes) > 0 && hasClaims(pod.Pod) {
+		slots = s.binding.heldSlots
 	}
 	select {
 	case slots <- struct{}{}:
@@ -323,7 +360,7 @@ func (s *Scheduler) startBinding(ctx context.Context, x *nodeChoice, binders *wo
 		s.undoPlacement(ctx, pod, x.cycle, x.result.Node, framework.Fail("scheduler", ctx.Err()))
 		return
 	}
-	hold := s.waiting.addWaiting(pod.Pod, x.delays)
+	hold := s.binding.waiting.addWaiting(pod.Pod, x.delays)
 	binders.startTask(ctx, func() {
 		defer func() { <-slots }()
 		s.runRecovering(ctx, pod, func() { s.bindPod(ctx, pod, x.cycle, x.result, hold) })
@@ -339,8 +376,9 @@ func hasClaims(pod *v1.Pod) bool {
 	return false
 }
 
-// handleUnschedulable runs the PostFilter plugins, which may preempt other pods, reports the
-// failure and returns the pod to the queue.
+// handleUnschedulable handles an attempt in which no node was chosen, for the reason err. If no
+// node fits, it runs the PostFilter plugins, which may preempt other pods. It reports the failure
+// and returns the pod to the queue.
 func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *framework.Cycle, err error) {
 	if ctx.Err() != nil {
 		return
@@ -360,27 +398,32 @@ func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *
 	s.queue.requeueFailed(ctx, pod, why.RefusedBy())
 }
 
-// forgetPod removes a pod from the node on which it was assumed. Unschedulable pods that may fit
-// then are queued.
+// forgetPod removes a pod from the node on which it is assumed. Unschedulable pods that may fit as
+// a result are moved to the active or backoff queue.
 func (s *Scheduler) forgetPod(ctx context.Context, pod *v1.Pod) {
 	s.cluster.forgetAssumedPod(pod.UID)
 	s.queue.handleEvent(ctx, framework.PodRemoved, pod)
 }
 
-// undoPlacement runs Unreserve for a pod that could not be bound, removes it from its assumed node,
-// reports why, and returns it to the queue.
-func (s *Scheduler) undoPlacement(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status) {
+// undoPlacement handles a pod that Reserve or Permit refused or whose binding failed, for the
+// reason why. It calls Unreserve, removes the pod from the node on which it is assumed, reports the
+// failure and returns the pod to the queue.
+func (s *Scheduler) undoPlacement(
+	ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status,
+) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.forgetPod(ctx, pod.Pod)
 	if ctx.Err() != nil {
 		return
 	}
 	if why.Refused() {
-		s.reportFailure(pod, v1.PodReasonUnschedulable, fmt.Sprintf("0/%d nodes are available: 1 %s.", len(c.Snapshot.Nodes), why.Message()))
+		s.reportFailure(pod, v1.PodReasonUnschedulable,
+			fmt.Sprintf("0/%d nodes are available: 1 %s.", len(c.Snapshot.Nodes), why.Message()))
 		s.queue.requeueFailed(ctx, pod, map[string]bool{why.Plugin: true})
 		return
 	}
-	s.log.Warn("binding failed, will retry", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "node", node, "err", why.AsError())
+	s.log.Warn("binding failed, will retry", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "node", node,
+		"err", why.AsError())
 	s.reportFailure(pod, v1.PodReasonSchedulerError, why.AsError().Error())
 	s.queue.requeueFailed(ctx, pod, nil)
 }

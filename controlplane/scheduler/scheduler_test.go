@@ -34,21 +34,26 @@ func TestBindsAndExplains(t *testing.T) {
 	b.awaitNode("small", "w1")
 	t.Logf("create to bound: %s", time.Since(began))
 	b.eventually("event", func() error {
-		if got := b.events("small"); !slices.Equal(got, []string{"Scheduled: Successfully assigned default/small to w1"}) {
+		if got := b.events("small"); !slices.Equal(got,
+			[]string{"Scheduled: Successfully assigned default/small to w1"}) {
 			return fmt.Errorf("events %q", got)
 		}
 		return nil
 	})
-	stages := b.timeline.Find(api.TraceID(trace))
-	if len(stages) != 1 || stages[0].Name != "scheduled" || stages[0].Actor != "scheduler/cp1" || !strings.HasPrefix(stages[0].Detail, "filtered 0 of 1 nodes, score ") {
+	stages := b.timeline.StagesOfTrace(api.TraceID(trace))
+	if len(stages) != 1 || stages[0].Name != "scheduled" || stages[0].Actor != "scheduler/cp1" ||
+		!strings.HasPrefix(stages[0].Detail, "filtered 0 of 1 nodes, score ") {
 		t.Errorf("stages %+v", stages)
 	}
 	if pod := b.pod("big", "2"); pod.Spec.NodeName != "" || pod.Status.Phase != v1.PodPending {
 		t.Errorf("a new pod has node %q and phase %q", pod.Spec.NodeName, pod.Status.Phase)
 	}
-	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No "+
+		"preemption victims found for incoming pod.")
 	b.eventually("event", func() error {
-		if got := b.events("big"); !slices.Equal(got, []string{"FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."}) {
+		if got := b.events("big"); !slices.Equal(got,
+			[]string{"FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are " +
+				"available: 1 No preemption victims found for incoming pod."}) {
 			return fmt.Errorf("events %q", got)
 		}
 		return nil
@@ -69,29 +74,37 @@ func TestRequeue(t *testing.T) {
 	})
 	b.lead()
 	b.pod("first", "1")
-	b.awaitReason("first", "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
-	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, []byte(`{"spec":{"taints":null}}`)); err != nil {
+	b.awaitReason("first", "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: "+
+		"}. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
+	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType,
+		[]byte(`{"spec":{"taints":null}}`)); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitNode("first", "w1")
 	b.pod("second", "1")
-	b.awaitReason("second", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+	b.awaitReason("second", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No "+
+		"preemption victims found for incoming pod.")
 	zero := int64(0)
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "first", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "first",
+		metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitNode("second", "w1")
 	b.node("w2", "1")
-	b.pod("gated", "1", func(pod *v1.Pod) { pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}} })
+	b.pod("gated", "1", func(pod *v1.Pod) {
+		pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}}
+	})
 	b.pod("after", "100m")
 	b.awaitNode("after", "w2") // the gated one was not considered before it
 	if got := b.get("gated").Spec.NodeName; got != "" {
 		t.Fatalf("a gated pod was bound to %s", got)
 	}
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "after", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "after",
+		metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Patch[*v1.Pod](b.ctx, b.client, "default", "gated", "", types.MergePatchType, []byte(`{"spec":{"schedulingGates":null}}`)); err != nil {
+	if _, err := client.Patch[*v1.Pod](b.ctx, b.client, "default", "gated", "", types.MergePatchType,
+		[]byte(`{"spec":{"schedulingGates":null}}`)); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitNode("gated", "w2")
@@ -162,7 +175,9 @@ func TestWaitForFirstConsumer(t *testing.T) {
 	b := newBed(t, nil)
 	mode := storagev1.VolumeBindingWaitForFirstConsumer
 	for name, prov := range map[string]string{"local": "kubernetes.io/no-provisioner", "dynamic": "csi.example"} {
-		if _, err := client.Create(b.ctx, b.client, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: prov, VolumeBindingMode: &mode}); err != nil {
+		if _, err := client.Create(b.ctx, b.client,
+			&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: prov,
+				VolumeBindingMode: &mode}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -171,12 +186,16 @@ func TestWaitForFirstConsumer(t *testing.T) {
 	gib := v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
 	once := []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}
 	volume := func(name, class, node string) *v1.PersistentVolume {
-		v, err := client.Create(b.ctx, b.client, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
-			Capacity: gib, AccessModes: once, StorageClassName: class,
-			PersistentVolumeSource: v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/data"}},
-			NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-				MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{node}}}}}}},
-		}})
+		v, err := client.Create(b.ctx, b.client,
+			&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
+				Capacity: gib, AccessModes: once, StorageClassName: class,
+				PersistentVolumeSource: v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/data"}},
+				NodeAffinity: &v1.VolumeNodeAffinity{
+					Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+						MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname,
+							Operator: v1.NodeSelectorOpIn,
+							Values:   []string{node}}}}}}},
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,15 +207,20 @@ func TestWaitForFirstConsumer(t *testing.T) {
 	}
 	volume("by-hand", "local", "w2")
 	for _, class := range []string{"local", "dynamic"} {
-		if _, err := client.Create(b.ctx, b.client, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: class},
-			Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: once, Resources: v1.VolumeResourceRequirements{Requests: gib}}}); err != nil {
+		if _, err := client.Create(b.ctx, b.client,
+			&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: class},
+				Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: once,
+					Resources: v1.VolumeResourceRequirements{Requests: gib}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b.lead()
 	b.pod("p", "1", func(pod *v1.Pod) {
 		for _, c := range []string{"local", "dynamic"} {
-			pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: c, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
+			pod.Spec.Volumes = append(pod.Spec.Volumes,
+				v1.Volume{Name: c,
+					VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{
+						ClaimName: c}}})
 		}
 	})
 	claim := func(name string) *v1.PersistentVolumeClaim {
@@ -220,7 +244,8 @@ func TestWaitForFirstConsumer(t *testing.T) {
 		t.Fatalf("the pod was bound to %s before its claims", got)
 	}
 	volume("made", "dynamic", "w2")
-	for name, v := range map[string]string{"local": "by-hand", "dynamic": "made"} { // the controller's and the provisioner's part
+	for name, v := range map[string]string{"local": "by-hand", "dynamic": "made"} {
+		// the controller's and the provisioner's part
 		c := claim(name).DeepCopy()
 		c.Spec.VolumeName = v
 		c, err := client.Update(b.ctx, b.client, c)
@@ -312,9 +337,9 @@ func (r *recorder) PostBind(context.Context, *framework.Cycle, string) { r.call(
 // or gives up its place when it is rejected.
 func TestExtensionPoints(t *testing.T) {
 	r := &recorder{}
-	b := newBed(t, func(h *framework.Handle) []framework.Weighted {
+	b := newBed(t, func(h *framework.Handle) []framework.WeightedPlugin {
 		r.h = h
-		return []framework.Weighted{{Plugin: r}}
+		return []framework.WeightedPlugin{{Plugin: r}}
 	})
 	b.node("w1", "1")
 	b.node("w2", "1")
@@ -342,7 +367,8 @@ func TestExtensionPoints(t *testing.T) {
 		}
 		return nil
 	})
-	want := []string{"PreEnqueue", "PreFilter", "Filter", "PreScore", "Score", "NormalizeScore", "Reserve", "Permit", "PreBind", "Bind", "PostBind"}
+	want := []string{"PreEnqueue", "PreFilter", "Filter", "PreScore", "Score", "NormalizeScore", "Reserve", "Permit",
+		"PreBind", "Bind", "PostBind"}
 	r.mu.Lock()
 	if !slices.Equal(r.calls, want) {
 		t.Errorf("called %v\nwant   %v", r.calls, want)
@@ -362,7 +388,8 @@ func TestExtensionPoints(t *testing.T) {
 	b.pod("refused-1", "1")
 	b.pod("refused-2", "1")
 	b.lead()
-	b.awaitReason("refused-1", "0/2 nodes are available: 2 node(s) were refused by the test. preemption: nothing to preempt.")
+	b.awaitReason("refused-1",
+		"0/2 nodes are available: 2 node(s) were refused by the test. preemption: nothing to preempt.")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, point := range []string{"QueueSort", "PostFilter"} {

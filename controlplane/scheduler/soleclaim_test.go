@@ -17,13 +17,19 @@ func (b *bed) soleClaim(name string) {
 	modes := []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
 	size := v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
 	none := ""
-	if _, err := client.Create(b.ctx, b.client, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{AccessModes: modes, Capacity: size,
-		PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
-		PersistentVolumeSource:        v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/x"}}}}); err != nil {
+	if _, err := client.Create(b.ctx, b.client,
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v1.PersistentVolumeSpec{AccessModes: modes, Capacity: size,
+				PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
+				PersistentVolumeSource: v1.PersistentVolumeSource{
+					HostPath: &v1.HostPathVolumeSource{Path: "/x"}}}}); err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := client.Create(b.ctx, b.client, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
-		Spec: v1.PersistentVolumeClaimSpec{AccessModes: modes, VolumeName: name, StorageClassName: &none, Resources: v1.VolumeResourceRequirements{Requests: size}}}); err != nil {
+	if _, err := client.Create(b.ctx, b.client,
+		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+			Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
+			Spec: v1.PersistentVolumeClaimSpec{AccessModes: modes, VolumeName: name, StorageClassName: &none,
+				Resources: v1.VolumeResourceRequirements{Requests: size}}}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -37,13 +43,17 @@ func TestOnePodPerClaim(t *testing.T) {
 	b.soleClaim("sole")
 	b.lead()
 	uses := func(pod *v1.Pod) {
-		pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "sole"}}}}
+		pod.Spec.Volumes = []v1.Volume{{Name: "v",
+			VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{
+				ClaimName: "sole"}}}}
 	}
 	b.pod("first", "1", important(5), uses)
 	b.awaitNode("first", "")
 	b.pod("second", "1", important(5), uses)
-	const taken = "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode."
-	b.awaitReason("second", taken+" preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	const taken = "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and " +
+		"ReadWriteOncePod access mode."
+	b.awaitReason("second", taken+" preemption: 0/2 nodes are available: 2 No preemption victims found "+
+		"for incoming pod.")
 	b.delete("first")
 	b.awaitNode("second", "")
 	b.pod("third", "1", important(10), uses)

@@ -20,8 +20,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/registry/registrytest"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
@@ -41,12 +43,13 @@ type bed struct {
 	late      atomic.Bool             // informers do not hear of pods
 	binding   func(pod string)        // is told of each binding before it is made
 	commits   *lateStore
-	mark      func(context.Context, *api.Request) (context.Context, error) // changes the context of a call, or fails it; may be nil
-	mu        sync.Mutex
-	bound     map[string]int
+	// changes the context of a call, or fails it; may be nil
+	mark  func(context.Context, *api.Request) (context.Context, error)
+	mu    sync.Mutex
+	bound map[string]int
 }
 
-func newBed(t testing.TB, with func(h *framework.Handle) []framework.Weighted) *bed {
+func newBed(t testing.TB, with func(h *framework.Handle) []framework.WeightedPlugin) *bed {
 	t.Helper()
 	return newBedOf(t, scheduler.Config{Plugins: with})
 }
@@ -69,9 +72,11 @@ func newBedOf(t testing.TB, cfg scheduler.Config) *bed {
 	}
 	run("registry", reg.Run)
 	<-reg.Ready()
-	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, commits: commits, bound: make(map[string]int), binds: func(string) error { return nil },
+	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, commits: commits,
+		bound: make(map[string]int), binds: func(string) error { return nil },
 		binding: func(string) {}}
-	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "test", Groups: []string{api.GroupMasters}})
+	b.client = client.New(backend{registrytest.NewBackend(reg), b}, table).As(api.User{Name: "test",
+		Groups: []string{api.GroupMasters}})
 	b.informers = client.NewInformers(b.client)
 	cfg.Client, cfg.Informers, cfg.Actor, cfg.Timeline = b.client, b.informers, "scheduler/cp1", b.timeline
 	b.scheduler = scheduler.New(cfg)
@@ -84,7 +89,8 @@ func newBedOf(t testing.TB, cfg scheduler.Config) *bed {
 		wg.Wait()
 		store.Close()
 	})
-	if _, err := client.Create(ctx, b.client, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}); err != nil {
+	if _, err := client.Create(ctx, b.client, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	return b
@@ -175,7 +181,8 @@ func (b *bed) leadIn(fence uint64) (depose func()) {
 func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
 	b.t.Helper()
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
-	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu),
+		v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
 	for _, c := range change {
 		c(n)
 	}
@@ -197,8 +204,10 @@ func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
 
 func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
 	b.t.Helper()
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{
-		Name: "c", Image: "hello", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}}}}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: v1.PodSpec{Containers: []v1.Container{{
+			Name: "c", Image: "hello",
+			Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}}}}
 	for _, c := range change {
 		c(pod)
 	}
@@ -211,11 +220,7 @@ func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
 
 func (b *bed) eventually(what string, cond func() error) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, time.Millisecond, cond); err != nil {
-		b.t.Fatalf("%s: %v", what, err)
-	}
+	await.Until(b.ctx, b.t, await.Patience, time.Millisecond, what, cond)
 }
 
 func (b *bed) get(name string) *v1.Pod {
@@ -289,6 +294,7 @@ func (b *bed) eventBy(pod, name string) error {
 // bindAs binds a pod as a program outside does.
 func (b *bed) bindAs(ctx context.Context, pod, node string) error {
 	_, err := client.Sub[*v1.Pod](ctx, b.client, "default", pod, "binding", &v1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}, Target: v1.ObjectReference{Kind: "Node", Name: node}})
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod},
+		Target:     v1.ObjectReference{Kind: "Node", Name: node}})
 	return err
 }

@@ -13,9 +13,9 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Trial is a copy of the cluster state for evaluating where running pods would be placed, for the
-// rebalance controller. It changes nothing outside of it. It is not safe for concurrent use, but
-// may be used while the scheduler runs.
+// Trial is a copy of the cluster state in which the rebalance controller evaluates where running
+// pods would be placed. Its methods do not change the cluster. It is not safe for concurrent use,
+// but may be used while the scheduler runs.
 type Trial struct {
 	profiles  *profiles
 	snap      *framework.Snapshot
@@ -29,21 +29,22 @@ type trialPod struct {
 	node string
 }
 
-// Weighed is the result of Trial.Weigh: how a running pod would be placed if it were pending. The
-// utilization of a node is that of CPU or memory, whichever is higher, in percent.
-type Weighed struct {
-	// Passed is the reason why the pod was not evaluated; "" if it was.
-	Passed string
-	// Stays is the reason why the pod's current node would refuse it; "" if the node would accept
-	// it.
-	Stays string
-	// Best are the nodes with the highest score. Gain is that score minus the score of the pod's
-	// current node.
+// Evaluation is the result of Trial.Evaluate: where a running pod would be placed if it were
+// pending. The utilization of a node is the percentage of its CPU or memory that pods request,
+// whichever is higher.
+type Evaluation struct {
+	// SkipReason is the reason why the pod was not evaluated; "" if it was evaluated.
+	SkipReason string
+	// Refusal is the reason why the pod's current node would refuse the pod; "" if the node would
+	// accept it.
+	Refusal string
+	// Best contains the nodes with the highest score. Gain is that score minus the score of the
+	// pod's current node.
 	Best []string
 	Gain int64
-	// Full is the current node's utilization with the pod, and Left its utilization without the
-	// pod. There is the highest utilization with the pod among the nodes in Best.
-	Full, Left, There float64
+	// WithPod and WithoutPod are the utilizations of the current node with the pod and without it.
+	// InBest is the highest utilization that a node in Best would have with the pod.
+	WithPod, WithoutPod, InBest float64
 }
 
 // Trial returns a Trial of the current cluster state. It returns an error if the scheduler's
@@ -52,7 +53,7 @@ func (s *Scheduler) Trial() (*Trial, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	// New plugins, because the state of the loop's plugins belongs to pods in progress.
+	// The scheduler's own plugins hold the state of pods that are being scheduled.
 	p, err := s.makeProfiles()
 	if err != nil {
 		return nil, err
@@ -74,8 +75,8 @@ func newTrial(p *profiles, snap *framework.Snapshot) *Trial {
 	return t
 }
 
-// copySnapshot returns a snapshot that is independent of those of takeSnapshot. The caller may
-// modify it.
+// copySnapshot returns a new snapshot of the current state, which the caller may modify. It shares
+// no modifiable state with the snapshots of takeSnapshot.
 func (c *cluster) copySnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,30 +96,36 @@ func (c *cluster) copySnapshot() *framework.Snapshot {
 	return s
 }
 
-// hasRequiredRules reports whether a pod has required affinity terms or DoNotSchedule spread
-// constraints, which moving another pod may violate.
+// hasRequiredRules reports whether the pod has required affinity terms or DoNotSchedule spread
+// constraints. Moving another pod may violate such rules.
 func hasRequiredRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil && len(pod.Affinity.Required) > 0 ||
-		slices.ContainsFunc(pod.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == v1.DoNotSchedule })
+		slices.ContainsFunc(pod.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool {
+			return c.WhenUnsatisfiable == v1.DoNotSchedule
+		})
 }
 
-// withoutNode returns a copy of the pod with an empty spec.nodeName.
+// withoutNode returns a copy of the pod without spec.nodeName, so that it can be evaluated like a
+// pending pod.
 func withoutNode(pod *v1.Pod) *framework.PodInfo {
 	pod = pod.DeepCopy()
 	pod.Spec.NodeName = ""
 	return framework.NewPodInfo(pod)
 }
 
-// replaceNode replaces the state of a node in the snapshot.
+// replaceNode replaces the node old in the trial's snapshot by now, another version of the same
+// node.
 func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Index.Replace(old, now)
 	t.snap.ByName[now.Node.Name] = now
-	i, _ := slices.BinarySearchFunc(t.snap.Nodes, now.Node.Name, func(n *framework.NodeInfo, name string) int { return strings.Compare(n.Node.Name, name) })
+	i, _ := slices.BinarySearchFunc(t.snap.Nodes, now.Node.Name, func(n *framework.NodeInfo, name string) int {
+		return strings.Compare(n.Node.Name, name)
+	})
 	t.snap.Nodes[i] = now
 }
 
-// withoutPod calls f while the pod is removed from its node in the snapshot. The argument of f is
-// the node with the pod.
+// withoutPod removes the pod from its node in the snapshot, calls f, and restores the previous
+// state of the node. f receives that previous state, which includes the pod.
 func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error) error {
 	had := t.snap.ByName[info.node]
 	less := had.Clone()
@@ -128,22 +135,23 @@ func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error
 	return f(had)
 }
 
-// Weigh evaluates where a running pod would be placed if it were pending.
-func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
+// Evaluate returns where the scheduler would place the running pod if it were pending, without
+// moving it.
+func (t *Trial) Evaluate(ctx context.Context, pod *v1.Pod) (Evaluation, error) {
 	info, profile := t.pods[pod.UID], t.profiles.forPod(pod)
 	switch {
 	case info == nil:
-		return Weighed{Passed: "it is not on a known node"}, nil
+		return Evaluation{SkipReason: "it is not on a known node"}, nil
 	case profile == nil:
-		return Weighed{Passed: "another scheduler is responsible for it"}, nil
+		return Evaluation{SkipReason: "another scheduler is responsible for it"}, nil
 	}
 	as := withoutNode(info.Pod)
 	for _, v := range []framework.Verb{framework.VerbFilter, framework.VerbPrioritize} {
-		if len(framework.Asked(profile.Extenders, v, as)) > 0 {
-			return Weighed{Passed: "an extender decides about its node"}, nil
+		if len(framework.InterestedExtenders(profile.Extenders, v, as)) > 0 {
+			return Evaluation{SkipReason: "an extender decides about its node"}, nil
 		}
 	}
-	var out Weighed
+	var out Evaluation
 	err := t.withoutPod(info, func(had *framework.NodeInfo) error {
 		c := framework.NewCycle(as, t.snap)
 		rated, err := profile.Rate(ctx, c, had.Node.Name)
@@ -151,30 +159,30 @@ func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 			return fmt.Errorf("weighing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 		if rated.Refusal != nil && had.Cordoned {
-			out.Passed = "its node is cordoned"
+			out.SkipReason = "its node is cordoned"
 			return nil
 		}
-		out.Stays, out.Best = rated.Refusal.Message(), rated.Best()
-		out.Full, out.Left = had.Fullness(nil), t.snap.ByName[had.Node.Name].Fullness(nil)
+		out.Refusal, out.Best = rated.Refusal.Message(), rated.Best()
+		out.WithPod, out.WithoutPod = had.Fullness(nil), t.snap.ByName[had.Node.Name].Fullness(nil)
 		for _, name := range out.Best {
 			out.Gain = rated.Scores[name] - rated.Scores[had.Node.Name]
-			out.There = max(out.There, t.snap.ByName[name].Fullness(as))
+			out.InBest = max(out.InBest, t.snap.ByName[name].Fullness(as))
 		}
 		return nil
 	})
 	return out, err
 }
 
-// Harms returns the name of another pod that could not stay on its node if pod moved to the node
-// "to". The other pod's required rules would be violated. It returns "" if none exists. Pods with
-// rules that are violated already are ignored.
-func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, error) {
-	info, target := t.pods[pod.UID], t.snap.ByName[to]
-	if info == nil || target == nil || info.node == to {
-		return "", fmt.Errorf("pod %s/%s cannot move to node %s", pod.Namespace, pod.Name, to)
+// FindHarmedPod returns the name of another pod whose required affinity terms or DoNotSchedule
+// constraints would be violated if pod moved to newNode. It returns "" if no such pod exists. Pods
+// whose rules are already violated are ignored.
+func (t *Trial) FindHarmedPod(ctx context.Context, pod *v1.Pod, newNode string) (string, error) {
+	info, target := t.pods[pod.UID], t.snap.ByName[newNode]
+	if info == nil || target == nil || info.node == newNode {
+		return "", fmt.Errorf("pod %s/%s cannot move to node %s", pod.Namespace, pod.Name, newNode)
 	}
 	as := withoutNode(info.Pod)
-	as.Pod.Spec.NodeName = to
+	as.Pod.Spec.NodeName = newNode
 	var broken []*trialPod
 	err := t.withoutPod(info, func(*framework.NodeInfo) (err error) {
 		more := target.Clone()
@@ -204,14 +212,14 @@ func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, erro
 	return "", nil
 }
 
-// stillFits reports whether the node of the pod q would accept the pod if it were pending.
+// stillFits reports whether the running pod q would fit its own node if q were pending.
 func (t *Trial) stillFits(ctx context.Context, q *trialPod) (ok bool, err error) {
 	profile := t.profiles.any
 	if own := t.profiles.forPod(q.Pod); own != nil {
 		profile = own.Profile
 	}
 	err = t.withoutPod(q, func(had *framework.NodeInfo) error {
-		s, err := profile.Takes(ctx, framework.NewCycle(withoutNode(q.Pod), t.snap), had.Node.Name)
+		s, err := profile.RefusalBy(ctx, framework.NewCycle(withoutNode(q.Pod), t.snap), had.Node.Name)
 		ok = s.OK()
 		return err
 	})

@@ -32,7 +32,9 @@ func TestTrial(t *testing.T) {
 		return pod
 	}
 	rests, tainted, cordoned := place("rests", "n1"), place("tainted", "n2"), place("cordoned", "n3")
-	tolerant := place("tolerant", "n1", func(pod *v1.Pod) { pod.Spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}} })
+	tolerant := place("tolerant", "n1", func(pod *v1.Pod) {
+		pod.Spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}}
+	})
 	other := place("other", "n1", func(pod *v1.Pod) { pod.Spec.SchedulerName = "theirs" })
 	own, err := newProfiles(config.Default(), func() *framework.Handle { return &framework.Handle{} }, nil)
 	if err != nil {
@@ -42,39 +44,43 @@ func TestTrial(t *testing.T) {
 	for range 2 {
 		for _, want := range []struct {
 			pod *v1.Pod
-			Weighed
+			Evaluation
 		}{
-			{rests, Weighed{Best: []string{"n1"}, Full: 100, Left: 200. / 3, There: 100}},
-			{tainted, Weighed{Stays: "node(s) had untolerated taint {t: x}"}}, // and n1 is full
-			{cordoned, Weighed{Passed: "its node is cordoned"}},
-			{other, Weighed{Passed: "another scheduler is responsible for it"}},
-			{testPod("elsewhere"), Weighed{Passed: "it is not on a known node"}},
+			{rests, Evaluation{Best: []string{"n1"}, WithPod: 100, WithoutPod: 200. / 3, InBest: 100}},
+			{tainted, Evaluation{Refusal: "node(s) had untolerated taint {t: x}"}}, // and n1 is full
+			{cordoned, Evaluation{SkipReason: "its node is cordoned"}},
+			{other, Evaluation{SkipReason: "another scheduler is responsible for it"}},
+			{testPod("elsewhere"), Evaluation{SkipReason: "it is not on a known node"}},
 		} {
-			got, err := trial.Weigh(t.Context(), want.pod)
+			got, err := trial.Evaluate(t.Context(), want.pod)
 			if want.pod == tainted {
-				got.Full, got.Left = 0, 0
+				got.WithPod, got.WithoutPod = 0, 0
 			}
-			if err != nil || !reflect.DeepEqual(got, want.Weighed) {
-				t.Errorf("%s: %+v, %v; want %+v", want.pod.Name, got, err, want.Weighed)
+			if err != nil || !reflect.DeepEqual(got, want.Evaluation) {
+				t.Errorf("%s: %+v, %v; want %+v", want.pod.Name, got, err, want.Evaluation)
 			}
 		}
 	}
-	if got, err := trial.Weigh(t.Context(), tolerant); err != nil || got.Stays != "" || got.Gain <= 0 || got.There != 200./3 {
+	if got, err := trial.Evaluate(t.Context(), tolerant); err != nil || got.Refusal != "" || got.Gain <= 0 ||
+		got.InBest != 200./3 {
 		t.Errorf("tolerant: %+v, %v", got, err)
 	}
 	beside := place("beside", "n1", func(pod *v1.Pod) {
-		pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
-			{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "tolerant"}}}}}}
+		pod.Spec.Affinity =
+			&v1.Affinity{
+				PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+					{TopologyKey: v1.LabelHostname,
+						LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "tolerant"}}}}}}
 	})
 	c.removePod(other.UID)
 	trial = newTrial(own, c.copySnapshot())
-	if harmed, err := trial.Harms(t.Context(), tolerant, "n2"); err != nil || harmed != "default/"+beside.Name {
+	if harmed, err := trial.FindHarmedPod(t.Context(), tolerant, "n2"); err != nil || harmed != "default/"+beside.Name {
 		t.Errorf("the move of one that another must be beside harms %q, %v", harmed, err)
 	}
-	if harmed, err := trial.Harms(t.Context(), rests, "n2"); err != nil || harmed != "" {
+	if harmed, err := trial.FindHarmedPod(t.Context(), rests, "n2"); err != nil || harmed != "" {
 		t.Errorf("the move of another harms %q, %v", harmed, err)
 	}
-	if _, err := trial.Harms(t.Context(), rests, "n1"); err == nil {
+	if _, err := trial.FindHarmedPod(t.Context(), rests, "n1"); err == nil {
 		t.Error("a move to where the pod is")
 	}
 }

@@ -25,7 +25,8 @@ type twin struct {
 }
 
 func newTwin() *twin {
-	return &twin{nodes: map[string]*v1.Node{}, pods: map[types.UID]*v1.Pod{}, namespaces: map[string]map[string]string{}}
+	return &twin{nodes: map[string]*v1.Node{}, pods: map[types.UID]*v1.Pod{},
+		namespaces: map[string]map[string]string{}}
 }
 
 func (w *twin) nodeNames() []string { return slices.Sorted(maps.Keys(w.nodes)) }
@@ -67,7 +68,8 @@ func takesPart(pod *v1.Pod, c *v1.TopologySpreadConstraint, keys []string, n *v1
 	if _, ok := n.Labels[c.TopologyKey]; !ok {
 		return false
 	}
-	if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(n); honours(c.NodeAffinityPolicy, true) && (err != nil || !fits) {
+	if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(n); honours(c.NodeAffinityPolicy, true) &&
+		(err != nil || !fits) {
 		return false
 	}
 	if honours(c.NodeTaintsPolicy, false) {
@@ -100,7 +102,9 @@ func counted(pod *v1.Pod, c *v1.TopologySpreadConstraint, q *v1.Pod) bool {
 	return q.Namespace == pod.Namespace && q.DeletionTimestamp == nil && matches(c.LabelSelector, q.Labels)
 }
 
-func constraints(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) (list []v1.TopologySpreadConstraint, keys []string) {
+func constraints(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) (
+	list []v1.TopologySpreadConstraint, keys []string,
+) {
 	for _, c := range pod.Spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == action {
 			list, keys = append(list, c), append(keys, c.TopologyKey)
@@ -346,7 +350,8 @@ var (
 )
 
 func (d dice) node(name string) *v1.Node {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: d.labels([]string{"zone", "rack", "disk"}, []string{"x", "y", "z"})}}
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: d.labels([]string{"zone", "rack", "disk"}, []string{"x", "y", "z"})}}
 	small(n)
 	if d.often(90) {
 		n.Labels[v1.LabelHostname] = name
@@ -364,8 +369,10 @@ func (d dice) selector() *metav1.LabelSelector {
 	case 1:
 		return &metav1.LabelSelector{}
 	case 2:
-		op := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist}[d.IntN(2)]
-		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: d.one(podKeys...), Operator: op}}}
+		op := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpExists,
+			metav1.LabelSelectorOpDoesNotExist}[d.IntN(2)]
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: d.one(podKeys...),
+			Operator: op}}}
 	case 3:
 		op := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn}[d.IntN(2)]
 		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
@@ -381,7 +388,8 @@ func (d dice) spread() (out []v1.TopologySpreadConstraint) {
 			if !d.often(35) {
 				continue
 			}
-			c := v1.TopologySpreadConstraint{MaxSkew: int32(1 + d.IntN(2)), TopologyKey: key, WhenUnsatisfiable: action, LabelSelector: d.selector()}
+			c := v1.TopologySpreadConstraint{MaxSkew: int32(1 + d.IntN(2)), TopologyKey: key, WhenUnsatisfiable: action,
+				LabelSelector: d.selector()}
 			if n := int32(1 + d.IntN(3)); action == v1.DoNotSchedule && d.often(30) {
 				c.MinDomains = &n
 			}
@@ -416,7 +424,8 @@ func (d dice) terms(most int) (required []v1.PodAffinityTerm, preferred []v1.Wei
 		required = append(required, d.term())
 	}
 	for range d.IntN(most + 1) {
-		preferred = append(preferred, v1.WeightedPodAffinityTerm{Weight: int32(1 + d.IntN(100)), PodAffinityTerm: d.term()})
+		preferred = append(preferred, v1.WeightedPodAffinityTerm{Weight: int32(1 + d.IntN(100)),
+			PodAffinityTerm: d.term()})
 	}
 	return required, preferred
 }
@@ -435,10 +444,13 @@ func (d dice) pod() *v1.Pod {
 	if d.often(60) {
 		pod.Spec.Affinity = &v1.Affinity{}
 		if required, preferred := d.terms(2); d.often(50) {
-			pod.Spec.Affinity.PodAffinity = &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
+			pod.Spec.Affinity.PodAffinity = &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required,
+				PreferredDuringSchedulingIgnoredDuringExecution: preferred}
 		}
 		if required, preferred := d.terms(2); d.often(60) {
-			pod.Spec.Affinity.PodAntiAffinity = &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
+			pod.Spec.Affinity.PodAntiAffinity = &v1.PodAntiAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution:  required,
+				PreferredDuringSchedulingIgnoredDuringExecution: preferred}
 		}
 	}
 	if d.often(30) {

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -17,21 +18,25 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// The delays between attempts to determine whether a pod was bound double from firstConfirmDelay to
-// maxConfirmDelay.
+// The delays between attempts to find out whether a pod was bound. They double from
+// firstConfirmDelay to maxConfirmDelay.
 const (
 	firstConfirmDelay = 100 * time.Millisecond
 	maxConfirmDelay   = 5 * time.Second
 )
 
-// errBoundElsewhere means that a pod was bound to another node by another client, or no longer
-// exists.
-var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
+// errPodGone means that a pod whose binding is being confirmed was deleted, or replaced by a pod
+// with the same name.
+var errPodGone = errors.New("the pod was deleted or is assigned to another node")
 
-// unconfirmedBindings is the set of pods with a binding that was sent, but has no known outcome. It
-// is kept between calls of Run. A binding that was sent in one raft term can still be stored during
-// a later Run in the same term.
+// unconfirmedBindings is the set of pods whose binding failed with an unknown outcome, for example
+// a timeout: the binding may have been stored, or may still be. The set is kept after Run returns,
+// because a binding that was sent in one raft term can still be stored during a later Run in the
+// same term.
 type unconfirmedBindings struct {
+	log  *slog.Logger
+	lead *leadership
+
 	mu   sync.Mutex
 	pods map[types.UID]unconfirmedBinding
 }
@@ -56,7 +61,7 @@ func (u *unconfirmedBindings) removeBinding(uid types.UID) {
 	delete(u.pods, uid)
 }
 
-// takeAll empties the set and returns its previous content by pod UID.
+// takeAll removes all bindings from the set and returns them by pod UID.
 func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -66,7 +71,8 @@ func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 }
 
 // mayHaveBound reports whether the pod may have been bound, or may still be bound, although Bind
-// returned the status st. A 4xx status, except a timeout, means that it is not.
+// returned the status st. It returns false for success, for a refusal by a plugin, and for a 4xx
+// error of the API other than a timeout.
 func mayHaveBound(st *framework.Status) bool {
 	if st.OK() || st.Refused() {
 		return false
@@ -79,18 +85,21 @@ func mayHaveBound(st *framework.Status) bool {
 	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }
 
-// awaitOutcome determines the outcome of a binding that failed with st. It returns nil if the pod
-// is bound to the node. It returns st if the pod is not bound and the binding can no longer be
-// stored. Otherwise it returns a conflict. Meanwhile the pod is counted on the node. If ctx ends
-// before, it returns st, and a later Run in the same raft term continues.
-func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, node string, st *framework.Status) *framework.Status {
+// awaitOutcome waits until it is known whether a binding that failed with status st was stored. It
+// returns nil if the pod is bound to the node, a conflict error if the pod was deleted or replaced,
+// and otherwise st: the pod is bound to another node, or the binding can no longer be stored. Until
+// it returns, the pod must stay assumed on the node. If ctx ends first, it returns st with the
+// outcome unknown; the next Run in the same raft term waits for the outcome again.
+func (u *unconfirmedBindings) awaitOutcome(
+	ctx context.Context, info *framework.PodInfo, node string, st *framework.Status,
+) *framework.Status {
 	pod := info.Pod
-	s.unconfirmed.addBinding(info, node)
+	u.addBinding(info, node)
 	for delay := firstConfirmDelay; ; delay = min(2*delay, maxConfirmDelay) {
-		bound, err := s.confirmBinding(ctx, pod, st)
+		bound, err := u.confirmBinding(ctx, pod, st)
 		switch {
-		case err == nil || errors.Is(err, errBoundElsewhere):
-			s.unconfirmed.removeBinding(pod.UID)
+		case err == nil || errors.Is(err, errPodGone):
+			u.removeBinding(pod.UID)
 			switch {
 			case err != nil:
 				return framework.Fail(st.Plugin, apierrors.NewConflict(v1.Resource("pods/binding"), pod.Name, err))
@@ -101,7 +110,7 @@ func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, n
 		case ctx.Err() != nil:
 			return st
 		}
-		s.log.Warn("the outcome of a binding is unknown: the pod counts on the node until it is confirmed",
+		u.log.Warn("the outcome of a binding is unknown: the pod counts on the node until it is confirmed",
 			"pod", pod.Namespace+"/"+pod.Name, "node", node, "binding", st.AsError(), "err", err)
 		if wait.Delay(ctx, delay) != nil {
 			return st
@@ -109,30 +118,31 @@ func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, n
 	}
 }
 
-// confirmBinding returns the node to which the pod is bound, or "". The result "" is final for the
-// earlier binding st. confirmBinding has updated the pod's status with the resourceVersion that it
-// read, and the store then applies no earlier write of the pod.
-func (s *Scheduler) confirmBinding(ctx context.Context, pod *v1.Pod, st *framework.Status) (string, error) {
-	have, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
+// confirmBinding returns the name of the node to which the pod is bound. It returns "" if the pod
+// is not bound and the binding that failed with st can no longer be stored. To ensure this, it
+// updates the pod's status with the resourceVersion that it read: a binding that is stored later
+// would conflict. Any error means that the outcome is unknown, except errPodGone.
+func (u *unconfirmedBindings) confirmBinding(ctx context.Context, pod *v1.Pod, st *framework.Status) (string, error) {
+	have, err := client.Get[*v1.Pod](ctx, u.lead.writer.Load(), pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return "", errBoundElsewhere
+		return "", errPodGone
 	case err != nil:
 		return "", err
 	case have.UID != pod.UID:
-		return "", errBoundElsewhere
+		return "", errPodGone
 	case have.Spec.NodeName != "":
 		return have.Spec.NodeName, nil
 	}
 	next := withProbedCondition(have, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionFalse,
 		Reason: v1.PodReasonSchedulerError, Message: st.AsError().Error(), LastTransitionTime: metav1.Now()})
-	_, err = client.UpdateStatus(ctx, s.writer.Load(), next)
+	_, err = client.UpdateStatus(ctx, u.lead.writer.Load(), next)
 	return "", err
 }
 
-// withProbedCondition returns the pod with the condition and a LastProbeTime that differs from the
-// stored one. Without the difference, the API server could skip the update as one that changes
-// nothing.
+// withProbedCondition returns a copy of the pod with the condition want, whose LastProbeTime
+// differs from the current one. The difference ensures that an update of the status is stored and
+// changes the resourceVersion.
 func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	next, _ := withCondition(pod, want)
 	next = next.DeepCopy()
@@ -150,20 +160,20 @@ func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	return next
 }
 
-// resumeUnconfirmed counts pods on their nodes again if a Run in the same raft term has sent their
-// bindings and the outcome is unknown. It returns a function that determines the outcomes until its
-// context ends.
+// resumeUnconfirmed handles the bindings that an earlier Run in the same raft term has sent and
+// whose outcome is unknown. It assumes their pods on the nodes again. The returned function waits
+// for the outcomes and returns when its context ends.
 func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
-	open := s.unconfirmed.takeAll()
+	open := s.binding.unconfirmed.takeAll()
 	for uid, b := range open {
-		s.unconfirmed.addBinding(b.info, b.node)
+		s.binding.unconfirmed.addBinding(b.info, b.node)
 		if s.cluster.assumePod(b.info, b.node) {
 			s.queue.removePod(uid)
 		}
 	}
 	return func(ctx context.Context) error {
 		var wg sync.WaitGroup
-		slots := make(chan struct{}, noteWorkers)
+		slots := make(chan struct{}, reportWorkers)
 		for uid, b := range open {
 			select {
 			case slots <- struct{}{}:
@@ -174,13 +184,15 @@ func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 			}
 			wg.Go(func() {
 				defer func() { <-slots }()
-				st := s.awaitOutcome(ctx, b.info, b.node, framework.Fail("Bind", errors.New("the outcome of the binding is unknown")))
+				st := s.binding.unconfirmed.awaitOutcome(ctx, b.info, b.node,
+					framework.Fail("Bind", errors.New("the outcome of the binding is unknown")))
 				if st.OK() || ctx.Err() != nil {
 					return
 				}
 				s.forgetPod(ctx, b.info.Pod)
-				if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, b.info.Pod.Namespace, b.info.Pod.Name); ok && now.UID == uid {
-					s.applyChange(func() { s.podChanged(nil, now) })
+				if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, b.info.Pod.Namespace, b.info.Pod.Name); ok &&
+					now.UID == uid {
+					s.changes.applyChange(func() { s.changes.podChanged(nil, now) })
 				}
 			})
 		}

@@ -3,9 +3,11 @@ package scheduler
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"runtime/debug"
 	"slices"
+	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -23,77 +25,91 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// registerHandlers registers the informer handlers that keep the queue and the cluster state up to
-// date.
-func (s *Scheduler) registerHandlers() {
-	addHandler[*v1.Pod](s, s.podChanged)
-	addHandler[*v1.Node](s, s.nodeChanged)
-	addHandler[*v1.Namespace](s, s.namespaceChanged)
-	addHandler[*v1.Service](s, s.serviceChanged)
-	addHandler[*schedulingv1beta1.PodGroup](s, s.groupChanged)
-	// These objects are only looked up.
-	client.Informer[*v1.ReplicationController](s.cfg.Informers)
-	client.Informer[*appsv1.ReplicaSet](s.cfg.Informers)
-	client.Informer[*appsv1.StatefulSet](s.cfg.Informers)
-	client.Informer[*policyv1.PodDisruptionBudget](s.cfg.Informers)
-	addHandler[*v1.PersistentVolumeClaim](s, func(old, now *v1.PersistentVolumeClaim) {
-		s.storageChanged(framework.ClaimChanged, currentOrOld(old, now))
+// changeHandler applies changes of objects that the informers report, one at a time. It updates the
+// queue, the cluster state and the PodGroups' counts.
+type changeHandler struct {
+	log       *slog.Logger
+	informers *client.Informers
+	profiles  *profiles
+	cluster   *cluster
+	queue     *queue
+	groups    *groupTracker
+	waiting   *waitingPods
+	access    *clusterAccess
+	mu        sync.Mutex // held while one change is applied
+}
+
+// registerHandlers registers the handlers with which changeHandler receives changes from the
+// informers.
+func (h *changeHandler) registerHandlers() {
+	addHandler[*v1.Pod](h, h.podChanged)
+	addHandler[*v1.Node](h, h.nodeChanged)
+	addHandler[*v1.Namespace](h, h.namespaceChanged)
+	addHandler[*v1.Service](h, h.serviceChanged)
+	addHandler[*schedulingv1beta1.PodGroup](h, h.groupChanged)
+	// Changes of these objects need no handler: plugins only look up the objects.
+	client.Informer[*v1.ReplicationController](h.informers)
+	client.Informer[*appsv1.ReplicaSet](h.informers)
+	client.Informer[*appsv1.StatefulSet](h.informers)
+	client.Informer[*policyv1.PodDisruptionBudget](h.informers)
+	addHandler[*v1.PersistentVolumeClaim](h, func(old, now *v1.PersistentVolumeClaim) {
+		h.storageChanged(framework.ClaimChanged, currentOrOld(old, now))
 	})
-	addHandler[*v1.PersistentVolume](s, func(old, now *v1.PersistentVolume) {
-		s.storageChanged(framework.VolumeChanged, currentOrOld(old, now))
+	addHandler[*v1.PersistentVolume](h, func(old, now *v1.PersistentVolume) {
+		h.storageChanged(framework.VolumeChanged, currentOrOld(old, now))
 	})
-	addHandler[*storagev1.CSINode](s, func(old, now *storagev1.CSINode) {
-		s.queue.handleEvent(context.Background(), framework.DriversChanged, currentOrOld(old, now))
+	addHandler[*storagev1.CSINode](h, func(old, now *storagev1.CSINode) {
+		h.queue.handleEvent(context.Background(), framework.DriversChanged, currentOrOld(old, now))
 	})
-	addHandler[*storagev1.StorageClass](s, func(old, now *storagev1.StorageClass) {
-		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
+	addHandler[*storagev1.StorageClass](h, func(old, now *storagev1.StorageClass) {
+		h.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	addHandler[*storagev1.CSIDriver](s, func(old, now *storagev1.CSIDriver) {
-		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
+	addHandler[*storagev1.CSIDriver](h, func(old, now *storagev1.CSIDriver) {
+		h.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	addHandler[*storagev1.CSIStorageCapacity](s, func(old, now *storagev1.CSIStorageCapacity) {
-		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
+	addHandler[*storagev1.CSIStorageCapacity](h, func(old, now *storagev1.CSIStorageCapacity) {
+		h.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	addHandler[*resourcev1.ResourceClaim](s, s.deviceClaimChanged)
-	addHandler[*resourcev1.ResourceSlice](s, func(old, now *resourcev1.ResourceSlice) {
-		s.queue.handleEvent(context.Background(), framework.SliceChanged, currentOrOld(old, now))
+	addHandler[*resourcev1.ResourceClaim](h, h.deviceClaimChanged)
+	addHandler[*resourcev1.ResourceSlice](h, func(old, now *resourcev1.ResourceSlice) {
+		h.queue.handleEvent(context.Background(), framework.SliceChanged, currentOrOld(old, now))
 	})
-	addHandler[*resourcev1.DeviceClass](s, func(old, now *resourcev1.DeviceClass) {
-		s.queue.handleEvent(context.Background(), framework.DeviceClassChanged, currentOrOld(old, now))
+	addHandler[*resourcev1.DeviceClass](h, func(old, now *resourcev1.DeviceClass) {
+		h.queue.handleEvent(context.Background(), framework.DeviceClassChanged, currentOrOld(old, now))
 	})
 }
 
-func (s *Scheduler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
-	s.observeClaim(currentOrOld(old, now), now == nil)
-	s.devices.wakeAll()
-	s.queue.handleEvent(context.Background(), framework.DeviceClaimChanged, currentOrOld(old, now))
+func (h *changeHandler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
+	h.observeClaim(currentOrOld(old, now), now == nil)
+	h.access.devices.wakeAll()
+	h.queue.handleEvent(context.Background(), framework.DeviceClaimChanged, currentOrOld(old, now))
 }
 
-// observeClaim records in the device Ledger the current devices of a ResourceClaim. gone means that
-// the claim was deleted.
-func (s *Scheduler) observeClaim(c *resourcev1.ResourceClaim, gone bool) {
-	if shared := s.profiles.shared; shared != nil {
+// observeClaim records in the Ledger of the plugin DynamicResources which devices the ResourceClaim
+// has. gone means that the claim was deleted.
+func (h *changeHandler) observeClaim(c *resourcev1.ResourceClaim, gone bool) {
+	if shared := h.profiles.shared; shared != nil {
 		shared.Ledger.Observe(c, gone)
 	}
 }
 
-// addHandler registers f as a handler of all changes of T. old is nil on creation, and now is nil
-// on deletion.
+// addHandler registers f as the handler of all changes of objects of type T. For an added object, f
+// is called with old = nil; for a deleted object, with now = nil.
 func addHandler[T interface {
 	api.Object
 	comparable
-}](s *Scheduler, f func(old, now T)) {
+}](h *changeHandler, f func(old, now T)) {
 	var none T
-	_, err := client.Informer[T](s.cfg.Informers).AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := client.Informer[T](h.informers).AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) {
 			if t, ok := o.(T); ok {
-				s.applyChange(func() { f(none, t) })
+				h.applyChange(func() { f(none, t) })
 			}
 		},
 		UpdateFunc: func(old, o any) {
 			a, _ := old.(T)
 			if b, ok := o.(T); ok {
-				s.applyChange(func() { f(a, b) })
+				h.applyChange(func() { f(a, b) })
 			}
 		},
 		DeleteFunc: func(o any) {
@@ -101,7 +117,7 @@ func addHandler[T interface {
 				o = d.Obj
 			}
 			if t, ok := o.(T); ok {
-				s.applyChange(func() { f(t, none) })
+				h.applyChange(func() { f(t, none) })
 			}
 		},
 	})
@@ -110,20 +126,21 @@ func addHandler[T interface {
 	}
 }
 
-// applyChange calls change, which handles one change from an informer. Changes are handled one at a
-// time, also while syncFromInformers runs. A panic is logged, and the change is dropped.
-func (s *Scheduler) applyChange(change func()) {
-	s.changeMu.Lock()
-	defer s.changeMu.Unlock()
+// applyChange calls change, a function that applies one change from an informer. Only one such
+// function runs at a time. If it panics, the panic is logged and the rest of the change is dropped.
+func (h *changeHandler) applyChange(change func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("panic while handling a change", "panic", p, "stack", string(debug.Stack()))
+			h.log.Error("panic while handling a change", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
 	change()
 }
 
-// currentOrOld returns the current object, or the old one if the object was deleted.
+// currentOrOld returns now, the current version of an object, or old if the object was deleted and
+// now is nil.
 func currentOrOld[T comparable](old, now T) T {
 	var none T
 	if now != none {
@@ -132,114 +149,124 @@ func currentOrOld[T comparable](old, now T) T {
 	return old
 }
 
-func isTerminal(pod *v1.Pod) bool {
-	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
-}
-
-// podChanged handles a change of one pod: it updates the group, the queue and the cluster state to
-// the pod's current state. old only determines the kind of event that is reported to waiting pods.
-func (s *Scheduler) podChanged(old, now *v1.Pod) {
+// podChanged handles a change of a pod from old to now. It updates the counts of the pod's
+// PodGroup, the queue and the cluster state, and sends an event to the queue if the change may help
+// unschedulable pods. old is nil for a new pod, and now is nil for a deleted one.
+func (h *changeHandler) podChanged(old, now *v1.Pod) {
 	ctx := context.Background() // for PreEnqueue plugins; nothing here blocks
-	if pod := currentOrOld(old, now); s.groups.observePod(pod, now == nil || isTerminal(pod) || pod.DeletionTimestamp != nil) {
+	if pod := currentOrOld(old, now); h.groups.observePod(pod,
+		now == nil || api.IsPodTerminal(pod) || pod.DeletionTimestamp != nil) {
 		key, _ := framework.GroupOf(pod)
-		defer s.queue.handleEvent(ctx, framework.GroupChanged, key)
+		defer h.queue.handleEvent(ctx, framework.GroupChanged, key)
 	}
 	switch {
 	case now == nil:
-		s.queue.removePod(old.UID)
-		s.waiting.rejectWaiting(old.UID, "the pod was deleted")
-		if s.cluster.removePod(old.UID) {
-			s.queue.handleEvent(ctx, framework.PodRemoved, old)
+		h.queue.removePod(old.UID)
+		h.waiting.rejectWaiting(old.UID, "the pod was deleted")
+		if h.cluster.removePod(old.UID) {
+			h.queue.handleEvent(ctx, framework.PodRemoved, old)
 		}
-	case isTerminal(now):
-		s.queue.removePod(now.UID)
-		if s.cluster.removePod(now.UID) {
-			s.queue.handleEvent(ctx, framework.PodRemoved, now)
+	case api.IsPodTerminal(now):
+		h.queue.removePod(now.UID)
+		if h.cluster.removePod(now.UID) {
+			h.queue.handleEvent(ctx, framework.PodRemoved, now)
 		}
 	case now.Spec.NodeName != "":
 		if old != nil && old.Spec.NodeName != "" && sameForScheduling(old, now) {
-			if s.cluster.isPlaced(now.UID) {
+			if h.cluster.isPlaced(now.UID) {
 				return // usually only the status changed
 			}
 		}
-		s.cluster.addBoundPod(now)
-		s.queue.removePod(now.UID)
+		h.cluster.addBoundPod(now)
+		h.queue.removePod(now.UID)
 		if old != nil && old.Spec.NodeName != "" {
-			s.queue.handleEvent(ctx, framework.PodUpdated, framework.PodUpdate{Old: old, Now: now})
+			h.queue.handleEvent(ctx, framework.PodUpdated, framework.PodUpdate{Old: old, Now: now})
 		} else {
-			s.queue.handleEvent(ctx, framework.PodAdded, now)
+			h.queue.handleEvent(ctx, framework.PodAdded, now)
 		}
-	case s.profiles.forPod(now) == nil, now.DeletionTimestamp != nil:
-		s.queue.removePod(now.UID)
-		s.waiting.rejectWaiting(now.UID, "the pod is being deleted")
-		s.cluster.nominateNode(framework.NewPodInfo(now), "")
+	case h.profiles.forPod(now) == nil, now.DeletionTimestamp != nil:
+		h.queue.removePod(now.UID)
+		h.waiting.rejectWaiting(now.UID, "the pod is being deleted")
+		h.cluster.nominateNode(framework.NewPodInfo(now), "")
 	default:
 		was := ""
 		if old != nil {
 			was = old.Status.NominatedNodeName
 		}
 		if node := now.Status.NominatedNodeName; node != was {
-			s.cluster.nominateNode(framework.NewPodInfo(now), node)
+			h.cluster.nominateNode(framework.NewPodInfo(now), node)
 		}
-		s.queue.addOrUpdate(ctx, now)
+		h.queue.addOrUpdate(ctx, now)
 	}
 }
 
-func (s *Scheduler) nodeChanged(old, now *v1.Node) {
+func (h *changeHandler) nodeChanged(old, now *v1.Node) {
 	if now == nil {
-		s.cluster.removeNode(old.Name)
+		h.cluster.removeNode(old.Name)
 		return
 	}
 	ctx := context.Background()
 	if old == nil {
-		s.cluster.setNode(now)
-		s.queue.handleEvent(ctx, framework.NodeAdded, now)
+		h.cluster.setNode(now)
+		h.queue.handleEvent(ctx, framework.NodeAdded, now)
 		return
 	}
 	allocatable := !equality.Semantic.DeepEqual(old.Status.Allocatable, now.Status.Allocatable)
-	labels := !maps.Equal(old.Labels, now.Labels)
-	taints := old.Spec.Unschedulable != now.Spec.Unschedulable || !equality.Semantic.DeepEqual(old.Spec.Taints, now.Spec.Taints)
+	labelsChanged := !maps.Equal(old.Labels, now.Labels)
+	taints := old.Spec.Unschedulable != now.Spec.Unschedulable ||
+		!equality.Semantic.DeepEqual(old.Spec.Taints, now.Spec.Taints)
 	images := len(old.Status.Images) != len(now.Status.Images)
-	if !allocatable && !labels && !taints && !images {
+	if !allocatable && !labelsChanged && !taints && !images {
 		return // only conditions and similar fields changed, which no plugin uses
 	}
-	s.cluster.setNode(now)
+	h.cluster.setNode(now)
 	for _, e := range []struct {
 		is    bool
 		event framework.Event
-	}{{allocatable, framework.NodeAllocatable}, {labels, framework.NodeLabels}, {taints, framework.NodeTaints}} {
+	}{{allocatable, framework.NodeAllocatable}, {labelsChanged, framework.NodeLabels}, {taints, framework.NodeTaints}} {
 		if e.is {
-			s.queue.handleEvent(ctx, e.event, now)
+			h.queue.handleEvent(ctx, e.event, now)
 		}
 	}
 }
 
-// namespaceChanged handles a change of a namespace's labels, by which affinity terms select
-// namespaces.
-func (s *Scheduler) namespaceChanged(old, now *v1.Namespace) {
+// namespaceChanged handles a change of a namespace from old to now: it updates the labels in the
+// cluster state, which the namespace selectors of affinity terms match, and sends the event
+// NamespaceLabels to the queue.
+func (h *changeHandler) namespaceChanged(old, now *v1.Namespace) {
 	if now == nil {
-		s.cluster.removeNamespace(old.Name)
+		h.cluster.removeNamespace(old.Name)
 		return
 	}
 	if old != nil && maps.Equal(old.Labels, now.Labels) {
 		return
 	}
-	s.cluster.setNamespace(now.Name, now.Labels)
-	s.queue.handleEvent(context.Background(), framework.NamespaceLabels, now)
+	h.cluster.setNamespace(now.Name, now.Labels)
+	h.queue.handleEvent(context.Background(), framework.NamespaceLabels, now)
 }
 
-func (s *Scheduler) serviceChanged(old, now *v1.Service) {
+func (h *changeHandler) serviceChanged(old, now *v1.Service) {
 	if now == nil {
-		s.cluster.setService(old.Namespace, old.Name, nil)
+		h.cluster.setService(old.Namespace, old.Name, nil)
 		return
 	}
-	s.cluster.setService(now.Namespace, now.Name, now.Spec.Selector)
+	h.cluster.setService(now.Namespace, now.Name, now.Spec.Selector)
 }
 
-// ownerSelector returns the pod selector of the controller to which ref refers. It returns nil if
-// the controller is not in the cache, or is not a ReplicationController, ReplicaSet or StatefulSet.
-func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) labels.Selector {
-	i := s.cfg.Informers
+// clusterAccess provides the functions of framework.Handle that look up objects in the informers
+// and write ResourceClaims. It wakes PreBind plugins that wait for a change of a storage object or
+// a ResourceClaim.
+type clusterAccess struct {
+	informers *client.Informers
+	lead      *leadership
+	volumes   *broadcast
+	devices   *broadcast
+}
+
+// ownerSelector returns the pod selector of the ReplicationController, ReplicaSet or StatefulSet to
+// which ref refers. It returns nil for another kind, or if the informer does not have the object.
+func (a *clusterAccess) ownerSelector(namespace string, ref *metav1.OwnerReference) labels.Selector {
+	i := a.informers
 	var selector *metav1.LabelSelector
 	switch ref.APIVersion + " " + ref.Kind {
 	case "v1 ReplicationController":
@@ -265,9 +292,9 @@ func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) 
 	return sel
 }
 
-func (s *Scheduler) storageChanged(e framework.Event, obj any) {
-	s.volumes.wakeAll()
-	s.queue.handleEvent(context.Background(), e, obj)
+func (h *changeHandler) storageChanged(e framework.Event, obj any) {
+	h.access.volumes.wakeAll()
+	h.queue.handleEvent(context.Background(), e, obj)
 }
 
 func volumeLimits(n *storagev1.CSINode) map[string]int32 {
@@ -280,62 +307,64 @@ func volumeLimits(n *storagev1.CSINode) map[string]int32 {
 	return out
 }
 
-// syncFromInformers updates the queue, the cluster state and the device Ledger to the current state
-// of the informers' stores.
-func (s *Scheduler) syncFromInformers(ctx context.Context) {
-	for _, ns := range client.CachedList[*v1.Namespace](s.cfg.Informers, "", nil) {
-		s.applyChange(func() {
-			if now, ok := client.Cached[*v1.Namespace](s.cfg.Informers, "", ns.Name); ok {
-				s.cluster.setNamespace(now.Name, now.Labels)
+// syncFromInformers updates the queue, the cluster state and the Ledger of DynamicResources to the
+// current content of the informers' stores, which may be newer than the changes that the handlers
+// have received.
+func (h *changeHandler) syncFromInformers(ctx context.Context) {
+	for _, ns := range client.CachedList[*v1.Namespace](h.informers, "", nil) {
+		h.applyChange(func() {
+			if now, ok := client.Cached[*v1.Namespace](h.informers, "", ns.Name); ok {
+				h.cluster.setNamespace(now.Name, now.Labels)
 			}
 		})
 	}
-	for _, c := range client.CachedList[*resourcev1.ResourceClaim](s.cfg.Informers, "", nil) {
-		s.applyChange(func() {
-			if now, ok := client.Cached[*resourcev1.ResourceClaim](s.cfg.Informers, c.Namespace, c.Name); ok {
-				s.observeClaim(now, false)
+	for _, c := range client.CachedList[*resourcev1.ResourceClaim](h.informers, "", nil) {
+		h.applyChange(func() {
+			if now, ok := client.Cached[*resourcev1.ResourceClaim](h.informers, c.Namespace, c.Name); ok {
+				h.observeClaim(now, false)
 			}
 		})
 	}
-	s.syncNodes(client.CachedList[*v1.Node](s.cfg.Informers, "", nil))
-	s.syncPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
+	h.syncNodes(client.CachedList[*v1.Node](h.informers, "", nil))
+	h.syncPods(ctx, client.CachedList[*v1.Pod](h.informers, "", nil))
 }
 
-// syncNodes updates the cluster state to the nodes in the informer. Each node is looked up again
-// first. The informer may have reported a node of the list as deleted meanwhile, and nothing would
-// remove the node later.
-func (s *Scheduler) syncNodes(nodes []*v1.Node) {
+// syncNodes updates the cluster state to the versions of the given nodes in the informer's store.
+// It skips a node that is no longer in the store: its deletion may have been handled already, so
+// nothing would remove the node again.
+func (h *changeHandler) syncNodes(nodes []*v1.Node) {
 	for _, n := range nodes {
-		s.applyChange(func() {
-			if now, ok := client.Cached[*v1.Node](s.cfg.Informers, "", n.Name); ok {
-				s.cluster.setNode(now)
+		h.applyChange(func() {
+			if now, ok := client.Cached[*v1.Node](h.informers, "", n.Name); ok {
+				h.cluster.setNode(now)
 			}
 		})
 	}
 }
 
-// syncPods updates the queue and the cluster state to the pods in the informer. Each pod is looked
-// up again first, as in syncNodes.
-func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
+// syncPods updates the queue and the cluster state to the versions of the given pods in the
+// informer's store. It skips a pod that is no longer in the store: its deletion may have been
+// handled already, so nothing would remove the pod again.
+func (h *changeHandler) syncPods(ctx context.Context, pods []*v1.Pod) {
 	for _, pod := range pods {
 		if ctx.Err() != nil {
 			return
 		}
-		s.applyChange(func() {
-			if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, pod.Namespace, pod.Name); ok {
-				s.podChanged(nil, now)
+		h.applyChange(func() {
+			if now, ok := client.Cached[*v1.Pod](h.informers, pod.Namespace, pod.Name); ok {
+				h.podChanged(nil, now)
 			}
 		})
 	}
 }
 
-// newHandle returns a handle through which plugins read the cluster and act on it. Fits and
-// Extenders are not set.
+// newHandle returns a Handle for the plugins of one profile. The caller must set the fields Fits
+// and Extenders, which depend on the profile.
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
 	h := &framework.Handle{
-		Volumes: s.storageAccess(),
-		Devices: s.deviceAccess(),
+		Volumes: s.access.storageAccess(),
+		Devices: s.access.deviceAccess(),
 		Budgets: func() []*policyv1.PodDisruptionBudget {
 			return client.CachedList[*policyv1.PodDisruptionBudget](i, "", nil)
 		},
@@ -348,26 +377,25 @@ func (s *Scheduler) newHandle() *framework.Handle {
 			}
 			return volumeLimits(n)
 		},
-		Preempt:  s.preemptPods,
-		Nominate: s.nominatePod,
-		Bind:     s.postBinding,
+		Preempt:  s.evictions.preemptPods,
+		Nominate: s.evictions.nominatePod,
+		Bind:     s.lead.postBinding,
 		UpdateClaim: func(ctx context.Context, c *v1.PersistentVolumeClaim) (*v1.PersistentVolumeClaim, error) {
-			return client.Update(ctx, s.writer.Load(), c)
+			return client.Update(ctx, s.lead.writer.Load(), c)
 		},
 		UpdateVolume: func(ctx context.Context, v *v1.PersistentVolume) (*v1.PersistentVolume, error) {
-			return client.Update(ctx, s.writer.Load(), v)
+			return client.Update(ctx, s.lead.writer.Load(), v)
 		},
-		AwaitVolumes: s.volumes.awaitChange,
-		Waiting:      s.waiting.waitingPod,
-		EachWaiting:  s.waiting.forEach,
+		AwaitVolumes: s.access.volumes.awaitChange,
+		Waiting:      s.binding.waiting.waitingPod,
 	}
 	return h
 }
 
-// storageAccess returns functions that look up storage objects in the informers, which
-// registerHandlers has created.
-func (s *Scheduler) storageAccess() framework.Volumes {
-	i := s.cfg.Informers
+// storageAccess returns functions that look up storage objects in the informers. registerHandlers
+// must have been called.
+func (a *clusterAccess) storageAccess() framework.Volumes {
+	i := a.informers
 	return framework.Volumes{
 		Claim: func(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
 			return client.Cached[*v1.PersistentVolumeClaim](i, namespace, name)
@@ -379,20 +407,21 @@ func (s *Scheduler) storageAccess() framework.Volumes {
 		StorageClass: func(name string) (*storagev1.StorageClass, bool) {
 			return client.Cached[*storagev1.StorageClass](i, "", name)
 		},
-		KnowsRoom: func(driver string) bool {
+		PublishesCapacity: func(driver string) bool {
 			d, ok := client.Cached[*storagev1.CSIDriver](i, "", driver)
 			return ok && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
 		},
-		RoomFor: func(class string) []*storagev1.CSIStorageCapacity {
+		StorageCapacities: func(class string) []*storagev1.CSIStorageCapacity {
 			return slices.DeleteFunc(client.CachedList[*storagev1.CSIStorageCapacity](i, "", nil),
 				func(c *storagev1.CSIStorageCapacity) bool { return c.StorageClassName != class })
 		},
 	}
 }
 
-// deviceAccess returns functions that look up devices and ResourceClaims, and write ResourceClaims.
-func (s *Scheduler) deviceAccess() framework.Devices {
-	i := s.cfg.Informers
+// deviceAccess returns functions that look up devices and ResourceClaims in the informers, and
+// write ResourceClaims through the API.
+func (a *clusterAccess) deviceAccess() framework.Devices {
+	i := a.informers
 	return framework.Devices{
 		DeviceClaim: func(namespace, name string) (*resourcev1.ResourceClaim, bool) {
 			return client.Cached[*resourcev1.ResourceClaim](i, namespace, name)
@@ -400,17 +429,22 @@ func (s *Scheduler) deviceAccess() framework.Devices {
 		DeviceClass: func(name string) (*resourcev1.DeviceClass, bool) {
 			return client.Cached[*resourcev1.DeviceClass](i, "", name)
 		},
-		DeviceClasses: func() []*resourcev1.DeviceClass { return client.CachedList[*resourcev1.DeviceClass](i, "", nil) },
-		Slices:        func() []*resourcev1.ResourceSlice { return client.CachedList[*resourcev1.ResourceSlice](i, "", nil) },
+		DeviceClasses: func() []*resourcev1.DeviceClass {
+			return client.CachedList[*resourcev1.DeviceClass](i, "", nil)
+		},
+		Slices: func() []*resourcev1.ResourceSlice {
+			return client.CachedList[*resourcev1.ResourceSlice](i, "", nil)
+		},
 		DeviceClaimNow: func(ctx context.Context, namespace, name string) (*resourcev1.ResourceClaim, error) {
-			return client.Get[*resourcev1.ResourceClaim](ctx, s.writer.Load(), namespace, name)
+			return client.Get[*resourcev1.ResourceClaim](ctx, a.lead.writer.Load(), namespace, name)
 		},
 		UpdateDeviceClaim: func(ctx context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-			return client.Update(ctx, s.writer.Load(), c)
+			return client.Update(ctx, a.lead.writer.Load(), c)
 		},
-		UpdateDeviceClaimStatus: func(ctx context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-			return client.UpdateStatus(ctx, s.writer.Load(), c)
+		UpdateDeviceClaimStatus: func(ctx context.Context,
+			c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+			return client.UpdateStatus(ctx, a.lead.writer.Load(), c)
 		},
-		AwaitDevices: s.devices.awaitChange,
+		AwaitDevices: a.devices.awaitChange,
 	}
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -16,13 +16,15 @@ import (
 	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/recovery/backups"
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/server/servertest"
 )
 
-// F52: a backup that a person has sealed by age opens with the identity alone, without any key of the cluster, and becomes a
-// cluster again; what cannot be opened is refused before anything changes.
+// F52: a backup that is encrypted with age can be restored with the identity alone, without any key
+// of the cluster. If it cannot be decrypted, the restore is refused and changes nothing.
 func TestRestoreFromAge(t *testing.T) {
 	p := newPlane(t, 1, nil)
-	p.put("cp1", "a")
+	p.PutConfigMap("cp1", "a")
 	identity := func() (string, string) {
 		id, err := age.GenerateX25519Identity()
 		path := filepath.Join(t.TempDir(), "id")
@@ -34,33 +36,38 @@ func TestRestoreFromAge(t *testing.T) {
 	id, recipient := identity()
 	other, _ := identity()
 	file := filepath.Join(t.TempDir(), "backup")
-	ask := func(of ...string) ([]byte, error) {
-		return p.client("cp1").RESTClient().Post().RequestURI(api.PathClusterBackup + "?" + url.Values{"recipient": of}.Encode()).Do(context.Background()).Raw()
+	requestBackup := func(of ...string) ([]byte, error) {
+		return p.Client("cp1").RESTClient().Post().RequestURI(api.PathClusterBackup + "?" +
+			url.Values{"recipient": of}.Encode()).Do(context.Background()).Raw()
 	}
-	raw, err := ask(recipient)
+	raw, err := requestBackup(recipient)
 	if err = errors.Join(err, os.WriteFile(file, raw, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	refused := func(query string, body []byte) error {
-		return p.client("cp1").RESTClient().Post().RequestURI(query).Body(body).Do(context.Background()).Error()
+	postError := func(query string, body []byte) error {
+		return p.Client("cp1").RESTClient().Post().RequestURI(query).Body(body).Do(context.Background()).Error()
 	}
-	if err := refused(api.PathClusterBackup+"?recipient=bob", nil); err == nil || !strings.Contains(err.Error(), "want recipients of age") {
-		t.Errorf("of a recipient that is none: %v", err)
+	if err := postError(api.PathClusterBackup+"?recipient=bob", nil); err == nil ||
+		!strings.Contains(err.Error(), "want recipients of age") {
+		t.Errorf("an invalid recipient: %v", err)
 	}
-	if err := refused(api.PathClusterVerify, raw); err == nil || !strings.Contains(err.Error(), "--identity") {
-		t.Errorf("a replica that is to verify it: %v", err)
+	if err := postError(api.PathClusterVerify, raw); err == nil || !strings.Contains(err.Error(), "--identity") {
+		t.Errorf("verifying the backup on a replica: %v", err)
 	}
 	b, err := recovery.InspectBackup(datadir.StoreOptions{}, file)
-	if !errors.Is(err, backups.ErrNeedsIdentity) || b.Cluster != "" || !b.Sealed || !slices.Equal(b.Recipients, []string{"X25519"}) {
-		t.Errorf("without an identity it is said to be %+v, %v", b, err)
+	if !errors.Is(err, backups.ErrNeedsIdentity) || b.Cluster != "" || !b.Sealed ||
+		!slices.Equal(b.Recipients, []string{"X25519"}) {
+		t.Errorf("description without an identity: %+v, %v", b, err)
 	}
-	if b, err = recovery.InspectBackup(datadir.StoreOptions{Identity: id}, file); err != nil || b.Cluster == "" || len(b.Kinds) == 0 || b.KeyID != "" {
-		t.Errorf("with its identity it is said to be %+v, %v", b, err)
+	if b, err = recovery.InspectBackup(datadir.StoreOptions{Identity: id}, file); err != nil || b.Cluster == "" ||
+		len(b.Kinds) == 0 || b.KeyID != "" {
+		t.Errorf("description with the identity: %+v, %v", b, err)
 	}
 
-	p.stop("cp1")
-	fresh := Config{Name: "cp1", DataDir: filepath.Join(p.dir, "anew"), Advertise: address(1), Version: "test"}
-	if p.founded, err = Init(fresh, p.cluster, Founding{}); err != nil {
+	p.StopReplica("cp1")
+	fresh := server.Config{Name: "cp1", DataDir: filepath.Join(p.Dir, "empty"), Advertise: servertest.Address(1),
+		Process: server.ProcessConfig{Version: "test"}}
+	if p.Founded, err = server.Init(fresh, p.Cluster, server.InitOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for what, o := range map[string]recovery.RestoreOptions{
@@ -69,16 +76,17 @@ func TestRestoreFromAge(t *testing.T) {
 		"of another cluster": {Identity: id},
 	} {
 		if _, err := recovery.Restore(fresh.Dir(), file, o); err == nil {
-			t.Errorf("%s: it is restored", what)
+			t.Errorf("%s: the restore was not refused", what)
 		}
 		if _, err := os.Stat(filepath.Join(fresh.DataDir, datadir.RaftFolder)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: a refused restore has changed the disk: %v", what, err)
+			t.Errorf("%s: the refused restore changed the disk: %v", what, err)
 		}
 	}
-	if _, err := recovery.Restore(fresh.Dir(), file, recovery.RestoreOptions{AnyCluster: true, Identity: id}); err != nil {
+	if _, err := recovery.Restore(fresh.Dir(), file, recovery.RestoreOptions{AnyCluster: true, Identity: id}); err !=
+		nil {
 		t.Fatal(err)
 	}
-	p.start(fresh)
-	p.ready("cp1")
-	p.holds("cp1", "a")
+	p.StartReplica(fresh)
+	p.AwaitReady("cp1")
+	p.CheckConfigMaps("cp1", "a")
 }

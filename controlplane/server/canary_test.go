@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"bytes"
@@ -19,66 +19,71 @@ import (
 
 	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/server/servertest"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
-// A cluster as init makes it writes no value in clear, on any replica: not in the
-// log, the journal, a snapshot or a backup. Told not to encrypt, it does, by which
-// one sees that the search finds what is there.
+// A cluster with the defaults of init writes no value unencrypted, on any replica: not in the log,
+// the journal, a snapshot or a backup. With encryption disabled, the test finds the value, so that
+// the search is known to work.
 func TestCanaryOfANewCluster(t *testing.T) {
-	t.Run("as init makes it", func(t *testing.T) {
+	t.Run("defaults of init", func(t *testing.T) {
 		p := newPlane(t, 2, smallSnapshots)
-		if where := p.sing(t, "cp1", "cp2"); len(where) > 0 {
-			t.Errorf("the canary is in clear in %v", where)
+		if where := p.findPlaintext(t, "cp1", "cp2"); len(where) > 0 {
+			t.Errorf("the value is unencrypted in %v", where)
 		}
-		one, err := os.ReadFile(datadir.KeyFile(p.members["cp1"].cfg.DataDir))
+		one, err := os.ReadFile(datadir.KeyFile(p.Members["cp1"].Config.DataDir))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if two, err := os.ReadFile(datadir.KeyFile(p.members["cp2"].cfg.DataDir)); err != nil || !bytes.Equal(one, two) {
-			t.Errorf("the replica that joined has another key file, or none: %v", err)
+		if two, err := os.ReadFile(datadir.KeyFile(p.Members["cp2"].Config.DataDir)); err != nil ||
+			!bytes.Equal(one, two) {
+			t.Errorf("the joined replica has a different key file: %v", err)
 		}
-		// Without the key file nothing is written in clear instead: the replica does not start.
-		p.stop("cp2")
-		cfg := p.members["cp2"].cfg
+		// Without the key file, the replica does not start and writes nothing unencrypted.
+		p.StopReplica("cp2")
+		cfg := p.Members["cp2"].Config
 		if err := os.Remove(datadir.KeyFile(cfg.DataDir)); err != nil {
 			t.Fatal(err)
 		}
-		if err := Run(context.Background(), cfg); !errors.Is(err, disk.ErrSealed) {
-			t.Errorf("a start without the key file: %v", err)
+		if err := server.Run(context.Background(), cfg); !errors.Is(err, disk.ErrSealed) {
+			t.Errorf("starting without the key file: %v", err)
 		}
 		if err := os.RemoveAll(filepath.Join(cfg.DataDir, datadir.RaftFolder)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := recovery.Rebuild(cfg.Dir(), nil); !errors.Is(err, disk.ErrSealed) {
-			t.Errorf("a rebuild without the key file: %v", err)
+			t.Errorf("rebuilding without the key file: %v", err)
 		}
 	})
-	t.Run("with none", func(t *testing.T) {
-		p := newPlane(t, 1, func(c *Config) {
+	t.Run("encryption disabled", func(t *testing.T) {
+		p := newPlane(t, 1, func(c *server.Config) {
 			smallSnapshots(c)
 			c.Store.Keys = datadir.NoKeys
 		})
-		where := p.sing(t, "cp1")
+		where := p.findPlaintext(t, "cp1")
 		for _, kind := range []string{"raft.journal", "snapshots", "backup"} {
-			if !slices.ContainsFunc(where, func(s string) bool { return strings.Contains(s, string(filepath.Separator)+kind) }) {
-				t.Errorf("the canary was not found in %s, only in %v", kind, where)
+			if !slices.ContainsFunc(where, func(s string) bool {
+				return strings.Contains(s, string(filepath.Separator)+kind)
+			}) {
+				t.Errorf("the value was not found in %s, only in %v", kind, where)
 			}
 		}
 	})
 }
 
-func smallSnapshots(c *Config) { c.Store.SnapshotBytes = datadir.MinSnapshotBytes }
+func smallSnapshots(c *server.Config) { c.Store.SnapshotBytes = datadir.MinSnapshotBytes }
 
-// sing writes a Secret with a canary and enough besides for a snapshot, and
-// returns the files on the replicas' disks, and of a backup, that hold the canary.
-func (p *plane) sing(t *testing.T, replicas ...string) (where []string) {
+// findPlaintext writes a Secret with a random value, and enough other data for a snapshot. It
+// returns the files of the replicas and of a backup that contain the value.
+func (p *plane) findPlaintext(t *testing.T, replicas ...string) (where []string) {
 	t.Helper()
-	p.t = t
-	canary := make([]byte, 24) // a multiple of three: its base64 is the same wherever it stands
+	p.T = t
+	canary := make([]byte, 24) // a multiple of three, so that the base64 form has no padding
 	rand.Read(canary)
-	text := "canary-" + hex.EncodeToString(canary) // 55 letters; the signs before it make 3n
-	secrets := p.client("cp1").CoreV1().Secrets("default")
+	text := "canary-" + hex.EncodeToString(canary) // after a multiple of three characters
+	secrets := p.Client("cp1").CoreV1().Secrets("default")
 	filler := make([]byte, 600<<10)
 	s := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Data: map[string][]byte{"value": []byte(text)}}
 	if _, err := secrets.Create(context.Background(), s, metav1.CreateOptions{}); err != nil {
@@ -92,8 +97,9 @@ func (p *plane) sing(t *testing.T, replicas ...string) (where []string) {
 		}
 	}
 	for _, name := range replicas {
-		eventually(t, func() error {
-			made, err := filepath.Glob(filepath.Join(p.members[name].cfg.DataDir, datadir.RaftFolder, "snapshots", "*"))
+		servertest.Eventually(t, func() error {
+			made, err := filepath.Glob(filepath.Join(p.Members[name].Config.DataDir, datadir.RaftFolder,
+				"snapshots", "*"))
 			if err == nil && len(made) == 0 {
 				write()
 				err = errors.New("no snapshot on " + name)
@@ -102,13 +108,13 @@ func (p *plane) sing(t *testing.T, replicas ...string) (where []string) {
 		})
 	}
 	signs := [][]byte{[]byte(text), canary, []byte(base64.StdEncoding.EncodeToString([]byte(text))[:72])}
-	look := func(root string) {
+	searchFiles := func(root string) {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() {
 				return err
 			}
 			raw, err := os.ReadFile(path)
-			if errors.Is(err, fs.ErrNotExist) { // the replica runs
+			if errors.Is(err, fs.ErrNotExist) { // removed by the running replica
 				return nil
 			}
 			for _, sign := range signs {
@@ -124,8 +130,8 @@ func (p *plane) sing(t *testing.T, replicas ...string) (where []string) {
 		}
 	}
 	for _, name := range replicas {
-		look(p.members[name].cfg.DataDir)
+		searchFiles(p.Members[name].Config.DataDir)
 	}
-	look(filepath.Dir(p.backup("cp1")))
+	searchFiles(filepath.Dir(p.Backup("cp1")))
 	return where
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/server/servertest"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -24,63 +25,69 @@ const crontabDefinition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"Custo
 
 const crontabs = "/apis/stable.example.com/v1/namespaces/default/crontabs"
 
-// custom makes the definition and an object of its kind, and returns once the replica serves it.
-func (p *plane) custom(name string) {
-	p.t.Helper()
-	c := p.client(name).RESTClient()
+// createCustomObject creates a definition and an object of its kind, and waits until the replica
+// serves the object.
+func (p *plane) createCustomObject(name string) {
+	p.T.Helper()
+	c := p.Client(name).RESTClient()
 	ctx := context.Background()
-	if err := c.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type", "application/json").
-		Body([]byte(crontabDefinition)).Do(ctx).Error(); err != nil {
-		p.t.Fatal(err)
+	if err :=
+		c.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type",
+			"application/json").
+			Body([]byte(crontabDefinition)).Do(ctx).Error(); err != nil {
+		p.T.Fatal(err)
 	}
-	eventually(p.t, func() error {
+	servertest.Eventually(p.T, func() error {
 		return c.Post().AbsPath(crontabs).SetHeader("Content-Type", "application/json").
-			Body([]byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"}}`)).Do(ctx).Error()
+			Body([]byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"}}`)).Do(ctx).
+			Error()
 	})
 }
 
-// readers get the custom object at addresses of replicas in a loop, each time by a new connection, whether or not there is
-// somebody to answer.
-type readers struct {
+// objectReaders get the custom object from replicas in a loop, with a new connection each time.
+// Replicas may be stopped meanwhile.
+type objectReaders struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 	found   map[string]*atomic.Int64
 	later   atomic.Int64
 }
 
-// read begins to read at the replicas. Whoever answers says 200, or 503 and when to ask again; everything else fails the test.
-func (p *plane) read(configs map[string]*rest.Config) *readers {
-	p.t.Helper()
+// startReaders starts to read from the replicas. A response must be 200, or 503 with Retry-After.
+// Any other response fails the test.
+func (p *plane) startReaders(configs map[string]*rest.Config) *objectReaders {
+	p.T.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	r := &readers{stop: stop, found: map[string]*atomic.Int64{}}
+	r := &objectReaders{stop: stop, found: map[string]*atomic.Int64{}}
 	for name, cfg := range configs {
 		n := &atomic.Int64{}
 		r.found[name] = n
 		conf, err := rest.TLSConfigFor(cfg)
 		if err != nil {
-			p.t.Fatal(err)
+			p.T.Fatal(err)
 		}
 		r.running.Go(func() {
 			for ctx.Err() == nil {
-				code, body, after := getOnce(ctx, &http.Transport{TLSClientConfig: conf, DisableKeepAlives: true, ForceAttemptHTTP2: true}, cfg.Host+crontabs+"/a")
+				code, body, after := getOnce(ctx, &http.Transport{TLSClientConfig: conf, DisableKeepAlives: true,
+					ForceAttemptHTTP2: true}, cfg.Host+crontabs+"/a")
 				switch {
 				case code == http.StatusOK:
 					n.Add(1)
-					_ = wait.Delay(ctx, 2*time.Millisecond) // the replica that starts beside it needs a processor too
+					_ = wait.Delay(ctx, 2*time.Millisecond) // leave CPU time to the starting replica
 				case code == http.StatusServiceUnavailable && after != "":
 					r.later.Add(1)
 				case code != 0:
-					p.whole.Errorf("%s answers %d (Retry-After %q): %.300s", name, code, after, body)
+					p.Whole().Errorf("%s returned %d (Retry-After %q): %.300s", name, code, after, body)
 					return
 				}
 			}
 		})
 	}
-	p.whole.Cleanup(func() { stop(); r.running.Wait() })
+	p.Whole().Cleanup(func() { stop(); r.running.Wait() })
 	return r
 }
 
-// getOnce asks once; the code is 0 when nobody answers.
+// getOnce sends one request; the code is 0 if there is no response.
 func getOnce(ctx context.Context, tr *http.Transport, url string) (code int, body, after string) {
 	defer tr.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -89,7 +96,7 @@ func getOnce(ctx context.Context, tr *http.Transport, url string) (code int, bod
 	}
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
-		_ = wait.Delay(ctx, 2*time.Millisecond) // nobody listens: the replica is down
+		_ = wait.Delay(ctx, 2*time.Millisecond) // the replica does not listen
 		return 0, "", ""
 	}
 	defer resp.Body.Close()
@@ -100,11 +107,11 @@ func getOnce(ctx context.Context, tr *http.Transport, url string) (code int, bod
 	return resp.StatusCode, string(data), resp.Header.Get("Retry-After")
 }
 
-// more returns when the replica has answered so many times more with the object.
-func (r *readers) more(t *testing.T, name string, times int64) {
+// awaitReads waits until a replica has returned the object the given number of times.
+func (r *objectReaders) awaitReads(t *testing.T, name string, times int64) {
 	t.Helper()
 	from := r.found[name].Load()
-	eventually(t, func() error {
+	servertest.Eventually(t, func() error {
 		if n := r.found[name].Load() - from; n < times {
 			return fmt.Errorf("%s has found the object %d times more", name, n)
 		}
@@ -112,41 +119,42 @@ func (r *readers) more(t *testing.T, name string, times int64) {
 	})
 }
 
-// Objects of an established custom kind are never missing: not at a replica that starts again, not at one that has lost its
-// data and gets it from the others, nor at a newcomer; a replica that is not there yet says 503 and when to ask again, or
-// does not listen. F75
+// Objects of an established custom kind are never reported missing: not by a restarted replica, a
+// rebuilt replica, or a new replica. A replica that is not ready responds with 503 and Retry-After,
+// or does not listen. F75
 func TestCustomKindsAreNeverMissing(t *testing.T) {
 	p := newPlane(t, 2, nil)
-	p.custom("cp1")
-	third := p.config(3)
-	newcomer := rest.CopyConfig(p.rest("cp1"))
-	newcomer.Host = "https://" + net.JoinHostPort(third.Advertise, fmt.Sprint(p.cluster.APIPort))
-	r := p.read(map[string]*rest.Config{"cp1": p.rest("cp1"), "cp2": p.rest("cp2"), "cp3": newcomer})
-	r.more(t, "cp1", 5)
-	r.more(t, "cp2", 5)
+	p.createCustomObject("cp1")
+	third := p.NewConfig(3)
+	newcomer := rest.CopyConfig(p.RESTConfig("cp1"))
+	newcomer.Host = "https://" + net.JoinHostPort(third.Advertise, fmt.Sprint(p.Cluster.APIPort))
+	r := p.startReaders(map[string]*rest.Config{"cp1": p.RESTConfig("cp1"), "cp2": p.RESTConfig("cp2"),
+		"cp3": newcomer})
+	r.awaitReads(t, "cp1", 5)
+	r.awaitReads(t, "cp2", 5)
 
-	// A newcomer.
-	if err := p.call("cp1", "POST", api.PathClusterCompact, api.ClusterCompact{Revision: 5}, nil); err != nil {
+	// A new replica.
+	if err := p.Call("cp1", "POST", api.PathClusterCompact, api.ClusterCompact{Revision: 5}, nil); err != nil {
 		t.Fatal(err)
 	}
-	p.join(third)
-	p.start(third)
-	p.ready("cp3")
-	r.more(t, "cp3", 5)
+	p.Join(third)
+	p.StartReplica(third)
+	p.AwaitReady("cp3")
+	r.awaitReads(t, "cp3", 5)
 
 	for _, name := range []string{"cp2", "cp3", "cp1"} {
-		p.stop(name)
-		p.again(name)
-		r.more(t, name, 5)
+		p.StopReplica(name)
+		p.Restart(name)
+		r.awaitReads(t, name, 5)
 	}
 
-	// A replica that has lost its data gets it from the others.
-	p.stop("cp2")
-	if _, err := recovery.Rebuild(p.members["cp2"].cfg.Dir(), nil); err != nil {
+	// A replica without data copies the data from the others.
+	p.StopReplica("cp2")
+	if _, err := recovery.Rebuild(p.Members["cp2"].Config.Dir(), nil); err != nil {
 		t.Fatal(err)
 	}
-	p.again("cp2")
-	r.more(t, "cp2", 5)
+	p.Restart("cp2")
+	r.awaitReads(t, "cp2", 5)
 	r.stop()
 	r.running.Wait()
 	t.Logf("found %d, %d and %d times, %d times to be asked later",

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"crypto/ecdsa"
@@ -23,74 +23,88 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server/servertest"
 )
 
-// clientCertificates: the certificate of a connection whose sender is known by a token proves nothing, and is not renewed; nor is
-// that of somebody who is another one.
-func (h *hardened) clientCertificates(t *testing.T) {
-	token, err := h.client("cp1").CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+// checkClientCertificates checks that a client certificate is renewed only for the user that has
+// authenticated with it: not for a user with a token, and not for an impersonated user.
+func (h *hardenedReplica) checkClientCertificates(t *testing.T) {
+	token, err := h.Client("cp1").CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "default",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const user = "system:serviceaccount:default:default"
-	_, err = h.client("cp1").RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "renews"},
-		Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{api.PathClusterKubeconfig}, Verbs: []string{"post"}}}}, metav1.CreateOptions{})
+	_, err = h.Client("cp1").RbacV1().ClusterRoles().Create(t.Context(),
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "renews"},
+			Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{api.PathClusterKubeconfig},
+				Verbs: []string{"post"}}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = h.client("cp1").RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "renews"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "renews"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "default", Name: "default"}}}, metav1.CreateOptions{})
+	_, err = h.Client("cp1").RbacV1().ClusterRoleBindings().Create(t.Context(),
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "renews"},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "renews"},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "default", Name: "default"}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := selfSigned(t, user, api.GroupMasters)
-	ask := func(change func(*rest.Config)) (status int, said string) {
+	own := newSelfSigned(t, user, api.GroupMasters)
+	renew := func(change func(*rest.Config)) (status int, said string) {
 		t.Helper()
-		cfg := h.rest("cp1")
+		cfg := h.RESTConfig("cp1")
 		change(cfg)
-		cfg.Dial = (&net.Dialer{}).DialContext // a connection of its own: it has a certificate, or has not
+		cfg.Dial = (&net.Dialer{}).DialContext // a new connection, with or without a certificate
 		raw, err := json.Marshal(api.ClusterKubeconfig{CSR: own.request})
 		if err != nil {
 			t.Fatal(err)
 		}
-		res := mustClient(t, cfg).RESTClient().Post().RequestURI(api.PathClusterKubeconfig).Body(raw).Do(t.Context()).StatusCode(&status)
+		res := servertest.NewClient(t, cfg).RESTClient().Post().RequestURI(api.PathClusterKubeconfig).Body(raw).Do(
+			t.Context()).StatusCode(&status)
 		got, err := res.Raw()
 		return status, fmt.Sprint(string(got), err)
 	}
 	withToken := func(cfg *rest.Config) {
 		cfg.BearerToken, cfg.CertData, cfg.KeyData = token.Status.Token, own.certificate, own.key
 	}
-	eventually(t, func() error { // the role is soon in force
-		if status, said := ask(func(cfg *rest.Config) { withToken(cfg); cfg.CertData, cfg.KeyData = nil, nil }); status == http.StatusForbidden {
+	servertest.Eventually(t, func() error { // the role becomes effective
+		if status, said := renew(func(cfg *rest.Config) {
+			withToken(cfg)
+			cfg.CertData, cfg.KeyData = nil, nil
+		}); status == http.StatusForbidden {
 			return errors.New(said)
 		}
 		return nil
 	})
-	if status, said := ask(withToken); status != http.StatusBadRequest || !strings.Contains(said, "in another way") {
-		t.Errorf("a token, with a certificate of its own making for %s: %d %s", api.GroupMasters, status, said)
+	if status, said := renew(withToken); status != http.StatusBadRequest ||
+		!strings.Contains(said, "has not authenticated with the client certificate of this connection") {
+		t.Errorf("a token with a self-signed certificate for %s: %d %s", api.GroupMasters, status, said)
 	}
-	if status, said := ask(func(cfg *rest.Config) {
+	if status, said := renew(func(cfg *rest.Config) {
 		cfg.Impersonate.UserName, cfg.Impersonate.Groups = user, []string{api.GroupMasters}
 	}); status != http.StatusBadRequest {
-		t.Errorf("the administrator as somebody else: %d %s", status, said)
+		t.Errorf("the administrator with impersonation: %d %s", status, said)
 	}
-	if status, said := ask(func(*rest.Config) {}); status != http.StatusOK {
-		t.Errorf("the administrator by his certificate: %d %s", status, said)
+	if status, said := renew(func(*rest.Config) {}); status != http.StatusOK {
+		t.Errorf("the administrator with a certificate: %d %s", status, said)
 	}
 }
 
-// certified is a certificate that nobody has given, with its key, and a request for another one.
-type certified struct{ certificate, key, request []byte }
+// selfSignedCertificate is a self-signed certificate with its key, and a request for another
+// certificate.
+type selfSignedCertificate struct{ certificate, key, request []byte }
 
-func selfSigned(t *testing.T, name string, groups ...string) (c certified) {
+func newSelfSigned(t *testing.T, name string, groups ...string) (c selfSignedCertificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	subject := pkix.Name{CommonName: name, Organization: groups}
-	as := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: subject, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	as := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: subject, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, as, as, key.Public(), key)
 	if err != nil {
@@ -105,5 +119,6 @@ func selfSigned(t *testing.T, name string, groups ...string) (c certified) {
 		t.Fatal(err)
 	}
 	block := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
-	return certified{block("CERTIFICATE", der), block("PRIVATE KEY", raw), block("CERTIFICATE REQUEST", request)}
+	return selfSignedCertificate{block("CERTIFICATE", der), block("PRIVATE KEY", raw),
+		block("CERTIFICATE REQUEST", request)}
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"bytes"
@@ -22,35 +22,40 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/server/auditing"
+	"keelson.dev/keelson/controlplane/server/servertest"
 )
 
-// audited are the records of a replica so far.
-func (p *plane) audited(name string) (out []audit.Event) {
-	p.t.Helper()
-	data, err := os.ReadFile(filepath.Join(p.members[name].cfg.DataDir, auditFolder, "audit.log"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) { // nothing has been asked of it
-		p.t.Fatal(err)
+// readAuditLog returns the audit records of a replica.
+func (p *plane) readAuditLog(name string) (out []audit.Event) {
+	p.T.Helper()
+	data, err := os.ReadFile(filepath.Join(p.Members[name].Config.DataDir, "audit", "audit.log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // the replica has received no request yet
+		p.T.Fatal(err)
 	}
 	for raw := range bytes.Lines(data) {
 		var e audit.Event
-		if json.Unmarshal(raw, &e) == nil && e.ObjectRef != nil { // the last line may not be whole yet
+		if json.Unmarshal(raw, &e) == nil && e.ObjectRef != nil { // the last line may be incomplete
 			out = append(out, e)
 		}
 	}
 	return out
 }
 
-// deployed makes a Deployment and waits until its controllers have made a pod.
-func (p *plane) deployed(at, name string) {
-	p.t.Helper()
-	ctx, cs, one := context.Background(), p.client(at), int32(1)
+// createDeployment creates a Deployment and waits until its pod exists.
+func (p *plane) createDeployment(at, name string) {
+	p.T.Helper()
+	ctx, cs, one := context.Background(), p.Client(at), int32(1)
 	labels := map[string]string{"app": name}
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i"}}}}}}
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i"}}}}}}
 	if _, err := cs.AppsV1().Deployments("default").Create(ctx, d, metav1.CreateOptions{}); err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
-	eventually(p.t, func() error {
+	servertest.Eventually(p.T, func() error {
 		pods, err := cs.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
 		if err == nil && len(pods.Items) != 1 {
 			err = fmt.Errorf("%s has %d pods", name, len(pods.Items))
@@ -59,14 +64,15 @@ func (p *plane) deployed(at, name string) {
 	})
 }
 
-// actors are the replicas in whose audit logs the controllers have made the ReplicaSet and the pod of a Deployment, with the
-// identities by which they did.
-func (p *plane) actors(deployment string, among ...string) (out []string) {
-	p.t.Helper()
+// deploymentCreators returns the replicas whose controllers have created the ReplicaSet and the pod
+// of a Deployment, with their identities, from the audit logs.
+func (p *plane) deploymentCreators(deployment string, among ...string) (out []string) {
+	p.T.Helper()
 	for _, name := range among {
-		for _, e := range p.audited(name) {
+		for _, e := range p.readAuditLog(name) {
 			made := e.ObjectRef.Resource == "replicasets" || e.ObjectRef.Resource == "pods"
-			if e.Verb == "create" && made && e.ObjectRef.Subresource == "" && strings.HasPrefix(e.ObjectRef.Name, deployment+"-") && e.Stage == audit.StageResponseComplete {
+			if e.Verb == "create" && made && e.ObjectRef.Subresource == "" &&
+				strings.HasPrefix(e.ObjectRef.Name, deployment+"-") && e.Stage == audit.StageResponseComplete {
 				out = append(out, fmt.Sprintf("%s %s by %s", name, e.ObjectRef.Resource, e.User.Username))
 			}
 		}
@@ -74,94 +80,104 @@ func (p *plane) actors(deployment string, among ...string) (out []string) {
 	return out
 }
 
-// Controllers are a role apart from the API: they work by an identity of their own, on the replica that is elected and on no
-// other, wherever the user's request came in. When another is elected, or the one that has the role ends, the next goes on;
-// the one that ended comes back without it. F58
-func TestControllersAreARole(t *testing.T) {
+// Controllers run only on the raft leader, with their own identity, regardless of the replica that
+// received the user's request. After a leader change, or when the leader stops, they run on the
+// next leader. A restarted replica does not run them. F58
+func TestControllersRunOnTheLeader(t *testing.T) {
 	p := newPlane(t, 3, nil)
 	all := []string{"cp1", "cp2", "cp3"}
-	is := func(leader, deployment string, among ...string) {
+	checkCreators := func(leader, deployment string, among ...string) {
 		t.Helper()
-		want := fmt.Sprintf("[%[1]s replicasets by system:kube-controller-manager %[1]s pods by system:kube-controller-manager]", leader)
-		eventually(t, func() error {
-			if got := fmt.Sprint(p.actors(deployment, among...)); got != want {
-				return fmt.Errorf("%s was made at %s, want %s", deployment, got, want)
+		want := fmt.Sprintf("[%[1]s replicasets by system:kube-controller-manager %[1]s pods by "+
+			"system:kube-controller-manager]", leader)
+		servertest.Eventually(t, func() error {
+			if got := fmt.Sprint(p.deploymentCreators(deployment, among...)); got != want {
+				return fmt.Errorf("%s was created by %s, want %s", deployment, got, want)
 			}
 			return nil
 		})
 	}
-	elected := func(to string, at ...string) {
+	awaitLeader := func(to string, at ...string) {
 		t.Helper()
-		eventually(t, func() error {
+		servertest.Eventually(t, func() error {
 			for _, name := range at {
-				s := p.status(name)
+				s := p.ClusterStatus(name)
 				if s.Leader == "" || to != "" && s.Leader != to {
-					return fmt.Errorf("%s says that %q leads, want %s", name, s.Leader, to)
+					return fmt.Errorf("%s reports leader %q, want %s", name, s.Leader, to)
 				}
 				for _, m := range s.Members {
 					if !m.Voter || m.Ready != "yes" {
-						return fmt.Errorf("%s says %+v", name, m)
+						return fmt.Errorf("%s reports %+v", name, m)
 					}
 				}
 			}
 			return nil
 		})
 	}
-	elected("", all...)
-	first := p.status("cp1").Leader
+	awaitLeader("", all...)
+	first := p.ClusterStatus("cp1").Leader
 	for i, at := range all {
 		name := fmt.Sprint("first", i)
-		p.deployed(at, name)
-		is(first, name, all...)
+		p.createDeployment(at, name)
+		checkCreators(first, name, all...)
 	}
 	second := map[string]string{"cp1": "cp2", "cp2": "cp3", "cp3": "cp1"}[first]
-	if err := p.call(first, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: second}, nil); err != nil {
+	if err := p.Call(first, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: second}, nil); err != nil {
 		t.Fatal(err)
 	}
-	elected(second, all...)
-	p.deployed(first, "second")
-	is(second, "second", all...)
+	awaitLeader(second, all...)
+	p.createDeployment(first, "second")
+	checkCreators(second, "second", all...)
 
-	p.hangUp(second)
-	p.stop(second)
+	p.CloseIdleConnections(second)
+	p.StopReplica(second)
 	var left []string
 	for _, name := range all {
 		if name != second {
 			left = append(left, name)
 		}
 	}
-	eventually(t, func() error {
-		if got := p.status(left[0]).Leader; got == second || got == "" {
+	servertest.Eventually(t, func() error {
+		if got := p.ClusterStatus(left[0]).Leader; got == second || got == "" {
 			return fmt.Errorf("%q leads", got)
 		}
 		return nil
 	})
-	third := p.status(left[0]).Leader
-	p.deployed(left[1], "third")
-	is(third, "third", left...)
-	p.again(second)
-	elected("", all...)
-	p.deployed(second, "fourth")
-	is(p.status(second).Leader, "fourth", all...)
+	third := p.ClusterStatus(left[0]).Leader
+	p.createDeployment(left[1], "third")
+	checkCreators(third, "third", left...)
+	p.Restart(second)
+	awaitLeader("", all...)
+	p.createDeployment(second, "fourth")
+	checkCreators(p.ClusterStatus(second).Leader, "fourth", all...)
 }
 
-// classic is a lister and watcher that lists by a list, as clients did before they could have it streamed.
-type classic struct{ *cache.ListWatch }
+// listingWatch is a lister and watcher that starts with a list request, like clients before
+// streaming lists.
+type listingWatch struct{ *cache.ListWatch }
 
-func (classic) IsWatchListSemanticsUnSupported() bool { return true }
+func (listingWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A program that follows a kind lists it once when it begins, and then watches from the revision of that list on, which the
-// audit log shows; a newer one has the list streamed by its watch, which asks for that. When it begins anew, so does it. F74
+// configMapReads is an audit policy that records the lists and watches of ConfigMaps in namespace
+// default.
+const configMapReads = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["ResponseComplete"],
+	"rules": [{"level": "Metadata", "verbs": ["list", "watch"], "namespaces": ["default"], "resources": [{"resources": ["configmaps"]}]}, {"level": "None"}]}`
+
+// An informer lists a kind once and then watches from the revision of the list, as the audit log
+// shows. An informer with streaming lists sends only a watch, which requests the initial events. A
+// restarted informer does the same. F74
 func TestListThenWatchAtStart(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["ResponseComplete"],
-		"rules": [{"level": "Metadata", "verbs": ["list", "watch"], "namespaces": ["default"], "resources": [{"resources": ["configmaps"]}]}, {"level": "None"}]}`), 0o600); err != nil {
+	if err := os.WriteFile(policy, []byte(configMapReads), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := newPlane(t, 1, func(c *Config) { c.Audit = DefaultAudit(); c.Audit.PolicyFile = policy })
-	follow := func(agent string, streams bool, expect ...string) {
+	p := newPlane(t, 1, func(c *server.Config) {
+		c.Access.Audit = auditing.Default()
+		c.Access.Audit.PolicyFile = policy
+	})
+	runInformer := func(agent string, streams bool, expect ...string) {
 		t.Helper()
-		cfg := p.rest("cp1")
+		cfg := p.RESTConfig("cp1")
 		cfg.UserAgent, cfg.Timeout = agent, 0
 		cs, err := kubernetes.NewForConfig(cfg)
 		if err != nil {
@@ -169,39 +185,42 @@ func TestListThenWatchAtStart(t *testing.T) {
 		}
 		maps := cs.CoreV1().ConfigMaps("default")
 		lw := &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return maps.List(ctx, o) },
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return maps.List(ctx, o)
+			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return maps.Watch(ctx, o)
 			},
 		}
 		var from cache.ListerWatcher = lw
 		if !streams {
-			from = classic{lw}
+			from = listingWatch{lw}
 		}
-		store, follower := cache.NewInformerWithOptions(cache.InformerOptions{ListerWatcher: from, ObjectType: &v1.ConfigMap{}, Handler: cache.ResourceEventHandlerFuncs{}})
+		store, follower := cache.NewInformerWithOptions(cache.InformerOptions{ListerWatcher: from,
+			ObjectType: &v1.ConfigMap{}, Handler: cache.ResourceEventHandlerFuncs{}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); follower.RunWithContext(ctx) }()
 		defer func() { cancel(); <-ended }()
-		eventually(t, func() error {
+		servertest.Eventually(t, func() error {
 			for _, name := range expect {
 				if _, there, _ := store.GetByKey("default/" + name); !there {
-					return fmt.Errorf("%s is not seen", name)
+					return fmt.Errorf("%s is not in the store", name)
 				}
 			}
 			return nil
 		})
-		p.put("cp1", "after-"+agent)
-		eventually(t, func() error {
+		p.PutConfigMap("cp1", "after-"+agent)
+		servertest.Eventually(t, func() error {
 			if _, there, _ := store.GetByKey("default/after-" + agent); !there {
-				return fmt.Errorf("what came after the list is not seen")
+				return fmt.Errorf("the object created after the list is not in the store")
 			}
 			return nil
 		})
 	}
-	asked := func(agent string) (out []url.Values) {
+	requestsOf := func(agent string) (out []url.Values) {
 		t.Helper()
-		for _, e := range p.audited("cp1") {
+		for _, e := range p.readAuditLog("cp1") {
 			if e.UserAgent != agent || e.Stage != audit.StageRequestReceived {
 				continue
 			}
@@ -209,41 +228,41 @@ func TestListThenWatchAtStart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			q := u.Query()
-			q.Set("verb", e.Verb)
-			out = append(out, q)
+			out = append(out, u.Query())
+			out[len(out)-1].Set("verb", e.Verb)
 		}
 		return out
 	}
-	p.put("cp1", "before")
-	follow("classic", false, "before")
-	eventually(t, func() error {
-		q := asked("classic")
-		if len(q) != 2 || q[0].Get("verb") != "list" || q[1].Get("verb") != "watch" || q[1].Get("sendInitialEvents") != "" {
-			return fmt.Errorf("it asked %v, want a list and a watch", q)
+	p.PutConfigMap("cp1", "before")
+	runInformer("classic", false, "before")
+	servertest.Eventually(t, func() error {
+		q := requestsOf("classic")
+		if len(q) != 2 || q[0].Get("verb") != "list" || q[1].Get("verb") != "watch" ||
+			q[1].Get("sendInitialEvents") != "" {
+			return fmt.Errorf("requests: %v, want a list and a watch", q)
 		}
 		if from := q[1].Get("resourceVersion"); from == "" || from == "0" {
-			return fmt.Errorf("it watches from %q, not from its list", from)
+			return fmt.Errorf("the watch starts at %q, not at the revision of the list", from)
 		}
 		return nil
 	})
-	follow("again", false, "before", "after-classic")
-	follow("streams", true, "before", "after-classic", "after-again")
-	eventually(t, func() error {
-		again, streams := asked("again"), asked("streams")
+	runInformer("again", false, "before", "after-classic")
+	runInformer("streams", true, "before", "after-classic", "after-again")
+	servertest.Eventually(t, func() error {
+		again, streams := requestsOf("again"), requestsOf("streams")
 		if len(again) != 2 || again[0].Get("verb") != "list" || again[1].Get("verb") != "watch" {
-			return fmt.Errorf("it asked %v, want a list and a watch", again)
+			return fmt.Errorf("requests: %v, want a list and a watch", again)
 		}
 		if len(streams) != 1 || streams[0].Get("verb") != "watch" || streams[0].Get("sendInitialEvents") != "true" {
-			return fmt.Errorf("it asked %v, want a watch that begins with the list", streams)
+			return fmt.Errorf("requests: %v, want a watch with initial events", streams)
 		}
 		return nil
 	})
 	var first, second int
-	if _, err := fmt.Sscan(asked("classic")[1].Get("resourceVersion"), &first); err != nil {
+	if _, err := fmt.Sscan(requestsOf("classic")[1].Get("resourceVersion"), &first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Sscan(asked("again")[1].Get("resourceVersion"), &second); err != nil || second <= first {
-		t.Errorf("it begins anew at revision %d after %d, %v", second, first, err)
+	if _, err := fmt.Sscan(requestsOf("again")[1].Get("resourceVersion"), &second); err != nil || second <= first {
+		t.Errorf("the restarted informer watches from revision %d after %d, %v", second, first, err)
 	}
 }

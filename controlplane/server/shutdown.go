@@ -10,42 +10,47 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// serve runs the API until told ends, or all does; then it ends all. Another replica leads before the API ends, so that the
-// address that replicas share is elsewhere by the time at which nobody is let in here any more.
-func (r *Replica) serve(told, all context.Context, end func()) error {
-	ctx, cancel := context.WithCancel(all)
+// runAPI runs the API server until the context shutdown or the context running ends. When shutdown
+// ends, the replica shuts down: runAPI transfers leadership, stops the API server, and calls
+// stopAll, which stops all other components. Leadership is transferred first, so that the virtual
+// IP address has moved to another replica before this replica refuses connections.
+func (r *Replica) runAPI(shutdown, running context.Context, stopAll func()) error {
+	ctx, cancel := context.WithCancel(running)
 	defer cancel()
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		select {
-		case <-told.Done():
-			r.leadNoMore(ctx)
+		case <-shutdown.Done():
+			r.transferLeadership(ctx)
 		case <-ctx.Done():
 		}
 		cancel()
 	})
-	err := r.api.Run(ctx)
+	err := r.api.server.Run(ctx)
 	cancel()
 	waiting.Wait()
-	if told.Err() != nil {
-		end()
+	if shutdown.Err() != nil {
+		stopAll()
 	}
 	return err
 }
 
-// mostLeaving bounds how long a leader that was told to end looks for a successor before its API ends. The store looks again.
-const mostLeaving = 2 * time.Second
+// transferTimeout is the timeout of the leadership transfer that a replica attempts before it stops
+// its API server. If the transfer fails, the store tries again when the store itself stops.
+const transferTimeout = 2 * time.Second
 
-// leadNoMore hands leadership over, where this replica has it and another one has a vote. It does not ask another leader to
-// step down, should there be one by now.
-func (r *Replica) leadNoMore(ctx context.Context) {
+// transferLeadership transfers leadership to another voter if this replica is the leader and
+// another voter exists. It logs a failure.
+func (r *Replica) transferLeadership(ctx context.Context) {
 	s := r.store.Status()
-	if s.Leader != r.cfg.Name || !slices.ContainsFunc(s.Members, func(m raftstore.Member) bool { return m.Voter && m.ID != r.cfg.Name }) {
+	if s.Leader != r.cfg.Name || !slices.ContainsFunc(s.Members, func(m raftstore.Member) bool {
+		return m.Voter && m.ID != r.cfg.Name
+	}) {
 		return
 	}
-	limited, cancel := context.WithTimeout(ctx, mostLeaving)
+	limited, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	if err := r.store.TransferLeadership(limited); err != nil && !errors.Is(err, raftstore.ErrNotLeader) {
-		r.log.Warn("this replica ends, leads still, and has not handed over before its API ends", "err", err)
+		r.log.Warn("leadership could not be transferred before the API stops", "err", err)
 	}
 }

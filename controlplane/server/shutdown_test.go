@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -22,16 +22,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/server/servertest"
 )
 
-// A replica that is told to end answers what it was asked before its store ends: whoever is refused was not heard.
-func TestAPIEndsBeforeTheStore(t *testing.T) {
-	p := newPlane(t, 1, func(c *Config) { c.ShutdownDelay = 300 * time.Millisecond })
-	name := p.config(1).Name
+// A replica that is shutting down responds to all accepted requests before its store stops. Other
+// connections are refused.
+func TestAPIStopsBeforeTheStore(t *testing.T) {
+	p := newPlane(t, 1, func(c *server.Config) { c.Timing.ShutdownDelay = 300 * time.Millisecond })
+	name := p.NewConfig(1).Name
 	var written atomic.Int32
 	var writers sync.WaitGroup
 	for n := range 8 {
-		c := p.client(name)
+		c := p.Client(name)
 		writers.Go(func() {
 			for i := 0; ; i++ {
 				cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("w-%d-%d", n, i)}}
@@ -41,46 +45,46 @@ func TestAPIEndsBeforeTheStore(t *testing.T) {
 					continue
 				}
 				if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("a request was heard and not done: %v", err)
+					t.Errorf("an accepted request failed: %v", err)
 				}
 				return
 			}
 		})
 	}
-	eventually(t, func() error {
+	servertest.Eventually(t, func() error {
 		if written.Load() < 20 {
 			return fmt.Errorf("%d writes", written.Load())
 		}
 		return nil
 	})
 	before, began := written.Load(), time.Now()
-	p.stop(name)
+	p.StopReplica(name)
 	if took := time.Since(began); took < 300*time.Millisecond {
-		t.Errorf("the replica answered for %v after it was told to end", took)
+		t.Errorf("the shutdown took only %v", took)
 	}
 	writers.Wait()
 	if written.Load() == before {
-		t.Error("nothing was written after the replica was told to end")
+		t.Error("nothing was written during the shutdown")
 	}
 }
 
-// A leader that is told to end has another replica lead, and has no right to the address that replicas share any more, while
-// it still lets clients in; a request that it has heard of is answered well.
-func TestLeaderHandsOverBeforeItsAPIEnds(t *testing.T) {
-	const delay = 5 * time.Second // a few questions are asked in it, on a machine that may be busy
-	var replicas wiredReplicas
-	p := newPlane(t, 3, func(c *Config) { c.ShutdownDelay = delay; replicas.note(c) })
-	old := p.status("cp1").Leader
+// A leader that is shutting down transfers leadership and gives up the virtual IP address while it
+// still accepts connections. A request in progress is completed.
+func TestLeadershipIsTransferredBeforeTheAPIStops(t *testing.T) {
+	const delay = 5 * time.Second // enough for a few requests on a busy machine
+	var collector replicaCollector
+	p := newPlane(t, 3, func(c *server.Config) { c.Timing.ShutdownDelay = delay; collector.collect(c) })
+	old := p.ClusterStatus("cp1").Leader
 	others := slices.DeleteFunc([]string{"cp1", "cp2", "cp3"}, func(n string) bool { return n == old })
-	if err := replicas.get(old).leadsReady(t.Context()); err != nil {
-		t.Fatalf("%s has no right to the shared address: %v", old, err)
+	if err := collector.get(old).CheckReadyLeader(t.Context()); err != nil {
+		t.Fatalf("%s may not hold the shared address: %v", old, err)
 	}
-	client, err := rest.HTTPClientFor(p.rest(old))
+	client, err := rest.HTTPClientFor(p.RESTConfig(old))
 	if err != nil {
 		t.Fatal(err)
 	}
 	body, send := io.Pipe()
-	url := p.rest(old).Host + "/api/v1/namespaces/default/configmaps"
+	url := p.RESTConfig(old).Host + "/api/v1/namespaces/default/configmaps"
 	answered := make(chan error, 1)
 	go func() {
 		resp, err := client.Post(url, "application/json", body)
@@ -92,25 +96,26 @@ func TestLeaderHandsOverBeforeItsAPIEnds(t *testing.T) {
 		}
 		answered <- err
 	}()
-	if _, err := io.WriteString(send, `{"apiVersion":"v1","kind":"ConfigMap",`); err != nil { // returns once the client has taken it
+	if _, err := io.WriteString(send, `{"apiVersion":"v1","kind":"ConfigMap",`); err != nil {
+		// returns once the client has read the data
 		t.Fatal(err)
 	}
 	stopped := make(chan error, 1)
-	go func() { stopped <- p.members[old].stop() }()
-	eventually(t, func() error {
+	go func() { stopped <- p.Members[old].Stop() }()
+	servertest.Eventually(t, func() error {
 		for _, name := range others {
-			if now := p.status(name).Leader; now == "" || now == old {
-				return fmt.Errorf("%s says that %q leads", name, now)
+			if now := p.ClusterStatus(name).Leader; now == "" || now == old {
+				return fmt.Errorf("%s reports leader %q", name, now)
 			}
 		}
 		return nil
 	})
-	if err := replicas.get(old).leadsReady(t.Context()); err == nil {
-		t.Errorf("%s has a right to the shared address still", old)
+	if err := collector.get(old).CheckReadyLeader(t.Context()); err == nil {
+		t.Errorf("%s may still hold the shared address", old)
 	}
-	conn, err := net.Dial("tcp", strings.TrimPrefix(p.rest(old).Host, "https://"))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.RESTConfig(old).Host, "https://"))
 	if err != nil {
-		t.Errorf("another replica leads only after %s has let nobody in any more: %v", old, err)
+		t.Errorf("%s rejects connections before another replica leads: %v", old, err)
 	} else {
 		conn.Close()
 	}
@@ -119,24 +124,26 @@ func TestLeaderHandsOverBeforeItsAPIEnds(t *testing.T) {
 	}
 	send.Close()
 	if err := <-answered; err != nil {
-		t.Errorf("the request that was under way: %v", err)
+		t.Errorf("the request in progress: %v", err)
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	p.holds(others[0], "long")
+	p.CheckConfigMaps(others[0], "long")
 }
 
-// What files say of authentication and authorization is read when a replica starts, and wrong ones keep it from
-// starting.
+// The files for authentication and authorization are read at the start, and invalid files prevent
+// the start.
 func TestAccessIsWired(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens.csv")
 	if err := os.WriteFile(tokens, []byte("secret,bob,1,system:masters\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := newPlane(t, 1, func(c *Config) { c.Authentication.TokenFile, c.Flags = tokens, map[string]string{"name": "cp1"} })
-	name := p.config(1).Name
-	conf := p.rest(name)
+	p := newPlane(t, 1, func(c *server.Config) {
+		c.Access.Authentication.TokenFile, c.Process.Flags = tokens, map[string]string{"name": "cp1"}
+	})
+	name := p.NewConfig(1).Name
+	conf := p.RESTConfig(name)
 	conf.BearerToken, conf.CertData, conf.KeyData = "secret", nil, nil
 	bob, err := kubernetes.NewForConfig(conf)
 	if err != nil {
@@ -149,11 +156,12 @@ func TestAccessIsWired(t *testing.T) {
 	if err != nil || !strings.Contains(string(flags), "name: cp1") {
 		t.Errorf("%s, %v", flags, err)
 	}
-	wrong := p.config(1)
-	wrong.Log, wrong.Authentication.TokenFile = slog.New(slog.DiscardHandler), filepath.Join(t.TempDir(), "none")
-	p.stop(name)
-	if err := Run(t.Context(), wrong); err == nil {
-		t.Error("a replica runs without the tokens that it was told to take")
+	wrong := p.NewConfig(1)
+	wrong.Process.Log, wrong.Access.Authentication.TokenFile = slog.New(slog.DiscardHandler),
+		filepath.Join(t.TempDir(), "none")
+	p.StopReplica(name)
+	if err := server.Run(t.Context(), wrong); err == nil {
+		t.Error("a replica runs without its configured token file")
 	}
-	p.again(name)
+	p.Restart(name)
 }

@@ -7,48 +7,33 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/arp"
 )
 
-const (
-	arpLength  = 28 // RFC 826, for Ethernet and IPv4
-	arpRequest = 1
-	arpReply   = 2
-)
+var broadcastMAC = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-var everybody = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-
-// packet returns an ARP packet with the sender mac and from, and the target toMAC and to.
-func packet(operation uint16, mac net.HardwareAddr, from netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
-	b := make([]byte, 8, arpLength)
-	binary.BigEndian.PutUint16(b[0:], 1)
-	binary.BigEndian.PutUint16(b[2:], unix.ETH_P_IP)
-	b[4], b[5] = 6, 4
-	binary.BigEndian.PutUint16(b[6:], operation)
-	b = append(append(b, mac...), from.AsSlice()...)
-	return append(append(b, toMAC...), to.AsSlice()...)
-}
-
-// parse returns the sender's addresses in an ARP packet. ok is false unless it is ARP for Ethernet
-// and IPv4 with a valid sender.
-func parse(b []byte) (ip netip.Addr, mac net.HardwareAddr, ok bool) {
-	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != 6 || b[5] != 4 {
-		return ip, nil, false
+// parsePacket returns the IP and hardware address of the sender of an ARP packet. ok is false
+// unless b is an ARP packet for Ethernet and IPv4 with a valid sender.
+func parsePacket(b []byte) (ip netip.Addr, mac net.HardwareAddr, ok bool) {
+	p, ok := arp.Parse(b)
+	if !ok || p.Sender.IsUnspecified() || p.SenderMAC[0]&1 != 0 {
+		return netip.Addr{}, nil, false
 	}
-	ip = netip.AddrFrom4([4]byte(b[14:18]))
-	return ip, append(net.HardwareAddr(nil), b[8:14]...), !ip.IsUnspecified() && b[8]&1 == 0
+	return p.Sender, p.SenderMAC, true
 }
 
-// socket sends and receives ARP packets on one interface.
+// socket sends and receives ARP packets on one network interface.
 type socket struct{ fd, index int }
 
-func open(index int) (*socket, error) {
+func openSocket(index int) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	s := &socket{fd, index}
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: arpProtocol(), Ifindex: index}); err != nil {
-		s.close()
+		s.closeSocket()
 		return nil, err
 	}
 	return s, nil
@@ -58,31 +43,40 @@ func arpProtocol() uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ARP))
 }
 
-func (s *socket) close() { _ = unix.Close(s.fd) }
+func (s *socket) closeSocket() { _ = unix.Close(s.fd) }
 
-// send broadcasts a packet on the link. Errors are ignored, because callers send repeatedly.
-func (s *socket) send(b []byte) {
+// sendPacket broadcasts an ARP packet on the interface. It ignores errors, because callers send
+// repeatedly.
+func (s *socket) sendPacket(p arp.Packet) {
 	at := &unix.SockaddrLinklayer{Protocol: arpProtocol(), Ifindex: s.index, Halen: 6}
-	copy(at.Addr[:], everybody)
-	_ = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, at)
+	copy(at.Addr[:], broadcastMAC)
+	_ = unix.Sendto(s.fd, p.Marshal(), unix.MSG_DONTWAIT, at)
 }
 
-// ask sends an ARP probe for an address (RFC 5227): a request without a sender address.
-func (s *socket) ask(mac net.HardwareAddr, ip netip.Addr) {
-	s.send(packet(arpRequest, mac, netip.IPv4Unspecified(), make(net.HardwareAddr, 6), ip))
+// sendProbe sends an ARP probe for ip (RFC 5227): a request without a sender address. mac is the
+// hardware address of the interface.
+func (s *socket) sendProbe(mac net.HardwareAddr, ip netip.Addr) {
+	s.sendPacket(arp.Packet{
+		Operation: arp.Request, SenderMAC: mac, Sender: netip.IPv4Unspecified(),
+		TargetMAC: make(net.HardwareAddr, 6), Target: ip,
+	})
 }
 
-// announce sends a gratuitous ARP request and reply for the address; some hosts process only one of
-// the two.
-func (s *socket) announce(mac net.HardwareAddr, ip netip.Addr) {
-	s.send(packet(arpRequest, mac, ip, make(net.HardwareAddr, 6), ip))
-	s.send(packet(arpReply, mac, ip, everybody, ip))
+// sendAnnouncement sends a gratuitous ARP request and a gratuitous ARP reply, which announce that
+// mac has the address ip. Some hosts process only one of the two.
+func (s *socket) sendAnnouncement(mac net.HardwareAddr, ip netip.Addr) {
+	p := arp.Packet{Operation: arp.Request, SenderMAC: mac, Sender: ip,
+		TargetMAC: make(net.HardwareAddr, 6), Target: ip}
+	s.sendPacket(p)
+	p.Operation, p.TargetMAC = arp.Reply, broadcastMAC
+	s.sendPacket(p)
 }
 
-// listen calls heard with the sender of each ARP packet that arrives during the given time.
-func (s *socket) listen(during time.Duration, heard func(netip.Addr, net.HardwareAddr)) {
+// receiveFor receives ARP packets for the given duration. It calls receive with the IP and hardware
+// address of each sender.
+func (s *socket) receiveFor(duration time.Duration, receive func(netip.Addr, net.HardwareAddr)) {
 	b := make([]byte, 128)
-	for end := time.Now().Add(during); ; {
+	for end := time.Now().Add(duration); ; {
 		left := time.Until(end)
 		if left <= 0 {
 			return
@@ -92,8 +86,8 @@ func (s *socket) listen(during time.Duration, heard func(netip.Addr, net.Hardwar
 			return
 		}
 		if n, _, err := unix.Recvfrom(s.fd, b, 0); err == nil {
-			if ip, mac, ok := parse(b[:n]); ok {
-				heard(ip, mac)
+			if ip, mac, ok := parsePacket(b[:n]); ok {
+				receive(ip, mac)
 			}
 		}
 	}

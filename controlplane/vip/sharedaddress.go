@@ -1,5 +1,6 @@
-// Package vip assigns an IPv4 address that several machines of one link share to one of them at a
-// time: the leading replica. The API thereby has an address that follows the leader.
+// Package vip assigns a virtual IPv4 address, which several machines of one link share, to one of
+// these machines at a time: that of the leading replica. The API thereby has an address that
+// follows the leader.
 //
 // The address is added to the interface with the machine's own address, with a lifetime of two
 // seconds. It is renewed every half second after the caller has confirmed its leadership. The
@@ -27,60 +28,70 @@ import (
 )
 
 const (
-	lifetime = 2 * time.Second // whole seconds, the precision of the kernel
+	lifetime = 2 * time.Second // lifetime of the address in the kernel, which counts whole seconds
 	renewal  = 500 * time.Millisecond
-	// announcements is the number of renewals with gratuitous ARP. They last longer than the
-	// previous holder may respond.
+	// announcements is the number of renewals after which gratuitous ARP is sent. When the last is
+	// sent, the address on the previous holder's interface has expired.
 	announcements = 10
-	// probing is how long other machines have to respond that they have the address.
+	// probing is for how long Hold sends ARP probes for the address and waits for replies of other
+	// machines. probeOnce is the time between two probes.
 	probing   = 120 * time.Millisecond
 	probeOnce = 40 * time.Millisecond
 )
 
-// ErrTaken is the error when a machine that is not a replica responds for the address.
+// ErrTaken is returned by Hold if a machine that is not a replica answers ARP probes for the shared
+// address.
 var ErrTaken = errors.New("another machine has the shared address")
 
-// Address is an IPv4 address that replicas share.
+// Address is a virtual IPv4 address that the replicas share. Its methods assign the address to this
+// machine and remove it.
 type Address struct {
-	IP  netip.Addr // IPv4
-	Own netip.Addr // this machine's address; the shared one is added to its interface
-	// Peers returns the addresses of the other replicas. One of them may still respond for the
-	// shared address.
+	IP  netip.Addr // the shared IPv4 address
+	Own netip.Addr // this machine's own address; the shared address is added to the interface with this address
+	// Peers returns the addresses of the other replicas. The previous leader may still answer ARP
+	// requests for the shared address.
 	Peers func() []netip.Addr
-	// Confirm returns nil if a quorum confirms that this replica was the leader during the call.
+	// Confirm returns nil if a quorum has confirmed, during the call, that this replica is the
+	// leader.
 	Confirm func(ctx context.Context) error
 	Log     *slog.Logger
 }
 
-// Check parses a shared address and returns an error if it is unsuitable. own is this replica's
-// advertised address.
-func Check(ip, own string) (netip.Addr, error) {
+// ParseAddress parses the shared address ip. It returns an error if the address is unsuitable, such
+// as a loopback address. advertised is this replica's own address.
+func ParseAddress(ip, advertised string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(ip)
 	switch {
 	case err != nil, !a.Is4(), a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast():
-		return netip.Addr{}, fmt.Errorf("--api-address-shared %q: give an IPv4 address of the replicas' link that no machine has", ip)
-	case ip == own:
-		return netip.Addr{}, fmt.Errorf("--api-address-shared %s is this replica's own --advertise-address: give one that no machine has", ip)
+		return netip.Addr{},
+			fmt.Errorf("--api-address-shared %q: specify an IPv4 address of the replicas' link that no machine uses",
+				ip)
+	case ip == advertised:
+		return netip.Addr{},
+			fmt.Errorf("--api-address-shared %s is this replica's own --advertise-address: specify an address that no "+
+				"machine uses", ip)
 	}
 	return a, nil
 }
 
-// Permitted returns an error that names the permissions that this process lacks: adding the address
-// to an interface, and sending ARP.
-func Permitted() error {
+// CheckPermissions returns an error if this process may not add an address to an interface or send
+// ARP packets. The error names the missing permissions.
+func CheckPermissions() error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		_ = unix.Close(fd)
 	}
-	return permitted(err, effective())
+	return missingPermissions(err, effectiveCapabilities())
 }
 
-// permitted returns the error of Permitted for the result of opening a packet socket and the
-// effective capabilities.
-func permitted(packet error, capabilities uint64) error {
+// missingPermissions returns the error of CheckPermissions. socketErr is the result of opening a
+// packet socket, and capabilities are the effective capabilities.
+func missingPermissions(socketErr error, capabilities uint64) error {
 	var missing []string
-	if packet != nil {
-		missing = append(missing, fmt.Sprintf("to open a packet socket (%v: CAP_NET_RAW, and AF_PACKET where systemd restricts families)", packet))
+	if socketErr != nil {
+		missing = append(missing,
+			fmt.Sprintf("to open a packet socket (%v: CAP_NET_RAW, and AF_PACKET where systemd restricts families)",
+				socketErr))
 	}
 	if capabilities&(1<<unix.CAP_NET_ADMIN) == 0 {
 		missing = append(missing, "to change addresses (CAP_NET_ADMIN)")
@@ -88,13 +99,15 @@ func permitted(packet error, capabilities uint64) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the replica has no right %s: run install.sh again, which gives keelson-controlplane.service what the settings need, "+
-		"or give the unit CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW and RestrictAddressFamilies=AF_PACKET", strings.Join(missing, " and "))
+	return fmt.Errorf("the replica has no permission %s: run install.sh again, which grants "+
+		"keelson-controlplane.service what the settings require, "+
+		"or set in the unit CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW and RestrictAddressFamilies=AF_PACKET",
+		strings.Join(missing, " and "))
 }
 
-// effective returns the effective capabilities of this thread as a bit set. If they cannot be read,
-// it returns all of them; the operations themselves then fail.
-func effective() uint64 {
+// effectiveCapabilities returns the effective capabilities of this thread as a bit set. If they
+// cannot be read, it returns a set of all capabilities, and the operations themselves fail later.
+func effectiveCapabilities() uint64 {
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
 		return ^uint64(0)
@@ -102,33 +115,34 @@ func effective() uint64 {
 	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
 }
 
-// Clear removes the address from this machine, where a killed replica may have left it.
-func (a Address) Clear() error {
-	l, _, err := a.link()
+// RemoveStale removes the shared address from this machine, where a replica that was killed may
+// have left it.
+func (a Address) RemoveStale() error {
+	l, _, err := a.findInterface()
 	if err != nil {
 		return err
 	}
-	return a.remove(l)
+	return a.removeAddress(l)
 }
 
-// Hold assigns the address to this machine until ctx is done. It fails if another machine has the
-// address, and removes the address before it returns. It stays on the caller's thread, which tests
-// move into a network namespace.
+// Hold assigns the shared address to this machine until ctx ends, and removes it before it returns.
+// It returns ErrTaken if a machine that is not a replica has the address. Hold works in the network
+// namespace of the calling thread.
 func (a Address) Hold(ctx context.Context) (err error) {
-	l, mac, err := a.link()
+	l, mac, err := a.findInterface()
 	if err != nil {
 		return err
 	}
-	s, err := open(l.Attrs().Index)
+	s, err := openSocket(l.Attrs().Index)
 	if err != nil {
 		return fmt.Errorf("preparing to announce %s: %w: the replica needs CAP_NET_RAW and CAP_NET_ADMIN", a.IP, err)
 	}
-	defer s.close()
-	if err := a.free(ctx, s, mac); err != nil {
+	defer s.closeSocket()
+	if err := a.checkUnused(ctx, s, mac); err != nil {
 		return err
 	}
 	defer func() {
-		if gone := a.remove(l); gone != nil {
+		if gone := a.removeAddress(l); gone != nil {
 			err = errors.Join(err, gone)
 		}
 	}()
@@ -136,54 +150,54 @@ func (a Address) Hold(ctx context.Context) (err error) {
 	defer every.Stop()
 	var had tenure
 	for {
-		if err := a.confirmed(ctx); err != nil {
+		if err := a.confirmLeadership(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			a.Log.Warn("the shared address is not renewed", "address", a.IP, "err", err)
-		} else if err := a.renew(l); err != nil {
+		} else if err := a.renewAddress(l); err != nil {
 			return err
 		} else {
-			begins, announce := had.renewed(time.Now())
-			if begins {
-				a.Log.Info("has the shared address", "address", a.IP, "link", l.Attrs().Name)
+			isNew, announce := had.recordRenewal(time.Now())
+			if isNew {
+				a.Log.Info("the shared address is assigned to this replica", "address", a.IP, "link", l.Attrs().Name)
 			}
 			if announce {
-				s.announce(mac, a.IP)
+				s.sendAnnouncement(mac, a.IP)
 			}
 		}
 		select {
 		case <-ctx.Done():
-			a.Log.Info("gives the shared address up", "address", a.IP)
+			a.Log.Info("the shared address is removed from this replica", "address", a.IP)
 			return ctx.Err()
 		case <-every.C:
 		}
 	}
 }
 
-// tenure tracks how long the address has been assigned without a gap. After a gap, another machine
-// may have had it, so gratuitous ARP is sent again.
+// tenure is the uninterrupted time for which this machine has had the shared address. After an
+// interruption, another machine may have had the address, so gratuitous ARP is sent again.
 type tenure struct {
-	last time.Time
-	told int
+	last      time.Time
+	announced int
 }
 
-// renewed records a renewal. begins reports whether the address is newly assigned; announce reports
-// whether to send gratuitous ARP.
-func (t *tenure) renewed(now time.Time) (begins, announce bool) {
-	if begins = now.Sub(t.last) > lifetime; begins {
-		t.told = 0
+// recordRenewal records that the address was renewed at the time now. isNew reports whether this
+// machine did not have the address before. announce reports whether to send gratuitous ARP.
+func (t *tenure) recordRenewal(now time.Time) (isNew, announce bool) {
+	if isNew = now.Sub(t.last) > lifetime; isNew {
+		t.announced = 0
 	}
 	t.last = now
-	if announce = t.told < announcements; announce {
-		t.told++
+	if announce = t.announced < announcements; announce {
+		t.announced++
 	}
-	return begins, announce
+	return isNew, announce
 }
 
-// confirmed calls Confirm. It returns an error unless leadership is confirmed within the lifetime
-// of the address.
-func (a Address) confirmed(ctx context.Context) error {
+// confirmLeadership returns nil if a.Confirm has confirmed this replica's leadership within the
+// lifetime of the address.
+func (a Address) confirmLeadership(ctx context.Context) error {
 	asked := time.Now()
 	limited, cancel := context.WithTimeout(ctx, lifetime)
 	defer cancel()
@@ -191,13 +205,14 @@ func (a Address) confirmed(ctx context.Context) error {
 		return err
 	}
 	if took := time.Since(asked); took > lifetime { // the process was suspended
-		return fmt.Errorf("it took %s to be confirmed", took.Round(time.Millisecond))
+		return fmt.Errorf("confirming the leadership took %s", took.Round(time.Millisecond))
 	}
 	return ctx.Err()
 }
 
-// link returns the interface with this machine's own address, and its hardware address.
-func (a Address) link() (netlink.Link, net.HardwareAddr, error) {
+// findInterface returns the network interface that has the address a.Own, and the hardware address
+// of the interface.
+func (a Address) findInterface() (netlink.Link, net.HardwareAddr, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, nil, fmt.Errorf("listing interfaces: %w", err)
@@ -214,48 +229,55 @@ func (a Address) link() (netlink.Link, net.HardwareAddr, error) {
 			}
 		}
 	}
-	return nil, nil, fmt.Errorf("no interface on which others ask by ARP has --advertise-address %s: a shared address needs one", a.Own)
+	return nil, nil, fmt.Errorf("no interface with ARP has --advertise-address %s, which a shared address requires",
+		a.Own)
 }
 
-func (a Address) entry() *netlink.Addr {
-	return &netlink.Addr{IPNet: &net.IPNet{IP: a.IP.AsSlice(), Mask: net.CIDRMask(32, 32)}, ValidLft: int(lifetime.Seconds()), PreferedLft: int(lifetime.Seconds())}
+func (a Address) netlinkAddr() *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.IP.AsSlice(), Mask: net.CIDRMask(32, 32)},
+		ValidLft: int(lifetime.Seconds()), PreferedLft: int(lifetime.Seconds())}
 }
 
-func (a Address) renew(l netlink.Link) error {
-	if err := netlink.AddrReplace(l, a.entry()); err != nil {
+func (a Address) renewAddress(l netlink.Link) error {
+	if err := netlink.AddrReplace(l, a.netlinkAddr()); err != nil {
 		return fmt.Errorf("adding %s to %s: %w: the replica needs CAP_NET_ADMIN", a.IP, l.Attrs().Name, err)
 	}
 	return nil
 }
 
-func (a Address) remove(l netlink.Link) error {
-	if err := netlink.AddrDel(l, a.entry()); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("taking %s off %s: %w", a.IP, l.Attrs().Name, err)
+func (a Address) removeAddress(l netlink.Link) error {
+	if err := netlink.AddrDel(l, a.netlinkAddr()); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) &&
+		!errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing %s from %s: %w", a.IP, l.Attrs().Name, err)
 	}
 	return nil
 }
 
-// free probes the address and returns ErrTaken if a machine that is not a replica responds.
-func (a Address) free(ctx context.Context, s *socket, own net.HardwareAddr) error {
+// checkUnused sends ARP probes for the shared address. It returns ErrTaken if a machine that is not
+// a replica answers. ownMAC is the hardware address of this machine.
+func (a Address) checkUnused(ctx context.Context, s *socket, ownMAC net.HardwareAddr) error {
 	peers := a.Peers()
 	found := map[netip.Addr]string{}
 	for end := time.Now().Add(probing); time.Now().Before(end) && ctx.Err() == nil; {
 		for _, ip := range append(slices.Clone(peers), a.IP) {
-			s.ask(own, ip)
+			s.sendProbe(ownMAC, ip)
 		}
-		s.listen(min(probeOnce, time.Until(end)), func(ip netip.Addr, mac net.HardwareAddr) { found[ip] = mac.String() })
+		s.receiveFor(min(probeOnce, time.Until(end)), func(ip netip.Addr, mac net.HardwareAddr) {
+			found[ip] = mac.String()
+		})
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return taken(a.IP, own.String(), peers, found)
+	return checkHolder(a.IP, ownMAC.String(), peers, found)
 }
 
-// taken returns ErrTaken if the address has a hardware address that is neither own nor that of a
-// peer.
-func taken(ip netip.Addr, own string, peers []netip.Addr, found map[netip.Addr]string) error {
+// checkHolder returns ErrTaken if a machine that is not a replica has the address ip. found maps IP
+// addresses to the hardware addresses that have answered for them. ownMAC is the hardware address
+// of this machine, and peers are the addresses of the other replicas.
+func checkHolder(ip netip.Addr, ownMAC string, peers []netip.Addr, found map[netip.Addr]string) error {
 	by, answered := found[ip]
-	if !answered || by == own {
+	if !answered || by == ownMAC {
 		return nil
 	}
 	for _, p := range peers {
@@ -263,5 +285,6 @@ func taken(ip netip.Addr, own string, peers []netip.Addr, found map[netip.Addr]s
 			return nil // the previous leader; its kernel removes the address soon
 		}
 	}
-	return fmt.Errorf("%w: %s is answered for by %s, which is no replica: give --api-address-shared an address that no machine has, or take it off that one", ErrTaken, ip, by)
+	return fmt.Errorf("%w: %s responds for %s and is not a replica: set --api-address-shared to an address that no "+
+		"machine uses, or remove the address from that machine", ErrTaken, ip, by)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/testenv/space"
 )
@@ -56,7 +57,8 @@ func hosts(t *testing.T, n int) []host {
 				return err
 			}
 			name := fmt.Sprintf("h%d", i)
-			pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: b.Attrs().Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
+			pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: b.Attrs().Index},
+				PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
 			if err := netlink.LinkAdd(pair); err != nil {
 				return err
 			}
@@ -133,7 +135,9 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	o, done := &holder{}, make(chan error, 1)
-	a := Address{IP: shared, Own: h.ip, Peers: func() []netip.Addr { return peers }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	a := Address{IP: shared, Own: h.ip, Peers: func() []netip.Addr {
+		return peers
+	}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Confirm: func(context.Context) error {
 			for !o.frozen.TryLock() {
 				if err := wait.Delay(ctx, time.Millisecond); err != nil { // ends the loop of a failed test
@@ -160,16 +164,12 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 func eventually(t *testing.T, what string, cond func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if wait.For(ctx, 5*time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, 5*time.Millisecond, what, func() error {
 		if !cond() {
-			return errors.New("not yet")
+			return errors.New("it is not so")
 		}
 		return nil
-	}) != nil {
-		t.Fatal(what)
-	}
+	})
 	return time.Since(began)
 }
 
@@ -184,7 +184,9 @@ func TestAddressFollowsTheHolder(t *testing.T) {
 	eventually(t, "the address is not found at the first holder", func() bool { return client.finds() == a.mac })
 	first.frozen.Lock()
 	second := b.holds(t, a.ip)
-	took := eventually(t, "the address is not found at the second holder", func() bool { return client.finds() == b.mac })
+	took := eventually(t, "the address is not found at the second holder", func() bool {
+		return client.finds() == b.mac
+	})
 	gone := eventually(t, "the kernel of the first keeps the address", func() bool { return !a.has() })
 	t.Logf("found at the second after %s; gone from the first, whose process hangs, after %s", took, took+gone)
 	if client.finds() != b.mac {
@@ -230,15 +232,17 @@ func TestClear(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := space.In(h.ns, a.Clear); err != nil || h.has() {
+		if err := space.In(h.ns, a.RemoveStale); err != nil || h.has() {
 			t.Errorf("%v; has it: %v", err, h.has())
 		}
 	}
 }
 
 func TestCheck(t *testing.T) {
-	for ip, ok := range map[string]bool{"192.0.2.10": true, "192.0.2.1": false, "": false, "x": false, "2001:db8::1": false, "127.0.0.1": false, "0.0.0.0": false, "224.0.0.1": false} {
-		if _, err := Check(ip, "192.0.2.1"); (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "--api-address-shared") {
+	for ip, ok := range map[string]bool{"192.0.2.10": true, "192.0.2.1": false, "": false, "x": false,
+		"2001:db8::1": false, "127.0.0.1": false, "0.0.0.0": false, "224.0.0.1": false} {
+		if _, err := ParseAddress(ip, "192.0.2.1"); (err == nil) != ok ||
+			err != nil && !strings.Contains(err.Error(), "--api-address-shared") {
 			t.Errorf("%q: %v", ip, err)
 		}
 	}
@@ -266,7 +270,7 @@ func TestPermitted(t *testing.T) {
 				said <- fmt.Errorf("giving up %v: %w", c.gone, err)
 				return
 			}
-			said <- Permitted()
+			said <- CheckPermissions()
 		}()
 		err := <-said
 		if (err == nil) != (c.want == nil) {
@@ -300,7 +304,7 @@ func TestTheLinkIsTold(t *testing.T) {
 	now := time.Unix(1_000_000, 0) // earlier rounds without a confirmation do not count
 	for round := range 2 {
 		for n := range announcements + 3 {
-			if begins, announce := had.renewed(now); begins != (n == 0) || announce != (n < announcements) {
+			if begins, announce := had.recordRenewal(now); begins != (n == 0) || announce != (n < announcements) {
 				t.Errorf("round %d, renewal %d: begins %v, announced %v", round, n, begins, announce)
 			}
 			now = now.Add(renewal)
@@ -308,7 +312,7 @@ func TestTheLinkIsTold(t *testing.T) {
 		now = now.Add(lifetime)
 	}
 	now = now.Add(-lifetime)
-	if begins, announce := had.renewed(now); begins || announce {
+	if begins, announce := had.recordRenewal(now); begins || announce {
 		t.Errorf("one renewal that was missed is no gap: begins %v, announced %v", begins, announce)
 	}
 }

@@ -19,11 +19,15 @@ func TestAllocatedInPieces(t *testing.T) {
 		want    []call
 		err     error
 	}{
-		"at once":                {[]error{nil}, []call{whole}, nil},
-		"full":                   {[]error{unix.ENOSPC}, []call{whole}, unix.ENOSPC},
-		"interrupted once":       {[]error{unix.EINTR, nil}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}, rest}, nil},
-		"a piece, too":           {[]error{unix.EINTR, nil, unix.EINTR, unix.EINTR, nil}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}, {allocationStep, allocationStep}, {allocationStep, allocationStep}, rest}, nil},
-		"full after interrupted": {[]error{unix.EINTR, nil, unix.ENOSPC}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}}, unix.ENOSPC},
+		"at once": {[]error{nil}, []call{whole}, nil},
+		"full":    {[]error{unix.ENOSPC}, []call{whole}, unix.ENOSPC},
+		"interrupted once": {[]error{unix.EINTR, nil},
+			[]call{whole, {0, allocationStep}, {allocationStep, allocationStep}, rest}, nil},
+		"a piece, too": {[]error{unix.EINTR, nil, unix.EINTR, unix.EINTR, nil},
+			[]call{whole, {0, allocationStep}, {allocationStep, allocationStep}, {allocationStep, allocationStep},
+				{allocationStep, allocationStep}, rest}, nil},
+		"full after interrupted": {[]error{unix.EINTR, nil, unix.ENOSPC},
+			[]call{whole, {0, allocationStep}, {allocationStep, allocationStep}}, unix.ENOSPC},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []call

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// wantsBlock reports whether the capabilities of a volume request a block device and not a file
-// system. It returns an error if they request both, because a volume keeps its mode.
+// wantsBlock reports whether the capabilities of a volume request a block device rather than a file
+// system. It returns an error if they request both, because a volume cannot change its mode.
 func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	blocks := 0
 	for _, c := range caps {
@@ -30,17 +30,20 @@ func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	return blocks > 0, nil
 }
 
-// checkVolumeMode returns an error if want and the volume id have different modes: block device or
-// file system. The argument sized is false for a volume without a record r, which is a folder.
+// checkVolumeMode returns an error if the capability want requests another mode (block device or
+// file system) than the volume with this ID has. sized is false for a volume without a record r,
+// which is a folder.
 func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapability) error {
 	block := want.GetBlock() != nil
 	switch {
 	case !sized && block:
 		return status.Errorf(codes.InvalidArgument, "volume %s is a folder on the node, not a block device", id)
 	case r.Backing == backingDirectory && block:
-		return status.Errorf(codes.InvalidArgument, "volume %s is a folder (its class has %s: %s), not a block device", id, backingParam, backingDirectory)
+		return status.Errorf(codes.InvalidArgument, "volume %s is a folder (its class has %s: %s), not a block device",
+			id, backingParam, backingDirectory)
 	case sized && block && !r.Block:
-		return status.Errorf(codes.InvalidArgument, "volume %s was created with a file system and cannot be used as a block device", id)
+		return status.Errorf(codes.InvalidArgument,
+			"volume %s was created with a file system and cannot be used as a block device", id)
 	case sized && !block && r.Block:
 		return status.Errorf(codes.InvalidArgument, "volume %s was created as a block device and cannot be mounted", id)
 	}
@@ -53,8 +56,8 @@ func createBlankFile(path string, size int64) error {
 	return createAllocatedFile(path, size, func(*os.File) error { return nil })
 }
 
-// createAllocatedFile creates a file of size bytes with all blocks allocated. Writes to a volume
-// then never fail because the disk is full. The function fill writes the initial content.
+// createAllocatedFile creates a file of size bytes with all blocks allocated, so that later writes
+// cannot fail because the disk is full. The function fill writes the initial content.
 func createAllocatedFile(path string, size int64, fill func(*os.File) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -152,8 +155,7 @@ func bindDevice(image, target string) error {
 	return nil
 }
 
-// isDevice reports whether the file at a path is the device node of the loop device with the given
-// number.
+// isDevice reports whether the file at path is the device node of the loop device with this number.
 func isDevice(path string, number uint64) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -164,23 +166,24 @@ func isDevice(path string, number uint64) (bool, error) {
 
 // publishBlock bind-mounts the loop device of a staged block device at the target path of the
 // request. For access by a single pod, it returns an error if the device is mounted elsewhere.
-func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
+func (s *nodeServer) publishBlock(q *csi.NodePublishVolumeRequest) error {
 	id := q.GetVolumeId()
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other, err := d.otherDeviceMount(id, q.GetTargetPath()); err != nil || other != "" {
-			return status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is already published at %s (%v)", id, other, err)
+		if other, err := s.otherDeviceMount(id, q.GetTargetPath()); err != nil || other != "" {
+			return status.Errorf(codes.FailedPrecondition,
+				"volume %s is for one pod and is already published at %s (%v)", id, other, err)
 		}
 	}
-	if err := bindDevice(d.imageFile(id), q.GetTargetPath()); err != nil {
+	if err := bindDevice(s.driver.store.imageFile(id), q.GetTargetPath()); err != nil {
 		return status.Errorf(codes.Internal, "publishing volume %s: %v", id, err)
 	}
 	return nil
 }
 
-// otherDeviceMount returns a path, other than target, at which the block device of a volume is
-// bind-mounted. It returns "" if none exists.
-func (d *Driver) otherDeviceMount(id, target string) (string, error) {
-	l, err := findLoopDevice(d.imageFile(id))
+// otherDeviceMount returns a path, other than target, at which the block device of the volume with
+// this ID is bind-mounted. It returns "" if no such path exists.
+func (s *nodeServer) otherDeviceMount(id, target string) (string, error) {
+	l, err := findLoopDevice(s.driver.store.imageFile(id))
 	if l == nil || err != nil {
 		return "", err
 	}
@@ -199,17 +202,19 @@ func (d *Driver) otherDeviceMount(id, target string) (string, error) {
 
 // NodeExpandVolume grows the file system of a mounted volume to the size of the volume, or sets the
 // quota of a folder to that size. The Controller service must have expanded the volume before.
-func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+func (s *nodeServer) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (
+	*csi.NodeExpandVolumeResponse, error,
+) {
 	id := q.GetVolumeId()
-	dir, err := d.volumeFolder(id)
+	dir, err := s.driver.store.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
 	if q.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
 	}
-	defer d.locks.Lock(id)()
-	r, sized, err := d.findVolume(id, dir)
+	defer s.driver.locks.Lock(id)()
+	r, sized, err := s.driver.findVolume(id, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -217,16 +222,18 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
 	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
-		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are requested: expand the volume first", id, r.Size, want)
+		return nil, status.Errorf(codes.OutOfRange,
+			"volume %s has %d bytes, and %d are requested: expand the volume first", id, r.Size, want)
 	}
 	if r.Backing == backingDirectory {
-		if err := d.setSizeLimit(r); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		if err := s.driver.folders.setSizeLimit(r); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id,
+				s.driver.cfg.NodeID, err)
 		}
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 	}
-	if err := growImage(d.imageFile(id), r.Size); err != nil {
-		return nil, d.statusError("growing volume "+id, err)
+	if err := growImage(s.driver.store.imageFile(id), r.Size); err != nil {
+		return nil, s.driver.space.statusError("growing volume "+id, err)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 }

@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/csi/privatemounts"
 )
 
-var device = &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}},
+var device = &spec.VolumeCapability{
+	AccessType: &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}},
 	AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}}
 
 // blocks calls a driver for one block device.
@@ -26,23 +27,28 @@ type blocks struct {
 }
 
 func (b blocks) stage() error {
-	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging, VolumeCapability: device,
-		VolumeContext: map[string]string{sizedContextKey: "true"}})
+	_, err := b.node.NodeStageVolume(b.t.Context(),
+		&spec.NodeStageVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging, VolumeCapability: device,
+			VolumeContext: map[string]string{sizedContextKey: "true"}})
 	return err
 }
 
 func (b blocks) publish(target string) error {
-	_, err := b.NodePublishVolume(b.t.Context(), &spec.NodePublishVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging, TargetPath: target, VolumeCapability: device})
+	_, err := b.node.NodePublishVolume(b.t.Context(),
+		&spec.NodePublishVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging, TargetPath: target,
+			VolumeCapability: device})
 	return err
 }
 
 func (b blocks) unpublish(target string) error {
-	_, err := b.NodeUnpublishVolume(b.t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "b", TargetPath: target})
+	_, err := b.node.NodeUnpublishVolume(b.t.Context(),
+		&spec.NodeUnpublishVolumeRequest{VolumeId: "b", TargetPath: target})
 	return err
 }
 
 func (b blocks) unstage() error {
-	_, err := b.NodeUnstageVolume(b.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging})
+	_, err := b.node.NodeUnstageVolume(b.t.Context(),
+		&spec.NodeUnstageVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging})
 	return err
 }
 
@@ -53,10 +59,11 @@ func TestBlockDevice(t *testing.T) {
 	b.staging = filepath.Join(b.dir, "staging")
 	target := filepath.Join(b.dir, "target")
 	must(t, os.Mkdir(b.staging, 0o750))
-	t.Cleanup(func() { _ = unmountAll(target); _ = detachLoopDevice(b.imageFile("b")) })
+	t.Cleanup(func() { _ = unmountAll(target); _ = detachLoopDevice(b.store.imageFile("b")) })
 	for range 2 {
-		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "b", VolumeCapabilities: []*spec.VolumeCapability{device},
-			CapacityRange: &spec.CapacityRange{RequiredBytes: 20 * mib}})
+		_, err := b.CreateVolume(t.Context(),
+			&spec.CreateVolumeRequest{Name: "b", VolumeCapabilities: []*spec.VolumeCapability{device},
+				CapacityRange: &spec.CapacityRange{RequiredBytes: 20 * mib}})
 		must(t, err)
 	}
 	if err := b.create("b", 20*mib); status.Code(err) != codes.AlreadyExists {
@@ -94,11 +101,12 @@ func TestBlockDevice(t *testing.T) {
 	}
 	must(t, b.expand("b", 32*mib))
 	write(31*mib, "grown")
-	stats, err := b.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "b", VolumePath: target})
+	stats, err := b.node.NodeGetVolumeStats(t.Context(),
+		&spec.NodeGetVolumeStatsRequest{VolumeId: "b", VolumePath: target})
 	if err != nil || len(stats.Usage) != 1 || stats.Usage[0].Total != 32*mib {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
-	l, err := findLoopDevice(b.imageFile("b")) // findLoopDevice opens the device, like a user of it
+	l, err := findLoopDevice(b.store.imageFile("b")) // findLoopDevice opens the device, like a user of it
 	must(t, err)
 	for range 2 {
 		must(t, b.unpublish(target))
@@ -122,7 +130,7 @@ func TestBlockDevice(t *testing.T) {
 	for range 2 {
 		must(t, b.unstage())
 	}
-	if l, err := findLoopDevice(b.imageFile("b")); l != nil || err != nil {
+	if l, err := findLoopDevice(b.store.imageFile("b")); l != nil || err != nil {
 		t.Errorf("a loop device is left: %v, %v", l, err)
 	}
 	must(t, b.delete("b"))

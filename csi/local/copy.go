@@ -17,11 +17,11 @@ import (
 // copyBlockBytes is the number of bytes that copyDifferences compares and writes at a time.
 const copyBlockBytes = 1 << 20
 
-// mountpointOf returns a path at which the file system of the volume id is mounted, or "". The
-// result busy is true if the volume is in use without such a path. It is then a block device, or is
+// mountpointOf returns a path at which the file system of the volume with this ID is mounted, or
+// "". busy is true if the volume is in use without such a path. It is then a block device, or is
 // mounted in another mount namespace.
-func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
-	l, err := findLoopDevice(d.imageFile(id))
+func (d *Driver) mountpointOf(id string) (mountPoint string, busy bool, err error) {
+	l, err := findLoopDevice(d.store.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || err == nil && l == nil {
 		return "", false, nil
 	}
@@ -41,9 +41,9 @@ func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
 	return all[0].Mountpoint, false, nil
 }
 
-// copyVolume copies the backing file of the volume id to a file, with its content at a single
-// moment. On a disk with reflinks, both files share their blocks (shared), and the copy takes no
-// time. Otherwise it copies the data once while they may change. Then it freezes the file system
+// copyVolume writes a point-in-time copy of the backing file of the volume with this ID to path. On
+// a disk with reflinks, both files share their blocks (shared is true), and the copy takes no time.
+// Otherwise it first copies the data while the volume is in use. Then it freezes the file system
 // and copies the differences. The caller must hold the lock of the volume.
 func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, err error) {
 	at, busy, err := d.mountpointOf(id)
@@ -53,7 +53,7 @@ func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, 
 	case busy:
 		return false, errBusy
 	}
-	return copyImage(ctx, d.imageFile(id), path, func(do func(context.Context) error) error {
+	return copyImage(ctx, d.store.imageFile(id), path, func(do func(context.Context) error) error {
 		if at == "" {
 			return do(ctx)
 		}
@@ -61,23 +61,26 @@ func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, 
 	})
 }
 
-// errBusy is returned if a volume cannot be copied, because it is in use and has no file system
+// errBusy is returned if a volume that is in use cannot be copied, because it has no file system
 // that can be frozen.
 var errBusy = errors.New("it is in use in a way that cannot be frozen: it can be copied while no pod uses it")
 
-// copyImage copies the backing file at the path from to a file at the path to. The function still
-// must call its argument while the backing file does not change. The copy has the content of that
-// moment. The result shared reports whether the files share blocks.
-func copyImage(ctx context.Context, from, to string, still func(func(context.Context) error) error) (shared bool, err error) {
-	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+// copyImage copies the backing file at the path source to a file at the path target. It copies once
+// while the file may change, and then calls whileUnchanged with a function that copies the
+// differences. The file must not change while that function runs, so that the result is a
+// point-in-time copy. shared reports whether the files share blocks.
+func copyImage(ctx context.Context, source, target string, whileUnchanged func(func(context.Context) error) error) (
+	shared bool, err error,
+) {
+	src, err := os.OpenFile(source, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return false, err
 	}
 	defer src.Close()
-	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
 		return false, err
 	}
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	dst, err := os.OpenFile(target, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return false, err
 	}
@@ -89,7 +92,7 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 			return false, err
 		}
 	}
-	err = still(func(ctx context.Context) error {
+	err = whileUnchanged(func(ctx context.Context) error {
 		if shared {
 			return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
 		}
@@ -101,8 +104,8 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 	return shared, dst.Sync()
 }
 
-// copyDifferences makes the content of dst equal to that of src. It does not write equal blocks,
-// and does not read blocks that are holes in both files.
+// copyDifferences copies the content of src to dst. It does not write blocks that are equal, and
+// does not read blocks that are holes in both files.
 func copyDifferences(ctx context.Context, dst, src *os.File) error {
 	end, err := src.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -139,8 +142,8 @@ func copyDifferences(ctx context.Context, dst, src *os.File) error {
 	}
 }
 
-// nextData returns the offset of the first block at or after off in which one of the files has
-// data. It returns end if none exists.
+// nextData returns the offset of the first block at or after off that contains data in one of the
+// files. It returns end if no such block precedes end.
 func nextData(off, end int64, files ...*os.File) (int64, error) {
 	next := end
 	for _, f := range files {
@@ -161,9 +164,9 @@ func nextData(off, end int64, files ...*os.File) (int64, error) {
 
 // eachRecord calls f with the record of each volume and each snapshot. It includes records that a
 // later release has written.
-func (d *Driver) eachRecord(f func(id string, r volumeRecord)) error {
+func (s *volumeStore) eachRecord(f func(id string, r volumeRecord)) error {
 	for _, dir := range []string{recordsDir, snapshotsDir} {
-		entries, err := os.ReadDir(filepath.Join(d.cfg.Root, dir))
+		entries, err := os.ReadDir(filepath.Join(s.cfg.Root, dir))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -175,7 +178,7 @@ func (d *Driver) eachRecord(f func(id string, r volumeRecord)) error {
 			if !whole {
 				continue // an unfinished write of a record
 			}
-			r, ok, err := readRecord(filepath.Join(d.cfg.Root, dir, e.Name()))
+			r, ok, err := readRecord(filepath.Join(s.cfg.Root, dir, e.Name()))
 			if err != nil && !errors.Is(err, errNewerRelease) {
 				return fmt.Errorf("record of %s: %w", id, err)
 			}

@@ -102,24 +102,28 @@ type folders struct {
 func newFolders(t *testing.T, limit int64) folders {
 	b := folders{bench: newBench(t, limit)}
 	b.quotas = newPaper(b.cfg.Root)
-	b.Driver.quotas = b.quotas
+	b.Driver.folders.quotas = b.quotas
 	return b
 }
 
 func (b *bench) createDirectory(id string, size int64) error {
-	_, err := b.CreateVolume(b.t.Context(), &spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
-		CapacityRange: &spec.CapacityRange{RequiredBytes: size}, Parameters: map[string]string{backingParam: backingDirectory}})
+	_, err := b.CreateVolume(b.t.Context(),
+		&spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
+			CapacityRange: &spec.CapacityRange{RequiredBytes: size},
+			Parameters:    map[string]string{backingParam: backingDirectory}})
 	return err
 }
 
 func (b *bench) publishReadOnly(id string) error {
-	_, err := b.NodePublishVolume(b.t.Context(), &spec.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
-		TargetPath: filepath.Join(b.dir, "target"), VolumeCapability: writer, Readonly: true})
+	_, err := b.node.NodePublishVolume(b.t.Context(),
+		&spec.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
+			TargetPath: filepath.Join(b.dir, "target"), VolumeCapability: writer, Readonly: true})
 	return err
 }
 
 func (b *bench) unpublish(id string) error {
-	_, err := b.NodeUnpublishVolume(b.t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: filepath.Join(b.dir, "target")})
+	_, err := b.node.NodeUnpublishVolume(b.t.Context(),
+		&spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: filepath.Join(b.dir, "target")})
 	return err
 }
 
@@ -140,35 +144,50 @@ func TestBackings(t *testing.T) {
 			Mount: &spec.VolumeCapability_MountVolume{FsType: fs, MountFlags: flags}}}
 	}
 	ask := func(key, value string, c *spec.VolumeCapability, s *spec.VolumeContentSource) error {
-		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*spec.VolumeCapability{c}, VolumeContentSource: s,
+		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "v",
+			VolumeCapabilities: []*spec.VolumeCapability{c}, VolumeContentSource: s,
 			CapacityRange: &spec.CapacityRange{RequiredBytes: 16 * mib}, Parameters: map[string]string{key: value}})
 		return err
 	}
-	of := &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: "x"}}}
+	of :=
+		&spec.VolumeContentSource{
+			Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: "x"}}}
 	const d = backingDirectory
-	wants(t, "an unknown parameter", ask("colour", "red", writer, nil), codes.InvalidArgument, `parameter "colour" of the class is unknown: this driver supports "backing"`)
-	wants(t, "an unknown backing", ask(backingParam, "Directory", writer, nil), codes.InvalidArgument, `"Directory": it can be "image" or "directory"`)
-	wants(t, "a device", ask(backingParam, d, device, nil), codes.InvalidArgument, "are folders, not block devices: use a class with backing: image")
-	wants(t, "a file system", ask(backingParam, d, mounts("ext4"), nil), codes.InvalidArgument, "leave csi.storage.k8s.io/fstype out")
-	wants(t, "options of a file system", ask(backingParam, d, mounts("", "noatime", "data=journal"), nil), codes.InvalidArgument, "supports ro, nosuid")
-	wants(t, "a copy", ask(backingParam, d, writer, of), codes.InvalidArgument, "start empty: use a class with backing: image")
+	wants(t, "an unknown parameter", ask("colour", "red", writer, nil), codes.InvalidArgument,
+		`parameter "colour" of the class is unknown: this driver supports "backing"`)
+	wants(t, "an unknown backing", ask(backingParam, "Directory", writer, nil), codes.InvalidArgument,
+		`"Directory": it can be "image" or "directory"`)
+	wants(t, "a device", ask(backingParam, d, device, nil), codes.InvalidArgument,
+		"are folders, not block devices: use a class with backing: image")
+	wants(t, "a file system", ask(backingParam, d, mounts("ext4"), nil), codes.InvalidArgument,
+		"leave csi.storage.k8s.io/fstype out")
+	wants(t, "options of a file system", ask(backingParam, d, mounts("", "noatime", "data=journal"), nil),
+		codes.InvalidArgument, "supports ro, nosuid")
+	wants(t, "a copy", ask(backingParam, d, writer, of), codes.InvalidArgument,
+		"start empty: use a class with backing: image")
 	nothingLeft(t, b.cfg.Root)
 	must(t, ask(backingParam, d, mounts("", "nosuid,noatime"), nil))
 	must(t, ask(backingParam, d, writer, nil))
 	wants(t, "the same as an image", b.create("v", 16*mib), codes.AlreadyExists, "of another backing")
 	_, err := b.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"})
-	wants(t, "a snapshot", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory), which cannot be frozen")
+	wants(t, "a snapshot", err, codes.FailedPrecondition,
+		"volume v is a folder (its class has backing: directory), which cannot be frozen")
 	must(t, b.create("i", 16*mib))
-	_, err = b.CreateVolumeGroupSnapshot(t.Context(), &spec.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"i", "v"}})
-	wants(t, "a group of snapshots", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory)")
+	_, err = b.groups.CreateVolumeGroupSnapshot(t.Context(),
+		&spec.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"i", "v"}})
+	wants(t, "a group of snapshots", err, codes.FailedPrecondition,
+		"volume v is a folder (its class has backing: directory)")
 	must(t, b.delete("i"))
 	of.GetVolume().VolumeId = "v"
-	_, err = b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "w", VolumeCapabilities: []*spec.VolumeCapability{writer}, VolumeContentSource: of})
+	_, err = b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "w",
+		VolumeCapabilities: []*spec.VolumeCapability{writer}, VolumeContentSource: of})
 	wants(t, "a clone", err, codes.FailedPrecondition, "no clones")
-	_, err = b.NodeStageVolume(t.Context(), &spec.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: filepath.Join(b.dir, "staging"), VolumeCapability: device})
+	_, err = b.node.NodeStageVolume(t.Context(),
+		&spec.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: filepath.Join(b.dir, "staging"),
+			VolumeCapability: device})
 	wants(t, "staging as a device", err, codes.InvalidArgument, "volume v is a folder")
 	must(t, b.delete("v"))
-	must(t, b.emptyTrash(t.Context()))
+	must(t, b.folders.emptyTrash(t.Context()))
 	must(t, ask(backingParam, backingImage, writer, nil))
 	must(t, b.delete("v"))
 	nothingLeft(t, b.cfg.Root)
@@ -189,16 +208,19 @@ func TestWithoutProjectQuotas(t *testing.T) {
 		"something": {0x1234, unix.ENOTTY, "a file system of type 0x1234, which has none"},
 		"an error":  {0x1234, unix.EIO, "reading those of /vols failed: input/output error"},
 	} {
-		if got := quotaProblem("/vols", c.magic, c.err).Error(); !strings.Contains(got, c.want) || !strings.HasPrefix(got, "backing: directory needs project quotas, and ") {
+		if got := quotaProblem("/vols", c.magic, c.err).Error(); !strings.Contains(got, c.want) ||
+			!strings.HasPrefix(got, "backing: directory needs project quotas, and ") {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 	b := newFolders(t, 0)
 	b.quotas.why = quotaProblem(b.cfg.Root, unix.BTRFS_SUPER_MAGIC, nil)
-	wants(t, "making one", b.createDirectory("v", 16*mib), codes.FailedPrecondition, "making volume v on node w1: backing: directory needs project quotas, and "+b.cfg.Root+" is on btrfs")
+	wants(t, "making one", b.createDirectory("v", 16*mib), codes.FailedPrecondition,
+		"making volume v on node w1: backing: directory needs project quotas, and "+b.cfg.Root+" is on btrfs")
 	nothingLeft(t, b.cfg.Root)
 	capacity := func(backing string, c ...*spec.VolumeCapability) (*spec.GetCapacityResponse, error) {
-		return b.GetCapacity(t.Context(), &spec.GetCapacityRequest{Parameters: map[string]string{backingParam: backing}, VolumeCapabilities: c})
+		return b.GetCapacity(t.Context(), &spec.GetCapacityRequest{Parameters: map[string]string{backingParam: backing},
+			VolumeCapabilities: c})
 	}
 	_, err := capacity(backingDirectory)
 	wants(t, "room for folders", err, codes.FailedPrecondition, "is on btrfs")
@@ -217,7 +239,7 @@ func TestWithoutProjectQuotas(t *testing.T) {
 	wants(t, "staging", b.stage("v"), codes.FailedPrecondition, "staging volume v on node w1: they were taken away")
 	must(t, b.delete("v"))
 	b.quotas.why = nil
-	must(t, b.emptyTrash(t.Context()))
+	must(t, b.folders.emptyTrash(t.Context()))
 	nothingLeft(t, b.cfg.Root)
 }
 
@@ -237,53 +259,53 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 		gone  bool // its deletion had started
 	}{
 		"before anything": {state: func(folders) {}},
-		"record begun":    {state: func(b folders) { must(b.t, b.writeVolume("v", begun)) }},
+		"record begun":    {state: func(b folders) { must(b.t, b.store.writeVolume("v", begun)) }},
 		"limit set": {state: func(b folders) {
-			must(b.t, b.writeVolume("v", begun))
-			must(b.t, b.setSizeLimit(begun))
+			must(b.t, b.store.writeVolume("v", begun))
+			must(b.t, b.folders.setSizeLimit(begun))
 		}},
 		"folder made": {state: func(b folders) {
-			must(b.t, b.writeVolume("v", begun))
-			must(b.t, b.setSizeLimit(begun))
-			must(b.t, os.MkdirAll(b.directoryPath("v"), 0o700))
+			must(b.t, b.store.writeVolume("v", begun))
+			must(b.t, b.folders.setSizeLimit(begun))
+			must(b.t, os.MkdirAll(b.folders.directoryPath("v"), 0o700))
 		}},
 		"folder marked": {state: func(b folders) {
-			must(b.t, b.writeVolume("v", begun))
-			must(b.t, b.createLimitedDirectory("v", begun))
+			must(b.t, b.store.writeVolume("v", begun))
+			must(b.t, b.folders.createLimitedDirectory("v", begun))
 		}},
 		"made": {state: func(b folders) { must(b.t, b.createDirectory("v", 16*mib)) }},
 		"growing, not held to": {state: func(b folders) {
 			must(b.t, b.createDirectory("v", 16*mib))
-			r, _, err := b.readVolume("v")
+			r, _, err := b.store.readVolume("v")
 			must(b.t, err)
 			r.Size = 20 * mib
-			must(b.t, b.writeVolume("v", r))
+			must(b.t, b.store.writeVolume("v", r))
 		}},
 		"in the trash, with its record": {gone: true, state: func(b folders) {
-			must(b.t, b.writeVolume("v", ready))
-			must(b.t, b.setSizeLimit(ready))
-			mkdir(b, b.trashPath(begun.Project))
+			must(b.t, b.store.writeVolume("v", ready))
+			must(b.t, b.folders.setSizeLimit(ready))
+			mkdir(b, b.folders.trashPath(begun.Project))
 		}},
 		"in the trash": {gone: true, state: func(b folders) {
-			must(b.t, b.setSizeLimit(ready))
-			mkdir(b, b.trashPath(begun.Project))
+			must(b.t, b.folders.setSizeLimit(ready))
+			mkdir(b, b.folders.trashPath(begun.Project))
 		}},
 		"emptied, with its record": {gone: true, state: func(b folders) {
-			must(b.t, b.writeVolume("v", ready))
-			must(b.t, os.MkdirAll(b.trashPath(begun.Project), 0o700))
+			must(b.t, b.store.writeVolume("v", ready))
+			must(b.t, os.MkdirAll(b.folders.trashPath(begun.Project), 0o700))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFolders(t, 0)
 			c.state(b)
 			b.again(0)
-			must(t, b.emptyTrash(t.Context()))
+			must(t, b.folders.emptyTrash(t.Context()))
 			if !c.gone {
 				must(t, b.createDirectory("v", 16*mib))
 				if name == "growing, not held to" {
 					must(t, b.expand("v", 20*mib))
 				}
-				r, _, err := b.readVolume("v")
+				r, _, err := b.store.readVolume("v")
 				if b.quotas.limits[r.Project] != r.Size || err != nil {
 					t.Errorf("held to %v, and the record is %+v, %v", b.quotas.limits, r, err)
 				}
@@ -295,7 +317,7 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 			b.again(0)
 			must(t, b.delete("v"))
 			must(t, b.delete("v"))
-			must(t, b.emptyTrash(t.Context()))
+			must(t, b.folders.emptyTrash(t.Context()))
 			nothingLeft(t, b.cfg.Root)
 			for _, dir := range []string{foldersDir, trashDir} {
 				if left, err := os.ReadDir(filepath.Join(b.cfg.Root, dir)); err == nil && len(left) > 0 {
@@ -321,7 +343,8 @@ func TestProjectsProperty(t *testing.T) {
 		id := fmt.Sprint("v", r.IntN(6))
 		switch r.IntN(5) {
 		case 0, 1, 2:
-			if h := firstProjectCandidate(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] { // another program uses the ID
+			if h := firstProjectCandidate(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] {
+				// another program uses the ID
 				if u, _ := b.quotas.usageOf("", h); u.isUnused() {
 					foreign[h] = true
 					must(t, b.quotas.setLimit("", h, 1, 1))
@@ -332,8 +355,8 @@ func TestProjectsProperty(t *testing.T) {
 				make = b.createDirectory
 			}
 			if err := make(id, int64(16+r.IntN(40))*mib); err == nil {
-				if rec, _, _ := b.readVolume(id); rec.Backing == backingDirectory {
-					must(t, os.WriteFile(filepath.Join(b.directoryPath(id), "data"), []byte(id), 0o600))
+				if rec, _, _ := b.store.readVolume(id); rec.Backing == backingDirectory {
+					must(t, os.WriteFile(filepath.Join(b.folders.directoryPath(id), "data"), []byte(id), 0o600))
 				}
 			} else if c := status.Code(err); c != codes.AlreadyExists && c != codes.ResourceExhausted {
 				t.Fatal(err)
@@ -341,7 +364,7 @@ func TestProjectsProperty(t *testing.T) {
 		case 3:
 			must(t, b.delete(id))
 		case 4:
-			must(t, b.emptyTrash(t.Context()))
+			must(t, b.folders.emptyTrash(t.Context()))
 			b.again(limit)
 		}
 		owner := map[uint32]string{}
@@ -352,13 +375,13 @@ func TestProjectsProperty(t *testing.T) {
 			owner[p] = who
 		}
 		var sum int64
-		must(t, b.eachRecord(func(id string, r volumeRecord) {
+		must(t, b.store.eachRecord(func(id string, r volumeRecord) {
 			sum += r.Size
 			if r.Project != 0 {
 				claim(r.Project, id)
 			}
 		}))
-		all, err := b.trashedProjects()
+		all, err := b.folders.trashedProjects()
 		must(t, err)
 		for _, p := range all {
 			claim(p, "the trash")
@@ -373,24 +396,25 @@ func TestProjectsProperty(t *testing.T) {
 func TestRoomOfFolders(t *testing.T) {
 	b := newFolders(t, 100*mib)
 	must(t, b.createDirectory("a", 60*mib))
-	wants(t, "a folder too many", b.createDirectory("b", 60*mib), codes.ResourceExhausted, "volume b wants 60 MiB, and node w1 has 40 MiB left for volumes")
+	wants(t, "a folder too many", b.createDirectory("b", 60*mib), codes.ResourceExhausted,
+		"volume b wants 60 MiB, and node w1 has 40 MiB left for volumes")
 	wants(t, "an image too many", b.create("b", 60*mib), codes.ResourceExhausted, "40 MiB left")
 	wants(t, "growing too far", b.expand("a", 101*mib), codes.ResourceExhausted, "")
 	must(t, b.expand("a", 61*mib))
-	must(t, os.WriteFile(filepath.Join(b.directoryPath("a"), "data"), make([]byte, mib), 0o600))
+	must(t, os.WriteFile(filepath.Join(b.folders.directoryPath("a"), "data"), make([]byte, mib), 0o600))
 	for sharing, want := range map[bool]int64{false: 60 * mib, true: 61 * mib} {
 		b.quotas.sharing = sharing
-		if sum, open, err := b.reservedBytes(); sum != 61*mib || open != want || err != nil {
+		if sum, open, err := b.space.reservedBytes(); sum != 61*mib || open != want || err != nil {
 			t.Errorf("sharing %v: promised %d, of which %d are open, %v", sharing, sum, open, err)
 		}
 	}
 	b.quotas.sharing = false
 	must(t, b.delete("a"))
-	if sum, open, err := b.reservedBytes(); sum != mib || open != 0 || err != nil {
+	if sum, open, err := b.space.reservedBytes(); sum != mib || open != 0 || err != nil {
 		t.Errorf("of what is deleted %d are promised, and %d open, %v", sum, open, err)
 	}
-	must(t, b.emptyTrash(t.Context()))
-	if sum, _, err := b.reservedBytes(); sum != 0 || err != nil {
+	must(t, b.folders.emptyTrash(t.Context()))
+	if sum, _, err := b.space.reservedBytes(); sum != 0 || err != nil {
 		t.Errorf("promised: %d, %v", sum, err)
 	}
 }
@@ -402,31 +426,31 @@ func TestTrash(t *testing.T) {
 	must(t, b.createDirectory("v", 16*mib))
 	const files = removeBatch + 10
 	for i := range files {
-		must(t, os.WriteFile(filepath.Join(b.directoryPath("v"), strconv.Itoa(i)), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(b.folders.directoryPath("v"), strconv.Itoa(i)), nil, 0o600))
 	}
-	r, _, err := b.readVolume("v")
+	r, _, err := b.store.readVolume("v")
 	must(t, err)
 	must(t, b.delete("v"))
-	if left, err := os.ReadDir(b.trashPath(r.Project)); len(left) != files || err != nil {
+	if left, err := os.ReadDir(b.folders.trashPath(r.Project)); len(left) != files || err != nil {
 		t.Errorf("deleting has removed %d files, %v", files-len(left), err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := b.emptyTrash(ended); !errors.Is(err, context.Canceled) {
+	if err := b.folders.emptyTrash(ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
 	}
 	if len(b.quotas.limits) != 1 {
 		t.Errorf("the quota went before its data: %v", b.quotas.limits)
 	}
 	must(t, b.createDirectory("v", 16*mib))
-	if again, _, err := b.readVolume("v"); again.Project == r.Project || err != nil {
+	if again, _, err := b.store.readVolume("v"); again.Project == r.Project || err != nil {
 		t.Errorf("a new volume has the project id of what is being deleted: %d, %v", again.Project, err)
 	}
 	b.again(0)
 	stop := serveOn(t, b.Driver)
-	must(t, waitGone(t, b.trashPath(r.Project)))
+	must(t, waitGone(t, b.folders.trashPath(r.Project)))
 	must(t, b.delete("v"))
-	must(t, waitGone(t, b.trashPath(firstProjectCandidate(b.cfg.Root, "v"))))
+	must(t, waitGone(t, b.folders.trashPath(firstProjectCandidate(b.cfg.Root, "v"))))
 	stop()
 	nothingLeft(t, b.cfg.Root)
 }
@@ -454,7 +478,9 @@ func TestOptionsStay(t *testing.T) {
 	for id, create := range map[string]func(string, int64) error{"image": b.create,
 		"folder": b.createDirectory} {
 		must(t, create(id, 16*mib))
-		_, err := b.NodeStageVolume(t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"), VolumeCapability: careful})
+		_, err := b.node.NodeStageVolume(t.Context(),
+			&spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
+				VolumeCapability: careful})
 		must(t, err)
 		must(t, b.publishReadOnly(id))
 		for at, want := range map[string]uintptr{"staging": 0, "target": unix.MS_RDONLY} {
@@ -472,8 +498,9 @@ func TestOptionsStay(t *testing.T) {
 // The record of a later release is left alone, and its space stays reserved.
 func TestLaterRecord(t *testing.T) {
 	b := newFolders(t, 100*mib)
-	must(t, b.writeVolume("v", volumeRecord{Version: recordVersion + 1, Size: 60 * mib, Ready: true, Project: 7}))
-	for what, err := range map[string]error{"making it": b.createDirectory("v", 16*mib), "staging it": b.stage("v"), "deleting it": b.delete("v"), "growing it": b.expand("v", 61*mib)} {
+	must(t, b.store.writeVolume("v", volumeRecord{Version: recordVersion + 1, Size: 60 * mib, Ready: true, Project: 7}))
+	for what, err := range map[string]error{"making it": b.createDirectory("v", 16*mib), "staging it": b.stage("v"),
+		"deleting it": b.delete("v"), "growing it": b.expand("v", 61*mib)} {
 		wants(t, what, err, codes.Internal, "written by a later release")
 	}
 	wants(t, "another", b.create("w", 50*mib), codes.ResourceExhausted, "40 MiB left")
@@ -485,11 +512,12 @@ func TestLaterRecord(t *testing.T) {
 func TestProjectsThatAreTaken(t *testing.T) {
 	b := newFolders(t, 0)
 	first := firstProjectCandidate(b.cfg.Root, "v")
-	must(t, b.writeVolume("begun", volumeRecord{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: first}))
-	must(t, os.MkdirAll(b.trashPath(first+1), 0o700))
+	must(t, b.store.writeVolume("begun", volumeRecord{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory,
+		Project: first}))
+	must(t, os.MkdirAll(b.folders.trashPath(first+1), 0o700))
 	must(t, b.quotas.setLimit("", first+2, 1, 1))
 	must(t, b.createDirectory("v", 16*mib))
-	if r, _, err := b.readVolume("v"); r.Project != first+3 || err != nil {
+	if r, _, err := b.store.readVolume("v"); r.Project != first+3 || err != nil {
 		t.Errorf("it has project %d, and %d to %d are taken, %v", r.Project, first, first+2, err)
 	}
 }

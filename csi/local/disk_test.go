@@ -89,18 +89,19 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("its room is %v, %v", res, err)
 	}
 	// Reserved while there was space; the driver stopped before the allocation.
-	r, _, err := b.readVolume("v")
+	r, _, err := b.store.readVolume("v")
 	must(t, err)
 	r.Size = 32 * mib
 	must(t, os.Truncate(others, 1*mib))
-	must(t, b.writeVolume("v", r))
+	must(t, b.store.writeVolume("v", r))
 	fill()
-	says(t, "growing one that was promised more", b.expand("v", 32*mib), codes.ResourceExhausted, "growing volume v on node w1: the disk of "+b.cfg.Root+" is full: allocating 33554432 bytes")
-	if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 16*mib {
+	says(t, "growing one that was promised more", b.expand("v", 32*mib), codes.ResourceExhausted,
+		"growing volume v on node w1: the disk of "+b.cfg.Root+" is full: allocating 33554432 bytes")
+	if st, err := os.Stat(b.store.imageFile("v")); err != nil || st.Size() != 16*mib {
 		t.Errorf("its file has %v bytes, %v", st.Size(), err)
 	}
 	must(t, b.expand("v", 16*mib)) // the user requests the current size
-	if r, _, err := b.readVolume("v"); err != nil || r.Size != 16*mib {
+	if r, _, err := b.store.readVolume("v"); err != nil || r.Size != 16*mib {
 		t.Errorf("what is promised is %+v, %v", r, err)
 	}
 	must(t, os.Remove(others))
@@ -114,9 +115,11 @@ func TestMountOptionsAreJudgedEarly(t *testing.T) {
 	b := newBench(t, 0)
 	b.ownDisk("64m")
 	create := func(flags ...string) error {
-		mount := &spec.VolumeCapability{AccessMode: writer.AccessMode, AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{MountFlags: flags}}}
-		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*spec.VolumeCapability{mount},
-			CapacityRange: &spec.CapacityRange{RequiredBytes: 16 * mib}})
+		mount := &spec.VolumeCapability{AccessMode: writer.AccessMode,
+			AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{MountFlags: flags}}}
+		_, err := b.CreateVolume(t.Context(),
+			&spec.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*spec.VolumeCapability{mount},
+				CapacityRange: &spec.CapacityRange{RequiredBytes: 16 * mib}})
 		return err
 	}
 	if fs, err := unix.Fsopen("ext4", unix.FSOPEN_CLOEXEC); err != nil {
@@ -125,13 +128,14 @@ func TestMountOptionsAreJudgedEarly(t *testing.T) {
 		unix.Close(fs)
 	}
 	for option, words := range map[string]string{
-		"nosuchoption":    `mount option "nosuchoption" is none that ext4 can be mounted with (`,
-		"data=sometimes":  `mount option "data=sometimes" is none that ext4`,
-		"commit=often":    `mount option "commit=often" is none that ext4`,
-		"source=/dev/sda": `mount option "source=/dev/sda" is none that ext4`,
+		"nosuchoption":    `mount option "nosuchoption" is not valid for ext4 (`,
+		"data=sometimes":  `mount option "data=sometimes" is not valid for ext4`,
+		"commit=often":    `mount option "commit=often" is not valid for ext4`,
+		"source=/dev/sda": `mount option "source=/dev/sda" is not valid for ext4`,
 	} {
 		says(t, option, create("noatime", option), codes.InvalidArgument, words)
-		says(t, option, create("noatime", option), codes.InvalidArgument, "correct the mountOptions of the claim's StorageClass")
+		says(t, option, create("noatime", option), codes.InvalidArgument,
+			"correct the mountOptions of the claim's StorageClass")
 	}
 	nothingLeft(t, b.cfg.Root)
 	must(t, create("noatime,commit=30", "data=ordered", "discard", "_netdev"))

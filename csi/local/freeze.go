@@ -18,21 +18,22 @@ const (
 	// system: _IOWR('X', 119, int) and _IOWR('X', 120, int).
 	ioctlFreeze = 0xc0045877
 	ioctlThaw   = 0xc0045878
-	// maxFreeze is the maximum time for which a file system is frozen for a copy. Its writers wait.
+	// maxFreeze is the maximum time for which a file system is frozen for a copy. Writes to the
+	// file system block during this time.
 	maxFreeze = 20 * time.Second
-	// guardTimeout is the time after which RunThawGuard thaws a file system in any case. It exceeds
-	// maxFreeze.
+	// guardTimeout is the time after which RunThawGuard thaws a file system in any case. It is
+	// longer than maxFreeze.
 	guardTimeout = maxFreeze + 5*time.Second
 )
 
-// GuardCommand is the only argument of a process that must run RunThawGuard and then exit. The
-// driver starts its own program with it.
+// GuardCommand is the argument with which the driver starts its own program as a helper process. A
+// program with this only argument must call RunThawGuard and then exit.
 const GuardCommand = "thaw-when-alone"
 
-// RunThawGuard runs in a helper process of the driver while a file system is frozen. It waits for a
-// byte on standard input, and then returns. If the input is closed without a byte, the driver was
-// killed. After guardTimeout, the driver hangs. In both cases, it thaws the file system of file
-// descriptor 3, a folder.
+// RunThawGuard is the main function of the helper process that runs while a file system is frozen.
+// It returns when it reads a byte from standard input. If standard input is closed without a byte,
+// the driver was killed. If guardTimeout elapses, the driver hangs. In both cases, RunThawGuard
+// thaws the file system of the folder that is file descriptor 3.
 func RunThawGuard() error {
 	dir := os.NewFile(3, "frozen")
 	if dir == nil {
@@ -61,38 +62,40 @@ func RunThawGuard() error {
 
 func thawFileSystem(dir *os.File) error { var none int32; return ioctlPointer(dir, ioctlThaw, &none) }
 
-// withFrozen freezes the file system at the path at, calls do with a context that ends after
-// maxFreeze, and thaws it. Because a file system stays frozen if the driver is killed, it starts a
-// helper process before; see startThawGuard.
-func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Context) error) (err error) {
-	dir, err := os.Open(at)
+// withFrozen freezes the file system at mountPoint, calls do with a context that ends after
+// maxFreeze, and thaws the file system. A helper process (see startThawGuard) thaws it if the
+// driver is killed meanwhile.
+func (d *Driver) withFrozen(ctx context.Context, mountPoint string, do func(context.Context) error) (err error) {
+	dir, err := os.Open(mountPoint)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
 	release, err := d.startThawGuard(dir)
 	if err != nil {
-		return fmt.Errorf("starting the guard that thaws %s if this process is killed: %w", at, err)
+		return fmt.Errorf("starting the guard that thaws %s if this process is killed: %w", mountPoint, err)
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, maxFreeze)
 	defer cancel()
 	var none int32
 	if err := ioctlPointer(dir, ioctlFreeze, &none); err != nil {
-		return fmt.Errorf("freezing the file system at %s: %w", at, err)
+		return fmt.Errorf("freezing the file system at %s: %w", mountPoint, err)
 	}
 	err = do(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("its data could not be compared within %s, the longest pause of its writers: it can be copied while no pod uses it", maxFreeze)
+		err = fmt.Errorf("its data could not be compared within %s, the longest pause of its writers: it can be "+
+			"copied while no pod uses it", maxFreeze)
 	}
 	if undone := thawFileSystem(dir); undone != nil {
-		return errors.Join(err, fmt.Errorf("the file system at %s did not stay frozen: %w", at, undone))
+		return errors.Join(err, fmt.Errorf("the file system at %s did not stay frozen: %w", mountPoint, undone))
 	}
 	return err
 }
 
-// startThawGuard starts a process that runs RunThawGuard for the file system of dir. The process
-// thaws it if this process exits or hangs. The function release stops the process without thawing.
+// startThawGuard starts a process that runs RunThawGuard for the file system of dir. If the driver
+// exits or hangs, that process thaws the file system. The function release stops the process
+// without thawing.
 func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 	c := exec.Command("/proc/self/exe", GuardCommand)
 	c.ExtraFiles = []*os.File{dir}
@@ -114,7 +117,7 @@ func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 }
 
 // thawAll thaws the file systems that are still frozen because a previous driver process and its
-// helper process were killed. These are volumes of which an unfinished copy exists.
+// helper process were killed. These are the volumes that have an unfinished copy.
 func (d *Driver) thawAll() error {
 	var errs []error
 	begun := func(r volumeRecord) {
@@ -138,5 +141,5 @@ func (d *Driver) thawAll() error {
 			errs = append(errs, fmt.Errorf("thawing %s: %w", at, err))
 		}
 	}
-	return errors.Join(append(errs, d.eachRecord(func(_ string, r volumeRecord) { begun(r) }))...)
+	return errors.Join(append(errs, d.store.eachRecord(func(_ string, r volumeRecord) { begun(r) }))...)
 }

@@ -15,12 +15,14 @@ import (
 )
 
 func (b *bench) snapTogether(id string, of ...string) (*spec.VolumeGroupSnapshot, error) {
-	res, err := b.CreateVolumeGroupSnapshot(b.t.Context(), &spec.CreateVolumeGroupSnapshotRequest{Name: id, SourceVolumeIds: of})
+	res, err := b.groups.CreateVolumeGroupSnapshot(b.t.Context(),
+		&spec.CreateVolumeGroupSnapshotRequest{Name: id, SourceVolumeIds: of})
 	return res.GetGroupSnapshot(), err
 }
 
 func (b *bench) dropTogether(id string, snapshots ...string) error {
-	_, err := b.DeleteVolumeGroupSnapshot(b.t.Context(), &spec.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
+	_, err := b.groups.DeleteVolumeGroupSnapshot(b.t.Context(),
+		&spec.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
 	return err
 }
 
@@ -29,7 +31,7 @@ func (b *bench) stageAt(id string) (at string) {
 	b.t.Helper()
 	at = filepath.Join(b.dir, "staged-"+id)
 	b.t.Cleanup(func() { _ = unmountAll(at) })
-	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at,
+	_, err := b.node.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at,
 		VolumeCapability: writer, VolumeContext: map[string]string{sizedContextKey: "true"}})
 	must(b.t, err)
 	return at
@@ -37,7 +39,8 @@ func (b *bench) stageAt(id string) (at string) {
 
 func (b *bench) unstageAt(id string) {
 	b.t.Helper()
-	_, err := b.NodeUnstageVolume(b.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staged-"+id)})
+	_, err := b.node.NodeUnstageVolume(b.t.Context(),
+		&spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staged-"+id)})
 	must(b.t, err)
 }
 
@@ -53,7 +56,8 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 		at[v] = b.stageAt(v)
 	}
 	// Not in the order in which they are frozen.
-	stop := counting(t, filepath.Join(at["vc"], "count"), filepath.Join(at["va"], "count"), filepath.Join(at["vb"], "count"))
+	stop := counting(t, filepath.Join(at["vc"], "count"), filepath.Join(at["va"], "count"),
+		filepath.Join(at["vb"], "count"))
 	var groups []*spec.VolumeGroupSnapshot
 	for i := range 4 {
 		g, err := b.snapTogether(fmt.Sprint("g", i), volumes...)
@@ -72,7 +76,8 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 		}
 		n := map[string]int{}
 		for k, s := range g.Snapshots {
-			if s.GroupSnapshotId != g.GroupSnapshotId || !s.ReadyToUse || !s.CreationTime.AsTime().Equal(g.CreationTime.AsTime()) {
+			if s.GroupSnapshotId != g.GroupSnapshotId || !s.ReadyToUse ||
+				!s.CreationTime.AsTime().Equal(g.CreationTime.AsTime()) {
 				t.Errorf("snapshot of a group: %v", s)
 			}
 			id := fmt.Sprintf("c%d-%d", i, k)
@@ -112,7 +117,8 @@ func TestGroupOfSnapshots(t *testing.T) {
 		_, err := b.createOf("of-"+s.SourceVolumeId, s.SizeBytes, ofSnapshot(s.SnapshotId))
 		must(t, err)
 	}
-	got, err := b.GetVolumeGroupSnapshot(t.Context(), &spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "g", SnapshotIds: ids})
+	got, err := b.groups.GetVolumeGroupSnapshot(t.Context(),
+		&spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "g", SnapshotIds: ids})
 	if err != nil || got.GetGroupSnapshot().String() != g.String() {
 		t.Errorf("asked for, it is %v, %v", got, err)
 	}
@@ -123,17 +129,20 @@ func TestGroupOfSnapshots(t *testing.T) {
 		}
 	}
 	is("one of its snapshots", b.drop(ids[0]), codes.InvalidArgument, "is part of group g")
-	is("others' snapshots", b.dropTogether("g", ids[0], "none"), codes.InvalidArgument, "snapshot none is not part of group g")
+	is("others' snapshots", b.dropTogether("g", ids[0], "none"), codes.InvalidArgument,
+		"snapshot none is not part of group g")
 	_, err = b.snapTogether("g", "v1")
 	is("of other volumes", err, codes.AlreadyExists, `exists with the volumes ["v1" "v2"]`)
 	_, err = b.snapTogether("h", "v1", "none")
-	is("of a volume that is elsewhere", err, codes.NotFound, "volume none does not exist on node w1: a group of snapshots is of volumes of one node")
+	is("of a volume that is elsewhere", err, codes.NotFound,
+		"volume none does not exist on node w1: a group of snapshots is of volumes of one node")
 	_, err = b.snapTogether("h", "v1", "v1")
 	is("twice", err, codes.InvalidArgument, "volume v1 is named twice")
 	_, err = b.snapTogether("h")
 	is("of none", err, codes.InvalidArgument, "has 1 to 64 volumes")
 	must(t, errors.Join(b.dropTogether("g", ids...), b.dropTogether("g", ids...)))
-	if _, err := b.GetVolumeGroupSnapshot(t.Context(), &spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "g"}); status.Code(err) != codes.NotFound {
+	if _, err := b.groups.GetVolumeGroupSnapshot(t.Context(),
+		&spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "g"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a group that went: %v", err)
 	}
 	b.reads("of-v1", "data", "one")
@@ -162,13 +171,15 @@ func TestGroupWithoutRoom(t *testing.T) {
 func TestGroupKilledBetweenSteps(t *testing.T) {
 	of := []string{"v1", "v2"}
 	begin := func(b *bench, members int) {
-		must(b.t, b.writeGroup("g", groupRecord{Volumes: of}))
+		must(b.t, b.store.writeGroup("g", groupRecord{Volumes: of}))
 		for _, v := range of[:members] {
-			must(b.t, writeRecord(b.snapshotRecordFile(memberSnapshotID("g", v)), volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Shared: true}))
+			must(b.t, writeRecord(b.store.snapshotRecordFile(memberSnapshotID("g", v)),
+				volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Shared: true}))
 		}
 	}
 	ready := func(b *bench, v string) {
-		must(b.t, writeRecord(b.snapshotRecordFile(memberSnapshotID("g", v)), volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Ready: true, CreatedAt: 1}))
+		must(b.t, writeRecord(b.store.snapshotRecordFile(memberSnapshotID("g", v)),
+			volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Ready: true, CreatedAt: 1}))
 	}
 	for name, state := range map[string]func(b *bench){
 		"before anything": func(*bench) {},
@@ -176,7 +187,7 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 		"one promised":    func(b *bench) { begin(b, 1) },
 		"half a copy": func(b *bench) {
 			begin(b, 2)
-			must(b.t, os.WriteFile(b.snapshotFile(memberSnapshotID("g", "v1")), []byte("half"), 0o600))
+			must(b.t, os.WriteFile(b.store.snapshotFile(memberSnapshotID("g", "v1")), []byte("half"), 0o600))
 		},
 		"one frozen": func(b *bench) {
 			begin(b, 2)
@@ -190,7 +201,8 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 		"all but the group":    func(b *bench) { begin(b, 2); ready(b, "v1"); ready(b, "v2") },
 		"half deleted": func(b *bench) {
 			_, err := b.snapTogether("g", of...)
-			must(b.t, errors.Join(err, b.writeGroup("g", groupRecord{Volumes: of}), b.removeSnapshot(memberSnapshotID("g", "v1"))))
+			must(b.t, errors.Join(err, b.store.writeGroup("g", groupRecord{Volumes: of}),
+				b.store.removeSnapshot(memberSnapshotID("g", "v1"))))
 		},
 		"taken": func(b *bench) { _, err := b.snapTogether("g", of...); must(b.t, err) },
 	} {
@@ -216,12 +228,13 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 				_, err = b.createOf(id, 20*mib, ofSnapshot(s.SnapshotId))
 				must(t, err)
 				b.reads(id, "data", s.SourceVolumeId)
-				if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile(id)).CombinedOutput(); err != nil {
+				if out, err := exec.Command("e2fsck", "-f", "-n", b.store.imageFile(id)).CombinedOutput(); err != nil {
 					t.Errorf("the file system: %v\n%s", err, out)
 				}
 			}
 			b.again(0)
-			must(t, errors.Join(b.dropTogether("g"), b.delete("of-v1"), b.delete("of-v2"), b.delete("v1"), b.delete("v2")))
+			must(t, errors.Join(b.dropTogether("g"), b.delete("of-v1"), b.delete("of-v2"), b.delete("v1"),
+				b.delete("v2")))
 			nothingLeft(t, b.cfg.Root)
 		})
 	}

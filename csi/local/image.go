@@ -27,8 +27,8 @@ const (
 	// minVolumeBytes is the minimum size of a volume, so that its ext4 file system can have a
 	// journal.
 	minVolumeBytes = 16 * mib
-	// blockSize is the block size of the file systems of all volumes. mkfs would choose a smaller
-	// one for small volumes, which limits their growth.
+	// blockSize is the block size of the file systems of all volumes. For small volumes, mkfs would
+	// choose a smaller block size, which limits their growth.
 	blockSize = 4096
 	// loopMajor is the major device number of loop devices.
 	loopMajor = 7
@@ -43,7 +43,8 @@ const (
 // allocated.
 func createImage(ctx context.Context, path string, size int64) error {
 	return createAllocatedFile(path, size, func(f *os.File) error {
-		if err := runTool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
+		if err := runTool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E",
+			"nodiscard,root_owner=0:0", path); err != nil {
 			return err
 		}
 		// On some disks, mkfs zeroes parts of the file by releasing their blocks.
@@ -80,7 +81,7 @@ type loopDevice struct {
 }
 
 // findLoopDevice returns the loop device that is attached to the backing file image, or nil.
-// Callers must not attach a second one, because the caches of two loop devices would be
+// Callers must not attach a second loop device, because the caches of the two would be
 // inconsistent.
 func findLoopDevice(image string) (*loopDevice, error) {
 	var st unix.Stat_t
@@ -109,9 +110,9 @@ func findLoopDevice(image string) (*loopDevice, error) {
 	return nil, nil
 }
 
-// ensureLoopDevice returns the loop device of the backing file image. If none exists, it attaches
-// one, and fresh is true. A loop device that is not fresh may be mounted. The kernel detaches the
-// device when it is neither open nor mounted.
+// ensureLoopDevice returns the loop device of the backing file image. If no loop device exists, it
+// attaches one and fresh is true. If fresh is false, the device may be mounted. The kernel detaches
+// the device when it is neither open nor mounted.
 func ensureLoopDevice(image string) (l *loopDevice, fresh bool, err error) {
 	if l, err := findLoopDevice(image); l != nil || err != nil {
 		return l, false, err
@@ -153,7 +154,7 @@ func createLoopDevice(image string) (*loopDevice, error) {
 	return nil, errors.New("no loop device stays free long enough")
 }
 
-// isImageMount reports whether the file system in the backing file image is mounted at a path.
+// isImageMount reports whether the file system in the backing file image is mounted at path.
 func isImageMount(image, path string) (bool, error) {
 	if ok, err := mountinfo.Mounted(path); err != nil || !ok {
 		return false, err
@@ -170,9 +171,9 @@ func isImageMount(image, path string) (bool, error) {
 	return at.Dev == unix.Mkdev(loopMajor, uint32(l.number)), nil
 }
 
-// mountImage mounts the file system in the backing file image at a path, and grows it to the size
-// of the file. If the kernel cannot mount it, e2fsck repairs it, but only as far as no data are
-// lost.
+// mountImage mounts the file system in the backing file image at path, and grows it to the size of
+// the file. If the kernel cannot mount the file system, e2fsck repairs it, provided that no data
+// are lost (e2fsck -p).
 func mountImage(ctx context.Context, image, path string, flags []string) error {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
@@ -202,7 +203,8 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, strings.Join(rest, ",")) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
 		if mend := runTool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !isRepaired(mend) {
-			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to run: e2fsck -f %s: %w", image, err, image, mend)
+			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to "+
+				"run: e2fsck -f %s: %w", image, err, image, mend)
 		}
 		err = try()
 	}
@@ -212,16 +214,15 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	return nil
 }
 
-// isRepaired reports whether err is an exit status of e2fsck which means that all errors were
-// corrected.
+// isRepaired reports whether err is the exit status of e2fsck for "all errors were corrected".
 func isRepaired(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() == 1
 }
 
-// needsGrowth reports whether the file system on the loop device l is smaller than the device. The
-// result blocks is the number of blocks of the device.
-func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
+// needsGrowth reports whether the file system on the loop device l is smaller than the device.
+// blocks is the number of blocks of the device.
+func needsGrowth(l *loopDevice) (blocks uint64, smaller bool, err error) {
 	size, err := l.Seek(0, io.SeekEnd)
 	if err != nil {
 		return 0, false, err
@@ -235,12 +236,12 @@ func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
 	return blocks, has < blocks, nil
 }
 
-// errOfflineOnly means that a mounted file system is smaller than its volume, and can only grow
+// errOfflineOnly means that a mounted file system is smaller than its volume, and can grow only
 // while it is not mounted.
 var errOfflineOnly = errors.New("while it is mounted")
 
-// growMounted grows the file system on the loop device l, which is mounted at a path, to the size
-// of the device.
+// growMounted grows the file system on the loop device l, which is mounted at path, to the size of
+// the device.
 func growMounted(l *loopDevice, path string) error {
 	blocks, is, err := needsGrowth(l)
 	if err != nil || !is {
@@ -275,8 +276,8 @@ func growUnmounted(ctx context.Context, l *loopDevice) error {
 	return runTool(ctx, "resize2fs", l.Name())
 }
 
-// growImage grows the backing file image to size. If its file system is mounted, it grows as well;
-// otherwise it grows when it is mounted next. The call is idempotent.
+// growImage grows the backing file image to size bytes. The file system in it grows as well: at
+// once if it is mounted, otherwise at the next mount. The call is idempotent.
 func growImage(image string, size int64) error {
 	f, err := os.OpenFile(image, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -303,7 +304,8 @@ func growImage(image string, size int64) error {
 		return fmt.Errorf("updating the size of %s: %w", l.Name(), err)
 	}
 	at, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Major != loopMajor || m.Minor != int(l.number) || m.Root != "/" || strings.Contains(","+m.Options+",", ",ro,"), false
+		return m.Major != loopMajor || m.Minor != int(l.number) || m.Root != "/" ||
+			strings.Contains(","+m.Options+",", ",ro,"), false
 	})
 	if err != nil || len(at) == 0 {
 		return err

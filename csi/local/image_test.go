@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-var writer = &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
+var writer = &spec.VolumeCapability{
+	AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
 	AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 
 // nothingLeft checks that there are no volumes, and no parts of volumes, below a root.
@@ -59,34 +60,39 @@ func newBench(t *testing.T, limit int64) *bench {
 func (b *bench) again(limit int64) {
 	var q quotaBackend
 	if b.Driver != nil {
-		q = b.quotas
+		q = b.folders.quotas
 	}
-	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit, KeepFree: reservedspace.Bytes(mib)})
+	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit,
+		KeepFree: reservedspace.Bytes(mib)})
 	if q != nil {
-		b.quotas = q
+		b.folders.quotas = q
 	}
 	must(b.t, os.MkdirAll(b.cfg.Root, 0o711))
 }
 
 func (b *bench) create(id string, size int64) error {
-	_, err := b.CreateVolume(b.t.Context(), &spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
-		CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
+	_, err := b.CreateVolume(b.t.Context(),
+		&spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
+			CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
 	return err
 }
 
 func (b *bench) stage(id string) error {
-	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
-		VolumeCapability: writer, VolumeContext: map[string]string{sizedContextKey: "true"}})
+	_, err := b.node.NodeStageVolume(b.t.Context(),
+		&spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
+			VolumeCapability: writer, VolumeContext: map[string]string{sizedContextKey: "true"}})
 	return err
 }
 
 func (b *bench) unstage(id string) error {
-	_, err := b.NodeUnstageVolume(b.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging")})
+	_, err := b.node.NodeUnstageVolume(b.t.Context(),
+		&spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging")})
 	return err
 }
 
 func (b *bench) expand(id string, size int64) error {
-	_, err := b.ControllerExpandVolume(b.t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
+	_, err := b.ControllerExpandVolume(b.t.Context(),
+		&spec.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
 	return err
 }
 
@@ -126,7 +132,7 @@ func TestSizeIsKeptTo(t *testing.T) {
 		t.Errorf("deleting a volume in use: %v", err)
 	}
 	must(t, b.unstage("v"))
-	if l, err := findLoopDevice(b.imageFile("v")); l != nil || err != nil {
+	if l, err := findLoopDevice(b.store.imageFile("v")); l != nil || err != nil {
 		t.Errorf("a loop device is left: %v, %v", l, err)
 	}
 	must(t, b.stage("v"))
@@ -137,8 +143,8 @@ func TestSizeIsKeptTo(t *testing.T) {
 		t.Errorf("what its user made of the mode is %v, %v", st.Mode(), err)
 	}
 	must(t, b.unstage("v"))
-	must(t, os.Remove(b.imageFile("v")))
-	must(t, os.Remove(b.recordFile("v")))
+	must(t, os.Remove(b.store.imageFile("v")))
+	must(t, os.Remove(b.store.recordFile("v")))
 	if err := b.stage("v"); status.Code(err) != codes.NotFound {
 		t.Errorf("a volume whose data are gone: %v", err)
 	}
@@ -152,10 +158,12 @@ func TestVolumesGrow(t *testing.T) {
 	must(t, b.create("v", 20*mib))
 	must(t, b.stage("v"))
 	at := filepath.Join(b.dir, "staging")
-	res, err := b.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: "v", CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}})
+	res, err := b.ControllerExpandVolume(t.Context(),
+		&spec.ControllerExpandVolumeRequest{VolumeId: "v", CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}})
 	must(t, err)
-	onNode := &spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: at, CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}}
-	_, err = b.NodeExpandVolume(t.Context(), onNode)
+	onNode := &spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: at,
+		CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}}
+	_, err = b.node.NodeExpandVolume(t.Context(), onNode)
 	if res.NodeExpansionRequired == canGrow(t) {
 		t.Errorf("the node has to grow it: %v", res.NodeExpansionRequired)
 	}
@@ -165,11 +173,11 @@ func TestVolumesGrow(t *testing.T) {
 		}
 		must(t, b.unstage("v"))
 		must(t, b.stage("v"))
-		_, err = b.NodeExpandVolume(t.Context(), onNode)
+		_, err = b.node.NodeExpandVolume(t.Context(), onNode)
 	}
 	must(t, err)
 	onNode.CapacityRange.RequiredBytes = 41 * mib
-	if _, err := b.NodeExpandVolume(t.Context(), onNode); status.Code(err) != codes.OutOfRange {
+	if _, err := b.node.NodeExpandVolume(t.Context(), onNode); status.Code(err) != codes.OutOfRange {
 		t.Errorf("growing on the node beyond the volume: %v", err)
 	}
 	must(t, b.expand("v", 40*mib))
@@ -187,7 +195,8 @@ func TestRoom(t *testing.T) {
 	b := newBench(t, 100*mib)
 	must(t, b.create("a", 60*mib))
 	err := b.create("b", 60*mib)
-	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "volume b wants 60 MiB, and node w1 has 40 MiB left for volumes") {
+	if status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "volume b wants 60 MiB, and node w1 has 40 MiB left for volumes") {
 		t.Errorf("a volume too many: %v", err)
 	}
 	if err := b.expand("a", 101*mib); status.Code(err) != codes.ResourceExhausted {
@@ -212,7 +221,8 @@ func TestRoom(t *testing.T) {
 func TestWithoutTools(t *testing.T) {
 	b := newBench(t, 0)
 	t.Setenv("PATH", t.TempDir())
-	if err := b.create("v", 20*mib); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "install e2fsprogs") {
+	if err := b.create("v", 20*mib); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "install e2fsprogs") {
 		t.Errorf("without mkfs.ext4: %v", err)
 	}
 	nothingLeft(t, b.cfg.Root)
@@ -222,7 +232,7 @@ func TestWithoutTools(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
-	f, err := os.OpenFile(b.imageFile("v"), os.O_RDWR, 0)
+	f, err := os.OpenFile(b.store.imageFile("v"), os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteAt(make([]byte, 8192), 0) // the superblock and the group descriptors
 	must(t, errors.Join(err, f.Close()))
@@ -240,20 +250,20 @@ func TestDamaged(t *testing.T) {
 func TestKilledBetweenSteps(t *testing.T) {
 	states := map[string]func(b *bench){
 		"before anything":         func(*bench) {},
-		"record begun":            func(b *bench) { must(b.t, b.writeVolume("v", volumeRecord{Size: 20 * mib})) },
+		"record begun":            func(b *bench) { must(b.t, b.store.writeVolume("v", volumeRecord{Size: 20 * mib})) },
 		"record begun, half file": func(b *bench) { b.half(20 * mib) },
 		"file made": func(b *bench) {
-			must(b.t, b.writeVolume("v", volumeRecord{Size: 20 * mib}))
-			must(b.t, createImage(b.t.Context(), b.imageFile("v"), 20*mib))
+			must(b.t, b.store.writeVolume("v", volumeRecord{Size: 20 * mib}))
+			must(b.t, createImage(b.t.Context(), b.store.imageFile("v"), 20*mib))
 		},
 		"made": func(b *bench) { must(b.t, b.create("v", 20*mib)) },
 		"growing, not taken": func(b *bench) {
 			must(b.t, b.create("v", 20*mib))
-			must(b.t, b.writeVolume("v", volumeRecord{Size: 24 * mib, Ready: true}))
+			must(b.t, b.store.writeVolume("v", volumeRecord{Size: 24 * mib, Ready: true}))
 		},
 		"staged once, deleted by half": func(b *bench) {
 			must(b.t, b.create("v", 20*mib))
-			must(b.t, os.Remove(b.imageFile("v")))
+			must(b.t, os.Remove(b.store.imageFile("v")))
 		},
 	}
 	for name, state := range states {
@@ -269,13 +279,13 @@ func TestKilledBetweenSteps(t *testing.T) {
 			must(t, b.create("v", 20*mib))
 			if name == "growing, not taken" {
 				must(t, b.expand("v", 24*mib))
-				if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 24*mib {
+				if st, err := os.Stat(b.store.imageFile("v")); err != nil || st.Size() != 24*mib {
 					t.Errorf("the file is %v, %v", st, err)
 				}
 			} else {
 				must(t, b.stage("v"))
 				must(t, b.unstage("v"))
-				if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile("v")).CombinedOutput(); err != nil {
+				if out, err := exec.Command("e2fsck", "-f", "-n", b.store.imageFile("v")).CombinedOutput(); err != nil {
 					t.Errorf("the file system: %v\n%s", err, out)
 				}
 			}
@@ -288,9 +298,9 @@ func TestKilledBetweenSteps(t *testing.T) {
 }
 
 func (b *bench) half(size int64) {
-	must(b.t, b.writeVolume("v", volumeRecord{Size: size}))
-	must(b.t, os.MkdirAll(filepath.Dir(b.imageFile("v")), 0o700))
-	must(b.t, os.WriteFile(b.imageFile("v"), []byte("half"), 0o600))
+	must(b.t, b.store.writeVolume("v", volumeRecord{Size: size}))
+	must(b.t, os.MkdirAll(filepath.Dir(b.store.imageFile("v")), 0o700))
+	must(b.t, os.WriteFile(b.store.imageFile("v"), []byte("half"), 0o600))
 }
 
 // Many volumes are created and deleted, some while in use: no more space is reserved than there is,

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// jobSet runs named jobs that may take longer than the call that starts them. A job continues when
-// the call is canceled. A call with the name of a running job waits for that job.
+// jobSet runs named jobs that may outlast the call that started them. A job continues when the call
+// is canceled. A call with the name of a running job waits for that job.
 type jobSet struct {
 	mu      sync.Mutex
 	running sync.WaitGroup
@@ -18,10 +18,12 @@ type job struct {
 	err  error
 }
 
-// runShared runs do as the job name, unless a job of this name is running, and waits for it. The
-// result over is false if ctx was canceled before the job has ended. The job continues then, with
-// life as its context.
-func (j *jobSet) runShared(ctx, life context.Context, name string, do func(context.Context) error) (over bool, err error) {
+// runShared waits for the job with this name. If no such job is running, it starts do with the
+// context jobCtx as the job. ended is false if ctx was canceled before the job ended; the job then
+// continues.
+func (j *jobSet) runShared(ctx, jobCtx context.Context, name string, do func(context.Context) error) (
+	ended bool, err error,
+) {
 	j.mu.Lock()
 	one := j.byName[name]
 	if one == nil {
@@ -31,7 +33,7 @@ func (j *jobSet) runShared(ctx, life context.Context, name string, do func(conte
 		}
 		j.byName[name] = one
 		j.running.Go(func() {
-			one.err = do(life)
+			one.err = do(jobCtx)
 			j.mu.Lock()
 			delete(j.byName, name)
 			j.mu.Unlock()

@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -29,6 +28,7 @@ import (
 
 	"keelson.dev/keelson/internal/keylock"
 	"keelson.dev/keelson/internal/reservedspace"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // DriverName is the name of the driver in PersistentVolumes and StorageClasses, unless Config.Name
@@ -56,24 +56,24 @@ type Config struct {
 	Log       *slog.Logger // may be nil
 }
 
-// Driver is a CSI driver. It implements the Identity, Controller, GroupController, and Node
-// services.
+// Driver is a CSI driver. It implements the Identity and Controller services. Its parts node and
+// groups implement the Node and GroupController services.
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
-	csi.UnimplementedGroupControllerServer
-	csi.UnimplementedNodeServer
-	cfg          Config
-	locks        keylock.Locks   // by volume ID, groupLockName, or snapshotLockName
-	allocMu      sync.Mutex      // held while disk space is checked and allocated
-	jobs         jobSet          // running copies, and the trash collector
-	quotas       quotaBackend    // sets the quotas of folders
-	trashChanged chan struct{}   // receives a value when the trash is not empty
-	runCtx       context.Context // context of Run; nil before Run
+	cfg     Config
+	locks   keylock.Locks   // by volume ID, groupLockName, or snapshotLockName
+	jobs    jobSet          // running copies, and the trash collector
+	runCtx  context.Context // context of Run; nil before Run
+	store   volumeStore
+	folders folderVolumes
+	space   diskSpace
+	node    nodeServer
+	groups  groupServer
 }
 
-// jobContext returns the context of jobs that continue after the call that started them: that of
-// Run.
+// jobContext returns the context of jobs that may outlast the call that started them: the context
+// of Run.
 func (d *Driver) jobContext() context.Context {
 	if d.runCtx == nil {
 		return context.Background()
@@ -81,7 +81,7 @@ func (d *Driver) jobContext() context.Context {
 	return d.runCtx
 }
 
-// New returns a driver with the configuration cfg. It starts nothing; Run does.
+// New returns a driver with the configuration cfg. It starts nothing.
 func New(cfg Config) *Driver {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -89,8 +89,19 @@ func New(cfg Config) *Driver {
 	if cfg.Name == "" {
 		cfg.Name = DriverName
 	}
-	return &Driver{cfg: cfg, quotas: kernelQuotas{}, trashChanged: make(chan struct{}, 1)}
+	d := &Driver{cfg: cfg}
+	d.store = volumeStore{cfg: &d.cfg}
+	d.folders = folderVolumes{cfg: &d.cfg, store: &d.store, quotas: kernelQuotas{}, trashChanged: wakeup.New()}
+	d.space = diskSpace{cfg: &d.cfg, store: &d.store, folders: &d.folders}
+	d.node.driver, d.groups.driver = d, d
+	return d
 }
+
+// Node returns the server of the Node service, for programs that extend the driver.
+func (d *Driver) Node() csi.NodeServer { return &d.node }
+
+// Groups returns the server of the GroupController service, for programs that extend the driver.
+func (d *Driver) Groups() csi.GroupControllerServer { return &d.groups }
 
 // Run serves the driver's socket until ctx is canceled. Mounted volumes stay mounted after that.
 func (d *Driver) Run(ctx context.Context) error {
@@ -101,7 +112,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer d.jobs.running.Wait()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	d.jobs.running.Go(func() { d.runTrashCollector(ctx) })
+	d.jobs.running.Go(func() { d.folders.runTrashCollector(ctx) })
 	if err := d.thawAll(); err != nil {
 		d.cfg.Log.Error("looking for volumes that were left frozen", "err", err)
 	}
@@ -119,8 +130,8 @@ func (d *Driver) Run(ctx context.Context) error {
 	s := grpc.NewServer(grpc.UnaryInterceptor(d.logFailures))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
-	csi.RegisterGroupControllerServer(s, d)
-	csi.RegisterNodeServer(s, d)
+	csi.RegisterGroupControllerServer(s, &d.groups)
+	csi.RegisterNodeServer(s, &d.node)
 	stop := context.AfterFunc(ctx, s.GracefulStop)
 	defer stop()
 	if d.cfg.Listening != nil {
@@ -133,7 +144,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (d *Driver) logFailures(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (d *Driver) logFailures(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
+	any, error,
+) {
 	res, err := next(ctx, q)
 	if err != nil {
 		d.cfg.Log.Warn("call failed", "method", filepath.Base(info.FullMethod), "err", err)
@@ -141,16 +154,17 @@ func (d *Driver) logFailures(ctx context.Context, q any, info *grpc.UnaryServerI
 	return res, err
 }
 
-// volumeFolder returns the folder ROOT/ID of the volume id, whether it exists or not. It returns an
-// error if id is not a plain file name, because its path could be outside the root folder.
-func (d *Driver) volumeFolder(id string) (string, error) {
+// volumeFolder returns the path ROOT/ID of the folder of the volume with this ID, whether it exists
+// or not. It returns an error if id is not a plain file name, because the path could then be
+// outside the root folder.
+func (s *volumeStore) volumeFolder(id string) (string, error) {
 	if id == "" {
 		return "", status.Error(codes.InvalidArgument, "volume id is missing")
 	}
 	if len(id) > 128 || strings.HasPrefix(id, ".") || strings.ContainsAny(id, "/\x00") {
 		return "", status.Errorf(codes.InvalidArgument, "volume id %q is not a plain name", id)
 	}
-	return filepath.Join(d.cfg.Root, id), nil
+	return filepath.Join(s.cfg.Root, id), nil
 }
 
 // GetPluginInfo returns the name of the driver.
@@ -159,23 +173,30 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 }
 
 // GetPluginCapabilities returns the services and features of this driver.
-func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+	*csi.GetPluginCapabilitiesResponse, error,
+) {
 	can := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
-		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+		return &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+		can(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		can(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
 		can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
-		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
+		{
+			Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+					Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 
-// Probe reports that the driver is ready, which it always is.
+// Probe always reports that the driver is ready.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{}, nil
 }
 
 // checkCapabilities returns an error if the driver does not support one of the capabilities of a
-// volume. Unsupported are access from several nodes, and file systems other than ext4.
+// volume. It supports neither access from several nodes nor file systems other than ext4.
 func checkCapabilities(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")
@@ -185,11 +206,14 @@ func checkCapabilities(caps ...*csi.VolumeCapability) error {
 			return status.Error(codes.InvalidArgument, "volume capability is missing")
 		}
 		if t := c.GetMount().GetFsType(); t != "" && t != "ext4" {
-			return status.Errorf(codes.InvalidArgument, "file system %q is not offered by this driver: its volumes have ext4", t)
+			return status.Errorf(codes.InvalidArgument,
+				"file system %q is not offered by this driver: its volumes have ext4", t)
 		}
 		switch m := c.GetAccessMode().GetMode(); m {
-		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-			csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+			csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+			csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+			csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
 		default:
 			return status.Errorf(codes.InvalidArgument, "access mode %s is not offered: a volume is on one node", m)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 func serve(t *testing.T, root, socket string) (stop func()) {
 	d := New(Config{Root: root, Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(mib)})
 	if os.Getenv(sanityBacking) != "" && os.Getenv(sanityRoot) == "" {
-		d.quotas = newPaper(root)
+		d.folders.quotas = newPaper(root)
 	}
 	return serveOn(t, d)
 }
@@ -52,15 +53,13 @@ func serveOn(t *testing.T, d *Driver) (stop func()) {
 		d.cfg.Socket = filepath.Join(t.TempDir(), "csi.sock")
 	}
 	go func() { done <- d.Run(ctx) }()
-	if err := wait.For(t.Context(), time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the driver's socket", func() error {
 		c, err := net.Dial("unix", d.cfg.Socket)
 		if err != nil {
 			return err
 		}
 		return c.Close()
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -115,7 +114,8 @@ func TestStagePublish(t *testing.T) {
 	if d.NodeID != "w1" || d.Topology[TopologyKey] != "w1" || !d.Stages() {
 		t.Errorf("driver: %+v", d)
 	}
-	v := csi.Volume{ID: "vol-1", StagingPath: filepath.Join(dir, "staging"), TargetPath: filepath.Join(dir, "pod1"), AccessMode: "ReadWriteOnce"}
+	v := csi.Volume{ID: "vol-1", StagingPath: filepath.Join(dir, "staging"), TargetPath: filepath.Join(dir, "pod1"),
+		AccessMode: "ReadWriteOnce"}
 	if err := d.Publish(t.Context(), v); status.Code(errors.Unwrap(err)) != codes.FailedPrecondition {
 		t.Errorf("publishing what is not staged: %v", err)
 	}
@@ -166,7 +166,8 @@ func TestCreateDelete(t *testing.T) {
 	must(t, err)
 	defer conn.Close()
 	c := spec.NewControllerClient(conn)
-	caps := []*spec.VolumeCapability{{AccessType: &spec.VolumeCapability_Mount{}, AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
+	caps := []*spec.VolumeCapability{{AccessType: &spec.VolumeCapability_Mount{},
+		AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
 	for range 2 {
 		res, err := c.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "pvc-1", VolumeCapabilities: caps})
 		must(t, err)
@@ -174,13 +175,17 @@ func TestCreateDelete(t *testing.T) {
 			t.Errorf("volume: %v", res.Volume)
 		}
 	}
-	for name, want := range map[string]codes.Code{"../x": codes.InvalidArgument, "": codes.InvalidArgument, "..": codes.InvalidArgument} {
-		if _, err := c.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: name, VolumeCapabilities: caps}); status.Code(err) != want {
+	for name, want := range map[string]codes.Code{"../x": codes.InvalidArgument, "": codes.InvalidArgument,
+		"..": codes.InvalidArgument} {
+		if _, err := c.CreateVolume(t.Context(),
+			&spec.CreateVolumeRequest{Name: name, VolumeCapabilities: caps}); status.Code(err) != want {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
-	elsewhere := &spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: map[string]string{TopologyKey: "w2"}}}}
-	if _, err := c.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "pvc-2", VolumeCapabilities: caps, AccessibilityRequirements: elsewhere}); status.Code(err) != codes.ResourceExhausted {
+	elsewhere :=
+		&spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: map[string]string{TopologyKey: "w2"}}}}
+	if _, err := c.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "pvc-2", VolumeCapabilities: caps,
+		AccessibilityRequirements: elsewhere}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a volume for another node: %v", err)
 	}
 	d, err := csi.Dial(t.Context(), socket)
@@ -188,7 +193,8 @@ func TestCreateDelete(t *testing.T) {
 	defer d.Close()
 	v := csi.Volume{ID: "pvc-1", StagingPath: filepath.Join(dir, "staging"), AccessMode: "ReadWriteOnce"}
 	must(t, d.Stage(t.Context(), v))
-	if _, err := c.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: "pvc-1"}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := c.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: "pvc-1"}); status.Code(err) !=
+		codes.FailedPrecondition {
 		t.Errorf("deleting a volume in use: %v", err)
 	}
 	must(t, d.Unstage(t.Context(), "pvc-1", v.StagingPath))
@@ -211,10 +217,13 @@ type registrar struct {
 }
 
 func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: DriverName, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: DriverName, Endpoint: r.endpoint,
+		SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r *registrar) NotifyRegistrationStatus(
+	_ context.Context, s *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	r.told <- s.PluginRegistered
 	return &registration.RegistrationStatusResponse{}, nil
 }
@@ -231,8 +240,10 @@ func TestRegistryFollowsDrivers(t *testing.T) {
 	registration.RegisterRegistrationServer(s, r)
 	go func() { _ = s.Serve(l) }()
 	defer s.Stop()
-	reg := csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins"), Registration: filepath.Join(dir, "registry")})
-	if _, err := reg.Driver(t.Context(), "other.example"); !errors.Is(err, csi.ErrNoDriver) || !strings.Contains(err.Error(), "other.example") {
+	reg := csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins"),
+		Registration: filepath.Join(dir, "registry")})
+	if _, err := reg.Driver(t.Context(), "other.example"); !errors.Is(err, csi.ErrNoDriver) ||
+		!strings.Contains(err.Error(), "other.example") {
 		t.Errorf("a driver that is not there: %v", err)
 	}
 	if d := reg.Drivers(); len(d) != 1 || d[0].Name != DriverName {

@@ -15,13 +15,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// nodeServer implements the Node service: it stages and publishes volumes, and reports their usage.
+type nodeServer struct {
+	csi.UnimplementedNodeServer
+	driver *Driver
+}
+
 // NodeStageVolume mounts the file system of a volume at the staging path. It bind-mounts a volume
-// that is a folder, and attaches the loop device of a block device. Only a volume without
-// CreateVolume, of a PersistentVolume that was written by hand, gets a new folder if its folder is
-// missing.
-func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+// that is a folder, and attaches the loop device of a block device. If the data of the volume are
+// missing, it fails, unless CreateVolume did not create the volume (its PersistentVolume was
+// written by hand). For such a volume, it creates a new folder.
+func (s *nodeServer) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (
+	*csi.NodeStageVolumeResponse, error,
+) {
 	id := q.GetVolumeId()
-	dir, err := d.volumeFolder(id)
+	dir, err := s.driver.store.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
@@ -31,8 +39,8 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	if err := checkCapabilities(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
-	defer d.locks.Lock(id)()
-	r, sized, err := d.readVolume(id)
+	defer s.driver.locks.Lock(id)()
+	r, sized, err := s.driver.store.readVolume(id)
 	if err == nil && (sized || q.GetVolumeContext()[sizedContextKey] == "") {
 		if err := checkVolumeMode(id, r, sized, q.GetVolumeCapability()); err != nil {
 			return nil, err
@@ -42,32 +50,36 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	case err != nil:
 		return nil, status.Error(codes.Internal, err.Error())
 	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContextKey] != "":
-		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is missing and is not replaced by an empty one", id, d.cfg.NodeID)
+		return nil, status.Errorf(codes.NotFound,
+			"volume %s has no data on node %s: its file is missing and is not replaced by an empty one", id,
+			s.driver.cfg.NodeID)
 	case r.Backing == backingDirectory:
-		if err := d.stageDirectory(id, r, q.GetStagingTargetPath(), q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil {
+		if err := s.driver.folders.stageDirectory(id, r, q.GetStagingTargetPath(),
+			q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil {
 			return nil, err
 		}
 	case r.Block:
-		err = keepLoopDevice(d.imageFile(id))
+		err = keepLoopDevice(s.driver.store.imageFile(id))
 	case sized:
-		err = d.stageImage(ctx, id, r, q)
+		err = s.stageImage(ctx, id, r, q)
 	default:
 		if err = makeFolder(dir); err == nil {
 			err = bindMount(dir, q.GetStagingTargetPath(), 0)
 		}
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, d.explainReadOnly(err))
+		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, s.driver.space.explainReadOnly(err))
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stageImage mounts the backing file of the volume id at the staging path. At the first mount, it
-// makes the root folder writable for all users. It then also removes lost+found, because some
+// stageImage mounts the backing file of the volume with this ID at the staging path. At the first
+// mount, it makes the root folder writable for all users, and removes lost+found, because some
 // programs require an empty folder for their data.
-func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *csi.NodeStageVolumeRequest) error {
+func (s *nodeServer) stageImage(ctx context.Context, id string, r volumeRecord, q *csi.NodeStageVolumeRequest) error {
 	path := q.GetStagingTargetPath()
-	if err := mountImage(ctx, d.imageFile(id), path, q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Initialized {
+	if err := mountImage(ctx, s.driver.store.imageFile(id), path,
+		q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Initialized {
 		return err
 	}
 	err := os.Chmod(path, 0o777)
@@ -81,22 +93,24 @@ func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *c
 		return errors.Join(err, unmountAll(path))
 	}
 	r.Initialized = true
-	return d.writeVolume(id, r)
+	return s.driver.store.writeVolume(id, r)
 }
 
 // NodeUnstageVolume unmounts the volume from the staging path. It detaches the loop device of a
 // block device.
-func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
+func (s *nodeServer) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (
+	*csi.NodeUnstageVolumeResponse, error,
+) {
+	if _, err := s.driver.store.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "staging target path is missing")
 	}
-	defer d.locks.Lock(q.GetVolumeId())()
-	r, _, err := d.readVolume(q.GetVolumeId())
+	defer s.driver.locks.Lock(q.GetVolumeId())()
+	r, _, err := s.driver.store.readVolume(q.GetVolumeId())
 	if err == nil && r.Block {
-		err = detachLoopDevice(d.imageFile(q.GetVolumeId()))
+		err = detachLoopDevice(s.driver.store.imageFile(q.GetVolumeId()))
 	}
 	if err = errors.Join(err, unmountAll(q.GetStagingTargetPath())); err != nil {
 		return nil, status.Errorf(codes.Internal, "unstaging volume %s: %v", q.GetVolumeId(), err)
@@ -106,8 +120,10 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRe
 
 // NodePublishVolume bind-mounts the staged volume at the target path. For access by a single pod,
 // it returns an error if the volume is published at another path.
-func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	dir, err := d.volumeFolder(q.GetVolumeId())
+func (s *nodeServer) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error,
+) {
+	dir, err := s.driver.store.volumeFolder(q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -118,21 +134,25 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 		return nil, err
 	}
 	if q.GetStagingTargetPath() == "" {
-		return nil, status.Error(codes.FailedPrecondition, "staging target path is missing: the volume has to be staged first")
+		return nil, status.Error(codes.FailedPrecondition,
+			"staging target path is missing: the volume has to be staged first")
 	}
-	defer d.locks.Lock(q.GetVolumeId())()
-	if ok, err := d.isStaged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s (%v)", q.GetVolumeId(), q.GetStagingTargetPath(), err)
+	defer s.driver.locks.Lock(q.GetVolumeId())()
+	if ok, err := s.isStaged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s (%v)", q.GetVolumeId(),
+			q.GetStagingTargetPath(), err)
 	}
 	if q.GetVolumeCapability().GetBlock() != nil {
-		if err := d.publishBlock(q); err != nil {
+		if err := s.publishBlock(q); err != nil {
 			return nil, err
 		}
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other, err := otherMount([]string{dir, d.directoryPath(q.GetVolumeId())}, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is already published at %s (%v)", q.GetVolumeId(), other, err)
+		if other, err := otherMount([]string{dir, s.driver.folders.directoryPath(q.GetVolumeId())},
+			q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
+			return nil, status.Errorf(codes.FailedPrecondition,
+				"volume %s is for one pod and is already published at %s (%v)", q.GetVolumeId(), other, err)
 		}
 	}
 	var bits uintptr
@@ -146,14 +166,16 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 }
 
 // NodeUnpublishVolume unmounts the volume from the target path, and removes this path.
-func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
+func (s *nodeServer) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error,
+) {
+	if _, err := s.driver.store.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if q.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "target path is missing")
 	}
-	defer d.locks.Lock(q.GetVolumeId())()
+	defer s.driver.locks.Lock(q.GetVolumeId())()
 	err := unmountAll(q.GetTargetPath())
 	if err == nil {
 		err = os.Remove(q.GetTargetPath()) // not RemoveAll, because a file that remains is user data
@@ -164,28 +186,29 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// isStaged reports whether the volume id is staged at a path. The argument dir is its folder, if it
-// has no record. For a block device, it reports whether a loop device is attached.
-func (d *Driver) isStaged(id, dir, path string) (bool, error) {
-	switch r, sized, err := d.readVolume(id); {
+// isStaged reports whether the volume with this ID is staged at path. For a block device, it
+// reports whether a loop device is attached. folder is the folder of a volume without a record, and
+// is not used for other volumes.
+func (s *nodeServer) isStaged(id, folder, path string) (bool, error) {
+	switch r, sized, err := s.driver.store.readVolume(id); {
 	case err != nil:
 		return false, err
 	case r.Backing == backingDirectory:
-		return isSameFolder(d.directoryPath(id), path)
+		return isSameFolder(s.driver.folders.directoryPath(id), path)
 	case r.Block:
-		l, err := findLoopDevice(d.imageFile(id))
+		l, err := findLoopDevice(s.driver.store.imageFile(id))
 		if l != nil {
 			l.Close()
 		}
 		return l != nil, err
 	case sized:
-		return isImageMount(d.imageFile(id), path)
+		return isImageMount(s.driver.store.imageFile(id), path)
 	}
-	return isSameFolder(dir, path)
+	return isSameFolder(folder, path)
 }
 
-// otherMount returns a path at which a staged volume is mounted, other than the paths own, staging,
-// and target. It returns "" if none exists.
+// otherMount returns a path at which a staged volume is mounted, except for the paths in own,
+// staging and target. It returns "" if no such path exists.
 func otherMount(own []string, staging, target string) (string, error) {
 	own = append(own, filepath.Clean(staging), filepath.Clean(target))
 	all, err := otherMountsOf(staging)
@@ -199,54 +222,64 @@ func otherMount(own []string, staging, target string) (string, error) {
 
 // NodeGetVolumeStats returns the usage and the size of a volume in bytes, and in inodes unless it
 // is a block device.
-func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	dir, err := d.volumeFolder(q.GetVolumeId())
+func (s *nodeServer) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStatsRequest) (
+	*csi.NodeGetVolumeStatsResponse, error,
+) {
+	dir, err := s.driver.store.volumeFolder(q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if q.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
 	}
-	r, _, err := d.findVolume(q.GetVolumeId(), dir)
+	r, _, err := s.driver.findVolume(q.GetVolumeId(), dir)
 	if err != nil {
 		return nil, err
 	}
 	if r.Backing == backingDirectory {
-		return d.directoryStats(q.GetVolumeId(), r, q.GetVolumePath())
+		return s.driver.folders.directoryStats(q.GetVolumeId(), r, q.GetVolumePath())
 	}
 	if r.Block {
 		size, err := deviceSize(q.GetVolumePath())
 		if err != nil {
 			return nil, status.Errorf(codes.NotFound, "volume %s at %s: %v", q.GetVolumeId(), q.GetVolumePath(), err)
 		}
-		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, nil
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}},
+			nil
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(q.GetVolumePath(), &fs); err != nil {
 		return nil, status.Errorf(codes.NotFound, "volume %s at %s: %v", q.GetVolumeId(), q.GetVolumePath(), err)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
-		{Unit: csi.VolumeUsage_BYTES, Total: int64(fs.Blocks) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize, Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize},
-		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree), Used: int64(fs.Files - fs.Ffree)}}}, nil
+		{Unit: csi.VolumeUsage_BYTES, Total: int64(fs.Blocks) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize,
+			Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree),
+			Used: int64(fs.Files - fs.Ffree)}}}, nil
 }
 
 // NodeGetCapabilities returns the optional calls of the Node service that this driver supports.
-func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (s *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error,
+) {
 	var out []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
-		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
-		out = append(out, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
+		out = append(out,
+			&csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
 	}
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: out}, nil
 }
 
 // NodeGetInfo returns the ID of this node, and the topology segment that binds volumes to it.
-func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: d.cfg.NodeID, AccessibleTopology: d.nodeTopology()}, nil
+func (s *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: s.driver.cfg.NodeID, AccessibleTopology: s.driver.nodeTopology()}, nil
 }
 
-// bindMount bind-mounts the folder source at target. The mount has the flags bits in addition to
-// those of source. It is idempotent.
+// bindMount bind-mounts the folder source at target. The mount has the mount flags of source and
+// the flags in bits. The call is idempotent.
 func bindMount(source, target string, bits uintptr) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return err
@@ -279,15 +312,17 @@ func bindMount(source, target string, bits uintptr) error {
 	return nil
 }
 
-// mountFlagsOf returns the mount flags at a path. A remount resets all flags that it does not
-// repeat.
+// mountFlagsOf returns the flags of the mount at path. A remount must repeat them, because it
+// resets all other flags.
 func mountFlagsOf(path string) (bits uintptr, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
 		return 0, err
 	}
-	for has, bit := range map[int64]uintptr{unix.ST_RDONLY: unix.MS_RDONLY, unix.ST_NOSUID: unix.MS_NOSUID, unix.ST_NODEV: unix.MS_NODEV,
-		unix.ST_NOEXEC: unix.MS_NOEXEC, unix.ST_NOATIME: unix.MS_NOATIME, unix.ST_NODIRATIME: unix.MS_NODIRATIME, unix.ST_RELATIME: unix.MS_RELATIME} {
+	for has, bit := range map[int64]uintptr{unix.ST_RDONLY: unix.MS_RDONLY, unix.ST_NOSUID: unix.MS_NOSUID,
+		unix.ST_NODEV:  unix.MS_NODEV,
+		unix.ST_NOEXEC: unix.MS_NOEXEC, unix.ST_NOATIME: unix.MS_NOATIME, unix.ST_NODIRATIME: unix.MS_NODIRATIME,
+		unix.ST_RELATIME: unix.MS_RELATIME} {
 		if fs.Flags&has != 0 {
 			bits |= bit
 		}
@@ -310,8 +345,8 @@ func unmountAll(target string) error {
 	}
 }
 
-// isSameFolder reports whether the paths a and b lead to the same folder, for example by a bind
-// mount.
+// isSameFolder reports whether the paths a and b refer to the same folder, for example because of a
+// bind mount.
 func isSameFolder(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 )
 
 // checkImageOptions returns an error if the capabilities of a new volume contain mount options that
-// ext4 does not accept. The volume is then not created; otherwise its pods would wait forever.
+// ext4 does not accept. A volume with such options could never be mounted, so the caller must not
+// create it.
 func checkImageOptions(caps []*csi.VolumeCapability) error {
 	for _, c := range caps {
 		_, rest := mountoption.SplitFlags(c.GetMount().GetMountFlags())
@@ -25,10 +26,10 @@ func checkImageOptions(caps []*csi.VolumeCapability) error {
 	return nil
 }
 
-// checkMountOptions returns an error if the kernel does not accept a mount option for the file
-// system type kind. It mounts nothing. If the kernel cannot check options (before 5.2, or without
-// CAP_SYS_ADMIN), it returns nil, and the mount fails later. The mount also fails if options
-// conflict with the content of the file system.
+// checkMountOptions returns an error if the kernel does not accept one of the mount options for the
+// file system type kind. It mounts nothing. If the kernel cannot check options (before 5.2, or
+// without CAP_SYS_ADMIN), it returns nil, and the mount fails later. The mount also fails if
+// options conflict with the content of the file system.
 func checkMountOptions(kind string, options []string) error {
 	if len(options) == 0 {
 		return nil
@@ -50,14 +51,15 @@ func checkMountOptions(kind string, options []string) error {
 			err = unix.FsconfigSetFlag(fs, name)
 		}
 		if err != nil && !errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("mount option %q is none that %s can be mounted with (%s)", o, kind, kernelMessage(fs, err))
+			return fmt.Errorf("mount option %q is not valid for %s (%s)", o, kind,
+				kernelMessage(fs, err))
 		}
 	}
 	return nil
 }
 
-// kernelMessage returns the message that the kernel provides on fs about a failed fsconfig call. If
-// none exists, it returns the text of err.
+// kernelMessage returns the kernel's message about a failed fsconfig call on fs. If no message
+// exists, it returns the text of err.
 func kernelMessage(fs int, err error) string {
 	var b [256]byte // one message, such as "e ext4: Unknown parameter 'x'"
 	n, none := unix.Read(fs, b[:])

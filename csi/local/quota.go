@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quotaBackend sets and reads project quotas. A folder has a project ID, and all files with this ID
-// together may use at most its limit on their file system. The type kernelQuotas implements
+// quotaBackend sets and reads project quotas. A folder has a project ID. The quota limits the total
+// size of all files with this ID on their file system. The type kernelQuotas implements
 // quotaBackend; tests use an implementation in memory.
 type quotaBackend interface {
 	// checkReady returns nil if the file system of the folder root enforces project quotas.
 	// Otherwise the error contains the reason and the remedy.
 	checkReady(root string) error
-	// setLimit sets the limits of the project ID id in bytes and inodes on the file system of root.
-	// 0 removes a limit.
+	// setLimit sets the limits of a project ID in bytes and inodes on the file system of root. 0
+	// removes a limit.
 	setLimit(root string, id uint32, bytes, inodes int64) error
-	// usageOf returns the usage of the project ID id on the file system of root, and whether it has
+	// usageOf returns the usage of a project ID on the file system of root, and whether the ID has
 	// a limit. It returns an error if the file system has no quotas.
 	usageOf(root string, id uint32) (projectUsage, error)
-	// setProject sets the project ID of a folder. Files that are created in it later get the same
-	// ID; existing files do not change.
+	// setProject sets the project ID of a folder. Files that are later created in the folder get
+	// the same ID; existing files do not change.
 	setProject(folder string, id uint32) error
-	// projectIDOf returns the project ID that new files in a folder get; 0 if they get none.
+	// projectIDOf returns the project ID that new files in a folder get, or 0 if they get no ID.
 	projectIDOf(folder string) (uint32, error)
 	// mayShareBlocks reports whether files on the file system of root may share blocks (reflinks).
 	// Such blocks count for each of the files.
@@ -100,7 +100,8 @@ func quotactl[T any](folder string, cmd, id uint32, arg *T) error {
 		return err
 	}
 	defer f.Close()
-	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), uintptr(cmd), uintptr(id), uintptr(unsafe.Pointer(arg)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), uintptr(cmd), uintptr(id),
+		uintptr(unsafe.Pointer(arg)), 0, 0)
 	if errno != 0 {
 		return errno
 	}
@@ -121,25 +122,30 @@ func (kernelQuotas) checkReady(root string) error {
 }
 
 // quotaProblem returns an error with the reason why the file system of root has no project quotas,
-// and the remedy. The argument magic is the type of the file system, and err is the result of the
-// query.
+// and the remedy. magic is the file system type as statfs reports it, and err is the result of the
+// query for quotas.
 func quotaProblem(root string, magic int64, err error) error {
 	const or = "; or use a class with backing: image"
 	switch {
 	case magic == unix.EXT4_SUPER_MAGIC:
 		return fmt.Errorf("backing: directory needs project quotas, and %s is on ext4 without: unmount it, run "+
-			"tune2fs -O quota,project on its device and mount it with the option prjquota, by a kernel that has quotas (module quota_v2)"+or, root)
+			"tune2fs -O quota,project on its device and mount it with the option prjquota, by a kernel that has "+
+			"quotas (module quota_v2)"+or, root)
 	case magic == unix.XFS_SUPER_MAGIC:
-		return fmt.Errorf("backing: directory needs project quotas, and %s is on XFS without: mount it with the option prjquota "+
-			"(rootflags=prjquota on the kernel's command line, where it is the root), by a kernel that has quotas (CONFIG_XFS_QUOTA)"+or, root)
+		return fmt.Errorf("backing: directory needs project quotas, and %s is on XFS without: mount it with the "+
+			"option prjquota "+
+			"(rootflags=prjquota on the kernel's command line, where it is the root), by a kernel that has quotas "+
+			"(CONFIG_XFS_QUOTA)"+or, root)
 	case err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTTY):
 		return fmt.Errorf("backing: directory needs project quotas, and reading those of %s failed: %w", root, err)
 	}
-	return fmt.Errorf("backing: directory needs project quotas, and %s is on %s, which has none: put it on ext4 or XFS "+
+	return fmt.Errorf("backing: directory needs project quotas, and %s is on %s, which has none: put "+
+		"it on ext4 or XFS "+
 		"mounted with the option prjquota"+or, root, fileSystemName(magic))
 }
 
-// fileSystemName returns the name of the file system type with the magic number of statfs.
+// fileSystemName returns the name of the file system type with this magic number, as statfs reports
+// it.
 func fileSystemName(magic int64) string {
 	switch uint32(magic) {
 	case unix.EXT4_SUPER_MAGIC:
@@ -175,7 +181,8 @@ func (kernelQuotas) usageOf(root string, id uint32) (projectUsage, error) {
 	if err != nil {
 		return projectUsage{}, fmt.Errorf("reading the quota of project %d on the file system of %s: %w", id, root, err)
 	}
-	return projectUsage{bytes: int64(b.space), inodes: int64(b.inodes), limited: b.hard|b.soft|b.hardInodes|b.softInodes != 0}, nil
+	return projectUsage{bytes: int64(b.space), inodes: int64(b.inodes),
+		limited: b.hard|b.soft|b.hardInodes|b.softInodes != 0}, nil
 }
 
 func (kernelQuotas) setProject(folder string, id uint32) error {

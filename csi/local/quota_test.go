@@ -127,8 +127,8 @@ func TestProjectQuotas(t *testing.T) {
 }
 
 func projectQuotas(t *testing.T, b *bench, kind string) {
-	if b.quotas.mayShareBlocks(b.cfg.Root) != (kind == "xfs") {
-		t.Errorf("%s shares blocks: %v", kind, b.quotas.mayShareBlocks(b.cfg.Root))
+	if b.folders.quotas.mayShareBlocks(b.cfg.Root) != (kind == "xfs") {
+		t.Errorf("%s shares blocks: %v", kind, b.folders.quotas.mayShareBlocks(b.cfg.Root))
 	}
 	must(t, b.createDirectory("v", 20*mib))
 	must(t, b.createDirectory("w", 16*mib))
@@ -149,11 +149,12 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 	}
 	must(t, os.Mkdir(filepath.Join(at, "deep"), 0o777))
 	must(t, os.Chmod(filepath.Join(at, "deep"), 0o777))
-	if err := writeAsPod(t, filepath.Join(at, "deep", "large"), 24*mib); !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) {
+	if err := writeAsPod(t, filepath.Join(at, "deep", "large"), 24*mib); !errors.Is(err, unix.EDQUOT) &&
+		!errors.Is(err, unix.ENOSPC) {
 		t.Errorf("writing 24 MiB to a volume of 20: %v", err)
 	}
 	must(t, os.Remove(filepath.Join(at, "deep", "large")))
-	rv, _, err := b.readVolume("v")
+	rv, _, err := b.store.readVolume("v")
 	must(t, err)
 	b.falls(t, rv.Project, func(u projectUsage) bool { return u.bytes < mib })
 	must(t, b.expand("v", 40*mib))
@@ -161,36 +162,38 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 		t.Errorf("having grown statfs tells a size of %d", size())
 	}
 	must(t, writeAsPod(t, filepath.Join(at, "deep", "large"), 24*mib))
-	res, err := b.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: at})
+	res, err := b.node.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: at})
 	must(t, err)
 	bytes, inodes := res.Usage[0], res.Usage[1]
-	if bytes.Total != 40*mib || bytes.Used < 24*mib || bytes.Used > 25*mib || bytes.Available != bytes.Total-bytes.Used || inodes.Used != 3 || inodes.Total != 2560 {
+	if bytes.Total != 40*mib || bytes.Used < 24*mib || bytes.Used > 25*mib ||
+		bytes.Available != bytes.Total-bytes.Used || inodes.Used != 3 || inodes.Total != 2560 {
 		t.Errorf("stats: %v", res)
 	}
-	sum, open, err := b.reservedBytes()
-	if want := int64(56 * mib); kind == "ext4" && (open > want-24*mib || open < want-25*mib) || kind == "xfs" && open != want || sum != want || err != nil {
+	sum, open, err := b.space.reservedBytes()
+	if want := int64(56 * mib); kind == "ext4" && (open > want-24*mib || open < want-25*mib) ||
+		kind == "xfs" && open != want || sum != want || err != nil {
 		t.Errorf("promised %d, open %d, %v", sum, open, err)
 	}
 	wants(t, "deleting it in use", b.delete("v"), codes.FailedPrecondition, "in use at "+at)
 	must(t, b.unstage("v"))
-	rw, _, err := b.readVolume("w")
+	rw, _, err := b.store.readVolume("w")
 	must(t, err)
-	if u, err := b.quotas.usageOf(b.cfg.Root, rw.Project); u.bytes > 64<<10 || !u.limited || err != nil {
+	if u, err := b.folders.quotas.usageOf(b.cfg.Root, rw.Project); u.bytes > 64<<10 || !u.limited || err != nil {
 		t.Errorf("the other volume: %+v, %v", u, err)
 	}
 	// A driver with another folder on the same disk uses other project IDs.
 	other := newOn(t, b.cfg.Root, 0)
 	must(t, other.createDirectory("v", 16*mib))
-	if ro, _, err := other.readVolume("v"); ro.Project == rv.Project || ro.Project == rw.Project || err != nil {
+	if ro, _, err := other.store.readVolume("v"); ro.Project == rv.Project || ro.Project == rw.Project || err != nil {
 		t.Errorf("project %d is two volumes', %v", ro.Project, err)
 	}
 	for _, one := range []*bench{b, other} {
 		must(t, one.delete("v"))
-		must(t, one.emptyTrash(t.Context()))
+		must(t, one.folders.emptyTrash(t.Context()))
 	}
 	b.falls(t, rv.Project, projectUsage.isUnused)
 	must(t, b.delete("w"))
-	must(t, b.emptyTrash(t.Context()))
+	must(t, b.folders.emptyTrash(t.Context()))
 	nothingLeft(t, b.cfg.Root)
 }
 
@@ -200,7 +203,7 @@ func (b *bench) falls(t *testing.T, project uint32, enough func(projectUsage) bo
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(30 * time.Second); ; <-tick.C {
-		u, err := b.quotas.usageOf(b.cfg.Root, project)
+		u, err := b.folders.quotas.usageOf(b.cfg.Root, project)
 		must(t, err)
 		if enough(u) {
 			return
@@ -219,7 +222,7 @@ func TestQuotasGone(t *testing.T) {
 			disk := quotaDisk(t, kind, "prjquota")
 			b := newOn(t, disk, 0)
 			must(t, b.createDirectory("v", 16*mib))
-			must(t, os.WriteFile(filepath.Join(b.directoryPath("v"), "data"), []byte("kept"), 0o644))
+			must(t, os.WriteFile(filepath.Join(b.folders.directoryPath("v"), "data"), []byte("kept"), 0o644))
 			f, err := os.Open(disk)
 			must(t, err)
 			var st unix.Stat_t
@@ -234,9 +237,13 @@ func TestQuotasGone(t *testing.T) {
 				must(t, unix.Mount(dev, disk, kind, 0, option))
 			}
 			again("")
-			wants(t, "staging without quotas", b.stage("v"), codes.FailedPrecondition, "mount it with the option prjquota")
-			wants(t, "making one without quotas", b.createDirectory("w", 16*mib), codes.FailedPrecondition, "mount it with the option prjquota")
-			if _, err := b.GetCapacity(t.Context(), &spec.GetCapacityRequest{Parameters: map[string]string{backingParam: backingDirectory}}); status.Code(err) != codes.FailedPrecondition {
+			wants(t, "staging without quotas", b.stage("v"), codes.FailedPrecondition,
+				"mount it with the option prjquota")
+			wants(t, "making one without quotas", b.createDirectory("w", 16*mib), codes.FailedPrecondition,
+				"mount it with the option prjquota")
+			if _, err := b.GetCapacity(t.Context(),
+				&spec.GetCapacityRequest{Parameters: map[string]string{backingParam: backingDirectory}}); status.Code(
+				err) != codes.FailedPrecondition {
 				t.Errorf("room without quotas: %v", err)
 			}
 			again("prjquota")
@@ -244,12 +251,13 @@ func TestQuotasGone(t *testing.T) {
 			if text, err := os.ReadFile(filepath.Join(b.dir, "staging", "data")); string(text) != "kept" || err != nil {
 				t.Errorf("the data: %q, %v", text, err)
 			}
-			if err := writeAsPod(t, filepath.Join(b.dir, "staging", "large"), 20*mib); !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) {
+			if err := writeAsPod(t, filepath.Join(b.dir, "staging", "large"), 20*mib); !errors.Is(err, unix.EDQUOT) &&
+				!errors.Is(err, unix.ENOSPC) {
 				t.Errorf("writing 20 MiB to a volume of 16: %v", err)
 			}
 			must(t, b.unstage("v"))
 			must(t, b.delete("v"))
-			must(t, b.emptyTrash(t.Context()))
+			must(t, b.folders.emptyTrash(t.Context()))
 			nothingLeft(t, b.cfg.Root)
 		})
 	}

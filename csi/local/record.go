@@ -50,21 +50,28 @@ type volumeRecord struct {
 	Group          string `json:"group,omitempty"`      // ID of the snapshot's group
 }
 
-func (d *Driver) recordFile(id string) string {
-	return filepath.Join(d.cfg.Root, recordsDir, id+".json")
+// volumeStore reads and writes the records of volumes, snapshots, and groups of snapshots below the
+// root folder, and removes their files. The caller must hold the lock of the volume, snapshot or
+// group.
+type volumeStore struct {
+	cfg *Config
 }
-func (d *Driver) imageFile(id string) string { return filepath.Join(d.cfg.Root, imagesDir, id) }
 
-// readVolume returns the record of the volume id; ok is false if it has none.
-func (d *Driver) readVolume(id string) (r volumeRecord, ok bool, err error) {
-	if r, ok, err = readRecord(d.recordFile(id)); err != nil {
+func (s *volumeStore) recordFile(id string) string {
+	return filepath.Join(s.cfg.Root, recordsDir, id+".json")
+}
+func (s *volumeStore) imageFile(id string) string { return filepath.Join(s.cfg.Root, imagesDir, id) }
+
+// readVolume returns the record of the volume with this ID. ok is false if it has no record.
+func (s *volumeStore) readVolume(id string) (r volumeRecord, ok bool, err error) {
+	if r, ok, err = readRecord(s.recordFile(id)); err != nil {
 		return volumeRecord{}, false, fmt.Errorf("record of volume %s: %w", id, err)
 	}
 	return r, ok, nil
 }
 
-// readRecord returns the record in the file at a path; ok is false if the file does not exist. If a
-// later release has written it, readRecord returns its known fields and errNewerRelease.
+// readRecord returns the record in the file at path. ok is false if the file does not exist. If a
+// later release has written the record, readRecord returns the known fields and errNewerRelease.
 func readRecord(path string) (r volumeRecord, ok bool, err error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -74,13 +81,14 @@ func readRecord(path string) (r volumeRecord, ok bool, err error) {
 		err = json.Unmarshal(b, &r)
 	}
 	if err == nil && r.Version > recordVersion {
-		return r, true, fmt.Errorf("%s is of version %d, %w: this one reads versions up to %d", path, r.Version, errNewerRelease, recordVersion)
+		return r, true, fmt.Errorf("%s is of version %d, %w: this one reads versions up to %d", path, r.Version,
+			errNewerRelease, recordVersion)
 	}
 	return r, err == nil, err
 }
 
-func (d *Driver) writeVolume(id string, r volumeRecord) error {
-	if err := writeRecord(d.recordFile(id), r); err != nil {
+func (s *volumeStore) writeVolume(id string, r volumeRecord) error {
+	if err := writeRecord(s.recordFile(id), r); err != nil {
 		return fmt.Errorf("record of volume %s: %w", id, err)
 	}
 	return nil
@@ -91,34 +99,34 @@ func writeRecord(path string, r volumeRecord) error {
 	if err != nil {
 		return err
 	}
-	return durable.Write(path, b)
+	return durable.WriteIfChanged(path, b, durable.Intact)
 }
 
-// reservedBytes returns the total size of all volumes, snapshots, and deleted folders. The result
-// open is the part of it that has no allocated blocks on the disk. That is the size of files that
-// may share blocks, and the unused part of folders.
-func (d *Driver) reservedBytes() (sum, open int64, err error) {
-	shares := d.quotas.mayShareBlocks(d.cfg.Root)
-	err = d.eachRecord(func(_ string, r volumeRecord) {
+// reservedBytes returns the total size of all volumes, snapshots, and deleted folders. unallocated
+// is the part of this size that has no allocated blocks on the disk. It consists of the size of
+// files that may share blocks, and of the unused size of folders.
+func (s *diskSpace) reservedBytes() (sum, unallocated int64, err error) {
+	shares := s.folders.quotas.mayShareBlocks(s.cfg.Root)
+	err = s.store.eachRecord(func(_ string, r volumeRecord) {
 		sum += r.Size
 		switch {
 		case r.Shared || r.Version > recordVersion:
-			open += r.Size
+			unallocated += r.Size
 		case r.Backing == backingDirectory:
-			open += r.Size
-			if u, err := d.quotas.usageOf(d.cfg.Root, r.Project); err == nil && !shares {
-				open -= min(r.Size, u.bytes)
+			unallocated += r.Size
+			if u, err := s.folders.quotas.usageOf(s.cfg.Root, r.Project); err == nil && !shares {
+				unallocated -= min(r.Size, u.bytes)
 			}
 		}
 	})
 	if err != nil {
 		return 0, 0, err
 	}
-	deleted, err := d.trashedProjects()
+	deleted, err := s.folders.trashedProjects()
 	for _, p := range deleted { // deleted folders use their space until they are removed
-		if u, err := d.quotas.usageOf(d.cfg.Root, p); err == nil {
+		if u, err := s.folders.quotas.usageOf(s.cfg.Root, p); err == nil {
 			sum += u.bytes
 		}
 	}
-	return sum, open, err
+	return sum, unallocated, err
 }

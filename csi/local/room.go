@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -12,37 +13,44 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// diskSpace reserves space on the disk for volumes and snapshots, and explains errors of the disk.
+type diskSpace struct {
+	cfg     *Config
+	store   *volumeStore
+	folders *folderVolumes
+	mu      sync.Mutex // held while disk space is checked and allocated
+}
+
 // checkWritable returns an error, with a remedy, if the disk of the root folder is mounted
 // read-only.
-func (d *Driver) checkWritable() error {
+func (s *diskSpace) checkWritable() error {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(d.cfg.Root, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {
+	if err := unix.Statfs(s.cfg.Root, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {
 		return nil // a later write reports its own error
 	}
 	return fmt.Errorf("%s, where the node has its volumes, is on a disk that is read-only: "+
-		"the node's kernel log may say why; mount it for writing", d.cfg.Root)
+		"the node's kernel log may say why; mount it for writing", s.cfg.Root)
 }
 
-// statusError returns the gRPC status of a failed creation or expansion. The argument what is the
-// text before err. The status has the code ResourceExhausted if the disk is full or read-only, so
-// that the caller tries another node.
-func (d *Driver) statusError(what string, err error) error {
+// statusError returns the gRPC status of a failed creation or expansion. Its message is prefix, the
+// node, and err. If the disk is full or read-only, the code is ResourceExhausted, so that the
+// caller tries another node.
+func (s *diskSpace) statusError(prefix string, err error) error {
 	code := codes.Internal
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		code, err = codes.ResourceExhausted, fmt.Errorf("the disk of %s is full: %w", d.cfg.Root, err)
+		code, err = codes.ResourceExhausted, fmt.Errorf("the disk of %s is full: %w", s.cfg.Root, err)
 	case errors.Is(err, unix.EROFS):
-		code, err = codes.ResourceExhausted, d.explainReadOnly(err)
+		code, err = codes.ResourceExhausted, s.explainReadOnly(err)
 	case errors.Is(err, errToolMissing), errors.Is(err, errBusy), errors.Is(err, errOfflineOnly):
 		code = codes.FailedPrecondition
 	}
-	return status.Errorf(code, "%s on node %s: %v", what, d.cfg.NodeID, err)
+	return status.Errorf(code, "%s on node %s: %v", prefix, s.cfg.NodeID, err)
 }
 
-// explainReadOnly returns err with a remedy if its cause is that the disk is mounted read-only.
-// Otherwise it returns err unchanged.
-func (d *Driver) explainReadOnly(err error) error {
-	if why := d.checkWritable(); why != nil && errors.Is(err, unix.EROFS) {
+// explainReadOnly returns err, with a remedy if the disk is mounted read-only and this caused err.
+func (s *diskSpace) explainReadOnly(err error) error {
+	if why := s.checkWritable(); why != nil && errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("%w (%w)", why, err)
 	}
 	return err
@@ -50,18 +58,18 @@ func (d *Driver) explainReadOnly(err error) error {
 
 // availableBytes returns the number of bytes that new volumes may use. It is limited by
 // Config.Limit and KeepFree.
-func (d *Driver) availableBytes() (int64, error) {
+func (s *diskSpace) availableBytes() (int64, error) {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(d.cfg.Root, &fs); err != nil {
-		return 0, fmt.Errorf("free space of %s: %w", d.cfg.Root, err)
+	if err := unix.Statfs(s.cfg.Root, &fs); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", s.cfg.Root, err)
 	}
-	sum, open, err := d.reservedBytes()
+	sum, open, err := s.reservedBytes()
 	if err != nil {
 		return 0, err
 	}
-	free := int64(fs.Bavail)*fs.Bsize - d.cfg.KeepFree.BytesOf(int64(fs.Blocks)*fs.Bsize) - open
-	if d.cfg.Limit > 0 {
-		free = min(free, d.cfg.Limit-sum)
+	free := int64(fs.Bavail)*fs.Bsize - s.cfg.KeepFree.BytesOf(int64(fs.Blocks)*fs.Bsize) - open
+	if s.cfg.Limit > 0 {
+		free = min(free, s.cfg.Limit-sum)
 	}
 	return max(0, free/mib*mib), nil
 }
@@ -84,22 +92,25 @@ func requestedSize(r *csi.CapacityRange) (int64, error) {
 		size = 1 << 30
 	}
 	if most > 0 && size > most {
-		return 0, status.Errorf(codes.OutOfRange, "a volume has a multiple of 1 MiB and at least %d MiB: no volume has at most %d bytes", minVolumeBytes/mib, most)
+		return 0, status.Errorf(codes.OutOfRange,
+			"a volume has a multiple of 1 MiB and at least %d MiB: no volume has at most %d bytes",
+			minVolumeBytes/mib, most)
 	}
 	return size, nil
 }
 
 // GetCapacity returns the number of bytes that new volumes with the requested parameters may use.
-// If such volumes cannot be created at all, it returns FailedPrecondition with the reason, because
-// the response has no field for it.
+// It returns FailedPrecondition with the reason if such volumes cannot be created at all, because
+// the response has no field for a reason.
 func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if len(q.GetVolumeCapabilities()) > 0 && checkCapabilities(q.GetVolumeCapabilities()...) != nil {
 		return &csi.GetCapacityResponse{}, nil
 	}
-	if t := q.GetAccessibleTopology(); t != nil && !d.isReachable(&csi.TopologyRequirement{Requisite: []*csi.Topology{t}}) {
+	if t := q.GetAccessibleTopology(); t != nil &&
+		!d.isReachable(&csi.TopologyRequirement{Requisite: []*csi.Topology{t}}) {
 		return &csi.GetCapacityResponse{}, nil
 	}
-	if err := d.checkWritable(); err != nil {
+	if err := d.space.checkWritable(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	// Other parameters are not checked here: CreateVolume refuses them with an error for the user.
@@ -107,13 +118,13 @@ func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi
 		if err := checkDirectoryRequest(q.GetVolumeCapabilities(), nil); err != nil {
 			return &csi.GetCapacityResponse{}, nil
 		}
-		if err := d.quotas.checkReady(d.cfg.Root); err != nil {
+		if err := d.folders.quotas.checkReady(d.cfg.Root); err != nil {
 			return nil, status.Error(codes.FailedPrecondition, err.Error())
 		}
 	}
-	d.allocMu.Lock()
-	defer d.allocMu.Unlock()
-	n, err := d.availableBytes()
+	d.space.mu.Lock()
+	defer d.space.mu.Unlock()
+	n, err := d.space.availableBytes()
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 func (b *bench) snap(id, from string) (*spec.Snapshot, error) {
@@ -32,16 +32,19 @@ func (b *bench) drop(id string) error {
 }
 
 func ofSnapshot(id string) *spec.VolumeContentSource {
-	return &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Snapshot{Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	return &spec.VolumeContentSource{
+		Type: &spec.VolumeContentSource_Snapshot{Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
 func ofVolume(id string) *spec.VolumeContentSource {
-	return &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	return &spec.VolumeContentSource{
+		Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: id}}}
 }
 
 func (b *bench) createOf(id string, size int64, s *spec.VolumeContentSource) (*spec.Volume, error) {
-	res, err := b.CreateVolume(b.t.Context(), &spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
-		CapacityRange: &spec.CapacityRange{RequiredBytes: size}, VolumeContentSource: s})
+	res, err := b.CreateVolume(b.t.Context(),
+		&spec.CreateVolumeRequest{Name: id, VolumeCapabilities: []*spec.VolumeCapability{writer},
+			CapacityRange: &spec.CapacityRange{RequiredBytes: size}, VolumeContentSource: s})
 	return res.GetVolume(), err
 }
 
@@ -76,7 +79,8 @@ func TestSnapshotAndClone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !s.ReadyToUse || s.SizeBytes != 20*mib || s.SourceVolumeId != "v" || time.Since(s.CreationTime.AsTime()) > time.Hour {
+		if !s.ReadyToUse || s.SizeBytes != 20*mib || s.SourceVolumeId != "v" ||
+			time.Since(s.CreationTime.AsTime()) > time.Hour {
 			t.Errorf("the snapshot: %v", s)
 		}
 	}
@@ -88,7 +92,8 @@ func TestSnapshotAndClone(t *testing.T) {
 	if _, err := b.createOf("small", 16*mib, ofSnapshot("s")); status.Code(err) != codes.OutOfRange {
 		t.Errorf("a volume smaller than its snapshot: %v", err)
 	}
-	if v, err := b.createOf("large", 40*mib, ofSnapshot("s")); err != nil || v.CapacityBytes != 40*mib || v.GetContentSource().GetSnapshot().GetSnapshotId() != "s" {
+	if v, err := b.createOf("large", 40*mib, ofSnapshot("s")); err != nil || v.CapacityBytes != 40*mib ||
+		v.GetContentSource().GetSnapshot().GetSnapshotId() != "s" {
 		t.Fatalf("a larger volume: %v, %v", v, err)
 	}
 	must(t, b.delete("v"))
@@ -125,13 +130,15 @@ func TestSnapshotRefusals(t *testing.T) {
 	_, err = b.snap("s", "folder")
 	is("of another volume", err, codes.AlreadyExists, "is a snapshot of volume v")
 	_, err = b.createOf("c", 20*mib, ofSnapshot("none"))
-	is("a source that is not there", err, codes.NotFound, "snapshot none, the source of volume c, does not exist on node w1")
+	is("a source that is not there", err, codes.NotFound,
+		"snapshot none, the source of volume c, does not exist on node w1")
 	_, err = b.createOf("v", 20*mib, ofSnapshot("s"))
 	is("a volume made of something else", err, codes.AlreadyExists, "was created from another source")
 	if _, err = b.createOf("c", 20*mib, ofSnapshot("s")); err != nil {
 		t.Fatal(err)
 	}
-	is("a volume that was made of something", b.create("c", 20*mib), codes.AlreadyExists, "was created from another source")
+	is("a volume that was made of something", b.create("c", 20*mib), codes.AlreadyExists,
+		"was created from another source")
 	_, err = b.snap("s2", "v")
 	is("a snapshot too many", err, codes.ResourceExhausted, "snapshot s2 wants 20 MiB, and node w1 has 0 MiB left")
 	_, err = b.createOf("c2", 20*mib, ofVolume("c"))
@@ -153,19 +160,19 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 	restoring := volumeRecord{Size: 20 * mib, SourceSnapshot: "s", Shared: true}
 	for name, state := range map[string]func(b *bench){
 		"before anything": func(*bench) {},
-		"record begun":    func(b *bench) { must(b.t, writeRecord(b.snapshotRecordFile("s"), begun)) },
+		"record begun":    func(b *bench) { must(b.t, writeRecord(b.store.snapshotRecordFile("s"), begun)) },
 		"half a copy": func(b *bench) {
-			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
-			half(b, b.snapshotFile("s"))
+			must(b.t, writeRecord(b.store.snapshotRecordFile("s"), begun))
+			half(b, b.store.snapshotFile("s"))
 		},
 		"copied": func(b *bench) {
-			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
-			_, err := b.copyVolume(b.t.Context(), "v", b.snapshotFile("s"))
+			must(b.t, writeRecord(b.store.snapshotRecordFile("s"), begun))
+			_, err := b.copyVolume(b.t.Context(), "v", b.store.snapshotFile("s"))
 			must(b.t, err)
 		},
 		"frozen": func(b *bench) {
 			must(b.t, b.stage("v"))
-			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
+			must(b.t, writeRecord(b.store.snapshotRecordFile("s"), begun))
 			dir, err := os.Open(filepath.Join(b.dir, "staging"))
 			must(b.t, err)
 			defer dir.Close()
@@ -175,12 +182,12 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 		"taken": func(b *bench) { _, err := b.snap("s", "v"); must(b.t, err) },
 		"restore begun": func(b *bench) {
 			_, err := b.snap("s", "v")
-			must(b.t, errors.Join(err, b.writeVolume("c", restoring)))
+			must(b.t, errors.Join(err, b.store.writeVolume("c", restoring)))
 		},
 		"restored by half": func(b *bench) {
 			_, err := b.snap("s", "v")
-			must(b.t, errors.Join(err, b.writeVolume("c", restoring)))
-			half(b, b.imageFile("c"))
+			must(b.t, errors.Join(err, b.store.writeVolume("c", restoring)))
+			half(b, b.store.imageFile("c"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -206,7 +213,7 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 			_, err = b.createOf("c", 20*mib, ofSnapshot("s"))
 			must(t, err)
 			b.reads("c", "data", "kept")
-			if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile("c")).CombinedOutput(); err != nil {
+			if out, err := exec.Command("e2fsck", "-f", "-n", b.store.imageFile("c")).CombinedOutput(); err != nil {
 				t.Errorf("the file system: %v\n%s", err, out)
 			}
 			b.again(0)
@@ -342,7 +349,9 @@ func TestAlike(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	must(t, os.Truncate(empty, 1<<30))
-	_, err := copyImage(t.Context(), empty, empty+"2", func(do func(context.Context) error) error { return do(t.Context()) })
+	_, err := copyImage(t.Context(), empty, empty+"2", func(do func(context.Context) error) error {
+		return do(t.Context())
+	})
 	must(t, err)
 	var st unix.Stat_t
 	must(t, unix.Stat(empty+"2", &st))
@@ -371,14 +380,14 @@ func TestCopiesOutliveCalls(t *testing.T) {
 	}()
 	close(hold)
 	must(t, <-again)
-	must(t, wait.For(t.Context(), time.Millisecond, func() error {
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the end of the job", func() error {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		if len(j.byName) > 0 {
 			return errors.New("it is remembered")
 		}
 		return nil
-	}))
+	})
 	if runs > 2 {
 		t.Errorf("it was done %d times", runs)
 	}

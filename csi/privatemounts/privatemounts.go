@@ -17,8 +17,8 @@ import (
 const insideEnv = "KEELSON_TEST_PRIVATE_MOUNTS"
 
 // Main runs the tests of m in a private mount namespace, and exits. TestMain must call it. Without
-// root, it runs the tests directly, and SkipUnlessPrivate skips tests that mount. m is a
-// *testing.M, or a wrapper around it.
+// root privileges, it runs the tests in the current namespace, and SkipUnlessPrivate skips tests
+// that mount. m is a *testing.M, or a wrapper around it.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())

@@ -1,6 +1,6 @@
-// Command dist packages the output of 'make dist' for one architecture: a tarball, a Debian
-// package, the images that a cluster needs itself, and a software bill of materials (CycloneDX).
-// The same input always gives the same bytes.
+// Command dist packages the output of 'make dist' for one architecture. It writes a tarball, a
+// Debian package, the images for the cluster's own pods, and a software bill of materials
+// (CycloneDX). The same input always gives the same bytes.
 //
 //	dist -root bin/dist/amd64 -install deploy/install -images entry.tar -out bin/dist -arch amd64 -version v1.2.3 -epoch 1700000000
 //	dist -sums bin/dist -version v1.2.3
@@ -39,7 +39,8 @@ func main() {
 	flag.StringVar(&r.root, "root", "", "folder that holds usr/bin and opt/cni/bin")
 	flag.StringVar(&r.install, "install", "", "folder of units, settings and scripts")
 	flag.Var(repeated{&r.images}, "images", "archive of images for machines that reach no registry (repeatable)")
-	flag.Var(repeated{&r.linked}, "linked", "PROGRAM=LIBRARY@VERSION: a library of C that is linked to a program (repeatable)")
+	flag.Var(repeated{&r.linked}, "linked",
+		"PROGRAM=LIBRARY@VERSION: a library of C that is linked to a program (repeatable)")
 	flag.StringVar(&r.out, "out", "", "folder for what is made")
 	flag.Int64Var(&epoch, "epoch", 0, "the time of every file, in seconds: that of the commit")
 	sums := flag.String("sums", "", "only write SHA256SUMS of what is in this folder of -version")

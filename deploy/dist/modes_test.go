@@ -19,7 +19,8 @@ import (
 var row = regexp.MustCompile("(?m)^\\| `(/[^`]*)` \\| ([0-7]{4}) \\| both \\|")
 
 // system are folders that every machine has; the package does not set their modes.
-var system = map[string]bool{"/": true, "/etc": true, "/opt": true, "/usr": true, "/usr/bin": true, "/usr/lib": true, "/usr/lib/systemd": true, "/usr/lib/systemd/system": true}
+var system = map[string]bool{"/": true, "/etc": true, "/opt": true, "/usr": true, "/usr/bin": true, "/usr/lib": true,
+	"/usr/lib/systemd": true, "/usr/lib/systemd/system": true}
 
 // The files of the package and the tarball have the modes and owners in docs/reference/files.md.
 // deploy/install checks the same table for install.sh. The package contains nothing that the table
@@ -36,7 +37,8 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 	wants := func(at string, folder bool) (mode int64, ok bool) {
 		for _, r := range rows {
 			name := string(r[1])
-			if match, err := path.Match(strings.TrimSuffix(name, "/"), at); err == nil && match && strings.HasSuffix(name, "/") == folder {
+			if match, err := path.Match(strings.TrimSuffix(name, "/"), at); err == nil && match &&
+				strings.HasSuffix(name, "/") == folder {
 				mode, err := strconv.ParseInt(string(r[2]), 8, 64)
 				return mode, err == nil
 			}
@@ -58,7 +60,8 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		// install.sh sets the modes of the table. Before that, only the user who unpacks the
 		// tarball may write to the files.
 		if h.Typeflag == tar.TypeReg && ok && h.Mode != mode || h.Mode&0o022 != 0 || h.Uid != 0 || h.Gid != 0 {
-			t.Errorf("%s of the tarball has mode %04o of %d:%d, and docs/reference/files.md says %04o", at, h.Mode, h.Uid, h.Gid, mode)
+			t.Errorf("%s of the tarball has mode %04o of %d:%d, and docs/reference/files.md says %04o", at, h.Mode,
+				h.Uid, h.Gid, mode)
 		}
 	})
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
@@ -81,11 +84,14 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		switch {
 		case !ok:
 			t.Errorf("the package brings %s, which docs/reference/files.md does not name", at)
-		case h.Mode != mode || h.Uname != "root" || h.Gname != "root" || h.Uid != 0 || h.Gid != 0 || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeDir:
-			t.Errorf("%s of the package is a %c of mode %04o, of %s:%s: docs/reference/files.md says %04o, of root", at, h.Typeflag, h.Mode, h.Uname, h.Gname, mode)
+		case h.Mode != mode || h.Uname != "root" || h.Gname != "root" || h.Uid != 0 || h.Gid != 0 ||
+			h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeDir:
+			t.Errorf("%s of the package is a %c of mode %04o, of %s:%s: docs/reference/files.md says %04o, of root", at,
+				h.Typeflag, h.Mode, h.Uname, h.Gname, mode)
 		}
 	})
-	for _, must := range []string{"/etc/keelson", "/etc/keelson/agent.yaml", "/usr/lib/keelson/uninstall.sh", "/usr/bin/keelson-agent"} {
+	for _, must := range []string{"/etc/keelson", "/etc/keelson/agent.yaml", "/usr/lib/keelson/uninstall.sh",
+		"/usr/bin/keelson-agent"} {
 		if !seen[must] {
 			t.Errorf("the package has no %s: this test has seen %v", must, seen)
 		}

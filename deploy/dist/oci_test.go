@@ -17,7 +17,8 @@ var ofOCI = regexp.MustCompile(`build -tags (\S+) -ldflags '([^']*)' -o "\$to/ke
 // folders below the checkout to the C compiler. cgo writes these paths into its output, and
 // -trimpath does not remove them.
 func TestOCIIsReproducible(t *testing.T) {
-	for program, why := range map[string]string{"gcc": "which compiles what of keelson-oci is C", "pkg-config": "which finds libseccomp"} {
+	for program, why := range map[string]string{"gcc": "which compiles what of keelson-oci is C",
+		"pkg-config": "which finds libseccomp"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("needs: %s, %s", program, why)
 		}
@@ -37,9 +38,11 @@ func TestOCIIsReproducible(t *testing.T) {
 	for range 2 {
 		cross := t.TempDir()
 		program := filepath.Join(cross, "keelson-oci")
-		build := exec.Command("go", "build", "-tags", string(flags[1]), "-ldflags", string(flags[2]), "-o", program, string(flags[3]))
+		build := exec.Command("go", "build", "-tags", string(flags[1]), "-ldflags", string(flags[2]), "-o", program,
+			string(flags[3]))
 		build.Dir = "../.."
-		build.Env = append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -I"+cross+"/include", "CGO_LDFLAGS=-L"+cross+"/lib")
+		build.Env = append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -I"+cross+"/include",
+			"CGO_LDFLAGS=-L"+cross+"/lib")
 		if out, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -51,7 +54,8 @@ func TestOCIIsReproducible(t *testing.T) {
 			first = content
 		}
 		if !bytes.Equal(first, content) {
-			t.Errorf("keelson-oci differs with the folder of the libraries of C: %d and %d bytes", len(first), len(content))
+			t.Errorf("keelson-oci differs with the folder of the libraries of C: %d and %d bytes",
+				len(first), len(content))
 		}
 	}
 }
@@ -68,7 +72,8 @@ func TestVersionOfGlibc(t *testing.T) {
 		t.Fatal(err)
 	}
 	function := regexp.MustCompile(`(?ms)^glibc\(\) \{.*?^\}$`).Find(script)
-	for compiler, want := range map[string]string{"gcc": strings.TrimPrefix(string(want), "glibc "), "echo": ""} { // echo is not a compiler
+	for compiler, want := range map[string]string{"gcc": strings.TrimPrefix(string(want), "glibc "), "echo": ""} {
+		// echo is not a compiler
 		said, err := exec.Command("bash", "-euo", "pipefail", "-c", string(function)+"\nglibc "+compiler).Output()
 		if string(said) != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v, want %q", compiler, said, err, want)

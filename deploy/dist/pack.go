@@ -28,8 +28,8 @@ type file struct {
 	config bool // a configuration file, which an upgrade does not overwrite
 }
 
-// beside lists the installed files that are not programs.
-var beside = []struct {
+// installedFiles lists the installed files that are not programs.
+var installedFiles = []struct {
 	name, at string
 	mode     fs.FileMode
 	config   bool
@@ -42,7 +42,8 @@ var beside = []struct {
 	{"keelson.slice", "/usr/lib/systemd/system/keelson.slice", 0o644, false},
 }
 
-// scripts are at the top of the tarball. uninstall.sh is also installed.
+// scripts lists the scripts that the tarball contains at its top level. uninstall.sh is also
+// installed.
 var scripts = []string{"install.sh", "uninstall.sh"}
 
 const uninstallAt = "/usr/lib/keelson/uninstall.sh"
@@ -67,14 +68,14 @@ func (r *release) pack() error {
 		{r.name() + "-images.tar", r.bundle},
 		{r.name() + ".cdx.json", func(w io.Writer) error { return r.bom(w, all) }},
 	} {
-		if err := whole(filepath.Join(r.out, step.file), step.write); err != nil {
+		if err := replaceFile(filepath.Join(r.out, step.file), step.write); err != nil {
 			return fmt.Errorf("making %s: %w", step.file, err)
 		}
 	}
 	return nil
 }
 
-// files returns all installed files, ordered by their path.
+// files returns all files that the release installs on a machine, ordered by their path.
 func (r *release) files() ([]file, error) {
 	var all []file
 	for _, dir := range []string{"usr/bin", "opt/cni/bin"} {
@@ -86,17 +87,19 @@ func (r *release) files() ([]file, error) {
 			if !e.Type().IsRegular() {
 				return nil, fmt.Errorf("what was built: %s is no file", filepath.Join(r.root, dir, e.Name()))
 			}
-			all = append(all, file{source: filepath.Join(r.root, dir, e.Name()), at: "/" + path.Join(dir, e.Name()), mode: 0o755})
+			all = append(all, file{source: filepath.Join(r.root, dir, e.Name()),
+				at: "/" + path.Join(dir, e.Name()), mode: 0o755})
 		}
 	}
-	for _, b := range beside {
+	for _, b := range installedFiles {
 		all = append(all, file{filepath.Join(r.install, b.name), b.at, b.mode, b.config})
 	}
 	slices.SortFunc(all, func(a, b file) int { return strings.Compare(a.at, b.at) })
 	return all, nil
 }
 
-// tarball writes all files below one folder, with the scripts at its top.
+// tarball writes the release's tarball to w. It contains all files below one folder, with the
+// scripts at the top of that folder.
 func (r *release) tarball(w io.Writer, all []file) error {
 	zip, err := gzip.NewWriterLevel(w, gzip.BestCompression)
 	if err != nil {
@@ -109,7 +112,8 @@ func (r *release) tarball(w io.Writer, all []file) error {
 		for i, c := range name {
 			if dir := name[:i]; c == '/' && !made[dir] {
 				made[dir] = true
-				if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: r.when}); err != nil {
+				if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755,
+					ModTime: r.when}); err != nil {
 					return err
 				}
 			}
@@ -137,15 +141,16 @@ func (r *release) addFile(t *tar.Writer, source, name string, mode fs.FileMode) 
 	if err != nil {
 		return err
 	}
-	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(mode), Size: info.Size(), ModTime: r.when}); err != nil {
+	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(mode), Size: info.Size(),
+		ModTime: r.when}); err != nil {
 		return err
 	}
 	_, err = io.Copy(t, f)
 	return err
 }
 
-// bundle writes a tar of the image archives. An agent imports the archives in the folder images.d
-// of its state folder.
+// bundle writes a tar with the release's image archives to w. An agent imports the image archives
+// that are in the folder images.d of its state folder.
 func (r *release) bundle(w io.Writer) error {
 	t := tar.NewWriter(w)
 	for _, image := range r.images {
@@ -178,9 +183,11 @@ func (r *release) debVersion() string {
 
 func (r *release) deb(w io.Writer, all []file) error {
 	info := &nfpm.Info{
-		Name: "keelson", Arch: r.arch, Platform: "linux", Version: r.debVersion(), VersionSchema: "none", Section: "admin", Priority: "optional",
+		Name: "keelson", Arch: r.arch, Platform: "linux", Version: r.debVersion(), VersionSchema: "none",
+		Section: "admin", Priority: "optional",
 		Maintainer: "Keelson <keelson@keelson.dev>", License: "Apache-2.0", DisableGlobbing: true, MTime: r.when,
-		Description: "Kubernetes-compatible cluster\n The control plane, the agent of a node and kctl, the command line.",
+		Description: "Kubernetes-compatible cluster\n The control plane, the agent of a node and kctl, " +
+			"the command line.",
 	}
 	info.Depends = []string{"nftables"}
 	info.Recommends = []string{"iptables"}
@@ -191,7 +198,8 @@ func (r *release) deb(w io.Writer, all []file) error {
 	// Only root can read the settings folder, because the settings may contain secrets.
 	info.Contents = append(info.Contents, &files.Content{Type: files.TypeDir, Destination: "/etc/keelson",
 		FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: 0o700, MTime: r.when}})
-	for _, f := range append(all, file{source: filepath.Join(r.install, "uninstall.sh"), at: uninstallAt, mode: 0o755}) {
+	for _, f := range append(all, file{source: filepath.Join(r.install, "uninstall.sh"), at: uninstallAt,
+		mode: 0o755}) {
 		c := &files.Content{Source: f.source, Destination: f.at,
 			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: f.mode, MTime: r.when}}
 		if f.config {
@@ -202,7 +210,8 @@ func (r *release) deb(w io.Writer, all []file) error {
 	return deb.Default.Package(info, w)
 }
 
-// checksums writes SHA256SUMS of the files of a version in a folder.
+// checksums writes the file SHA256SUMS into the folder dir. It contains the checksums of the files
+// in dir that belong to the given version.
 func checksums(dir, version string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -222,7 +231,10 @@ func checksums(dir, version string) error {
 	if out.Len() == 0 {
 		return fmt.Errorf("there is nothing of version %s in %s", version, dir)
 	}
-	return whole(filepath.Join(dir, "SHA256SUMS"), func(w io.Writer) error { _, err := io.WriteString(w, out.String()); return err })
+	return replaceFile(filepath.Join(dir, "SHA256SUMS"), func(w io.Writer) error {
+		_, err := io.WriteString(w, out.String())
+		return err
+	})
 }
 
 func sumOf(path string) ([]byte, error) {
@@ -238,8 +250,9 @@ func sumOf(path string) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// whole writes a file completely or not at all.
-func whole(path string, write func(io.Writer) error) error {
+// replaceFile atomically replaces the file at path with the content that write writes. It does not
+// use internal/durable, because this directory is a module of its own.
+func replaceFile(path string, write func(io.Writer) error) error {
 	f, err := os.Create(path + ".new")
 	if err != nil {
 		return err

@@ -17,12 +17,14 @@ func built(t *testing.T, written time.Time) *release {
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\nfunc main() {}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	goAt(t, ".", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, "program"), filepath.Join(dir, "main.go"))
+	goAt(t, ".", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, "program"),
+		filepath.Join(dir, "main.go"))
 	program, err := os.ReadFile(filepath.Join(dir, "program"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &release{version: "v1.2.3-4-gabc", arch: "arm64", root: t.TempDir(), install: "../install", out: t.TempDir(), when: time.Unix(1700000000, 0).UTC(),
+	r := &release{version: "v1.2.3-4-gabc", arch: "arm64", root: t.TempDir(), install: "../install", out: t.TempDir(),
+		when:   time.Unix(1700000000, 0).UTC(),
 		linked: []string{"keelson-oci=libseccomp@2.5.4", "keelson-oci=glibc@2.36"}}
 	for _, name := range []string{"usr/bin/keelson-agent", "usr/bin/keelson-oci", "opt/cni/bin/bridge"} {
 		path := filepath.Join(r.root, name)
@@ -36,7 +38,8 @@ func built(t *testing.T, written time.Time) *release {
 			t.Fatal(err)
 		}
 	}
-	goAt(t, "../..", "run", "./examples/images/build", "-only-entry", "-arch", r.arch, "-out", r.root, "-entry", filepath.Join(dir, "program"), "-version", "v1")
+	goAt(t, "../..", "run", "./examples/images/build", "-only-entry", "-arch", r.arch, "-out", r.root, "-entry",
+		filepath.Join(dir, "program"), "-version", "v1")
 	r.images = []string{filepath.Join(r.root, "entry.tar")}
 	return r
 }
@@ -81,7 +84,8 @@ func packed(t *testing.T, r *release) map[string][]byte {
 func TestPackingIsReproducible(t *testing.T) {
 	first, second := packed(t, built(t, time.Unix(1, 0))), packed(t, built(t, time.Unix(1800000000, 0)))
 	if len(first) != 5 || len(second) != 5 {
-		t.Fatalf("%d and %d files: want a tarball, a package, images, a list of parts, and sums", len(first), len(second))
+		t.Fatalf("%d and %d files: want a tarball, a package, images, a list of parts, and sums",
+			len(first), len(second))
 	}
 	for name, content := range first {
 		if !bytes.Equal(content, second[name]) {
@@ -119,14 +123,18 @@ func TestWhatIsPacked(t *testing.T) {
 			}
 		}
 	}
-	has("the tarball", run("tar", "-tvzf", r.name()+".tar.gz"), r.name()+"/install.sh", r.name()+"/uninstall.sh", r.name()+"/usr/bin/keelson-agent",
-		r.name()+"/opt/cni/bin/bridge", r.name()+"/etc/keelson/agent.yaml", r.name()+"/usr/lib/systemd/system/keelson.slice", "-rw------- 0/0")
+	has("the tarball", run("tar", "-tvzf", r.name()+".tar.gz"), r.name()+"/install.sh", r.name()+"/uninstall.sh",
+		r.name()+"/usr/bin/keelson-agent",
+		r.name()+"/opt/cni/bin/bridge", r.name()+"/etc/keelson/agent.yaml",
+		r.name()+"/usr/lib/systemd/system/keelson.slice", "-rw------- 0/0")
 	has("the bundle", run("tar", "-tf", r.name()+"-images.tar"), "entry.tar")
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("needs: dpkg-deb, which opens the package")
 	}
-	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge", "./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
-	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n", "Architecture: arm64\n", "Depends: nftables\n")
+	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge",
+		"./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
+	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n",
+		"Architecture: arm64\n", "Depends: nftables\n")
 	// dpkg decides which script runs when; the scripts in the folder are packaged unchanged.
 	for _, script := range []string{"preinst", "postinst", "prerm", "postrm"} {
 		want, err := os.ReadFile(filepath.Join("..", "install", "deb", script))
@@ -137,13 +145,15 @@ func TestWhatIsPacked(t *testing.T) {
 			t.Errorf("the package's %s is %q", script, is)
 		}
 	}
-	if conf := run("dpkg-deb", "-I", r.name()+".deb", "conffiles"); conf != "/etc/keelson/agent.yaml\n/etc/keelson/controlplane.yaml\n" {
+	if conf := run("dpkg-deb", "-I", r.name()+".deb", "conffiles"); conf !=
+		"/etc/keelson/agent.yaml\n/etc/keelson/controlplane.yaml\n" {
 		t.Errorf("the operator's files are %q", conf)
 	}
 }
 
 func TestVersionsOfThePackage(t *testing.T) {
-	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc": "1.2.3+4+gabc", "0382c97": "0~20231114221320.0382c97", "abc-dirty": "0~20231114221320.abc+dirty"} {
+	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc": "1.2.3+4+gabc",
+		"0382c97": "0~20231114221320.0382c97", "abc-dirty": "0~20231114221320.abc+dirty"} {
 		r := release{version: version, when: time.Unix(1700000000, 0).UTC()}
 		if got := r.debVersion(); got != want {
 			t.Errorf("%s: %s, want %s", version, got, want)
@@ -158,7 +168,8 @@ func TestVersionsOfThePackageAreOrdered(t *testing.T) {
 		t.Skip("needs: dpkg, which compares versions of packages")
 	}
 	var before string
-	for i, version := range []string{"f382c97", "v1.1.9", "v1.2.0-dev+ffffffff", "v1.2.0-dev+00000000", "v1.2.0-dev+00000000-next", "v1.2.0-rc.1",
+	for i, version := range []string{"f382c97", "v1.1.9", "v1.2.0-dev+ffffffff", "v1.2.0-dev+00000000",
+		"v1.2.0-dev+00000000-next", "v1.2.0-rc.1",
 		"v1.2.0-rc.2", "v1.2.0", "v1.2.0+00000000", "v1.2.1-dev+00000000"} {
 		r := release{version: version, when: time.Unix(1700000000+int64(i), 0).UTC()}
 		if version == "v1.2.0-dev+00000000-next" {
@@ -168,7 +179,8 @@ func TestVersionsOfThePackageAreOrdered(t *testing.T) {
 			t.Errorf("%s: %q is no version of a package", version, r.debVersion())
 		}
 		if before != "" {
-			if out, err := exec.Command("dpkg", "--compare-versions", before, "lt", r.debVersion()).CombinedOutput(); err != nil {
+			if out, err := exec.Command("dpkg", "--compare-versions", before, "lt",
+				r.debVersion()).CombinedOutput(); err != nil {
 				t.Errorf("%s (%s) does not follow %s: %v %s", r.debVersion(), version, before, err, out)
 			}
 		}

@@ -24,9 +24,9 @@ type program struct {
 	info *buildinfo.BuildInfo
 }
 
-// own is Keelson's module. Code in this module or in a module below it has the release's version
-// and is not a component of its own.
-const own = "keelson.dev/keelson"
+// keelsonModule is the path of Keelson's module. Code in this module or in a module below it has
+// the release's version. It is not listed as a separate component in the bill of materials.
+const keelsonModule = "keelson.dev/keelson"
 
 // programs returns the programs among the installed files and in the images.
 func (r *release) programs(all []file) ([]program, error) {
@@ -46,7 +46,7 @@ func (r *release) programs(all []file) ([]program, error) {
 		found = append(found, p)
 	}
 	for _, image := range r.images {
-		inside, err := inImages(image)
+		inside, err := imagePrograms(image)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Base(image), err)
 		}
@@ -64,9 +64,9 @@ func read(ref string, content []byte) (program, error) {
 	return p, nil
 }
 
-// inImages returns the programs in the layers of an image archive. The other parts of the archive,
-// which describe the layers, are not compressed.
-func inImages(archive string) ([]program, error) {
+// imagePrograms returns the programs in the layers of an image archive. The other parts of the
+// archive, which describe the layers, are not compressed.
+func imagePrograms(archive string) ([]program, error) {
 	f, err := os.Open(archive)
 	if err != nil {
 		return nil, err
@@ -95,20 +95,21 @@ func inImages(archive string) ([]program, error) {
 		})
 	})
 	if err == nil && len(found) == 0 {
-		err = errors.New("no layer of it has a program: an image of a release has one, and its layers are compressed with gzip")
+		err = errors.New("no layer of it has a program: an image of a release has one, and its layers are " +
+			"compressed with gzip")
 	}
 	return found, err
 }
 
-// eachFile calls see for the regular files of a tar archive.
-func eachFile(archive io.Reader, see func(*tar.Header, io.Reader) error) error {
+// eachFile calls visit for each regular file of a tar archive.
+func eachFile(archive io.Reader, visit func(*tar.Header, io.Reader) error) error {
 	for t := tar.NewReader(archive); ; {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err == nil && h.Typeflag == tar.TypeReg {
-			err = see(h, t)
+			err = visit(h, t)
 		}
 		if err != nil {
 			return err
@@ -116,10 +117,10 @@ func eachFile(archive io.Reader, see func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-// foreign returns the module of a program that is not Keelson's own, or nil. A program without a
-// module also has none.
+// foreign returns the module that contains a program which is not part of Keelson. It returns nil
+// for a program of Keelson, and if the module of the program is not known.
 func (p *program) foreign() *debug.Module {
-	if m := p.info.Main; m.Path != "" && m.Path != own && !strings.HasPrefix(m.Path, own+"/") {
+	if m := p.info.Main; m.Path != "" && m.Path != keelsonModule && !strings.HasPrefix(m.Path, keelsonModule+"/") {
 		return replacement(&m)
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 )
 
 // bom writes the software bill of materials in CycloneDX's JSON: the modules and C libraries of
-// each program, according to its build information.
+// each program in all, the files of the release. The build information of a program lists its
+// modules.
 func (r *release) bom(w io.Writer, all []file) error {
 	programs, err := r.programs(all)
 	if err != nil {
@@ -29,8 +30,9 @@ func (r *release) bom(w io.Writer, all []file) error {
 		if m := p.foreign(); m != nil {
 			version = m.Version
 		}
-		components[p.ref] = cdx.Component{BOMRef: p.ref, Type: cdx.ComponentTypeApplication, Name: p.name, Version: version,
-			Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", p.sum)}}}
+		components[p.ref] = cdx.Component{BOMRef: p.ref, Type: cdx.ComponentTypeApplication, Name: p.name,
+			Version: version,
+			Hashes:  &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", p.sum)}}}
 		made[product.BOMRef] = append(made[product.BOMRef], p.ref)
 		parts := libraries[p.name]
 		for _, m := range p.modules() {
@@ -60,7 +62,8 @@ func (r *release) bom(w io.Writer, all []file) error {
 	return cdx.NewBOMEncoder(w, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
 }
 
-// libraries returns the C libraries by the program that is linked to them.
+// libraries returns the C libraries of each program that is linked to C libraries, by the program's
+// name.
 func (r *release) libraries(programs []program) (map[string][]cdx.Component, error) {
 	all := map[string][]cdx.Component{}
 	for _, l := range r.linked {
@@ -77,7 +80,8 @@ func (r *release) libraries(programs []program) (map[string][]cdx.Component, err
 	return all, nil
 }
 
-// library returns the component for a part of a program: of Go (golang) or of C (generic).
+// library returns the CycloneDX component for a library that a program contains. kind is "golang"
+// for a Go module and "generic" for a C library.
 func library(kind, name, version string) cdx.Component {
 	url := "pkg:" + kind + "/" + name + "@" + version
 	return cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: url}

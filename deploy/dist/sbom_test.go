@@ -58,7 +58,8 @@ func TestListOfParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	const plugins = "github.com/containernetworking/plugins"
-	goAt(t, "../..", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(r.root, "opt/cni/bin/bridge"), plugins+"/plugins/main/bridge")
+	goAt(t, "../..", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(r.root, "opt/cni/bin/bridge"),
+		plugins+"/plugins/main/bridge")
 	released := goAt(t, "../..", "list", "-m", "-f", "{{.Version}}", plugins)
 	cni := goAt(t, "../..", "list", "-m", "-f", "{{.Version}}", "github.com/containernetworking/cni")
 
@@ -66,16 +67,19 @@ func TestListOfParts(t *testing.T) {
 	if err := json.Unmarshal(packed(t, r)[r.name()+".cdx.json"], &list); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"keelson-agent": r.version, "keelson-oci": r.version, "keelson-entry": r.version,
-		"bridge": released, plugins: released, "libseccomp": "2.5.4", "glibc": "2.36"} {
+	for name, want := range map[string]string{"keelson-agent": r.version, "keelson-oci": r.version,
+		"keelson-entry": r.version,
+		"bridge":        released, plugins: released, "libseccomp": "2.5.4", "glibc": "2.36"} {
 		if got := list.version(t, name); got != want {
 			t.Errorf("%s has version %q, want %q", name, got, want)
 		}
 	}
 	for ref, want := range map[string][]string{
-		"keelson":                       {"file:/usr/bin/keelson-agent", "file:/opt/cni/bin/bridge", "image:entry.tar/keelson-entry"},
-		"file:/usr/bin/keelson-agent":   {"pkg:golang/github.com/goreleaser/nfpm/v2@", "pkg:golang/stdlib@go1."},
-		"file:/opt/cni/bin/bridge":      {"pkg:golang/" + plugins + "@" + released, "pkg:golang/github.com/containernetworking/cni@" + cni, "pkg:golang/stdlib@go1."},
+		"keelson": {"file:/usr/bin/keelson-agent", "file:/opt/cni/bin/bridge",
+			"image:entry.tar/keelson-entry"},
+		"file:/usr/bin/keelson-agent": {"pkg:golang/github.com/goreleaser/nfpm/v2@", "pkg:golang/stdlib@go1."},
+		"file:/opt/cni/bin/bridge": {"pkg:golang/" + plugins + "@" + released,
+			"pkg:golang/github.com/containernetworking/cni@" + cni, "pkg:golang/stdlib@go1."},
 		"file:/usr/bin/keelson-oci":     {"pkg:generic/libseccomp@2.5.4", "pkg:generic/glibc@2.36"},
 		"image:entry.tar/keelson-entry": {"pkg:golang/stdlib@go1."},
 	} {
@@ -87,7 +91,8 @@ func TestListOfParts(t *testing.T) {
 	}
 	for _, d := range list.Dependencies {
 		for _, on := range d.DependsOn {
-			if strings.HasPrefix(on, "pkg:generic/") && d.Ref != "file:/usr/bin/keelson-oci" || strings.Contains(on, "keelson.dev") {
+			if strings.HasPrefix(on, "pkg:generic/") && d.Ref != "file:/usr/bin/keelson-oci" ||
+				strings.Contains(on, "keelson.dev") {
 				t.Errorf("%s has %s", d.Ref, on)
 			}
 		}
@@ -114,10 +119,14 @@ func TestListOfPartsIsWhole(t *testing.T) {
 		damage func(*release)
 		want   string
 	}{
-		{"a library without a version", linked("keelson-oci=glibc@"), "-linked keelson-oci=glibc@: want PROGRAM=LIBRARY@VERSION"},
-		{"a library without a name", linked("keelson-oci=2.36"), "-linked keelson-oci=2.36: want PROGRAM=LIBRARY@VERSION"},
-		{"a library of no program", linked("keelson-oc=glibc@2.36"), "-linked keelson-oc=glibc@2.36: the release has no program keelson-oc"},
-		{"an archive without a program", image(strings.Repeat("\x00", 1024)), "entry.tar: no layer of it has a program"},
+		{"a library without a version", linked("keelson-oci=glibc@"),
+			"-linked keelson-oci=glibc@: want PROGRAM=LIBRARY@VERSION"},
+		{"a library without a name", linked("keelson-oci=2.36"),
+			"-linked keelson-oci=2.36: want PROGRAM=LIBRARY@VERSION"},
+		{"a library of no program", linked("keelson-oc=glibc@2.36"),
+			"-linked keelson-oc=glibc@2.36: the release has no program keelson-oc"},
+		{"an archive without a program", image(strings.Repeat("\x00", 1024)),
+			"entry.tar: no layer of it has a program"},
 		{"an archive that is none", image(strings.Repeat("x", 1024)), "entry.tar: archive/tar: invalid tar header"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -70,15 +70,20 @@ func TestAReleaseIsFetched(t *testing.T) {
 		want   string // an error, or ""
 	}{
 		{name: "a release"},
-		{name: "no sums", wrong: map[string]http.HandlerFunc{sums: http.NotFound}, want: "/SHA256SUMS could not be fetched"},
-		{name: "no tarball", wrong: map[string]http.HandlerFunc{tarball: http.NotFound}, want: tarball + " could not be fetched"},
+		{name: "no sums", wrong: map[string]http.HandlerFunc{sums: http.NotFound},
+			want: "/SHA256SUMS could not be fetched"},
+		{name: "no tarball", wrong: map[string]http.HandlerFunc{tarball: http.NotFound},
+			want: tarball + " could not be fetched"},
 		{name: "other sums", wrong: map[string]http.HandlerFunc{sums: other}, want: "is not what its release has"},
-		{name: "endless sums", wrong: map[string]http.HandlerFunc{sums: endless}, bounds: []string{"most=2000000000", "most=1000000"},
-			want: "/SHA256SUMS has more than 1000000 bytes"},
-		{name: "an endless tarball", wrong: map[string]http.HandlerFunc{tarball: endless}, bounds: []string{"most=2000000000", "most=1000000"},
-			want: tarball + " has more than 1000000 bytes"},
-		{name: "a server that goes to sleep", wrong: map[string]http.HandlerFunc{sums: stops}, bounds: []string{"longest=1800", "longest=1"},
-			want: "/SHA256SUMS could not be fetched, or not within 1 seconds"},
+		{name: "endless sums", wrong: map[string]http.HandlerFunc{sums: endless},
+			bounds: []string{"most=2000000000", "most=1000000"},
+			want:   "/SHA256SUMS has more than 1000000 bytes"},
+		{name: "an endless tarball", wrong: map[string]http.HandlerFunc{tarball: endless},
+			bounds: []string{"most=2000000000", "most=1000000"},
+			want:   tarball + " has more than 1000000 bytes"},
+		{name: "a server that goes to sleep", wrong: map[string]http.HandlerFunc{sums: stops},
+			bounds: []string{"longest=1800", "longest=1"},
+			want:   "/SHA256SUMS could not be fetched, or not within 1 seconds"},
 	} {
 		for client, program := range map[string]string{"curl": "curl", "wget": "wget", "busybox": "wget"} {
 			t.Run(c.name+" by "+client, func(t *testing.T) {
@@ -112,7 +117,8 @@ func TestAReleaseIsFetched(t *testing.T) {
 		}
 	}
 	m := newMachine(t)
-	if said, _, err := m.run("install.sh", "server", "--init", "--from", "https://keelson.dev"+tarball); err == nil || !strings.Contains(said, "neither curl nor wget is here") {
+	if said, _, err := m.run("install.sh", "server", "--init", "--from", "https://keelson.dev"+tarball); err == nil ||
+		!strings.Contains(said, "neither curl nor wget is here") {
 		t.Errorf("nothing to fetch with: %v: %s", err, said)
 	}
 }

@@ -83,7 +83,8 @@ func (m *machine) entries() map[string]fs.FileInfo {
 func (m *machine) hold(rows []*listed, before map[string]fs.FileInfo) {
 	m.t.Helper()
 	for at, info := range m.entries() {
-		if _, was := before[at]; was || at == "/active" || at == "/var/lib/keelson/controlplane/pki" || at == "/var/lib/keelson/controlplane/cluster.json" {
+		if _, was := before[at]; was || at == "/active" || at == "/var/lib/keelson/controlplane/pki" ||
+			at == "/var/lib/keelson/controlplane/cluster.json" {
 			continue // added by the fakes
 		}
 		r := find(rows, at, info.IsDir())
@@ -128,7 +129,8 @@ func (m *machine) system(unpacked string) {
 func (m *machine) under(umask, script string, args ...string) {
 	m.t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", "umask " + umask + "; exec sh \"$@\"", "sh", script}, args...)...)
-	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "TMPDIR=" + filepath.Join(m.root, "tmp"), "MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
+	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "TMPDIR=" + filepath.Join(m.root, "tmp"),
+		"MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		m.t.Fatalf("%v under umask %s: %v\n%s", args, umask, err, out)
 	}

@@ -20,9 +20,12 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 		want, never   string
 	}{
 		{"no right to run them", "#!/bin/sh\n", 0o644, "Permission denied: is ", "architecture"},
-		{"another architecture", "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 60), 0o755, "are they of another architecture?", "noexec"},
-		{"something else", "#!/bin/sh\necho this kernel is too old >&2\nexit 3\n", 0o755, "do not run on this machine: this kernel is too old\n", "architecture"},
-		{"nothing is said", "#!/bin/sh\nexit 3\n", 0o755, "do not run on this machine: it ended with status 3\n", "architecture"},
+		{"another architecture", "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 60), 0o755,
+			"are they of another architecture?", "noexec"},
+		{"something else", "#!/bin/sh\necho this kernel is too old >&2\nexit 3\n", 0o755,
+			"do not run on this machine: this kernel is too old\n", "architecture"},
+		{"nothing is said", "#!/bin/sh\nexit 3\n", 0o755, "do not run on this machine: it ended with status 3\n",
+			"architecture"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -84,13 +87,16 @@ func TestTemporaryFilesThatDoNotRun(t *testing.T) {
 	}
 	there := filepath.Join(tmp, filepath.Base(unpacked))
 	said, _, err := m.run(filepath.Join(there, "install.sh"), "server", "--init")
-	if want := "Permission denied: is " + there + " mounted noexec?"; err == nil || !strings.Contains(said, want) || !strings.Contains(said, "--from") {
+	if want := "Permission denied: is " + there + " mounted noexec?"; err == nil || !strings.Contains(said, want) ||
+		!strings.Contains(said, "--from") {
 		t.Errorf("a release on %s: %v: %s\nwant %s", tmp, err, said, want)
 	}
 	if err := os.RemoveAll(there); err != nil {
 		t.Fatal(err)
 	}
-	if said, _, err := m.run("install.sh", "server", "--init", "--from", filepath.Join(packed, filepath.Base(unpacked)+".tar.gz")); err != nil || !strings.Contains(said, "install: done;") {
+	if said, _, err := m.run("install.sh", "server", "--init", "--from",
+		filepath.Join(packed, filepath.Base(unpacked)+".tar.gz")); err != nil ||
+		!strings.Contains(said, "install: done;") {
 		t.Errorf("from a tarball: %v: %s", err, said)
 	}
 }
@@ -109,7 +115,8 @@ func TestWhatIsUnpackedGoes(t *testing.T) {
 		t.Errorf("%s stays: %v", cache, err)
 	}
 	former, young := filepath.Join(cache, "work.former"), filepath.Join(cache, "work.young")
-	for _, f := range []string{filepath.Join(former, "x"), filepath.Join(young, "x"), filepath.Join(cache, "keelson-v1-linux-amd64.tar.gz")} {
+	for _, f := range []string{filepath.Join(former, "x"), filepath.Join(young, "x"),
+		filepath.Join(cache, "keelson-v1-linux-amd64.tar.gz")} {
 		m.file(f, "", 0o600)
 	}
 	if out, err := exec.Command("touch", "-d", "2 hours ago", former).CombinedOutput(); err != nil {
@@ -119,7 +126,8 @@ func TestWhatIsUnpackedGoes(t *testing.T) {
 		t.Fatalf("%v: %s", err, said)
 	}
 	left, err := filepath.Glob(filepath.Join(cache, "*"))
-	if want := fmt.Sprint([]string{filepath.Join(cache, "keelson-v1-linux-amd64.tar.gz"), young}); err != nil || fmt.Sprint(left) != want {
+	if want := fmt.Sprint([]string{filepath.Join(cache, "keelson-v1-linux-amd64.tar.gz"), young}); err != nil ||
+		fmt.Sprint(left) != want {
 		t.Errorf("left are %v, want %s", left, want)
 	}
 }

@@ -45,7 +45,8 @@ func (m *machine) file(path, content string, mode fs.FileMode) {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	dir := t.TempDir()
-	m := &machine{t: t, root: filepath.Join(dir, "root"), bin: filepath.Join(dir, "bin"), log: filepath.Join(dir, "log")}
+	m := &machine{t: t, root: filepath.Join(dir, "root"), bin: filepath.Join(dir, "bin"),
+		log: filepath.Join(dir, "log")}
 	for _, d := range []string{"run/systemd/system", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(m.root, d), 0o755); err != nil {
 			t.Fatal(err)
@@ -58,7 +59,8 @@ func newMachine(t *testing.T) *machine {
 	m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1")
 	m.fake("ip", `case "$*" in *"route get"*) echo "192.0.2.1 via 192.0.2.254 dev eth0 src 192.0.2.11 uid 0";; esac`)
 	// No other program is in PATH, so that accidental calls fail.
-	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv", "readlink",
+	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock",
+		"grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv", "readlink",
 		"rm", "rmdir", "sed", "sh", "sha256sum", "sort", "tar", "touch", "tr"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
@@ -88,7 +90,8 @@ func (m *machine) run(script string, args ...string) (said string, called []stri
 		m.t.Fatal(err)
 	}
 	cmd := exec.Command("sh", append([]string{script}, args...)...)
-	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "DPKG_ROOT=" + m.root, "TMPDIR=" + filepath.Join(m.root, "tmp"), "MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
+	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "DPKG_ROOT=" + m.root,
+		"TMPDIR=" + filepath.Join(m.root, "tmp"), "MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
 	out, err := cmd.CombinedOutput()
 	raw, _ := os.ReadFile(m.log)
 	for line := range strings.Lines(string(raw)) {
@@ -130,14 +133,21 @@ func (m *machine) release() (unpacked, packed string) {
 	packed = m.t.TempDir()
 	name := "keelson-v1-linux-amd64"
 	unpacked = filepath.Join(packed, name)
-	for _, p := range []string{"kctl", "keelson-agent", "keelson-csi-local", "keelson-oci", "keelson-pause", "keelson-shim"} {
+	for _, p := range []string{"kctl", "keelson-agent", "keelson-csi-local", "keelson-oci", "keelson-pause",
+		"keelson-shim"} {
 		m.fake(filepath.Join(unpacked, "usr/bin", p), "")
 	}
-	m.fake(filepath.Join(unpacked, "usr/bin/keelson-controlplane"), `case $1 in init | join) [ ! -e `+m.root+`/fail ] || exit 1; mkdir -p `+m.root+`/var/lib/keelson/controlplane/pki; touch `+m.root+`/var/lib/keelson/controlplane/cluster.json ;; esac`)
+	m.fake(filepath.Join(unpacked, "usr/bin/keelson-controlplane"),
+		`case $1 in init | join) [ ! -e `+m.root+`/fail ] || exit 1; mkdir -p `+m.root+
+			`/var/lib/keelson/controlplane/pki; touch `+m.root+`/var/lib/keelson/controlplane/cluster.json ;; esac`)
 	m.fake(filepath.Join(unpacked, "opt/cni/bin/bridge"), "")
-	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml", "etc/keelson/controlplane.yaml": "controlplane.yaml",
-		"usr/lib/systemd/system/keelson-agent.service": "keelson-agent.service", "usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service",
-		"usr/lib/systemd/system/keelson-pods.service": "keelson-pods.service", "usr/lib/systemd/system/keelson.slice": "keelson.slice", "install.sh": "install.sh", "uninstall.sh": "uninstall.sh"} {
+	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml",
+		"etc/keelson/controlplane.yaml":                       "controlplane.yaml",
+		"usr/lib/systemd/system/keelson-agent.service":        "keelson-agent.service",
+		"usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service",
+		"usr/lib/systemd/system/keelson-pods.service":         "keelson-pods.service",
+		"usr/lib/systemd/system/keelson.slice":                "keelson.slice", "install.sh": "install.sh",
+		"uninstall.sh": "uninstall.sh"} {
 		raw, err := os.ReadFile(from)
 		if err != nil {
 			m.t.Fatal(err)
@@ -146,7 +156,8 @@ func (m *machine) release() (unpacked, packed string) {
 	}
 	m.file(filepath.Join(packed, "entry.tar"), "an image", 0o644)
 	sums := ""
-	for file, args := range map[string][]string{name + ".tar.gz": {"-czf", name + ".tar.gz", name}, name + "-images.tar": {"-cf", name + "-images.tar", "entry.tar"}} {
+	for file, args := range map[string][]string{name + ".tar.gz": {"-czf", name + ".tar.gz", name},
+		name + "-images.tar": {"-cf", name + "-images.tar", "entry.tar"}} {
 		cmd := exec.Command("tar", args...)
 		cmd.Dir = packed
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -201,30 +212,46 @@ func TestRefusals(t *testing.T) {
 		{"init and join", "server --init --server h", nil, "--init makes a new cluster"},
 		{"init of an agent", "agent --init", nil, "are of a server"},
 		{"images of a server", "server --init --images f", nil, "are of an agent"},
-		{"init's flags without it", "server --server h --token t --init-flag=--cluster-cidr=10.0.0.0/8", nil, "--init-flag goes with --init"},
-		{"a shell in a value", "agent --token t --server h;reboot", nil, "there are characters in it that no such value has"},
-		{"settings and a name", "server --init --settings /dev/null --name x", nil, "--settings has all settings: --name"},
-		{"settings and servers of an agent", "agent --settings /dev/null --server h", nil, "an agent's servers stand in the file"},
+		{"init's flags without it", "server --server h --token t --init-flag=--cluster-cidr=10.0.0.0/8", nil,
+			"--init-flag goes with --init"},
+		{"a shell in a value", "agent --token t --server h;reboot", nil,
+			"there are characters in it that no such value has"},
+		{"settings and a name", "server --init --settings /dev/null --name x", nil,
+			"--settings has all settings: --name"},
+		{"settings and servers of an agent", "agent --settings /dev/null --server h", nil,
+			"an agent's servers stand in the file"},
 		{"settings that are not there", "agent --settings /none --token t", nil, "/none cannot be read"},
 		{"settings and no token", "agent --settings /dev/null", nil, "--token is missing"},
-		{"an administrator of an agent", "agent --server h --token t --admin /dev/null", nil, "--admin and --advertise-address are of a server"},
+		{"an administrator of an agent", "agent --server h --token t --admin /dev/null", nil,
+			"--admin and --advertise-address are of a server"},
 		{"a standby that makes a cluster", "server --init --standby", nil, "--standby is of a machine that joins one"},
-		{"a standby that is an agent", "agent --server h --token t --standby", nil, "--standby, --admin and --advertise-address are of a server"},
-		{"not root", "server --init", func(m *machine) { m.fake("id", "echo 1000") }, "root is needed: run it with sudo"},
+		{"a standby that is an agent", "agent --server h --token t --standby", nil,
+			"--standby, --admin and --advertise-address are of a server"},
+		{"not root", "server --init", func(m *machine) {
+			m.fake("id", "echo 1000")
+		}, "root is needed: run it with sudo"},
 		{"no systemd", "server --init", gone("run/systemd"), "not run by systemd"},
 		{"no cgroup v2", "server --init", gone("sys/fs/cgroup"), "has no cgroup v2"},
-		{"another processor", "server --init", func(m *machine) { m.fake("uname", "echo riscv64") }, "this machine is riscv64"},
-		{"a release of another processor", "server --init --from DIR/keelson-v1-linux-arm64.tar.gz", nil, "is of another architecture: this machine needs keelson-...-linux-amd64.tar.gz"},
+		{"another processor", "server --init", func(m *machine) {
+			m.fake("uname", "echo riscv64")
+		}, "this machine is riscv64"},
+		{"a release of another processor", "server --init --from DIR/keelson-v1-linux-arm64.tar.gz", nil,
+			"is of another architecture: this machine needs keelson-...-linux-amd64.tar.gz"},
 		{"no release", "server --init --from DIR/x.tar.gz", nil, "want keelson-VERSION-linux-amd64.tar.gz"},
-		{"a release that is not there", "server --init --from DIR/none/keelson-v2-linux-amd64.tar.gz", nil, "SHA256SUMS cannot be read"},
-		{"a release of other sums", "server --init --from DIR/keelson-v2-linux-amd64.tar.gz", func(m *machine) {}, "cannot be read"},
+		{"a release that is not there", "server --init --from DIR/none/keelson-v2-linux-amd64.tar.gz", nil,
+			"SHA256SUMS cannot be read"},
+		{"a release of other sums", "server --init --from DIR/keelson-v2-linux-amd64.tar.gz", func(m *machine) {},
+			"cannot be read"},
 		{"no nft", "agent --server h --token t", func(m *machine) {
 			if err := os.Remove(filepath.Join(m.bin, "nft")); err != nil {
 				m.t.Fatal(err)
 			}
 		}, "nft is missing"},
-		{"a host's name that is none of a replica", "server --init", func(m *machine) { m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1.example.com") }, "this one would be cp1.example.com: give --name"},
-		{"a name that is none of a replica", "server --server h --token t --name Cp1", nil, "this one would be Cp1: give --name"},
+		{"a host's name that is none of a replica", "server --init", func(m *machine) {
+			m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1.example.com")
+		}, "this one would be cp1.example.com: give --name"},
+		{"a name that is none of a replica", "server --server h --token t --name Cp1", nil,
+			"this one would be Cp1: give --name"},
 		{"no default route", "server --init", func(m *machine) { m.fake("ip", "exit 2") }, "give --advertise-address"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -234,14 +261,17 @@ func TestRefusals(t *testing.T) {
 				c.damage(m)
 			}
 			before := m.tree()
-			said, called, err := m.run(filepath.Join(unpacked, "install.sh"), strings.Fields(strings.ReplaceAll(c.args, "DIR", packed))...)
+			said, called, err := m.run(filepath.Join(unpacked, "install.sh"),
+				strings.Fields(strings.ReplaceAll(c.args, "DIR", packed))...)
 			if err == nil || !strings.Contains(said, c.want) {
 				t.Errorf("%v: %s\nwant %s", err, said, c.want)
 			}
 			if !equal(before, m.tree()) {
 				t.Errorf("something has changed: %v", m.tree())
 			}
-			if slices.ContainsFunc(called, func(s string) bool { return strings.HasPrefix(s, "systemctl") || strings.Contains(s, "reboot") }) {
+			if slices.ContainsFunc(called, func(s string) bool {
+				return strings.HasPrefix(s, "systemctl") || strings.Contains(s, "reboot")
+			}) {
 				t.Errorf("called %q", called)
 			}
 		})
@@ -272,11 +302,13 @@ func TestSumsAreChecked(t *testing.T) {
 	m.file(tarball, string(append(raw, 0)), 0o644)
 	before := m.tree()
 	said, _, err := m.run(filepath.Join(unpacked, "install.sh"), "server", "--init", "--from", tarball)
-	if err == nil || !strings.Contains(said, "keelson-v1-linux-amd64.tar.gz is not what its release has") || !equal(before, m.tree()) {
+	if err == nil || !strings.Contains(said, "keelson-v1-linux-amd64.tar.gz is not what its release has") ||
+		!equal(before, m.tree()) {
 		t.Errorf("%v: %s", err, said)
 	}
 	m.file(filepath.Join(packed, "SHA256SUMS"), strings.Repeat("0", 64)+"  other.tar.gz\n", 0o644)
-	if said, _, err = m.run(filepath.Join(unpacked, "install.sh"), "server", "--init", "--from", tarball); err == nil || !strings.Contains(said, "is not in the sums") {
+	if said, _, err = m.run(filepath.Join(unpacked, "install.sh"), "server", "--init", "--from", tarball); err == nil ||
+		!strings.Contains(said, "is not in the sums") {
 		t.Errorf("%v: %s", err, said)
 	}
 }
@@ -292,37 +324,45 @@ func TestAServerIsInstalled(t *testing.T) {
 	}
 	tree := m.tree()
 	for file, want := range map[string]string{
-		"/usr/bin/keelson-agent": "-rwxr-xr-x", "/opt/cni/bin/bridge": "-rwxr-xr-x", "/usr/lib/systemd/system/keelson.slice": "-rw-r--r--", "/usr/lib/keelson/uninstall.sh": "-rwxr-xr-x",
+		"/usr/bin/keelson-agent": "-rwxr-xr-x", "/opt/cni/bin/bridge": "-rwxr-xr-x",
+		"/usr/lib/systemd/system/keelson.slice": "-rw-r--r--", "/usr/lib/keelson/uninstall.sh": "-rwxr-xr-x",
 		"/etc/keelson/controlplane.yaml": "-rw-------",
 	} {
 		if !strings.HasPrefix(tree[file], want) {
 			t.Errorf("%s: %.20q, want %s", file, tree[file], want)
 		}
 	}
-	if got := tree["/etc/keelson/controlplane.yaml"]; !strings.Contains(got, "\nadvertise-address: \"192.0.2.11\"\nname: \"cp1\"\n") {
+	if got := tree["/etc/keelson/controlplane.yaml"]; !strings.Contains(got,
+		"\nadvertise-address: \"192.0.2.11\"\nname: \"cp1\"\n") {
 		t.Errorf("the settings are %s", got)
 	}
-	inOrder(t, called, "keelson-controlplane init --config "+m.root+"/etc/keelson/controlplane.yaml --cluster-cidr=10.1.0.0/16",
-		"systemctl daemon-reload", "systemctl enable --quiet keelson-controlplane.service", "systemctl start keelson-controlplane.service")
+	inOrder(t, called, "keelson-controlplane init --config "+m.root+
+		"/etc/keelson/controlplane.yaml --cluster-cidr=10.1.0.0/16",
+		"systemctl daemon-reload", "systemctl enable --quiet keelson-controlplane.service",
+		"systemctl start keelson-controlplane.service")
 
 	said, called, err = m.run("install.sh", args...)
-	if err != nil || !strings.Contains(said, "nothing has changed") || !equal(tree, without(m.tree(), "/active")) && !equal(m.tree(), tree) {
+	if err != nil || !strings.Contains(said, "nothing has changed") ||
+		!equal(tree, without(m.tree(), "/active")) && !equal(m.tree(), tree) {
 		t.Errorf("the second time: %v\n%s", err, said)
 	}
 	for _, call := range called {
-		if strings.Contains(call, "controlplane init") || strings.HasPrefix(call, "systemctl start") || strings.HasPrefix(call, "systemctl restart") {
+		if strings.Contains(call, "controlplane init") || strings.HasPrefix(call, "systemctl start") ||
+			strings.HasPrefix(call, "systemctl restart") {
 			t.Errorf("the second time it calls %s", call)
 		}
 	}
 
 	m.file(filepath.Join(m.root, "usr/bin/kctl"), "older", 0o755)
-	if said, called, err = m.run("install.sh", args...); err != nil || !slices.Contains(called, "systemctl restart keelson-controlplane.service") ||
+	if said, called, err = m.run("install.sh", args...); err != nil ||
+		!slices.Contains(called, "systemctl restart keelson-controlplane.service") ||
 		!strings.Contains(said, "installed /usr/bin/kctl\n") || strings.Count(said, "installed ") != 1 {
 		t.Errorf("an upgrade of one program: %v %q\n%s", err, called, said)
 	}
 
 	m.file(filepath.Join(m.root, "etc/keelson/controlplane.yaml"), "advertise-address: 192.0.2.99\n", 0o600)
-	if said, _, err = m.run("install.sh", args...); err != nil || !strings.Contains(said, "kept /etc/keelson/controlplane.yaml") ||
+	if said, _, err = m.run("install.sh", args...); err != nil ||
+		!strings.Contains(said, "kept /etc/keelson/controlplane.yaml") ||
 		!strings.Contains(m.tree()["/etc/keelson/controlplane.yaml"], "192.0.2.99") {
 		t.Errorf("somebody's own settings: %v\n%s", err, said)
 	}
@@ -331,12 +371,14 @@ func TestAServerIsInstalled(t *testing.T) {
 func TestAReplicaJoins(t *testing.T) {
 	m := newMachine(t)
 	unpacked, _ := m.release()
-	said, called, err := m.run(filepath.Join(unpacked, "install.sh"), "server", "--server", "192.0.2.11", "--server=192.0.2.12:7444", "--token", "keelson1.controlplane.abc", "--advertise-address", "192.0.2.13")
+	said, called, err := m.run(filepath.Join(unpacked, "install.sh"), "server", "--server", "192.0.2.11",
+		"--server=192.0.2.12:7444", "--token", "keelson1.controlplane.abc", "--advertise-address", "192.0.2.13")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	i := slices.IndexFunc(called, func(s string) bool { return strings.Contains(s, "controlplane join") })
-	if i < 0 || !strings.HasSuffix(called[i], "--server 192.0.2.11 --server 192.0.2.12:7444") || strings.Contains(strings.Join(called, " "), "keelson1.controlplane.abc") {
+	if i < 0 || !strings.HasSuffix(called[i], "--server 192.0.2.11 --server 192.0.2.12:7444") ||
+		strings.Contains(strings.Join(called, " "), "keelson1.controlplane.abc") {
 		t.Errorf("it calls %q: want a join, and the token on no command line", called)
 	}
 	if left, _ := os.ReadDir(filepath.Join(m.root, "tmp")); len(left) > 0 {
@@ -344,7 +386,8 @@ func TestAReplicaJoins(t *testing.T) {
 	}
 	standby := newMachine(t)
 	unpacked, _ = standby.release()
-	said, called, err = standby.run(filepath.Join(unpacked, "install.sh"), "server", "--standby", "--server", "192.0.2.11", "--token", "keelson1.controlplane.abc", "--advertise-address", "192.0.2.14")
+	said, called, err = standby.run(filepath.Join(unpacked, "install.sh"), "server", "--standby", "--server",
+		"192.0.2.11", "--token", "keelson1.controlplane.abc", "--advertise-address", "192.0.2.14")
 	i = slices.IndexFunc(called, func(s string) bool { return strings.Contains(s, "controlplane join") })
 	if err != nil || i < 0 || !strings.HasSuffix(called[i], " --standby --server 192.0.2.11") {
 		t.Errorf("a standby: %v, it calls %q\n%s", err, called, said)
@@ -357,14 +400,17 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 	before := m.tree()
 	foreign := filepath.Join(m.root, "opt/cni/bin/macvlan")
 	m.file(foreign, "of somebody else", 0o755)
-	said, called, err := m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1", "--server=[2001:db8::2]:7444", "--token", "keelson1.node.a+b=_-c", "--node-ip=192.0.2.21",
-		"--from", filepath.Join(packed, "keelson-v1-linux-amd64.tar.gz"), "--images", filepath.Join(packed, "keelson-v1-linux-amd64-images.tar"))
+	said, called, err := m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1",
+		"--server=[2001:db8::2]:7444", "--token", "keelson1.node.a+b=_-c", "--node-ip=192.0.2.21",
+		"--from", filepath.Join(packed, "keelson-v1-linux-amd64.tar.gz"), "--images",
+		filepath.Join(packed, "keelson-v1-linux-amd64-images.tar"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	tree := m.tree()
 	for file, want := range map[string]string{
-		"/etc/keelson/agent.yaml":             "server: [\"192.0.2.11:6444\", \"[2001:db8::1]:6444\", \"[2001:db8::2]:7444\"]\ntoken-file: /var/lib/keelson/join-token\nnode-ip: [\"192.0.2.21\"]\n",
+		"/etc/keelson/agent.yaml": "server: [\"192.0.2.11:6444\", \"[2001:db8::1]:6444\", " +
+			"\"[2001:db8::2]:7444\"]\ntoken-file: /var/lib/keelson/join-token\nnode-ip: [\"192.0.2.21\"]\n",
 		"/var/lib/keelson/join-token":         "-rw------- keelson1.node.a+b=_-c\n",
 		"/var/lib/keelson/images.d/entry.tar": "an image",
 	} {
@@ -372,22 +418,32 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 			t.Errorf("%s: %q, want %q", file, tree[file], want)
 		}
 	}
-	inOrder(t, called, "systemctl daemon-reload", "systemctl enable --quiet keelson-agent.service", "systemctl start keelson-agent.service")
+	inOrder(t, called, "systemctl daemon-reload", "systemctl enable --quiet keelson-agent.service",
+		"systemctl start keelson-agent.service")
 	// A node that has certificates refuses another token.
 	m.file(filepath.Join(m.root, "var/lib/keelson/session/node.pem"), "a certificate", 0o600)
-	said, _, err = m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1", "--server=[2001:db8::2]:7444", "--token", "keelson1.node.another", "--node-ip=192.0.2.21",
+	said, _, err = m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1",
+		"--server=[2001:db8::2]:7444", "--token", "keelson1.node.another", "--node-ip=192.0.2.21",
 		"--from", filepath.Join(packed, "keelson-v1-linux-amd64.tar.gz"))
-	if err != nil || !strings.Contains(said, "is a node already, and has no use for the token") || strings.Contains(m.tree()["/var/lib/keelson/join-token"], "another") {
+	if err != nil || !strings.Contains(said, "is a node already, and has no use for the token") ||
+		strings.Contains(m.tree()["/var/lib/keelson/join-token"], "another") {
 		t.Errorf("another token for a node: %v\n%s\n%s", err, said, m.tree()["/var/lib/keelson/join-token"])
 	}
-	m.file(filepath.Join(m.root, "mountinfo"), "1 0 0:1 / / rw - x x rw\n2 1 0:2 / "+m.root+"/run/keelson/oci/a rw - x x rw\n3 2 0:3 / "+m.root+"/run/keelson/oci/a/b\\040c rw - x x rw\n"+
-		"4 1 0:2 / "+m.root+"/run/keelsonite rw - x x rw\n5 1 0:2 / "+m.root+"/var/lib/kubelet/pods/x rw - x x rw\n", 0o644)
-	m.fake("nft", `[ "$1" = delete ] || printf 'table inet keelson\ntable ip keelson-policy\ntable inet other\ntable inet cni_hostport\n'`)
-	m.fake("ip", `case "$*" in *master*) ;; "-o link show") printf '1: lo: <UP>\n2: keelson0: <UP>\n3: keelson-vx@eth0: <UP>\n4: eth0: <UP>\n';; esac`)
+	m.file(filepath.Join(m.root, "mountinfo"),
+		"1 0 0:1 / / rw - x x rw\n2 1 0:2 / "+m.root+"/run/keelson/oci/a rw - x x rw\n3 2 0:3 / "+m.root+
+			"/run/keelson/oci/a/b\\040c rw - x x rw\n"+
+			"4 1 0:2 / "+m.root+"/run/keelsonite rw - x x rw\n5 1 0:2 / "+m.root+
+			"/var/lib/kubelet/pods/x rw - x x rw\n",
+		0o644)
+	m.fake("nft", `[ "$1" = delete ] || printf 'table inet keelson\ntable ip keelson-policy\ntable inet other\ntable `+
+		`inet cni_hostport\n'`)
+	m.fake("ip", `case "$*" in *master*) ;; "-o link show") printf '1: lo: <UP>\n2: keelson0: <UP>\n3: `+
+		`keelson-vx@eth0: <UP>\n4: eth0: <UP>\n';; esac`)
 	m.file(filepath.Join(m.root, "sys/fs/cgroup/keelson.slice/pods/cgroup.events"), "populated 0\n", 0o644)
 	m.file(filepath.Join(m.root, "run/keelson/dns-addresses.json"), `["169.254.20.10","10.96.0.10"]`, 0o644)
 
-	if said, _, err = m.run("uninstall.sh", "--keep-dat"); err == nil || !strings.Contains(said, "--keep-dat is no flag") {
+	if said, _, err = m.run("uninstall.sh", "--keep-dat"); err == nil ||
+		!strings.Contains(said, "--keep-dat is no flag") {
 		t.Errorf("%v: %s", err, said)
 	}
 	if err := os.RemoveAll(filepath.Join(m.root, "sys/fs/cgroup/keelson.slice")); err != nil {
@@ -397,29 +453,35 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service", "systemctl disable --quiet --now keelson-pods.service", "keelson-agent remove-network", "ip link delete keelson0", "ip link delete keelson-vx",
-		"ip address delete 169.254.20.10 dev lo", "ip address delete 10.96.0.10 dev lo",
-		"nft delete table inet keelson", "nft delete table ip keelson-policy", "nft delete table inet cni_hostport", "umount -l "+m.root+"/var/lib/kubelet/pods/x",
-		"umount -l "+m.root+"/run/keelson/oci/a/b c", "umount -l "+m.root+"/run/keelson/oci/a", "systemctl daemon-reload")
+	inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service",
+		"systemctl disable --quiet --now keelson-pods.service", "keelson-agent remove-network",
+		"ip link delete keelson0", "ip link delete keelson-vx", "ip address delete 169.254.20.10 dev lo",
+		"ip address delete 10.96.0.10 dev lo", "nft delete table inet keelson", "nft delete table ip keelson-policy",
+		"nft delete table inet cni_hostport", "umount -l "+m.root+"/var/lib/kubelet/pods/x",
+		"umount -l "+m.root+"/run/keelson/oci/a/b c", "umount -l "+m.root+"/run/keelson/oci/a",
+		"systemctl daemon-reload")
 	for _, call := range called {
 		if strings.HasSuffix(call, " other") || strings.Contains(call, "eth0") || strings.Contains(call, "keelsonite") {
 			t.Errorf("it takes away what is not Keelson's: %s", call)
 		}
 	}
 	tree = m.tree()
-	if tree["/etc/keelson/agent.yaml"] == "" || tree["/var/lib/keelson/join-token"] == "" || tree["/usr/bin/kctl"] != "" {
+	if tree["/etc/keelson/agent.yaml"] == "" || tree["/var/lib/keelson/join-token"] == "" ||
+		tree["/usr/bin/kctl"] != "" {
 		t.Errorf("--keep-data leaves %v", tree)
 	}
 	m.fake("umount", "exit 1")
 	m.file(filepath.Join(m.root, "etc/cni/net.d/other.conf"), "", 0o644)
-	if said, _, err = m.run("uninstall.sh", "--keep-data"); err == nil || !strings.Contains(said, "stays mounted") || !strings.Contains(said, "not everything is gone") {
+	if said, _, err = m.run("uninstall.sh", "--keep-data"); err == nil || !strings.Contains(said, "stays mounted") ||
+		!strings.Contains(said, "not everything is gone") {
 		t.Errorf("with mounts that stay: %v\n%s", err, said)
 	}
 	if err := os.RemoveAll(filepath.Join(m.root, "etc/cni")); err != nil {
 		t.Fatal(err)
 	}
 	m.fake("umount", "")
-	for _, at := range []string{"run/keelson-changed/keelson-agent", "var/cache/keelson/keelson-v1-linux-amd64.tar.gz"} {
+	for _, at := range []string{"run/keelson-changed/keelson-agent",
+		"var/cache/keelson/keelson-v1-linux-amd64.tar.gz"} {
 		m.file(filepath.Join(m.root, at), "", 0o600)
 	}
 	if said, _, err = m.run("uninstall.sh"); err != nil {
@@ -462,14 +524,16 @@ func TestAnInitThatWasCutOff(t *testing.T) {
 	m.file(filepath.Join(m.root, "var/lib/keelson/controlplane/pki/ca.crt"), "of before", 0o600)
 	m.file(filepath.Join(m.root, "var/lib/keelson/controlplane/raft/log"), "data", 0o600)
 	said, called, err := m.run(filepath.Join(unpacked, "install.sh"), args...)
-	if err == nil || !strings.Contains(said, "has a store and no cluster.json") || m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] == "" {
+	if err == nil || !strings.Contains(said, "has a store and no cluster.json") ||
+		m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] == "" {
 		t.Errorf("%v: %s", err, said)
 	}
 	if err := os.RemoveAll(filepath.Join(m.root, "var/lib/keelson/controlplane/raft")); err != nil {
 		t.Fatal(err)
 	}
 	said, called, err = m.run(filepath.Join(unpacked, "install.sh"), args...)
-	if err != nil || !strings.Contains(said, "it is begun again") || m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] != "" {
+	if err != nil || !strings.Contains(said, "it is begun again") ||
+		m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] != "" {
 		t.Errorf("%v: %s", err, said)
 	}
 	if !slices.ContainsFunc(called, func(s string) bool { return strings.HasPrefix(s, "keelson-controlplane init") }) {

@@ -32,7 +32,9 @@ func TestSettingsAreBrought(t *testing.T) {
 	}
 	install("joining the cluster", "--server", "192.0.2.11", "--token", "keelson1.controlplane.abc", "--admin", admin)
 	tree := m.tree()
-	for file, want := range map[string]string{"/etc/keelson/controlplane.yaml": "-rw------- name: cp2\nadvertise-address: 192.0.2.12\n", "/var/lib/keelson/controlplane/admin.kubeconfig": "-rw------- a kubeconfig\n"} {
+	for file, want := range map[string]string{
+		"/etc/keelson/controlplane.yaml":                 "-rw------- name: cp2\nadvertise-address: 192.0.2.12\n",
+		"/var/lib/keelson/controlplane/admin.kubeconfig": "-rw------- a kubeconfig\n"} {
 		if tree[file] != want {
 			t.Errorf("%s is %q, want %q", file, tree[file], want)
 		}
@@ -44,7 +46,8 @@ func TestSettingsAreBrought(t *testing.T) {
 	if !restarted(install("restarting")) {
 		t.Error("new settings restart nothing")
 	}
-	if after := m.tree(); after["/etc/keelson/controlplane.yaml.before"] != tree["/etc/keelson/controlplane.yaml"] || !strings.HasSuffix(after["/etc/keelson/controlplane.yaml"], "debug: true\n") {
+	if after := m.tree(); after["/etc/keelson/controlplane.yaml.before"] != tree["/etc/keelson/controlplane.yaml"] ||
+		!strings.HasSuffix(after["/etc/keelson/controlplane.yaml"], "debug: true\n") {
 		t.Errorf("the settings of before are %q", after["/etc/keelson/controlplane.yaml.before"])
 	}
 	// Interrupted between the new programs and the restart.
@@ -54,7 +57,8 @@ is-active) [ -e `+m.root+`/active ] ;;
 restart) [ ! -e `+m.root+`/cut ] || exit 1 ;;
 esac`)
 	m.file(filepath.Join(m.root, "cut"), "", 0o644)
-	if said, _, err := m.run(script, "server", "--settings", settings); err == nil || !strings.Contains(said, "did not start") {
+	if said, _, err := m.run(script, "server", "--settings", settings); err == nil ||
+		!strings.Contains(said, "did not start") {
 		t.Errorf("%v: %s", err, said)
 	}
 	if err := os.Remove(filepath.Join(m.root, "cut")); err != nil {
@@ -76,7 +80,8 @@ func (m *machine) judging(unpacked, word string) {
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		m.file(path, string(raw)+`if [ "$1 $2" = "check --config" ] && grep -q `+word+` "$3"; then echo "`+daemon+`: $3, line 1: unknown key" >&2; exit 2; fi
+		m.file(path, string(raw)+`if [ "$1 $2" = "check --config" ] && grep -q `+word+` "$3"; then echo "`+daemon+
+			`: $3, line 1: unknown key" >&2; exit 2; fi
 `, 0o755)
 	}
 }
@@ -84,7 +89,8 @@ func (m *machine) judging(unpacked, word string) {
 // Invalid settings are refused with the daemon's message before anything is changed: settings that
 // are passed, and settings that a machine has.
 func TestSettingsThatAreWrong(t *testing.T) {
-	for _, c := range []struct{ role, daemon, file string }{{"agent", "keelson-agent", "/etc/keelson/agent.yaml"}, {"server", "keelson-controlplane", "/etc/keelson/controlplane.yaml"}} {
+	for _, c := range []struct{ role, daemon, file string }{{"agent", "keelson-agent", "/etc/keelson/agent.yaml"},
+		{"server", "keelson-controlplane", "/etc/keelson/controlplane.yaml"}} {
 		t.Run(c.role, func(t *testing.T) {
 			m := newMachine(t)
 			unpacked, _ := m.release()
@@ -94,7 +100,8 @@ func TestSettingsThatAreWrong(t *testing.T) {
 				t.Helper()
 				before := m.tree()
 				said, called, err := m.run(script, append([]string{c.role}, args...)...)
-				want := "install: nothing was changed, since " + c.file + " would be wrong: " + c.daemon + ": " + c.file + ", line 1: unknown key\n"
+				want := "install: nothing was changed, since " + c.file + " would be wrong: " + c.daemon + ": " +
+					c.file + ", line 1: unknown key\n"
 				if err == nil || !strings.HasSuffix(said, want) {
 					t.Errorf("%v: %s\nwant %s", err, said, want)
 				}
@@ -122,20 +129,25 @@ func TestSettingsThatAreWrong(t *testing.T) {
 			m.file(filepath.Join(m.root, c.file), "max-pod: 60\n", 0o600)
 			refused("--server", "192.0.2.11", "--token", "keelson1.x")
 			// Where the unit says more than the file, the file alone may look wrong.
-			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/rights.conf"), "[Service]\nCapabilityBoundingSet=CAP_NET_RAW\n", 0o644)
+			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/rights.conf"),
+				"[Service]\nCapabilityBoundingSet=CAP_NET_RAW\n", 0o644)
 			refused(bring...)
-			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/override.conf"), "[Service]\nEnvironment=KEELSON_NAME=x\n", 0o644)
-			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil || !strings.Contains(said, "override.conf says otherwise") {
+			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/override.conf"),
+				"[Service]\nEnvironment=KEELSON_NAME=x\n", 0o644)
+			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil ||
+				!strings.Contains(said, "override.conf says otherwise") {
 				t.Errorf("%v: %s", err, said)
 			}
-			if err := os.Remove(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/override.conf")); err != nil {
+			if err := os.Remove(filepath.Join(m.root, "etc/systemd/system",
+				c.daemon+".service.d/override.conf")); err != nil {
 				t.Fatal(err)
 			}
 			env := strings.TrimSuffix(c.file, "yaml") + "env"
 			m.file(filepath.Join(m.root, env), "# KEELSON_NAME=x\n", 0o600)
 			refused(bring...)
 			m.file(filepath.Join(m.root, env), "KEELSON_NAME=x\n", 0o600)
-			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil || !strings.Contains(said, env+" says otherwise") {
+			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil ||
+				!strings.Contains(said, env+" says otherwise") {
 				t.Errorf("%v: %s", err, said)
 			}
 		})
@@ -153,7 +165,9 @@ func TestSettingsAreJudgedAsTheUnitRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.file(daemon, string(raw)+`if [ "$1" = check ]; then read -r first <"$3" && [ "$PWD" = / ] || { echo "it looks at $3 from $PWD" >&2; exit 2; }; fi
+	m.file(daemon,
+		string(raw)+
+			`if [ "$1" = check ]; then read -r first <"$3" && [ "$PWD" = / ] || { echo "it looks at $3 from $PWD" >&2; exit 2; }; fi
 `, 0o755)
 	install := func(more string) (said string, err error) {
 		t.Helper()
@@ -178,7 +192,8 @@ func TestSettingsAreJudgedAsTheUnitRuns(t *testing.T) {
 		"store-key-file: /tmp/key\n":                                    "/tmp/key",
 	} {
 		before := without(m.tree(), "/tmp/settings", lock)
-		want := "install: nothing was changed, since /etc/keelson/controlplane.yaml would be wrong: keelson-controlplane: it does not see " + path + ", for its unit"
+		want := "install: nothing was changed, since /etc/keelson/controlplane.yaml would be wrong: " +
+			"keelson-controlplane: it does not see " + path + ", for its unit"
 		if said, err := install(more); err == nil || !strings.Contains(said, want) {
 			t.Errorf("%s: %v: %s", more, err, said)
 		}
@@ -186,13 +201,15 @@ func TestSettingsAreJudgedAsTheUnitRuns(t *testing.T) {
 			t.Errorf("%s: something has changed", more)
 		}
 	}
-	if said, err := install("# /tmp/key\nbackup-folder: /srv/tmp/x # not /tmp/x\noidc-issuer-url: https://192.0.2.1/root/x\n"); err != nil || strings.Contains(said, "does not see") {
+	if said, err := install("# /tmp/key\nbackup-folder: /srv/tmp/x # not /tmp/x\noidc-issuer-url: " +
+		"https://192.0.2.1/root/x\n"); err != nil || strings.Contains(said, "does not see") {
 		t.Fatalf("%v: %s", err, said)
 	}
 	const hidden = "backup-folder: /var/tmp/backups\n"
 	own := filepath.Join(m.root, "etc/systemd/system/keelson-controlplane.service.d/home.conf")
 	m.file(own, "[Service]\nPrivateTmp=no\n", 0o644)
-	if said, err := install(hidden); err != nil || !strings.Contains(said, "it does not see /var/tmp/backups") || !strings.Contains(said, "home.conf says otherwise") {
+	if said, err := install(hidden); err != nil || !strings.Contains(said, "it does not see /var/tmp/backups") ||
+		!strings.Contains(said, "home.conf says otherwise") {
 		t.Errorf("%v: %s", err, said)
 	}
 	if err := os.Remove(own); err != nil {
@@ -204,13 +221,15 @@ func TestSettingsAreJudgedAsTheUnitRuns(t *testing.T) {
 }
 
 // A daemon that ends with its new settings all the same gets those of before again, with the rights that go with them, also one that
-// systemd begins anew so fast that it is always found running.
+// systemd restarts so fast that it is always found running.
 func TestADaemonThatEndsGetsItsSettingsBack(t *testing.T) {
 	for _, c := range []struct{ name, ends, want string }{
 		{"it does not start", "exit 1", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
 		{"it ends", "rm -f ROOT/active", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
-		{"it ends and is begun again", "touch ROOT/flaps", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
-		{"it ends with both", "touch ROOT/flaps ROOT/always", "and with those of before, which are in /etc/keelson/controlplane.yaml again"},
+		{"it ends and is begun again", "touch ROOT/flaps",
+			"/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
+		{"it ends with both", "touch ROOT/flaps ROOT/always",
+			"and with those of before, which are in /etc/keelson/controlplane.yaml again"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -232,14 +251,16 @@ esac`, "ROOT", m.root))
 			}
 			m.file(settings, good+"api-address-shared: 192.0.2.10\nbad: true\n", 0o600)
 			said, called, err := m.run(script, args...)
-			if err == nil || !strings.Contains(said, c.want) || !strings.Contains(said, "install:   this is its last word\n") {
+			if err == nil || !strings.Contains(said, c.want) ||
+				!strings.Contains(said, "install:   this is its last word\n") {
 				t.Errorf("%v: %s\nwant %s", err, said, c.want)
 			}
 			tree := m.tree()
 			if got := tree["/etc/keelson/controlplane.yaml"]; got != "-rw------- "+good {
 				t.Errorf("the settings are %q", got)
 			}
-			if rights, there := tree["/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"]; there {
+			if rights,
+				there := tree["/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"]; there {
 				t.Errorf("it has the rights of the new settings: %s", rights)
 			}
 			const restart = "systemctl restart keelson-controlplane.service"
@@ -275,7 +296,8 @@ func TestRightsFollowTheSettings(t *testing.T) {
 	for _, setting := range []string{"api-address-shared: 192.0.2.10\n", "api-address-shared: \"192.0.2.10\"\n"} {
 		called := install(setting)
 		if got := m.tree()[rights]; !strings.HasPrefix(got, "-rw-r--r-- ") ||
-			!strings.HasSuffix(got, "\n[Service]\nCapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\nRestrictAddressFamilies=AF_PACKET\n") {
+			!strings.HasSuffix(got,
+				"\n[Service]\nCapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\nRestrictAddressFamilies=AF_PACKET\n") {
 			t.Errorf("with %q: %q", setting, got)
 		}
 		inOrder(t, called, "systemctl daemon-reload", "systemctl restart keelson-controlplane.service")
@@ -302,11 +324,13 @@ func TestTheNextRunKnowsBetter(t *testing.T) {
 	m := newMachine(t)
 	unpacked, _ := m.release()
 	script, file := filepath.Join(unpacked, "install.sh"), "/etc/keelson/controlplane.yaml"
-	if said, _, err := m.run(script, "server", "--init", "--no-start", "--advertise-address", "192.0.2.11"); err != nil {
+	if said, _, err := m.run(script, "server", "--init", "--no-start", "--advertise-address", "192.0.2.11"); err !=
+		nil {
 		t.Fatalf("%v: %s", err, said)
 	}
 	said, _, err := m.run(script, "server", "--init", "--advertise-address", "192.0.2.11", "--name", "cp7")
-	if err != nil || !strings.Contains(m.tree()[file], `name: "cp7"`) || strings.Contains(m.tree()[file+".before"], "cp7") {
+	if err != nil || !strings.Contains(m.tree()[file], `name: "cp7"`) ||
+		strings.Contains(m.tree()[file+".before"], "cp7") {
 		t.Fatalf("%v: %s\n%s", err, said, m.tree()[file])
 	}
 	said, _, err = m.run(script, "server", "--init", "--advertise-address", "192.0.2.11", "--name", "cp8")

@@ -31,7 +31,8 @@ func TestDisksOfDataStayMounted(t *testing.T) {
 		for _, flag := range []string{"--keep-data", ""} {
 			t.Run(c.at+" of "+c.root+" "+flag, func(t *testing.T) {
 				m := newMachine(t)
-				m.file(filepath.Join(m.root, "mountinfo"), "1 0 8:1 / / rw - ext4 x rw\n2 1 8:2 "+c.root+" "+m.root+c.at+" rw - ext4 x rw\n", 0o644)
+				m.file(filepath.Join(m.root, "mountinfo"),
+					"1 0 8:1 / / rw - ext4 x rw\n2 1 8:2 "+c.root+" "+m.root+c.at+" rw - ext4 x rw\n", 0o644)
 				said, called, err := m.run("uninstall.sh", strings.Fields(flag)...)
 				if err != nil {
 					t.Fatalf("%v\n%s", err, said)
@@ -82,7 +83,8 @@ func TestADiskOfImagesStaysMounted(t *testing.T) {
 
 // On a real disk at /var/lib/keelson nothing is left but the disk, which stays mounted, as one below it does; with --keep-data all is left.
 func TestDataOnADiskOfItsOwn(t *testing.T) {
-	if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", t.TempDir()).CombinedOutput(); err != nil {
+	if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", t.TempDir()).CombinedOutput(); err !=
+		nil {
 		t.Skipf("mounting needs root: %v: %s", err, out)
 	}
 	m := newMachine(t)
@@ -108,10 +110,12 @@ of kept
 PATH=$BIN sh "$SCRIPT" >/dev/null
 of gone
 ls /proc/self/fd/8/`)
-	cmd.Env = append(os.Environ(), "DESTDIR="+m.root, "TMPDIR="+filepath.Join(m.root, "tmp"), "SCRIPT="+script, "BIN="+m.bin)
+	cmd.Env = append(os.Environ(), "DESTDIR="+m.root, "TMPDIR="+filepath.Join(m.root, "tmp"),
+		"SCRIPT="+script, "BIN="+m.bin)
 	out, err := cmd.CombinedOutput()
 	const disks = "mounted /var/lib/keelson\nmounted /var/lib/keelson/controlplane\n"
-	if want := "kept: ./controlplane/cluster.json ./controlplane/raft/log ./images/layer/file \n" + disks + "gone: \n" + disks + "of a server\n"; err != nil || string(out) != want {
+	if want := "kept: ./controlplane/cluster.json ./controlplane/raft/log ./images/layer/file \n" + disks + "gone: \n" +
+		disks + "of a server\n"; err != nil || string(out) != want {
 		t.Errorf("%v: got\n%s\nwant\n%s", err, out, want)
 	}
 }
@@ -125,10 +129,12 @@ func TestDataElsewhereAreNamed(t *testing.T) {
 	}
 	m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
 	at := filepath.Join(m.root, "var/lib/keelson")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(filepath.Join(m.root, "srv/data"), at)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755),
+		os.Symlink(filepath.Join(m.root, "srv/data"), at)); err != nil {
 		t.Fatal(err)
 	}
-	if said, _, err := m.run("uninstall.sh"); err == nil || !strings.Contains(said, at+" was a link to another folder: what is there stays") {
+	if said, _, err := m.run("uninstall.sh"); err == nil ||
+		!strings.Contains(said, at+" was a link to another folder: what is there stays") {
 		t.Errorf("%v: %s", err, said)
 	}
 	if said, _, err := m.run("uninstall.sh"); err != nil {
@@ -144,7 +150,9 @@ func TestDataElsewhereAreNamed(t *testing.T) {
 // Virtual servers of IPVS are the agent's to take away, with the interface that says there are any: those of others stay, and what
 // an agent does not do is said. The interface goes in any case.
 func TestVirtualServersAreTheAgents(t *testing.T) {
-	const with, header = "keelson0 keelson-ipvs0", "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n"
+	const with, header = "keelson0 keelson-ipvs0",
+		"IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> " +
+			"RemoteAddress:Port Forward Weight ActiveConn InActConn\n"
 	const server = "TCP  0A60000A:0050 rr \n  -> 0AF40002:1F90      Masq    1      0          0         \n"
 	const stay = "virtual servers of Services may be in IPVS still"
 	for _, c := range []struct {
@@ -182,7 +190,8 @@ case "$*" in
 "link delete "*) rm "$3" ;;
 esac`)
 			said, called, err := m.run("uninstall.sh")
-			if (err != nil) != (c.want != "") || !strings.Contains(said, c.want) || c.want == "" && strings.Contains(said, stay) {
+			if (err != nil) != (c.want != "") || !strings.Contains(said, c.want) ||
+				c.want == "" && strings.Contains(said, stay) {
 				t.Errorf("%v: %s\nwant %q", err, said, c.want)
 			}
 			if asked := slices.Contains(called, "keelson-agent remove-network"); asked != (c.agent != "") {
@@ -201,7 +210,8 @@ esac`)
 // The agent ends the iSCSI sessions of volumes, once those are unmounted and while it knows of them. What it does not end is named, and
 // the note of it stays for whoever does; a machine that has none needs no such agent.
 func TestSessionsOfVolumesEnd(t *testing.T) {
-	const one, other = "var/lib/kubelet/plugins/kubernetes.io/iscsi/default/iqn.2026-01.example:one/target.json", "var/lib/kubelet/plugins/kubernetes.io/iscsi/192.0.2.1:pv/eui.0123456789abcdef/target.json"
+	const one, other = "var/lib/kubelet/plugins/kubernetes.io/iscsi/default/iqn.2026-01.example:one/target.json",
+		"var/lib/kubelet/plugins/kubernetes.io/iscsi/192.0.2.1:pv/eui.0123456789abcdef/target.json"
 	const unknown = `echo "unexpected argument $1" >&2; exit 2`
 	for _, c := range []struct {
 		name  string
@@ -223,18 +233,22 @@ func TestSessionsOfVolumesEnd(t *testing.T) {
 			for _, note := range c.notes {
 				m.file(filepath.Join(m.root, note), "{}", 0o600)
 			}
-			for _, name := range []string{"driver/csi.sock", "kubernetes.io/csi/x/vol_data.json", "kubernetes.io/iscsi/default/iqn.2026-01.example:one/lun-0/x", "kubernetes.io/iscsi/iface-default/x/iscsi.json"} {
+			for _, name := range []string{"driver/csi.sock", "kubernetes.io/csi/x/vol_data.json",
+				"kubernetes.io/iscsi/default/iqn.2026-01.example:one/lun-0/x",
+				"kubernetes.io/iscsi/iface-default/x/iscsi.json"} {
 				m.file(filepath.Join(m.root, "var/lib/kubelet/plugins", name), "", 0o600)
 			}
 			if c.agent != "" {
-				m.fake(filepath.Join(m.root, "usr/bin/keelson-agent"), `[ "$1" = remove-volumes ] || exit 0; `+strings.ReplaceAll(c.agent, "ROOT", m.root))
+				m.fake(filepath.Join(m.root, "usr/bin/keelson-agent"),
+					`[ "$1" = remove-volumes ] || exit 0; `+strings.ReplaceAll(c.agent, "ROOT", m.root))
 			}
 			said, called, err := m.run("uninstall.sh", "--keep-data")
 			if (err != nil) != (len(c.left) > 0) {
 				t.Errorf("%v: %s", err, said)
 			}
 			if c.agent != "" && len(c.notes) > 0 {
-				inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service", "umount -l "+m.root+"/"+beside, "keelson-agent remove-volumes", "systemctl daemon-reload")
+				inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service",
+					"umount -l "+m.root+"/"+beside, "keelson-agent remove-volumes", "systemctl daemon-reload")
 			} else if slices.Contains(called, "keelson-agent remove-volumes") {
 				t.Errorf("an agent was asked for nothing: %q", called)
 			}
@@ -249,7 +263,9 @@ func TestSessionsOfVolumesEnd(t *testing.T) {
 				t.Errorf("left: %q, want %q", left, want)
 			}
 			for _, name := range want {
-				if target := filepath.Base(filepath.Dir(name)); !strings.Contains(said, "sessions with iSCSI target "+target+" ") || !strings.Contains(said, m.root+"/"+name+" says what was made") {
+				if target := filepath.Base(filepath.Dir(name)); !strings.Contains(said,
+					"sessions with iSCSI target "+target+" ") ||
+					!strings.Contains(said, m.root+"/"+name+" says what was made") {
 					t.Errorf("%s\ndoes not name %s", said, name)
 				}
 			}
@@ -270,8 +286,10 @@ func TestSessionsOfVolumesEnd(t *testing.T) {
 // A file that could not be put whole leaves no part of itself: when it is told so, with the next run, and when all is taken away.
 func TestHalfAFileDoesNotStay(t *testing.T) {
 	for _, c := range []struct{ target, role string }{
-		{"/usr/bin/keelson-agent", "agent"}, {"/usr/lib/systemd/system/keelson-pods.service", "agent"}, {"/opt/cni/bin/bridge", "agent"}, {"/usr/lib/keelson/uninstall.sh", "agent"},
-		{"/etc/keelson/agent.yaml", "agent"}, {"/etc/keelson/controlplane.yaml", "server"}, {"/var/lib/keelson/controlplane/admin.kubeconfig", "server"},
+		{"/usr/bin/keelson-agent", "agent"}, {"/usr/lib/systemd/system/keelson-pods.service", "agent"},
+		{"/opt/cni/bin/bridge", "agent"}, {"/usr/lib/keelson/uninstall.sh", "agent"},
+		{"/etc/keelson/agent.yaml", "agent"}, {"/etc/keelson/controlplane.yaml", "server"},
+		{"/var/lib/keelson/controlplane/admin.kubeconfig", "server"},
 	} {
 		t.Run(filepath.Base(c.target), func(t *testing.T) {
 			m := newMachine(t)
@@ -298,7 +316,8 @@ exec `+cp+` "$@"`)
 			left := func() bool { _, there := m.tree()[c.target+".new"]; return there }
 			install, uninstall := filepath.Join(unpacked, "install.sh"), filepath.Join(unpacked, "uninstall.sh")
 			copying("exit 1")
-			if said, _, err := m.run(install, args...); err == nil || !strings.Contains(said, c.target+" could not be written") {
+			if said, _, err := m.run(install, args...); err == nil ||
+				!strings.Contains(said, c.target+" could not be written") {
 				t.Errorf("%v: %s", err, said)
 			}
 			if !strings.HasSuffix(c.target, "admin.kubeconfig") && left() {
@@ -327,7 +346,8 @@ exec `+cp+` "$@"`)
 				t.Errorf("the next install.sh: %v: %s\nleft in part: %v", err, said, left())
 			}
 			m.file(filepath.Join(m.root, c.target)+".new", "half", 0o600)
-			if said, _, err := m.run(install, args...); err != nil || left() != strings.HasSuffix(c.target, "admin.kubeconfig") {
+			if said, _, err := m.run(install, args...); err != nil ||
+				left() != strings.HasSuffix(c.target, "admin.kubeconfig") {
 				t.Errorf("install.sh where the whole file is there: %v: %s\nleft in part: %v", err, said, left())
 			}
 		})

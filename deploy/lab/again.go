@@ -13,8 +13,8 @@ import (
 )
 
 // StartAgain starts a stopped lab from the disks of its hosts, like machines after a power failure.
-// It returns when every replica and every worker is ready. After an error, it leaves the lab as it
-// is, so that it can be inspected.
+// It returns when every replica and every worker is ready. After an error, it leaves the lab
+// unchanged, so that it can be inspected.
 func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	if err := needRoot(); err != nil {
 		return err
@@ -43,46 +43,46 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 }
 
 // startHosts starts the daemons of hosts that have already joined the cluster, and waits until they
-// are ready. If a daemon does not become ready, the others are started nevertheless, because an
+// are ready. If a daemon does not become ready, startHosts still starts the others, because an
 // operator may have removed its host from the cluster. The error contains all daemons that are not
 // ready. step prints progress.
 func (l *Lab) startHosts(ctx context.Context, step func(string, ...any)) error {
-	if err := l.restoreKubeconfig(); err != nil {
+	if err := l.hosts().restoreKubeconfig(); err != nil {
 		return err
 	}
-	replicas := l.hostsWithRole(RoleControlPlane)
-	for _, h := range append(l.hostsWithRole(RoleRegistry), replicas...) {
-		if err := l.startDaemon(h); err != nil {
+	replicas := l.hosts().hostsWithRole(RoleControlPlane)
+	for _, h := range append(l.hosts().hostsWithRole(RoleRegistry), replicas...) {
+		if err := l.hosts().startDaemon(h); err != nil {
 			return err
 		}
 	}
-	if err := l.startSupervisor(); err != nil {
+	if err := l.hosts().startSupervisor(); err != nil {
 		return err
 	}
-	missing := l.waitReplicas(ctx, replicas, step)
+	missing := l.readiness().waitReplicas(ctx, replicas, step)
 	if len(missing) == len(replicas) {
 		return errors.Join(missing...)
 	}
-	before, err := l.awaitSessions(ctx)
+	before, err := l.readiness().awaitSessions(ctx)
 	if err != nil {
 		return errors.Join(append(missing, err)...)
 	}
-	for _, h := range l.hostsWithRole(RoleWorker) {
-		if err := l.startDaemon(h); err != nil {
+	for _, h := range l.hosts().hostsWithRole(RoleWorker) {
+		if err := l.hosts().startDaemon(h); err != nil {
 			missing = append(missing, err)
 		}
 	}
-	return errors.Join(append(missing, l.waitRegistry(ctx), l.waitNodes(ctx, before, step))...)
+	return errors.Join(append(missing, l.registry().waitRegistry(ctx), l.readiness().waitNodes(ctx, before, step))...)
 }
 
 // waitReplicas waits until each of the replicas is ready or its wait fails, and returns the errors.
-func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(string, ...any)) []error {
+func (r readiness) waitReplicas(ctx context.Context, replicas []Host, step func(string, ...any)) []error {
 	var mu sync.Mutex
 	var missing []error
 	var wg sync.WaitGroup
 	for _, h := range replicas {
 		wg.Go(func() {
-			err := l.waitReady(ctx, h)
+			err := r.waitReady(ctx, h)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -96,10 +96,10 @@ func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(strin
 	return missing
 }
 
-// awaitSessions returns the result of nodeSessions. It retries for 30 seconds until a replica
-// answers through the forwarder.
-func (l *Lab) awaitSessions(ctx context.Context) (found map[string]string, err error) {
-	cs, err := l.adminClient()
+// awaitSessions returns the result of nodeSessions: the resource version of each node's Lease by
+// node name. It retries for 30 seconds until a replica responds through the forwarder.
+func (r readiness) awaitSessions(ctx context.Context) (found map[string]string, err error) {
+	cs, err := r.adminClient()
 	if err != nil {
 		return nil, err
 	}
@@ -114,14 +114,14 @@ func (l *Lab) awaitSessions(ctx context.Context) (found map[string]string, err e
 
 // restoreKubeconfig writes the administrator's kubeconfig to Config.Kubeconfig if this file no
 // longer exists, for example below /tmp after a reboot.
-func (l *Lab) restoreKubeconfig() error {
-	if fileExists(l.Config.Kubeconfig) {
+func (hb hostBuilder) restoreKubeconfig() error {
+	if fileExists(hb.config.Kubeconfig) {
 		return nil
 	}
-	first := l.hostsWithRole(RoleControlPlane)[0]
+	first := hb.hostsWithRole(RoleControlPlane)[0]
 	raw, err := os.ReadFile(filepath.Join(first.stateDir(), adminKubeconfig))
 	if err != nil {
 		return fmt.Errorf("the administrator's kubeconfig on host %s: %w", first.Name, err)
 	}
-	return l.writeKubeconfig(raw)
+	return hb.writeKubeconfig(raw)
 }

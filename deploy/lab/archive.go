@@ -28,9 +28,9 @@ type archivedImage struct {
 }
 
 // openArchive opens the images in an archive: an OCI layout as a folder or a tar, or the output of
-// 'docker save'. A tar may be compressed with gzip. The caller must call close after it has read
-// the images.
-func openArchive(path string) (found []archivedImage, close func() error, err error) {
+// 'docker save'. A tar may be compressed with gzip. The caller must call closeArchive after it has
+// read the images.
+func openArchive(path string) (found []archivedImage, closeArchive func() error, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, err
@@ -58,7 +58,8 @@ func openArchive(path string) (found []archivedImage, close func() error, err er
 		return nil, nil, err
 	}
 	if err := extractTar(plain, unpacked); err != nil {
-		return nil, nil, fmt.Errorf("%w: an archive of images is a tar of an OCI layout, or what 'docker save' writes", err)
+		return nil, nil, fmt.Errorf("%w: an archive of images is a tar of an OCI layout, or what 'docker save' writes",
+			err)
 	}
 	// 'docker save' writes both formats into one archive. Only manifest.json contains the image
 	// names.
@@ -74,8 +75,9 @@ func openArchive(path string) (found []archivedImage, close func() error, err er
 	return found, remove, err
 }
 
-// decompressGzip returns the path of the file without gzip compression. It returns path if the file
-// is not compressed. Otherwise it writes the decompressed content to a file in dir.
+// decompressGzip returns the path of a file with the decompressed content of the file path. If path
+// is not compressed, it returns path. Otherwise it writes the decompressed content to a file in
+// dir.
 func decompressGzip(path, dir string) (string, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -108,7 +110,8 @@ func dockerImages(path string) ([]archivedImage, error) {
 	var out []archivedImage
 	for _, d := range manifest {
 		if len(d.RepoTags) == 0 {
-			return nil, errors.New("an image of the archive has no name: save it by name ('docker save NAME:TAG'), not by id")
+			return nil,
+				errors.New("an image of the archive has no name: save it by name ('docker save NAME:TAG'), not by id")
 		}
 		for _, t := range d.RepoTags {
 			tag, err := name.NewTag(t)
@@ -138,8 +141,9 @@ func layoutImages(dir string) ([]archivedImage, error) {
 	for _, d := range manifest.Manifests {
 		text := imageName(d)
 		if text == "" {
-			return nil, errors.New("an image of the archive has no name (annotation org.opencontainers.image.ref.name, " +
-				"as NAME:TAG with the repository): write it with a tool that names it")
+			return nil,
+				errors.New("an image of the archive has no name (annotation org.opencontainers.image.ref.name, " +
+					"as NAME:TAG with the repository): write it with a tool that names it")
 		}
 		a := archivedImage{}
 		if a.name, err = name.ParseReference(text); err != nil {

@@ -38,13 +38,13 @@ func cgroupHierarchies() []string {
 	seen := map[string]bool{}
 	for _, c := range []string{"cpu", "cpuacct", "memory", "devices", "freezer", "blkio", "pids", "systemd"} {
 		dir := filepath.Join(cgroupMount, c)
-		real, err := filepath.EvalSymlinks(dir)
-		if err != nil || seen[real] {
+		resolved, err := filepath.EvalSymlinks(dir)
+		if err != nil || seen[resolved] {
 			continue
 		}
-		if _, err := os.Stat(filepath.Join(real, "cgroup.procs")); err == nil {
-			seen[real] = true
-			out = append(out, real)
+		if _, err := os.Stat(filepath.Join(resolved, "cgroup.procs")); err == nil {
+			seen[resolved] = true
+			out = append(out, resolved)
 		}
 	}
 	return out
@@ -111,7 +111,8 @@ func cgroupDirs(path string) []string {
 	var out []string
 	roots := cgroupHierarchies()
 	if !hasCgroupV2Only() {
-		for _, extra := range []string{"cpuset", "hugetlb", "net_cls", "net_prio", "perf_event", "rdma", "misc", "unified"} {
+		for _, extra := range []string{"cpuset", "hugetlb", "net_cls", "net_prio", "perf_event", "rdma",
+			"misc", "unified"} {
 			roots = append(roots, filepath.Join(cgroupMount, extra))
 		}
 	}
@@ -200,16 +201,16 @@ func removeCgroups(ctx context.Context, path string) error {
 	})
 }
 
-// setFrozen freezes all processes in a cgroup and its descendants if on is set. Otherwise it thaws
-// them.
-func setFrozen(path string, on bool) error {
+// setFrozen freezes all processes in a cgroup and its descendants if frozen is true. Otherwise it
+// thaws them.
+func setFrozen(path string, frozen bool) error {
 	file, value := filepath.Join(cgroupMount, "freezer", path, "freezer.state"), "THAWED"
-	if on {
+	if frozen {
 		value = "FROZEN"
 	}
 	if hasCgroupV2Only() {
 		file, value = filepath.Join(cgroupMount, path, "cgroup.freeze"), "0"
-		if on {
+		if frozen {
 			value = "1"
 		}
 	}

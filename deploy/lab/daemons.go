@@ -11,50 +11,50 @@ import (
 	"strings"
 )
 
-func (l *Lab) binPath(name string) string { return filepath.Join(l.Config.BinDir, name) }
+func (hb hostBuilder) binPath(name string) string { return filepath.Join(hb.config.BinDir, name) }
 
 // programPath returns the path of a program for the host h: in Host.BinDir if set, otherwise in
 // Config.BinDir.
-func (l *Lab) programPath(h Host, name string) string {
-	return filepath.Join(cmp.Or(h.BinDir, l.Config.BinDir), name)
+func (hb hostBuilder) programPath(h Host, name string) string {
+	return filepath.Join(cmp.Or(h.BinDir, hb.config.BinDir), name)
 }
 
 // daemonArgs returns the program and the arguments of the host's daemon: a replica, an agent, or
 // the registry.
-func (l *Lab) daemonArgs(h Host) []string {
+func (hb hostBuilder) daemonArgs(h Host) []string {
 	ip := h.IP.String()
 	switch h.Role {
 	case RoleControlPlane:
-		args := []string{l.programPath(h, "keelson-controlplane"), "run",
+		args := []string{hb.programPath(h, "keelson-controlplane"), "run",
 			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
-			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
+			"--eviction-seconds=" + strconv.Itoa(hb.config.EvictionSeconds),
 			"--memory-limit=" + strconv.Itoa(ReplicaMemory),
 		}
-		return append(args, l.Config.ControlPlaneFlags...)
+		return append(args, hb.config.ControlPlaneFlags...)
 	case RoleWorker:
-		args := []string{l.programPath(h, "keelson-agent"),
+		args := []string{hb.programPath(h, "keelson-agent"),
 			"--node-name=" + h.Name, "--node-ip=" + h.nodeIPs(),
 			"--token-file=/etc/keelson/token",
 			"--cgroup-root=" + h.CgroupPath(),
-			"--capacity=cpu=" + l.Config.CPU + ",memory=" + l.Config.Memory,
+			"--capacity=cpu=" + hb.config.CPU + ",memory=" + hb.config.Memory,
 			"--archives-dir=/var/lib/keelson/images.d",
-			"--insecure-registry=" + l.registryAddress(), "--registry-mirror=*=" + l.registryAddress(),
+			"--insecure-registry=" + hb.registryAddress(), "--registry-mirror=*=" + hb.registryAddress(),
 		}
-		for _, cp := range l.hostsWithRole(RoleControlPlane) {
+		for _, cp := range hb.hostsWithRole(RoleControlPlane) {
 			args = append(args, "--server="+cp.Endpoint(FleetPort))
 		}
-		if l.Config.PodNetwork != "" {
-			args = append(args, "--pod-network="+l.Config.PodNetwork)
+		if hb.config.PodNetwork != "" {
+			args = append(args, "--pod-network="+hb.config.PodNetwork)
 		}
 		return args
 	default:
-		return []string{l.binPath("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(),
+		return []string{hb.binPath("kctl"), "lab", "serve-registry", "--listen=" + hb.registryAddress(),
 			"--folder=/var/lib/keelson/registry"}
 	}
 }
 
-func (l *Lab) registryAddress() string {
-	h, _ := l.Host("registry")
+func (hb hostBuilder) registryAddress() string {
+	h, _ := findHost(hb.config.Hosts, "registry")
 	return h.Endpoint(RegistryPort)
 }
 
@@ -71,15 +71,15 @@ type initResult struct {
 
 // initCluster runs 'keelson-controlplane init' on the host of the first replica, which creates the
 // CAs and keys of the cluster. It returns the output and the administrator's kubeconfig.
-func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
-	first := l.hostsWithRole(RoleControlPlane)[0]
-	pods, services := l.Config.Ranges()
-	cmd := first.Command(ctx, l.programPath(first, "keelson-controlplane"), "init",
+func (hb hostBuilder) initCluster(ctx context.Context) (initResult, []byte, error) {
+	first := hb.hostsWithRole(RoleControlPlane)[0]
+	pods, services := hb.config.Ranges()
+	cmd := first.Command(ctx, hb.programPath(first, "keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
 		"--cluster-name="+strings.ReplaceAll(root, "@", "-"), "--cluster-cidr="+pods, "--service-cidr="+services,
-		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
-		"--node-token-uses="+strconv.Itoa(max(1, len(l.hostsWithRole(RoleWorker)))),
-		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hostsWithRole(RoleControlPlane))-1)))
+		"--kubeconfig-server=https://"+hb.config.Listen, "--output=json",
+		"--node-token-uses="+strconv.Itoa(max(1, len(hb.hostsWithRole(RoleWorker)))),
+		"--replica-token-uses="+strconv.Itoa(max(1, len(hb.hostsWithRole(RoleControlPlane))-1)))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -95,9 +95,9 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 
 // joinReplica runs 'keelson-controlplane join' on the host h with a join token. The new replica
 // gets the CAs and keys of the cluster from the first replica.
-func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
-	first := l.hostsWithRole(RoleControlPlane)[0]
-	args := []string{l.programPath(h, "keelson-controlplane"), "join",
+func (hb hostBuilder) joinReplica(ctx context.Context, h Host, token string) error {
+	first := hb.hostsWithRole(RoleControlPlane)[0]
+	args := []string{hb.programPath(h, "keelson-controlplane"), "join",
 		"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + h.IP.String(),
 		"--token=" + token, "--server=" + first.Endpoint(FleetPort)}
 	if h.Standby {
@@ -110,15 +110,16 @@ func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	return nil
 }
 
-// writeJoinToken writes a join token to the host's file /etc/keelson/token, which its agent reads.
+// writeJoinToken writes a join token to the file /etc/keelson/token of the host h, which the agent
+// on h reads.
 func (h Host) writeJoinToken(token string) error {
 	return os.WriteFile(filepath.Join(h.stateDir(), "etc", "token"), []byte(token), 0o600)
 }
 
 // copyImages copies the archives in Config.ImageDir to the folder from which the agent of the host
 // h imports images.
-func (l *Lab) copyImages(h Host) error {
-	archives, err := l.archives()
+func (r registryLoader) copyImages(h Host) error {
+	archives, err := r.lab.hosts().archives()
 	if err != nil || len(archives) == 0 {
 		return err
 	}

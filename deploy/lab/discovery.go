@@ -6,14 +6,16 @@ import (
 	"regexp"
 )
 
-// unsafeInFolderNames matches the characters that kubectl replaces by "_" in the folder name of a
-// discovery cache. This name is derived from the address of the cluster. A new lab has the address
-// of the previous one but other API kinds, so that folder is removed with a lab.
+// unsafeInFolderNames matches the characters that kubectl replaces with "_" in the name of the
+// folder with its discovery cache. kubectl derives the name from the API address of the cluster. A
+// new lab can have the address of a previous lab and serve other API kinds, so the folder is
+// removed together with a lab.
 var unsafeInFolderNames = regexp.MustCompile(`[^(\w/.)]`)
 
 // discoveryCacheFolder returns the folder in which kubectl and kctl cache the discovery of the API
-// at listen ("address:port") for six hours. It is the folder for this user without the flag
-// --cache-dir, or "" if none exists.
+// at listen ("address:port") for six hours. It assumes that they run as this user and without the
+// flag --cache-dir. It returns "" if there is no home directory, or if listen cannot be the name of
+// a folder.
 func discoveryCacheFolder(listen string) string {
 	folder := os.Getenv("KUBECACHEDIR")
 	if folder == "" {

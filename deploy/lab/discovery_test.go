@@ -23,7 +23,9 @@ func TestDiscoveryOfTheLastLabIsForgotten(t *testing.T) {
 			fmt.Fprint(w, `{"kind":"APIVersions","apiVersion":"v1","versions":["v1"]}`)
 		case "/apis":
 			gv := `{"groupVersion":"` + served + `/v1","version":"v1"}`
-			fmt.Fprintf(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":%q,"versions":[%s],"preferredVersion":%s}]}`, served, gv, gv)
+			fmt.Fprintf(w,
+				`{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":%q,"versions":[%s],`+
+					`"preferredVersion":%s}]}`, served, gv, gv)
 		default:
 			http.NotFound(w, r)
 		}

@@ -61,20 +61,20 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 		return err
 	}
 	if !fileExists(h.NetNS()) {
-		if err := l.connectHost(h); err != nil {
+		if err := l.hosts().connectHost(h); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
 	if !fileExists(h.MountNS()) {
-		if err := l.createHost(h); err != nil {
+		if err := l.hosts().createHost(h); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
-	if err := l.startDaemon(h); err != nil {
+	if err := l.hosts().startDaemon(h); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	if h.Role == RoleRegistry {
-		if err := l.waitRegistry(ctx); err != nil { // so that later image pulls succeed
+		if err := l.registry().waitRegistry(ctx); err != nil { // so that later image pulls succeed
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
@@ -82,14 +82,15 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 }
 
 // RestartDaemon stops the daemon of the named host gracefully, and starts it again. Containers
-// continue. It returns an error after Kill: the host must exist.
+// continue. It returns an error after Kill, because the namespaces of the host must exist.
 func (l *Lab) RestartDaemon(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
 		return err
 	}
 	if !fileExists(h.NetNS()) || !fileExists(h.MountNS()) {
-		return fmt.Errorf("lab: host %s has no power, so it has no daemon to restart: start the host with 'kctl lab restart %s'", name, name)
+		return fmt.Errorf("lab: host %s has no power, so it has no daemon to restart: start the host with 'kctl lab "+
+			"restart %s'", name, name)
 	}
 	return l.Restart(ctx, name)
 }
@@ -134,11 +135,11 @@ func (l *Lab) setHostFrozen(name string, on bool) error {
 	return nil
 }
 
-// Partition disconnects the named host from the network: it sets the bridge's end of its veth pair
-// down.
+// Partition disconnects the named host from the network: it sets that end of the host's veth pair
+// down which is connected to the bridge.
 func (l *Lab) Partition(name string) error { return l.setCable(name, false) }
 
-// Heal connects the named host to the network again, and thaws its processes. It undoes Partition
+// Heal connects the named host to the network again, and thaws its processes. It reverses Partition
 // and Pause.
 func (l *Lab) Heal(name string) error {
 	if err := l.setCable(name, true); err != nil {

@@ -17,14 +17,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// supervisorHost is not a host with namespaces: it gives the cgroup of the supervisor and the
-// forwarder. These two are the only processes of the lab in the mount namespace of the machine.
+// supervisorHost is a Host for the supervisor and the forwarder of the lab; see Supervise. It only
+// determines their cgroup, and has no namespaces. No other processes of the lab run in the mount
+// namespace of the machine.
 var supervisorHost = Host{Name: "forwarder", Role: "forwarder"}
 
 func supervisorLog() string { return filepath.Join(stateRoot, "forwarder.log") }
 
 // startSupervisor starts 'kctl lab supervise' in the background, which runs Supervise.
-func (l *Lab) startSupervisor() error {
+func (hb hostBuilder) startSupervisor() error {
 	if err := supervisorHost.makeCgroups(); err != nil {
 		return err
 	}
@@ -34,7 +35,8 @@ func (l *Lab) startSupervisor() error {
 	}
 	defer logFile.Close()
 	keepDescriptors()
-	cmd := exec.Command("sh", "-c", supervisorHost.joinScript()+`exec "$@"`, "sh", l.binPath("kctl"), "lab", "supervise")
+	cmd := exec.Command("sh", "-c", supervisorHost.joinScript()+`exec "$@"`, "sh", hb.binPath("kctl"),
+		"lab", "supervise")
 	cmd.Stdout, cmd.Stderr, cmd.Dir = logFile, logFile, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -50,7 +52,7 @@ func (l *Lab) ForwarderRuns() bool { return hasLiveProcess(supervisorHost.Cgroup
 // RestartForwarder starts the supervisor and the forwarder of a lab in which they no longer run,
 // and waits until the API responds.
 func (l *Lab) RestartForwarder(ctx context.Context) error {
-	if err := l.startSupervisor(); err != nil {
+	if err := l.hosts().startSupervisor(); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	return l.AwaitAPI(ctx)
@@ -62,7 +64,7 @@ func (l *Lab) AwaitAPI(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
-		return checkReadyWith(ctx, l.hostsWithRole(RoleControlPlane)[0], dial)
+		return checkReadyWith(ctx, l.hosts().hostsWithRole(RoleControlPlane)[0], dial)
 	})
 	if err != nil {
 		return fmt.Errorf("lab: no replica answers at %s: %w", l.Config.Listen, err)
@@ -86,7 +88,8 @@ func (l *Lab) Supervise(ctx context.Context) error {
 	defer file.Close()
 	b := backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
 	for ctx.Err() == nil {
-		cmd := exec.CommandContext(ctx, "nsenter", "--net="+bridgeHost.NetNS(), "--", l.binPath("kctl"), "lab", "forward")
+		cmd := exec.CommandContext(ctx, "nsenter", "--net="+bridgeHost.NetNS(), "--", l.hosts().binPath("kctl"),
+			"lab", "forward")
 		cmd.ExtraFiles = []*os.File{file} // file descriptor 3
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -111,7 +114,7 @@ func (l *Lab) Forward(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("lab: the forwarder needs the supervisor's listener: %w", err)
 	}
-	f := &forwarder{replicas: l.hostsWithRole(RoleControlPlane), conns: map[net.Conn]int{}}
+	f := &forwarder{replicas: l.hosts().hostsWithRole(RoleControlPlane), conns: map[net.Conn]int{}}
 	go f.probeReplicas(ctx)
 	for {
 		c, err := ln.Accept()
@@ -179,7 +182,7 @@ func (f *forwarder) setReplicaState(i int, up, drop bool) {
 }
 
 // dialOrder returns the indexes of all replicas in the order in which a connection tries them.
-// Ready replicas come first, beginning with the one that the last connection used.
+// Ready replicas come first, beginning with the replica that the last connection used.
 func (f *forwarder) dialOrder() []int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// State is the state of the lab on this machine, as FindLab returns it.
+// State is the state of a lab on this machine, as FindLab returns it.
 type State int
 
 const (
@@ -24,10 +24,11 @@ const (
 )
 
 // ErrDown is returned for a lab without running processes, which StartAgain can start.
-var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'")
+var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away " +
+	"with 'kctl lab down'")
 
-var errUnfinished = errors.New("the lab on this machine is unfinished, because its creation or removal was interrupted: " +
-	"'kctl lab up' creates it again, 'kctl lab down' removes its remains")
+var errUnfinished = errors.New("the lab on this machine is unfinished, because its creation or removal " +
+	"was interrupted: 'kctl lab up' creates it again, 'kctl lab down' removes its remains")
 
 // Process identifies a process of this machine by its PID and start time. A later process with the
 // same PID is a different Process.
@@ -37,8 +38,8 @@ type Process struct {
 	Boot  string `json:"boot"`  // boot ID
 }
 
-// ProcessOf returns the Process that has a PID now. If none exists, the result has no start time,
-// and IsAlive returns false.
+// ProcessOf returns the Process that currently has the given PID. If there is no such process, the
+// result has no start time, and IsAlive returns false.
 func ProcessOf(pid int) *Process {
 	p := &Process{PID: pid, Boot: bootID()}
 	p.Start, _ = startTicks(pid)
@@ -79,7 +80,7 @@ func startTicks(pid int) (uint64, bool) {
 	return start, err == nil
 }
 
-// Found is the lab that FindLab has found, and its state.
+// Found is the lab that FindLab has found, with its state.
 type Found struct {
 	Lab   *Lab // nil if there is no lab
 	State State
@@ -88,8 +89,8 @@ type Found struct {
 	Test bool
 }
 
-// StateError returns ErrNotUp, ErrDown, or another error if the state does not allow the lab to be
-// used. It returns nil for a running or busy lab.
+// StateError returns an error if the lab cannot be used in its state: ErrNotUp, ErrDown, or another
+// error. It returns nil for a running or busy lab.
 func (f Found) StateError() error {
 	switch f.State {
 	case NoLab:
@@ -103,16 +104,18 @@ func (f Found) StateError() error {
 	}
 }
 
-// BusyError returns an error if another process is creating, starting, or removing the lab.
+// BusyError returns an error if another process is creating, starting, or removing the lab, and nil
+// otherwise.
 func (f Found) BusyError() error {
 	if f.State != Busy {
 		return nil
 	}
-	return fmt.Errorf("process %d is creating, starting or removing the lab of this machine: wait until it has ended", f.Lab.Config.AtWork.PID)
+	return fmt.Errorf("process %d is creating, starting or removing the lab of this machine: wait until it has ended",
+		f.Lab.Config.AtWork.PID)
 }
 
-// FindLab returns the lab of this machine and its state. It is no error if there is no lab. The lab
-// prints progress messages to out.
+// FindLab returns the lab that NameEnv selects on this machine, and its state. If there is no such
+// lab, the state is NoLab and the error is nil. The returned Lab prints progress messages to out.
 func FindLab(out io.Writer) (Found, error) {
 	l, err := Open(out)
 	if errors.Is(err, ErrNotUp) {
@@ -127,7 +130,7 @@ func FindLab(out io.Writer) (Found, error) {
 		built: c.Built, legacy: c.Maker == nil, alive: IsAnyProcessAlive(),
 	}
 	if seen.legacy {
-		seen.initialized = l.isInitialized()
+		seen.initialized = l.hosts().isInitialized()
 	}
 	return Found{Lab: l, State: seen.labState(), Test: c.TestRun || seen.legacy && isInTestFolder(c.Kubeconfig)}, nil
 }
@@ -137,7 +140,7 @@ type labFacts struct {
 	busy        bool // a process is creating, starting, or removing the lab
 	interrupted bool // such a process has exited before it finished
 	built       bool // Up has finished
-	legacy      bool // created by a release that did not record the three facts above
+	legacy      bool // created by a release that did not record busy, interrupted, and built
 	initialized bool // the disk of every host shows that it has joined; only read for legacy labs
 	alive       bool // a process of the lab is running
 }
@@ -167,8 +170,8 @@ func hasLiveProcess(path string) bool {
 
 // isInitialized reports whether every host has joined the cluster at least once. It checks that the
 // disk of each host has the file that the join creates.
-func (l *Lab) isInitialized() bool {
-	for _, h := range l.Config.Hosts {
+func (hb hostBuilder) isInitialized() bool {
+	for _, h := range hb.config.Hosts {
 		proof := map[Role]string{
 			RoleControlPlane: "lib/controlplane/cluster.json", RoleWorker: "lib/session/node.pem", RoleRegistry: "lib",
 		}[h.Role]
@@ -187,13 +190,14 @@ const (
 )
 
 // isInTestFolder reports whether a file is directly in a temporary folder with the prefix
-// TestFolder, where test runs put the kubeconfig of their lab.
+// TestFolder. Test runs put the kubeconfig of their lab into such a folder.
 func isInTestFolder(file string) bool {
 	dir := filepath.Dir(file)
 	return strings.HasPrefix(filepath.Base(dir), TestFolder) && filepath.Dir(dir) == filepath.Clean(os.TempDir())
 }
 
-// removeTestFolders removes the temporary folders of the lab, if a test run has created it.
+// removeTestFolders removes the temporary folders of the lab if a test run has created the lab.
+// Otherwise it removes nothing.
 func (c Config) removeTestFolders() error {
 	if !c.TestRun && !isInTestFolder(c.Kubeconfig) {
 		return nil

@@ -16,26 +16,28 @@ func TestStateOfALab(t *testing.T) {
 		labFacts
 		want State
 	}{
-		"up":                                  {labFacts{built: true, alive: true}, Running},
-		"killed, or after a reboot":           {labFacts{built: true}, Down},
-		"being built":                         {labFacts{busy: true}, Busy},
-		"being built, daemons live":           {labFacts{busy: true, alive: true}, Busy},
-		"being started again":                 {labFacts{busy: true, built: true}, Busy},
-		"building cut off":                    {labFacts{interrupted: true}, Unfinished},
-		"building cut off, daemons live":      {labFacts{interrupted: true, alive: true}, Unfinished},
-		"start cut off":                       {labFacts{interrupted: true, built: true}, Down},
-		"start cut off, daemons live":         {labFacts{interrupted: true, built: true, alive: true}, Down},
-		"of a release before, up":             {labFacts{legacy: true, alive: true, initialized: true}, Running},
-		"of a release before, killed":         {labFacts{legacy: true, initialized: true}, Down},
-		"of a release before, cut off":        {labFacts{legacy: true}, Unfinished},
-		"of a release before, being built":    {labFacts{legacy: true, alive: true}, Running}, // as that release takes it
+		"up":                             {labFacts{built: true, alive: true}, Running},
+		"killed, or after a reboot":      {labFacts{built: true}, Down},
+		"being built":                    {labFacts{busy: true}, Busy},
+		"being built, daemons live":      {labFacts{busy: true, alive: true}, Busy},
+		"being started again":            {labFacts{busy: true, built: true}, Busy},
+		"building cut off":               {labFacts{interrupted: true}, Unfinished},
+		"building cut off, daemons live": {labFacts{interrupted: true, alive: true}, Unfinished},
+		"start cut off":                  {labFacts{interrupted: true, built: true}, Down},
+		"start cut off, daemons live":    {labFacts{interrupted: true, built: true, alive: true}, Down},
+		"of a release before, up":        {labFacts{legacy: true, alive: true, initialized: true}, Running},
+		"of a release before, killed":    {labFacts{legacy: true, initialized: true}, Down},
+		"of a release before, cut off":   {labFacts{legacy: true}, Unfinished},
+		// as that release takes it
+		"of a release before, being built":    {labFacts{legacy: true, alive: true}, Running},
 		"of a release before, now taken away": {labFacts{legacy: true, busy: true, initialized: true}, Busy},
 	} {
 		if got := c.labState(); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
-	for state, want := range map[State]error{NoLab: ErrNotUp, Busy: nil, Unfinished: errUnfinished, Down: ErrDown, Running: nil} {
+	for state, want := range map[State]error{NoLab: ErrNotUp, Busy: nil, Unfinished: errUnfinished, Down: ErrDown,
+		Running: nil} {
 		if err := (Found{State: state}).StateError(); !errors.Is(err, want) {
 			t.Errorf("state %d: %v, want %v", state, err, want)
 		}
@@ -46,7 +48,7 @@ func TestStateOfALab(t *testing.T) {
 	}
 }
 
-// A process is told from a later one with its number, and from one before the machine was started anew.
+// A process is distinguished from a later process with the same PID, also after a reboot.
 func TestProcessLives(t *testing.T) {
 	own := thisProcess()
 	if !own.IsAlive() {
@@ -80,7 +82,8 @@ func TestProcessLives(t *testing.T) {
 // Releases read each other's lab.json: what is not known is passed over, and what an earlier one did not write is empty.
 func TestConfigOfOtherReleases(t *testing.T) {
 	var c Config
-	later := `{"workers": 2, "maker": {"pid": 7, "start": 8, "boot": "b", "user": "u"}, "atWork": {"pid": 9}, "built": true, "colour": "blue"}`
+	later := `{"workers": 2, "maker": {"pid": 7, "start": 8, "boot": "b", "user": "u"}, "atWork": {"pid": 9}, ` +
+		`"built": true, "colour": "blue"}`
 	if err := json.Unmarshal([]byte(later), &c); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +91,8 @@ func TestConfigOfOtherReleases(t *testing.T) {
 		t.Errorf("%s is read as %+v", later, c)
 	}
 	c = Config{}
-	if err := json.Unmarshal([]byte(`{"workers": 2}`), &c); err != nil || c.Maker != nil || c.AtWork != nil || c.Built || c.TestRun {
+	if err := json.Unmarshal([]byte(`{"workers": 2}`), &c); err != nil || c.Maker != nil || c.AtWork != nil ||
+		c.Built || c.TestRun {
 		t.Errorf("that of an earlier release is read as %+v, %v", c, err)
 	}
 }
@@ -108,12 +112,18 @@ func TestFoldersOfATestRun(t *testing.T) {
 		config Config
 		gone   bool
 	}{
-		"a test run's":                          {Config{TestRun: true, Kubeconfig: dir("keelson-test-1") + "/kubeconfig", ControlPlaneFiles: dir("keelson-access-1")}, true},
-		"a test run's with other temp files":    {Config{TestRun: true, Kubeconfig: dir("elsewhere", "keelson-test-2") + "/kubeconfig"}, true},
-		"a test run's of a release before":      {Config{Kubeconfig: dir("keelson-test-3") + "/kubeconfig", ControlPlaneFiles: dir("keelson-access-3")}, true},
-		"a person's":                            {Config{Kubeconfig: dir("mine") + "/kubeconfig", ControlPlaneFiles: dir("keelson-access-4")}, false},
-		"a person's in a folder of such a name": {Config{Kubeconfig: dir("home", "keelson-test-5") + "/kubeconfig"}, false},
-		"a test run's in a person's folder":     {Config{TestRun: true, Kubeconfig: dir("mine") + "/kubeconfig", ControlPlaneFiles: dir("access")}, false},
+		"a test run's": {Config{TestRun: true,
+			Kubeconfig: dir("keelson-test-1") + "/kubeconfig", ControlPlaneFiles: dir("keelson-access-1")}, true},
+		"a test run's with other temp files": {Config{TestRun: true,
+			Kubeconfig: dir("elsewhere", "keelson-test-2") + "/kubeconfig"}, true},
+		"a test run's of a release before": {Config{Kubeconfig: dir("keelson-test-3") + "/kubeconfig",
+			ControlPlaneFiles: dir("keelson-access-3")}, true},
+		"a person's": {Config{Kubeconfig: dir("mine") + "/kubeconfig",
+			ControlPlaneFiles: dir("keelson-access-4")}, false},
+		"a person's in a folder of such a name": {Config{Kubeconfig: dir("home", "keelson-test-5") + "/kubeconfig"},
+			false},
+		"a test run's in a person's folder": {Config{TestRun: true, Kubeconfig: dir("mine") + "/kubeconfig",
+			ControlPlaneFiles: dir("access")}, false},
 	} {
 		if err := c.config.removeTestFolders(); err != nil {
 			t.Errorf("%s: %v", name, err)

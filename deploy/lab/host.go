@@ -33,9 +33,15 @@ var privateFolders = [][2]string{
 	{"/etc/keelson", "etc"},
 }
 
+// hostBuilder creates the bridges and the hosts of a lab, and starts the daemons of the hosts. The
+// programs and their arguments follow from the configuration. It does not wait until a daemon is
+// ready.
+type hostBuilder struct{ config *Config }
+
 // createHost creates the cgroup, the folders, and the mount and UTS namespaces of the host h. It
-// starts no process. The host's disk, stateDir, survives a power failure; the host's /run does not.
-func (l *Lab) createHost(h Host) error {
+// starts no process. The folders on the host's disk (Host.stateDir) survive a simulated power
+// failure; the host's /run does not.
+func (hb hostBuilder) createHost(h Host) error {
 	for _, b := range privateFolders {
 		for _, dir := range []string{b[0], filepath.Join(h.stateDir(), b[1])} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -68,19 +74,19 @@ func (l *Lab) createHost(h Host) error {
 	for _, b := range privateFolders {
 		fmt.Fprintf(&script, "mount --bind %s %s\n", filepath.Join(h.stateDir(), b[1]), b[0])
 	}
-	if l.Config.ControlPlaneFiles != "" && h.Role == RoleControlPlane {
+	if hb.config.ControlPlaneFiles != "" && h.Role == RoleControlPlane {
 		script.WriteString("mount --bind \"$1\" /etc/keelson\n")
 	}
-	if l.Config.CNIBinDir != "" && h.Role == RoleWorker {
-		fmt.Fprintf(&script, "mount --bind %s /opt/cni/bin\n", l.Config.CNIBinDir)
+	if hb.config.CNIBinDir != "" && h.Role == RoleWorker {
+		fmt.Fprintf(&script, "mount --bind %s /opt/cni/bin\n", hb.config.CNIBinDir)
 	}
 	fmt.Fprintf(&script, "hostname %s\n", h.Name)
-	return h.makeNamespaces(script.String(), l.Config.ControlPlaneFiles)
+	return h.makeNamespaces(script.String(), hb.config.ControlPlaneFiles)
 }
 
 // makeNamespaces creates the mount and UTS namespaces of the host h, and runs a shell script in
-// them and in its network namespace. It pins them by bind mounts, so that they exist without a
-// process. The argument files is passed to the script as $1.
+// them and in the host's network namespace. It pins the mount and UTS namespaces by bind mounts, so
+// that they exist without a process. The script gets files as its argument $1.
 func (h Host) makeNamespaces(script, files string) error {
 	args := []string{"nsenter", "--net=" + h.NetNS(), "unshare", "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(),
 		"--propagation", "private", "sh", "-c", script, "sh", files}
@@ -95,7 +101,8 @@ func (h Host) makeNamespaces(script, files string) error {
 		if pinned, lookErr := isMountPoint(h.MountNS()); pinned || lookErr != nil {
 			break
 		}
-		if again, err2 := exec.Command("taskset", append([]string{"-c", strconv.Itoa(cpu)}, args...)...).CombinedOutput(); err2 == nil {
+		if again, err2 := exec.Command("taskset", append([]string{"-c", strconv.Itoa(cpu)}, args...)...).
+			CombinedOutput(); err2 == nil {
 			out, err = again, nil
 		}
 	}
@@ -144,7 +151,8 @@ func isMountPoint(dir string) (bool, error) {
 
 // enterArgs returns a command line that runs args in the namespaces of the host h, by nsenter.
 func (h Host) enterArgs(args ...string) []string {
-	return append([]string{"nsenter", "--net=" + h.NetNS(), "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(), "--wd=/", "--"}, args...)
+	return append([]string{"nsenter", "--net=" + h.NetNS(), "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(), "--wd=/",
+		"--"}, args...)
 }
 
 // Command returns a command, not yet started, that runs args in the namespaces and the cgroup of
@@ -155,20 +163,21 @@ func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 // startDaemon starts the daemon of the host h in the background.
-func (l *Lab) startDaemon(h Host) error {
-	return l.spawnDaemon(h, l.daemonArgs(h), h.LogFile(), h.pidFile())
+func (hb hostBuilder) startDaemon(h Host) error {
+	return hb.spawnDaemon(h, hb.daemonArgs(h), h.LogFile(), h.pidFile())
 }
 
 // diskEnv are environment variables by which agents report disk pressure only below 1 % of free
-// space. The hosts of a lab share the disk of the machine. At the default values, its other
-// contents could cause disk pressure on all workers at once. Variables in the environment of this
+// space. The hosts of a lab share the disk of the machine. With the default values, other data on
+// that disk could cause disk pressure on all workers at once. Variables in the environment of this
 // process take precedence.
-var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%", settings.EnvironmentName("inode-pressure-below") + "=1%"}
+var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%",
+	settings.EnvironmentName("inode-pressure-below") + "=1%"}
 
 // spawnDaemon starts args as the daemon of the host h in a new session. It appends the output to
 // the file log, and writes the PID to pidFile. It returns when the daemon is in the host's cgroup
 // or has exited.
-func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
+func (hb hostBuilder) spawnDaemon(h Host, args []string, log, pidFile string) error {
 	logFile, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("log of host %s: %w", h.Name, err)
@@ -213,8 +222,8 @@ func (h Host) ownsProcess(pid int) bool {
 	return err == nil && strings.Contains(string(groups), h.CgroupPath()+"/")
 }
 
-// daemonPID returns the PID of the host's running daemon, or 0. It ignores the recorded PID if
-// another process has it now, outside the host's cgroup.
+// daemonPID returns the PID of the host's running daemon, or 0. It ignores the recorded PID if that
+// PID now belongs to a process outside the host's cgroup.
 func (h Host) daemonPID() int { return readDaemonPID(h.pidFile(), h) }
 
 func readDaemonPID(file string, h Host) int {
@@ -229,8 +238,8 @@ func readDaemonPID(file string, h Host) int {
 	return pid
 }
 
-// cutPower kills all processes of the host h, and removes its cgroup, its /run, and its mount and
-// UTS namespaces.
+// cutPower simulates a power failure of the host h. It kills all processes of h, and removes the
+// cgroup of h, its /run, and its mount and UTS namespaces.
 func (h Host) cutPower(ctx context.Context) error {
 	if err := killCgroup(ctx, h.CgroupPath()); err != nil {
 		return fmt.Errorf("killing host %s: %w", h.Name, err)

@@ -18,6 +18,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 // Role is the purpose of a Host: it determines which daemon runs there.
@@ -29,36 +31,37 @@ const (
 	RoleRegistry     Role = "registry"
 )
 
-// Host is a simulated machine of the lab; see the package comment.
+// Host is a simulated machine of a lab: namespaces and cgroups on this machine, in which one daemon
+// runs. See the package comment.
 type Host struct {
 	Name   string     `json:"name"`
 	Role   Role       `json:"role"`
 	IP     netip.Addr `json:"ip"`
 	Second netip.Addr `json:"second,omitzero"` // IPv6 address of a dual-stack lab
-	Link   int        `json:"link,omitempty"`  // number of its bridge, from 0
+	Link   int        `json:"link,omitempty"`  // number of the bridge to which the host is connected, from 0
 	// Standby marks the host of a replica that joins the raft cluster without a vote.
 	Standby bool `json:"standby,omitempty"`
 
-	BinDir string `json:"binDir,omitempty"` // folder of its programs; "": Config.BinDir
+	BinDir string `json:"binDir,omitempty"` // folder of the host's programs; "": Config.BinDir
 }
 
 // Config is the configuration of a lab. It is stored on disk in the file lab.json, which Open
 // reads.
 type Config struct {
 	ControlPlanes   int    `json:"controlPlanes"`
-	Standbys        int    `json:"standbys,omitempty"` // additional replicas without a vote
+	Standbys        int    `json:"standbys,omitempty"` // number of additional replicas without a vote
 	Workers         int    `json:"workers"`
 	Listen          string `json:"listen"`             // API address of the forwarder
 	BinDir          string `json:"binDir"`             // folder of the programs
-	Programs        string `json:"programs,omitempty"` // of replicas and workers; "": BinDir
+	Programs        string `json:"programs,omitempty"` // folder of the programs of replicas and workers; "": BinDir
 	CNIBinDir       string `json:"cniBinDir"`          // folder of the CNI plugins
 	ImageDir        string `json:"imageDir"`           // *.tar archives for registry and workers
 	CPU             string `json:"cpu"`                // capacity that a worker reports
 	Memory          string `json:"memory"`
-	EvictionSeconds int    `json:"evictionSeconds"`      // flag of replicas
-	Links           int    `json:"links,omitempty"`      // bridges of workers, routed; 0: 1
+	EvictionSeconds int    `json:"evictionSeconds"`      // value of the replicas' flag --eviction-seconds
+	Links           int    `json:"links,omitempty"`      // number of bridges with workers, routed; 0 means 1
 	Families        string `json:"families,omitempty"`   // address families: ipv4, dual, or ipv6; "": ipv4
-	PodNetwork      string `json:"podNetwork,omitempty"` // flag of agents; "": auto
+	PodNetwork      string `json:"podNetwork,omitempty"` // value of the agents' flag --pod-network; "": auto
 	Kubeconfig      string `json:"kubeconfig"`
 
 	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // additional flags of every replica
@@ -66,18 +69,18 @@ type Config struct {
 
 	Hosts []Host `json:"hosts"`
 
-	TestRun bool     `json:"testRun,omitempty"` // a test run created it, and removes it
-	Maker   *Process `json:"maker,omitempty"`   // called Up; nil in labs of older releases
-	AtWork  *Process `json:"atWork,omitempty"`  // is creating, starting, or removing it
+	TestRun bool     `json:"testRun,omitempty"` // a test run created the lab, and removes it
+	Maker   *Process `json:"maker,omitempty"`   // process that called Up; nil in labs of older releases
+	AtWork  *Process `json:"atWork,omitempty"`  // process that is creating, starting, or removing the lab
 	Built   bool     `json:"built,omitempty"`   // Up has finished, and Down has not begun
 }
 
 // Address ranges and ports that are the same in every lab.
 const (
-	Subnet      = "10.89.0.0/24" // range of the hosts of the first bridge
+	Subnet      = "10.89.0.0/24" // address range of the hosts on the first bridge
 	ClusterCIDR = "10.244.0.0/16"
 	ServiceCIDR = "10.96.0.0/16"
-	// The pod and Service ranges of IPv6.
+	// IPv6 address ranges of pods and Services
 	ClusterCIDR6 = "fd44::/48"
 	ServiceCIDR6 = "fd96::/112"
 
@@ -91,8 +94,9 @@ const (
 	ReplicaMemory = 2 << 30
 )
 
-// Lab is the lab of this machine, running or not. Its configuration is on disk, so that any process
-// can open it.
+// Lab is a Keelson cluster for tests and trials, running or not. Its hosts are simulated with
+// namespaces and cgroups on this machine. Its configuration is on disk, so that any process can
+// open it.
 type Lab struct {
 	Config Config
 	out    io.Writer // destination of progress messages
@@ -105,10 +109,12 @@ func New(c Config, out io.Writer) (*Lab, error) {
 		return nil, errName
 	}
 	if c.ControlPlanes < 1 || c.Workers < 0 || c.ControlPlanes > 9 || c.Workers > 99 {
-		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99", c.ControlPlanes, c.Workers)
+		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99",
+			c.ControlPlanes, c.Workers)
 	}
 	if c.Standbys < 0 || c.ControlPlanes+c.Standbys > 9 {
-		return nil, fmt.Errorf("lab: %d standbys: want 0 to %d beside %d control planes", c.Standbys, 9-c.ControlPlanes, c.ControlPlanes)
+		return nil, fmt.Errorf("lab: %d standbys: want 0 to %d beside %d control planes", c.Standbys, 9-c.ControlPlanes,
+			c.ControlPlanes)
 	}
 	if err := c.checkControlPlane(); err != nil {
 		return nil, err
@@ -151,10 +157,12 @@ func (c *Config) checkControlPlane() error {
 	for _, flag := range c.ControlPlaneFlags {
 		name, _, _ := strings.Cut(flag, "=")
 		if !strings.HasPrefix(name, "--") || name == "--" {
-			return fmt.Errorf("lab: control plane flag %q: want one that begins with --, as in --audit-log-maxsize=10", flag)
+			return fmt.Errorf("lab: control plane flag %q: want one that begins with --, as in --audit-log-maxsize=10",
+				flag)
 		}
 		if slices.Contains([]string{"--name", "--data-dir", "--advertise-address"}, name) {
-			return fmt.Errorf("lab: control plane flag %q: the lab sets %s itself, to a different value for each replica", flag, name)
+			return fmt.Errorf("lab: control plane flag %q: the lab sets %s itself, to a different value for each "+
+				"replica", flag, name)
 		}
 	}
 	if c.ControlPlaneFiles == "" {
@@ -170,7 +178,8 @@ func (c *Config) checkControlPlane() error {
 	case !info.IsDir():
 		return fmt.Errorf("lab: %s for the control plane's files is not a folder", folder)
 	case folder == "/run" || strings.HasPrefix(folder, "/run/"):
-		return fmt.Errorf("lab: %s cannot be the folder of the control plane's files: every host has a /run of its own", folder)
+		return fmt.Errorf("lab: %s cannot be the folder of the control plane's files: every host has a /run of its own",
+			folder)
 	}
 	c.ControlPlaneFiles = folder
 	return nil
@@ -179,8 +188,8 @@ func (c *Config) checkControlPlane() error {
 // ErrNotUp is returned if there is no lab on this machine.
 var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
 
-// Open returns the lab of this machine with its stored configuration. It returns ErrNotUp if there
-// is no lab. It does not check whether the lab runs; see FindLab.
+// Open returns the lab that NameEnv selects on this machine, with its stored configuration. It
+// returns ErrNotUp if there is no such lab. It does not check whether the lab runs; see FindLab.
 func Open(out io.Writer) (*Lab, error) {
 	if errName != nil {
 		return nil, errName
@@ -194,10 +203,20 @@ func Open(out io.Writer) (*Lab, error) {
 	}
 	l := &Lab{out: out}
 	if err := json.Unmarshal(raw, &l.Config); err != nil {
-		return nil, fmt.Errorf("lab: reading %s: %w: remove the remains of the lab with 'kctl lab down'", configFile(), err)
+		return nil, fmt.Errorf("lab: reading %s: %w: remove the remains of the lab with 'kctl lab down'",
+			configFile(), err)
 	}
 	return l, nil
 }
+
+// hosts returns a hostBuilder for the hosts of the lab.
+func (l *Lab) hosts() hostBuilder { return hostBuilder{&l.Config} }
+
+// registry returns a registryLoader for the image registry of the lab.
+func (l *Lab) registry() registryLoader { return registryLoader{l} }
+
+// readiness returns a readiness, which waits until replicas and nodes of the lab are ready.
+func (l *Lab) readiness() readiness { return readiness{l} }
 
 func configFile() string { return filepath.Join(stateRoot, "lab.json") }
 
@@ -209,16 +228,7 @@ func (l *Lab) saveConfig() error {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return err
 	}
-	// The file is synced before the rename, so that a power failure does not leave it empty.
-	tmp, err := os.OpenFile(configFile()+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(raw)
-	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), configFile())
+	return durable.Write(configFile(), raw, durable.Intact)
 }
 
 // markBusy records in lab.json that this process is creating, starting, or removing the lab.
@@ -239,24 +249,28 @@ func (l *Lab) clearBusy() error {
 	return nil
 }
 
-// Host returns the host with the given name. If none exists, the error lists the names of all
-// hosts.
-func (l *Lab) Host(name string) (Host, error) {
-	i := slices.IndexFunc(l.Config.Hosts, func(h Host) bool { return h.Name == name })
+// Host returns the host with the given name. If there is no such host, the error lists the names of
+// all hosts.
+func (l *Lab) Host(name string) (Host, error) { return findHost(l.Config.Hosts, name) }
+
+// findHost returns the host with the given name. If there is no such host, the error lists the
+// names of all hosts.
+func findHost(hosts []Host, name string) (Host, error) {
+	i := slices.IndexFunc(hosts, func(h Host) bool { return h.Name == name })
 	if i < 0 {
 		var names []string
-		for _, h := range l.Config.Hosts {
+		for _, h := range hosts {
 			names = append(names, h.Name)
 		}
 		return Host{}, fmt.Errorf("lab: no host %q: there are %v", name, names)
 	}
-	return l.Config.Hosts[i], nil
+	return hosts[i], nil
 }
 
 // hostsWithRole returns the hosts with the role r, in the order of Config.Hosts.
-func (l *Lab) hostsWithRole(r Role) []Host {
+func (hb hostBuilder) hostsWithRole(r Role) []Host {
 	var out []Host
-	for _, h := range l.Config.Hosts {
+	for _, h := range hb.config.Hosts {
 		if h.Role == r {
 			out = append(out, h)
 		}
@@ -270,7 +284,8 @@ func (l *Lab) printf(format string, args ...any) {
 	}
 }
 
-// stateDir returns the folder on the machine that is the host's disk: it survives a power failure.
+// stateDir returns the folder on the machine that serves as the disk of the host: it survives a
+// simulated power failure.
 func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Name) }
 
 // DataDir returns the folder on the machine that is mounted as /var/lib/keelson on the host.

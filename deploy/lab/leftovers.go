@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leftoverHosts returns a Host, with only its name, for each namespace that a lab has pinned on
-// this machine. Down uses it when the configuration of the lab is lost.
+// leftoverHosts returns a Host, in which only the name is set, for each namespace that a lab has
+// pinned on this machine. Down uses it when the configuration of the lab is lost.
 func leftoverHosts() []Host {
 	var out []Host
 	seen := map[string]bool{}
@@ -33,9 +33,10 @@ func leftoverHosts() []Host {
 	return out
 }
 
-// hostOfNetNS returns the host of a network namespace of the lab with this root, or "" if another
-// lab has the namespace. keelson-lab@a-b-w1 belongs to host w1 if a lab "a-b" exists, and otherwise
-// to host b-w1 of lab "a".
+// hostOfNetNS returns the name of the host to which a network namespace belongs. root is the prefix
+// of the lab's names; see Root. It returns "" if the namespace belongs to another lab. The function
+// exists reports whether there is a lab with a given root. For example, keelson-lab@a-b-w1 belongs
+// to host w1 if a lab "a-b" exists, and otherwise to host b-w1 of lab "a".
 func hostOfNetNS(root, namespace string, exists func(root string) bool) string {
 	host, ok := strings.CutPrefix(namespace, root+"-")
 	if !ok {
@@ -49,8 +50,8 @@ func hostOfNetNS(root, namespace string, exists func(root string) bool) string {
 	return host
 }
 
-// labExists reports whether this machine has a state folder, or a folder of pinned namespaces, of
-// the lab with this root.
+// labExists reports whether a lab with this root (see Root) has a state folder on this machine, or
+// a folder with pinned namespaces.
 func labExists(root string) bool {
 	for _, dir := range []string{"/var/lib", "/run"} {
 		if _, err := os.Stat(filepath.Join(dir, root)); err == nil {
@@ -76,7 +77,8 @@ func unmountBelow(dir string) error {
 	slices.Reverse(points)
 	var errs []error
 	for _, p := range points {
-		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", p, err))
 		}
 	}

@@ -10,17 +10,17 @@ import (
 	"strings"
 )
 
-// LimitMemory limits the memory of all hosts of the lab together, in bytes; 0 removes the limit.
-// Above the limit, the kernel kills processes of the lab, and no other processes of the machine.
-// The limit is lost when the lab is removed or started again.
+// LimitMemory limits the memory that all hosts of the lab use together to the given number of
+// bytes; 0 removes the limit. Above the limit, the kernel kills processes of the lab, and no other
+// processes of the machine. The limit is lost when the lab is removed or started again.
 func (l *Lab) LimitMemory(bytes int64) error {
 	return setMemoryLimit(root, bytes)
 }
 
-// LimitOwnMemory moves this process into a new cgroup with a memory limit in bytes; its later
-// children are created there. The argument name is the path of the cgroup. The function release
+// LimitOwnMemory moves this process into a new cgroup with a memory limit in bytes. Processes that
+// it starts later are also in that cgroup. path is the path of the cgroup. The function release
 // moves this process back and removes the cgroup.
-func LimitOwnMemory(name string, bytes int64) (release func() error, err error) {
+func LimitOwnMemory(path string, bytes int64) (release func() error, err error) {
 	root := cgroupMount
 	if hasCgroupV2Only() {
 		delegateControllers("", "memory")
@@ -31,25 +31,26 @@ func LimitOwnMemory(name string, bytes int64) (release func() error, err error) 
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(root, name)
+	dir := filepath.Join(root, path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("cgroup %s: %w", name, err)
+		return nil, fmt.Errorf("cgroup %s: %w", path, err)
 	}
 	enter := func(dir string) error {
 		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 	}
-	if err := errors.Join(setMemoryLimit(name, bytes), enter(dir)); err != nil {
-		return nil, fmt.Errorf("confining this process to cgroup %s: %w", name, err)
+	if err := errors.Join(setMemoryLimit(path, bytes), enter(dir)); err != nil {
+		return nil, fmt.Errorf("confining this process to cgroup %s: %w", path, err)
 	}
 	return func() error {
 		if err := enter(filepath.Join(root, before)); err != nil {
-			return fmt.Errorf("leaving cgroup %s: %w", name, err)
+			return fmt.Errorf("leaving cgroup %s: %w", path, err)
 		}
 		return os.Remove(dir)
 	}, nil
 }
 
-// memoryCgroup returns the path of this process's cgroup in the hierarchy that controls memory.
+// memoryCgroup returns the path of the cgroup of this process, in the cgroup hierarchy with the
+// memory controller.
 func memoryCgroup() (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

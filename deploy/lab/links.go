@@ -22,7 +22,7 @@ const (
 const maxLinks = 9
 
 // lastMetric is a route metric above the metrics of all routes that daemons add. Routes with
-// lastMetric have the lowest priority.
+// lastMetric are therefore used only if there is no other route.
 const lastMetric = 1 << 16
 
 func bridgeName(link int) string { return "lab" + strconv.Itoa(link) }
@@ -62,7 +62,7 @@ func (h Host) addresses() []netip.Addr {
 	return []netip.Addr{h.IP}
 }
 
-// nodeIPs returns the IP addresses of the host as a list with commas.
+// nodeIPs returns the IP addresses of the host as a comma-separated list.
 func (h Host) nodeIPs() string {
 	var out []string
 	for _, ip := range h.addresses() {
@@ -74,9 +74,8 @@ func (h Host) nodeIPs() string {
 // Endpoint returns IP:PORT for a port at the first address of the host.
 func (h Host) Endpoint(port int) string { return net.JoinHostPort(h.IP.String(), strconv.Itoa(port)) }
 
-// Ranges returns the pod and Service ranges of the cluster, in the form of the flags --cluster-cidr
-// and
-// --service-cidr of 'keelson-controlplane init'.
+// Ranges returns the pod and Service address ranges of the cluster. They have the form of the flags
+// --cluster-cidr and --service-cidr of 'keelson-controlplane init'.
 func (c *Config) Ranges() (pods, services string) {
 	switch c.Families {
 	case FamilyDual:
@@ -87,12 +86,12 @@ func (c *Config) Ranges() (pods, services string) {
 	return ClusterCIDR, ServiceCIDR
 }
 
-// addRoutes adds routes in the current network namespace, which must be the namespace of the host
-// h. They lead to the other links of the lab. It also adds blackhole routes for the pod and Service
-// ranges, which apply when no daemon has added a route.
-func (l *Lab) addRoutes(h Host) error {
-	router := l.Config.newHost("", bridgeHost.Role, h.Link, 1)
-	if l.Config.Links > 1 {
+// addRoutes adds routes to the other links of the lab in the current network namespace, which must
+// be the namespace of the host h. It also adds blackhole routes for the pod and Service ranges,
+// which apply while no daemon has added a route.
+func (hb hostBuilder) addRoutes(h Host) error {
+	router := hb.config.newHost("", bridgeHost.Role, h.Link, 1)
+	if hb.config.Links > 1 {
 		for _, ip := range router.addresses() {
 			all := "10.89.0.0/16"
 			if ip.Is6() {
@@ -104,10 +103,11 @@ func (l *Lab) addRoutes(h Host) error {
 			}
 		}
 	}
-	pods, services := l.Config.Ranges()
+	pods, services := hb.config.Ranges()
 	for cidr := range strings.SplitSeq(pods+","+services, ",") {
 		_, dst, _ := net.ParseCIDR(cidr)
-		if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE, Priority: lastMetric}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE, Priority: lastMetric}); err !=
+			nil {
 			return fmt.Errorf("blackhole for %s: %w", cidr, err)
 		}
 	}

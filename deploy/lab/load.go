@@ -17,8 +17,13 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
 )
+
+// registryLoader fills the registry of a lab, and the image folders of its hosts, from image
+// archives.
+type registryLoader struct{ lab *Lab }
 
 // LoadedImage contains the names of an image that LoadArchive has pushed to the lab's registry.
 type LoadedImage struct {
@@ -45,7 +50,7 @@ func (l *Lab) LoadArchive(ctx context.Context, path string) ([]LoadedImage, erro
 	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(h.registryTransport())}
 	var out []LoadedImage
 	for _, a := range images {
-		ref, err := l.registryName(a.name)
+		ref, err := l.registry().registryName(a.name)
 		if err == nil {
 			err = h.pushImage(a, ref, options)
 		}
@@ -61,16 +66,16 @@ func (l *Lab) LoadArchive(ctx context.Context, path string) ([]LoadedImage, erro
 const registryDialTimeout = 30 * time.Second
 
 // registryTransport returns an HTTP transport that connects from the network namespace of the host
-// h, the host of the registry. The machine itself has no route to it.
+// h, on which the lab's registry runs. The machine itself has no route to the registry.
 func (h Host) registryTransport() *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return h.dialWithTimeout(ctx, registryDialTimeout, address)
 	}}
 }
 
-// registryName returns ref with the address of the lab's registry in place of its registry.
-func (l *Lab) registryName(ref name.Reference) (name.Reference, error) {
-	full := l.registryAddress() + "/" + ref.Context().RepositoryStr()
+// registryName returns ref with the address of the lab's registry in place of the registry in ref.
+func (r registryLoader) registryName(ref name.Reference) (name.Reference, error) {
+	full := r.lab.hosts().registryAddress() + "/" + ref.Context().RepositoryStr()
 	if d, ok := ref.(name.Digest); ok {
 		return name.NewDigest(full+"@"+d.DigestStr(), name.Insecure)
 	}
@@ -128,9 +133,10 @@ func storeImage(blobs string, img v1.Image) error {
 	return nil
 }
 
-// storeBlob writes the content of open to the blob file of a digest below blobs, and returns an
-// error if the content has another digest. If the file exists, it does nothing.
-func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (err error) {
+// storeBlob writes the content that open returns to the file of the blob with this digest, below
+// the folder blobs. It returns an error if the content has another digest. If the file exists, it
+// does nothing.
+func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) error {
 	path := filepath.Join(blobs, digest.Algorithm, digest.Hex)
 	if fileExists(path) {
 		return nil
@@ -143,29 +149,24 @@ func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error))
 		return err
 	}
 	defer in.Close()
-	out, err := os.CreateTemp(blobs, "load-*")
+	out, err := durable.Create(path, durable.Options{Level: durable.Atomic, TempDir: blobs, TempPattern: "load-*"})
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(out.Name()))
-		}
-	}()
 	sum := sha256.New()
 	_, err = io.Copy(io.MultiWriter(out, sum), in)
-	if err := errors.Join(err, out.Close()); err != nil {
-		return err
+	if got := hex.EncodeToString(sum.Sum(nil)); err == nil && got != digest.Hex {
+		err = fmt.Errorf("its content has the digest %s: the archive is damaged", got)
 	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != digest.Hex {
-		return fmt.Errorf("its content has the digest %s: the archive is damaged", got)
+	if err != nil {
+		return errors.Join(err, out.Discard())
 	}
-	return os.Rename(out.Name(), path)
+	return out.Commit()
 }
 
 // waitRegistry waits until the lab's registry accepts connections.
-func (l *Lab) waitRegistry(ctx context.Context) error {
-	h, err := l.Host("registry")
+func (r registryLoader) waitRegistry(ctx context.Context) error {
+	h, err := r.lab.Host("registry")
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 			cancel() // nothing restarts the daemon
 			return fmt.Errorf("its daemon exited; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
-		conn, err := h.Dial(waiting, l.registryAddress())
+		conn, err := h.Dial(waiting, r.lab.hosts().registryAddress())
 		if err != nil {
 			return err
 		}
@@ -189,16 +190,16 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 }
 
 // fillRegistry waits for the lab's registry, and loads all archives in Config.ImageDir into it.
-func (l *Lab) fillRegistry(ctx context.Context) error {
-	if err := l.waitRegistry(ctx); err != nil {
+func (r registryLoader) fillRegistry(ctx context.Context) error {
+	if err := r.waitRegistry(ctx); err != nil {
 		return err
 	}
-	archives, err := l.archives()
+	archives, err := r.lab.hosts().archives()
 	if err != nil {
 		return err
 	}
 	for _, a := range archives {
-		if _, err := l.LoadArchive(ctx, a); err != nil {
+		if _, err := r.lab.LoadArchive(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -206,9 +207,9 @@ func (l *Lab) fillRegistry(ctx context.Context) error {
 }
 
 // archives returns the paths of the image archives in Config.ImageDir.
-func (l *Lab) archives() ([]string, error) {
-	if l.Config.ImageDir == "" {
+func (hb hostBuilder) archives() ([]string, error) {
+	if hb.config.ImageDir == "" {
 		return nil, nil
 	}
-	return filepath.Glob(filepath.Join(l.Config.ImageDir, "*.tar"))
+	return filepath.Glob(filepath.Join(hb.config.ImageDir, "*.tar"))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // A registry too busy to hear that a connection is wanted hears it when the kernel says so again.
@@ -49,9 +49,9 @@ func TestPushWaitsForABusyRegistry(t *testing.T) {
 		}
 		pushed <- err
 	}()
-	if err := wait.For(t.Context(), 5*time.Millisecond, func() error { return turnedAway(h) }); err != nil {
-		t.Fatal(err)
-	}
+	await.Until(t.Context(), t, await.Patience, 5*time.Millisecond, "a full listen queue", func() error {
+		return turnedAway(h)
+	})
 	accepted, _, err := unix.Accept(listener)
 	if err != nil {
 		t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 // fileID identifies a file of this machine by its device and inode number.
 type fileID struct{ device, number uint64 }
 
-// loopDevices returns the paths of the attached loop devices by their backing file. It identifies
-// the file by its inode, because the path in /sys is that in the mount namespace of a storage
-// driver.
+// loopDevices returns the paths of the attached loop devices, keyed by their backing file. It
+// identifies the file by its inode, because /sys shows the path in the mount namespace of the
+// storage driver that attached the device.
 func loopDevices() map[fileID]string {
 	out := map[fileID]string{}
 	busy, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -63,8 +63,8 @@ func detachLoopDevices(dir string) error {
 	return errors.Join(errs...)
 }
 
-// detachLoopDevice detaches the loop device at a path from its backing file. If it is open, the
-// kernel detaches it when it is closed.
+// detachLoopDevice detaches the loop device at a path from its backing file. If the loop device is
+// open, the kernel detaches it when it is closed.
 func detachLoopDevice(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {

@@ -70,7 +70,8 @@ func hold(t *testing.T, file string) fileID {
 // Loop devices of block volumes go with the lab whose they are, and no others.
 func TestLoopDevicesGoWithTheLab(t *testing.T) {
 	dir := t.TempDir()
-	ours, theirs := hold(t, filepath.Join(dir, "lab", "w1", "volume")), hold(t, filepath.Join(dir, "lab2", "w1", "volume"))
+	ours, theirs := hold(t, filepath.Join(dir, "lab", "w1", "volume")),
+		hold(t, filepath.Join(dir, "lab2", "w1", "volume"))
 	if have := loopDevices(); have[ours] == "" || have[theirs] == "" {
 		t.Fatalf("not shown: %v and %v of %v", ours, theirs, have)
 	}

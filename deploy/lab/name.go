@@ -10,19 +10,20 @@ import (
 	"regexp"
 )
 
-// NameEnv is the environment variable with the name of the lab that all functions of this package
-// use. A machine can have several labs, each with its own hosts, bridges, cgroups, disks, and API
-// address. If the variable is not set, the functions use the lab without a name.
+// NameEnv is the environment variable that contains the name of the lab on which all functions of
+// this package operate. If it is not set, they operate on the lab without a name. A machine can
+// have several labs, each with its own hosts, bridges, cgroups, disks, and API address.
 const NameEnv = "KEELSON_LAB"
 
 // root is the prefix of the names of the lab's cgroup, folders, and namespaces. It is RootPrefix
-// for the lab without a name, and otherwise RootPrefix followed by "@" and the name. The variable
-// errName is the error for an invalid name.
+// for the lab without a name. Otherwise it is RootPrefix, "@", and the name of the lab. errName is
+// the error if NameEnv contains an invalid name.
 var root, errName = rootOf(os.Getenv(NameEnv))
 
 var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,19}$`)
 
-// RootPrefix is the root of the lab without a name. The roots of all other labs begin with it.
+// RootPrefix is the result of Root for the lab without a name. For all other labs, Root starts with
+// it.
 const RootPrefix = "keelson-lab"
 
 func rootOf(name string) (string, error) {
@@ -30,7 +31,9 @@ func rootOf(name string) (string, error) {
 	case name == "":
 		return RootPrefix, nil
 	case !labName.MatchString(name):
-		return RootPrefix, fmt.Errorf("lab: $%s is %q: want at most 20 small letters, digits and hyphens, as in %s=second", NameEnv, name, NameEnv)
+		return RootPrefix,
+			fmt.Errorf("lab: $%s is %q: want at most 20 small letters, digits and hyphens, as in %s=second",
+				NameEnv, name, NameEnv)
 	}
 	return RootPrefix + "@" + name, nil
 }
@@ -51,14 +54,14 @@ func listenOf(name string) string {
 	return labAddress(int(crc32.ChecksumIEEE([]byte(name)) % namedPorts))
 }
 
-// labAddress returns the n-th API address for labs with a name. After the last one, it continues
-// with the first.
+// labAddress returns the n-th API address for labs with a name. The ports wrap around: after the
+// last address, it continues with the first.
 func labAddress(n int) string { return fmt.Sprintf("127.0.0.1:%d", firstNamedPort+n%namedPorts) }
 
-// FreeListen returns an API address for a new lab. The lab without a name always gets
-// 127.0.0.1:6443, even if it is in use. A lab with a name gets the result of Listen or the next
-// free address. An address is free if no process listens on it and no other lab of this machine,
-// running or not, has it.
+// FreeListen returns an API address for a new lab. For the lab without a name, this is always
+// 127.0.0.1:6443, even if it is in use. For a lab with a name, it is the result of Listen or the
+// next free address. An address is free if no process listens on it and no other lab of this
+// machine, running or not, has it.
 func FreeListen() (string, error) { return freeListen(os.Getenv(NameEnv), "/var/lib") }
 
 func freeListen(name, states string) (string, error) {

@@ -10,7 +10,8 @@ import (
 
 // A lab's name is part of paths, and no lab finds what is another's by what it begins with.
 func TestNames(t *testing.T) {
-	for name, want := range map[string]string{"": "keelson-lab", "second": "keelson-lab@second", "a-1": "keelson-lab@a-1"} {
+	for name, want := range map[string]string{"": "keelson-lab", "second": "keelson-lab@second",
+		"a-1": "keelson-lab@a-1"} {
 		if got, err := rootOf(name); err != nil || got != want {
 			t.Errorf("%q: %q, %v", name, got, err)
 		}
@@ -20,7 +21,9 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q: %q, %v", name, got, err)
 		}
 	}
-	if isAtOrBelow("/run/keelson-lab@b/ns", "/run/keelson-lab") || !isAtOrBelow("/run/keelson-lab/ns", "/run/keelson-lab") || !isAtOrBelow("/run/keelson-lab", "/run/keelson-lab") {
+	if isAtOrBelow("/run/keelson-lab@b/ns", "/run/keelson-lab") ||
+		!isAtOrBelow("/run/keelson-lab/ns", "/run/keelson-lab") ||
+		!isAtOrBelow("/run/keelson-lab", "/run/keelson-lab") {
 		t.Error("what of a lab lies where is not told apart")
 	}
 }
@@ -35,7 +38,8 @@ func TestNamedLabTakesAFreePort(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "lab.json"), fmt.Appendf(nil, `{"listen":%q}`, listen), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "lab.json"), fmt.Appendf(nil, `{"listen":%q}`, listen), 0o600); err !=
+			nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +85,8 @@ func TestNamespacesOfOtherLabs(t *testing.T) {
 		{"keelson-lab@a", "keelson-lab@a-b-w1", "", "b-w1"},
 	} {
 		if got := hostOfNetNS(c.root, c.namespace, func(root string) bool { return root == c.exists }); got != c.want {
-			t.Errorf("root %s, namespace %s, other lab %q: host %q, want %q", c.root, c.namespace, c.exists, got, c.want)
+			t.Errorf("root %s, namespace %s, other lab %q: host %q, want %q", c.root, c.namespace,
+				c.exists, got, c.want)
 		}
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bridgeHost is the network namespace with the lab's bridges, one for each link. It routes between
-// the links. The forwarder runs in it.
+// bridgeHost is a Host that consists only of a network namespace. This namespace contains the
+// bridges of the lab, one for each link, and routes between the links. The forwarder runs in it.
 var bridgeHost = Host{Name: "bridge", Role: "bridge"}
 
-// inNetNS runs f on an OS thread in the network namespace that is pinned at path, and returns its
-// error. The thread ends after that.
+// inNetNS runs f on an OS thread in the network namespace that is pinned at path, and returns the
+// error of f. The OS thread ends afterwards.
 func inNetNS(path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -57,8 +57,9 @@ func (h Host) makeNetNS() error {
 	return nil
 }
 
-// prepareNetNS sets lo up and enables IPv4 forwarding in the current network namespace. It must run
-// on a thread in that namespace, because /proc/sys/net shows the namespace of the calling thread.
+// prepareNetNS brings up lo and enables IPv4 forwarding in the current network namespace. It must
+// run on a thread in that namespace, because /proc/sys/net shows the namespace of the calling
+// thread.
 func prepareNetNS() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -72,29 +73,30 @@ func prepareNetNS() error {
 
 // makeBridges creates the network namespace of bridgeHost with one bridge for each link. The
 // namespace has no interface to the machine's own network.
-func (l *Lab) makeBridges() error {
+func (hb hostBuilder) makeBridges() error {
 	if err := bridgeHost.makeNetNS(); err != nil {
 		return err
 	}
 	return inNetNS(bridgeHost.NetNS(), func() error {
-		for i := range max(1, l.Config.Links) {
+		for i := range max(1, hb.config.Links) {
 			br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName(i)}}
 			if err := netlink.LinkAdd(br); err != nil {
 				return fmt.Errorf("making bridge %s: %w", br.Name, err)
 			}
 			// A bridge has the first address of its link: the hosts use it as their router.
-			if err := assignAddresses(br, l.Config.newHost("", bridgeHost.Role, i, 1)); err != nil {
+			if err := assignAddresses(br, hb.config.newHost("", bridgeHost.Role, i, 1)); err != nil {
 				return err
 			}
 		}
-		if l.Config.Families == FamilyIPv4 || l.Config.Families == "" {
+		if hb.config.Families == FamilyIPv4 || hb.config.Families == "" {
 			return nil
 		}
 		return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 	})
 }
 
-// assignAddresses assigns the IP addresses of the host h to the interface l, and sets it up.
+// assignAddresses assigns the IP addresses of the host h to the interface l, and brings the
+// interface up.
 func assignAddresses(l netlink.Link, h Host) error {
 	for _, ip := range h.addresses() {
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(24, 32)}}
@@ -112,7 +114,7 @@ func (h Host) portName() string { return "p-" + h.Name }
 
 // connectHost creates the network namespace of the host h, and connects it by a veth pair to the
 // bridge of its link. It adds addresses and routes; see addRoutes.
-func (l *Lab) connectHost(h Host) error {
+func (hb hostBuilder) connectHost(h Host) error {
 	if err := h.makeNetNS(); err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func (l *Lab) connectHost(h Host) error {
 			if err := assignAddresses(eth0, h); err != nil {
 				return err
 			}
-			return l.addRoutes(h)
+			return hb.addRoutes(h)
 		})
 	}
 	if err != nil {
@@ -160,8 +162,8 @@ func (l *Lab) connectHost(h Host) error {
 	return nil
 }
 
-// setCableUp sets the bridge's end of the host's veth pair up or down, like connecting or
-// disconnecting its network cable.
+// setCableUp connects the host h to its bridge, or disconnects it, like a network cable. It sets
+// that end of the host's veth pair up or down which is connected to the bridge.
 func (h Host) setCableUp(up bool) error {
 	return inNetNS(bridgeHost.NetNS(), func() error {
 		l, err := netlink.LinkByName(h.portName())
@@ -175,7 +177,7 @@ func (h Host) setCableUp(up bool) error {
 	})
 }
 
-// isCableUp reports whether the bridge's end of the host's veth pair is up; see setCableUp.
+// isCableUp reports whether the host h is connected to its bridge; see setCableUp.
 func (h Host) isCableUp() bool {
 	up := false
 	_ = inNetNS(bridgeHost.NetNS(), func() error {
@@ -196,8 +198,8 @@ func (h Host) removeNetNS() error {
 	return nil
 }
 
-// unpinNamespace removes the bind mount of a namespace at a path, and the file below it. It does
-// nothing if the namespace is not pinned there.
+// unpinNamespace unpins the namespace at a path: it removes the bind mount, and the file on which
+// it is mounted. It does nothing if no namespace is pinned there.
 func unpinNamespace(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)

@@ -30,16 +30,19 @@ func (l *Lab) Preflight() error {
 	}
 	if !strings.Contains(string(kernel), "\toverlay\n") {
 		if exec.Command("modprobe", "overlay").Run() != nil {
-			return fmt.Errorf("lab: the kernel has no overlayfs (images need it): load it with 'modprobe overlay' or use a kernel with CONFIG_OVERLAY_FS")
+			return fmt.Errorf("lab: the kernel has no overlayfs (images need it): load it with 'modprobe overlay' or " +
+				"use a kernel with CONFIG_OVERLAY_FS")
 		}
 	}
 	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
 		if exec.Command("modprobe", "br_netfilter").Run() != nil {
-			return fmt.Errorf("lab: the kernel has no br_netfilter (Services need it): load it with 'modprobe br_netfilter' or use a kernel with CONFIG_BRIDGE_NETFILTER")
+			return fmt.Errorf("lab: the kernel has no br_netfilter (Services need it): load it with 'modprobe " +
+				"br_netfilter' or use a kernel with CONFIG_BRIDGE_NETFILTER")
 		}
 	}
 	if len(cgroupHierarchies()) == 0 {
-		return fmt.Errorf("lab: no writable cgroup hierarchy below %s: mount cgroup v2 there ('mount -t cgroup2 none %s')", cgroupMount, cgroupMount)
+		return fmt.Errorf("lab: no writable cgroup hierarchy below %s: mount cgroup v2 there ('mount -t cgroup2 none "+
+			"%s')", cgroupMount, cgroupMount)
 	}
 	for _, tool := range []string{"nsenter", "unshare", "mount", "hostname"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -47,11 +50,14 @@ func (l *Lab) Preflight() error {
 		}
 	}
 	if _, err := exec.LookPath("nft"); err != nil {
-		return fmt.Errorf("lab: nft is missing (Services are nftables rules): install it with 'apt-get install nftables'")
+		return fmt.Errorf("lab: nft is missing (Services are nftables rules): install it with 'apt-get " +
+			"install nftables'")
 	}
-	for _, b := range []string{"keelson-controlplane", "keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause", "kctl"} {
-		if _, err := os.Stat(l.binPath(b)); err != nil {
-			return fmt.Errorf("lab: %s is not in %s: build it with 'make build' or name its folder with --bin-dir", b, l.Config.BinDir)
+	for _, b := range []string{"keelson-controlplane", "keelson-agent", "keelson-shim", "keelson-oci",
+		"keelson-pause", "kctl"} {
+		if _, err := os.Stat(l.hosts().binPath(b)); err != nil {
+			return fmt.Errorf("lab: %s is not in %s: build it with 'make build' or name its folder with --bin-dir", b,
+				l.Config.BinDir)
 		}
 	}
 	for _, h := range l.Config.Hosts {
@@ -64,12 +70,14 @@ func (l *Lab) Preflight() error {
 	}
 	for _, p := range []string{"bridge", "host-local", "loopback", "portmap"} {
 		if _, err := os.Stat(filepath.Join(l.Config.CNIBinDir, p)); err != nil {
-			return fmt.Errorf("lab: CNI plugin %s is not in %s: build it with 'make build' or name its folder with --cni-bin-dir", p, l.Config.CNIBinDir)
+			return fmt.Errorf("lab: CNI plugin %s is not in %s: build it with 'make build' or name its folder with "+
+				"--cni-bin-dir", p, l.Config.CNIBinDir)
 		}
 	}
 	probe, err := net.Listen("tcp", l.Config.Listen)
 	if err != nil {
-		return fmt.Errorf("lab: cannot listen on %s (%w): end what holds it ('ss -ltnp') or choose another with --listen", l.Config.Listen, err)
+		return fmt.Errorf("lab: cannot listen on %s (%w): end what holds it ('ss -ltnp') or choose another with "+
+			"--listen", l.Config.Listen, err)
 	}
 	return probe.Close()
 }

@@ -26,19 +26,19 @@ func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	return h.dialWithTimeout(ctx, time.Second, address)
 }
 
-// dialWithTimeout is Dial with the timeout within. Callers that do not retry need several seconds.
+// dialWithTimeout is Dial with the given timeout. Callers that do not retry need several seconds.
 // If the first SYN is lost on a busy machine, the kernel retransmits it only after one second.
-func (h Host) dialWithTimeout(ctx context.Context, within time.Duration, address string) (net.Conn, error) {
+func (h Host) dialWithTimeout(ctx context.Context, timeout time.Duration, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNetNS(h.NetNS(), func() (err error) {
-		conn, err = (&net.Dialer{Timeout: within}).DialContext(ctx, "tcp", address)
+		conn, err = (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", address)
 		return err
 	})
 	return conn, err
 }
 
-// Listen listens for TCP connections in the network namespace of the host. A server in this process
-// can thereby be reached from the hosts of the lab.
+// Listen listens for TCP connections in the network namespace of the host. The hosts of the lab can
+// then connect to a server in this process.
 func (h Host) Listen(address string) (net.Listener, error) {
 	var l net.Listener
 	err := inNetNS(h.NetNS(), func() (err error) {
@@ -87,17 +87,20 @@ func checkReadyWith(ctx context.Context, h Host, dial func(context.Context, stri
 	return nil
 }
 
+// readiness waits until the replicas and the nodes of a lab are ready.
+type readiness struct{ lab *Lab }
+
 // adminClient returns an API client with the kubeconfig at Config.Kubeconfig.
-func (l *Lab) adminClient() (*kubernetes.Clientset, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
+func (r readiness) adminClient() (*kubernetes.Clientset, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", r.lab.Config.Kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", l.Config.Kubeconfig, err)
+		return nil, fmt.Errorf("reading %s: %w", r.lab.Config.Kubeconfig, err)
 	}
 	return kubernetes.NewForConfig(cfg)
 }
 
-// nodeSessions returns the resource version of each node's Lease by node name. It changes only when
-// an agent starts a session with the control plane.
+// nodeSessions returns the resource version of each node's Lease by node name. The resource version
+// changes only when an agent starts a session with the control plane.
 func nodeSessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, error) {
 	leases, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -111,10 +114,10 @@ func nodeSessions(ctx context.Context, cs kubernetes.Interface) (map[string]stri
 }
 
 // waitNodes waits until all workers are ready: the Node is Ready, and its agent has started a
-// session since before, a previous result of nodeSessions. It returns an error if an agent exits.
-// step prints progress.
-func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func(string, ...any)) error {
-	cs, err := l.adminClient()
+// session that is not in previous. previous is an earlier result of nodeSessions. waitNodes returns
+// an error if an agent exits. step prints progress.
+func (r readiness) waitNodes(ctx context.Context, previous map[string]string, step func(string, ...any)) error {
+	cs, err := r.adminClient()
 	if err != nil {
 		return err
 	}
@@ -131,19 +134,20 @@ func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func
 			return err
 		}
 		for _, n := range nodes.Items {
-			if !seen[n.Name] && now[n.Name] != before[n.Name] && isNodeReady(&n) {
+			if !seen[n.Name] && now[n.Name] != previous[n.Name] && isNodeReady(&n) {
 				seen[n.Name] = true
 				step("worker %s is Ready", n.Name)
 			}
 		}
 		var missing []error
-		for _, h := range l.hostsWithRole(RoleWorker) {
+		for _, h := range r.lab.hosts().hostsWithRole(RoleWorker) {
 			if seen[h.Name] {
 				continue
 			}
 			if h.daemonPID() == 0 {
 				cancel()
-				return fmt.Errorf("the agent of %s exited; the end of %s:\n%s", h.Name, h.LogFile(), lastLines(h.LogFile(), 15))
+				return fmt.Errorf("the agent of %s exited; the end of %s:\n%s", h.Name, h.LogFile(),
+					lastLines(h.LogFile(), 15))
 			}
 			missing = append(missing, fmt.Errorf("worker %s is not Ready: see %s", h.Name, h.LogFile()))
 		}

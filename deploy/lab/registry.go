@@ -20,11 +20,13 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 const (
-	maxManifest         = 4 << 20 // bytes of a manifest, the usual limit of registries
-	maxUpload           = 1 << 30 // bytes of one request; larger layers must be pushed in chunks
+	maxManifest         = 4 << 20 // maximum size of a manifest in bytes, the usual limit of registries
+	maxUpload           = 1 << 30 // maximum size of one request in bytes; larger layers must be pushed in chunks
 	registryReadTimeout = 10 * time.Minute
 )
 
@@ -70,8 +72,8 @@ func blobFolder(folder string) string { return filepath.Join(folder, "blobs") }
 // stores blobs on disk, but manifests only in memory.
 type manifestStore string
 
-// storedManifest is the content of a file in a manifestStore: a manifest, and the request that
-// pushes it.
+// storedManifest is the content of a file in a manifestStore: a manifest, and the fields of the
+// request that pushes it to the registry.
 type storedManifest struct {
 	Path      string `json:"path"` // URL path: /v2/REPOSITORY/manifests/REFERENCE
 	MediaType string `json:"mediaType"`
@@ -118,10 +120,7 @@ func (m manifestStore) writeManifest(k storedManifest) error {
 		return err
 	}
 	file := m.manifestFile(k.Path)
-	if err := os.WriteFile(file+".new", raw, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
+	return durable.WriteWith(file, raw, durable.Options{Level: durable.Atomic, Mode: 0o644})
 }
 
 // loadManifests pushes the stored manifests to images, the registry. Manifests of images come

@@ -89,10 +89,12 @@ func TestRegistryBoundsManifests(t *testing.T) {
 	folder := t.TempDir()
 	host := registryAt(t, folder)
 	body := strings.NewReader(strings.Repeat("x", maxManifest+1))
-	q := must[*http.Request](t)(http.NewRequestWithContext(context.Background(), http.MethodPut, "http://"+host+"/v2/app/manifests/v1", body))
+	q := must[*http.Request](t)(http.NewRequestWithContext(context.Background(), http.MethodPut,
+		"http://"+host+"/v2/app/manifests/v1", body))
 	resp := must[*http.Response](t)(http.DefaultClient.Do(q))
 	resp.Body.Close()
-	if left, _ := os.ReadDir(filepath.Join(folder, "manifests")); resp.StatusCode != http.StatusRequestEntityTooLarge || len(left) != 0 {
+	if left, _ := os.ReadDir(filepath.Join(folder, "manifests")); resp.StatusCode != http.StatusRequestEntityTooLarge ||
+		len(left) != 0 {
 		t.Errorf("%s, %d manifests", resp.Status, len(left))
 	}
 }
@@ -108,7 +110,8 @@ func TestOpenArchive(t *testing.T) {
 	}
 	compress(t, in("docker.tar"), in("docker.tar.gz"))
 	named := func(n string) mutate.IndexAddendum {
-		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Annotations: map[string]string{"org.opencontainers.image.ref.name": n}}}
+		return mutate.IndexAddendum{Add: img,
+			Descriptor: v1.Descriptor{Annotations: map[string]string{"org.opencontainers.image.ref.name": n}}}
 	}
 	for folder, index := range map[string]v1.ImageIndex{
 		"oci":     mutate.AppendManifests(empty.Index, named("example.com/team/app:v1")),
@@ -117,14 +120,16 @@ func TestOpenArchive(t *testing.T) {
 	} {
 		must[layout.Path](t)(layout.Write(in(folder), index))
 	}
-	if err := os.WriteFile(in("text"), []byte("no archive at all, but long enough to be looked at"), 0o600); err != nil {
+	if err := os.WriteFile(in("text"), []byte("no archive at all, but long enough to be looked at"), 0o600); err !=
+		nil {
 		t.Fatal(err)
 	}
 	digest := must[v1.Hash](t)(img.Digest())
 	for file, want := range map[string]string{
 		"docker.tar": "example.com/team/app:v1", "docker.tar.gz": "example.com/team/app:v1",
 		"oci": "example.com/team/app:v1", "short": "app:v1",
-		"unnamed": "error: an image of the archive has no name", "text": "error: reading archive", "absent": "error: stat",
+		"unnamed": "error: an image of the archive has no name", "text": "error: reading archive",
+		"absent": "error: stat",
 	} {
 		found, closeArchive, err := openArchive(in(file))
 		if err != nil {

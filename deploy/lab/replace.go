@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// requiredPrograms are the names of the programs that a host needs, by its role. The first is the
-// daemon.
+// requiredPrograms are the names of the programs that a host needs, by the role of the host. The
+// first program is the daemon.
 var requiredPrograms = map[Role][]string{
 	RoleControlPlane: {"keelson-controlplane"},
 	RoleWorker:       {"keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause"},
@@ -20,8 +20,8 @@ var requiredPrograms = map[Role][]string{
 // stops the daemon gracefully, and starts the new daemon; containers continue. It returns when the
 // replica is ready, or when the agent has a new session and its Node is Ready.
 //
-// If the folder lacks a program, nothing is stopped. If the new daemon does not become ready, it is
-// not reverted, so that it can be inspected.
+// If the folder lacks a program, Replace returns an error and stops nothing. If the new daemon does
+// not become ready, the host keeps the new programs, so that it can be inspected.
 func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 	i, dir, err := l.checkReplacement(name, dir)
 	if err != nil {
@@ -29,7 +29,7 @@ func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 	}
 	var before map[string]string
 	if l.Config.Hosts[i].Role == RoleWorker {
-		if before, err = l.awaitSessions(ctx); err != nil {
+		if before, err = l.readiness().awaitSessions(ctx); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
@@ -41,24 +41,25 @@ func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 		return fmt.Errorf("lab: writing state: %w", err)
 	}
 	h := l.Config.Hosts[i]
-	if err := l.startDaemon(h); err != nil {
+	if err := l.hosts().startDaemon(h); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	if h.Role == RoleControlPlane {
-		err = l.waitReady(ctx, h)
+		err = l.readiness().waitReady(ctx, h)
 	} else {
-		err = l.waitNode(ctx, h, before)
+		err = l.readiness().waitNode(ctx, h, before)
 	}
 	if err != nil {
-		return fmt.Errorf("lab: host %s runs the programs in %s now: %w", name, filepath.Dir(l.programPath(h, "x")), err)
+		return fmt.Errorf("lab: host %s runs the programs in %s now: %w", name,
+			filepath.Dir(l.hosts().programPath(h, "x")), err)
 	}
 	return nil
 }
 
 // checkReplacement checks whether Replace may use the folder dir for the named host. It returns the
-// index of the host in Config.Hosts, and the value for its BinDir. It returns an error if the host
-// is not a replica or worker, is not running, or if the folder lacks a program.
-func (l *Lab) checkReplacement(name, dir string) (i int, kept string, err error) {
+// index of the host in Config.Hosts, and the new value of the host's field BinDir. It returns an
+// error if the host is not a replica or worker, is not running, or if the folder lacks a program.
+func (l *Lab) checkReplacement(name, dir string) (i int, binDir string, err error) {
 	h, err := l.Host(name)
 	if err != nil {
 		return 0, "", errors.New(strings.TrimPrefix(err.Error(), "lab: "))
@@ -100,10 +101,10 @@ func checkPrograms(dir string, role Role) error {
 	return nil
 }
 
-// waitNode waits until the agent of the worker h has a session that is not in before, and its Node
-// is Ready.
-func (l *Lab) waitNode(ctx context.Context, h Host, before map[string]string) error {
-	one := &Lab{Config: l.Config}
+// waitNode waits until the Node of worker h is Ready and its agent has started a session that is
+// not in previous. previous is an earlier result of nodeSessions.
+func (r readiness) waitNode(ctx context.Context, h Host, previous map[string]string) error {
+	one := &Lab{Config: r.lab.Config}
 	one.Config.Hosts = []Host{h}
-	return one.waitNodes(ctx, before, func(string, ...any) {})
+	return one.readiness().waitNodes(ctx, previous, func(string, ...any) {})
 }

@@ -9,9 +9,10 @@ import (
 	"testing"
 )
 
-// A host that runs the programs of another folder has them on its command line, and nobody else has.
+// Only a host that runs the programs of another folder has that folder on its command line.
 func TestProgramsOfOneHost(t *testing.T) {
-	l, err := New(Config{ControlPlanes: 2, Workers: 2, BinDir: "/new", Programs: "/old", CPU: "4", Memory: "2Gi"}, io.Discard)
+	l, err := New(Config{ControlPlanes: 2, Workers: 2, BinDir: "/new", Programs: "/old", CPU: "4", Memory: "2Gi"},
+		io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +23,7 @@ func TestProgramsOfOneHost(t *testing.T) {
 	}
 	var got []string
 	for _, h := range l.Config.Hosts {
-		got = append(got, h.Name+" "+l.daemonArgs(h)[0])
+		got = append(got, h.Name+" "+l.hosts().daemonArgs(h)[0])
 	}
 	want := []string{"cp1 /old/keelson-controlplane", "cp2 /new/keelson-controlplane", "w1 /new/keelson-agent",
 		"w2 /old/keelson-agent", "registry /new/kctl"}

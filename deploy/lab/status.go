@@ -17,19 +17,20 @@ func fileExists(path string) bool {
 // HostStatus is the observed state of a host of the lab.
 type HostStatus struct {
 	Host
-	PID       int  // PID of its daemon; 0: not running
-	Processes int  // number of all its processes
+	PID       int  // PID of the host's daemon; 0: not running
+	Processes int  // number of all processes of the host
 	Plugged   bool // false after Partition
 	Frozen    bool
 	Ready     string // only of replicas: "yes", or "no: " and the reason
-	RSS       int64  // resident memory of its daemon in bytes
+	RSS       int64  // resident memory of the host's daemon in bytes
 }
 
 // Status returns the observed state of each host, in the order of Config.Hosts.
 func (l *Lab) Status(ctx context.Context) []HostStatus {
 	var out []HostStatus
 	for _, h := range l.Config.Hosts {
-		s := HostStatus{Host: h, PID: h.daemonPID(), Processes: len(cgroupPIDs(h.CgroupPath())), Plugged: h.isCableUp(), Frozen: isFrozen(h.CgroupPath())}
+		s := HostStatus{Host: h, PID: h.daemonPID(), Processes: len(cgroupPIDs(h.CgroupPath())), Plugged: h.isCableUp(),
+			Frozen: isFrozen(h.CgroupPath())}
 		if s.PID != 0 {
 			s.RSS = residentBytes(s.PID)
 		}
@@ -64,7 +65,8 @@ func PrintStatus(w io.Writer, hosts []HostStatus) error {
 		if ready == "" {
 			ready = "-"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\n", h.Name, h.Role, h.nodeIPs(), daemon, h.Processes, h.RSS>>20, state, ready)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\n", h.Name, h.Role, h.nodeIPs(), daemon, h.Processes,
+			h.RSS>>20, state, ready)
 	}
 	return t.Flush()
 }

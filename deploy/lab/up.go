@@ -39,7 +39,7 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 	if err := l.markBusy(); err != nil {
 		return err
 	}
-	if err := l.createHosts(l.copyImages); err != nil {
+	if err := l.createHosts(l.registry().copyImages); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	step("%d hosts on %s, no route out", len(l.Config.Hosts), l.Config.describeNetwork())
@@ -86,23 +86,23 @@ func (l *Lab) stepPrinter() func(format string, args ...any) {
 	}
 }
 
-// createHosts creates the bridges, and then all hosts in parallel, without daemons. It calls give
-// for each worker after its creation.
-func (l *Lab) createHosts(give func(worker Host) error) error {
-	if err := l.makeBridges(); err != nil {
+// createHosts creates the bridges, and then all hosts in parallel, without daemons. It calls
+// prepareWorker for each worker after the worker's creation.
+func (l *Lab) createHosts(prepareWorker func(worker Host) error) error {
+	if err := l.hosts().makeBridges(); err != nil {
 		return err
 	}
 	var g errgroup.Group
 	for _, h := range l.Config.Hosts {
 		g.Go(func() error {
-			if err := l.connectHost(h); err != nil {
+			if err := l.hosts().connectHost(h); err != nil {
 				return err
 			}
-			if err := l.createHost(h); err != nil {
+			if err := l.hosts().createHost(h); err != nil {
 				return err
 			}
 			if h.Role == RoleWorker {
-				return give(h)
+				return prepareWorker(h)
 			}
 			return nil
 		})
@@ -118,49 +118,49 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	if err != nil {
 		return err
 	}
-	if err := l.startDaemon(registry); err != nil {
+	if err := l.hosts().startDaemon(registry); err != nil {
 		return err
 	}
-	trust, kubeconfig, err := l.initCluster(ctx)
+	trust, kubeconfig, err := l.hosts().initCluster(ctx)
 	if err != nil {
 		return err
 	}
-	if err := l.writeKubeconfig(kubeconfig); err != nil {
+	if err := l.hosts().writeKubeconfig(kubeconfig); err != nil {
 		return err
 	}
-	replicas := l.hostsWithRole(RoleControlPlane)
-	if err := l.startDaemon(replicas[0]); err != nil {
+	replicas := l.hosts().hostsWithRole(RoleControlPlane)
+	if err := l.hosts().startDaemon(replicas[0]); err != nil {
 		return err
 	}
-	if err := l.startSupervisor(); err != nil {
+	if err := l.hosts().startSupervisor(); err != nil {
 		return err
 	}
-	if err := l.waitReady(ctx, replicas[0]); err != nil {
+	if err := l.readiness().waitReady(ctx, replicas[0]); err != nil {
 		return err
 	}
 	step("replica %s serves", replicas[0].Name)
 
 	var g errgroup.Group
-	g.Go(func() error { return l.fillRegistry(ctx) })
-	for _, h := range l.hostsWithRole(RoleWorker) {
+	g.Go(func() error { return l.registry().fillRegistry(ctx) })
+	for _, h := range l.hosts().hostsWithRole(RoleWorker) {
 		g.Go(func() error {
 			if err := h.writeJoinToken(trust.NodeToken); err != nil {
 				return err
 			}
-			return l.startDaemon(h)
+			return l.hosts().startDaemon(h)
 		})
 	}
 	g.Go(func() error {
 		for _, h := range replicas[1:] {
-			if err := l.joinReplica(ctx, h, trust.ControlPlaneToken); err != nil {
+			if err := l.hosts().joinReplica(ctx, h, trust.ControlPlaneToken); err != nil {
 				return err
 			}
-			if err := l.startDaemon(h); err != nil {
+			if err := l.hosts().startDaemon(h); err != nil {
 				return err
 			}
 		}
 		for _, h := range replicas[1:] {
-			if err := l.waitReady(ctx, h); err != nil {
+			if err := l.readiness().waitReady(ctx, h); err != nil {
 				return err
 			}
 			step("replica %s joined", h.Name)
@@ -170,24 +170,24 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return l.waitNodes(ctx, nil, step)
+	return l.readiness().waitNodes(ctx, nil, step)
 }
 
 // writeKubeconfig writes the administrator's kubeconfig to Config.Kubeconfig. It also removes the
 // API discovery of a previous cluster at the same address from the cache of kubectl and kctl.
-func (l *Lab) writeKubeconfig(raw []byte) error {
-	if err := removeDiscoveryCache(l.Config.Listen); err != nil {
-		return fmt.Errorf("removing the cached discovery of an earlier cluster at %s: %w", l.Config.Listen, err)
+func (hb hostBuilder) writeKubeconfig(raw []byte) error {
+	if err := removeDiscoveryCache(hb.config.Listen); err != nil {
+		return fmt.Errorf("removing the cached discovery of an earlier cluster at %s: %w", hb.config.Listen, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(l.Config.Kubeconfig), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(hb.config.Kubeconfig), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(l.Config.Kubeconfig, raw, 0o600)
+	return os.WriteFile(hb.config.Kubeconfig, raw, 0o600)
 }
 
-// waitReady waits until the replica on the host h is ready. It returns an error, with the end of
-// its log, if the daemon exits.
-func (l *Lab) waitReady(ctx context.Context, h Host) error {
+// waitReady waits until the replica on the host h is ready. If the daemon exits, it returns an
+// error with the end of the daemon's log.
+func (r readiness) waitReady(ctx context.Context, h Host) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
@@ -219,7 +219,7 @@ func (l *Lab) keepLogs() {
 
 // Down removes the lab from this machine: processes, mounts, namespaces, interfaces, cgroups, and
 // disks. It searches the machine for them, so it also works if all processes were killed or
-// lab.json is lost. It may be called again.
+// lab.json is lost. It may be called again, for example after an error.
 func (l *Lab) Down(ctx context.Context) error {
 	if fileExists(configFile()) {
 		// If the removal is interrupted, parts of the disks remain, and the lab must not be started

@@ -47,7 +47,7 @@ const (
 // Cluster is the content of a cluster file, with defaults in place of omitted values.
 type Cluster struct {
 	Name    string // name of the cluster and of the kubeconfig context
-	Release string // tarball, folder of 'make dist', or URL; "": none
+	Release string // location of the release: tarball, folder of 'make dist', or URL; "": not set
 	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE. They are used once, when the
 	// cluster is created.
 	Init  []string
@@ -57,13 +57,13 @@ type Cluster struct {
 // Host is the entry of one machine in the cluster file, with defaults in place of omitted values.
 type Host struct {
 	Name    string
-	Address string // IP address at which the other machines reach it
+	Address string // IP address at which the other machines reach this machine
 	Roles   []Role
 	Labels  map[string]string
 	Taints  []string // KEY[=VALUE]:EFFECT
 	SSH     SSH
-	// ControlPlane and Agent are the settings of the machine's replica and agent. A setting of the
-	// host's entry takes precedence over the same setting of the whole cluster file.
+	// ControlPlane and Agent are the settings of the machine's replica and agent. A setting in the
+	// entry of the machine takes precedence over the same setting for the whole cluster file.
 	ControlPlane, Agent Settings
 }
 
@@ -111,8 +111,8 @@ func (c Cluster) HostsWithRole(r Role) []Host {
 	return out
 }
 
-// Host returns the host with the given name. If none exists, the error lists the names of all
-// hosts.
+// Host returns the host with the given name. If there is no such host, the error lists the names of
+// all hosts.
 func (c Cluster) Host(name string) (Host, error) {
 	for _, h := range c.Hosts {
 		if h.Name == name {
@@ -126,8 +126,8 @@ func (c Cluster) Host(name string) (Host, error) {
 	return Host{}, fmt.Errorf("there is no host %q in the cluster file; there are %v", name, names)
 }
 
-// Load reads and parses the cluster file at a path. An error of the content contains the path, the
-// line, and the key.
+// Load reads and parses the cluster file at a path. If the content is invalid, the error contains
+// the path, the line, and the key.
 func Load(path string) (Cluster, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -172,7 +172,8 @@ func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error
 			return at("roles is missing: want controlplane, standby or worker")
 		}
 		if h.HasRole(ControlPlane) && h.HasRole(Standby) {
-			return at("roles: a standby is a replica that waits for a vote, and a controlplane one that has one: want one of them")
+			return at("roles: a standby is a replica that waits for a vote, and a controlplane one that has one: " +
+				"want one of them")
 		}
 		a, err := netip.ParseAddr(h.Address)
 		if err != nil || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
@@ -200,17 +201,19 @@ func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error
 	switch standbys := c.HostsWithRole(Standby); {
 	case len(c.HostsWithRole(ControlPlane)) > 0:
 	case len(standbys) > 0:
-		return fmt.Errorf(", line %d: host %s: is a standby, and no host has the role controlplane: a standby has no vote, and makes no cluster", lines[standbys[0].Name], standbys[0].Name)
+		return fmt.Errorf(", line %d: host %s: is a standby, and no host has the role controlplane: a standby has no "+
+			"vote, and makes no cluster", lines[standbys[0].Name], standbys[0].Name)
 	default:
-		return fmt.Errorf(": no host has the role controlplane: a cluster needs one, and three to outlive the loss of one")
+		return fmt.Errorf(": no host has the role controlplane: a cluster needs one, and three to " +
+			"outlive the loss of one")
 	}
 	c.setReplaceDead()
 	return nil
 }
 
-// setReplaceDead sets the setting ReplaceDead of every replica to ReplaceDeadAfter where the
-// cluster file does not set it. All replicas get it, because any of them can become the leader.
-// Without standbys, it sets nothing.
+// setReplaceDead sets the setting ReplaceDead of each replica to ReplaceDeadAfter, unless the
+// cluster file sets it for that replica. All replicas get the setting, because any of them can
+// become the leader. If the cluster file has no standbys, it sets nothing.
 func (c *Cluster) setReplaceDead() {
 	if len(c.HostsWithRole(Standby)) == 0 {
 		return
@@ -218,7 +221,8 @@ func (c *Cluster) setReplaceDead() {
 	for i := range c.Hosts {
 		h := &c.Hosts[i]
 		if _, said := h.ControlPlane[ReplaceDead]; !said && h.HasReplica() {
-			h.ControlPlane = h.ControlPlane.overriddenBy(Settings{ReplaceDead: {Text: []string{strconv.Quote(shortDuration(ReplaceDeadAfter))}}})
+			h.ControlPlane = h.ControlPlane.overriddenBy(
+				Settings{ReplaceDead: {Text: []string{strconv.Quote(shortDuration(ReplaceDeadAfter))}}})
 		}
 	}
 }
@@ -241,8 +245,8 @@ func (h Host) ReplaceDeadTime() time.Duration {
 	return d
 }
 
-// resolvePath returns a path of the cluster file as an absolute path. ~/ stands for home. Another
-// relative path is relative to folder, the folder of the cluster file.
+// resolvePath returns a path in the cluster file as an absolute path. A leading ~/ stands for home.
+// Any other relative path is relative to folder, the folder of the cluster file.
 func resolvePath(folder, home, path string) string {
 	switch {
 	case len(path) > 1 && path[:2] == "~/":
@@ -253,13 +257,13 @@ func resolvePath(folder, home, path string) string {
 	return filepath.Join(folder, path)
 }
 
-// overriddenBy returns a copy of s with all keys of above. For a key in both, the value of above
-// wins.
-func (s Settings) overriddenBy(above Settings) Settings {
+// overriddenBy returns a copy of s with all keys of other. For a key in both, the value of other is
+// used.
+func (s Settings) overriddenBy(other Settings) Settings {
 	out := maps.Clone(s)
 	if out == nil {
 		out = Settings{}
 	}
-	maps.Copy(out, above)
+	maps.Copy(out, other)
 	return out
 }

@@ -71,7 +71,8 @@ func dialSSH(ctx context.Context, h Host) (*Machine, error) {
 	// ssh.NewClientConn takes no context. If ctx ends, the TCP connection is closed, which ends it.
 	over := context.AfterFunc(ctx, func() { conn.Close() })
 	c, channels, requests, err := ssh.NewClientConn(conn, sshTarget(h), &ssh.ClientConfig{
-		User: h.SSH.User, Auth: auth, HostKeyCallback: check, HostKeyAlgorithms: algorithms, ClientVersion: "SSH-2.0-keelson",
+		User: h.SSH.User, Auth: auth, HostKeyCallback: check, HostKeyAlgorithms: algorithms,
+		ClientVersion: "SSH-2.0-keelson",
 	})
 	if !over() && err == nil {
 		err = ctx.Err()
@@ -82,7 +83,9 @@ func dialSSH(ctx context.Context, h Host) (*Machine, error) {
 			return nil, fmt.Errorf("no SSH handshake within %v: %w", dialTimeout, ctx.Err())
 		}
 		if strings.Contains(err.Error(), "unable to authenticate") {
-			return nil, fmt.Errorf("it accepts none of your keys: put a public key of yours into ~/.ssh/authorized_keys of %s there, or name the private one with ssh.key: %w", h.SSH.User, err)
+			return nil,
+				fmt.Errorf("it accepts none of your keys: put a public key of yours into ~/.ssh/authorized_keys of %s "+
+					"there, or name the private one with ssh.key: %w", h.SSH.User, err)
 		}
 		return nil, err
 	}
@@ -129,8 +132,8 @@ func (m *Machine) runKeepalive() {
 
 // hostKeyCheck returns a callback that verifies the host key of the machine: against ssh.hostKey if
 // set, otherwise against the known_hosts file. It also returns the signature algorithms of the
-// expected keys. They must be requested, because a server with several keys would otherwise offer
-// another key.
+// expected keys. The client must request these algorithms, because a server with several keys would
+// otherwise offer another key.
 func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 	if h.SSH.HostKey != "" {
 		want, _, _, _, err := ssh.ParseAuthorizedKey([]byte(h.SSH.HostKey))
@@ -139,7 +142,8 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 		}
 		return func(_ string, _ net.Addr, is ssh.PublicKey) error {
 			if string(is.Marshal()) != string(want.Marshal()) {
-				return fmt.Errorf("it proves to have the key %s, and ssh.hostKey is %s: this is another machine, or it was reinstalled",
+				return fmt.Errorf("it proves to have the key %s, and ssh.hostKey is %s: this is another machine, or "+
+					"it was reinstalled",
 					ssh.FingerprintSHA256(is), ssh.FingerprintSHA256(want))
 			}
 			return nil
@@ -159,11 +163,14 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 			return err
 		}
 		if len(differs.Want) == 0 {
-			return fmt.Errorf("it is not in %s: compare its fingerprint %s, then run 'ssh -p %d %s@%s' once, or give its public key as ssh.hostKey",
+			return fmt.Errorf("it is not in %s: compare its fingerprint %s, then run 'ssh -p %d %s@%s' once, or give "+
+				"its public key as ssh.hostKey",
 				h.SSH.KnownHosts, ssh.FingerprintSHA256(is), h.SSH.Port, h.SSH.User, h.SSH.Address)
 		}
-		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: the connection may be intercepted, or the machine was reinstalled; "+
-			"if it was, 'ssh-keygen -R' forgets the old key", ssh.FingerprintSHA256(is), differs.Want[0].Line, differs.Want[0].Filename, ssh.FingerprintSHA256(differs.Want[0].Key))
+		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: the connection may be "+
+			"intercepted, or the machine was reinstalled; "+
+			"if it was, 'ssh-keygen -R' forgets the old key", ssh.FingerprintSHA256(is), differs.Want[0].Line,
+			differs.Want[0].Filename, ssh.FingerprintSHA256(differs.Want[0].Key))
 	}
 	// To list the known keys of the machine, an unknown key is checked: the error contains them.
 	var differs *knownhosts.KeyError
@@ -180,25 +187,27 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 	return check, sorts, nil
 }
 
-// signatureAlgorithms returns the SSH signature algorithms to request for a host key of the given
-// type. RSA keys have two of them, and other types have the algorithm of the same name.
-func signatureAlgorithms(sort string) []string {
-	if sort == ssh.KeyAlgoRSA {
+// signatureAlgorithms returns the SSH signature algorithms to request for a host key of type
+// keyType. For an RSA key, these are two algorithms. For any other key, it is the algorithm with
+// the name keyType.
+func signatureAlgorithms(keyType string) []string {
+	if keyType == ssh.KeyAlgoRSA {
 		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
 	}
-	return []string{sort}
+	return []string{keyType}
 }
 
-// unknownKey is an ssh.PublicKey that equals no real key, so that known_hosts never accepts it.
+// unknownKey is an ssh.PublicKey that equals no real key, so that known_hosts never accepts it. The
+// error of that check lists the keys that known_hosts has for a machine.
 type unknownKey struct{}
 
 func (unknownKey) Type() string                        { return "none" }
 func (unknownKey) Marshal() []byte                     { return []byte("none") }
 func (unknownKey) Verify([]byte, *ssh.Signature) error { return errors.New("nobody signs with it") }
 
-// authMethods returns the SSH authentication methods for a host: its private key file if set,
-// otherwise the keys of the SSH agent and of ~/.ssh. It also returns a function that closes the
-// connection to the SSH agent.
+// authMethods returns the SSH authentication methods for a host: the private key file in SSH.Key if
+// it is set, otherwise the keys of the SSH agent and of ~/.ssh. It also returns a function that
+// closes the connection to the SSH agent.
 func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 	if h.SSH.Key != "" {
 		one, err := readPrivateKey(h.SSH.Key)
@@ -220,7 +229,8 @@ func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 	if err == nil {
 		var own []ssh.Signer
 		for _, name := range []string{"id_ed25519", "id_ecdsa", "id_rsa"} {
-			if one, err := readPrivateKey(filepath.Join(home, ".ssh", name)); err == nil { // keys with a passphrase are left to the SSH agent
+			if one, err := readPrivateKey(filepath.Join(home, ".ssh", name)); err == nil {
+				// keys with a passphrase are left to the SSH agent
 				own = append(own, one)
 			}
 		}
@@ -229,7 +239,8 @@ func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 		}
 	}
 	if len(auth) == 0 {
-		return nil, nil, errors.New("there is no SSH key: start an ssh agent, make one with ssh-keygen, or name one with ssh.key")
+		return nil, nil,
+			errors.New("there is no SSH key: start an ssh agent, make one with ssh-keygen, or name one with ssh.key")
 	}
 	return auth, closeAgent, nil
 }
@@ -249,7 +260,8 @@ func readPrivateKey(path string) (ssh.Signer, error) {
 	one, err := ssh.ParsePrivateKey(raw)
 	var locked *ssh.PassphraseMissingError
 	if errors.As(err, &locked) {
-		return nil, fmt.Errorf("ssh.key: %s has a passphrase: add it to an ssh agent with ssh-add, and leave ssh.key out", path)
+		return nil,
+			fmt.Errorf("ssh.key: %s has a passphrase: add it to an ssh agent with ssh-add, and leave ssh.key out", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ssh.key: %s: %w", path, err)

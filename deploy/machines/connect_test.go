@@ -21,7 +21,8 @@ import (
 func newSSHD(t *testing.T, name string, env ...string) (*sshd.Server, Host) {
 	t.Helper()
 	s := sshd.New(t, env...)
-	return s, Host{Name: name, Address: "127.0.0.1", SSH: SSH{Address: "127.0.0.1", Port: s.Port, User: "root", Key: s.Key, KnownHosts: s.KnownHosts}}
+	return s, Host{Name: name, Address: "127.0.0.1",
+		SSH: SSH{Address: "127.0.0.1", Port: s.Port, User: "root", Key: s.Key, KnownHosts: s.KnownHosts}}
 }
 
 func connected(t *testing.T, h Host) *Machine {
@@ -38,12 +39,14 @@ func connected(t *testing.T, h Host) *Machine {
 func TestRunAndPut(t *testing.T) {
 	_, h := newSSHD(t, "cp1", "PATH="+os.Getenv("PATH"))
 	m := connected(t, h)
-	if out, err := m.Run(t.Context(), `printf '%s|' 'it'"'"'s' "a b"; cat`, strings.NewReader("input")); err != nil || out != "it's|a b|input" {
+	if out, err := m.Run(t.Context(), `printf '%s|' 'it'"'"'s' "a b"; cat`, strings.NewReader("input")); err != nil ||
+		out != "it's|a b|input" {
 		t.Errorf("said %q (%v)", out, err)
 	}
 	_, err := m.Run(t.Context(), "echo first; echo 'no room' >&2; exit 3", nil)
 	var failed *CommandError
-	if !errors.As(err, &failed) || failed.Status != 3 || failed.Output != "no room" || !strings.HasPrefix(err.Error(), "cp1: ") {
+	if !errors.As(err, &failed) || failed.Status != 3 || failed.Output != "no room" ||
+		!strings.HasPrefix(err.Error(), "cp1: ") {
 		t.Errorf("%v: want status 3 of cp1 and the last words", err)
 	}
 	// What a daemon prints when it makes a cluster are tokens that let anybody in: an error of it may come to be in a log.
@@ -63,7 +66,8 @@ workers: 'keelson1.node.abc.$(printf '%04096d' 0)SECRET.hash'" >&2; exit 1`, nil
 		t.Errorf("the file has %d bytes and the mode %v (%v)", len(is), info.Mode(), err)
 	}
 	// What ends too early is not put in the place of what was there.
-	if err := m.WriteFile(t.Context(), strings.NewReader("half"), 100, path, 0o640); err == nil || !strings.Contains(err.Error(), "in part") {
+	if err := m.WriteFile(t.Context(), strings.NewReader("half"), 100, path, 0o640); err == nil ||
+		!strings.Contains(err.Error(), "in part") {
 		t.Errorf("%v: want that it came in part", err)
 	}
 	if again, _ := os.ReadFile(path); !bytes.Equal(again, content) {
@@ -77,7 +81,8 @@ workers: 'keelson1.node.abc.$(printf '%04096d' 0)SECRET.hash'" >&2; exit 1`, nil
 // Somebody who is not root becomes root by sudo, and is not asked.
 func TestRunBySudo(t *testing.T) {
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "sudo"), []byte("#!/bin/sh\n[ \"$1\" = -n ] || exit 9\nshift; echo by sudo; exec \"$@\"\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(bin, "sudo"),
+		[]byte("#!/bin/sh\n[ \"$1\" = -n ] || exit 9\nshift; echo by sudo; exec \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	_, h := newSSHD(t, "cp1", "PATH="+bin+":"+os.Getenv("PATH"))
@@ -113,10 +118,12 @@ func TestHostKeys(t *testing.T) {
 	}
 	changed := h
 	changed.SSH.KnownHosts = file(knownhosts.Line([]string{knownhosts.Normalize(s.Address)}, other.PublicKey()))
-	refused("changed", changed, "reaching cp1", "HAS CHANGED", ssh.FingerprintSHA256(s.HostKey.PublicKey()), ssh.FingerprintSHA256(other.PublicKey()), "ssh-keygen -R")
+	refused("changed", changed, "reaching cp1", "HAS CHANGED", ssh.FingerprintSHA256(s.HostKey.PublicKey()),
+		ssh.FingerprintSHA256(other.PublicKey()), "ssh-keygen -R")
 	unknown := h
 	unknown.SSH.KnownHosts = file("")
-	refused("unknown", unknown, "is not in "+unknown.SSH.KnownHosts, ssh.FingerprintSHA256(s.HostKey.PublicKey()), "ssh -p")
+	refused("unknown", unknown, "is not in "+unknown.SSH.KnownHosts,
+		ssh.FingerprintSHA256(s.HostKey.PublicKey()), "ssh -p")
 	missing := h
 	missing.SSH.KnownHosts = filepath.Join(t.TempDir(), "none")
 	refused("no file", missing, "is not in ")
@@ -125,8 +132,8 @@ func TestHostKeys(t *testing.T) {
 	refused("pinned", pinned, "ssh.hostKey is "+ssh.FingerprintSHA256(other.PublicKey()), "another machine")
 	pinned.SSH.HostKey, pinned.SSH.KnownHosts = string(ssh.MarshalAuthorizedKey(s.HostKey.PublicKey())), file("")
 	connected(t, pinned)
-	if s.Saw("") {
-		t.Errorf("commands were sent: %v", s.Asked())
+	if s.Received("") {
+		t.Errorf("commands were sent: %v", s.Commands())
 	}
 }
 
@@ -138,7 +145,8 @@ func TestWrongKeys(t *testing.T) {
 	if err := os.WriteFile(wrong, private, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{wrong: "authorized_keys", filepath.Join(t.TempDir(), "none"): "no such file", t.TempDir(): "no file with a private key"} {
+	for path, want := range map[string]string{wrong: "authorized_keys",
+		filepath.Join(t.TempDir(), "none"): "no such file", t.TempDir(): "no file with a private key"} {
 		h.SSH.Key = path
 		if m, err := Dial(t.Context(), h); err == nil {
 			m.Close()
@@ -168,7 +176,7 @@ func TestSilence(t *testing.T) {
 		t.Errorf("%v: want that the time was over", err)
 	}
 	m := connected(t, h)
-	s.Break(func(c string) sshd.Fault {
+	s.SetFault(func(c string) sshd.Fault {
 		if strings.Contains(c, "mute") {
 			return sshd.Mute
 		}
@@ -209,7 +217,7 @@ func TestCutOff(t *testing.T) {
 	s, h := newSSHD(t, "cp1", "PATH="+os.Getenv("PATH"))
 	for _, f := range []sshd.Fault{sshd.CutFirst, sshd.CutLater} {
 		m := connected(t, h)
-		s.Break(func(c string) sshd.Fault { return f })
+		s.SetFault(func(c string) sshd.Fault { return f })
 		if out, err := m.Run(t.Context(), "echo cut here", nil); err == nil {
 			t.Errorf("fault %d: said %q", f, out)
 		}

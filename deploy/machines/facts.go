@@ -25,47 +25,49 @@ type Facts struct {
 	Modules                           map[string]bool // kernel modules; no entry: unknown
 	IPVS                              bool            // the ip_vs module is loaded
 	Addresses                         []string
-	Networks                          []Network        // Addresses with interfaces
+	Networks                          []Network        // Addresses with their interfaces
 	Ports                             map[int]bool     // TCP ports in use
 	UDP                               []netip.AddrPort // sockets, except the kernel's
 	OtherNetwork                      bool             // another CNI product is configured
-	Skew                              time.Duration    // its clock minus the caller's clock
+	Skew                              time.Duration    // clock of the machine minus the clock of the caller
 	SkewError                         time.Duration    // maximum error of Skew
-	Memory, FreeBytes                 int64            // bytes; free: at /var/lib/keelson
-	SyncLatency                       time.Duration    // of one write with fsync; 0: unknown
+	Memory, FreeBytes                 int64            // in bytes; FreeBytes is the free space at /var/lib/keelson
+	SyncLatency                       time.Duration    // duration of one write with fsync; 0: unknown
 	Surroundings
 
 	// Sums are the SHA-256 sums of files on the machine by path: installed files, uploaded releases
 	// in Cache, and image archives that the agent imports.
 	Sums            map[string]string
 	Version         string          // output of --version of the installed programs
-	Active, Enabled map[string]bool // by the name of the systemd unit without .service
-	Stale           map[string]bool // units that have not restarted since their files changed
+	Active, Enabled map[string]bool // running and enabled systemd units; keys are unit names without .service
+	Stale           map[string]bool // systemd units that have not restarted since their files changed
 	// ControlPlane and Agent are the contents of the settings files; "" if a file is missing.
 	ControlPlane, Agent string
 
 	Replica, ReplicaWhole bool   // some files of a replica exist; all files of a replica exist
-	WithoutVote           bool   // its replica joined as a standby, and its files show no vote
-	Joining               bool   // its replica has not joined the raft cluster yet
+	WithoutVote           bool   // the replica joined as a standby, and its files show no vote
+	Joining               bool   // the replica has not joined the raft cluster yet
 	ClusterID             string // cluster ID in the files of the replica
 	ClusterName           string
-	// PodRanges and ServiceRanges are the address ranges of the replica's cluster, in the form of
-	// the flags --cluster-cidr and --service-cidr of 'keelson-controlplane init'.
+	// PodRanges and ServiceRanges are the pod and Service address ranges in the files of the
+	// replica. They have the form of the flags --cluster-cidr and --service-cidr of
+	// 'keelson-controlplane init'.
 	PodRanges, ServiceRanges string
-	Admin                    bool   // it has an administrator's kubeconfig
-	Node                     bool   // it has a node certificate
+	Admin                    bool   // the machine has an administrator's kubeconfig
+	Node                     bool   // the machine has a node certificate
 	NodeName                 string // name in the node certificate; "" if it cannot be read
 	NodeCA, ReplicaCA        string
 }
 
-// Network is an address or a route of a machine: a network interface, and an address with its
-// prefix length.
+// Network describes an address or a route of a machine. Link is the network interface. Prefix is
+// the address of the interface or the destination of the route, with its prefix length.
 type Network struct {
 	Link   string
 	Prefix netip.Prefix
 }
 
-// factsScript has the shell of a machine say them.
+// factsScript is a shell script that prints the facts of the machine on which it runs. parseFacts
+// parses the output.
 //
 //go:embed facts.sh
 var factsScript string
@@ -103,14 +105,15 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	return f, nil
 }
 
-// parseFacts parses the output of facts.sh. The result clock is the time of the machine in this
-// output, or zero if the output has none. It returns an error if the output is incomplete.
+// parseFacts parses the output of facts.sh. clock is the time of the machine according to the
+// output. It is zero if the output does not contain the time. parseFacts returns an error if the
+// output is incomplete.
 func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
 		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
-	whole := false
-	certificate := ""
-	texts := map[string]*string{"nodecert": &certificate, "controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
+	whole, certificate := false, ""
+	texts := map[string]*string{"nodecert": &certificate, "controlplane": &f.ControlPlane, "agent": &f.Agent,
+		"version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
 	lines := bufio.NewScanner(strings.NewReader(out))
 	lines.Buffer(nil, maxOutput)
 	for lines.Scan() {
@@ -206,9 +209,9 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	return f, clock, nil
 }
 
-// decodeClusterIdentity decodes the content of a replica's cluster.json, in base64. It returns the
-// ID and name of the cluster, and its pod and Service ranges. It returns four empty strings for an
-// invalid content.
+// decodeClusterIdentity decodes the content of a replica's file cluster.json from base64. It
+// returns the ID and name of the cluster, and the cluster's pod and Service address ranges. For
+// invalid content, it returns four empty strings.
 func decodeClusterIdentity(encoded string) (id, name, pods, services string) {
 	raw, err := base64.StdEncoding.DecodeString(encoded)
 	var c struct{ ID, Name, ClusterCIDR, ServiceCIDR string }

@@ -26,8 +26,8 @@ func (f Facts) ReplicaName() string {
 }
 
 // AgentName returns the name of the machine's node. It is the name in the node certificate, which
-// never changes. Without it, it is the setting "node-name" or else the hostname, in lower case. It
-// returns "" if there is neither a certificate nor a readable settings file.
+// never changes. Without a certificate, it is the setting "node-name" or else the hostname, in
+// lower case. It returns "" if there is neither a certificate nor a readable settings file.
 func (f Facts) AgentName() string {
 	name, ok := settingValues(f.Agent, "node-name")
 	switch {
@@ -41,8 +41,8 @@ func (f Facts) AgentName() string {
 	return strings.ToLower(f.Hostname)
 }
 
-// AgentServers returns the addresses of replicas in the settings file of the machine's agent (the
-// setting "server"), each as HOST:PORT.
+// AgentServers returns the addresses of replicas, each as HOST:PORT, in the settings file of the
+// machine's agent. They are the values of the setting "server".
 func (f Facts) AgentServers() (out []string) {
 	all, _ := settingValues(f.Agent, "server")
 	for _, one := range all {

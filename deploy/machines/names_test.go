@@ -25,15 +25,19 @@ func TestNames(t *testing.T) {
 		servers       string
 	}{
 		{"nothing", Facts{Hostname: "Box"}, "", "", ""},
-		{"settings", Facts{Hostname: "Box", ControlPlane: "# name: x\nname: \"cp1\"\n", Agent: "node-name: w1\nserver: [\"192.0.2.11:6444\", '[2001:db8::1]:6444']\n"},
+		{"settings", Facts{Hostname: "Box", ControlPlane: "# name: x\nname: \"cp1\"\n",
+			Agent: "node-name: w1\nserver: [\"192.0.2.11:6444\", '[2001:db8::1]:6444']\n"},
 			"cp1", "w1", "192.0.2.11:6444 [2001:db8::1]:6444"},
-		{"settings without names", Facts{Hostname: "Box", ControlPlane: "debug: true\n", Agent: "server: a:6444, b:6444\n"}, "Box", "box", "a:6444 b:6444"},
+		{"settings without names", Facts{Hostname: "Box", ControlPlane: "debug: true\n",
+			Agent: "server: a:6444, b:6444\n"}, "Box", "box", "a:6444 b:6444"},
 		{"a number", Facts{ControlPlane: "name: 007\n", Agent: "node-name: 1\n"}, "007", "1", ""},
 		{"broken settings", Facts{Hostname: "Box", ControlPlane: "name: [", Agent: "\t"}, "", "", ""},
 		{"a certificate", Facts{Agent: "node-name: web1\n", NodeName: "w1"}, "", "w1", ""},
 	} {
-		if r, n, s := c.facts.ReplicaName(), c.facts.AgentName(), strings.Join(c.facts.AgentServers(), " "); r != c.replica || n != c.node || s != c.servers {
-			t.Errorf("%s: replica %q, node %q, servers %q; want %q, %q, %q", c.what, r, n, s, c.replica, c.node, c.servers)
+		if r, n, s := c.facts.ReplicaName(), c.facts.AgentName(),
+			strings.Join(c.facts.AgentServers(), " "); r != c.replica || n != c.node || s != c.servers {
+			t.Errorf("%s: replica %q, node %q, servers %q; want %q, %q, %q", c.what, r, n, s, c.replica,
+				c.node, c.servers)
 		}
 	}
 }
@@ -53,7 +57,8 @@ func TestNodeNameOfCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := [][]byte{pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+	parts := [][]byte{pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 	root := t.TempDir()
 	at := filepath.Join(root, "var/lib/keelson/session")
 	if err := os.MkdirAll(at, 0o755); err != nil {

@@ -15,9 +15,9 @@ import (
 
 // Limits of the content of a cluster file.
 const (
-	maxFile  = 1 << 20 // bytes
+	maxFile  = 1 << 20 // maximum size of the file in bytes
 	maxHosts = 1000
-	maxText  = 4096 // bytes of one value
+	maxText  = 4096 // maximum size of one value in bytes
 )
 
 var (
@@ -27,19 +27,25 @@ var (
 	// initValue matches the values that install.sh accepts for a flag of 'keelson-controlplane
 	// init'.
 	initValue = regexp.MustCompile(`^[]A-Za-z0-9._:/=,@+[-]{1,512}$`)
-	labelKey  = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	labelKey  = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,` +
+		`61}[A-Za-z0-9])?$`)
 	labelText = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
 	taintForm = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)$`)
 )
 
 // derivedSettings are daemon settings that a cluster file must not contain, because kctl or the
-// release sets them. The value tells the user from where the setting is derived.
+// release sets them. The map contains, by setting, a text for the user that explains how the
+// setting is determined.
 var derivedSettings = map[string]string{
-	"standby": "the host's roles", "name": "the host's name", "node-name": "the host's name", "advertise-address": "the host's address", "node-ip": "the host's address",
-	"server": "the hosts with a replica", "token": "tokens that are made when a machine joins", "token-file": "tokens that are made when a machine joins",
+	"standby": "the host's roles", "name": "the host's name", "node-name": "the host's name",
+	"advertise-address": "the host's address", "node-ip": "the host's address",
+	"server": "the hosts with a replica", "token": "tokens that are made when a machine joins",
+	"token-file":  "tokens that are made when a machine joins",
 	"node-labels": "the host's labels", "taints": "the host's taints", "cluster-name": "the key name",
-	"data-dir": "the scripts of a release, which know its place", "state-dir": "the scripts of a release, which know its place",
-	"run-dir": "the scripts of a release, which know its place", "cgroup-root": "the units of a release, which know its place", "config": "the units of a release",
+	"data-dir":    "the scripts of a release, which know its place",
+	"state-dir":   "the scripts of a release, which know its place",
+	"run-dir":     "the scripts of a release, which know its place",
+	"cgroup-root": "the units of a release, which know its place", "config": "the units of a release",
 }
 
 // Parse parses the content of a cluster file. Relative paths in it are relative to folder, and ~
@@ -95,7 +101,8 @@ func (p *fileParser) withDefaults(h Host) Host {
 	h.ControlPlane, h.Agent = p.controlplane.overriddenBy(h.ControlPlane), p.agent.overriddenBy(h.Agent)
 	s := p.ssh
 	s.Address, s.HostKey = h.SSH.Address, h.SSH.HostKey
-	for _, f := range []struct{ from, to *string }{{&h.SSH.User, &s.User}, {&h.SSH.Key, &s.Key}, {&h.SSH.KnownHosts, &s.KnownHosts}} {
+	for _, f := range []struct{ from, to *string }{{&h.SSH.User, &s.User}, {&h.SSH.Key, &s.Key},
+		{&h.SSH.KnownHosts, &s.KnownHosts}} {
 		if *f.from != "" {
 			*f.to = *f.from
 		}
@@ -138,7 +145,8 @@ func (p *fileParser) parseFile(top *yaml.Node) error {
 	case err != nil:
 		return err
 	case p.version != APIVersion || p.kind != Kind:
-		return fmt.Errorf(", line %d: apiVersion %q, kind %q: this kctl reads apiVersion: %s, kind: %s", top.Line, p.version, p.kind, APIVersion, Kind)
+		return fmt.Errorf(", line %d: apiVersion %q, kind %q: this kctl reads apiVersion: %s, kind: %s", top.Line,
+			p.version, p.kind, APIVersion, Kind)
 	case len(p.hosts) == 0:
 		return fmt.Errorf(", line %d: hosts is missing or empty: want the machines of the cluster", top.Line)
 	}
@@ -154,7 +162,8 @@ func (p *fileParser) parseInit(n *yaml.Node) error {
 		name := n.Content[i].Value
 		value := n.Content[i+1].Value
 		if s[name].List || !initValue.MatchString(value) {
-			return fmt.Errorf(", line %d: init.%s: want one value of letters, digits and ._:/=,@+-[]", n.Content[i].Line, name)
+			return fmt.Errorf(", line %d: init.%s: want one value of letters, digits and ._:/=,@+-[]",
+				n.Content[i].Line, name)
 		}
 		p.cluster.Init = append(p.cluster.Init, "--"+name+"="+value)
 	}
@@ -166,7 +175,8 @@ func (p *fileParser) parseHosts(n *yaml.Node) error {
 		return fmt.Errorf(", line %d: hosts: want a list, each with name, address and roles", n.Line)
 	}
 	if len(n.Content) > maxHosts {
-		return fmt.Errorf(", line %d: hosts: %d of them: a cluster file has at most %d", n.Line, len(n.Content), maxHosts)
+		return fmt.Errorf(", line %d: hosts: %d of them: a cluster file has at most %d", n.Line,
+			len(n.Content), maxHosts)
 	}
 	for _, below := range n.Content {
 		var h Host
@@ -202,17 +212,18 @@ func sshKeys(s *SSH, n *yaml.Node, ofHost bool) error {
 		{"knownHosts", parseText(&s.KnownHosts, nil, "")},
 	}
 	if ofHost {
-		keys = append(keys, keyParser{"address", parseText(&s.Address, nil, "")}, keyParser{"hostKey", parseText(&s.HostKey, nil, "")})
+		keys = append(keys, keyParser{"address", parseText(&s.Address, nil, "")},
+			keyParser{"hostKey", parseText(&s.HostKey, nil, "")})
 	}
 	return parseMapping("ssh", n, keys)
 }
 
 // parseMapping parses a YAML mapping: it calls the parser of each key that is present. It returns
 // an error for a value that is not a mapping, for an unknown key, and for a key that occurs twice.
-// The argument of is the name of the mapping in errors.
-func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
+// mapping is the name of the mapping in errors.
+func parseMapping(mapping string, n *yaml.Node, keys []keyParser) error {
 	if n.Kind != yaml.MappingNode {
-		return fmt.Errorf(", line %d: %s: want lines of the form 'key: value'", n.Line, of)
+		return fmt.Errorf(", line %d: %s: want lines of the form 'key: value'", n.Line, mapping)
 	}
 	seen := map[string]int{}
 	for i := 0; i < len(n.Content); i += 2 {
@@ -223,10 +234,12 @@ func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 			for _, k := range keys {
 				all = append(all, k.name)
 			}
-			return fmt.Errorf(", line %d: unknown key %s in %s: there are %s", name.Line, quoteBounded(name.Value), of, strings.Join(all, ", "))
+			return fmt.Errorf(", line %d: unknown key %s in %s: there are %s", name.Line, quoteBounded(name.Value),
+				mapping, strings.Join(all, ", "))
 		}
 		if first, again := seen[name.Value]; again {
-			return fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", name.Line, name.Value, first)
+			return fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", name.Line,
+				name.Value, first)
 		}
 		seen[name.Value] = name.Line
 		if err := keys[at].parse(value); err != nil {
@@ -239,9 +252,9 @@ func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 	return nil
 }
 
-// parseText returns a parser that stores a text of one line in to. The text must not be empty. It
-// must match form, unless form is nil. The argument want describes form in errors.
-func parseText(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
+// parseText returns a parser that stores a text of one line in *target. The text must not be empty.
+// It must match form, unless form is nil. formText describes form in errors.
+func parseText(target *string, form *regexp.Regexp, formText string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		switch {
 		case n.Kind != yaml.ScalarNode || n.Tag == "!!null" || n.Value == "":
@@ -249,11 +262,11 @@ func parseText(to *string, form *regexp.Regexp, want string) func(*yaml.Node) er
 		case len(n.Value) > maxText:
 			return fmt.Errorf("%d bytes: want %d at most", len(n.Value), maxText)
 		case form != nil && !form.MatchString(n.Value):
-			return fmt.Errorf("%s: want %s", quoteBounded(n.Value), want)
+			return fmt.Errorf("%s: want %s", quoteBounded(n.Value), formText)
 		case strings.ContainsAny(n.Value, "\x00\n\r"):
 			return fmt.Errorf("%s: want one line", quoteBounded(n.Value))
 		}
-		*to = n.Value
+		*target = n.Value
 		return nil
 	}
 }
@@ -297,8 +310,10 @@ func parseLabels(to *map[string]string) func(*yaml.Node) error {
 		*to = map[string]string{}
 		for i := 0; i < len(n.Content); i += 2 {
 			k, v := n.Content[i], n.Content[i+1]
-			if v.Kind != yaml.ScalarNode || v.Tag == "!!null" || !labelKey.MatchString(k.Value) || !labelText.MatchString(v.Value) {
-				return fmt.Errorf("%s: %s is no label of a node (a number or a truth value goes in quotes)", quoteBounded(k.Value), quoteBounded(v.Value))
+			if v.Kind != yaml.ScalarNode || v.Tag == "!!null" || !labelKey.MatchString(k.Value) ||
+				!labelText.MatchString(v.Value) {
+				return fmt.Errorf("%s: %s is no label of a node (a number or a truth value goes in quotes)",
+					quoteBounded(k.Value), quoteBounded(v.Value))
 			}
 			if _, again := (*to)[k.Value]; again {
 				return fmt.Errorf("%s is there twice", quoteBounded(k.Value))
@@ -321,7 +336,8 @@ func parseTaints(to *[]string) func(*yaml.Node) error {
 		for _, below := range n.Content {
 			m := taintForm.FindStringSubmatch(below.Value)
 			if m == nil || !labelKey.MatchString(m[1]) || !labelText.MatchString(m[2]) || seen[m[1]+m[3]] {
-				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each key once with an effect; effects are NoSchedule, PreferNoSchedule and NoExecute", quoteBounded(below.Value))
+				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each key once with an effect; effects are NoSchedule, "+
+					"PreferNoSchedule and NoExecute", quoteBounded(below.Value))
 			}
 			seen[m[1]+m[3]] = true
 			*to = append(*to, below.Value)
@@ -330,15 +346,15 @@ func parseTaints(to *[]string) func(*yaml.Node) error {
 	}
 }
 
-// parseSettings returns a parser that stores the settings of a daemon in to. It does not check
-// whether the daemon has these settings. The daemon checks that before they are installed on a
+// parseSettings returns a parser that stores the settings of a daemon in *target. It does not check
+// whether the daemon has these settings. The daemon checks them before they are installed on a
 // machine.
-func parseSettings(to *Settings) func(*yaml.Node) error {
+func parseSettings(target *Settings) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
 			return errors.New("want lines of the form 'key: value', as the daemon's own file has them")
 		}
-		*to = Settings{}
+		*target = Settings{}
 		for i := 0; i < len(n.Content); i += 2 {
 			k, v := n.Content[i], n.Content[i+1]
 			if !flagName.MatchString(k.Value) {
@@ -347,14 +363,14 @@ func parseSettings(to *Settings) func(*yaml.Node) error {
 			if from, ok := derivedSettings[k.Value]; ok {
 				return fmt.Errorf(", line %d: %s does not stand here: it comes from %s", k.Line, k.Value, from)
 			}
-			if _, again := (*to)[k.Value]; again {
+			if _, again := (*target)[k.Value]; again {
 				return fmt.Errorf(", line %d: key %s is there twice", k.Line, k.Value)
 			}
 			value, err := parseValue(v)
 			if err != nil {
 				return fmt.Errorf(", line %d: %s: %w", v.Line, k.Value, err)
 			}
-			(*to)[k.Value] = value
+			(*target)[k.Value] = value
 		}
 		return nil
 	}

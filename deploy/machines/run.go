@@ -29,7 +29,8 @@ type CommandError struct {
 	Output string // last lines of its standard error, or of its standard output if that is empty
 }
 
-// Error returns the end of the command's output, or the exit status if there was no output.
+// Error returns the end of the command's output. If there was no output, it returns a text with the
+// exit status.
 func (f *CommandError) Error() string {
 	if f.Output == "" {
 		return fmt.Sprintf("it exited with status %d without output", f.Status)
@@ -90,7 +91,8 @@ func (m *Machine) runCommand(ctx context.Context, command string, input io.Reade
 	case errors.As(err, &status):
 		return out.String(), &CommandError{Status: status.ExitStatus(), Output: outputTail(errs.String(), out.String())}
 	case errors.As(err, &none):
-		return out.String(), &CommandError{Status: -1, Output: outputTail(errs.String(), "the connection ended before the command did")}
+		return out.String(),
+			&CommandError{Status: -1, Output: outputTail(errs.String(), "the connection ended before the command did")}
 	}
 	return out.String(), err
 }
@@ -114,7 +116,8 @@ func ShellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''
 // path.
 func (m *Machine) WriteFile(ctx context.Context, content io.Reader, size int64, path string, mode fs.FileMode) error {
 	// The size is compared, because the input also ends when the connection is interrupted.
-	script := fmt.Sprintf(`set -e; p=${DESTDIR:-}%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
+	script := fmt.Sprintf(
+		`set -e; p=${DESTDIR:-}%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
 cat >"$p.part"; [ "$(wc -c <"$p.part")" -eq %d ] || { echo "it came in part" >&2; exit 1; }
 chmod %o "$p.part"; mv -f "$p.part" "$p"`, ShellQuote(path), size, mode.Perm())
 	if _, err := m.Run(ctx, script, content); err != nil {
@@ -152,8 +155,8 @@ func (w *boundedBuffer) String() string {
 // joinToken matches a join token, with which a machine joins the cluster, anywhere in a text.
 var joinToken = regexp.MustCompile(`keelson1\.[^\s"']*`)
 
-// outputTail returns the end of the first of several texts that is not blank: at most 12 lines and
-// 4096 bytes. Join tokens in it are shortened to "keelson1...", because the result is logged.
+// outputTail returns the end of the first text that is not blank: at most 12 lines and 4096 bytes.
+// Join tokens in it are shortened to "keelson1...", because the result is logged.
 func outputTail(texts ...string) string {
 	for _, t := range texts {
 		t = joinToken.ReplaceAllString(strings.TrimSpace(t), "keelson1...")

@@ -6,13 +6,12 @@ import (
 	"strings"
 )
 
-// Surroundings describes the network and the mounts of a machine, as far as Keelson depends on
-// them.
+// Surroundings describes those parts of a machine's network and mounts on which Keelson depends.
 type Surroundings struct {
 	From        string    // address of the SSH client as the machine sees it; "": unknown
 	Nameservers []string  // nameservers, except loopback addresses
 	Routes      []Network // routes, except default routes and routes of Keelson
-	Unmounted   []string  // mount points of Keelson's data whose disk is not mounted
+	Unmounted   []string  // mount points for Keelson's data at which no disk is mounted
 	Firewalls   []string  // "firewalld", "ufw", or "forward": rules that forward only listed traffic
 }
 

@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-// Next returns the next step of an upgrade from the state s to the goal g; Finish if none is left.
-// While a replica is unhealthy, no other replica is changed. The unhealthy replica is upgraded,
-// which may repair it. If it already has the release, Next returns Await. Next returns an error for
-// a goal that the cluster cannot have, or if the step would cost the control plane its quorum.
+// Next returns the next step of an upgrade from the state s to the goal g. It returns the step
+// Finish if no step is left. While a replica is unhealthy, no other replica is changed. The
+// unhealthy replica is upgraded, which may repair it. If it already has the goal's release, Next
+// returns the step Await. Next returns an error for a goal that the cluster cannot reach, or if the
+// step would cost the control plane its quorum.
 func Next(s State, g Goal) (Step, error) {
 	if err := g.validateFor(s); err != nil {
 		return Step{}, err
@@ -36,14 +37,15 @@ func Plan(s State, g Goal) ([]Step, error) {
 	}
 }
 
-// validateFor returns an error if the cluster with the state s cannot have the goal. Examples are a
+// validateFor returns an error if a cluster with the state s cannot reach the goal. Examples are a
 // lower feature level, and unknown names in Drain or Skip.
 func (g Goal) validateFor(s State) error {
 	if g.Release == "" {
 		return fmt.Errorf("the programs do not say which release they are")
 	}
 	if g.Level < s.Level {
-		return fmt.Errorf("release %s understands feature levels up to %d, and the cluster stores forms of level %d: no replica can go back to it. "+
+		return fmt.Errorf("release %s understands feature levels up to %d, and the cluster stores forms of level %d: "+
+			"no replica can go back to it. "+
 			"What remains is to restore a backup from before the level rose", g.Release, g.Level, s.Level)
 	}
 	for _, name := range slices.Concat(g.Drain, g.Skip) {
@@ -51,7 +53,8 @@ func (g Goal) validateFor(s State) error {
 		isMember := slices.ContainsFunc(s.Members, func(m Member) bool { return m.Name == name })
 		switch {
 		case slices.Contains(g.Drain, name) && name != All && !isNode:
-			return fmt.Errorf("%q is to be drained, and there is no such node: there are %s", name, strings.Join(nodeNames(s.Nodes), ", "))
+			return fmt.Errorf("%q is to be drained, and there is no such node: there are %s", name,
+				strings.Join(nodeNames(s.Nodes), ", "))
 		case slices.Contains(g.Skip, name) && !isNode && !isMember:
 			return fmt.Errorf("%q is to be left as it is, and there is no such replica or node", name)
 		case slices.Contains(g.Drain, name) && slices.Contains(g.Skip, name):
@@ -74,8 +77,8 @@ func (g Goal) isDrained(name string) bool {
 	return slices.Contains(g.Drain, name) || slices.Contains(g.Drain, All)
 }
 
-// nextMember returns the next step for the replicas. It returns a step without an action if every
-// replica has the goal's release and is healthy.
+// nextMember returns the next step for the replicas. If every replica has the goal's release and is
+// healthy, it returns a Step with an empty Do.
 func nextMember(s State, g Goal) (Step, error) {
 	leader := slices.IndexFunc(s.Members, func(m Member) bool { return m.Leader })
 	if leader < 0 {
@@ -119,8 +122,8 @@ func nextMember(s State, g Goal) (Step, error) {
 	return Step{Do: Replica, On: m.Name}, nil
 }
 
-// nextLeader returns the name of a healthy voter that can become the leader. It prefers a voter
-// with the goal's release, and returns "" if none exists.
+// nextLeader returns the name of a healthy voter that can become the leader instead of the current
+// leader. It prefers a voter with the goal's release. It returns "" if there is no such voter.
 func nextLeader(s State, g Goal) (name string) {
 	for _, m := range s.Members {
 		if m.Leader || !m.Voter || m.Problem != "" {
@@ -136,10 +139,11 @@ func nextLeader(s State, g Goal) (name string) {
 	return name
 }
 
-// checkQuorumWithout returns an error if the replica stopped must not be stopped now: too few of
-// the other voters are healthy for a quorum. If all voters are healthy, it returns nil. A control
-// plane of one or two replicas always loses its quorum, and waiting does not help.
-func checkQuorumWithout(s State, stopped *Member) error {
+// checkQuorumWithout returns an error if candidate must not be stopped, because too few of the
+// other voters are healthy for a quorum. It returns nil if candidate has no vote, or if all voters
+// are healthy. A control plane of one or two healthy voters loses its quorum in any case, and
+// waiting does not help.
+func checkQuorumWithout(s State, candidate *Member) error {
 	voters, well := 0, 0
 	var not []string
 	for _, m := range s.Members {
@@ -150,12 +154,13 @@ func checkQuorumWithout(s State, stopped *Member) error {
 		switch {
 		case m.Problem != "":
 			not = append(not, m.Name+" ("+m.Problem+")")
-		case m.Name != stopped.Name:
+		case m.Name != candidate.Name:
 			well++
 		}
 	}
-	if need := voters/2 + 1; stopped.Voter && well < need && len(not) > 0 {
-		return fmt.Errorf("without %s, %d of %d replicas would be well, and %d are needed: %s first", stopped.Name, well, voters, need,
+	if need := voters/2 + 1; candidate.Voter && well < need && len(not) > 0 {
+		return fmt.Errorf("without %s, %d of %d replicas would be well, and %d are needed: %s first", candidate.Name,
+			well, voters, need,
 			strings.Join(not, ", "))
 	}
 	return nil
@@ -193,8 +198,8 @@ func nextNode(s State, g Goal) Step {
 	return Step{Do: Agent, On: other.Name}
 }
 
-// simulateStep changes the state as if the step was carried out and everything was healthy
-// afterwards.
+// simulateStep changes the state as if the step had been carried out and the affected replica or
+// node were healthy.
 func (s *State) simulateStep(step Step, g Goal) {
 	for i := range s.Members {
 		m := &s.Members[i]
@@ -270,24 +275,26 @@ func (s State) pendingReason(step Step, g Goal) string {
 	return ""
 }
 
-// wrongRelease returns an explanation for a replica or node that runs another release than want.
-func wrongRelease(what, is, want string) string {
-	if is == "" {
-		return what + " does not say which release it runs"
+// wrongRelease returns an explanation for a replica or node that runs another release than wanted.
+// subject names the replica or node in the text. current is the release that it reports, or "".
+func wrongRelease(subject, current, wanted string) string {
+	if current == "" {
+		return subject + " does not say which release it runs"
 	}
-	return fmt.Sprintf("%s says that it runs %s, not %s", what, is, want)
+	return fmt.Sprintf("%s says that it runs %s, not %s", subject, current, wanted)
 }
 
-// problemOf returns why the named replica or node is unhealthy. If it is healthy, or if the name is
-// "", it returns why the control plane does not work: State.Busy, or that there is no leader.
-func (s State) problemOf(of string) string {
+// problemOf returns the reason why the replica or node with this name is unhealthy. Otherwise, or
+// if name is "", it returns the reason why the control plane does not work: State.Busy, or that
+// there is no leader.
+func (s State) problemOf(name string) string {
 	for _, m := range s.Members {
-		if m.Name == of && m.Problem != "" {
+		if m.Name == name && m.Problem != "" {
 			return "replica " + m.Name + ": " + m.Problem
 		}
 	}
 	for _, n := range s.Nodes {
-		if n.Name == of && n.Problem != "" {
+		if n.Name == name && n.Problem != "" {
 			return "node " + n.Name + ": " + n.Problem
 		}
 	}

@@ -18,10 +18,12 @@ func parse(text string) (s State) {
 			trouble = "it does not answer"
 		}
 		if name[0] == 'w' {
-			s.Nodes = append(s.Nodes, Node{Name: name, Release: release, Problem: trouble, Drained: strings.Contains(rest, "~")})
+			s.Nodes = append(s.Nodes, Node{Name: name, Release: release, Problem: trouble,
+				Drained: strings.Contains(rest, "~")})
 			continue
 		}
-		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: !strings.Contains(rest, "^"), Leader: strings.Contains(rest, "*"), Problem: trouble})
+		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: !strings.Contains(rest, "^"),
+			Leader: strings.Contains(rest, "*"), Problem: trouble})
 	}
 	return s
 }
@@ -48,7 +50,8 @@ func TestPlan(t *testing.T) {
 			"replica cp3, replica cp2, hand over cp1 cp2, replica cp1, agent w2, agent w1"},
 		{"who says nothing is first", "cp1:old* cp2:old cp3:?! w1:old", Goal{},
 			"replica cp3, replica cp2, hand over cp1 cp2, replica cp1, agent w1"},
-		{"nobody leads", "cp1:old cp2:old cp3:old", Goal{}, "wait, replica cp2, replica cp3, hand over cp1 cp2, replica cp1"},
+		{"nobody leads", "cp1:old cp2:old cp3:old", Goal{},
+			"wait, replica cp2, replica cp3, hand over cp1 cp2, replica cp1"},
 		{"drained where asked", "cp1:new* w1:old w2:old w3:old", Goal{Drain: []string{"w2"}},
 			"agent w1, drain w2, agent w2, return w2, agent w3"},
 		{"all are drained", "cp1:new* w1:old w2:old", Goal{Drain: []string{All}},
@@ -57,8 +60,10 @@ func TestPlan(t *testing.T) {
 			"agent w2, return w2, drain w1, agent w1, return w1"},
 		{"cut off before it was given back", "cp1:new* w1:old w2:new~", Goal{}, "return w2, agent w1"},
 		{"one that is not Ready is not drained", "cp1:new* w1:old!", Goal{Drain: []string{All}}, "agent w1"},
-		{"some are left out", "cp1:old* cp2:old cp3:old w1:old w2:old", Goal{Skip: []string{"cp1", "w1"}}, "replica cp2, replica cp3, agent w2"},
-		{"the leader alone", "cp1:old* cp2:old cp3:old", Goal{Skip: []string{"cp2", "cp3"}}, "hand over cp1 cp2, replica cp1"},
+		{"some are left out", "cp1:old* cp2:old cp3:old w1:old w2:old", Goal{Skip: []string{"cp1", "w1"}},
+			"replica cp2, replica cp3, agent w2"},
+		{"the leader alone", "cp1:old* cp2:old cp3:old", Goal{Skip: []string{"cp2", "cp3"}},
+			"hand over cp1 cp2, replica cp1"},
 		{"five, and one is gone for long", "cp1:old* cp2:old! cp3:old cp4:old cp5:old", Goal{Skip: []string{"cp2"}},
 			"replica cp3, replica cp4, replica cp5, hand over cp1 cp3, replica cp1"},
 		{"a leader that is not well", "cp1:old cp2:old*! cp3:old", Goal{},
@@ -83,11 +88,15 @@ func TestRefusedGoals(t *testing.T) {
 		goal    Goal
 		want    string
 	}{
-		{"cp1:new*", 2, Goal{Release: "old", Level: 1}, "release old understands feature levels up to 1, and the cluster stores forms of level 2: no replica can go back to it"},
+		{"cp1:new*", 2, Goal{Release: "old", Level: 1},
+			"release old understands feature levels up to 1, and the cluster stores forms of level 2: no replica " +
+				"can go back to it"},
 		{"cp1:new*", 0, Goal{}, "do not say which release they are"},
-		{"cp1:old* w1:old w2:old", 0, Goal{Release: "new", Drain: []string{"w9"}}, `"w9" is to be drained, and there is no such node: there are w1, w2`},
+		{"cp1:old* w1:old w2:old", 0, Goal{Release: "new", Drain: []string{"w9"}},
+			`"w9" is to be drained, and there is no such node: there are w1, w2`},
 		{"cp1:old* w1:old", 0, Goal{Release: "new", Drain: []string{"cp1"}}, `no such node`},
-		{"cp1:old* w1:old", 0, Goal{Release: "new", Skip: []string{"x"}}, `"x" is to be left as it is, and there is no such replica or node`},
+		{"cp1:old* w1:old", 0, Goal{Release: "new", Skip: []string{"x"}},
+			`"x" is to be left as it is, and there is no such replica or node`},
 		{"cp1:old* w1:old", 0, Goal{Release: "new", Skip: []string{"w1"}, Drain: []string{"w1"}}, `want one of them`},
 		{"cp1:old* cp2:old cp3:old!", 0, Goal{Release: "new", Skip: []string{"cp3"}},
 			"without cp2, 1 of 3 replicas would be well, and 2 are needed: cp3 (it does not answer) first"},
@@ -121,7 +130,8 @@ func TestAnyPlan(t *testing.T) {
 func randomState(rnd *rand.Rand) (s State) {
 	releases := []string{"old", "new", "older", ""}
 	for i := range 1 + rnd.IntN(5) {
-		s.Members = append(s.Members, Member{Name: fmt.Sprint("cp", i+1), Voter: rnd.IntN(6) > 0, Release: releases[rnd.IntN(len(releases))]})
+		s.Members = append(s.Members, Member{Name: fmt.Sprint("cp", i+1), Voter: rnd.IntN(6) > 0,
+			Release: releases[rnd.IntN(len(releases))]})
 	}
 	s.Members[0].Voter = true
 	if rnd.IntN(2) == 0 {
@@ -158,7 +168,9 @@ func follow(s State, g Goal) error {
 		}
 		if step.Do == Replica {
 			for _, m := range s.Members {
-				other := slices.ContainsFunc(s.Members, func(o Member) bool { return o.Name != m.Name && o.Voter && o.Problem == "" })
+				other := slices.ContainsFunc(s.Members, func(o Member) bool {
+					return o.Name != m.Name && o.Voter && o.Problem == ""
+				})
 				switch {
 				case m.Name != step.On && m.Problem != "":
 					return fmt.Errorf("%v, while %s is not well", step, m.Name)
@@ -176,7 +188,8 @@ func follow(s State, g Goal) error {
 			return done(s, g)
 		}
 		s.simulateStep(step, g)
-		if why := s.pendingReason(step, g); why != "" && (step.Do != Replica && step.Do != TransferLead || why != s.Busy) {
+		if why := s.pendingReason(step, g); why != "" &&
+			(step.Do != Replica && step.Do != TransferLead || why != s.Busy) {
 			return fmt.Errorf("%v was done, and %s", step, why)
 		}
 	}

@@ -15,22 +15,23 @@ type Cluster interface {
 	// ReadState returns the current state. It may fail while a replica is upgraded. Run then calls
 	// it again.
 	ReadState(ctx context.Context) (State, error)
-	// TransferLeadership transfers the raft leadership from the replica from to the replica to.
-	TransferLeadership(ctx context.Context, from, to string) error
+	// TransferLeadership transfers the raft leadership from the replica leader to the replica
+	// target.
+	TransferLeadership(ctx context.Context, leader, target string) error
 	// Replica and Agent install the goal's release on the named host, and restart the daemon there.
 	// They need not wait until the daemon is healthy.
 	Replica(ctx context.Context, name string) error
 	Agent(ctx context.Context, node string) error
-	// Drain cordons a node, moves its pods to other nodes, and records this, so that the State
-	// contains Drained. Return removes the record and uncordons the node. A node that was cordoned
-	// before Drain stays cordoned.
+	// Drain cordons a node, moves its pods to other nodes, and records this, so that ReadState
+	// returns the node with Drained set. Return removes the record and uncordons the node. A node
+	// that was cordoned before Drain stays cordoned.
 	Drain(ctx context.Context, node string) error
 	Return(ctx context.Context, node string) error
 }
 
 // Options configures Run. Say prints a progress message.
 type Options struct {
-	Patience time.Duration // maximum wait for the effect of a step
+	Patience time.Duration // maximum time to wait for the effect of a step
 	Say      func(format string, args ...any)
 }
 
@@ -68,8 +69,10 @@ func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	}
 }
 
-// awaitStep waits, for at most patience, until a step has its effect, and returns the state then.
-func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.Duration) (at State, err error) {
+// awaitStep waits until a step has its effect, and returns the resulting state of the cluster. It
+// waits at most for the duration patience, and then returns the reason why the step has no effect
+// yet.
+func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.Duration) (state State, err error) {
 	missing := errors.New("the cluster has not answered")
 	err = pollUntil(ctx, patience, func(ctx context.Context) error {
 		s, err := c.ReadState(ctx)
@@ -81,16 +84,16 @@ func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.
 		case why != "":
 			missing = errors.New(why)
 		default:
-			at = s
+			state = s
 			return nil
 		}
 		return missing
 	})
-	return at, err
+	return state, err
 }
 
-// awaitNext calls Next with the current state, and returns its result. If the cluster does not
-// answer, it retries for at most Options.Patience.
+// awaitNext reads the current state, and returns the result of Next for it. If the state cannot be
+// read, it retries for at most Options.Patience.
 func awaitNext(ctx context.Context, c Cluster, g Goal, o Options) (step Step, err error) {
 	var refused error
 	err = pollUntil(ctx, o.Patience, func(ctx context.Context) error {
@@ -139,8 +142,9 @@ func (s State) describeProgress(g Goal) string {
 	return fmt.Sprintf(" (%d of %d replicas, %d of %d nodes)", members, len(s.Members), nodes, len(s.Nodes))
 }
 
-// pollUntil calls cond until it returns nil, for at most limit. After a slow call that failed, it
-// waits as long as the call took. A call costs resources of the machine that must become healthy.
+// pollUntil calls cond every pollInterval until it returns nil, for at most limit. After a failed
+// call that took longer than pollInterval, it waits for at least the duration of that call. The
+// reason is that cond uses the resources of the machine that must become healthy.
 func pollUntil(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -91,7 +91,8 @@ func TestSlowMachinesAreAskedLess(t *testing.T) {
 // after each step.
 func TestRun(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		f := &fake{state: parse("cp1:old* cp2:old cp3:old w1:old w2:old"), goal: Goal{Release: "new", Drain: []string{"w2"}}}
+		f := &fake{state: parse("cp1:old* cp2:old cp3:old w1:old w2:old"),
+			goal: Goal{Release: "new", Drain: []string{"w2"}}}
 		f.spoil = func(Step, *State) error { f.deaf = time.Now().Add(20 * time.Second); return nil }
 		said, err := f.run(t)
 		want := []string{
@@ -128,42 +129,50 @@ func TestRunStops(t *testing.T) {
 					return errors.New("no space left on device")
 				}
 				return nil
-			}, "replica cp2, replica cp3", "stopped at this step: replica cp3: programs exchanged, started again: no space left on device",
+			}, "replica cp2, replica cp3", "stopped at this step: replica cp3: programs exchanged, started again: no " +
+				"space left on device",
 				"replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"a replica is not ready", func(step Step, s *State) error {
 				if step.On == "cp2" {
 					s.Members[1].Problem = "it reads its snapshot"
 				}
 				return nil
-			}, "replica cp2", "last: replica cp2: it reads its snapshot", "replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
+			}, "replica cp2", "last: replica cp2: it reads its snapshot",
+				"replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"a replica runs something else", func(step Step, s *State) error {
 				if step.On == "cp2" {
 					s.Members[1].Release = "other"
 				}
 				return nil
-			}, "replica cp2", "last: replica cp2 says that it runs other, not new", "replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
+			}, "replica cp2", "last: replica cp2 says that it runs other, not new",
+				"replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"the lead comes back", func(step Step, s *State) error {
 				if step.Do == TransferLead {
 					s.simulateStep(Step{TransferLead, step.To, step.On}, Goal{})
 				}
 				return nil
-			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: cp1 still leads", "hand over cp1 cp2, replica cp1, agent w1, agent w2"},
+			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: cp1 still leads",
+				"hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"the new leader does not begin", func(step Step, s *State) error {
 				if step.Do == TransferLead {
 					s.Busy = "the leader's work has not begun"
 				}
 				return nil
-			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: the leader's work has not begun", "replica cp1, agent w1, agent w2"},
+			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: the leader's work has not begun",
+				"replica cp1, agent w1, agent w2"},
 			{"a node is not Ready", func(step Step, s *State) error {
 				if step.On == "w1" {
 					s.Nodes[0].Problem = "NetworkUnavailable"
 				}
 				return nil
-			}, "replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1", "last: node w1: NetworkUnavailable", "agent w2"},
+			}, "replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1",
+				"last: node w1: NetworkUnavailable", "agent w2"},
 		} {
-			f := &fake{state: parse("cp1:old* cp2:old cp3:old w1:old w2:old"), goal: Goal{Release: "new"}, spoil: c.spoil}
+			f := &fake{state: parse("cp1:old* cp2:old cp3:old w1:old w2:old"), goal: Goal{Release: "new"},
+				spoil: c.spoil}
 			_, err := f.run(t)
-			if did := strings.Join(f.did, ", "); did != c.did || !errors.Is(err, ErrStopped) || !strings.Contains(err.Error(), c.says) {
+			if did := strings.Join(f.did, ", "); did != c.did || !errors.Is(err, ErrStopped) ||
+				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s: %s\n%v", c.name, did, err)
 			}
 			f.did, f.spoil = nil, nil
@@ -207,7 +216,8 @@ func TestRunBeginsNothing(t *testing.T) {
 		}
 		f = &fake{state: parse("cp1:new*"), goal: Goal{Release: "old", Level: 1}}
 		f.state.Level = 2
-		if _, err := f.run(t); err == nil || !strings.Contains(err.Error(), "no replica can go back") || len(f.did) > 0 {
+		if _, err := f.run(t); err == nil || !strings.Contains(err.Error(), "no replica can go back") ||
+			len(f.did) > 0 {
 			t.Errorf("%v %v", f.did, err)
 		}
 	})

@@ -13,15 +13,15 @@ type Member struct {
 	Release string // "" if the replica does not report it
 	Voter   bool
 	Leader  bool
-	Problem string // reason why it is unhealthy; "": it is healthy
+	Problem string // reason why the replica is unhealthy; "": it is healthy
 }
 
 // Node is the observed state of a worker and its agent.
 type Node struct {
 	Name    string
-	Release string // release of its agent
-	Problem string // reason why it is unhealthy; "": it is healthy
-	Drained bool   // an upgrade has drained it, and must uncordon it
+	Release string // release of the node's agent
+	Problem string // reason why the node is unhealthy; "": it is healthy
+	Drained bool   // an upgrade has drained the node, and must uncordon it
 }
 
 // State is the observed state of a cluster during an upgrade.
@@ -43,10 +43,10 @@ type Goal struct {
 // All in Goal.Drain stands for every node.
 const All = "all"
 
-// Action is the kind of a step.
+// Action is what a Step does, such as Drain.
 type Action string
 
-// The actions. On and To are fields of the step.
+// The actions. On and To are the fields of Step that name the affected replicas or node.
 const (
 	TransferLead Action = "hand over" // To becomes the raft leader instead of On
 	Replica      Action = "replica"   // the replica On is upgraded and restarted

@@ -36,7 +36,8 @@ func TestVagrantfile(t *testing.T) {
 		cmd := exec.Command(vagrant, args...)
 		cmd.Dir = dir
 		// It works offline, and leaves nothing in the home folder.
-		cmd.Env = append(os.Environ(), "VAGRANT_HOME="+filepath.Join(dir, "home"), "VAGRANT_CHECKPOINT_DISABLE=1", "VAGRANT_NO_PLUGINS=1")
+		cmd.Env = append(os.Environ(), "VAGRANT_HOME="+filepath.Join(dir, "home"), "VAGRANT_CHECKPOINT_DISABLE=1",
+			"VAGRANT_NO_PLUGINS=1")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("vagrant %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -51,11 +52,14 @@ func TestVagrantfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "Vagrantfile"), []byte(strings.Replace(string(raw), `"private_network", ip:`, `"private_netwerk", ip:`, 1)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "Vagrantfile"),
+		[]byte(strings.Replace(string(raw), `"private_network", ip:`, `"private_netwerk", ip:`, 1)), 0o600); err !=
+		nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(vagrant, "validate", "--ignore-provider")
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "VAGRANT_HOME="+filepath.Join(dir, "home"), "VAGRANT_CHECKPOINT_DISABLE=1", "VAGRANT_NO_PLUGINS=1")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "VAGRANT_HOME="+filepath.Join(dir, "home"),
+		"VAGRANT_CHECKPOINT_DISABLE=1", "VAGRANT_NO_PLUGINS=1")
 	if out, err := cmd.CombinedOutput(); err == nil {
 		t.Errorf("a network of no sort is taken: %s", out)
 	}
@@ -127,7 +131,8 @@ func TestMachinesComeUpAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(keygen, "-y", "-f", key).Output(); err != nil || !strings.HasPrefix(string(public), strings.TrimSpace(string(out))) {
+	if out, err := exec.Command(keygen, "-y", "-f", key).Output(); err != nil ||
+		!strings.HasPrefix(string(public), strings.TrimSpace(string(out))) {
 		t.Errorf("of the key %s is public, and the file says %s (%v)", out, public, err)
 	}
 	raw, err := os.ReadFile(known)
@@ -139,7 +144,8 @@ func TestMachinesComeUpAtOnce(t *testing.T) {
 			t.Errorf("%s is not known once", h.Name)
 		}
 	}
-	if n := strings.Count(string(raw), "\n"); n != len(c.Hosts)+1 || !strings.Contains(string(raw), "ANOTHER") || strings.Contains(string(raw), "BEFORE") {
+	if n := strings.Count(string(raw), "\n"); n != len(c.Hosts)+1 || !strings.Contains(string(raw), "ANOTHER") ||
+		strings.Contains(string(raw), "BEFORE") {
 		t.Errorf("known are\n%s", raw)
 	}
 }

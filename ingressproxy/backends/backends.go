@@ -50,7 +50,9 @@ func addressFamilies(s *corev1.Service, all []*discoveryv1.EndpointSlice) []disc
 	return out
 }
 
-func appendEndpoints(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
+func appendEndpoints(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (
+	_, _ []netip.AddrPort,
+) {
 	is := func(b *bool, unset bool) bool { return b == nil && unset || b != nil && *b }
 	for _, p := range slice.Ports {
 		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {

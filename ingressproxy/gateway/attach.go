@@ -29,7 +29,8 @@ func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *probl
 		meant = append(meant, l)
 	}
 	if len(meant) == 0 {
-		return problemf(gw.RouteReasonNoMatchingParent, "the Gateway has no listener that matches the reference%s", sectionSuffix(ref))
+		return problemf(gw.RouteReasonNoMatchingParent, "the Gateway has no listener that matches the reference%s",
+			sectionSuffix(ref))
 	}
 	for _, l := range meant {
 		if l.allowsKind(r.kind) && w.allowsNamespace(g, l, r.meta.Namespace) {
@@ -37,7 +38,8 @@ func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *probl
 		}
 	}
 	if len(allowed) == 0 {
-		return problemf(gw.RouteReasonNotAllowedByListeners, "no listener allows a %s of namespace %s%s", r.kind, r.meta.Namespace, sectionSuffix(ref))
+		return problemf(gw.RouteReasonNotAllowedByListeners, "no listener allows a %s of namespace %s%s", r.kind,
+			r.meta.Namespace, sectionSuffix(ref))
 	}
 	hosts := map[*Listener][]route.Host{}
 	for _, l := range allowed {
@@ -47,7 +49,8 @@ func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *probl
 		}
 	}
 	if len(matching) == 0 {
-		return problemf(gw.RouteReasonNoMatchingListenerHostname, "no listener that allows the route has a hostname in common with %s", joinHostnames(r.hostnames))
+		return problemf(gw.RouteReasonNoMatchingListenerHostname,
+			"no listener that allows the route has a hostname in common with %s", joinHostnames(r.hostnames))
 	}
 	if r.refused != nil {
 		return r.refused
@@ -63,7 +66,8 @@ func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *probl
 		attached = true
 	}
 	if !attached {
-		return problemf(reasonHostnameConflict, "%s, which has precedence, has the same hosts: an HTTPRoute and a GRPCRoute cannot share a host", other)
+		return problemf(reasonHostnameConflict,
+			"%s, which has precedence, has the same hosts: an HTTPRoute and a GRPCRoute cannot share a host", other)
 	}
 	return nil
 }
@@ -95,9 +99,9 @@ func (w *World) allowsNamespace(g *Gateway, l *Listener, namespace string) bool 
 	return ok && l.namespaces.Matches(labels.Set(has))
 }
 
-// commonHosts returns the hosts that both a listener and a route with these hostnames have. If the
-// route has no hostnames, it has all hosts of the listener, and hosts is empty. ok is false if
-// there is no common host.
+// commonHosts returns the hosts that a listener has in common with a route that has these
+// hostnames. ok is false if there are none. If names is empty, the route matches all hosts of the
+// listener: hosts is then empty and ok is true.
 func commonHosts(listener route.Host, names []gw.Hostname) (hosts []route.Host, ok bool) {
 	if len(names) == 0 {
 		return nil, true

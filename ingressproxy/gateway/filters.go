@@ -10,14 +10,18 @@ import (
 )
 
 // httpFilters translates the filters of a rule of route r, or of one of the rule's backends, to
-// those of the proxy. at is the number of the rule and field the path of the filters, for messages.
-// It returns a problem if a filter is not supported.
-func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRouteFilter, of *translatedRule) (out route.Filters, p *problem) {
+// those of the proxy. ruleIndex is the index of the rule, and field the path of the filters in the
+// rule; both are for messages. The targets of mirror filters are added to rule. It returns a
+// problem if a filter is not supported.
+func (w *World) httpFilters(r *Route, ruleIndex int, field string, filters []gw.HTTPRouteFilter, rule *translatedRule) (
+	out route.Filters, p *problem,
+) {
 	seen := map[gw.HTTPRouteFilterType]bool{}
 	for i, f := range filters {
 		where := fmt.Sprintf("%s[%d]", field, i)
 		if seen[f.Type] && f.Type != gw.HTTPRouteFilterRequestMirror {
-			return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: an earlier filter also has type %s", where, f.Type)
+			return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: an earlier filter also has type %s", where,
+				f.Type)
 		}
 		seen[f.Type] = true
 		switch {
@@ -31,7 +35,8 @@ func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRou
 			out.Rewrite = &route.Rewrite{Host: stringOr(f.URLRewrite.Hostname, "")}
 			out.Rewrite.Path, p = translatePathChange(f.URLRewrite.Path)
 		case f.Type == gw.HTTPRouteFilterRequestMirror && f.RequestMirror != nil:
-			if m, ok := w.translateMirror(r, fmt.Sprintf("spec.rules[%d].%s", at, where), f.RequestMirror, of); ok {
+			path := fmt.Sprintf("spec.rules[%d].%s", ruleIndex, where)
+			if m, ok := w.translateMirror(r, path, f.RequestMirror, rule); ok {
 				out.Mirrors = append(out.Mirrors, m)
 			}
 		default:
@@ -42,7 +47,8 @@ func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRou
 		}
 	}
 	if out.Redirect != nil && out.Rewrite != nil {
-		return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: RequestRedirect and URLRewrite exclude each other", field)
+		return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: RequestRedirect and URLRewrite exclude each other",
+			field)
 	}
 	return out, nil
 }
@@ -99,22 +105,27 @@ func checkPrefixReplacement(f route.Filters, matches []route.Match) *problem {
 		changes = append(changes, f.Rewrite.Path)
 	}
 	for _, c := range changes {
-		if c != nil && c.Prefix && slices.ContainsFunc(matches, func(m route.Match) bool { return m.Path.Kind != route.Prefix }) {
+		if c != nil && c.Prefix && slices.ContainsFunc(matches, func(m route.Match) bool {
+			return m.Path.Kind != route.Prefix
+		}) {
 			return problemf(gw.RouteReasonUnsupportedValue, "ReplacePrefixMatch needs matches of type PathPrefix")
 		}
 	}
 	return nil
 }
 
-// translateMirror translates a mirror filter of route r. ok is false if its backend reference
-// cannot be resolved.
-func (w *World) translateMirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, of *translatedRule) (out route.Mirror, ok bool) {
+// translateMirror translates the mirror filter f of route r, and adds its target to rule. If the
+// backend reference of f cannot be resolved, it records the problem under the path field, and ok is
+// false.
+func (w *World) translateMirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, rule *translatedRule) (
+	out route.Mirror, ok bool,
+) {
 	t, p := w.resolveBackendRef(r, f.BackendRef)
 	if p != nil {
 		r.recordUnresolvedRef(field, p)
 		return out, false
 	}
-	of.targets = append(of.targets, t)
+	rule.targets = append(rule.targets, t)
 	out.Pool = t.poolKey()
 	switch {
 	case f.Fraction != nil:

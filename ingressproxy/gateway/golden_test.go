@@ -26,7 +26,7 @@ import (
 	"keelson.dev/keelson/test/testenv/keypair"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")
+var rewrite = flag.Bool("rewrite", false, "write the transcripts")
 
 var testTime = metav1.NewTime(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
 
@@ -211,7 +211,8 @@ func transcript(w *World) string {
 	for _, r := range j.Routes {
 		fmt.Fprintln(&b, r)
 		for _, p := range r.Status(testTime).Parents {
-			fmt.Fprintf(&b, "  parent %s %s by %s\n", p.ParentRef.Name, stringOr(p.ParentRef.SectionName, "-"), p.ControllerName)
+			fmt.Fprintf(&b, "  parent %s %s by %s\n", p.ParentRef.Name, stringOr(p.ParentRef.SectionName, "-"),
+				p.ControllerName)
 			conditions("    ", p.Conditions)
 		}
 	}
@@ -224,7 +225,8 @@ func transcript(w *World) string {
 func printTable(b *strings.Builder, name string, t *route.Table) {
 	fmt.Fprintf(b, "Table of %s\n", name)
 	for _, l := range t.Listeners {
-		fmt.Fprintf(b, "  %s port %d %s host %s certificates %d\n", l.Name, l.Port, l.Protocol, l.Host, len(l.Certificates))
+		fmt.Fprintf(b, "  %s port %d %s host %s certificates %d\n", l.Name, l.Port, l.Protocol, l.Host,
+			len(l.Certificates))
 		for _, r := range l.Rules {
 			fmt.Fprintf(b, "    %s hosts %v\n", r.Name, r.Hosts)
 			for _, m := range r.Matches {

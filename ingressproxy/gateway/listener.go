@@ -57,14 +57,17 @@ func gatewayProblem(o *gw.Gateway, class *gw.GatewayClass) *problem {
 	}
 	s := &o.Spec
 	if s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil {
-		return problemf(gw.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: this class takes no parameters; leave it out")
+		return problemf(gw.GatewayReasonInvalidParameters,
+			"spec.infrastructure.parametersRef: this class takes no parameters; leave it out")
 	}
 	for i, a := range s.Addresses {
 		if t := stringOr(a.Type, string(gw.IPAddressType)); t != string(gw.IPAddressType) {
-			return problemf(gw.GatewayReasonUnsupportedAddress, "spec.addresses[%d]: type %s is not supported; use %s", i, t, gw.IPAddressType)
+			return problemf(gw.GatewayReasonUnsupportedAddress, "spec.addresses[%d]: type %s is not supported; use %s",
+				i, t, gw.IPAddressType)
 		}
 	}
-	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil && stringOr(s.AllowedListeners.Namespaces.From, "None") != "None" {
+	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil &&
+		stringOr(s.AllowedListeners.Namespaces.From, "None") != "None" {
 		return problemf(gw.GatewayReasonInvalid, "spec.allowedListeners: ListenerSets are not supported; leave it out")
 	}
 	if s.TLS != nil && s.TLS.Backend != nil {
@@ -97,14 +100,15 @@ func (g *Gateway) requestedAddresses() (out []string) {
 // classProblem returns why GatewayClass c is not accepted. It returns nil if it is accepted.
 func classProblem(c *gw.GatewayClass) *problem {
 	if c.Spec.ParametersRef != nil {
-		return problemf(gw.GatewayClassReasonInvalidParameters, "spec.parametersRef: this controller takes no parameters; leave it out")
+		return problemf(gw.GatewayClassReasonInvalidParameters,
+			"spec.parametersRef: this controller takes no parameters; leave it out")
 	}
 	return nil
 }
 
-// judgeListeners returns the listeners of Gateway o with their problems, including conflicts
+// evaluateListeners returns the listeners of Gateway o with their problems, including conflicts
 // between listeners.
-func (w *World) judgeListeners(o *gw.Gateway) []*Listener {
+func (w *World) evaluateListeners(o *gw.Gateway) []*Listener {
 	out := make([]*Listener, 0, len(o.Spec.Listeners))
 	for i := range o.Spec.Listeners {
 		out = append(out, w.judgeListener(o, &o.Spec.Listeners[i]))
@@ -128,11 +132,13 @@ func (w *World) judgeListener(o *gw.Gateway, spec *gw.Listener) *Listener {
 	case gw.HTTPSProtocolType:
 		w.loadCertificates(o, l)
 	default:
-		l.notAccepted = problemf(gw.ListenerReasonUnsupportedProtocol, "protocol %s is not supported: use HTTP or HTTPS", spec.Protocol)
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedProtocol,
+			"protocol %s is not supported: use HTTP or HTTPS", spec.Protocol)
 		return l
 	}
 	if slices.Contains(w.Reserved, spec.Port) {
-		l.notAccepted = problemf(gw.ListenerReasonPortUnavailable, "port %d is reserved for the proxy: use another port", spec.Port)
+		l.notAccepted = problemf(gw.ListenerReasonPortUnavailable,
+			"port %d is reserved for the proxy: use another port", spec.Port)
 	}
 	l.setAllowedRoutes(spec.AllowedRoutes)
 	return l
@@ -157,7 +163,8 @@ func (l *Listener) setAllowedRoutes(allowed *gw.AllowedRoutes) {
 			}
 		}
 		if len(unknown) > 0 && l.unresolvedRef == nil {
-			l.unresolvedRef = problemf(gw.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: a listener with protocol %s does not support %s: use HTTPRoute or GRPCRoute",
+			l.unresolvedRef = problemf(gw.ListenerReasonInvalidRouteKinds,
+				"allowedRoutes.kinds: a listener with protocol %s does not support %s: use HTTPRoute or GRPCRoute",
 				l.spec.Protocol, strings.Join(unknown, ", "))
 		}
 	}
@@ -177,7 +184,8 @@ func (l *Listener) setAllowedRoutes(allowed *gw.AllowedRoutes) {
 	default:
 		l.namespaces = labels.Nothing()
 		if from != string(gw.NamespacesFromNone) {
-			l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "allowedRoutes.namespaces.from: %q is not known", from)
+			l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue,
+				"allowedRoutes.namespaces.from: %q is not known", from)
 		}
 	}
 }
@@ -191,14 +199,16 @@ func (l *Listener) allowsKind(kind string) bool {
 func (w *World) loadCertificates(o *gw.Gateway, l *Listener) {
 	t := l.spec.TLS
 	if v := frontendValidation(o, l.spec.Port); v != nil {
-		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "spec.tls.frontend: certificates of clients cannot be validated; leave it out")
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue,
+			"spec.tls.frontend: certificates of clients cannot be validated; leave it out")
 	}
 	if t == nil {
 		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls: an HTTPS listener needs certificateRefs")
 		return
 	}
 	if mode := stringOr(t.Mode, string(gw.TLSModeTerminate)); mode != string(gw.TLSModeTerminate) {
-		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.mode: %s is not supported with HTTPS; use %s", mode, gw.TLSModeTerminate)
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.mode: %s is not supported with HTTPS; use %s",
+			mode, gw.TLSModeTerminate)
 	}
 	if len(t.Options) > 0 {
 		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.options: none are supported; leave them out")
@@ -214,7 +224,8 @@ func (w *World) loadCertificates(o *gw.Gateway, l *Listener) {
 	}
 	l.withoutCertificate = len(l.pairs) == 0
 	if l.withoutCertificate && l.unresolvedRef == nil {
-		l.unresolvedRef = problemf(gw.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: an HTTPS listener needs at least one")
+		l.unresolvedRef = problemf(gw.ListenerReasonInvalidCertificateRef,
+			"tls.certificateRefs: an HTTPS listener needs at least one")
 	}
 }
 
@@ -234,11 +245,13 @@ func frontendValidation(o *gw.Gateway, port gw.PortNumber) *gw.FrontendTLSValida
 // namespace of the Gateway that has the reference.
 func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectReference) (*tls.Certificate, *problem) {
 	if group, kind := stringOr(ref.Group, ""), stringOr(ref.Kind, "Secret"); group != "" || kind != "Secret" {
-		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "certificateRefs must refer to a Secret, not to a %s of group %q", kind, group)
+		return nil, problemf(gw.ListenerReasonInvalidCertificateRef,
+			"certificateRefs must refer to a Secret, not to a %s of group %q", kind, group)
 	}
 	in := stringOr(ref.Namespace, namespace)
 	if in != namespace && !w.grantsReference("Gateway", namespace, "Secret", in, string(ref.Name)) {
-		return nil, problemf(gw.ListenerReasonRefNotPermitted, "no ReferenceGrant in namespace %s allows Gateways of namespace %s to refer to Secret %s",
+		return nil, problemf(gw.ListenerReasonRefNotPermitted,
+			"no ReferenceGrant in namespace %s allows Gateways of namespace %s to refer to Secret %s",
 			in, namespace, ref.Name)
 	}
 	s := w.Secret(in, string(ref.Name))
@@ -247,13 +260,15 @@ func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectRefer
 	}
 	pair, err := w.Keys.KeyPair(s)
 	if err != nil {
-		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s has no valid key pair in tls.crt and tls.key: %v", in, ref.Name, err)
+		return nil, problemf(gw.ListenerReasonInvalidCertificateRef,
+			"Secret %s/%s has no valid key pair in tls.crt and tls.key: %v", in, ref.Name, err)
 	}
 	return pair, nil
 }
 
-// detectConflict records a problem in both listeners if a and b conflict. If a and b are HTTPS
-// listeners with overlapping hosts, it records that instead.
+// detectConflict records a problem in both listeners if a and b have the same port but different
+// protocols, or the same port and host. If instead they are HTTPS listeners of one port with
+// overlapping hosts, it records the overlap in both.
 func detectConflict(a, b *Listener) {
 	if a.spec.Port != b.spec.Port || hasUnsupportedProtocol(a) || hasUnsupportedProtocol(b) {
 		return
@@ -263,11 +278,13 @@ func detectConflict(a, b *Listener) {
 			return
 		}
 		if l.spec.Protocol != other.spec.Protocol {
-			l.conflict = problemf(gw.ListenerReasonProtocolConflict, "port %d is also used by listener %s with protocol %s",
+			l.conflict = problemf(gw.ListenerReasonProtocolConflict,
+				"port %d is also used by listener %s with protocol %s",
 				l.spec.Port, other.spec.Name, other.spec.Protocol)
 			return
 		}
-		l.conflict = problemf(gw.ListenerReasonHostnameConflict, "listener %s also has port %d and hostname %s", other.spec.Name, l.spec.Port, l.host)
+		l.conflict = problemf(gw.ListenerReasonHostnameConflict, "listener %s also has port %d and hostname %s",
+			other.spec.Name, l.spec.Port, l.host)
 	}
 	if a.spec.Protocol != b.spec.Protocol || a.host == b.host {
 		conflict(a, b)

@@ -24,36 +24,41 @@ var (
 
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
-func ptr[T any](v T) *T { return &v }
-
 // someWorld returns a random Gateway and routes. Each rule sets a response header that identifies
 // it.
 func someWorld(r *rand.Rand) *cluster {
 	c := &cluster{namespaces: map[string]map[string]string{"default": {}, "other": {"in": "1"}}}
-	c.Classes = []*gw.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "k"}, Spec: gw.GatewayClassSpec{ControllerName: Controller}}}
-	g := &gw.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "g"}, Spec: gw.GatewaySpec{GatewayClassName: "k"}}
+	c.Classes = []*gw.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "k"},
+		Spec: gw.GatewayClassSpec{ControllerName: Controller}}}
+	g := &gw.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "g"},
+		Spec: gw.GatewaySpec{GatewayClassName: "k"}}
 	for i := range 1 + r.IntN(5) {
-		l := gw.Listener{Name: gw.SectionName(fmt.Sprint("l", i)), Port: int32(80 + r.IntN(2)), Protocol: gw.HTTPProtocolType}
+		l := gw.Listener{Name: gw.SectionName(fmt.Sprint("l", i)), Port: int32(80 + r.IntN(2)),
+			Protocol: gw.HTTPProtocolType}
 		if h := pick(r, someHosts); h != "" {
-			l.Hostname = ptr(gw.Hostname(h))
+			l.Hostname = new(gw.Hostname(h))
 		}
-		l.AllowedRoutes = &gw.AllowedRoutes{Namespaces: pick(r, []*gw.RouteNamespaces{nil, {From: ptr(gw.NamespacesFromAll)},
-			{From: ptr(gw.NamespacesFromSame)}, {From: ptr(gw.NamespacesFromSelector), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"in": "1"}}}})}
+		l.AllowedRoutes = &gw.AllowedRoutes{Namespaces: pick(r,
+			[]*gw.RouteNamespaces{nil, {From: new(gw.NamespacesFromAll)},
+				{From: new(gw.NamespacesFromSame)}, {From: new(gw.NamespacesFromSelector),
+					Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"in": "1"}}}})}
 		g.Spec.Listeners = append(g.Spec.Listeners, l)
 	}
 	c.Gateways = []*gw.Gateway{g}
 	for _, ns := range []string{"default", "other"} {
-		c.services = append(c.services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+		c.services = append(c.services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
 	}
 	for i := range r.IntN(5) {
-		o := &gw.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, []string{"default", "other"}), Name: fmt.Sprint("r", i),
+		o := &gw.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, []string{"default", "other"}),
+			Name:              fmt.Sprint("r", i),
 			CreationTimestamp: metav1.NewTime(time.Unix(int64(r.IntN(3)), 0))}}
-		ref := gw.ParentReference{Name: "g", Namespace: ptr(gw.Namespace("default"))}
+		ref := gw.ParentReference{Name: "g", Namespace: new(gw.Namespace("default"))}
 		if r.IntN(3) == 0 {
-			ref.SectionName = ptr(gw.SectionName(fmt.Sprint("l", r.IntN(4))))
+			ref.SectionName = new(gw.SectionName(fmt.Sprint("l", r.IntN(4))))
 		}
 		if r.IntN(4) == 0 {
-			ref.Port = ptr(int32(80 + r.IntN(3)))
+			ref.Port = new(int32(80 + r.IntN(3)))
 		}
 		o.Spec.ParentRefs = []gw.ParentReference{ref}
 		for range r.IntN(3) {
@@ -62,9 +67,13 @@ func someWorld(r *rand.Rand) *cluster {
 			}
 		}
 		for range 1 + r.IntN(3) {
-			m := gw.HTTPRouteMatch{Path: &gw.HTTPPathMatch{Type: ptr(pick(r, []gw.PathMatchType{gw.PathMatchExact, gw.PathMatchPathPrefix})), Value: ptr(pick(r, somePaths))}}
+			m :=
+				gw.HTTPRouteMatch{
+					Path: &gw.HTTPPathMatch{Type: new(pick(r,
+						[]gw.PathMatchType{gw.PathMatchExact, gw.PathMatchPathPrefix})),
+						Value: new(pick(r, somePaths))}}
 			if r.IntN(3) == 0 {
-				m.Method = ptr(gw.HTTPMethodPut)
+				m.Method = new(gw.HTTPMethodPut)
 			}
 			if r.IntN(3) == 0 {
 				m.Headers = []gw.HTTPHeaderMatch{{Name: "v", Value: "1"}}
@@ -72,8 +81,10 @@ func someWorld(r *rand.Rand) *cluster {
 			if r.IntN(3) == 0 {
 				m.QueryParams = []gw.HTTPQueryParamMatch{{Name: "q", Value: "1"}}
 			}
-			o.Spec.Rules = append(o.Spec.Rules, gw.HTTPRouteRule{Matches: []gw.HTTPRouteMatch{m}, BackendRefs: []gw.HTTPBackendRef{{
-				BackendRef: gw.BackendRef{BackendObjectReference: gw.BackendObjectReference{Name: "s", Port: ptr(int32(80))}}}}})
+			o.Spec.Rules = append(o.Spec.Rules, gw.HTTPRouteRule{Matches: []gw.HTTPRouteMatch{m},
+				BackendRefs: []gw.HTTPBackendRef{{
+					BackendRef: gw.BackendRef{BackendObjectReference: gw.BackendObjectReference{Name: "s",
+						Port: new(int32(80))}}}}})
 		}
 		c.HTTPRoutes = append(c.HTTPRoutes, o)
 	}
@@ -102,9 +113,11 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 		indistinct := false
 		for k := range g.Spec.Listeners {
 			o := &g.Spec.Listeners[k]
-			indistinct = indistinct || k != i && o.Port == l.Port && stringOr(o.Hostname, "") == stringOr(l.Hostname, "")
+			indistinct = indistinct || k != i && o.Port == l.Port &&
+				stringOr(o.Hostname, "") == stringOr(l.Hostname, "")
 		}
-		if fits, weight := below(name, stringOr(l.Hostname, "")); l.Port == port && !indistinct && fits && weight > best {
+		if fits, weight := below(name, stringOr(l.Hostname, "")); l.Port == port && !indistinct && fits &&
+			weight > best {
 			chosen, best = l, weight
 		}
 	}
@@ -129,7 +142,8 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 		if n := chosen.AllowedRoutes.Namespaces; n != nil {
 			from = *n.From
 		}
-		if from == gw.NamespacesFromSame && o.Namespace != "default" || from == gw.NamespacesFromSelector && o.Namespace != "other" {
+		if from == gw.NamespacesFromSame && o.Namespace != "default" ||
+			from == gw.NamespacesFromSelector && o.Namespace != "other" {
 			continue
 		}
 		hosts := o.Spec.Hostnames
@@ -153,7 +167,8 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 				value := strings.TrimSuffix(*m.Path.Value, "/")
 				exact := *m.Path.Type == gw.PathMatchExact
 				if exact && path != *m.Path.Value || !exact && path != value && !strings.HasPrefix(path, value+"/") ||
-					m.Method != nil && string(*m.Method) != method || len(m.Headers) > 0 && !header || len(m.QueryParams) > 0 && !query {
+					m.Method != nil && string(*m.Method) != method || len(m.Headers) > 0 && !header ||
+					len(m.QueryParams) > 0 && !query {
 					continue
 				}
 				one := func(b bool) int {
@@ -162,7 +177,8 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 					}
 					return 0
 				}
-				this := []int{weight, one(exact), len(value), one(m.Method != nil), len(m.Headers), len(m.QueryParams), -int(o.CreationTimestamp.Unix())}
+				this := []int{weight, one(exact), len(value), one(m.Method != nil), len(m.Headers), len(m.QueryParams),
+					-int(o.CreationTimestamp.Unix())}
 				if exact {
 					this[2] = 0
 				}
@@ -218,7 +234,8 @@ func TestAgainstOracle(t *testing.T) {
 						got = f.Rule.Name
 					}
 					if want := expected(c, port, name, path, method, header, query); got != want {
-						t.Fatalf("seed %d: %s %s:%d%s header %v query %v goes to %q, want %q\n%+v", seed, method, name, port, path, header, query, got, want, c.Gateways[0].Spec.Listeners)
+						t.Fatalf("seed %d: %s %s:%d%s header %v query %v goes to %q, want %q\n%+v", seed, method, name,
+							port, path, header, query, got, want, c.Gateways[0].Spec.Listeners)
 					}
 				}
 			}

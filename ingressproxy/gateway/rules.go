@@ -31,7 +31,8 @@ const droppedRuleStatus = http.StatusInternalServerError
 // is refused.
 func (w *World) translateRoute(r *Route) {
 	if d := r.common.UseDefaultGateways; d != "" && d != gw.GatewayDefaultScopeNone {
-		r.refused = problemf(gw.RouteReasonUnsupportedValue, "spec.useDefaultGateways: default Gateways are not supported; leave it out")
+		r.refused = problemf(gw.RouteReasonUnsupportedValue,
+			"spec.useDefaultGateways: default Gateways are not supported; leave it out")
 		return
 	}
 	count := 0
@@ -45,7 +46,8 @@ func (w *World) translateRoute(r *Route) {
 				first = problemf(p.reason, "spec.rules[%d]: %s", i, p.message)
 			}
 			// Keep the matches with an error status, so that no other rule receives these requests.
-			out = translatedRule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: droppedRuleStatus}, unmatchable: out.unmatchable}
+			out = translatedRule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: droppedRuleStatus},
+				unmatchable: out.unmatchable}
 		}
 		r.rules = append(r.rules, out)
 	}
@@ -107,9 +109,12 @@ func (w *World) translateHTTPRule(r *Route, at int, spec *gw.HTTPRouteRule) (out
 	return out, nil
 }
 
-// addBackend adds backend number at of rule number of to the translated rule out. If its reference
-// cannot be resolved, its share of the requests gets an error status.
-func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters route.Filters, out *translatedRule) {
+// addBackend adds a backend to the translated rule out. ruleIndex and backendIndex are the indexes
+// of the rule and the backend, for messages. If the backend reference cannot be resolved, the
+// backend's share of the requests gets an error status.
+func (w *World) addBackend(
+	r *Route, ruleIndex, backendIndex int, ref gw.BackendRef, filters route.Filters, out *translatedRule,
+) {
 	weight := uint32(1)
 	if ref.Weight != nil {
 		weight = uint32(max(0, *ref.Weight))
@@ -117,7 +122,7 @@ func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters rout
 	b := route.Backend{Weight: weight, Filters: filters}
 	t, p := w.resolveBackendRef(r, ref.BackendObjectReference)
 	if p != nil {
-		r.recordUnresolvedRef(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", of, at), p)
+		r.recordUnresolvedRef(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", ruleIndex, backendIndex), p)
 		b.Answer = http.StatusInternalServerError
 		if r.kind == grpcRoute {
 			b.Answer = http.StatusServiceUnavailable // gRPC clients map this status to UNAVAILABLE
@@ -169,7 +174,8 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 			to.Method = string(*m.Method)
 		}
 		for _, h := range m.Headers {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, stringOr(h.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value,
+				stringOr(h.Type, "Exact"))
 			if p != nil {
 				return nil, p
 			}
@@ -177,7 +183,8 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 			to.Headers = addOnce(to.Headers, v)
 		}
 		for _, q := range m.QueryParams {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].queryParams", i), string(q.Name), q.Value, stringOr(q.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].queryParams", i), string(q.Name), q.Value,
+				stringOr(q.Type, "Exact"))
 			if p != nil {
 				return nil, p
 			}
@@ -282,7 +289,8 @@ func (w *World) translateGRPCRule(r *Route, at int, spec *gw.GRPCRouteRule) (out
 			return out, problemf(p.reason, "matches[%d].%s", i, p.message)
 		}
 		for _, h := range m.Headers {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, stringOr(h.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value,
+				stringOr(h.Type, "Exact"))
 			if p != nil {
 				out.unmatchable = true
 				return out, p
@@ -315,8 +323,10 @@ func (w *World) translateGRPCRule(r *Route, at int, spec *gw.GRPCRouteRule) (out
 func httpFiltersOf(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
 	out := make([]gw.HTTPRouteFilter, len(filters))
 	for i, f := range filters {
-		out[i] = gw.HTTPRouteFilter{Type: gw.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
-			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef}
+		out[i] = gw.HTTPRouteFilter{Type: gw.HTTPRouteFilterType(f.Type),
+			RequestHeaderModifier:  f.RequestHeaderModifier,
+			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror,
+			ExtensionRef: f.ExtensionRef}
 	}
 	return out
 }

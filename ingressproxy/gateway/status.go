@@ -20,8 +20,8 @@ const (
 
 // ProxyState is the state of the proxy pods of a Gateway, as far as the Gateway's status needs it.
 type ProxyState struct {
-	// Waiting is the reason why no proxy serves the current spec of the Gateway yet; "" if one
-	// does.
+	// Waiting is the reason why no proxy serves the current spec of the Gateway yet; "" if a proxy
+	// serves it.
 	Waiting string
 	// Addresses are the addresses where clients reach the Gateway.
 	Addresses []gw.GatewayStatusAddress
@@ -37,7 +37,7 @@ type conditions struct {
 	now        metav1.Time
 }
 
-// setBool sets the condition of this type to True if holds is true, and to False otherwise.
+// setBool sets the condition of type kind to True if holds is true, and to False otherwise.
 func (c *conditions) setBool(kind string, holds bool, reason, message string) {
 	status := metav1.ConditionFalse
 	if holds {
@@ -50,11 +50,12 @@ func (c *conditions) setCondition(kind string, status metav1.ConditionStatus, re
 	if len(message) > maxMessageBytes {
 		message = message[:maxMessageBytes]
 	}
-	meta.SetStatusCondition(&c.list, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: strings.ToValidUTF8(message, "?"),
+	meta.SetStatusCondition(&c.list, metav1.Condition{Type: kind, Status: status, Reason: reason,
+		Message:            strings.ToValidUTF8(message, "?"),
 		ObservedGeneration: c.generation, LastTransitionTime: c.now})
 }
 
-// setUnlessProblem sets the condition of this type to True with reason and message if p is nil.
+// setUnlessProblem sets the condition of type kind to True with reason and message if p is nil.
 // Otherwise it sets the condition to False with reason and message of p.
 func setUnlessProblem[T, R ~string](c *conditions, kind T, p *problem, reason R, message string) {
 	if p != nil {
@@ -70,7 +71,8 @@ func ClassStatus(o *gw.GatewayClass, now metav1.Time) gw.GatewayClassStatus {
 	out := *o.Status.DeepCopy()
 	c := &conditions{list: out.Conditions, generation: o.Generation, now: now}
 	refused := classProblem(o)
-	setUnlessProblem(c, gw.GatewayClassConditionStatusAccepted, refused, gw.GatewayClassReasonAccepted, "Gateways of this class are served")
+	setUnlessProblem(c, gw.GatewayClassConditionStatusAccepted, refused, gw.GatewayClassReasonAccepted,
+		"Gateways of this class are served")
 	out.Conditions, out.SupportedFeatures = c.list, classFeatures(refused)
 	return out
 }
@@ -112,10 +114,12 @@ func (g *Gateway) Status(s ProxyState, now metav1.Time) gw.GatewayStatus {
 		c.setBool(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonListenersNotValid),
 			fmt.Sprintf("served without listeners %s: see their conditions", strings.Join(bad, ", ")))
 	default:
-		c.setBool(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonAccepted), "every listener is served")
+		c.setBool(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonAccepted),
+			"every listener is served")
 	}
 	programmed := g.programmedProblem(s)
-	setUnlessProblem(c, gw.GatewayConditionProgrammed, programmed, gw.GatewayReasonProgrammed, "a proxy serves the Gateway")
+	setUnlessProblem(c, gw.GatewayConditionProgrammed, programmed, gw.GatewayReasonProgrammed,
+		"a proxy serves the Gateway")
 	out.Conditions = c.list
 	out.Addresses = nil
 	if g.refused == nil {
@@ -148,11 +152,15 @@ func (g *Gateway) programmedProblem(s ProxyState) *problem {
 	case len(g.ServedPorts()) == 0:
 		return problemf(gw.GatewayReasonInvalid, "no listener can be served: see their conditions")
 	case len(g.requestedAddresses()) > 1:
-		return problemf(gw.GatewayReasonAddressNotUsable, "spec.addresses: a Gateway can have one address, not %d", len(g.requestedAddresses()))
+		return problemf(gw.GatewayReasonAddressNotUsable, "spec.addresses: a Gateway can have one address, not %d",
+			len(g.requestedAddresses()))
 	case len(s.Addresses) == 0 && g.Address() == "":
 		return problemf(gw.GatewayReasonAddressNotAssigned, "%s", s.Unaddressed)
-	case g.Address() != "" && !slices.ContainsFunc(s.Addresses, func(a gw.GatewayStatusAddress) bool { return a.Value == g.Address() }):
-		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be assigned%s", g.Address(), addressReasonSuffix(s))
+	case g.Address() != "" && !slices.ContainsFunc(s.Addresses, func(a gw.GatewayStatusAddress) bool {
+		return a.Value == g.Address()
+	}):
+		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be assigned%s", g.Address(),
+			addressReasonSuffix(s))
 	case s.Waiting != "":
 		return problemf(gw.GatewayReasonPending, "%s", s.Waiting)
 	}
@@ -166,7 +174,9 @@ func addressReasonSuffix(s ProxyState) string {
 	return ": " + s.Unaddressed
 }
 
-func (l *Listener) listenerStatus(g *Gateway, programmed *problem, before []gw.ListenerStatus, now metav1.Time) gw.ListenerStatus {
+func (l *Listener) listenerStatus(
+	g *Gateway, programmed *problem, before []gw.ListenerStatus, now metav1.Time,
+) gw.ListenerStatus {
 	out := gw.ListenerStatus{Name: l.spec.Name, SupportedKinds: slices.Clone(l.kinds)}
 	if out.SupportedKinds == nil {
 		out.SupportedKinds = []gw.RouteGroupKind{}
@@ -184,20 +194,25 @@ func (l *Listener) listenerStatus(g *Gateway, programmed *problem, before []gw.L
 	if l.conflict != nil {
 		c.setBool(string(gw.ListenerConditionConflicted), true, l.conflict.reason, l.conflict.message)
 	} else {
-		c.setBool(string(gw.ListenerConditionConflicted), false, string(gw.ListenerReasonNoConflicts), "no other listener has the same port and hosts")
+		c.setBool(string(gw.ListenerConditionConflicted), false, string(gw.ListenerReasonNoConflicts),
+			"no other listener has the same port and hosts")
 	}
-	setUnlessProblem(c, gw.ListenerConditionResolvedRefs, l.unresolvedRef, gw.ListenerReasonResolvedRefs, "all references are resolved")
+	setUnlessProblem(c, gw.ListenerConditionResolvedRefs, l.unresolvedRef, gw.ListenerReasonResolvedRefs,
+		"all references are resolved")
 	switch {
 	case !l.Served():
-		c.setBool(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonInvalid), "the listener cannot be served")
+		c.setBool(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonInvalid),
+			"the listener cannot be served")
 	case programmed != nil:
 		c.setBool(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonPending), programmed.message)
 	default:
-		c.setBool(string(gw.ListenerConditionProgrammed), true, string(gw.ListenerReasonProgrammed), "a proxy serves the Gateway")
+		c.setBool(string(gw.ListenerConditionProgrammed), true, string(gw.ListenerReasonProgrammed),
+			"a proxy serves the Gateway")
 	}
 	if len(l.overlaps) > 0 {
 		c.setBool(string(gw.ListenerConditionOverlappingTLSConfig), true, string(gw.ListenerReasonOverlappingHostnames),
-			fmt.Sprintf("hosts overlap with those of listeners %s on port %d: clients that reuse connections may reach the wrong listener",
+			fmt.Sprintf("hosts overlap with those of listeners %s on port %d: clients that reuse connections may "+
+				"reach the wrong listener",
 				strings.Join(l.overlaps, ", "), l.spec.Port))
 	} else {
 		meta.RemoveStatusCondition(&c.list, string(gw.ListenerConditionOverlappingTLSConfig))
@@ -223,18 +238,23 @@ func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 			break
 		}
 		c := &conditions{generation: r.meta.Generation, now: now}
-		if i := slices.IndexFunc(ours, func(b gw.RouteParentStatus) bool { return equality.Semantic.DeepEqual(b.ParentRef, p.ref) }); i >= 0 {
+		if i := slices.IndexFunc(ours, func(b gw.RouteParentStatus) bool {
+			return equality.Semantic.DeepEqual(b.ParentRef, p.ref)
+		}); i >= 0 {
 			c.list = ours[i].Conditions
 		}
-		setUnlessProblem(c, gw.RouteConditionAccepted, p.refused, gw.RouteReasonAccepted, "the route is attached to the Gateway")
-		setUnlessProblem(c, gw.RouteConditionResolvedRefs, r.unresolvedRef, gw.RouteReasonResolvedRefs, "all references are resolved")
+		setUnlessProblem(c, gw.RouteConditionAccepted, p.refused, gw.RouteReasonAccepted,
+			"the route is attached to the Gateway")
+		setUnlessProblem(c, gw.RouteConditionResolvedRefs, r.unresolvedRef, gw.RouteReasonResolvedRefs,
+			"all references are resolved")
 		if p.refused == nil && len(r.dropped) > 0 {
 			c.setBool(string(gw.RouteConditionPartiallyInvalid), true, string(gw.RouteReasonUnsupportedValue),
 				"Dropped Rule: "+strings.Join(r.dropped, ", "))
 		} else {
 			meta.RemoveStatusCondition(&c.list, string(gw.RouteConditionPartiallyInvalid))
 		}
-		out.Parents = append(out.Parents, gw.RouteParentStatus{ParentRef: *p.ref.DeepCopy(), ControllerName: Controller, Conditions: c.list})
+		out.Parents = append(out.Parents, gw.RouteParentStatus{ParentRef: *p.ref.DeepCopy(), ControllerName: Controller,
+			Conditions: c.list})
 	}
 	return out
 }

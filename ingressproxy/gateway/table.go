@@ -12,7 +12,9 @@ import (
 // empty if the Gateway cannot be served.
 func (j *Evaluation) Table(namespace, name string) *route.Table {
 	t := &route.Table{Pools: map[string]route.Pool{}}
-	i := slices.IndexFunc(j.Gateways, func(g *Gateway) bool { return g.Object.Namespace == namespace && g.Object.Name == name })
+	i := slices.IndexFunc(j.Gateways, func(g *Gateway) bool {
+		return g.Object.Namespace == namespace && g.Object.Name == name
+	})
 	if i < 0 || j.Gateways[i].refused != nil {
 		return t
 	}
@@ -20,7 +22,8 @@ func (j *Evaluation) Table(namespace, name string) *route.Table {
 		if !l.Served() {
 			continue
 		}
-		out := route.Listener{Name: namespace + "/" + name + "/" + l.Name(), Port: uint16(l.spec.Port), Protocol: route.HTTP, Host: l.host}
+		out := route.Listener{Name: namespace + "/" + name + "/" + l.Name(), Port: uint16(l.spec.Port),
+			Protocol: route.HTTP, Host: l.host}
 		if l.spec.Protocol == gw.HTTPSProtocolType {
 			out.Protocol = route.HTTPS
 			l.addCertificatesTo(&out)
@@ -45,10 +48,10 @@ func (j *Evaluation) Table(namespace, name string) *route.Table {
 	return t
 }
 
-// addCertificatesTo adds the certificates of l to listener to of the proxy's table. Each
-// certificate is used for its DNS names, and the first certificate is the default.
-func (l *Listener) addCertificatesTo(to *route.Listener) {
-	to.Default = l.pairs[0]
+// addCertificatesTo adds the certificates of l to target, the same listener in the proxy's table.
+// Each certificate is used for its DNS names, and the first certificate is the default.
+func (l *Listener) addCertificatesTo(target *route.Listener) {
+	target.Default = l.pairs[0]
 	if len(l.pairs) == 1 {
 		return
 	}
@@ -61,6 +64,6 @@ func (l *Listener) addCertificatesTo(to *route.Listener) {
 				}
 			}
 		}
-		to.Certificates = append(to.Certificates, c)
+		target.Certificates = append(target.Certificates, c)
 	}
 }

@@ -110,15 +110,17 @@ func Evaluate(w *World) *Evaluation {
 			continue
 		}
 		g := &Gateway{Object: o, refused: gatewayProblem(o, class)}
-		g.Listeners = w.judgeListeners(o)
+		g.Listeners = w.evaluateListeners(o)
 		ours[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = g
 		j.Gateways = append(j.Gateways, g)
 	}
 	for _, r := range w.sortedRoutes() {
 		named := false
 		for _, ref := range r.common.ParentRefs {
-			g := ours[types.NamespacedName{Namespace: stringOr(ref.Namespace, r.meta.Namespace), Name: string(ref.Name)}]
-			if g == nil || stringOr(ref.Group, gw.GroupName) != gw.GroupName || stringOr(ref.Kind, "Gateway") != "Gateway" {
+			g := ours[types.NamespacedName{Namespace: stringOr(ref.Namespace, r.meta.Namespace),
+				Name: string(ref.Name)}]
+			if g == nil || stringOr(ref.Group, gw.GroupName) != gw.GroupName ||
+				stringOr(ref.Kind, "Gateway") != "Gateway" {
 				continue
 			}
 			if !named {
@@ -157,33 +159,37 @@ func (w *World) sortedRoutes() []*Route {
 	}
 	slices.SortFunc(out, func(a, b *Route) int {
 		return cmp.Or(a.meta.CreationTimestamp.Compare(b.meta.CreationTimestamp.Time),
-			cmp.Compare(a.meta.Namespace+"/"+a.meta.Name, b.meta.Namespace+"/"+b.meta.Name), cmp.Compare(a.kind, b.kind))
+			cmp.Compare(a.meta.Namespace+"/"+a.meta.Name, b.meta.Namespace+"/"+b.meta.Name),
+			cmp.Compare(a.kind, b.kind))
 	})
 	return out
 }
 
-// hasStatus reports whether the stored status of r has entries of Keelson's controller. They may
+// hasStatus reports whether the stored status of r has entries of Keelson's controller, which may
 // have to be removed.
 func (r *Route) hasStatus() bool {
-	return slices.ContainsFunc(r.status.Parents, func(p gw.RouteParentStatus) bool { return p.ControllerName == Controller })
+	return slices.ContainsFunc(r.status.Parents, func(p gw.RouteParentStatus) bool {
+		return p.ControllerName == Controller
+	})
 }
 
 // String returns the route's kind, namespace, and name.
 func (r *Route) String() string { return r.kind + " " + r.meta.Namespace + "/" + r.meta.Name }
 
-// grantsReference reports whether a ReferenceGrant allows a reference between namespaces. The
-// reference is from a Gateway API object of this kind in namespace from. It names an object of the
-// core group in namespace to, with kind toKind and the given name.
-func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
+// grantsReference reports whether a ReferenceGrant allows a reference between two namespaces. The
+// referring object is a Gateway API object of this kind in fromNamespace. The referenced object is
+// of kind toKind in the core group, with this name in toNamespace.
+func (w *World) grantsReference(kind, fromNamespace, toKind, toNamespace, name string) bool {
 	for _, g := range w.Grants {
-		if g.Namespace != to {
+		if g.Namespace != toNamespace {
 			continue
 		}
 		source := slices.ContainsFunc(g.Spec.From, func(f gw.ReferenceGrantFrom) bool {
-			return f.Group == gw.GroupName && string(f.Kind) == kind && string(f.Namespace) == from
+			return f.Group == gw.GroupName && string(f.Kind) == kind && string(f.Namespace) == fromNamespace
 		})
 		target := slices.ContainsFunc(g.Spec.To, func(t gw.ReferenceGrantTo) bool {
-			return t.Group == "" && string(t.Kind) == toKind && (t.Name == nil || *t.Name == "" || string(*t.Name) == name)
+			return t.Group == "" && string(t.Kind) == toKind &&
+				(t.Name == nil || *t.Name == "" || string(*t.Name) == name)
 		})
 		if source && target {
 			return true
@@ -192,10 +198,10 @@ func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
 	return false
 }
 
-// stringOr returns the string to which p points, or without if p is nil.
-func stringOr[S ~string](p *S, without string) string {
+// stringOr returns the string to which p points, or fallback if p is nil.
+func stringOr[S ~string](p *S, fallback string) string {
 	if p == nil {
-		return without
+		return fallback
 	}
 	return string(*p)
 }

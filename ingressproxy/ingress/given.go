@@ -23,18 +23,21 @@ const maxPairBytes = 64 << 10
 func ShardName(class string, shard int) string { return fmt.Sprintf("%s-pairs-%d", class, shard) }
 
 // SecretShards distributes the key pairs that the Ingresses of a class name over at most MaxShards
-// Secrets. The proxies of the class mount these Secrets. given holds the files of each shard, by
-// pairs.FileNames; an empty shard needs no Secret. Key pairs of older Ingresses are placed first.
-// left contains the Secrets, as namespace/name, for which no space remains. A key pair keeps its
-// shard when others are added, so that one change writes one Secret.
-func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pairs.Cache) (given [MaxShards]map[string][]byte, left map[string]bool) {
-	left = map[string]bool{}
+// Secrets. The proxies of the class mount these Secrets. shards contains the data of each Secret,
+// with the keys of pairs.FileNames; an empty shard needs no Secret. Key pairs of older Ingresses
+// are placed first. unplaced contains the Secrets, as namespace/name, for which no space remains. A
+// key pair keeps its shard when other key pairs are added, so that a change of one key pair writes
+// one Secret.
+func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pairs.Cache) (
+	shards [MaxShards]map[string][]byte, unplaced map[string]bool,
+) {
+	unplaced = map[string]bool{}
 	var used [MaxShards]int
 	placed := map[string]bool{}
 	for _, i := range ingressesOfClass(class, all) {
 		for _, t := range i.Spec.TLS {
 			name := i.Namespace + "/" + t.SecretName
-			if t.SecretName == "" || placed[name] || left[name] {
+			if t.SecretName == "" || placed[name] || unplaced[name] {
 				continue
 			}
 			s := w.Secret(i.Namespace, t.SecretName)
@@ -43,19 +46,19 @@ func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pair
 			}
 			shard, ok := shardFor(name, pairSize(s), &used)
 			if !ok {
-				left[name] = true
+				unplaced[name] = true
 				continue
 			}
 			placed[name] = true
 			used[shard] += pairSize(s)
-			if given[shard] == nil {
-				given[shard] = map[string][]byte{}
+			if shards[shard] == nil {
+				shards[shard] = map[string][]byte{}
 			}
 			certificate, key := pairs.FileNames(i.Namespace, t.SecretName)
-			given[shard][certificate], given[shard][key] = s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
+			shards[shard][certificate], shards[shard][key] = s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
 		}
 	}
-	return given, left
+	return shards, unplaced
 }
 
 // shardFor returns the shard in which a key pair of this name and size is stored: the shard that a

@@ -17,7 +17,8 @@ import (
 // securedBy returns the n-th created Ingress of class own in namespace shop.
 func securedBy(n int, secrets ...string) *networkingv1.Ingress {
 	class := "own"
-	i := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("i", n), CreationTimestamp: metav1.Unix(int64(n), 0)}}
+	i := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("i", n),
+		CreationTimestamp: metav1.Unix(int64(n), 0)}}
 	i.Spec.IngressClassName = &class
 	for _, s := range secrets {
 		i.Spec.TLS = append(i.Spec.TLS, networkingv1.IngressTLS{SecretName: s})
@@ -40,15 +41,18 @@ func TestGivenIsWhatIngressesName(t *testing.T) {
 	w.secrets["shop/good"].Data["ca.key"] = []byte("somebody else's")
 	w.secrets["other/good"] = w.secrets["shop/good"]
 	large := secret(t, "large", "1", "c.x")
-	large.Data[corev1.TLSCertKey] = append(bytes.Repeat([]byte("#\n"), maxPairBytes/2), large.Data[corev1.TLSCertKey]...)
+	large.Data[corev1.TLSCertKey] = append(bytes.Repeat([]byte("#\n"), maxPairBytes/2),
+		large.Data[corev1.TLSCertKey]...)
 	w.secrets["shop/large"] = large
 	foreign := securedBy(2, "unnamed")
 	*foreign.Spec.IngressClassName = "other"
 	gone := securedBy(3, "unnamed")
 	gone.DeletionTimestamp = &metav1.Time{Time: time.Unix(4, 0)}
-	given, left := SecretShards("own", []*networkingv1.Ingress{foreign, gone, securedBy(1, "good", "broken", "opaque", "lost", "large", "", "good")}, w, &pairs.Cache{})
+	given, left := SecretShards("own", []*networkingv1.Ingress{foreign, gone,
+		securedBy(1, "good", "broken", "opaque", "lost", "large", "", "good")}, w, &pairs.Cache{})
 	certificate, key := pairs.FileNames("shop", "good")
-	want := map[string][]byte{certificate: w.secrets["shop/good"].Data[corev1.TLSCertKey], key: w.secrets["shop/good"].Data[corev1.TLSPrivateKeyKey]}
+	want := map[string][]byte{certificate: w.secrets["shop/good"].Data[corev1.TLSCertKey],
+		key: w.secrets["shop/good"].Data[corev1.TLSPrivateKeyKey]}
 	if got := inAll(given); !maps.EqualFunc(got, want, bytes.Equal) || len(left) > 0 {
 		t.Errorf("given are %d files, left %v", len(got), left)
 	}

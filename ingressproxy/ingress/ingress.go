@@ -60,7 +60,8 @@ func Translate(class string, all []*networkingv1.Ingress, w World, keys *pairs.C
 	}
 	plain := route.Listener{Name: "http", Port: HTTPPort, Protocol: route.HTTP}
 	plain.Rules = append(append(plain.Rules, t.plainRules...), t.defaultRules...)
-	secure := route.Listener{Name: "https", Port: HTTPSPort, Protocol: route.HTTPS, Certificates: t.certificates, Default: t.defaultCertificate}
+	secure := route.Listener{Name: "https", Port: HTTPSPort, Protocol: route.HTTPS, Certificates: t.certificates,
+		Default: t.defaultCertificate}
 	secure.Rules = append(append(secure.Rules, t.secureRules...), t.defaultRules...)
 	return &route.Table{Listeners: []route.Listener{plain, secure}, Pools: t.pools}
 }
@@ -73,7 +74,8 @@ func ingressesOfClass(class string, all []*networkingv1.Ingress) (own []*network
 		}
 	}
 	slices.SortFunc(own, func(a, b *networkingv1.Ingress) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
 	})
 	return own
 }
@@ -121,7 +123,8 @@ func (t *translation) addIngress(i *networkingv1.Ingress) {
 			continue
 		}
 		for _, p := range r.HTTP.Paths {
-			rule := route.Rule{Name: name, Hosts: []route.Host{h}, Matches: []route.Match{{Path: pathMatchOf(p)}}, Backends: []route.Backend{t.resolveBackend(i.Namespace, &p.Backend)}}
+			rule := route.Rule{Name: name, Hosts: []route.Host{h}, Matches: []route.Match{{Path: pathMatchOf(p)}},
+				Backends: []route.Backend{t.resolveBackend(i.Namespace, &p.Backend)}}
 			t.secureRules = append(t.secureRules, rule)
 			if redirect && hasCertificateFor(secured, h) {
 				rule.Backends, rule.Filters.Redirect = nil, &route.Redirect{Scheme: "https", Status: 308}
@@ -130,7 +133,8 @@ func (t *translation) addIngress(i *networkingv1.Ingress) {
 		}
 	}
 	if b := i.Spec.DefaultBackend; b != nil {
-		t.defaultRules = append(t.defaultRules, route.Rule{Name: name, Hosts: hosts, Backends: []route.Backend{t.resolveBackend(i.Namespace, b)}})
+		t.defaultRules = append(t.defaultRules, route.Rule{Name: name, Hosts: hosts,
+			Backends: []route.Backend{t.resolveBackend(i.Namespace, b)}})
 	}
 }
 
@@ -157,7 +161,8 @@ func pathMatchOf(p networkingv1.HTTPIngressPath) route.PathMatch {
 func (t *translation) addCertificates(i *networkingv1.Ingress) (secured []route.Host) {
 	for _, s := range i.Spec.TLS {
 		if s.SecretName == "" {
-			t.addProblem("tls without secretName is served only where another Ingress of the class has a certificate for its hosts.")
+			t.addProblem("tls without secretName is served only where another Ingress of the class has a " +
+				"certificate for its hosts.")
 			continue
 		}
 		pair, problem := keyPair(t.world.Secret(i.Namespace, s.SecretName), t.keys)
@@ -178,7 +183,8 @@ func (t *translation) addCertificates(i *networkingv1.Ingress) (secured []route.
 				continue
 			}
 			if err := pair.Leaf.VerifyHostname(strings.Replace(host, "*", "any", 1)); err != nil {
-				t.addProblem("The certificate in Secret %s is not for host %s: clients will refuse it.", s.SecretName, host)
+				t.addProblem("The certificate in Secret %s is not for host %s: clients will refuse it.",
+					s.SecretName, host)
 			}
 			t.certificates = append(t.certificates, route.Certificate{Hosts: []route.Host{h}, Pair: pair})
 			secured = append(secured, h)
@@ -226,12 +232,14 @@ func (t *translation) resolveBackend(namespace string, b *networkingv1.IngressBa
 		return missing
 	}
 	if service.Spec.Type == corev1.ServiceTypeExternalName {
-		t.addProblem("Service %s is of type ExternalName, which has no endpoints: its requests get status 503.", service.Name)
+		t.addProblem("Service %s is of type ExternalName, which has no endpoints: its requests get status 503.",
+			service.Name)
 		return missing
 	}
 	port := findServicePort(service, b.Service.Port)
 	if port == nil {
-		t.addProblem("Service %s has no TCP port %s: its requests get status 503.", service.Name, portName(b.Service.Port))
+		t.addProblem("Service %s has no TCP port %s: its requests get status 503.", service.Name,
+			portName(b.Service.Port))
 		return missing
 	}
 	key := fmt.Sprintf("%s/%s/%d", namespace, service.Name, port.Port)
@@ -244,7 +252,8 @@ func (t *translation) resolveBackend(namespace string, b *networkingv1.IngressBa
 		t.pools[key] = pool
 	}
 	if len(t.pools[key].Endpoints) == 0 {
-		t.addProblem("Service %s has no ready endpoint for port %d: its requests get status 503.", service.Name, port.Port)
+		t.addProblem("Service %s has no ready endpoint for port %d: its requests get status 503.",
+			service.Name, port.Port)
 	}
 	return route.Backend{Pool: key, Weight: 1}
 }

@@ -37,11 +37,14 @@ func parse[T any](t *testing.T, text string) *T {
 
 func secret(t *testing.T, name, version string, hosts ...string) *corev1.Secret {
 	t.Helper()
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version, UID: types.UID(name)}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, hosts...)}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version,
+		UID: types.UID(name)}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, hosts...)}
 }
 
 func shop(t *testing.T) world {
-	web := parse[corev1.Service](t, `{metadata: {namespace: shop, name: web}, spec: {ipFamilies: [IPv4], ports: [{name: http, port: 80}, {name: grpc, port: 90, appProtocol: kubernetes.io/h2c}, {name: odd, port: 91, appProtocol: smtp}, {name: udp, port: 53, protocol: UDP}]}}`)
+	web := parse[corev1.Service](t, `{metadata: {namespace: shop, name: web}, spec: {ipFamilies: [IPv4], ports: `+
+		`[{name: http, port: 80}, {name: grpc, port: 90, appProtocol: kubernetes.io/h2c}, {name: odd, port: 91, `+
+		`appProtocol: smtp}, {name: udp, port: 53, protocol: UDP}]}}`)
 	slice := func(text string) *discoveryv1.EndpointSlice { return parse[discoveryv1.EndpointSlice](t, text) }
 	broken := secret(t, "broken", "1", "a.x")
 	broken.Data["tls.key"] = []byte("none")
@@ -49,14 +52,19 @@ func shop(t *testing.T) world {
 	opaque.Type = corev1.SecretTypeOpaque
 	return world{
 		services: map[string]*corev1.Service{
-			"shop/web": web, "shop/empty": parse[corev1.Service](t, `{metadata: {namespace: shop, name: empty}, spec: {ports: [{port: 80}]}}`),
-			"shop/far": parse[corev1.Service](t, `{metadata: {namespace: shop, name: far}, spec: {type: ExternalName, externalName: far.example, ports: [{port: 80}]}}`),
+			"shop/web": web, "shop/empty": parse[corev1.Service](t,
+				`{metadata: {namespace: shop, name: empty}, spec: {ports: [{port: 80}]}}`),
+			"shop/far": parse[corev1.Service](t, `{metadata: {namespace: shop, name: far}, spec: {type: ExternalName, `+
+				`externalName: far.example, ports: [{port: 80}]}}`),
 		},
 		slices: map[string][]*discoveryv1.EndpointSlice{"shop/web": {
-			slice(`{addressType: IPv4, ports: [{name: http, port: 8080}, {name: grpc, port: 9090}, {name: odd, port: 1}], endpoints: [{addresses: [10.0.0.2]}, {addresses: [10.0.0.1], conditions: {ready: true}}, {addresses: [10.0.0.3], conditions: {ready: false, serving: true, terminating: true}}]}`),
+			slice(`{addressType: IPv4, ports: [{name: http, port: 8080}, {name: grpc, port: 9090}, {name: odd, port: ` +
+				`1}], endpoints: [{addresses: [10.0.0.2]}, {addresses: [10.0.0.1], conditions: {ready: true}}, ` +
+				`{addresses: [10.0.0.3], conditions: {ready: false, serving: true, terminating: true}}]}`),
 			slice(`{addressType: IPv6, ports: [{name: http, port: 8080}], endpoints: [{addresses: ["fd00::1"]}]}`),
 		}},
-		secrets: map[string]*corev1.Secret{"shop/good": secret(t, "good", "1", "a.x", "*.w.x"), "shop/broken": broken, "shop/opaque": opaque},
+		secrets: map[string]*corev1.Secret{"shop/good": secret(t, "good", "1", "a.x", "*.w.x"), "shop/broken": broken,
+			"shop/opaque": opaque},
 	}
 }
 
@@ -92,8 +100,10 @@ func TestTranslate(t *testing.T) {
 		port         uint16
 		url, backend string
 	}{
-		{443, "http://a.x/api/v1", "shop/web/80"}, {443, "http://a.x/one", "shop/empty/80"}, {443, "http://a.x/one/more", "shop/web/90"},
-		{80, "http://b.x/free", "shop/web/80"}, {80, "http://b.x/", "shop/web/90"}, {80, "http://elsewhere/", "shop/web/90"},
+		{443, "http://a.x/api/v1", "shop/web/80"}, {443, "http://a.x/one", "shop/empty/80"},
+		{443, "http://a.x/one/more", "shop/web/90"},
+		{80, "http://b.x/free", "shop/web/80"}, {80, "http://b.x/", "shop/web/90"},
+		{80, "http://elsewhere/", "shop/web/90"},
 		{443, "http://q.w.x/", "503"}, {443, "http://p.q.w.x/", "shop/web/90"},
 		{80, "http://a.x/api", "308"}, {80, "http://q.w.x/", "308"},
 	} {
@@ -112,7 +122,8 @@ func TestTranslate(t *testing.T) {
 			t.Errorf("%d %s: %s of %s, want %s", c.port, c.url, got, f.Rule.Name, c.backend)
 		}
 	}
-	if p := table.Pools["shop/web/80"]; len(p.Endpoints) != 2 || p.Endpoints[0].String() != "10.0.0.1:8080" || p.Protocol != "" {
+	if p := table.Pools["shop/web/80"]; len(p.Endpoints) != 2 || p.Endpoints[0].String() != "10.0.0.1:8080" ||
+		p.Protocol != "" {
 		t.Errorf("%+v", p)
 	}
 	if p := table.Pools["shop/web/90"]; p.Protocol != route.H2C || p.Endpoints[1].String() != "10.0.0.2:9090" {
@@ -127,7 +138,8 @@ func TestTranslate(t *testing.T) {
 		t.Error("a key pair was read twice")
 	}
 	w.secrets["shop/good"] = secret(t, "good", "2", "a.x")
-	if rotated, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &keys)); rotated.Certificate(443, "a.x") == first {
+	if rotated, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &keys)); rotated.Certificate(443,
+		"a.x") == first {
 		t.Error("a new key pair is not seen")
 	}
 }
@@ -138,7 +150,8 @@ func TestProblems(t *testing.T) {
 		return `{metadata: {namespace: shop, name: i}, spec: {defaultBackend: {` + text + `}}}`
 	}
 	withTLS := func(text string) string {
-		return `{metadata: {namespace: shop, name: i}, spec: {tls: [{` + text + `}], defaultBackend: {service: {name: web, port: {number: 80}}}}}`
+		return `{metadata: {namespace: shop, name: i}, spec: {tls: [{` + text +
+			`}], defaultBackend: {service: {name: web, port: {number: 80}}}}}`
 	}
 	for _, c := range []struct{ ingress, want string }{
 		{backend(`service: {name: web, port: {number: 80}}`), ""},

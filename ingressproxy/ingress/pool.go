@@ -10,9 +10,11 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// NewPool returns the endpoints of a port of Service s, from its EndpointSlices. It returns an
-// error if the appProtocol of the port is not supported.
-func NewPool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv1.EndpointSlice) (route.Pool, error) {
+// NewPool returns the pool of the endpoints of a port of Service s. endpointSlices are the
+// EndpointSlices of s. It returns an error if the appProtocol of the port is not supported.
+func NewPool(
+	s *corev1.Service, port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice,
+) (route.Pool, error) {
 	p := route.Pool{ByClient: s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP}
 	if port.AppProtocol != nil {
 		switch *port.AppProtocol {
@@ -22,9 +24,11 @@ func NewPool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv
 		case "https", "kubernetes.io/wss":
 			p.Protocol = route.TLS
 		default:
-			return p, fmt.Errorf("its appProtocol %q is none of http, https, grpc, kubernetes.io/h2c, kubernetes.io/ws, kubernetes.io/wss: its requests get status 503", *port.AppProtocol)
+			return p,
+				fmt.Errorf("its appProtocol %q is none of http, https, grpc, kubernetes.io/h2c, kubernetes.io/ws, "+
+					"kubernetes.io/wss: its requests get status 503", *port.AppProtocol)
 		}
 	}
-	p.Endpoints = backends.Endpoints(s, port, slicesOf)
+	p.Endpoints = backends.Endpoints(s, port, endpointSlices)
 	return p, nil
 }

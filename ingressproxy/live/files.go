@@ -65,8 +65,9 @@ func (f *certificateFiles) loadSecret(of types.NamespacedName) *corev1.Secret {
 	sum.Write(private)
 	return &corev1.Secret{
 		// The UID is the key of pairs.Cache; the resource version changes with the content.
-		ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Name, UID: types.UID(of.String()), ResourceVersion: hex.EncodeToString(sum.Sum(nil))},
-		Type:       corev1.SecretTypeTLS,
-		Data:       map[string][]byte{corev1.TLSCertKey: crt, corev1.TLSPrivateKeyKey: private},
+		ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Name, UID: types.UID(of.String()),
+			ResourceVersion: hex.EncodeToString(sum.Sum(nil))},
+		Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: crt, corev1.TLSPrivateKeyKey: private},
 	}
 }

@@ -45,9 +45,11 @@ func Gateway(namespace, name string, reserved []int32) Source {
 // is that of this proxy.
 func (o *Objects) gatewayWorld(namespace, name string) *gateway.World {
 	w := &gateway.World{
-		Classes: listObjects[*gw.GatewayClass](o.informers["gatewayclasses"]), HTTPRoutes: listObjects[*gw.HTTPRoute](o.informers["httproutes"]),
-		GRPCRoutes: listObjects[*gw.GRPCRoute](o.informers["grpcroutes"]), Grants: listObjects[*gw.ReferenceGrant](o.informers["referencegrants"]),
-		Service: o.Service, Slices: o.Slices, Secret: o.Secret,
+		Classes:    listObjects[*gw.GatewayClass](o.informers["gatewayclasses"]),
+		HTTPRoutes: listObjects[*gw.HTTPRoute](o.informers["httproutes"]),
+		GRPCRoutes: listObjects[*gw.GRPCRoute](o.informers["grpcroutes"]),
+		Grants:     listObjects[*gw.ReferenceGrant](o.informers["referencegrants"]),
+		Service:    o.Service, Slices: o.Slices, Secret: o.Secret,
 		Namespace: func(name string) (map[string]string, bool) {
 			n := getObject[*corev1.Namespace](o.informers["namespaces"], name)
 			if n == nil {

@@ -13,7 +13,8 @@ import (
 func Ingresses(class string) Source {
 	keys := &pairs.Cache{}
 	return Source{
-		kinds: []kind{services, endpointSlices, {"ingresses", []schema.GroupVersion{networkingv1.SchemeGroupVersion}, &networkingv1.Ingress{}}},
+		kinds: []kind{services, endpointSlices, {"ingresses", []schema.GroupVersion{networkingv1.SchemeGroupVersion},
+			&networkingv1.Ingress{}}},
 		table: func(o *Objects) *route.Table {
 			return ingress.Translate(class, listObjects[*networkingv1.Ingress](o.informers["ingresses"]), o, keys)
 		},

@@ -26,6 +26,7 @@ import (
 
 	"keelson.dev/keelson/ingressproxy/route"
 	"keelson.dev/keelson/internal/filewatch"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Config configures Run.
@@ -58,7 +59,8 @@ type kind struct {
 // services and endpointSlices are kinds that every Source watches.
 var (
 	services       = kind{"services", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Service{}}
-	endpointSlices = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion}, &discoveryv1.EndpointSlice{}}
+	endpointSlices = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion},
+		&discoveryv1.EndpointSlice{}}
 )
 
 const (
@@ -82,7 +84,7 @@ type watcher struct {
 	Config
 	Objects
 	scheme  *runtime.Scheme
-	changed chan struct{}
+	changed wakeup.Signal
 	running sync.WaitGroup
 }
 
@@ -90,9 +92,11 @@ type watcher struct {
 // calls c.Swap with a new table once all objects are cached, and after each change of an object or
 // key pair.
 func Run(ctx context.Context, c Config) error {
-	f := &watcher{Config: c, scheme: runtime.NewScheme(), changed: make(chan struct{}, 1),
-		Objects: Objects{informers: map[string]cache.SharedIndexInformer{}, files: &certificateFiles{folder: c.Certificates}}}
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, gw.Install} {
+	f := &watcher{Config: c, scheme: runtime.NewScheme(), changed: wakeup.New(),
+		Objects: Objects{informers: map[string]cache.SharedIndexInformer{},
+			files: &certificateFiles{folder: c.Certificates}}}
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme,
+		networkingv1.AddToScheme, gw.Install} {
 		if err := add(f.scheme); err != nil {
 			return fmt.Errorf("registering types: %w", err)
 		}
@@ -143,16 +147,13 @@ func Run(ctx context.Context, c Config) error {
 }
 
 func (f *watcher) signalChange() {
-	select {
-	case f.changed <- struct{}{}:
-	default:
-	}
+	f.changed.Send()
 }
 
 // startMissingInformers starts an informer for each kind that the API serves and that has no
-// informer. whole reports whether the API serves every kind.
-func (f *watcher) startMissingInformers(ctx context.Context) (whole bool, err error) {
-	whole = true
+// informer. complete reports whether the API serves every kind.
+func (f *watcher) startMissingInformers(ctx context.Context) (complete bool, err error) {
+	complete = true
 	served := map[schema.GroupVersion]map[string]bool{}
 	for _, k := range f.Source.kinds {
 		if f.informers[k.name] != nil {
@@ -174,15 +175,16 @@ func (f *watcher) startMissingInformers(ctx context.Context) (whole bool, err er
 			found = true
 			break
 		}
-		whole = whole && found
+		complete = complete && found
 	}
-	return whole, nil
+	return complete, nil
 }
 
 // clientForVersion returns a REST client for a group and version.
 func (f *watcher) clientForVersion(gv schema.GroupVersion) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(f.API)
-	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &gv, "/apis", serializer.NewCodecFactory(f.scheme).WithoutConversion()
+	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &gv, "/apis",
+		serializer.NewCodecFactory(f.scheme).WithoutConversion()
 	if gv.Group == "" {
 		c.APIPath = "/api"
 	}
@@ -242,7 +244,9 @@ func (f *watcher) startInformer(ctx context.Context, name string, gv schema.Grou
 		return fmt.Errorf("following %s: %w", name, err)
 	}
 	tell := func(any) { f.signalChange() }
-	if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, o any) { tell(o) }, DeleteFunc: tell}); err != nil {
+	if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, o any) {
+		tell(o)
+	}, DeleteFunc: tell}); err != nil {
 		return fmt.Errorf("following %s: %w", name, err)
 	}
 	f.informers[name] = i

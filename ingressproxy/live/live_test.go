@@ -126,8 +126,10 @@ func readsNoSecret(t *testing.T, b *bed, proxy *kubernetes.Clientset) {
 	t.Helper()
 	for _, namespace := range []string{"", "default", "keelson-entry", "kube-system"} {
 		for _, verb := range []string{"get", "list", "watch"} {
-			r, err := proxy.AuthorizationV1().SelfSubjectAccessReviews().Create(b.ctx, &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: "secrets"}}}, metav1.CreateOptions{})
+			r, err := proxy.AuthorizationV1().SelfSubjectAccessReviews().Create(b.ctx,
+				&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb,
+						Resource: "secrets"}}}, metav1.CreateOptions{})
 			if err != nil || r.Status.Allowed {
 				t.Errorf("a proxy may %s Secrets of namespace %q: %v", verb, namespace, err)
 			}
@@ -143,9 +145,12 @@ func TestFollowsIngresses(t *testing.T) {
 	b, plane, proxy, folder := begin(t, "entry", Ingresses("own"))
 	b.await("no rules", func(t *route.Table) bool { return len(t.Listeners) == 2 && len(t.Listeners[0].Rules) == 0 })
 	class := "own"
-	_, err := plane.NetworkingV1().Ingresses("default").Create(b.ctx, &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: networkingv1.IngressSpec{
-		IngressClassName: &class, TLS: []networkingv1.IngressTLS{{Hosts: []string{"a.example"}, SecretName: "pair"}},
-		DefaultBackend: &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "shop", Port: networkingv1.ServiceBackendPort{Number: 80}}}}}, metav1.CreateOptions{})
+	_, err := plane.NetworkingV1().Ingresses("default").Create(b.ctx,
+		&networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: networkingv1.IngressSpec{
+			IngressClassName: &class, TLS: []networkingv1.IngressTLS{{Hosts: []string{"a.example"},
+				SecretName: "pair"}},
+			DefaultBackend: &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "shop",
+				Port: networkingv1.ServiceBackendPort{Number: 80}}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +176,10 @@ func TestFollowsIngresses(t *testing.T) {
 		}
 	}
 	writePair(t, folder, "default", "pair")
-	b.await("another certificate", func(t *route.Table) bool { now := shown(t); return now != nil && !bytes.Equal(now, first) })
+	b.await("another certificate", func(t *route.Table) bool {
+		now := shown(t)
+		return now != nil && !bytes.Equal(now, first)
+	})
 	readsNoSecret(t, b, proxy)
 }
 
@@ -181,19 +189,23 @@ func TestFollowsAGateway(t *testing.T) {
 	ctx, cluster := b.ctx, b.cluster
 	b.await("nothing", func(t *route.Table) bool { return len(t.Listeners) == 0 })
 	b.create("gatewayclasses", "kind: GatewayClass\nmetadata: {name: k}\nspec: {controllerName: keelson.dev/gateway}")
-	b.create("gateways", "kind: Gateway\nmetadata: {name: other}\nspec: {gatewayClassName: k, listeners: [{name: http, port: 81, protocol: HTTP}]}")
+	b.create("gateways", "kind: Gateway\nmetadata: {name: other}\nspec: {gatewayClassName: k, listeners: [{name: "+
+		"http, port: 81, protocol: HTTP}]}")
 	b.create("gateways", `kind: Gateway
 metadata: {name: web}
 spec:
   gatewayClassName: k
   listeners: [{name: http, port: 80, protocol: HTTP}, {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: pair}]}}]`)
 	b.await("a listener", func(t *route.Table) bool { return len(t.Listeners) == 1 && t.Listeners[0].Port == 80 })
-	b.create("httproutes", "kind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{name: web}], rules: [{backendRefs: [{name: shop, port: 80}]}]}")
+	b.create("httproutes", "kind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{name: web}], rules: "+
+		"[{backendRefs: [{name: shop, port: 80}]}]}")
 	b.await("a rule without a backend", func(t *route.Table) bool {
-		return len(t.Listeners) == 1 && len(t.Listeners[0].Rules) == 1 && t.Listeners[0].Rules[0].Backends[0].Answer == 500
+		return len(t.Listeners) == 1 && len(t.Listeners[0].Rules) == 1 &&
+			t.Listeners[0].Rules[0].Backends[0].Answer == 500
 	})
-	if _, err := cs.CoreV1().Services("default").Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "shop"},
-		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cs.CoreV1().Services("default").Create(ctx,
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "shop"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	port, name := int32(8080), ""
@@ -210,8 +222,11 @@ spec:
 		return false
 	})
 	writePair(t, dir, "default", "pair")
-	b.await("the certificate", func(t *route.Table) bool { return len(t.Listeners) == 2 && t.Listeners[1].Default != nil })
-	gateways := cluster.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}).Namespace("default")
+	b.await("the certificate", func(t *route.Table) bool {
+		return len(t.Listeners) == 2 && t.Listeners[1].Default != nil
+	})
+	gateways := cluster.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1",
+		Resource: "gateways"}).Namespace("default")
 	if err := gateways.Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

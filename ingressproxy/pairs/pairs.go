@@ -15,8 +15,8 @@ import (
 )
 
 // FileNames returns the names of the two files with the TLS key pair of the Secret namespace/name.
-// The names are hashes, because a namespace and a name together can exceed the length of a file
-// name.
+// The names are hashes, because a namespace and a name together can be longer than a file name may
+// be.
 func FileNames(namespace, name string) (certificate, key string) {
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	at := hex.EncodeToString(sum[:16])

@@ -35,17 +35,16 @@ func (m Mirror) Samples(n uint64) bool {
 	return m.Denominator == 0 || n%uint64(m.Denominator) < uint64(m.Numerator)
 }
 
-// ModifyHeader applies h to the header fields in to: it removes, sets, and adds fields, in this
-// order.
-func (h Headers) ModifyHeader(to http.Header) {
+// ModifyHeader removes, sets, and adds fields of header as h specifies, in this order.
+func (h Headers) ModifyHeader(header http.Header) {
 	for _, name := range h.Remove {
-		to.Del(name)
+		header.Del(name)
 	}
 	for _, s := range h.Set {
-		to.Set(s.Name, s.Value)
+		header.Set(s.Name, s.Value)
 	}
 	for _, a := range h.Add {
-		to.Add(a.Name, a.Value)
+		header.Add(a.Name, a.Value)
 	}
 }
 
@@ -96,8 +95,8 @@ func (d *Redirect) StatusCode() int {
 	return d.Status
 }
 
-// RewritePath replaces the path of URL u as c specifies. If c.Prefix is set, only the leading part
-// prefix, which the rule matched, is replaced, and the rest keeps its percent-encoding. A nil c
+// RewritePath replaces the path of URL u as c specifies. If c.Prefix is set, it replaces only
+// prefix, the leading part that the rule matched, and the rest keeps its percent-encoding. A nil c
 // changes nothing.
 func (c *PathChange) RewritePath(u *url.URL, prefix string) {
 	if c == nil {
@@ -124,8 +123,8 @@ func (c *PathChange) RewritePath(u *url.URL, prefix string) {
 	u.Path, u.RawPath = path, ""
 }
 
-// pathAfterPrefix returns the part of path escaped that follows prefix. escaped is percent-encoded
-// and prefix is not. The path must start with prefix.
+// pathAfterPrefix returns the part of a percent-encoded path that follows prefix. prefix is not
+// percent-encoded, and the decoded path must start with it.
 func pathAfterPrefix(escaped, prefix string) string {
 	for n := len(strings.TrimRight(prefix, "/")); n > 0 && escaped != ""; n-- {
 		width := 1

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Wildcard defines which subdomains a Host includes.
+// Wildcard defines whether a Host is its name or the names below it.
 type Wildcard uint8
 
 const (
@@ -19,15 +19,16 @@ const (
 	AnyLabels
 )
 
-// Host is a lower-case host name without a port. With a Wildcard it stands for names below that
-// name. The zero value matches every host.
+// Host is a lower-case host name without a port. With a Wildcard it includes not Name itself, but
+// the names below it, with as many labels as the Wildcard allows. The zero value matches every
+// host.
 type Host struct {
 	Name     string
 	Wildcard Wildcard
 }
 
-// ParseHost parses a host such as "", "*", "a.example", or "*.example". wild is the meaning of a
-// leading asterisk. It returns an error if an asterisk is anywhere else.
+// ParseHost parses a host such as "", "*", "a.example", or "*.example". wild is the Wildcard of the
+// result if s starts with "*.". It returns an error if an asterisk is anywhere else.
 func ParseHost(s string, wild Wildcard) (Host, error) {
 	name := strings.ToLower(s)
 	if name == "" || name == "*" {
@@ -69,7 +70,8 @@ func (h Host) Matches(name string) bool {
 	return h.Wildcard == AnyLabels || !strings.Contains(labels, ".")
 }
 
-// Intersect returns the host names that both h and other include. ok is false if none exist.
+// Intersect returns the host names that both h and other include. ok is false if no host name is in
+// both.
 func (h Host) Intersect(other Host) (both Host, ok bool) {
 	switch {
 	case other.Name == "":

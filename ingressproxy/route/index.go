@@ -50,16 +50,16 @@ type entry struct {
 	query      []*regexp.Regexp
 }
 
-// Found is the result of Index.Match: the rule for a request, and the Match of that rule that the
-// request meets.
+// Found is the result of Index.Match: the listener and the rule for a request, and the Match of the
+// rule that the request meets.
 type Found struct {
 	Listener *Listener
 	Rule     *Rule
 	Match    *Match
 }
 
-// Prefix returns the path prefix that the request matched, or "/" if the match was not a prefix
-// match.
+// Prefix returns the path prefix of the rule's match. It returns "/" if the path was matched in
+// another way.
 func (f Found) Prefix() string {
 	if f.Match == nil || f.Match.Path.Kind != Prefix {
 		return "/"
@@ -83,7 +83,8 @@ func Compile(t *Table) (*Index, []error) {
 			x.ports[l.Port] = p
 		}
 		if p.protocol != l.Protocol {
-			wrong = append(wrong, fmt.Errorf("listener %s: port %d already has protocol %s", l.Name, l.Port, p.protocol))
+			wrong = append(wrong, fmt.Errorf("listener %s: port %d already has protocol %s", l.Name,
+				l.Port, p.protocol))
 			continue
 		}
 		taken := false
@@ -97,7 +98,8 @@ func Compile(t *Table) (*Index, []error) {
 			return li
 		})
 		if taken {
-			wrong = append(wrong, fmt.Errorf("listener %s: another listener has port %d and host %s", l.Name, l.Port, l.Host))
+			wrong = append(wrong, fmt.Errorf("listener %s: another listener has port %d and host %s", l.Name,
+				l.Port, l.Host))
 		}
 	}
 	return x, wrong
@@ -263,8 +265,8 @@ func (x *Index) Ports() map[uint16]Protocol {
 	return out
 }
 
-// Listener returns the listener that serves a host on a port, or nil. NormalizeHost must have
-// returned host.
+// Listener returns the listener that serves a host on a port, or nil. host must be a result of
+// NormalizeHost.
 func (x *Index) Listener(port uint16, host string) *Listener {
 	if li := x.listenerForHost(port, host); li != nil {
 		return li.listener
@@ -279,8 +281,8 @@ func (x *Index) listenerForHost(port uint16, host string) (out *listenerIndex) {
 	return out
 }
 
-// Certificate returns the key pair for the server name of a TLS client, or nil. An empty name
-// stands for a client that sends no server name.
+// Certificate returns the key pair for a TLS client that connects to port with this server name, or
+// nil. An empty name stands for a client that sends no server name.
 func (x *Index) Certificate(port uint16, name string) (pair *tls.Certificate) {
 	name = NormalizeHost(name)
 	li := x.listenerForHost(port, name)

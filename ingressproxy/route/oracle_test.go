@@ -89,7 +89,8 @@ func oracle(l *Listener, r *http.Request) (best *Rule, which *Match) {
 				continue
 			}
 			for _, h := range match.Headers {
-				ok = ok && oracleValue(h, strings.Join(r.Header[http.CanonicalHeaderKey(h.Name)], ","), len(r.Header[http.CanonicalHeaderKey(h.Name)]) > 0)
+				ok = ok && oracleValue(h, strings.Join(r.Header[http.CanonicalHeaderKey(h.Name)], ","),
+					len(r.Header[http.CanonicalHeaderKey(h.Name)]) > 0)
 			}
 			for _, q := range match.Query {
 				values := r.URL.Query()
@@ -126,7 +127,8 @@ var (
 	})
 	somePath  = rapid.SampledFrom([]string{"/", "/a", "/a/", "/a/b", "/a/b/", "/ab", "/a/b/c", "/a//b", "//a", "/b"})
 	someValue = rapid.Custom(func(t *rapid.T) ValueMatch {
-		v := ValueMatch{Name: rapid.SampledFrom([]string{"k", "l"}).Draw(t, "k"), Value: rapid.SampledFrom([]string{"1", "2", ""}).Draw(t, "v")}
+		v := ValueMatch{Name: rapid.SampledFrom([]string{"k", "l"}).Draw(t, "k"),
+			Value: rapid.SampledFrom([]string{"1", "2", ""}).Draw(t, "v")}
 		if v.Regex = rapid.Bool().Draw(t, "regex"); v.Regex {
 			v.Value = rapid.SampledFrom([]string{"1|2", "[0-9]*", "2"}).Draw(t, "expression")
 		}
@@ -182,7 +184,8 @@ func TestMatchIsTheOraclesChoice(t *testing.T) {
 			want, match := oracle(&table.Listeners[0], r)
 			got, ok := x.Match(80, r)
 			if ok != (want != nil) || ok && (got.Rule != want || len(want.Matches) > 0 && got.Match != match) {
-				t.Fatalf("%s %s%s: rule %+v by %+v, want %+v by %+v", r.Method, r.Host, r.URL, got.Rule, got.Match, want, match)
+				t.Fatalf("%s %s%s: rule %+v by %+v, want %+v by %+v", r.Method, r.Host, r.URL, got.Rule,
+					got.Match, want, match)
 			}
 		}
 	})

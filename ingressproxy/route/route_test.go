@@ -29,7 +29,8 @@ func TestParseHost(t *testing.T) {
 
 func TestHostOf(t *testing.T) {
 	for authority, want := range map[string]string{
-		"a.b": "a.b", "A.b.": "a.b", "a.b:80": "a.b", "A.B.:80": "a.b", "[::1]:80": "::1", "[::1]": "::1", "::1": "::1", "": "", ":80": "", "[": "[",
+		"a.b": "a.b", "A.b.": "a.b", "a.b:80": "a.b", "A.B.:80": "a.b", "[::1]:80": "::1", "[::1]": "::1", "::1": "::1",
+		"": "", ":80": "", "[": "[",
 	} {
 		if got := NormalizeHost(authority); got != want {
 			t.Errorf("%q: %q, want %q", authority, got, want)
@@ -53,7 +54,9 @@ func TestCompileTellsFaults(t *testing.T) {
 		said = append(said, err.Error())
 	}
 	all := strings.Join(said, "\n")
-	for _, want := range []string{"listener l: rule r: path: expression", "rule h: header k", "rule q: query parameter k", "listener s: port 80 already has protocol HTTP", "listener again: another listener has port 80 and host *"} {
+	for _, want := range []string{"listener l: rule r: path: expression", "rule h: header k",
+		"rule q: query parameter k", "listener s: port 80 already has protocol HTTP",
+		"listener again: another listener has port 80 and host *"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%q is not said in:\n%s", want, all)
 		}
@@ -78,16 +81,19 @@ func TestCertificateByName(t *testing.T) {
 	fallback := &tls.Certificate{}
 	x, wrong := Compile(&Table{Listeners: []Listener{
 		{Name: "all", Port: 443, Protocol: HTTPS, Default: fallback, Certificates: []Certificate{
-			cert("exact", Host{Name: "a.x"}), cert("later", Host{Name: "a.x"}), cert("one", Host{Name: "x", Wildcard: OneLabel}), cert("many", Host{Name: "x", Wildcard: AnyLabels}),
+			cert("exact", Host{Name: "a.x"}), cert("later", Host{Name: "a.x"}),
+			cert("one", Host{Name: "x", Wildcard: OneLabel}), cert("many", Host{Name: "x", Wildcard: AnyLabels}),
 		}},
-		{Name: "own", Port: 443, Protocol: HTTPS, Host: Host{Name: "own.y"}, Certificates: []Certificate{cert("own", Host{Name: "own.y"})}},
+		{Name: "own", Port: 443, Protocol: HTTPS, Host: Host{Name: "own.y"},
+			Certificates: []Certificate{cert("own", Host{Name: "own.y"})}},
 		{Name: "bare", Port: 443, Protocol: HTTPS, Host: Host{Name: "bare.y"}},
 	}})
 	if len(wrong) > 0 {
 		t.Fatal(wrong)
 	}
 	for name, want := range map[string]*tls.Certificate{
-		"a.x": pairs["exact"], "A.X": pairs["exact"], "b.x": pairs["one"], "c.b.x": pairs["many"], "q": fallback, "": fallback, "own.y": pairs["own"], "bare.y": nil,
+		"a.x": pairs["exact"], "A.X": pairs["exact"], "b.x": pairs["one"], "c.b.x": pairs["many"], "q": fallback,
+		"": fallback, "own.y": pairs["own"], "bare.y": nil,
 	} {
 		if got := x.Certificate(443, name); got != want {
 			t.Errorf("%q: another certificate", name)
@@ -117,7 +123,8 @@ func TestChooseByWeight(t *testing.T) {
 	if b, ok := ChooseBackend([]Backend{{Pool: "a"}}, 7); ok {
 		t.Errorf("%+v is chosen by weight 0", b)
 	}
-	if !(Mirror{}).Samples(5) || (Mirror{Numerator: 1, Denominator: 4}).Samples(1) || !(Mirror{Numerator: 2, Denominator: 4}).Samples(9) {
+	if !(Mirror{}).Samples(5) || (Mirror{Numerator: 1, Denominator: 4}).Samples(1) ||
+		!(Mirror{Numerator: 2, Denominator: 4}).Samples(9) {
 		t.Error("mirrors are chosen otherwise")
 	}
 }
@@ -192,7 +199,8 @@ func BenchmarkMatch(b *testing.B) {
 	for _, hosts := range []int{10, 10_000} {
 		var rules []Rule
 		for i := range hosts {
-			rules = append(rules, Rule{Hosts: []Host{{Name: fmt.Sprintf("h%d.example", i)}}, Matches: []Match{{Path: PathMatch{Value: "/api"}}, {}}})
+			rules = append(rules, Rule{Hosts: []Host{{Name: fmt.Sprintf("h%d.example", i)}},
+				Matches: []Match{{Path: PathMatch{Value: "/api"}}, {}}})
 		}
 		x, _ := Compile(&Table{Listeners: []Listener{{Port: 80, Protocol: HTTP, Rules: rules}}})
 		r := httptest.NewRequest("GET", "http://h7.example/api/v1/things", nil)
@@ -207,7 +215,8 @@ func BenchmarkMatch(b *testing.B) {
 }
 
 func TestPorts(t *testing.T) {
-	x, _ := Compile(&Table{Listeners: []Listener{{Port: 80, Protocol: HTTP}, {Port: 443, Protocol: HTTPS}, {Port: 443, Protocol: HTTPS, Host: Host{Name: "a"}}}})
+	x, _ := Compile(&Table{Listeners: []Listener{{Port: 80, Protocol: HTTP}, {Port: 443, Protocol: HTTPS},
+		{Port: 443, Protocol: HTTPS, Host: Host{Name: "a"}}}})
 	var got []string
 	for port, p := range x.Ports() {
 		got = append(got, fmt.Sprint(port, p))

@@ -160,8 +160,9 @@ type Pool struct {
 	ByClient bool
 }
 
-// Verify defines how the certificate of an endpoint is verified: for ServerName, which is also sent
-// as SNI, and with Roots. nil Roots are the roots of the system.
+// Verify defines how the certificate of an endpoint is verified. The certificate must be valid for
+// ServerName, which is also sent as SNI, and be issued by one of Roots. nil Roots mean the system's
+// roots.
 type Verify struct {
 	ServerName string
 	Roots      *x509.CertPool

@@ -61,11 +61,12 @@ func TestAttackHeaderTooLarge(t *testing.T) {
 // Request headers and bodies that arrive too slowly or not at all end with their timeouts.
 func TestAttackSlow(t *testing.T) {
 	limits := Limits{Header: time.Second, Idle: time.Second, BodyIdle: 100 * time.Millisecond}
-	b := begin(t, Options{Limits: limits}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := io.Copy(io.Discard, r.Body); err != nil {
-			<-r.Context().Done() // a backend that responds after half of the body
-		}
-	})))))
+	b := begin(t, Options{Limits: limits},
+		to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				<-r.Context().Done() // a backend that responds after half of the body
+			}
+		})))))
 	for name, text := range map[string]string{"nothing": "", "half a header": "GET / HTTP/1.1\r\nHost: a"} {
 		if code := b.answer(b.dial(text)); code != 0 && code != 408 {
 			t.Errorf("%s: %d", name, code)
@@ -104,7 +105,8 @@ func TestAttackTakesNothing(t *testing.T) {
 			}
 		}
 	}))
-	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{WriteTimeout: 200 * time.Millisecond}}}, to(at(endless)))
+	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{WriteTimeout: 200 * time.Millisecond}}},
+		to(at(endless)))
 	b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")
 	select {
 	case <-gone:
@@ -115,7 +117,9 @@ func TestAttackTakesNothing(t *testing.T) {
 
 // The number of idle connections is limited, and they do not block clients that send requests.
 func TestAttackManyConnections(t *testing.T) {
-	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{Total: 40, PerSource: 40, Unauthenticated: 8, UnauthenticatedPerSource: 8}}}, to(at(named(t, "one"))))
+	b := begin(t,
+		Options{Limits: Limits{Connections: connlimit.Limits{Total: 40, PerSource: 40, Unauthenticated: 8,
+			UnauthenticatedPerSource: 8}}}, to(at(named(t, "one"))))
 	for range 100 {
 		b.dial("")
 	}
@@ -137,10 +141,11 @@ func TestAttackManyConnections(t *testing.T) {
 // Requests above the limit are refused, not queued.
 func TestAttackManyRequests(t *testing.T) {
 	release, arrived := make(chan struct{}), make(chan struct{}, 10)
-	b := begin(t, Options{Limits: Limits{Requests: 2}}, to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		arrived <- struct{}{}
-		<-release
-	})))))
+	b := begin(t, Options{Limits: Limits{Requests: 2}},
+		to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			arrived <- struct{}{}
+			<-release
+		})))))
 	for range 2 {
 		b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")
 		<-arrived
@@ -156,7 +161,7 @@ func TestAttackRapidReset(t *testing.T) {
 	var most atomic.Int64
 	var b *bed
 	hangs := backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n := int64(len(b.requests))
+		n := int64(len(b.slots.requests))
 		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 		}
 		<-r.Context().Done()
@@ -187,7 +192,8 @@ func TestAttackRapidReset(t *testing.T) {
 		}
 	}()
 	for id := uint32(1); id < 20_000; id += 2 {
-		if f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndStream: true, EndHeaders: true}) != nil ||
+		if f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndStream: true,
+			EndHeaders: true}) != nil ||
 			f.WriteRSTStream(id, http2.ErrCodeCancel) != nil {
 			break
 		}
@@ -206,9 +212,12 @@ func TestAttackRapidReset(t *testing.T) {
 // An upgrade to HTTP/2 or TLS must not bypass the rules.
 func TestAttackTunnel(t *testing.T) {
 	seen := make(chan http.Header, 10)
-	b := begin(t, Options{}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen <- r.Header.Clone() })))))
+	b := begin(t, Options{}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Clone()
+	})))))
 	for _, kind := range []string{"h2c", "H2C", "TLS/1.2", "HTTP/2.0", "websocket, h2c"} {
-		c := b.dial("GET / HTTP/1.1\r\nHost: a.x\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nUpgrade: " + kind + "\r\n\r\n")
+		c := b.dial("GET / HTTP/1.1\r\nHost: a.x\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: " +
+			"AAMAAABkAAQAAP__\r\nUpgrade: " + kind + "\r\n\r\n")
 		if code := b.answer(c); code != 200 {
 			t.Errorf("%s: %d", kind, code)
 		}
@@ -232,8 +241,10 @@ func TestAttackSmuggling(t *testing.T) {
 	})))))
 	smuggled := "GET /smuggled HTTP/1.1\r\nHost: a.x\r\n\r\n"
 	for name, text := range map[string]string{
-		"two lengths":       fmt.Sprintf("POST / HTTP/1.1\r\nHost: a.x\r\nContent-Length: 0\r\nContent-Length: %d\r\n\r\n%s", len(smuggled), smuggled),
-		"unknown coding":    "POST / HTTP/1.1\r\nHost: a.x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + smuggled,
+		"two lengths": fmt.Sprintf("POST / HTTP/1.1\r\nHost: a.x\r\nContent-Length: 0\r\nContent-Length: "+
+			"%d\r\n\r\n%s", len(smuggled), smuggled),
+		"unknown coding": "POST / HTTP/1.1\r\nHost: a.x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" +
+			smuggled,
 		"space before name": "POST / HTTP/1.1\r\nHost: a.x\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + smuggled,
 	} {
 		if code := b.answer(b.dial(text)); code < 400 {
@@ -247,9 +258,10 @@ func TestAttackSmuggling(t *testing.T) {
 
 // A backend cannot make the proxy buffer unlimited data.
 func TestAttackByBackend(t *testing.T) {
-	b := begin(t, Options{Limits: Limits{AnswerHeader: 8 << 10}}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Big", strings.Repeat("x", 64<<10))
-	})))))
+	b := begin(t, Options{Limits: Limits{AnswerHeader: 8 << 10}},
+		to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Big", strings.Repeat("x", 64<<10))
+		})))))
 	if got := ask(t, b.client(80, nil, nil), "GET", "http://a.x/", ""); got.code != 502 {
 		t.Errorf("%d", got.code)
 	}

@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/ingressproxy/route"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // bed is a server with ports on loopback.
@@ -72,11 +72,7 @@ func (b *bed) swap(table *route.Table) {
 
 func (b *bed) wait(cond func() error) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := wait.For(ctx, 5*time.Millisecond, cond); err != nil {
-		b.t.Fatal(err)
-	}
+	await.Until(context.Background(), b.t, await.Patience, 5*time.Millisecond, "the ingress proxy", cond)
 }
 
 // client returns a client that reaches a port of the server under any host name.
@@ -92,7 +88,9 @@ func (b *bed) client(port uint16, roots *x509.CertPool, set func(*http.Protocols
 	}
 	set(tr.Protocols)
 	b.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 }
 
 type said struct {
@@ -142,7 +140,8 @@ func named(t testing.TB, name string) netip.AddrPort {
 		w.Header().Set("From", name)
 		w.Header().Set("Drop-Me", "1")
 		fmt.Fprintf(w, "%s %s %s %s %s|", name, r.Method, r.Host, r.RequestURI, body)
-		for _, h := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", "Forwarded", "Set-By", "Gone", "Connection", "Hop"} {
+		for _, h := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
+			"X-Forwarded-Prefix", "X-Real-Ip", "Forwarded", "Set-By", "Gone", "Connection", "Hop"} {
 			if v := r.Header[h]; v != nil {
 				fmt.Fprintf(w, " %s=%s", h, strings.Join(v, ";"))
 			}
@@ -166,7 +165,8 @@ func to(p route.Pool, change ...func(*route.Rule)) *route.Table {
 	for _, c := range change {
 		c(&rule)
 	}
-	return &route.Table{Listeners: []route.Listener{{Name: "http", Port: 80, Protocol: route.HTTP, Rules: []route.Rule{rule}}}, Pools: map[string]route.Pool{"p": p}}
+	return &route.Table{Listeners: []route.Listener{{Name: "http", Port: 80, Protocol: route.HTTP,
+		Rules: []route.Rule{rule}}}, Pools: map[string]route.Pool{"p": p}}
 }
 
 func at(addrs ...netip.AddrPort) route.Pool { return route.Pool{Endpoints: addrs} }
@@ -178,8 +178,10 @@ func certificate(t testing.TB, serial int64, hosts ...string) (*tls.Certificate,
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "test"}, DNSNames: hosts,
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "test"},
+		DNSNames: hosts,
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)

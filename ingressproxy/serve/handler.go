@@ -24,7 +24,7 @@ import (
 
 // exchange is the state of one request while it is handled: its rule, its filters and its response.
 type exchange struct {
-	*Server
+	server       *Server
 	state        *servedTable
 	port         uint16
 	request      *http.Request
@@ -45,11 +45,12 @@ func (s *Server) handleRequest(port uint16, w http.ResponseWriter, r *http.Reque
 	place.MarkAuthenticated()
 	begun := time.Now()
 	answer := &recorder{ResponseWriter: w}
-	x := &exchange{Server: s, state: s.current.Load(), port: port, request: r, client: clientAddress(r), response: answer}
+	x := &exchange{server: s, state: s.current.Load(), port: port, request: r, client: clientAddress(r),
+		response: answer}
 	defer func() { x.recordRequest(answer, time.Since(begun)) }()
 	select {
-	case s.requests <- struct{}{}:
-		defer func() { <-s.requests }()
+	case s.slots.requests <- struct{}{}:
+		defer func() { <-s.slots.requests }()
 	default:
 		x.respondError(answer, http.StatusServiceUnavailable, "the proxy is handling too many requests")
 		return
@@ -136,8 +137,8 @@ func (x *exchange) applyRule(w *recorder) {
 			r.Header.Del("Upgrade")
 		} else {
 			select {
-			case x.upgrades <- struct{}{}:
-				defer func() { <-x.upgrades }()
+			case x.server.slots.upgrades <- struct{}{}:
+				defer func() { <-x.server.slots.upgrades }()
 			default:
 				x.respondError(w, http.StatusServiceUnavailable, "the proxy has too many upgraded connections")
 				return
@@ -146,7 +147,7 @@ func (x *exchange) applyRule(w *recorder) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(x.abortCtx, cancel)()
+	defer context.AfterFunc(x.server.abortCtx, cancel)()
 	if limit := rule.Timeouts.Request; limit > 0 && r.Header.Get("Upgrade") == "" {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -161,7 +162,8 @@ func (x *exchange) applyRule(w *recorder) {
 // WebSocket. Upgrades to HTTP or TLS are not allowed.
 func isUpgradable(r *http.Request) bool {
 	kind := strings.ToLower(r.Header.Get("Upgrade"))
-	return r.ProtoMajor == 1 && kind != "h2c" && !strings.HasPrefix(kind, "tls") && !strings.HasPrefix(kind, "http") && !strings.Contains(kind, ",")
+	return r.ProtoMajor == 1 && kind != "h2c" && !strings.HasPrefix(kind, "tls") && !strings.HasPrefix(kind, "http") &&
+		!strings.Contains(kind, ",")
 }
 
 func (x *exchange) sendRedirect(w http.ResponseWriter, f *route.Filters) bool {
@@ -187,7 +189,7 @@ func (x *exchange) reverseProxy() *httputil.ReverseProxy {
 		Rewrite:        x.rewriteRequest,
 		Transport:      x.pool.roundTripper(x),
 		FlushInterval:  -1,
-		BufferPool:     &x.buffers,
+		BufferPool:     &x.server.buffers,
 		ErrorLog:       log.New(io.Discard, "", 0),
 		ModifyResponse: x.modifyResponse,
 		ErrorHandler:   func(w http.ResponseWriter, r *http.Request, err error) { x.handleProxyError(w, r, err) },
@@ -242,7 +244,8 @@ func (x *exchange) setForwardedHeaders(h http.Header) {
 	}
 	h.Set("X-Forwarded-For", client)
 	for name, value := range map[string]string{
-		"X-Forwarded-Host": x.request.Host, "X-Forwarded-Proto": x.clientScheme(), "X-Forwarded-Port": strconv.Itoa(int(x.port)),
+		"X-Forwarded-Host": x.request.Host, "X-Forwarded-Proto": x.clientScheme(),
+		"X-Forwarded-Port": strconv.Itoa(int(x.port)),
 	} {
 		if h.Get(name) == "" {
 			h.Set(name, value)
@@ -251,7 +254,7 @@ func (x *exchange) setForwardedHeaders(h http.Header) {
 }
 
 func (x *exchange) isTrustedProxy() bool {
-	for _, p := range x.opts.Trusted {
+	for _, p := range x.server.opts.Trusted {
 		if p.Contains(x.client) {
 			return true
 		}
@@ -286,7 +289,9 @@ func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err 
 		x.respondError(answer, http.StatusRequestTimeout, "timeout while reading the request body")
 	case x.request.Context().Err() != nil:
 		answer.code = statusClientClosed
-		panic(http.ErrAbortHandler) // abort the connection: a client that has half-closed it must not mistake this for a complete response
+		// abort the connection: a client that has half-closed it must not mistake this for a
+		// complete response
+		panic(http.ErrAbortHandler)
 	case errors.Is(err, errRefused):
 		x.respondError(answer, http.StatusBadGateway, "no endpoint accepts connections")
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
@@ -294,7 +299,7 @@ func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err 
 	default:
 		x.respondError(answer, http.StatusBadGateway, "the backend's response is incomplete or not HTTP")
 	}
-	x.opts.Log.Debug("a request failed", "rule", x.ruleName(), "host", r.Host, "err", err)
+	x.server.opts.Log.Debug("a request failed", "rule", x.ruleName(), "host", r.Host, "err", err)
 }
 
 // statusClientClosed is the status code in metrics and logs if the client closed the connection
@@ -316,9 +321,10 @@ func (x *exchange) ruleName() string {
 }
 
 func (x *exchange) recordRequest(w *recorder, took time.Duration) {
-	x.metrics.observeRequest(x.ruleName(), w.code, took)
-	if x.opts.Access != nil {
-		x.opts.Access.Info("request", "client", x.client, "method", x.request.Method, "host", x.request.Host, "path", x.request.URL.Path,
+	x.server.metrics.observeRequest(x.ruleName(), w.code, took)
+	if x.server.opts.Access != nil {
+		x.server.opts.Access.Info("request", "client", x.client, "method", x.request.Method, "host", x.request.Host,
+			"path", x.request.URL.Path,
 			"proto", x.request.Proto, "code", w.code, "bytes", w.bytes, "took", took, "rule", x.ruleName())
 	}
 }
@@ -360,7 +366,8 @@ func (x *exchange) watchBody(w http.ResponseWriter, r *http.Request) {
 		x.stopBodyRead = func() { x.request.Body.Close() }
 		return
 	}
-	timed := &timedBody{ReadCloser: r.Body, controller: http.NewResponseController(w), limit: x.limits.BodyIdle, stalled: &x.bodyStalled}
+	timed := &timedBody{ReadCloser: r.Body, controller: http.NewResponseController(w), limit: x.server.limits.BodyIdle,
+		stalled: &x.bodyStalled}
 	r.Body, x.stopBodyRead = timed, timed.stopRead // Close of the body would wait for the Read
 }
 

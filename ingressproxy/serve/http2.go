@@ -12,15 +12,17 @@ import (
 	"keelson.dev/keelson/internal/framelimit"
 )
 
-// protoUnencryptedHTTP2 is net/http's key in Server.TLSNextProto for HTTP/2 without TLS. After it
-// has read the preface, net/http passes such a connection as a *tls.Conn. Its NetConn has a method
-// UnencryptedNetConn.
+// protoUnencryptedHTTP2 is net/http's key in Server.TLSNextProto for HTTP/2 without TLS. After
+// net/http has read the preface, it passes such a connection as a *tls.Conn. The value that its
+// method NetConn returns has a method UnencryptedNetConn, which returns the connection.
 const protoUnencryptedHTTP2 = "unencrypted_http2"
 
-// limitResets limits the rate of stream resets on the HTTP/2 connections of srv, with and without
-// TLS. It replaces net/http's HTTP/2, which does not accept wrapped connections, by
-// golang.org/x/net, which has the same code. Only resets are limited: fast downloads need many
-// window updates, and the server itself limits streams and queued responses.
+// limitResets limits the stream resets of each HTTP/2 connection of srv, with and without TLS. A
+// client may reset a burst of resets streams, and a tenth of that number per second afterwards.
+// Beyond the limit the connection is closed. For this, limitResets replaces the HTTP/2 server of
+// net/http, which does not accept wrapped connections, by that of golang.org/x/net, which is the
+// same code. Other frames are not limited: fast downloads need many window updates, and the server
+// itself limits streams and queued responses.
 func limitResets(srv *http.Server, resets int) error {
 	h2 := &http2.Server{}
 	if err := http2.ConfigureServer(srv, h2); err != nil {
@@ -47,7 +49,8 @@ func limitResets(srv *http.Server, resets int) error {
 // handler h.
 func serveOptions(hs *http.Server, h http.Handler) *http2.ServeConnOpts {
 	ctx := context.Background()
-	if base, ok := h.(interface{ BaseContext() context.Context }); ok { // undocumented contract between net/http and golang.org/x/net
+	if base, ok := h.(interface{ BaseContext() context.Context }); ok {
+		// undocumented contract between net/http and golang.org/x/net
 		ctx = base.BaseContext()
 	}
 	return &http2.ServeConnOpts{Context: ctx, Handler: h, BaseConfig: hs}

@@ -48,7 +48,8 @@ func TestAttackRapidResetOverTLS(t *testing.T) {
 
 // Without TLS, resets of a connection of HTTP/2 are bounded as they are over TLS, and other clients are served.
 func TestAttackRapidResetWithoutTLS(t *testing.T) {
-	b := begin(t, Options{Limits: Limits{Resets: 200}}, to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))))
+	b := begin(t, Options{Limits: Limits{Resets: 200}},
+		to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))))
 	c, err := net.Dial("tcp", b.addrs[80])
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +106,8 @@ func resetUntilAway(t *testing.T, c net.Conn, scheme string) {
 	sent := 0
 	for ; sent < 5000 && !away.Load(); sent++ {
 		id := uint32(2*sent + 1)
-		err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndStream: true, EndHeaders: true})
+		err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndStream: true,
+			EndHeaders: true})
 		if err != nil || f.WriteRSTStream(id, http2.ErrCodeCancel) != nil {
 			break
 		}

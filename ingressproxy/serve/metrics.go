@@ -34,18 +34,23 @@ func newMetrics(s *Server) *metrics {
 	return &metrics{
 		server: s,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "keelson_entry_requests_total", Help: "Handled requests, by rule (empty: none matched) and status code; 499: the client closed the connection.",
+			Name: "keelson_entry_requests_total", Help: "Handled requests, by rule (empty: none matched) and status " +
+				"code; 499: the client closed the connection.",
 		}, []string{"rule", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "keelson_entry_request_seconds", Help: "Time from a request's header to the end of its response.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
+			Name: "keelson_entry_request_seconds", Help: "Time from a request's header to the end of its response.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
 		}, []string{"rule"}),
-		refusedConnections: counter("keelson_entry_refused_connections_total", "Connections refused by endpoints; such an endpoint is avoided for 0.5 to 30 s."),
-		retries:            counter("keelson_entry_retries_total", "Requests retried on another endpoint."),
-		mirrorsLost:        counter("keelson_entry_mirrors_lost_total", "Mirrored copies that were not sent or got no response."),
-		open:               desc("keelson_entry_connections", "Open client connections.", "port"),
-		shed:               desc("keelson_entry_connections_shed_total", "Connections closed or refused because there were too many.", "port"),
-		running:            desc("keelson_entry_requests_running", "Requests in progress."),
-		upgraded:           desc("keelson_entry_upgraded_connections", "Upgraded connections, such as WebSockets."),
+		refusedConnections: counter("keelson_entry_refused_connections_total",
+			"Connections refused by endpoints; such an endpoint is avoided for 0.5 to 30 s."),
+		retries: counter("keelson_entry_retries_total", "Requests retried on another endpoint."),
+		mirrorsLost: counter("keelson_entry_mirrors_lost_total",
+			"Mirrored copies that were not sent or got no response."),
+		open: desc("keelson_entry_connections", "Open client connections.", "port"),
+		shed: desc("keelson_entry_connections_shed_total",
+			"Connections closed or refused because there were too many.", "port"),
+		running:  desc("keelson_entry_requests_running", "Requests in progress."),
+		upgraded: desc("keelson_entry_upgraded_connections", "Upgraded connections, such as WebSockets."),
 	}
 }
 
@@ -65,8 +70,8 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 		c.Collect(out)
 	}
 	s := m.server
-	out <- prometheus.MustNewConstMetric(m.running, prometheus.GaugeValue, float64(len(s.requests)))
-	out <- prometheus.MustNewConstMetric(m.upgraded, prometheus.GaugeValue, float64(len(s.upgrades)))
+	out <- prometheus.MustNewConstMetric(m.running, prometheus.GaugeValue, float64(len(s.slots.requests)))
+	out <- prometheus.MustNewConstMetric(m.upgraded, prometheus.GaugeValue, float64(len(s.slots.upgrades)))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for number, p := range s.ports {
@@ -84,15 +89,15 @@ func (m *metrics) observeRequest(rule string, code int, took time.Duration) {
 	}
 }
 
-// deleteRemovedRules deletes the series of rules that are in before and not in now.
-func (m *metrics) deleteRemovedRules(before, now *route.Table) {
+// deleteRemovedRules deletes the time series of rules that are in oldTable and not in newTable.
+func (m *metrics) deleteRemovedRules(oldTable, newTable *route.Table) {
 	there := map[string]bool{}
-	for _, l := range now.Listeners {
+	for _, l := range newTable.Listeners {
 		for _, r := range l.Rules {
 			there[r.Name] = true
 		}
 	}
-	for _, l := range before.Listeners {
+	for _, l := range oldTable.Listeners {
 		for _, r := range l.Rules {
 			if !there[r.Name] {
 				m.requests.DeletePartialMatch(prometheus.Labels{"rule": r.Name})

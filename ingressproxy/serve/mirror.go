@@ -16,7 +16,7 @@ import (
 // mirrorTimeout is the maximum time for a mirrored request and its response.
 const mirrorTimeout = 30 * time.Second
 
-// mirrorRequest sends copies of request r to the mirrors of its rule, after the body of r was read
+// mirrorRequest sends copies of request r to the mirrors of its rule, once the body of r was read
 // completely. r itself is not delayed. A copy is omitted, and counted, if its body is too large or
 // if too many copies are in progress.
 func (x *exchange) mirrorRequest(r *http.Request) {
@@ -37,30 +37,32 @@ func (x *exchange) mirrorRequest(r *http.Request) {
 		x.sendMirrors(copied, to, nil)
 		return
 	}
-	r.Body = &teeBody{ReadCloser: r.Body, limit: x.limits.MirrorBytes, onComplete: func(body []byte) { x.sendMirrors(copied, to, body) },
-		onTooLarge: func() { x.metrics.mirrorsLost.Add(float64(len(to))) }}
+	r.Body = &teeBody{ReadCloser: r.Body, limit: x.server.limits.MirrorBytes, onComplete: func(body []byte) {
+		x.sendMirrors(copied, to, body)
+	},
+		onTooLarge: func() { x.server.metrics.mirrorsLost.Add(float64(len(to))) }}
 }
 
 func (x *exchange) sendMirrors(r *http.Request, to []route.Mirror, body []byte) {
 	for _, m := range to {
 		pool := x.state.pools[m.Pool]
 		select {
-		case x.mirrors <- struct{}{}:
+		case x.server.slots.mirrors <- struct{}{}:
 		default:
-			x.metrics.mirrorsLost.Inc()
+			x.server.metrics.mirrorsLost.Inc()
 			continue
 		}
-		x.running.Go(func() {
-			defer func() { <-x.mirrors }()
+		x.server.running.Go(func() {
+			defer func() { <-x.server.slots.mirrors }()
 			if pool == nil || !x.sendMirror(pool, r, body) {
-				x.metrics.mirrorsLost.Inc()
+				x.server.metrics.mirrorsLost.Inc()
 			}
 		})
 	}
 }
 
 func (x *exchange) sendMirror(pool *pool, r *http.Request, body []byte) bool {
-	ctx, cancel := context.WithTimeout(x.abortCtx, mirrorTimeout)
+	ctx, cancel := context.WithTimeout(x.server.abortCtx, mirrorTimeout)
 	defer cancel()
 	out := r.Clone(ctx)
 	for _, name := range hopByHopHeaders(out.Header) {
@@ -85,7 +87,8 @@ func (x *exchange) sendMirror(pool *pool, r *http.Request, body []byte) bool {
 // hopByHopHeaders returns the header fields that apply to one connection only (RFC 9110, section
 // 7.6.1).
 func hopByHopHeaders(h http.Header) []string {
-	names := []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+	names := []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
+		"Trailer", "Transfer-Encoding", "Upgrade"}
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			names = append(names, strings.TrimSpace(name))

@@ -28,17 +28,17 @@ type endpoint struct {
 	avoidUntil atomic.Int64
 }
 
-// updatedPool returns a pool with the endpoints of now. Endpoints that p also has keep their state.
-// p may be nil.
-func (p *pool) updatedPool(now route.Pool, transport *http.Transport) *pool {
-	next := &pool{Pool: now, transport: transport, endpoints: make([]*endpoint, 0, len(now.Endpoints))}
+// updatedPool returns a pool for updated, the new version of p. Endpoints that are in both keep
+// their failure state. p may be nil.
+func (p *pool) updatedPool(updated route.Pool, transport *http.Transport) *pool {
+	next := &pool{Pool: updated, transport: transport, endpoints: make([]*endpoint, 0, len(updated.Endpoints))}
 	known := map[netip.AddrPort]*endpoint{}
 	if p != nil {
 		for _, e := range p.endpoints {
 			known[e.addr] = e
 		}
 	}
-	for _, addr := range now.Endpoints {
+	for _, addr := range updated.Endpoints {
 		e := known[addr]
 		if e == nil {
 			e = &endpoint{addr: addr}
@@ -58,7 +58,7 @@ func (p *pool) backendScheme() string {
 // pickEndpoint returns an endpoint for a request, or nil if all are in tried. If the pool has
 // client affinity, a hash of the client address selects the endpoint. Otherwise it is the less busy
 // of two random endpoints. Endpoints that recently refused connections are used only if there are
-// no others.
+// no other endpoints.
 func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
 	if len(p.endpoints) == 0 {
 		return nil
@@ -84,11 +84,11 @@ func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time)
 	return nil
 }
 
-// firstFitting returns the first endpoint for which fits returns true. The search starts at index
-// place and wraps around. It returns nil if none exists.
-func (p *pool) firstFitting(place int, fits func(*endpoint) bool) *endpoint {
+// firstFitting returns the first endpoint for which fits returns true. The search begins at index
+// start and wraps around. It returns nil if fits returns false for all endpoints.
+func (p *pool) firstFitting(start int, fits func(*endpoint) bool) *endpoint {
 	for i := range p.endpoints {
-		if e := p.endpoints[(place+i)%len(p.endpoints)]; fits(e) {
+		if e := p.endpoints[(start+i)%len(p.endpoints)]; fits(e) {
 			return e
 		}
 	}

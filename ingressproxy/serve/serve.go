@@ -23,25 +23,27 @@ import (
 
 	"keelson.dev/keelson/ingressproxy/route"
 	"keelson.dev/keelson/internal/connlimit"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // Limits bounds the resources that clients and backends can use. A zero field means the default,
 // which the comment of the field gives after the semicolon.
 type Limits struct {
-	Connections  connlimit.Limits // per port; All is an eighth of the process's file limit
-	Requests     int              // concurrent requests; half of the process's file limit
-	Upgrades     int              // upgraded connections, such as WebSockets; an eighth of the process's file limit
-	Streams      int              // concurrent streams of an HTTP/2 connection; 128
-	Resets       int              // burst of stream resets of an HTTP/2 connection, refilled at a tenth per second; 1000
-	HeaderBytes  int              // bytes of a request header; 64 KiB
-	AnswerHeader int64            // bytes of a response header; 256 KiB
-	Header       time.Duration    // time for a TLS handshake, and for receiving a request header; 10 s
-	Idle         time.Duration    // idle time between requests of a connection; 75 s
-	BodyIdle     time.Duration    // time between parts of an HTTP/1.1 body, and until an HTTP/2 peer is pinged; 60 s
-	Dial         time.Duration    // time for connecting to an endpoint; 3 s
-	Drain        time.Duration    // time for running requests to finish when the server stops; 25 s
-	Mirrored     int              // concurrent copies of mirrored requests; 256
-	MirrorBytes  int64            // body size up to which requests are mirrored; 1 MiB
+	Connections connlimit.Limits // per port; All is an eighth of the process's file limit
+	Requests    int              // concurrent requests; half of the process's file limit
+	Upgrades    int              // upgraded connections, such as WebSockets; an eighth of the process's file limit
+	Streams     int              // concurrent streams of an HTTP/2 connection; 128
+	// burst of stream resets of an HTTP/2 connection, refilled at a tenth per second; 1000
+	Resets       int
+	HeaderBytes  int           // bytes of a request header; 64 KiB
+	AnswerHeader int64         // bytes of a response header; 256 KiB
+	Header       time.Duration // time for a TLS handshake, and for receiving a request header; 10 s
+	Idle         time.Duration // idle time between requests of a connection; 75 s
+	BodyIdle     time.Duration // time between parts of an HTTP/1.1 body, and until an HTTP/2 peer is pinged; 60 s
+	Dial         time.Duration // time for connecting to an endpoint; 3 s
+	Drain        time.Duration // time for running requests to finish when the server stops; 25 s
+	Mirrored     int           // concurrent copies of mirrored requests; 256
+	MirrorBytes  int64         // body size up to which requests are mirrored; 1 MiB
 }
 
 func (l Limits) withDefaults() Limits {
@@ -99,22 +101,29 @@ type Server struct {
 	opts     Options
 	limits   Limits
 	current  atomic.Pointer[servedTable]
-	changed  chan struct{}
+	changed  wakeup.Signal
 	metrics  *metrics
 	buffers  bufferPool
-	requests chan struct{}
-	upgrades chan struct{}
-	mirrors  chan struct{}
+	slots    requestSlots
 	abortCtx context.Context // canceled when requests that are still running must be aborted
 	abort    context.CancelFunc
 
 	swapMu     sync.Mutex // serializes Swap
 	transports transportCache
 
-	mu      sync.Mutex
-	ports   map[uint16]*port
-	ready   bool
-	running sync.WaitGroup // running handlers, including those of hijacked connections, and ports that are shutting down
+	mu    sync.Mutex
+	ports map[uint16]*port
+	ready bool
+	// running handlers, including those of hijacked connections, and ports that are shutting down
+	running sync.WaitGroup
+}
+
+// requestSlots limits concurrent requests: each request holds a slot in a channel until it ends. A
+// request for which the channel is full is refused.
+type requestSlots struct {
+	requests chan struct{}
+	upgrades chan struct{}
+	mirrors  chan struct{}
 }
 
 // servedTable is the compiled form of a route.Table, with the state of its endpoints.
@@ -136,11 +145,11 @@ func New(o Options) *Server {
 	if o.Listen == nil {
 		o.Listen = func(port uint16) (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", port)) }
 	}
-	s := &Server{opts: o, limits: o.Limits.withDefaults(), changed: make(chan struct{}, 1), ports: map[uint16]*port{}}
+	s := &Server{opts: o, limits: o.Limits.withDefaults(), changed: wakeup.New(), ports: map[uint16]*port{}}
 	s.abortCtx, s.abort = context.WithCancel(context.Background())
-	s.requests = make(chan struct{}, s.limits.Requests)
-	s.upgrades = make(chan struct{}, s.limits.Upgrades)
-	s.mirrors = make(chan struct{}, s.limits.Mirrored)
+	s.slots.requests = make(chan struct{}, s.limits.Requests)
+	s.slots.upgrades = make(chan struct{}, s.limits.Upgrades)
+	s.slots.mirrors = make(chan struct{}, s.limits.Mirrored)
 	s.transports.limits = s.limits
 	s.metrics = newMetrics(s)
 	empty, _ := route.Compile(&route.Table{})
@@ -165,10 +174,7 @@ func (s *Server) Swap(t *route.Table) []error {
 	s.current.Store(next)
 	s.transports.closeUnused(next.pools)
 	s.metrics.deleteRemovedRules(before.index.Table(), t)
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	s.changed.Send()
 	return wrong
 }
 
@@ -180,8 +186,9 @@ func (s *Server) Ready() bool {
 	return s.ready
 }
 
-// Run listens on the ports of the current table until ctx is canceled. It then waits until running
-// requests have finished, at most for Limits.Drain after Linger.
+// Run serves the ports of the current table until ctx is canceled. It then still accepts
+// connections for Options.Linger. After that, it closes the listeners, waits at most Limits.Drain
+// for the running requests, aborts the remaining requests, and returns the error of ctx.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.abort()
 	defer s.transports.closeUnused(nil)
@@ -230,17 +237,22 @@ func (s *Server) reconcilePorts() (ok bool) {
 	return ok
 }
 
-// servePort starts to serve connections that l accepts, as requests on a port of the table.
+// servePort starts to serve a port of the table: it handles the requests on the connections that l
+// accepts. It does not block.
 func (s *Server) servePort(number uint16, protocol route.Protocol, l net.Listener) *port {
-	p := &port{number: number, protocol: protocol, limiter: connlimit.New(l, s.limits.Connections), stopped: make(chan struct{})}
+	p := &port{number: number, protocol: protocol, limiter: connlimit.New(l, s.limits.Connections),
+		stopped: make(chan struct{})}
 	p.server = &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handleRequest(number, w, r) }),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.handleRequest(number, w, r)
+		}),
 		ReadHeaderTimeout: s.limits.Header,
 		IdleTimeout:       s.limits.Idle,
 		MaxHeaderBytes:    s.limits.HeaderBytes,
 		Protocols:         new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: s.limits.Streams, SendPingTimeout: s.limits.BodyIdle, PingTimeout: 15 * time.Second, WriteByteTimeout: s.limits.BodyIdle,
+			MaxConcurrentStreams: s.limits.Streams, SendPingTimeout: s.limits.BodyIdle, PingTimeout: 15 * time.Second,
+			WriteByteTimeout: s.limits.BodyIdle,
 		},
 		// Errors of clients are counted in metrics and not logged.
 		ErrorLog: log.New(io.Discard, "", 0),
@@ -252,12 +264,13 @@ func (s *Server) servePort(number uint16, protocol route.Protocol, l net.Listene
 	serve := func() error { return p.server.Serve(p.limiter) }
 	if protocol == route.HTTPS {
 		p.server.Protocols.SetHTTP2(true)
-		p.server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			if c := s.current.Load().index.Certificate(number, hello.ServerName); c != nil {
-				return c, nil
-			}
-			return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
-		}}
+		p.server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12,
+			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+				if c := s.current.Load().index.Certificate(number, hello.ServerName); c != nil {
+					return c, nil
+				}
+				return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
+			}}
 		serve = func() error { return p.server.ServeTLS(p.limiter, "", "") }
 	} else {
 		p.server.Protocols.SetUnencryptedHTTP2(true)

@@ -32,18 +32,24 @@ import (
 func TestRules(t *testing.T) {
 	b := begin(t, Options{}, &route.Table{
 		Listeners: []route.Listener{{Name: "http", Port: 80, Protocol: route.HTTP, Rules: []route.Rule{
-			{Name: "a", Hosts: []route.Host{{Name: "a.x"}}, Matches: []route.Match{{Path: route.PathMatch{Value: "/api"}}}, Backends: []route.Backend{{Pool: "one", Weight: 1, Filters: route.Filters{
-				Request:  route.Headers{Set: []route.Header{{Name: "Set-By", Value: "backend"}}},
-				Response: route.Headers{Add: []route.Header{{Name: "By", Value: "backend"}}},
-			}}}, Filters: route.Filters{
-				Request:  route.Headers{Set: []route.Header{{Name: "Set-By", Value: "rule"}}, Remove: []string{"Gone"}},
-				Response: route.Headers{Remove: []string{"Drop-Me"}, Add: []route.Header{{Name: "By", Value: "rule"}}},
-				Rewrite:  &route.Rewrite{Host: "inner", Path: &route.PathChange{Value: "/v2", Prefix: true}},
-			}},
+			{Name: "a", Hosts: []route.Host{{Name: "a.x"}},
+				Matches: []route.Match{{Path: route.PathMatch{Value: "/api"}}},
+				Backends: []route.Backend{{Pool: "one", Weight: 1, Filters: route.Filters{
+					Request:  route.Headers{Set: []route.Header{{Name: "Set-By", Value: "backend"}}},
+					Response: route.Headers{Add: []route.Header{{Name: "By", Value: "backend"}}},
+				}}}, Filters: route.Filters{
+					Request: route.Headers{Set: []route.Header{{Name: "Set-By", Value: "rule"}},
+						Remove: []string{"Gone"}},
+					Response: route.Headers{Remove: []string{"Drop-Me"},
+						Add: []route.Header{{Name: "By", Value: "rule"}}},
+					Rewrite: &route.Rewrite{Host: "inner", Path: &route.PathChange{Value: "/v2", Prefix: true}},
+				}},
 			{Name: "b", Hosts: []route.Host{{Name: "b.x"}}, Backends: []route.Backend{{Pool: "two", Weight: 1}}},
-			{Name: "move", Hosts: []route.Host{{Name: "old.x"}}, Filters: route.Filters{Redirect: &route.Redirect{Scheme: "https", Host: "new.x", Status: 301}}},
+			{Name: "move", Hosts: []route.Host{{Name: "old.x"}},
+				Filters: route.Filters{Redirect: &route.Redirect{Scheme: "https", Host: "new.x", Status: 301}}},
 			{Name: "fixed", Hosts: []route.Host{{Name: "fixed.x"}}, Answer: 500},
-			{Name: "none", Hosts: []route.Host{{Name: "none.x"}}, Backends: []route.Backend{{Pool: "empty", Weight: 1}}},
+			{Name: "none", Hosts: []route.Host{{Name: "none.x"}},
+				Backends: []route.Backend{{Pool: "empty", Weight: 1}}},
 			{Name: "lost", Hosts: []route.Host{{Name: "lost.x"}}, Backends: []route.Backend{{Weight: 1, Answer: 500}}},
 			{Name: "zero", Hosts: []route.Host{{Name: "zero.x"}}, Backends: []route.Backend{{Pool: "one"}}},
 		}}},
@@ -51,8 +57,10 @@ func TestRules(t *testing.T) {
 	})
 	c := b.client(80, nil, nil)
 	got := ask(t, c, "POST", "http://a.x/api/p%2Fq?k=v", "body", "Gone", "1", "Connection", "hop", "Hop", "1",
-		"X-Forwarded-For", "6.6.6.6", "X-Forwarded-Prefix", "/evil", "X-Real-Ip", "6.6.6.6", "Forwarded", "for=6.6.6.6", "X-Forwarded-Port", "1")
-	want := "one POST inner /v2/p%2Fq?k=v body| X-Forwarded-For=127.0.0.1 X-Forwarded-Host=a.x X-Forwarded-Proto=http X-Forwarded-Port=80 X-Real-Ip=127.0.0.1 Set-By=backend"
+		"X-Forwarded-For", "6.6.6.6", "X-Forwarded-Prefix", "/evil", "X-Real-Ip", "6.6.6.6", "Forwarded", "for=6.6.6.6",
+		"X-Forwarded-Port", "1")
+	want := "one POST inner /v2/p%2Fq?k=v body| X-Forwarded-For=127.0.0.1 X-Forwarded-Host=a.x " +
+		"X-Forwarded-Proto=http X-Forwarded-Port=80 X-Real-Ip=127.0.0.1 Set-By=backend"
 	if got.code != 200 || got.body != want {
 		t.Errorf("%d %s\nwant %s", got.code, got.body, want)
 	}
@@ -62,11 +70,13 @@ func TestRules(t *testing.T) {
 	if got := ask(t, c, "GET", "http://b.x/", ""); got.header.Get("From") != "two" {
 		t.Errorf("b.x: %+v", got)
 	}
-	if got := ask(t, c, "GET", "http://old.x/p?q=1", ""); got.code != 301 || got.header.Get("Location") != "https://new.x/p?q=1" {
+	if got := ask(t, c, "GET", "http://old.x/p?q=1", ""); got.code != 301 ||
+		got.header.Get("Location") != "https://new.x/p?q=1" {
 		t.Errorf("old.x: %+v", got)
 	}
 	for url, code := range map[string]int{
-		"http://a.x/other": 404, "http://q/": 404, "http://fixed.x/": 500, "http://none.x/": 503, "http://lost.x/": 500, "http://zero.x/": 500,
+		"http://a.x/other": 404, "http://q/": 404, "http://fixed.x/": 500, "http://none.x/": 503, "http://lost.x/": 500,
+		"http://zero.x/":               500,
 		"http://a.x/api/%2e%2e/secret": 400, "http://a.x/api%2f..%2fsecret": 400,
 	} {
 		if got := ask(t, c, "GET", url, ""); got.code != code {
@@ -78,8 +88,10 @@ func TestRules(t *testing.T) {
 // The X-Forwarded headers of a trusted proxy are kept.
 func TestTrustedProxy(t *testing.T) {
 	b := begin(t, Options{Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, to(at(named(t, "one"))))
-	got := ask(t, b.client(80, nil, nil), "GET", "http://a.x/", "", "X-Forwarded-For", "1.2.3.4", "X-Forwarded-Proto", "https")
-	if want := "X-Forwarded-For=1.2.3.4, 127.0.0.1 X-Forwarded-Host=a.x X-Forwarded-Proto=https X-Forwarded-Port=80 X-Real-Ip=1.2.3.4"; !strings.HasSuffix(got.body, want) {
+	got := ask(t, b.client(80, nil, nil), "GET", "http://a.x/", "", "X-Forwarded-For", "1.2.3.4",
+		"X-Forwarded-Proto", "https")
+	if want := "X-Forwarded-For=1.2.3.4, 127.0.0.1 X-Forwarded-Host=a.x X-Forwarded-Proto=https X-Forwarded-Port=80 " +
+		"X-Real-Ip=1.2.3.4"; !strings.HasSuffix(got.body, want) {
 		t.Errorf("%s, want %s", got.body, want)
 	}
 }
@@ -92,16 +104,19 @@ func TestTLSByNameAndSwapped(t *testing.T) {
 	table := func(a *tls.Certificate) *route.Table {
 		all := to(at(named(t, "one")))
 		all.Listeners[0].Name, all.Listeners[0].Port, all.Listeners[0].Protocol = "https", 443, route.HTTPS
-		all.Listeners[0].Certificates = []route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: a}, {Hosts: []route.Host{{Name: "y", Wildcard: route.OneLabel}}, Pair: two}}
+		all.Listeners[0].Certificates = []route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: a},
+			{Hosts: []route.Host{{Name: "y", Wildcard: route.OneLabel}}, Pair: two}}
 		return all
 	}
 	b := begin(t, Options{}, table(one))
 	both := func(p *http.Protocols) { p.SetHTTP1(true); p.SetHTTP2(true) }
 	old := b.client(443, oneRoots, both)
-	if got := ask(t, old, "GET", "https://a.x/", ""); got.proto != "HTTP/2.0" || !strings.Contains(got.body, "X-Forwarded-Proto=https X-Forwarded-Port=443") {
+	if got := ask(t, old, "GET", "https://a.x/", ""); got.proto != "HTTP/2.0" ||
+		!strings.Contains(got.body, "X-Forwarded-Proto=https X-Forwarded-Port=443") {
 		t.Errorf("%+v", got)
 	}
-	if got := ask(t, b.client(443, twoRoots, nil), "GET", "https://b.y/", ""); got.proto != "HTTP/1.1" || got.code != 200 {
+	if got := ask(t, b.client(443, twoRoots, nil), "GET", "https://b.y/", ""); got.proto != "HTTP/1.1" ||
+		got.code != 200 {
 		t.Errorf("%+v", got)
 	}
 	if answer, err := b.client(443, oneRoots, nil).Get("https://q.z/"); err == nil {
@@ -122,10 +137,12 @@ func TestMisdirected(t *testing.T) {
 	one, roots := certificate(t, 1, "a.x", "b.x")
 	p := at(named(t, "one"))
 	listener := func(name string) route.Listener {
-		return route.Listener{Name: name, Port: 443, Protocol: route.HTTPS, Host: route.Host{Name: name}, Rules: to(p).Listeners[0].Rules,
+		return route.Listener{Name: name, Port: 443, Protocol: route.HTTPS, Host: route.Host{Name: name},
+			Rules:        to(p).Listeners[0].Rules,
 			Certificates: []route.Certificate{{Hosts: []route.Host{{}}, Pair: one}}}
 	}
-	b := begin(t, Options{}, &route.Table{Listeners: []route.Listener{listener("a.x"), listener("b.x")}, Pools: map[string]route.Pool{"p": p}})
+	b := begin(t, Options{}, &route.Table{Listeners: []route.Listener{listener("a.x"), listener("b.x")},
+		Pools: map[string]route.Pool{"p": p}})
 	c := b.client(443, roots, nil)
 	r, _ := http.NewRequest("GET", "https://a.x/", nil)
 	r.Host = "b.x"
@@ -168,7 +185,9 @@ func (b *bed) socket(path string) (*websocket.Conn, *http.Response, error) {
 }
 
 func TestWebSocket(t *testing.T) {
-	b := begin(t, Options{Limits: Limits{Upgrades: 1}}, to(at(echoes(t)), func(r *route.Rule) { r.Timeouts = route.Timeouts{Request: time.Nanosecond, Backend: time.Nanosecond} }))
+	b := begin(t, Options{Limits: Limits{Upgrades: 1}}, to(at(echoes(t)), func(r *route.Rule) {
+		r.Timeouts = route.Timeouts{Request: time.Nanosecond, Backend: time.Nanosecond}
+	}))
 	c, _, err := b.socket("/")
 	if err != nil {
 		t.Fatal(err)
@@ -199,20 +218,21 @@ func (raw) Name() string                    { return "raw" }
 
 // calls starts a gRPC server that echoes every message, and ends with a trailer and a status.
 func calls(t testing.TB) netip.AddrPort {
-	s := grpc.NewServer(grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		stream.SetTrailer(metadata.Pairs("tail", "1"))
-		for {
-			var m []byte
-			if err := stream.RecvMsg(&m); err == io.EOF || string(m) == "end" {
-				return status.Error(codes.DataLoss, "all is said")
-			} else if err != nil {
-				return err
+	s := grpc.NewServer(grpc.ForceServerCodec(raw{}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			stream.SetTrailer(metadata.Pairs("tail", "1"))
+			for {
+				var m []byte
+				if err := stream.RecvMsg(&m); err == io.EOF || string(m) == "end" {
+					return status.Error(codes.DataLoss, "all is said")
+				} else if err != nil {
+					return err
+				}
+				if err := stream.SendMsg(&m); err != nil {
+					return err
+				}
 			}
-			if err := stream.SendMsg(&m); err != nil {
-				return err
-			}
-		}
-	}))
+		}))
 	l := httptest.NewUnstartedServer(nil).Listener
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
@@ -225,11 +245,14 @@ func TestGRPC(t *testing.T) {
 	pair, roots := certificate(t, 1, "a.x")
 	table := to(route.Pool{Protocol: route.H2C, Endpoints: []netip.AddrPort{calls(t)}})
 	secure := table.Listeners[0]
-	secure.Name, secure.Port, secure.Protocol, secure.Certificates = "https", 443, route.HTTPS, []route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: pair}}
+	secure.Name, secure.Port, secure.Protocol, secure.Certificates = "https", 443, route.HTTPS,
+		[]route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: pair}}
 	table.Listeners = append(table.Listeners, secure)
 	b := begin(t, Options{}, table)
-	for port, creds := range map[uint16]credentials.TransportCredentials{80: insecure.NewCredentials(), 443: credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "a.x"})} {
-		c, err := grpc.NewClient("passthrough:///"+b.addrs[port], grpc.WithTransportCredentials(creds), grpc.WithAuthority("a.x"), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
+	for port, creds := range map[uint16]credentials.TransportCredentials{80: insecure.NewCredentials(),
+		443: credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "a.x"})} {
+		c, err := grpc.NewClient("passthrough:///"+b.addrs[port], grpc.WithTransportCredentials(creds),
+			grpc.WithAuthority("a.x"), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +260,8 @@ func TestGRPC(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		for _, early := range []bool{false, true} {
-			stream, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/echo.Echo/Both")
+			stream, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
+				"/echo.Echo/Both")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -260,7 +284,8 @@ func TestGRPC(t *testing.T) {
 				t.Fatal(err)
 			}
 			var in []byte
-			if err := stream.RecvMsg(&in); status.Code(err) != codes.DataLoss || fmt.Sprint(stream.Trailer()["tail"]) != "[1]" {
+			if err := stream.RecvMsg(&in); status.Code(err) != codes.DataLoss ||
+				fmt.Sprint(stream.Trailer()["tail"]) != "[1]" {
 				t.Errorf("port %d, early %v: %v, %v", port, early, err, stream.Trailer())
 			}
 		}
@@ -381,7 +406,8 @@ func TestOnlySafeRequestsAreAskedTwice(t *testing.T) {
 
 func TestTimeouts(t *testing.T) {
 	hangs := backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	for name, limits := range map[string]route.Timeouts{"request": {Request: 30 * time.Millisecond}, "backend": {Backend: 30 * time.Millisecond}} {
+	for name, limits := range map[string]route.Timeouts{"request": {Request: 30 * time.Millisecond},
+		"backend": {Backend: 30 * time.Millisecond}} {
 		b := begin(t, Options{}, to(at(hangs), func(r *route.Rule) { r.Timeouts = limits }))
 		if got := ask(t, b.client(80, nil, nil), "GET", "http://a.x/", ""); got.code != 504 {
 			t.Errorf("%s: %+v", name, got)
@@ -400,7 +426,8 @@ func TestMirror(t *testing.T) {
 	b := begin(t, Options{Limits: Limits{MirrorBytes: 8}}, table)
 	c := b.client(80, nil, nil)
 	for _, body := range []string{"", "short", "longer than eight"} {
-		if got := ask(t, c, "PUT", "http://a.x/p", body, "X-Forwarded-For", "6.6.6.6"); got.code != 200 || !strings.Contains(got.body, body+"|") {
+		if got := ask(t, c, "PUT", "http://a.x/p", body, "X-Forwarded-For", "6.6.6.6"); got.code != 200 ||
+			!strings.Contains(got.body, body+"|") {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -422,7 +449,9 @@ func TestDrain(t *testing.T) {
 		io.WriteString(w, "finished")
 	}))
 	table := to(at(slow))
-	table.Listeners[0].Rules = append(table.Listeners[0].Rules, route.Rule{Name: "ws", Matches: []route.Match{{Path: route.PathMatch{Value: "/ws"}}}, Backends: []route.Backend{{Pool: "ws", Weight: 1}}})
+	table.Listeners[0].Rules = append(table.Listeners[0].Rules,
+		route.Rule{Name: "ws", Matches: []route.Match{{Path: route.PathMatch{Value: "/ws"}}},
+			Backends: []route.Backend{{Pool: "ws", Weight: 1}}})
 	table.Pools["ws"] = at(echoes(t))
 	b := begin(t, Options{Limits: Limits{Drain: 5 * time.Second}}, table)
 	socket, _, err := b.socket("/ws")

@@ -65,7 +65,8 @@ func (t *transportCache) transportFor(p route.Pool) *http.Transport {
 		made.Protocols.SetHTTP1(true)
 		made.Protocols.SetHTTP2(true)
 		// Without Verify, TLS only encrypts: the endpoint's address from the API is trusted.
-		made.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !m.verified, ServerName: m.verify.ServerName, RootCAs: m.verify.Roots}
+		made.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !m.verified,
+			ServerName: m.verify.ServerName, RootCAs: m.verify.Roots}
 	default:
 		made.Protocols.SetHTTP1(true)
 	}
@@ -127,10 +128,12 @@ func (a *retryTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		unsent := isDialError(err)
 		if unsent {
 			e.recordDialFailure(time.Now())
-			a.exchange.metrics.refusedConnections.Inc()
+			a.exchange.server.metrics.refusedConnections.Inc()
 		}
-		again := unsent || r.Body == nil && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) &&
-			!errors.Is(err, context.DeadlineExceeded)
+		again := unsent ||
+			r.Body == nil && (r.Method == http.MethodGet || r.Method == http.MethodHead ||
+				r.Method == http.MethodOptions) &&
+				!errors.Is(err, context.DeadlineExceeded)
 		if !again {
 			return nil, err
 		}
@@ -140,7 +143,7 @@ func (a *retryTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			}
 			return nil, err
 		}
-		a.exchange.metrics.retries.Inc()
+		a.exchange.server.metrics.retries.Inc()
 	}
 }
 
@@ -187,9 +190,9 @@ func (a *retryTransport) tryEndpoint(r *http.Request, e *endpoint) (*http.Respon
 
 func (x *exchange) backendTimeout() time.Duration { return x.match.Rule.Timeouts.Backend }
 
-// requestBody is a request body that remains open when an attempt to send it fails. Once there is a
-// response, Close interrupts a Read that waits for the client. Without this, the end of a response
-// would not be forwarded while the client can still send, as in gRPC calls.
+// requestBody is the body of a client's request. It stays open when an attempt to send it to an
+// endpoint fails, so that it can be sent to another endpoint. See Close for the time after the
+// response.
 type requestBody struct {
 	io.Reader
 	stop func()
@@ -208,8 +211,10 @@ func (k *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. It interrupts the body only if there is a response and the body has
-// not ended.
+// Close implements io.Closer. If the endpoint has responded and the body has not ended, Close calls
+// stop, which interrupts a Read that waits for the client. Otherwise the end of the response would
+// not be forwarded while the client can still send, as in gRPC calls. Before the response, Close
+// has no effect; if the endpoint responds later, the Read is interrupted then.
 func (k *requestBody) Close() error { return k.setFlag(&k.closed) }
 
 func (k *requestBody) markAnswered() { _ = k.setFlag(&k.answered) }

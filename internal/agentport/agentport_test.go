@@ -10,7 +10,7 @@ import (
 // The ports are the same as the constants in the agent's code.
 func TestPortsOfTheAgent(t *testing.T) {
 	for path, want := range map[string]string{
-		"agent/node/config.go":     fmt.Sprintf("c.KubeletPort = %d\n", HTTPS),
+		"agent/node/config.go":     fmt.Sprintf("c.Listen.KubeletPort = %d\n", HTTPS),
 		"agent/network/plan.go":    fmt.Sprintf("tunnelPort = %d ", VXLAN),
 		"agent/network/encrypt.go": fmt.Sprintf("DefaultWireGuardPort = %d\n", WireGuard),
 	} {

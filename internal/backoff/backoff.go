@@ -1,4 +1,4 @@
-// Package backoff computes growing delays.
+// Package backoff computes exponentially growing delays between attempts.
 package backoff
 
 import (

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Header is the HTTP header, and Key the gRPC metadata key, with the encoded identity in requests
-// and responses. A release that does not support identities sends neither; its requests are
+// Header (for HTTP) and Key (for gRPC metadata) carry the encoded identity in requests and
+// responses. A release that does not support identities sends neither of them; its requests are
 // accepted.
 const (
 	Header = "Keelson-Identity"
@@ -23,7 +23,7 @@ const (
 const (
 	// maxIncarnation is the largest incarnation: JSON numbers are exact up to it.
 	maxIncarnation = 1<<53 - 1
-	maxText        = 512 // bytes of an encoded identity
+	maxText        = 512 // largest number of bytes of an encoded identity
 )
 
 // Identity identifies one incarnation of one cluster. A new incarnation starts when the cluster is
@@ -41,7 +41,7 @@ func (i Identity) String() string { return i.Cluster + "/" + strconv.FormatUint(
 
 var errMalformed = errors.New("malformed cluster identity: want CLUSTER/INCARNATION")
 
-// Parse decodes an identity that String has encoded.
+// Parse decodes an identity that was encoded by String. Any other text is an error.
 func Parse(text string) (Identity, error) {
 	at := strings.LastIndexByte(text, '/')
 	if at < 0 || len(text) > maxText {
@@ -59,10 +59,10 @@ func (i Identity) Before(other Identity) bool {
 	return i.Cluster != "" && i.Cluster == other.Cluster && i.Incarnation < other.Incarnation
 }
 
-// Next returns the number of the new incarnation of a cluster that is recovered or restored at the
-// time now. It is larger than latest, the largest number known so far.
-func Next(latest uint64, now time.Time) uint64 {
-	return min(max(latest+1, uint64(max(0, now.UnixMilli()))), maxIncarnation)
+// Next returns the number of the new incarnation of a cluster that is recovered or restored at
+// recoveredAt. It is larger than latest, the largest known number.
+func Next(latest uint64, recoveredAt time.Time) uint64 {
+	return min(max(latest+1, uint64(max(0, recoveredAt.UnixMilli()))), maxIncarnation)
 }
 
 // StartTime returns the time of the recovery or restore that started this incarnation, formatted as
@@ -79,7 +79,9 @@ type AbandonedError struct {
 }
 
 func (e *AbandonedError) Error() string {
-	return fmt.Sprintf("replica %s has data of cluster %s from before its recovery or restore of %s and is abandoned: use another replica, "+
-		"and on the machine of this one stop it and run 'keelson-controlplane rebuild --server ADDRESS-OF-A-RECOVERED-REPLICA'",
+	return fmt.Sprintf("replica %s has data of cluster %s from before its recovery or restore of %s and is abandoned: "+
+		"use another replica, "+
+		"and on the machine of this one stop it and run 'keelson-controlplane rebuild --server "+
+		"ADDRESS-OF-A-RECOVERED-REPLICA'",
 		e.Replica, e.Newest.Cluster, e.Newest.StartTime())
 }

@@ -27,7 +27,8 @@ func TestEarlierIncarnation(t *testing.T) {
 			t.Errorf("%s decodes as %+v, %v", c.b, back, err)
 		}
 	}
-	for _, text := range []string{"", "c", "c/", "c/x", "c/-1", "c/9007199254740992", "c/99999999999999999999", strings.Repeat("c", 600) + "/1"} {
+	for _, text := range []string{"", "c", "c/", "c/x", "c/-1", "c/9007199254740992", "c/99999999999999999999",
+		strings.Repeat("c", 600) + "/1"} {
 		if i, err := clusterid.Parse(text); err == nil {
 			t.Errorf("%.40q decodes as %+v", text, i)
 		}

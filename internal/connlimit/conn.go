@@ -16,15 +16,16 @@ type Conn struct {
 	source  netip.Prefix
 	since   time.Time
 
-	element       *list.Element // position in a list of its source; nil after the connection is closed. Guarded by limiter.mu
-	authenticated bool          // MarkAuthenticated was called; guarded by limiter.mu
+	// position in a list of its source; nil after the connection is closed. Guarded by limiter.mu
+	element       *list.Element
+	authenticated bool // MarkAuthenticated was called; guarded by limiter.mu
 
 	mu           sync.Mutex
 	userDeadline time.Time // the write deadline set by the user of the connection
 }
 
-// FromConn returns the Conn below c, for example if c is a *tls.Conn on a Conn. It returns nil if
-// none exists.
+// FromConn returns the Conn that c is or wraps, for example if c is a *tls.Conn over a Conn. It
+// returns nil if c wraps no Conn.
 func FromConn(c net.Conn) *Conn {
 	for c != nil {
 		if limited, ok := c.(*Conn); ok {
@@ -88,8 +89,8 @@ func (c *Conn) Close() error {
 // within Limits.WriteTimeout.
 const writeChunk = 32 << 10
 
-// Write implements net.Conn. It fails if the peer accepts no data for Limits.WriteTimeout. A
-// connection on which nothing is written may be idle forever.
+// Write implements net.Conn. It fails if the peer accepts no data for Limits.WriteTimeout. The
+// timeout applies only during a Write; a connection may be idle forever.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		part := p[n:min(n+writeChunk, len(p))]
@@ -116,7 +117,7 @@ func (c *Conn) armWriteDeadline() error {
 	return c.Conn.SetWriteDeadline(at)
 }
 
-// SetWriteDeadline implements net.Conn. Limits.WriteTimeout also applies.
+// SetWriteDeadline implements net.Conn. Limits.WriteTimeout still applies if it ends earlier.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.userDeadline = t
@@ -124,7 +125,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.armWriteDeadline()
 }
 
-// SetDeadline implements net.Conn.
+// SetDeadline implements net.Conn. Limits.WriteTimeout still applies to writes if it ends earlier.
 func (c *Conn) SetDeadline(t time.Time) error {
 	if err := c.SetReadDeadline(t); err != nil {
 		return err

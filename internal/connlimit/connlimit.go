@@ -37,7 +37,7 @@ func UnauthenticatedLimit(limit int64) int {
 	return int(min(max(limit/16/unauthenticatedConnMemory, 128), 4096))
 }
 
-// OpenFilesShare returns the fraction part/whole of the number of files that the process may have
+// OpenFilesShare returns the fraction part/whole of the number of files that this process may have
 // open, but at least 16.
 func OpenFilesShare(part, whole int) int {
 	return max(16, int(maxOpenFiles()*uint64(part)/uint64(whole)))
@@ -94,8 +94,8 @@ func (d *Limiter) Shed() uint64 {
 	return d.shed
 }
 
-// Len returns the number of open connections, and how many of them are unauthenticated (strangers).
-func (d *Limiter) Len() (all, strangers int) {
+// Len returns the number of open connections, and how many of them are unauthenticated.
+func (d *Limiter) Len() (all, unauthenticated int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.total, d.unauthenticated
@@ -122,8 +122,8 @@ func (d *Limiter) Accept() (net.Conn, error) {
 }
 
 // admitConn counts the connection c and returns true, or returns false if the limits do not allow
-// it. out are other connections that the caller must close to stay within the limits.
-func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
+// it. The caller must close the other connections in shed to stay within the limits.
+func (d *Limiter) admitConn(c *Conn) (shed []*Conn, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.sources[c.source]
@@ -132,31 +132,31 @@ func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	}
 	refuse := func() ([]*Conn, bool) {
 		d.shed++
-		return out, false
+		return shed, false
 	}
 	if s.unauthenticated.Len() >= d.limits.UnauthenticatedPerSource || s.connCount() >= d.limits.PerSource {
 		oldest := s.oldestUnauthenticated()
 		if oldest == nil || time.Since(oldest.since) < authGracePeriod {
 			return refuse()
 		}
-		out = append(out, d.shedConn(oldest))
+		shed = append(shed, d.shedConn(oldest))
 	}
 	if d.unauthenticated >= d.limits.Unauthenticated {
 		oldest := d.largestSource(func(s *source) int { return s.unauthenticated.Len() }).oldestUnauthenticated()
 		if d.sources[oldest.source].unauthenticated.Len() == 1 && time.Since(oldest.since) < authGracePeriod {
 			return refuse() // many sources with one new connection each: those connections may authenticate first
 		}
-		out = append(out, d.shedConn(oldest))
+		shed = append(shed, d.shedConn(oldest))
 	}
 	if d.total >= d.limits.Total {
 		most := d.largestSource((*source).connCount)
 		switch {
 		case most.unauthenticated.Len() > 0:
-			out = append(out, d.shedConn(most.oldestUnauthenticated()))
+			shed = append(shed, d.shedConn(most.oldestUnauthenticated()))
 		case most == s || most.connCount() <= s.connCount()+1:
 			return refuse()
 		default:
-			out = append(out, d.shedConn(most.authenticated.Back().Value.(*Conn)))
+			shed = append(shed, d.shedConn(most.authenticated.Back().Value.(*Conn)))
 		}
 	}
 	if s = d.sources[c.source]; s == nil { // the source may have been removed with its last connection just now
@@ -166,7 +166,7 @@ func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	c.element = s.unauthenticated.PushBack(c)
 	d.total++
 	d.unauthenticated++
-	return out, true
+	return shed, true
 }
 
 // oldestUnauthenticated returns the oldest unauthenticated connection of a source, or nil.
@@ -177,8 +177,8 @@ func (s *source) oldestUnauthenticated() *Conn {
 	return nil
 }
 
-// largestSource returns the source for which count returns the largest number. There must be at
-// least one source.
+// largestSource returns the source for which count returns the largest number. The limiter must
+// have at least one source.
 func (d *Limiter) largestSource(count func(*source) int) (out *source) {
 	best := -1
 	for _, s := range d.sources {

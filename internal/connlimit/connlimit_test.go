@@ -204,7 +204,8 @@ func TestStall(t *testing.T) {
 		}
 		_, deaf := pair()
 		began := time.Now()
-		if _, err := deaf.Write(make([]byte, 2*writeChunk)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != stall {
+		if _, err := deaf.Write(make([]byte, 2*writeChunk)); !errors.Is(err, os.ErrDeadlineExceeded) ||
+			time.Since(began) != stall {
 			t.Errorf("writing to a peer that does not read: %v after %v", err, time.Since(began))
 		}
 		theirs, slow := pair()
@@ -250,7 +251,8 @@ func TestStrangersFollowMemory(t *testing.T) {
 		}
 	}
 	for strangers, want := range map[int]int{16: 16, 128: 32, 1024: 256} {
-		if got := (Limits{Total: 1 << 16, Unauthenticated: strangers}).fillDefaults().UnauthenticatedPerSource; got != want {
+		if got := (Limits{Total: 1 << 16, Unauthenticated: strangers}).fillDefaults().UnauthenticatedPerSource; got !=
+			want {
 			t.Errorf("with %d unauthenticated connections, %d may come from one source, want %d", strangers, got, want)
 		}
 	}

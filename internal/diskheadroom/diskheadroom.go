@@ -36,8 +36,8 @@ const (
 // at least 1 GiB and at most 10 GiB. On a small disk it is at most 10 %.
 func reservedBytes(total int64) int64 { return min(max(total/20, minReserve), maxReserve, total/10) }
 
-// CheckFree returns an error if writing need bytes would exceed the free space, or use the reserved
-// space of a protected disk. It returns nil if the free space cannot be determined.
+// CheckFree returns an error if writing need bytes would exceed the free space, or leave less than
+// reservedBytes free on the protected disk. It returns nil if the free space cannot be determined.
 func (p Target) CheckFree(need int64) error {
 	stat := p.Stat
 	if stat == nil {
@@ -50,21 +50,24 @@ func (p Target) CheckFree(need int64) error {
 	if p.ProtectedPath != "" {
 		if protected, err := stat(p.ProtectedPath); err == nil && protected.Device == usage.Device {
 			if reserved := reservedBytes(usage.Total); usage.Free-need < reserved {
-				return fmt.Errorf("%s: %s would be written, %s are free, and %s is on the same disk, of which %s must stay free: remove files there, or choose a directory on another disk",
+				return fmt.Errorf("%s: %s would be written, %s are free, and %s is on the same disk, of which %s must "+
+					"stay free: remove files there, or choose a directory on another disk",
 					p.Dir, inMiB(need), inMiB(usage.Free), p.ProtectedPath, inMiB(reserved))
 			}
 			return nil
 		}
 	}
 	if need > usage.Free {
-		return fmt.Errorf("%s: %s would be written, and %s are free: remove files there, or choose a directory on another disk", p.Dir, inMiB(need), inMiB(usage.Free))
+		return fmt.Errorf("%s: %s would be written, and %s are free: remove files there, or choose a directory on "+
+			"another disk", p.Dir, inMiB(need), inMiB(usage.Free))
 	}
 	return nil
 }
 
 func inMiB(n int64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
-// Writer returns a writer to w that checks the free space regularly, and fails if CheckFree does.
+// Writer returns a writer to w that calls CheckFree every CheckInterval bytes. If CheckFree returns
+// an error, Write returns it.
 func (p Target) Writer(w io.Writer) io.Writer { return &headroomWriter{w: w, target: p} }
 
 type headroomWriter struct {
@@ -73,7 +76,8 @@ type headroomWriter struct {
 	unchecked int64 // bytes written since the last check
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. It returns the error of CheckFree, which it calls every CheckInterval
+// bytes, and then writes nothing.
 func (s *headroomWriter) Write(p []byte) (int, error) {
 	if s.unchecked += int64(len(p)); s.unchecked >= CheckInterval {
 		if err := s.target.CheckFree(s.unchecked); err != nil {

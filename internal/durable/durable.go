@@ -1,57 +1,68 @@
-// Package durable writes files so that a reader sees the whole old or the whole new content, even
-// after a crash. Each function documents whether that holds for a power failure or only for the end
-// of the process.
+// Package durable writes files so that they survive crashes. All other packages use it instead of
+// a temporary file, fsync and rename of their own.
+//
+// Faults:
+//
+//   - The process is killed at any moment: files keep what the kernel has in memory.
+//   - The power fails, or the kernel panics: what was not synced is lost, in whole or in part. That
+//     covers the content of files and, separately, the entries of directories: a rename is lost
+//     until its directory is synced.
+//
+// [Level] names what a written file survives.
+//
+// Files have these properties:
+//
+//   - Mode: [Options].Mode, by default 0600, minus the umask.
+//   - Owner: user and group of the process. Owner, mode, links and extended attributes of a
+//     replaced file are not kept. A symbolic link is replaced, not followed.
+//   - Temporary name: the file's name followed by [TempSuffix], in the same directory, unless
+//     [Options] say otherwise.
+//   - Cleanup: if a function returns an error, the temporary file is removed. A killed process
+//     leaves it; the next write with the same temporary name overwrites it.
+//   - Concurrency: concurrent writers of one file need different temporary names
+//     ([Options].TempPattern), or a lock.
+//
+// [FS] and [File] serve files that are written in place, such as a log. [Rename], [Sync] and
+// [MakeDir] serve files and directories that get their content in another way.
 package durable
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
+import "os"
+
+// Level is the durability of a file. All levels are atomic: at any moment, and after any fault that
+// the level covers, a reader finds the whole old or the whole new content.
+type Level int
+
+const (
+	// Atomic covers the end of the process. After a power failure the content is undefined: the
+	// file may be empty, truncated, or have the old content. Nothing is synced.
+	Atomic Level = iota + 1
+	// Intact also covers a power failure, after which the file has the whole old or the whole new
+	// content. Which of the two is undefined, even if the write had returned. The file is synced
+	// before it gets its name.
+	Intact
+	// Persistent is Intact, and a power failure after the write has returned cannot bring back the
+	// old content. The directory is synced, too.
+	Persistent
 )
 
-// Write atomically replaces the file at path and syncs its content. After a crash or power failure,
-// readers see the whole old or the whole new content. Only the owner can read the file. A missing
-// directory is created. A file that already has the content is left unchanged.
-func Write(path string, content []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return err
-	}
-	if old, err := os.ReadFile(path); err == nil && string(old) == string(content) {
-		return nil
-	}
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
-}
+// TempSuffix is the default suffix of temporary files. Readers of a directory ignore such files, or
+// remove them when no writer is active.
+const TempSuffix = ".new"
 
-// Replace atomically replaces the file at path, which only the owner can read. Readers see the
-// whole old or the whole new content, also if the process is killed. The file is not synced: after
-// a power failure its content is undefined.
-func Replace(path string, content []byte) error {
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// ReadJSON reads the file at path and decodes it into v. An error about invalid JSON contains the
-// path.
-func ReadJSON(path string, v any) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
-	}
-	return nil
+// Options describe how a file is written.
+type Options struct {
+	Level Level       // required
+	Mode  os.FileMode // permission bits before the umask; 0 means 0600
+	// TempSuffix replaces the default suffix of the temporary file.
+	TempSuffix string
+	// TempPattern is a pattern of os.CreateTemp for the temporary file: each writer has a file of
+	// its own. Its mode is 0600, whatever Mode is. TempSuffix is not used.
+	TempPattern string
+	// TempDir is the directory of a temporary file with a TempPattern; "" means the directory of
+	// the file. It must be on the same file system.
+	TempDir string
+	// Exclusive creates the file under its own name, and fails with os.ErrExist if the name
+	// exists. It is not atomic: until Commit, readers find an incomplete file, and a crash leaves
+	// it. Temporary names are not used.
+	Exclusive bool
 }

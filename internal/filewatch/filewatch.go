@@ -15,16 +15,17 @@ import (
 // changed.
 const PollInterval = 2 * time.Second
 
-// Follow checks the files of the snapshot last at the given interval. It calls changed whenever one
-// of them differs from the previous check, until ctx ends, and then returns ctx's error. last must
-// have been taken before the caller read the files, so that no change is missed. Without files,
-// Follow only waits for the end of ctx.
-func Follow(ctx context.Context, every time.Duration, last Snapshot, changed func()) error {
-	if last.hasNoPath() {
+// Follow checks files at the given interval until ctx ends, and then returns the error of ctx. The
+// files are those of the snapshot previous. It calls changed whenever a file differs from the last
+// check, or from previous in the first check. The caller must take previous before it reads the
+// files, so that no change is missed. If previous has no files, Follow only waits for the end of
+// ctx.
+func Follow(ctx context.Context, interval time.Duration, previous Snapshot, changed func()) error {
+	if previous.hasNoPath() {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	ticker := time.NewTicker(every)
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -32,8 +33,8 @@ func Follow(ctx context.Context, every time.Duration, last Snapshot, changed fun
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		if now := TakeSnapshot(last.paths...); !now.Equal(last) {
-			last = now
+		if now := TakeSnapshot(previous.paths...); !now.Equal(previous) {
+			previous = now
 			changed()
 		}
 	}
@@ -66,7 +67,7 @@ func (m Snapshot) hasNoPath() bool {
 	return !slices.ContainsFunc(m.paths, func(p string) bool { return p != "" })
 }
 
-// Equal reports whether no file differs between two snapshots. Both must be of the same paths.
+// Equal reports whether all files are the same in both snapshots, which must be of the same paths.
 func (m Snapshot) Equal(o Snapshot) bool {
 	for i := range m.stamps {
 		if m.stamps[i] != o.stamps[i] {
@@ -76,8 +77,8 @@ func (m Snapshot) Equal(o Snapshot) bool {
 	return true
 }
 
-// stampFile returns the modification time, size and inode of a file, which differ after the file
-// was changed or replaced. The result is zero if the file does not exist.
+// stampFile returns the modification time, size and inode of a file. At least one of them differs
+// after the file was changed or replaced. The result is zero if the file does not exist.
 func stampFile(path string) (s stamp) {
 	info, err := os.Stat(path)
 	if err != nil {

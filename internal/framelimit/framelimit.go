@@ -10,8 +10,6 @@ import (
 	"encoding/binary"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -26,9 +24,9 @@ type Limits struct {
 	Wait time.Duration
 	// Resets is how many streams an unauthenticated client may reset at once. Control is how many
 	// frames that carry neither a request nor data it may send at once. A tenth of each budget is
-	// added every second. Defaults: 20 and 1000. A reset costs one more for each 256 encoded bytes
-	// of the latest request's headers, because those bytes can be as many fields. The first reset
-	// always passes: the budget may become negative.
+	// added every second. Defaults: 20 and 1000. A reset costs one more token for each 256 bytes of
+	// the encoded headers of the latest request, because those bytes can be as many fields. The
+	// first reset always passes: the budget may become negative.
 	Resets, Control float64
 	// AuthenticatedResets is the value of Resets for an authenticated client. Default 2000.
 	AuthenticatedResets float64
@@ -65,15 +63,16 @@ const (
 	prefaceBytes      = 24
 )
 
-// headerBytes is the size of encoded headers in bytes for which a reset by an unauthenticated
-// client costs one more.
+// headerBytes is the size of encoded request headers that costs one token. When an unauthenticated
+// client resets a stream, it pays one token of Conn.resets. It pays one more for each headerBytes
+// bytes of the headers of its latest request.
 const headerBytes = 256
 
 // authPollInterval is how often awaitRequestSlot checks whether the client has authenticated.
 const authPollInterval = 10 * time.Millisecond
 
-// Conn is an HTTP/2 connection with limits. It counts the frames of the client as the server reads
-// them.
+// Conn is an HTTP/2 connection that enforces Limits. It counts the frames of the client as the
+// server reads them.
 type Conn struct {
 	net.Conn
 	limits        Limits
@@ -81,23 +80,18 @@ type Conn struct {
 	now           func() time.Time
 
 	// The following fields belong to the reader; reads of a connection do not overlap.
-	bytesToSkip      int // remaining bytes of the preface or of a frame's payload, which are not inspected
-	head             [frameHead]byte
-	headRead         int
+	frames           frameScanner
 	lastStream       uint32 // highest stream ID of the client
 	latestHeaders    int    // encoded bytes of the latest headers
 	resets           bucket
 	control          bucket
 	exceeded         bool
 	wasAuthenticated bool
-	closedEarly      chan struct{} // closed by Close
-	closing          sync.Once
 
-	runningRequests atomic.Int64
-	requestEnded    chan struct{} // has room for one signal
+	requests requestSlots
 }
 
-// TLSConn is a Conn over TLS. The HTTP/2 server calls its ConnectionState.
+// TLSConn is a Conn over TLS. It has the method ConnectionState, which the HTTP/2 server requires.
 type TLSConn struct {
 	*Conn
 	tlsConn *tls.Conn
@@ -106,26 +100,26 @@ type TLSConn struct {
 // ConnectionState returns the TLS connection state, which the HTTP/2 server requires.
 func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.tlsConn.ConnectionState() }
 
-// New returns a connection with limits over the TLS connection c. authenticated must report whether
-// the client has authenticated.
+// New returns a connection that enforces the limits on the TLS connection c. authenticated must
+// report whether the client has authenticated.
 func New(c *tls.Conn, authenticated func() bool, l Limits) *TLSConn {
 	limited := NewWithoutTLS(c, authenticated, l)
-	limited.bytesToSkip = prefaceBytes
+	limited.frames.bytesToSkip = prefaceBytes
 	return &TLSConn{Conn: limited, tlsConn: c}
 }
 
-// NewWithoutTLS returns a connection with limits over a connection without TLS. net/http must
-// already have read the HTTP/2 preface. authenticated must report whether the client has
+// NewWithoutTLS returns a connection that enforces the limits on a connection without TLS. net/http
+// must already have read the HTTP/2 preface. authenticated must report whether the client has
 // authenticated.
 func NewWithoutTLS(c net.Conn, authenticated func() bool, l Limits) *Conn {
 	l = l.fillDefaults()
 	return &Conn{Conn: c, limits: l, authenticated: authenticated, now: time.Now, resets: bucket{remaining: l.Resets},
-		control: bucket{remaining: l.Control}, requestEnded: make(chan struct{}, 1), closedEarly: make(chan struct{})}
+		control: bucket{remaining: l.Control}, requests: newRequestSlots(l.Requests)}
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. It also ends the wait of a request for a slot.
 func (c *Conn) Close() error {
-	c.closing.Do(func() { close(c.closedEarly) })
+	c.requests.closeSlots()
 	return c.Conn.Close()
 }
 
@@ -134,27 +128,18 @@ func (c *Conn) Close() error {
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0 && !c.exceeded; {
-		if c.bytesToSkip > 0 {
-			pass := min(c.bytesToSkip, len(rest))
-			c.bytesToSkip, rest = c.bytesToSkip-pass, rest[pass:]
-			continue
-		}
-		copied := copy(c.head[c.headRead:], rest)
-		c.headRead += copied
-		part := rest[:copied]
-		rest = rest[copied:]
-		if c.headRead < frameHead {
+		var part []byte
+		var complete bool
+		if part, rest, complete = c.frames.scanHeader(rest); !complete {
 			break
 		}
-		c.headRead = 0
-		c.bytesToSkip = int(c.head[0])<<16 | int(c.head[1])<<8 | int(c.head[2])
 		if !c.admitFrame() {
 			c.exceeded = true
 			if c.limits.Exceeded != nil {
 				c.limits.Exceeded()
 			}
-			clear(part[max(0, copied-4):]) // a stream frame of stream 0 is a connection error
-			if copied == frameHead {
+			clear(part[max(0, len(part)-4):]) // a stream frame of stream 0 is a connection error
+			if len(part) == frameHead {
 				part[3] = frameReset
 			}
 		}
@@ -162,23 +147,24 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// admitFrame counts the frame with the header c.head. It returns false if the frame exceeds a limit
-// and the connection must be closed. A new request of an unauthenticated client may have to wait.
+// admitFrame counts the frame with the header c.frames.head. It returns false if the frame exceeds
+// a limit and the connection must be closed. For a new request of an unauthenticated client, it may
+// block until the request can start (see awaitRequestSlot).
 func (c *Conn) admitFrame() bool {
 	authenticated := c.isAuthenticated()
-	stream := binary.BigEndian.Uint32(c.head[5:]) &^ (1 << 31)
-	switch kind := c.head[3]; {
+	stream := binary.BigEndian.Uint32(c.frames.head[5:]) &^ (1 << 31)
+	switch kind := c.frames.head[3]; {
 	case kind == frameHeaders && stream > c.lastStream:
-		c.lastStream, c.latestHeaders = stream, c.bytesToSkip
+		c.lastStream, c.latestHeaders = stream, c.frames.bytesToSkip
 		return authenticated || c.awaitRequestSlot()
 	case kind == frameReset && authenticated:
 		return c.resets.spend(c.now(), c.limits.AuthenticatedResets, 1)
 	case kind == frameReset:
 		return c.resets.spend(c.now(), c.limits.Resets, 1+float64(c.latestHeaders/headerBytes))
-	case kind == frameData && (c.bytesToSkip > 0 || c.head[4]&flagEnd != 0), authenticated:
+	case kind == frameData && (c.frames.bytesToSkip > 0 || c.frames.head[4]&flagEnd != 0), authenticated:
 		return true
 	case kind == frameContinuation:
-		c.latestHeaders += c.bytesToSkip
+		c.latestHeaders += c.frames.bytesToSkip
 	}
 	return c.control.spend(c.now(), c.limits.Control, 1)
 }
@@ -193,10 +179,11 @@ func (c *Conn) isAuthenticated() bool {
 	return c.wasAuthenticated
 }
 
-// awaitRequestSlot waits until another request of an unauthenticated client may start. Meanwhile no
-// further frames are read. It returns false after Limits.Wait, or if the connection is closed.
+// awaitRequestSlot blocks until an unauthenticated client may start another request, or has
+// authenticated. Until it returns, no further frames are read. It returns false after Limits.Wait,
+// or if the connection is closed.
 func (c *Conn) awaitRequestSlot() bool {
-	if c.startRequest() {
+	if c.requests.startRequest() {
 		return true
 	}
 	limit := time.NewTimer(c.limits.Wait)
@@ -205,8 +192,8 @@ func (c *Conn) awaitRequestSlot() bool {
 	defer poll.Stop()
 	for {
 		select {
-		case <-c.requestEnded:
-			if c.startRequest() {
+		case <-c.requests.ended:
+			if c.requests.startRequest() {
 				return true
 			}
 		case <-poll.C:
@@ -215,43 +202,24 @@ func (c *Conn) awaitRequestSlot() bool {
 			}
 		case <-limit.C:
 			return false
-		case <-c.closedEarly:
+		case <-c.requests.closed:
 			return false
 		}
-	}
-}
-
-// startRequest counts a new request and returns true, or returns false if Limits.Requests is
-// reached.
-func (c *Conn) startRequest() bool {
-	if c.runningRequests.Load() >= int64(c.limits.Requests) {
-		return false
-	}
-	c.runningRequests.Add(1)
-	return true
-}
-
-// finishRequest counts a request as finished, so that a waiting request can start.
-func (c *Conn) finishRequest() {
-	c.runningRequests.Add(-1)
-	select {
-	case c.requestEnded <- struct{}{}:
-	default:
 	}
 }
 
 // connKey is the context key under which Context stores the connection.
 type connKey struct{}
 
-// Context returns a context with the connection, in which Handler finds it. It is for
+// Context returns ctx with the connection as a value, which Handler reads. Use it in
 // http.Server.ConnContext.
 func (c *Conn) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
 // Handler returns a handler that calls h and then counts the request as finished. For an
-// unauthenticated client, it first waits until the response is sent. Before that it releases the
-// request's headers, so that a client that does not read the response occupies little memory. h
+// unauthenticated client, it first waits until the response is sent. Before it waits, it releases
+// the request's headers, so that a client that does not read the response occupies little memory. h
 // must set write deadlines.
 func Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -265,7 +233,7 @@ func Handler(h http.Handler) http.Handler {
 			if !c.authenticated() {
 				_ = http.NewResponseController(w).Flush()
 			}
-			c.finishRequest()
+			c.requests.finishRequest()
 		}()
 		h.ServeHTTP(w, r)
 	})
@@ -278,7 +246,7 @@ type bucket struct {
 }
 
 // spend subtracts cost from the bucket, which may become negative. If less than 1 token is left, it
-// returns false and subtracts nothing. size is the size of the bucket.
+// returns false and subtracts nothing. size is the capacity of the bucket.
 func (b *bucket) spend(now time.Time, size, cost float64) bool {
 	if !b.updated.IsZero() {
 		b.remaining = min(size, b.remaining+now.Sub(b.updated).Seconds()*size/10)

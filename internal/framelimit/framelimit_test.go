@@ -10,17 +10,20 @@ import (
 
 // frameHeader returns the header of a frame with a payload of n bytes.
 func frameHeader(kind, flags byte, stream uint32, n int) *[frameHead]byte {
-	return &[frameHead]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16), byte(stream >> 8), byte(stream)}
+	return &[frameHead]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16),
+		byte(stream >> 8), byte(stream)}
 }
 
 // Budgets refill, data and trailers cost nothing, and an authenticated client gets larger budgets.
 func TestBudgets(t *testing.T) {
 	now, known := time.Unix(1000, 0), false
-	c := New(nil, func() bool { return known }, Limits{Requests: 1, Resets: 3, Control: 3, AuthenticatedResets: 10, Wait: time.Nanosecond})
+	c := New(nil, func() bool {
+		return known
+	}, Limits{Requests: 1, Resets: 3, Control: 3, AuthenticatedResets: 10, Wait: time.Nanosecond})
 	c.now = func() time.Time { return now }
 	see := func(want bool, what string, head *[frameHead]byte) {
 		t.Helper()
-		c.head, c.bytesToSkip = *head, int(head[2])
+		c.frames.head, c.frames.bytesToSkip = *head, int(head[2])
 		if got := c.admitFrame(); got != want {
 			t.Errorf("%s: %v", what, got)
 		}
@@ -28,7 +31,7 @@ func TestBudgets(t *testing.T) {
 	see(true, "a request", frameHeader(frameHeaders, 0, 1, 10))
 	see(true, "its trailers", frameHeader(frameHeaders, flagEnd, 1, 10))
 	see(false, "another request before the first has finished", frameHeader(frameHeaders, 0, 3, 10))
-	c.finishRequest()
+	c.requests.finishRequest()
 	see(true, "another request after that", frameHeader(frameHeaders, 0, 5, 10))
 	for range 5 {
 		see(true, "data", frameHeader(frameData, 0, 1, 10))
@@ -68,12 +71,12 @@ func TestResetsOfLargeHeaders(t *testing.T) {
 			if i > 0 {
 				kind = frameContinuation
 			}
-			if c.head, c.bytesToSkip = *frameHeader(kind, 0, stream, n), n; !c.admitFrame() {
+			if c.frames.head, c.frames.bytesToSkip = *frameHeader(kind, 0, stream, n), n; !c.admitFrame() {
 				t.Fatalf("the headers of stream %d are refused", stream)
 			}
 		}
-		c.finishRequest()
-		c.head, c.bytesToSkip = *frameHeader(frameReset, 0, stream, 4), 4
+		c.requests.finishRequest()
+		c.frames.head, c.frames.bytesToSkip = *frameHeader(frameReset, 0, stream, 4), 4
 		stream += 2
 		return c.admitFrame()
 	}

@@ -17,6 +17,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // ServerHeadroom is the value of Run's headroom for servers, in bytes. Under load this much garbage
@@ -32,53 +34,51 @@ const (
 	targetInterval = time.Second
 	// idleInterval is the time without a collection after which the process counts as idle.
 	idleInterval = 30 * time.Second
-	// restraintDuration is how long garbage is bounded more tightly after a call of Restrain.
+	// restraintDuration is how long a call of Restrain bounds garbage more tightly.
 	restraintDuration = 10 * time.Second
-	// restrainedGarbage is how many bytes of garbage may accumulate during this time.
+	// restrainedGarbage is how many bytes of garbage may accumulate while Restrain is in effect.
 	restrainedGarbage = 32 << 20
-	// minPercent is the smallest GC percent during this time. It bounds the processor time of
-	// collections.
+	// minPercent is the smallest GC percent while Restrain is in effect. It bounds the processor
+	// time of collections.
 	minPercent = 50
 )
 
-// restrainSignal transmits a call of Restrain to Run. It buffers one signal.
-var restrainSignal = make(chan struct{}, 1)
+// restrainSignal wakes Run after a call of Restrain.
+var restrainSignal = wakeup.New()
 
 // Restrain bounds the garbage of this process for 10 s after the latest call: to 32 MiB, or to half
 // of the live heap if that is more. It never raises the GC percent and does not block. It has no
 // effect unless Run is running.
 func Restrain() {
-	select {
-	case restrainSignal <- struct{}{}:
-	default:
-	}
+	restrainSignal.Send()
 }
 
-// nextPercent returns the GC percent to set after a collection. now is the current percent,
-// interval the time since the previous collection, and live the bytes that are still in use.
-// headroom is how many bytes of garbage may accumulate if that is more than the default percent
-// allows.
-func nextPercent(now int, interval time.Duration, live, headroom uint64) int {
+// nextPercent returns the GC percent to set after a collection. percent is the current value,
+// interval is the time since the previous collection, and liveBytes is the heap in use after the
+// collection. headroom is how many bytes of garbage may accumulate if that is more than the default
+// percent allows.
+func nextPercent(percent int, interval time.Duration, liveBytes, headroom uint64) int {
 	if interval >= idleInterval {
 		return defaultPercent
 	}
-	want := float64(now) * float64(targetInterval) / float64(max(interval, time.Millisecond))
-	allowed := max(defaultPercent, 100*float64(headroom)/float64(max(live, 1)))
+	want := float64(percent) * float64(targetInterval) / float64(max(interval, time.Millisecond))
+	allowed := max(defaultPercent, 100*float64(headroom)/float64(max(liveBytes, 1)))
 	// Go only half of the way: one short interval between collections is not significant.
-	want = (float64(now) + want) / 2
+	want = (float64(percent) + want) / 2
 	return int(max(defaultPercent, min(want, allowed, maxPercent)))
 }
 
 // Run adjusts the GC percent of this process until ctx ends, then restores it. Up to headroom bytes
 // of garbage may accumulate. If GOGC is set in the environment, the percent is not changed.
 //
-// onIdle, if not nil, is called when the process becomes idle: no collection has happened for half
-// a minute after the last one. worked is true if the process was busy before, which means that
-// collections were less than half a minute apart, or has just started. There is then garbage and
-// freed heap to release, and onIdle may run one collection. worked is false after a collection that
-// the runtime itself starts every two minutes in an idle process.
+// onIdle, if not nil, is called when the process becomes idle: when 30 s have passed since the last
+// collection. worked is true if the process was busy since the previous call of onIdle, that is,
+// two collections were less than 30 s apart. It is also true in the first call. There is then
+// garbage and freed heap to release, and onIdle may run one collection. worked is false if the only
+// collections were those that the runtime itself starts every two minutes in an idle process.
 func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
-	r := tuner{percent: defaultPercent, worked: true, headroom: headroom, fixed: os.Getenv("GOGC") != "", lastCollection: time.Now()}
+	r := tuner{percent: defaultPercent, worked: true, headroom: headroom, fixed: os.Getenv("GOGC") != "",
+		lastCollection: time.Now()}
 	if !r.fixed {
 		defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	}
@@ -120,45 +120,46 @@ type tuner struct {
 	headroom       uint64    // how many bytes of garbage may accumulate
 	fixed          bool      // GOGC is set in the environment, so the percent must not change
 	worked         bool      // the process has been busy since it was last idle
-	ownCollection  bool      // the next collection is the one that onIdle may start
+	ownCollection  bool      // the next collection is expected to be one that onIdle started
 	lastCollection time.Time // time of the last collection
 	restraintEnd   time.Time // until when garbage is bounded more tightly; zero if Restrain was never called
 }
 
-// recordCollection sets the GC percent after a collection at the time now that left live bytes in
-// use. It returns false if onIdle started the collection, which then does not count as activity.
-func (r *tuner) recordCollection(now time.Time, live uint64) bool {
-	interval := now.Sub(r.lastCollection)
-	r.lastCollection = now
+// recordCollection is called after a garbage collection and sets the GC percent for the next one.
+// collectedAt is the time of the collection, and liveBytes is the heap in use after it. It returns
+// whether the collection counts as activity, which is false if onIdle started the collection.
+func (r *tuner) recordCollection(collectedAt time.Time, liveBytes uint64) bool {
+	interval := collectedAt.Sub(r.lastCollection)
+	r.lastCollection = collectedAt
 	if r.ownCollection {
 		r.ownCollection = false
 		return false
 	}
 	r.worked = r.worked || interval < idleInterval
-	percent := nextPercent(r.percent, interval, live, r.headroom)
-	if now.Before(r.restraintEnd) {
-		percent = min(percent, restrainedPercent(live))
+	percent := nextPercent(r.percent, interval, liveBytes, r.headroom)
+	if collectedAt.Before(r.restraintEnd) {
+		percent = min(percent, restrainedPercent(liveBytes))
 	}
 	r.setPercent(percent)
 	return true
 }
 
-// startRestraint lowers the GC percent for restraintDuration from now on. It takes effect at once,
-// because the next collection could come too late. live is the number of bytes in use after the
-// last collection.
-func (r *tuner) startRestraint(now time.Time, live uint64) {
+// startRestraint lowers the GC percent until restraintDuration after now. The new percent takes
+// effect at once, because the next collection could come too late. liveBytes is the heap in use
+// after the last collection.
+func (r *tuner) startRestraint(now time.Time, liveBytes uint64) {
 	r.restraintEnd = now.Add(restraintDuration)
-	r.setPercent(min(r.percent, restrainedPercent(live)))
+	r.setPercent(min(r.percent, restrainedPercent(liveBytes)))
 }
 
-// restrainedPercent returns the largest GC percent that is allowed while garbage is bounded by a
-// call of Restrain. live is the number of bytes in use after the last collection.
-func restrainedPercent(live uint64) int {
-	return int(max(minPercent, min(100*restrainedGarbage/max(live, 1), maxPercent)))
+// restrainedPercent returns the largest GC percent that is allowed while Restrain is in effect.
+// liveBytes is the heap in use after the last collection.
+func restrainedPercent(liveBytes uint64) int {
+	return int(max(minPercent, min(100*restrainedGarbage/max(liveBytes, 1), maxPercent)))
 }
 
-// startIdle resets the GC percent to the default when the process becomes idle. It returns whether
-// the process has been busy since it was last idle.
+// startIdle resets the GC percent to the default, because the process is idle. It returns whether
+// the process has been busy since the previous call.
 func (r *tuner) startIdle() (worked bool) {
 	worked, r.worked, r.ownCollection = r.worked, false, r.worked
 	r.setPercent(defaultPercent)

@@ -75,7 +75,8 @@ func TestRun(t *testing.T) {
 // as work, and neither do the periodic collections of the runtime.
 func TestRests(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
-	r, now := tuner{percent: defaultPercent, headroom: 192 * mib, worked: true, lastCollection: time.Unix(0, 0)}, time.Unix(0, 0)
+	r, now := tuner{percent: defaultPercent, headroom: 192 * mib, worked: true, lastCollection: time.Unix(0, 0)},
+		time.Unix(0, 0)
 	after := func(d time.Duration) bool {
 		now = now.Add(d)
 		return r.recordCollection(now, 10*mib)
@@ -116,7 +117,9 @@ func TestRunRests(t *testing.T) {
 		go func() {
 			defer close(ended)
 			r := tuner{percent: defaultPercent, headroom: mib, fixed: true, worked: true, lastCollection: began}
-			r.adjust(ctx, collected, nil, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
+			r.adjust(ctx, collected, nil, func(worked bool) {
+				rests = append(rests, fmt.Sprint(time.Since(began), worked))
+			})
 		}()
 		for _, after := range []time.Duration{time.Second, 30 * time.Second, 2 * time.Minute, time.Hour, time.Second} {
 			time.Sleep(after)

@@ -28,16 +28,25 @@ func hostilePatches() map[string]struct{ doc, patch string } {
 	nested := strings.Repeat(`{"a":`, 9000) + "1" + strings.Repeat("}", 9000)
 	deeper := "/a" + strings.Repeat("/a", 900)
 	return map[string]struct{ doc, patch string }{
-		"copies that double a string":        {`{"a":["` + text + `"]}`, repeatOperation(30, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies that double a small value":   {`{"a":[1]}`, repeatOperation(10000, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies of the document into itself": {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i) })},
-		"copies that replace each other": {`{"a":` + repeatItem(15000, `{}`) + `}`, repeatOperation(9000, func(i int) string {
-			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b/0","value":1}`}[i%2]
+		"copies that double a string": {`{"a":["` + text + `"]}`, repeatOperation(30, func(int) string {
+			return `{"op":"copy","from":"/a","path":"/a/-"}`
 		})},
-		"inserts at the front of a long list": {`{"a":` + repeatItem(100000, "1") + `}`, repeatOperation(10000, func(i int) string {
-			return []string{`{"op":"add","path":"/a/0","value":1}`, `{"op":"remove","path":"/a/0"}`}[i%2]
+		"copies that double a small value": {`{"a":[1]}`, repeatOperation(10000, func(int) string {
+			return `{"op":"copy","from":"/a","path":"/a/-"}`
 		})},
-		"a list that is too long to decode": {`{"a":` + repeatItem(700000, "1") + `}`, `[{"op":"add","path":"/a/0","value":1}]`},
+		"copies of the document into itself": {`{"a":{}}`, repeatOperation(10000, func(i int) string {
+			return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i)
+		})},
+		"copies that replace each other": {`{"a":` + repeatItem(15000, `{}`) + `}`,
+			repeatOperation(9000, func(i int) string {
+				return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b/0","value":1}`}[i%2]
+			})},
+		"inserts at the front of a long list": {`{"a":` + repeatItem(100000, "1") + `}`,
+			repeatOperation(10000, func(i int) string {
+				return []string{`{"op":"add","path":"/a/0","value":1}`, `{"op":"remove","path":"/a/0"}`}[i%2]
+			})},
+		"a list that is too long to decode": {`{"a":` + repeatItem(700000, "1") + `}`,
+			`[{"op":"add","path":"/a/0","value":1}]`},
 		"tests of a large object": {`{"a":{"b":"` + text + `","c":1}}`, repeatOperation(10000, func(int) string {
 			return `{"op":"test","path":"/a","value":{"b":"` + `\u0078` + `","c":1}}`
 		})},
@@ -45,16 +54,20 @@ func hostilePatches() map[string]struct{ doc, patch string } {
 			return `{"op":"test","path":"/a","value":{"c":1.0,"b":"` + text[:1000] + `"}}`
 		})},
 		"repeated access to a deep value": {`{"a":` + nested + `}`, repeatOperation(1000, func(i int) string {
-			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b` + deeper[2:] + `","value":1}`}[i%2]
+			return []string{`{"op":"copy","from":"/a","path":"/b"}`,
+				`{"op":"add","path":"/b` + deeper[2:] + `","value":1}`}[i%2]
 		})},
 		"values that nest": {`{}`, repeatOperation(300, func(int) string {
-			return `{"op":"add","path":"` + "/a" + `","value":` + nested[:9000*5] + `1` + strings.Repeat("}", 9000)[:9000] + `}`
+			return `{"op":"add","path":"` + "/a" + `","value":` + nested[:9000*5] + `1` +
+				strings.Repeat("}", 9000)[:9000] + `}`
 		})[:3<<20]},
 		"moves back and forth": {`{"a":{"b":"` + text + `"}}`, repeatOperation(10000, func(i int) string {
 			return []string{`{"op":"move","from":"/a","path":"/c"}`, `{"op":"move","from":"/c","path":"/a"}`}[i%2]
 		})},
-		"too many operations":  {`{}`, repeatItem(1<<20-1, `{}`)},
-		"growing by operation": {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"add","path":"/a/k%d","value":"%s"}`, i, text[:200]) })},
+		"too many operations": {`{}`, repeatItem(1<<20-1, `{}`)},
+		"growing by operation": {`{"a":{}}`, repeatOperation(10000, func(i int) string {
+			return fmt.Sprintf(`{"op":"add","path":"/a/k%d","value":"%s"}`, i, text[:200])
+		})},
 	}
 }
 
@@ -63,7 +76,9 @@ func hostilePatches() map[string]struct{ doc, patch string } {
 func TestHostilePatches(t *testing.T) {
 	for name, c := range hostilePatches() {
 		t.Run(name, func(t *testing.T) {
-			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Apply(t.Context(), doc, patch, sizeLimit) })
+			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) {
+				return Apply(t.Context(), doc, patch, sizeLimit)
+			})
 		})
 	}
 	nested := func(n int) string { return strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n) }
@@ -80,7 +95,9 @@ func TestHostilePatches(t *testing.T) {
 		"many in both":    {many, many},
 	} {
 		t.Run("merge "+name, func(t *testing.T) {
-			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Merge(t.Context(), doc, patch, sizeLimit) })
+			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) {
+				return Merge(t.Context(), doc, patch, sizeLimit)
+			})
 		})
 	}
 }
@@ -105,7 +122,8 @@ func checkBounds(t *testing.T, doc, patch string, apply func(doc, patch []byte) 
 	if len(out) > max(sizeLimit, len(doc)) {
 		t.Errorf("the result has %d bytes", len(out))
 	}
-	if err != nil && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) && !strings.Contains(err.Error(), "test failed") {
+	if err != nil && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) &&
+		!strings.Contains(err.Error(), "test failed") {
 		t.Errorf("refused with: %v", err)
 	}
 	if took > 10*time.Second { // a second on an idle machine

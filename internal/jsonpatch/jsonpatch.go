@@ -1,7 +1,7 @@
 // Package jsonpatch applies JSON patches (RFC 6902) and merge patches (RFC 7386). It bounds the
-// size of the result, which is computed before the result is built, the number of decoded values,
-// and the work. For any patch, memory is a small multiple of document and patch, and the time is
-// below a second.
+// number of decoded values, the work, and the size of the result, which is computed before the
+// result is built. For any patch, the memory is a small multiple of the document and the patch, and
+// the time is below a second.
 package jsonpatch
 
 import (
@@ -40,8 +40,8 @@ type operation struct {
 	Value json.RawMessage `json:"value"`
 }
 
-// Apply returns doc, which must be valid JSON, after the operations of a JSON patch. The result may
-// have at most maxBytes bytes, or as many as doc if doc is larger.
+// Apply applies the operations of a JSON patch to doc, which must be valid JSON, and returns the
+// result. The result may have at most maxBytes bytes, or as many as doc if doc is larger.
 func Apply(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	ops, err := parseOperations(patch)
 	if err != nil {
@@ -147,8 +147,8 @@ func (t *tree) copyOrMove(op *operation, path []string) error {
 	return t.setValue(path, removed, true)
 }
 
-// splitPointer returns the unescaped tokens of a JSON pointer. op and field are the operation and
-// its field with the pointer, for errors.
+// splitPointer returns the unescaped tokens of a JSON pointer. op is the name of the operation and
+// field the name of the operation's field that contains the pointer. Both are used in errors.
 func splitPointer(op, field string, pointer *string) ([]string, error) {
 	if pointer == nil {
 		return nil, fmt.Errorf("%s operation has no %q", op, field)
@@ -185,8 +185,8 @@ var (
 	errAbsent = errors.New("missing value")
 )
 
-// openPath decodes the lists and objects on the path, from the root to the parent of the value that
-// the path denotes. It returns them in this order. The path must not be empty.
+// openPath decodes the lists and objects on the path and returns them. The first is the root, the
+// last is the parent of the value at the path. The path must not be empty.
 func (t *tree) openPath(path []string) ([]*collection, error) {
 	at := t.root
 	var way []*collection
@@ -196,7 +196,8 @@ func (t *tree) openPath(path []string) ([]*collection, error) {
 			return nil, err
 		}
 		if b == nil {
-			return nil, fmt.Errorf("%w: %q is below a value that is neither an object nor a list", errMissing, truncateToken(path[i]))
+			return nil, fmt.Errorf("%w: %q is below a value that is neither an object nor a list", errMissing,
+				truncateToken(path[i]))
 		}
 		if at.collection == nil {
 			t.replaceOpened(way, path[:i], node{collection: b}, b.bytes-at.textSize())
@@ -213,23 +214,23 @@ func (t *tree) openPath(path []string) ([]*collection, error) {
 	}
 }
 
-// replaceOpened replaces the value at a path by its decoded form n. way are the decoded collections
-// above the value. by is the difference in the size of the text.
-func (t *tree) replaceOpened(way []*collection, path []string, n node, by int) {
-	t.bytes += by // never positive: only whitespace is removed
-	if len(way) == 0 {
+// replaceOpened replaces the value at a path by its decoded form n. ancestors are the decoded
+// collections above the value, from openPath. growth is the difference in the size of the text.
+func (t *tree) replaceOpened(ancestors []*collection, path []string, n node, growth int) {
+	t.bytes += growth // never positive: only whitespace is removed
+	if len(ancestors) == 0 {
 		t.root = n
 		return
 	}
-	last := way[len(way)-1]
+	last := ancestors[len(ancestors)-1]
 	if token := path[len(path)-1]; last.list {
 		i, _ := last.parseIndex(token, len(last.items)-1) // child has found the index already
 		last.items[i] = n
 	} else {
 		last.members[quoteString(token)] = n
 	}
-	for _, b := range way {
-		b.bytes += by
+	for _, b := range ancestors {
+		b.bytes += growth
 	}
 }
 
@@ -248,8 +249,8 @@ func (b *collection) child(token string) (node, error) {
 	return n, nil
 }
 
-// parseIndex returns the list index that a token of a path denotes. It must be at most last.
-// Negative indexes count from the end, as in Kubernetes.
+// parseIndex returns the list index that a token of a path denotes. A negative index counts from
+// the end, as in Kubernetes. An index above last is an error.
 func (b *collection) parseIndex(token string, last int) (int, error) {
 	i, err := strconv.Atoi(token)
 	if err != nil || strconv.Itoa(i) != token {
@@ -290,8 +291,8 @@ func (t *tree) testValue(path []string, want node) error {
 	return err
 }
 
-// setValue replaces the value at a path, or adds it if adding is set. n is copied only after the
-// size of the result was checked. A missing member is added in both cases; a list item must exist
+// setValue replaces the value at a path, or adds it if adding is set. It copies n only after it has
+// checked the size of the result. A missing member is added in both cases; a list item must exist
 // to be replaced.
 func (t *tree) setValue(path []string, n node, adding bool) error {
 	if len(path) == 0 {

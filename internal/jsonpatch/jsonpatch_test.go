@@ -36,24 +36,37 @@ func TestOperations(t *testing.T) {
 		{`{"baz":"qux","foo":"bar"}`, `[{"op":"remove","path":"/baz"}]`, `{"foo":"bar"}`},
 		{`{"foo":["bar","qux","baz"]}`, `[{"op":"remove","path":"/foo/1"}]`, `{"foo":["bar","baz"]}`},
 		{`{"baz":"qux","foo":"bar"}`, `[{"op":"replace","path":"/baz","value":"boo"}]`, `{"baz":"boo","foo":"bar"}`},
-		{`{"foo":{"bar":"baz","waldo":"fred"},"qux":{"corge":"grault"}}`, `[{"op":"move","from":"/foo/waldo","path":"/qux/thud"}]`,
+		{`{"foo":{"bar":"baz","waldo":"fred"},"qux":{"corge":"grault"}}`,
+			`[{"op":"move","from":"/foo/waldo","path":"/qux/thud"}]`,
 			`{"foo":{"bar":"baz"},"qux":{"corge":"grault","thud":"fred"}}`},
-		{`{"foo":["all","grass","cows","eat"]}`, `[{"op":"move","from":"/foo/1","path":"/foo/3"}]`, `{"foo":["all","cows","eat","grass"]}`},
-		{`{"baz":"qux","foo":["a",2,"c"]}`, `[{"op":"test","path":"/baz","value":"qux"},{"op":"test","path":"/foo/1","value":2.0}]`, `{"baz":"qux","foo":["a",2,"c"]}`},
-		{`{"foo":"bar"}`, `[{"op":"add","path":"/child","value":{"grandchild":{}}}]`, `{"foo":"bar","child":{"grandchild":{}}}`},
+		{`{"foo":["all","grass","cows","eat"]}`, `[{"op":"move","from":"/foo/1","path":"/foo/3"}]`,
+			`{"foo":["all","cows","eat","grass"]}`},
+		{`{"baz":"qux","foo":["a",2,"c"]}`,
+			`[{"op":"test","path":"/baz","value":"qux"},{"op":"test","path":"/foo/1","value":2.0}]`,
+			`{"baz":"qux","foo":["a",2,"c"]}`},
+		{`{"foo":"bar"}`, `[{"op":"add","path":"/child","value":{"grandchild":{}}}]`,
+			`{"foo":"bar","child":{"grandchild":{}}}`},
 		{`{"foo":"bar"}`, `[{"op":"add","path":"/baz","value":"qux","xyz":123}]`, `{"foo":"bar","baz":"qux"}`},
 		{`{"/":9,"~1":10}`, `[{"op":"test","path":"/~01","value":10},{"op":"remove","path":"/~1"}]`, `{"~1":10}`},
 		{`{"foo":["bar"]}`, `[{"op":"add","path":"/foo/-","value":["abc","def"]}]`, `{"foo":["bar",["abc","def"]]}`},
-		{`{"foo":[1,2]}`, `[{"op":"add","path":"/foo/-1","value":3},{"op":"remove","path":"/foo/-3"}]`, `{"foo":[2,3]}`},
-		{`{"a":{"b":[1]}}`, `[{"op":"copy","from":"/a","path":"/c"},{"op":"add","path":"/c/b/0","value":0}]`, `{"a":{"b":[1]},"c":{"b":[0,1]}}`},
-		{`{"a":{"b":1}}`, `[{"op":"test","path":"/a/b","value":1},{"op":"copy","from":"/a","path":"/a/c"},{"op":"replace","path":"/a/c/b","value":2}]`,
+		{`{"foo":[1,2]}`, `[{"op":"add","path":"/foo/-1","value":3},{"op":"remove","path":"/foo/-3"}]`,
+			`{"foo":[2,3]}`},
+		{`{"a":{"b":[1]}}`, `[{"op":"copy","from":"/a","path":"/c"},{"op":"add","path":"/c/b/0","value":0}]`,
+			`{"a":{"b":[1]},"c":{"b":[0,1]}}`},
+		{`{"a":{"b":1}}`,
+			`[{"op":"test","path":"/a/b","value":1},{"op":"copy","from":"/a","path":"/a/c"},{"op":"replace",` +
+				`"path":"/a/c/b","value":2}]`,
 			`{"a":{"b":1,"c":{"b":2}}}`},
-		{`{"a":1}`, `[{"op":"replace","path":"","value":{"b":2}},{"op":"add","path":"/c","value":null}]`, `{"b":2,"c":null}`},
-		{`{"a<b":"\u0041"}`, `[{"op":"test","path":"/a<b","value":"A"},{"op":"add","path":"/a<b","value":"C"}]`, `{"a<b":"C"}`},
-		{`{"a\u003cb":{"x":1,"y":[{}]}}`, `[{"op":"test","path":"/a<b","value":{"y":[ { } ],"x":1e0}}]`, `{"a<b":{"x":1,"y":[{}]}}`},
+		{`{"a":1}`, `[{"op":"replace","path":"","value":{"b":2}},{"op":"add","path":"/c","value":null}]`,
+			`{"b":2,"c":null}`},
+		{`{"a<b":"\u0041"}`, `[{"op":"test","path":"/a<b","value":"A"},{"op":"add","path":"/a<b","value":"C"}]`,
+			`{"a<b":"C"}`},
+		{`{"a\u003cb":{"x":1,"y":[{}]}}`, `[{"op":"test","path":"/a<b","value":{"y":[ { } ],"x":1e0}}]`,
+			`{"a<b":{"x":1,"y":[{}]}}`},
 		{`{"a":1}`, `[{"op":"test","path":"/b","value":null},{"op":"replace","path":"/b","value":2}]`, `{"a":1,"b":2}`},
 		{`{"a":[1,2,3]}`, `[{"op":"move","from":"/a/0","path":"/a/0"}]`, `{"a":[1,2,3]}`},
-		{`{ "a" : [ 1 , 2 ] , "b" : { } }`, `[{"op":"add","path":"/b/c","value": [ ] },{"op":"remove","path":"/a/0"}]`, `{"a":[2],"b":{"c":[]}}`},
+		{`{ "a" : [ 1 , 2 ] , "b" : { } }`, `[{"op":"add","path":"/b/c","value": [ ] },{"op":"remove","path":"/a/0"}]`,
+			`{"a":[2],"b":{"c":[]}}`},
 	} {
 		got, err := Apply(t.Context(), []byte(c.doc), []byte(c.patch), sizeLimit)
 		if err != nil || !equalJSON(t, got, []byte(c.want)) {
@@ -65,7 +78,8 @@ func TestOperations(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	const doc = `{"a":{"b":[1,2]},"s":"x","n":null}`
 	for patch, want := range map[string]error{
-		`{"op":"add"}`: ErrMalformed, `[{"op":"add"`: ErrMalformed, `[] []`: ErrMalformed, `[{"op":1}]`: ErrMalformed, `nonsense`: ErrMalformed,
+		`{"op":"add"}`: ErrMalformed, `[{"op":"add"`: ErrMalformed, `[] []`: ErrMalformed, `[{"op":1}]`: ErrMalformed,
+		`nonsense`:                                                  ErrMalformed,
 		`[{"op":"add","value":1}]`:                                  nil,
 		`[{"op":"add","path":"a","value":1}]`:                       nil,
 		`[{"op":"add","path":"/x/y","value":1}]`:                    nil,
@@ -91,7 +105,8 @@ func TestRefusals(t *testing.T) {
 		`[{"op":"add","path":"` + strings.Repeat("/", 2000) + `"}]`: ErrTooLarge,
 	} {
 		got, err := Apply(t.Context(), []byte(doc), []byte(patch), sizeLimit)
-		if err == nil || want != nil && !errors.Is(err, want) || want == nil && (errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge)) {
+		if err == nil || want != nil && !errors.Is(err, want) ||
+			want == nil && (errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge)) {
 			t.Errorf("%.80s: %s, %v, want %v", patch, got, err, want)
 		}
 	}
@@ -101,7 +116,8 @@ func TestRefusals(t *testing.T) {
 func TestApplyStopsWithItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Apply(ctx, []byte(`{}`), []byte(`[{"op":"add","path":"/a","value":1}]`), sizeLimit); !errors.Is(err, context.Canceled) {
+	if _, err := Apply(ctx, []byte(`{}`), []byte(`[{"op":"add","path":"/a","value":1}]`), sizeLimit); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("applied: %v", err)
 	}
 	if _, err := Merge(ctx, []byte(`{}`), []byte(`{"a":1}`), sizeLimit); !errors.Is(err, context.Canceled) {
@@ -181,7 +197,8 @@ func TestAgreesWithAnother(t *testing.T) {
 		var ops []string
 		for range 1 + r.IntN(4) {
 			op := []string{"add", "replace", "remove", "copy", "move"}[r.IntN(5)]
-			ops = append(ops, fmt.Sprintf(`{"op":%q,"path":%q,"from":%q,"value":%s}`, op, r.randomPath(), r.randomPath(), r.randomValue(2)))
+			ops = append(ops, fmt.Sprintf(`{"op":%q,"path":%q,"from":%q,"value":%s}`, op, r.randomPath(),
+				r.randomPath(), r.randomValue(2)))
 		}
 		patch := "[" + strings.Join(ops, ",") + "]"
 		theirs, err := oracle.DecodePatch([]byte(patch))
@@ -210,7 +227,8 @@ func TestAgreesWithAnother(t *testing.T) {
 		if want, err = oracle.MergePatch([]byte(doc), []byte(change)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err = Merge(t.Context(), []byte(doc), []byte(change), sizeLimit); err != nil || !equalJSON(t, withoutNulls(t, got), withoutNulls(t, want)) {
+		if got, err = Merge(t.Context(), []byte(doc), []byte(change), sizeLimit); err != nil ||
+			!equalJSON(t, withoutNulls(t, got), withoutNulls(t, want)) {
 			t.Fatalf("%s merged with %s: %s, %v, the other implementation returns %s", doc, change, got, err, want)
 		}
 	}
@@ -263,7 +281,8 @@ func checkSize(t *testing.T, doc, patch string) {
 			t.Fatal(err)
 		}
 		if n := len(tr.encode()); n != tr.bytes || n != tr.root.textSize() {
-			t.Fatalf("%s with %s: after operation %d it has %d bytes, counted are %d, and %d at the root", doc, patch, i, n, tr.bytes, tr.root.textSize())
+			t.Fatalf("%s with %s: after operation %d it has %d bytes, counted are %d, and %d at the root", doc, patch,
+				i, n, tr.bytes, tr.root.textSize())
 		}
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"fmt"
 )
 
-// Merge returns doc, which must be a JSON object, after a JSON merge patch. The result may have at
-// most maxBytes bytes, or as many as doc if doc is larger. An error that wraps neither ErrMalformed
-// nor ErrTooLarge means that the patch does not apply to doc.
+// Merge applies a JSON merge patch to doc, which must be a JSON object, and returns the result. The
+// result may have at most maxBytes bytes, or as many as doc if doc is larger. An error that wraps
+// neither ErrMalformed nor ErrTooLarge means that the patch does not apply to doc.
 func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	if !json.Valid(patch) {
 		return nil, fmt.Errorf("%w: not JSON", ErrMalformed)
@@ -34,9 +34,9 @@ func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 	return t.encode(), nil
 }
 
-// mergeObject applies the members of a merge patch (changes) to a decoded object. It calls itself
-// for nested objects; depth is the level of nesting.
-func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, depth int) error {
+// mergeObject applies the members of the merge patch changes to the decoded object target. It calls
+// itself for nested objects; depth is the level of nesting.
+func (t *tree) mergeObject(ctx context.Context, target *collection, changes node, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%w: more than %d nested objects", ErrTooLarge, maxDepth)
 	}
@@ -48,39 +48,39 @@ func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, 
 		return err
 	}
 	for key, change := range from.members { // deletions first: they free space for additions
-		if old, there := into.members[key]; there && change.text == "null" {
-			delete(into.members, key)
-			by := len(key) + 1 + old.textSize() + min(len(into.members), 1)
-			into.bytes -= by
+		if old, there := target.members[key]; there && change.text == "null" {
+			delete(target.members, key)
+			by := len(key) + 1 + old.textSize() + min(len(target.members), 1)
+			target.bytes -= by
 			t.bytes -= by
 		}
 	}
 	for key, change := range from.members {
-		old, there := into.members[key]
+		old, there := target.members[key]
 		switch {
 		case change.text == "null":
 		case change.isObject():
 			if !there || !old.isObject() {
-				if err := t.setMember(into, key, node{text: "{}"}); err != nil {
+				if err := t.setMember(target, key, node{text: "{}"}); err != nil {
 					return err
 				}
-				old = into.members[key]
+				old = target.members[key]
 			}
 			before := old.textSize()
 			inner, err := t.openNode(old)
 			if err != nil {
 				return err
 			}
-			into.members[key] = node{collection: inner}
+			target.members[key] = node{collection: inner}
 			if old.collection == nil {
 				t.bytes += inner.bytes - before
 			}
 			if err := t.mergeObject(ctx, inner, change, depth+1); err != nil {
 				return err
 			}
-			into.bytes += inner.bytes - before
+			target.bytes += inner.bytes - before
 		default:
-			if err := t.setMember(into, key, change); err != nil {
+			if err := t.setMember(target, key, change); err != nil {
 				return err
 			}
 		}

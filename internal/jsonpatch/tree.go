@@ -12,7 +12,8 @@ type node struct {
 	collection *collection
 }
 
-// collection is a decoded list or object. The keys of members are quoted strings in canonical form.
+// collection is a decoded list or object. The keys of an object's members are quoted strings as
+// canonicalString returns them.
 type collection struct {
 	list    bool
 	members map[string]node
@@ -37,7 +38,7 @@ func (n node) isObject() bool {
 
 // tree is a JSON document to which a patch is being applied. Lists and objects are decoded one
 // level at a time, and only where an operation requires it. All other values remain texts, which
-// copies share.
+// copies of a value share.
 type tree struct {
 	root     node
 	bytes    int // length of the document's text
@@ -56,25 +57,27 @@ func (t *tree) chargeWork(work, nodes int) error {
 	t.nodes += nodes
 	switch {
 	case t.work > maxWork:
-		return fmt.Errorf("%w: the operations scan the document too often: use fewer operations, or operations that replace larger parts", ErrTooLarge)
+		return fmt.Errorf("%w: the operations scan the document too often: use fewer operations, or operations that "+
+			"replace larger parts", ErrTooLarge)
 	case t.nodes > maxNodes:
-		return fmt.Errorf("%w: the operations decode lists and objects with more than %d values in total", ErrTooLarge, maxNodes)
+		return fmt.Errorf("%w: the operations decode lists and objects with more than %d values in total",
+			ErrTooLarge, maxNodes)
 	}
 	return nil
 }
 
-// growBy adds by to the counted length of the document. If the result would exceed maxBytes, it
+// growBy adds delta to the counted length of the document. If the result would exceed maxBytes, it
 // returns an error and changes nothing. It must be called before the document is changed.
-func (t *tree) growBy(by int) error {
-	if t.bytes+by > t.maxBytes {
-		return fmt.Errorf("%w: the result would have %d bytes, the limit is %d", ErrTooLarge, t.bytes+by, t.maxBytes)
+func (t *tree) growBy(delta int) error {
+	if t.bytes+delta > t.maxBytes {
+		return fmt.Errorf("%w: the result would have %d bytes, the limit is %d", ErrTooLarge, t.bytes+delta, t.maxBytes)
 	}
-	t.bytes += by
+	t.bytes += delta
 	return nil
 }
 
-// openNode returns the decoded form of a list or object, or nil for another value. It does not
-// modify the node.
+// openNode decodes one level of a list or object and returns it. It returns nil for any other
+// value. It does not modify the node.
 func (t *tree) openNode(n node) (*collection, error) {
 	if n.collection != nil {
 		return n.collection, nil

@@ -17,8 +17,8 @@ type Part struct {
 }
 
 // Run runs all parts concurrently. When ctx ends or the first part returns, it cancels the contexts
-// of all parts and waits for them. It returns the errors of the parts. A part that returns without
-// an error before its context ends is an error too. The end of ctx is not an error.
+// of all parts and waits for them. It returns the joined errors of the parts. A part that returns
+// without an error before its context ends is an error too. The end of ctx is not an error.
 func Run(ctx context.Context, parts ...Part) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

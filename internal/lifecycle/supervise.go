@@ -57,8 +57,8 @@ func supervisePart(ctx context.Context, onFailure func(part string, err error, d
 	}
 }
 
-// runRecovering runs the part once and returns its error. A panic is returned as an error, unless
-// another goroutine of the part panics.
+// runRecovering runs the part once and returns its error. A panic in the goroutine that runs the
+// part is returned as an error. A panic in another goroutine still ends the process.
 func runRecovering(ctx context.Context, p Part) (err error) {
 	defer func() {
 		if x := recover(); x != nil {

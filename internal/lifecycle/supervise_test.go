@@ -41,7 +41,8 @@ func TestSupervise(t *testing.T) {
 		if steady.Load() != 1 {
 			t.Errorf("the healthy part was started %d times", steady.Load())
 		}
-		for name, n := range map[string]int64{"failing": failing.Load(), "panicking": panicking.Load(), "ending": ending.Load()} {
+		for name, n := range map[string]int64{"failing": failing.Load(), "panicking": panicking.Load(),
+			"ending": ending.Load()} {
 			if n < 20 || n > 40 {
 				t.Errorf("%s was started %d times in 10 minutes", name, n)
 			}
@@ -63,7 +64,9 @@ func TestSuperviseForgetsOldFailures(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var last time.Duration
 		n := 0
-		Supervise(ctx, func(_ string, _ error, again time.Duration) { last = again }, Part{"p", func(ctx context.Context) error {
+		Supervise(ctx, func(_ string, _ error, again time.Duration) {
+			last = again
+		}, Part{"p", func(ctx context.Context) error {
 			if n++; n == 10 {
 				time.Sleep(2 * stableAfter)
 			}

@@ -18,7 +18,7 @@ type Lines struct {
 // New returns a Lines that keeps at most maxBytes bytes.
 func New(maxBytes int) *Lines { return &Lines{maxBytes: maxBytes} }
 
-// Write implements io.Writer.
+// Write implements io.Writer. It never fails.
 func (l *Lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,7 +16,8 @@ func TestLines(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		have := string(l.Bytes())
-		if len(have) > 100 || !strings.HasSuffix(all, have) || !strings.HasPrefix(have, "line ") || len(have) < 100-50 && len(have) != len(all) {
+		if len(have) > 100 || !strings.HasSuffix(all, have) || !strings.HasPrefix(have, "line ") ||
+			len(have) < 100-50 && len(have) != len(all) {
 			t.Fatalf("after %d lines it keeps %q", i+1, have)
 		}
 		if cap(l.kept) > 400 {

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the total size of the values that are cached by functions of Memoize. Sizes are
-// estimates. It is safe for concurrent use.
+// Budget bounds the total size of the values that the functions returned by Memoize cache. Sizes
+// are estimates. It is safe for concurrent use.
 type Budget struct {
 	maxBytes int64
 
@@ -29,15 +29,17 @@ func (r *Budget) Used() (bytes int64, values int) {
 
 // evictable is a cached value that a Budget can remove from memory.
 type evictable interface {
-	// clearUsed returns true if the value was not used since the last call, or since it was cached.
+	// clearUsed returns true if the value was not used since the previous call of clearUsed, or
+	// since it was cached. It marks the value as unused.
 	clearUsed() bool
 	// evict drops the value, and returns its size.
 	evict() int64
 }
 
 // addEntry adds a cached value of the given size. It first evicts the oldest values until the new
-// one fits. A value that was used since it was added, or since it was last considered, is moved to
-// the end once instead. A value larger than the budget is cached alone.
+// value fits. A value that was used since it was added, or since an earlier call, is moved to the
+// end of the queue instead. This happens once per value and call. A value larger than the budget is
+// cached alone.
 func (r *Budget) addEntry(k evictable, size int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +56,8 @@ func (r *Budget) addEntry(k evictable, size int64) {
 	r.used += size
 }
 
-// lazyValue is a value that is computed when it is requested and cached until the Budget evicts it.
-// Concurrent callers wait for one computation.
+// lazyValue is a value that is computed when it is requested. It is cached until the Budget evicts
+// it. Concurrent callers wait for one computation.
 type lazyValue[T any] struct {
 	budget  *Budget
 	compute func() (value T, size int64, err error)
@@ -66,7 +68,7 @@ type lazyValue[T any] struct {
 
 type cachedValue[T any] struct {
 	value T
-	size  int64 // estimate
+	size  int64 // estimated size in bytes
 	err   error
 	used  atomic.Bool
 }

@@ -1,5 +1,5 @@
-// Package memory determines how much memory this process may use, sets the Go memory limit, and
-// sets the OOM score.
+// Package memory determines how much memory this process may use, and sets the Go memory limit and
+// the OOM score of the process.
 package memory
 
 import (
@@ -99,7 +99,7 @@ func CurrentLimit() (limit int64, ok bool) {
 const DaemonOOMScore = -999
 
 // SetOOMScore sets the oom_score_adj of this process. Lowering it requires CAP_SYS_RESOURCE. The
-// process can run without it, so callers may ignore the error.
+// process can run with its previous score, so callers may ignore the error.
 func SetOOMScore(score int) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		return fmt.Errorf("setting oom_score_adj to %d: %w", score, err)

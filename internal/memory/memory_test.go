@@ -13,11 +13,15 @@ func TestAvailable(t *testing.T) {
 		files map[string]string
 		want  int64
 	}{
-		"no groups":          {map[string]string{}, 8 << 30},
-		"no limit":           {map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, 8 << 30},
-		"own limit":          {map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "1073741824\n"}, 1 << 30},
-		"a limit above":      {map[string]string{"proc/self/cgroup": "1:name=x:/y\n0::/a/b\n", "sys/fs/cgroup/a/memory.max": "2147483648\n", "sys/fs/cgroup/a/b/memory.max": "max"}, 2 << 30},
-		"more than there is": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "99999999999999\n"}, 8 << 30},
+		"no groups": {map[string]string{}, 8 << 30},
+		"no limit": {map[string]string{"proc/self/cgroup": "0::/a/b\n",
+			"sys/fs/cgroup/a/b/memory.max": "max\n"}, 8 << 30},
+		"own limit": {map[string]string{"proc/self/cgroup": "0::/a/b\n",
+			"sys/fs/cgroup/a/b/memory.max": "1073741824\n"}, 1 << 30},
+		"a limit above": {map[string]string{"proc/self/cgroup": "1:name=x:/y\n0::/a/b\n",
+			"sys/fs/cgroup/a/memory.max": "2147483648\n", "sys/fs/cgroup/a/b/memory.max": "max"}, 2 << 30},
+		"more than there is": {map[string]string{"proc/self/cgroup": "0::/\n",
+			"sys/fs/cgroup/memory.max": "99999999999999\n"}, 8 << 30},
 	} {
 		root := t.TempDir()
 		c.files["proc/meminfo"] = "MemFree: 1 kB\nMemTotal:        8388608 kB\n"

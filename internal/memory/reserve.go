@@ -38,7 +38,8 @@ func UnmapProgram() error {
 	}
 	var failed []error
 	for _, m := range programMappings(raw, program) {
-		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, syscall.MADV_DONTNEED); errno != 0 {
+		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, syscall.MADV_DONTNEED); errno !=
+			0 {
 			failed = append(failed, fmt.Errorf("unmapping %x-%x of %s: %w", m.start, m.end, program, errno))
 		}
 	}
@@ -54,7 +55,8 @@ func programMappings(maps []byte, file string) (out []mapping) {
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		// 00400000-02261000 r-xp 00000000 fe:00 1234567                /usr/bin/program (deleted)
 		f := strings.Fields(lines.Text())
-		if len(f) < 6 || strings.Join(f[5:], " ") != file || strings.Contains(f[1], "w") || !strings.HasSuffix(f[1], "p") {
+		if len(f) < 6 || strings.Join(f[5:], " ") != file || strings.Contains(f[1], "w") ||
+			!strings.HasSuffix(f[1], "p") {
 			continue
 		}
 		first, last, _ := strings.Cut(f[0], "-")

@@ -27,7 +27,8 @@ var mountFlags = map[string]struct{ set, clear uintptr }{
 
 // fstabOptions are options of /etc/fstab that are meant for user-space programs and not passed to
 // the kernel.
-var fstabOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail"}
+var fstabOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group",
+	"_netdev", "nofail"}
 
 // SplitFlags returns the flags of mount(2) for the options, and the options of the file system
 // itself, in their order. Options of /etc/fstab are dropped. Each element of options may be a
@@ -49,8 +50,8 @@ func SplitFlags(options []string) (bits uintptr, rest []string) {
 	return bits, rest
 }
 
-// bindAttributes maps the options that a bind mount can have of its own, independent of its file
-// system, to attributes of mount_setattr(2).
+// bindAttributes maps mount options to attributes of mount_setattr(2). It contains the options that
+// a bind mount can set independently of its file system.
 var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"ro": {set: unix.MOUNT_ATTR_RDONLY}, "rw": {clear: unix.MOUNT_ATTR_RDONLY},
 	"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "suid": {clear: unix.MOUNT_ATTR_NOSUID},
@@ -87,5 +88,6 @@ func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
 // isMountOption reports whether an option must be passed to the kernel. It returns false for
 // options of /etc/fstab and comments.
 func isMountOption(option string) bool {
-	return option != "" && !slices.Contains(fstabOptions, option) && !strings.HasPrefix(option, "x-") && !strings.HasPrefix(option, "comment=")
+	return option != "" && !slices.Contains(fstabOptions, option) && !strings.HasPrefix(option, "x-") &&
+		!strings.HasPrefix(option, "comment=")
 }

@@ -44,7 +44,8 @@ func TestBind(t *testing.T) {
 	} {
 		a, rest := SplitBindAttributes(strings.Split(given, " "))
 		if got := strings.Join(rest, " "); a.Attr_set != want.set || a.Attr_clr != want.clear || got != want.rest {
-			t.Errorf("%q: %#x %#x %q, want %#x %#x %q", given, a.Attr_set, a.Attr_clr, got, want.set, want.clear, want.rest)
+			t.Errorf("%q: %#x %#x %q, want %#x %#x %q", given, a.Attr_set, a.Attr_clr, got, want.set,
+				want.clear, want.rest)
 		}
 	}
 }

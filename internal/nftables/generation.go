@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	responseTimeout = 5 * time.Second // for one response of the kernel
+	responseTimeout = 5 * time.Second // longest wait for one response of the kernel
 	responseSize    = 8 << 10         // size of the buffer; the kernel sends fewer than 100 bytes
 	headerSize      = unix.SizeofNlMsghdr
 	genmsgSize      = 4 // struct nfgenmsg

@@ -30,8 +30,9 @@ func TestParseGeneration(t *testing.T) {
 	refused := make([]byte, headerSize+genmsgSize)
 	binary.NativeEndian.PutUint16(refused[4:], unix.NLMSG_ERROR)
 	binary.NativeEndian.PutUint32(refused[headerSize:], ^uint32(unix.EPERM)+1)
-	for name, raw := range map[string][]byte{"empty": nil, "no attribute": kernelResponse(gen), "another attribute": kernelResponse(gen, 2, 9),
-		"cut attribute": kernelResponse(gen, unix.NFTA_GEN_ID, 7)[:headerSize+genmsgSize+6], "error": refused} {
+	for name, raw := range map[string][]byte{"empty": nil, "no attribute": kernelResponse(gen),
+		"another attribute": kernelResponse(gen, 2, 9),
+		"cut attribute":     kernelResponse(gen, unix.NFTA_GEN_ID, 7)[:headerSize+genmsgSize+6], "error": refused} {
 		if got, err := parseGeneration(raw); err == nil {
 			t.Errorf("%s: generation %d without an error", name, got)
 		}

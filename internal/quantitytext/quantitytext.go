@@ -1,6 +1,6 @@
-// Package quantitytext bounds the text of quantities before they are parsed. The time to parse a
-// quantity grows with the square of the number of digits, and for small quantities with the
-// exponent: "1e-9999999" takes more than a second.
+// Package quantitytext bounds the text of resource quantities before they are parsed. The time to
+// parse a quantity grows with the square of the number of digits. For small quantities it also
+// grows with the exponent: "1e-9999999" takes more than a second.
 package quantitytext
 
 import (
@@ -12,9 +12,9 @@ import (
 // exponent and suffix of an amount that need not be rounded take fewer than 40 bytes.
 const MaxBytes = 128
 
-// MaxExponent is the largest number of digits in the exponent that Check accepts, without leading
-// zeros.
-const MaxExponent = 3
+// MaxExponentDigits is the largest number of digits in the exponent that Check accepts, without
+// leading zeros.
+const MaxExponentDigits = 3
 
 // Check returns an error if the text could take long to parse as a resource.Quantity. It does not
 // detect other errors.
@@ -22,15 +22,15 @@ func Check(text string) error {
 	if len(text) > MaxBytes {
 		return fmt.Errorf("quantity has %d bytes, the limit is %d", len(text), MaxBytes)
 	}
-	if n := exponentDigits(text); n > MaxExponent {
-		return fmt.Errorf("the exponent of the quantity has %d digits, the limit is %d", n, MaxExponent)
+	if n := exponentDigits(text); n > MaxExponentDigits {
+		return fmt.Errorf("the exponent of the quantity has %d digits, the limit is %d", n, MaxExponentDigits)
 	}
 	return nil
 }
 
-// HasLongExponent reports whether the text ends in a decimal exponent of more than MaxExponent
-// digits.
-func HasLongExponent(text string) bool { return exponentDigits(text) > MaxExponent }
+// HasLongExponent reports whether the text ends in a decimal exponent of more than
+// MaxExponentDigits digits.
+func HasLongExponent(text string) bool { return exponentDigits(text) > MaxExponentDigits }
 
 // exponentDigits returns the number of digits of the decimal exponent at the end of the text,
 // without leading zeros. It returns 0 if there is no exponent.

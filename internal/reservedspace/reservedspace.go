@@ -15,7 +15,7 @@ type Amount struct {
 	bytes   int64
 }
 
-// Default is the Amount that applies if none is configured: 10 %, as in Kubernetes.
+// Default is the Amount that applies if no Amount is configured: 10 %, as in Kubernetes.
 var Default = Percent(10)
 
 // Percent returns the Amount of n percent of the disk; n must be 1 to 99.
@@ -59,8 +59,9 @@ func (f Amount) BytesOf(total int64) int64 {
 	}
 }
 
-// CountOf returns how many units must stay free of something that is not counted in bytes, such as
-// total inodes. If the Amount is a size, it returns 0.
+// CountOf returns how many units must stay free of a resource that is not counted in bytes, for
+// example inodes. total is the number of all units. If the Amount is a size in bytes, CountOf
+// returns 0.
 func (f Amount) CountOf(total int64) int64 {
 	if f.bytes > 0 {
 		return 0

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLookups is how often openat2 is called for a path if concurrent renames make it fail.
+// maxLookups is how many times openat2 is called for a path if concurrent renames make it fail.
 const maxLookups = 16
 
 // OpenInRoot opens name as a process with the root directory dir would: absolute symbolic links and
@@ -57,11 +57,11 @@ func openResolved(dir, name string, how uint64) (*os.File, error) {
 // replaced.
 func ProcPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// ErrNotRegular is the error for a path that is not a regular file.
+// ErrNotRegular is returned for a path that is not a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
-// OpenRegularInRoot opens a regular file for reading. name is resolved as by OpenInRoot. Any other
-// file is ErrNotRegular.
+// OpenRegularInRoot opens a regular file for reading. name is resolved as by OpenInRoot. For any
+// other kind of file the error is ErrNotRegular.
 func OpenRegularInRoot(dir, name string) (*os.File, error) {
 	held, err := OpenInRoot(dir, name)
 	if err != nil {
@@ -78,8 +78,9 @@ func OpenRegularInRoot(dir, name string) (*os.File, error) {
 	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// OpenRegular opens the regular file at path for reading. A symbolic link or any other file is
-// ErrNotRegular. If another process holds a lease on the file, the error is unix.EAGAIN.
+// OpenRegular opens the regular file at path for reading. For a symbolic link or any other kind of
+// file the error is ErrNotRegular. If another process holds a lease on the file, the error is
+// unix.EAGAIN.
 func OpenRegular(path string) (*os.File, error) {
 	held, err := openRegularPath(path)
 	if err != nil {
@@ -89,8 +90,8 @@ func OpenRegular(path string) (*os.File, error) {
 	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// openRegularPath returns an O_PATH descriptor of the regular file at path. A symbolic link, FIFO,
-// device or directory is ErrNotRegular.
+// openRegularPath returns an O_PATH descriptor of the regular file at path. For a symbolic link,
+// FIFO, device or directory the error is ErrNotRegular.
 func openRegularPath(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

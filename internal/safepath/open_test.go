@@ -33,8 +33,10 @@ func TestReadRoot(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]error{
-		"run/passwd": nil, "/run/passwd": nil, "etc/absolute": nil, "etc/above": nil, "linked/absolute": nil, "../run/passwd": nil,
-		"etc/out": fs.ErrNotExist, "etc/none": fs.ErrNotExist, "etc/magic": fs.ErrNotExist, "etc/loop": unix.ELOOP,
+		"run/passwd": nil, "/run/passwd": nil, "etc/absolute": nil, "etc/above": nil, "linked/absolute": nil,
+		"../run/passwd": nil,
+		"etc/out":       fs.ErrNotExist, "etc/none": fs.ErrNotExist, "etc/magic": fs.ErrNotExist,
+		"etc/loop": unix.ELOOP,
 		"etc/fifo": ErrNotRegular, "etc/to-fifo": ErrNotRegular, "etc": ErrNotRegular,
 	} {
 		f, err := OpenRegularInRoot(dir, name)
@@ -53,13 +55,15 @@ func TestReadRoot(t *testing.T) {
 
 func TestBeneath(t *testing.T) {
 	dir := t.TempDir()
-	for _, err := range []error{os.Mkdir(dir+"/sub", 0o755), os.Symlink("/etc", dir+"/absolute"), os.Symlink("../..", dir+"/sub/up"),
+	for _, err := range []error{os.Mkdir(dir+"/sub", 0o755), os.Symlink("/etc", dir+"/absolute"),
+		os.Symlink("../..", dir+"/sub/up"),
 		os.Symlink("sub", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, ok := range map[string]bool{"sub": true, "link": true, "fifo": true, "absolute": false, "sub/up": false, "..": false} {
+	for name, ok := range map[string]bool{"sub": true, "link": true, "fifo": true, "absolute": false,
+		"sub/up": false, "..": false} {
 		f, err := OpenBeneath(dir, name)
 		if ok != (err == nil) || !ok && !errors.Is(err, unix.EXDEV) {
 			t.Errorf("%s: %v", name, err)
@@ -81,12 +85,14 @@ func TestBeneath(t *testing.T) {
 
 func TestRegular(t *testing.T) {
 	dir := t.TempDir()
-	for _, err := range []error{os.WriteFile(dir+"/file", []byte("text"), 0o600), os.Symlink("file", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600)} {
+	for _, err := range []error{os.WriteFile(dir+"/file", []byte("text"), 0o600), os.Symlink("file", dir+"/link"),
+		unix.Mkfifo(dir+"/fifo", 0o600)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]error{"file": nil, "link": ErrNotRegular, "fifo": ErrNotRegular, ".": ErrNotRegular, "none": fs.ErrNotExist} {
+	for name, want := range map[string]error{"file": nil, "link": ErrNotRegular, "fifo": ErrNotRegular,
+		".": ErrNotRegular, "none": fs.ErrNotExist} {
 		f, err := OpenRegular(filepath.Join(dir, name))
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
@@ -101,15 +107,17 @@ func TestRegular(t *testing.T) {
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{
-		os.WriteFile(dir+"/small", []byte("12345"), 0o600), os.WriteFile(dir+"/sparse", nil, 0o600), os.Truncate(dir+"/sparse", 1<<40),
+		os.WriteFile(dir+"/small", []byte("12345"), 0o600), os.WriteFile(dir+"/sparse", nil, 0o600),
+		os.Truncate(dir+"/sparse", 1<<40),
 		os.Symlink("small", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]error{"small": nil, "sparse": ErrTooLarge, "link": ErrNotRegular, "fifo": ErrNotRegular,
-		".": ErrNotRegular, "none": fs.ErrNotExist} {
+	for name, want := range map[string]error{"small": nil, "sparse": ErrTooLarge, "link": ErrNotRegular,
+		"fifo": ErrNotRegular,
+		".":    ErrNotRegular, "none": fs.ErrNotExist} {
 		b, err := ReadFile(filepath.Join(dir, name), 5)
 		if !errors.Is(err, want) || err == nil && string(b) != "12345" {
 			t.Errorf("%s: %q, %v; want %v", name, b, err, want)
@@ -142,13 +150,15 @@ func TestLeasedFile(t *testing.T) {
 // A file is written in place, never through a link and never into a file that is not regular.
 func TestOverwrite(t *testing.T) {
 	dir := t.TempDir()
-	for _, err := range []error{os.WriteFile(dir+"/there", []byte("longer than new"), 0o600), os.Symlink("there", dir+"/link"),
+	for _, err := range []error{os.WriteFile(dir+"/there", []byte("longer than new"), 0o600),
+		os.Symlink("there", dir+"/link"),
 		os.Link(dir+"/there", dir+"/same"), unix.Mkfifo(dir+"/fifo", 0o600)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]error{"there": nil, "created": nil, "link": ErrNotRegular, "fifo": ErrNotRegular} {
+	for name, want := range map[string]error{"there": nil, "created": nil, "link": ErrNotRegular,
+		"fifo": ErrNotRegular} {
 		path := filepath.Join(dir, name)
 		err := Overwrite(path, []byte("new"), 0o640)
 		if !errors.Is(err, want) {

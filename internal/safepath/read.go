@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTooLarge is the error of ReadFile for a file with more than limit bytes.
+// ErrTooLarge is returned by ReadFile for a file with more than limit bytes.
 var ErrTooLarge = errors.New("file too large")
 
 // ReadFile returns the content of the regular file at path. It does not follow a symbolic link in
-// the last element of path, never blocks, and never reads more than limit bytes: a larger file is
-// ErrTooLarge. Use it for every file that a container, an image or a volume can write.
+// the last element of path, never blocks, and never reads more than limit bytes. For a larger file
+// the error is ErrTooLarge. Use it for every file that a container, an image or a volume can write.
 func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := OpenRegular(path)
 	if err != nil {
@@ -42,9 +42,9 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 }
 
 // Overwrite replaces the content of the regular file at path in place, so that containers that have
-// it mounted see the new content. A missing file is created with the mode. It does not follow a
-// symbolic link in the last element of path, and writes only to regular files. It never blocks: if
-// another process has a lease on the file, the error is unix.EAGAIN.
+// it mounted see the new content. A missing file is created with the given mode. Overwrite does not
+// follow a symbolic link in the last element of path, and writes only to regular files. It never
+// blocks: if another process has a lease on the file, the error is unix.EAGAIN.
 func Overwrite(path string, content []byte, mode fs.FileMode) error {
 	f, err := openForWriting(path, mode)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxOpenDepth is the depth of directories down to which RemoveAll keeps one descriptor open per
-// level.
+// maxOpenDepth is how many levels of directories RemoveAll descends. It keeps one descriptor open
+// per level. Deeper directories are first moved to the top directory.
 const maxOpenDepth = 64
 
 // RemoveAll removes path and everything below it, like os.RemoveAll. No other process may create
@@ -77,7 +77,7 @@ type remover struct {
 }
 
 // removeContents removes the contents of the directory f, which is at the given depth. It removes
-// everything that can be removed, and returns an error for the rest.
+// everything that can be removed, and returns an error if any entry remains.
 func (r *remover) removeContents(f *os.File, depth int) error {
 	for {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {

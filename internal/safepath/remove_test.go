@@ -18,7 +18,8 @@ func makeNestedDirs(t *testing.T, dir string, depth int, outside string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; i < depth && err == nil; i++ {
-		err = errors.Join(unix.Mkdirat(at, "d", 0o700), unix.Symlinkat(outside, at, "link"), unix.Mknodat(at, "file", unix.S_IFREG|0o600, 0))
+		err = errors.Join(unix.Mkdirat(at, "d", 0o700), unix.Symlinkat(outside, at, "link"),
+			unix.Mknodat(at, "file", unix.S_IFREG|0o600, 0))
 		next := -1
 		if err == nil {
 			next, err = unix.Openat(at, "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -86,7 +87,8 @@ func TestRemoveAllOfDeepFolders(t *testing.T) {
 // others are removed.
 func TestRemoveAll(t *testing.T) {
 	dir := t.TempDir()
-	for _, err := range []error{os.WriteFile(dir+"/file", nil, 0o600), os.Symlink(dir, dir+"/link"), os.MkdirAll(dir+"/tree/mounted", 0o700),
+	for _, err := range []error{os.WriteFile(dir+"/file", nil, 0o600), os.Symlink(dir, dir+"/link"),
+		os.MkdirAll(dir+"/tree/mounted", 0o700),
 		os.MkdirAll(dir+"/tree/other/deep", 0o000)} {
 		if err != nil {
 			t.Fatal(err)

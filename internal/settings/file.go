@@ -64,7 +64,7 @@ func readBounded(path string) ([]byte, error) {
 }
 
 // parseEntries parses the content of a configuration file and checks it against the flags. The text
-// of an error is to be appended to the file's path.
+// of an error starts with a comma or a colon: the caller must prefix it with the file's path.
 func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	if n := bytes.Count(content, []byte("[")) + bytes.Count(content, []byte("{")); n > 1000 {
 		return nil, fmt.Errorf(": %d brackets are more than a configuration can have", n)
@@ -96,10 +96,12 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 		key, value := top.Content[i], top.Content[i+1]
 		f, ok := known[key.Value]
 		if key.Kind != yaml.ScalarNode || !ok {
-			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, quoteTruncated(key.Value), suggestKey(key.Value, flags))
+			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, quoteTruncated(key.Value),
+				suggestKey(key.Value, flags))
 		}
 		if first, again := out[f.Name]; again {
-			return nil, fmt.Errorf(", line %d: duplicate key %s: it is already set in line %d", key.Line, f.Name, first.line)
+			return nil, fmt.Errorf(", line %d: duplicate key %s: it is already set in line %d", key.Line,
+				f.Name, first.line)
 		}
 		values, err := nodeValues(f.Kind, value)
 		if err != nil {
@@ -110,8 +112,8 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	return out, nil
 }
 
-// nodeValues returns the values to which the YAML node sets a flag of this kind. A node of another
-// type is an error.
+// nodeValues returns the values that a flag of this kind gets from the YAML node. A node of a type
+// that does not match the kind is an error.
 func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
 	if kind != List && kind != JoinedList {
 		text, err := scalarText(kind, n)
@@ -157,7 +159,8 @@ func scalarText(kind Kind, n *yaml.Node) (string, error) {
 	return "", fmt.Errorf("want %s, not %s", kind, describeNode(n))
 }
 
-// describeNode returns a description of a YAML node for an error message.
+// describeNode returns the type of a YAML node, or its value if it is a scalar, for an error
+// message. A long value is truncated.
 func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:
@@ -186,8 +189,9 @@ func quoteTruncated(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// suggestKey returns the end of an error message about an unknown key: the most similar key if one
-// is similar enough, and otherwise a hint to --help.
+// suggestKey returns the end of an error message about an unknown key. It names the most similar
+// flag if one is similar enough, and otherwise refers to --help. For a key of more than 64 bytes it
+// returns "".
 func suggestKey(key string, flags []Flag) string {
 	best, least := "", 4
 	if len(key) > 64 {

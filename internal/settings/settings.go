@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// MaxSize bounds a configuration file, in bytes.
+// MaxSize is the largest accepted size of a configuration file, in bytes.
 const MaxSize = 1 << 20
 
 // Kind is the type of a setting's value in the configuration file.
@@ -28,13 +28,27 @@ func (k Kind) String() string {
 	return [...]string{"text", "true or false", "a whole number", "a list", "a list"}[k]
 }
 
+// KindOf returns the kind of a flag's values. flagType is the name of the flag's type in package
+// pflag.
+func KindOf(flagType string) Kind {
+	switch flagType {
+	case "bool":
+		return Bool
+	case "int", "int32", "int64", "uint", "uint16", "uint32", "uint64":
+		return Integer
+	case "stringSlice", "stringArray", "stringToString":
+		return List
+	}
+	return Text
+}
+
 // Flag is a setting: a command-line flag that the environment and the configuration file can set
 // too.
 type Flag struct {
 	Name string
 	Kind Kind
-	// OnCommandLine means that the command line sets the flag. The environment and the file are
-	// then ignored.
+	// OnCommandLine means that the command line sets the flag. The environment and the
+	// configuration file are then ignored.
 	OnCommandLine bool
 	// Set sets the flag to a value. If it is nil, the configuration file may contain the key, but
 	// this command does not use it.
@@ -72,7 +86,8 @@ func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error
 			continue
 		}
 		name := EnvironmentName(f.Name)
-		if text, ok := lookupEnv(name); ok && text != "" { // an empty variable counts as unset, so that a unit can unset one
+		if text, ok := lookupEnv(name); ok && text != "" {
+			// an empty variable counts as unset, so that a unit can unset one
 			for _, value := range splitValues(f.Kind, text) {
 				if err := f.Set(value); err != nil {
 					return fmt.Errorf("%s in the environment: %w", name, err)
@@ -108,5 +123,6 @@ func splitValues(kind Kind, text string) []string {
 	return out
 }
 
-// FromEnvironment is the lookupEnv for Apply that reads the environment of this process.
+// FromEnvironment reads the environment of this process. It is the usual lookupEnv argument of
+// Apply.
 var FromEnvironment = os.LookupEnv

@@ -26,15 +26,16 @@ type entry[K comparable, V any] struct {
 	expires time.Time
 }
 
-// entryOverhead is the memory of an entry in addition to the size that the caller of Put states.
+// entryOverhead is the memory of an entry in bytes, in addition to the size passed to Put.
 const entryOverhead = 256
 
-// New returns a cache in which all entries together use at most maxBytes bytes.
+// New returns a cache with entries that together use at most maxBytes bytes.
 func New[K comparable, V any](maxBytes int64) *Cache[K, V] {
 	return &Cache[K, V]{maxBytes: maxBytes, byKey: make(map[K]*list.Element), order: list.New()}
 }
 
-// Get returns the value of a key, and false if it is not cached or has expired at the time now.
+// Get returns the value of a key. It returns false if no value is cached, or if the value has
+// expired at the time now.
 func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

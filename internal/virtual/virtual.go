@@ -14,7 +14,8 @@ import (
 	"testing/synctest"
 )
 
-// Test calls synctest.Test. With the race detector, the process uses only one processor meanwhile.
+// Test calls synctest.Test. With the race detector, the process uses only one processor until all
+// concurrent tests of this kind have returned.
 func Test(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if raceDetectorEnabled {

@@ -55,7 +55,10 @@ func TestWordBeforeTheEnd(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) { // every call was interrupted
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := For(ctx, 10*time.Millisecond, func() error { <-ctx.Done(); return fmt.Errorf("asking cp1: %w", ctx.Err()) })
+		err := For(ctx, 10*time.Millisecond, func() error {
+			<-ctx.Done()
+			return fmt.Errorf("asking cp1: %w", ctx.Err())
+		})
 		if err == nil || !strings.Contains(err.Error(), "asking cp1") {
 			t.Error(err)
 		}
@@ -83,7 +86,8 @@ func TestSlowConditionsAreLeftAlone(t *testing.T) {
 				return errors.New("not yet")
 			})
 			if took := time.Since(began); err != nil || took != 3*c.every {
-				t.Errorf("every %s, taking %s: called again after %s: want %s (%v)", c.interval, c.takes, took/3, c.every, err)
+				t.Errorf("every %s, taking %s: called again after %s: want %s (%v)", c.interval, c.takes,
+					took/3, c.every, err)
 			}
 		})
 	}

@@ -63,16 +63,18 @@ func TestAsPublished(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(have, want.Bytes()) {
-				t.Errorf("the definitions differ from those of %s %s: take them anew with -rewrite", b.Module, b.Release)
+				t.Errorf("the definitions differ from those of %s %s: run the test with -rewrite",
+					b.Module, b.Release)
 			}
 			licence, err := os.ReadFile(filepath.Join(dir, "LICENSE"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ours, err := folders.ReadFile(b.Name + "/LICENSE"); err != nil || !bytes.Equal(ours, licence) {
+			if ours, err := bundleFolders.ReadFile(b.Name + "/LICENSE"); err != nil || !bytes.Equal(ours, licence) {
 				t.Errorf("the licence beside the definitions is not that of the project (%v)", err)
 			}
-			if notice, err := folders.ReadFile(b.Name + "/NOTICE"); err != nil || !strings.Contains(string(notice), b.Release) {
+			if notice, err := bundleFolders.ReadFile(b.Name + "/NOTICE"); err != nil ||
+				!strings.Contains(string(notice), b.Release) {
 				t.Errorf("the notice does not name release %s (%v)", b.Release, err)
 			}
 		})
@@ -90,7 +92,8 @@ func TestDefinitions(t *testing.T) {
 		}
 		for _, u := range all {
 			if u.GetKind() != "CustomResourceDefinition" || u.GetAnnotations()[b.releaseKey()] != b.Release {
-				t.Errorf("%s %s is of release %q, not of %s", u.GetKind(), u.GetName(), u.GetAnnotations()[b.releaseKey()], b.Release)
+				t.Errorf("%s %s is of release %q, not of %s", u.GetKind(), u.GetName(),
+					u.GetAnnotations()[b.releaseKey()], b.Release)
 			}
 		}
 	}
@@ -100,14 +103,14 @@ func TestDefinitions(t *testing.T) {
 func TestUnpackIsBounded(t *testing.T) {
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
-	if _, err := z.Write(bytes.Repeat([]byte(" "), mostUnpacked+1)); err != nil {
+	if _, err := z.Write(bytes.Repeat([]byte(" "), maxUnpackedBytes+1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := unpackDefinitions(bomb.Bytes()); err == nil {
-		t.Errorf("%d bytes that become %d were taken", bomb.Len(), mostUnpacked+1)
+		t.Errorf("%d bytes that become %d were taken", bomb.Len(), maxUnpackedBytes+1)
 	}
 }
 
@@ -145,7 +148,8 @@ func TestJudge(t *testing.T) {
 		{"says nothing", definition("", "", "v1"), Keep, `channel ""`},
 		{"no release", definition("", "standard", "v1"), Keep, "does not say its release"},
 		{"strange release", definition("latest", "standard", "v1"), Keep, "does not say its release"},
-		{"stored in what is gone", definition("v0.8.0", "standard", "v1", "v1alpha2"), Keep, "stored in version v1alpha2"},
+		{"stored in what is gone", definition("v0.8.0", "standard", "v1", "v1alpha2"), Keep,
+			"stored in version v1alpha2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, reason := Gateway.Judge(c.have, want)
@@ -164,7 +168,7 @@ func TestReleaseIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := all[0].GetAnnotations()[releaseOfOurs]; got != b.Release {
+	if got := all[0].GetAnnotations()[releaseAnnotation]; got != b.Release {
 		t.Errorf("release %q is noted, want %s", got, b.Release)
 	}
 	theirs := all[0].DeepCopy()

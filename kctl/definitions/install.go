@@ -12,32 +12,30 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"keelson.dev/keelson/internal/retry"
 	"keelson.dev/keelson/internal/wait"
 )
 
 // resource is the API resource of CustomResourceDefinitions, for the dynamic client.
-var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+	Resource: "customresourcedefinitions"}
 
-// mostConflicts is the maximum number of attempts to create or update one CustomResourceDefinition.
-// Another attempt follows if another client has created or changed it in the meantime.
-const mostConflicts = 5
+// servedPollInterval is the interval at which Install reads an installed CustomResourceDefinition
+// until its kind is served.
+const servedPollInterval = 50 * time.Millisecond
 
-// poll is the interval at which Install reads an installed CustomResourceDefinition until its kind
-// is served.
-const poll = 50 * time.Millisecond
-
-// Outcome contains the result of Install for one CustomResourceDefinition, with the reason.
+// Outcome contains what Install did with one CustomResourceDefinition, and the reason.
 type Outcome struct {
 	Name    string
 	Verdict Verdict
 	Reason  string
 }
 
-// Install creates or upgrades the CustomResourceDefinitions of the bundle in a cluster. It calls
-// told with the result for each definition. It returns when all their kinds are served, or with an
-// error when ctx is done. It never replaces an existing definition by an older one, or by one of
+// Install creates or upgrades the CustomResourceDefinitions (CRDs) of the bundle in a cluster. It
+// calls report with the result for each CRD. It returns when all their kinds are served, or with an
+// error when ctx is done. It never replaces an existing CRD with an older one, or with one of
 // another project or channel.
-func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told func(Outcome)) error {
+func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, report func(Outcome)) error {
 	all, err := b.Definitions()
 	if err != nil {
 		return err
@@ -47,29 +45,34 @@ func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told fun
 		if err != nil {
 			return fmt.Errorf("installing CustomResourceDefinition %s: %w", want.GetName(), err)
 		}
-		told(o)
+		report(o)
 	}
 	for _, want := range all {
-		if err := wait.For(ctx, poll, func() error { return checkServed(ctx, cluster.Resource(resource), want.GetName()) }); err != nil {
+		if err := wait.For(ctx, servedPollInterval, func() error {
+			return checkServed(ctx, cluster.Resource(resource), want.GetName())
+		}); err != nil {
 			return fmt.Errorf("waiting for CustomResourceDefinition %s to be served: %w", want.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// installDefinition creates or updates the CustomResourceDefinition want, if Judge decides so, and
-// returns the result. It retries after conflicts with other clients.
-func (b Bundle) installDefinition(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
-	var last error
-	for range mostConflicts {
+// installDefinition creates the CustomResourceDefinition want, or upgrades the existing one, as
+// Judge decides. It returns what it did. It retries after conflicts with other clients.
+func (b Bundle) installDefinition(
+	ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured,
+) (Outcome, error) {
+	var o Outcome
+	err := retry.OnConflict(retry.DefaultTries, func() (again bool, err error) {
+		o = Outcome{}
 		have, err := cluster.Get(ctx, want.GetName(), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			have = nil
 		case err != nil:
-			return Outcome{}, err
+			return false, err
 		}
-		o := Outcome{Name: want.GetName()}
+		o.Name = want.GetName()
 		o.Verdict, o.Reason = b.Judge(have, want)
 		switch o.Verdict {
 		case Create:
@@ -77,12 +80,9 @@ func (b Bundle) installDefinition(ctx context.Context, cluster dynamic.ResourceI
 		case Upgrade:
 			_, err = cluster.Update(ctx, upgradedDefinition(have, want), metav1.UpdateOptions{})
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			return o, err
-		}
-		last = err
-	}
-	return Outcome{}, last
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err), err
+	})
+	return o, err
 }
 
 // upgradedDefinition returns a copy of have, the cluster's CustomResourceDefinition, with the spec
@@ -106,8 +106,8 @@ func upgradedDefinition(have, want *unstructured.Unstructured) *unstructured.Uns
 	return out
 }
 
-// checkServed returns nil if the cluster serves the kind of the CustomResourceDefinition of that
-// name. Otherwise it returns an error with the reason.
+// checkServed returns nil if the cluster serves the kind of the CustomResourceDefinition with the
+// given name. Otherwise it returns an error with the reason.
 func checkServed(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
 	have, err := cluster.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

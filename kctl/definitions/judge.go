@@ -14,10 +14,10 @@ type Verdict int
 
 // Decisions about one CustomResourceDefinition.
 const (
-	Create    Verdict = iota // create it: the cluster has no definition of that name
+	Create    Verdict = iota // create it: the cluster has no CustomResourceDefinition of that name
 	Unchanged                // keep it: the cluster has the same release
 	Upgrade                  // replace it: the cluster has an older release of the same channel
-	Keep                     // keep it: newer, or not known to be an older release of the project
+	Keep                     // keep the cluster's: it is newer, or Judge found another reason against an upgrade
 )
 
 // String returns the verdict as a word for the output of kctl, such as "created".
@@ -25,9 +25,9 @@ func (v Verdict) String() string {
 	return [...]string{"created", "unchanged", "upgraded", "kept"}[v]
 }
 
-// Judge decides whether want, a CustomResourceDefinition of the bundle, replaces have, the
-// cluster's definition of that name. have is nil if the cluster has no such definition. The
-// returned text is the reason for Keep and Upgrade, and empty otherwise.
+// Judge decides whether want, a CustomResourceDefinition (CRD) of the bundle, replaces have, the
+// cluster's CRD of the same name. have is nil if the cluster has no such CRD. If the verdict is
+// Keep or Upgrade, the returned text is its reason; otherwise the text is empty.
 func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	if have == nil {
 		return Create, ""
@@ -50,16 +50,19 @@ func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	if err != nil || !was.LessThan(is) {
 		return Keep, fmt.Sprintf("the cluster's is of release %s, which is newer than %s", theirs, ours)
 	}
-	if lost := storedElsewhere(have, want); len(lost) > 0 {
-		return Keep, fmt.Sprintf("objects may be stored in version %s, which release %s does not have: store them in another version first",
-			strings.Join(lost, ", "), ours)
+	if lost := undefinedStoredVersions(have, want); len(lost) > 0 {
+		return Keep,
+			fmt.Sprintf("objects may be stored in version %s, which release %s does not have: store them in "+
+				"another version first",
+				strings.Join(lost, ", "), ours)
 	}
 	return Upgrade, fmt.Sprintf("from %s to %s", theirs, ours)
 }
 
-// storedElsewhere returns the API versions in which the cluster may have stored objects of the kind
-// (status.storedVersions of have), and which want does not define.
-func storedElsewhere(have, want *unstructured.Unstructured) []string {
+// undefinedStoredVersions returns the API versions in which the cluster may have stored objects
+// (status.storedVersions of have), but which want does not define. If there are any, want must not
+// replace have.
+func undefinedStoredVersions(have, want *unstructured.Unstructured) []string {
 	stored, _, _ := unstructured.NestedStringSlice(have.Object, "status", "storedVersions")
 	versions, _, _ := unstructured.NestedSlice(want.Object, "spec", "versions")
 	var names []string

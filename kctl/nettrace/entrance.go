@@ -14,7 +14,7 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
 	"keelson.dev/keelson/ingressproxy/gateway"
-	entry "keelson.dev/keelson/ingressproxy/ingress"
+	ingresstable "keelson.dev/keelson/ingressproxy/ingress"
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
@@ -23,7 +23,7 @@ import (
 type Entrances struct {
 	Classes   []*networkingv1.IngressClass
 	Ingresses []*networkingv1.Ingress
-	Secrets   []*corev1.Secret // the Secrets that Pairs names, as far as they exist
+	Secrets   []*corev1.Secret // the Secrets that TLSSecretNames returns, as far as they exist
 
 	GatewayClasses []*gw.GatewayClass
 	Gateways       []*gw.Gateway
@@ -32,7 +32,8 @@ type Entrances struct {
 	Grants         []*gw.ReferenceGrant
 }
 
-// Names of the lists of Entrances, as World.Unread contains them.
+// Names of the lists in Entrances. World.Unread contains the names of the lists that could not be
+// read.
 const (
 	IngressClasses = "ingressclasses"
 	Ingresses      = "ingresses"
@@ -52,40 +53,42 @@ const (
 	proxyStatus = 10254
 )
 
-// door is an entry point for requests from outside the cluster: an IngressClass or a Gateway that
-// Keelson's ingress proxies serve.
-type door struct {
-	class   string                 // name of the IngressClass; empty for a Gateway
-	gateway *gateway.Gateway       // the Gateway; nil for an IngressClass
-	judged  *gateway.Evaluation    // the evaluation of all Gateways; nil for an IngressClass
-	service *corev1.Service        // the Service of the ingress proxies; nil if it does not exist
-	table   func() *route.Table    // computes the routing table of the ingress proxies
-	problem func() (says string)   // returns why the ingress proxies serve nothing, or ""
-	wrong   func(c claim) []string // returns the problems of the Ingress or the route of a claim
+// entryPoint is an entry point for requests from outside the cluster: an IngressClass or a Gateway
+// that Keelson's ingress proxies serve.
+type entryPoint struct {
+	class   string                      // name of the IngressClass; empty for a Gateway
+	gateway *gateway.Gateway            // the Gateway; nil for an IngressClass
+	judged  *gateway.Evaluation         // the evaluation of all Gateways; nil for an IngressClass
+	service *corev1.Service             // the Service of the ingress proxies; nil if it does not exist
+	table   func() *route.Table         // computes the routing table of the ingress proxies
+	problem func() (says string)        // returns why the ingress proxies serve nothing, or ""
+	wrong   func(c hostObject) []string // returns the problems of the Ingress or the route in c
 }
 
-func (d *door) String() string {
+func (d *entryPoint) String() string {
 	if d.gateway != nil {
 		return "gateway " + d.gateway.Object.Namespace + "/" + d.gateway.Object.Name
 	}
 	return "ingress class " + d.class
 }
 
-// claim is an Ingress, a route or a Gateway listener that names the target's host. It contains the
-// entry point (IngressClass or Gateway) to which the object belongs.
-type claim struct {
+// hostObject is an Ingress, a route or a Gateway listener that names the target's host. Its entry
+// point is the IngressClass or the Gateway to which it belongs.
+type hostObject struct {
 	what    string // kind and name of the object, such as "ingress shop/web"
-	door    *door
-	why     string // why Keelson does not serve the object; set if door is nil
+	entry   *entryPoint
+	why     string // why Keelson does not serve the object; set if entry is nil
 	ingress *networkingv1.Ingress
 	route   *gateway.Route
 }
 
-// given gives the packages that compute routing tables read access to the objects of a World.
-type given struct{ *World }
+// worldObjects gives read access to the objects of a World. The packages that compute routing
+// tables use it.
+type worldObjects struct{ *World }
 
-// Service returns the Service of that name, or nil if the World does not contain it.
-func (g given) Service(namespace, name string) *corev1.Service {
+// Service returns the Service with the given namespace and name. It returns nil if the World does
+// not contain it.
+func (g worldObjects) Service(namespace, name string) *corev1.Service {
 	for i := range g.Services {
 		if s := &g.Services[i]; s.Namespace == namespace && s.Name == name {
 			return s
@@ -94,8 +97,8 @@ func (g given) Service(namespace, name string) *corev1.Service {
 	return nil
 }
 
-// Slices returns the EndpointSlices of a Service in the World.
-func (g given) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
+// Slices returns those EndpointSlices in the World that belong to the given Service.
+func (g worldObjects) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
 	for i := range g.World.Slices {
 		if s := &g.World.Slices[i]; s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service {
 			out = append(out, s)
@@ -104,8 +107,9 @@ func (g given) Slices(namespace, service string) (out []*discoveryv1.EndpointSli
 	return out
 }
 
-// Secret returns the Secret of that name, or nil if it is not among World.Entrances.Secrets.
-func (g given) Secret(namespace, name string) *corev1.Secret {
+// Secret returns the Secret with the given namespace and name. It returns nil if it is not in
+// World.Entrances.Secrets.
+func (g worldObjects) Secret(namespace, name string) *corev1.Secret {
 	for _, s := range g.Entrances.Secrets {
 		if s.Namespace == namespace && s.Name == name {
 			return s
@@ -114,7 +118,7 @@ func (g given) Secret(namespace, name string) *corev1.Secret {
 	return nil
 }
 
-func (g given) labelsOf(name string) (map[string]string, bool) {
+func (g worldObjects) labelsOf(name string) (map[string]string, bool) {
 	for _, n := range g.Namespaces {
 		if n.Name == name {
 			return n.Labels, true
@@ -123,34 +127,39 @@ func (g given) labelsOf(name string) (map[string]string, bool) {
 	return nil, false
 }
 
-// listDoors returns all entry points for requests from outside the cluster: the IngressClasses and
-// Gateways that Keelson's ingress proxies serve.
-func (x *tracer) listDoors() (out []*door) {
-	e, w := x.Entrances, given{x.World}
+// listEntryPoints returns all entry points for requests from outside the cluster: the
+// IngressClasses and Gateways that Keelson's ingress proxies serve.
+func (x proxyTracer) listEntryPoints() (out []*entryPoint) {
+	e, w := x.trace.Entrances, worldObjects{x.trace.World}
 	for _, c := range e.Classes {
-		if c.Spec.Controller != entry.Controller || c.DeletionTimestamp != nil {
+		if c.Spec.Controller != ingresstable.Controller || c.DeletionTimestamp != nil {
 			continue
 		}
-		out = append(out, &door{class: c.Name, service: w.Service(entryNamespace, c.Name),
-			table:   func() *route.Table { return entry.Translate(c.Name, e.Ingresses, w, nil) },
+		out = append(out, &entryPoint{class: c.Name, service: w.Service(entryNamespace, c.Name),
+			table:   func() *route.Table { return ingresstable.Translate(c.Name, e.Ingresses, w, nil) },
 			problem: func() string { return "" },
-			wrong: func(c claim) []string {
+			wrong: func(c hostObject) []string {
 				if c.ingress == nil {
 					return nil
 				}
-				return entry.Problems(c.ingress, w)
+				return ingresstable.Problems(c.ingress, w)
 			}})
 	}
-	judged := gateway.Evaluate(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes, GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
+	judged := gateway.Evaluate(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes,
+		GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
 		Namespace: w.labelsOf, Service: w.Service, Secret: w.Secret, Slices: w.Slices, Reserved: []int32{proxyStatus}})
 	for _, g := range judged.Gateways {
-		d := &door{gateway: g, judged: judged, table: func() *route.Table { return judged.Table(g.Object.Namespace, g.Object.Name) },
+		d := &entryPoint{gateway: g, judged: judged, table: func() *route.Table {
+			return judged.Table(g.Object.Namespace, g.Object.Name)
+		},
 			problem: func() string {
-				return deniedReason(g.Status(gateway.ProxyState{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
+				return deniedReason(g.Status(gateway.ProxyState{}, metav1.Time{}).Conditions,
+					string(gw.GatewayConditionAccepted))
 			},
-			wrong: func(c claim) []string { return wrongRoute(c.route, g) }}
-		for i := range x.Services {
-			if s := &x.Services[i]; s.Namespace == entryNamespace && s.Annotations[forGateway] == g.Object.Namespace+"/"+g.Object.Name {
+			wrong: func(c hostObject) []string { return routeProblems(c.route, g) }}
+		for i := range x.trace.Services {
+			if s := &x.trace.Services[i]; s.Namespace == entryNamespace &&
+				s.Annotations[forGateway] == g.Object.Namespace+"/"+g.Object.Name {
 				d.service = s
 			}
 		}
@@ -159,20 +168,20 @@ func (x *tracer) listDoors() (out []*door) {
 	return out
 }
 
-// deniedReason returns the message and the reason of the first condition in list that is False and
-// has one of the types in kinds. It returns "" if no condition matches.
-func deniedReason(list []metav1.Condition, kinds ...string) string {
+// deniedReason returns the message and the reason of the first condition in list that has status
+// False and one of the given types. It returns "" if there is no such condition.
+func deniedReason(list []metav1.Condition, conditionTypes ...string) string {
 	for _, c := range list {
-		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
+		if c.Status == metav1.ConditionFalse && slices.Contains(conditionTypes, c.Type) {
 			return fmt.Sprintf("%s (%s)", c.Message, c.Reason)
 		}
 	}
 	return ""
 }
 
-// wrongRoute returns the messages of the conditions that report a problem of route r at Gateway g.
-// It returns nil if r is nil.
-func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
+// routeProblems returns the messages of those status conditions of route r that report a problem
+// with its parent, Gateway g. It returns nil if r is nil.
+func routeProblems(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	if r == nil {
 		return nil
 	}
@@ -195,35 +204,37 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	return slices.Compact(out)
 }
 
-// matchesHost reports whether host, a host field of an Ingress, a route or a listener, matches the
-// host name. wild sets how many labels a wildcard covers. A host field that matches every name
-// yields false.
+// matchesHost reports whether host, a host field of an Ingress, a route or a listener, names the
+// host name or includes it by a wildcard. wild sets how many labels a wildcard covers. It returns
+// false for "" and "*", which match every name.
 func matchesHost(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
 }
 
-// claimsOf returns the Ingresses, routes and Gateway listeners that name a host. Those that Keelson
-// serves come first.
-func (x *tracer) claimsOf(host string) (out []claim) {
-	if x.Entrances == nil {
+// listHostObjects returns the Ingresses, routes and Gateway listeners that name a host. Objects
+// that Keelson serves come first.
+func (x proxyTracer) listHostObjects(host string) (out []hostObject) {
+	if x.trace.Entrances == nil {
 		return nil
 	}
-	doors := x.listDoors()
-	for _, i := range x.Entrances.Ingresses {
-		if !slices.ContainsFunc(i.Spec.Rules, func(r networkingv1.IngressRule) bool { return matchesHost(r.Host, host, route.OneLabel) }) {
+	entries := x.listEntryPoints()
+	for _, i := range x.trace.Entrances.Ingresses {
+		if !slices.ContainsFunc(i.Spec.Rules, func(r networkingv1.IngressRule) bool {
+			return matchesHost(r.Host, host, route.OneLabel)
+		}) {
 			continue
 		}
-		c := claim{what: "ingress " + i.Namespace + "/" + i.Name, ingress: i}
-		c.door, c.why = x.ofClass(doors, entry.ClassOf(i))
+		c := hostObject{what: "ingress " + i.Namespace + "/" + i.Name, ingress: i}
+		c.entry, c.why = x.entryPointOfClass(entries, ingresstable.ClassOf(i))
 		out = append(out, c)
 	}
-	out = append(out, x.gatewayClaims(doors, host)...)
-	slices.SortStableFunc(out, func(a, b claim) int {
+	out = append(out, x.gatewayHostObjects(entries, host)...)
+	slices.SortStableFunc(out, func(a, b hostObject) int {
 		switch {
-		case (a.door == nil) == (b.door == nil):
+		case (a.entry == nil) == (b.entry == nil):
 			return 0
-		case a.door != nil:
+		case a.entry != nil:
 			return -1
 		}
 		return 1
@@ -231,10 +242,10 @@ func (x *tracer) claimsOf(host string) (out []claim) {
 	return out
 }
 
-// ofClass returns the element of doors for the IngressClass of that name. If doors has no such
-// element, it returns nil and the reason.
-func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
-	for _, d := range doors {
+// entryPointOfClass returns the entry point in entries that belongs to the IngressClass with the
+// name class. If there is no such entry point, it returns nil and the reason.
+func (x proxyTracer) entryPointOfClass(entries []*entryPoint, class string) (*entryPoint, string) {
+	for _, d := range entries {
 		if d.gateway == nil && d.class == class {
 			return d, ""
 		}
@@ -242,23 +253,25 @@ func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	if class == "" {
 		return nil, "it names no class: nobody serves it"
 	}
-	for _, c := range x.Entrances.Classes {
+	for _, c := range x.trace.Entrances.Classes {
 		if c.Name == class {
-			return nil, fmt.Sprintf("its class %s is served by controller %s, which is not judged here", class, c.Spec.Controller)
+			return nil, fmt.Sprintf("its class %s is served by controller %s, which is not judged here", class,
+				c.Spec.Controller)
 		}
 	}
-	if slices.Contains(x.Unread, IngressClasses) {
+	if slices.Contains(x.trace.Unread, IngressClasses) {
 		return nil, "ingressclasses may not be read, so that it is not known who serves it"
 	}
 	return nil, fmt.Sprintf("its class %s does not exist: nobody serves it", class)
 }
 
-// gatewayClaims returns the HTTPRoutes, GRPCRoutes and Gateway listeners that name a host. A route
-// has one claim for each Gateway in its parentRefs. doors are all entry points.
-func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
-	served := map[types.NamespacedName]*door{}
+// gatewayHostObjects returns the HTTPRoutes, GRPCRoutes and Gateway listeners that name a host. The
+// result has one element for each route and each Gateway in its parentRefs. entries are all entry
+// points.
+func (x proxyTracer) gatewayHostObjects(entries []*entryPoint, host string) (out []hostObject) {
+	served := map[types.NamespacedName]*entryPoint{}
 	routes := map[string]*gateway.Route{}
-	for _, d := range doors {
+	for _, d := range entries {
 		if d.gateway == nil {
 			continue
 		}
@@ -269,38 +282,40 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 		}
 	}
 	add := func(kind string, o *metav1.ObjectMeta, spec *gw.CommonRouteSpec, hosts []gw.Hostname) {
-		if !slices.ContainsFunc(hosts, func(h gw.Hostname) bool { return matchesHost(string(h), host, route.AnyLabels) }) {
+		if !slices.ContainsFunc(hosts, func(h gw.Hostname) bool {
+			return matchesHost(string(h), host, route.AnyLabels)
+		}) {
 			return
 		}
 		what := strings.ToLower(kind) + " " + o.Namespace + "/" + o.Name
 		if len(spec.ParentRefs) == 0 {
-			out = append(out, claim{what: what, why: "it names no Gateway in spec.parentRefs: nobody serves it"})
+			out = append(out, hostObject{what: what, why: "it names no Gateway in spec.parentRefs: nobody serves it"})
 		}
 		for _, ref := range spec.ParentRefs {
 			at := types.NamespacedName{Namespace: o.Namespace, Name: string(ref.Name)}
 			if ref.Namespace != nil {
 				at.Namespace = string(*ref.Namespace)
 			}
-			c := claim{what: what, door: served[at], route: routes[kind+" "+o.Namespace+"/"+o.Name]}
-			if c.door == nil {
-				c.why = x.noGateway(at)
+			c := hostObject{what: what, entry: served[at], route: routes[kind+" "+o.Namespace+"/"+o.Name]}
+			if c.entry == nil {
+				c.why = x.unservedGatewayReason(at)
 			}
 			out = append(out, c)
 		}
 	}
-	for _, r := range x.Entrances.HTTPRoutes {
+	for _, r := range x.trace.Entrances.HTTPRoutes {
 		add("HTTPRoute", &r.ObjectMeta, &r.Spec.CommonRouteSpec, r.Spec.Hostnames)
 	}
-	for _, r := range x.Entrances.GRPCRoutes {
+	for _, r := range x.trace.Entrances.GRPCRoutes {
 		add("GRPCRoute", &r.ObjectMeta, &r.Spec.CommonRouteSpec, r.Spec.Hostnames)
 	}
-	for _, d := range doors {
+	for _, d := range entries {
 		if d.gateway == nil {
 			continue
 		}
 		for _, l := range d.gateway.Object.Spec.Listeners {
 			if l.Hostname != nil && matchesHost(string(*l.Hostname), host, route.AnyLabels) {
-				out = append(out, claim{what: "listener " + string(l.Name), door: d})
+				out = append(out, hostObject{what: "listener " + string(l.Name), entry: d})
 				break
 			}
 		}
@@ -308,31 +323,33 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 	return out
 }
 
-// noGateway returns the reason why Keelson does not serve the Gateway of that name. It is called
-// only for a Gateway that is not served.
-func (x *tracer) noGateway(at types.NamespacedName) string {
+// unservedGatewayReason returns the reason why Keelson does not serve the Gateway with the given
+// name. The caller has checked that the Gateway is not served.
+func (x proxyTracer) unservedGatewayReason(name types.NamespacedName) string {
 	for _, kind := range []string{Gateways, GatewayClasses} {
-		if slices.Contains(x.Unread, kind) {
-			return fmt.Sprintf("%s may not be read, so that it is not known whether its gateway %s serves it", kind, at)
+		if slices.Contains(x.trace.Unread, kind) {
+			return fmt.Sprintf("%s may not be read, so that it is not known whether its gateway %s serves it",
+				kind, name)
 		}
 	}
-	for _, g := range x.Entrances.Gateways {
-		if g.Namespace != at.Namespace || g.Name != at.Name {
+	for _, g := range x.trace.Entrances.Gateways {
+		if g.Namespace != name.Namespace || g.Name != name.Name {
 			continue
 		}
-		for _, c := range x.Entrances.GatewayClasses {
+		for _, c := range x.trace.Entrances.GatewayClasses {
 			if c.Name == string(g.Spec.GatewayClassName) {
-				return fmt.Sprintf("class %s of its gateway %s is served by controller %s, which is not judged here", c.Name, at, c.Spec.ControllerName)
+				return fmt.Sprintf("class %s of its gateway %s is served by controller %s, which is not judged here",
+					c.Name, name, c.Spec.ControllerName)
 			}
 		}
-		return fmt.Sprintf("class %s of its gateway %s does not exist: nobody serves it", g.Spec.GatewayClassName, at)
+		return fmt.Sprintf("class %s of its gateway %s does not exist: nobody serves it", g.Spec.GatewayClassName, name)
 	}
-	return fmt.Sprintf("its gateway %s does not exist: nobody serves it", at)
+	return fmt.Sprintf("its gateway %s does not exist: nobody serves it", name)
 }
 
-// Pairs returns the names of the TLS Secrets that the Ingresses and Gateways for the target use.
-// The caller reads these Secrets into w.Entrances before it calls Trace.
-func Pairs(w *World, t Target) (out []types.NamespacedName) {
+// TLSSecretNames returns the names of the TLS Secrets that the Ingresses and Gateways for the
+// target use. The caller reads these Secrets into w.Entrances before it calls Trace.
+func TLSSecretNames(w *World, t Target) (out []types.NamespacedName) {
 	x := &tracer{World: w, target: t}
 	add := func(namespace, name string) {
 		at := types.NamespacedName{Namespace: namespace, Name: name}
@@ -340,13 +357,15 @@ func Pairs(w *World, t Target) (out []types.NamespacedName) {
 			out = append(out, at)
 		}
 	}
-	for _, d := range x.candidateDoors() {
+	for _, d := range x.proxies().candidateEntryPoints() {
 		for _, i := range w.Entrances.Ingresses {
-			if d.gateway != nil || entry.ClassOf(i) != d.class {
+			if d.gateway != nil || ingresstable.ClassOf(i) != d.class {
 				continue
 			}
 			for _, s := range i.Spec.TLS {
-				if len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool { return matchesHost(h, x.targetHost(), route.OneLabel) }) {
+				if len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool {
+					return matchesHost(h, x.targetHost(), route.OneLabel)
+				}) {
 					add(i.Namespace, s.SecretName)
 				}
 			}
@@ -374,22 +393,22 @@ func certificateRefs(l gw.Listener) []gw.SecretObjectReference {
 	return l.TLS.CertificateRefs
 }
 
-// Behind returns the Services through which a request to the target passes: the Services of the
-// ingress proxies and of their backends. The caller reads the EndpointSlices of these Services
+// ServicesBehind returns the Services through which a request to the target passes: the Services of
+// the ingress proxies and of their backends. The caller reads the EndpointSlices of these Services
 // before it calls Trace.
-func Behind(w *World, t Target) (out []corev1.Service) {
+func ServicesBehind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
-	for _, d := range x.candidateDoors() {
+	for _, d := range x.proxies().candidateEntryPoints() {
 		if d.service != nil {
 			out = append(out, *d.service)
 		}
-		found, ok := x.matchRule(d)
+		found, ok := x.proxies().matchRule(d)
 		if !ok {
 			continue
 		}
 		for _, b := range found.Rule.Backends {
-			if namespace, name, _, ok := poolOf(b.Pool); ok {
-				if s := (given{w}).Service(namespace, name); s != nil {
+			if namespace, name, _, ok := splitPoolKey(b.Pool); ok {
+				if s := (worldObjects{w}).Service(namespace, name); s != nil {
 					out = append(out, *s)
 				}
 			}
@@ -398,28 +417,29 @@ func Behind(w *World, t Target) (out []corev1.Service) {
 	return out
 }
 
-// candidateDoors returns the entry points (IngressClasses and Gateways) that may serve the target.
-// For the address of an ingress proxy in a URL, it returns only the entry point of that proxy.
-func (x *tracer) candidateDoors() (out []*door) {
-	if x.Entrances == nil {
+// candidateEntryPoints returns the entry points (IngressClasses and Gateways) that may serve the
+// target. If the target is a URL with the address of an ingress proxy, it returns only the entry
+// point of that proxy.
+func (x proxyTracer) candidateEntryPoints() (out []*entryPoint) {
+	if x.trace.Entrances == nil {
 		return nil
 	}
-	if d := x.doorWithAddress(); d != nil {
-		return []*door{d}
+	if d := x.entryPointWithAddress(); d != nil {
+		return []*entryPoint{d}
 	}
-	for _, c := range x.claimsOf(x.targetHost()) {
-		same := func(d *door) bool { return d.String() == c.door.String() }
-		if c.door != nil && !slices.ContainsFunc(out, same) {
-			out = append(out, c.door)
+	for _, c := range x.listHostObjects(x.trace.targetHost()) {
+		same := func(d *entryPoint) bool { return d.String() == c.entry.String() }
+		if c.entry != nil && !slices.ContainsFunc(out, same) {
+			out = append(out, c.entry)
 		}
 	}
 	return out
 }
 
-// poolOf splits the key of an endpoint pool in a routing table. The key is namespace/service/port
-// for an Ingress and service/namespace/service:port/protocol for a Gateway. ok is false for any
-// other form.
-func poolOf(key string) (namespace, service, port string, ok bool) {
+// splitPoolKey splits the key of an endpoint pool in a routing table. The key is
+// namespace/service/port for an Ingress and service/namespace/service:port/protocol for a Gateway.
+// ok is false for any other form.
+func splitPoolKey(key string) (namespace, service, port string, ok bool) {
 	parts := strings.Split(key, "/")
 	switch len(parts) {
 	case 3:
@@ -431,9 +451,9 @@ func poolOf(key string) (namespace, service, port string, ok bool) {
 	return "", "", "", false
 }
 
-// Outside reports whether the target is a host name with a dot that resolves to no Service. An
+// IsOutside reports whether the target is a host name with a dot that resolves to no Service. An
 // Ingress or a Gateway may serve such a name.
-func Outside(w *World, t Target) bool {
+func IsOutside(w *World, t Target) bool {
 	_, err := netip.ParseAddr(t.Host)
-	return err != nil && strings.Contains(t.Host, ".") && len(Meant(w, t)) == 0
+	return err != nil && strings.Contains(t.Host, ".") && len(TargetServices(w, t)) == 0
 }

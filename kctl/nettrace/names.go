@@ -8,27 +8,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fewDots is the default of the resolver option ndots in pods. A name with at least that many dots
-// is tried as it is before the search domains are appended.
-const fewDots = 5
+// defaultNdots is the default of the resolver option ndots in pods. A name with at least that many
+// dots is tried as it is before the search domains are appended.
+const defaultNdots = 5
 
 // unresolvable lists the reserved top-level domains that never resolve (RFC 6761).
 var unresolvable = []string{"invalid", "test", "example"}
 
 // resolveTarget adds the step for the DNS lookup of the target's host from the pod. It returns the
-// Service to which the host resolves. host is the pod's host name in HOST.SERVICE.NAMESPACE, or
-// empty. ok is false if the host does not resolve to a Service, or if the pod cannot use the
-// cluster's DNS.
+// Service to which the target's host resolves. If the host names a pod, as in
+// HOST.SERVICE.NAMESPACE, host is the hostname of that pod; otherwise it is empty. ok is false if
+// the host does not resolve to a Service, or if the pod cannot use the cluster's DNS.
 func (x *tracer) resolveTarget() (svc *corev1.Service, host string, ok bool) {
 	name := strings.ToLower(strings.TrimSuffix(x.target.Host, "."))
 	policy := x.Pod.Spec.DNSPolicy
 	if policy == "" {
 		policy = corev1.DNSClusterFirst
 	}
-	if policy == corev1.DNSDefault || policy == corev1.DNSNone || policy == corev1.DNSClusterFirst && x.Pod.Spec.HostNetwork {
-		return nil, "", x.otherResolver(policy)
+	if policy == corev1.DNSDefault || policy == corev1.DNSNone ||
+		policy == corev1.DNSClusterFirst && x.Pod.Spec.HostNetwork {
+		return nil, "", x.addOtherResolverStep(policy)
 	}
-	if !x.mayAsk() {
+	if !x.canQueryDNS() {
 		return nil, "", false
 	}
 	var tried []string
@@ -41,29 +42,35 @@ func (x *tracer) resolveTarget() (svc *corev1.Service, host string, ok bool) {
 		for i := range x.Services {
 			s := &x.Services[i]
 			if s.Namespace == namespace && s.Name == service {
-				x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s is %s: service %s/%s", x.target.Host, full, namespace, service)})
+				x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s is %s: service %s/%s", x.target.Host, full,
+					namespace, service)})
 				return s, before, true
 			}
 		}
 	}
 	if top := name[strings.LastIndexByte(name, '.')+1:]; slices.Contains(unresolvable, top) {
-		x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve: no DNS server has names below .%s (RFC 6761)", x.target.Host, top),
+		x.addStep(Step{Name: "name", Stops: true,
+			Says: fmt.Sprintf("%s does not resolve: no DNS server has names below .%s (RFC 6761)", x.target.Host, top),
 			Mend: []string{"# correct the name"}})
 		return nil, "", false
 	}
 	if len(tried) == 0 || x.isForeignName(name) {
 		if r := x.Reach; r != nil && r.Unresolved != "" {
-			x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve on node %s: %s", x.target.Host, x.Pod.Spec.NodeName, r.Unresolved),
+			x.addStep(Step{Name: "name", Stops: true,
+				Says: fmt.Sprintf("%s does not resolve on node %s: %s", x.target.Host,
+					x.Pod.Spec.NodeName, r.Unresolved),
 				Mend: []string{"# correct the name, or the DNS servers of node " + x.Pod.Spec.NodeName}})
 			return nil, "", false
 		} else if r != nil && r.NoRoute != "" {
-			x.addStep(x.noRoute(x.target.Host + " (" + strings.Join(r.Addresses, ", ") + ")"))
+			x.addStep(x.noRouteStep(x.target.Host + " (" + strings.Join(r.Addresses, ", ") + ")"))
 			return nil, "", false
 		}
-		x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
+		x.addStep(Step{Name: "name",
+			Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves "+
+				"the cluster", x.target.Host)})
 		return nil, "", false
 	}
-	x.addStep(x.noSuchService(tried))
+	x.addStep(x.noSuchServiceStep(tried))
 	return nil, "", false
 }
 
@@ -82,37 +89,43 @@ func (x *tracer) isForeignName(name string) bool {
 	return !slices.ContainsFunc(x.Namespaces, func(ns corev1.Namespace) bool { return ns.Name == namespace })
 }
 
-// otherResolver adds the failed step for a pod that does not use the cluster's DNS because of its
-// DNS policy. It always returns false.
-func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
+// addOtherResolverStep adds the failed step for a pod that does not use the cluster's DNS because
+// of its DNS policy. It always returns false.
+func (x *tracer) addOtherResolverStep(policy corev1.DNSPolicy) bool {
 	why, mend := "its dnsPolicy is "+string(policy), string(corev1.DNSClusterFirst)
 	if policy == corev1.DNSClusterFirst {
-		why, mend = "it is in its node's network with dnsPolicy ClusterFirst, which means Default there", string(corev1.DNSClusterFirstWithHostNet)
+		why, mend = "it is in its node's network with dnsPolicy ClusterFirst, which means Default there",
+			string(corev1.DNSClusterFirstWithHostNet)
 	}
 	asked := "the node's own servers"
 	if c := x.Pod.Spec.DNSConfig; policy == corev1.DNSNone && c != nil {
 		asked = strings.Join(c.Nameservers, ", ")
 	}
-	return x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("the pod does not ask the cluster for names: %s; it asks %s", why, asked),
+	return x.addStep(Step{Name: "name", Stops: true,
+		Says: fmt.Sprintf("the pod does not ask the cluster for names: %s; it asks %s", why, asked),
 		Mend: []string{"# set spec.dnsPolicy of the pod's template to " + mend}})
 }
 
-// mayAsk reports whether NetworkPolicies allow the pod to send queries to the cluster's DNS. If
-// they do not, it adds a failed step.
-func (x *tracer) mayAsk() bool {
-	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53, proto: corev1.ProtocolUDP}
+// canQueryDNS reports whether NetworkPolicies allow the pod to send queries to the cluster's DNS.
+// If they do not, it adds a failed step and returns false.
+func (x *tracer) canQueryDNS() bool {
+	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53,
+		proto: corev1.ProtocolUDP}
 	v := x.evaluatePolicies(x.Pod, egress, dns)
 	if v.allowed {
 		return true
 	}
 	return x.addStep(Step{Name: "name", Stops: true,
-		Says:    fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, and the cluster's DNS is not", v.policyNames()),
-		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and 53/TCP, allows it"},
-		Mend:    []string{allowCommand(x.Pod, egress, dns, v)}})
+		Says: fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, "+
+			"and the cluster's DNS is not", v.policyNames()),
+		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and " +
+			"53/TCP, allows it"},
+		Mend: []string{allowCommand(x.Pod, egress, dns, v)}})
 }
 
-// dnsNamespace is the namespace of the cluster's DNS, as namespace selectors of NetworkPolicies
-// match it.
+// dnsNamespace is the namespace to which the cluster's DNS belongs in the evaluation of
+// NetworkPolicies. A policy allows DNS queries if its selectors match a pod in this namespace with
+// the label k8s-app=kube-dns. No such pod has to exist, because every node serves DNS itself.
 const dnsNamespace = "kube-system"
 
 // candidateNames returns the fully qualified names that the pod's resolver tries for a name, in
@@ -120,7 +133,7 @@ const dnsNamespace = "kube-system"
 // dot yields only the name itself.
 func (x *tracer) candidateNames(name string) []string {
 	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
-	dots := fewDots
+	dots := defaultNdots
 	if c := x.Pod.Spec.DNSConfig; c != nil {
 		search = append(search, c.Searches...)
 		for _, o := range c.Options {
@@ -161,9 +174,10 @@ func (x *tracer) splitServiceName(full string) (service, namespace, host string,
 	return "", "", "", false
 }
 
-// noSuchService returns the failed step for a host that resolves to no Service. tried are the DNS
-// names that were looked up. The step lists the namespaces that have a Service of that name.
-func (x *tracer) noSuchService(tried []string) Step {
+// noSuchServiceStep returns the failed step for a target host that resolves to no Service. tried
+// are the DNS names that were looked up. The step lists other namespaces that have a Service of the
+// same name.
+func (x *tracer) noSuchServiceStep(tried []string) Step {
 	s := Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s is nobody's name: NXDOMAIN", x.target.Host)}
 	for _, full := range tried {
 		s.Details = append(s.Details, "asked for "+full)

@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// World contains the objects that the caller read for one trace. A list that is named in Unread
-// could not be read, so that its content is not known.
+// World contains the objects that the caller read for one trace. The content of a list is not known
+// if Unread contains its name, because it could not be read.
 type World struct {
 	Domain string // DNS domain of the cluster
 	Unread []string
@@ -29,8 +29,8 @@ type World struct {
 	Nodes      []corev1.Node
 	Namespaces []corev1.Namespace
 	Services   []corev1.Service
-	Slices     []discoveryv1.EndpointSlice // of the Services to which the target may resolve
-	Pods       []corev1.Pod                // of the endpoints, and with the target's address
+	Slices     []discoveryv1.EndpointSlice // EndpointSlices of the Services to which the target may resolve
+	Pods       []corev1.Pod                // pods of the endpoints, and the pod with the target's address
 	Policies   []networkingv1.NetworkPolicy
 	Ranges     []networkingv1.ServiceCIDR // IP ranges from which Services get their addresses
 
@@ -41,7 +41,7 @@ type World struct {
 	Entrances *Entrances // nil if Ingress and Gateway API objects were not read
 }
 
-// Names of the lists of World, as World.Unread contains them.
+// Names of the lists in World. World.Unread contains the names of the lists that could not be read.
 const (
 	Nodes      = "nodes"
 	Namespaces = "namespaces"
@@ -94,12 +94,13 @@ type Target struct {
 	Path   string // path and query if the target is a URL
 }
 
-// most is the maximum number of endpoints or ingress proxies that a step or a report lists
+// maxListed is the maximum number of endpoints or ingress proxies that a step or a report lists
 // individually.
-const most = 10
+const maxListed = 10
 
 // TargetForms describes, for help texts and errors, the forms that ParseTarget accepts.
-const TargetForms = "SERVICE, SERVICE.NAMESPACE, svc/NAME, a host name or an ADDRESS, each with :PORT and /PROTOCOL if need be, or a URL"
+const TargetForms = "SERVICE, SERVICE.NAMESPACE, svc/NAME, a host name or an ADDRESS, each with :PORT and /PROTOCOL " +
+	"if need be, or a URL"
 
 // ParseTarget parses HOST[:PORT][/PROTOCOL], or a URL http[s]://HOST[:PORT][/PATH]. HOST may also
 // be svc/NAME or service/NAME. An IPv6 address with a port requires brackets. The error names the
@@ -124,7 +125,8 @@ func ParseTarget(s string) (Target, error) {
 	}
 	if i := strings.LastIndexByte(t.Host, ':'); i >= 0 {
 		var port uint16
-		if _, err := fmt.Sscanf(t.Host[i+1:], "%d", &port); err != nil || port == 0 || fmt.Sprint(port) != t.Host[i+1:] {
+		if _, err := fmt.Sscanf(t.Host[i+1:], "%d", &port); err != nil || port == 0 ||
+			fmt.Sprint(port) != t.Host[i+1:] {
 			return t, fmt.Errorf("target %q: invalid port %q: want a number from 1 to 65535", s, t.Host[i+1:])
 		}
 		t.Host, t.Port = strings.Trim(t.Host[:i], "[]"), int32(port)
@@ -166,6 +168,14 @@ type tracer struct {
 	report Report
 }
 
+// proxyTracer traces connections that go through an ingress proxy: it finds the proxies and their
+// rules.
+type proxyTracer struct {
+	trace *tracer
+}
+
+func (t *tracer) proxies() proxyTracer { return proxyTracer{t} }
+
 // Trace traces a connection from w.Pod to t, and returns the steps up to the first step that fails.
 func Trace(w *World, t Target) Report {
 	x := &tracer{World: w, target: t}
@@ -203,7 +213,8 @@ func (x *tracer) sourceText() string {
 	return s
 }
 
-// addStep appends s to the report. It returns false if s is a failed step, which ends the trace.
+// addStep appends s to the report. It returns false if s is a failed step, which ends the trace,
+// and true otherwise.
 func (x *tracer) addStep(s Step) bool {
 	x.report.Steps = append(x.report.Steps, s)
 	x.report.Partly = x.report.Partly || s.Partly
@@ -222,33 +233,34 @@ func (x *tracer) runTrace() {
 		return
 	}
 	if ip, err := netip.ParseAddr(x.target.Host); err == nil {
-		x.toAddress(ip.Unmap())
+		x.traceToAddress(ip.Unmap())
 		return
 	}
-	if all := x.claimsOf(x.targetHost()); len(all) > 0 && len(Meant(x.World, x.target)) == 0 {
-		x.enterClaim(all)
+	if all := x.proxies().listHostObjects(x.targetHost()); len(all) > 0 && len(TargetServices(x.World, x.target)) == 0 {
+		x.proxies().traceFromHostObjects(all)
 		return
 	}
 	if svc, host, ok := x.resolveTarget(); ok {
-		x.toService(svc, host, "")
+		x.traceToService(svc, host, "")
 	}
 }
 
-// toAddress traces a connection to an IP address. The address may belong to a Service, a pod or a
-// node, or be outside the cluster.
-func (x *tracer) toAddress(ip netip.Addr) {
+// traceToAddress traces a connection to an IP address. The address may belong to a Service, a pod
+// or a node, or be outside the cluster.
+func (x *tracer) traceToAddress(ip netip.Addr) {
 	for i := range x.Services {
 		svc := &x.Services[i]
-		if what := addressOf(svc, ip); what != "" {
+		if what := addressKind(svc, ip); what != "" {
 			says := fmt.Sprintf("%s is %s of service %s/%s", ip, what, svc.Namespace, svc.Name)
 			if node := svc.Annotations[balancer.AnnouncedBy]; node != "" && what == balancersAddress {
-				says += fmt.Sprintf("; for clients outside node %s answers for it, and clients inside never leave their own", node)
+				says += fmt.Sprintf("; for clients outside node %s answers for it, and clients inside never "+
+					"leave their own", node)
 			}
 			x.addStep(Step{Name: "address", Says: says})
-			if d := x.doorWithAddress(); d != nil {
-				x.traceThroughDoor(claim{door: d})
+			if d := x.proxies().entryPointWithAddress(); d != nil {
+				x.proxies().traceThroughEntryPoint(hostObject{entry: d})
 			} else {
-				x.toService(svc, "", what)
+				x.traceToService(svc, "", what)
 			}
 			return
 		}
@@ -257,7 +269,7 @@ func (x *tracer) toAddress(ip netip.Addr) {
 		p := &x.Pods[i]
 		if !p.Spec.HostNetwork && slices.Contains(podAddresses(p), ip.String()) {
 			x.addStep(Step{Name: "address", Says: fmt.Sprintf("%s is pod %s/%s", ip, p.Namespace, p.Name)})
-			x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol(), pod: p}})
+			x.traceToBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol(), pod: p}})
 			return
 		}
 	}
@@ -265,7 +277,7 @@ func (x *tracer) toAddress(ip netip.Addr) {
 		for _, a := range n.Status.Addresses {
 			if a.Address == ip.String() {
 				x.addStep(Step{Name: "address", Says: fmt.Sprintf("%s is node %s", ip, n.Name)})
-				x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
+				x.traceToBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
 				return
 			}
 		}
@@ -275,15 +287,16 @@ func (x *tracer) toAddress(ip netip.Addr) {
 		return
 	}
 	if r := x.Reach; r != nil && r.NoRoute != "" {
-		x.addStep(x.noRoute(ip.String()))
+		x.addStep(x.noRouteStep(ip.String()))
 		return
 	}
 	says := fmt.Sprintf("%s is no service, pod or node that is known", ip)
 	if len(x.Unread) > 0 {
 		says += " to whom may read as much as you"
 	}
-	x.addStep(Step{Name: "address", Says: says + ": the connection leaves the cluster, with the node's address as its source"})
-	x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
+	x.addStep(Step{Name: "address", Says: says +
+		": the connection leaves the cluster, with the node's address as its source"})
+	x.traceToBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
 }
 
 func (x *tracer) targetProtocol() corev1.Protocol {
@@ -295,9 +308,9 @@ func (x *tracer) targetProtocol() corev1.Protocol {
 
 const balancersAddress = "the load balancer's address"
 
-// addressOf returns "" if ip is not an address of svc. Otherwise it returns the kind of address as
-// a text: cluster IP, external IP or load balancer IP.
-func addressOf(svc *corev1.Service, ip netip.Addr) string {
+// addressKind returns the kind of ip, an address of svc, as a text such as "the cluster address".
+// It returns "" if ip is not an address of svc.
+func addressKind(svc *corev1.Service, ip netip.Addr) string {
 	is := func(s string) bool {
 		a, err := netip.ParseAddr(s)
 		return err == nil && a.Unmap() == ip
@@ -328,20 +341,21 @@ func podAddresses(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// Meant returns the Services to which the target's host or address may refer. The caller reads the
-// EndpointSlices of these Services before it calls Trace.
-func Meant(w *World, t Target) (out []corev1.Service) {
+// TargetServices returns the Services to which the target's host or address may refer. The caller
+// reads the EndpointSlices of these Services before it calls Trace.
+func TargetServices(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	ip, err := netip.ParseAddr(t.Host)
 	for _, svc := range w.Services {
 		if err == nil {
-			if addressOf(&svc, ip.Unmap()) != "" {
+			if addressKind(&svc, ip.Unmap()) != "" {
 				out = append(out, svc)
 			}
 			continue
 		}
 		for _, full := range x.candidateNames(strings.ToLower(strings.TrimSuffix(t.Host, "."))) {
-			if name, namespace, _, ok := x.splitServiceName(full); ok && name == svc.Name && namespace == svc.Namespace {
+			if name, namespace, _, ok := x.splitServiceName(full); ok && name == svc.Name &&
+				namespace == svc.Namespace {
 				out = append(out, svc)
 				break
 			}

@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// unknownAddressStep returns the failed step for an address that no Service, pod or node has and
-// that is not routable. It returns nil if the connection may leave the cluster.
+// unknownAddressStep returns the failed step for ip if no Service, pod or node has this address and
+// it is not routable. It returns nil if the connection may leave the cluster.
 func (x *tracer) unknownAddressStep(ip netip.Addr) *Step {
 	stop := func(mend, format string, args ...any) *Step {
 		return &Step{Name: "route", Stops: true, Says: fmt.Sprintf(format, args...), Mend: []string{mend}}
@@ -27,21 +27,25 @@ func (x *tracer) unknownAddressStep(ip netip.Addr) *Step {
 	}
 	for _, n := range x.Nodes {
 		if inRanges(ip, podRanges(&n)) && !slices.Contains(x.Unread, Pods) {
-			return stop("kctl get pods -A -o wide", "no pod has the address %s of the range of node %s: packets to it are dropped there", ip, n.Name)
+			return stop("kctl get pods -A -o wide",
+				"no pod has the address %s of the range of node %s: packets to it are dropped there", ip, n.Name)
 		}
 	}
 	for _, r := range x.Ranges {
 		if inRanges(ip, r.Spec.CIDRs) && !slices.Contains(x.Unread, Services) {
-			return stop("kctl get services -A", "no Service has the address %s of the range of Services: there is no route to it", ip)
+			return stop("kctl get services -A",
+				"no Service has the address %s of the range of Services: there is no route to it", ip)
 		}
 	}
 	return nil
 }
 
-// noRoute returns the failed step for a destination to which the pod's node has no route. to
-// describes the destination. x.Reach must be set.
-func (x *tracer) noRoute(to string) Step {
-	return Step{Name: "route", Stops: true, Says: fmt.Sprintf("node %s of the pod has no route to %s, which no Service, pod or node has: %s", x.Pod.Spec.NodeName, to, x.Reach.NoRoute),
+// noRouteStep returns the failed step for a destination to which the pod's node has no route.
+// destination describes it in the text of the step. x.Reach must not be nil.
+func (x *tracer) noRouteStep(destination string) Step {
+	return Step{Name: "route", Stops: true,
+		Says: fmt.Sprintf("node %s of the pod has no route to %s, which no Service, pod or node has: %s",
+			x.Pod.Spec.NodeName, destination, x.Reach.NoRoute),
 		Mend: []string{"# add a route on node " + x.Pod.Spec.NodeName + ", such as a default route"}}
 }
 

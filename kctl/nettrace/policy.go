@@ -11,11 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
-// endpoint is the remote side of a connection with the properties that NetworkPolicies match.
+// endpoint is the remote side of a connection, with the properties that NetworkPolicies match.
 type endpoint struct {
-	ip        netip.Addr // if invalid, only selectors can match, and no ipBlock
+	ip        netip.Addr // zero if the address is not known; then no ipBlock matches
 	namespace string     // empty if the remote side is not a pod
 	labels    map[string]string
 	ports     []corev1.ContainerPort // declared container ports of the destination pod
@@ -35,7 +36,7 @@ const (
 // no NetworkPolicy selects is not isolated, and its connections are allowed.
 type verdict struct {
 	allowed bool
-	by      []string // the policy that allows the connection, or all that isolate the pod
+	by      []string // names of the policy that allows the connection, or of all policies that isolate the pod
 }
 
 func (v verdict) policyNames() string {
@@ -54,10 +55,10 @@ func (v verdict) isolationText() string {
 	return v.policyNames() + " isolate it"
 }
 
-// policyStep returns the step with the decisions of the NetworkPolicies. For each backend in all,
+// policyStep returns the step with the decisions of the NetworkPolicies. For each of the backends,
 // it evaluates the egress policies of the source pod and the ingress policies of the backend's pod.
 // The step fails if no backend is allowed.
-func (x *tracer) policyStep(all []backend) Step {
+func (x *tracer) policyStep(backends []backend) Step {
 	s := Step{Name: "policy"}
 	if slices.Contains(x.Unread, Policies) || slices.Contains(x.Unread, Namespaces) {
 		s.Says = "not judged: policies or namespaces may not be read"
@@ -66,25 +67,28 @@ func (x *tracer) policyStep(all []backend) Step {
 	passed := 0
 	by := map[string]bool{}
 	tell := func(line string) {
-		if !by[line] && len(by) < most {
+		if !by[line] && len(by) < maxListed {
 			by[line] = true
 			s.Details = append(s.Details, line)
 		}
 	}
-	for _, b := range all {
+	for _, b := range backends {
 		out := x.evaluatePolicies(x.Pod, egress, x.remoteBackend(b))
 		if !out.allowed {
-			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.backendText(b), out.isolationText()))
+			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace,
+				x.Pod.Name, x.backendText(b), out.isolationText()))
 			s.Mend = append(s.Mend, allowCommand(x.Pod, egress, x.remoteBackend(b), out))
 		} else if len(out.by) > 0 {
 			tell("sending is allowed by " + out.policyNames())
 		}
 		in := verdict{allowed: true}
-		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) { // a node always reaches its own pods
+		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) {
+			// a node always reaches its own pods
 			in = x.evaluatePolicies(b.pod, ingress, x.remoteSource(b))
 		}
 		if !in.allowed {
-			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.isolationText()))
+			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace,
+				b.pod.Name, in.isolationText()))
 			s.Mend = append(s.Mend, allowCommand(b.pod, ingress, x.remoteSource(b), in))
 		} else if len(in.by) > 0 {
 			tell("taking it is allowed by " + in.policyNames())
@@ -96,12 +100,13 @@ func (x *tracer) policyStep(all []backend) Step {
 	slices.Sort(s.Mend)
 	s.Mend = slices.Compact(s.Mend)
 	switch {
-	case passed == len(all) && len(s.Details) == 0:
+	case passed == len(backends) && len(s.Details) == 0:
 		s.Says = "no policy isolates either side"
-	case passed == len(all):
+	case passed == len(backends):
 		s.Says = "allowed"
 	case passed > 0:
-		s.Partly, s.Says = true, fmt.Sprintf("only %d of %d are allowed: connections to the others hang", passed, len(all))
+		s.Partly, s.Says = true, fmt.Sprintf("only %d of %d are allowed: connections to the others hang",
+			passed, len(backends))
 	default:
 		s.Stops, s.Says = true, "dropped"
 	}
@@ -133,7 +138,8 @@ func allowCommand(p *corev1.Pod, d direction, other endpoint, v verdict) string 
 	if other.port != 0 {
 		port = fmt.Sprintf(", port %d/%s", other.port, other.proto)
 	}
-	return fmt.Sprintf("kctl -n %s apply -f FILE   # a further NetworkPolicy for %s with a rule of %s %s %s%s; leave %s as it is",
+	return fmt.Sprintf("kctl -n %s apply -f FILE   # a further NetworkPolicy for %s with a rule of %s %s %s%s; "+
+		"leave %s as it is",
 		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policyNames())
 }
 
@@ -147,8 +153,8 @@ func (x *tracer) remoteBackend(b backend) endpoint {
 	return e
 }
 
-// remoteSource returns the source pod as the remote side of a connection, for the ingress policies
-// of b.pod. The port is that of b. b.pod must not be nil.
+// remoteSource returns the source pod as the remote side of a connection to backend b, for the
+// ingress policies of b.pod. The port of the result is the port of b. b.pod must not be nil.
 func (x *tracer) remoteSource(b backend) endpoint {
 	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
 	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
@@ -215,13 +221,21 @@ func hasDirection(np *networkingv1.NetworkPolicy, d direction) bool {
 
 func (x *tracer) policyAllows(np *networkingv1.NetworkPolicy, d direction, other endpoint) bool {
 	rule := func(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) bool {
-		return (len(peers) == 0 || slices.ContainsFunc(peers, func(p networkingv1.NetworkPolicyPeer) bool { return x.peerMatches(np, p, other) })) &&
-			(len(ports) == 0 || slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool { return portMeant(p, other) }))
+		return (len(peers) == 0 || slices.ContainsFunc(peers, func(p networkingv1.NetworkPolicyPeer) bool {
+			return x.peerMatches(np, p, other)
+		})) &&
+			(len(ports) == 0 || slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool {
+				return portMatches(p, other)
+			}))
 	}
 	if d == ingress {
-		return slices.ContainsFunc(np.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool { return rule(r.From, r.Ports) })
+		return slices.ContainsFunc(np.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool {
+			return rule(r.From, r.Ports)
+		})
 	}
-	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return rule(r.To, r.Ports) })
+	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool {
+		return rule(r.To, r.Ports)
+	})
 }
 
 // peerMatches reports whether p, a peer in a rule of policy np, matches the remote side other.
@@ -247,13 +261,10 @@ func (x *tracer) peerMatches(np *networkingv1.NetworkPolicy, p networkingv1.Netw
 	return false
 }
 
-// portMeant reports whether p, a port in a rule of a NetworkPolicy, matches the protocol and port
+// portMatches reports whether p, a port in a rule of a NetworkPolicy, matches the protocol and port
 // of other. A connection to any port matches every port of its protocol.
-func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
-	proto := corev1.ProtocolTCP
-	if p.Protocol != nil {
-		proto = *p.Protocol
-	}
+func portMatches(p networkingv1.NetworkPolicyPort, other endpoint) bool {
+	proto := ptr.Deref(p.Protocol, corev1.ProtocolTCP)
 	switch {
 	case proto != other.proto:
 		return false
@@ -261,7 +272,8 @@ func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
 		return true
 	case p.Port.Type == intstr.String:
 		return slices.ContainsFunc(other.ports, func(c corev1.ContainerPort) bool {
-			return c.Name == p.Port.StrVal && c.ContainerPort == other.port && (c.Protocol == proto || c.Protocol == "" && proto == corev1.ProtocolTCP)
+			return c.Name == p.Port.StrVal && c.ContainerPort == other.port &&
+				(c.Protocol == proto || c.Protocol == "" && proto == corev1.ProtocolTCP)
 		})
 	case p.EndPort != nil:
 		return p.Port.IntVal <= other.port && other.port <= *p.EndPort

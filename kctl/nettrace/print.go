@@ -45,8 +45,8 @@ func (r Report) Print(out io.Writer) error {
 	return err
 }
 
-// printableRune returns r if it is a newline or printable, and '?' otherwise. Therefore, texts from
-// API objects cannot send control sequences to the terminal.
+// printableRune returns r if it is a newline or printable, and '?' otherwise. Texts from API
+// objects therefore cannot send control sequences to the terminal.
 func printableRune(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

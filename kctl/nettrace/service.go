@@ -20,17 +20,19 @@ type backend struct {
 	pod   *corev1.Pod // nil if no pod with that address was read
 }
 
-// toService traces a connection to a Service: its port, its endpoints, the routes and the
-// NetworkPolicies. If host is not empty, only the endpoints with that hostname count. what is the
-// kind of address by which the Service was reached, such as a result of addressOf. It is empty if
+// traceToService traces a connection to a Service: its port, its endpoints, the routes and the
+// NetworkPolicies. If host is not empty, only the endpoints with that hostname count. kind is the
+// kind of address by which the Service was reached, such as a result of addressKind. It is empty if
 // the Service was reached by its name.
-func (x *tracer) toService(svc *corev1.Service, host, what string) {
+func (x *tracer) traceToService(svc *corev1.Service, host, kind string) {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
-		x.addStep(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
+		x.addStep(Step{Name: "address",
+			Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads",
+				svc.Namespace, svc.Name, svc.Spec.ExternalName)})
 		return
 	}
 	headless := svc.Spec.ClusterIP == corev1.ClusterIPNone || svc.Spec.ClusterIP == ""
-	if what == "" {
+	if kind == "" {
 		says := strings.Join(svc.Spec.ClusterIPs, ", ")
 		if headless {
 			says = "the addresses of its pods: the service is headless, no rule stands between"
@@ -42,23 +44,27 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 		return
 	}
 	all, ready := x.serviceEndpoints(svc, port, host)
-	if !x.tellEndpoints(svc, host, all, ready) {
+	if !x.addEndpointStep(svc, host, all, ready) {
 		return
 	}
-	if local := svc.Spec.InternalTrafficPolicy; local != nil && *local == corev1.ServiceInternalTrafficPolicyLocal && what != "an external address" && !headless {
+	if local := svc.Spec.InternalTrafficPolicy; local != nil && *local == corev1.ServiceInternalTrafficPolicyLocal &&
+		kind != "an external address" && !headless {
 		ready = slices.DeleteFunc(ready, func(b backend) bool { return b.node != x.Pod.Spec.NodeName })
 		if len(ready) == 0 {
-			x.addStep(Step{Name: "endpoint", Stops: true, Says: fmt.Sprintf("internalTrafficPolicy is Local, and node %s has no endpoint that is ready", x.Pod.Spec.NodeName),
-				Mend: []string{fmt.Sprintf(`kctl -n %s patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, svc.Namespace, svc.Name)}})
+			x.addStep(Step{Name: "endpoint", Stops: true,
+				Says: fmt.Sprintf("internalTrafficPolicy is Local, and node %s has no endpoint that is ready",
+					x.Pod.Spec.NodeName),
+				Mend: []string{fmt.Sprintf(`kctl -n %s patch service %s -p `+
+					`'{"spec":{"internalTrafficPolicy":"Cluster"}}'`, svc.Namespace, svc.Name)}})
 			return
 		}
 	}
-	x.toBackends(ready)
+	x.traceToBackends(ready)
 }
 
-// findServicePort returns the port of svc that matches the target's port and protocol, and adds a
-// step for it. If no port matches, the result is nil, true for a headless Service. For other
-// Services it adds a failed step and returns nil, false.
+// findServicePort adds a step for the port of svc that matches the target's port and protocol, and
+// returns the port and true. If no port matches and headless is true, it returns nil and true. If
+// no port matches and headless is false, it adds a failed step and returns nil and false.
 func (x *tracer) findServicePort(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
 	var have []string
 	for i := range svc.Spec.Ports {
@@ -82,8 +88,12 @@ func (x *tracer) findServicePort(svc *corev1.Service, headless bool) (*corev1.Se
 	if headless { // a headless Service has no proxy, so the ports of the pods count
 		return nil, true
 	}
-	return nil, x.addStep(Step{Name: "rule", Stops: true, Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name, x.wantedPortText()),
-		Details: []string{"it has " + strings.Join(have, ", ")}, Mend: []string{fmt.Sprintf("kctl -n %s edit service/%s", svc.Namespace, svc.Name)}})
+	return nil,
+		x.addStep(Step{Name: "rule", Stops: true,
+			Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name,
+				x.wantedPortText()),
+			Details: []string{"it has " + strings.Join(have, ", ")},
+			Mend:    []string{fmt.Sprintf("kctl -n %s edit service/%s", svc.Namespace, svc.Name)}})
 }
 
 func (x *tracer) wantedPortText() string {
@@ -125,7 +135,8 @@ func (x *tracer) serviceEndpoints(svc *corev1.Service, port *corev1.ServicePort,
 				switch {
 				case e.Conditions.Ready == nil || *e.Conditions.Ready:
 					ready = append(ready, b)
-				case e.Conditions.Serving != nil && *e.Conditions.Serving && e.Conditions.Terminating != nil && *e.Conditions.Terminating:
+				case e.Conditions.Serving != nil && *e.Conditions.Serving && e.Conditions.Terminating != nil &&
+					*e.Conditions.Terminating:
 					last = append(last, b)
 				}
 			}
@@ -146,7 +157,9 @@ func portOf(s *discoveryv1.EndpointSlice, name string) *discoveryv1.EndpointPort
 	return nil
 }
 
-func (x *tracer) endpointBackends(e discoveryv1.Endpoint, namespace string, port int32, proto corev1.Protocol) (out []backend) {
+func (x *tracer) endpointBackends(e discoveryv1.Endpoint, namespace string, port int32, proto corev1.Protocol) (
+	out []backend,
+) {
 	for _, a := range e.Addresses {
 		ip, err := netip.ParseAddr(a)
 		if err != nil {
@@ -157,7 +170,8 @@ func (x *tracer) endpointBackends(e discoveryv1.Endpoint, namespace string, port
 			b.node = *e.NodeName
 		}
 		for i := range x.Pods {
-			if p := &x.Pods[i]; e.TargetRef != nil && e.TargetRef.Kind == "Pod" && p.Name == e.TargetRef.Name && p.Namespace == namespace {
+			if p := &x.Pods[i]; e.TargetRef != nil && e.TargetRef.Kind == "Pod" && p.Name == e.TargetRef.Name &&
+				p.Namespace == namespace {
 				b.pod = p
 			}
 		}
@@ -166,18 +180,19 @@ func (x *tracer) endpointBackends(e discoveryv1.Endpoint, namespace string, port
 	return out
 }
 
-// tellEndpoints adds the step that lists the endpoints of svc. all and ready are the results of
-// endpoints for host. It returns false if the step fails, because no endpoint is ready or
-// EndpointSlices could not be read.
-func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []backend) bool {
+// addEndpointStep adds the step that lists the endpoints of svc. all and ready are the results of
+// serviceEndpoints for host. It returns false if the step fails, because no endpoint is ready or
+// EndpointSlices could not be read, and true otherwise.
+func (x *tracer) addEndpointStep(svc *corev1.Service, host string, all, ready []backend) bool {
 	if slices.Contains(x.Unread, Slices) {
-		return x.addStep(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
+		return x.addStep(Step{Name: "endpoint", Stops: true,
+			Says: "endpointslices may not be read, so that it is not known who answers"})
 	}
 	s := Step{Name: "endpoint"}
-	for _, b := range ready[:min(len(ready), most)] {
+	for _, b := range ready[:min(len(ready), maxListed)] {
 		s.Details = append(s.Details, x.backendText(b))
 	}
-	if more := len(ready) - most; more > 0 {
+	if more := len(ready) - maxListed; more > 0 {
 		s.Details = append(s.Details, fmt.Sprintf("and %d more", more))
 	}
 	switch {
@@ -186,7 +201,8 @@ func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []ba
 	case len(all) > 0:
 		s.Stops, s.Says = true, fmt.Sprintf("none of %d is ready: a connection is refused", len(all))
 	case host != "":
-		s.Stops, s.Says = true, fmt.Sprintf("service %s/%s has no endpoint with hostname %s", svc.Namespace, svc.Name, host)
+		s.Stops, s.Says = true, fmt.Sprintf("service %s/%s has no endpoint with hostname %s", svc.Namespace,
+			svc.Name, host)
 	default:
 		s.Stops, s.Says = true, fmt.Sprintf("service %s/%s has none: a connection is refused", svc.Namespace, svc.Name)
 	}

@@ -28,7 +28,7 @@ type Object struct {
 type Kind struct {
 	Name     string // name of the resource, such as pods or deployments.apps
 	Held     int    // number of objects in the backup
-	Expiring int    // number of objects in the backup that may have expired since
+	Expiring int    // number of objects in the backup that may have expired since the backup was made
 	Restored map[string]Object
 	Live     map[string]Object // nil if the backup is not compared with the cluster
 	Problem  string            // error while reading the objects, or empty
@@ -41,19 +41,19 @@ type Row struct {
 	Restored int      `json:"restored"`
 	Live     int      `json:"cluster"`
 	Asked    bool     `json:"clusterAsked"`
-	Same     int      `json:"same"`            // objects equal in the backup and the cluster
-	Since    int      `json:"since"`           // objects created, changed or deleted since the backup
+	Same     int      `json:"same"`            // number of objects equal in the backup and the cluster
+	Since    int      `json:"since"`           // number of objects created, changed or deleted since the backup
 	Wrong    []string `json:"wrong,omitempty"` // errors of the backup, one sentence each
 }
 
-// mostWrong is the maximum number of wrong objects that a Row names.
-const mostWrong = 5
+// maxWrongListed is the maximum number of wrong objects that Row.Wrong names.
+const maxWrongListed = 5
 
-// Compare returns the result of the comparison of one resource. backup is the revision of the
-// backup. An object that has not changed in the cluster since that revision must be restored with
-// the same content. Every object of the backup must be served, except expired objects. No restored
-// object may be newer than the backup.
-func Compare(k Kind, backup uint64) Row {
+// Compare returns the result of the comparison of one resource. backupRevision is the store
+// revision at which the backup was made. An object that has not changed in the cluster since that
+// revision must be restored with the same content. Every object of the backup must be served,
+// except expired objects. No restored object may be newer than the backup.
+func Compare(k Kind, backupRevision uint64) Row {
 	r := Row{Name: k.Name, Held: k.Held, Restored: len(k.Restored), Live: len(k.Live), Asked: k.Live != nil}
 	if k.Problem != "" {
 		r.Wrong = append(r.Wrong, k.Problem)
@@ -61,11 +61,13 @@ func Compare(k Kind, backup uint64) Row {
 	}
 	var wrong []string
 	if lost := k.Held - len(k.Restored); lost < 0 || lost > k.Expiring {
-		r.Wrong = append(r.Wrong, fmt.Sprintf("the backup holds %d objects, and %d are served", k.Held, len(k.Restored)))
+		r.Wrong = append(r.Wrong, fmt.Sprintf("the backup holds %d objects, and %d are served", k.Held,
+			len(k.Restored)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(k.Restored)) {
-		if o := k.Restored[name]; o.Revision > backup {
-			wrong = append(wrong, fmt.Sprintf("%s is of revision %d, and the backup of %d", name, o.Revision, backup))
+		if o := k.Restored[name]; o.Revision > backupRevision {
+			wrong = append(wrong, fmt.Sprintf("%s is of revision %d, and the backup of %d", name, o.Revision,
+				backupRevision))
 		}
 		if _, there := k.Live[name]; r.Asked && !there {
 			r.Since++
@@ -76,30 +78,33 @@ func Compare(k Kind, backup uint64) Row {
 		live, restored := k.Live[name], k.Restored[name]
 		_, there := k.Restored[name]
 		switch {
-		case live.Revision > backup:
+		case live.Revision > backupRevision:
 			r.Since++
 		case !there && mayBeGone > 0:
 			mayBeGone--
 			r.Since++
 		case !there:
-			wrong = append(wrong, fmt.Sprintf("%s is in the cluster since revision %d, and not in the backup of %d", name, live.Revision, backup))
+			wrong = append(wrong, fmt.Sprintf("%s is in the cluster since revision %d, and not in the backup of %d",
+				name, live.Revision, backupRevision))
 		case live.Revision != restored.Revision:
-			wrong = append(wrong, fmt.Sprintf("%s is of revision %d in the cluster and of %d in the backup", name, live.Revision, restored.Revision))
+			wrong = append(wrong, fmt.Sprintf("%s is of revision %d in the cluster and of %d in the backup", name,
+				live.Revision, restored.Revision))
 		case live.Sum != restored.Sum:
-			wrong = append(wrong, fmt.Sprintf("%s says something else in the cluster, at the same revision %d", name, live.Revision))
+			wrong = append(wrong, fmt.Sprintf("%s says something else in the cluster, at the same revision %d", name,
+				live.Revision))
 		default:
 			r.Same++
 		}
 	}
-	if more := len(wrong) - mostWrong; more > 0 {
-		wrong = append(wrong[:mostWrong], fmt.Sprintf("and %d more", more))
+	if more := len(wrong) - maxWrongListed; more > 0 {
+		wrong = append(wrong[:maxWrongListed], fmt.Sprintf("and %d more", more))
 	}
 	r.Wrong = append(r.Wrong, wrong...)
 	return r
 }
 
-// Good reports whether no row contains an error, so that the backup is correct.
-func Good(rows []Row) bool {
+// AllCorrect reports whether no row contains an error, so that the backup is correct.
+func AllCorrect(rows []Row) bool {
 	return !slices.ContainsFunc(rows, func(r Row) bool { return len(r.Wrong) > 0 })
 }
 
@@ -136,15 +141,15 @@ func Print(w io.Writer, rows []Row) error {
 	return nil
 }
 
-// Read parses an item of a list response, and returns its name (namespace/name) and its Object.
-// Heartbeats of Nodes and of their Leases do not count for the digest: the store does not contain
-// them. The API server adds them to its responses.
-func Read(resource string, item []byte) (name string, o Object, err error) {
+// ParseItem parses an item of a list response, and returns its name (namespace/name) and its
+// Object. The digest in the Object does not include the heartbeat times of Nodes and of their
+// Leases. The API server adds these times to its responses; the store does not contain them.
+func ParseItem(resource string, item []byte) (name string, o Object, err error) {
 	var obj map[string]any
 	d := json.NewDecoder(bytes.NewReader(item))
 	d.UseNumber()
 	if err := d.Decode(&obj); err != nil {
-		return "", o, fmt.Errorf("reading an item of the list: %w", err)
+		return "", o, fmt.Errorf("reading an item of the list of %s: %w", resource, err)
 	}
 	meta, _ := obj["metadata"].(map[string]any)
 	text := func(key string) string { s, _ := meta[key].(string); return s }

@@ -10,13 +10,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // explainBudget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that
 // it allows no eviction, with the problems of its pods. It returns nil if the budget allows
 // evictions or selects no pods.
 func (w *World) explainBudget(b *policyv1.PodDisruptionBudget) []Finding {
-	if f := deletedObject(b, "poddisruptionbudget"); f != nil {
+	if f := explainDeletion(b, "poddisruptionbudget"); f != nil {
 		return []Finding{*f}
 	}
 	if b.Status.DisruptionsAllowed > 0 || b.Status.ExpectedPods == 0 {
@@ -28,13 +30,14 @@ func (w *World) explainBudget(b *policyv1.PodDisruptionBudget) []Finding {
 			held = append(held, p.Name)
 		}
 	}
-	f := Finding{Object: objectName("poddisruptionbudget", b), What: "allows no eviction: a drain waits for it", Because: budgetShortage(b), Mend: budgetMend(b)}
+	f := Finding{Object: objectName("poddisruptionbudget", b), What: "allows no eviction: a drain waits for it",
+		Because: budgetShortage(b), Mend: budgetMend(b)}
 	if len(held) > 0 {
 		f.Details = append(f.Details, "pods that cannot be evicted: "+strings.Join(boundList(held), ", "))
 	}
 	out := []Finding{f}
 	covered := slices.DeleteFunc(slices.Clone(w.Pods), func(p corev1.Pod) bool { return !budgetCovers(b, &p) })
-	return append(out, w.explainUnhealthyPods(covered, &out[0])...)
+	return append(out, w.workloads().explainUnhealthyPods(covered, &out[0])...)
 }
 
 // explainDrain returns Findings for a cordoned node that cannot be drained. There is one Finding
@@ -61,16 +64,21 @@ func (w *World) explainDrain(n *corev1.Node) []Finding {
 				held = append(held, p.Name)
 			}
 		}
-		if len(held) > 0 && len(out) < most {
-			out = append(out, Finding{Object: objectName("node", n), What: fmt.Sprintf("cannot be drained: budget %s/%s keeps %s: %s",
-				b.Namespace, b.Name, countNoun(len(held), "pod"), strings.Join(boundList(held), ", ")), Because: budgetShortage(b), Mend: budgetMend(b)})
+		if len(held) > 0 && len(out) < maxDetails {
+			out = append(out, Finding{Object: objectName("node", n),
+				What: fmt.Sprintf("cannot be drained: budget %s/%s keeps %s: %s",
+					b.Namespace, b.Name, countNoun(len(held), "pod"), strings.Join(boundList(held), ", ")),
+				Because: budgetShortage(b), Mend: budgetMend(b)})
 		}
 	}
 	for _, pod := range sortedKeys(several) {
 		namespace, name, _ := strings.Cut(pod, "/")
-		out = append(out, Finding{Object: "node " + n.Name, What: "cannot be drained: more than one budget covers pod " + pod,
+		out = append(out, Finding{Object: "node " + n.Name,
+			What:    "cannot be drained: more than one budget covers pod " + pod,
 			Because: "the API evicts only pods that at most one PodDisruptionBudget covers",
-			Mend:    []string{"kctl -n " + namespace + " get poddisruptionbudgets   # delete one of those, or change its selector so that it does not cover " + name}})
+			Mend: []string{"kctl -n " + namespace +
+				" get poddisruptionbudgets   # delete one of those, or change its selector so that it does not cover " +
+				name}})
 	}
 	return out
 }
@@ -80,7 +88,7 @@ func sortedKeys(m map[string]bool) (out []string) {
 		out = append(out, k)
 	}
 	slices.Sort(out)
-	return out[:min(len(out), most)]
+	return out[:min(len(out), maxDetails)]
 }
 
 func (w *World) budgetsOf(p *corev1.Pod) (n int) {
@@ -97,7 +105,7 @@ func (w *World) budgetsOf(p *corev1.Pod) (n int) {
 func isEvictable(p *corev1.Pod) bool {
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(p)
-	return !static && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
+	return !static && p.DeletionTimestamp == nil && !api.IsPodTerminal(p) &&
 		(owner == nil || owner.Kind != "DaemonSet")
 }
 
@@ -110,10 +118,11 @@ func budgetCovers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 // evicted. A running pod that is not Ready can be evicted while enough pods are healthy, or always
 // if unhealthyPodEvictionPolicy is AlwaysAllow.
 func budgetBlocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
-	if b.Status.DisruptionsAllowed > 0 || !budgetCovers(b, p) || !isEvictable(p) || p.Status.Phase == corev1.PodPending {
+	if b.Status.DisruptionsAllowed > 0 || !budgetCovers(b, p) || !isEvictable(p) ||
+		p.Status.Phase == corev1.PodPending {
 		return false
 	}
-	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+	if api.IsPodReady(p) {
 		return true
 	}
 	always := b.Spec.UnhealthyPodEvictionPolicy != nil && *b.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow
@@ -135,7 +144,8 @@ func budgetShortage(b *policyv1.PodDisruptionBudget) string {
 	if message := budgetSyncError(b); message != "" {
 		return "the control plane cannot compute it: " + message
 	}
-	text := fmt.Sprintf("%s: of %s at least %d must be Ready (now: %d)", asks, countNoun(int(s.ExpectedPods), "pod"), s.DesiredHealthy, s.CurrentHealthy)
+	text := fmt.Sprintf("%s: of %s at least %d must be Ready (now: %d)", asks, countNoun(int(s.ExpectedPods), "pod"),
+		s.DesiredHealthy, s.CurrentHealthy)
 	if s.DesiredHealthy >= s.ExpectedPods {
 		text += ", so that no pod may be evicted even when all are Ready"
 	}
@@ -150,10 +160,14 @@ func budgetMend(b *policyv1.PodDisruptionBudget) []string {
 	case budgetSyncError(b) != "":
 		return []string{kctlCommand(b, "edit poddisruptionbudget %s   # give minAvailable as a number", b.Name)}
 	case s.CurrentHealthy < s.DesiredHealthy:
-		out = append(out, kctlCommand(b, "get pods -l '%s'   # kctl why pod/NAME explains those that are not Ready", metav1.FormatLabelSelector(b.Spec.Selector)))
+		out = append(out, kctlCommand(b, "get pods -l '%s'   # kctl why pod/NAME explains those that are not Ready",
+			metav1.FormatLabelSelector(b.Spec.Selector)))
 	}
-	if least := b.Spec.MinAvailable; b.Status.DesiredHealthy >= b.Status.ExpectedPods && least != nil && least.Type == intstr.Int {
-		out = append(out, kctlCommand(b, "scale KIND/NAME --replicas=%d   # one pod more than the budget needs; the drain goes on when it is Ready", b.Status.DesiredHealthy+1))
+	if least := b.Spec.MinAvailable; b.Status.DesiredHealthy >= b.Status.ExpectedPods && least != nil &&
+		least.Type == intstr.Int {
+		out = append(out,
+			kctlCommand(b, "scale KIND/NAME --replicas=%d   # one pod more than the budget needs; the drain goes on "+
+				"when it is Ready", b.Status.DesiredHealthy+1))
 	}
 	return append(out, edit)
 }

@@ -10,13 +10,17 @@ import (
 )
 
 func TestSigningRequests(t *testing.T) {
-	request := func(signer string, conditions ...certificatesv1.CertificateSigningRequestCondition) *certificatesv1.CertificateSigningRequest {
-		return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "ann", CreationTimestamp: ago(time.Hour)},
+	request := func(signer string,
+		conditions ...certificatesv1.CertificateSigningRequestCondition) *certificatesv1.CertificateSigningRequest {
+		return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "ann",
+			CreationTimestamp: ago(time.Hour)},
 			Spec:   certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Username: "system:node:w1"},
 			Status: certificatesv1.CertificateSigningRequestStatus{Conditions: conditions}}
 	}
-	is := func(k certificatesv1.RequestConditionType, reason, message string) certificatesv1.CertificateSigningRequestCondition {
-		return certificatesv1.CertificateSigningRequestCondition{Type: k, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: ago(time.Minute)}
+	is := func(k certificatesv1.RequestConditionType,
+		reason, message string) certificatesv1.CertificateSigningRequestCondition {
+		return certificatesv1.CertificateSigningRequestCondition{Type: k, Status: corev1.ConditionTrue, Reason: reason,
+			Message: message, LastTransitionTime: ago(time.Minute)}
 	}
 	approved := is(certificatesv1.CertificateApproved, "ByHand", "")
 	issued := request(certificatesv1.KubeAPIServerClientSignerName, approved)

@@ -18,24 +18,24 @@ func (w *World) explainContainers(p *corev1.Pod) []Finding {
 	var out []Finding
 	for _, s := range allStatuses(p) {
 		f := Finding{Object: objectName("pod", p)}
-		who := "container " + s.Name
+		containerText := "container " + s.Name
 		if slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == s.Name }) {
-			who = "init container " + s.Name
+			containerText = "init container " + s.Name
 		}
 		switch {
 		case s.State.Waiting != nil:
-			if !w.explainWaiting(p, &s, who, &f) {
+			if !w.explainWaiting(p, &s, containerText, &f) {
 				continue
 			}
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
-			f.What = who + " has ended"
+			f.What = containerText + " has ended"
 			f.Because, f.Since = w.exitText(p, s.Name, s.State.Terminated), timeOrNil(s.State.Terminated.FinishedAt)
 			f.Mend = []string{kctlCommand(p, "logs %s -c %s", p.Name, s.Name)}
 		default:
 			continue
 		}
 		out = append(out, f)
-		if len(out) == most {
+		if len(out) == maxDetails {
 			break
 		}
 	}
@@ -43,22 +43,22 @@ func (w *World) explainContainers(p *corev1.Pod) []Finding {
 }
 
 // explainWaiting fills Finding f with the reason why a container is in state waiting, and returns
-// true. s is the status of the container, and who is the name of the container in texts. It returns
+// true. s is the status of the container. containerText names the container in texts. It returns
 // false if the container waits without an error, such as for init containers.
-func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
+func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, containerText string, f *Finding) bool {
 	message := singleLine(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
 	case "", "ContainerCreating", "PodInitializing":
 		return false
 	case "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull":
-		w.explainImage(p, s, who, f)
+		w.explainImage(p, s, containerText, f)
 	case "CrashLoopBackOff":
-		w.explainCrashes(p, s, who, f)
+		w.explainCrashes(p, s, containerText, f)
 	case "CreateContainerConfigError":
-		f.What, f.Because = who+" cannot be made", message
+		f.What, f.Because = containerText+" cannot be made", message
 		f.Mend = missingObjectCommands(p, s.State.Waiting.Message)
 	default:
-		f.What, f.Because = who+" does not start ("+reason+")", message
+		f.What, f.Because = containerText+" does not start ("+reason+")", message
 		f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name)}
 	}
 	if f.Since == nil {
@@ -68,8 +68,8 @@ func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, who str
 }
 
 // explainImage fills Finding f for a container with an image that cannot be pulled. s is the status
-// of the container. who is the name of the container in texts.
-func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
+// of the container. containerText names the container in texts.
+func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, containerText string, f *Finding) {
 	reason, message := s.State.Waiting.Reason, singleLine(s.State.Waiting.Message)
 	image := s.Image
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
@@ -77,7 +77,7 @@ func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, who strin
 			image = c.Image
 		}
 	}
-	f.What = fmt.Sprintf("%s waits for image %s", who, image)
+	f.What = fmt.Sprintf("%s waits for image %s", containerText, image)
 	_, cause, backs := strings.Cut(message, "ErrImagePull: ")
 	if backs {
 		message = cause
@@ -101,11 +101,14 @@ func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, who strin
 		f.Mend = []string{set + "   # or imagePullPolicy: IfNotPresent"}
 	case reason == "InvalidImageName":
 		f.Mend = []string{set}
-	case strings.Contains(lower, "unauthorized") || strings.Contains(lower, "denied") || strings.Contains(lower, "401") || strings.Contains(lower, "403"):
+	case strings.Contains(lower, "unauthorized") || strings.Contains(lower, "denied") ||
+		strings.Contains(lower, "401") || strings.Contains(lower, "403"):
 		f.Details = append(f.Details, pullSecrets(p))
-		f.Mend = []string{kctlCommand(p, "create secret docker-registry NAME --docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD"),
+		f.Mend = []string{kctlCommand(p, "create secret docker-registry NAME --docker-server=REGISTRY "+
+			"--docker-username=USER --docker-password=PASSWORD"),
 			kctlCommand(p, `patch serviceaccount %s -p '{"imagePullSecrets":[{"name":"NAME"}]}'`, serviceAccount(p))}
-	case strings.Contains(lower, "not found") || strings.Contains(lower, "404") || strings.Contains(lower, "manifest unknown"):
+	case strings.Contains(lower, "not found") || strings.Contains(lower, "404") ||
+		strings.Contains(lower, "manifest unknown"):
 		f.Mend = []string{set + "   # the registry has no such image or tag"}
 	default:
 		f.Mend = []string{set + "   # or mend the way from node " + p.Spec.NodeName + " to the registry"}
@@ -131,9 +134,9 @@ func pullSecrets(p *corev1.Pod) string {
 }
 
 // explainCrashes fills Finding f for a container in CrashLoopBackOff, with the cause of its last
-// termination. s is the status of the container. who is the name of the container in texts.
-func (w *World) explainCrashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
-	f.What = fmt.Sprintf("%s ends again and again (%s)", who, countNoun(int(s.RestartCount), "restart"))
+// termination. s is the status of the container. containerText names the container in texts.
+func (w *World) explainCrashes(p *corev1.Pod, s *corev1.ContainerStatus, containerText string, f *Finding) {
+	f.What = fmt.Sprintf("%s ends again and again (%s)", containerText, countNoun(int(s.RestartCount), "restart"))
 	f.Mend = []string{kctlCommand(p, "logs %s -c %s --previous", p.Name, s.Name)}
 	if delay, _, ok := strings.Cut(strings.TrimPrefix(s.State.Waiting.Message, "back-off "), " restarting"); ok {
 		f.Details = append(f.Details, "it is started again after "+delay)
@@ -151,18 +154,21 @@ func (w *World) explainCrashes(p *corev1.Pod, s *corev1.ContainerStatus, who str
 		}
 		return
 	}
-	if e := w.probeEvent(p, s.Name); e != nil && strings.HasPrefix(e.Message, "Liveness") || e != nil && strings.HasPrefix(e.Message, "Startup") {
+	if e := w.probeEvent(p, s.Name); e != nil && strings.HasPrefix(e.Message, "Liveness") ||
+		e != nil && strings.HasPrefix(e.Message, "Startup") {
 		f.Because += "; before that: " + singleLine(e.Message)
 		f.Details = append(f.Details, probeOf(p, s.Name, "liveness"))
 	}
 }
 
 // signals maps the numbers of signals that terminate containers to the names of these signals.
-var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS",
+	8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 
-// exitText returns a text about the termination t of a container of pod p: its exit code or signal,
-// how long it ran, and its message. For an out-of-memory kill, it contains the memory limit.
+// exitText returns a text about t, the termination of a container of pod p. The text contains the
+// exit code or signal, how long the container ran, and its message. For an out-of-memory kill, it
+// also contains the memory limit.
 func (w *World) exitText(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
 	after := ""
 	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
@@ -175,7 +181,8 @@ func (w *World) exitText(p *corev1.Pod, container string, t *corev1.ContainerSta
 	text := fmt.Sprintf("ended with exit code %d%s", t.ExitCode, after)
 	switch {
 	case t.Reason == "OOMKilled":
-		text = "was killed for lack of memory (OOMKilled)" + after + ": it has no limit of its own, so the node had none left"
+		text = "was killed for lack of memory (OOMKilled)" + after +
+			": it has no limit of its own, so the node had none left"
 		if l := memoryLimit(p, container); l != "" {
 			text = "was killed for lack of memory (OOMKilled)" + after + ": its limit is " + l
 		}

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // isReady reports whether endpoint e is ready to receive traffic. An endpoint without the condition
@@ -15,13 +17,13 @@ func isReady(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil ||
 
 // slicesOf returns the number of EndpointSlices of Service s, all their endpoints, and the
 // endpoints that are ready.
-func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discoveryv1.Endpoint) {
-	for i := range w.Slices {
-		l := &w.Slices[i]
+func (w trafficExplainer) slicesOf(s *corev1.Service) (sliceCount int, all, ready []*discoveryv1.Endpoint) {
+	for i := range w.world.Route.Slices {
+		l := &w.world.Route.Slices[i]
 		if l.Namespace != s.Namespace || l.Labels[discoveryv1.LabelServiceName] != s.Name {
 			continue
 		}
-		slices++
+		sliceCount++
 		for j := range l.Endpoints {
 			e := &l.Endpoints[j]
 			all = append(all, e)
@@ -30,13 +32,13 @@ func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discovery
 			}
 		}
 	}
-	return slices, all, ready
+	return sliceCount, all, ready
 }
 
 // explainNoEndpoints returns a Finding if the EndpointSlices of Service s contain no ready
-// endpoint. It returns nil otherwise, or if EndpointSlices could not be read.
-func (w *World) explainNoEndpoints(s *corev1.Service) []Finding {
-	if !w.hasList(Slices) {
+// endpoint. It returns nil if there is a ready endpoint, or if EndpointSlices could not be read.
+func (w trafficExplainer) explainNoEndpoints(s *corev1.Service) []Finding {
+	if !w.world.hasList(Slices) {
 		return nil
 	}
 	n, all, ready := w.slicesOf(s)
@@ -53,7 +55,8 @@ func (w *World) explainNoEndpoints(s *corev1.Service) []Finding {
 	case len(all) == 0:
 		f.Because = fmt.Sprintf("its %s no endpoints", countHave(n, "EndpointSlice"))
 	default:
-		f.Because = fmt.Sprintf("none of the %s in its %s is ready", countNoun(len(all), "endpoint"), countNoun(n, "EndpointSlice"))
+		f.Because = fmt.Sprintf("none of the %s in its %s is ready", countNoun(len(all), "endpoint"),
+			countNoun(n, "EndpointSlice"))
 	}
 	return []Finding{f}
 }
@@ -69,8 +72,8 @@ func countHave(n int, thing string) string {
 // endpoint. With internalTrafficPolicy Local, these are the nodes without a ready endpoint. With
 // topology hints, these are the nodes for which no endpoint is hinted. It returns nil if there are
 // no such nodes.
-func (w *World) explainNearEndpoints(s *corev1.Service) []Finding {
-	if !w.hasList(Slices) || !w.hasList(Nodes) {
+func (w trafficExplainer) explainNearEndpoints(s *corev1.Service) []Finding {
+	if !w.world.hasList(Slices) || !w.world.hasList(Nodes) {
 		return nil
 	}
 	_, _, ready := w.slicesOf(s)
@@ -79,16 +82,25 @@ func (w *World) explainNearEndpoints(s *corev1.Service) []Finding {
 	}
 	if p := s.Spec.InternalTrafficPolicy; p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
 		bare := w.nodesWithout(func(n *corev1.Node) bool {
-			return slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return e.NodeName != nil && *e.NodeName == n.Name })
+			return slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool {
+				return e.NodeName != nil && *e.NodeName == n.Name
+			})
 		})
 		if len(bare) == 0 {
 			return nil
 		}
-		return []Finding{{Object: objectName("service", s), What: fmt.Sprintf("is not served on %s", countNoun(len(bare), "node")),
-			Because: "internalTrafficPolicy Local keeps traffic on the node that it comes from, and there is no ready endpoint on: " + strings.Join(boundList(bare), ", "),
-			Mend:    []string{kctlCommand(s, `patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, s.Name)}}}
+		return []Finding{{Object: objectName("service", s),
+			What: fmt.Sprintf("is not served on %s", countNoun(len(bare), "node")),
+			Because: "internalTrafficPolicy Local keeps traffic on the node that it comes from, and " +
+				"there is no ready " +
+				"endpoint on: " + strings.Join(boundList(bare), ", "),
+			Mend: []string{kctlCommand(s, `patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`,
+				s.Name)}}}
 	}
-	zoned := !slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return e.Hints == nil || len(e.Hints.ForZones) == 0 })
+	zoned := !slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool {
+		return e.Hints == nil ||
+			len(e.Hints.ForZones) == 0
+	})
 	if !zoned {
 		return nil
 	}
@@ -102,21 +114,20 @@ func (w *World) explainNearEndpoints(s *corev1.Service) []Finding {
 	if len(bare) == 0 {
 		return nil
 	}
-	return []Finding{{Object: objectName("service", s), What: fmt.Sprintf("keeps no traffic near on %s", countNoun(len(bare), "node")),
-		Because: "no endpoint is hinted for the zone of: " + strings.Join(boundList(bare), ", ") + "; traffic from there goes to all endpoints",
-		Mend:    []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
+	return []Finding{{Object: objectName("service", s),
+		What: fmt.Sprintf("keeps no traffic near on %s", countNoun(len(bare), "node")),
+		Because: "no endpoint is hinted for the zone of: " + strings.Join(boundList(bare), ", ") +
+			"; traffic from there goes to all endpoints",
+		Mend: []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
 }
 
 // nodesWithout returns the names of the ready nodes for which served returns false. The zone of a
 // node is added to its name.
-func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
+func (w trafficExplainer) nodesWithout(served func(n *corev1.Node) bool) []string {
 	var out []string
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		})
-		if !ready || served(n) {
+	for i := range w.world.Nodes {
+		n := &w.world.Nodes[i]
+		if !api.IsNodeReady(n) || served(n) {
 			continue
 		}
 		text := n.Name
@@ -128,27 +139,33 @@ func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
 	return out
 }
 
-// endpointSlice returns a Finding for an EndpointSlice that is being deleted, has no Service label,
-// belongs to a missing Service, or has no ready endpoint. It returns nil otherwise.
-func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
-	if f := deletedObject(l, "endpointslice"); f != nil {
+// explainEndpointSlice returns a Finding for an EndpointSlice that is being deleted, has no Service
+// label, belongs to a missing Service, or has no ready endpoint. It returns nil otherwise.
+func (w trafficExplainer) explainEndpointSlice(l *discoveryv1.EndpointSlice) []Finding {
+	if f := explainDeletion(l, "endpointslice"); f != nil {
 		return []Finding{*f}
 	}
 	service := l.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
-		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to no Service", Since: timeOrNil(l.CreationTimestamp),
+		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to no Service",
+			Since:   timeOrNil(l.CreationTimestamp),
 			Because: "it has no label " + discoveryv1.LabelServiceName,
-			Mend:    []string{kctlCommand(l, "label endpointslice %s %s=SERVICE", l.Name, discoveryv1.LabelServiceName)}}}
+			Mend: []string{kctlCommand(l, "label endpointslice %s %s=SERVICE", l.Name,
+				discoveryv1.LabelServiceName)}}}
 	}
-	if w.hasList(Services) && !slices.ContainsFunc(w.Services, func(s corev1.Service) bool { return s.Name == service && s.Namespace == l.Namespace }) {
-		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to a Service that is not there", Since: timeOrNil(l.CreationTimestamp),
+	if w.world.hasList(Services) && !slices.ContainsFunc(w.world.Route.Services, func(s corev1.Service) bool {
+		return s.Name == service && s.Namespace == l.Namespace
+	}) {
+		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to a Service that is not there",
+			Since:   timeOrNil(l.CreationTimestamp),
 			Because: fmt.Sprintf("the namespace has no Service %s", shellWord(service)),
 			Mend:    []string{kctlCommand(l, "get services"), kctlCommand(l, "delete endpointslice %s", l.Name)}}}
 	}
 	if slices.ContainsFunc(l.Endpoints, func(e discoveryv1.Endpoint) bool { return isReady(&e) }) {
 		return nil
 	}
-	f := Finding{Object: objectName("endpointslice", l), What: "has no ready endpoint", Since: timeOrNil(l.CreationTimestamp),
+	f := Finding{Object: objectName("endpointslice", l), What: "has no ready endpoint",
+		Since:   timeOrNil(l.CreationTimestamp),
 		Because: "it has no endpoints", Mend: []string{kctlCommand(l, "why service/%s", service)}}
 	if len(l.Endpoints) > 0 {
 		f.Because = fmt.Sprintf("none of its %s is ready", countNoun(len(l.Endpoints), "endpoint"))

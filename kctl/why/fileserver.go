@@ -20,13 +20,14 @@ func fileServer(message string) (server string, mend func(p *corev1.Pod, server 
 	}
 	switch {
 	case strings.Contains(rest, "has no NFS client"), strings.Contains(rest, "lacks a part of its NFS client"):
-		mend = onNode("modprobe nfs")
+		mend = nodeCommand("modprobe nfs")
 	case strings.Contains(rest, "need mount.nfs"):
-		mend = onNode("apt-get install nfs-common   # or nfs-utils")
+		mend = nodeCommand("apt-get install nfs-common   # or nfs-utils")
 	case strings.Contains(rest, "does not let this node mount"), strings.Contains(rest, " exports no "):
 		mend = func(_ *corev1.Pod, server string) []string { return []string{"on " + server + ": exportfs -v"} }
-	case strings.Contains(rest, "did not answer"), strings.Contains(rest, "does not reach server"), strings.Contains(rest, "runs no NFS service"):
-		mend = onNode("nc -zv SERVER 2049")
+	case strings.Contains(rest, "did not answer"), strings.Contains(rest, "does not reach server"),
+		strings.Contains(rest, "runs no NFS service"):
+		mend = nodeCommand("nc -zv SERVER 2049")
 	default:
 		mend = func(p *corev1.Pod, _ string) []string { return []string{kctlCommand(p, "describe pod %s", p.Name)} }
 	}
@@ -37,9 +38,10 @@ func fileServer(message string) (server string, mend func(p *corev1.Pod, server 
 	return server, mend
 }
 
-// onNode returns a function that returns command with the name of the pod's node. The word SERVER
-// in command is replaced by the function's second argument, the name of a file server.
-func onNode(command string) func(*corev1.Pod, string) []string {
+// nodeCommand returns a function of a pod and the name of a file server. The function returns one
+// instruction: to run command on the pod's node. The word SERVER in command is replaced with the
+// name of the file server.
+func nodeCommand(command string) func(*corev1.Pod, string) []string {
 	return func(p *corev1.Pod, server string) []string {
 		return []string{"on node " + p.Spec.NodeName + ": " + strings.ReplaceAll(command, "SERVER", server)}
 	}
@@ -54,15 +56,15 @@ func iscsiTarget(p *corev1.Pod, message string) []string {
 	}
 	switch {
 	case strings.Contains(rest, "iscsiadm is not on this node"):
-		return onNode("apt-get install open-iscsi   # or iscsi-initiator-utils")(p, "")
+		return nodeCommand("apt-get install open-iscsi   # or iscsi-initiator-utils")(p, "")
 	case strings.Contains(rest, "iscsid does not run"):
-		return onNode("systemctl enable --now iscsid")(p, "")
+		return nodeCommand("systemctl enable --now iscsid")(p, "")
 	case strings.Contains(rest, "has no iSCSI initiator"):
-		return onNode("modprobe iscsi_tcp")(p, "")
+		return nodeCommand("modprobe iscsi_tcp")(p, "")
 	case strings.Contains(rest, "authentication failed"):
 		return []string{kctlCommand(p, "describe pod %s   # its volume's secretRef", p.Name)}
 	case strings.Contains(rest, "this node's initiator"):
-		return onNode("cat /etc/iscsi/initiatorname.iscsi   # whom the target lets in")(p, "")
+		return nodeCommand("cat /etc/iscsi/initiatorname.iscsi   # whom the target lets in")(p, "")
 	}
-	return onNode("iscsiadm -m session -P 3   # which sessions and disks there are")(p, "")
+	return nodeCommand("iscsiadm -m session -P 3   # which sessions and disks there are")(p, "")
 }

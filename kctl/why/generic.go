@@ -11,9 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// deletedObject returns a Finding if object o is being deleted, with the finalizers that delay the
-// deletion. It returns nil otherwise. kind is the kind in texts and commands.
-func deletedObject(o metav1.Object, kind string) *Finding {
+// explainDeletion returns a Finding if object o is being deleted, with the finalizers that delay
+// the deletion. It returns nil otherwise. kind is the name of the object's kind in texts and
+// commands.
+func explainDeletion(o metav1.Object, kind string) *Finding {
 	if o.GetDeletionTimestamp() == nil {
 		return nil
 	}
@@ -25,11 +26,12 @@ func deletedObject(o metav1.Object, kind string) *Finding {
 	return f
 }
 
-// healthy lists the condition types that are True on a healthy object of any kind.
-var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed", "ResolvedRefs"}
+// healthyConditions lists the condition types that are True on a healthy object of any kind.
+var healthyConditions = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed",
+	"ResolvedRefs"}
 
-// unhealthy lists the condition types that are True on an unhealthy object of any kind.
-var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
+// unhealthyConditions lists the condition types that are True on an unhealthy object of any kind.
+var unhealthyConditions = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
 // explainOther adds to r the Findings about an object of a kind without its own explanation. There
 // is a Finding if the object is being deleted, and one for each condition that shows a problem.
@@ -41,7 +43,7 @@ func (w *World) explainOther(subject runtime.Object, r *Report) {
 	kind := strings.ToLower(subject.GetObjectKind().GroupVersionKind().Kind)
 	r.Object = objectName(kind, o)
 	r.Well = "it is not being deleted and no condition of it fails; more is not known of this kind"
-	if f := deletedObject(o, kind); f != nil {
+	if f := explainDeletion(o, kind); f != nil {
 		r.Findings = append(r.Findings, *f)
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(subject)
@@ -50,18 +52,19 @@ func (w *World) explainOther(subject runtime.Object, r *Report) {
 	}
 	described := kctlCommand(o, "describe %s %s", kind, o.GetName())
 	for _, l := range conditionLists(content) {
-		for _, c := range l.conditions[:min(len(l.conditions), 10*most)] {
+		for _, c := range l.conditions[:min(len(l.conditions), 10*maxDetails)] {
 			fields, ok := c.(map[string]any)
 			if !ok {
 				continue
 			}
 			text := func(key string) string { s, _ := fields[key].(string); return s }
-			bad := slices.Contains(healthy, text("type")) && text("status") != "True" ||
-				slices.Contains(unhealthy, text("type")) && text("status") == "True"
+			bad := slices.Contains(healthyConditions, text("type")) && text("status") != "True" ||
+				slices.Contains(unhealthyConditions, text("type")) && text("status") == "True"
 			if !bad {
 				continue
 			}
-			f := Finding{Object: r.Object, What: fmt.Sprintf("condition %s%s is %s", text("type"), l.of, text("status")),
+			f := Finding{Object: r.Object, What: fmt.Sprintf("condition %s%s is %s", text("type"), l.part,
+				text("status")),
 				Because: singleLine(text("reason") + ": " + text("message")), Mend: []string{described}}
 			var since metav1.Time
 			if since.UnmarshalQueryParameter(text("lastTransitionTime")) == nil {
@@ -72,10 +75,11 @@ func (w *World) explainOther(subject runtime.Object, r *Report) {
 	}
 }
 
-// conditionList contains the status conditions of an object, or of a listener or parent in its
-// status. of names that listener or parent; it is empty for the object.
+// conditionList contains status conditions of an object, or of a Gateway listener or a route's
+// parent in the status of the object. part names the listener or the parent in messages. It is
+// empty for the conditions of the object itself.
 type conditionList struct {
-	of         string
+	part       string
 	conditions []any
 }
 
@@ -86,7 +90,7 @@ func conditionLists(content map[string]any) []conditionList {
 	out := []conditionList{{conditions: own}}
 	part := func(field, word string, path ...string) {
 		list, _, _ := unstructured.NestedSlice(content, "status", field)
-		for _, l := range list[:min(len(list), 10*most)] {
+		for _, l := range list[:min(len(list), 10*maxDetails)] {
 			m, ok := l.(map[string]any)
 			if !ok {
 				continue

@@ -23,17 +23,20 @@ func TestPodsOfGroups(t *testing.T) {
 	gone := func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }
 	few := unfit("0/1 nodes are available: pod group train has fewer than the 3 pods that it needs.")
 	world := func(least int32, mates ...*corev1.Pod) World {
-		w := World{Nodes: []corev1.Node{node("w1")}, Groups: []schedulingv1beta1.PodGroup{group(least)}}
+		w := World{Nodes: []corev1.Node{node("w1")},
+			Group: GroupObjects{Groups: []schedulingv1beta1.PodGroup{group(least)}}}
 		for _, p := range append(mates, pod("a", of("train"))) {
-			w.Mates = append(w.Mates, *p)
+			w.Group.Mates = append(w.Group.Mates, *p)
 		}
 		return w
 	}
 	const had = "pod group train: only 2 of 3 pods had a node"
 	transcript(t, "groups", []subject{
-		{"a group that is not there", world(3), pod("a", of("trian"), unfit("0/1 nodes are available: pod group trian does not exist."))},
+		{"a group that is not there", world(3), pod("a", of("trian"),
+			unfit("0/1 nodes are available: pod group trian does not exist."))},
 		{"too few pods", world(3), pod("a", of("train"), few)},
-		{"a pod that is gated, one that has ended, one of another group", world(3, pod("b", of("train"), gated), pod("c", of("train"), gone), pod("d", of("other"))),
+		{"a pod that is gated, one that has ended, one of another group",
+			world(3, pod("b", of("train"), gated), pod("c", of("train"), gone), pod("d", of("other"))),
 			pod("a", of("train"), few)},
 		{"different schedulers", world(2, pod("b", of("train"), other)), pod("a", of("train"), few)},
 		{"no room for one", world(3, pod("b", of("train")), pod("c", of("train"))),
@@ -41,7 +44,9 @@ func TestPodsOfGroups(t *testing.T) {
 		{"no room for another", world(3, pod("b", of("train")), pod("c", of("train"))),
 			pod("a", of("train"), unfit(had+"; pod c: 0/1 nodes are available: 1 Insufficient cpu."))},
 		{"others are ended for it", world(3, pod("b", of("train")), pod("c", of("train"))),
-			pod("a", of("train"), unfit(had+"; preemption: pods of lower priority are being evicted for the group; pod c: 0/1 nodes are available: 1 Insufficient cpu."))},
+			pod("a", of("train"),
+				unfit(had+"; preemption: pods of lower priority are being evicted for the group; pod c: 0/1 nodes are "+
+					"available: 1 Insufficient cpu."))},
 		{"groups not read", World{Unread: []string{Groups}}, pod("a", of("train"), few)},
 	})
 }

@@ -24,8 +24,8 @@ func templateOwner(p *corev1.Pod) string {
 }
 
 // nearestWord returns the element of words with the smallest edit distance to word. It returns ""
-// if every distance is larger than a third of word. An element that equals word is skipped. It
-// sorts words.
+// if every distance is larger than a third of the length of word. An element that equals word is
+// skipped. It sorts words.
 func nearestWord(word string, words []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	slices.Sort(words)

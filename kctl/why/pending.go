@@ -14,15 +14,17 @@ import (
 	requests "k8s.io/component-helpers/resource"
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
-// explainUnscheduled returns the Finding for a pod without a node. The reason is the first that
-// applies: scheduling gates, its claims, its PodGroup, a preemption that is not complete, or the
-// scheduler's message. For a scheduler's message, it adds the changes after which the nearest node
-// would fit.
-func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
+// explainUnscheduled returns the Finding for a pod without a node. The reason is the first of these
+// that applies: scheduling gates, its claims, its PodGroup, a preemption that is not complete, or
+// the scheduler's message. With the scheduler's message, the Finding also contains the smallest
+// changes after which the pod would fit on a node.
+func (w placementExplainer) explainUnscheduled(p *corev1.Pod) Finding {
 	f := Finding{Object: objectName("pod", p), What: "has no node", Since: timeOrNil(p.CreationTimestamp)}
-	c := podCondition(p, corev1.PodScheduled)
+	c := api.PodCondition(p, corev1.PodScheduled)
 	if c != nil {
 		f.Since = timeOrNil(c.LastTransitionTime)
 	}
@@ -33,21 +35,23 @@ func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
 		}
 		f.Because = "it is held back by " + countNoun(len(gates), "scheduling gate") + ": " + strings.Join(gates, ", ")
 		f.Details = []string{"who has set a gate takes it away when its condition is met; by hand:"}
-		f.Mend = []string{kctlCommand(p, `patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, p.Name)}
+		f.Mend = []string{kctlCommand(p,
+			`patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, p.Name)}
 		return f
 	}
 	if w.explainPodClaims(p, &f) || w.explainPodGroup(p, &f) {
 		return f
 	}
 	if n := p.Status.NominatedNodeName; n != "" {
-		f.Because = fmt.Sprintf("pods of lower priority give way to it on node %s: it goes there when they have ended", n)
+		f.Because = fmt.Sprintf("pods of lower priority give way to it on node %s: it goes there when they have ended",
+			n)
 		f.Mend = []string{"kctl get pods -A --field-selector=spec.nodeName=" + n}
 		return f
 	}
 	message := ""
 	if c != nil && c.Status == corev1.ConditionFalse {
 		message = c.Message
-	} else if e := w.newestEvent(p.UID, "FailedScheduling"); e != nil {
+	} else if e := w.world.newestEvent(p.UID, "FailedScheduling"); e != nil {
 		message = e.Message
 	}
 	if message == "" {
@@ -55,12 +59,14 @@ func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
 		f.Because = fmt.Sprintf("the scheduler %q has said nothing of it yet", s)
 		f.Mend = []string{"kctl cluster status"}
 		switch {
-		case len(w.Schedulers) > 0 && !slices.Contains(w.Schedulers, s):
-			f.Because = fmt.Sprintf("it is for the scheduler %q, which this cluster does not serve itself, and no other has bound it", s)
-			f.Details = []string{"served here: " + strings.Join(boundList(w.Schedulers), ", "),
-				"a second scheduler of that name must run; or the pod is made anew with a spec.schedulerName that is served"}
+		case len(w.world.Group.Schedulers) > 0 && !slices.Contains(w.world.Group.Schedulers, s):
+			f.Because = fmt.Sprintf("it is for the scheduler %q, which this cluster does not serve itself, and no "+
+				"other has bound it", s)
+			f.Details = []string{"served here: " + strings.Join(boundList(w.world.Group.Schedulers), ", "),
+				"a second scheduler of that name must run, or recreate the pod with a " +
+					"spec.schedulerName that is served"}
 			f.Mend = []string{"kctl get pods -A | grep " + shellWord(s) + "   # does it run?"}
-		case s != corev1.DefaultSchedulerName && len(w.Schedulers) == 0:
+		case s != corev1.DefaultSchedulerName && len(w.world.Group.Schedulers) == 0:
 			f.Details = []string{"a pod that names a scheduler of its own waits until one of that name runs"}
 			f.Mend = []string{"kctl get pods -A | grep " + shellWord(s) + "   # does it run?"}
 		}
@@ -76,11 +82,12 @@ func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
 	return f
 }
 
-// explainPodClaims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents
-// its scheduling. That is, the claim is missing, being deleted, without its volume, or owned by
-// another object. Otherwise claims returns false.
-func (w *World) explainPodClaims(p *corev1.Pod, f *Finding) bool {
-	if !w.hasList(Claims) {
+// explainPodClaims fills Finding f and returns true if a PersistentVolumeClaim prevents the
+// scheduling of pod p. Such a claim is missing, is being deleted, or has lost its volume. A claim
+// of an ephemeral volume that p does not control prevents it as well. Otherwise explainPodClaims
+// returns false.
+func (w placementExplainer) explainPodClaims(p *corev1.Pod, f *Finding) bool {
+	if !w.world.hasList(Claims) {
 		return false
 	}
 	for _, v := range p.Spec.Volumes {
@@ -93,33 +100,36 @@ func (w *World) explainPodClaims(p *corev1.Pod, f *Finding) bool {
 		if claim == "" {
 			continue
 		}
-		i := slices.IndexFunc(w.Claims, func(c corev1.PersistentVolumeClaim) bool {
+		i := slices.IndexFunc(w.world.Claims, func(c corev1.PersistentVolumeClaim) bool {
 			return c.Name == claim && c.Namespace == p.Namespace
 		})
 		switch {
 		case i < 0 && v.Ephemeral != nil:
-			f.Because = fmt.Sprintf("persistentvolumeclaim %q of its ephemeral volume %q is still to be made", claim, v.Name)
-			if e := w.newestEvent(p.UID, "FailedBinding"); e != nil {
+			f.Because = fmt.Sprintf("persistentvolumeclaim %q of its ephemeral volume %q is still to be made", claim,
+				v.Name)
+			if e := w.world.newestEvent(p.UID, "FailedBinding"); e != nil {
 				f.Because = singleLine(e.Message)
 			}
 			f.Mend = []string{kctlCommand(p, "describe resourcequotas"), "kctl cluster status   # the leader makes it"}
 			return true
-		case v.Ephemeral != nil && !metav1.IsControlledBy(&w.Claims[i], p):
-			f.Because = fmt.Sprintf("persistentvolumeclaim %q, which its ephemeral volume %q wants, was made by somebody else", claim, v.Name)
-			f.Mend = []string{kctlCommand(p, "delete persistentvolumeclaim %s   # when its data is not needed; or give the pod another name", claim)}
+		case v.Ephemeral != nil && !metav1.IsControlledBy(&w.world.Claims[i], p):
+			f.Because = fmt.Sprintf("persistentvolumeclaim %q, which its ephemeral volume %q wants, was made by "+
+				"somebody else", claim, v.Name)
+			f.Mend = []string{kctlCommand(p, "delete persistentvolumeclaim %s   # when its data is not needed; or "+
+				"give the pod another name", claim)}
 			return true
 		case i < 0:
 			f.Because = fmt.Sprintf("its volume %q wants persistentvolumeclaim %q, which does not exist", v.Name, claim)
-			if near := nearestWord(claim, claimNames(w.Claims)); near != "" {
+			if near := nearestWord(claim, claimNames(w.world.Claims)); near != "" {
 				f.Details = append(f.Details, fmt.Sprintf("the namespace has one named %q", near))
 			}
 			f.Mend = []string{kctlCommand(p, "apply -f CLAIM.yaml   # a persistentvolumeclaim named %s", claim)}
 			return true
-		case w.Claims[i].DeletionTimestamp != nil:
+		case w.world.Claims[i].DeletionTimestamp != nil:
 			f.Because = fmt.Sprintf("its persistentvolumeclaim %q is being deleted", claim)
 			f.Mend = []string{kctlCommand(p, "why persistentvolumeclaim/%s", claim)}
 			return true
-		case w.Claims[i].Status.Phase == corev1.ClaimLost:
+		case w.world.Claims[i].Status.Phase == corev1.ClaimLost:
 			f.Because = fmt.Sprintf("its persistentvolumeclaim %q has lost its volume", claim)
 			f.Mend = []string{kctlCommand(p, "why persistentvolumeclaim/%s", claim)}
 			return true
@@ -184,19 +194,19 @@ type obstacle struct {
 
 // explainNearest adds to f, the Finding about the unscheduled pod p, the node that requires the
 // smallest changes before it can run the pod. It also adds the commands for these changes.
-func (w *World) explainNearest(p *corev1.Pod, f *Finding) {
-	if !w.hasList(Nodes) {
+func (w placementExplainer) explainNearest(p *corev1.Pod, f *Finding) {
+	if !w.world.hasList(Nodes) {
 		return
 	}
-	if len(w.Nodes) == 0 {
+	if len(w.world.Nodes) == 0 {
 		f.Mend = []string{"kctl cluster token create --role node   # the cluster has no node: let one join"}
 		return
 	}
 	var best *corev1.Node
 	var bestObstacles []obstacle
 	least := 0.0
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+	for i := range w.world.Nodes {
+		n := &w.world.Nodes[i]
 		all := w.nodeObstacles(p, n)
 		sum := 0.0
 		for _, o := range all {
@@ -222,8 +232,8 @@ func (w *World) explainNearest(p *corev1.Pod, f *Finding) {
 }
 
 // nodeObstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector,
-// node affinity and resources. It returns nil if none of these prevents it.
-func (w *World) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
+// node affinity and resources. It returns nil if there is no such reason.
+func (w placementExplainer) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
 	if n.Spec.Unschedulable && !toleratesTaint(p, &unschedulable) {
@@ -231,7 +241,8 @@ func (w *World) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	}
 	for i := range n.Spec.Taints {
 		t := &n.Spec.Taints[i]
-		if t.Effect == corev1.TaintEffectPreferNoSchedule || toleratesTaint(p, t) || t.Key == corev1.TaintNodeUnschedulable {
+		if t.Effect == corev1.TaintEffectPreferNoSchedule || toleratesTaint(p, t) ||
+			t.Key == corev1.TaintNodeUnschedulable {
 			continue
 		}
 		o := obstacle{"it has taint " + t.ToString() + ", which the pod does not tolerate",
@@ -253,7 +264,7 @@ func toleratesTaint(p *corev1.Pod, t *corev1.Taint) bool {
 
 // selectorObstacle returns the obstacle for node n, which the node selector or the required node
 // affinity of pod p excludes.
-func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
+func (w placementExplainer) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 	var want, have []string
 	for k, v := range p.Spec.NodeSelector {
 		if got, ok := n.Labels[k]; got != v || !ok {
@@ -264,7 +275,8 @@ func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 		}
 	}
 	if len(want) == 0 {
-		return obstacle{"its labels do not match the pod's required node affinity", "kctl label node " + n.Name + " KEY=VALUE", 1.5}
+		return obstacle{"its labels do not match the pod's required node affinity",
+			"kctl label node " + n.Name + " KEY=VALUE", 1.5}
 	}
 	slices.Sort(want)
 	slices.Sort(have)
@@ -280,13 +292,13 @@ func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 // resourceObstacles returns an obstacle for each resource of which node n has less free than pod p
 // requests. If the pods of all namespaces could not be read, the node counts as empty. Then only a
 // pod that is larger than the whole node is reported.
-func (w *World) resourceObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
+func (w placementExplainer) resourceObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
 	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
 	used := corev1.ResourceList{}
-	for i := range w.Placed {
-		q := &w.Placed[i]
-		if q.Spec.NodeName != n.Name || q.Status.Phase == corev1.PodSucceeded || q.Status.Phase == corev1.PodFailed {
+	for i := range w.world.Placed {
+		q := &w.world.Placed[i]
+		if q.Spec.NodeName != n.Name || api.IsPodTerminal(q) {
 			continue
 		}
 		of := requests.PodRequests(q, requests.PodResourcesOptions{})
@@ -318,9 +330,10 @@ func (w *World) resourceObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 			o.text = fmt.Sprintf("the pod asks for %s %s, and the whole node has %s", want.String(), r, have.String())
 			o.weight += 2
 		} else {
-			o.text = fmt.Sprintf("the pod asks for %s %s, and %s of %s are free", want.String(), r, free.String(), have.String())
+			o.text = fmt.Sprintf("the pod asks for %s %s, and %s of %s are free", want.String(), r,
+				free.String(), have.String())
 		}
-		o.mend = askLess(p, r, free)
+		o.mend = lowerRequestCommand(p, r, free)
 		out = append(out, o)
 	}
 	return out
@@ -331,9 +344,9 @@ func missingShare(want, free resource.Quantity) float64 {
 	return 1 - free.AsApproximateFloat64()/want.AsApproximateFloat64()
 }
 
-// askLess returns a command after which pod p would fit on a node with the amount free of resource
-// r. It lowers the request in the pod's template if possible. Otherwise it adds a node.
-func askLess(p *corev1.Pod, r string, free resource.Quantity) string {
+// lowerRequestCommand returns a command after which pod p would fit on a node with the amount free
+// of resource r. It lowers the request in the pod's template if possible. Otherwise it adds a node.
+func lowerRequestCommand(p *corev1.Pod, r string, free resource.Quantity) string {
 	owner := templateOwner(p)
 	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {
 		return "kctl cluster token create --role node   # another node; or remove pods that are not needed"

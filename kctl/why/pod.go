@@ -8,23 +8,26 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
-// explainPod returns the Findings about a pod by the first state that applies: being deleted,
-// failed, not scheduled, node lost, container errors, not started, or not Ready. It returns nil for
-// a healthy or succeeded pod.
+// explainPod returns the Findings about a pod by the first state that applies. The states are:
+// being deleted, failed, not scheduled, node lost, container errors, not started, and not Ready. It
+// returns nil for a healthy or succeeded pod.
 func (w *World) explainPod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
-		return []Finding{w.terminatingPod(p)}
+		return []Finding{w.explainTerminatingPod(p)}
 	case p.Status.Phase == corev1.PodSucceeded:
 		return nil
 	case p.Status.Phase == corev1.PodFailed:
 		return []Finding{w.explainFailed(p)}
 	case p.Spec.NodeName == "":
-		return []Finding{w.explainUnscheduled(p)}
+		return []Finding{w.placement().explainUnscheduled(p)}
 	}
-	if f := w.lostNode(p); f != nil {
+	if f := w.explainLostNode(p); f != nil {
 		return []Finding{*f}
 	}
 	if all := w.explainContainers(p); len(all) > 0 {
@@ -39,12 +42,13 @@ func (w *World) explainPod(p *corev1.Pod) []Finding {
 	return nil
 }
 
-// podWell returns the state of a pod without Findings: its phase, and since when it is Ready.
-func (w *World) podWell(p *corev1.Pod) string {
+// healthyPodText returns the state of a pod without Findings: its phase, and since when it is
+// Ready.
+func (w *World) healthyPodText(p *corev1.Pod) string {
 	if p.Status.Phase == corev1.PodSucceeded {
 		return "it has done its work (Succeeded)"
 	}
-	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+	if c := api.PodCondition(p, corev1.PodReady); api.IsPodReady(p) {
 		return string(p.Status.Phase) + " and Ready since " + w.ageText(c.LastTransitionTime)
 	}
 	return string(p.Status.Phase)
@@ -54,11 +58,12 @@ func (w *World) podWell(p *corev1.Pod) string {
 // and whether a controller replaces it.
 func (w *World) explainFailed(p *corev1.Pod) Finding {
 	f := Finding{Object: objectName("pod", p), What: "has failed for good", Because: singleLine(p.Status.Message)}
-	if c := podCondition(p, corev1.PodReady); c != nil {
+	if c := api.PodCondition(p, corev1.PodReady); c != nil {
 		f.Since = timeOrNil(c.LastTransitionTime)
 	}
 	reason := p.Status.Reason
-	again := kctlCommand(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
+	again := kctlCommand(p, "delete pod %s   # and create it again: no controller does so for a pod without an owner",
+		p.Name)
 	owner := templateOwner(p)
 	switch {
 	case strings.HasPrefix(owner, "job/"): // the Job replaces the pod, or has itself failed
@@ -71,7 +76,8 @@ func (w *World) explainFailed(p *corev1.Pod) Finding {
 	case strings.HasPrefix(reason, "OutOf"):
 		r := strings.TrimPrefix(reason, "OutOf")
 		f.What = fmt.Sprintf("was refused by node %s, which has too little %s (%s)", p.Spec.NodeName, r, reason)
-	case slices.Contains([]string{"NodeAffinity", "TaintToleration", "NodePorts", "PodSecurity", "UnexpectedAdmissionError"}, reason):
+	case slices.Contains([]string{"NodeAffinity", "TaintToleration", "NodePorts", "PodSecurity",
+		"UnexpectedAdmissionError"}, reason):
 		f.What = fmt.Sprintf("was refused by node %s (%s)", p.Spec.NodeName, reason)
 	case reason == "Evicted":
 		f.What = "was evicted by node " + p.Spec.NodeName
@@ -96,15 +102,12 @@ func (w *World) explainFailed(p *corev1.Pod) Finding {
 	return f
 }
 
-// terminatingPod returns the Finding for a pod that is being deleted, with the reason why it still
-// exists. Reasons are finalizers, a missing or unreachable node, the grace period, and incomplete
-// cleanup on the node.
-func (w *World) terminatingPod(p *corev1.Pod) Finding {
+// explainTerminatingPod returns the Finding for a pod that is being deleted, with the reason why it
+// still exists. Reasons are finalizers, a missing or unreachable node, the grace period, and
+// incomplete cleanup on the node.
+func (w *World) explainTerminatingPod(p *corev1.Pod) Finding {
 	f := Finding{Object: objectName("pod", p), What: "is being deleted", Since: timeOrNil(*p.DeletionTimestamp)}
-	grace := int64(0)
-	if p.DeletionGracePeriodSeconds != nil {
-		grace = *p.DeletionGracePeriodSeconds
-	}
+	grace := ptr.Deref(p.DeletionGracePeriodSeconds, int64(0))
 	end := p.DeletionTimestamp.Time // the deletion timestamp includes the grace period
 	f.Since = timeOrNil(metav1.NewTime(end.Add(-time.Duration(grace) * time.Second)))
 	node := w.nodeNamed(p.Spec.NodeName)
@@ -116,15 +119,17 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	case p.Spec.NodeName != "" && w.hasList(Nodes) && node == nil:
 		f.Because = "its node " + p.Spec.NodeName + " is gone from the cluster, so nobody says that it has ended"
 		f.Mend = []string{force}
-	case node != nil && !nodeReady(node):
+	case node != nil && !api.IsNodeReady(node):
 		f.Because = "its node " + node.Name + " is not Ready, so nobody says that it has ended"
 		f.Mend = []string{"kctl why node/" + node.Name, force}
 	case w.Now.Before(end):
-		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself", shortDuration(end.Sub(w.Now)), grace)
+		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself",
+			shortDuration(end.Sub(w.Now)), grace)
 	case len(p.Status.ContainerStatuses) > 0 && isTerminated(p):
-		w.letGo(p, &f)
+		w.explainIncompleteCleanup(p, &f)
 	default:
-		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace, shortDuration(w.Now.Sub(end)))
+		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace,
+			shortDuration(w.Now.Sub(end)))
 		f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
 	}
 	if len(p.Finalizers) > 0 && !isTerminated(p) {
@@ -133,9 +138,9 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	return f
 }
 
-// letGo fills Finding f for a pod that is being deleted and still exists after its containers have
-// terminated. The reason is an unmount error, if an event reports it.
-func (w *World) letGo(p *corev1.Pod, f *Finding) {
+// explainIncompleteCleanup fills Finding f for a pod that is being deleted and still exists after
+// its containers have terminated. The reason is an unmount error, if an event reports it.
+func (w *World) explainIncompleteCleanup(p *corev1.Pod, f *Finding) {
 	f.Because = "its containers have ended, and its node has not yet taken away what it had"
 	f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
 	if e := w.newestEvent(p.UID, "FailedUnMount"); e != nil {
@@ -145,10 +150,12 @@ func (w *World) letGo(p *corev1.Pod, f *Finding) {
 }
 
 func isTerminated(p *corev1.Pod) bool {
-	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || p.Spec.NodeName == "" {
+	if api.IsPodTerminal(p) || p.Spec.NodeName == "" {
 		return true
 	}
-	return !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+	return !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil
+	})
 }
 
 func (w *World) nodeNamed(name string) *corev1.Node {
@@ -159,22 +166,9 @@ func (w *World) nodeNamed(name string) *corev1.Node {
 	return &w.Nodes[i]
 }
 
-func nodeCondition(n *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
-	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == t })
-	if i < 0 {
-		return nil
-	}
-	return &n.Status.Conditions[i]
-}
-
-func nodeReady(n *corev1.Node) bool {
-	c := nodeCondition(n, corev1.NodeReady)
-	return c != nil && c.Status == corev1.ConditionTrue
-}
-
-// lostNode returns a Finding if the node of pod p does not exist or is not Ready. It returns nil
-// otherwise, or if nodes could not be read.
-func (w *World) lostNode(p *corev1.Pod) *Finding {
+// explainLostNode returns a Finding if the node of pod p does not exist or is not Ready. It returns
+// nil otherwise, or if nodes could not be read.
+func (w *World) explainLostNode(p *corev1.Pod) *Finding {
 	if !w.hasList(Nodes) {
 		return nil
 	}
@@ -182,12 +176,13 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	f := &Finding{Object: objectName("pod", p), What: "has lost its node"}
 	switch {
 	case n == nil:
-		f.Because = fmt.Sprintf("node %s is not in the cluster: the pod is removed within a minute, or waits for a node of that name", p.Spec.NodeName)
+		f.Because = fmt.Sprintf("node %s is not in the cluster: the pod is removed within a minute, or waits for a "+
+			"node of that name", p.Spec.NodeName)
 		f.Mend = []string{"kctl get nodes"}
-	case nodeReady(n):
+	case api.IsNodeReady(n):
 		return nil
 	default:
-		c := nodeCondition(n, corev1.NodeReady)
+		c := api.NodeCondition(n, corev1.NodeReady)
 		f.Because = "node " + n.Name + " is not Ready"
 		if c != nil {
 			f.Since, f.Because = timeOrNil(c.LastTransitionTime), f.Because+": "+singleLine(c.Message)
@@ -213,13 +208,15 @@ func (w *World) explainInitializing(p *corev1.Pod, f *Finding) bool {
 		logs := kctlCommand(p, "logs %s -c %s", p.Name, s.Name)
 		f.Since = timeOrNil(s.State.Running.StartedAt)
 		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-			f.What = fmt.Sprintf("waits for init container %s, which runs (%d of %d)", s.Name, i+1, len(p.Spec.InitContainers))
+			f.What = fmt.Sprintf("waits for init container %s, which runs (%d of %d)", s.Name, i+1,
+				len(p.Spec.InitContainers))
 			f.Because = "the containers after it start when it has ended with exit code 0"
 			f.Mend = []string{logs}
 			return true
 		}
 		if s.Started != nil && !*s.Started {
-			f.What = fmt.Sprintf("waits for sidecar %s (%d of %d init containers)", s.Name, i+1, len(p.Spec.InitContainers))
+			f.What = fmt.Sprintf("waits for sidecar %s (%d of %d init containers)", s.Name, i+1,
+				len(p.Spec.InitContainers))
 			f.Because = "the containers after it start when its startup probe has succeeded"
 			if e := w.probeEvent(p, s.Name); e != nil {
 				f.Because += "; last: " + singleLine(e.Message)
@@ -237,14 +234,15 @@ func (w *World) explainStarting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
 		return nil
 	}
-	f := &Finding{Object: objectName("pod", p), What: "has not started its containers", Since: timeOrNil(p.CreationTimestamp)}
+	f := &Finding{Object: objectName("pod", p), What: "has not started its containers",
+		Since: timeOrNil(p.CreationTimestamp)}
 	if p.Status.StartTime != nil {
 		f.Since = p.Status.StartTime
 	}
 	if init := w.explainInitializing(p, f); init {
 		return f
 	}
-	e := w.attachFailure(p, "")
+	e := w.claims().attachFailure(p, "")
 	if e == nil {
 		e = w.newestEvent(p.UID, "FailedMount", "FailedCreatePodSandBox")
 	}
@@ -258,7 +256,8 @@ func (w *World) explainStarting(p *corev1.Pod) *Finding {
 			f.Mend = []string{"kctl get volumeattachments   # who has which volume"}
 			for _, v := range p.Spec.Volumes {
 				if v.PersistentVolumeClaim != nil {
-					f.Mend = append(f.Mend, kctlCommand(p, "why persistentvolumeclaim/%s", v.PersistentVolumeClaim.ClaimName))
+					f.Mend = append(f.Mend, kctlCommand(p, "why persistentvolumeclaim/%s",
+						v.PersistentVolumeClaim.ClaimName))
 				}
 			}
 			f.Mend = boundList(f.Mend)
@@ -280,7 +279,7 @@ func (w *World) explainStarting(p *corev1.Pod) *Finding {
 // explainUnready returns a Finding for a running pod that is not Ready because of a readiness probe
 // or a readiness gate. It returns nil otherwise.
 func (w *World) explainUnready(p *corev1.Pod) *Finding {
-	c := podCondition(p, corev1.PodReady)
+	c := api.PodCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {
 		return nil
 	}
@@ -298,8 +297,9 @@ func (w *World) explainUnready(p *corev1.Pod) *Finding {
 	}
 	if len(not) == 0 {
 		for _, g := range p.Spec.ReadinessGates {
-			if c := podCondition(p, g.ConditionType); c == nil || c.Status != corev1.ConditionTrue {
-				f.Because = fmt.Sprintf("its readiness gate %q is not True: whoever set the gate sets the condition", g.ConditionType)
+			if c := api.PodCondition(p, g.ConditionType); c == nil || c.Status != corev1.ConditionTrue {
+				f.Because = fmt.Sprintf("its readiness gate %q is not True: whoever set the gate sets the condition",
+					g.ConditionType)
 				f.Mend = []string{kctlCommand(p, "get pod %s -o jsonpath='{.status.conditions}'", p.Name)}
 				return f
 			}
@@ -319,7 +319,8 @@ func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
 		e := &w.Events[i]
-		if e.InvolvedObject.UID == p.UID && e.Reason == "Unhealthy" && strings.Contains(e.InvolvedObject.FieldPath, "{"+container+"}") &&
+		if e.InvolvedObject.UID == p.UID && e.Reason == "Unhealthy" &&
+			strings.Contains(e.InvolvedObject.FieldPath, "{"+container+"}") &&
 			(best == nil || lastSeen(best).Before(lastSeen(e))) {
 			best = e
 		}

@@ -35,8 +35,8 @@ func (r Report) Print(out io.Writer, now time.Time) error {
 	return err
 }
 
-// printableRune returns r if it is a newline or printable, and '?' otherwise. Therefore, messages
-// of containers and events cannot send control sequences to the terminal.
+// printableRune returns r if it is a newline or printable, and '?' otherwise. Messages of
+// containers and events therefore cannot send control sequences to the terminal.
 func printableRune(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

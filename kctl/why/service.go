@@ -11,15 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
 // explainService returns the Findings about a Service. It reports a deletion, a missing external
 // address, and a selector that matches no pods or no Ready pods. It also reports missing ready
 // endpoints, nodes that its traffic policy excludes, and undeclared target ports. It returns nil if
-// none applies.
-func (w *World) explainService(s *corev1.Service) []Finding {
-	if f := deletedObject(s, "service"); f != nil {
+// there is no such problem.
+func (w trafficExplainer) explainService(s *corev1.Service) []Finding {
+	if f := explainDeletion(s, "service"); f != nil {
 		return []Finding{*f}
 	}
 	var out []Finding
@@ -29,24 +30,25 @@ func (w *World) explainService(s *corev1.Service) []Finding {
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		return out // a Service of type ExternalName has no endpoints
 	}
-	if len(s.Spec.Selector) == 0 || !w.hasList(Pods) {
-		return append(append(out, w.explainNoEndpoints(s)...), w.explainNearEndpoints(s)...) // without a selector, the pods of the Service are not known
+	if len(s.Spec.Selector) == 0 || !w.world.hasList(Pods) {
+		// without a selector, the pods of the Service are not known
+		return append(append(out, w.explainNoEndpoints(s)...), w.explainNearEndpoints(s)...)
 	}
 	var selected, ready []*corev1.Pod
 	selector := labels.SelectorFromSet(s.Spec.Selector)
-	for i := range w.Pods {
-		p := &w.Pods[i]
-		if p.Namespace != s.Namespace || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed ||
+	for i := range w.world.Pods {
+		p := &w.world.Pods[i]
+		if p.Namespace != s.Namespace || api.IsPodTerminal(p) ||
 			!selector.Matches(labels.Set(p.Labels)) {
 			continue
 		}
 		selected = append(selected, p)
-		if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
+		if api.IsPodReady(p) && p.DeletionTimestamp == nil {
 			ready = append(ready, p)
 		}
 	}
 	if len(selected) == 0 {
-		return append(out, w.selectsNothing(s))
+		return append(out, w.explainEmptySelector(s))
 	}
 	if len(ready) == 0 && !s.Spec.PublishNotReadyAddresses {
 		out = append(out, Finding{Object: objectName("service", s), What: "has no pod that is Ready",
@@ -55,22 +57,25 @@ func (w *World) explainService(s *corev1.Service) []Finding {
 		for _, p := range selected {
 			below = append(below, *p)
 		}
-		return append(out, w.explainUnhealthyPods(below, &out[len(out)-1])...)
+		return append(out, w.world.workloads().explainUnhealthyPods(below, &out[len(out)-1])...)
 	}
 	out = append(append(out, w.explainNoEndpoints(s)...), w.explainNearEndpoints(s)...)
-	return append(out, unknownPorts(s, selected)...)
+	return append(out, explainUnknownPorts(s, selected)...)
 }
 
 // explainLoadBalancer returns a Finding for a Service of type LoadBalancer with a missing external
 // address or an address outside the configured pools. It also returns a Finding if no node
-// announces the addresses. It returns nil otherwise, and for other types.
+// announces the addresses. It returns nil for a Service without these problems, and for other
+// types.
 func explainLoadBalancer(s *corev1.Service) *Finding {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
-	f := &Finding{Object: objectName("service", s), What: "has no address from outside", Since: timeOrNil(s.CreationTimestamp)}
+	f := &Finding{Object: objectName("service", s), What: "has no address from outside",
+		Since: timeOrNil(s.CreationTimestamp)}
 	pools := fmt.Sprintf("kctl -n %s edit configmap %s", balancer.Namespace, balancer.ConfigMap)
-	nodePort := kctlCommand(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)
+	nodePort := kctlCommand(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' `+
+		`addresses`, s.Name)
 	c := meta.FindStatusCondition(s.Status.Conditions, balancer.Condition)
 	switch {
 	case c != nil && c.Status != metav1.ConditionTrue:
@@ -80,14 +85,18 @@ func explainLoadBalancer(s *corev1.Service) *Finding {
 		f.Since, f.Because, f.Mend = timeOrNil(c.LastTransitionTime), c.Message, []string{pools, nodePort}
 	case c != nil && c.Reason == balancer.ReasonOutside:
 		f.What, f.Because, f.Mend = "has an address of no pool", c.Message, []string{pools}
-	case len(s.Status.LoadBalancer.Ingress) == 0 && !balancer.Ours(s):
-		f.Because = fmt.Sprintf("its loadBalancerClass is %s, whose controller has given it none", *s.Spec.LoadBalancerClass)
+	case len(s.Status.LoadBalancer.Ingress) == 0 && !balancer.IsManaged(s):
+		f.Because = fmt.Sprintf("its loadBalancerClass is %s, whose controller has given it none",
+			*s.Spec.LoadBalancerClass)
 		f.Mend = []string{"kctl get pods -A   # does that controller run?", nodePort}
 	case len(s.Status.LoadBalancer.Ingress) == 0:
-		f.Because = fmt.Sprintf("there is no pool of addresses for load balancers (ConfigMap %s/%s), and no other controller has given it one", balancer.Namespace, balancer.ConfigMap)
-		f.Mend = []string{fmt.Sprintf("kctl -n %s create configmap %s --from-literal=first='addresses: [...]'", balancer.Namespace, balancer.ConfigMap), nodePort}
+		f.Because = fmt.Sprintf("there is no pool of addresses for load balancers (ConfigMap %s/%s), and no other "+
+			"controller has given it one", balancer.Namespace, balancer.ConfigMap)
+		f.Mend = []string{fmt.Sprintf("kctl -n %s create configmap %s --from-literal=first='addresses: [...]'",
+			balancer.Namespace, balancer.ConfigMap), nodePort}
 	case c != nil && s.Annotations[balancer.AnnouncedBy] == "":
-		f.What, f.Because = "is answered for by no node", "no node that is Ready, heard of and not cordoned answers for addresses"
+		f.What, f.Because = "is answered for by no node",
+			"no node that is Ready, heard of and not cordoned answers for addresses"
 		if s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 			f.Because += ", or none of them has a ready endpoint, which externalTrafficPolicy Local demands"
 		}
@@ -98,9 +107,9 @@ func explainLoadBalancer(s *corev1.Service) *Finding {
 	return f
 }
 
-// selectsNothing returns the Finding for a Service with a selector that matches no pods. It
+// explainEmptySelector returns the Finding for a Service with a selector that matches no pods. It
 // compares the selector with the labels of the pods in the namespace, and suggests similar labels.
-func (w *World) selectsNothing(s *corev1.Service) Finding {
+func (w trafficExplainer) explainEmptySelector(s *corev1.Service) Finding {
 	f := Finding{Object: objectName("service", s), What: "selects no pod", Since: timeOrNil(s.CreationTimestamp),
 		Mend: []string{kctlCommand(s, "get pods --show-labels")}}
 	var parts []string
@@ -111,7 +120,7 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 	f.Because = strings.Join(parts, ",") + " selects 0 pods"
 	have := map[string]int{}
 	total := 0
-	for _, p := range w.Pods {
+	for _, p := range w.world.Pods {
 		if p.Namespace != s.Namespace {
 			continue
 		}
@@ -138,7 +147,8 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 			f.Details = append(f.Details, fmt.Sprintf("no pod of the namespace has %s", part))
 			continue
 		}
-		f.Details = append(f.Details, fmt.Sprintf("%s selects 0 pods; %s selects %s", part, near, countNoun(have[near], "pod")))
+		f.Details = append(f.Details, fmt.Sprintf("%s selects 0 pods; %s selects %s", part, near,
+			countNoun(have[near], "pod")))
 		key, value, _ := strings.Cut(near, "=")
 		if wrong, _, _ := strings.Cut(part, "="); wrong != key {
 			patch = append(patch, fmt.Sprintf("%q:null", wrong))
@@ -153,15 +163,16 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 	}
 	f.Details = boundList(f.Details)
 	if len(patch) > 0 {
-		f.Mend = append(f.Mend, kctlCommand(s, `patch service %s --type=merge -p '{"spec":{"selector":{%s}}}'`, s.Name, strings.Join(patch, ",")))
+		f.Mend = append(f.Mend, kctlCommand(s, `patch service %s --type=merge -p '{"spec":{"selector":{%s}}}'`, s.Name,
+			strings.Join(patch, ",")))
 	}
 	return f
 }
 
-// unknownPorts returns a Finding for each target port of Service s that no container of pods
+// explainUnknownPorts returns a Finding for each target port of Service s that no container of pods
 // declares. A named port must be declared. A numeric port is reported only if the containers
 // declare other ports.
-func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
+func explainUnknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 	var out []Finding
 	for _, port := range s.Spec.Ports {
 		found := false
@@ -184,7 +195,8 @@ func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 		if found || port.TargetPort.Type == intstr.Int && len(declared) == 0 {
 			continue
 		}
-		f := Finding{Object: objectName("service", s), What: fmt.Sprintf("sends port %d to %s, which no container has", port.Port, targetText(port)),
+		f := Finding{Object: objectName("service", s),
+			What:    fmt.Sprintf("sends port %d to %s, which no container has", port.Port, targetText(port)),
 			Because: "the containers of its pods declare: " + strings.Join(boundList(declared), ", "),
 			Mend:    []string{kctlCommand(s, "edit service %s   # targetPort", s.Name)}}
 		if len(declared) == 0 {

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // Finding is one problem of an API object, with its reason and commands that repair it.
@@ -41,8 +42,8 @@ type Report struct {
 	Unread   []string  `json:"unread,omitempty"` // lists that could not be read
 }
 
-// World contains the objects that the caller read to explain one object, the subject. A list that
-// is named in Unread could not be read, so that its content is not known.
+// World contains the objects that the caller read to explain one object, the subject. If Unread
+// contains the name of a list, that list could not be read, and its content is not known.
 type World struct {
 	Now    time.Time
 	Unread []string
@@ -53,28 +54,78 @@ type World struct {
 	Placed []corev1.Pod // pods in all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
-	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, if the subject is a node
-	StatefulSet *appsv1.StatefulSet            // controller of the subject, a pod; nil if not found
+	Budgets     []policyv1.PodDisruptionBudget // PodDisruptionBudgets of all namespaces, if the subject is a node
+	StatefulSet *appsv1.StatefulSet            // controller of the subject, if the subject is a pod; nil if not found
 
-	Attachments []storagev1.VolumeAttachment // attachments of the volume of the subject, a claim
+	Attachments []storagev1.VolumeAttachment // attachments of the claim's volume, if the subject is a claim
 
 	ReplicaSets []appsv1.ReplicaSet
-	Groups      []schedulingv1beta1.PodGroup // PodGroups in the subject's namespace
-	Mates       []corev1.Pod                 // of the subject's namespace, for a pod in a PodGroup
-	Schedulers  []string                     // served by the cluster's scheduler; empty if not known
 
+	Group GroupObjects // only set if the subject is a pod
+	Route RouteObjects // only set if the subject is a Service, an EndpointSlice, or an Ingress
+	Scale ScaleObjects // only set if the subject is a HorizontalPodAutoscaler
+}
+
+// GroupObjects contains the objects that explain why a pod, or its PodGroup, is not scheduled.
+type GroupObjects struct {
+	Groups     []schedulingv1beta1.PodGroup // PodGroups in the subject's namespace
+	Mates      []corev1.Pod                 // pods in the subject's namespace, if the subject is in a PodGroup
+	Schedulers []string                     // names that the cluster's scheduler serves; empty if not known
+}
+
+// RouteObjects contains the objects through which requests reach the pods of a Service.
+type RouteObjects struct {
 	Slices   []discoveryv1.EndpointSlice // EndpointSlices of the Service
-	Services []corev1.Service            // to which the EndpointSlice or the Ingress refers
-	Secrets  []corev1.Secret             // Secrets to which the Ingress refers
+	Services []corev1.Service            // Services to which the subject refers, if it is an EndpointSlice or Ingress
+	Secrets  []corev1.Secret             // Secrets to which the subject refers, if it is an Ingress
 	Classes  []networkingv1.IngressClass
+}
 
+// ScaleObjects contains the target of an autoscaler, and the state of its metrics.
+type ScaleObjects struct {
 	Scaled   *Scaled  // the object that the autoscaler scales; nil if not known
 	Measured []string // names of the pods with a sample in metrics.k8s.io
 	// NotServed is the error that a request to metrics.k8s.io returned, or "".
 	NotServed string
 }
 
-// Names of the lists of World, as World.Unread contains them.
+// claimExplainer explains PersistentVolumeClaims: why a claim is not bound, attached, or expanded.
+type claimExplainer struct {
+	world *World
+}
+
+func (w *World) claims() claimExplainer { return claimExplainer{w} }
+
+// trafficExplainer explains Services, EndpointSlices, and Ingresses: why they have no endpoints.
+type trafficExplainer struct {
+	world *World
+}
+
+func (w *World) traffic() trafficExplainer { return trafficExplainer{w} }
+
+// scalingExplainer explains HorizontalPodAutoscalers: why a HorizontalPodAutoscaler does not scale
+// its target.
+type scalingExplainer struct {
+	world *World
+}
+
+func (w *World) scaling() scalingExplainer { return scalingExplainer{w} }
+
+// workloadExplainer explains the controllers of pods: why pods are missing, stuck, or outdated.
+type workloadExplainer struct {
+	world *World
+}
+
+func (w *World) workloads() workloadExplainer { return workloadExplainer{w} }
+
+// placementExplainer explains why no node was chosen for a pod.
+type placementExplainer struct {
+	world *World
+}
+
+func (w *World) placement() placementExplainer { return placementExplainer{w} }
+
+// Names of the lists in World. World.Unread contains the names of the lists that could not be read.
 const (
 	Events = "events"
 	Nodes  = "nodes"
@@ -100,12 +151,12 @@ const (
 	PodMetrics = "metrics of pods"
 )
 
-// most is the maximum number of details in a Finding, and of Findings about pods, containers or
-// similar parts of the subject.
-const most = 10
+// maxDetails is the maximum number of details in a Finding, and of Findings about pods, containers
+// or similar parts of the subject.
+const maxDetails = 10
 
-// recent is the maximum age of an event that counts as current.
-const recent = 10 * time.Minute
+// maxEventAge is the maximum age of an event that counts as current.
+const maxEventAge = 10 * time.Minute
 
 // Explain returns the report about subject. For a kind without its own explanation, it considers
 // only deletion and status conditions.
@@ -113,38 +164,47 @@ func Explain(w *World, subject runtime.Object) Report {
 	r := Report{Unread: w.Unread, Findings: []Finding{}}
 	switch o := subject.(type) {
 	case *corev1.Pod:
-		r.setSubject("pod", o, w.podWell(o), append(w.explainStuckPods(w.StatefulSet, []corev1.Pod{*o}), w.explainPod(o)...))
+		r.setSubject("pod", o, w.healthyPodText(o),
+			append(w.workloads().explainStuckPods(w.StatefulSet, []corev1.Pod{*o}), w.explainPod(o)...))
 	case *appsv1.Deployment:
-		r.setSubject("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.explainDeployment(o))
+		r.setSubject("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas,
+			ptr.Deref(o.Spec.Replicas, 1)), w.workloads().explainDeployment(o))
 	case *appsv1.ReplicaSet:
-		r.setSubject("replicaset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.replicaSet(o))
+		r.setSubject("replicaset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas,
+			ptr.Deref(o.Spec.Replicas, 1)), w.workloads().explainReplicaSet(o))
 	case *appsv1.StatefulSet:
-		r.setSubject("statefulset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.statefulSet(o))
+		r.setSubject("statefulset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas,
+			ptr.Deref(o.Spec.Replicas, 1)), w.workloads().explainStatefulSet(o))
 	case *appsv1.DaemonSet:
-		r.setSubject("daemonset", o, fmt.Sprintf("ready on %d of %d nodes", o.Status.NumberReady, o.Status.DesiredNumberScheduled), w.daemonSet(o))
+		r.setSubject("daemonset", o, fmt.Sprintf("ready on %d of %d nodes", o.Status.NumberReady,
+			o.Status.DesiredNumberScheduled), w.workloads().explainDaemonSet(o))
 	case *batchv1.Job:
-		r.setSubject("job", o, fmt.Sprintf("%d active, %d succeeded", o.Status.Active, o.Status.Succeeded), w.explainJob(o))
+		r.setSubject("job", o, fmt.Sprintf("%d active, %d succeeded", o.Status.Active, o.Status.Succeeded),
+			w.workloads().explainJob(o))
 	case *corev1.Service:
-		r.setSubject("service", o, "its selector, its pods, its endpoints and its ports fit together", w.explainService(o))
+		r.setSubject("service", o, "its selector, its pods, its endpoints and its ports fit together",
+			w.traffic().explainService(o))
 		if len(o.Spec.Selector) == 0 {
 			r.Well = "it has no selector, so that its endpoints are made by somebody else"
 		}
 	case *networkingv1.Ingress:
-		r.setSubject("ingress", o, w.ingressWell(o), w.explainIngress(o))
+		r.setSubject("ingress", o, w.traffic().healthyIngressText(o), w.traffic().explainIngress(o))
 	case *discoveryv1.EndpointSlice:
-		r.setSubject("endpointslice", o, fmt.Sprintf("has %s of service %s", countNoun(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
+		r.setSubject("endpointslice", o, fmt.Sprintf("has %s of service %s", countNoun(len(o.Endpoints), "endpoint"),
+			o.Labels[discoveryv1.LabelServiceName]), w.traffic().explainEndpointSlice(o))
 	case *corev1.PersistentVolumeClaim:
-		r.setSubject("persistentvolumeclaim", o, w.claimWell(o), w.explainClaim(o))
+		r.setSubject("persistentvolumeclaim", o, w.claims().healthyClaimText(o), w.claims().explainClaim(o))
 	case *certificatesv1.CertificateSigningRequest:
-		r.setSubject("certificatesigningrequest", o, "its certificate is issued", w.signingRequest(o))
+		r.setSubject("certificatesigningrequest", o, "its certificate is issued", w.explainSigningRequest(o))
 	case *autoscalingv2.HorizontalPodAutoscaler:
-		r.setSubject("horizontalpodautoscaler", o, autoscalerWell(o), w.explainAutoscaler(o))
+		r.setSubject("horizontalpodautoscaler", o, autoscalerWell(o), w.scaling().explainAutoscaler(o))
 	case *corev1.Namespace:
 		r.setSubject("namespace", o, string(o.Status.Phase), w.explainNamespace(o))
 	case *policyv1.PodDisruptionBudget:
-		r.setSubject("poddisruptionbudget", o, fmt.Sprintf("allows %s", countNoun(int(o.Status.DisruptionsAllowed), "eviction")), w.explainBudget(o))
+		r.setSubject("poddisruptionbudget", o, fmt.Sprintf("allows %s",
+			countNoun(int(o.Status.DisruptionsAllowed), "eviction")), w.explainBudget(o))
 	case *corev1.Node:
-		r.setSubject("node", o, "Ready", w.nodeOf(o))
+		r.setSubject("node", o, "Ready", w.explainNode(o))
 	default:
 		w.explainOther(subject, &r)
 	}
@@ -196,7 +256,8 @@ func kctlCommand(o metav1.Object, format string, args ...any) string {
 // otherwise. Names of some kinds and texts of messages can contain any character.
 func shellWord(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune(`._-/:@=,+%" `, r))
 	}) {
 		return "NAME"
 	}
@@ -238,21 +299,13 @@ func lastSeen(e *corev1.Event) time.Time {
 	return e.CreationTimestamp.Time
 }
 
-func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
-	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t })
-	if i < 0 {
-		return nil
-	}
-	return &p.Status.Conditions[i]
-}
-
-// boundList truncates list to the first most items, and adds an item with the number of omitted
-// items.
+// boundList truncates list to the first maxDetails items, and adds an item with the number of
+// omitted items.
 func boundList(list []string) []string {
-	if len(list) <= most {
+	if len(list) <= maxDetails {
 		return list
 	}
-	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
+	return append(slices.Clip(list[:maxDetails]), fmt.Sprintf("and %d more", len(list)-maxDetails))
 }
 
 // countNoun returns a number with its noun in the singular or plural, such as "1 node" or "2

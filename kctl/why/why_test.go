@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts in testdata anew")
+var rewrite = flag.Bool("rewrite", false, "overwrite the transcripts in testdata with the current output")
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
@@ -66,13 +66,15 @@ func quantities(pairs ...string) corev1.ResourceList {
 
 func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name), CreationTimestamp: ago(5 * time.Minute),
-			Labels: map[string]string{"app": "web", "pod-template-hash": "abc"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name),
+			CreationTimestamp: ago(5 * time.Minute),
+			Labels:            map[string]string{"app": "web", "pod-template-hash": "abc"}},
 		Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "registry.local/web:1"}}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	yes := true
-	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-abc", UID: "rs", Controller: &yes}}
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-abc", UID: "rs",
+		Controller: &yes}}
 	for _, c := range change {
 		c(p)
 	}
@@ -87,8 +89,9 @@ func asks(pairs ...string) func(*corev1.Pod) {
 
 func unfit(message string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-			Reason: "Unschedulable", Message: message, LastTransitionTime: ago(4 * time.Minute)})
+		p.Status.Conditions = append(p.Status.Conditions,
+			corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+				Reason: "Unschedulable", Message: message, LastTransitionTime: ago(4 * time.Minute)})
 	}
 }
 
@@ -103,14 +106,17 @@ func on(node string) func(*corev1.Pod) {
 func ready(status corev1.ConditionStatus) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodRunning
-		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: status, LastTransitionTime: ago(5 * time.Minute)})
+		p.Status.Conditions = append(p.Status.Conditions,
+			corev1.PodCondition{Type: corev1.PodReady, Status: status, LastTransitionTime: ago(5 * time.Minute)})
 	}
 }
 
 func node(name string, change ...func(*corev1.Node)) corev1.Node {
-	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"kubernetes.io/hostname": name}},
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name),
+		Labels: map[string]string{"kubernetes.io/hostname": name}},
 		Status: corev1.NodeStatus{Allocatable: quantities("cpu", "2", "memory", "4Gi", "pods", "110"),
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: ago(time.Hour)}}}}
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+				LastTransitionTime: ago(time.Hour)}}}}
 	for _, c := range change {
 		c(&n)
 	}
@@ -118,7 +124,8 @@ func node(name string, change ...func(*corev1.Node)) corev1.Node {
 }
 
 func said(p *corev1.Pod, reason, message string, before time.Duration, container ...string) corev1.Event {
-	e := corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: p.Name, Namespace: p.Namespace, UID: p.UID},
+	e := corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: p.Name,
+		Namespace: p.Namespace, UID: p.UID},
 		Reason: reason, Message: message, LastTimestamp: ago(before), Type: corev1.EventTypeWarning}
 	for _, c := range container {
 		e.InvolvedObject.FieldPath = "spec.containers{" + c + "}"
@@ -131,7 +138,8 @@ func TestCommandsArePlainWords(t *testing.T) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}}
 	for _, message := range []string{
 		`configmap "x; rm -rf $HOME" not found`, "secret \"`id`\" not found", `persistentvolumeclaim "$(id)" not found`,
-		"couldn't find key k in ConfigMap ", "couldn't find key $(id) in Secret default/$(id)", `secret "a` + "\n" + `id" not found`,
+		"couldn't find key k in ConfigMap ", "couldn't find key $(id) in Secret default/$(id)",
+		`secret "a` + "\n" + `id" not found`,
 	} {
 		for _, command := range missingObjectCommands(p, message) {
 			if strings.ContainsAny(command, "$`;\n|&<>") {

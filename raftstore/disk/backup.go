@@ -17,11 +17,12 @@ import (
 )
 
 var (
-	// ErrForeignBackup reports a backup of another cluster.
+	// ErrForeignBackup is returned for a backup of another cluster than the expected one.
 	ErrForeignBackup = errors.New("raftstore: backup is of another cluster")
-	// ErrBackupFormat reports a backup of another format version, or a file that is no backup.
-	ErrBackupFormat = errors.New("raftstore: not a backup that this version reads")
-	// ErrCorruptBackup reports a backup that is damaged.
+	// ErrBackupFormat is returned for a file that is not a backup, or for a backup with an
+	// unsupported format version.
+	ErrBackupFormat = errors.New("raftstore: not a backup of a supported format")
+	// ErrCorruptBackup is returned for a damaged backup.
 	ErrCorruptBackup = errors.New("raftstore: backup is corrupt")
 )
 
@@ -30,7 +31,7 @@ const (
 	backupPurpose = "keelson backup "
 )
 
-// BackupInfo describes a backup.
+// BackupInfo describes the content of a backup.
 type BackupInfo struct {
 	Cluster  string
 	Revision raftstore.Revision
@@ -39,12 +40,12 @@ type BackupInfo struct {
 	Bytes    int64 // sum of key and value sizes
 	Format   uint32
 	Sealed   bool
-	KeyID    string // of the key-encryption key it is sealed under
+	KeyID    string // ID of the key-encryption key; "" if the backup is not encrypted
 }
 
-// backupHeader is the head of a backup (container.go). A sealed one carries the
-// key it is sealed under, wrapped; the file is all that is needed besides the
-// key-encryption key.
+// backupHeader is the JSON header of a backup; frames.go describes the format of the file. The
+// header of an encrypted backup contains the key that encrypts this file, wrapped under a
+// key-encryption key. No other file is needed to decrypt the backup.
 type backupHeader struct {
 	Cluster  string             `json:"Cluster"`
 	Revision raftstore.Revision `json:"Revision"`
@@ -55,31 +56,37 @@ type backupHeader struct {
 	Wrapped  []byte             `json:"Wrapped,omitempty"`
 }
 
-func (h backupHeader) info() BackupInfo {
+func (h backupHeader) backupInfo() BackupInfo {
 	return BackupInfo{
 		Cluster: h.Cluster, Revision: h.Revision, Created: time.UnixMilli(h.Created), Keys: h.Keys, Bytes: h.Bytes,
 		Format: containerFormat, Sealed: h.KeyID != "", KeyID: h.KeyID,
 	}
 }
 
-// WriteBackup writes a state to w as a backup, sealed when the data of this
-// disk is. cluster and created are noted in it.
+// WriteBackup writes the state v to w as a backup. The backup is encrypted if this data directory
+// has a current key-encryption key. It contains the identity of the cluster and the time of its
+// creation.
 func (d *Data) WriteBackup(w io.Writer, cluster string, created time.Time, v *mvcc.View) error {
-	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: created.UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
-	return writeBackup(w, h, d.seals.wrapper(), v.Snapshot())
+	return writeBackup(w, newBackupHeader(cluster, created, v), d.sealer.wrappingKey(), v.Snapshot())
 }
 
-// WriteClearBackup writes a state to w as a backup in clear, for who seals it himself.
+// WriteClearBackup writes the state v to w as an unencrypted backup. The caller is responsible for
+// encrypting the output.
 func WriteClearBackup(w io.Writer, cluster string, created time.Time, v *mvcc.View) error {
-	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: created.UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
-	return writeBackup(w, h, nil, v.Snapshot())
+	return writeBackup(w, newBackupHeader(cluster, created, v), nil, v.Snapshot())
 }
 
-// wrapper is the key-encryption key for what is new; nil when it is written in clear.
-func (s *sealer) wrapper() *keyEncryptionKey {
+func newBackupHeader(cluster string, created time.Time, v *mvcc.View) backupHeader {
+	return backupHeader{
+		Cluster: cluster, Revision: v.Revision(), Created: created.UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes(),
+	}
+}
+
+// wrappingKey returns the current key-encryption key, or nil if new data is not encrypted.
+func (s *sealer) wrappingKey() *keyEncryptionKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring.find(s.ring.Current())
+	return s.ring.findKey(s.ring.Current())
 }
 
 func writeBackup(w io.Writer, h backupHeader, kek *keyEncryptionKey, state *mvcc.Snapshot) error {
@@ -89,7 +96,7 @@ func writeBackup(w io.Writer, h backupHeader, kek *keyEncryptionKey, state *mvcc
 	if kek != nil {
 		secret = make([]byte, keyBytes)
 		rand.Read(secret)
-		h.KeyID, h.Wrapped = kek.id, wrap(kek, 0, secret)
+		h.KeyID, h.Wrapped = kek.id, wrapKey(kek, 0, secret)
 	}
 	content, err := json.Marshal(h)
 	if err != nil {
@@ -98,14 +105,14 @@ func writeBackup(w io.Writer, h backupHeader, kek *keyEncryptionKey, state *mvcc
 	head := encodeHeader(backupMagic, content)
 	var aead cipher.AEAD
 	if kek != nil {
-		aead = fileKey(secret, nil, head, backupPurpose)
+		aead = deriveFileKey(secret, nil, head, backupPurpose)
 	}
 	frames, err := newFrameWriter(out, head, aead)
 	if err == nil {
 		err = state.Dump(frames, mvcc.Meta{Cluster: h.Cluster})
 	}
 	if err == nil {
-		err = frames.finish()
+		err = frames.writeEnd()
 	}
 	if err == nil {
 		err = out.Flush()
@@ -116,17 +123,17 @@ func writeBackup(w io.Writer, h backupHeader, kek *keyEncryptionKey, state *mvcc
 	return err
 }
 
-// backupReader reads a backup from its beginning.
+// backupReader reads a backup from its start to its end.
 type backupReader struct {
 	info   BackupInfo
-	raw    *bufio.Reader // the rest, as it is
+	raw    *bufio.Reader // the part of the backup that has not been read yet
 	sum    hash.Hash
 	frames *frameReader
 }
 
 func openBackup(r io.Reader, keys *Keyring) (*backupReader, error) {
 	b := &backupReader{raw: bufio.NewReaderSize(r, 256<<10), sum: sha256.New()}
-	content, head, err := readHeader(summed{b.raw, b.sum}, backupMagic)
+	content, head, err := readHeader(hashingReader{b.raw, b.sum}, backupMagic)
 	var format *formatError
 	switch {
 	case errors.As(err, &format):
@@ -138,25 +145,27 @@ func openBackup(r io.Reader, keys *Keyring) (*backupReader, error) {
 	if err := json.Unmarshal(content, &h); err != nil {
 		return nil, fmt.Errorf("backup: header: %w: %w", err, ErrCorruptBackup)
 	}
-	b.info = h.info()
+	b.info = h.backupInfo()
 	var aead cipher.AEAD
 	if h.KeyID != "" {
-		kek := keys.find(h.KeyID)
+		kek := keys.findKey(h.KeyID)
 		if kek == nil {
-			return b, fmt.Errorf("backup is sealed under key %q, which is not there (%s): %w", h.KeyID, keys.where(), ErrSealed)
+			return b, fmt.Errorf("backup is encrypted under key %q, which is missing (%s): %w",
+				h.KeyID, keys.source(), ErrSealed)
 		}
-		secret, err := unwrap(kek, 0, h.Wrapped)
+		secret, err := unwrapKey(kek, 0, h.Wrapped)
 		if err != nil {
-			return b, fmt.Errorf("backup does not open with key %q of %s: %w", h.KeyID, keys.where(), ErrSealed)
+			return b, fmt.Errorf("backup cannot be decrypted with key %q of %s: %w", h.KeyID, keys.source(), ErrSealed)
 		}
-		aead = fileKey(secret, nil, head, backupPurpose)
+		aead = deriveFileKey(secret, nil, head, backupPurpose)
 	}
-	b.frames = newFrameReader(summed{b.raw, b.sum}, head, aead)
+	b.frames = newFrameReader(hashingReader{b.raw, b.sum}, head, aead)
 	return b, nil
 }
 
-// load reads the state, and checks everything up to the last byte.
-func (b *backupReader) load() (*mvcc.Machine, error) {
+// loadState reads the state from the backup into a new state machine, and verifies the backup up to
+// its last byte.
+func (b *backupReader) loadState() (*mvcc.Machine, error) {
 	machine, _, err := mvcc.Load(b.frames)
 	if err != nil && !errors.Is(err, mvcc.ErrCorrupt) {
 		return nil, fmt.Errorf("backup: %w: %w", err, ErrBackupFormat)
@@ -164,50 +173,53 @@ func (b *backupReader) load() (*mvcc.Machine, error) {
 	if err == nil {
 		var n int
 		if n, err = b.frames.Read(make([]byte, 1)); n > 0 {
-			err = errors.New("it goes on after the state")
+			err = errors.New("data after the state")
 		} else if err == io.EOF {
 			err = nil
 		}
 	}
 	if err == nil {
-		err = b.end()
+		err = b.checkEnd()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("backup: %w: %w", err, ErrCorruptBackup)
 	}
 	v := machine.View()
 	if v.Revision() != b.info.Revision || v.Keys() != b.info.Keys || v.Bytes() != b.info.Bytes {
-		return nil, fmt.Errorf("backup: header tells of revision %d, %d keys and %d bytes, there are revision %d, %d keys and %d bytes: %w",
-			b.info.Revision, b.info.Keys, b.info.Bytes, v.Revision(), v.Keys(), v.Bytes(), ErrCorruptBackup)
+		return nil,
+			fmt.Errorf("backup: the header has revision %d, %d keys and %d bytes, the content has revision %d, %d "+
+				"keys and %d bytes: %w",
+				b.info.Revision, b.info.Keys, b.info.Bytes, v.Revision(), v.Keys(), v.Bytes(), ErrCorruptBackup)
 	}
 	return machine, nil
 }
 
-func (b *backupReader) end() error {
+func (b *backupReader) checkEnd() error {
 	want := b.sum.Sum(nil)
 	var have [sha256.Size]byte
 	if _, err := io.ReadFull(b.raw, have[:]); err != nil {
-		return endsEarly(err)
+		return truncationError(err)
 	}
 	if string(have[:]) != string(want) {
-		return errors.New("checksum of the whole does not match")
+		return errors.New("checksum of the whole backup does not match")
 	}
 	if _, err := b.raw.ReadByte(); err != io.EOF {
-		return errors.Join(errors.New("it goes on after its end"), err)
+		return errors.Join(errors.New("data after the end of the backup"), err)
 	}
 	return nil
 }
 
-// VerifyBackup reads a whole backup and says what is in it. Any damage is an
-// error. Of a sealed one whose key is not in keys, it says what the header
-// tells, and ErrSealed.
+// VerifyBackup reads a whole backup and returns a description of it. Any damage is an error. If the
+// backup is encrypted under a key that is not in keys, VerifyBackup returns the information of the
+// header, and ErrSealed.
 func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
-	info, _, err := FromBackup(r, keys, "")
+	info, _, err := ReadBackupValue(r, keys, "")
 	return info, err
 }
 
-// FromBackup is VerifyBackup that also returns the value of a key; nil when the backup has none.
-func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value []byte, err error) {
+// ReadBackupValue verifies a backup and returns the value that the store's key has in it. The value
+// is nil if the backup does not contain the key.
+func ReadBackupValue(r io.Reader, keys *Keyring, key string) (info BackupInfo, value []byte, err error) {
 	info, v, err := ReadBackup(r, keys)
 	if err != nil {
 		return info, nil, err
@@ -218,9 +230,9 @@ func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value 
 	return info, value, nil
 }
 
-// BackupCluster is of which cluster the head of a backup says that it is. Nothing behind the head is looked at, and no key
-// is needed.
-func BackupCluster(r io.Reader) (string, error) {
+// ReadBackupCluster returns the identity of the cluster from the header of a backup. It reads only
+// the header, and needs no encryption key.
+func ReadBackupCluster(r io.Reader) (string, error) {
 	content, _, err := readHeader(r, backupMagic)
 	if err != nil {
 		return "", fmt.Errorf("backup: %w", err)
@@ -230,7 +242,7 @@ func BackupCluster(r io.Reader) (string, error) {
 	return h.Cluster, err
 }
 
-// ReadBackup is VerifyBackup that also returns the state that the backup holds.
+// ReadBackup verifies a backup and returns the state that it contains.
 func ReadBackup(r io.Reader, keys *Keyring) (BackupInfo, *mvcc.View, error) {
 	b, err := openBackup(r, keys)
 	if err != nil {
@@ -239,7 +251,7 @@ func ReadBackup(r io.Reader, keys *Keyring) (BackupInfo, *mvcc.View, error) {
 		}
 		return BackupInfo{}, nil, err
 	}
-	machine, err := b.load()
+	machine, err := b.loadState()
 	if err != nil {
 		return BackupInfo{}, nil, err
 	}

@@ -13,45 +13,51 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/internal/durable"
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/raftstore/disk/platter"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// smallBackup is a backup of a few keys.
+// smallBackup returns a backup of a few keys.
 func smallBackup(t testing.TB, cluster string, keys *Keyring) []byte {
 	m := mvcc.New()
 	for i := range 5 {
-		p, err := mvcc.Proposal(raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/k/%d", i%3), []byte(fmt.Sprint("value ", i)))}})
+		p, err := mvcc.Proposal(raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/k/%d", i%3),
+			[]byte(fmt.Sprint("value ", i)))}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Apply(mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
+		m.Apply(mvcc.Entry{Term: 1,
+			Command: &storev1.Command{
+				Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
 	}
 	v := m.View()
-	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: time.Now().UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
+	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: time.Now().UnixMilli(), Keys: v.Keys(),
+		Bytes: v.Bytes()}
 	var out bytes.Buffer
-	if err := writeBackup(&out, h, keys.find(keys.Current()), v.Snapshot()); err != nil {
+	if err := writeBackup(&out, h, keys.findKey(keys.Current()), v.Snapshot()); err != nil {
 		t.Fatal(err)
 	}
 	return out.Bytes()
 }
 
-// toOurs is the cluster that backups are restored to.
-var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours", Now: time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)}
+// toOurs are the options of a restore to the cluster "ours".
+var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours",
+	Now: time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)}
 
 func restoreConfig(t testing.TB) Config {
 	return Config{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), NoSync: true, JournalBytes: 64 << 10}
 }
 
-// A backup of which any byte is another one, or which ends anywhere too soon or
-// goes on too long, is refused with an error that says so.
+// TestEveryByteOfABackupCounts: a backup with a changed byte, a truncated one, and one with
+// additional data are rejected with an error that describes the damage.
 func TestEveryByteOfABackupCounts(t *testing.T) {
-	for _, keys := range []*Keyring{nil, testRing("k1")} {
+	for _, keys := range []*Keyring{nil, newTestKeyring("k1")} {
 		good := smallBackup(t, "ours", keys)
 		info, err := VerifyBackup(bytes.NewReader(good), keys)
-		if err != nil || info.Keys != 3 || info.Revision != 5 || info.Cluster != "ours" || info.Sealed != (keys != nil) {
+		if err != nil || info.Keys != 3 || info.Revision != 5 || info.Cluster != "ours" ||
+			info.Sealed != (keys != nil) {
 			t.Fatalf("whole backup: %+v, error %v", info, err)
 		}
 		refuse := func(what string, b []byte) {
@@ -74,10 +80,10 @@ func TestEveryByteOfABackupCounts(t *testing.T) {
 }
 
 func TestBackupsThatAreRefused(t *testing.T) {
-	sealed := smallBackup(t, "ours", testRing("k1"))
+	sealed := smallBackup(t, "ours", newTestKeyring("k1"))
 	newer := smallBackup(t, "ours", nil)
 	binary.LittleEndian.PutUint32(newer[8:], containerFormat+1)
-	wrong := testRing("k1")
+	wrong := newTestKeyring("k1")
 	wrong.keys[0].secret[0] ^= 1
 	for name, c := range map[string]struct {
 		backup []byte
@@ -89,11 +95,11 @@ func TestBackupsThatAreRefused(t *testing.T) {
 		"a newer format":   {newer, nil, ErrBackupFormat},
 		"no backup":        {[]byte("apiVersion: v1\nkind: List\n"), nil, ErrBackupFormat},
 		"nothing":          {nil, nil, ErrCorruptBackup},
-		"half of one":      {sealed[:len(sealed)/2], testRing("k1"), ErrCorruptBackup},
+		"half of one":      {sealed[:len(sealed)/2], newTestKeyring("k1"), ErrCorruptBackup},
 		"sealed, no keys":  {sealed, nil, ErrSealed},
-		"sealed, others":   {sealed, testRing("k2", "k3"), ErrSealed},
+		"sealed, others":   {sealed, newTestKeyring("k2", "k3"), ErrSealed},
 		"sealed, wrong":    {sealed, wrong, ErrSealed},
-		"sealed of theirs": {smallBackup(t, "theirs", testRing("k1")), testRing("k1"), ErrForeignBackup},
+		"sealed of theirs": {smallBackup(t, "theirs", newTestKeyring("k1")), newTestKeyring("k1"), ErrForeignBackup},
 	} {
 		cfg := restoreConfig(t)
 		cfg.Keys = c.keys
@@ -104,12 +110,14 @@ func TestBackupsThatAreRefused(t *testing.T) {
 		if c.want == ErrSealed && !strings.Contains(err.Error(), `"k1"`) {
 			t.Errorf("%s: the error does not name the key: %v", name, err)
 		}
-		if there, _ := platter.Exists(cfg.Dir); there {
+		if there, _ := durable.Exists(cfg.Dir); there {
 			t.Errorf("%s: something was written", name)
 		}
 	}
 	cfg := restoreConfig(t)
-	if info, err := Restore(cfg, bytes.NewReader(smallBackup(t, "theirs", nil)), RestoreOptions{Advertise: toOurs.Advertise, Cluster: toOurs.Cluster, AnyCluster: true}); err != nil || info.Cluster != "theirs" {
+	if info, err := Restore(cfg, bytes.NewReader(smallBackup(t, "theirs", nil)),
+		RestoreOptions{Advertise: toOurs.Advertise, Cluster: toOurs.Cluster, AnyCluster: true}); err != nil ||
+		info.Cluster != "theirs" {
 		t.Errorf("any cluster: %+v, error %v", info, err)
 	}
 	if _, err := Restore(cfg, bytes.NewReader(smallBackup(t, "ours", nil)), toOurs); !errors.Is(err, ErrNotEmpty) {
@@ -117,16 +125,17 @@ func TestBackupsThatAreRefused(t *testing.T) {
 	}
 }
 
-// Whatever was restored before, a restored store begins beyond all that anybody can have seen: backups older and younger,
-// the same one again, with a clock that goes wrong, over data that was ahead of the backup.
+// TestNoRevisionTwice: a restored store starts above all revisions that any client can have seen,
+// whatever was restored before. That includes older and newer backups, the same backup again, a
+// wrong clock, and replaced data that was ahead of the backup.
 func TestNoRevisionTwice(t *testing.T) {
 	noon := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
-	seen := raftstore.Revision(0) // the highest that was handed out
+	seen := raftstore.Revision(0) // the highest revision that a client has seen
 	for _, step := range []struct {
 		name    string
-		have    raftstore.Revision // of the backup
+		have    raftstore.Revision // revision of the backup
 		at      time.Time
-		over    bool // the data before is there and tells its revision
+		over    bool // the replaced data exists and its revision is passed to Restore
 		commits raftstore.Revision
 	}{
 		{"the younger backup", 990, noon, false, 40_000},
@@ -136,7 +145,7 @@ func TestNoRevisionTwice(t *testing.T) {
 		{"with a clock that starts in 1970", 900, time.Unix(0, 0), true, 1 << 20},
 		{"with a clock a year ahead", 900, noon.AddDate(1, 0, 0), false, 3},
 		{"and it is set back", 900, noon, true, 3},
-		{"a backup of after that", 0, noon.Add(time.Hour), false, 3}, // have: what was seen
+		{"a backup of after that", 0, noon.Add(time.Hour), false, 3}, // have is the highest revision that was seen
 	} {
 		before := raftstore.Revision(0)
 		if step.over {
@@ -153,8 +162,8 @@ func TestNoRevisionTwice(t *testing.T) {
 	}
 }
 
-// restored checks a data directory that Restore has made.
-func restored(t *testing.T, cfg Config) {
+// requireRestored checks a data directory that Restore has created.
+func requireRestored(t *testing.T, cfg Config) {
 	t.Helper()
 	d, err := openDisk(cfg.withDefaults(), func(err error) { t.Error(err) })
 	if err != nil {
@@ -174,28 +183,30 @@ func restored(t *testing.T, cfg Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := m.View(); v.Keys() != 3 || v.Revision() != RestoreBase(5, toOurs.Now) || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
-		t.Errorf("%d keys at revision %d, compacted %d, cluster %q", v.Keys(), v.Revision(), v.Compacted(), meta.Cluster)
+	if v := m.View(); v.Keys() != 3 || v.Revision() != RestoreBase(5, toOurs.Now) || v.Compacted() != v.Revision() ||
+		meta.Cluster != "ours" {
+		t.Errorf("%d keys at revision %d, compacted %d, cluster %q", v.Keys(), v.Revision(),
+			v.Compacted(), meta.Cluster)
 	}
 }
 
-// Wherever a restore is cut short, what is there does not start, and a restore
-// over it makes it whole; after its last step it starts.
+// TestRestoreCutShort: a restore that is interrupted at any moment leaves a directory that does not
+// start, and a repeated restore completes it. After the last step the directory starts.
 func TestRestoreCutShort(t *testing.T) {
 	for _, kind := range logKinds {
-		for _, keys := range []*Keyring{nil, testRing("k1")} {
+		for _, keys := range []*Keyring{nil, newTestKeyring("k1")} {
 			backup := smallBackup(t, "ours", nil)
 			cfg := restoreConfig(t)
 			cfg.LogStore, cfg.Keys, cfg.SegmentBytes = kind, keys, 128<<10
 			if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
 				t.Fatal(err)
 			}
-			restored(t, cfg)
+			requireRestored(t, cfg)
 			list, err := os.ReadDir(cfg.Dir)
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Step by step back: raft.db, which was moved last, then the others.
+			// The steps are undone one by one: raft.db, which was moved last, and then the others.
 			staging := filepath.Join(cfg.Dir, stagingName)
 			names := []string{boltName}
 			for _, e := range list {
@@ -218,27 +229,29 @@ func TestRestoreCutShort(t *testing.T) {
 				if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
 					t.Fatalf("%s, %d steps back: restoring again: %v", kind, steps+1, err)
 				}
-				restored(t, cfg)
+				requireRestored(t, cfg)
 			}
-			// All is moved, the empty folder remains.
+			// All files are moved, and the empty directory remains.
 			if err := os.Mkdir(staging, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			restored(t, cfg)
+			requireRestored(t, cfg)
 		}
 	}
 }
 
-// A reader that fails in the middle is an error of its own, and nothing is written.
+// TestRestoreFromABadMedium: the error of a reader that fails in the middle is returned, and
+// nothing is written.
 func TestRestoreFromABadMedium(t *testing.T) {
 	backup := smallBackup(t, "ours", nil)
 	cfg := restoreConfig(t)
 	broken := errors.New("medium is broken")
-	_, err := Restore(cfg, &failingReader{ReadSeeker: bytes.NewReader(backup), at: int64(len(backup) / 2), err: broken}, toOurs)
+	_, err := Restore(cfg, &failingReader{ReadSeeker: bytes.NewReader(backup), at: int64(len(backup) / 2), err: broken},
+		toOurs)
 	if !strings.Contains(fmt.Sprint(err), broken.Error()) {
 		t.Errorf("error %v", err)
 	}
-	if there, _ := platter.Exists(cfg.Dir); there {
+	if there, _ := durable.Exists(cfg.Dir); there {
 		t.Error("something was written")
 	}
 }
@@ -258,7 +271,7 @@ func (r *failingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fix makes the checksum of a header right again, so that what is behind it is reached.
+// fixHeader corrects the checksum of a header, so that the decoder reads the data behind it.
 func fixHeader(b []byte) []byte {
 	if len(b) < 16 {
 		return b

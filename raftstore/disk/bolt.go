@@ -14,33 +14,34 @@ import (
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
 )
 
-// ErrInUse reports a data directory that another process has open.
+// ErrInUse is returned for a data directory that another process has open.
 var ErrInUse = errors.New("raftstore: data directory is in use")
 
-// boltName is the file of the stable store, and of the log with LogBolt.
+// boltName is the name of the bbolt file, which contains the stable store, and with LogBolt also
+// the log.
 const boltName = "raft.db"
 
-// boltLog is raft-boltdb behind a wall: bbolt trusts its pages and panics, or
-// reads past its file, where they are damaged. checkBolt has found them whole
-// when the file was opened; what happens to them later comes out as an error.
+// boltLog is raft-boltdb with panics turned into errors. bbolt trusts its pages: if they are
+// damaged, it panics or reads beyond its file. checkBolt verifies the pages when the file is
+// opened; boltLog catches the panics that damage causes later.
 type boltLog struct {
-	store *raftboltdb.BoltStore
-	path  string
+	bolt *raftboltdb.BoltStore
+	path string
 }
 
 func openBolt(path string, noSync bool) (b *boltLog, err error) {
-	defer guard(path, &err)
+	defer recoverPanic(path, &err)
 	store, err := raftboltdb.New(raftboltdb.Options{
 		Path:   path,
 		NoSync: noSync,
 		BoltOptions: &bbolt.Options{
-			// Another process holding the file is an error, not a reason to hang.
-			Timeout: lockPatience,
-			// The list of free pages is found again by a scan at the start;
-			// writing it would double what a small commit writes.
+			// If another process has the file open, opening fails.
+			Timeout: lockTimeout,
+			// The list of free pages is rebuilt by a scan at the start. Writing it would double the
+			// size of a small commit.
 			NoFreelistSync: true,
 			FreelistType:   bbolt.FreelistMapType,
 		},
@@ -48,12 +49,13 @@ func openBolt(path string, noSync bool) (b *boltLog, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", path, err)
 	}
-	return &boltLog{store: store, path: path}, nil
+	return &boltLog{bolt: store, path: path}, nil
 }
 
-// makeBolt makes the file of a new replica. A crash leaves a whole one or none.
-func makeBolt(path string, rec stableRecord, noSync bool) error {
-	tmp := path + platter.NewSuffix
+// createBolt creates the bbolt file of a new replica with the given stable record, atomically and
+// durably.
+func createBolt(path string, rec stableRecord, noSync bool) error {
+	tmp := path + durable.TempSuffix
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
 	}
@@ -61,44 +63,46 @@ func makeBolt(path string, rec stableRecord, noSync bool) error {
 	if err != nil {
 		return err
 	}
-	err = (&stableStore{inner: b}).write(rec)
+	err = (&stableStore{records: b}).writeRecord(rec)
 	if err := errors.Join(err, b.Close()); err != nil {
 		return fmt.Errorf("%s: %w", tmp, err)
 	}
-	return platter.MoveFile(tmp, path)
+	return durable.Rename(tmp, path)
 }
 
-// guard turns a panic, also one of a bad memory access, into an error. It
-// is deferred.
-func guard(path string, err *error) {
+// recoverPanic turns a panic into an error that names the file at path, and stores it in err. It
+// also recovers from an invalid memory access (see panicOnFault). It must be deferred.
+func recoverPanic(path string, err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("%s: reading its pages: %v: %w", path, p, ErrCorruptLog)
 	}
 }
 
-// faults makes bad memory accesses of this goroutine panic until it is undone.
-func faults() func() {
+// panicOnFault makes an invalid memory access in this goroutine cause a panic that can be
+// recovered. The returned function restores the previous behavior.
+func panicOnFault() func() {
 	old := debug.SetPanicOnFault(true)
 	return func() { debug.SetPanicOnFault(old) }
 }
 
-// FirstIndex implements raft.LogStore, as do the next five.
+// FirstIndex implements raft.LogStore, as do the next five methods. They return an error where
+// raft-boltdb panics.
 func (b *boltLog) FirstIndex() (i uint64, err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.FirstIndex()
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.FirstIndex()
 }
 
 func (b *boltLog) LastIndex() (i uint64, err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.LastIndex()
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.LastIndex()
 }
 
 func (b *boltLog) GetLog(index uint64, out *raft.Log) (err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.GetLog(index, out)
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.GetLog(index, out)
 }
 
 func (b *boltLog) StoreLog(l *raft.Log) error { return b.StoreLogs([]*raft.Log{l}) }
@@ -107,43 +111,44 @@ func (b *boltLog) StoreLogs(logs []*raft.Log) (err error) {
 	if len(logs) == 0 {
 		return nil
 	}
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.StoreLogs(logs)
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.StoreLogs(logs)
 }
 
 func (b *boltLog) DeleteRange(first, last uint64) (err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.DeleteRange(first, last)
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.DeleteRange(first, last)
 }
 
 // Get reads a value of the stable store.
 func (b *boltLog) Get(key []byte) (v []byte, err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.Get(key)
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.Get(key)
 }
 
 // Set writes a value of the stable store.
 func (b *boltLog) Set(key, value []byte) (err error) {
-	defer guard(b.path, &err)
-	defer faults()()
-	return b.store.Set(key, value)
+	defer recoverPanic(b.path, &err)
+	defer panicOnFault()()
+	return b.bolt.Set(key, value)
 }
 
 // Close implements io.Closer.
-func (b *boltLog) Close() error { return b.store.Close() }
+func (b *boltLog) Close() error { return b.bolt.Close() }
 
-// lockFolder takes the right to a data directory, as bbolt does, for as long
-// as what it returns is open: nobody may read pages that another process writes.
-func lockFolder(dir string, patience time.Duration) (io.Closer, error) {
+// lockDir takes the lock of a data directory that bbolt also takes, and waits for it for at most
+// timeout. Without the lock, pages could be read while another process writes them. Closing the
+// result releases the lock.
+func lockDir(dir string, timeout time.Duration) (io.Closer, error) {
 	path := filepath.Join(dir, boltName)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(timeout); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return f, nil
@@ -151,6 +156,6 @@ func lockFolder(dir string, patience time.Duration) (io.Closer, error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			return nil, errors.Join(fmt.Errorf("%s: %w: %w", path, ErrInUse, err), f.Close())
 		}
-		<-time.After(lockPause)
+		<-time.After(lockInterval)
 	}
 }

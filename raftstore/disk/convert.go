@@ -10,62 +10,66 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/raftstore/disk/journal"
+	"keelson.dev/keelson/raftstore/disk/wal"
 )
 
-// LogStoreKind names what keeps the raft log on disk.
+// LogStoreKind is the kind of store for the raft log.
 type LogStoreKind string
 
 const (
-	LogBolt LogStoreKind = "bolt" // raft-boltdb, behind a journal of our own
-	LogWAL  LogStoreKind = "wal"  // raft-wal
+	LogBolt LogStoreKind = "bolt" // raft-boltdb behind a journal (package journal)
+	LogWAL  LogStoreKind = "wal"  // raft-wal in files of sectors (package wal)
 )
 
-// ErrLogStore reports a data directory made with another log store than the
-// configured one.
+// ErrLogStore is returned for a data directory with a log store other than the configured log
+// store.
 var ErrLogStore = errors.New("raftstore: data directory has another log store")
 
-// convertBatch is how many entries, and bytes of them, are copied at once.
+// convertBatch is the maximum number of entries, and convertBytes the maximum size of their data,
+// that are copied at once.
 const (
 	convertBatch = 1024
 	convertBytes = 4 << 20
 )
 
-// Convert changes the log store of a replica that does not run. It needs
-// c.Dir, and c.Name to be sure whose data that is. progress, which may be
-// nil, is told of entries done and their total. Nothing is to be done when the
-// directory has that log store already.
+// Convert changes the log store of a stopped replica. It needs c.Dir. If c.Name is not empty, the
+// directory must belong to that replica. progress, if not nil, is called with the number of entries
+// that are copied or compared so far, and the total. If the directory has the requested log store
+// already, Convert does nothing.
 //
-// The new log is made beside the old one, read back and compared. Then a new
-// raft.db that names it takes the place of the old one, in one step. A crash
-// leaves the old log in use, and pieces of a new one that are removed at the
-// next start, or the new log in use, and pieces of the old one.
-func Convert(ctx context.Context, c Config, to LogStoreKind, progress func(done, total uint64)) error {
-	if to != LogBolt && to != LogWAL {
-		return fmt.Errorf("converting %s: log store %q is not known, want %q or %q", c.Dir, to, LogBolt, LogWAL)
+// The new log is created beside the old log, read back, and compared. Then a new raft.db that names
+// the new log replaces the old raft.db atomically. After a crash before this step, the old log is
+// in use; after the step, the new log is. The next start removes the files of the log that is not
+// in use.
+func Convert(ctx context.Context, c Config, kind LogStoreKind, progress func(done, total uint64)) error {
+	if kind != LogBolt && kind != LogWAL {
+		return fmt.Errorf("converting %s: unknown log store %q, want %q or %q", c.Dir, kind, LogBolt, LogWAL)
 	}
 	if progress == nil {
 		progress = func(uint64, uint64) {}
 	}
-	rec, err := lookRecord(c.Dir, 0)
+	rec, err := readStableRecord(c.Dir, 0)
 	switch {
 	case err != nil:
 		return fmt.Errorf("converting %s: %w", c.Dir, err)
 	case c.Name != "" && rec.owner != c.Name:
-		return fmt.Errorf("converting %s: it is of replica %q and not of %q: %w", c.Dir, rec.owner, c.Name, ErrForeignData)
-	case rec.kind == to:
+		return fmt.Errorf("converting %s: it belongs to replica %q, not to %q: %w",
+			c.Dir, rec.owner, c.Name, ErrForeignData)
+	case rec.kind == kind:
 		return nil
 	}
 	c.Name, c.LogStore = rec.owner, rec.kind
 	c = c.withDefaults()
-	if err := convert(ctx, c, to, progress); err != nil {
-		return fmt.Errorf("converting the log of %s to %q: %w", c.Dir, to, err)
+	if err := convertLog(ctx, c, kind, progress); err != nil {
+		return fmt.Errorf("converting the log of %s to %q: %w", c.Dir, kind, err)
 	}
-	return sweep(c.Dir, to)
+	return removeLeftovers(c.Dir, kind)
 }
 
-func convert(ctx context.Context, c Config, to LogStoreKind, progress func(done, total uint64)) error {
-	if err := sweep(c.Dir, c.LogStore); err != nil {
+func convertLog(ctx context.Context, c Config, kind LogStoreKind, progress func(done, total uint64)) error {
+	if err := removeLeftovers(c.Dir, c.LogStore); err != nil {
 		return err
 	}
 	path := filepath.Join(c.Dir, boltName)
@@ -75,85 +79,86 @@ func convert(ctx context.Context, c Config, to LogStoreKind, progress func(done,
 	}
 	old := &Data{closer: bolt}
 	defer func() { old.Close() }()
-	if old.stable, err = openStable(bolt, path, func(error) {}); err != nil {
+	if old.stable, err = openStableStore(bolt, path, func(error) {}); err != nil {
 		return err
 	}
 	if err := old.openLog(c, bolt, func(error) {}); err != nil {
 		return err
 	}
-	rec := old.stable.record()
-	rec.kind, rec.logID = to, rand.Uint32()|1
-	// A folder can be moved into place before it counts, and files of the
-	// journal have no old ones to be mistaken for.
-	tmp := path + platter.NewSuffix
-	if err := makeBolt(tmp, rec, c.NoSync); err != nil {
+	rec := old.stable.currentRecord()
+	rec.kind, rec.logID = kind, rand.Uint32()|1
+	// The directory of raft-wal is moved into place before it is used. The files of a journal have
+	// their final names, since no old journal exists.
+	tmp := path + durable.TempSuffix
+	if err := createBolt(tmp, rec, c.NoSync); err != nil {
 		return err
 	}
-	fresh, err := convertInto(c, to, rec.logID, tmp)
+	fresh, err := createTargetLog(c, kind, rec.logID, tmp)
 	if err != nil {
 		return err
 	}
-	// The entries go as they lie on the disk, sealed or not.
+	// The entries are copied as stored, encrypted or not.
 	err = copyLog(ctx, old.Log.LogStore, fresh, progress)
 	if err := errors.Join(err, fresh.Close(), ctx.Err()); err != nil {
 		return err
 	}
-	if to == LogWAL {
+	if kind == LogWAL {
 		folder := filepath.Join(c.Dir, walName)
 		if err := os.RemoveAll(folder); err != nil {
 			return err
 		}
-		if err := platter.MoveFile(folder+platter.NewSuffix, folder); err != nil {
+		if err := durable.Rename(folder+durable.TempSuffix, folder); err != nil {
 			return err
 		}
 	}
-	return platter.MoveFile(tmp, path)
+	return durable.Rename(tmp, path)
 }
 
-// closableLog is a log store that belongs to the caller.
+// closableLog is a log store that the caller must close.
 type closableLog interface {
 	raft.LogStore
 	Close() error
 }
 
-// convertInto makes the new, empty log. It needs nothing of the old one.
-func convertInto(c Config, to LogStoreKind, id uint32, bolt string) (closableLog, error) {
-	if to == LogBolt {
-		if err := makeJournal(c.files(), filepath.Join(c.Dir, journalName), c.journalLimit()); err != nil {
+// createTargetLog creates and opens the new, empty log. logID is the number of the log, and bolt is
+// the path of its raft.db.
+func createTargetLog(c Config, kind LogStoreKind, logID uint32, bolt string) (closableLog, error) {
+	if kind == LogBolt {
+		if err := journal.Create(c.fileSystem(), filepath.Join(c.Dir, journalName), c.journalBytes()); err != nil {
 			return nil, err
 		}
 		return openBolt(bolt, c.NoSync)
 	}
-	folder := filepath.Join(c.Dir, walName) + platter.NewSuffix
+	folder := filepath.Join(c.Dir, walName) + durable.TempSuffix
 	if err := os.RemoveAll(folder); err != nil {
 		return nil, err
 	}
-	if err := makeWAL(c.files(), folder, id, c.segmentLimit()); err != nil {
+	if err := wal.Create(c.fileSystem(), folder, logID, c.segmentBytes()); err != nil {
 		return nil, err
 	}
-	return openWAL(c.files(), folder, id, c.segmentLimit())
+	return wal.Open(c.fileSystem(), folder, logID, c.segmentBytes())
 }
 
-// copyLog copies all entries and reads them back. Of a log with a gap, which an
-// installed snapshot may leave and raft-wal cannot hold, what is beyond the
-// last gap is copied: the rest is in the snapshot.
-func copyLog(ctx context.Context, from, to raft.LogStore, progress func(done, total uint64)) error {
-	first, err := from.FirstIndex()
+// copyLog copies all entries from source to target and compares the copies. An installed snapshot
+// may leave a gap in the log, which raft-wal cannot store. In that case only the entries behind the
+// last gap are copied, because the snapshot contains the earlier entries.
+func copyLog(ctx context.Context, source, target raft.LogStore, progress func(done, total uint64)) error {
+	first, err := source.FirstIndex()
 	if err != nil {
 		return err
 	}
-	last, err := from.LastIndex()
+	last, err := source.LastIndex()
 	if err != nil || last == 0 {
 		return err
 	}
 	for i := last; i >= first; i-- {
 		var l raft.Log
-		err := from.GetLog(i, &l)
+		err := source.GetLog(i, &l)
 		if errors.Is(err, raft.ErrLogNotFound) {
 			first = i + 1
 			break
 		}
-		if err == nil && (len(l.Extensions) < clearExtension || l.Index != i || !intact(&l)) {
+		if err == nil && (len(l.Extensions) < clearExtension || l.Index != i || !hasValidChecksum(&l)) {
 			err = fmt.Errorf("checksum does not match: %w", ErrCorruptLog)
 		}
 		if err != nil {
@@ -168,25 +173,28 @@ func copyLog(ctx context.Context, from, to raft.LogStore, progress func(done, to
 		var batch []*raft.Log
 		for size := 0; at <= last && len(batch) < convertBatch && size < convertBytes; at++ {
 			l := new(raft.Log)
-			if err := from.GetLog(at, l); err != nil {
+			if err := source.GetLog(at, l); err != nil {
 				return fmt.Errorf("entry %d: %w", at, err)
 			}
 			size += len(l.Data)
 			batch = append(batch, l)
 		}
-		if err := to.StoreLogs(batch); err != nil {
+		if err := target.StoreLogs(batch); err != nil {
 			return err
 		}
 		progress(at-first, total)
 	}
-	return compareLogs(ctx, from, to, first, last, progress)
+	return compareLogs(ctx, source, target, first, last, progress)
 }
 
-func compareLogs(ctx context.Context, from, to raft.LogStore, first, last uint64, progress func(done, total uint64)) error {
-	begin, err := to.FirstIndex()
-	end, err2 := to.LastIndex()
+// compareLogs returns an error unless target contains exactly the entries of source from index
+// first to index last.
+func compareLogs(ctx context.Context, source, target raft.LogStore, first, last uint64,
+	progress func(done, total uint64)) error {
+	begin, err := target.FirstIndex()
+	end, err2 := target.LastIndex()
 	if err := errors.Join(err, err2); err != nil || begin != first || end != last {
-		return errors.Join(fmt.Errorf("the new log reaches from %d to %d and not from %d to %d", begin, end, first, last), err)
+		return errors.Join(fmt.Errorf("the new log has entries %d to %d, want %d to %d", begin, end, first, last), err)
 	}
 	n := last - first + 1
 	for i := first; i <= last; i++ {
@@ -197,10 +205,11 @@ func compareLogs(ctx context.Context, from, to raft.LogStore, first, last uint64
 			progress(n+i-first, 2*n)
 		}
 		var a, b raft.Log
-		if err := errors.Join(from.GetLog(i, &a), to.GetLog(i, &b)); err != nil {
+		if err := errors.Join(source.GetLog(i, &a), target.GetLog(i, &b)); err != nil {
 			return fmt.Errorf("entry %d: %w", i, err)
 		}
-		if a.Index != b.Index || a.Term != b.Term || a.Type != b.Type || string(a.Data) != string(b.Data) || string(a.Extensions) != string(b.Extensions) {
+		if a.Index != b.Index || a.Term != b.Term || a.Type != b.Type ||
+			string(a.Data) != string(b.Data) || string(a.Extensions) != string(b.Extensions) {
 			return fmt.Errorf("entry %d differs in the new log: %w", i, ErrCorruptLog)
 		}
 	}

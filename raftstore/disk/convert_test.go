@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
 )
 
-// A log converted to the other kind and back holds what it held, with votes and
-// snapshots, sealed or not, and the old one is gone.
+// TestConvert: a log that is converted to the other kind and back has the same content, with votes
+// and snapshots, encrypted or not. The old log is removed.
 func TestConvert(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
-		b := populated(t, kind, keys)
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newPopulatedEnv(t, kind, keys)
 		for range 2 {
 			to := logKinds[0]
 			if b.cfg.LogStore == to {
@@ -23,7 +23,9 @@ func TestConvert(t *testing.T) {
 			}
 			var told []uint64
 			total := uint64(0)
-			c := Config{Dir: b.cfg.Dir, NoSync: true, JournalBytes: b.cfg.JournalBytes, SegmentBytes: b.cfg.SegmentBytes} // no keys are needed
+			// no keys are required
+			c := Config{Dir: b.cfg.Dir, NoSync: true, JournalBytes: b.cfg.JournalBytes,
+				SegmentBytes: b.cfg.SegmentBytes}
 			if err := Convert(t.Context(), c, to, func(d, n uint64) { told, total = append(told, d), n }); err != nil {
 				t.Fatal(err)
 			}
@@ -40,14 +42,16 @@ func TestConvert(t *testing.T) {
 			if err := b.open(); err != nil {
 				t.Fatal(err)
 			}
-			b.same(t)
-			b.append(t, 2, 5, 100)
+			b.requireSame(t)
+			b.appendEntries(t, 2, 5, 100)
 			b.reopen(t)
-			b.same(t)
+			b.requireSame(t)
 			b.close(t)
 			for path := range dataFiles(t, b.cfg.Dir) {
 				name := filepath.Base(path)
-				if to == LogWAL && strings.HasPrefix(name, journalName) || to == LogBolt && filepath.Base(filepath.Dir(path)) == walName || strings.HasSuffix(name, platter.NewSuffix) {
+				if to == LogWAL && strings.HasPrefix(name, journalName) ||
+					to == LogBolt && filepath.Base(filepath.Dir(path)) == walName ||
+					strings.HasSuffix(name, durable.TempSuffix) {
 					t.Errorf("left behind: %s", path)
 				}
 			}
@@ -55,11 +59,11 @@ func TestConvert(t *testing.T) {
 	})
 }
 
-// Wherever a conversion ends too soon, the replica starts with the old log, as
-// it was, and can be converted again.
+// TestConvertCutShort: after a conversion that was interrupted at any moment, the replica starts
+// with the unchanged old log, and can be converted again.
 func TestConvertCutShort(t *testing.T) {
 	for i, kind := range logKinds {
-		b := populated(t, kind, nil)
+		b := newPopulatedEnv(t, kind, nil)
 		good := dataFiles(t, b.cfg.Dir)
 		to := logKinds[1-i]
 		kept := func(what string) {
@@ -67,7 +71,7 @@ func TestConvertCutShort(t *testing.T) {
 			if err := b.open(); err != nil {
 				t.Fatalf("%s, %s: %v", kind, what, err)
 			}
-			b.same(t)
+			b.requireSame(t)
 			b.close(t)
 			for path := range dataFiles(t, b.cfg.Dir) {
 				if _, ok := good[path]; !ok {
@@ -75,13 +79,13 @@ func TestConvertCutShort(t *testing.T) {
 				}
 			}
 		}
-		// Asked to stop.
+		// The context is canceled.
 		ctx, cancel := context.WithCancel(t.Context())
 		if err := Convert(ctx, b.cfg, to, func(uint64, uint64) { cancel() }); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", kind, err)
 		}
 		kept("stopped")
-		// Killed before the step that decides: all of the new log is there.
+		// The process is killed before the deciding rename: the new log is complete.
 		after := b.cfg
 		converted := after
 		converted.Dir = filepath.Join(t.TempDir(), "copy")
@@ -97,7 +101,7 @@ func TestConvertCutShort(t *testing.T) {
 			path = strings.Replace(path, converted.Dir, b.cfg.Dir, 1)
 			switch _, old := good[path]; {
 			case filepath.Base(path) == boltName:
-				path += platter.NewSuffix
+				path += durable.TempSuffix
 			case old:
 				continue
 			}
@@ -109,12 +113,12 @@ func TestConvertCutShort(t *testing.T) {
 			}
 		}
 		kept("killed before the last step")
-		// Killed after it: pieces of the old log remain.
+		// The process is killed after the rename: files of the old log remain.
 		if err := Convert(t.Context(), b.cfg, to, nil); err != nil {
 			t.Fatal(err)
 		}
 		for path, content := range good {
-			if there, _ := platter.Exists(path); there || filepath.Base(path) == boltName {
+			if there, _ := durable.Exists(path); there || filepath.Base(path) == boltName {
 				continue
 			}
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -128,14 +132,14 @@ func TestConvertCutShort(t *testing.T) {
 		if err := b.open(); err != nil {
 			t.Fatalf("%s, killed after the last step: %v", kind, err)
 		}
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
 	}
 }
 
-// A damaged log is not converted, nor another replica's, nor one in use.
+// TestConvertRefuses: a damaged log, a log of another replica, and a log in use are not converted.
 func TestConvertRefuses(t *testing.T) {
-	b := populated(t, LogBolt, nil)
+	b := newPopulatedEnv(t, LogBolt, nil)
 	other := b.cfg
 	other.Name = "r9"
 	if err := Convert(t.Context(), other, LogWAL, nil); !errors.Is(err, ErrForeignData) {
@@ -165,7 +169,8 @@ func TestConvertRefuses(t *testing.T) {
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Convert(t.Context(), b.cfg, LogWAL, nil); !errors.Is(err, ErrCorruptLog) || !strings.Contains(err.Error(), path) {
+	if err := Convert(t.Context(), b.cfg, LogWAL, nil); !errors.Is(err, ErrCorruptLog) ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("damaged: %v", err)
 	}
 }

@@ -13,28 +13,30 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"keelson.dev/keelson/raftstore/disk/wal"
 )
 
 var damageTries = flag.Int("damage.tries", 25, "bytes flipped in each file of a data directory")
 
-// damages are the errors that say that a file is not what was written.
+// damages are the errors that report damaged files.
 var damages = []error{ErrCorruptLog, ErrCorruptVotes, ErrCorruptSnapshot, ErrCorruptKeys, ErrSealed}
 
-// populated is a data directory with something in every file, closed.
-func populated(t *testing.T, kind LogStoreKind, keys *Keyring) *diskBed {
-	b := newDiskBed(t, t.TempDir(), kind, keys)
-	b.vote(t, "CurrentTerm", 3)
-	b.append(t, 1, 40, 700)
-	b.snap(t, 20, 1, bytes.Repeat([]byte("early"), 1000))
-	b.append(t, 1, 30, 6000)
-	b.reopen(t) // what was in the journal is in bbolt
-	b.back(t, 60)
-	b.append(t, 2, 10, 400)
-	b.snap(t, 50, 1, bytes.Repeat([]byte("later"), 1000))
+// newPopulatedEnv returns a closed data directory with content in every file.
+func newPopulatedEnv(t *testing.T, kind LogStoreKind, keys *Keyring) *diskEnv {
+	b := newDiskEnv(t, t.TempDir(), kind, keys)
+	b.setVote(t, "CurrentTerm", 3)
+	b.appendEntries(t, 1, 40, 700)
+	b.takeSnapshot(t, 20, 1, bytes.Repeat([]byte("early"), 1000))
+	b.appendEntries(t, 1, 30, 6000)
+	b.reopen(t) // moves the entries in the journal to bbolt
+	b.truncateFrom(t, 60)
+	b.appendEntries(t, 2, 10, 400)
+	b.takeSnapshot(t, 50, 1, bytes.Repeat([]byte("later"), 1000))
 	b.compact(t, 30)
-	b.vote(t, "LastVoteTerm", 2)
-	b.vote(t, "CurrentTerm", 4)
-	b.append(t, 2, 5, 100)
+	b.setVote(t, "LastVoteTerm", 2)
+	b.setVote(t, "CurrentTerm", 4)
+	b.appendEntries(t, 2, 5, 100)
 	b.close(t)
 	return b
 }
@@ -68,12 +70,11 @@ func putFiles(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
-// Whichever byte of whichever file of a data directory is flipped, and wherever
-// a file is cut off: the replica refuses to start with an error that names the
-// file, or nothing at all is wrong.
+// TestDamageIsFound: if any byte of any file is flipped, or a file is truncated anywhere, the
+// replica does not start and the error names the file, or the data is not affected.
 func TestDamageIsFound(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
-		b := populated(t, kind, keys)
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newPopulatedEnv(t, kind, keys)
 		good := dataFiles(t, b.cfg.Dir)
 		random := rand.New(rand.NewPCG(1, uint64(len(kind))))
 		refused, harmless := make(map[string]int), make(map[string]int)
@@ -89,8 +90,8 @@ func TestDamageIsFound(t *testing.T) {
 			err := b.open()
 			if err == nil {
 				d := b.differs()
-				// What is read only now may be refused only now, by all of it.
-				if d != "" && (len(b.failed) == 0 || !typed(b.failed[0], path)) {
+				// Damage to data that is first read here is also reported here.
+				if d != "" && (len(b.failed) == 0 || !isTypedDamage(b.failed[0], path)) {
 					t.Errorf("%s %s: %s, failures %v", name, what, d, b.failed)
 				}
 				if d == "" {
@@ -102,7 +103,7 @@ func TestDamageIsFound(t *testing.T) {
 				return
 			}
 			refused[name]++
-			if !typed(err, path) || !strings.Contains(err.Error(), "join again") && !errors.Is(err, ErrSealed) {
+			if !isTypedDamage(err, path) || !strings.Contains(err.Error(), "join again") && !errors.Is(err, ErrSealed) {
 				t.Errorf("%s %s: %v", name, what, err)
 			}
 		}
@@ -126,20 +127,20 @@ func TestDamageIsFound(t *testing.T) {
 			t.Logf("%s: %d refused, %d harmless", name, refused[name], harmless[name])
 		}
 		for path := range good {
-			if name := filepath.Base(path); refused[name] == 0 && !waits(t, good, path) {
+			if name := filepath.Base(path); refused[name] == 0 && !isSpareFile(t, good, path) {
 				t.Errorf("no damage to %s was refused", name)
 			}
 		}
 	})
 }
 
-// waits says that a file waits for a segment of raft-wal, and holds nothing.
-func waits(t *testing.T, files map[string][]byte, path string) bool {
-	if filepath.Ext(path) != walSuffix {
+// isSpareFile reports whether a file is a spare file of raft-wal, without content.
+func isSpareFile(t *testing.T, files map[string][]byte, path string) bool {
+	if filepath.Ext(path) != wal.FileSuffix {
 		return false
 	}
-	var l walList
-	if err := json.Unmarshal(files[filepath.Join(filepath.Dir(path), walMetaName)][4:], &l); err != nil {
+	var l wal.List
+	if err := json.Unmarshal(files[filepath.Join(filepath.Dir(path), wal.ListName)][4:], &l); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range l.Places {
@@ -150,11 +151,11 @@ func waits(t *testing.T, files map[string][]byte, path string) bool {
 	return true
 }
 
-// usedByte picks a byte of a bbolt file where a page in use begins, which is
-// where its sense is, or anywhere in such a page.
+// usedByte returns the offset of a byte in a used page of a bbolt file. Half of them are in the
+// header and the element list of the page.
 func usedByte(t *testing.T, content []byte, random *rand.Rand) int {
 	c := boltCheck{f: bytes.NewReader(content), size: int64(len(content)), seen: make(map[uint64]struct{})}
-	if err := c.run(); err != nil {
+	if err := c.checkFile(); err != nil {
 		t.Fatal(err)
 	}
 	pages := []uint64{0, 1}
@@ -163,17 +164,16 @@ func usedByte(t *testing.T, content []byte, random *rand.Rand) int {
 	}
 	slices.Sort(pages)
 	page := pages[random.IntN(len(pages))]
-	within := int(c.page)
+	within := int(c.pageSize)
 	if page < 2 || random.IntN(2) == 0 {
 		within = 96
 	}
-	return int(page)*int(c.page) + random.IntN(within)
+	return int(page)*int(c.pageSize) + random.IntN(within)
 }
 
-// typed says that an error is one of damage and names the file. Of the two
-// files of the journal, and of bbolt's log that the journal knows the end of,
-// either may be named.
-func typed(err error, path string) bool {
+// isTypedDamage reports whether an error is one of damages and names the file. For the files of the
+// journal and for bbolt's log, whose end the journal records, it may name either.
+func isTypedDamage(err error, path string) bool {
 	named := strings.Contains(err.Error(), path)
 	if name := filepath.Base(path); name == boltName || strings.HasPrefix(name, journalName) {
 		named = named || strings.Contains(err.Error(), filepath.Join(filepath.Dir(path), journalName))

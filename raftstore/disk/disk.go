@@ -1,13 +1,15 @@
-// Package disk is the data directory of a replica: log, term and votes, snapshots
-// and the keys they are sealed under, and the copies that are made of its state.
-// Everything checks itself, and what is wrong is found before it is used;
-// what a write or a flush has failed to do is never taken for done.
+// Package disk manages the data directory of a replica: log, term and votes, snapshots, data keys,
+// and backups of the state.
 //
-//	raft ─▶ Log ─▶ journal ─▶ bbolt      or   Log ─▶ raft-wal
-//	     ─▶ Votes ─▶ bbolt
-//	     ─▶ Paced ─▶ Snapshots
+// All data has checksums, and damage is detected before the data is used. After a failed write or
+// sync, the replica acknowledges nothing more.
 //
-// Convert, Restore, Inspect and SetAside work on a directory that no replica uses.
+//	raft ─▶ Log ─▶ journal ─▶ bbolt      or   Log ─▶ wal
+//	     ─▶ StableStore ─▶ bbolt
+//	     ─▶ PacedSnapshots ─▶ Snapshots
+//
+// The log's files are in the packages journal and wal. Convert, Restore, Inspect, and SetAside work
+// on the directory of a stopped replica.
 package disk
 
 import (
@@ -23,37 +25,41 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/raftstore/disk/journal"
+	"keelson.dev/keelson/raftstore/disk/wal"
 )
 
-// ErrForeignData reports a data directory that belongs to another replica.
+// ErrForeignData is returned for a data directory that belongs to another replica.
 var ErrForeignData = errors.New("raftstore: data directory belongs to another replica")
 
 const (
 	journalName = "raft.journal"
-	// stagingName is where Restore makes a data directory.
+	// walName is the directory of the log with LogWAL.
+	walName = "wal"
+	// stagingName is the directory in which Restore builds a data directory.
 	stagingName = "restoring"
 )
 
-// Config says where the data of a replica lies, and how.
+// Config describes a data directory.
 type Config struct {
-	Name     string // of the replica that owns the data
+	Name     string // name of the replica that owns the data
 	Dir      string
-	LogStore LogStoreKind // "" = LogBolt
-	// Keys are the key-encryption keys; without any, data is written in clear
-	// and what is sealed does not open.
+	LogStore LogStoreKind // "" means LogBolt
+	// Keys are the key-encryption keys. Without them, new data is not encrypted, and encrypted data
+	// cannot be read.
 	Keys *Keyring
-	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
+	// NoSync omits fsync. It is for tests only: a power failure loses acknowledged writes.
 	NoSync bool
-	// Now is the clock for the times of snapshots. time.Now when nil.
+	// Now returns the current time, which is stored in new snapshots. nil means time.Now.
 	Now func() time.Time
 
-	// How files are opened, and of what size those of a log are, in bytes: for
-	// tests and 0 otherwise.
-	Files        platter.Layer
-	Votes        func(RecordKeeper) RecordKeeper // where term and vote are written
-	JournalBytes int64                           // of one file of the journal
-	SegmentBytes int                             // of one file of raft-wal
+	// For tests: how files are opened, how the stable record is written, and the sizes of the log's
+	// files in bytes. Zero values mean the defaults.
+	Files        durable.FS
+	Votes        func(RecordStore) RecordStore // returns a wrapper around the store of the stable record
+	JournalBytes int64                         // size of one file of the journal
+	SegmentBytes int                           // size of one segment of raft-wal
 }
 
 func (c Config) withDefaults() Config {
@@ -66,39 +72,42 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// files is the layer that the replica's files are opened with.
-func (c Config) files() platter.Layer {
+// fileSystem returns the file system in which the replica's files are opened: Files, or the
+// operating system's.
+func (c Config) fileSystem() durable.FS {
 	if c.Files != nil {
 		return c.Files
 	}
-	return platter.OS{NoSync: c.NoSync}
+	return durable.OS{NoSync: c.NoSync}
 }
 
-// How long a lock of the data directory is waited for, and how often it is tried.
+// lockInterval is the time between attempts to lock a data directory. After lockTimeout the
+// attempts end with an error.
 const (
-	lockPatience = 2 * time.Second
-	lockPause    = 15 * time.Millisecond
+	lockTimeout  = 2 * time.Second
+	lockInterval = 15 * time.Millisecond
 )
 
-// Data is what a replica keeps:
+// Data is an open data directory:
 //
-//	raft.db             term and vote, owner, kind of the log; with LogBolt the log
-//	raft.journal.0, .1  with LogBolt, what is on its way there
-//	wal/                with LogWAL, the log
+//	raft.db             term and vote, owner, and kind of the log; with LogBolt the log
+//	raft.journal.0, .1  with LogBolt: entries that are not yet in raft.db
+//	wal/                with LogWAL: the log
 //	snapshots/
-//	raft.keys           wrapped data keys, if anything is sealed
+//	raft.keys           wrapped data keys, if anything is encrypted
 //
-// Everything is read and checked when it is opened. raft.db is made first and
-// says what else there must be.
+// All files are read and verified when the directory is opened. raft.db is created first, and names
+// the other files.
 type Data struct {
 	Log       *logStore
 	stable    *stableStore
 	Snapshots *snapshotStore
-	seals     *sealer
+	sealer    *sealer
 	closer    io.Closer
 }
 
-// openDisk opens the data directory of a replica, and makes it when none exists.
+// openDisk opens the data directory of a replica, and creates it if it does not exist. fail is
+// called once, with the first error after which the replica must stop.
 func openDisk(c Config, fail func(error)) (*Data, error) {
 	d, err := openData(c, fail)
 	if err == nil {
@@ -107,21 +116,23 @@ func openDisk(c Config, fail func(error)) (*Data, error) {
 	err = fmt.Errorf("disk of replica %s: %w", c.Name, err)
 	for _, damage := range []error{ErrCorruptLog, ErrCorruptVotes, ErrCorruptSnapshot, ErrCorruptKeys} {
 		if errors.Is(err, damage) {
-			return nil, fmt.Errorf("%w; the replica does not serve: set its data aside and let it join again empty", err)
+			return nil,
+				fmt.Errorf("%w; the replica does not serve: move its data aside and let it join again with an empty "+
+					"data directory", err)
 		}
 	}
 	return nil, err
 }
 
 func openData(c Config, fail func(error)) (*Data, error) {
-	if err := platter.MakeFolder(c.Dir); err != nil {
+	if err := durable.MakeDir(c.Dir); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	rec, err := layOut(c)
+	rec, err := loadOrCreateRecord(c)
 	if err != nil {
 		return nil, err
 	}
-	if err := sweep(c.Dir, rec.kind); err != nil {
+	if err := removeLeftovers(c.Dir, rec.kind); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(c.Dir, boltName)
@@ -130,53 +141,57 @@ func openData(c Config, fail func(error)) (*Data, error) {
 		return nil, err
 	}
 	d := &Data{closer: bolt}
-	if err := d.open(c, bolt, path, fail); err != nil {
+	if err := d.openParts(c, bolt, path, fail); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-// layOut sees to it that there is a raft.db, that it is whole and this
-// replica's, and returns what it says.
-func layOut(c Config) (stableRecord, error) {
+// loadOrCreateRecord returns the record in raft.db. It creates raft.db if the replica is new. It
+// returns an error if the record is damaged, or if it names another replica or another log store
+// than c.
+func loadOrCreateRecord(c Config) (stableRecord, error) {
 	path := filepath.Join(c.Dir, boltName)
-	there, err := platter.Exists(path)
+	there, err := durable.Exists(path)
 	if err != nil {
 		return stableRecord{}, err
 	}
-	if err := settleRestore(c.Dir, there); err != nil {
+	if err := completeRestore(c.Dir, there); err != nil {
 		return stableRecord{}, err
 	}
 	if !there {
-		if err := strays(c.Dir); err != nil {
+		if err := rejectStrayFiles(c.Dir); err != nil {
 			return stableRecord{}, err
 		}
-		if err := makeBolt(path, stableRecord{owner: c.Name, kind: c.LogStore}, c.NoSync); err != nil {
+		if err := createBolt(path, stableRecord{owner: c.Name, kind: c.LogStore}, c.NoSync); err != nil {
 			return stableRecord{}, fmt.Errorf("making %s: %w", path, err)
 		}
 	}
-	rec, err := lookRecord(c.Dir, lockPatience)
+	rec, err := readStableRecord(c.Dir, lockTimeout)
 	switch {
 	case err != nil:
 		return rec, err
 	case rec.owner != c.Name:
-		return rec, fmt.Errorf("%s is of replica %q and not of %q: %w", c.Dir, rec.owner, c.Name, ErrForeignData)
+		return rec, fmt.Errorf("%s belongs to replica %q, not to %q: %w", c.Dir, rec.owner, c.Name, ErrForeignData)
 	case rec.kind != c.LogStore:
-		return rec, fmt.Errorf("%s has log store %q and %q is configured; convert it while the replica is stopped (kctl cluster convert-log --to %s): %w",
-			c.Dir, rec.kind, c.LogStore, c.LogStore, ErrLogStore)
+		return rec,
+			fmt.Errorf("%s has log store %q, but %q is configured; convert it while the replica is stopped (kctl "+
+				"cluster convert-log --to %s): %w",
+				c.Dir, rec.kind, c.LogStore, c.LogStore, ErrLogStore)
 	}
 	return rec, nil
 }
 
-// strays refuses a directory without raft.db that holds what belongs to one.
-func strays(dir string) error {
+// rejectStrayFiles returns an error if a directory without raft.db contains other files of a
+// replica.
+func rejectStrayFiles(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range list {
 		name := e.Name()
-		full := name == walName || name == sealName || strings.HasPrefix(name, journalName)
+		full := name == walName || name == dataKeysName || strings.HasPrefix(name, journalName)
 		if name == snapshotsName {
 			inside, err := os.ReadDir(filepath.Join(dir, name))
 			if err != nil {
@@ -184,20 +199,23 @@ func strays(dir string) error {
 			}
 			full = len(inside) > 0
 		}
-		if full && !strings.HasSuffix(name, platter.NewSuffix) {
-			return fmt.Errorf("%s is there, %s is missing: %w", filepath.Join(dir, name), boltName, ErrCorruptVotes)
+		if full && !strings.HasSuffix(name, durable.TempSuffix) {
+			return fmt.Errorf("%s exists, but %s is missing: %w", filepath.Join(dir, name), boltName, ErrCorruptVotes)
 		}
 	}
 	return nil
 }
 
-// sweep removes what a conversion left behind, before or after it was decided.
-func sweep(dir string, kind LogStoreKind) error {
-	gone := []string{boltName + platter.NewSuffix, boltName + platter.NewSuffix + platter.NewSuffix, walName + platter.NewSuffix}
+// removeLeftovers removes the files that an interrupted conversion leaves: temporary files, and the
+// files of each log store other than kind.
+func removeLeftovers(dir string, kind LogStoreKind) error {
+	gone := []string{
+		boltName + durable.TempSuffix, boltName + durable.TempSuffix + durable.TempSuffix, walName + durable.TempSuffix,
+	}
 	if kind == LogBolt {
 		gone = append(gone, walName)
 	} else {
-		for _, name := range journalNames(journalName) {
+		for _, name := range journal.Names(journalName) {
 			gone = append(gone, name)
 		}
 	}
@@ -209,26 +227,26 @@ func sweep(dir string, kind LogStoreKind) error {
 	return nil
 }
 
-func (d *Data) open(c Config, bolt *boltLog, path string, fail func(error)) error {
+func (d *Data) openParts(c Config, bolt *boltLog, path string, fail func(error)) error {
 	var err error
-	var votes RecordKeeper = bolt
+	var votes RecordStore = bolt
 	if c.Votes != nil {
 		votes = c.Votes(bolt)
 	}
-	if d.stable, err = openStable(votes, path, fail); err != nil {
+	if d.stable, err = openStableStore(votes, path, fail); err != nil {
 		return err
 	}
-	if d.seals, err = openSealer(filepath.Join(c.Dir, sealName), c.Keys); err != nil {
+	if d.sealer, err = openSealer(filepath.Join(c.Dir, dataKeysName), c.Keys); err != nil {
 		return err
 	}
 	if err := d.openLog(c, bolt, fail); err != nil {
 		return err
 	}
-	d.Log.seals = d.seals
-	if d.Snapshots, err = openSnapshots(c, d.seals, fail); err != nil {
+	d.Log.sealer = d.sealer
+	if d.Snapshots, err = openSnapshotStore(c, d.sealer, fail); err != nil {
 		return err
 	}
-	list, err := d.Snapshots.list()
+	list, err := d.Snapshots.readHeaders()
 	if err != nil {
 		return err
 	}
@@ -236,33 +254,34 @@ func (d *Data) open(c Config, bolt *boltLog, path string, fail func(error)) erro
 	if len(list) > 0 {
 		covered = list[0].Index
 	}
-	used, err := d.Log.verify(covered)
+	used, err := d.Log.verifyEntries(covered)
 	if err != nil {
 		return err
 	}
-	if err := d.Snapshots.keys(used); err != nil {
+	if err := d.Snapshots.collectKeys(used); err != nil {
 		return err
 	}
-	return d.seals.begin(used)
+	return d.sealer.startDataKey(used)
 }
 
-// openLog opens the log, and makes it first when the replica is new.
+// openLog opens the log that the stable record names. It creates the log if the replica is new.
+// fail is called once, with the first error after which the replica must stop.
 func (d *Data) openLog(c Config, bolt *boltLog, fail func(error)) error {
-	rec := d.stable.record()
+	rec := d.stable.currentRecord()
 	id := rec.logID
-	journal, folder := filepath.Join(c.Dir, journalName), filepath.Join(c.Dir, walName)
+	folder := filepath.Join(c.Dir, walName)
 	if id == 0 {
 		id = rand.Uint32() | 1
-		err := makeLog(c, rec.kind, id)
+		err := createLog(c, rec.kind, id)
 		if err == nil {
-			err = d.stable.change(func(r *stableRecord) { r.logID = id })
+			err = d.stable.update(func(r *stableRecord) { r.logID = id })
 		}
 		if err != nil {
-			return fmt.Errorf("making the log: %w", err)
+			return fmt.Errorf("creating the log: %w", err)
 		}
 	}
 	if rec.kind == LogWAL {
-		w, err := openWAL(c.files(), folder, id, c.segmentLimit())
+		w, err := wal.Open(c.fileSystem(), folder, id, c.segmentBytes())
 		if err != nil {
 			return err
 		}
@@ -270,42 +289,43 @@ func (d *Data) openLog(c Config, bolt *boltLog, fail func(error)) error {
 		d.Log.kind = LogWAL
 		return nil
 	}
-	ahead, err := openAhead(bolt, c.files(), journal, id, c.journalLimit())
+	d.Log = newLogStore(nil, bolt.path, fail)
+	store, err := journal.Open(bolt, c.fileSystem(), filepath.Join(c.Dir, journalName), id, c.journalBytes(),
+		func(err error) { d.Log.recordFailure(fmt.Errorf("%s: %w", bolt.path, err)) })
 	if err != nil {
 		return err
 	}
-	d.Log, d.closer = newLogStore(ahead, bolt.path, fail), closers{ahead, d.closer}
-	ahead.halt = func(err error) { d.Log.halt(fmt.Errorf("%s: %w", bolt.path, err)) }
+	d.Log.LogStore, d.closer = store, closers{store, d.closer}
 	return nil
 }
 
-func (c Config) segmentLimit() int {
+func (c Config) segmentBytes() int {
 	if c.SegmentBytes != 0 {
 		return c.SegmentBytes
 	}
-	return walSegment
+	return wal.DefaultSegmentBytes
 }
 
-func (c Config) journalLimit() int64 {
+func (c Config) journalBytes() int64 {
 	if c.JournalBytes != 0 {
 		return c.JournalBytes
 	}
-	return journalBytes
+	return journal.DefaultFileBytes
 }
 
-// makeLog makes the files of an empty log.
-func makeLog(c Config, kind LogStoreKind, id uint32) error {
+// createLog creates the files of an empty log. logID is the number of the log.
+func createLog(c Config, kind LogStoreKind, logID uint32) error {
 	if kind == LogBolt {
-		return makeJournal(c.files(), filepath.Join(c.Dir, journalName), c.journalLimit())
+		return journal.Create(c.fileSystem(), filepath.Join(c.Dir, journalName), c.journalBytes())
 	}
 	folder := filepath.Join(c.Dir, walName)
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
-	return makeWAL(c.files(), folder, id, c.segmentLimit())
+	return wal.Create(c.fileSystem(), folder, logID, c.segmentBytes())
 }
 
-// closers are closed in order.
+// closers closes several files in order, as one io.Closer.
 type closers []io.Closer
 
 // Close implements io.Closer.
@@ -317,11 +337,11 @@ func (c closers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Close closes everything.
+// Close closes all files.
 func (d *Data) Close() error { return d.closer.Close() }
 
-// Empty reports whether this replica has never been part of a group.
-func (d *Data) Empty() (bool, error) {
+// IsEmpty reports whether this replica has never been a member of a raft cluster.
+func (d *Data) IsEmpty() (bool, error) {
 	has, err := raft.HasExistingState(d.Log, d.stable, d.Snapshots)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", d.Log.name, err)
@@ -329,15 +349,15 @@ func (d *Data) Empty() (bool, error) {
 	return !has, nil
 }
 
-// StartRaft calls start, and whatever the disk does to it from then on is an
-// error of the replica and no panic of the process.
+// StartRaft starts raft by calling start, and returns the results of start. Afterwards, an error of
+// the disk stops the replica without a panic in raft.
 func (d *Data) StartRaft(start func() (*raft.Raft, error)) (*raft.Raft, error) {
 	d.stable.mu.Lock()
 	d.stable.live = true
 	d.stable.mu.Unlock()
 	d.Log.live.Store(true)
 	var r *raft.Raft
-	err := errors.New("its disk failed")
+	err := errors.New("the replica's disk failed")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -352,12 +372,16 @@ func (d *Data) StartRaft(start func() (*raft.Raft, error)) (*raft.Raft, error) {
 	return r, err
 }
 
-// Paced is the store of snapshots for a replica that serves meanwhile.
-func (d *Data) Paced() raft.SnapshotStore { return paceSnapshots(d.Snapshots, d.Snapshots.dir) }
+// PacedSnapshots returns a snapshot store for a replica that serves requests while it writes a
+// snapshot. The store limits how much unsynced data a snapshot has at any time (see
+// pacedSnapshots).
+func (d *Data) PacedSnapshots() raft.SnapshotStore {
+	return newPacedSnapshots(d.Snapshots, d.Snapshots.dir)
+}
 
-// Votes is the stable store as raft is to see it.
-func (d *Data) Votes() raft.StableStore { return &ballot{stableStore: d.stable} }
+// StableStore returns the store in which raft stores its term and vote.
+func (d *Data) StableStore() raft.StableStore { return &voteStore{stableStore: d.stable} }
 
-// ReloadKeys makes the disk use other key-encryption keys; data keys are wrapped anew under the
-// current one.
-func (d *Data) ReloadKeys(k *Keyring) error { return d.seals.reload(k) }
+// ReloadKeys replaces the key-encryption keys by the keys in k. It starts a new data key and wraps
+// all data keys again under the current key of k.
+func (d *Data) ReloadKeys(k *Keyring) error { return d.sealer.changeKeyring(k) }

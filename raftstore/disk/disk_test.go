@@ -15,11 +15,15 @@ import (
 	"pgregory.net/rapid"
 )
 
-// logKinds are the log stores; what holds for one holds for the other.
+// logKinds are the log stores. Tests use both.
 var logKinds = []LogStoreKind{LogBolt, LogWAL}
 
-// diskBed is the disk of a replica beside what must be on it.
-type diskBed struct {
+type fataler interface {
+	Fatalf(format string, args ...any)
+}
+
+// diskEnv is the disk of a replica and its expected content.
+type diskEnv struct {
 	cfg    Config
 	disk   *Data
 	failed []error
@@ -27,13 +31,14 @@ type diskBed struct {
 	logs        map[uint64]raft.Log
 	first, last uint64
 	votes       map[string]uint64
-	snapshot    []byte // content of the newest
-	index       uint64 // and where it stands
+	snapshot    []byte // content of the newest snapshot
+	index       uint64 // index of the newest snapshot
 }
 
-func newDiskBed(t fataler, dir string, kind LogStoreKind, keys *Keyring) *diskBed {
-	b := &diskBed{
-		cfg:  Config{Name: "r1", Dir: filepath.Join(dir, "data"), LogStore: kind, Keys: keys, NoSync: true, JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults(),
+func newDiskEnv(t fataler, dir string, kind LogStoreKind, keys *Keyring) *diskEnv {
+	b := &diskEnv{
+		cfg: Config{Name: "r1", Dir: filepath.Join(dir, "data"), LogStore: kind, Keys: keys, NoSync: true,
+			JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults(),
 		logs: make(map[uint64]raft.Log), votes: make(map[string]uint64),
 	}
 	if err := b.open(); err != nil {
@@ -42,27 +47,27 @@ func newDiskBed(t fataler, dir string, kind LogStoreKind, keys *Keyring) *diskBe
 	return b
 }
 
-func (b *diskBed) open() error {
+func (b *diskEnv) open() error {
 	b.failed = nil
 	d, err := openDisk(b.cfg, func(err error) { b.failed = append(b.failed, err) })
 	b.disk = d
 	return err
 }
 
-func (b *diskBed) reopen(t fataler) {
+func (b *diskEnv) reopen(t fataler) {
 	b.close(t)
 	if err := b.open(); err != nil {
 		t.Fatalf("opening again: %v", err)
 	}
 }
 
-func (b *diskBed) close(t fataler) {
+func (b *diskEnv) close(t fataler) {
 	if err := b.disk.Close(); err != nil {
 		t.Fatalf("closing: %v", err)
 	}
 }
 
-func (b *diskBed) append(t fataler, term uint64, n, size int) {
+func (b *diskEnv) appendEntries(t fataler, term uint64, n, size int) {
 	var logs []*raft.Log
 	for range n {
 		b.last++
@@ -79,9 +84,9 @@ func (b *diskBed) append(t fataler, term uint64, n, size int) {
 	}
 }
 
-// compact deletes up to and including an entry; back deletes from one on.
-func (b *diskBed) compact(t fataler, to uint64) {
-	first, err := b.disk.Log.FirstIndex() // raft begins where the store does
+// compact deletes the entries up to an index; truncateFrom deletes those from an index.
+func (b *diskEnv) compact(t fataler, to uint64) {
+	first, err := b.disk.Log.FirstIndex() // raft deletes from the first index of the store
 	if err == nil {
 		err = b.disk.Log.DeleteRange(first, to)
 	}
@@ -94,7 +99,7 @@ func (b *diskBed) compact(t fataler, to uint64) {
 	}
 }
 
-func (b *diskBed) back(t fataler, from uint64) {
+func (b *diskEnv) truncateFrom(t fataler, from uint64) {
 	if err := b.disk.Log.DeleteRange(from, b.last); err != nil {
 		t.Fatalf("deleting %d to %d: %v", from, b.last, err)
 	}
@@ -104,14 +109,14 @@ func (b *diskBed) back(t fataler, from uint64) {
 	}
 }
 
-func (b *diskBed) vote(t fataler, key string, value uint64) {
+func (b *diskEnv) setVote(t fataler, key string, value uint64) {
 	if err := b.disk.stable.SetUint64([]byte(key), value); err != nil {
 		t.Fatalf("voting: %v", err)
 	}
 	b.votes[key] = value
 }
 
-func (b *diskBed) snap(t fataler, index, term uint64, content []byte) {
+func (b *diskEnv) takeSnapshot(t fataler, index, term uint64, content []byte) {
 	group := raft.Configuration{Servers: []raft.Server{{ID: "r1", Address: "127.0.0.1:1"}}}
 	sink, err := b.disk.Snapshots.Create(1, index, term, group, 1, nil)
 	if err == nil {
@@ -126,14 +131,15 @@ func (b *diskBed) snap(t fataler, index, term uint64, content []byte) {
 	b.snapshot, b.index = content, index
 }
 
-// differs says how the open disk differs from what must be on it.
-func (b *diskBed) differs() string {
+// differs describes the first difference between the open disk and its expected content; "" if
+// there is none.
+func (b *diskEnv) differs() string {
 	first, err := b.disk.Log.FirstIndex()
 	last, err2 := b.disk.Log.LastIndex()
 	if err := errors.Join(err, err2); err != nil {
 		return err.Error()
 	}
-	// At its beginning a log may hold more, where deleting is by whole files or was cut short.
+	// The log may start earlier: whole files are deleted, or the deletion was interrupted.
 	if b.first != 0 && (first > b.first || last != b.last) || b.first == 0 && last > b.index && last != b.last {
 		return fmt.Sprintf("log reaches from %d to %d, want %d to %d", first, last, b.first, b.last)
 	}
@@ -143,7 +149,8 @@ func (b *diskBed) differs() string {
 			return fmt.Sprintf("entry %d: %v", i, err)
 		}
 		if w, ok := b.logs[i]; ok && (l.Term != w.Term || l.Type != w.Type || !bytes.Equal(l.Data, w.Data)) {
-			return fmt.Sprintf("entry %d is of term %d with %d bytes, want term %d with %d", i, l.Term, len(l.Data), w.Term, len(w.Data))
+			return fmt.Sprintf("entry %d is of term %d with %d bytes, want term %d with %d", i, l.Term, len(l.Data),
+				w.Term, len(w.Data))
 		}
 	}
 	for k, want := range b.votes {
@@ -165,7 +172,7 @@ func (b *diskBed) differs() string {
 	return ""
 }
 
-func (b *diskBed) same(t *testing.T) {
+func (b *diskEnv) requireSame(t *testing.T) {
 	t.Helper()
 	if d := b.differs(); d != "" {
 		t.Error(d)
@@ -183,15 +190,15 @@ func readSnapshot(s *snapshotStore, id string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-func forKinds(t *testing.T, f func(t *testing.T, kind LogStoreKind, keys *Keyring)) {
+func forEachLogKind(t *testing.T, f func(t *testing.T, kind LogStoreKind, keys *Keyring)) {
 	for _, kind := range logKinds {
 		t.Run(string(kind), func(t *testing.T) { f(t, kind, nil) })
-		t.Run(string(kind)+"-sealed", func(t *testing.T) { f(t, kind, testRing("k1")) })
+		t.Run(string(kind)+"-sealed", func(t *testing.T) { f(t, kind, newTestKeyring("k1")) })
 	}
 }
 
-// testRing is a key ring with keys made from their ids.
-func testRing(ids ...string) *Keyring {
+// newTestKeyring returns a keyring with keys that are derived from their IDs.
+func newTestKeyring(ids ...string) *Keyring {
 	var lines strings.Builder
 	for _, id := range ids {
 		secret := make([]byte, keyBytes)
@@ -205,63 +212,64 @@ func testRing(ids ...string) *Keyring {
 	return k
 }
 
-// What is appended, deleted from either end, voted and snapshot is there when
-// the disk is opened again, whatever keeps the log.
+// TestDiskKeeps: appended and deleted entries, votes, and snapshots survive a restart, with each
+// log store.
 func TestDiskKeeps(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
-		b := newDiskBed(t, t.TempDir(), kind, keys)
-		b.vote(t, "CurrentTerm", 7)
-		b.append(t, 1, 10, 100)
-		b.append(t, 1, 1, 300_000) // longer than the journal
-		b.append(t, 1, 300, 2000)  // more than the journal
-		b.same(t)
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newDiskEnv(t, t.TempDir(), kind, keys)
+		b.setVote(t, "CurrentTerm", 7)
+		b.appendEntries(t, 1, 10, 100)
+		b.appendEntries(t, 1, 1, 300_000) // longer than the journal
+		b.appendEntries(t, 1, 300, 2000)  // more than the journal
+		b.requireSame(t)
 		b.reopen(t)
-		b.same(t)
-		b.back(t, 200)
-		b.same(t)
-		b.append(t, 2, 50, 30)
+		b.requireSame(t)
+		b.truncateFrom(t, 200)
+		b.requireSame(t)
+		b.appendEntries(t, 2, 50, 30)
 		b.reopen(t)
-		b.same(t)
-		b.snap(t, 100, 1, bytes.Repeat([]byte("state"), 100_000))
+		b.requireSame(t)
+		b.takeSnapshot(t, 100, 1, bytes.Repeat([]byte("state"), 100_000))
 		b.compact(t, 90)
-		b.same(t)
+		b.requireSame(t)
 		b.reopen(t)
-		b.same(t)
-		b.back(t, b.last)
+		b.requireSame(t)
+		b.truncateFrom(t, b.last)
 		b.reopen(t)
-		b.back(t, b.last)
-		b.append(t, 3, 3, 10)
+		b.truncateFrom(t, b.last)
+		b.appendEntries(t, 3, 3, 10)
 		b.reopen(t)
-		b.same(t)
+		b.requireSame(t)
 		if len(b.failed) > 0 {
 			t.Errorf("failures: %v", b.failed)
 		}
 	})
 }
 
-// All of the log goes when a snapshot from a leader takes its place, and it
-// begins anew far beyond.
+// TestLogBeginsAnew: a snapshot from a leader replaces the whole log, which then starts at a much
+// higher index.
 func TestLogBeginsAnew(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
-		b := newDiskBed(t, t.TempDir(), kind, keys)
-		b.append(t, 1, 20, 100)
-		b.snap(t, 5000, 4, []byte("from the leader"))
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newDiskEnv(t, t.TempDir(), kind, keys)
+		b.appendEntries(t, 1, 20, 100)
+		b.takeSnapshot(t, 5000, 4, []byte("from the leader"))
 		b.compact(t, b.last)
 		b.last = 5000
 		b.reopen(t)
-		b.same(t)
-		b.append(t, 4, 20, 100)
-		b.same(t)
+		b.requireSame(t)
+		b.appendEntries(t, 4, 20, 100)
+		b.requireSame(t)
 		b.reopen(t)
-		b.same(t)
+		b.requireSame(t)
 	})
 }
 
-// Any sequence of what raft does to a disk leaves what it should.
+// TestDiskAgreesWithModel: any sequence of raft's operations gives the same content as a simple
+// model.
 func TestDiskAgreesWithModel(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
 		if (kind == LogWAL) != (keys != nil) {
-			return // sealing is above the log stores: each kind once
+			return // encryption is independent of the log store: each kind is tested once
 		}
 		rapid.Check(t, func(t *rapid.T) {
 			dir, err := os.MkdirTemp("", "disk")
@@ -269,22 +277,23 @@ func TestDiskAgreesWithModel(t *testing.T) {
 				t.Fatalf("%v", err)
 			}
 			defer os.RemoveAll(dir)
-			b := newDiskBed(t, dir, kind, keys)
+			b := newDiskEnv(t, dir, kind, keys)
 			defer func() { b.disk.Close() }()
 			term := uint64(1)
 			for range rapid.IntRange(1, 15).Draw(t, "steps") {
 				switch step := rapid.IntRange(0, 9).Draw(t, "step"); {
 				case step < 4 || b.first == 0:
-					b.append(t, term, rapid.IntRange(1, 20).Draw(t, "n"), rapid.SampledFrom([]int{0, 10, 600, 9000, 80_000}).Draw(t, "size"))
+					b.appendEntries(t, term, rapid.IntRange(1, 20).Draw(t, "n"),
+						rapid.SampledFrom([]int{0, 10, 600, 9000, 80_000}).Draw(t, "size"))
 				case step == 4 && b.index < b.last:
 					to := rapid.Uint64Range(max(b.first, b.index+1), b.last).Draw(t, "to")
-					b.snap(t, to, term, []byte(fmt.Sprint(to)))
+					b.takeSnapshot(t, to, term, []byte(fmt.Sprint(to)))
 					b.compact(t, rapid.Uint64Range(b.first, to).Draw(t, "trailing"))
 				case step == 5 && b.last > b.index:
 					term++
-					b.back(t, rapid.Uint64Range(max(b.first, b.index+1), b.last).Draw(t, "from"))
+					b.truncateFrom(t, rapid.Uint64Range(max(b.first, b.index+1), b.last).Draw(t, "from"))
 				case step == 6:
-					b.vote(t, rapid.SampledFrom([]string{"CurrentTerm", "LastVoteTerm"}).Draw(t, "key"), term)
+					b.setVote(t, rapid.SampledFrom([]string{"CurrentTerm", "LastVoteTerm"}).Draw(t, "key"), term)
 				default:
 					b.reopen(t)
 				}
@@ -297,7 +306,7 @@ func TestDiskAgreesWithModel(t *testing.T) {
 }
 
 func TestOtherReplicasData(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
+	b := newDiskEnv(t, t.TempDir(), LogBolt, nil)
 	b.close(t)
 	b.cfg.Name = "r2"
 	if err := b.open(); !errors.Is(err, ErrForeignData) {
@@ -307,8 +316,8 @@ func TestOtherReplicasData(t *testing.T) {
 
 func TestOtherLogStore(t *testing.T) {
 	for i, kind := range logKinds {
-		b := newDiskBed(t, t.TempDir(), kind, nil)
-		b.append(t, 1, 3, 10)
+		b := newDiskEnv(t, t.TempDir(), kind, nil)
+		b.appendEntries(t, 1, 3, 10)
 		b.close(t)
 		b.cfg.LogStore = logKinds[1-i]
 		if err := b.open(); !errors.Is(err, ErrLogStore) || !strings.Contains(err.Error(), "convert") {
@@ -318,19 +327,20 @@ func TestOtherLogStore(t *testing.T) {
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
 	}
 }
 
-// Data of the first versions is not called damaged.
+// TestDataOfAnEarlierVersion: data of the first versions is not reported as damaged.
 func TestDataOfAnEarlierVersion(t *testing.T) {
 	dir := t.TempDir()
 	b, err := openBolt(filepath.Join(dir, boltName), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(b.Set([]byte("CurrentTerm"), make([]byte, 8)), b.Set([]byte(oldOwner), []byte("r1")), b.Close()); err != nil {
+	if err := errors.Join(b.Set([]byte("CurrentTerm"), make([]byte, 8)), b.Set([]byte(oldOwnerKey), []byte("r1")),
+		b.Close()); err != nil {
 		t.Fatal(err)
 	}
 	_, err = openDisk(Config{Name: "r1", Dir: dir, NoSync: true}.withDefaults(), func(error) {})
@@ -340,7 +350,7 @@ func TestDataOfAnEarlierVersion(t *testing.T) {
 }
 
 func TestDiskInUse(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
+	b := newDiskEnv(t, t.TempDir(), LogBolt, nil)
 	defer b.close(t)
 	if _, err := openDisk(b.cfg, func(error) {}); !errors.Is(err, ErrInUse) {
 		t.Errorf("opened twice: %v", err)

@@ -11,28 +11,30 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/durable/durabletest"
 )
 
-// faultyBed is a disk whose files can be made to fail.
-func faultyBed(t *testing.T, kind LogStoreKind) (*diskBed, *platter.Lossy) {
-	layer := &platter.Lossy{}
-	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-	b.cfg = Config{Name: "r1", Dir: t.TempDir(), LogStore: kind, NoSync: true, Files: layer, JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults()
+// newFaultyEnv returns a disk whose files can be made to fail.
+func newFaultyEnv(t *testing.T, kind LogStoreKind) (*diskEnv, *durabletest.Lossy) {
+	layer := &durabletest.Lossy{}
+	b := &diskEnv{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+	b.cfg = Config{Name: "r1", Dir: t.TempDir(), LogStore: kind, NoSync: true, Files: layer, JournalBytes: 64 << 10,
+		SegmentBytes: 128 << 10}.withDefaults()
 	if err := b.open(); err != nil {
 		t.Fatal(err)
 	}
 	return b, layer
 }
 
-// A full disk and a sync that fails stop the replica with an error that says
-// what failed and where; nothing is acknowledged after it, not even when the disk is well
-// again, and what was acknowledged before is there after a restart. F52
+// TestDiskFailures: a full disk or a failed sync stops the replica, with an error that names the
+// operation and the file. Nothing is acknowledged afterwards, even if the disk works again. Data
+// that was acknowledged before exists after a restart. F52
 func TestDiskFailures(t *testing.T) {
 	for _, kind := range logKinds {
 		for op, errno := range map[string]syscall.Errno{"write": syscall.ENOSPC, "sync": syscall.EIO} {
-			b, layer := faultyBed(t, kind)
-			b.append(t, 1, 20, 100)
+			b, layer := newFaultyEnv(t, kind)
+			b.appendEntries(t, 1, 20, 100)
 			acknowledged := b.last
 			layer.Fail(func(o, name string) error {
 				if o == op {
@@ -40,7 +42,7 @@ func TestDiskFailures(t *testing.T) {
 				}
 				return nil
 			})
-			last, err := b.tryLogs(1, 2, 100)
+			last, err := b.tryAppend(1, 2, 100)
 			if !errors.Is(err, errno) || !strings.Contains(err.Error(), b.cfg.Dir) {
 				t.Errorf("%s, failed %s: %v", kind, op, err)
 			}
@@ -48,7 +50,7 @@ func TestDiskFailures(t *testing.T) {
 				t.Errorf("%s, failed %s: the replica was told %v", kind, op, b.failed)
 			}
 			layer.Fail(nil)
-			if _, err := b.tryLogs(1, 1, 100); err == nil {
+			if _, err := b.tryAppend(1, 1, 100); err == nil {
 				t.Errorf("%s: appended after a failed %s", kind, op)
 			}
 			b.disk.Close()
@@ -58,13 +60,14 @@ func TestDiskFailures(t *testing.T) {
 			if err := b.open(); err != nil {
 				t.Fatal(err)
 			}
-			// What was not acknowledged may be there.
+			// Entries that were not acknowledged may exist.
 			if have, err := b.disk.Log.LastIndex(); err != nil || have != acknowledged && have != last {
-				t.Errorf("%s, failed %s: log ends with %d, %d were acknowledged, error %v", kind, op, have, acknowledged, err)
+				t.Errorf("%s, failed %s: log ends with %d, %d were acknowledged, error %v", kind, op, have,
+					acknowledged, err)
 			} else {
 				b.last = have
 			}
-			b.same(t)
+			b.requireSame(t)
 			b.close(t)
 			if _, err := layer.Crash(func() bool { return false }); err != nil {
 				t.Fatal(err)
@@ -73,12 +76,13 @@ func TestDiskFailures(t *testing.T) {
 	}
 }
 
-// A snapshot that cannot be written stops the replica; the one before stays.
+// TestSnapshotFailures: a snapshot that cannot be written stops the replica, and the previous
+// snapshot stays.
 func TestSnapshotFailures(t *testing.T) {
 	for _, op := range []string{"write", "sync"} {
-		b, layer := faultyBed(t, LogBolt)
-		b.append(t, 1, 20, 100)
-		b.snap(t, 10, 1, []byte("first"))
+		b, layer := newFaultyEnv(t, LogBolt)
+		b.appendEntries(t, 1, 20, 100)
+		b.takeSnapshot(t, 10, 1, []byte("first"))
 		layer.Fail(func(o, name string) error {
 			if o == op && strings.Contains(name, snapshotsName) {
 				return syscall.ENOSPC
@@ -94,14 +98,15 @@ func TestSnapshotFailures(t *testing.T) {
 				t.Error(e)
 			}
 		}
-		if !errors.Is(err, syscall.ENOSPC) || len(b.failed) == 0 || !strings.Contains(b.failed[0].Error(), snapshotsName) {
+		if !errors.Is(err, syscall.ENOSPC) || len(b.failed) == 0 ||
+			!strings.Contains(b.failed[0].Error(), snapshotsName) {
 			t.Errorf("failed %s: %v, the replica was told %v", op, err, b.failed)
 		}
 		layer.Fail(nil)
 		b.reopen(t)
-		b.same(t)
+		b.requireSame(t)
 		for path := range dataFiles(t, b.cfg.Dir) {
-			if strings.HasSuffix(path, platter.NewSuffix) {
+			if strings.HasSuffix(path, durable.TempSuffix) {
 				t.Errorf("left behind: %s", path)
 			}
 		}
@@ -111,7 +116,7 @@ func TestSnapshotFailures(t *testing.T) {
 
 // brokenKeeper fails to write the record of the stable store.
 type brokenKeeper struct {
-	RecordKeeper
+	RecordStore
 	err error
 }
 
@@ -119,16 +124,16 @@ func (k *brokenKeeper) Set(key, value []byte) error {
 	if k.err != nil {
 		return k.err
 	}
-	return k.RecordKeeper.Set(key, value)
+	return k.RecordStore.Set(key, value)
 }
 
-// When a term cannot be written raft would panic: the goroutine ends instead,
-// the replica is told, and the vote is not there.
+// TestVoteThatCannotBeWritten: raft panics if a term cannot be written. Instead, its goroutine
+// ends, the replica is notified, and the vote is not stored.
 func TestVoteThatCannotBeWritten(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
-	b.vote(t, "CurrentTerm", 3)
-	keeper := &brokenKeeper{RecordKeeper: b.disk.stable.inner, err: syscall.EIO}
-	b.disk.stable.inner = keeper
+	b := newDiskEnv(t, t.TempDir(), LogBolt, nil)
+	b.setVote(t, "CurrentTerm", 3)
+	keeper := &brokenKeeper{RecordStore: b.disk.stable.records, err: syscall.EIO}
+	b.disk.stable.records = keeper
 	if err := b.disk.stable.SetUint64([]byte("CurrentTerm"), 4); !errors.Is(err, syscall.EIO) {
 		t.Errorf("before raft runs: %v", err)
 	}
@@ -149,10 +154,11 @@ func TestVoteThatCannotBeWritten(t *testing.T) {
 	b.close(t)
 }
 
-// An entry that goes bad while the replica runs ends who reads it, and the replica.
+// TestEntryThatGoesBad: an entry that is damaged while the replica runs ends the goroutine that
+// reads it, and stops the replica.
 func TestEntryThatGoesBad(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
-	b.append(t, 1, 3, 100)
+	b := newDiskEnv(t, t.TempDir(), LogBolt, nil)
+	b.appendEntries(t, 1, 3, 100)
 	bad := b.logs[2]
 	bad.Extensions = []byte{1, 2, 3, 4}
 	if err := b.disk.Log.LogStore.StoreLogs([]*raft.Log{&bad}); err != nil {
@@ -167,7 +173,8 @@ func TestEntryThatGoesBad(t *testing.T) {
 		returned = true
 	}()
 	<-ended
-	if returned || len(b.failed) != 1 || !errors.Is(b.failed[0], ErrCorruptLog) || !strings.Contains(b.failed[0].Error(), filepath.Join(b.cfg.Dir, boltName)) {
+	if returned || len(b.failed) != 1 || !errors.Is(b.failed[0], ErrCorruptLog) ||
+		!strings.Contains(b.failed[0].Error(), filepath.Join(b.cfg.Dir, boltName)) {
 		t.Errorf("returned: %v, the replica was told %v", returned, b.failed)
 	}
 	if err := b.disk.Log.StoreLog(&raft.Log{Index: 4}); err == nil {

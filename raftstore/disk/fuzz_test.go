@@ -11,46 +11,19 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable/durabletest"
+	"keelson.dev/keelson/raftstore/disk/wal"
 )
 
-// The decoders of what lies on the disk take any bytes: an error, or what can
-// be written again, and never a panic or memory in proportion to a lying length.
-
-func FuzzJournal(f *testing.F) {
-	dir := f.TempDir()
-	b := newAheadBed(f, dir)
-	b.append(f, 1, 3, 100)
-	b.append(f, 1, 2, 900)
-	b.remove(f, 3, 5, false)
-	for _, c := range b.read(f) {
-		f.Add(c)
-	}
-	b.store.Close()
-	f.Fuzz(func(t *testing.T, content []byte) {
-		// With right checksums, so that what is behind them is reached.
-		for at := 0; at+sectorBytes <= len(content); at += sectorBytes {
-			s := content[at : at+sectorBytes]
-			if !bytes.Equal(s, make([]byte, sectorBytes)) {
-				binary.LittleEndian.PutUint32(s, sectorSum(s, 7, int64(at)))
-			}
-		}
-		c, err := readChain(content, 7)
-		if err != nil {
-			return
-		}
-		if c.end > int64(len(content)) || len(c.changes) > 0 && c.changes[len(c.changes)-1].sequence != c.last {
-			t.Errorf("chain ends at %d of %d with record %d: %+v", c.end, len(content), c.last, c.changes)
-		}
-	})
-}
+// The decoders of files accept any bytes. They return an error or a value that can be encoded
+// again. They never panic, and do not allocate memory in proportion to a wrong length.
 
 func FuzzSnapshotFile(f *testing.F) {
-	seals, err := openSealer(filepath.Join(f.TempDir(), sealName), nil)
+	seals, err := openSealer(filepath.Join(f.TempDir(), dataKeysName), nil)
 	if err != nil {
 		f.Fatal(err)
 	}
-	s, err := openSnapshots(Config{Dir: f.TempDir()}.withDefaults(), seals, func(error) {})
+	s, err := openSnapshotStore(Config{Dir: f.TempDir()}.withDefaults(), seals, func(error) {})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -62,15 +35,15 @@ func FuzzSnapshotFile(f *testing.F) {
 	if err := sink.Close(); err != nil {
 		f.Fatal(err)
 	}
-	good, err := os.ReadFile(s.path(sink.ID()))
+	good, err := os.ReadFile(s.filePath(sink.ID()))
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		name := s.path(sink.ID())
+		name := s.filePath(sink.ID())
 		s := *s
-		s.files = platter.Memory{name: fixHeader(content)}
+		s.files = durabletest.Memory{name: fixHeader(content)}
 		_, r, err := s.Open(sink.ID())
 		if err != nil {
 			return
@@ -82,10 +55,10 @@ func FuzzSnapshotFile(f *testing.F) {
 	})
 }
 
-// FuzzSealedFrames: no change to sealed frames goes unnoticed.
+// FuzzSealedFrames: every change of encrypted frames is detected.
 func FuzzSealedFrames(f *testing.F) {
 	head := encodeHeader("keelfuzz", []byte("{}"))
-	aead := fileKey(make([]byte, keyBytes), nil, head, "fuzz")
+	aead := deriveFileKey(make([]byte, keyBytes), nil, head, "fuzz")
 	seal := func(content []byte) []byte {
 		var out bytes.Buffer
 		fw, err := newFrameWriter(&out, nil, aead)
@@ -93,7 +66,7 @@ func FuzzSealedFrames(f *testing.F) {
 			_, err = fw.Write(content)
 		}
 		if err == nil {
-			err = fw.finish()
+			err = fw.writeEnd()
 		}
 		if err != nil {
 			f.Fatal(err)
@@ -118,7 +91,7 @@ func FuzzSealedFrames(f *testing.F) {
 }
 
 func FuzzBackup(f *testing.F) {
-	keys := testRing("k1")
+	keys := newTestKeyring("k1")
 	f.Add(smallBackup(f, "ours", nil))
 	f.Add(smallBackup(f, "ours", keys))
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -139,7 +112,7 @@ func FuzzKeyFile(f *testing.F) {
 			again = append(again, clearLine+"\n"...)
 		}
 		for _, key := range k.keys {
-			again = append(again, keyLine(key.id, key.secret[:])...)
+			again = append(again, formatKeyLine(key.id, key.secret[:])...)
 		}
 		l, err := parseKeyring(again)
 		if err != nil || l.Current() != k.Current() || len(l.keys) != len(k.keys) {
@@ -149,34 +122,40 @@ func FuzzKeyFile(f *testing.F) {
 }
 
 func FuzzSmallRecords(f *testing.F) {
-	f.Add(stableRecord{owner: "r1", kind: LogBolt, logID: 7, values: map[string][]byte{"CurrentTerm": make([]byte, 8)}}.encode())
-	f.Add(encodeWrapped(map[uint32]wrappedKey{3: {kek: "k1", sealed: make([]byte, 60)}}, 4))
+	f.Add(stableRecord{owner: "r1", kind: LogBolt, logID: 7,
+		values: map[string][]byte{"CurrentTerm": make([]byte, 8)}}.encodeRecord())
+	f.Add(encodeDataKeys(map[uint32]wrappedKey{3: {kek: "k1", sealed: make([]byte, 60)}}, 4))
 	f.Add(append(make([]byte, 4), `{"NextSegmentID":3,"Segments":[{"ID":1}]}`...))
-	f.Add(append(make([]byte, 4), `{"NextSegmentID":3,"Segments":[{"ID":1,"BaseIndex":7}],"Places":{"00000000000000000007-0000000000000001.wal":{"File":"001.wal","From":5}},"Spares":["002.wal"],"Next":9}`...))
+	f.Add(append(make([]byte, 4),
+		`{"NextSegmentID":3,"Segments":[{"ID":1,"BaseIndex":7}],`+
+			`"Places":{"00000000000000000007-0000000000000001.wal":{"File":"001.wal","From":5}},`+
+			`"Spares":["002.wal"],"Next":9}`...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) < 4 {
 			return
 		}
 		binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
 		if r, err := decodeRecord(bytes.Clone(b)); err == nil {
-			if again, err := decodeRecord(r.encode()); err != nil || again.owner != r.owner || len(again.values) != len(r.values) {
+			if again, err := decodeRecord(r.encodeRecord()); err != nil || again.owner != r.owner ||
+				len(again.values) != len(r.values) {
 				t.Errorf("record written again: %+v, error %v", again, err)
 			}
 		}
-		if keys, next, err := parseWrapped(bytes.Clone(b)); err == nil {
-			if again, n, err := parseWrapped(encodeWrapped(keys, next)); err != nil || n != next || len(again) != len(keys) {
+		if keys, next, err := parseDataKeys(bytes.Clone(b)); err == nil {
+			if again, n, err := parseDataKeys(encodeDataKeys(keys, next)); err != nil || n != next ||
+				len(again) != len(keys) {
 				t.Errorf("keys written again: %v, error %v", again, err)
 			}
 		}
-		_, _ = parseWALMeta(b, 0)
+		_, _ = wal.ParseList(b, 0)
 	})
 }
 
-// FuzzBoltFile: a file of any content is refused or whole enough for bbolt to read all of it.
+// FuzzBoltFile: bbolt can read and extend every file that checkBolt accepts.
 func FuzzBoltFile(f *testing.F) {
 	dir := f.TempDir()
-	b := newDiskBed(f, dir, LogBolt, nil)
-	b.append(f, 1, 20, 3000)
+	b := newDiskEnv(f, dir, LogBolt, nil)
+	b.appendEntries(f, 1, 20, 3000)
 	b.close(f)
 	if err := b.open(); err != nil {
 		f.Fatal(err)
@@ -211,7 +190,7 @@ func FuzzBoltFile(f *testing.F) {
 		}
 		var l raft.Log
 		for i := first; i != 0 && i <= last && i < first+1000; i++ {
-			_ = store.GetLog(i, &l) // entries have checksums of their own
+			_ = store.GetLog(i, &l) // entries have their own checksums
 		}
 		if err := store.StoreLogs([]*raft.Log{{Index: last + 1, Data: make([]byte, 10_000)}}); err != nil {
 			t.Fatalf("found whole, and bbolt does not write it: %v", err)

@@ -8,32 +8,30 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
 )
 
-// ErrSealed reports data that is sealed under a key which is missing or wrong.
-// It is wrapped with the id of the key and the file that needs it.
-var ErrSealed = errors.New("raftstore: sealed under a key that is not there")
+// ErrSealed is returned for data that is encrypted under a missing or wrong key. The error that
+// wraps it names the key and the file.
+var ErrSealed = errors.New("raftstore: encrypted under a key that is missing or wrong")
 
-// ErrKeyFile reports a key file that is malformed or open to others.
-var ErrKeyFile = errors.New("raftstore: bad key file")
+// ErrKeyFile is returned for a key file that is malformed, or that other users can read.
+var ErrKeyFile = errors.New("raftstore: invalid key file")
 
-// Keyring holds the key-encryption keys of a replica. They never touch the
-// disk of the store: data keys made by the replica lie there, wrapped under
-// the current one of these.
+// Keyring contains the key-encryption keys of a replica. The store never writes these keys to its
+// disk. It writes data keys, which are encrypted (wrapped) under the current key-encryption key.
 //
-// A key file has a line for each key, its id and 32 random bytes in base64.
-// The first key wraps what is new, the others only open what is old. The line
-// "clear" before the first key says that new data is written in clear. Empty
-// lines and lines that begin with # do not count.
+// A key file has one line per key, with its ID and 32 random bytes in base64. The first key is the
+// current key, which wraps new data keys. The other keys only unwrap existing data keys. The line
+// "clear" before the first key means that new data is not encrypted. Empty lines and lines that
+// begin with # are ignored.
 type Keyring struct {
 	path  string
 	clear bool
-	keys  []keyEncryptionKey // the current one first
+	keys  []keyEncryptionKey // the current key first
 }
 
 type keyEncryptionKey struct {
@@ -46,17 +44,18 @@ const (
 	maxKeyID     = 64
 	maxKeyFile   = 1 << 20
 	clearLine    = "clear"
-	keyFileModes = 0o077 // bits that must not be set
+	keyFileModes = 0o077 // permission bits that must not be set
 )
 
-// LoadKeyring reads a key file. Nobody but its owner may read or write it.
+// LoadKeyring reads a key file. Only its owner may have access to the file.
 func LoadKeyring(path string) (*Keyring, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Mode().Perm()&keyFileModes != 0 {
-		return nil, fmt.Errorf("%s has mode %v, others must not read it (chmod 600): %w", path, info.Mode(), ErrKeyFile)
+		return nil, fmt.Errorf("%s has mode %v, other users must not have access (chmod 600): %w",
+			path, info.Mode(), ErrKeyFile)
 	}
 	if info.Size() > maxKeyFile {
 		return nil, fmt.Errorf("%s has %d bytes, at most %d: %w", path, info.Size(), maxKeyFile, ErrKeyFile)
@@ -89,8 +88,8 @@ func parseKeyring(content []byte) (*Keyring, error) {
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w: %w", n, err, ErrKeyFile)
 		}
-		if k.find(key.id) != nil {
-			return nil, fmt.Errorf("line %d: key %q is there twice: %w", n, key.id, ErrKeyFile)
+		if k.findKey(key.id) != nil {
+			return nil, fmt.Errorf("line %d: duplicate key %q: %w", n, key.id, ErrKeyFile)
 		}
 		k.keys = append(k.keys, key)
 	}
@@ -103,19 +102,19 @@ func parseKeyring(content []byte) (*Keyring, error) {
 	return k, nil
 }
 
-// parseKey never repeats the line in an error: it may hold a secret.
+// parseKey parses a line of a key file. Its errors do not contain the line, which may be a secret.
 func parseKey(line string) (keyEncryptionKey, error) {
 	var key keyEncryptionKey
 	fields := strings.Fields(line)
 	if len(fields) != 2 {
-		return key, fmt.Errorf("want the id of a key and its secret, got %d words", len(fields))
+		return key, fmt.Errorf("want the ID of a key and its secret, got %d words", len(fields))
 	}
 	if err := checkKeyID(fields[0]); err != nil {
 		return key, err
 	}
 	secret, err := base64.StdEncoding.Strict().DecodeString(fields[1])
 	if err != nil || len(secret) != keyBytes {
-		return key, fmt.Errorf("secret of key %q is not %d bytes in base64", fields[0], keyBytes)
+		return key, fmt.Errorf("the secret of key %q is not %d bytes in base64", fields[0], keyBytes)
 	}
 	key.id = fields[0]
 	copy(key.secret[:], secret)
@@ -124,18 +123,19 @@ func parseKey(line string) (keyEncryptionKey, error) {
 
 func checkKeyID(id string) error {
 	if id == "" || len(id) > maxKeyID || id == clearLine {
-		return fmt.Errorf("%q cannot be the id of a key: want 1 to %d characters and not %q", id, maxKeyID, clearLine)
+		return fmt.Errorf("invalid key ID %q: want 1 to %d characters, and not %q", id, maxKeyID, clearLine)
 	}
 	for _, c := range id {
 		if c <= ' ' || c > '~' || c == '#' || c == '"' {
-			return fmt.Errorf("%q cannot be the id of a key: letters, digits and signs only", id)
+			return fmt.Errorf("invalid key ID %q: only ASCII letters, digits and punctuation without # and quotation "+
+				"marks are allowed", id)
 		}
 	}
 	return nil
 }
 
-// find returns the key with an id, or nil.
-func (k *Keyring) find(id string) *keyEncryptionKey {
+// findKey returns the key with an ID, or nil.
+func (k *Keyring) findKey(id string) *keyEncryptionKey {
 	if k == nil {
 		return nil
 	}
@@ -147,7 +147,8 @@ func (k *Keyring) find(id string) *keyEncryptionKey {
 	return nil
 }
 
-// Current is the id of the key that wraps what is new; "" when it is written in clear.
+// Current returns the ID of the current key, or "" if new data is not encrypted. It may be called
+// on nil.
 func (k *Keyring) Current() string {
 	if k == nil || k.clear {
 		return ""
@@ -155,7 +156,7 @@ func (k *Keyring) Current() string {
 	return k.keys[0].id
 }
 
-// IDs are the ids of all keys, the current one first.
+// IDs returns the IDs of all keys, beginning with the current key.
 func (k *Keyring) IDs() []string {
 	if k == nil {
 		return nil
@@ -167,96 +168,92 @@ func (k *Keyring) IDs() []string {
 	return ids
 }
 
-// where names the source of the keys in messages.
-func (k *Keyring) where() string {
+// source returns a description of the origin of the keys, for error messages.
+func (k *Keyring) source() string {
 	switch {
 	case k == nil:
 		return "no key file is set"
 	case k.path == "":
-		return "the key ring"
+		return "the keyring"
 	default:
 		return "key file " + k.path
 	}
 }
 
-// NewKeys is the content of a key file with one new key.
-func NewKeys(id string) ([]byte, error) {
-	line, err := newKeyLine(id)
+// GenerateKeyFile returns the content of a key file with one new key.
+func GenerateKeyFile(id string) ([]byte, error) {
+	line, err := generateKeyLine(id)
 	return []byte(line), err
 }
 
-// With is a ring that opens what any of the two opens, and wraps under the
-// current key of k; when k is nil, new data is written in clear. The ids of both
-// must differ or name the same key.
-func (k *Keyring) With(further *Keyring) (*Keyring, error) {
-	if further == nil {
+// Merge returns a keyring with the keys of k and other. Its current key is that of k. If k is nil,
+// new data is not encrypted. Keys with the same ID must be equal.
+func (k *Keyring) Merge(other *Keyring) (*Keyring, error) {
+	if other == nil {
 		return k, nil
 	}
-	out := &Keyring{path: further.path, clear: true}
+	out := &Keyring{path: other.path, clear: true}
 	if k != nil {
-		out.path, out.clear, out.keys = k.path+" and "+further.path, k.clear, slices.Clone(k.keys)
+		out.path, out.clear, out.keys = k.path+" and "+other.path, k.clear, slices.Clone(k.keys)
 	}
-	for _, key := range further.keys {
-		switch known := out.find(key.id); {
+	for _, key := range other.keys {
+		switch known := out.findKey(key.id); {
 		case known == nil:
 			out.keys = append(out.keys, key)
 		case known.secret != key.secret:
-			return nil, fmt.Errorf("%s and %s have different keys %q: %w", k.path, further.path, key.id, ErrKeyFile)
+			return nil, fmt.Errorf("%s and %s have different keys %q: %w", k.path, other.path, key.id, ErrKeyFile)
 		}
 	}
 	return out, nil
 }
 
-// NewKeyFile makes a key file with one new key. The file must not exist.
-func NewKeyFile(path, id string) error {
-	line, err := newKeyLine(id)
+// CreateKeyFile creates a key file with one new key. The file must not exist. When CreateKeyFile
+// returns nil, the file is durable.
+func CreateKeyFile(path, id string) error {
+	line, err := generateKeyLine(id)
 	if err != nil {
 		return fmt.Errorf("key file %s: %w", path, err)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("key file: %w", err)
-	}
-	_, err = f.WriteString(line)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("key file %s: %w", path, err)
-	}
-	return platter.SyncFolder(filepath.Dir(path))
-}
-
-// AddKey puts a new key before the others: it becomes the current one when the
-// file is loaded next. The others stay until they are taken out by hand. A
-// "clear" line is dropped.
-func AddKey(path, id string) error {
-	k, err := LoadKeyring(path)
-	if err != nil {
-		return err
-	}
-	if k.find(id) != nil {
-		return fmt.Errorf("%s: key %q is there already: %w", path, id, ErrKeyFile)
-	}
-	content, err := newKeyLine(id)
-	if err != nil {
-		return fmt.Errorf("key file %s: %w", path, err)
-	}
-	for _, key := range k.keys {
-		content += keyLine(key.id, key.secret[:])
-	}
-	if err := platter.ReplaceFile(path, []byte(content)); err != nil {
+	o := durable.Options{Level: durable.Persistent, Exclusive: true}
+	if err := durable.WriteWith(path, []byte(line), o); err != nil {
 		return fmt.Errorf("key file: %w", err)
 	}
 	return nil
 }
 
-func newKeyLine(id string) (string, error) {
+// AddKey adds a new key to a key file as its first key. The new key is the current key the next
+// time the file is loaded. The other keys stay in the file until the operator removes them. A line
+// "clear" is removed.
+func AddKey(path, id string) error {
+	k, err := LoadKeyring(path)
+	if err != nil {
+		return err
+	}
+	if k.findKey(id) != nil {
+		return fmt.Errorf("%s: key %q exists already: %w", path, id, ErrKeyFile)
+	}
+	content, err := generateKeyLine(id)
+	if err != nil {
+		return fmt.Errorf("key file %s: %w", path, err)
+	}
+	for _, key := range k.keys {
+		content += formatKeyLine(key.id, key.secret[:])
+	}
+	if err := durable.Write(path, []byte(content), durable.Persistent); err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	return nil
+}
+
+func generateKeyLine(id string) (string, error) {
 	if err := checkKeyID(id); err != nil {
 		return "", fmt.Errorf("%w: %w", err, ErrKeyFile)
 	}
 	secret := make([]byte, keyBytes)
 	rand.Read(secret) // never fails
-	return keyLine(id, secret), nil
+	return formatKeyLine(id, secret), nil
 }
 
-func keyLine(id string, secret []byte) string {
+func formatKeyLine(id string, secret []byte) string {
 	return id + " " + base64.StdEncoding.EncodeToString(secret) + "\n"
 }

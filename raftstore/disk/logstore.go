@@ -10,30 +10,31 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore/disk/sector"
 )
 
-// ErrCorruptLog reports a log entry that is not what was written.
-var ErrCorruptLog = errors.New("raftstore: log is corrupt")
+// ErrCorruptLog is returned for a log that does not contain what was written to it.
+var ErrCorruptLog = sector.ErrCorruptLog
 
-// cacheBytes bounds the newest entries kept in memory for replication.
+// cacheBytes is the maximum total size of the newest entries that are cached for replication.
 const cacheBytes = 8 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Log wraps a raft.LogStore: every entry carries a checksum of ours on
-// disk, the newest entries are served from memory, and the first error of a
-// write is the last: after a failed fsync nobody knows what the disk holds, so
-// nothing is acknowledged any more until the process has started again.
+// logStore wraps a raft.LogStore. Each entry on disk has a checksum and may be encrypted. The
+// newest entries are cached in memory. After the first failed write, all writes fail until the
+// process is restarted, because the content of the disk is unknown after a failed fsync.
 type logStore struct {
 	raft.LogStore
-	kind  LogStoreKind
-	name  string      // the file, for messages
-	seals *sealer     // nil = in clear
-	fail  func(error) // called once, with the first error that must stop the replica
-	live  atomic.Bool // raft's own goroutines read
+	kind   LogStoreKind
+	name   string      // name of the file, for messages
+	sealer *sealer     // nil if entries are not encrypted
+	fail   func(error) // called once, with the first error; the replica must stop
+	live   atomic.Bool // raft is running
 
-	writing sync.Mutex   // from the choice of a data key until what is sealed under it is in the log
-	reading sync.RWMutex // held for reading from before an entry is read until it is opened
+	sealing sync.Mutex   // held from the choice of a data key until the entries under this key are in the log
+	reading sync.RWMutex // held for reading while an entry is read and decrypted
 
 	mu     sync.Mutex
 	broken error
@@ -41,22 +42,23 @@ type logStore struct {
 	oldest uint64
 	newest uint64
 	bytes  int
-	extent extent // of the whole log
+	sizes  logSizes // sizes of all entries of the log
 }
 
 func newLogStore(inner raft.LogStore, name string, fail func(error)) *logStore {
 	return &logStore{LogStore: inner, kind: LogBolt, name: name, fail: fail, cache: make(map[uint64]*raft.Log)}
 }
 
-// Extensions on the disk: the checksum and, when the data is sealed, the
-// number of the data key and the count that makes the nonce.
+// The sizes, in bytes, of the Extensions field of an entry on disk. The field contains the
+// checksum. For an encrypted entry it also contains the number of the data key, and the count from
+// which the nonce is made.
 const (
 	clearExtension  = 4
 	sealedExtension = 4 + 4 + 8
 )
 
-// sum is the checksum of an entry, over all that raft relies on.
-func sum(l *raft.Log) uint32 {
+// entryChecksum returns the checksum of all fields of an entry that raft uses.
+func entryChecksum(l *raft.Log) uint32 {
 	var head [17]byte
 	binary.LittleEndian.PutUint64(head[:], l.Index)
 	binary.LittleEndian.PutUint64(head[8:], l.Term)
@@ -68,7 +70,8 @@ func sum(l *raft.Log) uint32 {
 	return crc32.Update(c, castagnoli, l.Data)
 }
 
-// GetLog implements raft.LogStore.
+// GetLog implements raft.LogStore. It verifies an entry that is not cached. If the entry is damaged
+// or cannot be read while raft runs, the replica stops and the calling goroutine ends.
 func (s *logStore) GetLog(index uint64, out *raft.Log) error {
 	s.mu.Lock()
 	cached := s.cache[index]
@@ -77,11 +80,11 @@ func (s *logStore) GetLog(index uint64, out *raft.Log) error {
 		*out = *cached
 		return nil
 	}
-	return s.fromDisk(index, out)
+	return s.loadEntry(index, out)
 }
 
-func (s *logStore) fromDisk(index uint64, out *raft.Log) error {
-	err := s.opened(index, out)
+func (s *logStore) loadEntry(index uint64, out *raft.Log) error {
+	err := s.readEntry(index, out)
 	switch {
 	case err == nil, errors.Is(err, raft.ErrLogNotFound):
 		return err
@@ -90,57 +93,61 @@ func (s *logStore) fromDisk(index uint64, out *raft.Log) error {
 		err = fmt.Errorf("%w: %w", err, ErrCorruptLog)
 	}
 	err = fmt.Errorf("%s: entry %d: %w", s.name, index, err)
-	s.halt(err)
+	s.recordFailure(err)
 	if s.live.Load() {
-		// raft panics when it cannot read an entry. The replica stops; so that the
-		// process lives on, only the goroutine that wanted the entry ends.
+		// raft panics if it cannot read an entry. To keep the process alive, only this goroutine
+		// ends; the replica stops.
 		runtime.Goexit()
 	}
 	return err
 }
 
-// opened is an entry of the disk.
-func (s *logStore) opened(index uint64, out *raft.Log) error {
+// readEntry reads an entry from the disk, verifies it and decrypts it.
+func (s *logStore) readEntry(index uint64, out *raft.Log) error {
 	s.reading.RLock()
 	defer s.reading.RUnlock()
 	err := s.LogStore.GetLog(index, out)
 	if err == nil {
-		err = s.check(index, out)
+		err = s.openEntry(index, out)
 	}
 	return err
 }
 
-// check verifies an entry from the disk and opens it.
-func (s *logStore) check(index uint64, l *raft.Log) error {
+// openEntry verifies the entry l, which was read from the disk, and decrypts it in place. index is
+// the index that l must have.
+func (s *logStore) openEntry(index uint64, l *raft.Log) error {
 	sealed := len(l.Extensions) == sealedExtension
-	if !sealed && len(l.Extensions) != clearExtension || !intact(l) || l.Index != index {
+	if !sealed && len(l.Extensions) != clearExtension || !hasValidChecksum(l) || l.Index != index {
 		return fmt.Errorf("checksum does not match: %w", ErrCorruptLog)
 	}
 	if sealed {
-		number, count := sealedUnder(l)
-		k, err := s.seals.key(number)
+		number, count := sealParameters(l)
+		k, err := s.sealer.findDataKey(number)
 		if err != nil {
 			return err
 		}
-		if l.Data, err = k.open(l, count); err != nil {
-			return fmt.Errorf("it does not open with data key %d: %w", number, ErrCorruptLog)
+		if l.Data, err = k.openEntry(l, count); err != nil {
+			return fmt.Errorf("it cannot be decrypted with data key %d: %w", number, ErrCorruptLog)
 		}
 	}
 	l.Extensions = nil
 	return nil
 }
 
-// intact says that an entry with an extension has the checksum that is in it.
-func intact(l *raft.Log) bool { return binary.LittleEndian.Uint32(l.Extensions) == sum(l) }
+// hasValidChecksum reports whether the checksum in an entry's extension is correct.
+func hasValidChecksum(l *raft.Log) bool {
+	return binary.LittleEndian.Uint32(l.Extensions) == entryChecksum(l)
+}
 
-func sealedUnder(l *raft.Log) (number uint32, count uint64) {
+func sealParameters(l *raft.Log) (number uint32, count uint64) {
 	return binary.LittleEndian.Uint32(l.Extensions[4:]), binary.LittleEndian.Uint64(l.Extensions[8:])
 }
 
 // StoreLog implements raft.LogStore.
 func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
 
-// StoreLogs implements raft.LogStore.
+// StoreLogs implements raft.LogStore. It adds checksums, and encrypts the entries if there is a
+// current data key.
 func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	s.mu.Lock()
 	err := s.broken
@@ -148,34 +155,35 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	if err != nil {
 		return err
 	}
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	sealed, err := s.prepare(logs)
+	s.sealing.Lock()
+	defer s.sealing.Unlock()
+	sealed, err := s.encodeEntries(logs)
 	if err != nil {
-		s.halt(err)
+		s.recordFailure(err)
 		return err
 	}
 	if err := s.LogStore.StoreLogs(sealed); err != nil {
 		err = fmt.Errorf("%s: writing entries %d to %d: %w", s.name, logs[0].Index, logs[len(logs)-1].Index, err)
-		s.halt(err)
+		s.recordFailure(err)
 		return err
 	}
 	s.mu.Lock()
 	for _, l := range logs {
-		s.keep(l)
+		s.cacheEntry(l)
 	}
 	s.mu.Unlock()
 	return nil
 }
 
-// prepare makes entries as they go to the disk: sealed, if so, and with a checksum.
-func (s *logStore) prepare(logs []*raft.Log) ([]*raft.Log, error) {
+// encodeEntries returns copies of the entries as they are stored: with a checksum, and encrypted if
+// there is a current data key.
+func (s *logStore) encodeEntries(logs []*raft.Log) ([]*raft.Log, error) {
 	var key *dataKey
 	var count uint64
 	extension := clearExtension
-	if s.seals != nil {
+	if s.sealer != nil {
 		var err error
-		if key, count, err = s.seals.entryKey(len(logs)); err != nil {
+		if key, count, err = s.sealer.entryKey(len(logs)); err != nil {
 			return nil, err
 		}
 	}
@@ -192,23 +200,24 @@ func (s *logStore) prepare(logs []*raft.Log) ([]*raft.Log, error) {
 		if key != nil {
 			binary.LittleEndian.PutUint32(c.Extensions[4:], key.number)
 			binary.LittleEndian.PutUint64(c.Extensions[8:], count+uint64(i))
-			c.Data = key.seal(make([]byte, 0, len(l.Data)+sealedBytes), l, count+uint64(i))
+			c.Data = key.sealEntry(make([]byte, 0, len(l.Data)+sealOverhead), l, count+uint64(i))
 		}
-		binary.LittleEndian.PutUint32(c.Extensions, sum(c))
+		binary.LittleEndian.PutUint32(c.Extensions, entryChecksum(c))
 		out[i] = c
 	}
 	return out, nil
 }
 
-// keep caches an entry just written and drops the oldest beyond the bound.
-func (s *logStore) keep(l *raft.Log) {
+// cacheEntry caches a written entry, and drops the oldest entries beyond cacheBytes. The caller
+// holds s.mu.
+func (s *logStore) cacheEntry(l *raft.Log) {
 	if len(s.cache) == 0 || l.Index != s.newest+1 {
 		clear(s.cache)
 		s.oldest, s.bytes = l.Index, 0
 	}
 	c := *l
 	c.Extensions = nil
-	s.extent.add(l.Index, int64(len(l.Data))+entryCost)
+	s.sizes.addEntry(l.Index, int64(len(l.Data))+entryCost)
 	s.cache[l.Index] = &c
 	s.newest = l.Index
 	s.bytes += len(l.Data) + 128
@@ -219,22 +228,23 @@ func (s *logStore) keep(l *raft.Log) {
 	}
 }
 
-// entryCost is what an entry takes besides its data, about.
+// entryCost is the approximate overhead of an entry on disk, in bytes: its size without its data.
 const entryCost = 128
 
-// Within is how many entries at the end of the log take about so many bytes.
-func (s *logStore) Within(bytes int64) uint64 {
+// EntriesWithin returns how many of the newest entries of the log have a total size of about the
+// given number of bytes.
+func (s *logStore) EntriesWithin(bytes int64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.extent.within(bytes)
+	return s.sizes.countWithin(bytes)
 }
 
-// deleteChunk bounds how many entries are deleted in one transaction, for
-// which appending has to wait.
+// deleteChunk is the maximum number of entries that one transaction deletes. Appends wait for the
+// transaction.
 const deleteChunk = 256
 
-// DeleteRange implements raft.LogStore. It may stop half-way in a crash, so it
-// works inwards from the end of the log that it shortens: no gap can remain.
+// DeleteRange implements raft.LogStore. It deletes in an order in which an interruption by a crash
+// cannot leave a gap in the log.
 func (s *logStore) DeleteRange(first, last uint64) error {
 	s.mu.Lock()
 	for i := first; i <= last && len(s.cache) > 0; i++ {
@@ -249,15 +259,15 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 	} else {
 		s.oldest = max(s.oldest, last+1)
 	}
-	if last >= s.extent.last {
-		s.extent.cut(first)
+	if last >= s.sizes.last {
+		s.sizes.truncateFrom(first)
 	} else {
-		s.extent.drop(last)
+		s.sizes.dropThrough(last)
 	}
 	s.mu.Unlock()
 	var err error
 	if s.kind == LogWAL {
-		err = s.LogStore.DeleteRange(first, last) // drops files, in one step
+		err = s.LogStore.DeleteRange(first, last) // drops whole files, atomically
 	} else if start, e := s.FirstIndex(); e != nil {
 		err = e
 	} else {
@@ -265,7 +275,7 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: deleting entries %d to %d: %w", s.name, first, last, err)
-		s.halt(err)
+		s.recordFailure(err)
 	}
 	return err
 }
@@ -291,7 +301,7 @@ func (s *logStore) deleteChunks(first, last uint64, fromEnd bool) error {
 // IsMonotonic implements raft.MonotonicLogStore: bbolt allows gaps, raft-wal does not.
 func (s *logStore) IsMonotonic() bool { return s.kind == LogWAL }
 
-func (s *logStore) halt(err error) {
+func (s *logStore) recordFailure(err error) {
 	s.mu.Lock()
 	first := s.broken == nil
 	if first {
@@ -303,10 +313,10 @@ func (s *logStore) halt(err error) {
 	}
 }
 
-// verify reads the whole log once, before raft does. Entries may be missing
-// where a snapshot that was installed took their place, up to covered. It
-// returns the data keys that the log needs.
-func (s *logStore) verify(covered uint64) (map[uint32]struct{}, error) {
+// verifyEntries reads and verifies the whole log, before raft reads it. Entries up to the index
+// covered may be missing, because an installed snapshot has replaced them. verifyEntries returns
+// the numbers of the data keys under which entries are encrypted.
+func (s *logStore) verifyEntries(covered uint64) (map[uint32]struct{}, error) {
 	first, err := s.FirstIndex()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.name, err)
@@ -316,32 +326,33 @@ func (s *logStore) verify(covered uint64) (map[uint32]struct{}, error) {
 		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
 	if last > covered && first > covered+1 {
-		return nil, s.lost(fmt.Errorf("%s: the log begins with entry %d and the newest snapshot ends with %d: %w", s.name, first, covered, ErrCorruptLog))
+		return nil, s.failWith(fmt.Errorf("%s: the log begins with entry %d and the newest snapshot ends with %d: %w",
+			s.name, first, covered, ErrCorruptLog))
 	}
 	used := make(map[uint32]struct{})
 	var l raft.Log
 	for i := first; i != 0 && i <= last; i++ {
 		err := s.LogStore.GetLog(i, &l)
 		if err == nil && len(l.Extensions) == sealedExtension {
-			number, _ := sealedUnder(&l)
+			number, _ := sealParameters(&l)
 			used[number] = struct{}{}
 		}
 		if err == nil {
-			err = s.check(i, &l)
-			s.extent.add(i, int64(len(l.Data))+entryCost)
+			err = s.openEntry(i, &l)
+			s.sizes.addEntry(i, int64(len(l.Data))+entryCost)
 		}
 		switch {
 		case err == nil, errors.Is(err, raft.ErrLogNotFound) && i <= covered:
 		case errors.Is(err, ErrCorruptLog), errors.Is(err, ErrSealed):
-			return nil, s.lost(fmt.Errorf("%s: entry %d: %w", s.name, i, err))
+			return nil, s.failWith(fmt.Errorf("%s: entry %d: %w", s.name, i, err))
 		default:
-			return nil, s.lost(fmt.Errorf("%s: reading entry %d: %w: %w", s.name, i, ErrCorruptLog, err))
+			return nil, s.failWith(fmt.Errorf("%s: reading entry %d: %w: %w", s.name, i, ErrCorruptLog, err))
 		}
 	}
 	return used, nil
 }
 
-func (s *logStore) lost(err error) error {
-	s.halt(err)
+func (s *logStore) failWith(err error) error {
+	s.recordFailure(err)
 	return err
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// faultyStore is a log in memory that records how it is shortened and can be
-// made to fail.
+// faultyStore is a log in memory that records its deletions and can be made to fail.
 type faultyStore struct {
 	*raft.InmemStore
 	deleted [][2]uint64
@@ -28,7 +27,7 @@ func (s *faultyStore) DeleteRange(first, last uint64) error {
 	return s.InmemStore.DeleteRange(first, last)
 }
 
-func newFaulty(t *testing.T, n uint64) (*faultyStore, *logStore, *error) {
+func newFaultyStore(t *testing.T, n uint64) (*faultyStore, *logStore, *error) {
 	inner := &faultyStore{InmemStore: raft.NewInmemStore()}
 	failed := new(error)
 	s := newLogStore(inner, "file", func(err error) { *failed = err })
@@ -41,7 +40,7 @@ func newFaulty(t *testing.T, n uint64) (*faultyStore, *logStore, *error) {
 }
 
 func TestLogIsShortenedInwards(t *testing.T) {
-	inner, s, _ := newFaulty(t, 1000)
+	inner, s, _ := newFaultyStore(t, 1000)
 	if err := s.DeleteRange(401, 1000); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +60,7 @@ func TestLogIsShortenedInwards(t *testing.T) {
 			t.Errorf("entry %d: %v", i, err)
 		}
 	}
-	// What is written in place of the deleted is what is read.
+	// An entry that replaces a deleted one is returned.
 	if err := s.StoreLog(&raft.Log{Index: 401, Term: 2, Data: []byte("new")}); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +70,7 @@ func TestLogIsShortenedInwards(t *testing.T) {
 }
 
 func TestFirstFailedWriteIsTheLast(t *testing.T) {
-	inner, s, failed := newFaulty(t, 3)
+	inner, s, failed := newFaultyStore(t, 3)
 	inner.fail = errors.New("disk full")
 	if err := s.StoreLog(&raft.Log{Index: 4}); !errors.Is(err, inner.fail) {
 		t.Errorf("failed write: %v", err)
@@ -86,7 +85,7 @@ func TestFirstFailedWriteIsTheLast(t *testing.T) {
 }
 
 func TestFlippedBitsAreFound(t *testing.T) {
-	inner, s, failed := newFaulty(t, 5)
+	inner, s, failed := newFaultyStore(t, 5)
 	for name, spoil := range map[string]func(*raft.Log){
 		"data":     func(l *raft.Log) { l.Data = []byte("x") },
 		"term":     func(l *raft.Log) { l.Term++ },
@@ -103,14 +102,14 @@ func TestFlippedBitsAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		fresh := newLogStore(inner, "file", func(err error) { *failed = err })
-		if _, err := fresh.verify(0); !errors.Is(err, ErrCorruptLog) || !errors.Is(*failed, ErrCorruptLog) {
+		if _, err := fresh.verifyEntries(0); !errors.Is(err, ErrCorruptLog) || !errors.Is(*failed, ErrCorruptLog) {
 			t.Errorf("spoiled %s: %v", name, err)
 		}
 		if err := inner.StoreLog(&good); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.verify(0); err != nil {
+	if _, err := s.verifyEntries(0); err != nil {
 		t.Errorf("whole log: %v", err)
 	}
 	// A gap is damage, unless a snapshot covers it.
@@ -123,16 +122,16 @@ func TestFlippedBitsAreFound(t *testing.T) {
 	if err := s.StoreLog(&raft.Log{Index: 9, Term: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.verify(5); !errors.Is(err, ErrCorruptLog) {
+	if _, err := s.verifyEntries(5); !errors.Is(err, ErrCorruptLog) {
 		t.Errorf("gap: %v", err)
 	}
-	if _, err := s.verify(8); err != nil {
+	if _, err := s.verifyEntries(8); err != nil {
 		t.Errorf("gap covered by a snapshot: %v", err)
 	}
 }
 
 func TestCacheIsBounded(t *testing.T) {
-	_, s, _ := newFaulty(t, 0)
+	_, s, _ := newFaultyStore(t, 0)
 	big := make([]byte, 1<<20)
 	for i := uint64(1); i <= 50; i++ {
 		if err := s.StoreLog(&raft.Log{Index: i, Data: big}); err != nil {

@@ -10,13 +10,13 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable"
 )
 
-// secret is what must not be found on the disk.
+// secret is data that must not be readable on the disk.
 var secret = bytes.Repeat([]byte("do not tell anybody "), 20)
 
-// inClear counts the files of a data directory that hold the secret.
+// inClear returns the names of the files of a data directory that contain the secret.
 func inClear(t *testing.T, dir string) (names []string) {
 	for path, content := range dataFiles(t, dir) {
 		if bytes.Contains(content, secret[:40]) {
@@ -26,7 +26,7 @@ func inClear(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-func (b *diskBed) tell(t *testing.T) {
+func (b *diskEnv) appendSecret(t *testing.T) {
 	t.Helper()
 	b.last++
 	l := raft.Log{Index: b.last, Term: 1, Type: raft.LogCommand, Data: secret}
@@ -39,14 +39,14 @@ func (b *diskBed) tell(t *testing.T) {
 	}
 }
 
-// With keys, nothing of what was committed is on the disk in clear.
+// TestSealedDiskTellsNothing: with keys, no committed data is readable on the disk.
 func TestSealedDiskTellsNothing(t *testing.T) {
-	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
-		b := newDiskBed(t, t.TempDir(), kind, keys)
+	forEachLogKind(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newDiskEnv(t, t.TempDir(), kind, keys)
 		for range 200 {
-			b.tell(t)
+			b.appendSecret(t)
 		}
-		b.snap(t, 100, 1, bytes.Repeat(secret, 1000))
+		b.takeSnapshot(t, 100, 1, bytes.Repeat(secret, 1000))
 		b.close(t)
 		names := inClear(t, b.cfg.Dir)
 		if sealed := keys != nil; sealed != (len(names) == 0) {
@@ -55,131 +55,132 @@ func TestSealedDiskTellsNothing(t *testing.T) {
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
 	})
 }
 
-// Encryption can be turned on and off over existing data; what is old stays
-// readable, and the keys are needed for as long as something is sealed.
+// TestSealingTurnedOnAndOff: encryption can be enabled and disabled for existing data. Old data
+// stays readable, and the keys are needed as long as any data is encrypted.
 func TestSealingTurnedOnAndOff(t *testing.T) {
 	for _, kind := range logKinds {
-		b := newDiskBed(t, t.TempDir(), kind, nil)
-		b.tell(t)
-		b.snap(t, 1, 1, secret)
+		b := newDiskEnv(t, t.TempDir(), kind, nil)
+		b.appendSecret(t)
+		b.takeSnapshot(t, 1, 1, secret)
 		b.close(t)
-		b.cfg.Keys = testRing("k1")
+		b.cfg.Keys = newTestKeyring("k1")
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
-		b.same(t)
-		b.append(t, 1, 10, 100)
-		b.snap(t, 5, 1, secret)
+		b.requireSame(t)
+		b.appendEntries(t, 1, 10, 100)
+		b.takeSnapshot(t, 5, 1, secret)
 		b.reopen(t)
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
 
 		b.cfg.Keys = nil
 		if err := b.open(); !errors.Is(err, ErrSealed) || !strings.Contains(err.Error(), `"k1"`) {
 			t.Errorf("%s: opened without keys: %v", kind, err)
 		}
-		off := testRing("k1")
+		off := newTestKeyring("k1")
 		off.clear = true
 		b.cfg.Keys = off
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
-		b.tell(t)
-		b.same(t)
-		b.snap(t, b.last, 1, secret)
-		b.snap(t, b.last, 2, secret) // the sealed snapshot is gone
+		b.appendSecret(t)
+		b.requireSame(t)
+		b.takeSnapshot(t, b.last, 1, secret)
+		b.takeSnapshot(t, b.last, 2, secret) // removes the encrypted snapshot
 		b.compact(t, b.last-1)
-		if kind == LogWAL { // whole segments go
+		if kind == LogWAL { // it drops whole segments
 			for range 600 {
-				b.tell(t)
+				b.appendSecret(t)
 			}
-			b.snap(t, b.last, 2, secret)
-			b.snap(t, b.last, 3, secret)
+			b.takeSnapshot(t, b.last, 2, secret)
+			b.takeSnapshot(t, b.last, 3, secret)
 			b.compact(t, b.last-1)
 		}
 		b.reopen(t)
 		b.close(t)
-		if there, _ := platter.Exists(filepath.Join(b.cfg.Dir, sealName)); there {
+		if there, _ := durable.Exists(filepath.Join(b.cfg.Dir, dataKeysName)); there {
 			t.Errorf("%s: data keys are kept though nothing is sealed", kind)
 		}
 		b.cfg.Keys = nil
 		if err := b.open(); err != nil {
 			t.Fatalf("%s: opened without keys when nothing is sealed: %v", kind, err)
 		}
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
 	}
 }
 
-// After a rotation, in the middle of work or by a restart, the old key is needed no more.
+// TestKeyRotation: after a rotation, while running or by a restart, the old key is not needed.
 func TestKeyRotation(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		b := newDiskBed(t, t.TempDir(), LogBolt, testRing("old"))
-		b.append(t, 1, 10, 100)
-		b.snap(t, 5, 1, secret)
+		b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("old"))
+		b.appendEntries(t, 1, 10, 100)
+		b.takeSnapshot(t, 5, 1, secret)
 		if restart {
 			b.close(t)
-			b.cfg.Keys = testRing("new", "old")
+			b.cfg.Keys = newTestKeyring("new", "old")
 			if err := b.open(); err != nil {
 				t.Fatal(err)
 			}
 		} else {
-			before := b.disk.seals.now().number
-			if err := b.disk.seals.reload(testRing("new", "old")); err != nil {
+			before := b.disk.sealer.currentKey().number
+			if err := b.disk.sealer.changeKeyring(newTestKeyring("new", "old")); err != nil {
 				t.Fatal(err)
 			}
-			if b.disk.seals.now().number == before {
+			if b.disk.sealer.currentKey().number == before {
 				t.Error("the data key is still the old one")
 			}
 		}
-		b.append(t, 1, 10, 100)
-		b.same(t)
+		b.appendEntries(t, 1, 10, 100)
+		b.requireSame(t)
 		b.close(t)
-		b.cfg.Keys = testRing("new")
+		b.cfg.Keys = newTestKeyring("new")
 		if err := b.open(); err != nil {
 			t.Fatalf("restart %v: without the old key: %v", restart, err)
 		}
-		b.same(t)
+		b.requireSame(t)
 		b.close(t)
-		b.cfg.Keys = testRing("old")
+		b.cfg.Keys = newTestKeyring("old")
 		if err := b.open(); !errors.Is(err, ErrSealed) || !strings.Contains(err.Error(), `"new"`) {
 			t.Errorf("restart %v: with the old key: %v", restart, err)
 		}
 	}
 }
 
-// A key that has the right name and is another one is refused, before and while running.
+// TestWrongKey: a different key with the same ID is rejected, at a start and while running.
 func TestWrongKey(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, testRing("k1"))
-	b.append(t, 1, 10, 100)
-	wrong := testRing("k1")
+	b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("k1"))
+	b.appendEntries(t, 1, 10, 100)
+	wrong := newTestKeyring("k1")
 	wrong.keys[0].secret[7] ^= 1
 	wrong.path = "/some/file"
 	b.close(t)
 	b.cfg.Keys = wrong
-	if err := b.open(); !errors.Is(err, ErrSealed) || !strings.Contains(err.Error(), `"k1"`) || !strings.Contains(err.Error(), "/some/file") {
+	if err := b.open(); !errors.Is(err, ErrSealed) || !strings.Contains(err.Error(), `"k1"`) ||
+		!strings.Contains(err.Error(), "/some/file") {
 		t.Errorf("opened with a wrong key: %v", err)
 	}
-	b.cfg.Keys = testRing("k1")
+	b.cfg.Keys = newTestKeyring("k1")
 	if err := b.open(); err != nil {
 		t.Fatal(err)
 	}
 	defer b.close(t)
-	// Keys that are open need no key of theirs to go on.
-	if err := b.disk.seals.reload(testRing("k2")); err != nil {
+	// Unwrapped data keys stay usable without their key-encryption key.
+	if err := b.disk.sealer.changeKeyring(newTestKeyring("k2")); err != nil {
 		t.Fatal(err)
 	}
-	b.append(t, 1, 10, 100)
-	b.reload(t, testRing("k2"))
-	b.same(t)
+	b.appendEntries(t, 1, 10, 100)
+	b.reopenWith(t, newTestKeyring("k2"))
+	b.requireSame(t)
 }
 
-func (b *diskBed) reload(t *testing.T, keys *Keyring) {
+func (b *diskEnv) reopenWith(t *testing.T, keys *Keyring) {
 	t.Helper()
 	b.close(t)
 	b.cfg.Keys = keys
@@ -188,10 +189,10 @@ func (b *diskBed) reload(t *testing.T, keys *Keyring) {
 	}
 }
 
-// Two entries are never sealed with one nonce: not within an opening, not
-// across them, not after a crash or a rotation.
+// TestNoncesAreUsedOnce: no two entries have the same key and nonce: not in one opening, not in
+// several, and not after a crash or a rotation.
 func TestNoncesAreUsedOnce(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, testRing("k1"))
+	b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("k1"))
 	seen := make(map[[12]byte]bool)
 	collect := func(from uint64) {
 		for i := from; i <= b.last; i++ {
@@ -211,56 +212,56 @@ func TestNoncesAreUsedOnce(t *testing.T) {
 	}
 	for round := range 5 {
 		from := b.last + 1
-		b.append(t, 1, 7, 10)
+		b.appendEntries(t, 1, 7, 10)
 		collect(from)
-		b.back(t, b.last-2) // and others in their place
+		b.truncateFrom(t, b.last-2) // other entries replace them
 		from = b.last + 1
-		b.append(t, 2, 5, 10)
+		b.appendEntries(t, 2, 5, 10)
 		collect(from)
 		if round%2 == 0 {
 			b.reopen(t)
-		} else if err := b.disk.seals.reload(testRing("k1")); err != nil {
+		} else if err := b.disk.sealer.changeKeyring(newTestKeyring("k1")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b.close(t)
 }
 
-// A data key that has sealed its share is replaced in the middle of work.
+// TestDataKeyWearsOut: a data key that has reached its maximum is replaced while running.
 func TestDataKeyWearsOut(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, testRing("k1"))
-	k := b.disk.seals.now()
-	k.count.Store(messagesPerKey - 3)
-	b.append(t, 1, 2, 10)
-	if b.disk.seals.now() != k {
+	b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("k1"))
+	k := b.disk.sealer.currentKey()
+	k.count.Store(maxEntriesPerKey - 3)
+	b.appendEntries(t, 1, 2, 10)
+	if b.disk.sealer.currentKey() != k {
 		t.Error("replaced too soon")
 	}
-	b.append(t, 1, 2, 10)
-	if b.disk.seals.now() == k {
+	b.appendEntries(t, 1, 2, 10)
+	if b.disk.sealer.currentKey() == k {
 		t.Error("not replaced")
 	}
 	b.reopen(t)
-	b.same(t)
+	b.requireSame(t)
 	b.close(t)
 }
 
-// Data keys do not gather: those that nothing is sealed under go at a start.
+// TestUnusedDataKeysGo: unused data keys are removed at a start.
 func TestUnusedDataKeysGo(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, testRing("k1"))
-	b.append(t, 1, 3, 10)
+	b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("k1"))
+	b.appendEntries(t, 1, 3, 10)
 	for range 20 {
 		b.reopen(t)
 	}
-	if n := len(b.disk.seals.keys); n != 2 {
+	if n := len(b.disk.sealer.keys); n != 2 {
 		t.Errorf("%d data keys, want that of the entries and the current one", n)
 	}
 	b.close(t)
 }
 
-// A sealed entry opens in its place only.
+// TestSealedEntriesDoNotMove: an encrypted entry can be decrypted only at its place in the log.
 func TestSealedEntriesDoNotMove(t *testing.T) {
-	b := newDiskBed(t, t.TempDir(), LogBolt, testRing("k1"))
-	b.append(t, 1, 2, 100)
+	b := newDiskEnv(t, t.TempDir(), LogBolt, newTestKeyring("k1"))
+	b.appendEntries(t, 1, 2, 100)
 	inner := b.disk.Log.LogStore
 	var one, two raft.Log
 	if err := errors.Join(inner.GetLog(1, &one), inner.GetLog(2, &two)); err != nil {
@@ -283,16 +284,16 @@ func TestSealedEntriesDoNotMove(t *testing.T) {
 
 func putSum(l *raft.Log) {
 	b := l.Extensions
-	s := sum(l)
+	s := entryChecksum(l)
 	b[0], b[1], b[2], b[3] = byte(s), byte(s>>8), byte(s>>16), byte(s>>24)
 }
 
 func TestKeyFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys")
-	if err := NewKeyFile(path, "k1"); err != nil {
+	if err := CreateKeyFile(path, "k1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := NewKeyFile(path, "k1"); err == nil {
+	if err := CreateKeyFile(path, "k1"); err == nil {
 		t.Error("an existing key file is written over")
 	}
 	if err := AddKey(path, "k2"); err != nil {
@@ -317,9 +318,11 @@ func TestKeyFile(t *testing.T) {
 	}
 	line := strings.SplitN(string(content), "\n", 2)[0]
 	for name, bad := range map[string]string{
-		"nothing": "", "a comment": "# k\n", "no secret": "k1\n", "short": "k1 AAAA\n", "not base64": strings.Replace(line, "=", "!", 1),
-		"twice": line + "\n" + line, "three words": line + " x", "clear late": line + "\nclear\n", "clear only": "clear\n",
-		"a bad id": "#a " + line[3:], "long id": strings.Repeat("k", maxKeyID+1) + line[2:],
+		"nothing": "", "a comment": "# k\n", "no secret": "k1\n", "short": "k1 AAAA\n",
+		"not base64": strings.Replace(line, "=", "!", 1),
+		"twice":      line + "\n" + line, "three words": line + " x", "clear late": line + "\nclear\n",
+		"clear only": "clear\n",
+		"a bad id":   "#a " + line[3:], "long id": strings.Repeat("k", maxKeyID+1) + line[2:],
 	} {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)

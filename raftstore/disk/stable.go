@@ -13,30 +13,30 @@ import (
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 )
 
-// ErrCorruptVotes reports a stable store, which holds term and vote, that is
-// not what was written.
+// ErrCorruptVotes is returned for a damaged stable store, which contains term and vote.
 var ErrCorruptVotes = errors.New("raftstore: stable store is corrupt")
 
-// keyRecord holds all that the stable store keeps, in one record with a
-// checksum: a value cannot vanish or change without the others.
+// keyRecord is the key of the record with all values of the stable store. The record has a
+// checksum, so no single value can vanish or change.
 var keyRecord = []byte("keelson.dev/stable")
 
-// maxRecord keeps the record so small that bbolt puts it into the root page
-// itself, which its checksummed meta page names: no damage can put a record of
-// yesterday in its place. boltcheck.go sees to it that it is there.
+// maxRecord is the maximum size in bytes of the record of the stable store. bbolt stores a record
+// of at most this size in the root page. The meta page, which has a checksum, contains the number
+// of the root page. An older version of the record therefore cannot be read instead of the current
+// one unnoticed. boltcheck.go verifies that the record is in the root page.
 const maxRecord = 900
 
-// stableRecord is what the stable store keeps.
+// stableRecord is the content of the stable store. It is stored as the value of one key.
 type stableRecord struct {
-	owner  string       // name of the replica
-	kind   LogStoreKind // of the log store
-	logID  uint32       // of the journal or the segments; 0 = not made yet
+	owner  string       // name of the replica that owns the data
+	kind   LogStoreKind // kind of the log store
+	logID  uint32       // number of the journal or of the segmented log; 0 if the log has not been created yet
 	values map[string][]byte
 }
 
 const recordVersion = 1
 
-func (r stableRecord) encode() []byte {
+func (r stableRecord) encodeRecord() []byte {
 	text := func(b []byte, s string) []byte {
 		return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 	}
@@ -56,7 +56,7 @@ func decodeRecord(b []byte) (stableRecord, error) {
 		return r, fmt.Errorf("checksum of the record does not match: %w", ErrCorruptVotes)
 	}
 	if b[4] != recordVersion {
-		return r, fmt.Errorf("record of version %d, this is version %d: %w", b[4], recordVersion, ErrCorruptVotes)
+		return r, fmt.Errorf("record has version %d, want version %d: %w", b[4], recordVersion, ErrCorruptVotes)
 	}
 	b = b[5:]
 	bad := false
@@ -81,33 +81,35 @@ func decodeRecord(b []byte) (stableRecord, error) {
 		r.values[k] = []byte(text())
 	}
 	if bad || r.owner == "" {
-		return r, fmt.Errorf("record ends too soon: %w", ErrCorruptVotes)
+		return r, fmt.Errorf("record is truncated: %w", ErrCorruptVotes)
 	}
 	return r, nil
 }
 
-// RecordKeeper is where the record lies.
-type RecordKeeper interface {
+// RecordStore is the key-value store that contains the record of the stable store.
+type RecordStore interface {
 	Get(key []byte) ([]byte, error)
 	Set(key, value []byte) error
 }
 
-// stableStore is a raft.StableStore.
+// stableStore is a raft.StableStore that stores all values in one record.
 type stableStore struct {
-	inner RecordKeeper
-	name  string      // the file, for messages
-	fail  func(error) // called when a write failed
+	records RecordStore
+	name    string      // name of the file, for messages
+	fail    func(error) // called after a failed write
 
 	mu   sync.Mutex
 	rec  stableRecord
-	live bool // raft's own goroutines call
+	live bool // raft is running
 }
 
-// openStable reads the record of a file that checkBolt has found whole.
-func openStable(inner RecordKeeper, name string, fail func(error)) (*stableStore, error) {
+// openStableStore returns the stable store with the record that inner contains. name is the path of
+// the file, for messages. checkBolt must have verified the file. fail is called after a failed
+// write.
+func openStableStore(inner RecordStore, name string, fail func(error)) (*stableStore, error) {
 	b, err := inner.Get(keyRecord)
 	if err != nil && err.Error() == raftboltdb.ErrKeyNotFound.Error() {
-		err = fmt.Errorf("it holds no record of a replica: %w", ErrCorruptVotes)
+		err = fmt.Errorf("it contains no record of a replica: %w", ErrCorruptVotes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -116,7 +118,7 @@ func openStable(inner RecordKeeper, name string, fail func(error)) (*stableStore
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return &stableStore{inner: inner, name: name, fail: fail, rec: rec}, nil
+	return &stableStore{records: inner, name: name, fail: fail, rec: rec}, nil
 }
 
 // Get implements raft.StableStore.
@@ -137,19 +139,19 @@ func (s *stableStore) GetUint64(key []byte) (uint64, error) {
 		return 0, err
 	}
 	if len(v) != 8 {
-		return 0, fmt.Errorf("%s: %q is no number: %w", s.name, key, ErrCorruptVotes)
+		return 0, fmt.Errorf("%s: %q is not a number: %w", s.name, key, ErrCorruptVotes)
 	}
 	return binary.BigEndian.Uint64(v), nil
 }
 
 // Set implements raft.StableStore.
 func (s *stableStore) Set(key, value []byte) error {
-	return s.change(func(r *stableRecord) { r.values[string(key)] = slices.Clone(value) })
+	return s.update(func(r *stableRecord) { r.values[string(key)] = slices.Clone(value) })
 }
 
-// setBoth sets two keys at once.
-func (s *stableStore) setBoth(k1 string, v1 []byte, k2 string, v2 []byte) error {
-	return s.change(func(r *stableRecord) { r.values[k1], r.values[k2] = v1, slices.Clone(v2) })
+// setPair sets the values of two keys in one write.
+func (s *stableStore) setPair(k1 string, v1 []byte, k2 string, v2 []byte) error {
+	return s.update(func(r *stableRecord) { r.values[k1], r.values[k2] = v1, slices.Clone(v2) })
 }
 
 // SetUint64 implements raft.StableStore.
@@ -157,15 +159,15 @@ func (s *stableStore) SetUint64(key []byte, value uint64) error {
 	return s.Set(key, binary.BigEndian.AppendUint64(nil, value))
 }
 
-// change makes a change durable. raft panics when its term cannot be written;
-// so that the process lives on with a replica that has stopped, the goroutine
-// ends here instead, before it can say a word to anybody.
-func (s *stableStore) change(f func(*stableRecord)) error {
+// update calls change to modify a copy of the record, and writes the copy durably. After a failed
+// write it ends the calling goroutine, before raft can send a message. Otherwise raft would panic,
+// because it could not write its term. The process therefore stays alive while the replica stops.
+func (s *stableStore) update(change func(*stableRecord)) error {
 	s.mu.Lock()
 	rec := s.rec
 	rec.values = maps.Clone(s.rec.values)
-	f(&rec)
-	err := s.write(rec)
+	change(&rec)
+	err := s.writeRecord(rec)
 	if err == nil {
 		s.rec = rec
 	}
@@ -182,16 +184,16 @@ func (s *stableStore) change(f func(*stableRecord)) error {
 	return err
 }
 
-func (s *stableStore) write(rec stableRecord) error {
-	b := rec.encode()
+func (s *stableStore) writeRecord(rec stableRecord) error {
+	b := rec.encodeRecord()
 	if len(b) > maxRecord {
 		return fmt.Errorf("record of %d bytes, at most %d: names or addresses are too long", len(b), maxRecord)
 	}
-	return s.inner.Set(keyRecord, b)
+	return s.records.Set(keyRecord, b)
 }
 
-// record is what the store holds.
-func (s *stableStore) record() stableRecord {
+// currentRecord returns the current record, which the caller must not change.
+func (s *stableStore) currentRecord() stableRecord {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec

@@ -10,10 +10,13 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore/disk/sector"
+	"keelson.dev/keelson/raftstore/disk/wal"
 )
 
-// segments are the files of a data directory's raft-wal that hold entries.
-func segments(t testing.TB, dir string) []string {
+// segmentPaths returns the files of raft-wal in a data directory that have entries.
+func segmentPaths(t testing.TB, dir string) []string {
 	all, err := filepath.Glob(filepath.Join(dir, walName, "*.wal"))
 	if err != nil || len(all) == 0 {
 		t.Fatalf("segments below %s: %v, %v", dir, all, err)
@@ -21,18 +24,19 @@ func segments(t testing.TB, dir string) []string {
 	return all
 }
 
-// FuzzWALSegment: a data directory whose segment has any bytes is refused with
-// an error that names the file, or opens and gives what entries it has.
+// FuzzWALSegment: a data directory with any bytes in a segment is rejected with an error that names
+// the file, or opens and returns its entries.
 func FuzzWALSegment(f *testing.F) {
-	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-	b.cfg = Config{Name: "r1", Dir: filepath.Join(f.TempDir(), "data"), LogStore: LogWAL, NoSync: true, SegmentBytes: 8 << 10}.withDefaults()
+	b := &diskEnv{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+	b.cfg = Config{Name: "r1", Dir: filepath.Join(f.TempDir(), "data"), LogStore: LogWAL, NoSync: true,
+		SegmentBytes: 8 << 10}.withDefaults()
 	if err := b.open(); err != nil {
 		f.Fatal(err)
 	}
 	id := b.disk.stable.rec.logID
-	b.append(f, 1, 20, 300)
-	b.append(f, 1, 30, 400) // more than a segment
-	b.append(f, 2, 3, 100)
+	b.appendEntries(f, 1, 20, 300)
+	b.appendEntries(f, 1, 30, 400) // more than a segment
+	b.appendEntries(f, 2, 3, 100)
 	b.close(f)
 	good := make(map[string][]byte)
 	for _, dir := range []string{b.cfg.Dir, filepath.Join(b.cfg.Dir, walName)} {
@@ -51,12 +55,12 @@ func FuzzWALSegment(f *testing.F) {
 			good[filepath.Join(dir, e.Name())] = content
 		}
 	}
-	names := segments(f, b.cfg.Dir)
+	names := segmentPaths(f, b.cfg.Dir)
 	lying := []byte{1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff} // an entry of 4 GiB
-	f.Add(uint8(0), uint32(sectorBytes+sectorHead), lying, true)
-	f.Add(uint8(0), uint32(sectorBytes+sectorHead+32), lying, true)
-	f.Add(uint8(9), uint32(sectorBytes+sectorHead+32), lying, true)
-	f.Add(uint8(0), uint32(sectorHead+8), bytes.Repeat([]byte{0xff}, 8), true) // the length of the file
+	f.Add(uint8(0), uint32(sector.Size+sector.HeaderSize), lying, true)
+	f.Add(uint8(0), uint32(sector.Size+sector.HeaderSize+32), lying, true)
+	f.Add(uint8(9), uint32(sector.Size+sector.HeaderSize+32), lying, true)
+	f.Add(uint8(0), uint32(sector.HeaderSize+8), bytes.Repeat([]byte{0xff}, 8), true) // the length of the file
 	f.Add(uint8(9), uint32(3000), []byte{1, 2, 3}, false)
 	f.Add(uint8(1), uint32(3000), make([]byte, 1000), true)
 	f.Add(uint8(0), uint32(0), []byte{}, true)
@@ -71,8 +75,8 @@ func FuzzWALSegment(f *testing.F) {
 				if len(piece) == 0 {
 					bad = bad[:from]
 				}
-				if sealed { // what is behind the checksums is reached as well
-					reseal(bad, newWALFiles(nil, "", id).seed(filepath.Base(name)))
+				if sealed { // reaches the decoder behind the checksums
+					reseal(bad, wal.FileSeed(id, filepath.Base(name)))
 				}
 			}
 			if err := os.WriteFile(path, bad, 0o600); err != nil {
@@ -83,7 +87,7 @@ func FuzzWALSegment(f *testing.F) {
 		runtime.ReadMemStats(&before)
 		d, err := openDisk(b.cfg, func(error) {})
 		if err == nil {
-			readAll(t, d)
+			readLog(t, d)
 			if err := d.Close(); err != nil {
 				t.Errorf("closing: %v", err)
 			}
@@ -97,18 +101,18 @@ func FuzzWALSegment(f *testing.F) {
 	})
 }
 
-// reseal gives the sectors that hold something their right checksums.
+// reseal corrects the checksums of all sectors that are not empty.
 func reseal(b []byte, seed uint32) {
-	for at := 0; at+sectorBytes <= len(b); at += sectorBytes {
-		s := b[at : at+sectorBytes]
-		if !bytes.Equal(s, make([]byte, sectorBytes)) {
-			binary.LittleEndian.PutUint32(s, sectorSum(s, seed, int64(at)))
+	for at := 0; at+sector.Size <= len(b); at += sector.Size {
+		s := b[at : at+sector.Size]
+		if !bytes.Equal(s, make([]byte, sector.Size)) {
+			binary.LittleEndian.PutUint32(s, sector.Checksum(s, seed, int64(at)))
 		}
 	}
 }
 
-// readAll reads what is in a log that has opened; each entry is there or is told to be damaged.
-func readAll(t *testing.T, d *Data) {
+// readLog reads an open log. Each entry is returned, or reported as damaged.
+func readLog(t *testing.T, d *Data) {
 	first, err := d.Log.FirstIndex()
 	last, err2 := d.Log.LastIndex()
 	if err != nil || err2 != nil {

@@ -9,12 +9,12 @@ import (
 	"github.com/hashicorp/raft"
 	"pgregory.net/rapid"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable/durabletest"
 )
 
-// With raft-wal, too, no power cut takes an acknowledged entry or brings back
-// one that was taken back, whatever it loses and wherever it comes: in the middle of an
-// append, after a segment is full and before it is closed, while the next is made.
+// TestWALOutlivesCrashes: with raft-wal, no power failure loses an acknowledged entry or restores a
+// deleted one. That holds in the middle of an append, after a segment is full and before it is
+// closed, and while the next one is created.
 func TestWALOutlivesCrashes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dir, err := os.MkdirTemp("", "wal")
@@ -22,9 +22,10 @@ func TestWALOutlivesCrashes(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		defer os.RemoveAll(dir)
-		layer := &platter.Lossy{}
-		b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-		b.cfg = Config{Name: "r1", Dir: dir, LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10, Files: layer}.withDefaults()
+		layer := &durabletest.Lossy{}
+		b := &diskEnv{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+		b.cfg = Config{Name: "r1", Dir: dir, LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10,
+			Files: layer}.withDefaults()
 		if err := b.open(); err != nil {
 			t.Fatalf("%v", err)
 		}
@@ -41,17 +42,18 @@ func TestWALOutlivesCrashes(t *testing.T) {
 			}
 			attempted, doomed := b.last, error(nil)
 			if b.first == 0 || rapid.IntRange(0, 4).Draw(t, "step") > 0 {
-				attempted, doomed = b.tryLogs(term, rapid.IntRange(1, 5).Draw(t, "n"), rapid.SampledFrom([]int{0, 100, 900, 6000, 40_000}).Draw(t, "size"))
+				attempted, doomed = b.tryAppend(term, rapid.IntRange(1, 5).Draw(t, "n"),
+					rapid.SampledFrom([]int{0, 100, 900, 6000, 40_000}).Draw(t, "size"))
 			} else if !cut {
 				if term++; rapid.Bool().Draw(t, "back") {
-					b.back(t, rapid.Uint64Range(b.first, b.last).Draw(t, "from"))
+					b.truncateFrom(t, rapid.Uint64Range(b.first, b.last).Draw(t, "from"))
 				} else {
 					to := rapid.Uint64Range(b.first, b.last).Draw(t, "to")
-					b.snap(t, to, term, []byte("state"))
+					b.takeSnapshot(t, to, term, []byte("state"))
 					b.compact(t, to)
 				}
 			}
-			if doomed != nil && !errors.Is(doomed, platter.ErrPowerCut) {
+			if doomed != nil && !errors.Is(doomed, durabletest.ErrPowerCut) {
 				t.Fatalf("%v", doomed)
 			}
 			if !crash {
@@ -66,7 +68,7 @@ func TestWALOutlivesCrashes(t *testing.T) {
 				t.Fatalf("opening after a crash: %v", err)
 			}
 			if last, err := b.disk.Log.LastIndex(); doomed != nil && err == nil && last != 0 {
-				if last != b.last && last != attempted { // one append is whole or not
+				if last != b.last && last != attempted { // an append exists completely or not at all
 					t.Fatalf("log ends with %d, was %d, %d were appended", last, b.last, attempted)
 				}
 				b.last = last
@@ -89,8 +91,8 @@ func TestWALOutlivesCrashes(t *testing.T) {
 	})
 }
 
-// tryLogs appends entries, which count only when it succeeds.
-func (b *diskBed) tryLogs(term uint64, n, size int) (last uint64, err error) {
+// tryAppend appends entries. They are expected only if it succeeds.
+func (b *diskEnv) tryAppend(term uint64, n, size int) (last uint64, err error) {
 	var logs []*raft.Log
 	for i := range uint64(n) {
 		l := raft.Log{Index: b.last + 1 + i, Term: term, Data: []byte(strings.Repeat(string(rune('a'+term%26)), size))}

@@ -7,12 +7,12 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable/durabletest"
 )
 
-// A power cut in the append that fills a segment may take any sector of it and leave the others, the index of the
-// entries at its end among them. The log then ends where it ended before, or with the whole append; it takes entries
-// afterwards, and another crash changes nothing.
+// TestFullSegmentCutShort: a power failure during the append that fills a segment may lose any of
+// its sectors and keep others, such as the index at its end. Then the log ends where it ended
+// before, or with the whole append. It accepts further entries, and another crash changes nothing.
 func TestFullSegmentCutShort(t *testing.T) {
 	const full = 16 << 10
 	for _, before := range []int{0, 2} { // acknowledged entries in the same segment
@@ -21,7 +21,7 @@ func TestFullSegmentCutShort(t *testing.T) {
 				t.Fatalf("only %d sectors were written", of)
 			}
 		}
-		// The last sector, wherever in the index and the commit it begins.
+		// The last sector, at each offset in the index and the commit frame.
 		for size := full; size < full+512; size += 8 {
 			of := fillCutShort(t, before, size, func(int) bool { return false })
 			fillCutShort(t, before, size, func(sector int) bool { return sector == of-1 })
@@ -29,12 +29,14 @@ func TestFullSegmentCutShort(t *testing.T) {
 	}
 }
 
-// fillCutShort loses those sectors of an entry that fills a segment which lose names, and returns how many there are.
+// fillCutShort appends an entry that fills a segment, and loses the sectors for which lose returns
+// true. It returns the number of sectors.
 func fillCutShort(t *testing.T, before, size int, lose func(sector int) bool) (sectors int) {
 	t.Helper()
-	layer := &platter.Lossy{}
-	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-	b.cfg = Config{Name: "r1", Dir: t.TempDir(), LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10, Files: layer}.withDefaults()
+	layer := &durabletest.Lossy{}
+	b := &diskEnv{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+	b.cfg = Config{Name: "r1", Dir: t.TempDir(), LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10,
+		Files: layer}.withDefaults()
 	if err := b.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,11 +45,11 @@ func fillCutShort(t *testing.T, before, size int, lose func(sector int) bool) (s
 		layer.Crash(func() bool { return false })
 	}()
 	if before > 0 {
-		b.append(t, 1, before, 100)
+		b.appendEntries(t, 1, before, 100)
 	}
 	layer.FailSyncs(0)
-	attempted, err := b.tryLogs(1, 1, size)
-	if !errors.Is(err, platter.ErrPowerCut) {
+	attempted, err := b.tryAppend(1, 1, size)
+	if !errors.Is(err, durabletest.ErrPowerCut) {
 		t.Fatalf("the append should have failed: %v", err)
 	}
 	what := fmt.Sprintf("after %d entries, with %d bytes", before, size)
@@ -79,7 +81,7 @@ func fillCutShort(t *testing.T, before, size int, lose func(sector int) bool) (s
 		if d := b.differs(); d != "" {
 			t.Fatalf("%s: %s", what, d)
 		}
-		b.append(t, 2, 1, 6000)
+		b.appendEntries(t, 2, 1, 6000)
 		crash(func() bool { return true })
 	}
 	if d := b.differs(); d != "" {

@@ -30,7 +30,8 @@ func alarmFrom(p *storev1.Alarm) raftstore.Alarm {
 
 func alarmProto(a raftstore.Alarm) *storev1.Alarm {
 	return &storev1.Alarm{
-		Kind: uint32(a.Kind), Member: a.Member, SinceUnixMs: a.Since, Message: a.Message, StateLimit: a.StateLimit, TotalLimit: a.TotalLimit,
+		Kind: uint32(a.Kind), Member: a.Member, SinceUnixMs: a.Since, Message: a.Message, StateLimit: a.StateLimit,
+		TotalLimit: a.TotalLimit,
 	}
 }
 
@@ -38,10 +39,11 @@ func compareAlarms(a, b raftstore.Alarm) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Member, b.Member))
 }
 
-// setAlarm executes a SetAlarm command: it raises or clears an alarm. For a space alarm, it
-// computes StateLimit and TotalLimit from the current state. An alarm that is already active keeps
-// its time and these limits, because repeated raising could otherwise increase them without bound.
-// Only its message is replaced. An alarm does not change the revision and causes no event.
+// setAlarm executes a SetAlarm command, which raises or clears an alarm. For a space alarm that is
+// raised, it computes StateLimit and TotalLimit from the current state. An alarm that is already
+// active keeps its time and these limits, because repeated raising could otherwise increase the
+// limits without bound. Only its message is replaced. An alarm does not change the revision and
+// causes no event.
 func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	a := alarmFrom(c.GetAlarm())
 	a.StateLimit, a.TotalLimit = 0, 0
@@ -49,20 +51,20 @@ func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	m.applyAlarm(a, c.GetClear())
 }
 
-// applyAlarm raises the alarm, or clears the alarm of the same kind and member. StateLimit and
-// TotalLimit of a new alarm are stored as given. If the alarm is already active, only its message
-// is replaced. An alarm of an unknown kind, with too long a member name, or beyond maxAlarms is
-// ignored.
-func (m *Machine) applyAlarm(a raftstore.Alarm, clear bool) {
+// applyAlarm raises the alarm a, or clears the alarm of the same kind and member if lower is set.
+// StateLimit and TotalLimit of a new alarm are stored as given. If the alarm is already active,
+// only its message is replaced. An alarm of an unknown kind, with too long a member name, or beyond
+// maxAlarms is ignored.
+func (m *Machine) applyAlarm(a raftstore.Alarm, lower bool) {
 	m.advanceClock(a.Since)
 	if a.Kind != raftstore.AlarmSpace && a.Kind != raftstore.AlarmDiverged || len(a.Member) > maxAlarmMember {
 		return
 	}
 	at, up := slices.BinarySearchFunc(m.alarms, a, compareAlarms)
 	switch next := slices.Clone(m.alarms); {
-	case clear && up:
+	case lower && up:
 		m.alarms = slices.Delete(next, at, at+1)
-	case clear:
+	case lower:
 	case up:
 		next[at].Message = a.Message
 		m.alarms = next

@@ -23,7 +23,8 @@ func BenchmarkApplySpread(b *testing.B) {
 			ps[i] = &storev1.Proposal{Ops: []*storev1.Op{{Kind: 1, Key: keys[next*7%len(keys)], Value: value}}}
 			next++
 		}
-		return Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: ps}}}}
+		return Entry{Term: 1,
+			Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: ps}}}}
 	}
 	for range 1000 {
 		m.Apply(batch())

@@ -67,7 +67,8 @@ func TestForgottenIsNeverApplied(t *testing.T) {
 				if out := applyProposal(m, putIssuedAt(1, 2, start+window+2, start+window+2)); out.Err() != nil {
 					t.Errorf("new proposal of the forgotten proposer: %v", out.Err())
 				}
-				if again := applyProposal(m, putIssuedAt(1, 1, start, start+window+3)); !errors.Is(again.Err(), raftstore.ErrOutcomeUnknown) {
+				if again := applyProposal(m, putIssuedAt(1, 1, start, start+window+3)); !errors.Is(again.Err(),
+					raftstore.ErrOutcomeUnknown) {
 					t.Errorf("forgotten proposal of a proposer that is known again: %+v", again)
 				}
 			})
@@ -82,7 +83,9 @@ func TestUnsettledOutcomesAgeAway(t *testing.T) {
 		applyProposal(m, putIssuedAt(1, seq+1, 1_000_000, 1_000_000))
 	}
 	applyProposal(m, putIssuedAt(1, 1001, 1_000_000, 1_000_001+mvcc.RememberMs))
-	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 40}}}})
+	m.Apply(
+		mvcc.Entry{
+			Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 40}}}})
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
 		t.Fatal(err)
@@ -103,12 +106,14 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	m := mvcc.New()
 	applyProposal(m, putProposal(1, 1, 0, "/a", "x"))
 	applyProposal(m, putProposal(1, 2, 0, "/b", "x"))
-	m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), Message: "quota of 7 bytes: delete something"})})
+	m.Apply(mvcc.Entry{Command: alarmCommand(false,
+		&storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), Message: "quota of 7 bytes: delete something"})})
 	m = dumpAndLoad(t, m)
 	refusedPut := putProposal(1, 3, 0, "/c", "x")
 	refusedPut.Ops = append([]*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/a"}}, refusedPut.Ops...)
 	err := applyProposal(m, refusedPut).Err()
-	if !errors.Is(err, raftstore.ErrNoSpace) || !strings.Contains(err.Error(), `"/c"`) || !strings.Contains(err.Error(), "quota of 7 bytes: delete something") {
+	if !errors.Is(err, raftstore.ErrNoSpace) || !strings.Contains(err.Error(), `"/c"`) ||
+		!strings.Contains(err.Error(), "quota of 7 bytes: delete something") {
 		t.Errorf("put while space is short: %v", err)
 	}
 	if out, full := m.View().NoSpace(refusedPut); !full || out.Err().Error() != err.Error() {
@@ -118,7 +123,8 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 		t.Error("a refused commit deleted something")
 	}
 	gone := putProposal(1, 4, 0, "/b", "")
-	gone.Ops = []*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/b"}, {Kind: uint32(raftstore.OpCheck), Key: "/a"}}
+	gone.Ops = []*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/b"},
+		{Kind: uint32(raftstore.OpCheck), Key: "/a"}}
 	if out := applyProposal(m, gone); out.Err() != nil {
 		t.Errorf("delete while space is short: %v", out.Err())
 	}
@@ -141,15 +147,18 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 	applyProposal(m, putProposal(1, 1, 0, "/a", "1234567"))
 	raise := func(growth int64) {
 		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
-			QuotaBytes: 5, GrowthBytes: growth, HistoryBytes: 30, Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), StateLimit: 1 << 40, TotalLimit: 1 << 40}}}}})
+			QuotaBytes: 5, GrowthBytes: growth, HistoryBytes: 30,
+			Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), StateLimit: 1 << 40, TotalLimit: 1 << 40}}}}})
 	}
 	raise(1)
 	raise(1000)
 	m = dumpAndLoad(t, m)
 	if a := m.View().Alarms()[0]; a.StateLimit != 9+1 || a.TotalLimit != 9+1+30 {
-		t.Fatalf("limits %d and %d of an alarm that was raised with 9 bytes of state and 1 and 30 to grow by", a.StateLimit, a.TotalLimit)
+		t.Fatalf("limits %d and %d of an alarm that was raised with 9 bytes of state and 1 and 30 to grow by",
+			a.StateLimit, a.TotalLimit)
 	}
-	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the limit of 10") {
+	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) ||
+		!strings.Contains(out.Err().Error(), "to 11 bytes, beyond the limit of 10") {
 		t.Errorf("growing by two bytes: %v", out.Err())
 	}
 	var updates []*storev1.Proposal
@@ -157,12 +166,14 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 		updates = append(updates, putProposal(1, 3+i, 0, "/a", fmt.Sprintf("%08d", i)))
 	}
 	res := m.Apply(mvcc.Entry{Command: batchCommand(updates...)})
-	if len(res.Events) != 20 || res.Events[0].Revision != 2 || string(res.Events[19].Events[0].Item.Value) != "00000019" {
+	if len(res.Events) != 20 || res.Events[0].Revision != 2 ||
+		string(res.Events[19].Events[0].Item.Value) != "00000019" {
 		t.Errorf("20 updates in a batch: %d revisions reach the watchers", len(res.Events))
 	}
 	v := m.View()
 	if _, err := v.Read(v.Revision()-1, 1); err != nil || v.Compacted() < 18 || v.Bytes()+v.HistoryBytes() > 40 {
-		t.Errorf("%d of state, %d of history, compacted up to %d of %d: %v", v.Bytes(), v.HistoryBytes(), v.Compacted(), v.Revision(), err)
+		t.Errorf("%d of state, %d of history, compacted up to %d of %d: %v", v.Bytes(), v.HistoryBytes(), v.Compacted(),
+			v.Revision(), err)
 	}
 }
 
@@ -170,9 +181,11 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 func TestAlarmsAreBounded(t *testing.T) {
 	m := mvcc.New()
 	for i := range 1000 {
-		m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
+		m.Apply(mvcc.Entry{Command: alarmCommand(false,
+			&storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
 			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: strings.Repeat("r", 1<<20)})},
-			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("u", i), Message: strings.Repeat("x", 1023) + "ü"})},
+			mvcc.Entry{Command: alarmCommand(false,
+				&storev1.Alarm{Kind: 2, Member: fmt.Sprint("u", i), Message: strings.Repeat("x", 1023) + "ü"})},
 			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 77})})
 	}
 	var b bytes.Buffer
@@ -199,7 +212,9 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 		t.Errorf("expires at %d by a clock of %d", it.Expires, m.View().Clock())
 	}
 	expire := func(until int64) {
-		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
+		m.Apply(
+			mvcc.Entry{
+				Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
 	}
 	expire(9_000)
 	expire(10_499)
@@ -238,7 +253,10 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	compact := func(upTo raftstore.Revision) {
-		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
+		m.Apply(
+			mvcc.Entry{
+				Command: &storev1.Command{
+					Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
 	}
 	got := first.Items
 	for page := first; page.More; {
@@ -247,7 +265,8 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 			write(fmt.Sprintf("/p/%02d-new", i), "after")
 		}
 		compact(first.Revision) // compact up to the pager's revision, which stays readable
-		if page, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision, After: got[len(got)-1].Key}); err != nil {
+		if page, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision,
+			After: got[len(got)-1].Key}); err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, page.Items...)
@@ -265,15 +284,18 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 	}
 	compact(first.Revision + 1)
 	_, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision})
-	if !errors.Is(err, raftstore.ErrCompacted) || !strings.Contains(err.Error(), fmt.Sprintf("compacted up to %d", first.Revision+1)) {
+	if !errors.Is(err, raftstore.ErrCompacted) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("compacted up to %d", first.Revision+1)) {
 		t.Errorf("page of a compacted revision: %v", err)
 	}
 	now := m.View().Revision()
 	_, err = m.View().List("/p/", raftstore.ListOptions{At: now + 5})
-	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(now+5)) || !strings.Contains(err.Error(), fmt.Sprint(now)) {
+	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(now+5)) ||
+		!strings.Contains(err.Error(), fmt.Sprint(now)) {
 		t.Errorf("list of a future revision: %v", err)
 	}
-	for at, want := range map[raftstore.Revision]error{first.Revision: raftstore.ErrCompacted, now + 1: raftstore.ErrFutureRevision} {
+	for at, want := range map[raftstore.Revision]error{first.Revision: raftstore.ErrCompacted,
+		now + 1: raftstore.ErrFutureRevision} {
 		if _, err := m.View().HashAt(at, func(int) error { return nil }); !errors.Is(err, want) {
 			t.Errorf("hash of revision %d: %v", at, err)
 		}
@@ -291,14 +313,18 @@ func BenchmarkApply(b *testing.B) {
 		for i := range batched {
 			seq++
 			batched[i] = &storev1.Proposal{
-				Id:             &storev1.ProposalID{Incarnation: 1, Sequence: seq, Settled: seq - min(seq, 64), IssuedUnixMs: int64(seq)},
-				Ops:            []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: fmt.Sprintf("/bench/%d", seq%50_000), Value: value}},
+				Id: &storev1.ProposalID{Incarnation: 1, Sequence: seq, Settled: seq - min(seq, 64),
+					IssuedUnixMs: int64(seq)},
+				Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: fmt.Sprintf("/bench/%d", seq%50_000),
+					Value: value}},
 				ProposedUnixMs: int64(seq),
 			}
 		}
 		m.Apply(mvcc.Entry{Term: 1, Command: batchCommand(batched...)})
 		if seq%(1<<14) < 64 {
-			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: seq - min(seq, 20_000)}}}})
+			m.Apply(
+				mvcc.Entry{Command: &storev1.Command{
+					Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: seq - min(seq, 20_000)}}}})
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(max(1, seq)), "ns/proposal")
@@ -309,9 +335,11 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	const revisions, size = 200, 256 << 10
 	m := mvcc.New()
 	put := func(n int) mvcc.Entry {
-		return mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{{
-			Ops: []*storev1.Op{{Kind: 1, Key: fmt.Sprint("/k/", n%3), Value: make([]byte, size)}},
-		}}}}}}
+		return mvcc.Entry{Term: 1,
+			Command: &storev1.Command{
+				Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{{
+					Ops: []*storev1.Op{{Kind: 1, Key: fmt.Sprint("/k/", n%3), Value: make([]byte, size)}},
+				}}}}}}
 	}
 	heap := func() uint64 {
 		var s runtime.MemStats
@@ -329,7 +357,10 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	if grown := int64(heap() - before); grown < revisions*size*9/10 {
 		t.Fatalf("%d revisions of %d bytes take %d bytes", revisions, size, grown)
 	}
-	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: revisions - 5}}}})
+	m.Apply(
+		mvcc.Entry{
+			Command: &storev1.Command{
+				Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: revisions - 5}}}})
 	if grown := int64(heap() - before); grown > 20*size {
 		t.Errorf("three values and five old ones of %d bytes take %d bytes", size, grown)
 	}

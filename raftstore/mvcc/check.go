@@ -13,7 +13,8 @@ import (
 // wrapped with the key and the sizes.
 func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 	if len(c.Ops) > raftstore.MaxCommitOps {
-		return nil, fmt.Errorf("%w: commit of %d ops, at most %d", raftstore.ErrTooLarge, len(c.Ops), raftstore.MaxCommitOps)
+		return nil, fmt.Errorf("%w: commit of %d ops, at most %d", raftstore.ErrTooLarge, len(c.Ops),
+			raftstore.MaxCommitOps)
 	}
 	p := &storev1.Proposal{Fence: uint64(c.Fence), Ops: make([]*storev1.Op, len(c.Ops))}
 	ops := make([]storev1.Op, len(c.Ops))
@@ -36,9 +37,9 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 }
 
 // checkProposal returns an error if a proposal has no ops, exceeds a size limit, contains a key
-// twice or contains an invalid op. The error wraps ErrInvalid or ErrTooLarge. It is called both
-// before a proposal and when the state machine applies one: the state machine does not rely on the
-// proposer.
+// twice or contains an invalid op. The error wraps ErrInvalid or ErrTooLarge. checkProposal is
+// called before a proposal is sent, and again when the state machine applies it: the state machine
+// does not rely on the proposer.
 func checkProposal(p *storev1.Proposal) error {
 	ops := p.GetOps()
 	switch {
@@ -76,11 +77,13 @@ func checkOp(op *storev1.Op) error {
 	case key == "":
 		return fmt.Errorf("%w: empty key", raftstore.ErrInvalid)
 	case len(key) > raftstore.MaxKeyBytes:
-		return fmt.Errorf("%w: key of %d bytes, at most %d: %.64q...", raftstore.ErrTooLarge, len(key), raftstore.MaxKeyBytes, key)
+		return fmt.Errorf("%w: key of %d bytes, at most %d: %.64q...", raftstore.ErrTooLarge, len(key),
+			raftstore.MaxKeyBytes, key)
 	case !utf8.ValidString(key):
 		return fmt.Errorf("%w: key %q is not valid UTF-8", raftstore.ErrInvalid, key)
 	case len(op.GetValue()) > raftstore.MaxValueBytes:
-		return fmt.Errorf("%w: value of key %q has %d bytes, at most %d", raftstore.ErrTooLarge, key, len(op.GetValue()), raftstore.MaxValueBytes)
+		return fmt.Errorf("%w: value of key %q has %d bytes, at most %d", raftstore.ErrTooLarge, key,
+			len(op.GetValue()), raftstore.MaxValueBytes)
 	case kind != raftstore.OpPut && kind != raftstore.OpDelete && kind != raftstore.OpCheck:
 		return fmt.Errorf("%w: key %q: unknown op kind %d", raftstore.ErrInvalid, key, kind)
 	case kind != raftstore.OpPut && len(op.GetValue()) > 0:
@@ -88,7 +91,8 @@ func checkOp(op *storev1.Op) error {
 	case op.GetTtlMs() < 0 || op.GetTtlMs() > 0 && kind != raftstore.OpPut:
 		return fmt.Errorf("%w: key %q: TTL of %d ms", raftstore.ErrInvalid, key, op.GetTtlMs())
 	case op.GetIf().GetAbsent() && op.GetIf().GetRevision() != 0:
-		return fmt.Errorf("%w: key %q: precondition requires it to be both absent and at revision %d", raftstore.ErrInvalid, key, op.GetIf().GetRevision())
+		return fmt.Errorf("%w: key %q: precondition requires it to be both absent and at revision %d",
+			raftstore.ErrInvalid, key, op.GetIf().GetRevision())
 	}
 	return nil
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // Items and changes, of which a snapshot contains millions, are encoded directly in the protobuf
-// format of store.proto. Intermediate messages would produce as much garbage as the state is large.
+// format of store.proto. Intermediate messages would produce as much garbage as the size of the
+// state.
 
 // Protobuf field numbers of the messages in store.proto that this file encodes.
 const (
@@ -52,7 +53,8 @@ func appendUint(b []byte, field protowire.Number, n uint64) []byte {
 // itemSize returns the length of an item that is encoded as the protobuf message Item, without the
 // tag and the length prefix.
 func itemSize(it *raftstore.Item) int {
-	n := sizeBytes(len(it.Key)) + sizeUint(uint64(it.Created)) + sizeUint(uint64(it.Modified)) + sizeUint(uint64(it.Expires))
+	n := sizeBytes(len(it.Key)) + sizeUint(uint64(it.Created)) + sizeUint(uint64(it.Modified)) +
+		sizeUint(uint64(it.Expires))
 	if len(it.Value) > 0 {
 		n += sizeBytes(len(it.Value))
 	}

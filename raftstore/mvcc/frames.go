@@ -23,7 +23,7 @@ const (
 	frameChunk = 256 << 10 // payload size at which a chunk is written
 )
 
-// ErrCorrupt reports a snapshot that is damaged or not a snapshot.
+// ErrCorrupt is returned for a snapshot that is damaged, or for data that is not a snapshot.
 var ErrCorrupt = errors.New("mvcc: snapshot is corrupt")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -47,15 +47,15 @@ func (fw *frameWriter) writeMessage(f *storev1.SnapshotFrame) error {
 	return fw.writeFrame(fw.buf, nil)
 }
 
-// writeChunk writes a frame for a SnapshotFrame message with only one field: chunk, an encoded
-// message, is the value of that field.
+// writeChunk writes a frame that contains a SnapshotFrame message with only one field. chunk is the
+// encoded value of that field.
 func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
 	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
 	return fw.writeFrame(fw.buf, chunk)
 }
 
-// writeFrame writes one frame: the header, then payload and rest, which together are the frame's
-// payload.
+// writeFrame writes one frame: the header, followed by the frame's payload, which is payload and
+// rest together.
 func (fw *frameWriter) writeFrame(payload, rest []byte) error {
 	n := len(payload) + len(rest)
 	if n > maxFrame {

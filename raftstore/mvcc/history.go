@@ -5,8 +5,8 @@ import (
 )
 
 // segmentRevisions is the number of consecutive revisions in a segment. Each segment has a
-// checkpoint: the tree before its first revision. A read at a past revision therefore undoes at
-// most this many revisions.
+// checkpoint, which is the tree before its first revision. A read at a past revision therefore
+// undoes at most this many revisions.
 const segmentRevisions = 256
 
 // segment holds up to segmentRevisions consecutive revisions, and the tree before the first of them
@@ -20,7 +20,7 @@ type segment struct {
 }
 
 // history is the sequence of revisions that have not been compacted. It is a small value that can
-// be copied. A copy is immutable up to the newest revision at the time of the copy. The writer only
+// be copied. A copy is immutable up to the newest revision at the time of the copy: the writer only
 // fills later slots, and replaces the slice of segments when it drops segments.
 type history struct {
 	compacted raftstore.Revision
@@ -28,8 +28,8 @@ type history struct {
 	bytes     int64 // size of the items that the retained events replaced
 }
 
-// replacedBytes returns the total size of the keys and values that a revision replaced. This is the
-// memory that history retains for the revision in addition to the current state.
+// replacedBytes returns the total size of the keys and values that a revision replaced. History
+// retains this memory for the revision, in addition to the current state.
 func replacedBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
@@ -98,10 +98,11 @@ func (h *history) compactTo(upTo raftstore.Revision) {
 	}
 }
 
-// revisionToKeep returns the revision to which history must be compacted so that the rest, up to
-// now, retains at most the given bytes. They are counted as by replacedBytes.
-func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.Revision {
-	for at := now; at > h.compacted; at-- {
+// revisionToKeep returns the revision to which history must be compacted. The later revisions, up
+// to newest, then retain at most the given number of bytes. The bytes are counted as in
+// replacedBytes.
+func (h *history) revisionToKeep(newest raftstore.Revision, bytes int64) raftstore.Revision {
+	for at := newest; at > h.compacted; at-- {
 		for _, r := range h.readRevisions(at-1, at, 1) {
 			bytes -= replacedBytes(r)
 		}
@@ -117,29 +118,30 @@ func (h *history) segmentIndex(r raftstore.Revision) int {
 	return int((r - h.segments[0].first) / segmentRevisions)
 }
 
-// readRevisions returns revisions after the given one, up to and including now, without copying
-// them. It returns at most limit revisions if limit is positive, and possibly fewer.
-func (h *history) readRevisions(after, now raftstore.Revision, limit int) []raftstore.Events {
-	if after >= now {
+// readRevisions returns consecutive revisions that are greater than after, up to and including
+// newest. It does not copy them. It returns at most limit revisions if limit is positive. It may
+// return fewer revisions than exist.
+func (h *history) readRevisions(after, newest raftstore.Revision, limit int) []raftstore.Events {
+	if after >= newest {
 		return nil
 	}
 	seg := h.segments[h.segmentIndex(after+1)]
 	from := after + 1 - seg.first
-	to := min(now+1-seg.first, segmentRevisions)
+	to := min(newest+1-seg.first, segmentRevisions)
 	if limit > 0 && to-from > raftstore.Revision(limit) {
 		to = from + raftstore.Revision(limit)
 	}
 	return seg.slots[from:to:to]
 }
 
-// readAllSince returns all revisions after one revision, up to and including now.
-func (h *history) readAllSince(after, now raftstore.Revision) []raftstore.Events {
-	if after >= now {
+// readAllSince returns all revisions that are greater than after, up to and including newest.
+func (h *history) readAllSince(after, newest raftstore.Revision) []raftstore.Events {
+	if after >= newest {
 		return nil
 	}
-	out := h.readRevisions(after, now, 0)
-	for after += raftstore.Revision(len(out)); after < now; {
-		more := h.readRevisions(after, now, 0)
+	out := h.readRevisions(after, newest, 0)
+	for after += raftstore.Revision(len(out)); after < newest; {
+		more := h.readRevisions(after, newest, 0)
 		out = append(out, more...)
 		after += raftstore.Revision(len(more))
 	}

@@ -25,7 +25,8 @@ type tree = btree.Map[string, *raftstore.Item]
 // default of 32 reduces both costs, and scans are only slightly slower.
 const treeDegree = 16
 
-// deadline is the expiry time of one key. Deadlines are ordered by time, then by key.
+// deadline is the expiry time of one key. Deadlines are ordered by time, and with equal times by
+// key.
 type deadline struct {
 	expiresAt int64
 	key       string
@@ -70,14 +71,14 @@ func New() *Machine {
 // View returns the state after the last call of Apply.
 func (m *Machine) View() *View { return m.view.Load() }
 
-// Entry is one command with the raft term in which it was proposed. A proposal in the command with
-// another fence than that term is refused.
+// Entry is one command with the raft term in which it was proposed. A proposal in the command that
+// is fenced to another term is refused.
 type Entry struct {
 	Term    uint64
 	Command *storev1.Command
 }
 
-// Result is the result of applying entries.
+// Result is the result of applying a sequence of entries.
 type Result struct {
 	// Outcomes has one slice per entry, with one outcome per proposal of a batch.
 	Outcomes [][]Outcome
@@ -113,9 +114,8 @@ func (m *Machine) Apply(entries ...Entry) Result {
 	return res
 }
 
-// collectEvents copies revisions from history to newEvents, the events that the current call of
-// Apply returns. It copies the revisions after collectedUpTo and then sets collectedUpTo to the
-// current revision.
+// collectEvents copies the revisions after collectedUpTo from history to newEvents, the events that
+// the current call of Apply returns. It then sets collectedUpTo to the current revision.
 func (m *Machine) collectEvents() {
 	if more := m.history.readAllSince(m.collectedUpTo, m.revision); m.newEvents == nil {
 		m.newEvents = more
@@ -129,8 +129,9 @@ func (m *Machine) collectEvents() {
 // clocks of successive leaders differ.
 func (m *Machine) advanceClock(unixMs int64) { m.clock = max(m.clock, unixMs) }
 
-// applyProposal applies one proposal and returns its outcome. If the outcome of a proposal with the
-// same ID is stored, that outcome is returned and the proposal is not applied again.
+// applyProposal applies one proposal and returns its outcome. term is the raft term in which it was
+// proposed. If the outcome of a proposal with the same ID is stored, that outcome is returned and
+// the proposal is not applied again.
 func (m *Machine) applyProposal(term uint64, p *storev1.Proposal) Outcome {
 	m.advanceClock(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
 	if out, known := m.recentOutcomes.lookUpOutcome(p.GetId()); known {
@@ -167,8 +168,8 @@ func (m *Machine) evaluateProposal(term uint64, p *storev1.Proposal) Outcome {
 }
 
 // checkPrecondition returns nil if the precondition of the op holds in the given items, and
-// otherwise the conflict. at is the revision of the items.
-func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
+// otherwise the conflict. revision is the revision of the items.
+func checkPrecondition(items *tree, revision raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
 	want := precondition(op.GetIf())
 	if want == (raftstore.Precondition{}) {
 		return nil
@@ -180,15 +181,16 @@ func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raft
 	if !want.Absent && have != nil && have.Modified == want.Revision {
 		return nil
 	}
-	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: at}
+	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: revision}
 }
 
-// applyOp applies one op to the tree, for the revision that is being built. It returns the event,
-// and false if the op changed nothing.
+// applyOp applies one op to the tree. Changed items get the revision that is being built. It
+// returns the event, or false if the op changed nothing.
 func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	switch raftstore.OpKind(op.GetKind()) {
 	case raftstore.OpPut:
-		item := &raftstore.Item{Key: op.GetKey(), Value: op.GetValue(), Created: m.revision + 1, Modified: m.revision + 1}
+		item := &raftstore.Item{Key: op.GetKey(), Value: op.GetValue(), Created: m.revision + 1,
+			Modified: m.revision + 1}
 		if op.GetTtlMs() > 0 {
 			item.Expires = m.clock + min(op.GetTtlMs(), math.MaxInt64-m.clock)
 		}

@@ -49,7 +49,8 @@ func TestRetryAppliesOnce(t *testing.T) {
 		t.Errorf("retry after a snapshot: %+v at revision %d", again, m.View().Revision())
 	}
 	applyProposal(m, putProposal(1, 2, 1, "/a", "2")) // settles the first
-	if late := applyProposal(m, putProposal(1, 1, 0, "/a", "1")); !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != 2 {
+	if late := applyProposal(m, putProposal(1, 1, 0, "/a", "1")); !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) ||
+		m.View().Revision() != 2 {
 		t.Errorf("retry of a forgotten proposal: %+v at revision %d", late, m.View().Revision())
 	}
 }
@@ -67,7 +68,10 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
 		t.Fatal(err)
 	}
-	if m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(m.View().Revision())}}}}); true {
+	if m.Apply(
+		mvcc.Entry{
+			Command: &storev1.Command{Kind: &storev1.Command_Compact{
+				Compact: &storev1.Compact{Revision: uint64(m.View().Revision())}}}}); true {
 		b.Reset()
 		if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
 			t.Fatal(err)
@@ -76,7 +80,8 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	if b.Len() > 4<<20 {
 		t.Errorf("snapshot of one key is %d bytes", b.Len())
 	}
-	if out := applyProposal(m, putProposal(99_999, 1, 0, "/a", "x")); !errors.Is(out.Err(), raftstore.ErrOutcomeUnknown) {
+	if out := applyProposal(m, putProposal(99_999, 1, 0, "/a", "x")); !errors.Is(out.Err(),
+		raftstore.ErrOutcomeUnknown) {
 		t.Errorf("proposal beyond the bound: %+v", out)
 	}
 	if out := applyProposal(m, putProposal(99_999, 69_999, 0, "/a", "x")); out.Err() != nil {
@@ -97,13 +102,15 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	}
 	const n = 50
 	for seq := range uint64(n) {
-		if out := applyProposal(m, create(seq+1)); out.Conflict == nil || out.Conflict.NoValue || len(out.Conflict.Have.Value) != len(big) {
+		if out := applyProposal(m, create(seq+1)); out.Conflict == nil || out.Conflict.NoValue ||
+			len(out.Conflict.Have.Value) != len(big) {
 			t.Fatalf("conflict: %.200v", out.Conflict)
 		}
 	}
 	shown := func(m *mvcc.Machine) string {
 		out := applyProposal(m, create(7))
-		if out.Conflict == nil || !out.Conflict.NoValue || out.Conflict.Have.Value != nil || out.Conflict.Have.Modified != 1 || out.Conflict.At != 1 {
+		if out.Conflict == nil || !out.Conflict.NoValue || out.Conflict.Have.Value != nil ||
+			out.Conflict.Have.Modified != 1 || out.Conflict.At != 1 {
 			t.Fatalf("remembered conflict: %.200v", out.Conflict)
 		}
 		out = out.WithValue(m.View())
@@ -126,7 +133,8 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	if b.Len() > 2*len(big) {
 		t.Errorf("snapshot of one large value and %d conflicts about it is %d bytes", n, b.Len())
 	}
-	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}})
+	m.Apply(
+		mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}})
 	if v := shown(m); v != "" {
 		t.Errorf("a retry of a conflict about a compacted item returns %.20q", v)
 	}
@@ -146,7 +154,8 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	}
 	var again bytes.Buffer
 	if err := loaded.Snapshot().Dump(&again, mvcc.Meta{}); err != nil || !bytes.Equal(again.Bytes(), b.Bytes()) {
-		t.Errorf("a snapshot that was loaded with values differs when it is written again: %d bytes, was %d: %v", again.Len(), b.Len(), err)
+		t.Errorf("a snapshot that was loaded with values differs when it is written again: %d bytes, was %d: %v",
+			again.Len(), b.Len(), err)
 	}
 }
 
@@ -161,12 +170,14 @@ func TestProbe(t *testing.T) {
 		t.Errorf("probe of an applied proposal: %+v, want %+v", out, applied)
 	}
 	probe = &storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 1, Sequence: 2}, Fence: 1}
-	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(probe)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(probe)}).Outcomes[0][0]; !errors.Is(out.Err(),
+		raftstore.ErrFenced) {
 		t.Errorf("probe of a lost proposal: %+v", out)
 	}
 	late := putProposal(1, 2, 0, "/a", "late")
 	late.Fence = 2
-	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(late)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(late)}).Outcomes[0][0]; !errors.Is(out.Err(),
+		raftstore.ErrFenced) {
 		t.Errorf("proposal after its probe: %+v", out)
 	}
 }
@@ -214,7 +225,8 @@ func TestAmend(t *testing.T) {
 	v := m.View()
 	a, _ := v.Get("/a")
 	c, _ := v.Get("/c")
-	if _, ok := v.Get("/b"); ok || string(a.Value) != "2" || a.Created != 1 || a.Modified != 3 || string(c.Value) != "1" || v.Revision() != 3 || v.Keys() != 2 || v.Bytes() != 6 {
+	if _, ok := v.Get("/b"); ok || string(a.Value) != "2" || a.Created != 1 || a.Modified != 3 ||
+		string(c.Value) != "1" || v.Revision() != 3 || v.Keys() != 2 || v.Bytes() != 6 {
 		t.Errorf("amended: %+v %+v, revision %d, %d keys, %d bytes", a, c, v.Revision(), v.Keys(), v.Bytes())
 	}
 	if m.Amend(raftstore.Delete("/b")); m.View().Revision() != 3 {
@@ -276,10 +288,13 @@ func sampleSnapshot(t testing.TB) []byte {
 		p.ProposedUnixMs, p.Id.IssuedUnixMs = int64(i*1000), int64(i*1000)
 		applyProposal(m, p)
 		if i%13 == 12 {
-			m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), SinceUnixMs: 9, Message: "differs"})})
+			m.Apply(mvcc.Entry{Command: alarmCommand(false,
+				&storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), SinceUnixMs: 9, Message: "differs"})})
 		}
 		if i == 20 {
-			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 15}}}})
+			m.Apply(
+				mvcc.Entry{
+					Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 15}}}})
 		}
 	}
 	var b bytes.Buffer
@@ -355,7 +370,8 @@ func FuzzLoad(f *testing.F) {
 			t.Fatalf("second load: %v", err)
 		}
 		if !slices.Equal(again.View().Alarms(), m.View().Alarms()) || again.View().Clock() != m.View().Clock() {
-			t.Fatalf("second load: alarms %v at %d, were %v at %d", again.View().Alarms(), again.View().Clock(), m.View().Alarms(), m.View().Clock())
+			t.Fatalf("second load: alarms %v at %d, were %v at %d", again.View().Alarms(), again.View().Clock(),
+				m.View().Alarms(), m.View().Clock())
 		}
 	})
 }
@@ -369,7 +385,8 @@ func FuzzApply(f *testing.F) {
 		{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 63}}},
 		alarmCommand(false, &storev1.Alarm{Kind: 1, Message: "full", SinceUnixMs: 1 << 62}),
 		alarmCommand(true, &storev1.Alarm{Kind: 2, Member: "r1"}),
-		{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{QuotaBytes: 1, GrowthBytes: 1 << 62, HistoryBytes: 1 << 62, Alarm: &storev1.Alarm{Kind: 1}}}},
+		{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{QuotaBytes: 1, GrowthBytes: 1 << 62,
+			HistoryBytes: 1 << 62, Alarm: &storev1.Alarm{Kind: 1}}}},
 		batchCommand(putIssuedAt(1, 1, 1, 1), putIssuedAt(2, 1<<63, 1<<62, 1<<62), putIssuedAt(1, 2, -5, -7)),
 		{},
 	} {
@@ -392,7 +409,8 @@ func FuzzApply(f *testing.F) {
 				t.Fatal("two machines differ")
 			}
 			var sa, sb bytes.Buffer
-			if a.Snapshot().Dump(&sa, mvcc.Meta{}) != nil || b.Snapshot().Dump(&sb, mvcc.Meta{}) != nil || !bytes.Equal(sa.Bytes(), sb.Bytes()) {
+			if a.Snapshot().Dump(&sa, mvcc.Meta{}) != nil || b.Snapshot().Dump(&sb, mvcc.Meta{}) != nil ||
+				!bytes.Equal(sa.Bytes(), sb.Bytes()) {
 				t.Fatal("snapshots of two machines differ")
 			}
 		}

@@ -30,7 +30,7 @@ type Outcome struct {
 	Message  string
 }
 
-// Err returns the outcome as the error of Store.Commit; nil for OK.
+// Err returns the error that Store.Commit returns for the outcome, or nil if the outcome is OK.
 func (o Outcome) Err() error {
 	switch o.Code {
 	case OK:
@@ -46,23 +46,25 @@ func (o Outcome) Err() error {
 	case NoSpace:
 		return fmt.Errorf("%w: %s", raftstore.ErrNoSpace, o.Message)
 	case Unknown:
-		return fmt.Errorf("%w: the proposal is so old that its outcome is no longer stored", raftstore.ErrOutcomeUnknown)
+		return fmt.Errorf("%w: the proposal is so old that its outcome is no longer stored",
+			raftstore.ErrOutcomeUnknown)
 	default:
 		return fmt.Errorf("%w: outcome of kind %d: %s", raftstore.ErrOutcomeUnknown, o.Code, o.Message)
 	}
 }
 
-// refusedOutcome returns the outcome of a proposal that checkProposal rejected.
-func refusedOutcome(err error, at raftstore.Revision) Outcome {
+// refusedOutcome returns the outcome of a proposal that checkProposal rejected with err. revision
+// is the current revision.
+func refusedOutcome(err error, revision raftstore.Revision) Outcome {
 	if errors.Is(err, raftstore.ErrTooLarge) {
-		return Outcome{Code: TooLarge, Revision: at, Message: err.Error()}
+		return Outcome{Code: TooLarge, Revision: revision, Message: err.Error()}
 	}
-	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
+	return Outcome{Code: Invalid, Revision: revision, Message: err.Error()}
 }
 
-// withoutValue returns the outcome in the form that is stored for retries: the conflicting item has
-// no value. Otherwise the value would stay in memory and in snapshots for as long as the outcome
-// does.
+// withoutValue returns a copy of the outcome for recentOutcomes, in which a conflicting item has no
+// value. Otherwise the value would stay in memory and in snapshots for as long as the outcome is
+// stored.
 func (o Outcome) withoutValue() Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c := *o.Conflict
@@ -74,9 +76,9 @@ func (o Outcome) withoutValue() Outcome {
 	return o
 }
 
-// WithValue returns the outcome with the value of the conflicting item, read from the view. The
-// outcome is returned unchanged if it already has the value or the view cannot read the item any
-// more.
+// WithValue returns the outcome with the value of the conflicting item, which it reads from the
+// view. The outcome is returned unchanged if it already has the value, or if the view can no longer
+// read the item.
 func (o Outcome) WithValue(v *View) Outcome {
 	if o.Conflict == nil || !o.Conflict.NoValue {
 		return o
@@ -137,6 +139,7 @@ func itemProto(it *raftstore.Item) *storev1.Item {
 func itemFrom(p *storev1.Item) *raftstore.Item {
 	return &raftstore.Item{
 		Key: p.GetKey(), Value: p.GetValue(),
-		Created: raftstore.Revision(p.GetCreated()), Modified: raftstore.Revision(p.GetModified()), Expires: p.GetExpiresUnixMs(),
+		Created: raftstore.Revision(p.GetCreated()), Modified: raftstore.Revision(p.GetModified()),
+		Expires: p.GetExpiresUnixMs(),
 	}
 }

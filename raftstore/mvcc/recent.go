@@ -7,20 +7,21 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// Limits of the outcomes that are stored for retries. Each proposal contains the number up to which
-// its proposer has received all outcomes; these outcomes are dropped at once. The limits below drop
-// outcomes that no later proposal reports as received. Such an outcome is older than any retry. If
-// a retry still comes, its outcome is Unknown and it is not applied again.
+// Limits of the outcomes that are stored for retries of proposals. Each proposal contains the
+// number of an earlier proposal up to which its proposer has received all outcomes. These outcomes
+// are dropped immediately. The limits below drop outcomes that no later proposal reports as
+// received. Such an outcome is older than any retry. If its proposal is retried nevertheless, the
+// outcome of the retry is Unknown, and the proposal is not applied again.
 const (
 	maxIncarnations = 4096
-	maxOutcomes     = 1 << 16 // per incarnation
+	maxOutcomes     = 1 << 16 // largest number of stored outcomes per incarnation
 	// RememberMs is how long an outcome is stored if the proposer does not report that it has
 	// received the outcome. The time is measured by the store's clock.
 	RememberMs = 10 * 60 * 1000
 )
 
-// recentOutcomes stores the outcomes of recent proposals by proposal ID, so that a proposal that is
-// in the raft log twice is applied once. It is part of the replicated state.
+// recentOutcomes stores the outcomes of recent proposals by proposal ID. A proposal that is in the
+// raft log twice is therefore applied only once. It is part of the replicated state.
 type recentOutcomes struct {
 	incarnations map[uint64]*incarnation
 	// uses holds the incarnations (see the type incarnation) in the order of their last use, oldest
@@ -33,14 +34,14 @@ type recentOutcomes struct {
 }
 
 // incarnation is one proposer: one run of one replica's process, identified by a random number. It
-// numbers its proposals consecutively; the number is called the sequence.
+// numbers its proposals consecutively. The number of a proposal is called its sequence.
 type incarnation struct {
 	id          uint64
 	settledUpTo uint64 // outcomes of sequences up to and including this one have been dropped
 	lastUsed    int64  // the store's clock at the incarnation's last proposal
 	outcomes    []remembered
-	buffer      []remembered  // the array that outcomes is a part of, from its start
-	element     *list.Element // position in uses
+	buffer      []remembered  // the complete array of which outcomes is a part
+	element     *list.Element // position in recentOutcomes.uses
 }
 
 // remembered is the stored outcome of one proposal of an incarnation. The outcomes of an
@@ -96,7 +97,8 @@ func (r *recentOutcomes) recordOutcome(id *storev1.ProposalID, out Outcome, now 
 	if id.GetSequence() > 0 {
 		inc.settleUpTo(min(id.GetSettled(), id.GetSequence()-1))
 	}
-	for first := inc.outcomes[0]; len(inc.outcomes) > maxOutcomes || first.decidedAt < now-RememberMs; first = inc.outcomes[0] {
+	for first := inc.outcomes[0]; len(inc.outcomes) > maxOutcomes ||
+		first.decidedAt < now-RememberMs; first = inc.outcomes[0] {
 		inc.settleUpTo(first.sequence)
 	}
 	r.evictIncarnations(now)
@@ -124,8 +126,8 @@ func (r *recentOutcomes) evictIncarnations(now int64) {
 	}
 }
 
-// findSequence returns the index in outcomes of the outcome with a sequence, and true. If no such
-// outcome is stored, it returns the index at which to insert it, and false.
+// findSequence returns the index of the outcome with the given sequence in outcomes, and true. If
+// no such outcome is stored, it returns the index at which to insert it, and false.
 func (inc *incarnation) findSequence(sequence uint64) (int, bool) {
 	// The sequence is nearly always new.
 	if n := len(inc.outcomes); n == 0 || inc.outcomes[n-1].sequence < sequence {
@@ -169,8 +171,8 @@ func (inc *incarnation) appendOutcome(o remembered) {
 	}
 }
 
-// settleUpTo drops the outcomes of sequences up to and including upTo, because the proposer does
-// not need them any more.
+// settleUpTo drops the outcomes of sequences up to and including upTo, because the proposer no
+// longer needs them.
 func (inc *incarnation) settleUpTo(upTo uint64) {
 	if upTo <= inc.settledUpTo {
 		return

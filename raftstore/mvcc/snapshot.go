@@ -64,7 +64,8 @@ func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	if err := s.dumpAlarms(fw); err != nil {
 		return err
 	}
-	if err := fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err != nil {
+	if err := fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err !=
+		nil {
 		return err
 	}
 	return fw.flush()
@@ -117,13 +118,15 @@ func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
 	var total uint64
 	for e := s.recent.uses.Front(); e != nil; e = e.Next() {
 		inc := e.Value.(*incarnation)
-		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: inc.id, Floor: inc.settledUpTo, Used: uint64(inc.lastUsed)}}}
+		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: inc.id, Floor: inc.settledUpTo,
+			Used: uint64(inc.lastUsed)}}}
 		frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Recent{Recent: chunk}}
 		pending := 0
 		for i := range inc.outcomes {
 			o := &inc.outcomes[i]
 			out := o.outcome.Proto()
-			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence, AtUnixMs: o.decidedAt, Outcome: out})
+			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence,
+				AtUnixMs: o.decidedAt, Outcome: out})
 			total++
 			if pending += 64 + 2*len(out.GetKey()) + len(out.GetMessage()); pending >= frameChunk {
 				if err := fw.writeMessage(frame); err != nil {
@@ -245,7 +248,7 @@ func (l *loader) loadItems(items []*storev1.Item) error {
 }
 
 // loadHistory applies revisions to the loaded items, in order, and appends them to history. The
-// item that each change replaced is not in the snapshot; it is taken from the items.
+// snapshot does not contain the item that a change replaced; loadHistory takes it from the items.
 func (l *loader) loadHistory(revisions []*storev1.History) error {
 	for _, h := range revisions {
 		next := l.m.revision + 1
@@ -320,8 +323,8 @@ func (l *loader) checkTrailer() error {
 	return nil
 }
 
-// Amend applies ops as one revision, without checks of preconditions and limits. It is used when a
-// backup is restored, before Rebase. The machine must not be in use yet.
+// Amend applies ops as one revision, without checking preconditions and limits. It is used before
+// Rebase when a backup is restored. The machine must not be in use yet.
 func (m *Machine) Amend(ops ...raftstore.Op) {
 	var events []raftstore.Event
 	for _, op := range ops {
@@ -333,11 +336,11 @@ func (m *Machine) Amend(ops ...raftstore.Op) {
 	m.publishView()
 }
 
-// Rebase sets the machine's revision to a greater one, without changing the items. It marks all
-// earlier revisions as compacted and clears the alarms. It is called when a backup is restored. The
-// new revision must be greater than any that clients may have observed. Otherwise a client could
-// observe the same revision twice with different content. The error reports a revision that is not
-// greater than the current one.
+// Rebase sets the machine's revision to a greater revision, without changing the items. It marks
+// all earlier revisions as compacted and clears the alarms. It is called when a backup is restored.
+// The new revision must be greater than any that clients may have observed. Otherwise a client
+// could observe the same revision twice with different content. Rebase returns an error if the new
+// revision is not greater than the current one.
 func (m *Machine) Rebase(revision raftstore.Revision) error {
 	if revision <= m.revision {
 		return fmt.Errorf("rebasing to revision %d: the store is already at %d", revision, m.revision)

@@ -9,12 +9,12 @@ import (
 )
 
 // While the space alarm is active, a commit may delete keys, and it may replace existing values.
-// Users often delete an object by an update first, and controllers keep rewriting their objects.
+// Many clients delete an object by an update first, and controllers keep rewriting their objects.
 // Two limits in the alarm bound the space that such commits use:
 //
-//   - The state grows at most to StateLimit. Each put adds at most updateGrowth bytes to its value.
-//   - State and history together grow at most to TotalLimit. A put counts with its own size,
-//     because the replaced value becomes history. A deletion counts with nothing. If a put would
+//   - The state may grow up to StateLimit. Each put adds at most updateGrowth bytes to its value.
+//   - State and history together may grow up to TotalLimit. A put counts with its own size,
+//     because the replaced value becomes history. A deletion counts as 0 bytes. If a put would
 //     exceed the limit, the oldest history is compacted first, in the same step on every replica. A
 //     commit that does not grow the state is therefore not refused because of history.
 
@@ -25,8 +25,8 @@ const updateGrowth = 1 << 10
 
 // limitUpdates sets StateLimit and TotalLimit of a space alarm that is being raised. StateLimit is
 // the larger of the command's quota and the current size of the state, plus the command's growth
-// bytes. TotalLimit adds the command's history bytes. Without a quota, and for another kind of
-// alarm, both stay zero.
+// bytes. TotalLimit is StateLimit plus the command's history bytes. Without a quota, and for
+// another kind of alarm, both stay zero.
 func (m *Machine) limitUpdates(a *raftstore.Alarm, c *storev1.SetAlarm) {
 	if a.Kind == raftstore.AlarmSpace && c.GetQuotaBytes() > 0 {
 		a.StateLimit = max(c.GetQuotaBytes(), m.bytes) + c.GetGrowthBytes()
@@ -56,7 +56,8 @@ func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Prop
 			}
 			grown := len(op.GetValue()) - len(prev.Value)
 			if grown > updateGrowth {
-				return fmt.Sprintf("put of key %q adds %d bytes, and %d may be added", op.GetKey(), grown, updateGrowth), 0
+				return fmt.Sprintf("put of key %q adds %d bytes, and %d may be added", op.GetKey(), grown,
+					updateGrowth), 0
 			}
 			if first == "" {
 				first = op.GetKey()
@@ -73,16 +74,17 @@ func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Prop
 	case first == "":
 		return "", 0
 	case after > bytes && after > alarm.StateLimit:
-		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates", first, after, alarm.StateLimit), 0
+		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates",
+			first, after, alarm.StateLimit), 0
 	case bytes+puts > alarm.TotalLimit:
 		return fmt.Sprintf("put of key %q, for which there is no space beside the state", first), 0
 	}
 	return "", puts
 }
 
-// reserveSpace returns true and the outcome NoSpace if the space alarm is active and the proposal
-// would exceed its limits. For an accepted proposal it compacts history if state and history would
-// otherwise exceed TotalLimit.
+// reserveSpace checks a proposal against the limits of the space alarm. If the alarm is active and
+// the proposal would exceed its limits, it returns the outcome NoSpace and true. For an accepted
+// proposal it compacts history if state and history would otherwise exceed TotalLimit.
 func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bool) {
 	alarm, full := spaceAlarm(m.alarms)
 	if !full {
@@ -99,14 +101,16 @@ func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bo
 	return Outcome{}, false
 }
 
-// noSpaceOutcome returns the outcome of a proposal that the space alarm refuses.
-func noSpaceOutcome(reason string, alarm raftstore.Alarm, at raftstore.Revision, state, history int64) Outcome {
-	return Outcome{Code: NoSpace, Revision: at, Message: fmt.Sprintf(
+// noSpaceOutcome returns the outcome of a proposal that is refused because of the space alarm.
+// revision is the current revision; state and history are sizes in bytes.
+func noSpaceOutcome(reason string, alarm raftstore.Alarm, revision raftstore.Revision, state, history int64) Outcome {
+	return Outcome{Code: NoSpace, Revision: revision, Message: fmt.Sprintf(
 		"%s: the state has %d bytes and the history of past revisions %d; %s", reason, state, history, alarm.Message)}
 }
 
-// NoSpace returns true and the outcome if this state would refuse the proposal because of the space
-// alarm. It returns false if a precondition does not hold, because the outcome is then a conflict.
+// NoSpace reports whether this state would refuse the proposal because of the space alarm. In this
+// case it also returns the outcome. It returns false if a precondition does not hold, because the
+// outcome is then a conflict.
 func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
 	if len(v.alarms) == 0 {
 		return Outcome{}, false

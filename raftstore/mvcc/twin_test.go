@@ -37,8 +37,10 @@ type answer struct {
 }
 
 func newTwin() *twin {
-	return &twin{states: []map[string]raftstore.Item{{}}, events: []raftstore.Events{{}}, hashes: [][32]byte{mvcc.New().View().Hash()},
-		answers: make(map[[2]uint64]answer), issued: make(map[[2]uint64]int64), floors: make(map[uint64]uint64), alarms: make(map[string]raftstore.Alarm)}
+	return &twin{states: []map[string]raftstore.Item{{}}, events: []raftstore.Events{{}},
+		hashes:  [][32]byte{mvcc.New().View().Hash()},
+		answers: make(map[[2]uint64]answer), issued: make(map[[2]uint64]int64), floors: make(map[uint64]uint64),
+		alarms: make(map[string]raftstore.Alarm)}
 }
 
 func (w *twin) currentState() map[string]raftstore.Item { return w.states[w.revision] }
@@ -95,7 +97,8 @@ func (w *twin) evaluateProposal(term uint64, p *storev1.Proposal) mvcc.Outcome {
 		return mvcc.Outcome{Code: mvcc.Fenced, Revision: w.revision}
 	}
 	for _, op := range p.Ops {
-		want := raftstore.Precondition{Absent: op.GetIf().GetAbsent(), Revision: raftstore.Revision(op.GetIf().GetRevision())}
+		want := raftstore.Precondition{Absent: op.GetIf().GetAbsent(),
+			Revision: raftstore.Revision(op.GetIf().GetRevision())}
 		have, exists := w.currentState()[op.Key]
 		if want.Absent && exists || want.Revision != 0 && (!exists || have.Modified != want.Revision) {
 			conflict := &raftstore.ConflictError{Key: op.Key, Want: want, At: w.revision}
@@ -132,7 +135,8 @@ func (w *twin) evaluateProposal(term uint64, p *storev1.Proposal) mvcc.Outcome {
 	}
 	if refusal := w.checkSpace(p, next); refusal != "" {
 		return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
-			"%s: the state has %d bytes and the history of past revisions %d; full", refusal, stateBytes(w.currentState()), w.historyBytes(w.compacted))}
+			"%s: the state has %d bytes and the history of past revisions %d; full", refusal,
+			stateBytes(w.currentState()), w.historyBytes(w.compacted))}
 	}
 	w.appendRevision(next, events)
 	return mvcc.Outcome{Code: mvcc.OK, Revision: w.revision}
@@ -163,7 +167,8 @@ func (w *twin) checkSpace(p *storev1.Proposal, next map[string]raftstore.Item) s
 		added += int64(len(op.Key) + len(op.Value))
 	}
 	if n := stateBytes(next); n > stateBytes(w.currentState()) && n > alarm.StateLimit {
-		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates", puts[0].Key, n, alarm.StateLimit)
+		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates",
+			puts[0].Key, n, alarm.StateLimit)
 	}
 	left := alarm.TotalLimit - stateBytes(w.currentState()) - added
 	if left < 0 {
@@ -218,7 +223,8 @@ func (w *twin) setAlarm(s *storev1.SetAlarm) {
 		before.Message = s.Alarm.Message
 		w.alarms[key] = before
 	default:
-		a := raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member, Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
+		a := raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member,
+			Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
 		if a.Kind == raftstore.AlarmSpace && s.QuotaBytes > 0 {
 			a.StateLimit = max(s.QuotaBytes, stateBytes(w.currentState())) + s.GrowthBytes
 			a.TotalLimit = a.StateLimit + s.HistoryBytes
@@ -272,7 +278,8 @@ func (w *twin) listItems(prefix string, o raftstore.ListOptions) raftstore.List 
 // Generators.
 
 func drawKey(t *rapid.T) string {
-	return rapid.SampledFrom([]string{"/a/", "/b/", "/b"}).Draw(t, "dir") + fmt.Sprint(rapid.IntRange(0, 6).Draw(t, "name"))
+	return rapid.SampledFrom([]string{"/a/", "/b/", "/b"}).Draw(t, "dir") +
+		fmt.Sprint(rapid.IntRange(0, 6).Draw(t, "name"))
 }
 
 func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
@@ -349,12 +356,17 @@ func TestAgreesWithTwin(t *testing.T) {
 			switch rapid.IntRange(0, 40).Draw(t, "step") {
 			case 0:
 				upTo := raftstore.Revision(rapid.IntRange(0, int(w.revision)+1).Draw(t, "compact"))
-				m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
+				m.Apply(
+					mvcc.Entry{Command: &storev1.Command{
+						Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
 				w.compacted = max(w.compacted, min(upTo, w.revision))
 			case 1:
 				until := drawTime(t, w)
 				before := w.revision
-				res := m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
+				res :=
+					m.Apply(
+						mvcc.Entry{Command: &storev1.Command{
+							Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
 				w.removeExpired(until)
 				checkEqual(t, "events of expiry", res.Events, w.events[before+1:])
 			case 2:
@@ -371,8 +383,10 @@ func TestAgreesWithTwin(t *testing.T) {
 				}
 				m = loaded
 			case 3, 4:
-				set := &storev1.SetAlarm{Clear: rapid.IntRange(0, 2).Draw(t, "clear") == 0, Alarm: &storev1.Alarm{Kind: 1, SinceUnixMs: drawTime(t, w), Message: "full"}}
-				if set.QuotaBytes = int64(rapid.SampledFrom([]int{0, 1, 100, 5000}).Draw(t, "quota")); set.QuotaBytes > 0 {
+				set := &storev1.SetAlarm{Clear: rapid.IntRange(0, 2).Draw(t, "clear") == 0,
+					Alarm: &storev1.Alarm{Kind: 1, SinceUnixMs: drawTime(t, w), Message: "full"}}
+				if set.QuotaBytes = int64(rapid.SampledFrom([]int{0, 1, 100, 5000}).Draw(t, "quota")); set.QuotaBytes >
+					0 {
 					set.GrowthBytes = int64(rapid.IntRange(0, 3000).Draw(t, "growth"))
 					set.HistoryBytes = int64(rapid.SampledFrom([]int{0, 50, 5000, 20_000}).Draw(t, "room for history"))
 				}
@@ -396,7 +410,8 @@ func TestAgreesWithTwin(t *testing.T) {
 				want := w.applyProposal(term, p, res.Outcomes[0][0])
 				checkEqual(t, "outcome", res.Outcomes[0][0], want)
 				checkEqual(t, "outcome with the value", want.WithValue(m.View()), w.withValue(want))
-				checkEqual(t, "outcome that crossed a wire", mvcc.OutcomeFrom(want.Proto()).WithValue(m.View()), w.withValue(withoutValue(want)))
+				checkEqual(t, "outcome that crossed a wire", mvcc.OutcomeFrom(want.Proto()).WithValue(m.View()),
+					w.withValue(withoutValue(want)))
 				checkEqual(t, "events", res.Events, w.events[before.Revision()+1:])
 				if !again {
 					compareSpace(t, before, m.View(), p, want)
@@ -423,8 +438,10 @@ func compareSpace(t *rapid.T, before, after *mvcc.View, p *storev1.Proposal, got
 		checkEqual(t, "what a view says of a proposal", foretold, got)
 	}
 	for _, a := range after.Alarms() {
-		if total := after.Bytes() + after.HistoryBytes(); a.Kind == raftstore.AlarmSpace && total > max(a.TotalLimit, before.Bytes()+before.HistoryBytes()) {
-			t.Fatalf("%d bytes of state and history, were %d, limit %d", total, before.Bytes()+before.HistoryBytes(), a.TotalLimit)
+		if total := after.Bytes() + after.HistoryBytes(); a.Kind == raftstore.AlarmSpace &&
+			total > max(a.TotalLimit, before.Bytes()+before.HistoryBytes()) {
+			t.Fatalf("%d bytes of state and history, were %d, limit %d", total,
+				before.Bytes()+before.HistoryBytes(), a.TotalLimit)
 		}
 	}
 }
@@ -446,15 +463,18 @@ func compareLists(t *rapid.T, v *mvcc.View, w *twin) {
 }
 
 func compareState(t *rapid.T, v *mvcc.View, w *twin) {
-	if v.Keys() != len(w.currentState()) || v.Bytes() != stateBytes(w.currentState()) || v.Revision() != w.revision || v.Compacted() != w.compacted {
+	if v.Keys() != len(w.currentState()) || v.Bytes() != stateBytes(w.currentState()) || v.Revision() != w.revision ||
+		v.Compacted() != w.compacted {
 		t.Fatalf("%d keys, %d bytes, revision %d, compacted %d; twin has %d, %d, %d, %d",
-			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.currentState()), stateBytes(w.currentState()), w.revision, w.compacted)
+			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.currentState()), stateBytes(w.currentState()),
+			w.revision, w.compacted)
 	}
 	if a, full := w.alarms["1"]; full && a.StateLimit > 0 && v.Bytes() > a.StateLimit {
 		t.Fatalf("updates have grown the state to %d bytes, limit %d", v.Bytes(), a.StateLimit)
 	}
 	if v.HistoryBytes() != w.historyBytes(w.compacted) || v.Clock() != w.clock {
-		t.Fatalf("%d bytes of history, clock %d; twin has %d, %d", v.HistoryBytes(), v.Clock(), w.historyBytes(w.compacted), w.clock)
+		t.Fatalf("%d bytes of history, clock %d; twin has %d, %d", v.HistoryBytes(), v.Clock(),
+			w.historyBytes(w.compacted), w.clock)
 	}
 	var alarms []raftstore.Alarm
 	for _, key := range slices.Sorted(maps.Keys(w.alarms)) {

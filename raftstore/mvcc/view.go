@@ -34,8 +34,8 @@ func (v *View) Keys() int { return v.items.Len() }
 // Bytes returns the total size of keys and values.
 func (v *View) Bytes() int64 { return v.bytes }
 
-// HistoryBytes returns the total size of the keys and values that the retained events replaced: the
-// memory of history in addition to the current state.
+// HistoryBytes returns the total size of the keys and values that the retained events replaced.
+// This is the memory that history uses in addition to the current state.
 func (v *View) HistoryBytes() int64 { return v.history.bytes }
 
 // Clock returns the store's clock in unix milliseconds: the latest time in any command.
@@ -45,14 +45,14 @@ func (v *View) Clock() int64 { return v.clock }
 // is replaced when an alarm changes.
 func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
 
-// CompactTarget returns the revision to which history must be compacted so that it retains at most
-// the given bytes, as counted by HistoryBytes.
+// CompactTarget returns the revision to which history must be compacted so that HistoryBytes is at
+// most the given number of bytes.
 func (v *View) CompactTarget(bytes int64) raftstore.Revision {
 	return v.history.revisionToKeep(v.revision, bytes)
 }
 
-// NextExpiry returns the time at which the next key expires, in unix milliseconds; 0 if no key has
-// a TTL.
+// NextExpiry returns the time at which the next key expires, in unix milliseconds, or 0 if no key
+// has a TTL.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }
 
 // Get returns the item at key, and false if the key does not exist.
@@ -64,20 +64,20 @@ func (v *View) Get(key string) (raftstore.Item, bool) {
 	return *it, true
 }
 
-// itemAt returns the item at key as of a revision. It returns false if the key was absent or the
-// revision is compacted.
-func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool) {
-	if at > v.revision {
+// itemAt returns the item at key as it was at the given revision. It returns false if the key was
+// absent, or if the revision is compacted or does not exist yet.
+func (v *View) itemAt(key string, revision raftstore.Revision) (*raftstore.Item, bool) {
+	if revision > v.revision {
 		return nil, false
 	}
 	is, ok := v.items.Get(key)
 	switch {
-	case ok && is.Modified <= at: // unchanged since
+	case ok && is.Modified <= revision: // unchanged since
 		return is, true
-	case at == v.revision, at < v.history.compacted:
+	case revision == v.revision, revision < v.history.compacted:
 		return nil, false
 	}
-	p := v.stateAt(at, key)
+	p := v.stateAt(revision, key)
 	was, undone := p.undo[key]
 	if !undone {
 		was, _ = p.items.Get(key)
@@ -85,20 +85,23 @@ func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool)
 	return was, was != nil
 }
 
-// List returns the items with the key prefix at the revision o.At; 0 means the view's own. The
-// error is ErrCompacted or ErrFutureRevision if the view does not contain that revision, and
-// ErrInvalid for a negative limit.
+// List returns the items with keys that have the prefix, at the revision o.At. If o.At is 0, it is
+// the revision of the view. The error is ErrCompacted or ErrFutureRevision if the view does not
+// contain that revision, and ErrInvalid for a negative limit.
 func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, error) {
 	at := o.At
 	switch {
 	case o.Limit < 0:
-		return raftstore.List{}, fmt.Errorf("%w: list of %q: limit %d is negative", raftstore.ErrInvalid, prefix, o.Limit)
+		return raftstore.List{}, fmt.Errorf("%w: list of %q: limit %d is negative", raftstore.ErrInvalid,
+			prefix, o.Limit)
 	case at == 0:
 		at = v.revision
 	case at > v.revision:
-		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: store is at %d: %w", prefix, at, v.revision, raftstore.ErrFutureRevision)
+		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: store is at %d: %w", prefix, at, v.revision,
+			raftstore.ErrFutureRevision)
 	case at < v.history.compacted:
-		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: compacted up to %d: %w", prefix, at, v.history.compacted, raftstore.ErrCompacted)
+		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: compacted up to %d: %w", prefix, at,
+			v.history.compacted, raftstore.ErrCompacted)
 	}
 	p := v.stateAt(at, prefix)
 	out := raftstore.List{Revision: at}
@@ -120,19 +123,21 @@ func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, err
 	return out, nil
 }
 
-// Read returns revisions after the given one, at most limit and possibly fewer. It returns none if
-// after is the newest revision, and ErrCompacted if they have been compacted. The slice and its
-// contents must not be modified.
+// Read returns the events of consecutive revisions, beginning with the first revision that is
+// greater than after. It returns at most limit revisions, possibly fewer than exist. It returns no
+// revisions if after is the newest revision, and ErrCompacted if they have been compacted. The
+// slice and its contents must not be modified.
 func (v *View) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
 	if after < v.history.compacted {
-		return nil, fmt.Errorf("history after revision %d: compacted up to %d: %w", after, v.history.compacted, raftstore.ErrCompacted)
+		return nil, fmt.Errorf("history after revision %d: compacted up to %d: %w", after, v.history.compacted,
+			raftstore.ErrCompacted)
 	}
 	return v.history.readRevisions(after, v.revision, limit), nil
 }
 
-// Hash returns a digest of the items at the view's revision. Two replicas with the same state at
-// the same revision return the same hash. The rest of the replicated state belongs to no revision
-// and is not included: alarms, clock and stored outcomes.
+// Hash returns a digest of the items at the view's revision. Replicas with the same state at the
+// same revision return the same hash. Alarms, clock and stored outcomes are not included, because
+// this part of the replicated state does not belong to a revision.
 func (v *View) Hash() [sha256.Size]byte {
 	h, err := v.HashAt(v.revision, func(int) error { return nil })
 	if err != nil {
@@ -141,17 +146,20 @@ func (v *View) Hash() [sha256.Size]byte {
 	return h
 }
 
-// HashAt returns the same digest as Hash for a retained revision; 0 means the view's own revision.
-// pace is called with the size of every item. It may block to limit the rate, and an error from it
-// stops the computation and is returned.
-func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha256.Size]byte, error) {
+// HashAt returns the same digest as Hash, but for the given retained revision. 0 means the view's
+// revision. throttle is called with the size of every item in bytes. It may block to limit the
+// rate. An error from throttle stops the computation and is returned.
+func (v *View) HashAt(revision raftstore.Revision, throttle func(bytes int) error) ([sha256.Size]byte, error) {
 	switch {
-	case at == 0:
-		at = v.revision
-	case at > v.revision:
-		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: store is at %d: %w", at, v.revision, raftstore.ErrFutureRevision)
-	case at < v.history.compacted:
-		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: compacted up to %d: %w", at, v.history.compacted, raftstore.ErrCompacted)
+	case revision == 0:
+		revision = v.revision
+	case revision > v.revision:
+		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: store is at %d: %w", revision, v.revision,
+			raftstore.ErrFutureRevision)
+	case revision < v.history.compacted:
+		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: compacted up to %d: %w", revision,
+			v.history.compacted,
+			raftstore.ErrCompacted)
 	}
 	h := sha256.New()
 	var buf []byte
@@ -165,37 +173,37 @@ func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha25
 		buf = binary.AppendUvarint(buf, uint64(len(it.Value)))
 		h.Write(buf)
 		h.Write(it.Value)
-		stop = pace(len(buf) + len(it.Value))
+		stop = throttle(len(buf) + len(it.Value))
 		return stop == nil
 	}
-	h.Write(binary.AppendUvarint(nil, uint64(at)))
-	v.stateAt(at, "").ascendItems("", "", put)
+	h.Write(binary.AppendUvarint(nil, uint64(revision)))
+	v.stateAt(revision, "").ascendItems("", "", put)
 	return [sha256.Size]byte(h.Sum(nil)), stop
 }
 
-// pastState is the state of the store at one revision. It consists of the tree of that or a later
-// revision, and of the items that replace those which later revisions changed.
+// pastState is the state of the store at one revision. It consists of the tree of this or a later
+// revision, and of the items that later revisions have replaced.
 type pastState struct {
 	items *tree
 	undo  map[string]*raftstore.Item // nil item: the key was absent
 	keys  []string                   // keys of undo, sorted
 }
 
-// stateAt returns the state at a revision that history retains. The result is correct only for keys
+// stateAt returns the state at the given retained revision. The result is correct only for keys
 // with the prefix.
-func (v *View) stateAt(at raftstore.Revision, prefix string) pastState {
+func (v *View) stateAt(revision raftstore.Revision, prefix string) pastState {
 	p := pastState{items: v.items}
-	if at == v.revision {
+	if revision == v.revision {
 		return p
 	}
 	until := v.revision
-	i := v.history.segmentIndex(at + 1)
+	i := v.history.segmentIndex(revision + 1)
 	if i+1 < len(v.history.segments) && v.history.segments[i+1].first <= v.revision {
 		next := v.history.segments[i+1]
 		p.items, until = next.base, next.first-1
 	}
 	p.undo = make(map[string]*raftstore.Item)
-	for _, r := range v.history.readRevisions(at, until, 0) {
+	for _, r := range v.history.readRevisions(revision, until, 0) {
 		for j := range r.Events {
 			key := r.Events[j].Item.Key
 			if _, seen := p.undo[key]; !seen && strings.HasPrefix(key, prefix) {
@@ -208,7 +216,7 @@ func (v *View) stateAt(at raftstore.Revision, prefix string) pastState {
 	return p
 }
 
-// countKeys returns how many keys have the prefix and are greater than after.
+// countKeys returns the number of keys that have the prefix and are greater than after.
 func (p pastState) countKeys(prefix, after string) int {
 	n := p.items.Len()
 	if bound := prefixEnd(prefix); bound != "" {
@@ -264,7 +272,7 @@ func (p pastState) ascendItems(prefix, after string, visit func(*raftstore.Item)
 	restored("", true)
 }
 
-// firstKey returns the smallest possible key with the prefix that is greater than after.
+// firstKey returns the smallest possible key that has the prefix and is greater than after.
 func firstKey(prefix, after string) string {
 	if after == "" || after < prefix {
 		return prefix
@@ -272,8 +280,8 @@ func firstKey(prefix, after string) string {
 	return after + "\x00"
 }
 
-// prefixEnd returns the smallest string greater than every key with the prefix; "" if there is
-// none.
+// prefixEnd returns the smallest string that is greater than every key with the prefix, or "" if no
+// such string exists.
 func prefixEnd(prefix string) string {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {

@@ -15,8 +15,8 @@ import (
 // either. What is left goes on, and the one that waited gets a vote.
 func TestLookingAround(t *testing.T) {
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.FeatureLevel = 7
-		cfg.Standby = func() bool { return cfg.Name == "r4" }
+		cfg.Program.FeatureLevel = 7
+		cfg.Program.Standby = func() bool { return cfg.Name == "r4" }
 	})
 	if _, err := c.Replica("r2").StepDown(within(t, patience), "r1"); err != nil {
 		t.Fatal(err)
@@ -30,13 +30,13 @@ func TestLookingAround(t *testing.T) {
 	if _, err := c.Replica("r4").Sync(within(t, patience)); err != nil { // it has applied what there is
 		t.Fatal(err)
 	}
-	if _, _, err := c.Replica("r3").LookAround(within(t, patience)); !errors.Is(err, raftstore.ErrNotLeader) {
+	if _, _, err := c.Replica("r3").RequestReports(within(t, patience)); !errors.Is(err, raftstore.ErrNotLeader) {
 		t.Errorf("a follower looks around: %v", err)
 	}
 	if err := c.Replica("r3").RemoveSilent(within(t, patience), "r2"); !errors.Is(err, raftstore.ErrNotLeader) {
 		t.Errorf("a follower takes r2 out: %v", err)
 	}
-	if err := c.Replica("r3").PromoteHere(within(t, patience), "r4"); !errors.Is(err, raftstore.ErrNotLeader) {
+	if err := c.Replica("r3").PromoteOnLeader(within(t, patience), "r4"); !errors.Is(err, raftstore.ErrNotLeader) {
 		t.Errorf("a follower gives r4 a vote: %v", err)
 	}
 	if err := r1.RemoveSilent(within(t, patience), "r2"); !errors.Is(err, raftstore.ErrInvalid) {
@@ -48,17 +48,20 @@ func TestLookingAround(t *testing.T) {
 	if err := r1.RemoveSilent(over, "r2"); !errors.Is(err, context.Canceled) {
 		t.Errorf("a leadership that has ended takes r2 out: %v", err)
 	}
-	found, commit, err := r1.LookAround(within(t, patience))
+	found, commit, err := r1.RequestReports(within(t, patience))
 	if err != nil || commit == 0 {
 		t.Fatalf("committed up to %d, %v", commit, err)
 	}
 	got := map[string]string{}
 	for _, f := range found {
-		got[f.ID] = fmt.Sprintf("voter %v heard %v standby %v level %d applied %v", f.Voter, f.Heard, f.Standby, f.Level, f.Applied > 0)
+		got[f.ID] = fmt.Sprintf("voter %v heard %v standby %v level %d applied %v", f.Voter, f.Responded, f.Standby,
+			f.Level, f.Applied > 0)
 	}
 	for name, want := range map[string]string{
-		"r1": "voter true heard true standby false level 7 applied true", "r2": "voter true heard false standby false level 0 applied false",
-		"r3": "voter true heard true standby false level 7 applied true", "r4": "voter false heard true standby true level 7 applied true",
+		"r1": "voter true heard true standby false level 7 applied true",
+		"r2": "voter true heard false standby false level 0 applied false",
+		"r3": "voter true heard true standby false level 7 applied true",
+		"r4": "voter false heard true standby true level 7 applied true",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %s, want %s", name, got[name], want)
@@ -67,7 +70,7 @@ func TestLookingAround(t *testing.T) {
 	if err := r1.RemoveSilent(within(t, patience), "r2"); err != nil {
 		t.Fatal(err)
 	}
-	if err := r1.PromoteHere(within(t, patience), "r4"); err != nil {
+	if err := r1.PromoteOnLeader(within(t, patience), "r4"); err != nil {
 		t.Fatal(err)
 	}
 	voters := 0

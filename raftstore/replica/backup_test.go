@@ -52,7 +52,7 @@ func TestSlowBackup(t *testing.T) {
 func TestSealedGroup(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "keys")
-	if err := disk.NewKeyFile(path, "k1"); err != nil {
+	if err := disk.CreateKeyFile(path, "k1"); err != nil {
 		t.Fatal(err)
 	}
 	k1, err := disk.LoadKeyring(path)
@@ -62,8 +62,8 @@ func TestSealedGroup(t *testing.T) {
 	keys := k1
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
 		cfg.Cluster = "ours"
-		if cfg.Keys = keys; cfg.Name == "r2" {
-			cfg.Keys = nil // each replica has keys of its own, or none
+		if cfg.Storage.Keys = keys; cfg.Name == "r2" {
+			cfg.Storage.Keys = nil // each replica has keys of its own, or none
 		}
 	})
 	commit(t, c.Replica("r1"), raftstore.Put("/a", []byte("one")))
@@ -92,10 +92,12 @@ func TestSealedGroup(t *testing.T) {
 	if err := c.Replica("r1").Backup(within(t, patience), &backup); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k1); !errors.Is(err, disk.ErrSealed) || info.KeyID != "k2" {
+	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k1); !errors.Is(err, disk.ErrSealed) ||
+		info.KeyID != "k2" {
 		t.Errorf("backup without its key: %+v, error %v", info, err)
 	}
-	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k2); err != nil || !info.Sealed || info.Cluster != "ours" || info.Keys != 1 {
+	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k2); err != nil || !info.Sealed ||
+		info.Cluster != "ours" || info.Keys != 1 {
 		t.Errorf("backup: %+v, error %v", info, err)
 	}
 	// A replica that lags far gets the snapshot of one with other keys.
@@ -122,13 +124,13 @@ func TestBackupAndRestore(t *testing.T) {
 	fresh := storetest.NewCluster(t, 0, nil)
 	fresh.AddHost("n1", false)
 	cfg := fresh.Config("n1")
-	to := disk.RestoreOptions{Advertise: cfg.Advertise, Cluster: cfg.Cluster}
+	to := disk.RestoreOptions{Advertise: cfg.Network.Advertise, Cluster: cfg.Cluster}
 	damaged := bytes.Clone(backup.Bytes())
 	damaged[len(damaged)/2] ^= 4
 	if _, err := disk.Restore(cfg.Disk(), bytes.NewReader(damaged), to); !errors.Is(err, disk.ErrCorruptBackup) {
 		t.Errorf("restore of a damaged backup: %v", err)
 	}
-	if _, err := os.Stat(cfg.DataDir); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(cfg.Storage.DataDir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a refused restore left something behind: %v", err)
 	}
 	if _, err := disk.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); err != nil {

@@ -14,7 +14,7 @@ import (
 // BenchmarkCommit shows where time and memory go, three replicas in one
 // process with fsync; for figures see test/bench/store.
 func BenchmarkCommit(b *testing.B) {
-	c := storetest.NewCluster(b, 3, func(cfg *replica.Config) { cfg.NoSync = false })
+	c := storetest.NewCluster(b, 3, func(cfg *replica.Config) { cfg.Storage.NoSync = false })
 	value := make([]byte, 1024)
 	for _, clients := range []int{1, 64, 256} {
 		b.Run(fmt.Sprint(clients), func(b *testing.B) {
@@ -27,7 +27,8 @@ func BenchmarkCommit(b *testing.B) {
 				s := replicas[int(id)%len(replicas)]
 				for pb.Next() {
 					key := fmt.Sprintf("/bench/%d/%d", id, n.Add(1)%500)
-					if _, err := s.Commit(context.Background(), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, value)}}); err != nil {
+					if _, err := s.Commit(context.Background(),
+						raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, value)}}); err != nil {
 						b.Error(err)
 						return
 					}
@@ -48,7 +49,8 @@ func BenchmarkVisible(b *testing.B) {
 	}
 	defer w.Stop()
 	for b.Loop() {
-		if _, err := leader.Commit(context.Background(), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/v/k", nil)}}); err != nil {
+		if _, err := leader.Commit(context.Background(),
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/v/k", nil)}}); err != nil {
 			b.Fatal(err)
 		}
 		for len((<-w.C()).Events) == 0 {

@@ -4,145 +4,131 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"math/rand/v2"
 	"time"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
+	"keelson.dev/keelson/raftstore/replica/forwarding"
+	"keelson.dev/keelson/raftstore/replica/proposals"
 )
 
-// errNotProposed says that a proposal is certainly not in the log because of
-// this attempt; errMaybe that it may be.
-var (
-	errNotProposed = errors.New("not proposed")
-	errMaybe       = errors.New("proposed, reply lost")
-)
+// committer commits the proposals of all callers of this replica in batches. On the leader it
+// passes a batch to raft. On any other replica it forwards the batch to the leader.
+type committer struct {
+	node  *node
+	net   *network
+	reads *reader
 
-// identities hands out proposal ids and knows which are settled.
-type identities struct {
-	incarnation uint64
-
-	mu      sync.Mutex
-	last    uint64
-	settled uint64 // every sequence up to this one has been answered
-	waiting map[uint64]struct{}
+	ids      proposals.Identities
+	queue    proposals.Queue
+	forwards forwarding.Client
 }
 
-func (d *identities) next() *storev1.ProposalID {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.last++
-	d.waiting[d.last] = struct{}{}
-	return &storev1.ProposalID{Incarnation: d.incarnation, Sequence: d.last, Settled: d.settled}
+func newCommitter(n *node, net *network, reads *reader) *committer {
+	c := &committer{node: n, net: net, reads: reads}
+	c.ids = proposals.Identities{Incarnation: rand.Uint64() | 1, Waiting: make(map[uint64]struct{})}
+	c.queue.Initialize()
+	c.forwards.Peers = &net.peers
+	return c
 }
 
-func (d *identities) settle(id *storev1.ProposalID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.waiting, id.GetSequence())
-	for d.settled < d.last {
-		if _, open := d.waiting[d.settled+1]; open {
-			return
-		}
-		d.settled++
-	}
-}
-
-// Commit implements raftstore.Store. The proposal keeps its id through all
-// retries, so that it applies once whichever of them reach the log.
+// Commit implements raftstore.Store. The proposal keeps its ID through all retries. It is therefore
+// applied once, even if several copies of it reach the log.
 func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("commit was not begun: %w", err)
+		return 0, fmt.Errorf("commit not started: %w", err)
 	}
 	p, err := mvcc.Proposal(c)
 	if err != nil {
 		return 0, err
 	}
-	if err := r.up(ctx); err != nil {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return 0, err
 	}
-	defer since(r.meters.commit, time.Now())
-	if err := r.roomFor(ctx, p); err != nil {
+	defer observeSince(r.node.meters.commit, time.Now())
+	if err := r.commits.checkSpace(ctx, p); err != nil {
 		return 0, err
 	}
-	p.Id = r.newID()
-	defer func() { r.ids.settle(p.Id) }()
+	p.Id = r.commits.newProposalID()
+	defer func() { r.commits.ids.SettleID(p.Id) }()
 	maybe := false // an attempt may have reached the log
 	for {
-		it := newItem(p)
-		out, err := r.attempt(ctx, it)
+		it := proposals.NewItem(p)
+		out, err := r.commits.attemptOnce(ctx, it)
 		switch {
-		case err == nil && out.outcome.Code == mvcc.Unknown && !maybe:
-			// It has waited so long that its id is too old to be trusted. It
-			// was not in the log before and has not been applied now.
-			r.ids.settle(p.Id)
-			p.Id = r.newID()
+		case err == nil && out.Outcome.Code == mvcc.Unknown && !maybe:
+			// The proposal has waited so long that its ID is too old to be recognized. It was not
+			// in the log before and has not been applied now.
+			r.commits.ids.SettleID(p.Id)
+			p.Id = r.commits.newProposalID()
 		case err == nil:
-			return r.answer(ctx, out)
-		case ctx.Err() != nil || r.ctx.Err() != nil:
-			return 0, r.gaveUp(ctx, maybe || errors.Is(err, errMaybe))
-		case errors.Is(err, errMaybe):
+			return r.commits.replyOutcome(ctx, out)
+		case ctx.Err() != nil || r.node.ctx.Err() != nil:
+			return 0, r.commits.abandonError(ctx, maybe || errors.Is(err, proposals.ErrMaybe))
+		case errors.Is(err, proposals.ErrMaybe):
 			maybe = true
 			if p.Fence != 0 {
-				// What is fenced must not be proposed under another leader. An
-				// empty proposal with the same id and fence tells its fate:
-				// the outcome, if it was applied, else that it never will be.
+				// A fenced proposal must not be proposed under another leader. An empty proposal
+				// with the same ID and fence returns what happened to the original: the outcome if
+				// it was applied, or else the guarantee that it never will be.
 				p = &storev1.Proposal{Id: p.Id, Fence: p.Fence}
 			}
-		case p.Fence != 0 && len(p.Ops) > 0 && r.lead.of(raftstore.Fence(p.Fence)) == nil:
+		case p.Fence != 0 && len(p.Ops) > 0 && r.node.lead.forFence(raftstore.Fence(p.Fence)) == nil:
 			return 0, raftstore.ErrFenced
-		} // a leadership that has not ended, and refuses proposals during a transfer, takes them again after it
-		if err := r.pause(ctx); err != nil {
-			return 0, r.gaveUp(ctx, maybe)
+		} // during a transfer a leader refuses proposals, and accepts them again if its leadership has not ended
+		if err := r.node.waitForRetry(ctx); err != nil {
+			return 0, r.commits.abandonError(ctx, maybe)
 		}
 	}
 }
 
-// newID makes an id that bears the store's time.
-func (r *Replica) newID() *storev1.ProposalID {
-	id := r.ids.next()
-	id.IssuedUnixMs = r.clock.read()
+// newProposalID returns a new proposal ID with the current store time.
+func (c *committer) newProposalID() *storev1.ProposalID {
+	id := c.ids.NextID()
+	id.IssuedUnixMs = c.node.clock.CurrentTime()
 	return id
 }
 
-// attempt queues a proposal once and waits for what becomes of it.
-func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
-	if ctx.Err() != nil { // whoever waits no longer changes nothing
-		return result{}, errNotProposed
+// attemptOnce queues a proposal once and waits for its result. If ctx or the replica ends first, it
+// returns ErrNotProposed if the proposal was still in the queue, and ErrMaybe otherwise.
+func (c *committer) attemptOnce(ctx context.Context, it *proposals.Item) (proposals.Result, error) {
+	if ctx.Err() != nil { // a caller that no longer waits must change nothing
+		return proposals.Result{}, proposals.ErrNotProposed
 	}
-	r.queue.put(it)
+	c.queue.Enqueue(it)
 	select {
-	case res := <-it.done:
-		return res, res.err
+	case res := <-it.Done:
+		return res, res.Err
 	case <-ctx.Done():
-	case <-r.ctx.Done():
+	case <-c.node.ctx.Done():
 	}
-	if it.abandon() {
-		return result{}, errNotProposed
+	if it.Withdraw() {
+		return proposals.Result{}, proposals.ErrNotProposed
 	}
-	return result{}, errMaybe
+	return proposals.Result{}, proposals.ErrMaybe
 }
 
-// answer turns an outcome into the reply. On a follower it first waits until
-// this replica has applied the commit, so that its own local reads show it, or
-// what a conflict was about, so that it can show the value: the leader sends none.
-// What is no longer retained here is not there either: all compact alike.
-func (r *Replica) answer(ctx context.Context, res result) (raftstore.Revision, error) {
-	switch res.outcome.Code {
+// replyOutcome converts the outcome of a proposal to the results of Commit. It first waits until
+// this replica has applied the commit, so that later local reads here observe it. The leader sends
+// outcomes without values; for a conflict, replyOutcome reads the value from this replica's state.
+// A value that is compacted here is compacted on all replicas.
+func (c *committer) replyOutcome(ctx context.Context, res proposals.Result) (raftstore.Revision, error) {
+	switch res.Outcome.Code {
 	case mvcc.OK, mvcc.Conflict:
-		// Whether or not the wait succeeds, this is what became of the commit.
-		_ = r.fsm.line.wait(ctx, res.index)
+		// the outcome is decided even if the wait fails
+		_ = c.node.fsm.Line.AwaitIndex(ctx, res.Index)
 	case mvcc.NoSpace:
-		r.meters.refusedPuts.Add(1)
+		c.node.meters.refusedPuts.Add(1)
 	}
-	if err := res.outcome.WithValue(r.fsm.view()).Err(); err != nil {
+	if err := res.Outcome.WithValue(c.node.fsm.View()).Err(); err != nil {
 		return 0, err
 	}
-	return res.outcome.Revision, nil
+	return res.Outcome.Revision, nil
 }
 
-func (r *Replica) gaveUp(ctx context.Context, maybe bool) error {
+func (c *committer) abandonError(ctx context.Context, maybe bool) error {
 	cause := ctx.Err()
 	if cause == nil {
 		cause = raftstore.ErrClosed
@@ -156,9 +142,10 @@ func (r *Replica) gaveUp(ctx context.Context, maybe bool) error {
 	return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, cause)
 }
 
-// pause waits for a change of leader, at most for retryPause.
-func (r *Replica) pause(ctx context.Context) error {
-	_, _, moved := r.role.current()
+// waitForRetry waits for a change of the leader, but at most for retryPause, and returns nil. It
+// returns an error if ctx or the replica ends first.
+func (n *node) waitForRetry(ctx context.Context) error {
+	_, _, moved := n.role.currentLeader()
 	t := time.NewTimer(retryPause)
 	defer t.Stop()
 	select {
@@ -166,7 +153,7 @@ func (r *Replica) pause(ctx context.Context) error {
 	case <-t.C:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-r.ctx.Done():
+	case <-n.ctx.Done():
 		return raftstore.ErrClosed
 	}
 	return nil

@@ -48,31 +48,35 @@ func TestMessagesAreBounded(t *testing.T) {
 	key := strings.Repeat("k", raftstore.MaxKeyBytes)
 	most := ^uint64(0)
 	conflict := &storev1.Outcome{
-		Code: storev1.Outcome_CONFLICT, Revision: most, Key: key, Want: &storev1.Precondition{Absent: true, Revision: most},
+		Code: storev1.Outcome_CONFLICT, Revision: most, Key: key,
+		Want: &storev1.Precondition{Absent: true, Revision: most},
 		Have: &storev1.Item{Key: key, Created: most, Modified: most, ExpiresUnixMs: -1},
 	}
 	// The longest that is said names a key that is not valid, each byte of it as four.
-	refused := &storev1.Outcome{Code: storev1.Outcome_INVALID, Revision: most, Message: strings.Repeat(`\xff`, raftstore.MaxKeyBytes) + strings.Repeat("m", 256)}
+	refused := &storev1.Outcome{Code: storev1.Outcome_INVALID, Revision: most,
+		Message: strings.Repeat(`\xff`, raftstore.MaxKeyBytes) + strings.Repeat("m", 256)}
 	for _, o := range []*storev1.Outcome{conflict, refused, {}} {
 		resp := &storev1.ForwardResponse{Index: most}
 		for range replica.MaxForward {
 			resp.Outcomes = append(resp.Outcomes, o)
 		}
 		n := proto.Size(&storev1.ForwardReply{Id: most, Response: resp})
-		if counted := replica.MaxForward * replica.OutcomeBytes(o); n > replica.MaxMessage || n > counted+64 {
+		if counted := replica.MaxForward * replica.OutcomeBytes(o); n > replica.MessageLimit || n > counted+64 {
 			t.Errorf("outcomes of %s are %d bytes, counted as %d", o.GetCode(), n, counted)
 		}
 	}
 	call := &storev1.ForwardCall{Id: most, Request: &storev1.ForwardRequest{Group: key, Proposals: []*storev1.Proposal{{
-		Id: &storev1.ProposalID{Incarnation: most, Sequence: most, Settled: most, IssuedUnixMs: -1}, Fence: most, ProposedUnixMs: -1,
+		Id: &storev1.ProposalID{Incarnation: most, Sequence: most, Settled: most, IssuedUnixMs: -1}, Fence: most,
+		ProposedUnixMs: -1,
 	}}}}
 	for range raftstore.MaxCommitOps {
 		call.Request.Proposals[0].Ops = append(call.Request.Proposals[0].Ops, &storev1.Op{
-			Kind: uint32(raftstore.OpPut), Key: key, Value: make([]byte, raftstore.MaxCommitBytes/raftstore.MaxCommitOps),
-			If: &storev1.Precondition{Revision: most}, TtlMs: -1,
+			Kind: uint32(raftstore.OpPut), Key: key,
+			Value: make([]byte, raftstore.MaxCommitBytes/raftstore.MaxCommitOps),
+			If:    &storev1.Precondition{Revision: most}, TtlMs: -1,
 		})
 	}
-	if n := proto.Size(call); n > replica.MaxMessage {
+	if n := proto.Size(call); n > replica.MessageLimit {
 		t.Errorf("the largest commit is forwarded in %d bytes", n)
 	}
 }
@@ -122,7 +126,8 @@ func TestConflictShowsTheValueOfItsMoment(t *testing.T) {
 	for i, name := range c.Followers() {
 		wg.Go(func() {
 			for {
-				_, err := c.Replica(name).Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/a", nil)}})
+				_, err := c.Replica(name).Commit(ctx,
+					raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/a", nil)}})
 				var conflict *raftstore.ConflictError
 				if !errors.As(err, &conflict) {
 					t.Errorf("create through %s: %v", name, err)
@@ -143,8 +148,10 @@ func TestConflictShowsTheValueOfItsMoment(t *testing.T) {
 	close(over)
 	wg.Wait()
 	for _, conflict := range append(conflicts[0], conflicts[1]...) {
-		if have := conflict.Have; have.Modified != conflict.At || conflict.NoValue || string(have.Value) != values[conflict.At] {
-			t.Errorf("conflict at %d shows %q of revision %d, no value %t; want %q", conflict.At, have.Value, have.Modified, conflict.NoValue, values[conflict.At])
+		if have := conflict.Have; have.Modified != conflict.At || conflict.NoValue ||
+			string(have.Value) != values[conflict.At] {
+			t.Errorf("conflict at %d shows %q of revision %d, no value %t; want %q", conflict.At, have.Value,
+				have.Modified, conflict.NoValue, values[conflict.At])
 		}
 	}
 }

@@ -2,9 +2,11 @@ package replica_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -29,16 +31,13 @@ func TestFollowerGivesUpWhatACutHolds(t *testing.T) {
 		}
 		answered <- err
 	}()
-	giving := within(t, patience)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for c.Network.GivenUp(follower, leader) == given {
-		select {
-		case <-tick.C:
-		case <-giving.Done():
-			t.Fatal("the follower holds on to a connection on which nothing is heard")
-		}
-	}
+	await.Until(t.Context(), t, patience, 10*time.Millisecond,
+		"the end of the follower's silent connection", func() error {
+			if c.Network.GivenUp(follower, leader) == given {
+				return errors.New("the follower keeps a connection without data")
+			}
+			return nil
+		})
 	c.Rejoin(follower)
 	if err := <-answered; err != nil {
 		t.Errorf("read: %v", err)

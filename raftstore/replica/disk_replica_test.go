@@ -13,7 +13,7 @@ import (
 
 func sealing(t testing.TB) *disk.Keyring {
 	path := filepath.Join(t.TempDir(), "keys")
-	if err := disk.NewKeyFile(path, "k1"); err != nil {
+	if err := disk.CreateKeyFile(path, "k1"); err != nil {
 		t.Fatal(err)
 	}
 	keys, err := disk.LoadKeyring(path)
@@ -27,7 +27,9 @@ func sealing(t testing.TB) *disk.Keyring {
 func TestSealedWALConforms(t *testing.T) {
 	keys := sealing(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.LogStore, cfg.Keys = disk.LogWAL, keys })
+		c := storetest.NewCluster(t, 1, func(cfg *replica.Config) {
+			cfg.Storage.LogStore, cfg.Storage.Keys = disk.LogWAL, keys
+		})
 		return storetest.Subject{Store: c.Replica("r1"), Compact: c.Compact}
 	})
 }
@@ -37,8 +39,8 @@ func TestSealedWALConforms(t *testing.T) {
 func TestSnapshotInstalledOnWAL(t *testing.T) {
 	keys := sealing(t)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.LogStore, cfg.Keys = disk.LogWAL, keys
-		cfg.TrailingBytes = 1
+		cfg.Storage.LogStore, cfg.Storage.Keys = disk.LogWAL, keys
+		cfg.Snapshots.TrailingBytes = 1
 	})
 	late := c.Followers()[0]
 	c.Kill(late)

@@ -1,17 +1,21 @@
 package replica
 
-import "sync"
+import (
+	"sync"
+
+	"keelson.dev/keelson/internal/wakeup"
+)
 
 // LastIndex is the last entry in this replica's log.
-func (r *Replica) LastIndex() uint64 { return r.raft.LastIndex() }
+func (r *Replica) LastIndex() uint64 { return r.node.raft.LastIndex() }
 
 // Hold lets no sync return until it is told to go on. The channel is told of
 // the first that hangs.
 func (p *PowerCut) Hold() (hangs <-chan struct{}, goOn func()) {
-	seen, gone := make(chan struct{}, 1), make(chan struct{})
+	seen, gone := wakeup.New(), make(chan struct{})
 	p.layer.Fail(func(op, _ string) error {
 		if op == "sync" {
-			nudge(seen)
+			seen.Send()
 			<-gone
 		}
 		return nil
@@ -23,4 +27,4 @@ func (p *PowerCut) Hold() (hangs <-chan struct{}, goOn func()) {
 }
 
 // SmallFiles makes the log lie in small files, which are quickly made.
-func SmallFiles(c *Config) { c.journalBytes, c.segmentBytes = 64<<10, 128<<10 }
+func SmallFiles(c *Config) { c.Storage.journalBytes, c.Storage.segmentBytes = 64<<10, 128<<10 }

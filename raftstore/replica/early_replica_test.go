@@ -29,9 +29,10 @@ func onDisks(t *testing.T, tb testing.TB, kind disk.LogStoreKind) (*storetest.Cl
 		}
 	})
 	c := storetest.NewCluster(tb, 3, func(cfg *replica.Config) {
-		cfg.LogStore = kind
-		cfg.HeartbeatTimeout = 3 * time.Second // who leads goes on while its disk hangs, also on a machine that stalls
-		cfg.DiskPatience = patience
+		cfg.Storage.LogStore = kind
+		// who leads goes on while its disk hangs, also on a machine that stalls
+		cfg.Timeouts.HeartbeatTimeout = 3 * time.Second
+		cfg.Timeouts.DiskPatience = patience
 		disks[cfg.Name].Put(cfg)
 		replica.SmallFiles(cfg)
 	})
@@ -104,7 +105,8 @@ func TestFollowersWriteWhileTheLeaderDoes(t *testing.T) {
 			// Each read asks the followers once more, and their answers to the
 			// entry have come before.
 			for range 30 {
-				if it, _, err := c.Replica(leader).Get(within(t, patience), "/key", raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrNotFound) {
+				if it, _, err := c.Replica(leader).Get(within(t, patience), "/key",
+					raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrNotFound) {
 					t.Fatalf("before the leader has written it: %q, error %v", it.Value, err)
 				}
 			}
@@ -253,8 +255,8 @@ func TestFollowerThatTakesNothing(t *testing.T) {
 	var taps sync.Map // by address
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
 		slowToMiss(cfg) // that the term stays is not for the machine to decide
-		dial := cfg.Dial
-		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		dial := cfg.Network.Dial
+		cfg.Network.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			conn, err := dial(ctx, address)
 			if err != nil {
 				return nil, err

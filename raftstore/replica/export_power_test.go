@@ -6,13 +6,14 @@ import (
 	"sync"
 	"time"
 
-	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/internal/durable/durabletest"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
 // PowerCut is the disk of one host that in a power cut forgets what was not
 // synced, or only some of it.
 type PowerCut struct {
-	layer *platter.Lossy
+	layer *durabletest.Lossy
 
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -22,15 +23,15 @@ type PowerCut struct {
 
 // NewPowerCut returns a disk whose choices follow from a seed.
 func NewPowerCut(seed uint64) *PowerCut {
-	return &PowerCut{layer: new(platter.Lossy), rng: rand.New(rand.NewPCG(seed, 0x706f776572))}
+	return &PowerCut{layer: new(durabletest.Lossy), rng: rand.New(rand.NewPCG(seed, 0x706f776572))}
 }
 
 // Put makes a replica use the disk for its log and its snapshots.
-func (p *PowerCut) Put(c *Config) { c.layer = p.layer }
+func (p *PowerCut) Put(c *Config) { c.Storage.layer = p.layer }
 
 // Fade lets no sync return any more. The channel is told of the first that hangs.
 func (p *PowerCut) Fade() <-chan struct{} {
-	hangs, gone := make(chan struct{}, 1), make(chan struct{})
+	hangs, gone := wakeup.New(), make(chan struct{})
 	p.mu.Lock()
 	p.gone = gone
 	p.mu.Unlock()
@@ -38,7 +39,7 @@ func (p *PowerCut) Fade() <-chan struct{} {
 		if op != "sync" {
 			return nil
 		}
-		nudge(hangs)
+		hangs.Send()
 		<-gone
 		return errors.New("the power is gone")
 	})

@@ -4,37 +4,39 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// What a raft would say to another one, said by a test.
+// Messages of raft that tests send.
 
-// AskForVote asks another replica for its vote, as one to whom its leader hands over.
+// AskForVote requests the vote of another replica, as the target of a leadership transfer does.
 func (r *Replica) AskForVote(of *Replica, term uint64) error {
-	index, last := r.lastEntry()
-	req := &raft.RequestVoteRequest{RPCHeader: r.header(), Term: term, Candidate: r.header().Addr, LastLogIndex: index, LastLogTerm: last, LeadershipTransfer: true}
+	index, last := r.node.lastLogEntry()
+	req := &raft.RequestVoteRequest{RPCHeader: r.net.rpcHeader(), Term: term, Candidate: r.net.rpcHeader().Addr,
+		LastLogIndex: index, LastLogTerm: last, LeadershipTransfer: true}
 	var resp raft.RequestVoteResponse
-	return r.trans.RequestVote(raft.ServerID(of.cfg.Name), raft.ServerAddress(of.address), req, &resp)
+	return r.net.trans.RequestVote(raft.ServerID(of.node.cfg.Name), raft.ServerAddress(of.net.address), req, &resp)
 }
 
-// SpeakAsLeader tells another replica that this one leads in a term.
-func (r *Replica) SpeakAsLeader(to *Replica, term uint64) error {
-	req := &raft.AppendEntriesRequest{RPCHeader: r.header(), Term: term, Leader: r.header().Addr}
+// SendHeartbeat sends another replica a heartbeat of this one as the leader of a term.
+func (r *Replica) SendHeartbeat(to *Replica, term uint64) error {
+	req := &raft.AppendEntriesRequest{RPCHeader: r.net.rpcHeader(), Term: term, Leader: r.net.rpcHeader().Addr}
 	var resp raft.AppendEntriesResponse
-	return r.trans.AppendEntries(raft.ServerID(to.cfg.Name), raft.ServerAddress(to.address), req, &resp)
+	return r.net.trans.AppendEntries(raft.ServerID(to.node.cfg.Name), raft.ServerAddress(to.net.address), req, &resp)
 }
 
-// Demote takes this replica's own vote away while it leads.
+// Demote removes this replica's own vote while it leads.
 func (r *Replica) Demote() error {
-	return r.outcome(r.raft.DemoteVoter(raft.ServerID(r.cfg.Name), 0, configTimeout))
+	return r.node.awaitFuture(r.node.raft.DemoteVoter(raft.ServerID(r.node.cfg.Name), 0, configTimeout))
 }
 
-// TellToStand tells another replica to stand for election at once, as a leader does that hands over.
-func (r *Replica) TellToStand(other *Replica) error {
+// SendTimeoutNow sends another replica a TimeoutNow, as a leader does that transfers its leadership.
+func (r *Replica) SendTimeoutNow(other *Replica) error {
 	var resp raft.TimeoutNowResponse
-	return r.trans.TimeoutNow(raft.ServerID(other.cfg.Name), raft.ServerAddress(other.address), &raft.TimeoutNowRequest{RPCHeader: r.header()}, &resp)
+	return r.net.trans.TimeoutNow(raft.ServerID(other.node.cfg.Name), raft.ServerAddress(other.net.address),
+		&raft.TimeoutNowRequest{RPCHeader: r.net.rpcHeader()}, &resp)
 }
 
-// Follows returns the leader that raft takes for its own, and whether raft is a candidate.
-func (r *Replica) Follows() (leader string, candidate bool) {
-	candidate = r.raft.State() == raft.Candidate
-	_, id := r.raft.LeaderWithID()
+// RaftLeader returns the leader that raft reports, and whether raft is a candidate.
+func (r *Replica) RaftLeader() (leader string, candidate bool) {
+	candidate = r.node.raft.State() == raft.Candidate
+	_, id := r.node.raft.LeaderWithID()
 	return string(id), candidate
 }

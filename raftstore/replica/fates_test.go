@@ -20,9 +20,11 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/await"
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
+	"keelson.dev/keelson/raftstore/replica/proposals"
 )
 
 // The leader splits a forwarded batch (batchOps, batchBytes): it commits the first half, and refuses the second because a
@@ -32,7 +34,7 @@ func TestSplitBatchKeepsItsOutcomes(t *testing.T) {
 	follower := following(t, &peerServer{r: leader})
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
-	go follower.runQueue(ctx)
+	go follower.commits.runQueue(ctx)
 	commit := func(ctx context.Context, key string) chan error {
 		done := make(chan error, 1)
 		go func() {
@@ -43,23 +45,25 @@ func TestSplitBatchKeepsItsOutcomes(t *testing.T) {
 	}
 	first := commit(ctx, "/first")
 	awaitQueued(t, leader, 1)
-	held := leader.queue.take(0)
+	held := leader.commits.queue.TakeBatch(0)
 	caller, gaveUp := context.WithCancel(ctx)
 	a, b := commit(caller, "/a"), commit(caller, "/b")
 	awaitQueued(t, follower, 2)
-	held[0].finish(result{outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 1}, index: 0})
+	held[0].SetResult(proposals.Result{Outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 1}, Index: 0})
 	if err := <-first; err != nil {
 		t.Fatal(err)
 	}
 	awaitQueued(t, leader, 2)
-	batch := leader.queue.take(0)
-	applied := batch[0].proposal.GetOps()[0].GetKey()
-	batch[0].finish(result{outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 2}, index: 0}) // committed and applied
-	batch[1].finish(result{err: errNotProposed})                                         // raft.ErrLeadershipTransferInProgress
+	batch := leader.commits.queue.TakeBatch(0)
+	applied := batch[0].Proposal.GetOps()[0].GetKey()
+	// committed and applied
+	batch[0].SetResult(proposals.Result{Outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 2}, Index: 0})
+	// raft.ErrLeadershipTransferInProgress
+	batch[1].SetResult(proposals.Result{Err: proposals.ErrNotProposed})
 	// The transfer takes as long as an election timeout: every retry is refused in the same way.
 	awaitQueued(t, leader, 1)
-	for _, it := range leader.queue.take(0) {
-		it.finish(result{err: errNotProposed})
+	for _, it := range leader.commits.queue.TakeBatch(0) {
+		it.SetResult(proposals.Result{Err: proposals.ErrNotProposed})
 	}
 	gaveUp() // the callers' deadline
 	for key, done := range map[string]chan error{"/a": a, "/b": b} {
@@ -73,19 +77,20 @@ func TestSplitBatchKeepsItsOutcomes(t *testing.T) {
 // A follower of a previous release takes the answer for that of the whole batch: "not proposed" only when no part may be in the
 // log. The current release receives the outcome of each proposal. // F53
 func TestFatesOfAForwardedBatch(t *testing.T) {
-	ok, no, maybe := result{outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 3}, index: 7}, result{err: errNotProposed}, result{err: errMaybe}
+	ok, no, maybe := proposals.Result{Outcome: mvcc.Outcome{Code: mvcc.OK, Revision: 3}, Index: 7},
+		proposals.Result{Err: proposals.ErrNotProposed}, proposals.Result{Err: proposals.ErrMaybe}
 	for name, of := range map[string]struct {
-		results []result
+		results []proposals.Result
 		old     codes.Code // the error for a follower of a previous release
 	}{
-		"all decided":              {[]result{ok, ok}, codes.OK},
-		"none proposed":            {[]result{no, no}, codes.FailedPrecondition},
-		"one decided, one not":     {[]result{ok, no}, codes.Unavailable},
-		"one not, one decided":     {[]result{no, ok}, codes.Unavailable},
-		"one not, one unknown":     {[]result{no, maybe}, codes.Unavailable},
-		"one unknown, one not":     {[]result{maybe, no}, codes.Unavailable},
-		"one of each kind":         {[]result{ok, no, maybe}, codes.Unavailable},
-		"one decided, one unknown": {[]result{ok, maybe}, codes.Unavailable},
+		"all decided":              {[]proposals.Result{ok, ok}, codes.OK},
+		"none proposed":            {[]proposals.Result{no, no}, codes.FailedPrecondition},
+		"one decided, one not":     {[]proposals.Result{ok, no}, codes.Unavailable},
+		"one not, one decided":     {[]proposals.Result{no, ok}, codes.Unavailable},
+		"one not, one unknown":     {[]proposals.Result{no, maybe}, codes.Unavailable},
+		"one unknown, one not":     {[]proposals.Result{maybe, no}, codes.Unavailable},
+		"one of each kind":         {[]proposals.Result{ok, no, maybe}, codes.Unavailable},
+		"one decided, one unknown": {[]proposals.Result{ok, maybe}, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := forwardResponse(of.results, false); status.Code(err) != of.old {
@@ -97,7 +102,8 @@ func TestFatesOfAForwardedBatch(t *testing.T) {
 			}
 			for i, want := range of.results {
 				got := forwardResult(resp, i, len(of.results))
-				if !errors.Is(got.err, want.err) || got.outcome.Code != want.outcome.Code || want.err == nil && got.index != want.index {
+				if !errors.Is(got.Err, want.Err) || got.Outcome.Code != want.Outcome.Code ||
+					want.Err == nil && got.Index != want.Index {
 					t.Errorf("proposal %d has %+v, want %+v", i, got, want)
 				}
 			}
@@ -109,7 +115,7 @@ func TestFatesOfAForwardedBatch(t *testing.T) {
 		{Outcomes: make([]*storev1.Outcome, 2), Fates: make([]storev1.ForwardResponse_Fate, 1)},
 		{Outcomes: make([]*storev1.Outcome, 2), Fates: []storev1.ForwardResponse_Fate{9, 9}},
 	} {
-		if got := forwardResult(wrong, 0, 2); !errors.Is(got.err, errMaybe) {
+		if got := forwardResult(wrong, 0, 2); !errors.Is(got.Err, proposals.ErrMaybe) {
 			t.Errorf("an answer that fits no batch of two, %v, gives %+v", wrong, got)
 		}
 	}
@@ -121,16 +127,18 @@ func TestRefusalOfALeaderOfAPreviousRelease(t *testing.T) {
 	follower := following(t, oldRefusal{})
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
-	for proposals, want := range map[int]error{1: errNotProposed, 2: errMaybe} {
-		var batch []*item
-		for i := range proposals {
-			batch = append(batch, newItem(&storev1.Proposal{Ops: []*storev1.Op{{Key: fmt.Sprintf("/%d", i)}}}))
+	for sent, want := range map[int]error{1: proposals.ErrNotProposed, 2: proposals.ErrMaybe} {
+		var batch []*proposals.Item
+		for i := range sent {
+			batch = append(batch,
+				proposals.NewItem(&storev1.Proposal{Ops: []*storev1.Op{{Key: fmt.Sprintf("/%d", i)}}}))
 		}
-		_, address, moved := follower.role.current()
-		follower.forward(ctx, batch, address, moved)
+		_, address, moved := follower.node.role.currentLeader()
+		follower.commits.forwardBatch(ctx, batch, address, moved)
 		for i, it := range batch {
-			if got := <-it.done; !errors.Is(got.err, want) || want != errNotProposed && errors.Is(got.err, errNotProposed) {
-				t.Errorf("proposal %d of %d: %v, want %v", i+1, proposals, got.err, want)
+			if got := <-it.Done; !errors.Is(got.Err, want) ||
+				want != proposals.ErrNotProposed && errors.Is(got.Err, proposals.ErrNotProposed) {
+				t.Errorf("proposal %d of %d: %v, want %v", i+1, sent, got.Err, want)
 			}
 		}
 	}
@@ -142,7 +150,7 @@ type oldRefusal struct {
 }
 
 func (oldRefusal) Forward(context.Context, *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
-	return nil, statusOf(errNotProposed)
+	return nil, errorToStatus(proposals.ErrNotProposed)
 }
 
 // A follower does not ask a leader again that may have made its attempt to transfer leadership and could not say so. // F53
@@ -162,7 +170,9 @@ type silentLeader struct {
 	asked atomic.Int32
 }
 
-func (l *silentLeader) TransferLeadership(context.Context, *storev1.TransferLeadershipRequest) (*storev1.TransferLeadershipResponse, error) {
+func (l *silentLeader) TransferLeadership(
+	context.Context, *storev1.TransferLeadershipRequest,
+) (*storev1.TransferLeadershipResponse, error) {
 	l.asked.Add(1)
 	return nil, status.Error(codes.Unavailable, "leadership transfer timeout")
 }
@@ -170,17 +180,15 @@ func (l *silentLeader) TransferLeadership(context.Context, *storev1.TransferLead
 // awaitQueued waits until at least n proposals are in the queue of a replica.
 func awaitQueued(t *testing.T, r *Replica, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; <-time.After(time.Millisecond) {
-		r.queue.mu.Lock()
-		have := len(r.queue.items)
-		r.queue.mu.Unlock()
-		if have >= n {
-			return
+	await.Until(t.Context(), t, await.Patience, time.Millisecond, "the queue of "+r.node.cfg.Name, func() error {
+		r.commits.queue.Mu.Lock()
+		have := len(r.commits.queue.Items)
+		r.commits.queue.Mu.Unlock()
+		if have < n {
+			return fmt.Errorf("%d proposals, want %d", have, n)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s has %d proposals in its queue, want %d", r.cfg.Name, have, n)
-		}
-	}
+		return nil
+	})
 }
 
 // offline returns a replica that takes calls and has no raft.
@@ -189,12 +197,13 @@ func offline(t *testing.T, name string, client *tls.Config) *Replica {
 	if client == nil {
 		client = new(tls.Config)
 	}
-	r, err := New(Config{Name: name, DataDir: t.TempDir(), ListenAddr: "127.0.0.1:0",
-		ServerTLS: &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert}, ClientTLS: client})
+	r, err := New(Config{Name: name, Storage: Storage{DataDir: t.TempDir()}, Network: Network{
+		ListenAddr: "127.0.0.1:0", ServerTLS: &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert},
+		ClientTLS: client}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	close(r.running)
+	close(r.node.running)
 	return r
 }
 
@@ -205,7 +214,8 @@ func following(t *testing.T, leader storev1.PeerServer) *Replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"leader"}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"leader"}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -214,12 +224,14 @@ func following(t *testing.T, leader storev1.PeerServer) *Replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})))
+	s :=
+		grpc.NewServer(grpc.Creds(credentials.NewTLS(
+			&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})))
 	storev1.RegisterPeerServer(s, leader)
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
 	r := offline(t, "follower", &tls.Config{InsecureSkipVerify: true})
-	t.Cleanup(r.peers.close)
-	r.role.set("leader", l.Addr().String())
+	t.Cleanup(r.net.peers.Close)
+	r.node.role.setLeader("leader", l.Addr().String())
 	return r
 }

@@ -10,14 +10,14 @@ import (
 
 // FailingVotes is where a replica writes term and vote, until it breaks.
 type FailingVotes struct {
-	disk.RecordKeeper
+	disk.RecordStore
 	err atomic.Pointer[error]
 }
 
 // Put makes a replica write there.
 func (f *FailingVotes) Put(c *Config) {
-	c.votes = func(inner disk.RecordKeeper) disk.RecordKeeper {
-		f.RecordKeeper = inner
+	c.Storage.votes = func(inner disk.RecordStore) disk.RecordStore {
+		f.RecordStore = inner
 		return f
 	}
 }
@@ -30,23 +30,23 @@ func (f *FailingVotes) Set(key, value []byte) error {
 	if err := f.err.Load(); err != nil {
 		return *err
 	}
-	return f.RecordKeeper.Set(key, value)
+	return f.RecordStore.Set(key, value)
 }
 
 // Ended is closed when Run has returned; Cause says why it had to.
-func (r *Replica) Ended() <-chan struct{} { return r.stopped }
-func (r *Replica) Cause() error           { return context.Cause(r.ctx) }
+func (r *Replica) Ended() <-chan struct{} { return r.node.stopped }
+func (r *Replica) Cause() error           { return context.Cause(r.node.ctx) }
 
 // HeldVotes is where a replica writes its term and votes. It can hold up every write.
 type HeldVotes struct {
-	disk.RecordKeeper
+	disk.RecordStore
 	held atomic.Pointer[chan struct{}]
 }
 
 // Put makes a replica write there.
 func (h *HeldVotes) Put(c *Config) {
-	c.votes = func(inner disk.RecordKeeper) disk.RecordKeeper {
-		h.RecordKeeper = inner
+	c.Storage.votes = func(inner disk.RecordStore) disk.RecordStore {
+		h.RecordStore = inner
 		return h
 	}
 }
@@ -66,5 +66,5 @@ func (h *HeldVotes) Set(key, value []byte) error {
 	if held := h.held.Load(); held != nil {
 		<-*held
 	}
-	return h.RecordKeeper.Set(key, value)
+	return h.RecordStore.Set(key, value)
 }

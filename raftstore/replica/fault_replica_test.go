@@ -46,7 +46,8 @@ func TestReplicaThatCannotVote(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a replica that cannot vote goes on")
 	}
-	if err := r.Cause(); err == nil || !strings.Contains(err.Error(), "raft.db") || !strings.Contains(err.Error(), "vote") {
+	if err := r.Cause(); err == nil || !strings.Contains(err.Error(), "raft.db") ||
+		!strings.Contains(err.Error(), "vote") {
 		t.Errorf("it stopped with %v", err)
 	}
 	c.Stop(broken)

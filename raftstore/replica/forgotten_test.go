@@ -39,7 +39,8 @@ func waitTooLong(t *testing.T, c *storetest.Cluster) error {
 	var at raftstore.Revision
 	go func() {
 		var err error
-		at, err = c.Replica(away).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/k", []byte("second"))}})
+		at, err = c.Replica(away).Commit(within(t, patience),
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/k", []byte("second"))}})
 		done <- err
 	}()
 	issued := c.Replica(away).StoreTime()
@@ -49,8 +50,10 @@ func waitTooLong(t *testing.T, c *storetest.Cluster) error {
 	r := c.Replica(leader)
 	now := r.StoreTime()
 	err := r.Inject(
-		&storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 2, Sequence: uint64(now), IssuedUnixMs: now}, Ops: []*storev1.Op{{Kind: 1, Key: "/a"}}, ProposedUnixMs: now},
-		&storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 4, Sequence: uint64(now), IssuedUnixMs: now + mvcc.RememberMs + 1}, Ops: []*storev1.Op{{Kind: 1, Key: "/b"}}})
+		&storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 2, Sequence: uint64(now), IssuedUnixMs: now},
+			Ops: []*storev1.Op{{Kind: 1, Key: "/a"}}, ProposedUnixMs: now},
+		&storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 4, Sequence: uint64(now),
+			IssuedUnixMs: now + mvcc.RememberMs + 1}, Ops: []*storev1.Op{{Kind: 1, Key: "/b"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

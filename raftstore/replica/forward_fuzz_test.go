@@ -62,16 +62,19 @@ func encoded(f *testing.F, messages ...proto.Message) [][]byte {
 // one goes on, and nothing changes but by proposals that are in order.
 func FuzzForwardStream(f *testing.F) {
 	put := func(key string) *storev1.ForwardRequest {
-		return &storev1.ForwardRequest{Proposals: []*storev1.Proposal{{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: key, Value: []byte("x")}}}}}
+		return &storev1.ForwardRequest{Proposals: []*storev1.Proposal{
+			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: key, Value: []byte("x")}}}}}
 	}
-	good := encoded(f, &storev1.ForwardCall{Id: 1, Request: put("/a")}, &storev1.ForwardCall{Id: 1, Request: put("/b")}, &storev1.ForwardCall{Id: math.MaxUint64}, &storev1.ForwardCall{})
+	good := encoded(f, &storev1.ForwardCall{Id: 1, Request: put("/a")}, &storev1.ForwardCall{Id: 1, Request: put("/b")},
+		&storev1.ForwardCall{Id: math.MaxUint64}, &storev1.ForwardCall{})
 	f.Add(framed(good...))
 	f.Add(framed(good[0], []byte{0xff}, good[1]))
 	f.Add(framed(good[0], good[0][:len(good[0])/2]))
 	f.Add(framed(nil, nil, nil, []byte{0x12, 0xff, 0xff, 0xff, 0xff, 0x0f}))
 	f.Add(bytes.Repeat([]byte{0}, 50))
 	c, r := loner(f)
-	conn, err := grpc.NewClient("passthrough:///"+r.Address(), grpc.WithTransportCredentials(credentials.NewTLS(c.Config("r1").ClientTLS.Clone())))
+	conn, err := grpc.NewClient("passthrough:///"+r.Address(),
+		grpc.WithTransportCredentials(credentials.NewTLS(c.Config("r1").Network.ClientTLS.Clone())))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -81,7 +84,8 @@ func FuzzForwardStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
-		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, storev1.Peer_Forwards_FullMethodName, grpc.ForceCodec(raw{}))
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+			storev1.Peer_Forwards_FullMethodName, grpc.ForceCodec(raw{}))
 		if err != nil {
 			t.Fatalf("the replica is gone: %v", err)
 		}
@@ -143,7 +147,8 @@ func FuzzForwardReplies(f *testing.F) {
 	one := encoded(f, &storev1.ForwardReply{Id: 1, Response: ok})[0]
 	f.Add(framed(one))
 	f.Add(framed(one, one, one)) // answered thrice
-	f.Add(framed(encoded(f, &storev1.ForwardReply{Id: 2, Response: ok}, &storev1.ForwardReply{}, &storev1.ForwardReply{Id: 1})...))
+	f.Add(framed(encoded(f, &storev1.ForwardReply{Id: 2, Response: ok}, &storev1.ForwardReply{},
+		&storev1.ForwardReply{Id: 1})...))
 	f.Add(framed(encoded(f, &storev1.ForwardReply{Id: 1, Code: uint32(codes.Unimplemented)})...))
 	f.Add(framed(encoded(f, &storev1.ForwardReply{Id: 1, Code: math.MaxUint32, Message: "?"})...))
 	f.Add(framed(one[:len(one)-1]))
@@ -161,10 +166,11 @@ func FuzzForwardReplies(f *testing.F) {
 		f.Fatal(err)
 	}
 	lies := &liar{replies: make(chan []byte, 1)}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(serverTLS)), grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(lies.serve))
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(serverTLS)), grpc.ForceServerCodec(raw{}),
+		grpc.UnknownServiceHandler(lies.serve))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
-	forwards := replica.NewForwards(clientTLS)
+	forwards := replica.NewForwardingClient(clientTLS)
 	f.Cleanup(func() {
 		forwards.Close()
 		server.Stop()

@@ -51,7 +51,7 @@ func request(n uint64) *storev1.ForwardRequest {
 }
 
 // forwarding serves a leader and returns who forwards to it, and where it is.
-func forwarding(t testing.TB, leader storev1.PeerServer) (*replica.Forwards, string) {
+func forwarding(t testing.TB, leader storev1.PeerServer) (*replica.ForwardingClient, string) {
 	authority, err := storetest.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func forwarding(t testing.TB, leader storev1.PeerServer) (*replica.Forwards, str
 			t.Error(err)
 		}
 	}()
-	f := replica.NewForwards(clientTLS)
+	f := replica.NewForwardingClient(clientTLS)
 	t.Cleanup(func() {
 		f.Close()
 		s.Stop()
@@ -96,7 +96,8 @@ func TestForwardsShareAStream(t *testing.T) {
 		}
 		for i := range calls {
 			call := calls[n-1-i]
-			if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Response: reply(call.GetRequest())}); err != nil {
+			if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Response: reply(call.GetRequest())}); err !=
+				nil {
 				return err
 			}
 		}
@@ -144,12 +145,14 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 			}
 			switch n := call.GetRequest().GetProposals()[0].GetFence(); n {
 			case 1:
-				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(codes.FailedPrecondition), Message: "not me"}); err != nil {
+				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(codes.FailedPrecondition),
+					Message: "not me"}); err != nil {
 					return err
 				}
 			case 6, 7:
 				said := map[uint64]codes.Code{6: codes.InvalidArgument, 7: codes.ResourceExhausted}[n]
-				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(said), Message: "too much"}); err != nil {
+				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(said),
+					Message: "too much"}); err != nil {
 					return err
 				}
 			case 2:
@@ -157,7 +160,8 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 			case 3:
 				got <- n
 			default:
-				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Response: reply(call.GetRequest())}); err != nil {
+				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(),
+					Response: reply(call.GetRequest())}); err != nil {
 					return err
 				}
 			}
@@ -166,16 +170,17 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 	f, address := forwarding(t, leader)
 	moved := make(chan struct{})
 	ctx := within(t, patience)
-	if _, err := f.Call(ctx, address, moved, request(1)); !errors.Is(err, replica.ErrNotProposed) {
+	if _, err := f.Call(ctx, address, moved, request(1)); !errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("refused: %v", err)
 	}
-	if _, err := f.Call(ctx, address, moved, request(6)); !errors.Is(err, replica.ErrNotProposed) {
+	if _, err := f.Call(ctx, address, moved, request(6)); !errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("refused as it is: %v", err)
 	}
-	if _, err := f.Call(ctx, address, moved, request(7)); status.Code(err) != codes.ResourceExhausted || errors.Is(err, replica.ErrNotProposed) {
+	if _, err := f.Call(ctx, address, moved, request(7)); status.Code(err) != codes.ResourceExhausted ||
+		errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("an answer that is too large: %v", err)
 	}
-	if _, err := f.Call(ctx, address, moved, request(2)); err == nil || errors.Is(err, replica.ErrNotProposed) {
+	if _, err := f.Call(ctx, address, moved, request(2)); err == nil || errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("a stream that broke: %v", err)
 	}
 	if resp, err := f.Call(ctx, address, moved, request(9)); err != nil || resp.GetIndex() != 9 {
@@ -188,10 +193,10 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 	}()
 	<-got
 	close(moved)
-	if err := <-failed; err == nil || errors.Is(err, replica.ErrNotProposed) {
+	if err := <-failed; err == nil || errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("the leader ceased to lead: %v", err)
 	}
-	if _, err := f.Call(ctx, address, moved, request(4)); !errors.Is(err, replica.ErrNotProposed) {
+	if _, err := f.Call(ctx, address, moved, request(4)); !errors.Is(err, replica.ErrBatchNotProposed) {
 		t.Errorf("to one who leads no more: %v", err)
 	}
 	if resp, err := f.Call(ctx, address, make(chan struct{}), request(5)); err != nil || resp.GetIndex() != 5 {
@@ -212,7 +217,8 @@ func BenchmarkForward(b *testing.B) {
 				if err != nil {
 					return nil
 				}
-				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Response: reply(call.GetRequest())}); err != nil {
+				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(),
+					Response: reply(call.GetRequest())}); err != nil {
 					return err
 				}
 			}
@@ -223,7 +229,8 @@ func BenchmarkForward(b *testing.B) {
 			moved := make(chan struct{})
 			req := &storev1.ForwardRequest{}
 			for range 8 {
-				req.Proposals = append(req.Proposals, &storev1.Proposal{Ops: []*storev1.Op{{Key: "/bench/k", Value: make([]byte, 1024)}}})
+				req.Proposals = append(req.Proposals,
+					&storev1.Proposal{Ops: []*storev1.Op{{Key: "/bench/k", Value: make([]byte, 1024)}}})
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -16,7 +16,9 @@ import (
 // History is bounded in bytes too: large values that are written over and over do not stay in memory.
 func TestHistoryIsCompactedByBytes(t *testing.T) {
 	const keep = 64 << 10
-	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.HistoryBytes, cfg.HistoryAge = keep, time.Hour })
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.History.HistoryBytes, cfg.History.HistoryAge = keep, time.Hour
+	})
 	value := make([]byte, 1<<10)
 	var last raftstore.Revision
 	for i := range 400 {
@@ -37,7 +39,7 @@ func TestHistoryIsCompactedByBytes(t *testing.T) {
 func TestHistoryIsCompactedByNumber(t *testing.T) {
 	const keep = 80
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.HistoryRevisions, cfg.MinHistory, cfg.HistoryAge = keep, 10, time.Hour
+		cfg.History.HistoryRevisions, cfg.History.MinHistory, cfg.History.HistoryAge = keep, 10, time.Hour
 	})
 	var last raftstore.Revision
 	for i := range 400 {
@@ -56,7 +58,8 @@ func TestHistoryIsCompactedByNumber(t *testing.T) {
 		"list":  second(c.Replica("r2").List(within(t, patience), "/", raftstore.ListOptions{At: compacted - 1})),
 		"watch": second(c.Replica("r2").Watch(within(t, patience), "/", compacted-1)),
 	} {
-		if !errors.Is(err, raftstore.ErrCompacted) || !strings.Contains(err.Error(), fmt.Sprintf("compacted up to %d", compacted)) {
+		if !errors.Is(err, raftstore.ErrCompacted) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("compacted up to %d", compacted)) {
 			t.Errorf("%s at a compacted revision: %v", what, err)
 		}
 	}
@@ -65,7 +68,8 @@ func TestHistoryIsCompactedByNumber(t *testing.T) {
 		"watch":      second(c.Replica("r2").Watch(within(t, patience), "/", last+9)),
 		"compaction": c.Replica(c.Leader()).Compact(within(t, patience), last+9),
 	} {
-		if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(last+9)) || !strings.Contains(err.Error(), fmt.Sprintf("store is at %d", last)) {
+		if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(last+9)) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("store is at %d", last)) {
 			t.Errorf("%s at a future revision: %v", what, err)
 		}
 	}
@@ -85,7 +89,7 @@ func second[T any](_ T, err error) error { return err }
 func TestHistoryIsCompactedByAge(t *testing.T) {
 	const keep = 5
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.HistoryAge, cfg.MinHistory = 400*time.Millisecond, keep
+		cfg.History.HistoryAge, cfg.History.MinHistory = 400*time.Millisecond, keep
 	})
 	var last raftstore.Revision
 	for range 50 {
@@ -123,7 +127,8 @@ func TestPagesFromReplicaToReplica(t *testing.T) {
 		o := raftstore.ListOptions{Limit: 4, At: whole.Revision}
 		if n > 0 {
 			o.After = got[n-1].Key
-			commit(t, c.Replica("r3"), raftstore.Delete(fmt.Sprintf("/p/%02d", 30-n)), raftstore.Put(fmt.Sprintf("/p/%02d+", n), nil))
+			commit(t, c.Replica("r3"), raftstore.Delete(fmt.Sprintf("/p/%02d", 30-n)),
+				raftstore.Put(fmt.Sprintf("/p/%02d+", n), nil))
 			if err := c.Replica(c.Leader()).Compact(ctx, whole.Revision); err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +145,8 @@ func TestPagesFromReplicaToReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range c.Names() {
-		if _, err := c.Replica(name).List(ctx, "/p/", raftstore.ListOptions{At: whole.Revision, After: "/p/03"}); !errors.Is(err, raftstore.ErrCompacted) {
+		if _, err := c.Replica(name).List(ctx, "/p/",
+			raftstore.ListOptions{At: whole.Revision, After: "/p/03"}); !errors.Is(err, raftstore.ErrCompacted) {
 			t.Errorf("%s: page of a forgotten revision: %v", name, err)
 		}
 	}

@@ -19,7 +19,7 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			disks := make(map[string]*replica.PowerCut)
 			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-				cfg.LogStore, cfg.DiskPatience = kind, time.Second
+				cfg.Storage.LogStore, cfg.Timeouts.DiskPatience = kind, time.Second
 				disks[cfg.Name] = replica.NewPowerCut(1)
 				disks[cfg.Name].Put(cfg)
 			})
@@ -27,7 +27,8 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 			old, through := c.Leader(), c.Followers()[0]
 			hangs, goOn := disks[old].Hold()
 			defer goOn()
-			commit(t, c.Replica(through), raftstore.Update("/a", []byte("once"), rev)) // would conflict if it applied twice
+			// would conflict if it applied twice
+			commit(t, c.Replica(through), raftstore.Update("/a", []byte("once"), rev))
 			<-hangs
 			if now := c.Replica(through).Status().Leader; now == old {
 				t.Errorf("%s still leads", now)
@@ -46,7 +47,8 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 				return there && took == 0
 			})
 			sameHistory(t, c)
-			if it, _, err := c.Replica(old).Get(within(t, patience), "/a", raftstore.ReadOptions{}); err != nil || string(it.Value) != "once" {
+			if it, _, err := c.Replica(old).Get(within(t, patience), "/a", raftstore.ReadOptions{}); err != nil ||
+				string(it.Value) != "once" {
 				t.Errorf("%s has %q, error %v", old, it.Value, err)
 			}
 		})
@@ -57,7 +59,7 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 func TestLeadershipEndsWhenTheDiskHangs(t *testing.T) {
 	disks := make(map[string]*replica.PowerCut)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.DiskPatience = time.Second
+		cfg.Timeouts.DiskPatience = time.Second
 		disks[cfg.Name] = replica.NewPowerCut(1)
 		disks[cfg.Name].Put(cfg)
 	})
@@ -92,7 +94,7 @@ func TestLeadershipEndsWhenTheDiskHangs(t *testing.T) {
 func TestLeadershipResumesWhenTheDiskAnswers(t *testing.T) {
 	var disk *replica.PowerCut
 	c := storetest.NewCluster(t, 1, func(cfg *replica.Config) {
-		cfg.DiskPatience = 200 * time.Millisecond
+		cfg.Timeouts.DiskPatience = 200 * time.Millisecond
 		disk = replica.NewPowerCut(1)
 		disk.Put(cfg)
 	})
@@ -113,7 +115,8 @@ func TestLeadershipResumesWhenTheDiskAnswers(t *testing.T) {
 	defer goOn()
 	written := make(chan error, 1)
 	go func() {
-		_, err := r.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: fence})
+		_, err := r.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)},
+			Fence: fence})
 		written <- err
 	}()
 	<-hangs

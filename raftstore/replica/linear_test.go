@@ -19,7 +19,8 @@ import (
 var (
 	linearFor  = flag.Duration("linear.for", 10*time.Second, "how long the linearizability test disturbs the cluster")
 	linearSeed = flag.Uint64("linear.seed", 1, "seed of its plan and of its clients")
-	linearSize = flag.Int("linear.replicas", 0, "how many replicas it has; 0 = three, and then five, each for half of the time")
+	linearSize = flag.Int("linear.replicas", 0,
+		"how many replicas it has; 0 = three, and then five, each for half of the time")
 	linearOnly = flag.String("linear.only", "", "only faults whose name this expression finds")
 	linearTTL  = flag.Duration("linear.ttl", 0, "how long keys that expire live, about; 0 = what is usual")
 	linearLog  = flag.String("linear.log", "", "their log store; none = bolt for three, raft-wal for more")
@@ -60,13 +61,13 @@ func linearizable(t *testing.T, size int, kind disk.LogStoreKind, lasting time.D
 	plan = append(plan, nemesis.New(*linearSeed, lasting, allowed(t))...)
 	t.Logf("plan of seed %d:\n%v", *linearSeed, plan)
 	c := storetest.NewCluster(t, size, func(cfg *replica.Config) {
-		cfg.LogStore = kind
-		cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
+		cfg.Storage.LogStore = kind
+		cfg.Snapshots.SnapshotBytes, cfg.Snapshots.TrailingBytes = 64<<10, 1
 		// Short enough for the faults to cost leaderships.
-		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
+		cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
 		if cfg.Name == "r1" {
 			// It is slow to notice that it leads no more, as one that was paused.
-			cfg.HeartbeatTimeout, cfg.ElectionTimeout = time.Second, time.Second
+			cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = time.Second, time.Second
 		}
 	})
 	rep := disturbed(t, c, c.Favour("r1"), linear.Options{Seed: *linearSeed, TTL: *linearTTL}, plan)
@@ -82,12 +83,16 @@ func allowed(t *testing.T) []nemesis.Fault {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(slices.Clone(nemesis.All), func(f nemesis.Fault) bool { return !only.MatchString(string(f)) })
+	return slices.DeleteFunc(slices.Clone(nemesis.All), func(f nemesis.Fault) bool {
+		return !only.MatchString(string(f))
+	})
 }
 
 // disturbed runs a workload on all replicas while a plan is carried out, and
 // fails the test when the store breaks its word.
-func disturbed(t *testing.T, c *storetest.Cluster, g nemesis.Group, o linear.Options, plan nemesis.Plan) *linear.Report {
+func disturbed(
+	t *testing.T, c *storetest.Cluster, g nemesis.Group, o linear.Options, plan nemesis.Plan,
+) *linear.Report {
 	t.Helper()
 	var places []linear.Place
 	for _, name := range c.Names() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -14,52 +15,64 @@ import (
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica/peernet"
 )
 
 const (
-	// learnerPoll is how often the leader asks a learner how far it is.
+	// learnerPoll is how often the leader requests the state of a learner.
 	learnerPoll = 25 * time.Millisecond
-	// learnerLag is how many entries a learner may be behind to be promoted.
+	// learnerLag is how many entries a learner may lack when it is promoted.
 	learnerLag = 64
-	// configTimeout bounds how long one change of configuration may queue.
+	// configTimeout is how long a change of raft's configuration may be queued.
 	configTimeout = 5 * time.Second
-	// majorityPatience is how long the voters that are to stay have to show
-	// that they are there.
+	// majorityPatience is how long the remaining voters have to respond before a voter is removed.
 	majorityPatience = 3 * time.Second
-	// spreadPatience is how long a promotion waits for voters that answer and
-	// have not heard of it.
+	// spreadPatience is how long a promotion waits until the other voters have received the entry
+	// of the promotion.
 	spreadPatience = 10 * time.Second
-	// spreadTries is how often one is asked that does not answer.
+	// spreadTries is the number of unanswered requests after which a promotion no longer waits for
+	// a voter.
 	spreadTries = 3
 )
 
-// AddMember makes the replica id at address a voting member, from any replica:
-// AddLearner, wait until it has caught up, Promote. So it never weakens the
-// majority. Doing it again is a no-op.
+// membership changes the members of the raft cluster and requests their state.
+type membership struct {
+	node      *node
+	net       *network
+	elections *elections
+
+	levels sync.Mutex // held while a member is added or promoted, and while HoldMembers decides
+	heard  stateCache
+}
+
+// AddMember makes the replica with the given ID and address a voting member. It works on any
+// replica. It adds a learner, waits until the learner has caught up, and promotes it, so that the
+// majority is never weakened. Adding a member again is a no-op.
 //
-// Errors: ErrInvalid when the address is another member's or another replica
-// answers there; ErrMemberExists when id is a voting member already and its
-// disk is empty; ErrTooOld when id understands less than StoredLevel.
+// Errors: ErrInvalid if the address belongs to another member or another replica responds there;
+// ErrMemberExists if id is a voting member already and its disk is empty; ErrTooOld if the replica
+// does not support the level of StoredLevel.
 func (r *Replica) AddMember(ctx context.Context, id, address string) error {
-	return r.add(ctx, id, address, false)
+	return r.members.addMember(ctx, id, address, false)
 }
 
-// AddLearner makes the replica id at address a member without a vote: it gets
-// everything and serves reads, and counts in no majority. Errors as AddMember.
+// AddLearner makes the replica with the given ID and address a member without a vote. The learner
+// receives all entries and serves reads, but does not count for a majority. The errors are those of
+// AddMember.
 func (r *Replica) AddLearner(ctx context.Context, id, address string) error {
-	return r.add(ctx, id, address, true)
+	return r.members.addMember(ctx, id, address, true)
 }
 
-func (r *Replica) add(ctx context.Context, id, address string, learner bool) error {
+func (m *membership) addMember(ctx context.Context, id, address string, learner bool) error {
 	err := errors.Join(checkName(id), checkAddress(address))
 	if err != nil {
 		return fmt.Errorf("adding a replica: %w", err)
 	}
-	err = r.onLeader(ctx, id,
-		func() error { return r.addHere(ctx, id, address, learner) },
+	err = m.callLeader(ctx, id,
+		func() error { return m.addLocally(ctx, id, address, learner) },
 		func(c storev1.PeerClient) error {
 			_, err := c.AddMember(ctx, &storev1.AddMemberRequest{Id: id, Address: address, Learner: learner})
-			return fromStatus(err)
+			return statusToError(err)
 		})
 	if err != nil {
 		return fmt.Errorf("adding replica %s at %s: %w", id, address, err)
@@ -67,15 +80,15 @@ func (r *Replica) add(ctx context.Context, id, address string, learner bool) err
 	return nil
 }
 
-// Promote makes a learner a voting member as soon as it has caught up, from any
-// replica, and returns when every voter that answers knows of it. Promoting a
-// voter is a no-op. ErrUnknownMember when id is no member.
+// Promote makes a learner a voting member as soon as it has caught up. It works on any replica. It
+// returns when every voter that responds has received the change. Promoting a voter is a no-op. It
+// returns ErrUnknownMember if id is not a member.
 func (r *Replica) Promote(ctx context.Context, id string) error {
-	err := r.onLeader(ctx, id,
-		func() error { return r.promoteHere(ctx, id) },
+	err := r.members.callLeader(ctx, id,
+		func() error { return r.members.promoteLocally(ctx, id) },
 		func(c storev1.PeerClient) error {
 			_, err := c.Promote(ctx, &storev1.PromoteRequest{Id: id})
-			return fromStatus(err)
+			return statusToError(err)
 		})
 	if err != nil {
 		return fmt.Errorf("promoting replica %s: %w", id, err)
@@ -83,26 +96,25 @@ func (r *Replica) Promote(ctx context.Context, id string) error {
 	return nil
 }
 
-// RemoveMember takes a replica out of the group, from any replica.
+// RemoveMember removes a replica from the raft cluster. It works on any replica.
 //
-// Errors: ErrUnknownMember when id is no member; ErrNoMajority when id is the
-// last voter, or when fewer than a majority of the voters that would be left
-// can be reached. There is no way to force the latter: raft counts the change
-// by the majority that is to be, so that it could not commit.
+// Errors: ErrUnknownMember if id is not a member; ErrNoMajority if id is the last voter, or if
+// fewer than a majority of the remaining voters can be reached. The removal cannot be forced in
+// this case, because it must be committed by a majority of the remaining voters.
 func (r *Replica) RemoveMember(ctx context.Context, id string) error {
-	unclear := false // an attempt may have removed it
+	unclear := false // an attempt may have removed the member
 	settle := func(err error) error {
 		if unclear && errors.Is(err, raftstore.ErrUnknownMember) {
 			return nil
 		}
-		unclear = unclear || err != nil && !refusal(err)
+		unclear = unclear || err != nil && !isRefusal(err)
 		return err
 	}
-	err := r.onLeader(ctx, id,
-		func() error { return settle(r.removeHere(ctx, id)) },
+	err := r.members.callLeader(ctx, id,
+		func() error { return settle(r.members.removeLocally(ctx, id)) },
 		func(c storev1.PeerClient) error {
 			_, err := c.RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: id})
-			return settle(fromStatus(err))
+			return settle(statusToError(err))
 		})
 	if err != nil {
 		return fmt.Errorf("removing replica %s: %w", id, err)
@@ -110,51 +122,55 @@ func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 	return nil
 }
 
-// answerGrace is how long the answer of a previous leader is awaited once there is another one.
+// answerGrace is how long the response of a previous leader is awaited after a new leader is known.
 const answerGrace = time.Second
 
-// StepDown makes the leader hand leadership over, to the voter named or, with
-// "", to the one with the best log, from any replica. It returns who leads
-// afterwards. A leader makes one attempt for one call: it takes no proposals meanwhile.
-// Errors: ErrUnknownMember, ErrInvalid when to cannot lead, ErrTransferFailed.
-func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err error) {
-	unclear := ""  // the leader that may have stepped down, and could not say so
-	var lost error // the error of its attempt
+// StepDown transfers leadership to the voter with the ID successor. If successor is "", it
+// transfers leadership to the voter with the most up-to-date log. It works on any replica. It
+// returns the new leader. A call makes one attempt, because the leader accepts no proposals during
+// an attempt. Errors: ErrUnknownMember, ErrInvalid if successor cannot lead, ErrTransferFailed.
+func (r *Replica) StepDown(ctx context.Context, successor string) (leader string, err error) {
+	unclear := ""  // ID of the leader that may have stepped down, although its response was lost
+	var lost error // the error of the attempt with the lost response
 	attempt := func(ask func(leader string) (string, error)) error {
-		now, _ := r.role.leader()
+		now, _ := r.node.role.currentID()
 		switch {
 		case now == "":
 			return raftstore.ErrUnavailable
-		case now == to || to == "" && unclear != "" && now != unclear:
+		case now == successor || successor == "" && unclear != "" && now != unclear:
 			leader = now
 			return nil
 		case now == unclear:
-			return fmt.Errorf("%w: %s may have tried, did not say so, and leads: %w", raftstore.ErrTransferFailed, now, lost)
+			return fmt.Errorf("%w: %s leads and may have made an attempt whose answer was lost: %w",
+				raftstore.ErrTransferFailed, now, lost)
 		}
 		var err error
 		leader, err = ask(now)
-		if err != nil && !refusal(err) && !errors.Is(err, raftstore.ErrNotLeader) {
+		if err != nil && !isRefusal(err) && !errors.Is(err, raftstore.ErrNotLeader) {
 			unclear, lost = now, err
 		}
 		return err
 	}
-	err = r.onLeader(ctx, to,
+	err = r.members.callLeader(ctx, successor,
 		func() error {
-			return attempt(func(string) (string, error) { return r.stepDownHere(ctx, to) })
+			return attempt(func(string) (string, error) { return r.members.stepDownLocally(ctx, successor) })
 		},
 		func(c storev1.PeerClient) error {
 			return attempt(func(leader string) (string, error) {
-				now, _, moved := r.role.current()
+				now, _, moved := r.node.role.currentLeader()
 				if now != leader {
 					return "", raftstore.ErrNotLeader
 				}
-				// Another leader waits a moment only for the answer of the previous one: a replica that lost its leadership
-				// before this call answers at once that it made no attempt.
-				during, end := untilAfter(ctx, moved, answerGrace)
+				// After a change of the leader the answer of the previous leader is awaited only
+				// briefly. A replica that lost its leadership before this call answers at once that
+				// it has made no attempt.
+				during, end := peernet.WithCancelAfter(ctx, moved, answerGrace)
 				defer end()
-				// Without WaitForReady a broken connection would look like an attempt whose answer was lost.
-				resp, err := c.TransferLeadership(during, &storev1.TransferLeadershipRequest{To: to}, grpc.WaitForReady(true))
-				return resp.GetLeader(), fromStatus(err)
+				// without WaitForReady a broken connection would look like an attempt with a lost
+				// answer
+				resp, err := c.TransferLeadership(during, &storev1.TransferLeadershipRequest{To: successor},
+					grpc.WaitForReady(true))
+				return resp.GetLeader(), statusToError(err)
 			})
 		})
 	if err != nil {
@@ -163,68 +179,71 @@ func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err e
 	return leader, nil
 }
 
-// onLeader does something on the leader, here or by asking it, and tries again
-// while leadership moves. Both return the errors of this package. A name that
-// cannot be sent is no member's.
-func (r *Replica) onLeader(ctx context.Context, name string, here func() error, there func(storev1.PeerClient) error) error {
-	if err := r.up(ctx); err != nil {
+// callLeader calls local if this replica leads. Otherwise it calls remote with a client of the
+// leader. It retries while the leader changes. Both functions return the errors of package
+// raftstore. name is the replica that the call concerns. If name is not valid UTF-8, it cannot be
+// sent, and callLeader returns the error for an unknown member.
+func (m *membership) callLeader(ctx context.Context, name string, local func() error,
+	remote func(storev1.PeerClient) error) error {
+	if err := m.node.awaitRunning(ctx); err != nil {
 		return err
 	}
 	if !utf8.ValidString(name) {
-		if _, err := r.member(name); err != nil {
+		if _, err := m.node.findMember(name); err != nil {
 			return err
 		}
 	}
-	var said error // by the attempt before: that time was up meanwhile tells less
+	var previous error // the error of the previous attempt, which explains more than a deadline
 	for {
 		var err error
-		switch id, address, _ := r.role.current(); id {
+		switch id, address, _ := m.node.role.currentLeader(); id {
 		case "":
 			err = raftstore.ErrUnavailable
-		case r.cfg.Name:
-			err = here()
+		case m.node.cfg.Name:
+			err = local()
 		default:
 			var client storev1.PeerClient
-			if client, err = r.peers.client(address); err == nil {
-				err = there(client)
+			if client, err = m.net.peers.Client(address); err == nil {
+				err = remote(client)
 			}
 		}
 		switch {
-		case err == nil || refusal(err):
+		case err == nil || isRefusal(err):
 			return err
-		case ctx.Err() != nil && said != nil:
-			return fmt.Errorf("%w (the attempt before: %w)", err, said)
+		case ctx.Err() != nil && previous != nil:
+			return fmt.Errorf("%w (previous attempt: %w)", err, previous)
 		case ctx.Err() != nil:
 			return err
 		}
-		if stop := r.pause(ctx); stop != nil {
+		if stop := m.node.waitForRetry(ctx); stop != nil {
 			return fmt.Errorf("%w (last attempt: %w)", stop, err)
 		}
-		said = err
+		previous = err
 	}
 }
 
-// refusal reports an answer that another attempt would not change.
-func refusal(err error) bool {
+// isRefusal reports whether an error is final: another attempt would return the same error.
+func isRefusal(err error) bool {
 	return errors.Is(err, raftstore.ErrInvalid) || errors.Is(err, raftstore.ErrUnknownMember) ||
-		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrTooOld) || errors.Is(err, raftstore.ErrNoMajority) ||
+		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrTooOld) ||
+		errors.Is(err, raftstore.ErrNoMajority) ||
 		errors.Is(err, raftstore.ErrTransferFailed)
 }
 
-func (r *Replica) servers() []raft.Server {
-	return r.raft.GetConfiguration().Configuration().Servers
+func (n *node) members() []raft.Server {
+	return n.raft.GetConfiguration().Configuration().Servers
 }
 
-func (r *Replica) member(id string) (raft.Server, error) {
-	for _, s := range r.servers() {
+func (n *node) findMember(id string) (raft.Server, error) {
+	for _, s := range n.members() {
 		if string(s.ID) == id {
 			return s, nil
 		}
 	}
-	return raft.Server{}, fmt.Errorf("%w: %q is not among %s", raftstore.ErrUnknownMember, id, names(r.servers()))
+	return raft.Server{}, fmt.Errorf("%w: %q is not among %s", raftstore.ErrUnknownMember, id, joinNames(n.members()))
 }
 
-func names(servers []raft.Server) string {
+func joinNames(servers []raft.Server) string {
 	all := make([]string, len(servers))
 	for i, s := range servers {
 		all[i] = string(s.ID)
@@ -233,97 +252,99 @@ func names(servers []raft.Server) string {
 	return strings.Join(all, ", ")
 }
 
-// addHere adds a member on the leader.
-func (r *Replica) addHere(ctx context.Context, id, address string, learner bool) error {
+// addLocally adds a member, as a learner or as a voter. It works on the leader only.
+func (m *membership) addLocally(ctx context.Context, id, address string, learner bool) error {
 	if err := errors.Join(checkName(id), checkAddress(address)); err != nil {
 		return err
 	}
-	if r.lead.established() == nil {
+	if m.node.lead.currentLeadership() == nil {
 		return raftstore.ErrNotLeader
 	}
-	ctx, cancel := toAnswer(ctx)
+	ctx, cancel := withReplyMargin(ctx)
 	defer cancel()
-	var is raft.Server
-	for _, s := range r.servers() {
+	var entry raft.Server
+	for _, s := range m.node.members() {
 		if string(s.ID) == id {
-			is = s
+			entry = s
 		} else if string(s.Address) == address {
-			return fmt.Errorf("%w: address %s is that of replica %s", raftstore.ErrInvalid, address, s.ID)
+			return fmt.Errorf("%w: address %s belongs to replica %s", raftstore.ErrInvalid, address, s.ID)
 		}
 	}
-	done := string(is.Address) == address && (is.Suffrage == raft.Voter || learner)
-	if id == r.cfg.Name && done {
+	done := string(entry.Address) == address && (entry.Suffrage == raft.Voter || learner)
+	if id == m.node.cfg.Name && done {
 		return nil
 	}
-	level, err := r.admit(ctx, id, address, is, done && is.ID != "")
+	level, err := m.admitMember(ctx, id, address, entry, done && entry.ID != "")
 	if err != nil {
 		return err
 	}
-	if is.ID != "" && done {
+	if entry.ID != "" && done {
 		return nil
 	}
-	if is.ID == "" || string(is.Address) != address {
-		if err := r.addLearner(ctx, id, address, level); err != nil {
+	if entry.ID == "" || string(entry.Address) != address {
+		if err := m.addLearner(ctx, id, address, level); err != nil {
 			return err
 		}
 	}
 	if learner {
 		return nil
 	}
-	return r.promoteHere(ctx, id)
+	return m.promoteLocally(ctx, id)
 }
 
-// promoteHere makes a learner a voter on the leader.
-func (r *Replica) promoteHere(ctx context.Context, id string) error {
-	if r.lead.established() == nil {
+// promoteLocally makes a learner a voter. It works on the leader only.
+func (m *membership) promoteLocally(ctx context.Context, id string) error {
+	if m.node.lead.currentLeadership() == nil {
 		return raftstore.ErrNotLeader
 	}
-	s, err := r.member(id)
+	s, err := m.node.findMember(id)
 	if err != nil || s.Suffrage == raft.Voter {
 		return err
 	}
-	ctx, cancel := toAnswer(ctx)
+	ctx, cancel := withReplyMargin(ctx)
 	defer cancel()
-	level, err := r.awaitLearner(ctx, s)
+	level, err := m.awaitLearner(ctx, s)
 	if err != nil {
 		return err
 	}
-	index, err := r.giveVote(ctx, s, level)
+	index, err := m.giveVote(ctx, s, level)
 	if err != nil {
 		return err
 	}
-	r.log.Info("member promoted", "member", id, "address", string(s.Address))
-	r.spread(ctx, id, index)
+	m.node.log.Info("member promoted", "member", id, "address", string(s.Address))
+	m.awaitPromotionSpread(ctx, id, index)
 	return nil
 }
 
-// giveVote commits that a learner is a voter, and returns the entry's index.
-func (r *Replica) giveVote(ctx context.Context, s raft.Server, level uint32) (index uint64, err error) {
-	r.levels.Lock()
-	defer r.levels.Unlock()
-	if err := r.understands(ctx, string(s.ID), level); err != nil {
+// giveVote makes a learner a voter and returns the raft index of the committed change. level is the
+// highest feature level that the learner supports.
+func (m *membership) giveVote(ctx context.Context, learner raft.Server, level uint32) (index uint64, err error) {
+	m.levels.Lock()
+	defer m.levels.Unlock()
+	if err := m.checkLevel(ctx, string(learner.ID), level); err != nil {
 		return 0, err
 	}
-	change := r.raft.AddVoter(s.ID, s.Address, 0, configTimeout)
-	if err := configError(r.outcome(change)); err != nil {
+	change := m.node.raft.AddVoter(learner.ID, learner.Address, 0, configTimeout)
+	if err := classifyConfigError(m.node.awaitFuture(change)); err != nil {
 		return 0, err
 	}
 	return change.Index(), nil
 }
 
-// spread waits until the other voters have the entry that made id a voter. The
-// majority that committed it may be this leader and id alone; were the leader
-// to die then, the others would refuse id their votes, and id, whose log is
-// longer, would refuse them its own: nobody could lead until the dead one is
-// back. Who does not answer may be away for long and is not waited for.
-func (r *Replica) spread(ctx context.Context, id string, index uint64) {
+// awaitPromotionSpread waits until the other voters have received the entry that made the replica
+// id a voter. The majority that committed the entry may be this leader and id alone. If this leader
+// failed then, no replica could lead until it returned. The other voters would not vote for id,
+// because in their configuration id is not a voter. id would not vote for them, because its log is
+// more up to date. awaitPromotionSpread does not wait for a voter that does not respond, because it
+// may be absent for long.
+func (m *membership) awaitPromotionSpread(ctx context.Context, id string, index uint64) {
 	ctx, cancel := context.WithTimeout(ctx, spreadPatience)
 	defer cancel()
-	term := r.raft.CurrentTerm()
-	for _, s := range r.voters() {
-		for tries := 0; string(s.ID) != r.cfg.Name && r.lead.established() != nil; {
-			ask, cancel := context.WithTimeout(ctx, askMember)
-			state, err := r.stateOf(ask, s)
+	term := m.node.raft.CurrentTerm()
+	for _, s := range m.node.currentVoters() {
+		for tries := 0; string(s.ID) != m.node.cfg.Name && m.node.lead.currentLeadership() != nil; {
+			ask, cancel := context.WithTimeout(ctx, memberTimeout)
+			state, err := m.net.requestState(ask, s)
 			cancel()
 			if err == nil && state.GetLastTerm() >= term && state.GetLastIndex() >= index {
 				break
@@ -331,26 +352,28 @@ func (r *Replica) spread(ctx context.Context, id string, index uint64) {
 			if err != nil {
 				tries++
 			}
-			if tries == spreadTries || r.pause(ctx) != nil {
-				r.log.Warn("a voter has not heard of a promotion: until it has, the leader's end may leave nobody who can lead",
-					"voter", string(s.ID), "promoted", id, "err", err)
+			if tries == spreadTries || m.node.waitForRetry(ctx) != nil {
+				m.node.log.Warn(
+					"a voter does not have a promotion yet: if the leader fails before, possibly no replica can lead",
+					"voter", string(s.ID), "promoted", id, "error", err)
 				break
 			}
 		}
 	}
 }
 
-// awaitLearner waits until a learner has nearly caught up, and returns the level that it understands.
-func (r *Replica) awaitLearner(ctx context.Context, s raft.Server) (level uint32, err error) {
+// awaitLearner waits until a learner lacks at most learnerLag committed entries. It returns the
+// highest feature level that the learner supports.
+func (m *membership) awaitLearner(ctx context.Context, learner raft.Server) (level uint32, err error) {
 	poll := time.NewTicker(learnerPoll)
 	defer poll.Stop()
 	for {
-		if r.lead.established() == nil {
+		if m.node.lead.currentLeadership() == nil {
 			return 0, raftstore.ErrNotLeader
 		}
-		commit := r.raft.CommitIndex()
-		ask, cancel := context.WithTimeout(ctx, askMember)
-		state, err := r.stateOf(ask, s)
+		commit := m.node.raft.CommitIndex()
+		ask, cancel := context.WithTimeout(ctx, memberTimeout)
+		state, err := m.net.requestState(ask, learner)
 		cancel()
 		if err == nil && state.GetAppliedIndex()+learnerLag >= commit && state.GetAppliedIndex() > 0 {
 			return state.GetFeatureLevel(), nil
@@ -358,89 +381,93 @@ func (r *Replica) awaitLearner(ctx context.Context, s raft.Server) (level uint32
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return 0, fmt.Errorf("waiting for learner %s to catch up: %w", s.ID, ctx.Err())
-		case <-r.ctx.Done():
+			return 0, fmt.Errorf("waiting for learner %s to catch up: %w", learner.ID, ctx.Err())
+		case <-m.node.ctx.Done():
 			return 0, raftstore.ErrClosed
 		}
 	}
 }
 
-// removeHere removes a member on the leader.
-func (r *Replica) removeHere(ctx context.Context, id string) error {
-	if r.lead.established() == nil {
+// removeLocally removes a member. It works on the leader only.
+func (m *membership) removeLocally(ctx context.Context, id string) error {
+	if m.node.lead.currentLeadership() == nil {
 		return raftstore.ErrNotLeader
 	}
-	s, err := r.member(id)
+	s, err := m.node.findMember(id)
 	if err != nil {
 		return err
 	}
 	if s.Suffrage == raft.Voter {
-		if err := r.majorityWithout(ctx, s); err != nil {
+		if err := m.checkMajorityWithout(ctx, s); err != nil {
 			return err
 		}
 	}
-	if id == r.cfg.Name {
-		// Another leader removes this one, so that writes do not wait for an election.
-		if _, err := r.transfer(ctx, "", "to be removed"); err != nil {
+	if id == m.node.cfg.Name {
+		// another leader removes this one, so that commits do not wait for an election
+		if _, err := m.elections.transferLeadership(ctx, "", "to be removed"); err != nil {
 			return err
 		}
 		return raftstore.ErrNotLeader
 	}
-	if err := configError(r.outcome(r.raft.RemoveServer(s.ID, 0, configTimeout))); err != nil {
+	if err := classifyConfigError(m.node.awaitFuture(m.node.raft.RemoveServer(s.ID, 0, configTimeout))); err != nil {
 		return err
 	}
-	r.heard.forget(id)
-	r.log.Info("member removed", "member", id, "address", string(s.Address))
+	m.heard.dropMember(id)
+	m.node.log.Info("member removed", "member", id, "address", string(s.Address))
 	return nil
 }
 
-// majorityWithout refuses to remove a voter when too few would be left.
-func (r *Replica) majorityWithout(ctx context.Context, s raft.Server) error {
-	stay := slices.DeleteFunc(r.voters(), func(v raft.Server) bool { return v.ID == s.ID })
+// checkMajorityWithout returns an error unless a majority of the voters other than voter responds.
+func (m *membership) checkMajorityWithout(ctx context.Context, voter raft.Server) error {
+	stay := slices.DeleteFunc(m.node.currentVoters(), func(v raft.Server) bool { return v.ID == voter.ID })
 	if len(stay) == 0 {
-		return fmt.Errorf("%w: %s is the only voter: add another first", raftstore.ErrNoMajority, s.ID)
+		return fmt.Errorf("%w: %s is the only voter: add another first", raftstore.ErrNoMajority, voter.ID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, majorityPatience)
 	defer cancel()
-	answered := r.askMembers(ctx)
+	answered := m.requestStates(ctx)
 	silent := slices.DeleteFunc(slices.Clone(stay), func(v raft.Server) bool { return answered[v.ID] })
 	if alive, need := len(stay)-len(silent), len(stay)/2+1; alive < need {
-		return fmt.Errorf("%w: of the voters that would be left only %d of %d can be reached: start %s again, or remove it first",
-			raftstore.ErrNoMajority, alive, len(stay), names(silent))
+		return fmt.Errorf("%w: only %d of the %d remaining voters can be reached: start %s again, or remove it first",
+			raftstore.ErrNoMajority, alive, len(stay), joinNames(silent))
 	}
 	return nil
 }
 
-// stepDownHere hands leadership over, on the leader.
-func (r *Replica) stepDownHere(ctx context.Context, to string) (string, error) {
-	if r.lead.established() == nil {
+// stepDownLocally transfers leadership to the voter with the ID successor. If successor is "", it
+// transfers leadership to the voter with the most up-to-date log. It returns the new leader. It
+// works on the leader only.
+func (m *membership) stepDownLocally(ctx context.Context, successor string) (string, error) {
+	if m.node.lead.currentLeadership() == nil {
 		return "", raftstore.ErrNotLeader
 	}
-	if to == r.cfg.Name {
-		return to, nil
+	if successor == m.node.cfg.Name {
+		return successor, nil
 	}
-	if len(r.voters()) < 2 {
-		return "", fmt.Errorf("%w: %s is the only voter: nobody could lead in its place", raftstore.ErrInvalid, r.cfg.Name)
+	if len(m.node.currentVoters()) < 2 {
+		return "", fmt.Errorf("%w: %s is the only voter: no other replica could lead", raftstore.ErrInvalid,
+			m.node.cfg.Name)
 	}
-	if to == "" {
-		return r.transfer(ctx, "", "asked to step down")
+	if successor == "" {
+		return m.elections.transferLeadership(ctx, "", "asked to step down")
 	}
-	return r.handTo(ctx, to)
+	return m.transferTo(ctx, successor)
 }
 
-func (r *Replica) handTo(ctx context.Context, to string) (leader string, err error) {
-	s, err := r.member(to)
+func (m *membership) transferTo(ctx context.Context, to string) (leader string, err error) {
+	s, err := m.node.findMember(to)
 	if err != nil {
 		return "", err
 	}
 	if s.Suffrage != raft.Voter {
 		return "", fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
 	}
-	return r.transfer(ctx, s.ID, "asked to step down")
+	return m.elections.transferLeadership(ctx, s.ID, "asked to step down")
 }
 
-func configError(err error) error {
-	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
+func classifyConfigError(err error) error {
+	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) ||
+		errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return fmt.Errorf("%w: %w", raftstore.ErrNotLeader, err)
 	}
 	return err

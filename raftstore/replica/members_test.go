@@ -48,7 +48,8 @@ func TestMembershipChangesUnderLoad(t *testing.T) {
 		t.Error("a learner has a vote")
 	}
 	for _, name := range []string{"r1", "r3"} {
-		if _, err := c.Replica(name).StepDown(within(t, patience), "r4"); !errors.Is(err, raftstore.ErrInvalid) || !strings.Contains(err.Error(), "promote it first") {
+		if _, err := c.Replica(name).StepDown(within(t, patience), "r4"); !errors.Is(err, raftstore.ErrInvalid) ||
+			!strings.Contains(err.Error(), "promote it first") {
 			t.Errorf("%s: handing over to a learner: %v", name, err)
 		}
 	}
@@ -97,7 +98,8 @@ func TestMembershipRefusals(t *testing.T) {
 	leader, followers := c.Leader(), c.Followers()
 	for _, name := range c.Names() { // the same from wherever it is asked
 		r := c.Replica(name)
-		if err := r.RemoveMember(within(t, patience), "r9"); !errors.Is(err, raftstore.ErrUnknownMember) || !strings.Contains(err.Error(), `"r9" is not among r1, r2, r3`) {
+		if err := r.RemoveMember(within(t, patience), "r9"); !errors.Is(err, raftstore.ErrUnknownMember) ||
+			!strings.Contains(err.Error(), `"r9" is not among r1, r2, r3`) {
 			t.Errorf("%s: removing an unknown member: %v", name, err)
 		}
 		if err := r.Promote(within(t, patience), "r9"); !errors.Is(err, raftstore.ErrUnknownMember) {
@@ -107,8 +109,10 @@ func TestMembershipRefusals(t *testing.T) {
 			t.Errorf("%s: handing over to an unknown member: %v", name, err)
 		}
 		for _, bad := range [][2]string{
-			{"", "127.0.0.1:1"}, {"r4", "nowhere"}, {"r5", c.Replica("r1").Address()}, {"r4\xff", "127.0.0.1:1"}, {"r4\n", "127.0.0.1:1"},
-			{strings.Repeat("r", 257), "127.0.0.1:1"}, {"r4", ":1"}, {"r4", "127.0.0.1:"}, {"r4", "127.0.0.1:0"}, {"r4", "127.0.0.1:http"}, {"r4", "\xff:1"},
+			{"", "127.0.0.1:1"}, {"r4", "nowhere"}, {"r5", c.Replica("r1").Address()}, {"r4\xff", "127.0.0.1:1"},
+			{"r4\n", "127.0.0.1:1"},
+			{strings.Repeat("r", 257), "127.0.0.1:1"}, {"r4", ":1"}, {"r4", "127.0.0.1:"}, {"r4", "127.0.0.1:0"},
+			{"r4", "127.0.0.1:http"}, {"r4", "\xff:1"},
 		} {
 			if err := r.AddMember(within(t, patience), bad[0], bad[1]); !errors.Is(err, raftstore.ErrInvalid) {
 				t.Errorf("%s: adding %q at %q: %v", name, bad[0], bad[1], err)
@@ -116,14 +120,16 @@ func TestMembershipRefusals(t *testing.T) {
 		}
 		// Which cannot even be sent to the leader.
 		_, err := r.StepDown(within(t, patience), "\xff")
-		for verb, err := range map[string]error{"step down": err, "promote": r.Promote(within(t, patience), "\xff"), "remove": r.RemoveMember(within(t, patience), "\xff")} {
+		for verb, err := range map[string]error{"step down": err, "promote": r.Promote(within(t, patience), "\xff"),
+			"remove": r.RemoveMember(within(t, patience), "\xff")} {
 			if !errors.Is(err, raftstore.ErrUnknownMember) {
 				t.Errorf("%s: %s of a name that is no text: %v", name, verb, err)
 			}
 		}
 	}
 	// Where nobody answers: the caller learns that when its time is up.
-	for limit := 4 * time.Second; ; limit *= 4 { // on a slow machine the leader's answer takes longer than it leaves itself
+	for limit := 4 * time.Second; ; limit *= 4 {
+		// on a slow machine the leader's answer takes longer than it leaves itself
 		err := c.Replica(followers[0]).AddMember(within(t, limit), "r4", "127.0.0.1:1")
 		if err != nil && strings.Contains(err.Error(), "waiting for the replica at 127.0.0.1:1") {
 			break
@@ -135,7 +141,8 @@ func TestMembershipRefusals(t *testing.T) {
 	// Where another replica answers than the one that was named.
 	c.AddHost("r4", false)
 	c.Start("r4")
-	if err := c.Replica(leader).AddMember(within(t, patience), "r5", c.Replica("r4").Address()); !errors.Is(err, raftstore.ErrInvalid) || !strings.Contains(err.Error(), `"r4"`) {
+	if err := c.Replica(leader).AddMember(within(t, patience), "r5",
+		c.Replica("r4").Address()); !errors.Is(err, raftstore.ErrInvalid) || !strings.Contains(err.Error(), `"r4"`) {
 		t.Errorf("adding r5 where r4 is: %v", err)
 	}
 	// One of another group.
@@ -151,7 +158,8 @@ func TestMembershipRefusals(t *testing.T) {
 	gone, alive := followers[0], followers[1]
 	c.Stop(gone)
 	err := c.Replica(alive).RemoveMember(within(t, patience), alive)
-	if !errors.Is(err, raftstore.ErrNoMajority) || !strings.Contains(err.Error(), "start "+gone+" again, or remove it first") {
+	if !errors.Is(err, raftstore.ErrNoMajority) ||
+		!strings.Contains(err.Error(), "start "+gone+" again, or remove it first") {
 		t.Errorf("removing a live voter while another is down: %v", err)
 	}
 	if err := c.Replica(alive).RemoveMember(within(t, patience), gone); err != nil {
@@ -161,7 +169,8 @@ func TestMembershipRefusals(t *testing.T) {
 		t.Errorf("removing the next: %v", err)
 	}
 	c.Stop(alive)
-	if err := c.Replica(leader).RemoveMember(within(t, patience), leader); !errors.Is(err, raftstore.ErrNoMajority) || !strings.Contains(err.Error(), "only voter") {
+	if err := c.Replica(leader).RemoveMember(within(t, patience), leader); !errors.Is(err, raftstore.ErrNoMajority) ||
+		!strings.Contains(err.Error(), "only voter") {
 		t.Errorf("removing the last voter: %v", err)
 	}
 	if _, err := c.Replica(leader).StepDown(within(t, patience), ""); !errors.Is(err, raftstore.ErrInvalid) {
@@ -174,7 +183,8 @@ func TestMembershipRefusals(t *testing.T) {
 // promotion, also one that hears late, and gives the new one its vote. F53
 func TestPromotionIsKnownToAll(t *testing.T) {
 	c := storetest.NewCluster(t, 2, func(cfg *replica.Config) {
-		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 2*time.Second, 2*time.Second // the leader stays until it is killed
+		// the leader stays until it is killed
+		cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 2*time.Second, 2*time.Second
 	})
 	leader, late := c.Leader(), c.Followers()[0]
 	c.AddHost("r3", false)
@@ -277,7 +287,8 @@ func TestWipedVoterMustBeAddedAnew(t *testing.T) {
 		}
 	}
 	c.Stop(other)
-	if _, err := leader.Commit(within(t, 2*time.Second), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/k", []byte("x"))}}); err == nil {
+	if _, err := leader.Commit(within(t, 2*time.Second),
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/k", []byte("x"))}}); err == nil {
 		t.Error("a wiped voter was counted in a majority")
 	}
 	c.Start(other)
@@ -292,8 +303,9 @@ func TestWipedVoterMustBeAddedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.AwaitReady()
-	if it, _, err := c.Replica(wiped).Get(within(t, patience), "/k", raftstore.ReadOptions{}); err != nil || it.Created != before {
-		t.Errorf("after it was added anew: %+v, error %v", it, err)
+	if it, _, err := c.Replica(wiped).Get(within(t, patience), "/k", raftstore.ReadOptions{}); err != nil ||
+		it.Created != before {
+		t.Errorf("after it was added again: %+v, error %v", it, err)
 	}
 	sameHistory(t, c)
 	// Its admission is remembered: a restart needs no ceremony.
@@ -336,7 +348,8 @@ func TestCallThatIsLateTellsWhy(t *testing.T) {
 		cancel()
 		return ctx.Err()
 	})
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nobody answers at the address") || attempts != 2 {
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nobody answers at the address") ||
+		attempts != 2 {
 		t.Errorf("after %d attempts: %v", attempts, err)
 	}
 }

@@ -43,7 +43,8 @@ func scrape(t testing.TB, r *replica.Replica) map[string]float64 {
 
 // The metrics say what has happened.
 func TestMetricsTellWhatHappened(t *testing.T) {
-	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { slowToMiss(cfg); cfg.Quota = 1 << 30 }) // who leads goes on
+	// who leads goes on
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { slowToMiss(cfg); cfg.Quota = 1 << 30 })
 	leader, follower := c.Leader(), c.Followers()[0]
 	const n = 20
 	w, err := c.Replica(follower).Watch(within(t, patience), "/", 0)

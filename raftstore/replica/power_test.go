@@ -50,7 +50,8 @@ func TestLinearizableThroughPowerCuts(t *testing.T) {
 	for _, kind := range []disk.LogStoreKind{"bolt", "wal"} {
 		t.Run(string(kind), func(t *testing.T) {
 			plan := nemesis.New(*linearSeed, *linearFor/3, []nemesis.Fault{
-				nemesis.KillLeader, nemesis.KillFollower, nemesis.KillFollowers, nemesis.KillAll, nemesis.KillAll, nemesis.Install, nemesis.SnapshotAll,
+				nemesis.KillLeader, nemesis.KillFollower, nemesis.KillFollowers, nemesis.KillAll, nemesis.KillAll,
+				nemesis.Install, nemesis.SnapshotAll,
 			})
 			disks := map[string]*replica.PowerCut{}
 			for i, name := range []string{"r1", "r2", "r3"} {
@@ -64,11 +65,11 @@ func TestLinearizableThroughPowerCuts(t *testing.T) {
 				}
 			})
 			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-				cfg.LogStore = kind
+				cfg.Storage.LogStore = kind
 				disks[cfg.Name].Put(cfg)
 				replica.SmallFiles(cfg) // after each start a new one is made, sector by sector
-				cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
-				cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
+				cfg.Snapshots.SnapshotBytes, cfg.Snapshots.TrailingBytes = 64<<10, 1
+				cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
 			})
 			g := &powerless{Group: c.Target(), t: t, c: c, disks: disks}
 			disturbed(t, c, g, linear.Options{Seed: *linearSeed, Clients: 2, Pace: 5 * time.Millisecond}, plan)

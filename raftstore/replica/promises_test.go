@@ -17,9 +17,9 @@ import (
 // was paused, answers no linearizable read with what it has.
 func TestSleepyLeaderReadsNothingStale(t *testing.T) { // F53
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 900*time.Millisecond, 900*time.Millisecond
+		cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 900*time.Millisecond, 900*time.Millisecond
 		if cfg.Name == "r1" { // the others elect long before it doubts itself
-			cfg.HeartbeatTimeout, cfg.ElectionTimeout = 4*time.Second, 4*time.Second
+			cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 4*time.Second, 4*time.Second
 		}
 	})
 	if c.Leader() != "r1" { // the founder, unless the machine was so slow that it was missed
@@ -39,14 +39,16 @@ func TestSleepyLeaderReadsNothingStale(t *testing.T) { // F53
 	if !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("get: %q at revision %d, error %v", it.Value, at, err)
 	}
-	if l, err := sleepy.List(within(t, 200*time.Millisecond), "/", raftstore.ListOptions{}); !errors.Is(err, raftstore.ErrUnavailable) {
+	if l, err := sleepy.List(within(t, 200*time.Millisecond), "/", raftstore.ListOptions{}); !errors.Is(err,
+		raftstore.ErrUnavailable) {
 		t.Errorf("list: %v, error %v", l, err)
 	}
 	if rev, err := sleepy.Sync(within(t, 200*time.Millisecond)); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("sync: revision %d, error %v", rev, err)
 	}
 	c.Rejoin("r1")
-	if it, _, err := sleepy.Get(within(t, patience), "/a", raftstore.ReadOptions{}); err != nil || string(it.Value) != "new" {
+	if it, _, err := sleepy.Get(within(t, patience), "/a", raftstore.ReadOptions{}); err != nil ||
+		string(it.Value) != "new" {
 		t.Errorf("get after its return: %q, error %v", it.Value, err)
 	}
 }
@@ -75,7 +77,9 @@ func TestLostReplyAppliesOnce(t *testing.T) { // F53
 	for i := range n {
 		replies[i] = make(chan reply, 1)
 		go func() {
-			rev, err := c.Replica(asking).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", fmt.Append(nil, i)), raftstore.Put(fmt.Sprintf("/b/%d", i), large)}})
+			rev, err := c.Replica(asking).Commit(within(t, patience),
+				raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", fmt.Append(nil, i)),
+					raftstore.Put(fmt.Sprintf("/b/%d", i), large)}})
 			replies[i] <- reply{rev, err}
 		}()
 	}
@@ -97,7 +101,8 @@ func TestLostReplyAppliesOnce(t *testing.T) { // F53
 	}
 	last := commit(t, c.Replica(asking), raftstore.Put("/a", []byte("end")))
 	if ev := <-w.C(); ev.Revision != last || last != before+n+1 {
-		t.Errorf("revision %d with %q follows; want %d with the end, at %d", ev.Revision, ev.Events[0].Item.Value, before+n+1, last)
+		t.Errorf("revision %d with %q follows; want %d with the end, at %d", ev.Revision, ev.Events[0].Item.Value,
+			before+n+1, last)
 	}
 }
 
@@ -139,7 +144,7 @@ func TestReadsWaitForReplay(t *testing.T) { // F52
 func TestNewLeaderReadsWhatTheOldAcknowledged(t *testing.T) { // F53
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
 		// On a machine that is busy, over these lines, none is heard as often as usual.
-		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 2*time.Second, 2*time.Second
+		cfg.Timeouts.HeartbeatTimeout, cfg.Timeouts.ElectionTimeout = 2*time.Second, 2*time.Second
 	})
 	old, next, behind := c.Leader(), c.Followers()[0], c.Followers()[1]
 	c.AwaitRevision(commit(t, c.Replica(old), raftstore.Put("/a", []byte("old"))))
@@ -149,7 +154,8 @@ func TestNewLeaderReadsWhatTheOldAcknowledged(t *testing.T) { // F53
 	slow := func() { c.SlowAll(30*time.Millisecond, 0) }
 	slow()
 	large := make([]byte, 1<<20)
-	rev := commit(t, c.Replica(old), raftstore.Put("/a", []byte("new")), raftstore.Put("/b", large), raftstore.Put("/c", large), raftstore.Put("/d", large))
+	rev := commit(t, c.Replica(old), raftstore.Put("/a", []byte("new")), raftstore.Put("/b", large),
+		raftstore.Put("/c", large), raftstore.Put("/d", large))
 	// The notice of the commit is still under way when its sender dies.
 	c.Kill(old)
 	c.Network.Heal()

@@ -6,37 +6,40 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore/replica/forwarding"
+	"keelson.dev/keelson/raftstore/replica/proposals"
+	"keelson.dev/keelson/raftstore/replica/raftfsm"
 )
 
-// runQueue turns queued proposals into batches and sends each to whoever leads.
-func (r *Replica) runQueue(ctx context.Context) error {
-	ended := make(chan struct{}, inFlight)
+// runQueue divides the queued proposals into batches and sends each batch to the leader. It returns
+// nil when ctx has ended and all batches have finished.
+func (c *committer) runQueue(ctx context.Context) error {
+	ended := make(chan struct{}, proposals.InFlight)
 	var running sync.WaitGroup
-	defer r.forwards.close()
+	defer c.forwards.Close()
 	defer running.Wait()
 	for underWay := 0; ; {
-		// Whoever was answered by the same batch asks again at the same moment:
-		// all that can run now, and are about to ask, share the next one.
+		// The callers that received results of the same batch call again at the same time. Those
+		// that are ready to run now share the next batch.
 		runtime.Gosched()
-		if batch := r.queue.take(underWay); len(batch) > 0 {
-			wait := r.dispatch(ctx, batch)
+		if batch := c.queue.TakeBatch(underWay); len(batch) > 0 {
+			wait := c.dispatchBatch(ctx, batch)
 			underWay++
 			running.Add(1)
 			go func() {
 				defer running.Done()
 				wait()
-				ended <- struct{}{} // buffered for all that are under way
+				ended <- struct{}{} // buffered for all batches in progress
 			}()
 			continue
 		}
 		select {
-		case <-r.queue.filled:
+		case <-c.queue.Filled:
 		case <-ended:
 			underWay--
 		case <-ctx.Done():
@@ -45,142 +48,117 @@ func (r *Replica) runQueue(ctx context.Context) error {
 	}
 }
 
-// dispatch starts a batch on its way, in order, and returns the function that
-// waits for it and answers.
-func (r *Replica) dispatch(ctx context.Context, batch []*item) (wait func()) {
-	id, address, moved := r.role.current()
+// dispatchBatch starts a batch and returns the function that finishes it. On the leader,
+// dispatchBatch passes the batch to raft, so that batches have the order of the calls. The returned
+// function forwards the batch if another replica leads. It waits for the results and passes them to
+// the callers of the proposals.
+func (c *committer) dispatchBatch(ctx context.Context, batch []*proposals.Item) (wait func()) {
+	id, address, moved := c.node.role.currentLeader()
 	switch id {
 	case "":
-		return func() { finishAll(batch, errNotProposed) }
-	case r.cfg.Name:
-		future, err := r.propose(batch)
+		return func() { failBatch(batch, proposals.ErrNotProposed) }
+	case c.node.cfg.Name:
+		future, err := c.proposeBatch(batch)
 		if err != nil {
-			return func() { finishAll(batch, err) }
+			return func() { failBatch(batch, err) }
 		}
-		return func() { r.conclude(batch, future) }
+		return func() { c.concludeBatch(batch, future) }
 	default:
-		return func() { r.forward(ctx, batch, address, moved) }
+		return func() { c.forwardBatch(ctx, batch, address, moved) }
 	}
 }
 
-func finishAll(batch []*item, err error) {
+func failBatch(batch []*proposals.Item, err error) {
 	for _, it := range batch {
-		it.finish(result{err: err})
+		it.SetResult(proposals.Result{Err: err})
 	}
 }
 
-// propose hands a batch to raft.
-func (r *Replica) propose(batch []*item) (raft.ApplyFuture, error) {
-	now := r.clock.read()
-	r.meters.batch.Observe(float64(len(batch)))
+// proposeBatch proposes a batch to raft and returns the future of the raft entry.
+func (c *committer) proposeBatch(batch []*proposals.Item) (raft.ApplyFuture, error) {
+	now := c.node.clock.CurrentTime()
+	c.node.meters.batch.Observe(float64(len(batch)))
 	b := &storev1.Batch{Proposals: make([]*storev1.Proposal, len(batch))}
 	for i, it := range batch {
-		it.proposal.ProposedUnixMs = now
-		b.Proposals[i] = it.proposal
+		it.Proposal.ProposedUnixMs = now
+		b.Proposals[i] = it.Proposal
 	}
-	return r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: b}})
+	return c.node.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: b}})
 }
 
-func (r *Replica) proposeCommand(cmd *storev1.Command) (raft.ApplyFuture, error) {
+func (n *node) proposeCommand(cmd *storev1.Command) (raft.ApplyFuture, error) {
 	data, err := proto.Marshal(cmd)
 	if err != nil {
-		return nil, fmt.Errorf("%w: encoding: %w", errNotProposed, err)
+		return nil, fmt.Errorf("%w: encoding: %w", proposals.ErrNotProposed, err)
 	}
-	return r.raft.Apply(data, 0), nil
+	return n.raft.Apply(data, 0), nil
 }
 
-// conclude waits for a batch of this leader and answers its items.
-func (r *Replica) conclude(batch []*item, future raft.ApplyFuture) {
-	if err := r.outcome(future); err != nil {
-		finishAll(batch, raftError(err))
+// concludeBatch waits for a batch that this leader has proposed and sets the results of its items.
+func (c *committer) concludeBatch(batch []*proposals.Item, future raft.ApplyFuture) {
+	if err := c.node.awaitFuture(future); err != nil {
+		failBatch(batch, classifyRaftError(err))
 		return
 	}
-	done, ok := future.Response().(applied)
-	if !ok || len(done.outcomes) != len(batch) {
-		finishAll(batch, errMaybe)
+	done, ok := future.Response().(raftfsm.Applied)
+	if !ok || len(done.Outcomes) != len(batch) {
+		failBatch(batch, proposals.ErrMaybe)
 		return
 	}
 	for i, it := range batch {
-		it.finish(result{outcome: done.outcomes[i], index: future.Index()})
+		it.SetResult(proposals.Result{Outcome: done.Outcomes[i], Index: future.Index()})
 	}
 }
 
-// outcome waits for a future of raft, which may never answer when raft is shut
-// down before it has looked at what is in its channels.
-func (r *Replica) outcome(f raft.Future) error {
+// awaitFuture waits for a future of raft and returns its error. If raft shuts down, the future may
+// never be answered; the error is then ErrRaftShutdown.
+func (n *node) awaitFuture(f raft.Future) error {
 	done := make(chan error, 1)
 	go func() { done <- f.Error() }()
 	select {
 	case err := <-done:
 		return err
-	case <-r.raftDown:
+	case <-n.raftDown:
 		return raft.ErrRaftShutdown
 	}
 }
 
-// raftError tells whether an entry that raft refused may be in the log.
-func raftError(err error) error {
+// classifyRaftError wraps an error of raft for a proposal in ErrNotProposed or ErrMaybe.
+func classifyRaftError(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress):
-		return fmt.Errorf("%w: %w", errNotProposed, err)
+		return fmt.Errorf("%w: %w", proposals.ErrNotProposed, err)
 	default:
-		return fmt.Errorf("%w: %w", errMaybe, err)
+		return fmt.Errorf("%w: %w", proposals.ErrMaybe, err)
 	}
 }
 
-// forward sends a batch to the leader and answers its items. It gives up when
-// the leader changes, so that nobody waits for one who is gone.
-func (r *Replica) forward(ctx context.Context, batch []*item, address string, moved <-chan struct{}) {
+// forwardBatch sends a batch to the leader and sets the results of its items. It stops waiting when
+// the leader changes.
+func (c *committer) forwardBatch(ctx context.Context, batch []*proposals.Item, address string, moved <-chan struct{}) {
 	send := batch[:0:0]
-	req := &storev1.ForwardRequest{Group: r.group.id()}
+	req := &storev1.ForwardRequest{Group: c.net.group.ID()}
 	for _, it := range batch {
-		if it.local {
-			it.finish(result{err: errNotProposed})
+		if it.Local {
+			it.SetResult(proposals.Result{Err: proposals.ErrNotProposed})
 			continue
 		}
 		send = append(send, it)
-		req.Proposals = append(req.Proposals, it.proposal)
+		req.Proposals = append(req.Proposals, it.Proposal)
 	}
 	if len(send) == 0 {
 		return
 	}
-	r.meters.forwarded.Add(uint64(len(send)))
-	resp, err := r.forwards.call(ctx, leaderLine{address, moved}, req)
+	c.node.meters.forwarded.Add(uint64(len(send)))
+	resp, err := c.forwards.ForwardBatch(ctx, forwarding.Leader{Address: address, Moved: moved}, req)
 	switch {
-	case errors.Is(err, errNotProposed):
-		finishAll(send, err)
+	case errors.Is(err, proposals.ErrNotProposed):
+		failBatch(send, err)
 	case err != nil:
-		finishAll(send, fmt.Errorf("%w: %w", errMaybe, err))
+		failBatch(send, fmt.Errorf("%w: %w", proposals.ErrMaybe, err))
 	default:
 		for i, it := range send {
-			it.finish(forwardResult(resp, i, len(send)))
+			it.SetResult(forwardResult(resp, i, len(send)))
 		}
 	}
-}
-
-// until returns a context that also ends when the channel closes.
-func until(ctx context.Context, over <-chan struct{}) (context.Context, context.CancelFunc) {
-	return untilAfter(ctx, over, 0)
-}
-
-// untilAfter returns a context that also ends a time after the channel has closed.
-func untilAfter(ctx context.Context, over <-chan struct{}, grace time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-over:
-		case <-ctx.Done():
-			return
-		}
-		if grace > 0 {
-			timer := time.NewTimer(grace)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
-		}
-		cancel()
-	}()
-	return ctx, cancel
 }

@@ -4,18 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
+	"keelson.dev/keelson/raftstore/replica/peernet"
+	"keelson.dev/keelson/raftstore/replica/readindex"
 )
 
 // Get implements raftstore.Store.
-func (r *Replica) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
-	v, err := r.fresh(ctx, o)
+func (r *Replica) Get(ctx context.Context, key string,
+	o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	v, err := r.reads.freshView(ctx, o)
 	if err != nil {
 		return raftstore.Item{}, 0, fmt.Errorf("get of %q: %w", key, err)
 	}
@@ -28,16 +31,32 @@ func (r *Replica) Get(ctx context.Context, key string, o raftstore.ReadOptions) 
 
 // List implements raftstore.Store.
 func (r *Replica) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
-	v, err := r.fresh(ctx, o.ReadOptions)
+	v, err := r.reads.freshView(ctx, o.ReadOptions)
 	if err != nil {
 		return raftstore.List{}, fmt.Errorf("list of %q: %w", prefix, err)
 	}
 	return v.List(prefix, o)
 }
 
-// fresh returns a state as new as the options ask for.
-func (r *Replica) fresh(ctx context.Context, o raftstore.ReadOptions) (*mvcc.View, error) {
-	if err := r.up(ctx); err != nil {
+// reader performs linearizable reads. It works on any replica.
+type reader struct {
+	node *node
+	net  *network
+
+	rounds   readindex.Coalescer
+	caughtUp atomic.Bool // a first linearizable read has succeeded
+}
+
+func newReader(n *node, net *network) *reader {
+	r := &reader{node: n, net: net}
+	r.rounds.Round = r.readIndexRound
+	return r
+}
+
+// freshView returns the current view. Unless the options request a local read, the view includes
+// everything that was acknowledged before the call.
+func (r *reader) freshView(ctx context.Context, o raftstore.ReadOptions) (*mvcc.View, error) {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return nil, err
 	}
 	if !o.Local {
@@ -45,22 +64,22 @@ func (r *Replica) fresh(ctx context.Context, o raftstore.ReadOptions) (*mvcc.Vie
 			return nil, err
 		}
 	}
-	return r.fsm.view(), nil
+	return r.node.fsm.View(), nil
 }
 
-// Watch implements raftstore.Store. A watch from now begins after everything
-// acknowledged before the call, also on a replica that is still catching up.
+// Watch implements raftstore.Store. A watch without a start revision starts after everything that
+// was acknowledged before the call, also on a replica that is still catching up.
 func (r *Replica) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
-	if err := r.up(ctx); err != nil {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 	}
-	// What another replica has shown may be news here; so may, to the watches, what was applied a moment ago.
-	if after == 0 || after > r.fsm.hub.Revision() {
-		if _, err := r.syncIndex(ctx); err != nil {
+	// another replica may have shown the revision before this one has applied and published it
+	if after == 0 || after > r.node.fsm.Hub.Revision() {
+		if _, err := r.reads.syncIndex(ctx); err != nil {
 			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 		}
 	}
-	w, err := r.fsm.hub.Watch(ctx, prefix, after)
+	w, err := r.node.fsm.Hub.Watch(ctx, prefix, after)
 	if err != nil {
 		return nil, err
 	}
@@ -69,33 +88,33 @@ func (r *Replica) Watch(ctx context.Context, prefix string, after raftstore.Revi
 
 // Sync implements raftstore.Store.
 func (r *Replica) Sync(ctx context.Context) (raftstore.Revision, error) {
-	if err := r.up(ctx); err != nil {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return 0, err
 	}
-	if _, err := r.syncIndex(ctx); err != nil {
+	if _, err := r.reads.syncIndex(ctx); err != nil {
 		return 0, err
 	}
 	return r.Applied(), nil
 }
 
 // Applied implements raftstore.Store.
-func (r *Replica) Applied() raftstore.Revision { return r.fsm.view().Revision() }
+func (r *Replica) Applied() raftstore.Revision { return r.node.fsm.View().Revision() }
 
-// syncIndex waits until this replica has applied everything acknowledged
-// before the call, asking again for as long as there is no leader to ask.
-func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
+// syncIndex waits until this replica has applied everything that was acknowledged before the call.
+// It returns the raft index up to which it has waited. It retries while no leader is known.
+func (r *reader) syncIndex(ctx context.Context) (uint64, error) {
 	for {
-		at, err := r.reads.do(ctx)
+		at, err := r.rounds.AwaitRound(ctx)
 		if err == nil {
-			if err := r.fsm.line.wait(ctx, at.index); err != nil {
+			if err := r.node.fsm.Line.AwaitIndex(ctx, at.Index); err != nil {
 				if errors.Is(err, raftstore.ErrClosed) {
 					return 0, err
 				}
 				return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
 			}
-			return at.index, nil
+			return at.Index, nil
 		}
-		if err := r.pause(ctx); err != nil {
+		if err := r.node.waitForRetry(ctx); err != nil {
 			if errors.Is(err, raftstore.ErrClosed) {
 				return 0, err
 			}
@@ -104,120 +123,69 @@ func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
 	}
 }
 
-// readIndex is an index that includes everything acknowledged before the round that found it.
-type readIndex struct {
-	index uint64
-	term  uint64 // in which a majority confirmed this replica as the leader; 0 = another replica leads
-}
-
-// coalescer answers many askers with one round. A round answers only those who
-// asked before it began.
-type coalescer struct {
-	round func() (readIndex, error)
-
-	mu     sync.Mutex
-	next   *readRound
-	active bool
-}
-
-type readRound struct {
-	done chan struct{}
-	at   readIndex
-	err  error
-}
-
-func (c *coalescer) do(ctx context.Context) (readIndex, error) {
-	if err := ctx.Err(); err != nil { // a round may be so quick that it would be answered
-		return readIndex{}, err
-	}
-	c.mu.Lock()
-	if c.next == nil {
-		c.next = &readRound{done: make(chan struct{})}
-	}
-	mine := c.next
-	if !c.active {
-		c.active = true
-		go c.rounds()
-	}
-	c.mu.Unlock()
-	select {
-	case <-mine.done:
-		return mine.at, mine.err
-	case <-ctx.Done():
-		return readIndex{}, ctx.Err()
-	}
-}
-
-// rounds runs until nobody asks.
-func (c *coalescer) rounds() {
-	for {
-		c.mu.Lock()
-		now := c.next
-		c.next = nil
-		if now == nil {
-			c.active = false
-			c.mu.Unlock()
-			return
-		}
-		c.mu.Unlock()
-		now.at, now.err = c.round()
-		close(now.done)
-	}
-}
-
-// readIndexRound learns an index that includes everything acknowledged before
-// the round began.
-func (r *Replica) readIndexRound() (readIndex, error) {
-	r.meters.readRounds.Add(1)
-	id, address, moved := r.role.current()
+// readIndexRound runs one round of a Coalescer. It returns an index that includes everything that
+// was acknowledged before the call. The leader confirms its leadership for it; any other replica
+// requests the index from the leader.
+func (r *reader) readIndexRound() (readindex.Index, error) {
+	r.node.meters.readRounds.Add(1)
+	id, address, moved := r.node.role.currentLeader()
 	switch id {
 	case "":
-		return readIndex{}, raftstore.ErrUnavailable
-	case r.cfg.Name:
+		return readindex.Index{}, raftstore.ErrUnavailable
+	case r.node.cfg.Name:
 		return r.confirmedIndex()
 	}
-	ctx, cancel := until(r.ctx, moved)
+	ctx, cancel := peernet.WithCancelOn(r.node.ctx, moved)
 	defer cancel()
-	client, err := r.peers.client(address)
+	client, err := r.net.peers.Client(address)
 	if err != nil {
-		return readIndex{}, err
+		return readindex.Index{}, err
 	}
-	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{Group: r.group.id()})
+	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{Group: r.net.group.ID()})
 	if err != nil {
-		return readIndex{}, fmt.Errorf("read index from the leader at %s: %w", address, err)
+		return readindex.Index{}, fmt.Errorf("read index from the leader at %s: %w", address, err)
 	}
-	r.clock.toldBy(resp.GetNowUnixMs())
-	return readIndex{index: resp.GetIndex()}, nil
+	r.node.clock.ObserveLeaderTime(resp.GetNowUnixMs())
+	return readindex.Index{Index: resp.GetIndex()}, nil
 }
 
-// confirmedIndex is the leader's commit index, confirmed by heartbeats that
-// were sent after it was read. raft's own VerifyLeader also counts answers to
-// heartbeats sent before, which after a pause of this process may be old: the
-// others may have elected a new leader since.
-func (r *Replica) confirmedIndex() (readIndex, error) {
-	l := r.lead.established()
+// confirmedIndex returns the leader's commit index. It returns after a majority has answered
+// heartbeats that were sent after the index was read. raft.VerifyLeader is not used, because it
+// also counts responses to earlier heartbeats. After a pause of this process these responses may be
+// old, and the other voters may have elected a new leader since.
+func (r *reader) confirmedIndex() (readindex.Index, error) {
+	l := r.node.lead.currentLeadership()
 	if l == nil {
-		return readIndex{}, raftstore.ErrNotLeader
+		return readindex.Index{}, raftstore.ErrNotLeader
 	}
-	index := r.raft.CommitIndex()
-	if !l.confirm.ask(r, l, r.voters()) {
-		return readIndex{}, fmt.Errorf("%w: a majority did not confirm it", raftstore.ErrNotLeader)
+	index := r.node.raft.CommitIndex()
+	if !l.confirm.ConfirmLeader(r.confirmerLeadership(l), r.node.currentVoters()) {
+		return readindex.Index{}, fmt.Errorf("%w: a majority did not confirm the leadership", raftstore.ErrNotLeader)
 	}
-	return readIndex{index, l.term}, nil
+	return readindex.Index{Index: index, Term: l.term}, nil
 }
 
-func (r *Replica) header() raft.RPCHeader {
+// confirmerLeadership returns the readindex.Leadership for the leadership l, which its Confirmer
+// needs.
+func (r *reader) confirmerLeadership(l *leadership) readindex.Leadership {
+	return readindex.Leadership{
+		Ctx: l.ctx, Self: raft.ServerID(r.node.cfg.Name), Running: &r.node.lead.establishes,
+		Heartbeat: func(to raft.Server) bool { return r.net.sendHeartbeat(to, l.term) },
+	}
+}
+
+func (n *network) rpcHeader() raft.RPCHeader {
 	return raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax,
-		ID:              []byte(r.cfg.Name),
-		Addr:            []byte(r.address),
+		ID:              []byte(n.node.cfg.Name),
+		Addr:            []byte(n.address),
 	}
 }
 
-// voters are the voting members, as last configured.
-func (r *Replica) voters() []raft.Server {
+// currentVoters returns the voters of the latest configuration.
+func (n *node) currentVoters() []raft.Server {
 	var out []raft.Server
-	for _, s := range r.raft.GetConfiguration().Configuration().Servers {
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
 		if s.Suffrage == raft.Voter {
 			out = append(out, s)
 		}

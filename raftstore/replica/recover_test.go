@@ -25,7 +25,7 @@ func TestLostMajorityIsRecovered(t *testing.T) {
 func loseMajority(t *testing.T, kind disk.LogStoreKind) {
 	var recovered atomic.Bool
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.LogStore = kind
+		cfg.Storage.LogStore = kind
 		if recovered.Load() && cfg.Name != "r1" && cfg.Name != "r2" {
 			slowToMiss(cfg) // that its term stays is not for the machine to decide
 		}
@@ -94,7 +94,8 @@ func loseMajority(t *testing.T, kind disk.LogStoreKind) {
 	if s := r3.Status(); s.Term != term || s.Leader == "r1" || s.Leader == "r2" || len(s.Members) != 3 {
 		t.Errorf("after the lost ones came back: %+v, term was %d", s, term)
 	}
-	if err := r3.AddMember(within(t, patience), "r1", c.Replica("r1").Address()); !errors.Is(err, raftstore.ErrInvalid) {
+	if err := r3.AddMember(within(t, patience), "r1", c.Replica("r1").Address()); !errors.Is(err,
+		raftstore.ErrInvalid) {
 		t.Errorf("a member of the old group was taken in with its data: %v", err)
 	}
 	c.Stop("r1")
@@ -123,21 +124,21 @@ func TestRecoverRefuses(t *testing.T) {
 		t.Errorf("recovering the data of another: %v", err)
 	}
 	empty := cfg
-	empty.DataDir = t.TempDir()
+	empty.Storage.DataDir = t.TempDir()
 	if err := replica.Recover(empty, nil); !errors.Is(err, replica.ErrNothingToRecover) {
 		t.Errorf("recovering an empty folder: %v", err)
 	}
 	missing := cfg
-	missing.DataDir += "-missing"
+	missing.Storage.DataDir += "-missing"
 	if err := replica.Recover(missing, nil); !errors.Is(err, replica.ErrNothingToRecover) {
 		t.Errorf("recovering a folder that is not there: %v", err)
 	}
-	for _, dir := range []string{empty.DataDir, missing.DataDir} {
+	for _, dir := range []string{empty.Storage.DataDir, missing.Storage.DataDir} {
 		if list, err := os.ReadDir(dir); err == nil && len(list) > 0 {
 			t.Errorf("a refused recovery left %v in %s", list, dir)
 		}
 	}
-	cfg.Advertise = ""
+	cfg.Network.Advertise = ""
 	if err := replica.Recover(cfg, nil); err == nil {
 		t.Error("recovering without an address")
 	}

@@ -1,19 +1,20 @@
-// Package replica is one replica of the store: hashicorp/raft around the state
-// machine of mvcc and the hub of watch, with batching, forwarding to the
-// leader, linearizable reads on every replica, and membership.
+// Package replica is one replica of the store. It combines hashicorp/raft, the state machine of
+// mvcc and the hub of watch. It adds batching, forwarding to the leader, linearizable reads on
+// every replica, and membership.
 //
-// raftstore/DESIGN.md tells the guarantees and lists every goroutine.
+// raftstore/DESIGN.md lists its guarantees and goroutines. The subpackages: failover decides about
+// elections, replication sends entries and commit notices, peernet connects the replicas, raftfsm
+// applies entries, proposals queues proposals, forwarding sends them to the leader, readindex
+// confirms leadership, rolelog explains role changes, storeclock counts the store time, diskmeter
+// measures the disk, and hclogger adapts raft's log.
 package replica
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -24,70 +25,34 @@ import (
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
+	"keelson.dev/keelson/raftstore/replica/hclogger"
+	"keelson.dev/keelson/raftstore/replica/peernet"
+	"keelson.dev/keelson/raftstore/replica/raftfsm"
+	"keelson.dev/keelson/raftstore/replica/replication"
 )
 
 const (
 	transferTimeout = 2 * time.Second
-	// retryPause is how long a call waits before it tries again when nothing
-	// has happened that would let it succeed sooner.
+	// retryPause is how long a call waits before it retries if no event wakes it earlier.
 	retryPause = 15 * time.Millisecond
 )
 
-// Replica implements raftstore.Store and raftstore.Leader. Its methods may be
-// called from any goroutine, also before Run: they wait for it.
+// Replica implements raftstore.Store and raftstore.Leader. Its methods may be called from any
+// goroutine. Calls before Run has started raft wait until it has.
+//
+// A Replica consists of parts. Each part uses the parts listed before it, and no part that is
+// listed after it.
 type Replica struct {
-	cfg Config
-	log *slog.Logger
-
-	fsm      *fsm
-	role     role
-	lately   lately
-	ids      identities
-	queue    queue
-	peers    peers
-	reads    coalescer
-	lead     leaderships
-	hints    hinter
-	installs installs
-	early    early
-	heard    hearsay
-	usage    usage
-	group    group
-	levels   sync.Mutex // held while somebody is added or promoted, and while HoldMembers decides
-	clock    clock
-
-	forwards forwards
-
-	meters meters
-	roles  roleLog
-	alarms []raftstore.Alarm // last seen by noteState
-
-	running chan struct{} // closed when raft is up
-	stopped chan struct{} // closed when Run has returned
-	// raftDown is closed when raft has shut down: its futures stay silent from then on.
-	raftDown chan struct{}
-	ctx      context.Context
-	cancel   context.CancelCauseFunc // ends Run with a failure
-	once     sync.Once
-	address  advertised // set before running is closed, as are the next four
-	raft     *raft.Raft
-	trans    *raft.NetworkTransport
-	unpooled *raft.NetworkTransport // which makes a connection for each call, and accepts none
-	disk     *disk.Data
-	port     *peerPort
-
-	caughtUp     atomic.Bool
-	tuning       sync.Mutex // held while raft's configuration is read and replaced
-	hasty        bool       // raft's timeouts are those of look; tuning is held
-	snapshotNow  chan struct{}
-	removals     chan removal
-	expiryMoved  chan struct{}
-	historyGrown chan struct{}
-	spaceMoved   chan struct{}
-	compareNow   chan struct{}
-	hashing      chan struct{} // a place for the one hash that is computed at a time
-	word         word
-	looking      chan struct{} // places for those who look whether a leader's process has ended
+	node      *node
+	net       *network
+	reads     *reader
+	commits   *committer
+	elections *elections
+	members   *membership
+	comparer  *comparer
+	snapshots *snapshotter
+	tasks     *leaderTasks
+	once      sync.Once // Run may be called once
 }
 
 var (
@@ -95,196 +60,193 @@ var (
 	_ raftstore.Leader = (*Replica)(nil)
 )
 
-// New checks the configuration. It starts nothing and touches no disk.
+// New checks the configuration and returns a replica for it. It starts no goroutine and opens no
+// file.
 func New(c Config) (*Replica, error) {
-	if err := c.check(); err != nil {
+	if err := c.validate(); err != nil {
 		return nil, err
 	}
 	c = c.withDefaults()
+	n := newNode(c)
+	links := newNetwork(n)
+	reads := newReader(n, links)
+	commits := newCommitter(n, links, reads)
+	elections := newElections(n, links)
+	members := &membership{node: n, net: links, elections: elections}
+	comparer := newComparer(n, links)
+	snapshots := newSnapshotter(n)
+	tasks := newLeaderTasks(n, links, commits, members, comparer, snapshots)
+	n.fsm.Observer = raftfsm.Observer{Committed: links.observeCommitted, Changed: tasks.observeView,
+		Applied: n.observeApplied}
 	r := &Replica{
-		cfg:          c,
-		log:          c.Logger.With("replica", c.Name),
-		running:      make(chan struct{}),
-		stopped:      make(chan struct{}),
-		raftDown:     make(chan struct{}),
-		snapshotNow:  make(chan struct{}, 1),
-		removals:     make(chan removal),
-		expiryMoved:  make(chan struct{}, 1),
-		historyGrown: make(chan struct{}, 1),
-		spaceMoved:   make(chan struct{}, 1),
-		compareNow:   make(chan struct{}, 1),
-		hashing:      make(chan struct{}, 1),
-		looking:      make(chan struct{}, lookers),
+		node: n, net: links, reads: reads, commits: commits, elections: elections, members: members,
+		comparer: comparer, snapshots: snapshots, tasks: tasks,
 	}
-	r.ctx, r.cancel = context.WithCancelCause(context.Background())
-	r.fsm = newFSM(r.ctx, r.fail)
-	r.fsm.cluster = c.Cluster
-	r.fsm.committed = r.noteCommitted
-	r.fsm.changed = r.noteChanged
-	r.fsm.applied = r.noteApplied
-	r.clock.init(c.Now)
-	r.meters.init()
-	r.role.init()
-	r.ids = identities{incarnation: rand.Uint64() | 1, waiting: make(map[uint64]struct{})}
-	r.queue.init()
-	r.peers.init(c)
-	r.forwards.peers = &r.peers
-	r.peers.dial = giveUpUnheard(c.Dial)
-	r.lead.init()
-	r.reads.round = r.readIndexRound
 	return r, nil
 }
 
-// errAborted is why Run ended after Abort.
+// errAborted is the cause with which Abort ends Run.
 var errAborted = errors.New("aborted")
 
-// Abort ends Run at once, as a crash would: leadership is not handed over.
-func (r *Replica) Abort() { r.cancel(errAborted) }
+// Abort ends Run immediately, like a crash: leadership is not transferred.
+func (r *Replica) Abort() { r.node.cancel(errAborted) }
 
-// fail ends Run with an error: the replica can no longer be trusted.
-func (r *Replica) fail(err error) {
-	r.log.Error("replica stops", "error", err)
-	r.cancel(err)
+// failReplica ends Run with the given error, because the replica can no longer be trusted.
+func (n *node) failReplica(err error) {
+	n.log.Error("replica stops", "error", err)
+	n.cancel(err)
 }
 
-// Run takes part in the group until ctx ends, then hands leadership over and
-// stops. It returns nil after an orderly stop. Run may be called once.
+// Run runs this replica as a member of the raft cluster until ctx ends. Then it transfers its
+// leadership and stops. It returns nil after an orderly stop. Run may be called once.
 func (r *Replica) Run(ctx context.Context) error {
 	first := false
 	r.once.Do(func() { first = true })
 	if !first {
-		return fmt.Errorf("replica %s has run already: %w", r.cfg.Name, raftstore.ErrClosed)
+		return fmt.Errorf("Run of replica %s was called before: %w", r.node.cfg.Name, raftstore.ErrClosed)
 	}
-	defer close(r.stopped)
-	defer r.cancel(nil)
-	if err := r.open(); err != nil {
+	defer close(r.node.stopped)
+	defer r.node.cancel(nil)
+	if err := r.openDisk(); err != nil {
 		return err
 	}
-	defer r.disk.Close()
+	defer r.node.disk.Close()
 
-	// Ends when Run is asked to stop; r.ctx goes on until the hand-over is done.
+	// asked ends when Run is requested to stop; node.ctx ends after the leadership transfer.
 	asked, release := context.WithCancel(ctx)
 	defer release()
-	stop := context.AfterFunc(r.ctx, release)
+	stop := context.AfterFunc(r.node.ctx, release)
 	defer stop()
 
 	var g errgroup.Group
-	if err := r.start(&g); err != nil {
-		r.cancel(err)
-		r.shutdown(&g)
+	if err := r.startRaft(&g); err != nil {
+		r.node.cancel(err)
+		r.stopParts(&g)
 		return err
 	}
-	close(r.running)
+	close(r.node.running)
 	<-asked.Done()
-	if r.ctx.Err() == nil {
-		r.handOver()
+	if r.node.ctx.Err() == nil {
+		r.elections.transferBeforeStop()
 	}
-	cause := context.Cause(r.ctx)
-	r.roles.stop(cause)
-	r.cancel(nil)
-	r.shutdown(&g)
+	cause := context.Cause(r.node.ctx)
+	r.elections.roles.EndRole(cause)
+	r.node.cancel(nil)
+	r.stopParts(&g)
 	if cause != nil && cause != errAborted {
-		return fmt.Errorf("replica %s: %w", r.cfg.Name, cause)
+		return fmt.Errorf("replica %s: %w", r.node.cfg.Name, cause)
 	}
 	return nil
 }
 
-// open opens the disk and the peer port.
-func (r *Replica) open() error {
-	d, err := disk.Open(r.cfg.Disk(), r.fail)
+// openDisk opens the data directory and the peer port.
+func (r *Replica) openDisk() error {
+	d, err := disk.Open(r.node.cfg.Disk(), r.node.failReplica)
 	if err != nil {
 		return err
 	}
-	l := r.cfg.Listener
+	l := r.node.cfg.Network.Listener
 	if l == nil {
-		if l, err = net.Listen("tcp", r.cfg.ListenAddr); err != nil {
+		if l, err = net.Listen("tcp", r.node.cfg.Network.ListenAddr); err != nil {
 			d.Close()
-			return fmt.Errorf("peer port of replica %s: %w", r.cfg.Name, err)
+			return fmt.Errorf("peer port of replica %s: %w", r.node.cfg.Name, err)
 		}
 	}
-	r.disk = d
-	r.address = advertised(r.cfg.Advertise)
-	if r.address == "" {
-		r.address = advertised(l.Addr().String())
+	r.node.disk = d
+	r.net.address = peernet.Advertised(r.node.cfg.Network.Advertise)
+	if r.net.address == "" {
+		r.net.address = peernet.Advertised(l.Addr().String())
 	}
-	r.port = newPeerPort(l, r.address, r.cfg.ServerTLS, r.log)
-	if r.cfg.Bootstrap {
-		err = d.StartOver()
+	r.net.port = peernet.NewPeerPort(l, r.net.address, r.node.cfg.Network.ServerTLS, r.node.log)
+	if r.node.cfg.Bootstrap {
+		err = d.ResetInterruptedBootstrap()
 	}
-	empty, isEmpty := d.Empty()
+	empty, isEmpty := d.IsEmpty()
 	if err = errors.Join(err, isEmpty); err == nil {
-		err = r.group.load(d.Votes(), empty, r.log)
+		err = r.net.group.LoadID(d.StableStore(), empty, r.node.log)
 	}
 	if err != nil {
 		l.Close()
 		d.Close()
-		return fmt.Errorf("group of replica %s: %w", r.cfg.Name, err)
+		return fmt.Errorf("raft cluster of replica %s: %w", r.node.cfg.Name, err)
 	}
 	return nil
 }
 
-// transport makes a transport that keeps so many connections to each peer.
-func (r *Replica) transport(accepts *queueListener, keeps int) *raft.NetworkTransport {
+// newTransport returns a raft transport that accepts the connections of listener. It keeps up to
+// maxIdle idle outgoing connections per peer.
+func (n *network) newTransport(listener *peernet.QueueListener, maxIdle int) *raft.NetworkTransport {
 	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: &groupStreams{group: &r.group, StreamLayer: &raftStreams{
-			queueListener: accepts, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx,
+		Stream: &peernet.IdentifiedStreams{Group: &n.group, StreamLayer: &peernet.RaftStreams{
+			QueueListener: listener, Client: n.node.cfg.Network.ClientTLS, DialTCP: n.node.cfg.Network.Dial,
+			Life: n.node.ctx,
 		}},
-		MaxPool: keeps,
-		// No pipelining: while it pipelines, raft sends a follower that is
-		// behind one request per new entry or CommitTimeout, and no more. One
-		// request at a time goes on until the follower has everything, and
-		// each carries what has gathered meanwhile.
+		MaxPool: maxIdle,
+		// No pipelining. While raft pipelines, it sends a follower that lags one request per new
+		// entry or per CommitTimeout only. Without it, requests follow one another until the
+		// follower has everything, and each carries all entries that have accumulated.
 		MaxRPCsInFlight: 1,
-		Timeout:         max(2*time.Second, 4*r.cfg.ElectionTimeout),
-		Logger:          newLogger(r.cfg.Logger.With("component", "raft-net")),
+		Timeout:         max(2*time.Second, 4*n.node.cfg.Timeouts.ElectionTimeout),
+		Logger:          hclogger.New(n.node.cfg.Logger.With("component", "raft-net")),
 	})
 }
 
-func (r *Replica) closeTransports() {
-	for _, t := range []*raft.NetworkTransport{r.trans, r.unpooled} {
+func (n *network) closeTransports() {
+	for _, t := range []*raft.NetworkTransport{n.trans, n.unpooled} {
 		t.Close()
 		t.CloseStreams()
 	}
 }
 
-// start brings raft up and starts every goroutine of the replica.
-func (r *Replica) start(g *errgroup.Group) error {
-	g.Go(func() error { return r.port.run(r.ctx) })
-	r.trans, r.unpooled = r.transport(r.port.raft, 5), r.transport(newQueueListener(r.port.raft.Addr()), 0)
-	r.hints.init(r)
-	r.early.init(r.trans.AppendEntries, r.hints.commitIndex, &r.meters)
+// startRaft starts raft and every goroutine of the replica.
+func (r *Replica) startRaft(g *errgroup.Group) error {
+	g.Go(func() error { return r.net.port.Run(r.node.ctx) })
+	r.net.trans, r.net.unpooled = r.net.newTransport(r.net.port.Raft, 5),
+		r.net.newTransport(peernet.NewQueueListener(r.net.port.Raft.Addr()), 0)
+	r.net.hints.Initialize(replication.NotifierConfig{
+		Life: r.node.ctx, Self: raft.ServerID(r.node.cfg.Name), Fallback: r.node.cfg.Timeouts.CommitTimeout,
+		Header: r.net.rpcHeader, Send: r.net.trans.AppendEntries, Early: &r.net.early,
+	})
+	r.net.early.Initialize(r.net.trans.AppendEntries, r.net.hints.CommitIndex)
 	notify := make(chan bool, 16)
 	var err error
-	conf := r.cfg.raft(notify)
-	r.roles.init(r, conf)
-	patient := &patientTransport{NetworkTransport: r.trans, unpooled: r.unpooled, worth: r.worthWaiting, early: &r.early, installs: &r.installs}
-	trans := newHandOvers(&silentWhenHung{&overheard{patient, &r.roles}, r.hangs}, r)
-	g.Go(func() error { return trans.run(r.ctx) })
-	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, &meteredVotes{r.disk.Votes(), &r.meters},
-			&meteredSnapshots{r.disk.Paced(), &r.meters}, trans)
+	conf := r.node.cfg.raftConfig(notify)
+	r.elections.roles.Initialize(r.node.cfg.Name, r.node.cfg.Timeouts.HeartbeatTimeout-time.Microsecond,
+		conf.LeaderLeaseTimeout, func() { r.node.meters.elections.Add(1) },
+		func(from, to, reason string) {
+			r.node.log.Info("role changed", "from", from, "to", to, "reason", reason)
+		})
+	patient := &replication.PatientTransport{NetworkTransport: r.net.trans, Unpooled: r.net.unpooled,
+		Worth: r.net.worthWaiting, Early: &r.net.early, Installs: &r.net.installs}
+	trans := newTransferGuard(&stallGuard{&observedTransport{patient, &r.elections.roles}, r.node.isDiskStalled},
+		r.elections)
+	g.Go(func() error { return trans.run(r.node.ctx) })
+	r.node.raft, err = r.node.disk.StartRaft(func() (*raft.Raft, error) {
+		return raft.NewRaft(conf, r.node.fsm, r.net.early.AnnounceLogs(r.node.meters.disk.MeterLogs(r.node.disk.Log)),
+			r.node.meters.disk.MeterVotes(r.node.disk.StableStore()),
+			r.node.meters.disk.MeterSnapshots(r.node.disk.PacedSnapshots()), trans)
 	})
 	if err != nil {
-		r.closeTransports()
-		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)
+		r.net.closeTransports()
+		return fmt.Errorf("starting raft of replica %s: %w", r.node.cfg.Name, err)
 	}
-	r.roles.watch(r.raft)
-	r.hints.raft.Store(r.raft)
-	r.watchRole(g, notify)
-	if err := r.bootstrap(); err != nil {
+	r.elections.roles.WatchRaft(r.node.raft)
+	r.net.hints.Raft.Store(r.node.raft)
+	r.tasks.watchLeadership(g, notify)
+	if err := r.bootstrapCluster(); err != nil {
 		return err
 	}
-	server := grpc.NewServer(peerServerOptions()...)
+	server := grpc.NewServer(peernet.PeerServerOptions()...)
 	storev1.RegisterPeerServer(server, &peerServer{r: r})
-	g.Go(func() error { return ignoreClosed(server.Serve(r.port.grpc)) })
-	g.Go(func() error { <-r.ctx.Done(); server.Stop(); return nil })
-	g.Go(func() error { return r.fsm.hub.Run(r.ctx) })
-	g.Go(func() error { return r.runQueue(r.ctx) })
-	g.Go(func() error { return r.runSnapshots(r.ctx) })
-	g.Go(func() error { return r.catchUp(r.ctx) })
-	g.Go(func() error { return r.watchLeader(r.ctx) })
-	g.Go(func() error { return r.watchProcess(r.ctx) })
-	g.Go(func() error { return r.clock.run(r.ctx) })
+	g.Go(func() error { return ignoreClosed(server.Serve(r.net.port.Grpc)) })
+	g.Go(func() error { <-r.node.ctx.Done(); server.Stop(); return nil })
+	g.Go(func() error { return r.node.fsm.Hub.Run(r.node.ctx) })
+	g.Go(func() error { return r.commits.runQueue(r.node.ctx) })
+	g.Go(func() error { return r.snapshots.runSnapshots(r.node.ctx) })
+	g.Go(func() error { return r.reads.awaitCaughtUp(r.node.ctx) })
+	g.Go(func() error { return r.elections.watchLeader(r.node.ctx) })
+	g.Go(func() error { return r.elections.watchLeaderProcess(r.node.ctx) })
+	g.Go(func() error { return r.node.clock.Run(r.node.ctx) })
 	return nil
 }
 
@@ -295,141 +257,138 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// bootstrap founds a group of one when asked to and never done before.
-func (r *Replica) bootstrap() error {
-	if !r.cfg.Bootstrap {
+// bootstrapCluster creates a raft cluster with this replica as its only member, if Config.Bootstrap
+// is set and the disk is empty.
+func (r *Replica) bootstrapCluster() error {
+	if !r.node.cfg.Bootstrap {
 		return nil
 	}
-	empty, err := r.disk.Empty()
+	empty, err := r.node.disk.IsEmpty()
 	if err != nil || !empty {
 		return err
 	}
-	id, err := r.disk.Found()
+	id, err := r.node.disk.CreateRaftClusterID()
 	if err != nil {
 		return err
 	}
-	r.group.hold(id)
-	err = r.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
-		ID: raft.ServerID(r.cfg.Name), Address: raft.ServerAddress(r.address),
+	r.net.group.SetID(id)
+	err = r.node.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
+		ID: raft.ServerID(r.node.cfg.Name), Address: raft.ServerAddress(r.net.address),
 	}}}).Error()
 	if err != nil && !errors.Is(err, raft.ErrCantBootstrap) {
-		return fmt.Errorf("bootstrapping with replica %s: %w", r.cfg.Name, err)
+		return fmt.Errorf("bootstrapping with replica %s: %w", r.node.cfg.Name, err)
 	}
-	r.log.Info("founded a group", "address", r.address)
+	r.node.log.Info("founded a raft cluster", "address", r.net.address)
 	return nil
 }
 
-// handOver gives leadership to another voter, so that writes pause for
-// milliseconds and not for an election.
-func (r *Replica) handOver() {
-	if r.raft.State() != raft.Leader || len(r.voters()) < 2 {
+// transferBeforeStop transfers leadership to another voter if this replica leads. Commits then
+// pause for milliseconds, and not for the duration of an election.
+func (e *elections) transferBeforeStop() {
+	if e.node.raft.State() != raft.Leader || len(e.node.currentVoters()) < 2 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, transferTimeout)
+	ctx, cancel := context.WithTimeout(e.node.ctx, transferTimeout)
 	defer cancel()
-	if _, err := r.transfer(ctx, "", "stopping"); err != nil {
-		r.log.Warn("leadership not handed over", "error", err)
+	if _, err := e.transferLeadership(ctx, "", "stopping"); err != nil {
+		e.node.log.Warn("leadership not transferred", "error", err)
 	}
 }
 
-// shutdown stops raft and waits for everything that start started.
-func (r *Replica) shutdown(g *errgroup.Group) {
-	if r.raft != nil {
-		if err := r.raft.Shutdown().Error(); err != nil {
-			r.log.Warn("stopping raft", "error", err)
+// stopParts stops raft and waits for every goroutine that startRaft has started.
+func (r *Replica) stopParts(g *errgroup.Group) {
+	if r.node.raft != nil {
+		if err := r.node.raft.Shutdown().Error(); err != nil {
+			r.node.log.Warn("stopping raft", "error", err)
 		}
 	}
-	close(r.raftDown)
-	r.closeTransports()
+	close(r.node.raftDown)
+	r.net.closeTransports()
 	if err := g.Wait(); err != nil {
-		r.log.Warn("stopping", "error", err)
+		r.node.log.Warn("stopping", "error", err)
 	}
-	r.queue.drain()
-	r.hints.wait()
-	r.early.close()
-	r.lead.wait()
-	r.peers.close()
-	r.fsm.hub.Close()
+	r.commits.queue.RefuseAll()
+	r.net.hints.AwaitNotices()
+	r.net.early.Close()
+	r.node.lead.awaitEnd()
+	r.net.peers.Close()
+	r.node.fsm.Hub.Close()
 }
 
-// up waits until Run has raft up.
-func (r *Replica) up(ctx context.Context) error {
+// awaitRunning waits until Run has started raft.
+func (n *node) awaitRunning(ctx context.Context) error {
 	select {
-	case <-r.running:
+	case <-n.running:
 	default:
 		select {
-		case <-r.running:
-		case <-r.stopped:
+		case <-n.running:
+		case <-n.stopped:
 			return raftstore.ErrClosed
 		case <-ctx.Done():
-			return fmt.Errorf("%w: replica %s is not running: %w", raftstore.ErrUnavailable, r.cfg.Name, ctx.Err())
+			return fmt.Errorf("%w: replica %s is not running: %w", raftstore.ErrUnavailable, n.cfg.Name, ctx.Err())
 		}
 	}
-	if r.ctx.Err() != nil {
+	if n.ctx.Err() != nil {
 		return raftstore.ErrClosed
 	}
 	return nil
 }
 
-// noteCommitted is told by the state machine of what it is about to apply.
-func (r *Replica) noteCommitted(index, term uint64) { r.hints.committed(index, term) }
+// observeCommitted notifies the followers of an entry that the state machine is about to apply.
+func (n *network) observeCommitted(index, term uint64) { n.hints.NotifyCommitted(index, term) }
 
-// noteChanged is told by the state machine of every new view. It must not block.
-func (r *Replica) noteChanged(v *mvcc.View) {
-	r.noteState(v)
-	r.lead.mu.Lock()
+// observeView handles a new view of the state machine. It compacts history and requests snapshots
+// when they are due. It must not block.
+func (t *leaderTasks) observeView(v *mvcc.View) {
+	t.observeState(v)
+	t.node.lead.mu.Lock()
 	expiry := v.NextExpiry()
-	moved := expiry != r.lead.expiry
-	r.lead.expiry = expiry
-	r.lead.mu.Unlock()
+	moved := expiry != t.node.lead.expiry
+	t.node.lead.expiry = expiry
+	t.node.lead.mu.Unlock()
 	if moved {
-		nudge(r.expiryMoved)
+		t.expiryMoved.Send()
 	}
-	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack(r.cfg.HistoryRevisions) ||
-		v.HistoryBytes() > r.cfg.HistoryBytes {
-		nudge(r.historyGrown)
+	if int(v.Revision()-v.Compacted()) > t.node.cfg.History.HistoryRevisions+
+		historySlack(t.node.cfg.History.HistoryRevisions) ||
+		v.HistoryBytes() > t.node.cfg.History.HistoryBytes {
+		t.historyGrown.Send()
 	}
-	// A snapshot costs as much as the state is large: a large state waits for
-	// a log in proportion.
-	if r.fsm.bytes.Load() > r.installs.stretch()*r.fsm.delayed(max(r.cfg.SnapshotBytes, v.Bytes()/2)) {
-		nudge(r.snapshotNow)
-	}
-}
-
-// nudge sets a flag that someone waits for.
-func nudge(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+	// The cost of a snapshot is proportional to the state: a large state waits for a proportionally
+	// long log.
+	if t.node.fsm.Bytes.Load() > t.net.installs.LogFactor()*t.node.fsm.SnapshotThreshold(
+		max(t.node.cfg.Snapshots.SnapshotBytes, v.Bytes()/2)) {
+		t.snapshots.snapshotNow.Send()
 	}
 }
 
-// catchUp makes the replica ready: one linearizable read shows that it has a
-// leader and has applied what was committed when it started.
-func (r *Replica) catchUp(ctx context.Context) error {
+// awaitCaughtUp marks the replica as ready after one successful linearizable read. The read shows
+// that the replica has a leader and has applied everything that was committed when it started.
+func (r *reader) awaitCaughtUp(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if _, err := r.syncIndex(ctx); err == nil {
 			r.caughtUp.Store(true)
-			r.log.Info("caught up", "revision", r.Applied())
+			r.node.log.Info("caught up", "revision", r.node.fsm.View().Revision())
 			return nil
 		}
 	}
 	return nil
 }
 
-// Ready reports whether the replica knows a leader, has applied everything that
-// was committed when it started, and has a disk that answers.
+// Ready reports whether the replica knows a leader, has applied everything that was committed when
+// it started, and has a disk that is not stalled.
 func (r *Replica) Ready() bool {
-	_, known := r.role.leader()
-	return r.caughtUp.Load() && known && r.ctx.Err() == nil && !r.hangs()
+	_, known := r.node.role.currentID()
+	return r.reads.caughtUp.Load() && known && r.node.ctx.Err() == nil && !r.node.isDiskStalled()
 }
 
-// Address is where the other replicas reach this one; "" before Run.
+// Address returns the address at which other replicas connect to this one. Before Run it is
+// Config.Advertise.
 func (r *Replica) Address() string {
 	select {
-	case <-r.running:
-		return string(r.address)
+	case <-r.node.running:
+		return string(r.net.address)
 	default:
-		return r.cfg.Advertise
+		return r.node.cfg.Network.Advertise
 	}
 }

@@ -39,7 +39,7 @@ func TestKilledLeaderLosesNothing(t *testing.T) { // F53
 		inOrder(t, watcher, c.Replica(c.Followers()[0]).Applied())
 		c.Start(leader)
 		sameHistory(t, c)
-		// The next round's writers begin anew.
+		// The next round has new writers.
 		for i := range 8 {
 			commit(t, c.Replica(leader), raftstore.Delete(fmt.Sprintf("/writer/%d", i)))
 		}
@@ -47,7 +47,7 @@ func TestKilledLeaderLosesNothing(t *testing.T) { // F53
 }
 
 func TestRestartOfAllKeepsEverything(t *testing.T) { // F52
-	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.NoSync = false })
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.Storage.NoSync = false })
 	w := write(t, c, c.Names(), 8)
 	w.await(c, 300)
 	close(w.stop)
@@ -102,17 +102,20 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 	}
 	first := <-terms
 	put := []raftstore.Op{raftstore.Put("/fenced", []byte("old"))}
-	if _, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); err != nil {
+	if _, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); err !=
+		nil {
 		t.Fatalf("fenced commit of the leader: %v", err)
 	}
-	if _, err := c.Replica(c.Followers()[0]).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+	if _, err := c.Replica(c.Followers()[0]).Commit(within(t, patience),
+		raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("fenced commit on a follower: %v, want it refused and not forwarded", err)
 	}
 
 	c.Isolate(old)
 	caught := make(chan error, 1)
 	go func() {
-		_, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/fenced", []byte("late"))}, Fence: first.fence})
+		_, err := c.Replica(old).Commit(within(t, patience),
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/fenced", []byte("late"))}, Fence: first.fence})
 		caught <- err
 	}()
 	second := <-terms
@@ -125,7 +128,8 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 		t.Error("the isolated leader still leads")
 	}
 	// A linearizable read on the isolated replica must not answer.
-	if _, _, err := c.Replica(old).Get(within(t, 300*time.Millisecond), "/fenced", raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrUnavailable) {
+	if _, _, err := c.Replica(old).Get(within(t, 300*time.Millisecond), "/fenced",
+		raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("read on the isolated replica: %v", err)
 	}
 	if _, _, err := c.Replica(old).Get(within(t, patience), "/fenced", raftstore.ReadOptions{Local: true}); err != nil {
@@ -135,7 +139,8 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 	if err := <-caught; !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit under the old fence: %v, want fenced", err)
 	}
-	if _, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+	if _, err := c.Replica(old).Commit(within(t, patience),
+		raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit under the old fence: %v, want fenced", err)
 	}
 	it, _, err := c.Replica(old).Get(within(t, patience), "/fenced", raftstore.ReadOptions{})
@@ -179,7 +184,7 @@ func TestWithoutMajorityWritesWait(t *testing.T) {
 // A follower shows a commit promptly although raft's own means of telling it
 // is as good as switched off.
 func TestFollowersAreToldAtOnce(t *testing.T) {
-	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.CommitTimeout = time.Hour })
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.Timeouts.CommitTimeout = time.Hour })
 	leader := c.Replica(c.Leader())
 	for range 20 {
 		rev := commit(t, leader, raftstore.Put("/a", nil))
@@ -189,7 +194,7 @@ func TestFollowersAreToldAtOnce(t *testing.T) {
 
 func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.SnapshotBytes, cfg.TrailingBytes = 256<<10, 1
+		cfg.Snapshots.SnapshotBytes, cfg.Snapshots.TrailingBytes = 256<<10, 1
 	})
 	lagging := c.Followers()[0]
 	for i := range 50 {
@@ -228,14 +233,17 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	close(w.stop)
 	w.wg.Wait()
 	sameHistory(t, c)
-	if it, _, err := c.Replica("r4").Get(within(t, patience), "/ttl", raftstore.ReadOptions{}); err != nil || it.Expires == 0 {
+	if it, _, err := c.Replica("r4").Get(within(t, patience), "/ttl", raftstore.ReadOptions{}); err != nil ||
+		it.Expires == 0 {
 		t.Errorf("item with TTL on the new replica: %+v, error %v", it, err)
 	}
 	if err := c.Replica("r4").RemoveMember(within(t, patience), lagging); err != nil {
 		t.Errorf("remove: %v", err)
 	}
 	c.Stop(lagging)
-	c.Await("three members, as the new replica sees it", func() bool { return len(c.Replica("r4").Status().Members) == 3 })
+	c.Await("three members, as the new replica sees it", func() bool {
+		return len(c.Replica("r4").Status().Members) == 3
+	})
 }
 
 // A replica that was away for long serves again as soon as it is back: raft's own patience with it, which grows with every
@@ -331,7 +339,7 @@ func TestDataDirectoryIsGuarded(t *testing.T) {
 	// the log.
 	flipped := 0
 	for _, name := range []string{"raft.db", "raft.journal.0", "raft.journal.1"} {
-		path := filepath.Join(cfg.DataDir, name)
+		path := filepath.Join(cfg.Storage.DataDir, name)
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -362,16 +370,16 @@ func TestConfigIsChecked(t *testing.T) {
 		"a name that can be sent":    func(c *replica.Config) { c.Name = "r\xff" },
 		"a name that can be printed": func(c *replica.Config) { c.Name = "r\x00" },
 		"a short name":               func(c *replica.Config) { c.Name = strings.Repeat("r", 257) },
-		"an address to tell":         func(c *replica.Config) { c.Advertise = "nowhere" },
-		"a port to tell":             func(c *replica.Config) { c.Advertise = "127.0.0.1:0" },
-		"a past":                     func(c *replica.Config) { c.HistoryRevisions = -1 },
-		"a log":                      func(c *replica.Config) { c.TrailingBytes = -1 },
-		"data":                       func(c *replica.Config) { c.DataDir = "" },
-		"listener":                   func(c *replica.Config) { c.ListenAddr, c.Listener = "", nil },
-		"tls":                        func(c *replica.Config) { c.ServerTLS = nil },
+		"an address to tell":         func(c *replica.Config) { c.Network.Advertise = "nowhere" },
+		"a port to tell":             func(c *replica.Config) { c.Network.Advertise = "127.0.0.1:0" },
+		"a past":                     func(c *replica.Config) { c.History.HistoryRevisions = -1 },
+		"a log":                      func(c *replica.Config) { c.Snapshots.TrailingBytes = -1 },
+		"data":                       func(c *replica.Config) { c.Storage.DataDir = "" },
+		"listener":                   func(c *replica.Config) { c.Network.ListenAddr, c.Network.Listener = "", nil },
+		"tls":                        func(c *replica.Config) { c.Network.ServerTLS = nil },
 		"client authentication": func(c *replica.Config) {
-			c.ServerTLS = c.ServerTLS.Clone()
-			c.ServerTLS.ClientAuth = 0
+			c.Network.ServerTLS = c.Network.ServerTLS.Clone()
+			c.Network.ServerTLS.ClientAuth = 0
 		},
 	} {
 		bad := good

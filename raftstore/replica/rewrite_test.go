@@ -23,13 +23,15 @@ func TestRewrite(t *testing.T) {
 		}
 		return ring
 	}
-	if err := disk.NewKeyFile(path, "old"); err != nil {
+	if err := disk.CreateKeyFile(path, "old"); err != nil {
 		t.Fatal(err)
 	}
 	for _, kind := range []disk.LogStoreKind{disk.LogBolt, disk.LogWAL} {
 		t.Run(string(kind), func(t *testing.T) {
 			keys := load()
-			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.LogStore, cfg.Keys = kind, keys })
+			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+				cfg.Storage.LogStore, cfg.Storage.Keys = kind, keys
+			})
 			write := func(n int) {
 				t.Helper()
 				for range n {
@@ -41,14 +43,14 @@ func TestRewrite(t *testing.T) {
 			c.Kill(late)
 			write(50)
 			young := filepath.Join(t.TempDir(), "keys")
-			if err := disk.NewKeyFile(young, "new"); err != nil {
+			if err := disk.CreateKeyFile(young, "new"); err != nil {
 				t.Fatal(err)
 			}
 			only, err := disk.LoadKeyring(young)
 			if err != nil {
 				t.Fatal(err)
 			}
-			both, err := only.With(keys)
+			both, err := only.Merge(keys)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -35,7 +35,8 @@ func (h roleHandler) Handle(_ context.Context, r slog.Record) error {
 		r.Attrs(func(a slog.Attr) bool { said[a.Key] = a.Value.String(); return true })
 		h.into.mu.Lock()
 		defer h.into.mu.Unlock()
-		h.into.lines = append(h.into.lines, fmt.Sprintf("%s: %s -> %s: %s", h.of, said["from"], said["to"], said["reason"]))
+		h.into.lines = append(h.into.lines, fmt.Sprintf("%s: %s -> %s: %s", h.of, said["from"], said["to"],
+			said["reason"]))
 	}
 	return nil
 }
@@ -103,14 +104,14 @@ func TestRolesTellTheirReasons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines.await(t, c, mark, old+": leader -> follower: ", "asked to step down: handing over to "+next)
-	lines.await(t, c, mark, next+": follower -> candidate: ", "leader "+old+" hands over")
+	lines.await(t, c, mark, old+": leader -> follower: ", "asked to step down: transferring leadership to "+next)
+	lines.await(t, c, mark, next+": follower -> candidate: ", "leader "+old+" transfers its leadership")
 	lines.await(t, c, mark, next+": candidate -> leader: ", fmt.Sprintf("elected in term %d", term(c, next)))
 
 	// One that is stopped, and one that falls.
 	old, mark = c.Leader(), lines.mark()
 	c.Stop(old)
-	lines.await(t, c, mark, old+": leader -> follower: ", "stopping: handing over to ")
+	lines.await(t, c, mark, old+": leader -> follower: ", "stopping: transferring leadership to ")
 	lines.await(t, c, mark, old+": follower -> none: ", "asked to stop")
 	c.Start(old)
 	c.AwaitReady()
@@ -118,7 +119,8 @@ func TestRolesTellTheirReasons(t *testing.T) {
 	c.Kill(old)
 	next = c.Leader()
 	lines.await(t, c, mark, old+": leader -> none: ", "")
-	lines.await(t, c, mark, next+": follower -> candidate: ", "the process of leader "+old+" has ended", "leader "+old+" is silent", "no leader is known")
+	lines.await(t, c, mark, next+": follower -> candidate: ", "the process of leader "+old+" has exited",
+		"leader "+old+" is silent", "no leader is known")
 	c.Start(old)
 	c.AwaitReady()
 
@@ -158,9 +160,11 @@ func TestRolesTellOfCables(t *testing.T) {
 	old, mark := c.Leader(), lines.mark()
 	others := c.Followers()
 	c.Isolate(old)
-	lines.await(t, c, mark, old+": leader -> follower: ", "lease lost: no answer in time from "+strings.Join(others, ", "))
+	lines.await(t, c, mark, old+": leader -> follower: ",
+		"lease lost: no answer in time from "+strings.Join(others, ", "))
 	lines.await(t, c, mark, old+": follower -> candidate: ", "no leader is known")
-	lines.await(t, c, mark, old+": candidate -> candidate: ", "nobody was elected in time: no answer from "+strings.Join(others, ", "))
+	lines.await(t, c, mark, old+": candidate -> candidate: ",
+		"no replica was elected in time: no answer from "+strings.Join(others, ", "))
 	mark = lines.mark()
 	c.Rejoin(old)
 	lines.await(t, c, mark, old+": candidate -> follower: ", others[0]+" leads", others[1]+" leads",
@@ -173,7 +177,8 @@ func TestRolesTellOfCables(t *testing.T) {
 	mark = lines.mark()
 	c.Network.Cut(leader, lost)
 	lines.await(t, c, mark, lost+": follower -> candidate: ", "leader "+leader+" is silent")
-	lines.await(t, c, mark, lost+": candidate -> candidate: ", "nobody was elected in time: refused by "+other+"; no answer from "+leader)
+	lines.await(t, c, mark, lost+": candidate -> candidate: ",
+		"no replica was elected in time: refused by "+other+"; no answer from "+leader)
 	mark = lines.mark()
 	c.Network.Mend(leader, lost)
 	lines.await(t, c, mark, lost+": candidate -> follower: ", leader+" leads")
@@ -192,7 +197,7 @@ func TestRolesTellWhoIsLater(t *testing.T) {
 			func(a, _ string, now uint64) string {
 				return fmt.Sprintf("%s asks for votes in term %d, this replica was in term %d", a, now+later, now)
 			}},
-		{func(leader, a, _ *replica.Replica, term uint64) error { return a.SpeakAsLeader(leader, term) },
+		{func(leader, a, _ *replica.Replica, term uint64) error { return a.SendHeartbeat(leader, term) },
 			func(a, _ string, _ uint64) string { return a + " leads" }},
 		{func(leader, a, b *replica.Replica, term uint64) error {
 			if err := a.AskForVote(b, term); err != nil {
@@ -208,7 +213,8 @@ func TestRolesTellWhoIsLater(t *testing.T) {
 		c.AwaitReady()
 		leader, followers := c.Leader(), c.Followers()
 		now, mark := term(c, leader), lines.mark()
-		if err := way.depose(c.Replica(leader), c.Replica(followers[0]), c.Replica(followers[1]), now+later); err != nil {
+		if err := way.depose(c.Replica(leader), c.Replica(followers[0]), c.Replica(followers[1]), now+later); err !=
+			nil {
 			t.Fatal(err)
 		}
 		lines.await(t, c, mark, leader+": leader -> follower: ", way.reason(followers[0], followers[1], now))

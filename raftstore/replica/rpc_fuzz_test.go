@@ -32,14 +32,18 @@ var peerMethods = []struct {
 		&storev1.ForwardRequest{},
 		&storev1.ForwardRequest{Proposals: []*storev1.Proposal{{}}},
 		&storev1.ForwardRequest{Proposals: []*storev1.Proposal{{
-			Id:  &storev1.ProposalID{Incarnation: math.MaxUint64, Sequence: math.MaxUint64, Settled: math.MaxUint64},
-			Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a", Value: []byte("x"), TtlMs: math.MaxInt64}}, ProposedUnixMs: math.MaxInt64,
+			Id: &storev1.ProposalID{Incarnation: math.MaxUint64, Sequence: math.MaxUint64,
+				Settled: math.MaxUint64},
+			Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a", Value: []byte("x"),
+				TtlMs: math.MaxInt64}},
+			ProposedUnixMs: math.MaxInt64,
 		}}},
 		&storev1.ForwardRequest{Proposals: []*storev1.Proposal{
 			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: ""}}},
 			{Ops: []*storev1.Op{{Kind: 77, Key: "/a"}}},
 			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/a", TtlMs: -1}}},
-			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a", If: &storev1.Precondition{Absent: true, Revision: 4}}}},
+			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a",
+				If: &storev1.Precondition{Absent: true, Revision: 4}}}},
 			{Fence: math.MaxUint64, Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a"}}},
 			{Fence: 9},
 		}},
@@ -47,19 +51,22 @@ var peerMethods = []struct {
 	{"Forwards", []proto.Message{
 		&storev1.ForwardCall{},
 		&storev1.ForwardCall{Id: math.MaxUint64, Request: &storev1.ForwardRequest{}},
-		&storev1.ForwardCall{Id: 1, Request: &storev1.ForwardRequest{Group: "another", Proposals: []*storev1.Proposal{{}}}},
+		&storev1.ForwardCall{Id: 1, Request: &storev1.ForwardRequest{Group: "another",
+			Proposals: []*storev1.Proposal{{}}}},
 		&storev1.ForwardCall{Id: 1, Request: &storev1.ForwardRequest{Proposals: []*storev1.Proposal{
 			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a", Value: []byte("x")}}}, {Fence: 9},
 		}}},
 	}},
 	{"ReadIndex", []proto.Message{&storev1.ReadIndexRequest{}}},
-	{"State", []proto.Message{&storev1.StateRequest{}, &storev1.StateRequest{Hash: true}, &storev1.StateRequest{Hash: true, Revision: math.MaxUint64}}},
+	{"State", []proto.Message{&storev1.StateRequest{}, &storev1.StateRequest{Hash: true},
+		&storev1.StateRequest{Hash: true, Revision: math.MaxUint64}}},
 	{"AddMember", []proto.Message{
 		&storev1.AddMemberRequest{}, &storev1.AddMemberRequest{Id: "r1", Address: "nowhere"},
 		&storev1.AddMemberRequest{Id: "\x00", Address: ":"}, &storev1.AddMemberRequest{Id: "r9", Address: "nowhere:1"},
 	}},
 	{"RemoveMember", []proto.Message{&storev1.RemoveMemberRequest{}, &storev1.RemoveMemberRequest{Id: "r1"}}},
-	{"TransferLeadership", []proto.Message{&storev1.TransferLeadershipRequest{}, &storev1.TransferLeadershipRequest{To: "r1"}, &storev1.TransferLeadershipRequest{To: "nobody"}}},
+	{"TransferLeadership", []proto.Message{&storev1.TransferLeadershipRequest{},
+		&storev1.TransferLeadershipRequest{To: "r1"}, &storev1.TransferLeadershipRequest{To: "nobody"}}},
 	{"Promote", []proto.Message{&storev1.PromoteRequest{}, &storev1.PromoteRequest{Id: "r1"}}},
 	{"Admit", []proto.Message{&storev1.AdmitRequest{}, &storev1.AdmitRequest{Id: "r1", Group: "another"}}},
 	{"NoSuchMethod", []proto.Message{&storev1.StateRequest{}}},
@@ -75,8 +82,8 @@ func (raw) Name() string                       { return "proto" }
 // loner is a replica alone in its group, which can reach nobody but itself.
 func loner(f *testing.F) (*storetest.Cluster, *replica.Replica) {
 	c := storetest.NewCluster(f, 1, func(cfg *replica.Config) {
-		dial, own := cfg.Dial, cfg.Advertise
-		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		dial, own := cfg.Network.Dial, cfg.Network.Advertise
+		cfg.Network.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			if address != own {
 				return nil, errors.New("there is no such address")
 			}
@@ -104,7 +111,8 @@ func FuzzPeerCalls(f *testing.F) {
 		f.Add(uint8(i), []byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f})
 	}
 	c, r := loner(f)
-	conn, err := grpc.NewClient("passthrough:///"+r.Address(), grpc.WithTransportCredentials(credentials.NewTLS(c.Config("r1").ClientTLS.Clone())))
+	conn, err := grpc.NewClient("passthrough:///"+r.Address(),
+		grpc.WithTransportCredentials(credentials.NewTLS(c.Config("r1").Network.ClientTLS.Clone())))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -135,7 +143,8 @@ func FuzzPeerCalls(f *testing.F) {
 			t.Fatalf("%s of %x: the replica is gone: %v", name, data, err)
 		}
 		if after > before+good {
-			t.Errorf("%s of %x (answer %x, error %v) moved the revision from %d to %d, with %d proposals in order", name, data, reply, callErr, before, after, good)
+			t.Errorf("%s of %x (answer %x, error %v) moved the revision from %d to %d, with %d proposals in order",
+				name, data, reply, callErr, before, after, good)
 		}
 		if now := stripped(r); now != members {
 			t.Errorf("%s of %x changed the members from %s to %s", name, data, members, now)
@@ -158,8 +167,10 @@ func goodProposals(req *storev1.ForwardRequest) (n raftstore.Revision) {
 		var c raftstore.Commit
 		for _, o := range p.GetOps() {
 			c.Ops = append(c.Ops, raftstore.Op{
-				Kind: raftstore.OpKind(o.GetKind()), Key: o.GetKey(), Value: o.GetValue(), TTL: time.Duration(min(o.GetTtlMs(), 1)) * time.Millisecond,
-				If: raftstore.Precondition{Absent: o.GetIf().GetAbsent(), Revision: raftstore.Revision(o.GetIf().GetRevision())},
+				Kind: raftstore.OpKind(o.GetKind()), Key: o.GetKey(), Value: o.GetValue(),
+				TTL: time.Duration(min(o.GetTtlMs(), 1)) * time.Millisecond,
+				If: raftstore.Precondition{Absent: o.GetIf().GetAbsent(),
+					Revision: raftstore.Revision(o.GetIf().GetRevision())},
 			})
 		}
 		if _, err := mvcc.Proposal(c); err == nil {
@@ -194,8 +205,10 @@ func FuzzRaftStream(f *testing.F) {
 		for _, msg := range [][]byte{
 			packed("RPCHeader", packed("ProtocolVersion", num(3)), "Term", num(0), "Entries", []byte{0x92, 0xc0, 0x80}),
 			packed("RPCHeader", packed("ProtocolVersion", num(99)), "LastLogTerm", num(7)),
-			packed("RPCHeader", packed("ProtocolVersion", num(3)), "SnapshotVersion", num(9), "Size", []byte{0xcf, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}),
-			packed("RPCHeader", packed("ProtocolVersion", num(3)), "Size", []byte{0xff}, "Configuration", []byte{0xc4, 2, 1, 2}),
+			packed("RPCHeader", packed("ProtocolVersion", num(3)), "SnapshotVersion", num(9), "Size",
+				[]byte{0xcf, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}),
+			packed("RPCHeader", packed("ProtocolVersion", num(3)), "Size", []byte{0xff}, "Configuration",
+				[]byte{0xc4, 2, 1, 2}),
 			packed("Entries", packed("Index", num(1))),
 		} {
 			f.Add(append([]byte{kind}, msg...))
@@ -203,7 +216,7 @@ func FuzzRaftStream(f *testing.F) {
 		}
 	}
 	c, r := loner(f)
-	good := c.Config("r1").ClientTLS.Clone()
+	good := c.Config("r1").Network.ClientTLS.Clone()
 	good.NextProtos = []string{"keelson-raft"}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		conn, err := tls.Dial("tcp", r.Address(), good)

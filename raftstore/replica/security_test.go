@@ -28,7 +28,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	stranger.InsecureSkipVerify = true // the stranger does not care whom it talks to
-	good := c.Config("r1").ClientTLS
+	good := c.Config("r1").Network.ClientTLS
 	nobody := &tls.Config{InsecureSkipVerify: true}
 
 	for name, conf := range map[string]*tls.Config{"foreign certificate": stranger, "no certificate": nobody} {
@@ -48,7 +48,8 @@ func TestStrangersAreRefused(t *testing.T) {
 }
 
 func askState(t *testing.T, address string, conf *tls.Config) error {
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(conf.Clone())))
+	conn, err := grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(credentials.NewTLS(conf.Clone())))
 	if err != nil {
 		t.Fatal(err)
 	}

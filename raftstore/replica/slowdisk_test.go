@@ -19,7 +19,7 @@ func TestSlowDisksCostNoLeadership(t *testing.T) {
 			const flush = time.Second // heartbeats are missed after 600 ms
 			disks := make(map[string]*replica.PowerCut)
 			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-				cfg.LogStore = kind
+				cfg.Storage.LogStore = kind
 				disks[cfg.Name] = replica.NewPowerCut(1)
 				disks[cfg.Name].Put(cfg)
 			})
@@ -34,7 +34,8 @@ func TestSlowDisksCostNoLeadership(t *testing.T) {
 				defer close(written)
 				for _, name := range []string{leader, c.Other(leader).Status().ID} {
 					began := time.Now()
-					if _, err := c.Replica(name).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", []byte(name))}}); err != nil {
+					if _, err := c.Replica(name).Commit(within(t, patience),
+						raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", []byte(name))}}); err != nil {
 						t.Errorf("commit through %s: %v", name, err)
 					}
 					if took := time.Since(began); took < flush {

@@ -16,7 +16,7 @@ import (
 func TestStateOfAStoppedReplica(t *testing.T) {
 	for _, kind := range []disk.LogStoreKind{disk.LogBolt, disk.LogWAL} {
 		t.Run(string(kind), func(t *testing.T) {
-			c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.LogStore = kind })
+			c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.Storage.LogStore = kind })
 			for round, snapshot := range []bool{false, true, false} {
 				for i := range 30 {
 					commit(t, c.Replica("r1"), raftstore.Put(fmt.Sprintf("/k/%d", i%20), []byte(fmt.Sprint(round, i))))
@@ -38,7 +38,8 @@ func TestStateOfAStoppedReplica(t *testing.T) {
 					}
 					have, err := v.List("/", raftstore.ListOptions{})
 					if err != nil || v.Revision() != want.Revision || fmt.Sprint(have.Items) != fmt.Sprint(want.Items) {
-						t.Errorf("round %d: revision %d with %v, error %v; want %d with %v", round, v.Revision(), have.Items, err, want.Revision, want.Items)
+						t.Errorf("round %d: revision %d with %v, error %v; want %d with %v", round, v.Revision(),
+							have.Items, err, want.Revision, want.Items)
 					}
 				}
 				c.Start("r1")
@@ -46,7 +47,7 @@ func TestStateOfAStoppedReplica(t *testing.T) {
 			}
 		})
 	}
-	missing := replica.Config{Name: "r1", DataDir: t.TempDir() + "/missing"}
+	missing := replica.Config{Name: "r1", Storage: replica.Storage{DataDir: t.TempDir() + "/missing"}}
 	if _, err := replica.State(missing); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a folder that is not there: %v", err)
 	}

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -15,86 +16,87 @@ import (
 )
 
 const (
-	// askMember bounds how long one member is asked how far it is.
-	askMember = time.Second
-	// diskSample is how long a measurement of the disk is good for.
+	// memberTimeout is the timeout of a request for the state of one member.
+	memberTimeout = time.Second
+	// diskSample is how long a measurement of the disk usage remains valid.
 	diskSample = 5 * time.Second
 )
 
-// Status is this replica's view of the group. It asks nobody: what it says of
-// the other members is what was last heard. Members asks.
+// Status returns the state of the raft cluster as this replica knows it. It sends no requests: the
+// states of other members are the last known ones. Members requests current states.
 func (r *Replica) Status() raftstore.Status {
-	v := r.fsm.view()
-	watchers, _ := r.fsm.hub.Watchers()
+	v := r.node.fsm.View()
+	watchers, _ := r.node.fsm.Hub.Watchers()
 	s := raftstore.Status{
-		ID: r.cfg.Name, Revision: v.Revision(), Compacted: v.Compacted(),
-		Keys: v.Keys(), Bytes: v.Bytes(), AppliedIndex: r.fsm.line.get(),
-		Quota: max(0, r.cfg.Quota), Watchers: watchers, HistoryBytes: v.HistoryBytes(), Alarms: slices.Clone(v.Alarms()),
+		ID: r.node.cfg.Name, Revision: v.Revision(), Compacted: v.Compacted(),
+		Keys: v.Keys(), Bytes: v.Bytes(), AppliedIndex: r.node.fsm.Line.CurrentIndex(),
+		Quota: max(0, r.node.cfg.Quota), Watchers: watchers, HistoryBytes: v.HistoryBytes(),
+		Alarms: slices.Clone(v.Alarms()),
 	}
 	select {
-	case <-r.running:
+	case <-r.node.running:
 	default:
 		return s
 	}
-	s.Term, s.CommitIndex = r.raft.CurrentTerm(), r.raft.CommitIndex()
-	s.Leaders = r.lately.count(time.Now())
-	s.DiskBytes = r.usage.bytes(r.cfg.DataDir)
-	_, leader := r.leads()
+	s.Term, s.CommitIndex = r.node.raft.CurrentTerm(), r.node.raft.CommitIndex()
+	s.Leaders = r.tasks.lately.CountChanges(time.Now())
+	s.DiskBytes = r.snapshots.usage.measureBytes(r.node.cfg.Storage.DataDir)
+	_, leader := r.node.raftLeader()
 	s.Leader = string(leader)
-	s.Members = r.known(leader)
+	s.Members = r.members.listCached(leader)
 	return s
 }
 
-// known lists the members with what was last heard of them.
-func (r *Replica) known(leader raft.ServerID) []raftstore.Member {
+// listCached returns the members with their last known state. leader is marked as the leader.
+func (r *membership) listCached(leader raft.ServerID) []raftstore.Member {
 	var out []raftstore.Member
-	for _, m := range r.raft.GetConfiguration().Configuration().Servers {
+	for _, m := range r.node.raft.GetConfiguration().Configuration().Servers {
 		one := raftstore.Member{
 			ID: string(m.ID), Address: string(m.Address), Voter: m.Suffrage == raft.Voter, Leader: m.ID == leader,
 		}
-		if one.ID == r.cfg.Name {
-			one.Applied, one.Contact = r.fsm.line.get(), r.cfg.Now().UnixMilli()
+		if one.ID == r.node.cfg.Name {
+			one.Applied, one.Contact = r.node.fsm.Line.CurrentIndex(), r.node.cfg.Now().UnixMilli()
 		} else {
-			one.Applied, one.Contact = r.heard.of(one.ID)
+			one.Applied, one.Contact = r.heard.cachedState(one.ID)
 		}
 		out = append(out, one)
 	}
 	return out
 }
 
-// Members lists the members, having asked each of them how far it is. Who does
-// not answer within a second, or ctx, is listed with what was last heard of it.
-// It works on any replica, also without a leader.
+// Members requests the state of each member and returns the members. For a member that does not
+// respond within a second, or before ctx ends, it returns the last known state. It works on any
+// replica, even without a leader.
 func (r *Replica) Members(ctx context.Context) ([]raftstore.Member, error) {
-	if err := r.up(ctx); err != nil {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return nil, err
 	}
-	ask, cancel := context.WithTimeout(ctx, askMember)
+	ask, cancel := context.WithTimeout(ctx, memberTimeout)
 	defer cancel()
-	r.askMembers(ask)
-	_, leader := r.leads()
-	return r.known(leader), nil
+	r.members.requestStates(ask)
+	_, leader := r.node.raftLeader()
+	return r.members.listCached(leader), nil
 }
 
-// askMembers asks every other member how far it is and reports who answered.
-func (r *Replica) askMembers(ctx context.Context) map[raft.ServerID]bool {
+// requestStates requests the state of every other member and returns which members have responded.
+func (r *membership) requestStates(ctx context.Context) map[raft.ServerID]bool {
 	var (
 		asking   sync.WaitGroup
 		mu       sync.Mutex
-		answered = map[raft.ServerID]bool{raft.ServerID(r.cfg.Name): true}
+		answered = map[raft.ServerID]bool{raft.ServerID(r.node.cfg.Name): true}
 	)
-	for _, m := range r.raft.GetConfiguration().Configuration().Servers {
-		if string(m.ID) == r.cfg.Name {
+	for _, m := range r.node.raft.GetConfiguration().Configuration().Servers {
+		if string(m.ID) == r.node.cfg.Name {
 			continue
 		}
 		asking.Add(1)
 		go func() {
 			defer asking.Done()
-			state, err := r.stateOf(ctx, m)
+			state, err := r.net.requestState(ctx, m)
 			if err != nil {
 				return
 			}
-			r.heard.note(string(m.ID), state.GetAppliedIndex(), r.cfg.Now())
+			r.heard.recordState(string(m.ID), state.GetAppliedIndex(), r.node.cfg.Now())
 			mu.Lock()
 			answered[m.ID] = true
 			mu.Unlock()
@@ -104,62 +106,62 @@ func (r *Replica) askMembers(ctx context.Context) map[raft.ServerID]bool {
 	return answered
 }
 
-func (r *Replica) stateOf(ctx context.Context, m raft.Server) (*storev1.StateResponse, error) {
-	client, err := r.peers.client(string(m.Address))
+func (n *network) requestState(ctx context.Context, m raft.Server) (*storev1.StateResponse, error) {
+	client, err := n.peers.Client(string(m.Address))
 	if err != nil {
 		return nil, err
 	}
 	return client.State(ctx, &storev1.StateRequest{})
 }
 
-// hearsay is what the other members last said of themselves.
-type hearsay struct {
+// stateCache holds the last known state of the other members. It is safe for concurrent use.
+type stateCache struct {
 	mu      sync.Mutex
-	members map[string]heardOf
+	members map[string]cachedMember
 }
 
-type heardOf struct {
+type cachedMember struct {
 	applied uint64
 	at      int64
 }
 
-func (h *hearsay) of(id string) (applied uint64, at int64) {
+func (h *stateCache) cachedState(id string) (applied uint64, at int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.members[id]
 	return m.applied, m.at
 }
 
-func (h *hearsay) note(id string, applied uint64, now time.Time) {
+func (h *stateCache) recordState(id string, applied uint64, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.members == nil {
-		h.members = make(map[string]heardOf)
+		h.members = make(map[string]cachedMember)
 	}
-	h.members[id] = heardOf{applied, now.UnixMilli()}
+	h.members[id] = cachedMember{applied, now.UnixMilli()}
 }
 
-func (h *hearsay) forget(id string) {
+func (h *stateCache) dropMember(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.members, id)
 }
 
-// usage is how much of the disk the replica uses, measured now and then.
+// usage is the disk usage of the replica, measured at most once per diskSample.
 type usage struct {
 	mu   sync.Mutex
 	at   time.Time
 	last int64
 }
 
-func (u *usage) bytes(folder string) int64 {
+func (u *usage) measureBytes(folder string) int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if !u.at.IsZero() && time.Since(u.at) < diskSample {
 		return u.last
 	}
 	u.at, u.last = time.Now(), 0
-	// Files come and go while this looks: what cannot be read is not counted.
+	// files may be removed during the walk: a file that cannot be read does not count
 	_ = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return nil
@@ -170,4 +172,103 @@ func (u *usage) bytes(folder string) int64 {
 		return nil
 	})
 	return u.last
+}
+
+// MemberReport is the current state of a member. The fields that the member itself reports are zero
+// unless Responded is set.
+type MemberReport struct {
+	ID        string
+	Voter     bool
+	Responded bool // the member has responded to this request, or is this replica
+	Standby   bool
+	Applied   uint64 // last raft index that the member has applied
+	Level     uint32 // highest feature level that the member supports
+}
+
+// RequestReports requests the state of every member. It also returns the raft index up to which the
+// cluster had committed before the requests. It works on the leader only, and returns ErrNotLeader
+// on any other replica. Responded is false for a member that does not respond within a second, or
+// before ctx ends.
+func (r *Replica) RequestReports(ctx context.Context) (found []MemberReport, commit uint64, err error) {
+	if err := r.node.awaitRunning(ctx); err != nil {
+		return nil, 0, err
+	}
+	lead := r.node.lead.currentLeadership()
+	if lead == nil {
+		return nil, 0, raftstore.ErrNotLeader
+	}
+	ctx, cancel := context.WithTimeout(ctx, memberTimeout)
+	defer cancel()
+	defer context.AfterFunc(lead.ctx, cancel)()
+	commit = r.node.raft.CommitIndex()
+	servers := r.node.members()
+	found = make([]MemberReport, len(servers))
+	var asking sync.WaitGroup
+	for i, m := range servers {
+		found[i] = MemberReport{ID: string(m.ID), Voter: m.Suffrage == raft.Voter}
+		one := &found[i]
+		if one.ID == r.node.cfg.Name {
+			one.Responded, one.Standby, one.Applied, one.Level = true, r.node.cfg.Program.Standby(),
+				r.node.fsm.Line.CurrentIndex(), r.node.cfg.Program.FeatureLevel
+			continue
+		}
+		asking.Go(func() {
+			if state, err := r.net.requestState(ctx, m); err == nil && state.GetId() == one.ID {
+				one.Responded, one.Standby, one.Applied, one.Level = true, state.GetStandby(), state.GetAppliedIndex(),
+					state.GetFeatureLevel()
+				r.members.heard.recordState(one.ID, one.Applied, r.node.cfg.Now())
+			}
+		})
+	}
+	asking.Wait()
+	if lead.ctx.Err() != nil { // the members without a response had less than a second to answer
+		return nil, 0, raftstore.ErrNotLeader
+	}
+	return found, commit, nil
+}
+
+// RemoveSilent removes a voter that does not respond. It works on the leader only. Unlike
+// RemoveMember, it is never forwarded to another leader, which has not observed that the voter does
+// not respond. Errors: ErrNotLeader; ErrInvalid if the voter responds; otherwise those of
+// RemoveMember.
+func (r *Replica) RemoveSilent(ctx context.Context, id string) error {
+	if err := r.node.checkLeading(ctx); err != nil {
+		return err
+	}
+	s, err := r.node.findMember(id)
+	if err != nil {
+		return err
+	}
+	ask, cancel := context.WithTimeout(ctx, memberTimeout)
+	_, err = r.net.requestState(ask, s)
+	cancel()
+	if err == nil {
+		return fmt.Errorf("%w: replica %s answers", raftstore.ErrInvalid, id)
+	}
+	if err := r.node.checkLeading(ctx); err != nil {
+		return err
+	}
+	return r.members.removeLocally(ctx, id)
+}
+
+// PromoteOnLeader makes a learner a voting member as Promote does. It works on the leader only, and
+// is never forwarded to another leader.
+func (r *Replica) PromoteOnLeader(ctx context.Context, id string) error {
+	if err := r.node.checkLeading(ctx); err != nil {
+		return err
+	}
+	return r.members.promoteLocally(ctx, id)
+}
+
+func (n *node) checkLeading(ctx context.Context) error {
+	if err := n.awaitRunning(ctx); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if n.lead.currentLeadership() == nil {
+		return raftstore.ErrNotLeader
+	}
+	return nil
 }

@@ -24,8 +24,8 @@ func TestStopEndsDials(t *testing.T) {
 	dialing, ended := make(chan string, 64), make(chan dialed, 64)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
 		slowToMiss(cfg) // raft dials for minutes then: who waits for that is found to
-		dial, by := cfg.Dial, cfg.Name
-		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		dial, by := cfg.Network.Dial, cfg.Name
+		cfg.Network.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			if !away.Load() {
 				return dial(ctx, address)
 			}
@@ -61,9 +61,9 @@ func TestStopEndsReads(t *testing.T) {
 	var silent atomic.Value // the address to which nothing is sent any more
 	silent.Store("")
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.HeartbeatTimeout = patience
-		dial := cfg.Dial
-		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		cfg.Timeouts.HeartbeatTimeout = patience
+		dial := cfg.Network.Dial
+		cfg.Network.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			conn, err := dial(ctx, address)
 			if err != nil {
 				return nil, err

@@ -10,159 +10,162 @@ import (
 	"github.com/hashicorp/raft"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica/failover"
 )
-
-// From the moment at which raft is told to hand leadership over until the other
-// leads, it takes no proposals. It first brings the other's log up to its own,
-// however far behind that is, and gives up only after an election timeout. So
-// who is to lead is looked for before: a voter that answers, lacks next to
-// nothing, whose disk answers, and that has just heard this leader: it would not
-// stand for election for one whom it does not follow. Callers try again as soon as
-// the leader changes. A transfer that fails is not tried again for the same request.
 
 const (
-	// transferLag is how many entries a successor may lack: under load some are
-	// always on their way.
-	transferLag = 64
-	// successorPatience is how long a voter has to say how far it is.
-	successorPatience = 250 * time.Millisecond
-	successorPoll     = 5 * time.Millisecond
-	// writePatience is how long the oldest write of a voter may have been waiting for its disk: to be elected, it has to write
-	// its own vote.
-	writePatience = 500 * time.Millisecond
+	// successorTimeout is how long a voter may take to respond with its log position.
+	successorTimeout = 250 * time.Millisecond
+	successorPoll    = 5 * time.Millisecond
 )
 
-// TransferLeadership hands leadership to the voter with the best log, if this
-// replica leads, and returns when another leads.
+// TransferLeadership transfers leadership to the voter with the most up-to-date log if this replica
+// leads. It returns when another replica leads.
 func (r *Replica) TransferLeadership(ctx context.Context) error {
-	if err := r.up(ctx); err != nil {
+	if err := r.node.awaitRunning(ctx); err != nil {
 		return err
 	}
-	if _, err := r.transfer(ctx, "", "asked to step down"); err != nil {
+	if _, err := r.elections.transferLeadership(ctx, "", "asked to step down"); err != nil {
 		return fmt.Errorf("transferring leadership: %w", err)
 	}
 	return nil
 }
 
-// transfer hands leadership to a voter; "" is whoever has the best log. why is for the log. It returns the first replica that
-// leads after this one.
-func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) (leader string, err error) {
-	s, err := r.successor(ctx, to)
+// transferLeadership transfers leadership to the voter with the ID successor. If successor is "",
+// it transfers leadership to the voter with the most up-to-date log. reason is for the log. It
+// returns the first replica that leads after this one.
+//
+// From the request until the other replica leads, raft accepts no proposals. It first sends all
+// missing entries, and gives up only after an election timeout. The voter is therefore selected
+// before the request (see failover.Successor). Callers retry when the leader changes. A failed
+// transfer is not repeated for the same request.
+func (e *elections) transferLeadership(ctx context.Context, successor raft.ServerID,
+	reason string) (leader string, err error) {
+	s, err := e.awaitSuccessor(ctx, successor)
 	if err != nil {
 		return "", err
 	}
 	done := make(chan error, 1)
-	over := r.roles.intend(fmt.Sprintf("%s: handing over to %s", why, s.ID))
+	over := e.roles.AnnounceIntent(fmt.Sprintf("%s: transferring leadership to %s", reason, s.ID))
 	go func() {
-		err := r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address))
+		err := e.node.awaitFuture(e.node.raft.LeadershipTransferToServer(s.ID, s.Address))
 		over()
 		done <- err
 	}()
 	select {
 	case err := <-done:
 		if err != nil {
-			if err = r.transferError(s, err); err != nil {
+			if err = e.transferError(s, err); err != nil {
 				return "", err
 			}
 		}
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
-	// Done when another is known to lead, so that callers may stop at once.
+	// the leader must be known, so that callers may stop at once
 	for {
-		id, _, moved := r.role.current()
-		if id != "" && id != r.cfg.Name {
+		id, _, moved := e.node.role.currentLeader()
+		if id != "" && id != e.node.cfg.Name {
 			return id, nil
 		}
 		select {
 		case <-moved:
 		case <-ctx.Done():
 			return "", ctx.Err()
-		case <-r.ctx.Done():
+		case <-e.node.ctx.Done():
 			return "", raftstore.ErrClosed
 		}
 	}
 }
 
-// transferError translates an error of raft for a transfer to s. ErrNotLeader says that nothing was attempted, nil that another
-// leads all the same. After ErrTransferFailed this replica leads as before.
-func (r *Replica) transferError(s raft.Server, err error) error {
-	if err := configError(err); errors.Is(err, raftstore.ErrNotLeader) || errors.Is(err, raft.ErrRaftShutdown) {
+// transferError converts an error that raft returned for a leadership transfer to target. The
+// result is nil if another replica leads in spite of the error, and ErrNotLeader if no transfer was
+// attempted. If it is ErrTransferFailed, this replica still leads.
+func (e *elections) transferError(target raft.Server, err error) error {
+	if err := classifyConfigError(err); errors.Is(err, raftstore.ErrNotLeader) || errors.Is(err, raft.ErrRaftShutdown) {
 		return err
 	}
-	if id, _ := r.role.leader(); id != "" && id != r.cfg.Name {
+	if id, _ := e.node.role.currentID(); id != "" && id != e.node.cfg.Name {
 		return nil
 	}
-	return fmt.Errorf("%w: %s was asked to take it and was not elected: %w", raftstore.ErrTransferFailed, s.ID, err)
+	return fmt.Errorf("%w: %s was requested to lead and was not elected: %w", raftstore.ErrTransferFailed,
+		target.ID, err)
 }
 
-// successor waits until a voter other than this one, or the one named, has
-// nearly all of this replica's log.
-func (r *Replica) successor(ctx context.Context, to raft.ServerID) (raft.Server, error) {
+// awaitSuccessor waits until a voter other than this replica has nearly all of this replica's log,
+// and returns that voter. If successor is not "", it waits for the voter with this ID.
+func (e *elections) awaitSuccessor(ctx context.Context, successor raft.ServerID) (raft.Server, error) {
 	poll := time.NewTicker(successorPoll)
 	defer poll.Stop()
-	var stalled raft.ServerID
+	var stalled string
 	for {
-		if r.raft.State() != raft.Leader {
+		if e.node.raft.State() != raft.Leader {
 			return raft.Server{}, raftstore.ErrNotLeader
 		}
-		mine := r.raft.LastIndex()
-		best, at, now := r.bestVoter(ctx, to, mine-min(mine, transferLag))
-		stalled = cmp.Or(now, stalled) // the last poll may be cut short by ctx
-		if best.ID != "" && at.index+transferLag >= mine {
+		last := e.node.raft.LastIndex()
+		best, choice := e.selectSuccessor(ctx, successor, last)
+		stalled = cmp.Or(choice.Stalled, stalled) // ctx may end during the last poll
+		if choice.IsReady(last) {
 			return best, nil
 		}
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
 			if best.ID == "" && stalled != "" {
-				return best, fmt.Errorf("%w: a disk write of %s, which should lead, has been pending for more than %v: %w",
-					raftstore.ErrUnavailable, stalled, writePatience, ctx.Err())
+				return best, fmt.Errorf(
+					"%w: a disk write of %s, which should lead, has been pending for more than %v: %w",
+					raftstore.ErrUnavailable, stalled, failover.MaxPendingWrite, ctx.Err())
 			}
 			if best.ID == "" {
-				return best, fmt.Errorf("%w: no voter that could lead answers: %w", raftstore.ErrUnavailable, ctx.Err())
+				return best, fmt.Errorf("%w: no voter that could lead responds: %w",
+					raftstore.ErrUnavailable, ctx.Err())
 			}
-			return best, fmt.Errorf("%w: %s has entry %d of %d: %w", raftstore.ErrUnavailable, best.ID, at.index, mine, ctx.Err())
-		case <-r.ctx.Done():
+			return best, fmt.Errorf("%w: %s has entry %d of %d: %w", raftstore.ErrUnavailable, best.ID,
+				choice.Best.Index, last, ctx.Err())
+		case <-e.node.ctx.Done():
 			return best, raftstore.ErrClosed
 		}
 	}
 }
 
-// bestVoter asks the other voters, or the one named, how far they are. It
-// returns the first that has come to enough, without waiting for the others,
-// else the best of all. A voter whose disk is stalled is never the best.
-func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64) (best raft.Server, at standing, stalled raft.ServerID) {
-	ctx, cancel := context.WithTimeout(ctx, successorPatience)
+// selectSuccessor requests the log positions of the other voters. If successor is not "", it
+// requests only that of the voter with this ID. best is the first voter with a nearly complete log,
+// and selectSuccessor then does not wait for the others. Without such a voter, best is the voter
+// with the most up-to-date log. best is zero if no voter can lead. last is the index of the
+// leader's last entry.
+func (e *elections) selectSuccessor(ctx context.Context, successor raft.ServerID,
+	last uint64) (best raft.Server, choice failover.Successor) {
+	ctx, cancel := context.WithTimeout(ctx, successorTimeout)
 	defer cancel()
-	type answer struct {
-		voter raft.Server
-		at    standing
-		ok    bool
+	type response struct {
+		voter   raft.Server
+		log     failover.LogPosition
+		silence time.Duration
+		ok      bool
 	}
-	voters := r.voters()
-	answers := make(chan answer, len(voters))
-	asked := 0
+	voters := e.node.currentVoters()
+	responses := make(chan response, len(voters))
+	outstanding := 0
 	for _, v := range voters {
-		if string(v.ID) == r.cfg.Name || to != "" && v.ID != to {
+		if string(v.ID) == e.node.cfg.Name || successor != "" && v.ID != successor {
 			continue
 		}
-		asked++
+		outstanding++
 		go func() {
-			at, silent, ok := r.standingOf(ctx, v)
-			answers <- answer{v, at, ok && silent < r.cfg.HeartbeatTimeout}
+			log, silence, ok := e.net.requestPosition(ctx, v)
+			responses <- response{v, log, silence, ok}
 		}()
 	}
-	for ; asked > 0; asked-- {
-		a := <-answers
-		if a.at.pending > writePatience {
-			stalled = a.voter.ID
-		} else if a.ok && (best.ID == "" || at.less(a.at)) {
-			best, at = a.voter, a.at
-			if at.index >= enough {
-				break
-			}
+	choice = failover.NewSuccessor(e.failoverSettings(), last)
+	for ; outstanding > 0; outstanding-- {
+		a := <-responses
+		done := choice.Add(a.log, a.silence, a.ok)
+		if choice.Best.ID != "" && choice.Best.ID == string(a.voter.ID) {
+			best = a.voter
+		}
+		if done {
+			break
 		}
 	}
-	return best, at, stalled
+	return best, choice
 }

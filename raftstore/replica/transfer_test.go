@@ -12,9 +12,8 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// Leadership goes to a voter that answers, at the first attempt, though the log
-// of one that does not is as long.
-func TestTransferPassesOverTheSilent(t *testing.T) {
+// Leadership is transferred at the first attempt to a voter that answers, although the log of a silent voter is as long.
+func TestTransferSkipsSilentVoters(t *testing.T) {
 	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
 	leader, followers := c.Leader(), c.Followers()
 	silent, good := followers[0], followers[1]
@@ -29,9 +28,8 @@ func TestTransferPassesOverTheSilent(t *testing.T) {
 	c.AwaitReady()
 }
 
-// Who is not there is waited for without holding up anybody: the leader goes on
-// in its term.
-func TestTransferToTheSilentHoldsUpNobody(t *testing.T) {
+// A transfer to an absent voter waits without blocking commits: the leader continues in its term.
+func TestTransferToASilentVoterBlocksNobody(t *testing.T) {
 	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
 	leader, silent := c.Leader(), c.Followers()[0]
 	r := c.Replica(leader)
@@ -44,7 +42,8 @@ func TestTransferToTheSilentHoldsUpNobody(t *testing.T) {
 		failed <- err
 	}()
 	for range 20 {
-		if _, err := r.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: raftstore.Fence(term)}); err != nil {
+		if _, err := r.Commit(within(t, patience),
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: raftstore.Fence(term)}); err != nil {
 			t.Fatalf("commit while another is waited for: %v", err)
 		}
 	}
@@ -64,8 +63,8 @@ func TestTransferToTheSilentHoldsUpNobody(t *testing.T) {
 	c.AwaitReady()
 }
 
-// A hand-over of before, heard late, moves nobody: neither whom it has made leader nor who follows that one now.
-func TestHandOverHeardLateDeposesNobody(t *testing.T) {
+// A TimeoutNow that arrives late deposes neither the leader that it has created nor a later one.
+func TestLateTimeoutNowDeposesNobody(t *testing.T) {
 	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
 	before, successor, other := c.Leader(), c.Followers()[0], c.Followers()[1]
 	if _, err := c.Replica(before).StepDown(within(t, patience), successor); err != nil {
@@ -77,17 +76,18 @@ func TestHandOverHeardLateDeposesNobody(t *testing.T) {
 	})
 	term := c.Replica(successor).Status().Term
 	for _, to := range []string{successor, other} {
-		if err := c.Replica(before).TellToStand(c.Replica(to)); err == nil {
+		if err := c.Replica(before).SendTimeoutNow(c.Replica(to)); err == nil {
 			t.Errorf("%s stands for election for %s, which does not lead any more", to, before)
 		}
 	}
 	commit(t, c.Replica(before), raftstore.Put("/b", nil))
-	for name, r := range map[string]*replica.Replica{before: c.Replica(before), successor: c.Replica(successor), other: c.Replica(other)} {
+	for name, r := range map[string]*replica.Replica{before: c.Replica(before), successor: c.Replica(successor),
+		other: c.Replica(other)} {
 		if s := r.Status(); s.Leader != successor || s.Term != term {
 			t.Errorf("%s says that %s leads in term %d, it was %s in term %d", name, s.Leader, s.Term, successor, term)
 		}
 	}
-	if err := c.Replica(successor).TellToStand(c.Replica(before)); err != nil {
+	if err := c.Replica(successor).SendTimeoutNow(c.Replica(before)); err != nil {
 		t.Errorf("%s does not stand for election for %s, which leads: %v", before, successor, err)
 	}
 	c.Await(before+" to lead again", func() bool { return c.Replica(before).Status().Leader == before })
@@ -98,7 +98,7 @@ func TestHandOverHeardLateDeposesNobody(t *testing.T) {
 func TestCommitsWaitForAFailedTransfer(t *testing.T) {
 	disks := make(map[string]*replica.PowerCut)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.DiskPatience = 30 * time.Second
+		cfg.Timeouts.DiskPatience = 30 * time.Second
 		disks[cfg.Name] = replica.NewPowerCut(1)
 		disks[cfg.Name].Put(cfg)
 	})
@@ -133,16 +133,17 @@ func TestCommitsWaitForAFailedTransfer(t *testing.T) {
 		}
 	}
 	if s := l.Status(); s.Term == term && s.Leader == old && fenced > 0 && len(ended) == 0 {
-		t.Errorf("%d commits were fenced, and %s leads in term %d as before: its leadership has not ended", fenced, old, term)
+		t.Errorf("%d commits were fenced, and %s leads in term %d as before: its leadership has not ended",
+			fenced, old, term)
 	}
 }
 
-// A request makes one attempt to transfer leadership. When the successor cannot write its vote the attempt fails, the leader goes on
-// in its term, and the next request passes over a voter whose disk write has been pending for too long. // F53
+// A request makes one attempt to transfer leadership. When the successor cannot write its vote the attempt fails, the leader continues
+// in its term, and the next request skips a voter whose disk write has been pending for too long. // F53
 func TestTransferIsAttemptedOnce(t *testing.T) {
 	votes := make(map[string]*replica.HeldVotes)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.DiskPatience = patience
+		cfg.Timeouts.DiskPatience = patience
 		votes[cfg.Name] = new(replica.HeldVotes)
 		votes[cfg.Name].Put(cfg)
 	})
@@ -170,7 +171,7 @@ func TestTransferIsAttemptedOnce(t *testing.T) {
 	c.AwaitReady()
 }
 
-// A heartbeat that arrives between a hand-over and the candidate's new term does not make the previous leader the candidate's
+// A heartbeat that arrives between a TimeoutNow and the candidate's new term does not make the previous leader the candidate's
 // leader: it would refuse its vote to all others if it lost.
 func TestCandidateHasNoLeader(t *testing.T) {
 	votes := make(map[string]*replica.HeldVotes)
@@ -184,19 +185,22 @@ func TestCandidateHasNoLeader(t *testing.T) {
 	term := c.Replica(old).Status().Term
 	release := votes[next].Hold()
 	defer release()
-	if err := c.Replica(old).TellToStand(c.Replica(next)); err != nil {
+	if err := c.Replica(old).SendTimeoutNow(c.Replica(next)); err != nil {
 		t.Fatal(err)
 	}
-	c.Await(next+" to become a candidate", func() bool { _, candidate := c.Replica(next).Follows(); return candidate })
+	c.Await(next+" to become a candidate", func() bool {
+		_, candidate := c.Replica(next).RaftLeader()
+		return candidate
+	})
 	handled := make(chan error, 1)
-	go func() { handled <- c.Replica(old).SpeakAsLeader(c.Replica(next), term) }()
+	go func() { handled <- c.Replica(old).SendHeartbeat(c.Replica(next), term) }()
 	select {
 	case <-handled:
 	case <-time.After(100 * time.Millisecond): // the heartbeat waits, or is late and has no effect
 		release()
 		<-handled
 	}
-	if leader, candidate := c.Replica(next).Follows(); candidate && leader != "" {
+	if leader, candidate := c.Replica(next).RaftLeader(); candidate && leader != "" {
 		t.Errorf("%s is a candidate and follows %s", next, leader)
 	}
 	release()

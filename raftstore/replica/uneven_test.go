@@ -13,10 +13,10 @@ import (
 // others have the shortest, and miss a leader that speaks so seldom.
 func patient(names ...string) func(*replica.Config) {
 	return func(cfg *replica.Config) {
-		cfg.HeartbeatTimeout = 200 * time.Millisecond
+		cfg.Timeouts.HeartbeatTimeout = 200 * time.Millisecond
 		for _, name := range names {
 			if cfg.Name == name {
-				cfg.HeartbeatTimeout = 10 * time.Second
+				cfg.Timeouts.HeartbeatTimeout = 10 * time.Second
 			}
 		}
 	}
@@ -35,7 +35,9 @@ func TestOneFollowerWaitsLess(t *testing.T) {
 	})
 	before := c.Replica("r1").Status()
 	asked := scrape(t, c.Replica("r3"))["elections_started_total"]
-	c.Await("r3 to miss its leader, and again", func() bool { return scrape(t, c.Replica("r3"))["elections_started_total"] >= asked+3 })
+	c.Await("r3 to miss its leader, and again", func() bool {
+		return scrape(t, c.Replica("r3"))["elections_started_total"] >= asked+3
+	})
 	for _, through := range []string{"r1", "r2", "r3"} {
 		commit(t, c.Replica(through), raftstore.Put("/"+through, nil))
 	}
@@ -52,6 +54,9 @@ func TestBothFollowersWaitLess(t *testing.T) {
 	w.await(c, 60) // r1, which made the group, is heard with each of them
 	close(w.stop)
 	w.wg.Wait()
-	c.Await("another one to lead than r1, which nobody hears any more", func() bool { l := c.Leader(); return l != "" && l != "r1" })
+	c.Await("another one to lead than r1, which nobody hears any more", func() bool {
+		l := c.Leader()
+		return l != "" && l != "r1"
+	})
 	sameHistory(t, c)
 }

@@ -20,12 +20,13 @@ func TestOddOnes(t *testing.T) {
 		{map[string]string{"a": "1", "b": "2"}, "a", []string{"a"}, "[b]"}, // no telling: the leader is believed
 		{map[string]string{"a": "1", "b": "2"}, "b", []string{"b"}, "[a]"},
 		{map[string]string{"a": "1", "b": "2", "c": "3"}, "c", []string{"c"}, "[a b]"},
-		{map[string]string{"b": "2", "c": "3", "d": "3"}, "a", []string{"c", "d"}, "[b]"}, // the leader itself gave none
+		// the leader itself gave none
+		{map[string]string{"b": "2", "c": "3", "d": "3"}, "a", []string{"c", "d"}, "[b]"},
 		{map[string]string{"b": "2", "c": "3"}, "a", []string{"b"}, "[c]"},
 		{map[string]string{}, "a", []string{"a"}, "[]"},
 	} {
 		for range 20 { // whatever the order of the map
-			right, odd := oddOnes(x.hashes, x.leader)
+			right, odd := findDiverged(x.hashes, x.leader)
 			ok := false
 			for _, r := range x.right {
 				ok = ok || r == right

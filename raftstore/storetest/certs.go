@@ -58,7 +58,7 @@ func (a *Authority) Marshal() ([]byte, error) {
 
 type marshalled struct{ Cert, Key []byte }
 
-// ParseAuthority decodes an authority that Marshal has encoded.
+// ParseAuthority decodes an authority that was encoded by Marshal.
 func ParseAuthority(b []byte) (*Authority, error) {
 	var m marshalled
 	if err := json.Unmarshal(b, &m); err != nil {
@@ -81,9 +81,9 @@ func ParseAuthority(b []byte) (*Authority, error) {
 	return a, nil
 }
 
-// Issue issues a certificate for the named replica, and returns TLS configurations with it for the
-// replica's servers and clients. Both require a certificate of the same authority from the other
-// side.
+// Issue issues a certificate for the replica with the given name. It returns TLS configurations
+// with this certificate for the replica's servers and clients. Both require that the peer has a
+// certificate of the same authority.
 func (a *Authority) Issue(name string) (server, client *tls.Config, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -104,7 +104,8 @@ func (a *Authority) Issue(name string) (server, client *tls.Config, err error) {
 		return nil, nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
 	pair := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-	server = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: a.pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	server = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: a.pool,
+		ClientAuth: tls.RequireAndVerifyClientCert}
 	client = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: a.pool}
 	return server, client, nil
 }

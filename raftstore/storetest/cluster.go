@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest/linear"
@@ -20,8 +22,8 @@ import (
 // on a busy machine.
 const patience = time.Minute
 
-// Cluster is a raft cluster in one process, on loopback, with disks in the test's temporary
-// directory. It is stopped when the test ends.
+// Cluster is a raft cluster with all replicas in one process, on loopback addresses, with disks in
+// the test's temporary directory. It is stopped when the test ends.
 type Cluster struct {
 	Network *Network
 
@@ -35,14 +37,14 @@ type Cluster struct {
 	names []string
 }
 
-// host is the address, the disk and the clock of a replica. They remain when the replica is stopped
-// and started again.
+// host represents the machine of one replica: its address, disk, and clock. They remain when the
+// replica is stopped and started again.
 type host struct {
 	name, address string
 	bootstrap     bool
 	clock         *Clock
 	starts        int
-	listener      net.Listener // reserved for the first start
+	listener      net.Listener // listens on the reserved address until the first start
 	replica       *replica.Replica
 	cancel        context.CancelFunc
 	done          chan error
@@ -56,7 +58,8 @@ func NewCluster(t testing.TB, n int, adjust func(*replica.Config)) *Cluster {
 	if err != nil {
 		t.Fatalf("authority: %v", err)
 	}
-	c := &Cluster{Network: newNetwork(), t: t, authority: authority, dir: t.TempDir(), adjust: adjust, hosts: make(map[string]*host)}
+	c := &Cluster{Network: newNetwork(), t: t, authority: authority, dir: t.TempDir(), adjust: adjust,
+		hosts: make(map[string]*host)}
 	t.Cleanup(c.StopAll)
 	for i := 1; i <= n; i++ {
 		c.AddHost(fmt.Sprintf("r%d", i), i == 1)
@@ -85,7 +88,7 @@ func (c *Cluster) AddHost(name string, bootstrap bool) {
 	c.Network.addHost(h.address, name)
 }
 
-// Config returns the configuration with which Start creates the named replica.
+// Config returns the configuration with which Start creates the replica with the given name.
 func (c *Cluster) Config(name string) replica.Config {
 	c.t.Helper()
 	h := c.hostOf(name)
@@ -94,10 +97,14 @@ func (c *Cluster) Config(name string) replica.Config {
 		c.t.Fatal(err)
 	}
 	cfg := replica.Config{
-		Name: name, DataDir: filepath.Join(c.dir, name), Advertise: h.address, ListenAddr: h.address,
-		ServerTLS: server, ClientTLS: client, Bootstrap: h.bootstrap, NoSync: true,
-		Dial: c.Network.Dialer(name), Now: h.clock.Now,
-		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", name),
+		Name: name, Bootstrap: h.bootstrap, Now: h.clock.Now,
+		Storage: replica.Storage{DataDir: filepath.Join(c.dir, name), NoSync: true},
+		Network: replica.Network{
+			Advertise: h.address, ListenAddr: h.address, ServerTLS: server, ClientTLS: client,
+			Dial: c.Network.Dialer(name),
+		},
+		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host",
+			name),
 	}
 	if c.adjust != nil {
 		c.adjust(&cfg)
@@ -114,21 +121,22 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Start starts the replica of a host, for the first time or again with the same address and disk.
+// Start starts the replica of a host. A replica that was stopped gets the same address and disk
+// again.
 func (c *Cluster) Start(name string) *replica.Replica {
 	c.t.Helper()
 	cfg := c.Config(name)
 	h := c.hostOf(name)
-	cfg.Listener, h.listener = h.listener, nil
-	if cfg.Listener == nil {
+	cfg.Network.Listener, h.listener = h.listener, nil
+	if cfg.Network.Listener == nil {
 		// The kernel may still hold the port for a short time.
 		c.Await("port of "+name, func() bool {
 			l, err := net.Listen("tcp", h.address)
-			cfg.Listener = l
+			cfg.Network.Listener = l
 			return err == nil
 		})
 	}
-	cfg.Listener = c.Network.Listener(name, cfg.Listener)
+	cfg.Network.Listener = c.Network.Listener(name, cfg.Network.Listener)
 	r, err := replica.New(cfg)
 	if err != nil {
 		c.t.Fatalf("replica %s: %v", name, err)
@@ -228,7 +236,7 @@ func (c *Cluster) hostOf(name string) *host {
 	return h
 }
 
-// Replica returns a host's replica; nil if it is not running.
+// Replica returns the replica of a host, or nil if it is not running.
 func (c *Cluster) Replica(name string) *replica.Replica {
 	h := c.hostOf(name)
 	c.mu.Lock()
@@ -236,8 +244,9 @@ func (c *Cluster) Replica(name string) *replica.Replica {
 	return h.replica
 }
 
-// Door returns the running replica of a host as an access for linear tests. Its name is unique for
-// this start of the replica. It returns false if the replica is not running.
+// Door returns the running replica of a host as a linear.Door, through which a test of package
+// linear accesses the store. The name of the Door is unique for this start of the replica. It
+// returns false if the replica is not running.
 func (c *Cluster) Door(name string) (linear.Door, bool) {
 	h := c.hostOf(name)
 	c.mu.Lock()
@@ -260,7 +269,7 @@ func (c *Cluster) Replicas() []*replica.Replica {
 }
 
 // Leader waits until a majority of the replicas report the same running replica as the leader, and
-// that replica reports itself. It returns the leader's name.
+// that replica reports itself as the leader. It returns the leader's name.
 func (c *Cluster) Leader() string {
 	c.t.Helper()
 	var leader string
@@ -282,7 +291,7 @@ func (c *Cluster) Leader() string {
 	return leader
 }
 
-// Followers returns the running replicas that are not the leader.
+// Followers returns the names of the running replicas that do not lead.
 func (c *Cluster) Followers() []string {
 	leader := c.Leader()
 	var out []string
@@ -294,7 +303,7 @@ func (c *Cluster) Followers() []string {
 	return out
 }
 
-// AwaitReadyOf waits until the named replica is ready.
+// AwaitReadyOf waits until the replica with the given name is ready.
 func (c *Cluster) AwaitReadyOf(name string) {
 	c.t.Helper()
 	c.Await(name+" to be ready", func() bool { return c.Replica(name).Ready() })
@@ -313,7 +322,7 @@ func (c *Cluster) AwaitReady() {
 	})
 }
 
-// AwaitRevision waits until every running replica has applied a revision.
+// AwaitRevision waits until every running replica has applied the revision rev.
 func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
 	c.t.Helper()
 	c.Await(fmt.Sprintf("revision %d everywhere", rev), func() bool {
@@ -326,8 +335,8 @@ func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
 	})
 }
 
-// Compact makes the leader compact history up to and including a revision. It waits until every
-// running replica has compacted it.
+// Compact makes the leader compact history up to and including the revision upTo. It waits until
+// every running replica has compacted that history.
 func (c *Cluster) Compact(upTo raftstore.Revision) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -345,31 +354,27 @@ func (c *Cluster) Compact(upTo raftstore.Revision) {
 	})
 }
 
-// Await polls until holds returns true. It fails the test after the timeout patience. The parameter
-// what describes the condition in that failure.
+// Await polls until holds returns true. If this does not happen within the timeout patience, it
+// fails the test. what describes the condition in the failure message.
 func (c *Cluster) Await(what string, holds func() bool) {
 	c.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(patience)
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-late:
-			c.t.Fatalf("after %s: still waiting for %s", patience, what)
+	await.Until(context.Background(), c.t, patience, 2*time.Millisecond, what, func() error {
+		if !holds() {
+			return errors.New("the condition does not hold")
 		}
-	}
+		return nil
+	})
 }
 
-// Other returns a running replica with another name than the given one. It fails the test if there
-// is none.
-func (c *Cluster) Other(than string) *replica.Replica {
+// Other returns a running replica with another name than excluded. It fails the test if no such
+// replica exists.
+func (c *Cluster) Other(excluded string) *replica.Replica {
 	c.t.Helper()
 	for _, name := range c.Names() {
-		if r := c.Replica(name); r != nil && name != than {
+		if r := c.Replica(name); r != nil && name != excluded {
 			return r
 		}
 	}
-	c.t.Fatalf("no replica other than %s is running", than)
+	c.t.Fatalf("no replica other than %s is running", excluded)
 	return nil
 }

@@ -29,7 +29,8 @@ var commitParts = []part{
 func checkPreconditions(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	r1 := c.mustCommit(raftstore.Create("/a", []byte("1")))
-	if got := c.mustConflict("/a", raftstore.Create("/a", []byte("x"))); got.Have == nil || got.Have.Modified != r1 || string(got.Have.Value) != "1" {
+	if got := c.mustConflict("/a", raftstore.Create("/a", []byte("x"))); got.Have == nil || got.Have.Modified != r1 ||
+		string(got.Have.Value) != "1" {
 		t.Errorf("conflict shows %+v, want the item at revision %d", got.Have, r1)
 	}
 	r2 := c.mustCommit(raftstore.Update("/a", []byte("2"), r1))
@@ -55,8 +56,8 @@ func checkPreconditions(t *testing.T, s Subject) {
 	}
 }
 
-// largeConflicts checks that each of many concurrent conflicts contains the conflicting value,
-// however large, and that conflicts do not delay other commits.
+// largeConflicts checks that each of many concurrent ConflictErrors contains the current value of
+// its key, however large, and that conflicts do not delay other commits.
 func largeConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	big := bytes.Repeat([]byte("large"), raftstore.MaxValueBytes/5)
@@ -71,14 +72,17 @@ func largeConflicts(t *testing.T, s Subject) {
 				t.Errorf("commit: error %v, want a conflict", err)
 				return
 			}
-			if got.At < rev || got.NoValue || got.Have.Modified != rev || got.Have.Created != rev || !bytes.Equal(got.Have.Value, big) {
+			if got.At < rev || got.NoValue || got.Have.Modified != rev || got.Have.Created != rev ||
+				!bytes.Equal(got.Have.Value, big) {
 				t.Errorf("conflict at %d shows revision %d and %d bytes, no value %t; want revision %d and %d bytes",
 					got.At, got.Have.Modified, len(got.Have.Value), got.NoValue, rev, len(big))
 			}
 		})
 		if i%8 == 0 {
 			wg.Go(func() {
-				if _, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/small/%d", i), nil)}}); err != nil {
+				if _, err := c.s.Commit(c.ctx,
+					raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/small/%d", i), nil)}}); err !=
+					nil {
 					t.Errorf("commit beside large conflicts: %v", err)
 				}
 			})
@@ -139,7 +143,9 @@ func checkContention(t *testing.T, s Subject) {
 				}
 				var n int
 				fmt.Sscan(string(it.Value), &n)
-				_, err = s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Update("/counter", []byte(fmt.Sprint(n+1)), it.Modified)}})
+				_, err = s.Store.Commit(c.ctx,
+					raftstore.Commit{Ops: []raftstore.Op{raftstore.Update("/counter", []byte(fmt.Sprint(n+1)),
+						it.Modified)}})
 				var conflict *raftstore.ConflictError
 				switch {
 				case err == nil:
@@ -162,7 +168,8 @@ func checkDeadlines(t *testing.T, s Subject) {
 	defer end()
 	for _, over := range []context.Context{ctx, late} {
 		_, err := s.Store.Commit(over, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
-		if !errors.Is(err, over.Err()) || errors.Is(err, raftstore.ErrUnavailable) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		if !errors.Is(err, over.Err()) || errors.Is(err, raftstore.ErrUnavailable) ||
+			errors.Is(err, raftstore.ErrOutcomeUnknown) {
 			t.Errorf("commit with a context that has ended (%v): %v", over.Err(), err)
 		}
 	}
@@ -184,8 +191,10 @@ func checkConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
 	b := c.mustCommit(raftstore.Put("/b", []byte("2")))
-	got := c.mustConflict("/b", raftstore.Update("/a", []byte("x"), a), raftstore.Create("/b", nil), raftstore.DeleteAt("/none", 1))
-	if got.Have == nil || got.Have.Key != "/b" || got.Have.Modified != b || string(got.Have.Value) != "2" || !got.Want.Absent || got.At != b {
+	got := c.mustConflict("/b", raftstore.Update("/a", []byte("x"), a), raftstore.Create("/b", nil),
+		raftstore.DeleteAt("/none", 1))
+	if got.Have == nil || got.Have.Key != "/b" || got.Have.Modified != b || string(got.Have.Value) != "2" ||
+		!got.Want.Absent || got.At != b {
 		t.Errorf("conflict %+v, have %+v", got, got.Have)
 	}
 	got = c.mustConflict("/none", raftstore.DeleteAt("/none", b), raftstore.Create("/b", nil))
@@ -206,11 +215,12 @@ func checkConflicts(t *testing.T, s Subject) {
 	c.mustCommit(raftstore.Create("/a", nil))
 	// A commit's own changes do not affect its preconditions.
 	rev := c.mustHaveValue("/a", "").Modified
-	c.mustCommit(raftstore.Update("/a", []byte("3"), rev), raftstore.Op{Kind: raftstore.OpCheck, Key: "/b", If: raftstore.Precondition{Revision: b}})
+	c.mustCommit(raftstore.Update("/a", []byte("3"), rev),
+		raftstore.Op{Kind: raftstore.OpCheck, Key: "/b", If: raftstore.Precondition{Revision: b}})
 }
 
-// checkSnapshots checks that reads never observe only one of two keys changed, if both always
-// change in the same commit.
+// checkSnapshots checks that a read returns the state of one revision. Two keys always change in
+// the same commit, and no read may show the change of only one key.
 func checkSnapshots(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const rounds, readBurst = 150, 8
@@ -231,12 +241,14 @@ func checkSnapshots(t *testing.T, s Subject) {
 			pause := time.NewTicker(2 * time.Millisecond)
 			defer pause.Stop()
 			for n := 1; ; n++ {
-				l, err := s.Store.List(c.ctx, "/s/", raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: local}})
+				l, err := s.Store.List(c.ctx, "/s/",
+					raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: local}})
 				if err != nil {
 					t.Errorf("list: %v", err)
 					return
 				}
-				apart := len(l.Items) == 1 || len(l.Items) == 2 && (string(l.Items[0].Value) != string(l.Items[1].Value) || l.Items[0].Modified != l.Items[1].Modified)
+				apart := len(l.Items) == 1 || len(l.Items) == 2 &&
+					(string(l.Items[0].Value) != string(l.Items[1].Value) || l.Items[0].Modified != l.Items[1].Modified)
 				if apart || l.Revision < last {
 					t.Errorf("list at revision %d after %d: %+v", l.Revision, last, l.Items)
 					return
@@ -267,8 +279,8 @@ func checkSnapshots(t *testing.T, s Subject) {
 	readers.Wait()
 }
 
-// noEffect checks that ops which change nothing cause no revision and no event, but that their
-// preconditions are checked.
+// noEffect checks that ops which change nothing cause no revision and no event. The preconditions
+// of such ops must still be checked.
 func noEffect(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
@@ -277,7 +289,8 @@ func noEffect(t *testing.T, s Subject) {
 	for _, ops := range [][]raftstore.Op{
 		{check},
 		{raftstore.Delete("/none")},
-		{check, raftstore.Delete("/none"), {Kind: raftstore.OpCheck, Key: "/nor", If: raftstore.Precondition{Absent: true}}},
+		{check, raftstore.Delete("/none"), {Kind: raftstore.OpCheck, Key: "/nor",
+			If: raftstore.Precondition{Absent: true}}},
 	} {
 		if rev := c.mustCommit(ops...); rev != a {
 			t.Errorf("commit of %v moved to revision %d", ops, rev)
@@ -315,7 +328,8 @@ func checkFences(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	c.mustCommit(raftstore.Put("/a", []byte("1")))
 	before := s.Store.Applied()
-	_, err := s.Store.Commit(c.ctx, raftstore.Commit{Fence: 1 << 60, Ops: []raftstore.Op{raftstore.Put("/a", []byte("2"))}})
+	_, err := s.Store.Commit(c.ctx, raftstore.Commit{Fence: 1 << 60,
+		Ops: []raftstore.Op{raftstore.Put("/a", []byte("2"))}})
 	if !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit with the fence of a leadership that does not exist: %v", err)
 	}

@@ -24,8 +24,8 @@ func checkExpiry(t *testing.T, s Subject) {
 	}
 }
 
-// expiresUnlessPut runs the test of checkExpiry with one TTL. It returns false if the put was too
-// late and the test must be repeated.
+// expiresUnlessPut runs the test of checkExpiry with one TTL. It returns false if the put without
+// TTL was too late, so that the test must be repeated.
 func expiresUnlessPut(c caller, ttl time.Duration) bool {
 	c.t.Helper()
 	under := fmt.Sprintf("/t/%d/", ttl)
@@ -33,7 +33,7 @@ func expiresUnlessPut(c caller, ttl time.Duration) bool {
 	put.TTL, kept.TTL = ttl, ttl
 	first := c.mustCommit(put, kept)
 	w := c.mustWatch(under, first)
-	c.mustCommit(raftstore.Put(under+"kept", []byte("y"))) // without TTL: does not expire
+	c.mustCommit(raftstore.Put(under+"kept", []byte("y"))) // a put without TTL: the key does not expire
 	if it := c.mustHaveValue(under+"kept", "y"); it.Created != first {
 		return false
 	}
@@ -63,7 +63,8 @@ func expiryRenewed(t *testing.T, s Subject) {
 	if left := time.UnixMilli(it.Expires).Sub(began); left < 59*time.Minute || left > 61*time.Minute {
 		t.Errorf("expires in %s, want an hour", left)
 	}
-	// Another key, put later with the lease's first TTL, shows that this TTL has passed.
+	// Another key shows when the first TTL of the lease has passed: it is put later and with a
+	// longer TTL.
 	op := raftstore.Put("/later", nil)
 	op.TTL = 60 * time.Millisecond
 	w := c.mustWatch("/later", 0)
@@ -81,7 +82,8 @@ func expiryRenewed(t *testing.T, s Subject) {
 		t.Errorf("put with TTL: %+v", ev)
 	}
 	ev := c.nextEvents(w)
-	if ev.Events[0].Kind != raftstore.EventDelete || ev.Events[0].Prev == nil || ev.Events[0].Prev.Modified != put || time.Now().Before(began.Add(30*time.Millisecond)) {
+	if ev.Events[0].Kind != raftstore.EventDelete || ev.Events[0].Prev == nil || ev.Events[0].Prev.Modified != put ||
+		time.Now().Before(began.Add(30*time.Millisecond)) {
 		t.Errorf("expiry: %+v", ev)
 	}
 	c.mustConflict("/lease", raftstore.Update("/lease", nil, put))

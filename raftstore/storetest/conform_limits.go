@@ -27,7 +27,8 @@ func checkLimits(t *testing.T, s Subject) {
 	c.mustFail(raftstore.ErrInvalid, raftstore.Put("/a", nil), raftstore.Delete("/a"))
 	c.mustFail(raftstore.ErrInvalid, raftstore.Op{Kind: 9, Key: "/a"})
 	c.mustFail(raftstore.ErrInvalid, raftstore.Op{Kind: raftstore.OpDelete, Key: "/a", TTL: time.Second})
-	c.mustFail(raftstore.ErrInvalid, raftstore.Op{Kind: raftstore.OpPut, Key: "/a", If: raftstore.Precondition{Absent: true, Revision: 1}})
+	c.mustFail(raftstore.ErrInvalid, raftstore.Op{Kind: raftstore.OpPut, Key: "/a",
+		If: raftstore.Precondition{Absent: true, Revision: 1}})
 	c.mustFail(raftstore.ErrTooLarge, raftstore.Put("/"+strings.Repeat("k", raftstore.MaxKeyBytes), nil))
 	c.mustFail(raftstore.ErrTooLarge, raftstore.Put("/a", append(big, 1)))
 	var many, heavy []raftstore.Op
@@ -112,7 +113,8 @@ func checkQuota(t *testing.T, s Subject) {
 	c.mustCommit(seeds...)
 	full, n := false, 0
 	for ; !full && n < 2*quotaChunks+16; n++ {
-		_, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/q/%d", n), chunk)}})
+		_, err := s.Store.Commit(c.ctx,
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/q/%d", n), chunk)}})
 		if full = errors.Is(err, raftstore.ErrNoSpace); err != nil && !full {
 			t.Fatalf("put %d: %v", n, err)
 		}
@@ -146,9 +148,9 @@ func checkQuota(t *testing.T, s Subject) {
 	c.mustHaveValue("/small", "fits")
 }
 
-// updatesWhenFull checks that existing keys can be updated any number of times in a store beyond
-// its quota, while the state grows only a little. The store contains n large values of the given
-// size at /q/0, /q/1 and so on, and small values at the keys of seeds.
+// updatesWhenFull checks a store that has exceeded its quota: existing keys can be updated any
+// number of times, while the state grows only a little. The store contains n large values of size
+// bytes at /q/0, /q/1 and so on, and small values at the keys of seeds.
 func updatesWhenFull(t *testing.T, c caller, n, size int, seeds []raftstore.Op) {
 	value := bytes.Repeat([]byte{8}, size)
 	at := c.mustCommit(raftstore.Put("/q/0", append(value, make([]byte, 1<<10)...)))
@@ -165,8 +167,10 @@ func updatesWhenFull(t *testing.T, c caller, n, size int, seeds []raftstore.Op) 
 		at = c.mustCommit(raftstore.Put(fmt.Sprintf("/q/%d", i%n), value))
 	}
 	c.mustHaveValue("/q/0", string(value))
-	if _, err := c.s.List(c.ctx, "/q/", raftstore.ListOptions{At: at - raftstore.Revision(replaced-1)}); !errors.Is(err, raftstore.ErrCompacted) {
-		t.Errorf("%d values of %d bytes were replaced in a full store, and all of them are still kept: %v", replaced, size, err)
+	if _, err := c.s.List(c.ctx, "/q/", raftstore.ListOptions{At: at - raftstore.Revision(replaced-1)}); !errors.Is(err,
+		raftstore.ErrCompacted) {
+		t.Errorf("%d values of %d bytes were replaced in a full store, and all of them are still kept: %v",
+			replaced, size, err)
 	}
 	// Small values grow in turn until their growth would be large in total.
 	var err error

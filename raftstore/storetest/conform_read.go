@@ -84,7 +84,8 @@ func checkPastReads(t *testing.T, s Subject) {
 func checkPaging(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	for i := range 40 {
-		c.mustCommit(raftstore.Put(fmt.Sprintf("/p/%02d", i), []byte(fmt.Sprint(i))), raftstore.Put(fmt.Sprintf("/q/%02d", i), nil))
+		c.mustCommit(raftstore.Put(fmt.Sprintf("/p/%02d", i), []byte(fmt.Sprint(i))),
+			raftstore.Put(fmt.Sprintf("/q/%02d", i), nil))
 	}
 	whole := c.mustList("/p/", raftstore.ListOptions{})
 	page := c.mustList("/p/", raftstore.ListOptions{Limit: 7})
@@ -93,7 +94,9 @@ func checkPaging(t *testing.T, s Subject) {
 		if page.Remaining != int64(40-len(got)) {
 			t.Errorf("%d remain after %d of 40", page.Remaining, len(got))
 		}
-		c.mustCommit(raftstore.Delete(fmt.Sprintf("/p/%02d", 39-n)), raftstore.Put(fmt.Sprintf("/p/%02d", 38-n), []byte("new")), raftstore.Put(fmt.Sprintf("/p/%02d.", n*7+9), nil))
+		c.mustCommit(raftstore.Delete(fmt.Sprintf("/p/%02d", 39-n)),
+			raftstore.Put(fmt.Sprintf("/p/%02d", 38-n), []byte("new")),
+			raftstore.Put(fmt.Sprintf("/p/%02d.", n*7+9), nil))
 		page = c.mustList("/p/", raftstore.ListOptions{Limit: 7, After: got[len(got)-1].Key, At: whole.Revision})
 		if page.Revision != whole.Revision {
 			t.Fatalf("page %d shows revision %d of %d", n, page.Revision, whole.Revision)
@@ -104,11 +107,13 @@ func checkPaging(t *testing.T, s Subject) {
 		t.Errorf("pages together:\n%v\nwant\n%v", got, whole.Items)
 	}
 	// The last page may be exactly full.
-	if l := c.mustList("/q/", raftstore.ListOptions{Limit: 20, After: "/q/19"}); len(l.Items) != 20 || l.More || l.Remaining != 0 {
+	if l := c.mustList("/q/", raftstore.ListOptions{Limit: 20, After: "/q/19"}); len(l.Items) != 20 || l.More ||
+		l.Remaining != 0 {
 		t.Errorf("full last page: %d items, more=%v, %d remain", len(l.Items), l.More, l.Remaining)
 	}
 	s.Compact(whole.Revision + 1)
-	if _, err := s.Store.List(c.ctx, "/p/", raftstore.ListOptions{Limit: 7, After: "/p/06", At: whole.Revision}); !errors.Is(err, raftstore.ErrCompacted) {
+	if _, err := s.Store.List(c.ctx, "/p/", raftstore.ListOptions{Limit: 7, After: "/p/06",
+		At: whole.Revision}); !errors.Is(err, raftstore.ErrCompacted) {
 		t.Errorf("page of a compacted revision: %v", err)
 	}
 }
@@ -134,7 +139,8 @@ func localReads(t *testing.T, s Subject) {
 	if _, rev, err := s.Store.Get(c.ctx, "/none", local); !errors.Is(err, raftstore.ErrNotFound) || rev == 0 {
 		t.Errorf("local get of an absent key: revision %d, error %v", rev, err)
 	}
-	if _, err := s.Store.List(c.ctx, "/", raftstore.ListOptions{ReadOptions: local, At: s.Store.Applied() + 100}); !errors.Is(err, raftstore.ErrFutureRevision) {
+	if _, err := s.Store.List(c.ctx, "/", raftstore.ListOptions{ReadOptions: local,
+		At: s.Store.Applied() + 100}); !errors.Is(err, raftstore.ErrFutureRevision) {
 		t.Errorf("local list in the future: %v", err)
 	}
 }

@@ -28,16 +28,19 @@ func checkWatching(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	c.mustCommit(raftstore.Put("/w/before", nil))
 	w := c.mustWatch("/w/", 0)
-	r1 := c.mustCommit(raftstore.Put("/w/a", []byte("1")), raftstore.Put("/other", nil), raftstore.Put("/w/b", []byte("2")))
+	r1 := c.mustCommit(raftstore.Put("/w/a", []byte("1")), raftstore.Put("/other", nil),
+		raftstore.Put("/w/b", []byte("2")))
 	c.mustCommit(raftstore.Put("/other", nil))
 	r3 := c.mustCommit(raftstore.Delete("/w/a"))
 	ev := c.nextEvents(w)
-	if ev.Revision != r1 || len(ev.Events) != 2 || ev.Events[0].Item.Key != "/w/a" || ev.Events[1].Item.Key != "/w/b" || ev.Events[0].Prev != nil {
+	if ev.Revision != r1 || len(ev.Events) != 2 || ev.Events[0].Item.Key != "/w/a" || ev.Events[1].Item.Key != "/w/b" ||
+		ev.Events[0].Prev != nil {
 		t.Errorf("first revision: %+v", ev)
 	}
 	ev = c.nextEvents(w)
 	if ev.Revision != r3 || len(ev.Events) != 1 || ev.Events[0].Kind != raftstore.EventDelete ||
-		ev.Events[0].Item.Modified != r3 || ev.Events[0].Prev == nil || string(ev.Events[0].Prev.Value) != "1" || ev.Events[0].Item.Value != nil {
+		ev.Events[0].Item.Modified != r3 || ev.Events[0].Prev == nil || string(ev.Events[0].Prev.Value) != "1" ||
+		ev.Events[0].Item.Value != nil {
 		t.Errorf("deletion: %+v", ev)
 	}
 	w.Stop()
@@ -90,7 +93,9 @@ func watchOrder(t *testing.T, s Subject) {
 		go func() {
 			defer wg.Done()
 			for i := range each {
-				if _, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/o/%d", n), []byte(fmt.Sprint(i)))}}); err != nil {
+				if _, err := s.Store.Commit(c.ctx,
+					raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/o/%d", n),
+						[]byte(fmt.Sprint(i)))}}); err != nil {
 					t.Errorf("writer %d: %v", n, err)
 				}
 			}
@@ -126,7 +131,8 @@ func slowWatcher(t *testing.T, s Subject) {
 		}
 	}
 	for i := range n {
-		if ev := c.nextEvents(slow); ev.Revision != raftstore.Revision(i+1) || string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
+		if ev := c.nextEvents(slow); ev.Revision != raftstore.Revision(i+1) ||
+			string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
 			t.Fatalf("slow watcher, event %d: %+v", i, ev)
 		}
 	}
@@ -234,7 +240,8 @@ func watchFromEveryRevision(t *testing.T, s Subject) {
 			t.Fatalf("watch after %d, compacted up to %d: %v", after, compacted, err)
 		}
 		for want := after + 1; want <= revisions; want++ {
-			if ev := c.nextEvents(w); ev.Revision != want || len(ev.Events) != 1 || string(ev.Events[0].Item.Value) != fmt.Sprint(want) {
+			if ev := c.nextEvents(w); ev.Revision != want || len(ev.Events) != 1 ||
+				string(ev.Events[0].Item.Value) != fmt.Sprint(want) {
 				t.Fatalf("watch after %d: %+v, want revision %d", after, ev, want)
 			}
 		}
@@ -257,8 +264,8 @@ func watchFromTheFuture(t *testing.T, s Subject) {
 	}
 }
 
-// watchAgain checks that a watcher which ends and is resumed at a revision misses no event and
-// repeats none, while other clients write.
+// watchAgain checks that a client which resumes a watch at the last received revision misses no
+// event and receives no event twice, while other clients write.
 func watchAgain(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const n = 300
@@ -269,7 +276,8 @@ func watchAgain(t *testing.T, s Subject) {
 	go func() {
 		defer writer.Done()
 		for i := 1; ; i++ {
-			if _, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/r", []byte(fmt.Sprint(i)))}}); err != nil {
+			if _, err := s.Store.Commit(c.ctx,
+				raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/r", []byte(fmt.Sprint(i)))}}); err != nil {
 				t.Errorf("commit %d: %v", i, err)
 				return
 			}
@@ -283,7 +291,7 @@ func watchAgain(t *testing.T, s Subject) {
 	defer writer.Wait()
 	defer close(seenAll)
 	for seen, turn := 0, 0; seen < n; turn++ {
-		if turn%3 == 2 { // like a cache that lists and watches from there
+		if turn%3 == 2 { // as a cache does, which lists and then watches from the revision of the list
 			l := c.mustList("/r", raftstore.ListOptions{})
 			if _, err := fmt.Sscan(string(l.Items[0].Value), &seen); err != nil {
 				t.Fatal(err)
@@ -294,7 +302,8 @@ func watchAgain(t *testing.T, s Subject) {
 		for range turn%7 + 1 {
 			ev := c.nextEvents(w)
 			if seen++; string(ev.Events[0].Item.Value) != fmt.Sprint(seen) || ev.Revision <= at {
-				t.Fatalf("turn %d, after revision %d: revision %d with %q, want value %d", turn, at, ev.Revision, ev.Events[0].Item.Value, seen)
+				t.Fatalf("turn %d, after revision %d: revision %d with %q, want value %d", turn, at, ev.Revision,
+					ev.Events[0].Item.Value, seen)
 			}
 			at = ev.Revision
 		}

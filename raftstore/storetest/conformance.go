@@ -9,16 +9,17 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Subject is a store under test. Compact must be able to compact its history at any time.
+// Subject is a store under test. Compact must be able to compact the history of the store at any
+// time.
 type Subject struct {
 	Store raftstore.Store
-	// Compact compacts history up to and including a revision.
+	// Compact compacts history up to and including the given revision.
 	Compact func(raftstore.Revision)
 	// Quota is the space quota of the store in bytes, from 6 MiB to 36 MiB; 0 = no quota.
 	Quota int64
 }
 
-// Run checks the contract of raftstore.Store, one section after the other. fresh must return a new
+// Run checks the contract of raftstore.Store, in one subtest per section. fresh must return a new
 // empty store for each section and register its cleanup with t.Cleanup.
 func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	for _, parts := range [][]part{commitParts, limitParts, readParts, watchParts, expiryParts} {
@@ -28,7 +29,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	}
 }
 
-// RunQuota checks only the section of the contract about the space quota.
+// RunQuota checks only the section of the contract that concerns the space quota.
 func RunQuota(t *testing.T, fresh func(t *testing.T) Subject) {
 	s := fresh(t)
 	if s.Quota == 0 {
@@ -52,7 +53,7 @@ type caller struct {
 }
 
 func newCaller(t *testing.T, s Subject) caller {
-	// A part makes thousands of sequential calls, possibly over two networks and with the race
+	// A section makes thousands of sequential calls, possibly over two networks and with the race
 	// detector.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	t.Cleanup(cancel)
@@ -131,7 +132,7 @@ func (c caller) mustWatch(prefix string, after raftstore.Revision) raftstore.Wat
 	return w
 }
 
-// nextEvents returns the next revision with events, and skips progress notes.
+// nextEvents returns the events of the next revision that has any. It skips progress notes.
 func (c caller) nextEvents(w raftstore.Watcher) raftstore.Events {
 	c.t.Helper()
 	for {

@@ -45,16 +45,17 @@ func (c *Clock) resumeTime() {
 	c.frozen = time.Time{}
 }
 
-// Clock returns the clock of a host's replica.
+// Clock returns the simulated clock of a host's replica.
 func (c *Cluster) Clock(name string) *Clock { return c.hostOf(name).clock }
 
-// Isolate drops all traffic between a replica and all others, in both directions. Rejoin undoes it.
+// Isolate drops all traffic between a replica and all other replicas, in both directions. Rejoin
+// undoes it.
 func (c *Cluster) Isolate(name string) { c.toAll(name, c.Network.Cut) }
 
-// Mute drops all traffic from a replica to the others. Rejoin undoes it.
+// Mute drops all traffic from a replica to the other replicas. Rejoin undoes it.
 func (c *Cluster) Mute(name string) { c.toAll(name, c.Network.CutOneWay) }
 
-// Deafen drops all traffic from the others to a replica. Rejoin undoes it.
+// Deafen drops all traffic from the other replicas to a replica. Rejoin undoes it.
 func (c *Cluster) Deafen(name string) {
 	c.toAll(name, func(name, other string) { c.Network.CutOneWay(other, name) })
 }
@@ -63,7 +64,7 @@ func (c *Cluster) Deafen(name string) {
 // again.
 func (c *Cluster) Rejoin(name string) { c.toAll(name, c.Network.Mend) }
 
-// Bridge drops all traffic between replicas, except the traffic to and from one replica.
+// Bridge drops all traffic between replicas, except the traffic to and from the replica middle.
 // Network.Heal undoes it.
 func (c *Cluster) Bridge(middle string) {
 	names := c.Names()
@@ -76,7 +77,8 @@ func (c *Cluster) Bridge(middle string) {
 	}
 }
 
-// SlowAll delays all traffic by delay plus a random time up to jitter; zeros undo it.
+// SlowAll delays all traffic by delay plus a random time up to jitter. If both are 0, the delay is
+// removed.
 func (c *Cluster) SlowAll(delay, jitter time.Duration) {
 	for _, name := range c.Names() {
 		c.toAll(name, func(name, other string) { c.Network.Slow(name, other, delay, jitter) })
@@ -91,22 +93,22 @@ func (c *Cluster) toAll(name string, do func(name, other string)) {
 	}
 }
 
-// Pause simulates a stopped process: the replica's traffic in both directions is held back, and its
-// clock is stopped. Its code still runs, so the replica can detect the pause. A pause that it
-// cannot detect requires a separate process.
+// Pause simulates a stopped process: the replica's traffic in both directions is delayed until
+// Resume, and its clock is stopped. Its code still runs, so the replica can detect the pause. A
+// pause that it cannot detect requires a separate process.
 func (c *Cluster) Pause(name string) {
 	c.Clock(name).freezeTime()
 	c.Isolate(name)
 }
 
-// Resume undoes Pause. The traffic that was held back is delivered.
+// Resume undoes Pause. The delayed traffic is delivered.
 func (c *Cluster) Resume(name string) {
 	c.Clock(name).resumeTime()
 	c.Rejoin(name)
 }
 
-// Wipe deletes the disk of a stopped replica. The replica then starts as a new one with the old
-// name. It must be removed from the raft cluster before it starts.
+// Wipe deletes the disk of a stopped replica. The replica then starts as a new replica with the
+// same name. It must be removed from the raft cluster before it starts.
 func (c *Cluster) Wipe(name string) {
 	c.t.Helper()
 	h := c.hostOf(name)

@@ -44,8 +44,8 @@ var (
 
 type memoryHistory struct{ machine *mvcc.Machine }
 
-func (h memoryHistory) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
-	return h.machine.View().Read(after, max)
+func (h memoryHistory) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
+	return h.machine.View().Read(after, limit)
 }
 
 // Close stops the store and ends every watch. Later calls fail with ErrClosed.
@@ -69,7 +69,7 @@ func (m *Memory) Depose() {
 	m.deposed = make(chan struct{})
 }
 
-// Compact compacts history up to and including a revision.
+// Compact compacts history up to and including the revision upTo.
 func (m *Memory) Compact(upTo raftstore.Revision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +92,8 @@ func (m *Memory) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revi
 		op.Value = append([]byte(nil), op.Value...)
 	}
 	p.ProposedUnixMs = time.Now().UnixMilli()
-	res := m.applyCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
+	res := m.applyCommand(
+		&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
 	m.watchSpace()
 	out := res.Outcomes[0][0]
 	return out.Revision, out.Err()
@@ -105,8 +106,8 @@ func (m *Memory) checkOpen(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// SetQuota sets the space quota; 0 = no quota. When the keys and values have reached the quota, the
-// store refuses new keys until their size is below nine tenths of the quota.
+// SetQuota sets the space quota in bytes; 0 means no quota. When the size of keys and values
+// reaches the quota, the store refuses new keys until the size is below nine tenths of the quota.
 func (m *Memory) SetQuota(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +126,8 @@ func (m *Memory) watchSpace() {
 	}
 	m.applyCommand(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
 		Clear: up, QuotaBytes: m.quota, GrowthBytes: 1 << 20, HistoryBytes: raftstore.MaxCommitBytes,
-		Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is exceeded"},
+		Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(),
+			Message: "the quota is exceeded"},
 	}}})
 }
 
@@ -150,12 +152,15 @@ func (m *Memory) expireKeys() {
 	if m.closed {
 		return
 	}
-	m.applyCommand(&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
+	m.applyCommand(
+		&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
 	m.watchSpace()
 }
 
 // Get implements raftstore.Store.
-func (m *Memory) Get(ctx context.Context, key string, _ raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+func (m *Memory) Get(ctx context.Context, key string, _ raftstore.ReadOptions) (
+	raftstore.Item, raftstore.Revision, error,
+) {
 	v, err := m.currentView(ctx)
 	if err != nil {
 		return raftstore.Item{}, 0, err
@@ -206,7 +211,7 @@ func (m *Memory) Sync(ctx context.Context) (raftstore.Revision, error) {
 // Applied implements raftstore.Store.
 func (m *Memory) Applied() raftstore.Revision { return m.machine.View().Revision() }
 
-// Lead implements raftstore.Leader.
+// Lead implements raftstore.Leader. This store is always the leader; Depose starts a new term.
 func (m *Memory) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
 	for ctx.Err() == nil {
 		m.mu.Lock()

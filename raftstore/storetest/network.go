@@ -10,23 +10,26 @@ import (
 )
 
 // Network simulates the network between the replicas of a cluster. Each direction between two
-// replicas is a line, which can be cut or slowed. A cut line behaves like a real one: bytes are
-// lost without an error, and dials time out. Lost bytes are resent as TCP does, with doubling
-// delays. After a cut of ten seconds a connection may therefore be unusable for another ten
-// seconds, unless the side that dialed closes it.
+// replicas is a line, which can be cut or slowed. A cut line behaves like a real network failure:
+// bytes are lost without an error, and dials time out. As with TCP, lost bytes are sent again, with
+// doubling delays. After a cut of ten seconds a connection may therefore be unusable for another
+// ten seconds, unless the side that dialed closes it.
 type Network struct {
 	mu    sync.Mutex
 	names map[string]string // replica name by peer address
-	ends  map[string]string // name of the dialing replica by the local address of its connection
+	ends  map[string]string // name of the replica that dialed, by the local address of its connection
 	lines map[line]condition
 	moved chan struct{} // closed and replaced when a condition changes
-	given map[line]int  // number of connections that the dialing side closed for lack of acknowledgment, from it to the other side
+	// number of connections that the dialing side has closed for lack of acknowledgment, by their
+	// line
+	given map[line]int
 }
 
 // line is one direction of traffic between two replicas, by their names.
 type line struct{ from, to string }
 
-// condition is the fault of a line. The zero value means that the line works without delay.
+// condition is the state of a line: cut or delayed. The zero value means that the line works
+// without delay.
 type condition struct {
 	cut           bool
 	delay, jitter time.Duration
@@ -51,7 +54,8 @@ func (n *Network) Mend(a, b string) {
 	n.MendOneWay(b, a)
 }
 
-// CutOneWay drops the traffic from one replica to another, but not in the opposite direction.
+// CutOneWay drops the traffic from one replica to another. Traffic in the opposite direction still
+// passes. MendOneWay undoes it.
 func (n *Network) CutOneWay(from, to string) {
 	n.changeLine(from, to, func(c *condition) { c.cut = true })
 }
@@ -63,7 +67,7 @@ func (n *Network) MendOneWay(from, to string) {
 
 // Slow delays the traffic in one direction by delay plus a random time up to jitter. Each
 // connection is delayed independently: data of two connections may be reordered, data of one
-// connection is not. Zeros undo it.
+// connection is not. If both are 0, the delay is removed.
 func (n *Network) Slow(from, to string, delay, jitter time.Duration) {
 	n.changeLine(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
 }
@@ -90,16 +94,16 @@ func (n *Network) notifyChanged() {
 	n.moved = make(chan struct{})
 }
 
-// lineCondition returns the current fault of the line between two replicas, and a channel that is
-// closed when any line changes.
+// lineCondition returns the condition of the line between two replicas, and a channel that is
+// closed when the condition of any line changes.
 func (n *Network) lineCondition(from, to string) (condition, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.lines[line{from, to}], n.moved
 }
 
-// GivenUp returns how many connections from one replica to another the dialing side has closed
-// because sent data was not acknowledged in time (see SetUnheardTimeout).
+// GivenUp returns how many connections between two replicas the dialing side has closed, because
+// sent data was not acknowledged in time (see SetUnheardTimeout). from is the replica that dialed.
 func (n *Network) GivenUp(from, to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -124,12 +128,12 @@ func (n *Network) hostAt(address string) string {
 	return n.names[address]
 }
 
-// Dialer returns the function with which the named replica dials the others through the simulated
-// network.
-func (n *Network) Dialer(from string) func(ctx context.Context, address string) (net.Conn, error) {
+// Dialer returns the function with which a replica dials the other replicas through the simulated
+// network. dialer is the name of the replica.
+func (n *Network) Dialer(dialer string) func(ctx context.Context, address string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		to := n.hostAt(address)
-		if err := n.awaitReachable(ctx, from, to); err != nil {
+		if err := n.awaitReachable(ctx, dialer, to); err != nil {
 			return nil, err
 		}
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
@@ -138,9 +142,9 @@ func (n *Network) Dialer(from string) func(ctx context.Context, address string) 
 		}
 		end := conn.LocalAddr().String()
 		n.mu.Lock()
-		n.ends[end] = from
+		n.ends[end] = dialer
 		n.mu.Unlock()
-		return &wire{Conn: conn, net: n, from: from, to: to, closed: make(chan struct{}), onClose: func() {
+		return &wire{Conn: conn, net: n, from: dialer, to: to, closed: make(chan struct{}), onClose: func() {
 			n.mu.Lock()
 			delete(n.ends, end)
 			n.mu.Unlock()
@@ -148,8 +152,8 @@ func (n *Network) Dialer(from string) func(ctx context.Context, address string) 
 	}
 }
 
-// awaitReachable waits until neither direction of a line is cut, as a dial needs both, and then for
-// the delays of both. It returns an error if ctx ends before.
+// awaitReachable waits until neither direction between two replicas is cut, because a dial needs
+// both, and then for the delays of both directions. It returns an error if ctx ends before.
 func (n *Network) awaitReachable(ctx context.Context, from, to string) error {
 	for {
 		out, moved := n.lineCondition(from, to)
@@ -172,8 +176,8 @@ func (n *Network) awaitReachable(ctx context.Context, from, to string) error {
 	}
 }
 
-// Listener wraps the listener of the named replica, so that the data it sends on accepted
-// connections passes through the simulated network too.
+// Listener wraps the listener l of the replica with the given name. The data that the replica sends
+// on accepted connections then passes through the simulated network, too.
 func (n *Network) Listener(name string, l net.Listener) net.Listener {
 	return &tappedListener{Listener: l, net: n, name: name}
 }
@@ -203,9 +207,11 @@ const resend = 200 * time.Millisecond
 // the condition of its line. The other end does the same for the opposite direction.
 type wire struct {
 	net.Conn
-	net     *Network
-	from    string
-	to      string // name of the other end; for an accepted connection it is determined at the first write, when the dialer's name is known
+	net  *Network
+	from string
+	// name of the other end; for an accepted connection it is determined at the first write, when
+	// the dialer's name is known
+	to      string
 	closed  chan struct{}
 	once    sync.Once
 	onClose func()
@@ -214,7 +220,7 @@ type wire struct {
 	deadline time.Time // deadline of writes; the connection's deadline is used for reads
 	waiting  []parcel
 	held     int           // number of waiting bytes
-	room     chan struct{} // closed when held decreases; nil if no writer waits
+	room     chan struct{} // closed when the number of waiting bytes decreases; nil if no Write waits
 	flushing bool
 
 	unheard  time.Duration // how long data may stay unacknowledged; 0 = forever
@@ -230,7 +236,7 @@ func (w *wire) SetUnheardTimeout(d time.Duration) error {
 	return nil
 }
 
-// parcel is the data of one Write, to be sent at the time due.
+// parcel is the data of one Write. It is not sent before the time due.
 type parcel struct {
 	due  time.Time
 	data []byte
@@ -252,8 +258,8 @@ func (w *wire) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// remoteHost returns the name of the replica at the other end, or "" if it is unknown. Faults do
-// not apply to connections of unknown hosts. The caller holds w.mu.
+// remoteHost returns the name of the replica at the other end of the connection, or "" if it is
+// unknown. Faults do not apply to a connection with an unknown other end. The caller holds w.mu.
 func (w *wire) remoteHost() string {
 	if w.to == "" {
 		w.net.mu.Lock()
@@ -272,7 +278,8 @@ func (w *wire) Write(b []byte) (int, error) {
 	}
 	w.mu.Lock()
 	cond, _ := w.net.lineCondition(w.from, w.remoteHost())
-	if back, _ := w.net.lineCondition(w.to, w.from); w.unheard > 0 && !w.watching && (cond.cut || back.cut || w.flushing) {
+	if back, _ := w.net.lineCondition(w.to, w.from); w.unheard > 0 && !w.watching &&
+		(cond.cut || back.cut || w.flushing) {
 		w.watching = true
 		go w.giveUp()
 	}
@@ -330,7 +337,7 @@ func (w *wire) awaitRoom() error {
 }
 
 // sendQueued sends the buffered data in order. Each parcel is sent after its due time, as soon as
-// the line is not cut. It returns when nothing is left, or when the connection fails.
+// the line is not cut. It returns when all data is sent, or when the connection fails.
 func (w *wire) sendQueued() {
 	if w.Conn.SetWriteDeadline(time.Time{}) != nil {
 		return
@@ -361,7 +368,7 @@ func (w *wire) sendQueued() {
 	}
 }
 
-// awaitLine waits until the given time and then until the line is not cut, which it checks with
+// awaitLine waits until the time due, and then until the line is not cut, which it checks with
 // doubling delays like a TCP sender. It returns false if the connection was closed.
 func (w *wire) awaitLine(due time.Time) bool {
 	if wait := time.Until(due); wait > 0 && !w.waitOpen(wait) {
@@ -377,8 +384,8 @@ func (w *wire) awaitLine(due time.Time) bool {
 	}
 }
 
-// giveUp closes the connection unless all sent data is acknowledged within the timeout of
-// SetUnheardTimeout. Data counts as acknowledged when it has been delivered and the opposite
+// giveUp closes the connection unless all sent data is acknowledged within the timeout that was set
+// with SetUnheardTimeout. Data counts as acknowledged when it has been delivered and the opposite
 // direction is not cut. giveUp checks this with doubling delays.
 func (w *wire) giveUp() {
 	for again, left := resend, w.unheard; ; again *= 2 {
@@ -404,7 +411,7 @@ func (w *wire) giveUp() {
 	}
 }
 
-// waitOpen waits for d. It returns false if the connection was closed before.
+// waitOpen waits for d and returns true. It returns false if the connection is closed first.
 func (w *wire) waitOpen(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

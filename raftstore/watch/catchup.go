@@ -10,9 +10,9 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// The delays between attempts to send a revision to a catching-up watcher with a free slot in its
-// channel, but with too many unread bytes. The watcher cannot wait for its reader on the channel
-// then. The delay doubles from minRetryDelay to maxRetryDelay.
+// The delays between attempts to send a revision to a catching-up watcher with a channel that has a
+// free slot, but contains too many unread bytes. In this case a send on the channel would not wait
+// for the reader. The delay doubles from minRetryDelay to maxRetryDelay.
 const (
 	minRetryDelay = time.Millisecond
 	maxRetryDelay = 100 * time.Millisecond
@@ -31,9 +31,9 @@ func (h *Hub) startCatchUp(w *Watcher) {
 	}()
 }
 
-// catchUp sends a watcher the revisions of history until it has received the newest one. The
-// watcher then becomes synced under the lock that Publish also holds, so that no revision is
-// missed. catchUp returns earlier if the watcher ends.
+// catchUp sends the revisions of history to a watcher until the watcher has received the newest
+// one. The watcher then becomes synced under the lock that Publish also holds, so that no revision
+// is missed. catchUp returns earlier if the watcher ends.
 func (h *Hub) catchUp(w *Watcher) {
 	stall := time.NewTicker(h.opts.StallCheck)
 	defer stall.Stop()
@@ -44,7 +44,8 @@ func (h *Hub) catchUp(w *Watcher) {
 			return
 		}
 		if len(revisions) == 0 {
-			if h.tryRejoin(w) || w.pendingNote != 0 && !h.sendBlocking(w, raftstore.Events{Revision: w.pendingNote}, stall.C) {
+			if h.tryRejoin(w) || w.pendingNote != 0 &&
+				!h.sendBlocking(w, raftstore.Events{Revision: w.pendingNote}, stall.C) {
 				return
 			}
 			w.pendingNote = 0
@@ -60,8 +61,9 @@ func (h *Hub) catchUp(w *Watcher) {
 	}
 }
 
-// revisionsToHold returns how many of the revisions, from the first, the goroutine of a catching-up
-// watcher may copy from history at once: at most maxUnread bytes, but at least one revision.
+// revisionsToHold returns how many of the revisions, counted from the first one, may be copied from
+// history at once for a catching-up watcher. Their total size is at most maxUnread bytes, but the
+// result is at least 1.
 func revisionsToHold(revisions []raftstore.Events) int {
 	var bytes int64
 	for n := range revisions {
@@ -72,10 +74,10 @@ func revisionsToHold(revisions []raftstore.Events) int {
 	return len(revisions)
 }
 
-// sendMatching sends a catching-up watcher one revision, which has already been reduced to the
-// events with the watcher's prefix. A revision without events is skipped. It returns false if the
-// watcher has ended. Each tick of stall triggers a check whether history still retains the
-// revisions that the watcher needs; if not, the watcher is ended.
+// sendMatching sends one revision to a catching-up watcher. ev contains only events with the
+// watcher's prefix; a revision without events is skipped. sendMatching returns false if the watcher
+// has ended. Each tick of stall triggers a check whether history still retains the revisions that
+// the watcher needs; if not, the watcher is ended.
 func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	if len(ev.Events) == 0 {
 		select {
@@ -89,8 +91,8 @@ func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Ti
 	return h.sendBlocking(w, ev, stall)
 }
 
-// sendBlocking sends a catching-up watcher one revision, and waits until the channel has space for
-// it. It returns false if the watcher has ended. Each tick of stall triggers a check whether
+// sendBlocking sends one revision to a catching-up watcher, and waits until the channel has space
+// for it. It returns false if the watcher has ended. Each tick of stall triggers a check whether
 // history still retains the revisions after the watcher's cursor; if not, the watcher is ended.
 func (h *Hub) sendBlocking(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	bytes := revisionBytes(ev)
@@ -134,7 +136,7 @@ func (h *Hub) finishCatchUp(w *Watcher, err error) {
 	close(w.c)
 }
 
-// filterByPrefix returns the revision with only the events with keys that have the prefix.
+// filterByPrefix returns the revision r with only the events of keys that have the prefix.
 func filterByPrefix(r raftstore.Events, prefix string) raftstore.Events {
 	n := 0
 	for i := range r.Events {

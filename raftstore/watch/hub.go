@@ -2,10 +2,11 @@
 //
 // A watcher has one of two states. A synced watcher has received everything, and the hub sends it
 // each new revision when it is published. A catching-up watcher is behind, because it started at a
-// past revision or its reader was slow. A goroutine of its own sends it revisions from history at
-// the reader's pace until it is synced again. A watcher is ended if history is compacted before it
-// has read it. The memory of a watcher is therefore bounded whatever its reader does: one buffered
-// channel and a few revisions, limited in number and bytes.
+// past revision or its reader was slow. Each catching-up watcher has a goroutine that sends it
+// revisions from history, as fast as its reader receives them, until it is synced again. A watcher
+// is ended if history is compacted before the watcher has received it. The memory of a watcher is
+// therefore bounded regardless of its reader: one buffered channel and a few revisions, limited in
+// number and bytes.
 package watch
 
 import (
@@ -19,16 +20,16 @@ import (
 )
 
 // History is the sequence of revisions that have not been compacted. It is read without locks. Read
-// returns revisions after the given one, in order and without a gap, at most max and possibly
-// fewer. It returns none if after is the newest revision, and ErrCompacted if the revisions have
-// been compacted.
+// returns consecutive revisions, beginning with the first that is greater than after. It returns at
+// most limit revisions, and possibly fewer than exist. It returns no revisions if after is the
+// newest revision, and ErrCompacted if the revisions have been compacted.
 type History interface {
-	Read(after raftstore.Revision, max int) ([]raftstore.Events, error)
+	Read(after raftstore.Revision, limit int) ([]raftstore.Events, error)
 }
 
 const (
-	channelSize = 128 // how many revisions a synced watcher may be behind
-	readAhead   = 64  // how many revisions a catching-up watcher holds, and at most maxUnread bytes or one revision
+	channelSize = 128 // how many unread revisions a synced watcher may have
+	readAhead   = 64  // how many revisions are copied from history at once for a catching-up watcher
 )
 
 // Options configure a hub. Zero values mean the defaults.
@@ -36,8 +37,8 @@ type Options struct {
 	// ProgressEvery is the interval of progress notes (revisions without events) for synced
 	// watchers that have not received the newest revision. Default 5 s.
 	ProgressEvery time.Duration
-	// StallCheck is the interval of a check for a catching-up watcher that waits for its reader:
-	// whether history still retains the revisions that the watcher needs. Default 10 s.
+	// StallCheck is the interval at which a catching-up watcher that waits for its reader is
+	// checked: whether history still retains the revisions that the watcher needs. Default 10 s.
 	StallCheck time.Duration
 }
 
@@ -48,7 +49,7 @@ type Hub struct {
 	opts    Options
 
 	mu            sync.Mutex
-	revision      raftstore.Revision // the last one published
+	revision      raftstore.Revision // the last published revision
 	groups        map[string]*group  // synced watchers by prefix
 	prefixLengths []int              // distinct prefix lengths of groups, ascending
 	touchedGroups []*group           // reused by publishRevision
@@ -65,8 +66,8 @@ type group struct {
 	matched  []int // reused by publishRevision: indices of events
 }
 
-// New returns a hub with the given last published revision. A watcher receives later revisions, or
-// revisions from history if it starts at an earlier one.
+// New returns a hub with the given revision as its last published revision. A watcher receives
+// later revisions, or revisions from history if it starts at an earlier revision.
 func New(history History, revision raftstore.Revision, o Options) *Hub {
 	if o.ProgressEvery == 0 {
 		o.ProgressEvery = 5 * time.Second
@@ -148,7 +149,7 @@ func (h *Hub) publishRevision(r raftstore.Events) {
 	h.touchedGroups = h.touchedGroups[:0]
 }
 
-// selectEvents returns the revision r with only those events that the indices denote.
+// selectEvents returns the revision r with only the events at the given indices.
 func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	if len(indices) == len(r.Events) {
 		return r
@@ -180,8 +181,8 @@ func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	}
 }
 
-// Reset must be called after a snapshot at the given revision has replaced the whole state.
-// Watchers continue from the history of the new state.
+// Reset sets the last published revision. It must be called after a snapshot at that revision has
+// replaced the whole state. Watchers continue from the history of the new state.
 func (h *Hub) Reset(revision raftstore.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -244,9 +245,9 @@ func (h *Hub) trySendProgress(w *Watcher) bool {
 	}
 }
 
-// Watch starts a watcher of the keys with prefix, for revisions after the given one; 0 means the
-// current one. It returns ErrCompacted if history does not retain the revisions, and
-// ErrFutureRevision if the revision has not been published yet.
+// Watch starts a watcher of the keys with the prefix, for revisions greater than after. 0 means the
+// current revision. Watch returns ErrCompacted if history does not retain the revisions, and
+// ErrFutureRevision if the hub has not published the revision after yet.
 func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision) (*Watcher, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -258,7 +259,8 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 		return nil, fmt.Errorf("watch of %q: %w", prefix, raftstore.ErrClosed)
 	}
 	if after > h.revision {
-		return nil, fmt.Errorf("watch of %q after revision %d: store is at %d: %w", prefix, after, h.revision, raftstore.ErrFutureRevision)
+		return nil, fmt.Errorf("watch of %q after revision %d: store is at %d: %w", prefix, after, h.revision,
+			raftstore.ErrFutureRevision)
 	}
 	if after == 0 {
 		after = h.revision
@@ -278,7 +280,7 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	return w, nil
 }
 
-// joinGroup makes a watcher synced: it adds the watcher to the group of its prefix, to which
+// joinGroup makes a watcher synced. It adds the watcher to the group of its prefix, to which
 // Publish sends. The caller holds h.mu.
 func (h *Hub) joinGroup(w *Watcher) {
 	g := h.groups[w.prefix]
@@ -312,8 +314,8 @@ func (h *Hub) tryRejoin(w *Watcher) bool {
 	return true
 }
 
-// leaveGroup makes a watcher unsynced: it removes the watcher from the group of its prefix. The
-// caller holds h.mu.
+// leaveGroup removes a synced watcher from the group of its prefix. The watcher is then no longer
+// synced. The caller holds h.mu.
 func (h *Hub) leaveGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	delete(g.watchers, w)
@@ -369,7 +371,7 @@ type Watcher struct {
 	cursor           raftstore.Revision
 	reportedRevision raftstore.Revision // last revision that was reported to the reader; guarded like cursor
 	pendingNote      raftstore.Revision // revision of the progress note that its goroutine sends next
-	unreadBytes      unreadCounter      // contents of c; guarded like cursor
+	unreadBytes      unreadCounter      // counts the bytes of the revisions in c; guarded like cursor
 
 	// Guarded by hub.mu.
 	synced            bool
@@ -395,8 +397,8 @@ func (w *Watcher) Stop() {
 	w.hub.endWatcher(w, nil)
 }
 
-// RequestProgress requests a progress note as soon as everything up to the current revision has
-// been delivered. A synced watcher receives it at once.
+// RequestProgress requests a progress note, which is sent when everything up to the current
+// revision has been delivered. A synced watcher receives it immediately.
 func (w *Watcher) RequestProgress() {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()

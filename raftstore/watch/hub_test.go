@@ -38,7 +38,8 @@ func (h *tape) recordPuts(keys ...string) raftstore.Events {
 	defer h.mu.Unlock()
 	ev := raftstore.Events{Revision: raftstore.Revision(len(h.all) + 1)}
 	for _, k := range keys {
-		ev.Events = append(ev.Events, raftstore.Event{Kind: raftstore.EventPut, Item: raftstore.Item{Key: k, Modified: ev.Revision}})
+		ev.Events = append(ev.Events, raftstore.Event{Kind: raftstore.EventPut,
+			Item: raftstore.Item{Key: k, Modified: ev.Revision}})
 	}
 	h.all = append(h.all, ev)
 	return ev
@@ -66,7 +67,8 @@ func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 		}
 		var all []*seen
 		begin := func() {
-			s := &seen{prefix: rapid.SampledFrom(prefixes).Draw(rt, "prefix"), after: raftstore.Revision(rapid.IntRange(0, len(h.all)).Draw(rt, "after"))}
+			s := &seen{prefix: rapid.SampledFrom(prefixes).Draw(rt, "prefix"),
+				after: raftstore.Revision(rapid.IntRange(0, len(h.all)).Draw(rt, "after"))}
 			slow := rapid.IntRange(0, 3).Draw(rt, "slow") == 0
 			w, err := hub.Watch(context.Background(), s.prefix, s.after)
 			if err != nil {
@@ -274,7 +276,8 @@ func TestWatchOfTheFuture(t *testing.T) {
 	defer hub.Close()
 	hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 	_, err := hub.Watch(context.Background(), "/", 2)
-	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), "after revision 2") || !strings.Contains(err.Error(), "store is at 1") {
+	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), "after revision 2") ||
+		!strings.Contains(err.Error(), "store is at 1") {
 		t.Errorf("watch after a future revision: %v", err)
 	}
 	if _, err := hub.Watch(context.Background(), "/", 1); err != nil {

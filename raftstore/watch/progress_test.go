@@ -13,7 +13,8 @@ import (
 // watchQuietPrefix returns a watcher of a prefix without recent events; it has skipped revisions of
 // other keys.
 func watchQuietPrefix(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
-	hub.Publish([]raftstore.Events{h.recordPuts("/mine/a"), h.recordPuts("/mine/b"), h.recordPuts("/other"), h.recordPuts("/other")})
+	hub.Publish([]raftstore.Events{h.recordPuts("/mine/a"), h.recordPuts("/mine/b"), h.recordPuts("/other"),
+		h.recordPuts("/other")})
 	w, err := hub.Watch(t.Context(), "/mine/", 1)
 	if err != nil {
 		t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxUnread bounds the total size of the revisions in a watcher's channel, which its reader has not
-// received yet. A single larger revision is sent when the channel is empty.
+// maxUnread is the maximum total size, in bytes, of the revisions in a watcher's channel that its
+// reader has not received yet. A single larger revision is sent when the channel is empty.
 const maxUnread = 16 << 20
 
 // revisionBytes returns the size that counts toward maxUnread for a revision: the keys and values
@@ -33,12 +33,12 @@ func revisionBytes(r raftstore.Events) int64 {
 type unreadCounter struct {
 	sentBytes [channelSize]uint32 // sizes of the last revisions sent, a ring buffer
 	nextIndex int                 // index in the ring buffer
-	count     int                 // how many of them may be unread
-	total     int64               // their total size
+	count     int                 // how many of these revisions may be unread
+	total     int64               // total size of the revisions that may be unread
 }
 
 // hasSpaceFor reports whether a revision of the given size may be sent to a channel that holds n
-// revisions, without exceeding maxUnread. If the channel holds none, the result is true.
+// revisions, without exceeding maxUnread. The result is true for an empty channel.
 func (u *unreadCounter) hasSpaceFor(n int, bytes int64) bool {
 	u.keepLast(n)
 	return u.count == 0 || u.total+bytes <= maxUnread

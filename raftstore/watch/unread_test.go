@@ -15,7 +15,8 @@ func (h *tape) recordLargePut(bytes, over int) raftstore.Events {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ev := raftstore.Events{Revision: raftstore.Revision(len(h.all) + 1)}
-	e := raftstore.Event{Kind: raftstore.EventPut, Item: raftstore.Item{Key: "/h", Modified: ev.Revision, Value: make([]byte, bytes)}}
+	e := raftstore.Event{Kind: raftstore.EventPut,
+		Item: raftstore.Item{Key: "/h", Modified: ev.Revision, Value: make([]byte, bytes)}}
 	if over > 0 {
 		e.Prev = &raftstore.Item{Key: "/h", Value: make([]byte, over)}
 	}

@@ -29,11 +29,11 @@ const (
 	floodMemory      = 128 << 20       // resident memory that each flood may add to the leader
 )
 
-// floodFrames returns what a connection without credentials sends: a greeting and many streams with so many headers
-// each, which it resets at once.
+// floodFrames returns the bytes that a connection without credentials sends: an HTTP/2 preface and
+// a number of streams with this number of headers each, which it resets at once.
 func floodFrames(t *testing.T, streams, headers int) []byte {
 	t.Helper()
-	out, frames := greeting()
+	out, frames := newPreface()
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for i := range streams {
@@ -47,7 +47,8 @@ func floodFrames(t *testing.T, streams, headers int) []byte {
 			_ = encoder.WriteField(f) // a buffer takes everything
 		}
 		id := uint32(2*i + 1)
-		err := frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+		err := frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(),
+			EndHeaders: true})
 		if err == nil {
 			err = frames.WriteRSTStream(id, http2.ErrCodeCancel)
 		}
@@ -81,8 +82,8 @@ func patientClient(t *testing.T, replica string) kubernetes.Interface {
 	return client
 }
 
-// term returns the leader and its term.
-func term(t *testing.T) (string, uint64) {
+// leaderTerm returns the leader and its term.
+func leaderTerm(t *testing.T) (string, uint64) {
 	t.Helper()
 	var status api.ClusterStatus
 	raw, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
@@ -100,8 +101,8 @@ func term(t *testing.T) (string, uint64) {
 // acknowledged. Each flood adds less than 128 MiB to the leader's resident memory, garbage included.
 // TestFloodsOfFrames bounds the live memory.
 func TestLeaderUnderFloodsOfFrames(t *testing.T) {
-	begin(t)
-	led, before := term(t)
+	guardCluster(t)
+	led, before := leaderTerm(t)
 	ns := testenv.Namespace(t)
 	clients := map[string]kubernetes.Interface{}
 	for i := range replicas {
@@ -117,18 +118,19 @@ func TestLeaderUnderFloodsOfFrames(t *testing.T) {
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			for range 20 { // a replica that has been at work: its garbage is no part of the attack
-				serves(t, led)
+				checkWrites(t, led)
 			}
 			clearPeak(t, led)
-			had, began := resident(t, led), time.Now()
+			had, began := residentMemory(t, led), time.Now()
 			var attackers sync.WaitGroup
 			t.Cleanup(attackers.Wait)
-			c := newCrowd(t, led, lab.APIPort, "registry", "w1", "w2", "w3")
+			c := newConnectionFlood(t, led, lab.APIPort, "registry", "w1", "w2", "w3")
 			ended := make(chan struct{})
 			attackers.Go(func() {
 				defer close(ended)
-				for n := 0; n < floodRounds && (time.Since(began) < floodTime || c.shook.Load() < floodConnections); n++ {
-					c.come(floodConnections, floodConnections, func(int) []byte { return f.frame })
+				for n := 0; n < floodRounds &&
+					(time.Since(began) < floodTime || c.handshaken.Load() < floodConnections); n++ {
+					c.openAll(floodConnections, floodConnections, func(int) []byte { return f.frame })
 				}
 			})
 			writes, slowest := 0, time.Duration(0)
@@ -141,26 +143,29 @@ func TestLeaderUnderFloodsOfFrames(t *testing.T) {
 				replica := fmt.Sprintf("cp%d", 1+writes%replicas)
 				ctx, cancel := context.WithTimeout(context.Background(), soon)
 				asked := time.Now()
-				_, err := clients[replica].CoreV1().ConfigMaps(ns).Create(ctx, proof(), metav1.CreateOptions{})
+				_, err := clients[replica].CoreV1().ConfigMaps(ns).Create(ctx, probeConfigMap(), metav1.CreateOptions{})
 				cancel()
 				if err != nil {
 					t.Fatalf("write %d, through %s: %v", writes, replica, err)
 				}
 				slowest = max(slowest, time.Since(asked))
 			}
-			grown := peak(t, led) - had
-			t.Logf("%d connections, %d of them flooded, in %v; %d writes, the slowest took %v; %s had %d MiB, and %d MiB more at most",
-				c.called.Load(), c.shook.Load(), time.Since(began).Round(time.Millisecond), writes, slowest, led, had/megabyte, grown/megabyte)
-			if n := c.shook.Load(); n < floodConnections {
+			grown := peakMemory(t, led) - had
+			t.Logf("%d connections, %d of them flooded, in %v; %d writes, the slowest took %v; %s had %d MiB, and %d "+
+				"MiB more at most",
+				c.dialed.Load(), c.handshaken.Load(), time.Since(began).Round(time.Millisecond), writes, slowest, led,
+				had/megabyte, grown/megabyte)
+			if n := c.handshaken.Load(); n < floodConnections {
 				t.Errorf("only %d connections flooded: this was no attack", n)
 			}
 			if grown >= floodMemory {
-				t.Errorf("the resident memory of %s grew by %d MiB, want less than %d", led, grown/megabyte, floodMemory/megabyte)
+				t.Errorf("the resident memory of %s grew by %d MiB, want less than %d", led, grown/megabyte,
+					floodMemory/megabyte)
 			}
-			if top := peak(t, led); top > lab.ReplicaMemory {
+			if top := peakMemory(t, led); top > lab.ReplicaMemory {
 				t.Errorf("%s took %d MiB", led, top/megabyte)
 			}
-			if now, at := term(t); now != led || at != before {
+			if now, at := leaderTerm(t); now != led || at != before {
 				t.Errorf("%s leads in term %d, before the flood %s led in term %d", now, at, led, before)
 			}
 		})

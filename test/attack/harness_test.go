@@ -7,21 +7,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// proof is an object that shows that writes pass.
-func proof() *v1.ConfigMap {
+// probeConfigMap returns an object that the tests create to show that writes succeed.
+func probeConfigMap() *v1.ConfigMap {
 	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "proof-"}}
 }
 
 // The harness must see the cluster: daemons, their memory, and every replica's writes.
 func TestHarness(t *testing.T) {
-	begin(t)
-	for name, pid := range daemons(t) {
+	guardCluster(t)
+	for name, pid := range daemonPIDs(t) {
 		if pid == 0 {
 			t.Errorf("the daemon of %s does not run", name)
 		}
 	}
 	clearPeak(t, "cp1")
-	if now, top := resident(t, "cp1"), peak(t, "cp1"); now < megabyte || top < now/2 {
+	if now, top := residentMemory(t, "cp1"), peakMemory(t, "cp1"); now < megabyte || top < now/2 {
 		t.Errorf("cp1 has %d bytes resident and a peak of %d", now, top)
 	}
 }

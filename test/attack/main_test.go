@@ -1,7 +1,7 @@
-// Package attack holds what hostile or careless clients, nodes and containers do to a cluster, and what must come of
-// it: an answer to them, and nothing to anybody else. Every test says what it costs the attacker and what the victim
-// may lose. The lab and this process have bounded memory, so that an attack that succeeds ends a test and not the
-// machine.
+// Package attack simulates hostile or careless clients, nodes and containers, and checks that the
+// cluster refuses them and that other users are not affected. Every test states the cost of the
+// attack and the accepted loss of the victim. The lab and this process have limited memory, so that
+// a successful attack ends a test and not the machine.
 package attack
 
 import (
@@ -35,9 +35,9 @@ const (
 	ownCgroup = "keelson-attack"
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) { os.Exit(runOnLab(m)) }
 
-func run(m *testing.M) int {
+func runOnLab(m *testing.M) int {
 	os.Unsetenv("GOGC") // the daemons of the lab inherit the environment, and adjust the limit only without GOGC
 	if os.Geteuid() == 0 {
 		release, err := lab.LimitOwnMemory(ownCgroup, ownMemory)
@@ -54,36 +54,37 @@ func run(m *testing.M) int {
 	return testenv.Main(m)
 }
 
-// begin bounds the lab's memory and checks, when the test ends, that the cluster has outlived it: no daemon has
-// ended, the leader is the same, and every replica serves a write.
-func begin(t *testing.T) kubernetes.Interface {
+// guardCluster limits the lab's memory. When the test ends, it checks that the cluster has
+// survived: no daemon has exited, the leader is the same, and every replica accepts a write.
+func guardCluster(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	if err := testenv.Lab().LimitMemory(labMemory); err != nil {
 		t.Fatal(err)
 	}
-	before, led := daemons(t), leader(t)
+	before, led := daemonPIDs(t), leaderName(t)
 	t.Cleanup(func() {
-		if now := leader(t); now != led {
+		if now := leaderName(t); now != led {
 			t.Errorf("%s leads, before the attack %s did", now, led)
 		}
-		for name, pid := range daemons(t) {
+		for name, pid := range daemonPIDs(t) {
 			if before[name] != pid {
 				t.Errorf("the daemon of %s is another one than before (pid %d, then %d)", name, before[name], pid)
 			}
 		}
 		for i := 1; i <= replicas; i++ {
-			serves(t, fmt.Sprintf("cp%d", i))
+			checkWrites(t, fmt.Sprintf("cp%d", i))
 		}
 	})
 	return testenv.Client(t)
 }
 
-// leader is the name of the replica that leads.
-func leader(t *testing.T) string {
+// leaderName returns the name of the leader.
+func leaderName(t *testing.T) string {
 	t.Helper()
 	var status api.ClusterStatus
 	testenv.Eventually(t, soon, func() error {
-		raw, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+		raw, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(
+			context.Background())
 		if err != nil {
 			return err
 		}
@@ -98,8 +99,8 @@ func leader(t *testing.T) string {
 	return status.Leader
 }
 
-// daemons are the pids of all hosts' daemons.
-func daemons(t *testing.T) map[string]int {
+// daemonPIDs returns the PIDs of all hosts' daemons.
+func daemonPIDs(t *testing.T) map[string]int {
 	t.Helper()
 	out := map[string]int{}
 	for _, h := range testenv.Lab().Status(context.Background()) {
@@ -108,8 +109,8 @@ func daemons(t *testing.T) map[string]int {
 	return out
 }
 
-// serves writes and removes an object through one replica, on connections of its own.
-func serves(t *testing.T, replica string) {
+// checkWrites creates and deletes an object through one replica, on new connections.
+func checkWrites(t *testing.T, replica string) {
 	t.Helper()
 	cs := testenv.ClientAt(t, replica)
 	if own, ok := cs.CoreV1().RESTClient().(*rest.RESTClient); ok {
@@ -117,7 +118,7 @@ func serves(t *testing.T, replica string) {
 	}
 	testenv.Eventually(t, soon, func() error {
 		ns := "kube-system"
-		made, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), proof(), metav1.CreateOptions{})
+		made, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), probeConfigMap(), metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("%s does not serve: %w", replica, err)
 		}
@@ -125,8 +126,8 @@ func serves(t *testing.T, replica string) {
 	})
 }
 
-// resident is the resident memory of a host's daemon, in bytes.
-func resident(t *testing.T, host string) int64 {
+// residentMemory returns the resident memory of a host's daemon, in bytes.
+func residentMemory(t *testing.T, host string) int64 {
 	t.Helper()
 	for _, h := range testenv.Lab().Status(context.Background()) {
 		if h.Name == host {
@@ -137,10 +138,11 @@ func resident(t *testing.T, host string) int64 {
 	return 0
 }
 
-// peak is the largest resident memory that a host's daemon has had, in bytes, since clearPeak or its start.
-func peak(t *testing.T, host string) int64 {
+// peakMemory returns the largest resident memory of a host's daemon since clearPeak or its start,
+// in bytes.
+func peakMemory(t *testing.T, host string) int64 {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(daemons(t)[host]), "status"))
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(daemonPIDs(t)[host]), "status"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,14 +155,14 @@ func peak(t *testing.T, host string) int64 {
 			return n << 10
 		}
 	}
-	t.Fatalf("the kernel tells no peak of host %s", host)
+	t.Fatalf("the kernel reports no peak memory of host %s", host)
 	return 0
 }
 
-// clearPeak lets peak begin anew.
+// clearPeak resets the value of peakMemory.
 func clearPeak(t *testing.T, host string) {
 	t.Helper()
-	file := filepath.Join("/proc", strconv.Itoa(daemons(t)[host]), "clear_refs")
+	file := filepath.Join("/proc", strconv.Itoa(daemonPIDs(t)[host]), "clear_refs")
 	if err := os.WriteFile(file, []byte("5"), 0); err != nil {
 		t.Fatal(err)
 	}

@@ -33,14 +33,16 @@ const (
 	manyWatches  = 10000
 	perConn      = 250 // watches that one connection carries
 	victimWrites = 400
-	victimWaits  = time.Second // what 99 of 100 of the other user's writes take at most
-	victimSlower = 20          // or so many times what they take without the attack, on a machine that is slow or busy without it
+	victimWaits  = time.Second // maximum duration of 99 of 100 of the other user's writes
+	// or this multiple of their duration without the attack, on a machine that is slow or busy
+	// anyway
+	victimSlower = 20
 	measurements = 3
 )
 
-// overload is one tenant's attack. Its clients share the machine with the replicas, so
-// they do as little as they can: what they send is made once, what they get is not decoded.
-type overload struct {
+// overloadAttack is the attack of one tenant. Its clients share the machine with the replicas, so
+// they do little work: requests are built once, and responses are not decoded.
+type overloadAttack struct {
 	ns      string
 	token   string
 	config  *rest.Config
@@ -49,28 +51,28 @@ type overload struct {
 	writes, writesRefused, lists, listsRefused, watches, watchesRefused atomic.Int64
 }
 
-// One tenant writes objects of a megabyte, reads a hundred lists slowly and holds ten
-// thousand watches, through all replicas. Another user's writes must all succeed, the
-// leader stays, no replica takes more than its limit, and 99 of 100 of the writes take less than a second. While the
-// attack goes on it is measured up to three times, and the best one counts: the replicas, the workers, the attackers and
-// whatever else the machine does share a few cores and one disk, and what comes from elsewhere can only make it slower.
-// Every measurement is four hundred writes long, so that a lucky moment is none.
+// One tenant writes objects of a megabyte, reads a hundred lists slowly and holds ten thousand
+// watches, through all replicas. Another user's writes must all succeed, the leader stays, no
+// replica exceeds its memory limit, and 99 of 100 of the writes take less than a second. During the
+// attack the writes are measured up to three times, and the best measurement counts: replicas,
+// workers, attackers and other programs share a few cores and one disk, and other load can only
+// make the result worse. Each measurement has four hundred writes, so that luck has no effect.
 func TestOneTenantOverloads(t *testing.T) {
-	begin(t)
-	ns, config := tenant(t)
-	others, victim := tenant(t)
-	quiet := latencies(t, client(t, victim), others, 50)
-	bound := max(victimWaits, victimSlower*p99(quiet))
+	guardCluster(t)
+	ns, config := createTenant(t)
+	others, victim := createTenant(t)
+	quiet := writeLatencies(t, newClient(t, victim), others, 50)
+	bound := max(victimWaits, victimSlower*percentile99(quiet))
 	clearPeaks(t)
 	o := newOverload(t, ns, config)
 	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 	defer cancel()
 	var attackers sync.WaitGroup
 	for i := range largeWriters {
-		attackers.Go(func() { o.write(ctx, i) })
+		attackers.Go(func() { o.runWriter(ctx, i) })
 	}
 	for i := range slowLists {
-		attackers.Go(func() { o.list(ctx, i) })
+		attackers.Go(func() { o.runLister(ctx, i) })
 	}
 	var opened sync.WaitGroup
 	for i := range manyWatches / perConn {
@@ -78,9 +80,9 @@ func TestOneTenantOverloads(t *testing.T) {
 		attackers.Go(func() {
 			once := sync.OnceFunc(opened.Done)
 			defer once()
-			for ctx.Err() == nil { // whose connection is lost comes again
-				o.watch(ctx, i, once)
-				pause(ctx, 200*time.Millisecond)
+			for ctx.Err() == nil { // a lost connection is opened again
+				o.runWatcher(ctx, i, once)
+				waitFor(ctx, 200*time.Millisecond)
 			}
 		})
 	}
@@ -88,39 +90,40 @@ func TestOneTenantOverloads(t *testing.T) {
 	began := time.Now()
 	var under []time.Duration
 	for range measurements {
-		now := latencies(t, client(t, victim), others, victimWrites)
-		t.Logf("the other user's writes: p50 %v, p99 %v", now[len(now)/2], p99(now))
-		if under == nil || p99(now) < p99(under) {
+		now := writeLatencies(t, newClient(t, victim), others, victimWrites)
+		t.Logf("the other user's writes: p50 %v, p99 %v", now[len(now)/2], percentile99(now))
+		if under == nil || percentile99(now) < percentile99(under) {
 			under = now
 		}
-		if p99(under) < bound {
+		if percentile99(under) < bound {
 			break
 		}
 	}
 	took := time.Since(began)
 	cancel()
 	attackers.Wait()
-	t.Logf("within the %v the tenant made %d writes (%d refused), began %d lists (%d refused), "+
+	t.Logf("within the %v the tenant made %d writes (%d refused), started %d lists (%d refused), "+
 		"opened %d watches (%d refused)", took,
 		o.writes.Load(), o.writesRefused.Load(), o.lists.Load(), o.listsRefused.Load(),
 		o.watches.Load(), o.watchesRefused.Load())
-	t.Logf("without the attack p99 is %v; a replica's peak is %d MiB", p99(quiet), reached(t)/megabyte)
-	if p99(under) >= bound {
-		t.Errorf("p99 of the other user's writes is %v, want less than %v", p99(under), bound)
+	t.Logf("without the attack p99 is %v; a replica's peak is %d MiB", percentile99(quiet), maxPeakMemory(t)/megabyte)
+	if percentile99(under) >= bound {
+		t.Errorf("p99 of the other user's writes is %v, want less than %v", percentile99(under), bound)
 	}
-	// What the replicas refuse with 429 was asked of them all the same.
-	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 || o.lists.Load()+o.listsRefused.Load() < slowLists {
+	// Requests refused with 429 are requests too.
+	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 ||
+		o.lists.Load()+o.listsRefused.Load() < slowLists {
 		t.Error("the attack was not what it should be")
 	}
-	if top := reached(t); top > lab.ReplicaMemory {
+	if top := maxPeakMemory(t); top > lab.ReplicaMemory {
 		t.Errorf("a replica took %d MiB", top/megabyte)
 	}
 }
 
-func newOverload(t *testing.T, ns string, config *rest.Config) *overload {
+func newOverload(t *testing.T, ns string, config *rest.Config) *overloadAttack {
 	t.Helper()
-	o := &overload{ns: ns, config: config, token: config.BearerToken}
-	cs := client(t, config)
+	o := &overloadAttack{ns: ns, config: config, token: config.BearerToken}
+	cs := newClient(t, config)
 	for i := range largeWriters {
 		cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("large-%d", i)}}
 		if _, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), cm, metav1.CreateOptions{}); err != nil {
@@ -139,7 +142,7 @@ func newOverload(t *testing.T, ns string, config *rest.Config) *overload {
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				conn, err := h.Dial(ctx, address)
 				if tcp, ok := conn.(*net.TCPConn); ok {
-					_ = tcp.SetReadBuffer(16 << 10) // what is not read soon stays with the replica
+					_ = tcp.SetReadBuffer(16 << 10) // data that is not read stays in the replica's memory
 				}
 				return conn, err
 			},
@@ -148,8 +151,10 @@ func newOverload(t *testing.T, ns string, config *rest.Config) *overload {
 	return o
 }
 
-// do sends one request through the i-th replica.
-func (o *overload) do(ctx context.Context, i int, method, path string, body []byte) (*http.Response, error) {
+// sendRequest sends one request through the i-th replica.
+func (o *overloadAttack) sendRequest(ctx context.Context, i int, method, path string, body []byte) (
+	*http.Response, error,
+) {
 	req, err := http.NewRequestWithContext(ctx, method, o.config.Host+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -159,8 +164,9 @@ func (o *overload) do(ctx context.Context, i int, method, path string, body []by
 	return o.clients[i%len(o.clients)].Do(req)
 }
 
-// write replaces one object again and again. After a refusal it waits no longer than a careless client.
-func (o *overload) write(ctx context.Context, i int) {
+// runWriter replaces one object repeatedly. After a refusal it waits as briefly as a careless
+// client.
+func (o *overloadAttack) runWriter(ctx context.Context, i int) {
 	name := fmt.Sprintf("large-%d", i)
 	path := "/api/v1/namespaces/" + o.ns + "/configmaps/" + name
 	var bodies [2][]byte
@@ -170,7 +176,7 @@ func (o *overload) write(ctx context.Context, i int) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"k": text}})
 	}
 	for n := 0; ctx.Err() == nil; n++ {
-		answer, err := o.do(ctx, i, http.MethodPut, path, bodies[n%2])
+		answer, err := o.sendRequest(ctx, i, http.MethodPut, path, bodies[n%2])
 		if err != nil {
 			continue
 		}
@@ -181,22 +187,22 @@ func (o *overload) write(ctx context.Context, i int) {
 			continue
 		}
 		o.writesRefused.Add(1)
-		pause(ctx, 100*time.Millisecond)
+		waitFor(ctx, 100*time.Millisecond)
 	}
 }
 
-// list asks for everything and takes a kilobyte of it now and then.
-func (o *overload) list(ctx context.Context, i int) {
+// runLister lists everything and reads a kilobyte of each response at long intervals.
+func (o *overloadAttack) runLister(ctx context.Context, i int) {
 	for ctx.Err() == nil {
-		answer, err := o.do(ctx, i, http.MethodGet, "/api/v1/namespaces/"+o.ns+"/configmaps", nil)
+		answer, err := o.sendRequest(ctx, i, http.MethodGet, "/api/v1/namespaces/"+o.ns+"/configmaps", nil)
 		if err != nil {
-			pause(ctx, 200*time.Millisecond)
+			waitFor(ctx, 200*time.Millisecond)
 			continue
 		}
 		if answer.StatusCode != http.StatusOK {
 			o.listsRefused.Add(1)
 			answer.Body.Close()
-			pause(ctx, time.Second)
+			waitFor(ctx, time.Second)
 			continue
 		}
 		o.lists.Add(1)
@@ -205,14 +211,14 @@ func (o *overload) list(ctx context.Context, i int) {
 			if _, err := answer.Body.Read(buf); err != nil {
 				break
 			}
-			pause(ctx, 200*time.Millisecond)
+			waitFor(ctx, 200*time.Millisecond)
 		}
 		answer.Body.Close()
 	}
 }
 
-// watch opens a connection full of watches and reads what comes without looking into it.
-func (o *overload) watch(ctx context.Context, i int, opened func()) {
+// runWatcher opens many watches on one connection and discards their events.
+func (o *overloadAttack) runWatcher(ctx context.Context, i int, opened func()) {
 	conf := o.clients[0].Transport.(*http.Transport).TLSClientConfig.Clone()
 	conf.NextProtos = []string{"h2"}
 	plain, err := o.clients[i%len(o.clients)].Transport.(*http.Transport).DialContext(ctx, "tcp", "")
@@ -236,7 +242,8 @@ func (o *overload) watch(ctx context.Context, i int, opened func()) {
 	for n := range perConn {
 		block.Reset()
 		for _, f := range []hpack.HeaderField{
-			{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: conf.ServerName},
+			{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"},
+			{Name: ":authority", Value: conf.ServerName},
 			{Name: ":path", Value: "/api/v1/namespaces/" + o.ns + "/configmaps?watch=true"},
 			{Name: "authorization", Value: "Bearer " + o.token},
 		} {
@@ -275,7 +282,7 @@ func (o *overload) watch(ctx context.Context, i int, opened func()) {
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
+func waitFor(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -284,8 +291,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// latencies writes n times, one after the other, and says how long each took. A refusal fails the test.
-func latencies(t *testing.T, cs kubernetes.Interface, ns string, n int) []time.Duration {
+// writeLatencies makes n writes, one after the other, and returns the duration of each. A refusal
+// fails the test.
+func writeLatencies(t *testing.T, cs kubernetes.Interface, ns string, n int) []time.Duration {
 	t.Helper()
 	var out []time.Duration
 	began := time.Now()
@@ -296,7 +304,7 @@ func latencies(t *testing.T, cs kubernetes.Interface, ns string, n int) []time.D
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		if _, err := cs.CoreV1().ConfigMaps(ns).Create(ctx, proof(), metav1.CreateOptions{}); err != nil {
+		if _, err := cs.CoreV1().ConfigMaps(ns).Create(ctx, probeConfigMap(), metav1.CreateOptions{}); err != nil {
 			t.Errorf("another user's write: %v", err)
 		}
 		out = append(out, time.Since(began))
@@ -305,5 +313,5 @@ func latencies(t *testing.T, cs kubernetes.Interface, ns string, n int) []time.D
 	return out
 }
 
-// p99 is of what is sorted.
-func p99(all []time.Duration) time.Duration { return all[len(all)*99/100] }
+// percentile99 returns the 99th percentile of sorted durations.
+func percentile99(all []time.Duration) time.Duration { return all[len(all)*99/100] }

@@ -19,8 +19,9 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// tenant is a user with all rights in a namespace of its own, and none elsewhere.
-func tenant(t *testing.T) (ns string, config *rest.Config) {
+// createTenant returns a new namespace and the configuration of a user with all rights in it and no
+// other rights.
+func createTenant(t *testing.T) (ns string, config *rest.Config) {
 	t.Helper()
 	cs, ctx := testenv.Client(t), context.Background()
 	ns = testenv.Namespace(t)
@@ -34,7 +35,8 @@ func tenant(t *testing.T) (ns string, config *rest.Config) {
 	if _, err := cs.RbacV1().RoleBindings(ns).Create(ctx, bind, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := cs.CoreV1().ServiceAccounts(ns).CreateToken(ctx, "tenant", &authv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := cs.CoreV1().ServiceAccounts(ns).CreateToken(ctx, "tenant", &authv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +53,7 @@ func tenant(t *testing.T) (ns string, config *rest.Config) {
 	return ns, config
 }
 
-func client(t *testing.T, config *rest.Config) *kubernetes.Clientset {
+func newClient(t *testing.T, config *rest.Config) *kubernetes.Clientset {
 	t.Helper()
 	cs, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -60,11 +62,11 @@ func client(t *testing.T, config *rest.Config) *kubernetes.Clientset {
 	return cs
 }
 
-func reached(t *testing.T) int64 {
+func maxPeakMemory(t *testing.T) int64 {
 	t.Helper()
 	var most int64
 	for i := 1; i <= replicas; i++ {
-		most = max(most, peak(t, fmt.Sprintf("cp%d", i)))
+		most = max(most, peakMemory(t, fmt.Sprintf("cp%d", i)))
 	}
 	return most
 }
@@ -79,11 +81,13 @@ func clearPeaks(t *testing.T) {
 // A few kilobytes of patch cost the attacker nothing. They must cost a replica no
 // more than the patch of any other object.
 func TestPatchesThatGrow(t *testing.T) {
-	begin(t)
-	ns, config := tenant(t)
-	cs, ctx := client(t, config), context.Background()
+	guardCluster(t)
+	ns, config := createTenant(t)
+	cs, ctx := newClient(t, config), context.Background()
 	text := strings.Repeat("x", 200<<10)
-	if _, err := cs.CoreV1().ConfigMaps(ns).Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": text}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cs.CoreV1().ConfigMaps(ns).Create(ctx,
+		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": text}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	doubling := make([]string, 40)
@@ -91,25 +95,29 @@ func TestPatchesThatGrow(t *testing.T) {
 		doubling[i] = fmt.Sprintf(`{"op":"copy","from":"/data","path":"/data/x%d"}`, i)
 	}
 	clearPeaks(t)
-	before := reached(t)
+	before := maxPeakMemory(t)
 	for name, c := range map[string]struct {
 		kind types.PatchType
 		body string
 	}{
 		"copies that double": {types.JSONPatchType, "[" + strings.Join(doubling, ",") + "]"},
-		"objects of nothing": {types.MergePatchType, `{"metadata":{"ownerReferences":[` + strings.TrimSuffix(strings.Repeat("{},", 1<<19), ",") + `]}}`},
-		"aliases": {types.ApplyPatchType, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nx: &a " + text + "\ndata: {k: [" +
+		"objects of nothing": {types.MergePatchType,
+			`{"metadata":{"ownerReferences":[` + strings.TrimSuffix(strings.Repeat("{},", 1<<19), ",") + `]}}`},
+		"aliases": {types.ApplyPatchType, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nx: &a " + text +
+			"\ndata: {k: [" +
 			strings.TrimSuffix(strings.Repeat("*a,", 5000), ",") + "]}\n"},
-		"lists in lists": {types.StrategicMergePatchType, `{"data":` + strings.Repeat("[", 1<<20) + strings.Repeat("]", 1<<20) + "}"},
+		"lists in lists": {types.StrategicMergePatchType,
+			`{"data":` + strings.Repeat("[", 1<<20) + strings.Repeat("]", 1<<20) + "}"},
 	} {
 		began := time.Now()
-		_, err := cs.CoreV1().ConfigMaps(ns).Patch(ctx, "a", c.kind, []byte(c.body), metav1.PatchOptions{FieldManager: "attack"})
+		_, err := cs.CoreV1().ConfigMaps(ns).Patch(ctx, "a", c.kind, []byte(c.body),
+			metav1.PatchOptions{FieldManager: "attack"})
 		if !apierrors.IsRequestEntityTooLargeError(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		t.Logf("%s: refused after %v", name, time.Since(began))
 	}
-	if grown := reached(t) - before; grown > 200*megabyte {
+	if grown := maxPeakMemory(t) - before; grown > 200*megabyte {
 		t.Errorf("the replicas grew by %d MiB", grown/megabyte)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// at leads a client to one replica, with connections of its own.
-func at(t *testing.T, replica string, conf *rest.Config) kubernetes.Interface {
+// clientAt returns a client of one replica with its own connections.
+func clientAt(t *testing.T, replica string, conf *rest.Config) kubernetes.Interface {
 	t.Helper()
 	h := testenv.Host(t, replica)
 	conf = rest.CopyConfig(conf)
@@ -31,17 +31,18 @@ func at(t *testing.T, replica string, conf *rest.Config) kubernetes.Interface {
 	return cs
 }
 
-// A node that was revoked is out within five seconds at every replica, with calls and with its session, and stays out
-// although its agent goes on trying; a token that allows its name lets it in again, and the agent takes it by itself.
+// A revoked node loses access within five seconds at every replica, for calls and for its session.
+// It stays without access although its agent keeps trying. With a token for its name the node joins
+// again, and its agent finds the token by itself.
 func TestRevokedNode(t *testing.T) {
 	const node, within = "w3", 5 * time.Second
-	admin := begin(t)
+	admin := guardCluster(t)
 	ctx := context.Background()
-	stolen := nodeConfig(t, node)
+	stolen := stolenNodeConfig(t, node)
 	replicas := []string{"cp1", "cp2", "cp3"}
 	var thieves []kubernetes.Interface
 	for _, r := range replicas {
-		cs := at(t, r, stolen)
+		cs := clientAt(t, r, stolen)
 		if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); err != nil {
 			t.Fatalf("before it was revoked, at %s: %v", r, err)
 		}
@@ -56,36 +57,36 @@ func TestRevokedNode(t *testing.T) {
 	}
 	before := epoch()
 	testenv.Kctl(t, "cluster", "revoke", "node/"+node)
-	testenv.Eventually(t, within, func() error {
+	testenv.EventuallyWithin(t, within, func() error {
 		for i, cs := range thieves {
 			if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsUnauthorized(err) {
-				return fmt.Errorf("%s answers a revoked certificate with %v", replicas[i], err)
+				return fmt.Errorf("%s responds to a revoked certificate with %v", replicas[i], err)
 			}
 		}
 		return nil
 	})
-	testenv.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "Unknown") })
+	testenv.Eventually(t, soon, func() error { return checkReadiness(ctx, admin, node, "Unknown") })
 	if now := epoch(); now != before {
 		t.Errorf("a revoked node has opened a session: epoch %s, then %s", before, now)
 	}
 	token := strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create", "--names", node, "--replace"))
-	on(t, node, "umask 077 && echo "+token+" > /etc/keelson/.new && mv /etc/keelson/.new /etc/keelson/token")
-	testenv.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "True") })
+	runOnHost(t, node, "umask 077 && echo "+token+" > /etc/keelson/.new && mv /etc/keelson/.new /etc/keelson/token")
+	testenv.Eventually(t, soon, func() error { return checkReadiness(ctx, admin, node, "True") })
 	testenv.Eventually(t, soon, func() error {
-		if out := on(t, node, "ls /etc/keelson"); strings.Contains(string(out), "token") {
+		if out := runOnHost(t, node, "ls /etc/keelson"); strings.Contains(string(out), "token") {
 			return fmt.Errorf("the token lies on the node's disk: %s", out)
 		}
 		return nil
 	})
 	for i, cs := range thieves {
 		if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsUnauthorized(err) {
-			t.Errorf("%s answers the old certificate with %v after the node has a new one", replicas[i], err)
+			t.Errorf("%s responds to the old certificate with %v after the node has a new one", replicas[i], err)
 		}
 	}
 }
 
-// readiness checks the Ready condition of a node.
-func readiness(ctx context.Context, cs kubernetes.Interface, node, want string) error {
+// checkReadiness returns an error unless the Ready condition of a node has the status want.
+func checkReadiness(ctx context.Context, cs kubernetes.Interface, node, want string) error {
 	n, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return err

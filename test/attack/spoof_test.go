@@ -17,12 +17,14 @@ import (
 
 const spooferImage = "keelson.dev/spoofer:v1"
 
-// onNode starts a pod on a node and returns its address.
-func onNode(t *testing.T, cs kubernetes.Interface, ns, name, node, image string, command ...string) string {
+// startPodOn starts a pod on a node and returns its address.
+func startPodOn(t *testing.T, cs kubernetes.Interface, ns, name, node, image string, command ...string) string {
 	t.Helper()
 	zero := int64(0)
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: v1.PodSpec{NodeName: node,
-		TerminationGracePeriodSeconds: &zero, Containers: []v1.Container{{Name: "main", Image: image, Command: command}}}}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: v1.PodSpec{NodeName: node,
+			TerminationGracePeriodSeconds: &zero, Containers: []v1.Container{{Name: "main", Image: image,
+				Command: command}}}}
 	if _, err := cs.CoreV1().Pods(ns).Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -43,28 +45,32 @@ func onNode(t *testing.T, cs kubernetes.Interface, ns, name, node, image string,
 // A container with a raw socket costs its attacker one pod. Under another pod's address it does not reach a pod of its
 // node past a NetworkPolicy, and it does not draw another pod's traffic to itself by ARP.
 func TestPodsCannotSpoof(t *testing.T) {
-	cs := begin(t)
+	cs := guardCluster(t)
 	program := filepath.Join(testenv.Build(t, "keelson.dev/keelson/test/attack/spoofer"), "spoofer")
 	testenv.LoadImage(t, spooferImage, map[string]string{"spoofer": program}, "/spoofer")
 	ns, node := testenv.Namespace(t), "w2"
-	attacker := onNode(t, cs, ns, "attacker", node, spooferImage, "/spoofer", "wait")
-	friend := onNode(t, cs, ns, "friend", node, toolsImage, "sh", "-c", "sleep 1000000")
-	victim := onNode(t, cs, ns, "victim", node, "keelson.dev/hello:v1")
-	open := onNode(t, cs, ns, "open", node, "keelson.dev/hello:v1")
-	only := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "only-friend"}, Spec: networkingv1.NetworkPolicySpec{
-		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "victim"}},
-		Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{
-			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "friend"}}}}}}}}
-	if _, err := cs.NetworkingV1().NetworkPolicies(ns).Create(context.Background(), only, metav1.CreateOptions{}); err != nil {
+	attacker := startPodOn(t, cs, ns, "attacker", node, spooferImage, "/spoofer", "wait")
+	friend := startPodOn(t, cs, ns, "friend", node, toolsImage, "sh", "-c", "sleep 1000000")
+	victim := startPodOn(t, cs, ns, "victim", node, "keelson.dev/hello:v1")
+	open := startPodOn(t, cs, ns, "open", node, "keelson.dev/hello:v1")
+	only := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "only-friend"},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "victim"}},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{
+				PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "friend"}}}}}}}}
+	if _, err := cs.NetworkingV1().NetworkPolicies(ns).Create(context.Background(), only,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	kctl := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
 	spoof := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(testenv.Kctl(t, append([]string{"-n", ns, "exec", "attacker", "--", "/spoofer"}, args...)...))
+		return strings.TrimSpace(testenv.Kctl(t,
+			append([]string{"-n", ns, "exec", "attacker", "--", "/spoofer"}, args...)...))
 	}
 	asFriend := func() (string, error) {
-		return testenv.Try(t, kctl, "-n", ns, "exec", "friend", "--", "wget", "-T", "5", "-q", "-O", "-", "http://"+victim+":8080/")
+		return testenv.Try(t, kctl, "-n", ns, "exec", "friend", "--", "wget", "-T", "5", "-q", "-O", "-",
+			"http://"+victim+":8080/")
 	}
 	testenv.Eventually(t, soon, func() error {
 		if got := spoof("syn", attacker, victim, "8080"); got != "no answer" {
@@ -76,7 +82,8 @@ func TestPodsCannotSpoof(t *testing.T) {
 	if got := spoof("syn", attacker, open, "8080"); got != "answered" {
 		t.Fatalf("the attacker does not reach a pod that it may reach: %s", got)
 	}
-	for source, whose := range map[string]string{friend: "the friend", open: "a pod of its node", gatewayOf(attacker): "the node"} {
+	for source, whose := range map[string]string{friend: "the friend", open: "a pod of its node",
+		gatewayOf(attacker): "the node"} {
 		for _, target := range []string{victim, open} {
 			if target == source {
 				continue

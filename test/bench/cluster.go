@@ -19,60 +19,62 @@ import (
 	"keelson.dev/keelson/test/testenv/borrow"
 )
 
-// cluster is what is measured: a lab, or with -kubeconfig an API alone.
+// cluster is the measured cluster: a lab, or only an API with -kubeconfig.
 type cluster struct {
-	loan   *borrow.Loan // nil = an API alone
-	hosts  []string     // of the replicas, where there is no lab and they are several
-	config *rest.Config // through the forwarder
+	loan   *borrow.Loan // nil = only an API
+	hosts  []string     // API URLs of several replicas without a lab
+	config *rest.Config // through the lab's forwarder
 	client kubernetes.Interface
 	meter  procfs.Meter
 	daemon map[lab.Role][]daemon
 }
 
-// daemon is one of Keelson's processes.
+// daemon is a process of Keelson.
 type daemon struct {
 	host string
 	pid  int
 }
 
-func (b *bench) openCluster(ctx context.Context) (*cluster, error) {
+func (b *benchmarks) openCluster(ctx context.Context) (*cluster, error) {
 	c := &cluster{daemon: map[lab.Role][]daemon{}}
-	kubeconfig := b.kubeconfig
+	kubeconfig := b.options.kubeconfig
 	if kubeconfig == "" {
-		b.Say("looking for a lab, or making one")
-		loan, err := borrow.Lab(b.Progress, 3)
+		b.tally.LogProgress("using the running lab, or creating one")
+		loan, err := borrow.AcquireLab(b.tally.Progress, 3)
 		if err != nil {
 			return nil, err
 		}
-		c.loan, kubeconfig = loan, loan.Config.Kubeconfig
+		c.loan, kubeconfig = loan, loan.Lab.Config.Kubeconfig
 		c.findDaemons(ctx)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err == nil {
-		err = c.through(config)
+		err = c.createClient(config)
 	}
 	if err != nil {
-		_ = c.close()
-		return nil, fmt.Errorf("a client from %s: %w", kubeconfig, err)
+		_ = c.returnLab()
+		return nil, fmt.Errorf("creating a client from %s: %w", kubeconfig, err)
 	}
 	return c, nil
 }
 
-// through makes the cluster's client.
-func (c *cluster) through(config *rest.Config) (err error) {
+// createClient sets the cluster's API client from config.
+func (c *cluster) createClient(config *rest.Config) (err error) {
 	c.config = rest.CopyConfig(config)
-	// Both sides speak protobuf, as the components of Kubernetes do.
-	c.config.ContentType, c.config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	// The client uses protobuf, as the components of Kubernetes do.
+	c.config.ContentType, c.config.AcceptContentTypes = "application/vnd.kubernetes.protobuf",
+		"application/vnd.kubernetes.protobuf,application/json"
 	c.config.QPS, c.config.Burst = -1, 0
 	c.client, err = kubernetes.NewForConfig(c.config)
 	return err
 }
 
-// findDaemons notes whose CPU time is told with every measure: the daemons', and
-// everything of a worker together, where the short-lived processes are.
+// findDaemons sets the processes and cgroups whose cost is measured: each daemon, and each worker's
+// whole cgroup with its short-lived processes.
 func (c *cluster) findDaemons(ctx context.Context) {
-	c.meter = procfs.Meter{Processes: map[string]int{}, Groups: map[string]string{"lab": "/keelson-lab"}, Whole: []string{"lab"}}
-	for _, h := range c.loan.Status(ctx) {
+	c.meter = procfs.Meter{Processes: map[string]int{}, Groups: map[string]string{"lab": "/keelson-lab"},
+		Whole: []string{"lab"}}
+	for _, h := range c.loan.Lab.Status(ctx) {
 		if h.PID == 0 || h.Role == lab.RoleRegistry {
 			continue
 		}
@@ -84,15 +86,15 @@ func (c *cluster) findDaemons(ctx context.Context) {
 	}
 }
 
-func (c *cluster) close() error {
+func (c *cluster) returnLab() error {
 	if c.loan == nil {
 		return nil
 	}
 	return c.loan.Return()
 }
 
-// workers are the names of the lab's nodes.
-func (c *cluster) workers() []string {
+// workerNames returns the names of the lab's nodes.
+func (c *cluster) workerNames() []string {
 	var out []string
 	for _, d := range c.daemon[lab.RoleWorker] {
 		out = append(out, d.host)
@@ -100,12 +102,12 @@ func (c *cluster) workers() []string {
 	return out
 }
 
-// connections are n clients with a connection each. In a lab they go past the
-// forwarder, which is no part of the product, to all replicas in turn.
-func (c *cluster) connections(n int) ([]rest.Interface, error) {
+// newConnections returns n clients with one connection each. In a lab they connect to all replicas
+// in turn and bypass the forwarder, which is not a part of the product.
+func (c *cluster) newConnections(n int) ([]rest.Interface, error) {
 	var replicas []lab.Host
 	if c.loan != nil {
-		for _, h := range c.loan.Config.Hosts {
+		for _, h := range c.loan.Lab.Config.Hosts {
 			if h.Role == lab.RoleControlPlane {
 				replicas = append(replicas, h)
 			}
@@ -114,7 +116,7 @@ func (c *cluster) connections(n int) ([]rest.Interface, error) {
 	var out []rest.Interface
 	for i := range n {
 		cfg := rest.CopyConfig(c.config)
-		// A dial function of its own gives each client a transport of its own.
+		// A separate dial function gives each client its own transport.
 		cfg.Dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
 		if len(c.hosts) > 0 {
 			cfg.Host = c.hosts[i%len(c.hosts)]
@@ -133,12 +135,13 @@ func (c *cluster) connections(n int) ([]rest.Interface, error) {
 	return out, nil
 }
 
-// namespace makes a namespace in which pods may be created. The function takes it
-// away; it returns when nothing of it is left.
-func (c *cluster) namespace(ctx context.Context) (string, func() error, error) {
-	ns, err := c.client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
+// createNamespace creates a namespace and waits until pods can be created in it. The returned
+// function deletes the namespace and waits until it is gone.
+func (c *cluster) createNamespace(ctx context.Context) (string, func() error, error) {
+	ns, err := c.client.CoreV1().Namespaces().Create(ctx,
+		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
 	if err != nil {
-		return "", nil, fmt.Errorf("making a namespace: %w", err)
+		return "", nil, fmt.Errorf("creating a namespace: %w", err)
 	}
 	remove := func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -156,7 +159,7 @@ func (c *cluster) namespace(ctx context.Context) (string, func() error, error) {
 			case err != nil:
 				return err
 			}
-			return fmt.Errorf("namespace %s is still there", ns.Name)
+			return fmt.Errorf("namespace %s still exists", ns.Name)
 		})
 	}
 	ready, cancel := context.WithTimeout(ctx, 20*time.Second)

@@ -7,29 +7,31 @@ import (
 	"time"
 )
 
-// load is clients in a closed loop: each calls again as soon as it has its answer.
-type load struct {
+// closedLoop is a load of concurrent clients: each sends its next call when its previous call has
+// returned.
+type closedLoop struct {
 	clients int
 	during  time.Duration
 	call    func(ctx context.Context, client, n int) error
 }
 
-// result is what a load came to.
-type result struct {
+// loadResult is the result of a closedLoop: the latency of each call, and the time that all took.
+type loadResult struct {
 	latencies []time.Duration
 	took      time.Duration
 }
 
-// rate is calls per second.
-func (r result) rate() float64 { return float64(len(r.latencies)) / r.took.Seconds() }
+// callsPerSecond returns the number of calls per second of the whole load.
+func (r loadResult) callsPerSecond() float64 { return float64(len(r.latencies)) / r.took.Seconds() }
 
-// run ends at the first call that fails: a figure over failures means nothing.
-func (l load) run(ctx context.Context) (result, error) {
+// runClients runs the load for l.during. It stops at the first failed call and returns its error,
+// because a result that includes failures has no meaning.
+func (l closedLoop) runClients(ctx context.Context) (loadResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		mu  sync.Mutex
-		out result
+		out loadResult
 		wg  sync.WaitGroup
 	)
 	began := time.Now()

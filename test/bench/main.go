@@ -1,7 +1,7 @@
-// Command bench is the short form of every benchmark. It uses the lab that is
-// up, or makes one and takes it away, prints one table and writes JSON lines.
-// A figure stands beside the one to beat and, where there is one, beside a
-// reference measured in the same run: machines drift, ratios do not.
+// Command bench is the short form of all benchmarks. It uses the running lab, or creates a lab and
+// deletes it afterwards. It prints one table and writes JSON lines. Each figure is compared with a
+// target and, where possible, with a reference measured in the same run: the speed of a machine
+// changes, ratios hardly do.
 //
 //	scripts/bench [-only store,sched,bound,node,idle,api,storage] [-json FILE] [-kubeconfig FILE]
 package main
@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/test/bench/procfs"
 )
 
-// The parts, in the order in which they run: the store and the scheduler have the
-// machine for themselves, idle is measured before the API's load fills the heaps.
+// The parts of the benchmark, in the order in which they run. The store and the scheduler run
+// before the lab uses the machine. idle runs before the load of api grows the heaps.
 const (
 	partStore = "store"
 	partSched = "sched"
@@ -35,7 +35,7 @@ const (
 	partIdle  = "idle"
 	partAPI   = "api"
 
-	partStorage = "storage" // not run unless it is asked for
+	partStorage = "storage" // only with -only
 )
 
 var (
@@ -44,109 +44,120 @@ var (
 )
 
 type options struct {
-	only       []string
-	jsonPath   string
-	programs   string
-	etcd       string
-	kubeconfig string
-	profiles   string
-	duration   time.Duration
-	inTurn     int
-	burst      int
+	only           []string
+	jsonPath       string
+	programs       string
+	etcd           string
+	kubeconfig     string
+	profiles       string
+	duration       time.Duration
+	sequentialPods int
+	burstPods      int
 }
 
 func main() {
 	var o options
-	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
+	only := flag.String("only", strings.Join(parts, ","), "comma-separated parts to run")
 	flag.StringVar(&o.jsonPath, "json", "bench.json", "write JSON lines to this file")
-	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and floor (test/bench/store, test/bench/node/floor) and of the scheduler's test, sched.test")
-	flag.StringVar(&o.etcd, "etcd", "", "the program of the store's reference (test/bench/etcd); none = no reference")
-	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "measure the API of this cluster instead of a lab's (part api only)")
-	flag.StringVar(&o.profiles, "profiles", "", "folder for a CPU profile of each measure in which this process works; none = none")
-	flag.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure of load")
-	flag.IntVar(&o.inTurn, "pods", 20, "pods created one at a time")
-	flag.IntVar(&o.burst, "burst", 20, "pods created at once on one node")
+	flag.StringVar(&o.programs, "programs", "",
+		"directory with the programs store and floor (test/bench/store, test/bench/node/floor) and with the "+
+			"test binary of the scheduler, sched.test")
+	flag.StringVar(&o.etcd, "etcd", "",
+		"program that runs etcd, the store's reference (test/bench/etcd); empty = no reference")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"measure the API of this cluster instead of a lab (part api only)")
+	flag.StringVar(&o.profiles, "profiles", "",
+		"directory for CPU profiles of this process, one per measurement; empty = no profiles")
+	flag.DurationVar(&o.duration, "duration", 3*time.Second, "duration of each load measurement")
+	flag.IntVar(&o.sequentialPods, "pods", 20, "number of pods that are created one at a time")
+	flag.IntVar(&o.burstPods, "burst", 20, "number of pods that are created at once on one node")
 	flag.Parse()
 	o.only = strings.Split(*only, ",")
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, o, os.Stdout, os.Stderr); err != nil {
+	if err := runBenchmarks(ctx, o, os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// check names the flag that is wrong.
-func (o options) check() error {
+// checkFlags returns an error that names an invalid flag.
+func (o options) checkFlags() error {
 	for _, p := range o.only {
 		if !slices.Contains(allParts, p) {
-			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(allParts, ", "))
+			return fmt.Errorf("-only %s: unknown part: want some of %s", p, strings.Join(allParts, ", "))
 		}
 	}
 	if o.kubeconfig != "" && !slices.Equal(o.only, []string{partAPI}) {
-		return fmt.Errorf("-kubeconfig goes with -only %s: the other parts look into the lab's hosts", partAPI)
+		return fmt.Errorf("-kubeconfig requires -only %s: the other parts need the hosts of a lab", partAPI)
 	}
-	if o.inTurn < 1 || o.burst < 1 || o.duration <= 0 {
-		return fmt.Errorf("-pods %d, -burst %d and -duration %s must be above zero", o.inTurn, o.burst, o.duration)
+	if o.sequentialPods < 1 || o.burstPods < 1 || o.duration <= 0 {
+		return fmt.Errorf("-pods %d, -burst %d and -duration %s must be above zero", o.sequentialPods,
+			o.burstPods, o.duration)
 	}
-	if (o.runs(partStore) || o.runs(partSched) || o.runs(partNode)) && o.programs == "" {
-		return fmt.Errorf("-programs: the parts %s, %s and %s need the folder of their programs: scripts/bench builds them", partStore, partSched, partNode)
+	if (o.includesPart(partStore) || o.includesPart(partSched) || o.includesPart(partNode)) && o.programs == "" {
+		return fmt.Errorf("-programs is required for the parts %s, %s and %s: run scripts/bench, which builds the "+
+			"programs", partStore, partSched, partNode)
 	}
 	return nil
 }
 
-func (o options) runs(part string) bool { return slices.Contains(o.only, part) }
+func (o options) includesPart(part string) bool { return slices.Contains(o.only, part) }
 
-// bench is one run: what was measured so far.
-type bench struct {
-	options
-	figures.Tally
-	meter procfs.Meter
+// benchmarks is one run: its options and its results so far.
+type benchmarks struct {
+	options options
+	tally   figures.BenchmarkRun
+	meter   procfs.Meter
 }
 
-// run measures, and prints what it has also when a part fails.
-func run(ctx context.Context, o options, out, progress io.Writer) error {
-	if err := o.check(); err != nil {
+// runBenchmarks runs the selected parts. It stops at the first part that fails, and prints and
+// saves the results so far.
+func runBenchmarks(ctx context.Context, o options, out, progress io.Writer) error {
+	if err := o.checkFlags(); err != nil {
 		return err
 	}
-	b := &bench{options: o, Tally: figures.Begin(progress)}
-	err := b.all(ctx)
-	if len(b.Rows) == 0 {
+	b := &benchmarks{options: o, tally: figures.StartRun(progress)}
+	err := b.runParts(ctx)
+	if len(b.tally.Rows) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	if printed := figures.Print(out, b.Rows); printed != nil {
+	if printed := figures.Print(out, b.tally.Rows); printed != nil {
 		return printed
 	}
-	if saved := b.Save(o.jsonPath); saved != nil {
+	if saved := b.tally.SaveRecords(o.jsonPath); saved != nil {
 		return saved
 	}
-	if worst := b.disturbed(); worst > 0.1 {
-		b.Say("other work took up to %.0f%% of this machine: what counts is the ratios and the CPU seconds", 100*worst)
+	if worst := b.maxOtherWork(); worst > 0.1 {
+		b.tally.LogProgress("other work used up to %.0f%% of this machine: only the ratios and the CPU "+
+			"seconds are meaningful",
+			100*worst)
 	}
-	b.Say("done; records are in %s", o.jsonPath)
+	b.tally.LogProgress("done; records are in %s", o.jsonPath)
 	return err
 }
 
-func (b *bench) all(ctx context.Context) (err error) {
-	if b.runs(partStore) {
-		if err := b.store(ctx); err != nil {
+func (b *benchmarks) runParts(ctx context.Context) (err error) {
+	if b.options.includesPart(partStore) {
+		if err := b.measureStore(ctx); err != nil {
 			return fmt.Errorf("part %s: %w", partStore, err)
 		}
 	}
-	if b.runs(partSched) {
-		if err := b.sched(ctx); err != nil {
+	if b.options.includesPart(partSched) {
+		if err := b.measureScheduler(ctx); err != nil {
 			return fmt.Errorf("part %s: %w", partSched, err)
 		}
 	}
-	if b.runs(partBound) {
-		if err := b.untilBound(ctx); err != nil {
+	if b.options.includesPart(partBound) {
+		if err := b.measureBinding(ctx); err != nil {
 			return fmt.Errorf("part %s: %w", partBound, err)
 		}
 	}
-	if !b.runs(partNode) && !b.runs(partIdle) && !b.runs(partAPI) && !b.runs(partStorage) {
+	if !b.options.includesPart(partNode) && !b.options.includesPart(partIdle) && !b.options.includesPart(partAPI) &&
+		!b.options.includesPart(partStorage) {
 		return nil
 	}
 	c, err := b.openCluster(ctx)
@@ -154,7 +165,7 @@ func (b *bench) all(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if closed := c.close(); err == nil {
+		if closed := c.returnLab(); err == nil {
 			err = closed
 		}
 	}()
@@ -162,8 +173,8 @@ func (b *bench) all(ctx context.Context) (err error) {
 	for _, p := range []struct {
 		name string
 		do   func(context.Context, *cluster) error
-	}{{partNode, b.node}, {partStorage, b.storage}, {partIdle, b.idle}, {partAPI, b.api}} {
-		if !b.runs(p.name) {
+	}{{partNode, b.measurePods}, {partStorage, b.measureStorage}, {partIdle, b.measureIdle}, {partAPI, b.measureAPI}} {
+		if !b.options.includesPart(p.name) {
 			continue
 		}
 		if err := p.do(ctx, c); err != nil {
@@ -173,10 +184,14 @@ func (b *bench) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// measure runs one measure with its cost and keeps its record.
-func (b *bench) measure(name string, params map[string]any, do func() (map[string]float64, error)) (figures.Record, error) {
+// runMeasurement calls do, which returns the measured values. It adds a record with these values
+// and with the CPU time that the measurement cost to the results of the run, and returns the
+// record.
+func (b *benchmarks) runMeasurement(name string, params map[string]any, do func() (map[string]float64, error)) (
+	figures.Record, error,
+) {
 	r := figures.Record{Measure: name, Params: params}
-	stop, err := b.profile(name)
+	stop, err := b.startProfile(name)
 	if err != nil {
 		return r, err
 	}
@@ -188,16 +203,18 @@ func (b *bench) measure(name string, params map[string]any, do func() (map[strin
 	if err != nil {
 		return r, fmt.Errorf("%s: %w", name, err)
 	}
-	b.Records = append(b.Records, r)
+	b.tally.Records = append(b.tally.Records, r)
 	return r, nil
 }
 
-// profile begins the CPU profile of a measure.
-func (b *bench) profile(measure string) (stop func() error, err error) {
-	if b.profiles == "" {
+// startProfile starts a CPU profile of this process for a measurement, if -profiles is set. stop
+// writes it.
+func (b *benchmarks) startProfile(measure string) (stop func() error, err error) {
+	if b.options.profiles == "" {
 		return func() error { return nil }, nil
 	}
-	f, err := os.Create(filepath.Join(b.profiles, strings.NewReplacer(" ", "-", ",", "").Replace(measure)+".pprof"))
+	f, err := os.Create(filepath.Join(b.options.profiles,
+		strings.NewReplacer(" ", "-", ",", "").Replace(measure)+".pprof"))
 	if err != nil {
 		return nil, fmt.Errorf("-profiles: %w", err)
 	}
@@ -210,10 +227,11 @@ func (b *bench) profile(measure string) (stop func() error, err error) {
 	}, nil
 }
 
-// disturbed is the largest share of the machine that went to other work during a measure.
-func (b *bench) disturbed() float64 {
+// maxOtherWork returns the largest share of the machine that other work used during a measurement,
+// 0 to 1.
+func (b *benchmarks) maxOtherWork() float64 {
 	worst := 0.0
-	for _, r := range b.Records {
+	for _, r := range b.tally.Records {
 		worst = max(worst, r.Others)
 	}
 	return worst

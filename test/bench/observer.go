@@ -15,44 +15,44 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// seen is what a client saw of a pod, each moment at the arrival of the first
-// watch event that shows it; zero = not yet.
-type seen struct {
+// podView is a client's view of a pod. Each time is the arrival of the first watch event that shows
+// the state; zero = not yet.
+type podView struct {
 	bound, ready, gone time.Time
-	trace              string // id of its timeline
+	traceID            string // trace ID of its timeline
 	last               *v1.Pod
 }
 
-// observer watches the pods of a namespace.
-type observer struct {
+// podObserver watches the pods of a namespace.
+type podObserver struct {
 	mu      sync.Mutex
-	pods    map[string]*seen
+	pods    map[string]*podView
 	changed chan struct{} // closed and replaced at every event
 	err     error         // why the watch ended
 }
 
-// observe watches until ctx ends. It returns when the watch stands.
-func observe(ctx context.Context, client kubernetes.Interface, namespace string) (*observer, error) {
+// observePods starts a watch that lasts until ctx ends.
+func observePods(ctx context.Context, client kubernetes.Interface, namespace string) (*podObserver, error) {
 	w, err := client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("watching pods of %s: %w", namespace, err)
 	}
-	o := &observer{pods: map[string]*seen{}, changed: make(chan struct{})}
+	o := &podObserver{pods: map[string]*podView{}, changed: make(chan struct{})}
 	go func() {
 		defer w.Stop()
 		for e := range w.ResultChan() {
-			o.event(e, time.Now())
+			o.handleEvent(e, time.Now())
 		}
-		o.fail(errors.New("the watch of pods ended"))
+		o.setError(errors.New("the watch of pods ended"))
 	}()
 	return o, nil
 }
 
-func (o *observer) event(e watch.Event, now time.Time) {
+func (o *podObserver) handleEvent(e watch.Event, now time.Time) {
 	pod, ok := e.Object.(*v1.Pod)
 	if !ok {
 		if e.Type == watch.Error {
-			o.fail(fmt.Errorf("the watch of pods failed: %v", e.Object))
+			o.setError(fmt.Errorf("the watch of pods failed: %v", e.Object))
 		}
 		return
 	}
@@ -60,38 +60,39 @@ func (o *observer) event(e watch.Event, now time.Time) {
 	defer o.mu.Unlock()
 	s := o.pods[pod.Name]
 	if s == nil {
-		s = &seen{}
+		s = &podView{}
 		o.pods[pod.Name] = s
 	}
-	s.last, s.trace = pod, api.TraceID(pod.Annotations[api.TraceParentAnnotation])
+	s.last, s.traceID = pod, api.TraceID(pod.Annotations[api.TraceParentAnnotation])
 	first := func(at *time.Time, when bool) {
 		if at.IsZero() && when {
 			*at = now
 		}
 	}
 	first(&s.bound, pod.Spec.NodeName != "")
-	first(&s.ready, podReady(pod))
+	first(&s.ready, isPodReady(pod))
 	first(&s.gone, e.Type == watch.Deleted)
-	o.wake()
+	o.wakeWaiters()
 }
 
-func (o *observer) fail(err error) {
+func (o *podObserver) setError(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.err = errors.Join(o.err, err)
-	o.wake()
+	o.wakeWaiters()
 }
 
-func (o *observer) wake() {
+func (o *podObserver) wakeWaiters() {
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-// await waits until what was seen of a pod satisfies a condition.
-func (o *observer) await(ctx context.Context, name, what string, done func(seen) bool) (seen, error) {
+// awaitPod waits until done returns true for the view of the named pod, and returns the view. what
+// describes the awaited state in errors.
+func (o *podObserver) awaitPod(ctx context.Context, name, what string, done func(podView) bool) (podView, error) {
 	for {
 		o.mu.Lock()
-		var s seen
+		var s podView
 		if p := o.pods[name]; p != nil {
 			s = *p
 		}
@@ -106,15 +107,16 @@ func (o *observer) await(ctx context.Context, name, what string, done func(seen)
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return s, fmt.Errorf("waiting until pod %s is %s: %w; %s", name, what, ctx.Err(), s.describe())
+			return s, fmt.Errorf("waiting until pod %s is %s: %w; %s", name, what, ctx.Err(), s.describeState())
 		}
 	}
 }
 
-// describe says what a person would look at when a pod does not come up.
-func (s seen) describe() string {
+// describeState returns the pod's phase, node, false conditions and waiting containers, for an
+// error message.
+func (s podView) describeState() string {
 	if s.last == nil {
-		return "no event of it was seen"
+		return "no event has arrived"
 	}
 	out := fmt.Sprintf("phase %s, node %q", s.last.Status.Phase, s.last.Spec.NodeName)
 	for _, c := range s.last.Status.Conditions {
@@ -124,13 +126,14 @@ func (s seen) describe() string {
 	}
 	for _, c := range s.last.Status.ContainerStatuses {
 		if c.State.Waiting != nil {
-			out += fmt.Sprintf(", container %s waits: %s %s", c.Name, c.State.Waiting.Reason, c.State.Waiting.Message)
+			out += fmt.Sprintf(", container %s is waiting: %s %s", c.Name, c.State.Waiting.Reason,
+				c.State.Waiting.Message)
 		}
 	}
 	return out
 }
 
-func podReady(p *v1.Pod) bool {
+func isPodReady(p *v1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == v1.PodReady {
 			return c.Status == v1.ConditionTrue

@@ -12,17 +12,17 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// program runs a benchmark program of its own and returns its records, their
-// names behind a prefix. Its own table goes nowhere: its figures stand in this one.
-func (b *bench) program(ctx context.Context, name, prefix string, args ...string) ([]figures.Record, error) {
+// runProgram runs another benchmark program and returns its records, with a prefix before their
+// names. The program's own table is discarded.
+func (b *benchmarks) runProgram(ctx context.Context, name, prefix string, args ...string) ([]figures.Record, error) {
 	dir, err := os.MkdirTemp("", "keelson-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
 	lines := filepath.Join(dir, "records.json")
-	cmd := exec.CommandContext(ctx, filepath.Join(b.programs, name), append(args, "-json", lines)...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it has things to take away
+	cmd := exec.CommandContext(ctx, filepath.Join(b.options.programs, name), append(args, "-json", lines)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it can clean up
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	if err := cmd.Run(); err != nil {
@@ -40,14 +40,14 @@ func (b *bench) program(ctx context.Context, name, prefix string, args ...string
 	for i := range records {
 		records[i].Measure = prefix + records[i].Measure
 	}
-	b.Records = append(b.Records, records...)
+	b.tally.Records = append(b.tally.Records, records...)
 	return records, nil
 }
 
-// store measures the replicated store alone, without API and lab, beside etcd.
-func (b *bench) store(ctx context.Context) error {
-	b.Say("store: three replicas and three members of etcd, commits of 1 KiB by 1, 64 and 256 clients")
-	records, err := b.program(ctx, "store", "store: ", "-short", "-etcd", b.etcd)
+// measureStore measures the replicated store alone, without API and lab, compared with etcd.
+func (b *benchmarks) measureStore(ctx context.Context) error {
+	b.tally.LogProgress("store: three replicas and three members of etcd, commits of 1 KiB by 1, 64 and 256 clients")
+	records, err := b.runProgram(ctx, "store", "store: ", "-short", "-etcd", b.options.etcd)
 	if err != nil {
 		return err
 	}
@@ -60,36 +60,44 @@ func (b *bench) store(ctx context.Context) error {
 		{64, "all", "commit 1 KiB, 64 clients"},
 		{256, "all", "commit 1 KiB, 256 clients"},
 	} {
-		r, ok := figures.Find(records, "store: put", map[string]any{"clients": m.clients, "through": m.through})
+		r, ok := figures.FindRecord(records, "store: put", map[string]any{"clients": m.clients, "through": m.through})
 		if !ok {
-			return fmt.Errorf("the program printed no record of %d clients through %s", m.clients, m.through)
+			return fmt.Errorf("program store has written no record of %d clients through %s", m.clients, m.through)
 		}
 		key := fmt.Sprintf("store put %d ", m.clients)
-		b.Row(figures.Row{Measure: m.label, Key: key + "rate", Figure: r.Values["rate"], Unit: "/s", Note: storeCost(r), Reference: same(r, "rate")})
+		b.tally.AddRow(figures.Row{Measure: m.label, Key: key + "rate", Figure: r.Values["rate"], Unit: "/s",
+			Note:      formatStoreCost(r),
+			Reference: referenceValue(r, "rate")})
 		p50 := key + "p50_ms"
 		if m.clients == 1 {
 			p50 = fmt.Sprintf("%s %v", p50, r.Params["log"])
 		}
-		b.Row(figures.Row{Measure: m.label + ", p50", Key: p50, Figure: r.Values["p50_ms"], Unit: "ms", Reference: same(r, "p50_ms")})
-		b.Row(figures.Row{Measure: m.label + ", p99", Key: key + "p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
+		b.tally.AddRow(figures.Row{Measure: m.label + ", p50", Key: p50, Figure: r.Values["p50_ms"], Unit: "ms",
+			Reference: referenceValue(r, "p50_ms")})
+		b.tally.AddRow(figures.Row{Measure: m.label + ", p99", Key: key + "p99_ms", Figure: r.Values["p99_ms"],
+			Unit:      "ms",
+			Reference: referenceValue(r, "p99_ms")})
 	}
-	r, ok := figures.Find(records, "store: seen on followers after ack", nil)
+	r, ok := figures.FindRecord(records, "store: seen on followers after ack", nil)
 	if !ok {
-		return fmt.Errorf("the program printed no record of when commits are seen on followers")
+		return fmt.Errorf("program store has written no record of the visibility of commits on followers")
 	}
-	b.Row(figures.Row{Measure: "commit seen on followers after ack, p99", Key: "store seen on followers after ack p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
+	b.tally.AddRow(figures.Row{Measure: "commit seen on followers after ack, p99",
+		Key: "store seen on followers after ack p99_ms", Figure: r.Values["p99_ms"], Unit: "ms",
+		Reference: referenceValue(r, "p99_ms")})
 	return nil
 }
 
-// same is the same value of a record's reference.
-func same(r figures.Record, value string) *figures.Reference {
+// referenceValue returns the value of this name from the record's reference, or nil if r has no
+// reference.
+func referenceValue(r figures.Record, value string) *figures.Reference {
 	if r.Reference == nil {
 		return nil
 	}
 	return &figures.Reference{Name: r.Reference.Name, Figure: r.Reference.Values[value]}
 }
 
-func storeCost(r figures.Record) string {
+func formatStoreCost(r figures.Record) string {
 	all := 0.0
 	for _, s := range r.CPU {
 		all += s

@@ -12,17 +12,17 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// stageFigure is one stage over the timelines of many pods.
+// stageFigure is the summary of one stage in the timelines of many pods.
 type stageFigure struct {
 	name, actor  string
-	starts, took float64 // medians in milliseconds; starts is after the timeline's first stage
-	pods         int     // how many timelines have it
+	starts, took float64 // medians in milliseconds; starts is relative to the timeline's first stage
+	pods         int     // number of timelines with this stage
 }
 
-// summarise takes the median of every stage over timelines. A stage that occurs
-// more than once in a timeline (a pod is written twice: made and bound) counts
-// as several, told apart by number.
-func summarise(timelines [][]api.Stage) []stageFigure {
+// summarizeStages returns the medians of every stage over the timelines, in order of start. A
+// repeated stage of a timeline counts as several numbered stages, for example the writes that
+// create and bind a pod.
+func summarizeStages(timelines [][]api.Stage) []stageFigure {
 	type samples struct {
 		stageFigure
 		starts, took []time.Duration
@@ -68,58 +68,63 @@ func summarise(timelines [][]api.Stage) []stageFigure {
 	return out
 }
 
-// untilReady leaves out what came after the agent found the pod Ready, such as
-// the request that deleted it, and returns that moment.
-func untilReady(stages []api.Stage) (kept []api.Stage, ready time.Time) {
+// stagesUntilReady removes the stages after the agent's stage "ready", such as the request that
+// deleted the pod. It returns the start of that stage.
+func stagesUntilReady(stages []api.Stage) (kept []api.Stage, ready time.Time) {
 	for _, s := range stages {
 		if s.Name == "ready" {
 			ready = s.Start
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(stages), func(s api.Stage) bool { return !ready.IsZero() && s.Start.After(ready) }), ready
+	return slices.DeleteFunc(slices.Clone(stages), func(s api.Stage) bool {
+		return !ready.IsZero() && s.Start.After(ready)
+	}), ready
 }
 
-// stages adds where the time of the pods went, from their timelines.
-func (n *nodeLoad) stages(ctx context.Context, pods []seen) error {
+// recordStages adds rows with the stages of the pods' timelines.
+func (n *podLoad) recordStages(ctx context.Context, pods []podView) error {
 	var timelines [][]api.Stage
 	var reported []time.Duration
 	for _, p := range pods {
-		if p.trace == "" {
+		if p.traceID == "" {
 			return fmt.Errorf("pod %s has no annotation %s", p.last.Name, api.TraceParentAnnotation)
 		}
-		raw, err := n.client.CoreV1().RESTClient().Get().AbsPath("/timeline", p.trace).DoRaw(ctx)
+		raw, err := n.cluster.client.CoreV1().RESTClient().Get().AbsPath("/timeline", p.traceID).DoRaw(ctx)
 		if err != nil {
-			return fmt.Errorf("timeline %s: %w", p.trace, err)
+			return fmt.Errorf("timeline %s: %w", p.traceID, err)
 		}
 		var stages []api.Stage
 		if err := json.Unmarshal(raw, &stages); err != nil {
-			return fmt.Errorf("timeline %s: %w", p.trace, err)
+			return fmt.Errorf("timeline %s: %w", p.traceID, err)
 		}
 		if len(stages) == 0 {
 			continue
 		}
-		stages, ready := untilReady(stages)
+		stages, ready := stagesUntilReady(stages)
 		timelines = append(timelines, stages)
 		if !ready.IsZero() { // a lab's hosts share this machine's clock
 			reported = append(reported, p.ready.Sub(ready))
 		}
 	}
 	values := map[string]float64{"timelines": float64(len(timelines))}
-	for _, s := range summarise(timelines) {
+	for _, s := range summarizeStages(timelines) {
 		values[s.actor+" "+s.name+" start_ms"], values[s.actor+" "+s.name+" p50_ms"] = s.starts, s.took
-		if s.took < shownFrom && s.name != "ready" {
+		if s.took < minShownMillis && s.name != "ready" {
 			continue
 		}
-		n.Row(figures.Row{
+		n.run.tally.AddRow(figures.Row{
 			Measure: "  stage " + s.name, Figure: s.took, Unit: "ms",
 			Note: fmt.Sprintf("%s, starts at %.1f ms, in %d of %d pods", s.actor, s.starts, s.pods, len(pods)),
 		})
 	}
 	values["reported p50_ms"] = figures.Latencies(reported)["p50_ms"]
-	n.Row(figures.Row{Measure: "  from the agent's ready to the client's", Figure: values["reported p50_ms"], Unit: "ms"})
-	n.Records = append(n.Records, figures.Record{Measure: "stages of pod create to Ready", Params: map[string]any{"pods": len(pods)}, Values: values})
+	n.run.tally.AddRow(figures.Row{Measure: "  from the agent's stage ready to the client's event",
+		Figure: values["reported p50_ms"], Unit: "ms"})
+	n.run.tally.Records = append(n.run.tally.Records, figures.Record{Measure: "stages of pod create to Ready",
+		Params: map[string]any{"pods": len(pods)}, Values: values})
 	return nil
 }
 
-// shownFrom is how many milliseconds a stage must take for a row of its own; the records have all.
-const shownFrom = 0.25
+// minShownMillis is the least duration in milliseconds of a stage with its own row. The records
+// have all stages.
+const minShownMillis = 0.25

@@ -12,26 +12,28 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// claimsAtOnce is how many claims are made at the same time.
-const claimsAtOnce = 100
+// concurrentClaims is the number of claims that are created concurrently.
+const concurrentClaims = 100
 
-// volumeTimeout bounds a pod's start and end while many volumes are made.
+// volumeTimeout is the time limit for a pod's start or deletion while many volumes are created.
 const volumeTimeout = 3 * time.Minute
 
-// storage measures fresh volumes: from the creation of a claim, and of the pod that uses it, until the pod is Ready, beside
-// the same pod with an emptyDir, in turns; then many at once.
-func (b *bench) storage(ctx context.Context, c *cluster) error {
-	return b.onPods(ctx, c, func(n *nodeLoad) error {
-		if err := n.volumesInTurn(ctx); err != nil {
+// measureStorage measures new volumes, from the creation of a claim and its pod until the pod is
+// Ready. It compares them in turn with the same pod with an emptyDir, and then measures many at
+// once.
+func (b *benchmarks) measureStorage(ctx context.Context, c *cluster) error {
+	return b.withPodLoad(ctx, c, func(n *podLoad) error {
+		if err := n.measureVolumesInTurn(ctx); err != nil {
 			return err
 		}
-		return n.volumesTogether(ctx)
+		return n.measureConcurrentVolumes(ctx)
 	})
 }
 
-// withVolume is the web server with a volume at /data: a claim's of the pod's name, or an emptyDir.
-func withVolume(name string, claimed bool) *v1.Pod {
-	p := webPod(name, "")
+// newPodWithVolume returns the web server with a volume at /data: a claim of the same name, or an
+// emptyDir.
+func newPodWithVolume(name string, claimed bool) *v1.Pod {
+	p := newWebPod(name, "")
 	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	source := v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}
 	if claimed {
@@ -41,62 +43,69 @@ func withVolume(name string, claimed bool) *v1.Pod {
 	return p
 }
 
-// startWith makes a claim, where the pod is to have a new one, and the pod, and returns how long it took until it was Ready.
-func (n *nodeLoad) startWith(ctx context.Context, name string, volume volumeKind) (time.Duration, error) {
+// startPodWithVolume creates a pod with this kind of volume, and before it the claim if volume is
+// newVolume. It returns the time until the pod is Ready.
+func (n *podLoad) startPodWithVolume(ctx context.Context, name string, volume volumeKind) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, volumeTimeout)
 	defer cancel()
 	began := time.Now()
-	if volume == freshVolume {
-		_, err := n.client.CoreV1().PersistentVolumeClaims(n.namespace).Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-				Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}}}, metav1.CreateOptions{})
+	if volume == newVolume {
+		_, err := n.cluster.client.CoreV1().PersistentVolumeClaims(n.namespace).Create(ctx,
+			&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+					Resources: v1.VolumeResourceRequirements{
+						Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}}},
+			metav1.CreateOptions{})
 		if err != nil {
 			return 0, fmt.Errorf("creating claim %s: %w", name, err)
 		}
 	}
-	if err := n.create(ctx, withVolume(name, volume != emptyDir)); err != nil {
+	if err := n.createPod(ctx, newPodWithVolume(name, volume != emptyDir)); err != nil {
 		return 0, err
 	}
-	s, err := n.await(ctx, name, "Ready", func(s seen) bool { return !s.ready.IsZero() })
+	s, err := n.observer.awaitPod(ctx, name, "Ready", func(s podView) bool { return !s.ready.IsZero() })
 	return s.ready.Sub(began), err
 }
 
-// endWith deletes a pod, and its claim where that is to go too, and returns how long the pod took to be gone.
-func (n *nodeLoad) endWith(ctx context.Context, name string, claimToo bool) (time.Duration, error) {
+// deletePodWithVolume deletes a pod and optionally its claim. It returns the time until the pod is
+// gone.
+func (n *podLoad) deletePodWithVolume(ctx context.Context, name string, claimToo bool) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, volumeTimeout)
 	defer cancel()
-	took, err := n.untilGone(ctx, name)
+	took, err := n.deleteAndAwaitGone(ctx, name)
 	if claimToo && err == nil {
-		err = n.client.CoreV1().PersistentVolumeClaims(n.namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		err = n.cluster.client.CoreV1().PersistentVolumeClaims(n.namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	}
 	return took, err
 }
 
-// volumeKind is what a pod has at /data.
+// volumeKind is the kind of volume at /data.
 type volumeKind int
 
 const (
-	emptyDir    volumeKind = iota
-	freshVolume            // of a claim that is made with the pod
-	oldVolume              // of a claim that an earlier pod had
+	emptyDir       volumeKind = iota
+	newVolume                 // of a claim that is created with the pod
+	existingVolume            // of a claim that an earlier pod used
 )
 
 func (k volumeKind) String() string {
 	return [...]string{"an emptyDir", "a fresh volume", "a volume that was there"}[k]
 }
 
-func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
-	n.Say("%d pods with an emptyDir and %d with a fresh volume, in turns", n.inTurn, n.inTurn)
-	kinds := []volumeKind{emptyDir, freshVolume}
+func (n *podLoad) measureVolumesInTurn(ctx context.Context) error {
+	n.run.tally.LogProgress("%d pods with an emptyDir and %d with a fresh volume, in turns",
+		n.run.options.sequentialPods,
+		n.run.options.sequentialPods)
+	kinds := []volumeKind{emptyDir, newVolume}
 	started, ended := map[volumeKind][]time.Duration{}, map[volumeKind][]time.Duration{}
-	for i := range n.inTurn {
+	for i := range n.run.options.sequentialPods {
 		for _, k := range kinds {
 			name := fmt.Sprintf("turn-%d-%d", i, k)
-			took, err := n.startWith(ctx, name, k)
+			took, err := n.startPodWithVolume(ctx, name, k)
 			if err != nil {
 				return err
 			}
-			gone, err := n.endWith(ctx, name, k == freshVolume)
+			gone, err := n.deletePodWithVolume(ctx, name, k == newVolume)
 			if err != nil {
 				return err
 			}
@@ -111,66 +120,81 @@ func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
 		for _, k := range kinds {
 			values := figures.Latencies(part.took[k])
 			label := fmt.Sprintf("pod with %s, %s", k, part.what)
-			n.Records = append(n.Records, figures.Record{Measure: label, Params: map[string]any{"pods": n.inTurn, "burst": 1}, Values: values})
+			n.run.tally.Records = append(n.run.tally.Records, figures.Record{Measure: label,
+				Params: map[string]any{"pods": n.run.options.sequentialPods, "burst": 1}, Values: values})
 			row := figures.Row{Measure: label + ", p50", Figure: values["p50_ms"], Unit: "ms"}
-			if k == freshVolume {
+			if k == newVolume {
 				row.Key, row.Reference = part.key, &figures.Reference{Name: "emptyDir", Figure: beside["p50_ms"]}
 			}
-			n.Row(row)
+			n.run.tally.AddRow(row)
 		}
 	}
 	return nil
 }
 
-// allAtOnce does something for as many pods as are made at once, and says what it took.
-func (n *nodeLoad) allAtOnce(k volumeKind, what string, do func(name string) (time.Duration, error)) (figures.Record, error) {
-	claim := min(k, freshVolume) // a volume that was there is that of the pod before
-	rec, err := n.measure(fmt.Sprintf("%d pods with %s at once, %s", claimsAtOnce, k, what), map[string]any{"burst": claimsAtOnce}, func() (map[string]float64, error) {
-		took, all, err := atOnce(claimsAtOnce, func(i int) (time.Duration, error) { return do(fmt.Sprintf("once-%d-%d", i, claim)) })
-		values := figures.Latencies(took)
-		values["rate"] = claimsAtOnce / all.Seconds()
-		return values, err
-	})
+// measureConcurrentPods calls do concurrently for concurrentClaims pods with the kind k of volume.
+// It adds a record and the rows with the results. what names the measured operation.
+func (n *podLoad) measureConcurrentPods(k volumeKind, what string, do func(name string) (time.Duration, error)) (
+	figures.Record, error,
+) {
+	claim := min(k, newVolume) // existingVolume uses the claims of newVolume
+	rec, err := n.run.runMeasurement(fmt.Sprintf("%d pods with %s at once, %s", concurrentClaims, k, what),
+		map[string]any{"burst": concurrentClaims}, func() (map[string]float64, error) {
+			took, all, err := runConcurrently(concurrentClaims, func(i int) (time.Duration, error) {
+				return do(fmt.Sprintf("once-%d-%d", i, claim))
+			})
+			values := figures.Latencies(took)
+			values["rate"] = concurrentClaims / all.Seconds()
+			return values, err
+		})
 	if err != nil {
 		return rec, err
 	}
-	n.Row(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: cost(rec)})
-	n.Row(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	n.run.tally.AddRow(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms",
+		Note: formatCost(rec)})
+	n.run.tally.AddRow(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
 	return rec, nil
 }
 
-// volumesTogether makes many pods at once with each kind of volume. What a mount and an unmount cost is what pods with
-// volumes that were there take of processors beyond what those with an emptyDir do.
-func (n *nodeLoad) volumesTogether(ctx context.Context) error {
-	up, down := map[volumeKind]float64{}, map[volumeKind]float64{} // ms of processors for each pod
-	for _, k := range []volumeKind{emptyDir, freshVolume, oldVolume} {
-		n.Say("%d pods with %s at once", claimsAtOnce, k)
-		rec, err := n.allAtOnce(k, "created to Ready", func(name string) (time.Duration, error) { return n.startWith(ctx, name, k) })
+// measureConcurrentVolumes measures many pods at once with each kind of volume. The CPU time of
+// pods with an emptyDir is subtracted to get the cost of a mount or unmount.
+func (n *podLoad) measureConcurrentVolumes(ctx context.Context) error {
+	up, down := map[volumeKind]float64{}, map[volumeKind]float64{} // CPU milliseconds per pod
+	for _, k := range []volumeKind{emptyDir, newVolume, existingVolume} {
+		n.run.tally.LogProgress("%d pods with %s at once", concurrentClaims, k)
+		rec, err := n.measureConcurrentPods(k, "created to Ready", func(name string) (time.Duration, error) {
+			return n.startPodWithVolume(ctx, name, k)
+		})
 		if err != nil {
 			return err
 		}
-		up[k] = perPod(rec)
-		rec, err = n.allAtOnce(k, "deleted to gone", func(name string) (time.Duration, error) { return n.endWith(ctx, name, k == oldVolume) })
+		up[k] = cpuMillisPerPod(rec)
+		rec, err = n.measureConcurrentPods(k, "deleted to gone", func(name string) (time.Duration, error) {
+			return n.deletePodWithVolume(ctx, name, k == existingVolume)
+		})
 		if err != nil {
 			return err
 		}
-		down[k] = perPod(rec)
+		down[k] = cpuMillisPerPod(rec)
 	}
 	for _, c := range []struct {
 		what string
 		of   map[volumeKind]float64
 		kind volumeKind
 	}{
-		{"making and mounting a volume", up, freshVolume}, {"mounting a volume", up, oldVolume}, {"unmounting a volume", down, freshVolume},
+		{"creating and mounting a volume", up, newVolume}, {"mounting a volume", up, existingVolume},
+		{"unmounting a volume", down, newVolume},
 	} {
-		n.Row(figures.Row{Measure: "processor time of " + c.what, Figure: c.of[c.kind] - c.of[emptyDir], Unit: "ms",
-			Note: fmt.Sprintf("a pod with it takes %.1f ms, one with an emptyDir %.1f ms, of replicas and workers", c.of[c.kind], c.of[emptyDir])})
+		n.run.tally.AddRow(figures.Row{Measure: "CPU time of " + c.what, Figure: c.of[c.kind] - c.of[emptyDir],
+			Unit: "ms",
+			Note: fmt.Sprintf("CPU of replicas and workers per pod: %.1f ms with the volume, %.1f ms with an emptyDir",
+				c.of[c.kind], c.of[emptyDir])})
 	}
 	return nil
 }
 
-// perPod is how many milliseconds of processors the cluster took for each of the pods.
-func perPod(r figures.Record) float64 {
-	replicas, workers := cpuOf(r)
-	return 1000 * (replicas + workers) / claimsAtOnce
+// cpuMillisPerPod returns the cluster's CPU milliseconds per pod.
+func cpuMillisPerPod(r figures.Record) float64 {
+	replicas, workers := cpuSeconds(r)
+	return 1000 * (replicas + workers) / concurrentClaims
 }

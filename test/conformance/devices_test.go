@@ -22,7 +22,8 @@ func TestAdminAccess(t *testing.T) {
 			map[string]any{"name": "a", "firstAvailable": []any{map[string]any{"name": "b", "deviceClassName": "c"}}},
 			map[string]any{"name": "r", "exactly": map[string]any{"deviceClassName": "c", "adminAccess": admin}}}}}
 	}
-	const why = "Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
+	const why = "Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: " +
+		"true` label on the containing namespace"
 	refused := func(a answer, at string) {
 		t.Helper()
 		if got := causes(a); a.code != 422 || !slices.Equal(got, []string{at + ": " + why}) {
@@ -31,23 +32,29 @@ func TestAdminAccess(t *testing.T) {
 	}
 	claim, template := object{"spec": exactly(true)}, object{"spec": map[string]any{"spec": exactly(true)}}
 	granted := func(o object) object {
-		return merged(o, object{"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": []any{
-			map[string]any{"request": "a/b", "driver": "example.com", "pool": "p", "device": "d"},
-			map[string]any{"request": "r", "driver": "example.com", "pool": "p", "device": "e", "adminAccess": true}}}}}})
+		return merged(o,
+			object{"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": []any{
+				map[string]any{"request": "a/b", "driver": "example.com", "pool": "p", "device": "d"},
+				map[string]any{"request": "r", "driver": "example.com", "pool": "p", "device": "e",
+					"adminAccess": true}}}}}})
 	}
 	refused(claims.send(t, "POST", claims.path(), claims.fresh(t, claim)), "spec.devices.requests[1].adminAccess")
-	refused(templates.send(t, "POST", templates.path(), templates.fresh(t, template)), "spec.devices.requests[1].adminAccess")
+	refused(templates.send(t, "POST", templates.path(), templates.fresh(t, template)),
+		"spec.devices.requests[1].adminAccess")
 	plain := claims.make(t, object{"spec": exactly(false)})
-	refused(claims.send(t, "PUT", claims.path(plain.name(), "status"), granted(plain)), "status.allocation.devices.results[1].adminAccess")
+	refused(claims.send(t, "PUT", claims.path(plain.name(), "status"), granted(plain)),
+		"status.allocation.devices.results[1].adminAccess")
 
 	for _, u := range []*kindUnderTest{claims, templates} {
-		u.want(t, 200, "PATCH", "/api/v1/namespaces/"+u.ns, labelled("resource.kubernetes.io/admin-access", "true"), contentType, mergePatch)
+		u.want(t, 200, "PATCH", "/api/v1/namespaces/"+u.ns, labelled("resource.kubernetes.io/admin-access", "true"),
+			contentType, mergePatch)
 	}
 	claims.make(t, claim)
 	templates.make(t, template)
 	given := claims.want(t, 200, "PUT", claims.path(plain.name(), "status"), granted(plain)).object()
 	// What was granted stays when the namespace is no longer labelled.
-	claims.want(t, 200, "PATCH", "/api/v1/namespaces/"+claims.ns, labelled("resource.kubernetes.io/admin-access", "no"), contentType, mergePatch)
+	claims.want(t, 200, "PATCH", "/api/v1/namespaces/"+claims.ns, labelled("resource.kubernetes.io/admin-access", "no"),
+		contentType, mergePatch)
 	claims.want(t, 200, "PUT", claims.path(plain.name(), "status"), merged(given, labelled("a", "b")))
 }
 

@@ -13,10 +13,12 @@ func TestEviction(t *testing.T) {
 	budgets := "/apis/policy/v1/namespaces/evictions/poddisruptionbudgets"
 	budget := func(name, app string, least int) {
 		u.want(t, 201, "POST", budgets, object{"metadata": map[string]any{"name": name},
-			"spec": map[string]any{"minAvailable": least, "selector": map[string]any{"matchLabels": map[string]any{"app": app}}}})
+			"spec": map[string]any{"minAvailable": least,
+				"selector": map[string]any{"matchLabels": map[string]any{"app": app}}}})
 	}
 	pod := func(app string) object {
-		o := u.make(t, labelled("app", app), object{"metadata": map[string]any{"finalizers": []any{"example.com/kept"}}})
+		o := u.make(t, labelled("app", app),
+			object{"metadata": map[string]any{"finalizers": []any{"example.com/kept"}}})
 		return u.want(t, 200, "PATCH", u.path(o.name(), "status"), object{"status": map[string]any{"phase": "Running",
 			"conditions": []any{map[string]any{"type": "Ready", "status": "True"}}}}, contentType, mergePatch).object()
 	}
@@ -40,17 +42,25 @@ func TestEviction(t *testing.T) {
 		want string
 	}{
 		{"no name", free, eviction("", nil), "400 BadRequest name in URL does not match name in Eviction object"},
-		{"another name", free, eviction("other", nil), "400 BadRequest name in URL does not match name in Eviction object"},
-		{"no pod", object{"metadata": map[string]any{"name": "gone"}}, eviction("gone", nil), `404 NotFound pods "gone" not found`},
+		{"another name", free, eviction("other", nil),
+			"400 BadRequest name in URL does not match name in Eviction object"},
+		{"no pod", object{"metadata": map[string]any{"name": "gone"}}, eviction("gone", nil),
+			`404 NotFound pods "gone" not found`},
 		{"orphans twice", free, eviction(free.name(), object{"orphanDependents": true, "propagationPolicy": "Orphan"}),
-			"422 Invalid propagationPolicy: Invalid value: \"Orphan\": orphanDependents and deletionPropagation cannot be both set"},
+			"422 Invalid propagationPolicy: Invalid value: \"Orphan\": orphanDependents and deletionPropagation " +
+				"cannot be both set"},
 		{"another policy", free, eviction(free.name(), object{"propagationPolicy": "Sideways"}),
-			`422 Invalid propagationPolicy: Unsupported value: "Sideways": supported values: "Foreground", "Background", "Orphan", "nil"`},
-		{"another dry run", free, eviction(free.name(), object{"dryRun": []any{"Some"}}), `422 Invalid dryRun: Unsupported value: ["Some"]: supported values: "All"`},
+			`422 Invalid propagationPolicy: Unsupported value: "Sideways": supported values: "Foreground", ` +
+				`"Background", "Orphan", "nil"`},
+		{"another dry run", free, eviction(free.name(), object{"dryRun": []any{"Some"}}),
+			`422 Invalid dryRun: Unsupported value: ["Some"]: supported values: "All"`},
 		{"another pod", free, eviction(free.name(), object{"preconditions": object{"uid": "no"}}), "409 Conflict"},
-		{"an older pod", free, eviction(free.name(), object{"preconditions": object{"resourceVersion": "1"}}), "409 Conflict"},
-		{"a budget that is spent", full, eviction(full.name(), nil), "429 TooManyRequests : The disruption budget full needs 1 healthy pods and has 1 currently"},
-		{"two budgets", both, eviction(both.name(), nil), "500  This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."},
+		{"an older pod", free, eviction(free.name(), object{"preconditions": object{"resourceVersion": "1"}}),
+			"409 Conflict"},
+		{"a budget that is spent", full, eviction(full.name(), nil),
+			"429 TooManyRequests : The disruption budget full needs 1 healthy pods and has 1 currently"},
+		{"two budgets", both, eviction(both.name(), nil),
+			"500  This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."},
 	} {
 		a := u.send(t, "POST", u.path(c.pod.name(), "eviction"), c.body)
 		got := fmt.Sprintf("%d %s", a.code, a.object().text("reason"))
@@ -89,7 +99,8 @@ func TestEviction(t *testing.T) {
 	}
 	u.want(t, 201, "POST", u.path(free.name(), "eviction"), eviction(free.name(), now))
 	c := condition(free.name())
-	if c.text("status") != "True" || c.text("reason") != "EvictionByEvictionAPI" || c.text("lastTransitionTime") == "" || !u.get(t, free.name()).deleted() {
+	if c.text("status") != "True" || c.text("reason") != "EvictionByEvictionAPI" ||
+		c.text("lastTransitionTime") == "" || !u.get(t, free.name()).deleted() {
 		t.Errorf("an evicted pod has %v", c)
 	}
 	if spent, _ := disrupted("free").(map[string]any); len(spent) != 1 {

@@ -33,11 +33,11 @@ func TestEveryKindIsExplained(t *testing.T) {
 				t.Fatal("no schema has its group, version and kind")
 			}
 			// The types of some libraries come without descriptions.
-			_, described := any(k.New()).(interface{ SwaggerDoc() map[string]string })
+			_, described := any(k.Type.New()).(interface{ SwaggerDoc() map[string]string })
 			if text, _ := root["description"].(string); described && text == "" {
 				t.Error("it has no description")
 			}
-			if n := d.explain(t, root, nil, map[string]bool{}); n < 4 && k.Typed {
+			if n := d.explain(t, root, nil, map[string]bool{}); n < 4 && k.Type.Typed {
 				t.Errorf("%d fields", n)
 			}
 		})
@@ -71,7 +71,8 @@ func (d *document) explain(t *testing.T, s map[string]any, at []string, seen map
 			n += d.explain(t, next, at, seen)
 		}
 	}
-	open := s["x-kubernetes-preserve-unknown-fields"] == true || s["x-kubernetes-int-or-string"] == true || s["oneOf"] != nil
+	open := s["x-kubernetes-preserve-unknown-fields"] == true || s["x-kubernetes-int-or-string"] == true ||
+		s["oneOf"] != nil
 	// Quantities, raw extensions and a schema's own values are described and have no type of their own.
 	if s["type"] == nil && len(refs(s)) == 0 && !open && s["description"] == nil {
 		t.Errorf("%s: a field without a type: %v", strings.Join(at, "."), s)

@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write what the server says to testdata/invalid, to be read before it is committed")
+var rewrite = flag.Bool("rewrite", false,
+	"write what the server says to testdata/invalid, to be read before it is committed")
 
 // leastRefused is how many invalid objects there are at least, over all kinds, without what is wrong with the metadata of
 // any kind alike.
@@ -30,7 +31,7 @@ func TestInvalidObjects(t *testing.T) {
 	var refused atomic.Int64
 	t.Run("kinds", func(t *testing.T) {
 		for _, k := range shared.kinds.All() {
-			if k.Acts || !slices.Contains(discovered(k), "create") {
+			if k.Serving.Acts || !slices.Contains(discovered(k), "create") {
 				continue // bindings are those of pods, and the others are made by nobody
 			}
 			t.Run(k.GVK.Kind+"."+k.GVK.GroupVersion().String(), func(t *testing.T) {
@@ -53,8 +54,8 @@ func TestInvalidObjects(t *testing.T) {
 
 // discovered are the verbs of a virtual kind, or some of a stored one.
 func discovered(k *api.Kind) []string {
-	if k.Virtual {
-		return k.Verbs
+	if k.Serving.Virtual {
+		return k.Serving.Verbs
 	}
 	return []string{"create"}
 }
@@ -90,7 +91,7 @@ func (u *kindUnderTest) refusals(t *testing.T) (string, int) {
 	if len(taken) > 0 {
 		fmt.Fprintf(&out, "taken\n  %s\n", strings.Join(taken, "\n  "))
 	}
-	if u.Virtual {
+	if u.Serving.Virtual {
 		return out.String(), refused
 	}
 	taken = nil

@@ -50,7 +50,8 @@ func isShown(t *testing.T, u *kindUnderTest) {
 		}
 	}
 	partial := u.want(t, 200, "GET", u.path(o.name()), nil, "Accept", asPartial).object()
-	if partial.text("kind") != "PartialObjectMetadata" || !reflect.DeepEqual(partial.metadata(), o.metadata()) || len(partial) != 3 {
+	if partial.text("kind") != "PartialObjectMetadata" || !reflect.DeepEqual(partial.metadata(), o.metadata()) ||
+		len(partial) != 3 {
 		t.Errorf("%v\nwant the metadata of %v", partial, o)
 	}
 	partials := u.want(t, 200, "GET", with(u.path(), "labelSelector=seen%3Dtable"), nil, "Accept", asPartials).object()
@@ -91,7 +92,7 @@ func saysTheSame(t *testing.T, u *kindUnderTest) {
 		want := u.want(t, 200, "GET", path, nil)
 		for _, media := range []string{"application/yaml", "application/cbor", protobuf} {
 			a := u.send(t, "GET", path, nil, "Accept", media)
-			if media == protobuf && !u.Typed {
+			if media == protobuf && !u.Type.Ops.Protobuf {
 				if a.code != 406 {
 					t.Errorf("%s: %d %s", media, a.code, a.body)
 				}

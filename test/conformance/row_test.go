@@ -116,7 +116,8 @@ func (u *kindUnderTest) inNamespace(t *testing.T, name string) *kindUnderTest {
 		t.Fatal(err)
 	}
 	u.want(t, 201, "POST", "/api/v1/namespaces", object{"metadata": map[string]any{"name": name}})
-	u.send(t, "POST", "/api/v1/namespaces/"+name+"/serviceaccounts", object{"metadata": map[string]any{"name": "default"}})
+	u.send(t, "POST", "/api/v1/namespaces/"+name+"/serviceaccounts",
+		object{"metadata": map[string]any{"name": "default"}})
 	return u
 }
 
@@ -155,7 +156,7 @@ func (u *kindUnderTest) fresh(t *testing.T, patches ...map[string]any) object {
 	}
 	apiVersion, kind := u.GVK.ToAPIVersionAndKind()
 	o = merged(o, object{"apiVersion": apiVersion, "kind": kind})
-	if o.name() == "" && !u.Virtual {
+	if o.name() == "" && !u.Serving.Virtual {
 		o = merged(o, object{"metadata": map[string]any{"name": strings.ToLower(kind) + "-" + n}})
 	}
 	for _, p := range patches {
@@ -237,9 +238,11 @@ func (u *kindUnderTest) gone(t *testing.T, name string) bool {
 		return a.code == 404
 	}
 	if finalize := u.Subresources["finalize"]; finalize != nil {
-		u.want(t, 200, "PUT", u.path(name, "finalize"), merged(a.object(), object{"spec": map[string]any{"finalizers": []any{}}}))
+		u.want(t, 200, "PUT", u.path(name, "finalize"),
+			merged(a.object(), object{"spec": map[string]any{"finalizers": []any{}}}))
 	} else {
-		u.want(t, 200, "PATCH", u.path(name), object{"metadata": map[string]any{"finalizers": nil}}, contentType, mergePatch)
+		u.want(t, 200, "PATCH", u.path(name), object{"metadata": map[string]any{"finalizers": nil}},
+			contentType, mergePatch)
 	}
 	return u.send(t, "GET", u.path(name), nil).code == 404
 }

@@ -73,7 +73,8 @@ var widgets = custom.Resource{
 func components(context.Context) (all []corev1.ComponentStatus) {
 	for _, name := range []string{"controller-manager", "etcd-0", "scheduler"} {
 		healthy := corev1.ComponentCondition{Type: corev1.ComponentHealthy, Status: corev1.ConditionTrue, Message: "ok"}
-		all = append(all, corev1.ComponentStatus{ObjectMeta: metav1.ObjectMeta{Name: name}, Conditions: []corev1.ComponentCondition{healthy}})
+		all = append(all, corev1.ComponentStatus{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Conditions: []corev1.ComponentCondition{healthy}})
 	}
 	return all
 }
@@ -90,16 +91,19 @@ func (s *server) kindOf(t *testing.T, resource string) *api.Kind {
 
 // usage is known of Nodes and pods that are labelled told.
 func usage(of []api.Object) (out []api.Object) {
-	use := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("250m"), corev1.ResourceMemory: resource.MustParse("32Mi")}
+	use := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("250m"),
+		corev1.ResourceMemory: resource.MustParse("32Mi")}
 	for _, o := range of {
 		meta := metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName()}
 		switch _, isNode := o.(*corev1.Node); {
 		case o.GetLabels()["told"] == "":
 		case isNode:
-			out = append(out, &metricsv1beta1.NodeMetrics{ObjectMeta: meta, Window: metav1.Duration{Duration: 15 * time.Second}, Usage: use})
+			out = append(out, &metricsv1beta1.NodeMetrics{ObjectMeta: meta,
+				Window: metav1.Duration{Duration: 15 * time.Second}, Usage: use})
 		default:
-			out = append(out, &metricsv1beta1.PodMetrics{ObjectMeta: meta, Window: metav1.Duration{Duration: 15 * time.Second},
-				Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: use}}})
+			out = append(out,
+				&metricsv1beta1.PodMetrics{ObjectMeta: meta, Window: metav1.Duration{Duration: 15 * time.Second},
+					Containers: []metricsv1beta1.ContainerMetrics{{Name: "c", Usage: use}}})
 		}
 	}
 	return out
@@ -127,9 +131,11 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 		return nil, nil, err
 	}
 	compilers := cel.New()
-	s = &server{kinds: kinds.All(kinds.Compiling(compilers.Admission().Judge)), scheme: api.Scheme(), url: "https://" + ln.Addr().String()}
+	s = &server{kinds: kinds.All(kinds.WithCompiler(compilers.Admission().Judge)), scheme: api.Scheme(),
+		url: "https://" + ln.Addr().String()}
 	conf := &tls.Config{RootCAs: trust.Pool(), Certificates: []tls.Certificate{admin.TLS}}
-	s.client = &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}}
+	s.client = &http.Client{Timeout: patience,
+		Transport: &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}}
 
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store := storetest.NewMemory()
@@ -137,9 +143,12 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 		registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 	serving := trust.CA.Rotator(pki.ReplicaServing("test", net.ParseIP("10.96.0.1"), "127.0.0.1"), time.Now)
 	front := apiserver.New(apiserver.Config{
-		Name: "test", Registry: reg, Kinds: s.kinds, Scheme: s.scheme, Listener: ln,
-		TLS: pki.ServerTLS(trust.Pool(), serving, time.Now), ClientCAs: trust.Pool,
-		Components: components, Usage: usage, Expressions: compilers, ServiceTokens: tokens, Log: quiet, ShutdownDeadline: 100 * time.Millisecond,
+		Name: "test", Registry: reg, Kinds: s.kinds, Scheme: s.scheme, Log: quiet,
+		Serving: apiserver.ServingConfig{Listener: ln, TLS: pki.ServerTLS(trust.Pool(), serving, time.Now),
+			ShutdownDeadline: 100 * time.Millisecond},
+		Authentication: apiserver.AuthenticationConfig{ClientCAs: trust.Pool, ServiceTokens: tokens},
+		Admission:      apiserver.AdmissionConfig{Expressions: compilers},
+		State:          apiserver.StateConfig{Components: components, Usage: usage},
 	})
 	ended := make(chan error, 2)
 	go func() { ended <- reg.Run(ctx) }()
@@ -155,7 +164,7 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 	}
 	boot, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := front.EnsureBootstrap(boot, 0); err != nil {
+	if err := front.Bootstrap().EnsureBootstrap(boot, 0); err != nil {
 		return nil, nil, err
 	}
 	select {

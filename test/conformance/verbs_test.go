@@ -13,7 +13,7 @@ import (
 // Every stored kind does all that a stored kind does.
 func TestStoredKinds(t *testing.T) {
 	for _, k := range shared.kinds.All() {
-		if k.Virtual {
+		if k.Serving.Virtual {
 			continue
 		}
 		t.Run(k.GVK.Kind+"."+k.GVK.GroupVersion().String(), func(t *testing.T) {
@@ -26,7 +26,8 @@ func TestStoredKinds(t *testing.T) {
 // sideBySide are kinds of every sort that has code of its own in the server: with a status, with a scale, with a budget, with
 // what other objects are made for, bare data, and without a Go type.
 var sideBySide = []string{
-	"configmaps", "deployments", "endpointslices", "jobs", "leases", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
+	"configmaps", "deployments", "endpointslices", "jobs", "leases", "persistentvolumeclaims",
+	"poddisruptionbudgets", "pods",
 	"rolebindings", "secrets", "services", "widgets",
 }
 
@@ -35,7 +36,7 @@ var sideBySide = []string{
 func TestSomeStoredKinds(t *testing.T) {
 	seen := map[string]bool{}
 	for _, k := range shared.kinds.All() {
-		if k.Virtual || !slices.Contains(sideBySide, k.Resource) {
+		if k.Serving.Virtual || !slices.Contains(sideBySide, k.Resource) {
 			continue
 		}
 		seen[k.Resource] = true
@@ -76,18 +77,21 @@ func creates(t *testing.T, u *kindUnderTest) {
 		made.at("metadata", "creationTimestamp") == nil || made.at("metadata", "managedFields") == nil {
 		t.Errorf("made %v", made)
 	}
-	if where := lacks(map[string]any(made), map[string]any(sent)); where != "" && !strings.HasPrefix(where, "stringData") {
+	if where := lacks(map[string]any(made), map[string]any(sent)); where != "" &&
+		!strings.HasPrefix(where, "stringData") {
 		t.Errorf("what was made differs at %s: %v, sent %v", where, made, sent)
 	}
 	if got := u.get(t, made.name()); lacks(map[string]any(got), map[string]any(made)) != "" {
 		t.Errorf("read %v\nmade %v", got, made)
 	}
 	again := u.want(t, 409, "POST", u.path(), sent).object()
-	if want := fmt.Sprintf("%s %q already exists", u.GroupResource(), made.name()); again.text("reason") != "AlreadyExists" || again.message() != want {
+	if want := fmt.Sprintf("%s %q already exists", u.GroupResource(), made.name()); again.text("reason") !=
+		"AlreadyExists" || again.message() != want {
 		t.Errorf("a second time: %v, want %s", again, want)
 	}
 	none := u.want(t, 404, "GET", u.path("no-such-object"), nil).object()
-	if want := fmt.Sprintf("%s %q not found", u.GroupResource(), "no-such-object"); none.text("reason") != "NotFound" || none.message() != want {
+	if want := fmt.Sprintf("%s %q not found", u.GroupResource(), "no-such-object"); none.text("reason") != "NotFound" ||
+		none.message() != want {
 		t.Errorf("what is not there: %v, want %s", none, want)
 	}
 	other := u.want(t, 400, "POST", u.path(), merged(u.fresh(t), object{"kind": "Other"})).object()
@@ -95,8 +99,10 @@ func creates(t *testing.T, u *kindUnderTest) {
 		t.Errorf("another kind: %v", other)
 	}
 	if u.ns != "" {
-		elsewhere := u.want(t, 400, "POST", u.path(), u.fresh(t, object{"metadata": map[string]any{"namespace": "elsewhere"}})).object()
-		if want := "the namespace of the provided object does not match the namespace sent on the request"; elsewhere.message() != want {
+		elsewhere := u.want(t, 400, "POST", u.path(),
+			u.fresh(t, object{"metadata": map[string]any{"namespace": "elsewhere"}})).object()
+		if want := "the namespace of the provided object does not match the namespace sent on the " +
+			"request"; elsewhere.message() != want {
 			t.Errorf("another namespace: %v", elsewhere)
 		}
 		u.want(t, 404, "POST", strings.Replace(u.path(), "/"+u.ns+"/", "/no-such-namespace/", 1), u.fresh(t))
@@ -117,7 +123,8 @@ func generatesNames(t *testing.T, u *kindUnderTest) {
 	if a.code != 201 || len(name) != len(prefix)+5 || !strings.HasPrefix(name, prefix) {
 		t.Errorf("%d %s", a.code, a.body)
 	}
-	nameless := u.want(t, 422, "POST", u.path(), merged(o, object{"metadata": map[string]any{"generateName": nil}})).object()
+	nameless := u.want(t, 422, "POST", u.path(), merged(o, object{"metadata": map[string]any{"generateName": nil}})).
+		object()
 	if !strings.Contains(nameless.message(), "metadata.name: Required value: name or generateName is required") {
 		t.Errorf("neither name nor generateName: %v", nameless)
 	}
@@ -139,7 +146,8 @@ func lists(t *testing.T, u *kindUnderTest) {
 	if got.text("kind") != u.ListGVK().Kind || got.version() == "" || !slices.Equal(got.names(), names) {
 		t.Errorf("%v, want %v", got, names)
 	}
-	if got := u.want(t, 200, "GET", with(u.path(), "labelSelector=seen+notin+(list)"), nil).object(); slices.Contains(got.names(), names[0]) {
+	if got := u.want(t, 200, "GET", with(u.path(), "labelSelector=seen+notin+(list)"), nil).object(); slices.Contains(
+		got.names(), names[0]) {
 		t.Errorf("all others are %v", got.names())
 	}
 	one := []string{"metadata.name=" + names[1]}
@@ -148,11 +156,13 @@ func lists(t *testing.T, u *kindUnderTest) {
 	}
 	for _, f := range append(one, u.row.Selectors...) {
 		got := u.want(t, 200, "GET", with(u.path(), selector, "fieldSelector="+url.QueryEscape(f)), nil).object()
-		if !slices.Contains(got.names(), names[1]) || strings.HasPrefix(f, "metadata.name=") != (len(got.names()) == 1) {
+		if !slices.Contains(got.names(), names[1]) ||
+			strings.HasPrefix(f, "metadata.name=") != (len(got.names()) == 1) {
 			t.Errorf("%s: %v", f, got.names())
 		}
 		key, _, _ := strings.Cut(f, "=")
-		if got := u.want(t, 200, "GET", with(u.path(), selector, "fieldSelector="+key+"%3Dno-such"), nil).object(); len(got.names()) > 0 {
+		if got := u.want(t, 200, "GET", with(u.path(), selector, "fieldSelector="+key+"%3Dno-such"), nil).object(); len(
+			got.names()) > 0 {
 			t.Errorf("%s=no-such: %v", key, got.names())
 		}
 	}
@@ -180,7 +190,8 @@ func pages(t *testing.T, u *kindUnderTest) {
 	}
 	u.make(t, labelled("seen", "pages")) // later than the list
 	rest := u.want(t, 200, "GET", with(u.path(), selector, "limit=2", "continue="+url.QueryEscape(token)), nil).object()
-	if !slices.Equal(rest.names(), names[2:]) || rest.version() != first.version() || rest.text("metadata", "continue") != "" {
+	if !slices.Equal(rest.names(), names[2:]) || rest.version() != first.version() ||
+		rest.text("metadata", "continue") != "" {
 		t.Errorf("%v after %v", rest, first)
 	}
 	u.want(t, 400, "GET", with(u.path(), "limit=2", "continue=nonsense"), nil)
@@ -211,7 +222,7 @@ func deletes(t *testing.T, u *kindUnderTest) {
 		t.Fatalf("%d %s", a.code, a.body)
 	}
 	switch got := a.object(); {
-	case u.ReturnsDeleted || u.row.Lingers != "":
+	case u.Deletion.ReturnsDeleted || u.row.Lingers != "":
 		if got.name() != o.name() || got.text("kind") != u.GVK.Kind {
 			t.Errorf("the answer is %v", got)
 		}
@@ -232,11 +243,16 @@ func waitsForFinalizers(t *testing.T, u *kindUnderTest) {
 	if !held.deleted() || held.uid() != o.uid() {
 		t.Fatalf("%v", held)
 	}
-	more := u.send(t, "PATCH", u.path(o.name()), object{"metadata": map[string]any{"finalizers": []any{"example.com/hold", "example.com/new"}}}, contentType, mergePatch)
-	if more.code != 422 || !strings.Contains(string(more.body), "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers") {
+	more := u.send(t, "PATCH", u.path(o.name()),
+		object{"metadata": map[string]any{"finalizers": []any{"example.com/hold", "example.com/new"}}},
+		contentType, mergePatch)
+	if more.code != 422 ||
+		!strings.Contains(string(more.body), "metadata.finalizers: Forbidden: no new finalizers can be added if the "+
+			"object is being deleted, found new finalizers") {
 		t.Errorf("a finalizer that is added to a deleted object: %d %s", more.code, more.body)
 	}
-	u.want(t, 200, "PATCH", u.path(o.name()), object{"metadata": map[string]any{"finalizers": nil}}, contentType, mergePatch)
+	u.want(t, 200, "PATCH", u.path(o.name()), object{"metadata": map[string]any{"finalizers": nil}},
+		contentType, mergePatch)
 	if u.Subresources["finalize"] != nil {
 		u.gone(t, o.name())
 	}
@@ -245,7 +261,7 @@ func waitsForFinalizers(t *testing.T, u *kindUnderTest) {
 
 func deletesCollections(t *testing.T, u *kindUnderTest) {
 	selector, names := u.some(t, 2, "collection")
-	if u.Verbs != nil && !slices.Contains(u.Verbs, "deletecollection") {
+	if u.Serving.Verbs != nil && !slices.Contains(u.Serving.Verbs, "deletecollection") {
 		u.want(t, 405, "DELETE", with(u.path(), selector), nil)
 		return
 	}
@@ -270,7 +286,8 @@ func refusesMethods(t *testing.T, u *kindUnderTest) {
 	for _, c := range []struct{ method, path string }{
 		{"PUT", u.path()}, {"PATCH", u.path()}, {"POST", u.path(o.name())},
 	} {
-		a := u.send(t, c.method, c.path, o, contentType, map[bool]string{true: mergePatch, false: asJSON}[c.method == "PATCH"])
+		a := u.send(t, c.method, c.path, o, contentType,
+			map[bool]string{true: mergePatch, false: asJSON}[c.method == "PATCH"])
 		if a.code != 405 || a.object().text("reason") != "MethodNotAllowed" {
 			t.Errorf("%s %s: %d %s", c.method, c.path, a.code, a.body)
 		}

@@ -10,7 +10,7 @@ import (
 // Questions are asked with POST and with nothing else.
 func TestVirtualKinds(t *testing.T) {
 	for _, k := range shared.kinds.All() {
-		if !k.Virtual || k.Acts || !slices.Contains(k.Verbs, "create") {
+		if !k.Serving.Virtual || k.Serving.Acts || !slices.Contains(k.Serving.Verbs, "create") {
 			continue
 		}
 		t.Run(k.GVK.Kind, func(t *testing.T) {
@@ -19,7 +19,8 @@ func TestVirtualKinds(t *testing.T) {
 			sent := u.fresh(t)
 			for _, query := range []string{"", "?dryRun=All"} {
 				got := u.want(t, 201, "POST", u.path()+query, sent).object()
-				if where := lacks(map[string]any(got), u.row.Answer); where != "" || got.text("kind") != k.GVK.Kind || got.version() != "" {
+				if where := lacks(map[string]any(got), u.row.Answer); where != "" || got.text("kind") != k.GVK.Kind ||
+					got.version() != "" {
 					t.Errorf("differs at %q: %v", where, got)
 				}
 			}
@@ -49,7 +50,7 @@ func TestVirtualKinds(t *testing.T) {
 // Virtual kinds that tell of something are read with get and list, in every form, and with nothing else.
 func TestVirtualKindsThatAreListed(t *testing.T) {
 	for _, k := range shared.kinds.All() {
-		if !k.Virtual || !slices.Contains(k.Verbs, "list") {
+		if !k.Serving.Virtual || !slices.Contains(k.Serving.Verbs, "list") {
 			continue
 		}
 		t.Run(k.GVK.Kind, func(t *testing.T) {
@@ -59,7 +60,8 @@ func TestVirtualKindsThatAreListed(t *testing.T) {
 				of := load(t, shared, shared.kindOf(t, k.Resource))
 				of.ns = u.ns
 				for _, name := range []string{"told-1", "told-2"} {
-					of.make(t, map[string]any{"metadata": map[string]any{"name": name, "labels": map[string]any{"told": "yes"}}})
+					of.make(t, map[string]any{"metadata": map[string]any{"name": name,
+						"labels": map[string]any{"told": "yes"}}})
 				}
 			}
 			list := u.want(t, 200, "GET", u.path(), nil).object()
@@ -68,7 +70,8 @@ func TestVirtualKindsThatAreListed(t *testing.T) {
 				t.Fatalf("list: %v", list)
 			}
 			one := object(items[0].(map[string]any))
-			if got := u.want(t, 200, "GET", u.path(one.name()), nil).object(); got.text("kind") != k.GVK.Kind || got.name() != one.name() {
+			if got := u.want(t, 200, "GET", u.path(one.name()), nil).object(); got.text("kind") != k.GVK.Kind ||
+				got.name() != one.name() {
 				t.Errorf("get: %v", got)
 			}
 			if where := lacks(one, u.row.Answer); where != "" {
@@ -88,7 +91,8 @@ func TestVirtualKindsThatAreListed(t *testing.T) {
 func (u *kindUnderTest) selects(t *testing.T, name string, all int) {
 	t.Helper()
 	for query, want := range map[string]int{
-		"fieldSelector=metadata.name=" + name: 1, "fieldSelector=metadata.name!=" + name: all - 1, "labelSelector=a=b": 0, "labelSelector=!a": all,
+		"fieldSelector=metadata.name=" + name: 1, "fieldSelector=metadata.name!=" + name: all - 1,
+		"labelSelector=a=b": 0, "labelSelector=!a": all,
 	} {
 		items, _ := u.want(t, 200, "GET", with(u.path(), query), nil).object()["items"].([]any)
 		if len(items) != want {
@@ -105,12 +109,14 @@ func (u *kindUnderTest) selects(t *testing.T, name string, all int) {
 // readOnly tries every other verb.
 func (u *kindUnderTest) readOnly(t *testing.T, one object) {
 	t.Helper()
-	for _, try := range [][2]string{{"POST", u.path()}, {"DELETE", u.path()}, {"PUT", u.path(one.name())}, {"PATCH", u.path(one.name())}, {"DELETE", u.path(one.name())}, {"GET", with(u.path(), "watch=1")}} {
+	for _, try := range [][2]string{{"POST", u.path()}, {"DELETE", u.path()}, {"PUT", u.path(one.name())},
+		{"PATCH", u.path(one.name())}, {"DELETE", u.path(one.name())}, {"GET", with(u.path(), "watch=1")}} {
 		headers := []string{contentType, asJSON}
 		if try[0] == "PATCH" {
 			headers[1] = mergePatch
 		}
-		if a := u.send(t, try[0], try[1], one, headers...); a.code != 405 || a.object().text("reason") != "MethodNotAllowed" {
+		if a := u.send(t, try[0], try[1], one, headers...); a.code != 405 ||
+			a.object().text("reason") != "MethodNotAllowed" {
 			t.Errorf("%s %s: %d %s", try[0], try[1], a.code, a.body)
 		}
 	}
@@ -131,7 +137,8 @@ func (u *kindUnderTest) shown(t *testing.T, name string, all int) {
 		for _, c := range table.ColumnDefinitions {
 			columns = append(columns, c.Name)
 		}
-		if got := strings.Join(columns, ", "); got != u.row.Columns || len(table.Rows) != rows || table.Rows[0].Cells[0] != name {
+		if got := strings.Join(columns, ", "); got != u.row.Columns || len(table.Rows) != rows ||
+			table.Rows[0].Cells[0] != name {
 			t.Errorf("%s: columns %q, rows %v", path, got, table.Rows)
 		}
 	}
@@ -142,7 +149,8 @@ func (u *kindUnderTest) shown(t *testing.T, name string, all int) {
 	if a := u.want(t, 200, "GET", u.path(), nil, "Accept", protobuf); !strings.HasPrefix(string(a.body), "k8s\x00") {
 		t.Errorf("protobuf: %q", a.body)
 	}
-	if a := u.send(t, "GET", u.path(), nil); u.Deprecated != "" && !strings.Contains(a.header.Get("Warning"), u.Deprecated) {
+	if a := u.send(t, "GET", u.path(), nil); u.Serving.Deprecated != "" &&
+		!strings.Contains(a.header.Get("Warning"), u.Serving.Deprecated) {
 		t.Errorf("warning %q", a.header.Get("Warning"))
 	}
 }
@@ -159,23 +167,28 @@ func TestBindings(t *testing.T) {
 		binding object
 		code    int
 	}{
-		"no name": {binding("", "w1"), 400}, "no node": {binding(pod.name(), ""), 500}, "no such pod": {binding("gone", "w1"), 404},
-		"another namespace":        {merged(binding(pod.name(), "w1"), object{"metadata": map[string]any{"namespace": "default"}}), 400},
-		"another pod of that name": {merged(binding(pod.name(), "w1"), object{"metadata": map[string]any{"uid": "x"}}), 409},
+		"no name": {binding("", "w1"), 400}, "no node": {binding(pod.name(), ""), 500},
+		"no such pod": {binding("gone", "w1"), 404},
+		"another namespace": {merged(binding(pod.name(), "w1"),
+			object{"metadata": map[string]any{"namespace": "default"}}), 400},
+		"another pod of that name": {merged(binding(pod.name(), "w1"), object{"metadata": map[string]any{"uid": "x"}}),
+			409},
 	} {
 		if a := u.send(t, "POST", path, c.binding); a.code != c.code {
 			t.Errorf("%s: %d, want %d: %s", name, a.code, c.code, a.body)
 		}
 	}
 	u.want(t, 201, "POST", with(path, "dryRun=All"), binding(pod.name(), "w1"))
-	if a := u.want(t, 201, "POST", path, binding(pod.name(), "w1")).object(); a.text("kind") != "Status" || a.text("status") != "Success" {
+	if a := u.want(t, 201, "POST", path, binding(pod.name(), "w1")).object(); a.text("kind") != "Status" ||
+		a.text("status") != "Success" {
 		t.Errorf("answer: %v", a)
 	}
 	if got := value(u.want(t, 200, "GET", u.path(pod.name()), nil).object(), []any{"spec", "nodeName"}); got != "w1" {
 		t.Errorf("the pod is on %v", got)
 	}
 	for _, p := range []string{path, own} {
-		if a := u.send(t, "POST", p, binding(pod.name(), "w2")); a.code != 409 || !strings.Contains(a.object().message(), "already assigned to node") {
+		if a := u.send(t, "POST", p, binding(pod.name(), "w2")); a.code != 409 ||
+			!strings.Contains(a.object().message(), "already assigned to node") {
 			t.Errorf("%s: %d %s", p, a.code, a.body)
 		}
 	}

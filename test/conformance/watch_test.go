@@ -19,7 +19,8 @@ type event struct {
 func (u *kindUnderTest) follow(t *testing.T, query ...string) (next func() event, end func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	req, err := http.NewRequestWithContext(ctx, "GET", u.url+with(u.path(), append(query, "watch=1", fmt.Sprintf("timeoutSeconds=%.0f", patience.Seconds()))...), nil)
+	req, err := http.NewRequestWithContext(ctx, "GET",
+		u.url+with(u.path(), append(query, "watch=1", fmt.Sprintf("timeoutSeconds=%.0f", patience.Seconds()))...), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,8 @@ func watches(t *testing.T, u *kindUnderTest) {
 			continue
 		}
 		e := next()
-		if e.Type != want || e.Object.name() != o.name() || e.Object.uid() != o.uid() || e.Object.text("kind") != u.GVK.Kind {
+		if e.Type != want || e.Object.name() != o.name() || e.Object.uid() != o.uid() ||
+			e.Object.text("kind") != u.GVK.Kind {
 			t.Fatalf("%s %v, want %s of %s", e.Type, e.Object, want, o.name())
 		}
 		last = e.Object.version()
@@ -78,7 +80,8 @@ func watches(t *testing.T, u *kindUnderTest) {
 	}
 	// The present state and where it ends.
 	there := u.make(t, labelled("seen", "initial"))
-	initial, stop := u.follow(t, "labelSelector=seen%3Dinitial", "sendInitialEvents=true", "resourceVersionMatch=NotOlderThan", "allowWatchBookmarks=true")
+	initial, stop := u.follow(t, "labelSelector=seen%3Dinitial", "sendInitialEvents=true",
+		"resourceVersionMatch=NotOlderThan", "allowWatchBookmarks=true")
 	defer stop()
 	if e := initial(); e.Type != "ADDED" || e.Object.name() != there.name() {
 		t.Errorf("%s %v", e.Type, e.Object)

@@ -12,23 +12,31 @@ import (
 func updates(t *testing.T, u *kindUnderTest) {
 	o := u.make(t)
 	next := u.want(t, 200, "PUT", u.path(o.name()), merged(merged(o, u.row.Change), labelled("put", "1"))).object()
-	if where := lacks(map[string]any(next), u.row.Change); where != "" || next.at("metadata", "labels", "put") != "1" || next.version() == o.version() {
+	if where := lacks(map[string]any(next), u.row.Change); where != "" || next.at("metadata", "labels", "put") != "1" ||
+		next.version() == o.version() {
 		t.Errorf("at %s: %v", where, next)
 	}
 	late := u.want(t, 409, "PUT", u.path(o.name()), merged(o, labelled("put", "2"))).object()
-	if want := fmt.Sprintf("Operation cannot be fulfilled on %s %q: the object has been modified; please apply your changes to the latest version and try again", u.GroupResource(), o.name()); late.text("reason") != "Conflict" || late.message() != want {
+	if want := fmt.Sprintf("Operation cannot be fulfilled on %s %q: the object has been modified; please apply your "+
+		"changes to the latest version and try again", u.GroupResource(), o.name()); late.text("reason") !=
+		"Conflict" || late.message() != want {
 		t.Errorf("%v\nwant %s", late, want)
 	}
 	same := u.want(t, 200, "PUT", u.path(o.name()), next).object()
 	if same.version() != next.version() {
 		t.Error("what changes nothing is written")
 	}
-	another := u.want(t, 400, "PUT", u.path(o.name()), merged(next, object{"metadata": map[string]any{"name": "other"}})).object()
-	if want := "the name of the object (other) does not match the name on the URL (" + o.name() + ")"; another.message() != want {
+	another := u.want(t, 400, "PUT", u.path(o.name()),
+		merged(next, object{"metadata": map[string]any{"name": "other"}})).object()
+	if want := "the name of the object (other) does not match the name on the URL (" + o.name() +
+		")"; another.message() != want {
 		t.Errorf("%v, want %s", another, want)
 	}
-	uid := u.want(t, 409, "PUT", u.path(o.name()), merged(next, object{"metadata": map[string]any{"uid": "00000000-0000-0000-0000-000000000000"}})).object()
-	if !strings.Contains(uid.message(), "Precondition failed: UID in precondition: 00000000-0000-0000-0000-000000000000, UID in object meta: "+o.uid()) {
+	uid := u.want(t, 409, "PUT", u.path(o.name()),
+		merged(next, object{"metadata": map[string]any{"uid": "00000000-0000-0000-0000-000000000000"}})).object()
+	if !strings.Contains(uid.message(),
+		"Precondition failed: UID in precondition: 00000000-0000-0000-0000-000000000000, UID in object meta: "+
+			o.uid()) {
 		t.Errorf("%v", uid)
 	}
 	absent(t, u)
@@ -44,12 +52,14 @@ func absent(t *testing.T, u *kindUnderTest) {
 		return
 	}
 	other := merged(o, object{"metadata": map[string]any{"uid": "00000000-0000-0000-0000-000000000000"}})
-	if said := u.want(t, 409, "PUT", u.path(o.name()), other).object().message(); !strings.HasSuffix(said, "UID in object meta: ") {
+	if said := u.want(t, 409, "PUT", u.path(o.name()), other).object().message(); !strings.HasSuffix(said,
+		"UID in object meta: ") {
 		t.Error(said)
 	}
 	u.want(t, 201, "PUT", with(u.path(o.name()), "dryRun=All"), o)
 	u.want(t, 404, "GET", u.path(o.name()), nil)
-	made := u.want(t, 201, "PUT", u.path(o.name()), merged(o, object{"metadata": map[string]any{"resourceVersion": "1"}})).object()
+	made := u.want(t, 201, "PUT", u.path(o.name()),
+		merged(o, object{"metadata": map[string]any{"resourceVersion": "1"}})).object()
 	if made.uid() == "" || made.version() == "1" || made.at("metadata", "creationTimestamp") == nil {
 		t.Errorf("%v", made)
 	}
@@ -59,13 +69,15 @@ func absent(t *testing.T, u *kindUnderTest) {
 // An update that does not say what it replaces replaces anything, unless the kind wants that said.
 func unconditional(t *testing.T, u *kindUnderTest) {
 	o := u.make(t)
-	blind := merged(o, object{"metadata": map[string]any{"resourceVersion": nil, "labels": map[string]any{"blind": "yes"}}})
+	blind := merged(o, object{"metadata": map[string]any{"resourceVersion": nil,
+		"labels": map[string]any{"blind": "yes"}}})
 	if !u.row.Conditional {
 		u.want(t, 200, "PUT", u.path(o.name()), blind)
 		return
 	}
 	said := u.want(t, 422, "PUT", u.path(o.name()), blind).object()
-	want := fmt.Sprintf("%s %q is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update", u.GroupResource(), o.name())
+	want := fmt.Sprintf("%s %q is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update",
+		u.GroupResource(), o.name())
 	if said.message() != want {
 		t.Errorf("%s\nwant %s", said.message(), want)
 	}
@@ -75,17 +87,19 @@ func unconditional(t *testing.T, u *kindUnderTest) {
 	if u.row.PutCreates {
 		return
 	}
-	u.want(t, 404, "PUT", u.path(u.fresh(t).name()), merged(blind, object{"metadata": map[string]any{"name": nil, "uid": nil}}))
+	u.want(t, 404, "PUT", u.path(u.fresh(t).name()),
+		merged(blind, object{"metadata": map[string]any{"name": nil, "uid": nil}}))
 }
 
 func patches(t *testing.T, u *kindUnderTest) {
 	o := u.make(t, labelled("kept", "yes"))
-	takes := u.Patches()
+	takes := u.SupportedPatchTypes()
 	for _, c := range []struct {
 		media types.PatchType
 		body  any
 	}{
-		{jsonPatch, []any{object{"op": "test", "path": "/metadata/uid", "value": o.uid()}, object{"op": "add", "path": "/metadata/labels/patched", "value": "json-patch"}}},
+		{jsonPatch, []any{object{"op": "test", "path": "/metadata/uid", "value": o.uid()},
+			object{"op": "add", "path": "/metadata/labels/patched", "value": "json-patch"}}},
 		{mergePatch, labelled("patched", "merge-patch")},
 		{strategic, labelled("patched", "strategic-merge-patch")},
 	} {
@@ -97,7 +111,8 @@ func patches(t *testing.T, u *kindUnderTest) {
 			continue
 		}
 		got := a.object()
-		labels := map[string]any{"kept": "yes", "patched": strings.TrimSuffix(strings.TrimPrefix(string(c.media), "application/"), "+json")}
+		labels := map[string]any{"kept": "yes", "patched": strings.TrimSuffix(strings.TrimPrefix(string(c.media),
+			"application/"), "+json")}
 		if a.code != 200 || lacks(got.at("metadata", "labels"), labels) != "" {
 			t.Errorf("%s: %d %s", c.media, a.code, a.body)
 		}
@@ -106,7 +121,8 @@ func patches(t *testing.T, u *kindUnderTest) {
 			u.want(t, 409, "PATCH", u.path(o.name()), stale, contentType, string(c.media))
 		}
 	}
-	failed := u.want(t, 422, "PATCH", u.path(o.name()), []any{object{"op": "test", "path": "/metadata/uid", "value": "x"}}, contentType, jsonPatch)
+	failed := u.want(t, 422, "PATCH", u.path(o.name()),
+		[]any{object{"op": "test", "path": "/metadata/uid", "value": "x"}}, contentType, jsonPatch)
 	if failed.object().text("reason") != "Invalid" {
 		t.Errorf("%s", failed.body)
 	}
@@ -129,23 +145,27 @@ func applies(t *testing.T, u *kindUnderTest) {
 	if made.uid() == "" || again.version() != made.version() {
 		t.Errorf("applied twice: %v, %v", made, again)
 	}
-	bare := merged(object{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": map[string]any{"name": o.name()}}, labelled("owned", "two"))
+	bare := merged(object{"apiVersion": o["apiVersion"], "kind": o["kind"],
+		"metadata": map[string]any{"name": o.name()}}, labelled("owned", "two"))
 	conflict := u.want(t, 409, "PATCH", with(at, "fieldManager=two"), bare, contentType, applyPatch).object()
-	if !strings.Contains(conflict.message(), `conflict with "one": .metadata.labels.owned`) || !strings.Contains(fmt.Sprint(conflict.at("details", "causes")), "FieldManagerConflict") {
+	if !strings.Contains(conflict.message(), `conflict with "one": .metadata.labels.owned`) ||
+		!strings.Contains(fmt.Sprint(conflict.at("details", "causes")), "FieldManagerConflict") {
 		t.Errorf("%v", conflict)
 	}
-	forced := u.want(t, 200, "PATCH", with(at, "fieldManager=two", "force=true"), bare, contentType, applyPatch).object()
+	forced := u.want(t, 200, "PATCH", with(at, "fieldManager=two", "force=true"), bare, contentType,
+		applyPatch).object()
 	if forced.at("metadata", "labels", "owned") != "two" {
 		t.Errorf("%v", forced)
 	}
-	left := u.want(t, 200, "PATCH", with(at, "fieldManager=two"), merged(bare, object{"metadata": map[string]any{"labels": nil}}), contentType, applyPatch).object()
+	left := u.want(t, 200, "PATCH", with(at, "fieldManager=two"),
+		merged(bare, object{"metadata": map[string]any{"labels": nil}}), contentType, applyPatch).object()
 	if left.at("metadata", "labels", "owned") != nil {
 		t.Errorf("what the only manager leaves out stays: %v", left)
 	}
 	u.want(t, 422, "PATCH", at, o, contentType, applyPatch) // without a manager
 	unknown := merged(o, object{"noSuchField": 1})
 	a := u.send(t, "PATCH", with(at, "fieldManager=one", "force=true"), unknown, contentType, applyPatch)
-	if u.Typed && a.code != 400 && a.code != 422 && a.code != 500 {
+	if u.Type.Typed && a.code != 400 && a.code != 422 && a.code != 500 {
 		t.Errorf("an unknown field that is applied: %d %v %s", a.code, a.header, a.body)
 	}
 	if a.code == 500 {
@@ -156,7 +176,8 @@ func applies(t *testing.T, u *kindUnderTest) {
 // The main resource does not write the status, and the facet writes nothing else.
 func keepsStatusApart(t *testing.T, u *kindUnderTest) {
 	if (u.Subresources["status"] != nil) != (u.row.Status != nil) {
-		t.Fatalf("the kind has a facet status: %v, the row has one: %v", u.Subresources["status"] != nil, u.row.Status != nil)
+		t.Fatalf("the kind has a facet status: %v, the row has one: %v", u.Subresources["status"] != nil,
+			u.row.Status != nil)
 	}
 	o := u.make(t, u.row.Status)
 	if u.row.StatusAtCreation {
@@ -179,7 +200,7 @@ func keepsStatusApart(t *testing.T, u *kindUnderTest) {
 	at := u.path(o.name(), "status")
 	both := merged(u.row.Status, u.row.Change)
 	for _, media := range []types.PatchType{mergePatch, strategic} {
-		if !slices.Contains(u.Patches(), media) {
+		if !slices.Contains(u.SupportedPatchTypes(), media) {
 			continue
 		}
 		got := u.want(t, 200, "PATCH", at, both, contentType, string(media)).object()
@@ -198,7 +219,8 @@ func keepsStatusApart(t *testing.T, u *kindUnderTest) {
 	if u.row.Change != nil && lacks(map[string]any(put), u.row.Change) == "" || put.generation() != o.generation() {
 		t.Errorf("the facet wrote what is wished for: %v", put)
 	}
-	kept := u.want(t, 200, "PUT", u.path(o.name()), merged(merged(put, object{"status": nil}), labelled("kept", "yes"))).object()
+	kept := u.want(t, 200, "PUT", u.path(o.name()),
+		merged(merged(put, object{"status": nil}), labelled("kept", "yes"))).object()
 	if lacks(map[string]any(kept), u.row.Status) != "" {
 		t.Errorf("a replaced object lost its status: %v", kept)
 	}
@@ -215,7 +237,8 @@ func scales(t *testing.T, u *kindUnderTest) {
 	o := u.make(t)
 	at := u.path(o.name(), "scale")
 	s := u.want(t, 200, "GET", at, nil).object()
-	if s.text("kind") != "Scale" || s.text("apiVersion") != "autoscaling/v1" || s.name() != o.name() || s.uid() != o.uid() || s.text("status", "selector") == "" {
+	if s.text("kind") != "Scale" || s.text("apiVersion") != "autoscaling/v1" || s.name() != o.name() ||
+		s.uid() != o.uid() || s.text("status", "selector") == "" {
 		t.Errorf("%v", s)
 	}
 	s = u.want(t, 200, "PUT", at, merged(s, object{"spec": map[string]any{"replicas": 3}})).object()
@@ -224,7 +247,8 @@ func scales(t *testing.T, u *kindUnderTest) {
 	}
 	s = u.want(t, 200, "PATCH", at, object{"spec": map[string]any{"replicas": 4}}, contentType, mergePatch).object()
 	scaled := u.get(t, o.name())
-	if s.at("spec", "replicas") != 4.0 || scaled.at("spec", "replicas") != 4.0 || scaled.generation() != o.generation().(float64)+2 {
+	if s.at("spec", "replicas") != 4.0 || scaled.at("spec", "replicas") != 4.0 ||
+		scaled.generation() != o.generation().(float64)+2 {
 		t.Errorf("%v", s)
 	}
 	bad := u.want(t, 422, "PATCH", at, object{"spec": map[string]any{"replicas": -1}}, contentType, mergePatch).object()
@@ -260,7 +284,8 @@ func countsWishes(t *testing.T, u *kindUnderTest) {
 	if got.generation() != 1.0 {
 		t.Errorf("a label counts: %v", got.generation())
 	}
-	got = u.want(t, 200, "PATCH", u.path(o.name()), object{"metadata": map[string]any{"generation": 77}}, contentType, mergePatch).object()
+	got = u.want(t, 200, "PATCH", u.path(o.name()), object{"metadata": map[string]any{"generation": 77}}, contentType,
+		mergePatch).object()
 	if got.generation() != 1.0 {
 		t.Errorf("a client set it: %v", got.generation())
 	}
@@ -282,15 +307,18 @@ func runsDry(t *testing.T, u *kindUnderTest) {
 	u.want(t, 404, "GET", u.path(o.name()), nil)
 	o = u.make(t)
 	at := with(u.path(o.name()), "dryRun=All")
-	if got := u.want(t, 200, "PUT", at, merged(o, labelled("dry", "put"))).object(); got.at("metadata", "labels", "dry") != "put" {
+	if got := u.want(t, 200, "PUT", at, merged(o, labelled("dry", "put"))).object(); got.at("metadata", "labels",
+		"dry") != "put" {
 		t.Errorf("%v", got)
 	}
-	if got := u.want(t, 200, "PATCH", at, labelled("dry", "patch"), contentType, mergePatch).object(); got.at("metadata", "labels", "dry") != "patch" {
+	if got := u.want(t, 200, "PATCH", at, labelled("dry", "patch"), contentType, mergePatch).object(); got.at(
+		"metadata", "labels", "dry") != "patch" {
 		t.Errorf("%v", got)
 	}
 	u.want(t, 200, "DELETE", at, nil)
 	u.want(t, 422, "POST", with(u.path(), "dryRun=Some"), u.fresh(t))
-	if got := u.get(t, o.name()); lacks(map[string]any(got), map[string]any(o)) != "" || got.version() != o.version() || got.deleted() {
+	if got := u.get(t, o.name()); lacks(map[string]any(got), map[string]any(o)) != "" || got.version() != o.version() ||
+		got.deleted() {
 		t.Errorf("a dry run stored %v", got)
 	}
 }

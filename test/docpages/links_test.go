@@ -11,31 +11,32 @@ import (
 )
 
 var (
-	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	heading = regexp.MustCompile(`^#+ +(.*)$`)
-	inner   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
-	dropped = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
+	linkPattern    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	headingPattern = regexp.MustCompile(`^#+ +(.*)$`)
+	linkInHeading  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	notInFragment  = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
 )
 
-// anchors returns the fragments that the headings of a page define, as GitHub derives them.
-func anchors(text string) map[string]bool {
+// headingFragments returns the fragments that the headings of a page define, as GitHub derives
+// them.
+func headingFragments(text string) map[string]bool {
 	found, box := map[string]bool{}, false
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(strings.TrimLeft(line, " "), "```") {
 			box = !box
 		}
-		if m := heading.FindStringSubmatch(strings.TrimSpace(line)); m != nil && !box {
-			title := inner.ReplaceAllString(m[1], "$1")
-			found[strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")] = true
+		if m := headingPattern.FindStringSubmatch(strings.TrimSpace(line)); m != nil && !box {
+			title := linkInHeading.ReplaceAllString(m[1], "$1")
+			found[strings.ReplaceAll(notInFragment.ReplaceAllString(strings.ToLower(title), ""), " ", "-")] = true
 		}
 	}
 	return found
 }
 
-// brokenLinks returns the links of a page that lead to no file, or to no heading of a page.
+// brokenLinks returns the links of a page whose target file or heading does not exist.
 func brokenLinks(page, text string) []string {
 	var broken []string
-	for _, m := range link.FindAllStringSubmatch(text, -1) {
+	for _, m := range linkPattern.FindAllStringSubmatch(text, -1) {
 		path, fragment, _ := strings.Cut(m[1], "#")
 		if strings.Contains(path, "://") {
 			continue
@@ -48,25 +49,26 @@ func brokenLinks(page, text string) []string {
 		if info, statErr := os.Stat(target); statErr == nil && info.IsDir() {
 			err = nil
 		}
-		if err != nil || fragment != "" && !anchors(string(raw))[fragment] {
+		if err != nil || fragment != "" && !headingFragments(string(raw))[fragment] {
 			broken = append(broken, m[1])
 		}
 	}
 	return broken
 }
 
-// named matches the path of a page in a text outside docs. A path within a URL does not match.
-var named = regexp.MustCompile(`(?:^|[^/\w.])(docs/[\w/-]+\.md)`)
+// pagePath matches the path of a page in a text outside docs. A path within a URL does not match.
+var pagePath = regexp.MustCompile(`(?:^|[^/\w.])(docs/[\w/-]+\.md)`)
 
 // Help texts, errors, comments and documents outside docs name pages that exist.
 func TestNamedPagesExist(t *testing.T) {
-	out, err := exec.Command("git", "-C", "../..", "grep", "-I", "-n", "--untracked", "-E", `docs/[A-Za-z0-9_/-]+\.md`, "--", ":!docs/").Output()
+	out, err := exec.Command("git", "-C", "../..", "grep", "-I", "-n", "--untracked", "-E", `docs/[A-Za-z0-9_/-]+\.md`,
+		"--", ":!docs/").Output()
 	if err != nil {
 		t.Fatalf("git grep: %v", err)
 	}
 	found := 0
 	for line := range strings.Lines(string(out)) {
-		for _, m := range named.FindAllStringSubmatch(line, -1) {
+		for _, m := range pagePath.FindAllStringSubmatch(line, -1) {
 			found++
 			if m[1] == "docs/specification.md" { // a page of github.com/kubernetes/dns
 				continue
@@ -77,14 +79,15 @@ func TestNamedPagesExist(t *testing.T) {
 		}
 	}
 	if found < 20 {
-		t.Errorf("%d pages are named: are the texts read?", found)
+		t.Errorf("%d names of pages were found, want at least 20", found)
 	}
 }
 
 // Links between pages lead to a file that exists and to one of its headings.
 func TestLinksResolve(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "b.md"), []byte("# One, `two` & [three](c)\n```\n# no heading\n```\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "b.md"), []byte("# One, `two` & [three](c)\n```\n# no heading\n```\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	text := "[a](b.md#one-two--three) [b](b.md#no-heading) [c](gone.md) [d](https://example.com/x) [e](#top)"
@@ -107,7 +110,7 @@ func TestLinksResolve(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, to := range brokenLinks(file, string(raw)) {
-			t.Errorf("%s: the link to %s leads nowhere", strings.TrimPrefix(file, "../../"), to)
+			t.Errorf("%s: the target of the link %s does not exist", strings.TrimPrefix(file, "../../"), to)
 		}
 	}
 }

@@ -19,36 +19,46 @@ import (
 // as in Kubernetes, a window of which the load is all, a round of the autoscaler, and room for a busy machine.
 const measured = 4 * time.Minute
 
-// busy is a web of pods that use all the CPU that they may have while a file is there.
-func (w world) busy(name string) {
-	d := web(name, 1)
+// createBusyWeb creates a Deployment with pods that use all the CPU that they may have while a file
+// exists.
+func (w testNamespace) createBusyWeb(name string) {
+	d := webDeployment(name, 1)
 	c := &d.Spec.Template.Spec.Containers[0]
-	*c = v1.Container{Name: "main", Image: tools, Command: []string{"sh", "-c", "while :; do while [ -e /tmp/load ]; do :; done; sleep 1; done"}}
+	*c = v1.Container{Name: "main", Image: tools,
+		Command: []string{"sh", "-c", "while :; do while [ -e /tmp/load ]; do :; done; sleep 1; done"}}
 	c.Resources = v1.ResourceRequirements{
-		Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("50m"), v1.ResourceMemory: resource.MustParse("16Mi")},
-		Limits:   v1.ResourceList{v1.ResourceCPU: resource.MustParse("200m")},
+		Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("50m"),
+			v1.ResourceMemory: resource.MustParse("16Mi")},
+		Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("200m")},
 	}
-	d.Spec.Template.Spec.TerminationGracePeriodSeconds = ptr(int64(0))
+	d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(0))
 	w.createWeb(d)
 }
 
-// autoscale keeps the CPU of a web's pods at half of what they request, and follows at once in both directions.
-func (w world) autoscale(name string, most int32) {
+// createAutoscaler creates an autoscaler that keeps the CPU of a Deployment's pods at half of their
+// requests and scales at once in both directions.
+func (w testNamespace) createAutoscaler(name string, most int32) {
 	w.Helper()
-	h := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-		ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: name},
-		MinReplicas:    ptr(int32(1)), MaxReplicas: most,
-		Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
-			Name: v1.ResourceCPU, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: ptr(int32(50))}}}},
-		Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: ptr(int32(0))}},
-	}}
-	if _, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Create(context.Background(), h, metav1.CreateOptions{}); err != nil {
+	h := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1",
+				Kind: "Deployment", Name: name},
+			MinReplicas: new(int32(1)), MaxReplicas: most,
+			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType,
+				Resource: &autoscalingv2.ResourceMetricSource{
+					Name: v1.ResourceCPU, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType,
+						AverageUtilization: new(int32(50))}}}},
+			Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{
+				ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: new(int32(0))}},
+		}}
+	if _, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Create(context.Background(), h,
+		metav1.CreateOptions{}); err != nil {
 		w.Fatalf("creating autoscaler %s: %v", name, err)
 	}
 }
 
-// awaitScale waits until an autoscaler has brought its target to so many replicas, all Ready.
-func (w world) awaitScale(name string, n int32) {
+// awaitScale waits until an autoscaler has scaled its target to n replicas that are all Ready.
+func (w testNamespace) awaitScale(name string, n int32) {
 	w.Helper()
 	testenv.Eventually(w, measured, func() error {
 		d, err := w.cs.AppsV1().Deployments(w.ns).Get(context.Background(), name, metav1.GetOptions{})
@@ -56,24 +66,26 @@ func (w world) awaitScale(name string, n int32) {
 			return err
 		}
 		if *d.Spec.Replicas != n || d.Status.ReadyReplicas != n {
-			h, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Get(context.Background(), name, metav1.GetOptions{})
+			h, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Get(context.Background(), name,
+				metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			return fmt.Errorf("%d replicas are asked for and %d Ready, want %d; the autoscaler says %+v", *d.Spec.Replicas, d.Status.ReadyReplicas, n, h.Status)
+			return fmt.Errorf("%d replicas are desired and %d Ready, want %d; the autoscaler's status is %+v",
+				*d.Spec.Replicas, d.Status.ReadyReplicas, n, h.Status)
 		}
 		return nil
 	})
 }
 
-// With nothing installed, 'top' shows what nodes and pods use, and a Deployment grows while its pods are busy and
-// shrinks when they are not.
+// Without additional components, 'kctl top' shows the usage of nodes and pods, and a Deployment
+// scales up while its pods are busy and scales down when they are idle.
 func TestAutoscalingByCPU(t *testing.T) {
 	t.Parallel() // it waits for measurements most of the time
-	w := begin(t)
-	w.busy("load")
-	w.autoscale("load", 3)
-	first := w.waitReplicas("load", 1)[0].Name
+	w := newNamespace(t)
+	w.createBusyWeb("load")
+	w.createAutoscaler("load", 3)
+	first := w.awaitReplicas("load", 1)[0].Name
 	tops := map[string]func(args ...string) (string, error){
 		"kctl": func(args ...string) (string, error) {
 			return testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", args...)
@@ -91,30 +103,34 @@ func TestAutoscalingByCPU(t *testing.T) {
 				return fmt.Errorf("%s top node: %w\n%s", name, err, nodes)
 			}
 			pods, err := top("-n", w.ns, "top", "pod", "-l", "app=load", "--containers", "--no-headers")
-			if f := strings.Fields(pods); err != nil || len(f) != 4 || f[0] != first || f[1] != "main" || !strings.HasSuffix(f[2], "m") || !strings.HasSuffix(f[3], "Mi") {
+			if f := strings.Fields(pods); err != nil || len(f) != 4 || f[0] != first || f[1] != "main" ||
+				!strings.HasSuffix(f[2], "m") || !strings.HasSuffix(f[3], "Mi") {
 				return fmt.Errorf("%s top pod: %w\n%s", name, err, pods)
 			}
 			return nil
 		})
 	}
-	w.within(first, "", "touch /tmp/load")
+	w.awaitExec(first, "", "touch /tmp/load")
 	w.awaitScale("load", 3)
 	testenv.Eventually(t, measured, func() error {
-		out, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Get(context.Background(), "load", metav1.GetOptions{})
+		out, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Get(context.Background(), "load",
+			metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		for _, m := range out.Status.CurrentMetrics {
-			if m.Resource != nil && m.Resource.Current.AverageUtilization != nil && *m.Resource.Current.AverageUtilization > 50 {
+			if m.Resource != nil && m.Resource.Current.AverageUtilization != nil &&
+				*m.Resource.Current.AverageUtilization > 50 {
 				return nil
 			}
 		}
-		return fmt.Errorf("the status does not tell of the load: %+v", out.Status)
+		return fmt.Errorf("the status does not show the load: %+v", out.Status)
 	})
 	// The one pod that goes down last may not be the busy one: the file goes from each that is there.
-	for _, p := range w.pods("load") {
-		w.within(p.Name, "", "rm -f /tmp/load")
+	for _, p := range w.livingPods("load") {
+		w.awaitExec(p.Name, "", "rm -f /tmp/load")
 	}
 	w.awaitScale("load", 1)
-	w.waitEvent("load", "SuccessfulRescale", "cpu resource utilization (percentage of request) above target", "All metrics below target")
+	w.awaitEvent("load", "SuccessfulRescale", "cpu resource utilization (percentage of request) above target",
+		"All metrics below target")
 }

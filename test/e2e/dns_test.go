@@ -17,18 +17,19 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// clusterDNS is the address of the cluster's DNS.
-func (w world) clusterDNS() string {
+// clusterDNSAddress returns the IP address of the cluster's DNS.
+func (w testNamespace) clusterDNSAddress() string {
 	w.Helper()
-	svc, err := w.cs.CoreV1().Services(metav1.NamespaceSystem).Get(context.Background(), "kube-dns", metav1.GetOptions{})
+	svc, err := w.cs.CoreV1().Services(metav1.NamespaceSystem).Get(context.Background(), "kube-dns",
+		metav1.GetOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}
 	return svc.Spec.ClusterIP
 }
 
-// resolves waits until a pod's own resolver answers args as want says.
-func (w world) resolves(pod, want string, args ...string) {
+// awaitResolution waits until the resolver in a pod prints want for args.
+func (w testNamespace) awaitResolution(pod, want string, args ...string) {
 	w.Helper()
 	kctl := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
 	testenv.Eventually(w, soon, func() error {
@@ -43,64 +44,69 @@ func (w world) resolves(pod, want string, args ...string) {
 // Every kind of record, asked for from a pod by the resolver that it has: Services with an address, headless ones, pods
 // of a StatefulSet by name, named ports, names elsewhere, pods, and addresses.
 func TestDNSRecords(t *testing.T) {
-	w := begin(t)
-	dns := w.clusterDNS()
+	w := newNamespace(t)
+	dns := w.clusterDNSAddress()
 	if !strings.HasSuffix(dns, ".10") {
 		t.Errorf("the cluster's DNS is at %s, want the tenth address of the range", dns)
 	}
-	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
-	headless := front("db", v1.ServiceTypeClusterIP)
+	svc := w.createService(webService("web", v1.ServiceTypeClusterIP))
+	headless := webService("db", v1.ServiceTypeClusterIP)
 	headless.Spec.ClusterIP = v1.ClusterIPNone
 	w.createService(headless)
-	alias := front("alias", v1.ServiceTypeExternalName)
+	alias := webService("alias", v1.ServiceTypeExternalName)
 	alias.Spec.Selector, alias.Spec.Ports, alias.Spec.ExternalName = nil, nil, "web."+w.ns+".svc.cluster.local"
 	w.createService(alias)
 	labels := map[string]string{"app": "db"}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
-		ServiceName: "db", Replicas: ptr(int32(2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod("x", hello).Spec}}}
-	if _, err := w.cs.AppsV1().StatefulSets(w.ns).Create(context.Background(), set, metav1.CreateOptions{}); err != nil {
+		ServiceName: "db", Replicas: new(int32(2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: newPod("x", hello).Spec}}}
+	if _, err := w.cs.AppsV1().StatefulSets(w.ns).Create(context.Background(), set, metav1.CreateOptions{}); err !=
+		nil {
 		t.Fatal(err)
 	}
-	client := sleeper("client")
+	client := sleeperPod("client")
 	client.Spec.NodeName = "w1"
 	w.createPod(client)
-	host := sleeper("on-host")
+	host := sleeperPod("on-host")
 	host.Spec.NodeName, host.Spec.HostNetwork, host.Spec.DNSPolicy = "w2", true, v1.DNSClusterFirstWithHostNet
 	w.createPod(host)
-	w.waitPod("client", isReady)
-	w.waitPod("on-host", isReady)
-	ip := w.waitPod("db-1", isReady).Status.PodIP
+	w.awaitPod("client", requireReady)
+	w.awaitPod("on-host", requireReady)
+	ip := w.awaitPod("db-1", requireReady).Status.PodIP
 	q := regexp.QuoteMeta
 	for _, from := range []string{"client", "on-host"} {
-		w.resolves(from, `Address:\s+`+q("10.")+`\d+\.\d+\.1\n`, "kubernetes.default.svc.cluster.local")
-		w.resolves(from, q(svc.Spec.ClusterIP), "web."+w.ns+".svc.cluster.local")
-		w.resolves(from, q(ip), "db."+w.ns+".svc.cluster.local")
-		w.resolves(from, q(ip), "db-1.db."+w.ns+".svc.cluster.local")
+		w.awaitResolution(from, `Address:\s+`+q("10.")+`\d+\.\d+\.1\n`, "kubernetes.default.svc.cluster.local")
+		w.awaitResolution(from, q(svc.Spec.ClusterIP), "web."+w.ns+".svc.cluster.local")
+		w.awaitResolution(from, q(ip), "db."+w.ns+".svc.cluster.local")
+		w.awaitResolution(from, q(ip), "db-1.db."+w.ns+".svc.cluster.local")
 	}
-	w.resolves("client", q("kubernetes.default"), "kubernetes.default") // by the search domains
-	w.resolves("client", q("web."+w.ns+".svc.cluster.local"), svc.Spec.ClusterIP)
-	w.resolves("client", q("db-1.db."+w.ns), ip)
-	w.resolves("client", q(svc.Spec.ClusterIP), "alias."+w.ns+".svc.cluster.local")
-	w.resolves("client", `80 web\.`+q(w.ns), "-type=srv", "_http._tcp.web."+w.ns+".svc.cluster.local")
-	w.resolves("client", `8080 db-1\.db\.`, "-type=srv", "_http._tcp.db."+w.ns+".svc.cluster.local")
-	w.resolves("client", q(ip), strings.ReplaceAll(ip, ".", "-")+"."+w.ns+".pod.cluster.local")
-	w.resolves("client", "NXDOMAIN", "none."+w.ns+".svc.cluster.local")
-	w.resolves("client", q("169.254.20.10"), "web."+w.ns+".svc.cluster.local", "169.254.20.10")
-	if got := testenv.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver "+dns+"\n") ||
-		!strings.Contains(got, "search "+w.ns+".svc.cluster.local svc.cluster.local cluster.local") || !strings.Contains(got, "ndots:5") {
+	w.awaitResolution("client", q("kubernetes.default"), "kubernetes.default") // by the search domains
+	w.awaitResolution("client", q("web."+w.ns+".svc.cluster.local"), svc.Spec.ClusterIP)
+	w.awaitResolution("client", q("db-1.db."+w.ns), ip)
+	w.awaitResolution("client", q(svc.Spec.ClusterIP), "alias."+w.ns+".svc.cluster.local")
+	w.awaitResolution("client", `80 web\.`+q(w.ns), "-type=srv", "_http._tcp.web."+w.ns+".svc.cluster.local")
+	w.awaitResolution("client", `8080 db-1\.db\.`, "-type=srv", "_http._tcp.db."+w.ns+".svc.cluster.local")
+	w.awaitResolution("client", q(ip), strings.ReplaceAll(ip, ".", "-")+"."+w.ns+".pod.cluster.local")
+	w.awaitResolution("client", "NXDOMAIN", "none."+w.ns+".svc.cluster.local")
+	w.awaitResolution("client", q("169.254.20.10"), "web."+w.ns+".svc.cluster.local", "169.254.20.10")
+	if got := testenv.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat",
+		"/etc/resolv.conf"); !strings.Contains(got, "nameserver "+dns+"\n") ||
+		!strings.Contains(got, "search "+w.ns+".svc.cluster.local svc.cluster.local cluster.local") ||
+		!strings.Contains(got, "ndots:5") {
 		t.Errorf("the pod's resolv.conf: %s", got)
 	}
 }
 
-// What the ConfigMap says is in force on every node, what it says wrongly is told and changes nothing.
+// The settings of the ConfigMap take effect on every node; an invalid setting is reported and
+// changes nothing.
 func TestDNSCorefile(t *testing.T) {
-	w := begin(t)
-	client := sleeper("client")
+	w := newNamespace(t)
+	client := sleeperPod("client")
 	w.createPod(client)
-	w.waitPod("client", isReady)
+	w.awaitPod("client", requireReady)
 	maps := w.cs.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"NodeHosts": "192.0.2.20 host.lan\n", "Corefile": `.:53 {
+	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"NodeHosts": "192.0.2.20 host.lan\n", "Corefile": `.:53 {
     errors
     kubernetes cluster.local in-addr.arpa ip6.arpa {
         pods insecure
@@ -116,14 +122,15 @@ func TestDNSCorefile(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = maps.Delete(context.Background(), "coredns", metav1.DeleteOptions{}) })
-	w.resolves("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
-	w.resolves("client", `Address:\s+10\.`, "api.lan.")
+	w.awaitResolution("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
+	w.awaitResolution("client", `Address:\s+10\.`, "api.lan.")
 	cm.Data["Corefile"] = strings.Replace(cm.Data["Corefile"], "errors", "forward . nowhere", 1)
 	if _, err := maps.Update(context.Background(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, soon, func() error {
-		all, err := w.cs.CoreV1().Events(metav1.NamespaceSystem).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=coredns"})
+		all, err := w.cs.CoreV1().Events(metav1.NamespaceSystem).List(context.Background(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=coredns"})
 		if err != nil {
 			return err
 		}
@@ -132,24 +139,24 @@ func TestDNSCorefile(t *testing.T) {
 				return nil
 			}
 		}
-		return errors.New("no Event says what is wrong")
+		return errors.New("no event reports the error")
 	})
-	w.resolves("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
+	w.awaitResolution("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
 }
 
 // Names are answered while no control plane is up, also by an agent that starts meanwhile.
 //
 // P22
 func TestDNSOutlivesTheControlPlane(t *testing.T) {
-	w := begin(t)
-	dns := w.clusterDNS()
-	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
-	client := sleeper("client")
+	w := newNamespace(t)
+	dns := w.clusterDNSAddress()
+	svc := w.createService(webService("web", v1.ServiceTypeClusterIP))
+	client := sleeperPod("client")
 	client.Spec.NodeName = "w1"
 	w.createPod(client)
-	w.waitPod("client", isReady)
+	w.awaitPod("client", requireReady)
 	name := "web." + w.ns + ".svc.cluster.local"
-	w.resolves("client", regexp.QuoteMeta(svc.Spec.ClusterIP), name)
+	w.awaitResolution("client", regexp.QuoteMeta(svc.Spec.ClusterIP), name)
 	node := testenv.Host(t, "w1")
 	ask := func() {
 		t.Helper()
@@ -161,11 +168,13 @@ func TestDNSOutlivesTheControlPlane(t *testing.T) {
 			return nil
 		})
 	}
-	// An agent that starts alone knows what is in its checkpoint, which is written every few seconds.
+	// An agent that starts without a replica has the state of its checkpoint, which is written
+	// every few seconds.
 	testenv.Eventually(t, soon, func() error {
-		return node.Command(context.Background(), "grep", "-q", svc.Spec.ClusterIP, "/var/lib/keelson/session/assignment.checkpoint").Run()
+		return node.Command(context.Background(), "grep", "-q", svc.Spec.ClusterIP,
+			"/var/lib/keelson/session/assignment.checkpoint").Run()
 	})
-	replicas := hostsOf(lab.RoleControlPlane)
+	replicas := hostsOfRole(lab.RoleControlPlane)
 	for _, r := range replicas {
 		if err := testenv.Lab().KillDaemon(context.Background(), r); err != nil {
 			t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// Every replica shows when a node was heard last, in its conditions and in its Lease, and time goes on there although
-// nothing is written. F115
+// Every replica shows the time of a node's last heartbeat in its conditions and in its Lease. The
+// time advances although nothing is written. F115
 func TestHeartbeatsAreShown(t *testing.T) {
 	for i := range testenv.Lab().Config.ControlPlanes {
 		cs := testenv.ClientAt(t, fmt.Sprintf("cp%d", i+1))
@@ -22,7 +22,8 @@ func TestHeartbeatsAreShown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(context.Background(), "w1", metav1.GetOptions{})
+			l, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(context.Background(), "w1",
+				metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,13 +40,14 @@ func TestHeartbeatsAreShown(t *testing.T) {
 		version, node, lease := heard()
 		testenv.Eventually(t, soon, func() error {
 			v, n, l := heard()
-			if v != version { // something was stored, as when a node has a new session: it is looked at anew
+			if v != version { // something was stored, for example because a node has a new session: check again
 				err := fmt.Errorf("a heartbeat was stored: revision %s, then %s", version, v)
 				version, node, lease = v, n, l
 				return err
 			}
 			if !n.After(node) || !l.After(lease) {
-				return fmt.Errorf("cp%d: the node was heard at %v, then %v; its Lease says %v, then %v", i+1, node, n, lease, l)
+				return fmt.Errorf("cp%d: the node's heartbeats are %v, then %v; its Lease has %v, then %v", i+1,
+					node, n, lease, l)
 			}
 			return nil
 		})

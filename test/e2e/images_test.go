@@ -17,17 +17,17 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// hub is the lab's registry; images are read and written from inside its host.
-type hub struct {
+// registryClient reads and writes images of the lab's registry, from inside its host.
+type registryClient struct {
 	t *testing.T
 	lab.Host
 }
 
-func (h hub) options() []remote.Option {
+func (h registryClient) remoteOptions() []remote.Option {
 	return []remote.Option{remote.WithTransport(testenv.HTTP(h.Host).Transport)}
 }
 
-func (h hub) reference(path string) name.Reference {
+func (h registryClient) parseReference(path string) name.Reference {
 	h.t.Helper()
 	ref, err := name.ParseReference(h.Endpoint(lab.RegistryPort)+"/"+path, name.Insecure)
 	if err != nil {
@@ -36,9 +36,9 @@ func (h hub) reference(path string) name.Reference {
 	return ref
 }
 
-func (h hub) image(path string) v1image.Image {
+func (h registryClient) fetchImage(path string) v1image.Image {
 	h.t.Helper()
-	img, err := remote.Image(h.reference(path), h.options()...)
+	img, err := remote.Image(h.parseReference(path), h.remoteOptions()...)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -48,9 +48,9 @@ func (h hub) image(path string) v1image.Image {
 // An archive that 'docker save' writes is loaded into the lab, and a pod runs its image under its own name; so does one
 // that another tool has pushed. Both outlive the registry's process. F106
 func TestLoadedImages(t *testing.T) {
-	w := begin(t)
-	h := hub{t, testenv.Host(t, "registry")}
-	img := h.image("hello:v1")
+	w := newNamespace(t)
+	h := registryClient{t, testenv.Host(t, "registry")}
+	img := h.fetchImage("hello:v1")
 	tag, err := name.NewTag("example.com/team/loaded:v1")
 	if err != nil {
 		t.Fatal(err)
@@ -62,31 +62,34 @@ func TestLoadedImages(t *testing.T) {
 	if out := testenv.Kctl(t, "lab", "load", file); !strings.Contains(out, "example.com/team/loaded:v1") {
 		t.Errorf("lab load: %q", out)
 	}
-	if err := remote.Write(h.reference("team/pushed:v1"), img, h.options()...); err != nil {
+	if err := remote.Write(h.parseReference("team/pushed:v1"), img, h.remoteOptions()...); err != nil {
 		t.Fatal(err)
 	}
 	if testenv.Owned() {
 		testenv.Kctl(t, "lab", "restart", "registry")
 	}
-	for name, image := range map[string]string{"loaded": "example.com/team/loaded:v1", "pushed": "ghcr.io/team/pushed:v1"} {
-		w.createPod(pod(name, image))
-		w.waitPod(name, isReady)
+	for name, image := range map[string]string{"loaded": "example.com/team/loaded:v1",
+		"pushed": "ghcr.io/team/pushed:v1"} {
+		w.createPod(newPod(name, image))
+		w.awaitPod(name, requireReady)
 	}
-	if out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "lab", "load", "/etc/passwd"); err == nil ||
+	if out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "lab", "load",
+		"/etc/passwd"); err == nil ||
 		!strings.Contains(out, "kctl lab load: reading /etc/passwd") {
 		t.Errorf("what is no archive: %v, %q", err, out)
 	}
 }
 
-// The tools image fetches by a name of the hosts file, within a time, and says what went wrong in the usual words.
+// The tools image fetches by a name of the hosts file, within a timeout, and reports errors in the
+// usual words.
 func TestToolsFetch(t *testing.T) {
-	w := begin(t)
-	w.createWeb(web("web", 1))
-	target := w.waitReplicas("web", 1)[0]
-	client := sleeper("client")
+	w := newNamespace(t)
+	w.createWeb(webDeployment("web", 1))
+	target := w.awaitReplicas("web", 1)[0]
+	client := sleeperPod("client")
 	client.Spec.HostAliases = []v1.HostAlias{{IP: target.Status.PodIP, Hostnames: []string{"web.example"}}}
 	w.createPod(client)
-	w.waitPod("client", isReady)
+	w.awaitPod("client", requireReady)
 	for url, want := range map[string]string{
 		"http://web.example:8080/":        "hello from " + target.Name,
 		"http://web.example:8080/healthz": "",
@@ -94,7 +97,8 @@ func TestToolsFetch(t *testing.T) {
 		"http://127.0.0.1:1/":             "wget: can't connect to remote host",
 	} {
 		testenv.Eventually(t, soon, func() error {
-			out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
+			out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client",
+				"--", "wget", "-T", "5", "-qO-", url)
 			if !strings.HasPrefix(out, want) || (err != nil) != strings.HasPrefix(want, "wget:") {
 				return fmt.Errorf("%s: %v, %q, want %q", url, err, out, want)
 			}
@@ -105,10 +109,10 @@ func TestToolsFetch(t *testing.T) {
 
 // Events of one second are listed as they happened.
 func TestEventsInOrder(t *testing.T) {
-	w := begin(t)
-	w.createPod(sleeper("client"))
-	w.waitPod("client", isReady)
-	w.waitEvent("client", "Started")
+	w := newNamespace(t)
+	w.createPod(sleeperPod("client"))
+	w.awaitPod("client", requireReady)
+	w.awaitEvent("client", "Started")
 	req := w.cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/"+w.ns+"/events").
 		Param("fieldSelector", "involvedObject.name=client")
 	testenv.Eventually(t, soon, func() error { // the scheduler's event and the agent's come by ways of their own

@@ -10,8 +10,9 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// clients are kctl and the oldest and newest stock kubectl on the machine.
-func clients() map[string]string {
+// kubectlPrograms returns the paths of kctl and of the oldest and newest stock kubectl on the
+// machine, by name.
+func kubectlPrograms() map[string]string {
 	out := map[string]string{"kctl": filepath.Join(testenv.Lab().Config.BinDir, "kctl")}
 	if stock := testenv.StockKubectl(); len(stock) > 0 {
 		out[filepath.Base(stock[0])] = stock[0]
@@ -49,9 +50,9 @@ spec:
 // F1 F2 F4 F13 F18: apply, get, describe, logs, exec and delete, with our command
 // line and with stock ones.
 func TestCommandLines(t *testing.T) {
-	for name, path := range clients() {
+	for name, path := range kubectlPrograms() {
 		t.Run(name, func(t *testing.T) {
-			w := begin(t)
+			w := newNamespace(t)
 			file := filepath.Join(t.TempDir(), "m.yaml")
 			if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 				t.Fatal(err)
@@ -68,15 +69,18 @@ func TestCommandLines(t *testing.T) {
 			wants(k("apply", "-f", file), "pod/one created", "configmap/motd created")
 			wants(k("apply", "-f", file), "pod/one unchanged", "configmap/motd unchanged")
 			k("wait", "--for=condition=Ready", "pod/one", "--timeout=180s")
-			wants(k("get", "pods", "-o", "wide"), "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE", "one", "1/1", "Running", "10.244.")
+			wants(k("get", "pods", "-o", "wide"), "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE", "one",
+				"1/1", "Running", "10.244.")
 			wants(k("get", "pod", "one", "-o", "yaml"), "phase: Running", "qosClass: BestEffort", "containerID: ")
-			// Events and output come a moment after what they tell of.
-			for _, says := range [][]string{{"describe", "Status:", "Running", "Scheduled", "Successfully assigned", "Started"}, {"logs", "started\ngood morning\n"}} {
+			// Events and output appear slightly after the change that they report.
+			for _, says := range [][]string{{"describe", "Status:", "Running", "Scheduled", "Successfully assigned",
+				"Started"}, {"logs", "started\ngood morning\n"}} {
 				args := map[string][]string{"describe": {"describe", "pod", "one"}, "logs": {"logs", "one"}}[says[0]]
-				testenv.Eventually(t, soon, func() error { return lacking(k(args...), says[1:]) })
+				testenv.Eventually(t, soon, func() error { return requireWords(k(args...), says[1:]) })
 			}
 			wants(k("exec", "one", "--", "sh", "-c", "echo out; echo err >&2"), "out", "err")
-			if out, err := testenv.Try(t, path, "-n", w.ns, "exec", "one", "--", "sh", "-c", "exit 7"); err == nil || !strings.Contains(fmt.Sprint(err, out), "7") {
+			if out, err := testenv.Try(t, path, "-n", w.ns, "exec", "one", "--", "sh", "-c", "exit 7"); err == nil ||
+				!strings.Contains(fmt.Sprint(err, out), "7") {
 				t.Errorf("exec that exits with 7: %v %s", err, out)
 			}
 			wants(k("explain", "pod.spec.containers"), "image")
@@ -84,9 +88,11 @@ func TestCommandLines(t *testing.T) {
 			wants(k("auth", "can-i", "delete", "pods"), "yes")
 			wants(k("label", "pod", "one", "colour=blue"), "labeled")
 			wants(k("get", "pods", "-l", "colour=blue", "-o", "name"), "pod/one")
-			wants(k("patch", "configmap", "motd", "--type=merge", "-p", `{"data":{"greeting":"good evening"}}`), "patched")
+			wants(k("patch", "configmap", "motd", "--type=merge", "-p", `{"data":{"greeting":"good evening"}}`),
+				"patched")
 			wants(k("delete", "-f", file), `pod "one" deleted`, `configmap "motd" deleted`)
-			if out := k("get", "pods", "-o", "name"); strings.TrimSpace(out) != "" && !strings.Contains(out, "No resources") {
+			if out := k("get", "pods", "-o", "name"); strings.TrimSpace(out) != "" &&
+				!strings.Contains(out, "No resources") {
 				t.Errorf("after delete: %s", out)
 			}
 		})
@@ -95,19 +101,20 @@ func TestCommandLines(t *testing.T) {
 
 // The README's fall-back: kctl finds the lab without any set-up.
 func TestTraceShowsEveryStage(t *testing.T) {
-	w := begin(t)
-	w.createService(front("web", "ClusterIP"))
-	w.createWeb(web("web", 1))
-	w.waitReplicas("web", 1)
+	w := newNamespace(t)
+	w.createService(webService("web", "ClusterIP"))
+	w.createWeb(webDeployment("web", 1))
+	w.awaitReplicas("web", 1)
 	var out string
 	testenv.Eventually(t, soon, func() error {
 		var err error
-		if out, err = testenv.Try(t, clients()["kctl"], "trace", "-n", w.ns, "deployment/web"); err != nil {
+		if out, err = testenv.Try(t, kubectlPrograms()["kctl"], "trace", "-n", w.ns, "deployment/web"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		for _, stage := range []string{
 			"authenticated", "authorized", "admitted", "validated", "committed", "replicaset created", "pod created",
-			"scheduled", "received", "sandbox", "network", "volumes", "image", "container started", "probe passed", "Ready",
+			"scheduled", "received", "sandbox", "network", "volumes", "image", "container started",
+			"probe passed", "Ready",
 			"in EndpointSlice", "proxy programmed",
 		} {
 			if !strings.Contains(strings.ToLower(out), strings.ToLower(stage)) {

@@ -29,24 +29,22 @@ const (
 	soon = 2 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
 )
 
-func ptr[T any](v T) *T { return &v }
-
-// pod is a pod of one container.
-func pod(name, image string, command ...string) *v1.Pod {
+// newPod returns a pod with one container.
+func newPod(name, image string, command ...string) *v1.Pod {
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
 		Spec: v1.PodSpec{
-			TerminationGracePeriodSeconds: ptr(int64(0)),
+			TerminationGracePeriodSeconds: new(int64(0)),
 			Containers:                    []v1.Container{{Name: "main", Image: image, Command: command}},
 		},
 	}
 }
 
-// sleeper is a pod with tools that does nothing.
-func sleeper(name string) *v1.Pod { return pod(name, tools, "sleep", "1000000") }
+// sleeperPod returns a pod with tools that sleeps.
+func sleeperPod(name string) *v1.Pod { return newPod(name, tools, "sleep", "1000000") }
 
-// web is a Deployment of hello with a readiness probe.
-func web(name string, replicas int32) *appsv1.Deployment {
+// webDeployment returns a Deployment of the hello image with a readiness probe.
+func webDeployment(name string, replicas int32) *appsv1.Deployment {
 	labels := map[string]string{"app": name}
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -57,16 +55,17 @@ func web(name string, replicas int32) *appsv1.Deployment {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: v1.PodSpec{Containers: []v1.Container{{
 					Name: "main", Image: hello,
-					Ports:          []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
-					ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1, TimeoutSeconds: 10},
+					Ports: []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
+					ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz",
+						Port: intstr.FromString("http")}}, PeriodSeconds: 1, TimeoutSeconds: 10},
 				}}},
 			},
 		},
 	}
 }
 
-// front is a Service in front of a web.
-func front(name string, t v1.ServiceType) *v1.Service {
+// webService returns a Service for the pods of a webDeployment.
+func webService(name string, t v1.ServiceType) *v1.Service {
 	return &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1.ServiceSpec{
@@ -76,19 +75,19 @@ func front(name string, t v1.ServiceType) *v1.Service {
 	}
 }
 
-type world struct {
+type testNamespace struct {
 	*testing.T
 	cs kubernetes.Interface
 	ns string
 }
 
-// begin gives a test its own namespace.
-func begin(t *testing.T) world {
+// newNamespace creates the namespace of a test.
+func newNamespace(t *testing.T) testNamespace {
 	t.Helper()
-	return world{t, testenv.Client(t), testenv.Namespace(t)}
+	return testNamespace{t, testenv.Client(t), testenv.Namespace(t)}
 }
 
-func (w world) createPod(p *v1.Pod) *v1.Pod {
+func (w testNamespace) createPod(p *v1.Pod) *v1.Pod {
 	w.Helper()
 	out, err := w.cs.CoreV1().Pods(w.ns).Create(context.Background(), p, metav1.CreateOptions{})
 	if err != nil {
@@ -97,14 +96,14 @@ func (w world) createPod(p *v1.Pod) *v1.Pod {
 	return out
 }
 
-func (w world) createWeb(d *appsv1.Deployment) {
+func (w testNamespace) createWeb(d *appsv1.Deployment) {
 	w.Helper()
 	if _, err := w.cs.AppsV1().Deployments(w.ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
 		w.Fatalf("creating deployment %s: %v", d.Name, err)
 	}
 }
 
-func (w world) createService(s *v1.Service) *v1.Service {
+func (w testNamespace) createService(s *v1.Service) *v1.Service {
 	w.Helper()
 	out, err := w.cs.CoreV1().Services(w.ns).Create(context.Background(), s, metav1.CreateOptions{})
 	if err != nil {
@@ -113,7 +112,7 @@ func (w world) createService(s *v1.Service) *v1.Service {
 	return out
 }
 
-func (w world) pod(name string) *v1.Pod {
+func (w testNamespace) getPod(name string) *v1.Pod {
 	w.Helper()
 	p, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {
@@ -122,8 +121,8 @@ func (w world) pod(name string) *v1.Pod {
 	return p
 }
 
-// pods lists the living pods of an app.
-func (w world) pods(app string) []v1.Pod {
+// livingPods lists the living pods of an app.
+func (w testNamespace) livingPods(app string) []v1.Pod {
 	w.Helper()
 	l, err := w.cs.CoreV1().Pods(w.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
@@ -138,7 +137,7 @@ func (w world) pods(app string) []v1.Pod {
 	return out
 }
 
-func ready(p *v1.Pod) bool {
+func podIsReady(p *v1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == v1.PodReady {
 			return c.Status == v1.ConditionTrue
@@ -147,8 +146,8 @@ func ready(p *v1.Pod) bool {
 	return false
 }
 
-// waitPod waits until the pod is as cond wants it.
-func (w world) waitPod(name string, cond func(*v1.Pod) error) *v1.Pod {
+// awaitPod waits until cond returns nil for the pod.
+func (w testNamespace) awaitPod(name string, cond func(*v1.Pod) error) *v1.Pod {
 	w.Helper()
 	var last *v1.Pod
 	testenv.Eventually(w, soon, func() error {
@@ -162,22 +161,22 @@ func (w world) waitPod(name string, cond func(*v1.Pod) error) *v1.Pod {
 	return last
 }
 
-func isReady(p *v1.Pod) error {
-	if !ready(p) {
+func requireReady(p *v1.Pod) error {
+	if !podIsReady(p) {
 		return fmt.Errorf("pod %s is not Ready: phase %s, %+v", p.Name, p.Status.Phase, p.Status.ContainerStatuses)
 	}
 	return nil
 }
 
-// waitReplicas waits until an app has exactly n living pods, all Ready.
-func (w world) waitReplicas(app string, n int) []v1.Pod {
+// awaitReplicas waits until an app has exactly n living pods, all Ready.
+func (w testNamespace) awaitReplicas(app string, n int) []v1.Pod {
 	w.Helper()
 	var out []v1.Pod
 	testenv.Eventually(w, soon, func() error {
-		out = w.pods(app)
+		out = w.livingPods(app)
 		up := 0
 		for i := range out {
-			if ready(&out[i]) {
+			if podIsReady(&out[i]) {
 				up++
 			}
 		}
@@ -189,13 +188,13 @@ func (w world) waitReplicas(app string, n int) []v1.Pod {
 	return out
 }
 
-// within runs a script in a pod again and again until it succeeds and prints what is wanted, in fields. A pod is Ready when
-// its program has begun, which may have written nothing yet; and a node whose agent has just begun has no session. What the
-// script does may be done more than once.
-func (w world) within(pod, want, script string) {
+// awaitExec runs a script in a pod repeatedly until it succeeds and prints the fields of want. A
+// program may not have written its output yet when its pod becomes Ready, and a command fails while
+// the node's agent restarts.
+func (w testNamespace) awaitExec(pod, want, script string) {
 	w.Helper()
 	testenv.Eventually(w, soon, func() error {
-		out, err := testenv.Try(w, clients()["kctl"], "-n", w.ns, "exec", pod, "--", "sh", "-c", script)
+		out, err := testenv.Try(w, kubectlPrograms()["kctl"], "-n", w.ns, "exec", pod, "--", "sh", "-c", script)
 		if err == nil && strings.Join(strings.Fields(out), " ") != want {
 			err = fmt.Errorf("want %q", want)
 		}
@@ -206,20 +205,20 @@ func (w world) within(pod, want, script string) {
 	})
 }
 
-// says waits until what a command of kctl prints has all the words.
-func (w world) says(args []string, words ...string) (out string) {
+// awaitKctl waits until the output of a kctl command contains all the words.
+func (w testNamespace) awaitKctl(args []string, words ...string) (out string) {
 	w.Helper()
 	testenv.Eventually(w, soon, func() (err error) {
-		if out, err = testenv.Try(w, clients()["kctl"], args...); err != nil {
+		if out, err = testenv.Try(w, kubectlPrograms()["kctl"], args...); err != nil {
 			return fmt.Errorf("kctl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
-		return lacking(out, words)
+		return requireWords(out, words)
 	})
 	return out
 }
 
-// lacking names the first word that a text has not.
-func lacking(text string, words []string) error {
+// requireWords returns an error with the first word that a text does not contain.
+func requireWords(text string, words []string) error {
 	for _, word := range words {
 		if !strings.Contains(text, word) {
 			return fmt.Errorf("%q is missing in:\n%s", word, text)
@@ -228,13 +227,15 @@ func lacking(text string, words []string) error {
 	return nil
 }
 
-// waitEvent waits for events about an object with a reason whose messages have all the words, and returns the messages, a
-// line each. Who tells of something does so after it has been done.
-func (w world) waitEvent(object, reason string, words ...string) string {
+// awaitEvent waits for events about an object with a reason and messages that contain all the
+// words. It returns the messages, one per line. Events are written after the change that they
+// report.
+func (w testNamespace) awaitEvent(object, reason string, words ...string) string {
 	w.Helper()
 	var message string
 	testenv.Eventually(w, soon, func() error {
-		l, err := w.cs.CoreV1().Events(w.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
+		l, err := w.cs.CoreV1().Events(w.ns).List(context.Background(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
 		if err != nil {
 			return err
 		}
@@ -246,7 +247,7 @@ func (w world) waitEvent(object, reason string, words ...string) string {
 			all = append(all, e.Message)
 		}
 		message = strings.Join(all, "\n")
-		return lacking(message, words)
+		return requireWords(message, words)
 	})
 	return message
 }

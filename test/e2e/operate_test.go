@@ -18,23 +18,25 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// Every command of the pages for those who run a cluster works, in reading order, and prints what the pages show.
+// Every command of the how-to pages for operators works, in reading order, and prints the output of
+// the pages.
 func TestOperatePage(t *testing.T) {
 	all, err := docpages.ReadSubject("../../docs", "operate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	all = slices.DeleteFunc(all, func(l docpages.Line) bool { return !l.Boxed })
+	all = slices.DeleteFunc(all, func(l docpages.Line) bool { return !l.InCodeBlock })
 	if len(all) < 20 {
 		t.Fatalf("the pages have %d commands", len(all))
 	}
 	dir := t.TempDir()
 	t.Cleanup(func() { _, _ = testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "uncordon", "w3") })
 	testenv.Eventually(t, soon, func() error { // pods of the tests before, which the page's drain would not take away
-		l, err := testenv.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
+		l, err := testenv.Client(t).CoreV1().Pods("").List(t.Context(),
+			metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
 		for i := range l.Items {
 			if p := &l.Items[i]; err == nil && metav1.GetControllerOf(p) == nil {
-				err = fmt.Errorf("pod %s/%s is on w3 and nobody would make it again", p.Namespace, p.Name)
+				err = fmt.Errorf("pod %s/%s is on w3 and no controller would recreate it", p.Namespace, p.Name)
 			}
 		}
 		return err
@@ -60,8 +62,10 @@ func TestOperatePage(t *testing.T) {
 		switch {
 		case i >= len(parts)-1:
 			t.Fatalf("docs/%s.md, line %d: %s\n%s\n%v", c.Page, c.Number, c.Text, parts[len(parts)-1], failed)
-		case !c.Says(parts[i]):
-			t.Errorf("docs/%s.md, line %d: %s: it says\n%sand the page shows\n%s", c.Page, c.Number, c.Text, parts[i], strings.Join(c.Shown, "\n"))
+		case !c.MatchesOutput(parts[i]):
+			t.Errorf("docs/%s.md, line %d: %s: the output is\n%sand the page shows\n%s", c.Page, c.Number,
+				c.Text, parts[i],
+				strings.Join(c.Shown, "\n"))
 		}
 	}
 	if failed != nil {

@@ -18,33 +18,38 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// wanting is a claim without a class: that which is the default.
-func wanting(size string) v1.PersistentVolumeClaimSpec {
+// claimOfSize returns a claim of the default class.
+func claimOfSize(size string) v1.PersistentVolumeClaimSpec {
 	return v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}
+		Resources: v1.VolumeResourceRequirements{
+			Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}
 }
 
-// F110: a StatefulSet with volumeClaimTemplates comes up on a cluster as it is founded. Its volumes have the size that was
-// asked for, its data outlive its pod and the agent, and with the claims the volumes go. What no node has room for says so.
+// F110: a StatefulSet with volumeClaimTemplates starts on a new cluster without further setup. Its
+// volumes have the requested size, its data outlives its pod and the agent, and the volumes are
+// deleted with the claims. A claim that no node has space for reports it.
 func TestVolumesOutOfTheBox(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	ctx := context.Background()
-	p := sleeper("x")
+	p := sleeperPod("x")
 	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	labels := map[string]string{"app": "db"}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr(int32(2)), ServiceName: "db", PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{WhenDeleted: appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
-			WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType},
-		Template:             v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: p.Spec},
-		VolumeClaimTemplates: []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: wanting("24Mi")}},
+		Replicas: new(int32(2)), ServiceName: "db", PodManagementPolicy: appsv1.ParallelPodManagement,
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
+			WhenDeleted: appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
+			WhenScaled:  appsv1.RetainPersistentVolumeClaimRetentionPolicyType},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: p.Spec},
+		VolumeClaimTemplates: []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"},
+			Spec: claimOfSize("24Mi")}},
 	}}
 	began := time.Now()
 	if _, err := w.cs.AppsV1().StatefulSets(w.ns).Create(ctx, set, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitPod("db-0", isReady)
-	w.waitPod("db-1", isReady)
+	w.awaitPod("db-0", requireReady)
+	w.awaitPod("db-1", requireReady)
 	t.Logf("two pods with fresh volumes are ready after %s", time.Since(began).Round(time.Millisecond))
 	volumes := map[string]bool{}
 	for _, name := range []string{"data-db-0", "data-db-1"} {
@@ -57,10 +62,11 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 	sh := func(script string) string {
 		return testenv.Kctl(t, "-n", w.ns, "exec", "db-0", "--", "sh", "-c", script)
 	}
-	if out := sh("ls -A /data; echo kept > /data/file; sync; dd if=/dev/zero of=/data/large bs=1M count=30 2>&1 || true; rm /data/large"); !strings.Contains(out, "No space left") || strings.Contains(out, "lost+found") {
+	if out := sh("ls -A /data; echo kept > /data/file; sync; dd if=/dev/zero of=/data/large bs=1M count=30 2>&1 || " +
+		"true; rm /data/large"); !strings.Contains(out, "No space left") || strings.Contains(out, "lost+found") {
 		t.Errorf("writing 30 MiB to an empty volume of 24: %q", out)
 	}
-	node := w.pod("db-0").Spec.NodeName
+	node := w.getPod("db-0").Spec.NodeName
 	h := testenv.Host(t, node)
 	if err := testenv.Lab().KillDaemon(ctx, node); err != nil {
 		t.Fatal(err)
@@ -68,32 +74,33 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 	if err := testenv.Lab().RestartDaemon(ctx, node); err != nil {
 		t.Fatal(err)
 	}
-	old := w.pod("db-0").UID
+	old := w.getPod("db-0").UID
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "db-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitPod("db-0", func(p *v1.Pod) error { // its name is hardly ever free
+	w.awaitPod("db-0", func(p *v1.Pod) error { // its name is hardly ever free
 		if p.UID == old {
-			return errors.New("it is the pod of before")
+			return errors.New("it is the previous pod")
 		}
-		return isReady(p)
+		return requireReady(p)
 	})
-	w.within("db-0", "kept", "cat /data/file")
-	if got := w.pod("db-0").Spec.NodeName; got != node {
+	w.awaitExec("db-0", "kept", "cat /data/file")
+	if got := w.getPod("db-0").Spec.NodeName; got != node {
 		t.Errorf("the pod runs on %s, its data are on %s", got, node)
 	}
-	w.grows("data-db-0", "40Mi")
+	w.growClaim("data-db-0", "40Mi")
 
-	w.createClaim("vast", wanting("900Ti"))
-	w.createPod(mounting(sleeper("vast"), ofClaim("vast")))
-	w.waitEvent("vast", "FailedScheduling", "did not have enough free storage")
+	w.createClaim("vast", claimOfSize("900Ti"))
+	w.createPod(mountVolume(sleeperPod("vast"), claimSource("vast")))
+	w.awaitEvent("vast", "FailedScheduling", "did not have enough free storage")
 	w.deletePod("vast")
 	if err := w.cs.AppsV1().StatefulSets(w.ns).Delete(ctx, "db", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, soon, func() error {
 		for name := range volumes {
-			if _, err := w.cs.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			if _, err := w.cs.CoreV1().PersistentVolumes().Get(ctx, name,
+				metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("volume %s: %v", name, err)
 			}
 		}
@@ -107,8 +114,9 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 	}
 }
 
-// grows has a claim that is in use grow. A node whose agent may not grow mounted file systems says so.
-func (w world) grows(claim, size string) {
+// growClaim expands a claim that is in use. It handles nodes with agents that may not expand
+// mounted file systems.
+func (w testNamespace) growClaim(claim, size string) {
 	w.Helper()
 	ctx := context.Background()
 	if _, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Patch(ctx, claim, types.MergePatchType,
@@ -125,7 +133,8 @@ func (w world) grows(claim, size string) {
 			return err
 		}
 		for _, e := range list.Items {
-			if e.InvolvedObject.Name == claim && e.Reason == "VolumeResizeFailed" && strings.Contains(e.Message, "CAP_SYS_RESOURCE") {
+			if e.InvolvedObject.Name == claim && e.Reason == "VolumeResizeFailed" &&
+				strings.Contains(e.Message, "CAP_SYS_RESOURCE") {
 				w.Log("the lab's nodes may not grow mounted file systems: ", e.Message)
 				return nil
 			}

@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// hostsOf lists the hosts of a role by name.
-func hostsOf(role lab.Role) (out []string) {
+// hostsOfRole returns the names of the hosts of a role.
+func hostsOfRole(role lab.Role) (out []string) {
 	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role == role {
 			out = append(out, h.Name)
@@ -26,13 +26,14 @@ func hostsOf(role lab.Role) (out []string) {
 	return out
 }
 
-// slice is a hand-made EndpointSlice of a Service with a port named http; of is the pod that it says it is of, or nil.
-func (w world) slice(service, address string, port int32, of *v1.ObjectReference) {
+// createSlice creates an EndpointSlice of a Service with a port named http. of is the target
+// reference of its endpoint, or nil.
+func (w testNamespace) createSlice(service, address string, port int32, of *v1.ObjectReference) {
 	w.Helper()
 	_, err := w.cs.DiscoveryV1().EndpointSlices(w.ns).Create(context.Background(), &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Port: &port, Protocol: ptr(v1.ProtocolTCP)}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: &port, Protocol: new(v1.ProtocolTCP)}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}, TargetRef: of}},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -40,75 +41,81 @@ func (w world) slice(service, address string, port int32, of *v1.ObjectReference
 	}
 }
 
-// proxied is what a path below the namespace answers by way of one replica.
-func (w world) proxied(cs kubernetes.Interface, path string) (string, error) {
+// fetchProxied returns the response to a path below the namespace from one replica's proxy.
+func (w testNamespace) fetchProxied(cs kubernetes.Interface, path string) (string, error) {
 	data, err := cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + w.ns + path).DoRaw(context.Background())
 	return string(data), err
 }
 
-// Every replica hands requests on to pods of every worker and to Services, by the agents' tunnels: also to a pod in its
-// node's network, and to Services whose endpoints somebody wrote by hand, if they are pods.
+// Every replica proxies requests to pods of every worker and to Services, by the agents' tunnels:
+// also to a pod in its node's network, and to Services with manually written endpoints, if these
+// are pods.
 func TestProxyReachesPods(t *testing.T) {
-	w := begin(t)
-	want := map[string]string{} // by path below the namespace: what answers
-	for _, node := range hostsOf(lab.RoleWorker) {
-		p := pod("on-"+node, hello)
+	w := newNamespace(t)
+	want := map[string]string{} // expected response by path below the namespace
+	for _, node := range hostsOfRole(lab.RoleWorker) {
+		p := newPod("on-"+node, hello)
 		p.Spec.NodeName, p.Labels = node, map[string]string{"app": "web"}
 		w.createPod(p)
 		want["/pods/on-"+node+":8080/proxy/"] = p.Name
 	}
-	host := pod("in-host", hello)
+	host := newPod("in-host", hello)
 	host.Spec.NodeName, host.Spec.HostNetwork = "w2", true
 	w.createPod(host)
 	want["/pods/http:in-host:8080/proxy/"] = "" // it has the name of its node's host
-	w.createService(front("web", v1.ServiceTypeClusterIP))
+	w.createService(webService("web", v1.ServiceTypeClusterIP))
 	for _, name := range []string{"by-hand", "elsewhere"} {
-		svc := front(name, v1.ServiceTypeClusterIP)
+		svc := webService(name, v1.ServiceTypeClusterIP)
 		svc.Spec.Selector = nil
 		w.createService(svc)
 	}
 	for path := range want {
-		w.waitPod(strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "/pods/"), "http:"), ":")[0], isReady)
+		w.awaitPod(strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "/pods/"), "http:"), ":")[0], requireReady)
 	}
 	of := &v1.ObjectReference{Kind: "Pod", Namespace: w.ns, Name: "on-w1"}
-	w.slice("by-hand", w.pod("on-w1").Status.PodIP, 8080, of)
-	w.slice("elsewhere", testenv.Host(t, "w2").IP.String(), 8080, nil) // no pod's address as far as the slice says
-	want["/services/web/proxy/"], want["/services/http:web:80/proxy/"], want["/services/web:http/proxy/"] = "on-", "on-", "on-"
+	w.createSlice("by-hand", w.getPod("on-w1").Status.PodIP, 8080, of)
+	// not an address of a pod according to the slice
+	w.createSlice("elsewhere", testenv.Host(t, "w2").IP.String(), 8080, nil)
+	want["/services/web/proxy/"], want["/services/http:web:80/proxy/"], want["/services/web:http/proxy/"] = "on-",
+		"on-", "on-"
 	want["/services/by-hand/proxy/"] = "on-w1"
 
-	for _, replica := range hostsOf(lab.RoleControlPlane) {
+	for _, replica := range hostsOfRole(lab.RoleControlPlane) {
 		cs := testenv.ClientAt(t, replica)
 		for path, who := range want {
 			var got string
-			testenv.Eventually(t, soon, func() (err error) { // this replica hears of the pods a moment later
-				got, err = w.proxied(cs, path)
+			testenv.Eventually(t, soon, func() (err error) { // this replica receives the pods slightly later
+				got, err = w.fetchProxied(cs, path)
 				return err
 			})
 			if !strings.Contains(got, who) || !strings.Contains(strings.ToLower(got), "hello") {
-				t.Errorf("%s by way of %s: %q, want the answer of %q", path, replica, got, who)
+				t.Errorf("%s through %s: %q, want the response of %q", path, replica, got, who)
 			}
 		}
-		for _, path := range []string{"/services/web:81/proxy/", "/pods/on-w1:1/proxy/", "/services/elsewhere:80/proxy/"} {
-			if got, err := w.proxied(cs, path); !apierrors.IsServiceUnavailable(err) {
+		for _, path := range []string{"/services/web:81/proxy/", "/pods/on-w1:1/proxy/",
+			"/services/elsewhere:80/proxy/"} {
+			if got, err := w.fetchProxied(cs, path); !apierrors.IsServiceUnavailable(err) {
 				t.Errorf("%s by way of %s: %v %q, want a 503", path, replica, err, got)
 			}
 		}
 	}
-	kctl := clients()["kctl"]
+	kctl := kubectlPrograms()["kctl"]
 	raw := fmt.Sprintf("/api/v1/namespaces/%s/services/http:web:80/proxy/", w.ns)
 	if out := testenv.Must(t, kctl, "get", "--raw", raw); !strings.Contains(out, "on-") {
 		t.Errorf("kctl get --raw %s: %s", raw, out)
 	}
-	if out, err := testenv.Try(t, kctl, "--as=nobody", "get", "--raw", raw); err == nil || !strings.Contains(out, `cannot get resource "services/proxy"`) {
+	if out, err := testenv.Try(t, kctl, "--as=nobody", "get", "--raw", raw); err == nil ||
+		!strings.Contains(out, `cannot get resource "services/proxy"`) {
 		t.Errorf("as nobody: %v %s", err, out)
 	}
-	w.clusterInfo(kctl)
+	w.checkClusterInfo(kctl)
 }
 
-// clusterInfo has kctl list a Service of the cluster itself, and asks the address that it is said to have.
-func (w world) clusterInfo(kctl string) {
+// checkClusterInfo checks that "kctl cluster-info" lists a Service of the cluster, and requests the
+// listed address.
+func (w testNamespace) checkClusterInfo(kctl string) {
 	w.Helper()
-	svc := front("web", v1.ServiceTypeClusterIP)
+	svc := webService("web", v1.ServiceTypeClusterIP)
 	svc.Name, svc.Labels = w.ns, map[string]string{"kubernetes.io/cluster-service": "true", "kubernetes.io/name": "Web"}
 	svc.Spec.Selector = nil
 	services := w.cs.CoreV1().Services(metav1.NamespaceSystem)

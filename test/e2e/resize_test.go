@@ -17,32 +17,36 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// cgroupOf finds a pod's own cgroup in a hierarchy of this machine; "" is the only one, of cgroup v2.
-func cgroupOf(t *testing.T, controller string, uid types.UID) string {
+// findCgroup returns a pod's cgroup in a hierarchy of this machine; controller "" is the single
+// hierarchy of cgroup v2.
+func findCgroup(t *testing.T, controller string, uid types.UID) string {
 	t.Helper()
-	found := cgroupsOf(t, controller, uid)
+	found := findCgroups(t, controller, uid)
 	if len(found) == 0 {
 		t.Fatalf("no cgroup of pod %s in hierarchy %q", uid, controller)
 	}
 	return found[0]
 }
 
-// cgroupsOf finds all of a pod's own cgroups, of all workers, in a hierarchy, or with "" in all of them.
-func cgroupsOf(t *testing.T, controller string, uid types.UID) (found []string) {
+// findCgroups returns the cgroups of a pod of all workers in a hierarchy, or in all hierarchies if
+// controller is "".
+func findCgroups(t *testing.T, controller string, uid types.UID) (found []string) {
 	t.Helper()
-	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup", controller), func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && d.Name() == "pod"+string(uid) {
-			found = append(found, path)
-		}
-		return nil // others come and go meanwhile
-	})
+	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup", controller),
+		func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() && d.Name() == "pod"+string(uid) {
+				found = append(found, path)
+			}
+			return nil // others come and go meanwhile
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return found
 }
 
-// kernelLimits are the limits of memory and the quotas of CPU in a pod's cgroup and in its only container's.
+// kernelLimits returns the memory limits and CPU quotas in the cgroups of a pod and of its only
+// container.
 func kernelLimits(t *testing.T, p *v1.Pod) (memory, cpu [2]string) {
 	t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
@@ -54,12 +58,12 @@ func kernelLimits(t *testing.T, p *v1.Pod) (memory, cpu [2]string) {
 		return strings.TrimSpace(string(b))
 	}
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
-		dir := cgroupOf(t, "", p.UID)
+		dir := findCgroup(t, "", p.UID)
 		first := func(s string) string { s, _, _ = strings.Cut(s, " "); return s }
 		return [2]string{read(dir, "memory.max"), read(filepath.Join(dir, id), "memory.max")},
 			[2]string{first(read(dir, "cpu.max")), first(read(filepath.Join(dir, id), "cpu.max"))}
 	}
-	m, c := cgroupOf(t, "memory", p.UID), cgroupOf(t, "cpu", p.UID)
+	m, c := findCgroup(t, "memory", p.UID), findCgroup(t, "cpu", p.UID)
 	return [2]string{read(m, "memory.limit_in_bytes"), read(filepath.Join(m, id), "memory.limit_in_bytes")},
 		[2]string{read(c, "cpu.cfs_quota_us"), read(filepath.Join(c, id), "cpu.cfs_quota_us")}
 }
@@ -76,15 +80,18 @@ func resizeCondition(p *v1.Pod) (pending *v1.PodCondition, open bool) {
 	return pending, open
 }
 
-// A running pod is given more and less CPU and memory without a restart, by kubectl as it is documented; what its node
-// has not is waited for until another pod goes; what its node never has is said to be infeasible.
+// A running pod gets more and less CPU and memory without a restart, by the documented kubectl
+// commands. A size that the node lacks now is deferred until another pod ends; a size that the node
+// never has is reported as infeasible.
 func TestResizeInPlace(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	onW1 := func(p *v1.Pod, cpu, memory, cpuLimit, memoryLimit string) *v1.Pod {
 		p.Spec.NodeSelector = map[string]string{v1.LabelHostname: "w1"}
 		p.Spec.Containers[0].Resources = v1.ResourceRequirements{
-			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
-			Limits:   v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpuLimit), v1.ResourceMemory: resource.MustParse(memoryLimit)},
+			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu),
+				v1.ResourceMemory: resource.MustParse(memory)},
+			Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpuLimit),
+				v1.ResourceMemory: resource.MustParse(memoryLimit)},
 		}
 		return p
 	}
@@ -95,23 +102,25 @@ func TestResizeInPlace(t *testing.T) {
 	most := node.Status.Allocatable.Cpu().MilliValue()
 	part := func(tenths int64) string { return fmt.Sprintf("%dm", most*tenths/10) }
 
-	w.createPod(onW1(sleeper("grows"), "100m", "32Mi", "200m", "64Mi"))
-	name := w.waitPod("grows", isReady).Spec.Containers[0].Name
+	w.createPod(onW1(sleeperPod("grows"), "100m", "32Mi", "200m", "64Mi"))
+	name := w.awaitPod("grows", requireReady).Spec.Containers[0].Name
 	resize := func(cpu, memory, cpuLimit, memoryLimit string) {
 		t.Helper()
 		testenv.Kctl(t, "-n", w.ns, "patch", "pod", "grows", "--subresource", "resize", "-p", fmt.Sprintf(
-			`{"spec":{"containers":[{"name":%q,"resources":{"requests":{"cpu":%q,"memory":%q},"limits":{"cpu":%q,"memory":%q}}}]}}`,
+			`{"spec":{"containers":[{"name":%q,"resources":{"requests":{"cpu":%q,"memory":%q},"limits":{"cpu":%q,`+
+				`"memory":%q}}}]}}`,
 			name, cpu, memory, cpuLimit, memoryLimit))
 	}
 	settled := func(cpu, cpuLimit, memoryLimit string) *v1.Pod {
 		t.Helper()
-		p := w.waitPod("grows", func(p *v1.Pod) error {
+		p := w.awaitPod("grows", func(p *v1.Pod) error {
 			cs := p.Status.ContainerStatuses[0]
 			pending, open := resizeCondition(p)
 			if pending != nil || open || p.Status.ObservedGeneration != p.Generation || cs.Resources == nil ||
 				cs.Resources.Requests.Cpu().String() != cpu || cs.AllocatedResources.Cpu().String() != cpu ||
 				cs.Resources.Limits.Cpu().String() != cpuLimit || cs.Resources.Limits.Memory().String() != memoryLimit {
-				return fmt.Errorf("conditions %+v, generation %d of %d, resources %+v", p.Status.Conditions, p.Status.ObservedGeneration, p.Generation, cs.Resources)
+				return fmt.Errorf("conditions %+v, generation %d of %d, resources %+v", p.Status.Conditions,
+					p.Status.ObservedGeneration, p.Generation, cs.Resources)
 			}
 			return nil
 		})
@@ -119,7 +128,8 @@ func TestResizeInPlace(t *testing.T) {
 		memory, cpus := kernelLimits(t, p)
 		wantMemory, wantCPU := fmt.Sprint(bytes.Value()), fmt.Sprint(quota.MilliValue()*100)
 		if memory != [2]string{wantMemory, wantMemory} || cpus != [2]string{wantCPU, wantCPU} {
-			t.Errorf("the kernel limits pod and container to %v bytes and %v µs, want %s and %s", memory, cpus, wantMemory, wantCPU)
+			t.Errorf("the kernel limits pod and container to %v bytes and %v µs, want %s and %s", memory, cpus,
+				wantMemory, wantCPU)
 		}
 		if n := p.Status.ContainerStatuses[0].RestartCount; n != 0 {
 			t.Errorf("restarted %d times", n)
@@ -132,14 +142,15 @@ func TestResizeInPlace(t *testing.T) {
 	resize("50m", "16Mi", "100m", "48Mi")
 	small := settled("50m", "100m", "48Mi")
 	if small.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
-		t.Errorf("another container: %s, then %s", before.Status.ContainerStatuses[0].ContainerID, small.Status.ContainerStatuses[0].ContainerID)
+		t.Errorf("another container: %s, then %s", before.Status.ContainerStatuses[0].ContainerID,
+			small.Status.ContainerStatuses[0].ContainerID)
 	}
-	w.waitEvent("grows", "ResizeStarted", "Pod resize started: {")
-	w.waitEvent("grows", "ResizeCompleted", `"generation":`)
+	w.awaitEvent("grows", "ResizeStarted", "Pod resize started: {")
+	w.awaitEvent("grows", "ResizeCompleted", `"generation":`)
 
 	pendingFor := func(reason, why string) {
 		t.Helper()
-		p := w.waitPod("grows", func(p *v1.Pod) error {
+		p := w.awaitPod("grows", func(p *v1.Pod) error {
 			if c, _ := resizeCondition(p); c == nil || c.Reason != reason || c.ObservedGeneration != p.Generation {
 				return fmt.Errorf("conditions %+v", p.Status.Conditions)
 			}
@@ -152,10 +163,10 @@ func TestResizeInPlace(t *testing.T) {
 		if got := p.Status.ContainerStatuses[0].AllocatedResources.Cpu().String(); got != "50m" {
 			t.Errorf("allocated %s while it is %s", got, reason)
 		}
-		w.waitEvent("grows", "Resize"+reason)
+		w.awaitEvent("grows", "Resize"+reason)
 	}
-	w.createPod(onW1(sleeper("neighbour"), part(6), "16Mi", part(6), "16Mi"))
-	w.waitPod("neighbour", isReady)
+	w.createPod(onW1(sleeperPod("neighbour"), part(6), "16Mi", part(6), "16Mi"))
+	w.awaitPod("neighbour", requireReady)
 	resize(part(6), "16Mi", part(6), "48Mi")
 	pendingFor(v1.PodReasonDeferred, "Node didn't have enough resource: cpu, requested: ")
 	testenv.Kctl(t, "-n", w.ns, "delete", "pod", "neighbour", "--grace-period=1")

@@ -18,10 +18,10 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// A pod of a RuntimeClass runs where the class says, its cgroup has room for the overhead on top of its containers'
-// limits, and one whose class names a handler that no node has says so.
+// A pod of a RuntimeClass runs on the nodes of the class, and its cgroup has the overhead in
+// addition to its containers' limits. A pod with a handler that no node has reports it.
 func TestRuntimeClass(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	node, err := w.cs.CoreV1().Nodes().Get(t.Context(), "w2", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -30,20 +30,22 @@ func TestRuntimeClass(t *testing.T) {
 	for _, h := range node.Status.RuntimeHandlers {
 		handlers = append(handlers, h.Name)
 	}
-	if !slices.Equal(handlers, []string{"", "keelson", "runc"}) || node.Status.Features == nil || !*node.Status.Features.SupplementalGroupsPolicy {
+	if !slices.Equal(handlers, []string{"", "keelson", "runc"}) || node.Status.Features == nil ||
+		!*node.Status.Features.SupplementalGroupsPolicy {
 		t.Errorf("the node has handlers %q and features %+v", handlers, node.Status.Features)
 	}
 	class := func(name, handler string) {
 		t.Helper()
 		c := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Handler: handler,
-			Overhead: &nodev1.Overhead{PodFixed: resources("50m", "32Mi")},
+			Overhead: &nodev1.Overhead{PodFixed: resourceList("50m", "32Mi")},
 			Scheduling: &nodev1.Scheduling{NodeSelector: map[string]string{v1.LabelHostname: "w2"},
 				Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoSchedule}}}}
 		if _, err := w.cs.NodeV1().RuntimeClasses().Create(t.Context(), c, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := w.cs.NodeV1().RuntimeClasses().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			if err := w.cs.NodeV1().RuntimeClasses().Delete(context.Background(), name, metav1.DeleteOptions{}); err !=
+				nil {
 				t.Error(err)
 			}
 		})
@@ -52,15 +54,18 @@ func TestRuntimeClass(t *testing.T) {
 	class(boxed, "runc")
 	class(foreign, "gvisor")
 
-	p := sleeper("boxed")
+	p := sleeperPod("boxed")
 	p.Spec.RuntimeClassName = &boxed
-	p.Spec.Containers[0].Resources.Limits = resources("500m", "64Mi")
+	p.Spec.Containers[0].Resources.Limits = resourceList("500m", "64Mi")
 	w.createPod(p)
-	p = w.waitPod("boxed", isReady)
-	if p.Spec.NodeName != "w2" || p.Spec.Overhead.Memory().String() != "32Mi" || p.Status.QOSClass != v1.PodQOSGuaranteed {
+	p = w.awaitPod("boxed", requireReady)
+	if p.Spec.NodeName != "w2" || p.Spec.Overhead.Memory().String() != "32Mi" ||
+		p.Status.QOSClass != v1.PodQOSGuaranteed {
 		t.Errorf("on %s with overhead %v, %s", p.Spec.NodeName, p.Spec.Overhead, p.Status.QOSClass)
 	}
-	if !slices.ContainsFunc(p.Spec.Tolerations, func(x v1.Toleration) bool { return x.Key == "" && x.Effect == v1.TaintEffectNoSchedule }) {
+	if !slices.ContainsFunc(p.Spec.Tolerations, func(x v1.Toleration) bool {
+		return x.Key == "" && x.Effect == v1.TaintEffectNoSchedule
+	}) {
 		t.Errorf("tolerations %v", p.Spec.Tolerations)
 	}
 	limits := podLimits(t, string(p.UID))
@@ -72,20 +77,21 @@ func TestRuntimeClass(t *testing.T) {
 		t.Error("nothing runs in the pod")
 	}
 
-	f := sleeper("foreign")
+	f := sleeperPod("foreign")
 	f.Spec.RuntimeClassName = &foreign
 	w.createPod(f)
-	w.waitEvent("foreign", "FailedCreatePodSandBox", `handler "gvisor"`, w.ns+"/foreign", "it has keelson, runc")
-	if now := w.pod("foreign"); now.Status.Phase != v1.PodPending {
+	w.awaitEvent("foreign", "FailedCreatePodSandBox", `handler "gvisor"`, w.ns+"/foreign", "the node has keelson, runc")
+	if now := w.getPod("foreign"); now.Status.Phase != v1.PodPending {
 		t.Errorf("a pod without a runtime is %s", now.Status.Phase)
 	}
 }
 
-func resources(cpu, memory string) v1.ResourceList {
+func resourceList(cpu, memory string) v1.ResourceList {
 	return v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)}
 }
 
-// podLimits reads the limits of a pod's own cgroup: bytes of memory, and microseconds of CPU in 100 ms.
+// podLimits returns the limits of a pod's cgroup: bytes of memory, and microseconds of CPU in 100
+// ms.
 func podLimits(t *testing.T, uid string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -93,7 +99,8 @@ func podLimits(t *testing.T, uid string) map[string]string {
 		if err != nil || !d.IsDir() || d.Name() != "pod"+uid {
 			return nil // cgroups come and go
 		}
-		for name, files := range map[string][]string{"memory": {"memory.limit_in_bytes", "memory.max"}, "cpu": {"cpu.cfs_quota_us", "cpu.max"}} {
+		for name, files := range map[string][]string{"memory": {"memory.limit_in_bytes", "memory.max"},
+			"cpu": {"cpu.cfs_quota_us", "cpu.max"}} {
 			for _, f := range files {
 				if b, err := os.ReadFile(filepath.Join(path, f)); err == nil && len(strings.Fields(string(b))) > 0 {
 					out[name] = strings.Fields(string(b))[0]

@@ -17,29 +17,31 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// F115 F117: what a Service of type LoadBalancer says is so on the nodes, once somebody gave it an address: its clients, its
-// traffic policy, its health check port; and the node's metrics count its connections.
+// F115 F117: the settings of a Service of type LoadBalancer take effect on the nodes once it has an
+// address: its client ranges, its traffic policy, its health check port. The node's metrics count
+// its connections.
 func TestLoadBalancerPolicies(t *testing.T) {
-	w := begin(t)
-	p := pod("web", hello)
+	w := newNamespace(t)
+	p := newPod("web", hello)
 	p.Spec.NodeName, p.Labels = "w1", map[string]string{"app": "web"}
 	w.createPod(p)
 	outside, w1, w2 := testenv.Host(t, "registry"), testenv.Host(t, "w1"), testenv.Host(t, "w2")
-	svc := front("web", v1.ServiceTypeLoadBalancer)
+	svc := webService("web", v1.ServiceTypeLoadBalancer)
 	svc.Spec.Ports[0].Port = 8089
 	svc.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.LoadBalancerSourceRanges = []string{outside.IP.String() + "/32"}
 	svc = w.createService(svc)
-	// The address that the balancer has in this test is one that comes to the node.
+	// In this test the balancer's address is routed to a node.
 	patch := func(text string, sub ...string) { // controllers may write the Service meanwhile
 		t.Helper()
 		var err error
-		if svc, err = w.cs.CoreV1().Services(w.ns).Patch(t.Context(), "web", types.MergePatchType, []byte(text), metav1.PatchOptions{}, sub...); err != nil {
+		if svc, err = w.cs.CoreV1().Services(w.ns).Patch(t.Context(), "web", types.MergePatchType, []byte(text),
+			metav1.PatchOptions{}, sub...); err != nil {
 			t.Fatal(err)
 		}
 	}
 	patch(fmt.Sprintf(`{"status": {"loadBalancer": {"ingress": [{"ip": %q}]}}}`, w1.IP), "status")
-	w.waitPod("web", isReady)
+	w.awaitPod("web", requireReady)
 	client := testenv.HTTP(outside)
 	get := func(url string) (int, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -80,10 +82,12 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	nodePort := svc.Spec.Ports[0].NodePort
 	expect("the node port of the node with the pod", fmt.Sprintf("http://%s:%d/", w1.IP, nodePort), 200)
 	expect("the node port of a node without", fmt.Sprintf("http://%s:%d/", w2.IP, nodePort), 0)
-	// What nodes count they read now and then.
-	w.says([]string{"get", "--raw", "/api/v1/nodes/w1/proxy/metrics"}, fmt.Sprintf(`keelson_service_connections_total{namespace=%q,service="web",port="http",protocol="tcp",from="outside"}`, w.ns),
+	// Nodes read their counters periodically.
+	w.awaitKctl([]string{"get", "--raw", "/api/v1/nodes/w1/proxy/metrics"},
+		fmt.Sprintf(`keelson_service_connections_total{namespace=%q,service="web",port="http",protocol="tcp",`+
+			`from="outside"}`, w.ns),
 		"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_network_programming_duration_seconds_count")
-	used := w.says([]string{"net", "services", "-n", w.ns, "web", "--nodes"}, " 1/1 ", " w1 ")
+	used := w.awaitKctl([]string{"net", "services", "-n", w.ns, "web", "--nodes"}, " 1/1 ", " w1 ")
 	if fields := strings.Fields(used); len(fields) < 19 || fields[0] != "NAMESPACE" {
 		t.Errorf("kctl net services shows no use of node w1, or not its endpoint:\n%s", used)
 	}
@@ -92,22 +96,25 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	expect("the node port, which names no clients", fmt.Sprintf("http://%s:%d/", w1.IP, nodePort), 200)
 }
 
-// F117 F118: a Service gets an address of a pool, a node answers for it on the link, and clients outside of the cluster reach its
-// pods there; one for which no address is left is told so, and takes the first that is free.
+// F117 F118: a Service gets an address of a pool, a node responds for the address on the link, and
+// clients outside of the cluster reach its pods there. A Service without a free address reports it,
+// and gets the first address that becomes free.
 func TestLoadBalancerAddresses(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	raw[3] = 240
 	vip := netip.AddrFrom4(raw)
-	w.pool(fmt.Sprintf("{addresses: [%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}}", vip, w.ns))
-	p := pod("web", hello)
+	w.createPool(fmt.Sprintf("{addresses: [%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}}",
+		vip,
+		w.ns))
+	p := newPod("web", hello)
 	p.Labels = map[string]string{"app": "web"}
 	w.createPod(p)
-	w.createPod(sleeper("client"))
-	w.createService(front("web", v1.ServiceTypeLoadBalancer))
-	w.waitPod("web", isReady)
-	w.waitPod("client", isReady)
+	w.createPod(sleeperPod("client"))
+	w.createService(webService("web", v1.ServiceTypeLoadBalancer))
+	w.awaitPod("web", requireReady)
+	w.awaitPod("client", requireReady)
 	client := testenv.HTTP(outside)
 	testenv.Eventually(t, soon, func() error {
 		resp, err := client.Get("http://" + vip.String() + "/")
@@ -121,12 +128,13 @@ func TestLoadBalancerAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	node, ingress := svc.Annotations["keelson.dev/announced-by"], svc.Status.LoadBalancer.Ingress
-	if node == "" || len(ingress) != 1 || ingress[0].IP != vip.String() || ingress[0].IPMode == nil || *ingress[0].IPMode != v1.LoadBalancerIPModeVIP {
-		t.Errorf("node %q answers, status %+v", node, ingress)
+	if node == "" || len(ingress) != 1 || ingress[0].IP != vip.String() || ingress[0].IPMode == nil ||
+		*ingress[0].IPMode != v1.LoadBalancerIPModeVIP {
+		t.Errorf("node %q responds for the address, status %+v", node, ingress)
 	}
-	kctl := clients()["kctl"]
-	w.says([]string{"-n", w.ns, "net", "trace", "client", vip.String() + ":80"}, "node "+node+" answers for it")
-	w.createService(front("second", v1.ServiceTypeLoadBalancer))
+	kctl := kubectlPrograms()["kctl"]
+	w.awaitKctl([]string{"-n", w.ns, "net", "trace", "client", vip.String() + ":80"}, "node "+node+" answers for it")
+	w.createService(webService("second", v1.ServiceTypeLoadBalancer))
 	testenv.Eventually(t, soon, func() error {
 		out, err := testenv.Try(t, kctl, "-n", w.ns, "why", "service/second")
 		if !strings.Contains(out, "no IPv4 address is free in pool e2e") {
@@ -139,18 +147,22 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	}
 	testenv.Eventually(t, soon, func() error {
 		s, err := w.cs.CoreV1().Services(w.ns).Get(t.Context(), "second", metav1.GetOptions{})
-		if err == nil && (len(s.Status.LoadBalancer.Ingress) != 1 || s.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
+		if err == nil &&
+			(len(s.Status.LoadBalancer.Ingress) != 1 || s.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
 			err = fmt.Errorf("second has %+v", s.Status.LoadBalancer.Ingress)
 		}
 		return err
 	})
 }
 
-// pool makes the lab's only pool of addresses for load balancers, which goes with the test.
-func (w world) pool(text string) {
+// createPool creates the lab's only pool of load balancer addresses and deletes it at the end of
+// the test.
+func (w testNamespace) createPool(text string) {
 	w.Helper()
 	maps := w.cs.CoreV1().ConfigMaps("kube-system")
-	_, err := maps.Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"}, Data: map[string]string{"e2e": text}}, metav1.CreateOptions{})
+	_, err := maps.Create(context.Background(),
+		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"}, Data: map[string]string{"e2e": text}},
+		metav1.CreateOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-func fetch(c *http.Client, url string) (string, error) {
+func fetchBody(c *http.Client, url string) (string, error) {
 	resp, err := c.Get(url)
 	if err != nil {
 		return "", err
@@ -34,13 +34,13 @@ func fetch(c *http.Client, url string) (string, error) {
 
 // F68, P20: a rolling update loses no request to the Service.
 func TestRollingUpdateLosesNothing(t *testing.T) {
-	w := begin(t)
-	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
-	w.createWeb(web("web", 3))
-	w.waitReplicas("web", 3)
+	w := newNamespace(t)
+	svc := w.createService(webService("web", v1.ServiceTypeClusterIP))
+	w.createWeb(webDeployment("web", 3))
+	w.awaitReplicas("web", 3)
 	url := "http://" + svc.Spec.ClusterIP + "/"
-	client := testenv.Patient(testenv.Host(t, "w1"))
-	testenv.Eventually(t, soon, func() error { _, err := fetch(client, url); return err })
+	client := testenv.PatientHTTP(testenv.Host(t, "w1"))
+	testenv.Eventually(t, soon, func() error { _, err := fetchBody(client, url); return err })
 
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -49,7 +49,7 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				body, err := fetch(client, url)
+				body, err := fetchBody(client, url)
 				mu.Lock()
 				if err != nil {
 					failures = append(failures, err)
@@ -66,7 +66,7 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	testenv.Kctl(t, "-n", w.ns, "set", "image", "deployment/web", "main=keelson.dev/hello:v2")
 	testenv.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
 	testenv.Eventually(t, soon, func() error {
-		if n := len(w.pods("web")); n != 3 {
+		if n := len(w.livingPods("web")); n != 3 {
 			return fmt.Errorf("%d pods", n)
 		}
 		return nil
@@ -74,17 +74,18 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	stop()
 	wg.Wait()
 	if len(failures) > 0 {
-		t.Errorf("%d of %d requests failed; first: %v", len(failures), versions["v1"]+versions["v2"]+len(failures), failures[0])
+		t.Errorf("%d of %d requests failed; first: %v", len(failures),
+			versions["v1"]+versions["v2"]+len(failures), failures[0])
 	}
 	if versions["v1"] == 0 || versions["v2"] == 0 {
-		t.Errorf("answers by version: %v, want both", versions)
+		t.Errorf("responses by version: %v, want both", versions)
 	}
 	t.Logf("requests answered during the update: %v", versions)
 	// F67: the old ReplicaSet stays for history; undo brings v1 back.
 	testenv.Kctl(t, "-n", w.ns, "rollout", "undo", "deployment/web")
 	testenv.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
 	testenv.Eventually(t, soon, func() error {
-		body, err := fetch(client, url)
+		body, err := fetchBody(client, url)
 		if err == nil && !strings.Contains(body, "v1") {
 			err = fmt.Errorf("after undo: %s", body)
 		}
@@ -94,17 +95,17 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 
 // F59 F60 F61: scale up and down; a deleted pod is replaced.
 func TestScale(t *testing.T) {
-	w := begin(t)
-	w.createWeb(web("web", 1))
-	w.waitReplicas("web", 1)
+	w := newNamespace(t)
+	w.createWeb(webDeployment("web", 1))
+	w.awaitReplicas("web", 1)
 	testenv.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=4")
-	pods := w.waitReplicas("web", 4)
+	pods := w.awaitReplicas("web", 4)
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), pods[0].Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReplicas("web", 4)
+	w.awaitReplicas("web", 4)
 	testenv.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=1")
-	w.waitReplicas("web", 1)
+	w.awaitReplicas("web", 1)
 	testenv.Eventually(t, soon, func() error {
 		d, err := w.cs.AppsV1().Deployments(w.ns).Get(context.Background(), "web", metav1.GetOptions{})
 		if err == nil && (d.Status.Replicas != 1 || d.Status.AvailableReplicas != 1) {
@@ -116,16 +117,17 @@ func TestScale(t *testing.T) {
 
 // F70 F71: deleting a Deployment takes its pods with it, orphaning leaves them.
 func TestCascadeAndOrphan(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	ctx := context.Background()
-	w.createWeb(web("gone", 2))
-	w.createWeb(web("kept", 2))
-	w.waitReplicas("gone", 2)
-	w.waitReplicas("kept", 2)
+	w.createWeb(webDeployment("gone", 2))
+	w.createWeb(webDeployment("kept", 2))
+	w.awaitReplicas("gone", 2)
+	w.awaitReplicas("kept", 2)
 	if err := w.cs.AppsV1().Deployments(w.ns).Delete(ctx, "gone", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.cs.AppsV1().Deployments(w.ns).Delete(ctx, "kept", metav1.DeleteOptions{PropagationPolicy: ptr(metav1.DeletePropagationOrphan)}); err != nil {
+	if err := w.cs.AppsV1().Deployments(w.ns).Delete(ctx, "kept",
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, soon, func() error {
@@ -150,17 +152,17 @@ func TestCascadeAndOrphan(t *testing.T) {
 		}
 		return nil
 	})
-	w.waitReplicas("kept", 2)
+	w.awaitReplicas("kept", 2)
 }
 
-// F104: over its memory limit a container is killed, and says so.
+// F104: a container that exceeds its memory limit is killed and reports it.
 func TestOutOfMemory(t *testing.T) {
-	w := begin(t)
-	p := pod("hog", tools, "sh", "-c", "sleep 0.2; exec tail /dev/zero")
+	w := newNamespace(t)
+	p := newPod("hog", tools, "sh", "-c", "sleep 0.2; exec tail /dev/zero")
 	p.Spec.RestartPolicy = v1.RestartPolicyNever
 	p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("32Mi")}
 	w.createPod(p)
-	got := w.waitPod("hog", func(p *v1.Pod) error {
+	got := w.awaitPod("hog", func(p *v1.Pod) error {
 		if p.Status.Phase != v1.PodFailed {
 			return fmt.Errorf("phase %s", p.Status.Phase)
 		}
@@ -174,9 +176,9 @@ func TestOutOfMemory(t *testing.T) {
 
 // F126, P23: a container that keeps failing backs off, with its reason and last end in the status.
 func TestCrashLoop(t *testing.T) {
-	w := begin(t)
-	w.createPod(pod("crash", tools, "sh", "-c", "echo about to fail; exit 3"))
-	got := w.waitPod("crash", func(p *v1.Pod) error {
+	w := newNamespace(t)
+	w.createPod(newPod("crash", tools, "sh", "-c", "echo about to fail; exit 3"))
+	got := w.awaitPod("crash", func(p *v1.Pod) error {
 		if len(p.Status.ContainerStatuses) == 1 {
 			s := p.Status.ContainerStatuses[0]
 			if s.RestartCount >= 2 && s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" {
@@ -192,14 +194,14 @@ func TestCrashLoop(t *testing.T) {
 	if out := testenv.Kctl(t, "-n", w.ns, "logs", "crash", "--previous"); !strings.Contains(out, "about to fail") {
 		t.Errorf("logs of the previous container: %q", out)
 	}
-	w.waitEvent("crash", "BackOff", "restarting failed container")
+	w.awaitEvent("crash", "BackOff", "restarting failed container")
 }
 
 // F106: an image that is not there.
 func TestMissingImage(t *testing.T) {
-	w := begin(t)
-	w.createPod(pod("absent", "10.89.0.5:5000/no-such:v1"))
-	w.waitPod("absent", func(p *v1.Pod) error {
+	w := newNamespace(t)
+	w.createPod(newPod("absent", "10.89.0.5:5000/no-such:v1"))
+	w.awaitPod("absent", func(p *v1.Pod) error {
 		if len(p.Status.ContainerStatuses) == 1 {
 			if s := p.Status.ContainerStatuses[0].State.Waiting; s != nil && s.Reason == "ImagePullBackOff" {
 				return nil
@@ -207,36 +209,38 @@ func TestMissingImage(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", p.Status.ContainerStatuses)
 	})
-	w.waitEvent("absent", "Failed", "no-such:v1")
+	w.awaitEvent("absent", "Failed", "no-such:v1")
 }
 
 // F106: a pull over the network from the lab's registry.
 func TestPullFromRegistry(t *testing.T) {
-	w := begin(t)
-	p := pod("pulled", "10.89.0.5:5000/tools:v1", "sleep", "1000000")
+	w := newNamespace(t)
+	p := newPod("pulled", "10.89.0.5:5000/tools:v1", "sleep", "1000000")
 	p.Spec.Containers[0].ImagePullPolicy = v1.PullAlways
 	w.createPod(p)
-	got := w.waitPod("pulled", isReady)
+	got := w.awaitPod("pulled", requireReady)
 	if id := got.Status.ContainerStatuses[0].ImageID; !strings.Contains(id, "sha256:") {
 		t.Errorf("image id %q", id)
 	}
-	w.waitEvent("pulled", "Pulled", "uccessfully pulled image")
+	w.awaitEvent("pulled", "Pulled", "uccessfully pulled image")
 }
 
 // F112 F113: a pod that is not ready takes no traffic and is not restarted.
 func TestReadinessGatesService(t *testing.T) {
-	w := begin(t)
-	d := web("web", 1)
+	w := newNamespace(t)
+	d := webDeployment("web", 1)
 	d.Spec.Template.Spec.Containers[0].Image = tools
-	d.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c", "mkdir /www; echo here > /www/index.html; exec busybox httpd -f -p 8080 -h /www"}
+	d.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c",
+		"mkdir /www; echo here > /www/index.html; exec busybox httpd -f -p 8080 -h /www"}
 	d.Spec.Template.Spec.Containers[0].ReadinessProbe = &v1.Probe{
-		ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"test", "-f", "/ready"}}}, PeriodSeconds: 1, FailureThreshold: 1,
+		ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"test", "-f", "/ready"}}},
+		PeriodSeconds: 1, FailureThreshold: 1,
 	}
-	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
+	svc := w.createService(webService("web", v1.ServiceTypeClusterIP))
 	w.createWeb(d)
 	var name string
 	testenv.Eventually(t, soon, func() error {
-		pods := w.pods("web")
+		pods := w.livingPods("web")
 		if len(pods) != 1 || pods[0].Status.Phase != v1.PodRunning {
 			return fmt.Errorf("%d pods, want one that runs", len(pods))
 		}
@@ -248,7 +252,7 @@ func TestReadinessGatesService(t *testing.T) {
 	reachable := func(want bool) {
 		t.Helper()
 		testenv.Eventually(t, soon, func() error {
-			if _, err := fetch(client, url); (err == nil) != want {
+			if _, err := fetchBody(client, url); (err == nil) != want {
 				return fmt.Errorf("reachable: %v (%v), want %v", err == nil, err, want)
 			}
 			return nil
@@ -259,21 +263,22 @@ func TestReadinessGatesService(t *testing.T) {
 	reachable(true)
 	testenv.Kctl(t, "-n", w.ns, "exec", name, "--", "rm", "/ready")
 	reachable(false)
-	if n := w.pod(name).Status.ContainerStatuses[0].RestartCount; n != 0 {
+	if n := w.getPod(name).Status.ContainerStatuses[0].RestartCount; n != 0 {
 		t.Errorf("restarted %d times", n)
 	}
 }
 
-// F80 F87 F126: a pod that fits nowhere says why, per filter with counts.
+// F80 F87 F126: a pod that fits no node reports the number of nodes per filter and reason.
 func TestUnschedulableSaysWhy(t *testing.T) {
-	w := begin(t)
-	p := sleeper("big")
+	w := newNamespace(t)
+	p := sleeperPod("big")
 	p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1000")}
 	w.createPod(p)
-	w.waitEvent("big", "FailedScheduling", "0/3 nodes are available: 3 Insufficient cpu")
-	w.waitPod("big", func(p *v1.Pod) error {
+	w.awaitEvent("big", "FailedScheduling", "0/3 nodes are available: 3 Insufficient cpu")
+	w.awaitPod("big", func(p *v1.Pod) error {
 		for _, c := range p.Status.Conditions {
-			if c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == "Unschedulable" && strings.Contains(c.Message, "Insufficient cpu") {
+			if c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == "Unschedulable" &&
+				strings.Contains(c.Message, "Insufficient cpu") {
 				return nil
 			}
 		}
@@ -283,9 +288,10 @@ func TestUnschedulableSaysWhy(t *testing.T) {
 
 // F124: of two updates from one state, one wins and the other is a conflict.
 func TestStaleUpdate(t *testing.T) {
-	w := begin(t)
+	w := newNamespace(t)
 	ctx := context.Background()
-	cm, err := w.cs.CoreV1().ConfigMaps(w.ns).Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{})
+	cm, err := w.cs.CoreV1().ConfigMaps(w.ns).Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,13 +300,15 @@ func TestStaleUpdate(t *testing.T) {
 	if _, err := w.cs.CoreV1().ConfigMaps(w.ns).Update(ctx, first, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.cs.CoreV1().ConfigMaps(w.ns).Update(ctx, second, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+	if _, err := w.cs.CoreV1().ConfigMaps(w.ns).Update(ctx, second,
+		metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("the stale update: %v, want a conflict", err)
 	}
 	// Server-side apply by two managers: the second needs force.
 	apply := func(manager, value string, force bool) error {
 		body := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"d"},"data":{"a":%q}}`, value)
-		_, err := w.cs.CoreV1().ConfigMaps(w.ns).Patch(ctx, "d", types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: manager, Force: &force})
+		_, err := w.cs.CoreV1().ConfigMaps(w.ns).Patch(ctx, "d", types.ApplyPatchType, []byte(body),
+			metav1.PatchOptions{FieldManager: manager, Force: &force})
 		return err
 	}
 	if err := errors.Join(apply("one", "1", false), apply("one", "1", false)); err != nil {

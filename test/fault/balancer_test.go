@@ -27,13 +27,16 @@ func TestAnnouncerCutOff(t *testing.T) {
 	at := netip.AddrPortFrom(netip.AddrFrom4(raw), 80).String()
 	maps := cs.CoreV1().ConfigMaps("kube-system")
 	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"},
-		Data: map[string]string{"fault": fmt.Sprintf("addresses: [%s]", netip.AddrFrom4(raw))}}, metav1.CreateOptions{}); err != nil {
+		Data: map[string]string{"fault": fmt.Sprintf("addresses: [%s]", netip.AddrFrom4(raw))}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = maps.Delete(context.Background(), "load-balancer-pools", metav1.DeleteOptions{}) })
-	if _, err := cs.CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
-		Type: v1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"},
-		Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cs.CoreV1().Services(ns).Create(t.Context(),
+		&v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"},
+			Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	answers := func(not string) (node string) {
@@ -64,16 +67,18 @@ func TestAnnouncerCutOff(t *testing.T) {
 	var silence time.Duration
 	const times = 5
 	for n := range times { // other work of the machine may cost seconds at one time, and hardly each time
-		p := sleeper(fmt.Sprint("web-", n), map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[first]) // not where it is cut off
+		// not where it is cut off
+		p := sleeperPod(fmt.Sprint("web-", n), map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[first])
 		p.Labels = map[string]string{"app": "web"}
 		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "keelson.dev/hello:v1", nil
-		create(t, cs, ns, p)
-		waitPod(t, cs, ns, p.Name, running)
+		createPod(t, cs, ns, p)
+		awaitPod(t, cs, ns, p.Name, requireRunning)
 		testenv.Eventually(t, soon, knock)
 		longest := longestSilence(t, knock)
-		second := announcerCutOff(t, cs, first, answers, knock)
+		second := cutOffAnnouncer(t, cs, first, answers, knock)
 		silence = longest()
-		t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, silence.Round(10*time.Millisecond))
+		t.Logf("%s responds for the address of %s, which was cut off: for %s no node did", second, first,
+			silence.Round(10*time.Millisecond))
 		if silence <= bound {
 			return
 		}
@@ -89,11 +94,14 @@ func TestAnnouncerCutOff(t *testing.T) {
 		})
 		first = second
 	}
-	t.Errorf("nobody answered for %s when a node was cut off, %d times; it is to be at most %s", silence, times, bound)
+	t.Errorf("no node responded for %s when a node was cut off, %d times; the limit is %s", silence, times, bound)
 }
 
-// announcerCutOff cuts a node off that answers for an address, and heals it once another does.
-func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answers func(not string) string, knock func() error) (second string) {
+// cutOffAnnouncer cuts off the node that responds for an address, and reconnects it when another
+// node responds.
+func cutOffAnnouncer(
+	t *testing.T, cs kubernetes.Interface, first string, answers func(not string) string, knock func() error,
+) (second string) {
 	t.Helper()
 	if err := testenv.Lab().Partition(first); err != nil {
 		t.Fatal(err)
@@ -112,29 +120,29 @@ func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answer
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
-			t.Logf("node %s is lost already: the machine was too busy to tell the difference", first)
+			t.Logf("node %s is lost already: the machine was too busy for a distinction", first)
 		}
 	}
 	if err := testenv.Lab().Heal(first); err != nil {
 		t.Fatal(err)
 	}
 	healed = true
-	testenv.Eventually(t, soon, func() error { // it has a session, is heard again and Ready
+	testenv.Eventually(t, soon, func() error { // the node has a session, sends heartbeats and is Ready
 		l, err := cs.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), first, metav1.GetOptions{})
 		if err == nil && l.Annotations["keelson.dev/unheard-since"] != "" {
-			err = fmt.Errorf("%s is not heard yet", first)
+			err = fmt.Errorf("%s has no heartbeat yet", first)
 		}
 		return err
 	})
-	nodesReady(t, cs, map[string]v1.ConditionStatus{first: v1.ConditionTrue})
+	awaitNodes(t, cs, map[string]v1.ConditionStatus{first: v1.ConditionTrue})
 	if got := answers(""); got != second {
-		t.Errorf("%s answers after the link of %s was healed, not %s", got, first, second)
+		t.Errorf("%s responds after the link of %s was restored, not %s", got, first, second)
 	}
 	testenv.Eventually(t, soon, knock)
 	return second
 }
 
-// longestSilence does something all the time until the function that it returns is called, which returns the longest time
+// longestSilence repeats do until the returned function is called, which returns the longest time
 // between two successes.
 func longestSilence(t *testing.T, do func() error) func() time.Duration {
 	stop, longest := make(chan struct{}), make(chan time.Duration, 1)

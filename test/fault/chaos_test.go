@@ -37,23 +37,24 @@ const (
 	requestPace  = 10 * time.Millisecond
 )
 
-// F48 F54 F94 F127: while leaders are killed, frozen, cut off and handed over, by a plan that follows from a seed, no call at
-// another replica fails, nothing acknowledged is lost, no read is stale, each watch tells the one history, rollouts complete,
-// and no request to a Service fails.
+// F48 F54 F94 F127: leaders are killed, frozen, cut off and transferred, by a plan that follows
+// from a seed. No call at another replica fails, no acknowledged write is lost, no read is stale,
+// each watch delivers the same history, rollouts complete, and no request to a Service fails.
 func TestChaos(t *testing.T) {
-	voters(t)
-	allReady(t)
+	awaitVoters(t)
+	awaitReplicas(t)
 	plan := chaos.New(*chaosSeed, *chaosFor)
 	t.Logf("to have this again: make chaos SEED=%d DURATION=%s\n%s", *chaosSeed, *chaosFor, plan)
 	ns := testenv.Namespace(t)
 	ctx, end := context.WithCancel(context.Background())
-	load := &stream.Load{Names: testenv.Replicas(), Clients: map[string]kubernetes.Interface{}, Namespace: ns, Call: chaosCall}
+	load := &stream.Load{Names: testenv.Replicas(), Clients: map[string]kubernetes.Interface{}, Namespace: ns,
+		Call: chaosCall}
 	for _, r := range load.Names {
 		load.Clients[r] = testenv.ClientAt(t, r)
 	}
-	served, rolled := &requests{}, &rollouts{load: load, ns: ns}
-	served.prepare(t, ns)
-	rolled.prepare(t)
+	served, rolled := &serviceRequests{}, &rolloutLoop{load: load, ns: ns}
+	served.deployWeb(t, ns)
+	rolled.deployWeb(t)
 	defer load.Wait()
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -64,25 +65,25 @@ func TestChaos(t *testing.T) {
 	calm, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, w := range []string{"w1", "w2"} {
-		beside.Go(func() { served.run(t, calm, w) })
+		beside.Go(func() { served.sendFrom(t, calm, w) })
 	}
-	beside.Go(func() { rolled.run(t, calm) })
+	beside.Go(func() { rolled.runUntil(t, calm) })
 
 	gaps := map[chaos.Fault][]float64{}
-	var seen stream.Seen
+	var seen stream.Result
 	defer func() { // whatever ended it
 		stop()
 		beside.Wait()
-		tellChaos(t, gaps, load, seen, served, rolled)
+		logChaos(t, gaps, load, seen, served, rolled)
 	}()
 	for _, a := range plan {
-		gap := strike(t, load, a)
+		gap := applyFault(t, load, a)
 		gaps[a.Fault] = append(gaps[a.Fault], float64(gap.Microseconds())/1000)
 	}
 	stop()
 	beside.Wait()
 	var err error
-	if seen, err = load.Verdict(ctx); err == nil {
+	if seen, err = load.Finish(ctx); err == nil {
 		err = seen.Err()
 	}
 	if err != nil {
@@ -90,32 +91,32 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// strike does one act to the leader, and returns when everything is whole: for how long nothing was written. Another replica
+// applyFault does one act to the leader, and returns when everything is whole: for how long nothing was written. Another replica
 // is to lead, and to take writes, while the fault lasts.
-func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
+func applyFault(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 	t.Helper()
 	if err := wait.Delay(t.Context(), a.Rest); err != nil {
 		t.Fatal(err)
 	}
-	victim, _ := leader(t)
+	victim, _ := leaderAndOthers(t)
 	if a.Fault != chaos.HandOver {
-		load.Strike(victim)
+		load.ExpectLoss(victim)
 	}
 	from := time.Now()
 	undo := func(context.Context, string) error { return nil }
 	switch a.Fault {
 	case chaos.Kill:
-		mustLab(t, testenv.Lab().KillDaemon, victim)
+		forHosts(t, testenv.Lab().KillDaemon, victim)
 		undo = testenv.Lab().Restart
 	case chaos.Freeze:
-		mustLab(t, func(_ context.Context, h string) error { return testenv.Lab().Pause(h) }, victim)
+		forHosts(t, func(_ context.Context, h string) error { return testenv.Lab().Pause(h) }, victim)
 		undo = func(_ context.Context, h string) error { return testenv.Lab().Resume(h) }
 	case chaos.CutOff:
-		mustLab(t, func(_ context.Context, h string) error { return testenv.Lab().Partition(h) }, victim)
+		forHosts(t, func(_ context.Context, h string) error { return testenv.Lab().Partition(h) }, victim)
 		undo = func(_ context.Context, h string) error { return testenv.Lab().Heal(h) }
 	case chaos.HandOver:
-		testenv.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
-			out, err := kctl(t, "cluster", "step-down")
+		testenv.Eventually(t, soon, func() error { // the target of the transfer may lag behind briefly
+			out, err := runKctl(t, "cluster", "step-down")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -133,27 +134,28 @@ func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 	}
 	replaced, cancel := context.WithTimeout(t.Context(), replaceLimit)
 	err := wait.For(replaced, requestPace, func() error {
-		if !load.Went(from) {
-			return errors.New("no write has begun and ended since")
+		if !load.HasWrittenSince(from) {
+			return errors.New("no write has been started and acknowledged since")
 		}
 		return nil
 	})
 	cancel()
-	gap := load.Pause(from)
+	gap := load.LongestPause(from)
 	if err != nil {
-		t.Errorf("nobody leads in place of %s, %s since %s: %v", victim, time.Since(from).Round(time.Millisecond), a.Fault, err)
+		t.Errorf("no other replica leads in place of %s, %s after %s: %v", victim,
+			time.Since(from).Round(time.Millisecond), a.Fault, err)
 	}
 	healed = true
-	mustLab(t, undo, victim)
-	voters(t)
-	allReady(t)
-	load.Strike("")
+	forHosts(t, undo, victim)
+	awaitVoters(t)
+	awaitReplicas(t)
+	load.ExpectLoss("")
 	t.Logf("%s of %s: nothing written for %s", a.Fault, victim, gap.Round(time.Millisecond))
 	return gap
 }
 
-// requests go to a Service all the time.
-type requests struct {
+// serviceRequests sends requests to a Service continuously.
+type serviceRequests struct {
 	url string
 
 	mu        sync.Mutex
@@ -161,7 +163,7 @@ type requests struct {
 	failed    int
 }
 
-func (r *requests) prepare(t *testing.T, ns string) {
+func (r *serviceRequests) deployWeb(t *testing.T, ns string) {
 	t.Helper()
 	applyText(t, ns, deployment)
 	testenv.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
@@ -171,44 +173,47 @@ func (r *requests) prepare(t *testing.T, ns string) {
 	}
 	r.url = "http://" + net.JoinHostPort(svc.Spec.ClusterIP, "80") + "/"
 	for _, w := range []string{"w1", "w2"} {
-		testenv.Eventually(t, soon, func() error { return get(testenv.HTTP(testenv.Host(t, w)), r.url) })
+		testenv.Eventually(t, soon, func() error { return fetchPage(testenv.HTTP(testenv.Host(t, w)), r.url) })
 	}
 }
 
-func (r *requests) run(t *testing.T, ctx context.Context, worker string) {
-	web := testenv.Patient(testenv.Host(t, worker))
+func (r *serviceRequests) sendFrom(t *testing.T, ctx context.Context, worker string) {
+	web := testenv.PatientHTTP(testenv.Host(t, worker))
 	for wait.Delay(ctx, requestPace) == nil {
 		began := time.Now()
-		err := get(web, r.url)
+		err := fetchPage(web, r.url)
 		r.mu.Lock()
 		r.latencies = append(r.latencies, float64(time.Since(began).Microseconds())/1000)
 		if err != nil {
 			r.failed++
-			t.Errorf("a request to a Service from %s after %s: %v", worker, time.Since(began).Round(time.Millisecond), err)
+			t.Errorf("a request to a Service from %s after %s: %v", worker,
+				time.Since(began).Round(time.Millisecond), err)
 		}
 		r.mu.Unlock()
 	}
 }
 
-// rollouts follow one another.
-type rollouts struct {
+// rolloutLoop runs rollouts one after the other.
+type rolloutLoop struct {
 	load *stream.Load
 	ns   string
 	took []float64 // seconds
 }
 
-func (r *rollouts) prepare(t *testing.T) {
+func (r *rolloutLoop) deployWeb(t *testing.T) {
 	t.Helper()
-	applyText(t, r.ns, strings.NewReplacer("name: web", "name: rolled", "app: web", "app: rolled").Replace(strings.Split(deployment, "---")[0]))
+	applyText(t, r.ns, strings.NewReplacer("name: web", "name: rolled", "app: web", "app: rolled").Replace(
+		strings.Split(deployment, "---")[0]))
 	testenv.Kctl(t, "-n", r.ns, "rollout", "status", "deployment/rolled", "--timeout=180s")
 }
 
-// run changes the template and waits until all pods have it, until ctx ends; the last one still completes.
-func (r *rollouts) run(t *testing.T, ctx context.Context) {
+// runUntil changes the template and waits for the rollout, repeatedly until ctx ends. The last
+// rollout still completes.
+func (r *rolloutLoop) runUntil(t *testing.T, ctx context.Context) {
 	for n := 0; ctx.Err() == nil; n++ {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(context.Background(), rolloutLimit)
-		err := r.once(limited, n)
+		err := r.rollOut(limited, n)
 		cancel()
 		if err != nil {
 			t.Errorf("rollout %d has not completed after %s: %v", n+1, time.Since(began).Round(time.Second), err)
@@ -218,12 +223,12 @@ func (r *rollouts) run(t *testing.T, ctx context.Context) {
 	}
 }
 
-// once is one rollout, by whichever replica answers.
-func (r *rollouts) once(ctx context.Context, n int) error {
+// rollOut runs one rollout, through any replica that responds.
+func (r *rolloutLoop) rollOut(ctx context.Context, n int) error {
 	at, changed := 0, int64(0)
 	body := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"round":"%d"}}}}}`, n)
 	return wait.For(ctx, 20*time.Millisecond, func() (err error) {
-		call, cancel := context.WithTimeout(ctx, 2*time.Second) // a frozen replica answers nobody
+		call, cancel := context.WithTimeout(ctx, 2*time.Second) // a frozen replica does not respond
 		defer cancel()
 		defer func() {
 			if err != nil && call.Err() != nil || changed == 0 {
@@ -244,7 +249,8 @@ func (r *rollouts) once(ctx context.Context, n int) error {
 			return err
 		}
 		s := d.Status
-		if s.ObservedGeneration < changed || s.UpdatedReplicas < *d.Spec.Replicas || s.ReadyReplicas < *d.Spec.Replicas || s.Replicas > *d.Spec.Replicas {
+		if s.ObservedGeneration < changed || s.UpdatedReplicas < *d.Spec.Replicas ||
+			s.ReadyReplicas < *d.Spec.Replicas || s.Replicas > *d.Spec.Replicas {
 			return fmt.Errorf("generation %d of %d is observed, %d of %d pods are new, %d ready, %d in all",
 				s.ObservedGeneration, changed, s.UpdatedReplicas, *d.Spec.Replicas, s.ReadyReplicas, s.Replicas)
 		}
@@ -261,8 +267,11 @@ func applyText(t *testing.T, ns, text string) {
 	testenv.Kctl(t, "-n", ns, "apply", "-f", path)
 }
 
-// tellChaos prints the figures.
-func tellChaos(t *testing.T, gaps map[chaos.Fault][]float64, load *stream.Load, seen stream.Seen, served *requests, rolled *rollouts) {
+// logChaos prints the measurements.
+func logChaos(
+	t *testing.T, gaps map[chaos.Fault][]float64, load *stream.Load, seen stream.Result, served *serviceRequests,
+	rolled *rolloutLoop,
+) {
 	t.Helper()
 	var b strings.Builder
 	line := func(what string, unit string, values []float64) {
@@ -271,7 +280,8 @@ func tellChaos(t *testing.T, gaps map[chaos.Fault][]float64, load *stream.Load, 
 		}
 		v := slices.Clone(values)
 		fmt.Fprintf(&b, "%-34s %6d  p50 %8s  p99 %8s  max %8s\n", what, len(v),
-			figures.Format(figures.Quantile(v, 0.5), unit), figures.Format(figures.Quantile(v, 0.99), unit), figures.Format(figures.Quantile(v, 1), unit))
+			figures.Format(figures.Quantile(v, 0.5), unit), figures.Format(figures.Quantile(v, 0.99), unit),
+			figures.Format(figures.Quantile(v, 1), unit))
 	}
 	for _, f := range chaos.Faults {
 		line("no write after: "+string(f), "ms", gaps[f])
@@ -283,9 +293,11 @@ func tellChaos(t *testing.T, gaps map[chaos.Fault][]float64, load *stream.Load, 
 	line("calls at other replicas", "ms", calls)
 	line("requests to a Service", "ms", served.latencies)
 	line("rollouts", "s", rolled.took)
-	fmt.Fprintf(&b, "calls failed %d of %d, requests failed %d, writes acknowledged %d, lost %d, stale answers %d of %d,\n"+
+	fmt.Fprintf(&b, "calls failed %d of %d, requests failed %d, writes acknowledged %d, lost %d, stale "+
+		"answers %d of %d,\n"+
 		"events %d in %d watches, missed or twice or out of order %d, watches of other replicas ended %d\n\n",
-		seen.Failed, seen.Calls, served.failed, seen.Acked, seen.Lost, seen.Stale, seen.Reads+seen.Acked, seen.Events, seen.Watches, seen.Wrong, seen.Broken)
+		seen.Failed, seen.Calls, served.failed, seen.Acked, seen.Lost, seen.Stale, seen.Reads+seen.Acked, seen.Events,
+		seen.Watches, seen.Wrong, seen.Broken)
 	if err := figures.Histogram(&b, 50, figures.Named{Name: "calls, ms", Samples: calls}); err != nil {
 		t.Fatal(err)
 	}

@@ -19,16 +19,18 @@ func TestNodesAreHardened(t *testing.T) {
 			}
 			return strings.TrimSpace(string(out))
 		}
-		for path, want := range map[string]string{"/pods": "401", "/metrics": "401", "/logs/keelson-agent.log": "401", "/run/x": "401"} {
+		for path, want := range map[string]string{"/pods": "401", "/metrics": "401", "/logs/keelson-agent.log": "401",
+			"/run/x": "401"} {
 			if got := run("curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:10250" + path); got != want {
-				t.Errorf("%s answers a stranger who asks for %s with %s, want %s", w, path, got, want)
+				t.Errorf("%s responds to an unauthenticated request for %s with %s, want %s", w, path, got, want)
 			}
 		}
 		if got := run("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:10255/pods || true"); got != "000" {
-			t.Errorf("%s has a port for whoever asks: it answers %s", w, got)
+			t.Errorf("%s has a port for unauthenticated clients: it responds with %s", w, got)
 		}
 		// Files of pods that end go meanwhile.
-		if got := run("find /var/lib/keelson -xdev -type f -exec grep -slI 'PRIVATE KEY' {} + 2>/dev/null | xargs -r stat -c '%a %n' 2>/dev/null || true"); got == "" {
+		if got := run("find /var/lib/keelson -xdev -type f -exec grep -slI 'PRIVATE KEY' {} + 2>/dev/null | xargs -r " +
+			"stat -c '%a %n' 2>/dev/null || true"); got == "" {
 			t.Errorf("%s: no file with a key was found, and there are some", w)
 		} else {
 			for line := range strings.Lines(got) {

@@ -70,8 +70,10 @@ func TestAPIOnEveryNode(t *testing.T) {
 					return
 				}
 				// However the way ends, in its midst: one such end for each worker and kill.
-				cut := err != nil && call.Err() == nil && (utilnet.IsProbableEOF(err) || utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) ||
-					strings.Contains(err.Error(), "unexpected EOF"))
+				cut := err != nil && call.Err() == nil &&
+					(utilnet.IsProbableEOF(err) || utilnet.IsConnectionReset(err) ||
+						utilnet.IsHTTP2ConnectionLost(err) ||
+						strings.Contains(err.Error(), "unexpected EOF"))
 				cancel()
 				if err != nil && !cut {
 					t.Errorf("worker %d: after %s: %v", i+1, time.Since(began).Round(time.Millisecond), err)
@@ -90,17 +92,18 @@ func TestAPIOnEveryNode(t *testing.T) {
 	}
 	more(20)
 	for _, replica := range testenv.Replicas() {
-		mustLab(t, testenv.Lab().Kill, replica)
+		forHosts(t, testenv.Lab().Kill, replica)
 		more(100)
-		mustLab(t, testenv.Lab().Restart, replica)
-		voters(t)
-		allReady(t)
+		forHosts(t, testenv.Lab().Restart, replica)
+		awaitVoters(t)
+		awaitReplicas(t)
 	}
 	answered.Lock()
 	defer answered.Unlock()
-	t.Logf("%v calls at the workers' loopback while each replica was killed, %d cut off in their answer: the longest took %s",
+	t.Logf("%v calls at the workers' loopback while each replica was killed, %d cut off in their answer: "+
+		"the longest took %s",
 		answered.calls, answered.cut, answered.longest.Round(time.Millisecond))
 	if killed := len(testenv.Replicas()); answered.cut > killed*len(clients) {
-		t.Errorf("%d answers were cut off by %d kills", answered.cut, killed)
+		t.Errorf("%d responses were cut off by %d kills", answered.cut, killed)
 	}
 }

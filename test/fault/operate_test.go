@@ -25,23 +25,23 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// The tests below are about what an operator does to the store. They come last:
-// some of them make a new group of the replicas.
+// The tests below are about operations on the store. They come last: some of them create a new
+// group from the replicas.
 
-func status(t *testing.T) (s api.ClusterStatus, err error) {
+func clusterStatus(t *testing.T) (s api.ClusterStatus, err error) {
 	t.Helper()
-	out, err := kctl(t, "cluster", "status", "-o", "json")
+	out, err := runKctl(t, "cluster", "status", "-o", "json")
 	if err != nil {
 		return s, fmt.Errorf("%w: %s", err, out)
 	}
 	return s, json.Unmarshal([]byte(out), &s)
 }
 
-// voters waits until all replicas of the lab are voters that keep up.
-func voters(t *testing.T) {
+// awaitVoters waits until all replicas of the lab are voters that are up to date.
+func awaitVoters(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, soon, func() error {
-		s, err := status(t)
+		s, err := clusterStatus(t)
 		if err != nil {
 			return err
 		}
@@ -58,8 +58,8 @@ func voters(t *testing.T) {
 	})
 }
 
-// offline runs a verb of the daemon's program on a replica's host.
-func offline(t *testing.T, host string, args ...string) (string, error) {
+// runOffline runs a verb of keelson-controlplane on a replica's host.
+func runOffline(t *testing.T, host string, args ...string) (string, error) {
 	t.Helper()
 	program := filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane")
 	args = append([]string{program, args[0], "--name=" + host}, args[1:]...)
@@ -68,16 +68,16 @@ func offline(t *testing.T, host string, args ...string) (string, error) {
 	return string(out), err
 }
 
-func mustOffline(t *testing.T, host string, args ...string) string {
+func mustRunOffline(t *testing.T, host string, args ...string) string {
 	t.Helper()
-	out, err := offline(t, host, args...)
+	out, err := runOffline(t, host, args...)
 	if err != nil {
 		t.Fatalf("%s on %s: %v", args[0], host, err)
 	}
 	return out
 }
 
-func mustLab(t *testing.T, do func(context.Context, string) error, hosts ...string) {
+func forHosts(t *testing.T, do func(context.Context, string) error, hosts ...string) {
 	t.Helper()
 	for _, h := range hosts {
 		if err := do(context.Background(), h); err != nil {
@@ -86,46 +86,48 @@ func mustLab(t *testing.T, do func(context.Context, string) error, hosts ...stri
 	}
 }
 
-// dataDir is a replica's data folder as this machine sees it.
-func dataDir(t *testing.T, host string) string {
+// dataDirOf returns the path of a replica's data folder on this machine.
+func dataDirOf(t *testing.T, host string) string {
 	return filepath.Join(filepath.Dir(testenv.Host(t, host).LogFile()), "lib", "controlplane")
 }
 
-func configMap(t *testing.T, cs kubernetes.Interface, ns, name string) *v1.ConfigMap {
+func createConfigMap(t *testing.T, cs kubernetes.Interface, ns, name string) *v1.ConfigMap {
 	t.Helper()
-	cm, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	cm, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(),
+		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return cm
 }
 
-// writers create objects without a pause, one after the other each, until end.
-type writers struct {
+// objectWriters create objects continuously, each one after the other, until stopAll.
+type objectWriters struct {
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
 	mu     sync.Mutex
-	acked  []acknowledged
+	acked  []acknowledgedWrite
 	failed []error
 }
 
-// write begins with a writer at each of the replicas named.
-func write(t *testing.T, ns string, replicas ...string) *writers {
+// startWriters starts one writer at each of the replicas.
+func startWriters(t *testing.T, ns string, replicas ...string) *objectWriters {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	w := &writers{stop: stop}
+	w := &objectWriters{stop: stop}
 	t.Cleanup(stop)
 	for i, replica := range replicas {
 		cs := testenv.ClientAt(t, replica)
 		w.wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("w-%d-%d", i, n)
-				_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(),
+					&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 				w.mu.Lock()
 				if err != nil {
 					w.failed = append(w.failed, fmt.Errorf("%s at %s: %w", name, replica, err))
 				} else {
-					w.acked = append(w.acked, acknowledged{name, time.Now()})
+					w.acked = append(w.acked, acknowledgedWrite{name, time.Now()})
 				}
 				w.mu.Unlock()
 			}
@@ -134,27 +136,27 @@ func write(t *testing.T, ns string, replicas ...string) *writers {
 	return w
 }
 
-// sofar is what has been acknowledged until now.
-func (w *writers) sofar() []acknowledged {
+// acknowledgedSoFar returns the writes acknowledged up to now.
+func (w *objectWriters) acknowledgedSoFar() []acknowledgedWrite {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.acked)
 }
 
-// more waits for a number of further writes.
-func (w *writers) more(t *testing.T, n int) {
+// awaitMore waits for n further writes.
+func (w *objectWriters) awaitMore(t *testing.T, n int) {
 	t.Helper()
-	before := len(w.sofar())
+	before := len(w.acknowledgedSoFar())
 	testenv.Eventually(t, soon, func() error {
-		if now := len(w.sofar()); now < before+n {
+		if now := len(w.acknowledgedSoFar()); now < before+n {
 			return fmt.Errorf("%d further writes, want %d", now-before, n)
 		}
 		return nil
 	})
 }
 
-// end stops the writers. No call may have failed.
-func (w *writers) end(t *testing.T) []acknowledged {
+// stopAll stops the writers. No call may have failed.
+func (w *objectWriters) stopAll(t *testing.T) []acknowledgedWrite {
 	t.Helper()
 	w.stop()
 	w.wg.Wait()
@@ -168,10 +170,10 @@ func (w *writers) end(t *testing.T) []acknowledged {
 // logged; the benchmark measures it.
 func TestStepDownUnderWrites(t *testing.T) {
 	ns := testenv.Namespace(t)
-	w := write(t, ns, "cp1", "cp2", "cp3", "cp1")
+	w := startWriters(t, ns, "cp1", "cp2", "cp3", "cp1")
 	for round := range 4 {
-		w.more(t, 100)
-		was, others := leader(t)
+		w.awaitMore(t, 100)
+		was, others := leaderAndOthers(t)
 		at, args := time.Now(), []string{"cluster", "step-down"}
 		if round%2 == 1 {
 			args = append(args, "--to", others[0])
@@ -180,19 +182,20 @@ func TestStepDownUnderWrites(t *testing.T) {
 		if !strings.Contains(out, "after "+was) || round%2 == 1 && !strings.HasPrefix(out, others[0]+" leads") {
 			t.Errorf("round %d: %s", round, out)
 		}
-		w.more(t, 50)
-		t.Logf("%s; the longest time without a write was %s", strings.TrimSpace(out), longestGap(w.sofar(), at).Round(time.Millisecond))
+		w.awaitMore(t, 50)
+		t.Logf("%s; the longest time without a write was %s", strings.TrimSpace(out),
+			longestGap(w.acknowledgedSoFar(), at).Round(time.Millisecond))
 	}
-	acked := w.end(t)
+	acked := w.stopAll(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
-		checkHolds(t, testenv.ClientAt(t, replica), ns, acked, replica)
+		requireWrites(t, testenv.ClientAt(t, replica), ns, acked, replica)
 	}
 }
 
-// The first status after the power of the leader was cut shows it as not ready, and says why.
+// The first status after the leader's power was cut reports it as not ready, with the reason.
 func TestStatusOfAKilledLeader(t *testing.T) {
-	voters(t)
-	victim, others := leader(t)
+	awaitVoters(t)
+	victim, others := leaderAndOthers(t)
 	cs := testenv.ClientAt(t, others[0])
 	status := func() (s api.ClusterStatus, err error) {
 		raw, err := cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
@@ -205,13 +208,14 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 		s, err := status()
 		for _, m := range s.Members {
 			if m.Contact < 0 {
-				err = fmt.Errorf("%s was never heard", m.Name)
+				err = fmt.Errorf("%s has never had contact", m.Name)
 			}
 		}
 		return err
 	})
-	mustLab(t, testenv.Lab().Kill, victim)
-	testenv.Eventually(t, soon, func() error { // for some milliseconds nobody leads, and the others say so
+	forHosts(t, testenv.Lab().Kill, victim)
+	testenv.Eventually(t, soon, func() error {
+		// for some milliseconds there is no leader, and the other replicas report that
 		s, err := status()
 		for _, m := range s.Members {
 			if m.Name == victim && m.Ready == "yes" {
@@ -221,75 +225,79 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 				err = fmt.Errorf("%s was killed; %s is shown as ready: %s", victim, m.Name, m.Ready)
 			}
 			if m.Contact < 0 {
-				t.Errorf("%s is shown as never heard", m.Name)
+				t.Errorf("%s is shown without any contact", m.Name)
 			}
 		}
 		return err
 	})
-	mustLab(t, testenv.Lab().Restart, victim)
-	voters(t)
+	forHosts(t, testenv.Lab().Restart, victim)
+	awaitVoters(t)
 }
 
-// Flipped bytes on a replica's disk: it refuses to start and names the file, and
-// is rebuilt from the others; a replica that was removed comes back the same way.
-// Writes go on all the while, and none fails.
+// Flipped bytes on a replica's disk: the replica refuses to start, names the file, and is rebuilt
+// from the others. A removed replica joins again in the same way. Writes continue meanwhile, and
+// none fails.
 func TestReplicaRebuilt(t *testing.T) {
 	ns := testenv.Namespace(t)
 	cs := testenv.ClientAt(t, "cp1")
-	folder := filepath.Join(dataDir(t, "cp2"), "raft")
-	before := contents(t, folder)
-	mark := configMap(t, cs, ns, "a-name-to-be-damaged-on-disk").Name
+	folder := filepath.Join(dataDirOf(t, "cp2"), "raft")
+	before := readFiles(t, folder)
+	mark := createConfigMap(t, cs, ns, "a-name-to-be-damaged-on-disk").Name
 	testenv.Eventually(t, soon, func() error {
-		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark, metav1.GetOptions{})
+		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark,
+			metav1.GetOptions{})
 		return err
 	})
-	mustLab(t, testenv.Lab().Stop, "cp2")
-	damaged := spoil(t, folder, before)
-	mustLab(t, testenv.Lab().Restart, "cp2")
-	testenv.Eventually(t, soon, func() error { // it ends, and says why
+	forHosts(t, testenv.Lab().Stop, "cp2")
+	damaged := damageFiles(t, folder, before)
+	forHosts(t, testenv.Lab().Restart, "cp2")
+	testenv.Eventually(t, soon, func() error { // it exits and logs the reason
 		for _, s := range testenv.Lab().Status(context.Background()) {
 			if s.Name == "cp2" && s.PID != 0 {
 				return errors.New("it runs on damaged data")
 			}
 		}
 		raw, err := os.ReadFile(testenv.Host(t, "cp2").LogFile())
-		if err == nil && !names(string(raw[max(0, len(raw)-2000):]), damaged) {
-			err = fmt.Errorf("it names none of %s", damaged)
+		if err == nil && !containsAny(string(raw[max(0, len(raw)-2000):]), damaged) {
+			err = fmt.Errorf("the log names none of %s", damaged)
 		}
 		return err
 	})
-	w := write(t, ns, "cp1", "cp1")
-	if out, err := offline(t, "cp2", "inspect"); err == nil || !names(out, damaged) {
+	w := startWriters(t, ns, "cp1", "cp1")
+	if out, err := runOffline(t, "cp2", "inspect"); err == nil || !containsAny(out, damaged) {
 		t.Errorf("inspect of damaged data: %v", err)
 	}
-	mustOffline(t, "cp2", "rebuild")
-	mustLab(t, testenv.Lab().Restart, "cp2")
-	voters(t)
-	w.more(t, 20)
-	checkHolds(t, testenv.ClientAt(t, "cp2"), ns, append(w.sofar(), acknowledged{name: mark}), "cp2")
+	mustRunOffline(t, "cp2", "rebuild")
+	forHosts(t, testenv.Lab().Restart, "cp2")
+	awaitVoters(t)
+	w.awaitMore(t, 20)
+	requireWrites(t, testenv.ClientAt(t, "cp2"), ns, append(w.acknowledgedSoFar(), acknowledgedWrite{name: mark}),
+		"cp2")
 
 	testenv.Kctl(t, "cluster", "member", "remove", "cp3")
-	mustLab(t, testenv.Lab().Stop, "cp3")
+	forHosts(t, testenv.Lab().Stop, "cp3")
 	testenv.Eventually(t, soon, func() error { // the first attempts may still be led to cp3
-		out, err := kctl(t, "cluster", "member", "remove", "cp3")
+		out, err := runKctl(t, "cluster", "member", "remove", "cp3")
 		if err == nil || !strings.Contains(out, "no such member") {
 			return fmt.Errorf("removed twice: %v %s", err, out)
 		}
 		return nil
 	})
-	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
-	mustLab(t, testenv.Lab().Restart, "cp3")
-	killedAsNewcomer(t, "cp3")
-	voters(t)
-	w.more(t, 20)
-	checkHolds(t, testenv.ClientAt(t, "cp3"), ns, append(w.end(t), acknowledged{name: mark}), "cp3")
+	mustRunOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
+	forHosts(t, testenv.Lab().Restart, "cp3")
+	killJoiningReplica(t, "cp3")
+	awaitVoters(t)
+	w.awaitMore(t, 20)
+	requireWrites(t, testenv.ClientAt(t, "cp3"), ns, append(w.stopAll(t), acknowledgedWrite{name: mark}), "cp3")
 }
 
-// killedAsNewcomer kills a replica when the group has just taken it in, before it knows that it has all that the group has, and starts it again.
-func killedAsNewcomer(t *testing.T, host string) {
+// killJoiningReplica kills a replica when it has just become a member, before it has received the
+// complete state, and starts it again.
+func killJoiningReplica(t *testing.T, host string) {
 	t.Helper()
-	// What it asks by gives way to the mark when it is taken in; the mark may be gone at the next look.
-	asks, mark := filepath.Join(dataDir(t, host), "peers.json"), filepath.Join(dataDir(t, host), "newcomer.json")
+	// The file of peers is replaced by the mark when the replica is admitted; the mark may be gone
+	// at the next check.
+	asks, mark := filepath.Join(dataDirOf(t, host), "peers.json"), filepath.Join(dataDirOf(t, host), "newcomer.json")
 	limited, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := wait.For(limited, time.Millisecond, func() error {
@@ -298,21 +306,21 @@ func killedAsNewcomer(t *testing.T, host string) {
 		}
 		return nil
 	}); err != nil {
-		t.Fatalf("%s is not taken in: %v", host, err)
+		t.Fatalf("%s is not admitted: %v", host, err)
 	}
-	mustLab(t, testenv.Lab().KillDaemon, host)
+	forHosts(t, testenv.Lab().KillDaemon, host)
 	_, err := os.Stat(mark)
-	t.Logf("%s was killed as a newcomer; it has caught up: %v", host, errors.Is(err, fs.ErrNotExist))
-	mustLab(t, testenv.Lab().Restart, host)
+	t.Logf("%s was killed as a joining replica; it has caught up: %v", host, errors.Is(err, fs.ErrNotExist))
+	forHosts(t, testenv.Lab().Restart, host)
 }
 
-// names says whether a text names one of the files.
-func names(text string, files []string) bool {
+// containsAny reports whether a text contains one of the file names.
+func containsAny(text string, files []string) bool {
 	return slices.ContainsFunc(files, func(f string) bool { return strings.Contains(text, filepath.Base(f)) })
 }
 
-// contents reads the files of a folder.
-func contents(t *testing.T, folder string) map[string][]byte {
+// readFiles returns the contents of the files of a folder.
+func readFiles(t *testing.T, folder string) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
@@ -332,11 +340,12 @@ func contents(t *testing.T, folder string) map[string][]byte {
 	return out
 }
 
-// spoil flips a bit of each file of a folder where it begins to differ from what it was before, and returns these
-// files. What was written cannot be searched for: it is encrypted.
-func spoil(t *testing.T, folder string, before map[string][]byte) (damaged []string) {
+// damageFiles flips a bit in each file of a folder where its content first differs from its
+// previous content, and returns these files. The written text cannot be searched for, because it is
+// encrypted.
+func damageFiles(t *testing.T, folder string, before map[string][]byte) (damaged []string) {
 	t.Helper()
-	for path, raw := range contents(t, folder) {
+	for path, raw := range readFiles(t, folder) {
 		was, i := before[path], 0
 		for i < len(raw) && i < len(was) && raw[i] == was[i] {
 			i++
@@ -356,103 +365,110 @@ func spoil(t *testing.T, folder string, before map[string][]byte) (damaged []str
 	return damaged
 }
 
-// Backup while serving, restore into a group of its own: the objects of the
-// backup are there, and who remembers the time before is told to list again.
+// Backup while serving, and restore into a new group: the objects of the backup exist, and clients
+// with a later resource version are told to list again.
 func TestBackupAndRestore(t *testing.T) {
 	ns := testenv.Namespace(t)
 	cs := testenv.ClientAt(t, "cp1")
-	kept := configMap(t, cs, ns, "kept")
-	file := filepath.Join(dataDir(t, "cp1"), "backup")
-	w := write(t, ns, "cp2", "cp3")
-	w.more(t, 50)
-	before := w.sofar()
+	kept := createConfigMap(t, cs, ns, "kept")
+	file := filepath.Join(dataDirOf(t, "cp1"), "backup")
+	w := startWriters(t, ns, "cp2", "cp3")
+	w.awaitMore(t, 50)
+	before := w.acknowledgedSoFar()
 	testenv.Kctl(t, "cluster", "backup", file)
-	w.more(t, 10)
-	w.end(t)
+	w.awaitMore(t, 10)
+	w.stopAll(t)
 	t.Cleanup(func() { os.Remove(file) })
 	if out := testenv.Kctl(t, "cluster", "backup", "verify", file); !strings.Contains(out, "whole") {
 		t.Error(out)
 	}
-	late := configMap(t, cs, ns, "late")
-	if out, err := offline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup"); err == nil || !strings.Contains(out, "in use") {
+	late := createConfigMap(t, cs, ns, "late")
+	if out, err := runOffline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup"); err == nil ||
+		!strings.Contains(out, "in use") {
 		t.Errorf("restore beside a running daemon: %v", err)
 	}
-	eachReplica(t, testenv.Lab().Stop)
-	mustOffline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup")
-	mustOffline(t, "cp2", "rebuild", "--server=10.89.0.11")
-	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
-	eachReplica(t, testenv.Lab().Restart)
-	allReady(t)
-	voters(t)
+	forEachReplica(t, testenv.Lab().Stop)
+	mustRunOffline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup")
+	mustRunOffline(t, "cp2", "rebuild", "--server=10.89.0.11")
+	mustRunOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
+	forEachReplica(t, testenv.Lab().Restart)
+	awaitReplicas(t)
+	awaitVoters(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
 		cs := testenv.ClientAt(t, replica)
-		checkHolds(t, cs, ns, append(before, acknowledged{name: kept.Name}), replica)
-		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		requireWrites(t, cs, ns, append(before, acknowledgedWrite{name: kept.Name}), replica)
+		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), late.Name,
+			metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: what was written after the backup: %v", replica, err)
 		}
 		for _, version := range []string{kept.ResourceVersion, late.ResourceVersion} {
-			if err := watchFrom(cs, ns, version); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-				t.Errorf("%s: a watch from version %s of before: %v, want 410", replica, version, err)
+			if err := watchError(cs, ns, version); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+				t.Errorf("%s: a watch from the previous version %s: %v, want 410", replica, version, err)
 			}
 		}
 	}
-	nodesReady(t, testenv.Client(t), map[string]v1.ConditionStatus{"w1": v1.ConditionTrue, "w2": v1.ConditionTrue, "w3": v1.ConditionTrue})
+	awaitNodes(t, testenv.Client(t), map[string]v1.ConditionStatus{"w1": v1.ConditionTrue, "w2": v1.ConditionTrue,
+		"w3": v1.ConditionTrue})
 }
 
-// watchFrom says how a watch from a version is refused.
-func watchFrom(cs kubernetes.Interface, ns, version string) error {
-	w, err := cs.CoreV1().ConfigMaps(ns).Watch(context.Background(), metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: ptr(int64(5))})
+// watchError returns the error of a watch that starts at a version.
+func watchError(cs kubernetes.Interface, ns, version string) error {
+	w, err := cs.CoreV1().ConfigMaps(ns).Watch(context.Background(),
+		metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: new(int64(5))})
 	if err != nil {
 		return err
 	}
 	defer w.Stop()
 	e, open := <-w.ResultChan()
 	if !open {
-		return errors.New("the watch began and ended")
+		return errors.New("the watch started and ended")
 	}
 	return apierrors.FromObject(e.Object)
 }
 
-// Two of three disks lost: the third goes on alone, when told to, and new
-// replicas join it.
+// Two of three disks are lost: the third continues alone after recover, and new replicas join it.
 func TestMajorityLost(t *testing.T) {
 	ns := testenv.Namespace(t)
-	kept := configMap(t, testenv.ClientAt(t, "cp1"), ns, "kept")
+	kept := createConfigMap(t, testenv.ClientAt(t, "cp1"), ns, "kept")
 	testenv.Eventually(t, soon, func() error {
-		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
+		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name,
+			metav1.GetOptions{})
 		return err
 	})
-	eachReplica(t, testenv.Lab().KillDaemon)
+	forEachReplica(t, testenv.Lab().KillDaemon)
 	for _, lost := range []string{"cp1", "cp3"} {
-		if err := os.RemoveAll(dataDir(t, lost)); err != nil {
+		if err := os.RemoveAll(dataDirOf(t, lost)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if out, err := offline(t, "cp2", "recover"); err == nil || !strings.Contains(out, "--unsafe-lost-majority") || !strings.Contains(out, "cp1, cp3") {
+	if out, err := runOffline(t, "cp2", "recover"); err == nil || !strings.Contains(out, "--unsafe-lost-majority") ||
+		!strings.Contains(out, "cp1, cp3") {
 		t.Errorf("recover without the flag: %v", err)
 	}
-	mustOffline(t, "cp2", "recover", "--unsafe-lost-majority")
-	mustLab(t, testenv.Lab().Restart, "cp2")
+	mustRunOffline(t, "cp2", "recover", "--unsafe-lost-majority")
+	forHosts(t, testenv.Lab().Restart, "cp2")
 	cs := testenv.ClientAt(t, "cp2")
 	testenv.Eventually(t, soon, func() error {
 		_, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
 		return err
 	})
-	configMap(t, cs, ns, "alone")
+	createConfigMap(t, cs, ns, "alone")
 	var token string
-	testenv.Eventually(t, soon, func() error { // the way in has to find the only one that serves
-		out, err := kctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2")
+	testenv.Eventually(t, soon, func() error { // the forwarder has to find the only replica that serves
+		out, err := runKctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2")
 		if token = strings.TrimSpace(out); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
 	for _, lost := range []string{"cp1", "cp3"} {
-		mustOffline(t, lost, "join", "--advertise-address="+testenv.Host(t, lost).IP.String(), "--token="+token, "--server="+testenv.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
-		mustLab(t, testenv.Lab().Restart, lost)
+		mustRunOffline(t, lost, "join", "--advertise-address="+testenv.Host(t, lost).IP.String(), "--token="+token,
+			"--server="+testenv.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
+		forHosts(t, testenv.Lab().Restart, lost)
 	}
-	voters(t)
+	awaitVoters(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
-		checkHolds(t, testenv.ClientAt(t, replica), ns, []acknowledged{{name: "kept"}, {name: "alone"}}, replica)
+		requireWrites(t, testenv.ClientAt(t, replica), ns, []acknowledgedWrite{{name: "kept"}, {name: "alone"}},
+			replica)
 	}
 }

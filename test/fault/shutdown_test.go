@@ -17,13 +17,14 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// The leader is stopped in good order while clients write through it and through the others: through the others no
-// call fails, and through itself none that it heard, but those that it listens to no more.
+// The leader is stopped gracefully while clients write through it and through the others. Through
+// the others no call fails. Through the leader no received call fails, except calls on connections
+// that it has stopped reading.
 func TestLeaderStoppedUnderWrites(t *testing.T) {
-	voters(t)
+	awaitVoters(t)
 	ns := testenv.Namespace(t)
-	victim, others := leader(t)
-	w := write(t, ns, others...)
+	victim, others := leaderAndOthers(t)
+	w := startWriters(t, ns, others...)
 	cs := testenv.ClientAt(t, victim)
 	var written atomic.Int32
 	var at sync.WaitGroup
@@ -31,7 +32,8 @@ func TestLeaderStoppedUnderWrites(t *testing.T) {
 		at.Go(func() {
 			for i := 0; ; i++ {
 				call, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-				var asked atomic.Bool // at the last connection that was tried: one that ends before that has been heard by nobody
+				// for the last connection attempt: a connection that ends earlier was not received
+				var asked atomic.Bool
 				call = httptrace.WithClientTrace(call, &httptrace.ClientTrace{
 					GetConn: func(string) { asked.Store(false) }, WroteHeaders: func() { asked.Store(true) }})
 				cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("victim-%d-%d", n, i)}}
@@ -42,23 +44,23 @@ func TestLeaderStoppedUnderWrites(t *testing.T) {
 					continue
 				}
 				if asked.Load() && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("%s heard it and did not do it: %v", victim, err)
+					t.Errorf("%s received the call and did not execute it: %v", victim, err)
 				}
 				return
 			}
 		})
 	}
-	w.more(t, 100)
+	w.awaitMore(t, 100)
 	stopped := time.Now()
-	mustLab(t, testenv.Lab().Stop, victim)
+	forHosts(t, testenv.Lab().Stop, victim)
 	at.Wait()
-	w.more(t, 100)
-	acked := w.end(t)
+	w.awaitMore(t, 100)
+	acked := w.stopAll(t)
 	t.Logf("%d creates through %s; the longest time without one through the others was %s",
 		written.Load(), victim, longestGap(acked, stopped).Round(time.Millisecond))
 	for _, replica := range others {
-		checkHolds(t, testenv.ClientAt(t, replica), ns, acked, replica)
+		requireWrites(t, testenv.ClientAt(t, replica), ns, acked, replica)
 	}
-	mustLab(t, testenv.Lab().Restart, victim)
-	voters(t)
+	forHosts(t, testenv.Lab().Restart, victim)
+	awaitVoters(t)
 }

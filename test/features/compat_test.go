@@ -21,16 +21,17 @@ import (
 
 const compatibility = root + "/docs/reference/compatibility.md"
 
-// line is a sentence and the fields of a kind that it is about.
+// line is an answer with the paths of the fields of one kind that it applies to.
 type line struct {
 	answer *fields.Answer
 	kind   string
 	paths  []string
 }
 
-// answers lists each answer of a state once, at its shortest path in the first kind that has it: a pod's fields occur
-// in every template. Answers of one kind with one sentence are one line.
-func answers(state fields.State) []*line {
+// answerLines returns each answer of a state once, at its shortest path in the first kind with the
+// answer, because the fields of a pod occur in every template. Answers of a kind with the same text
+// are merged into one line.
+func answerLines(state fields.State) []*line {
 	path, kind := map[*fields.Answer]string{}, map[*fields.Answer]string{}
 	var order []*fields.Answer
 	add := func(name string, a *fields.Answers) {
@@ -49,17 +50,17 @@ func answers(state fields.State) []*line {
 		}
 	}
 	for _, k := range kinds.All().All() {
-		add(k.GVK.Kind, k.Answers)
+		add(k.GVK.Kind, k.Schema.Answers)
 	}
 	for _, k := range kinds.All().All() {
-		for _, name := range subresources(k) {
+		for _, name := range subresourceNames(k) {
 			if s := k.Subresources[name]; s.New != nil {
 				add(k.Resource+"/"+name, s.Answers)
 			}
 		}
 	}
-	for _, o := range fields.Options() {
-		add(reflect.TypeOf(o).Elem().Name(), fields.Load().For(o))
+	for _, o := range fields.OptionTypes() {
+		add(reflect.TypeOf(o).Elem().Name(), fields.LoadTable().AnswersFor(o))
 	}
 	var out []*line
 	for _, a := range order {
@@ -75,7 +76,7 @@ func answers(state fields.State) []*line {
 	return out
 }
 
-func subresources(k *api.Kind) []string {
+func subresourceNames(k *api.Kind) []string {
 	var out []string
 	for name := range k.Subresources {
 		out = append(out, name)
@@ -84,10 +85,11 @@ func subresources(k *api.Kind) []string {
 	return out
 }
 
-// stable are versions that Kubernetes promises to keep.
-var stable = regexp.MustCompile(`^v[0-9]+$`)
+// stableVersion matches the names of API versions that are generally available.
+var stableVersion = regexp.MustCompile(`^v[0-9]+$`)
 
-// absentKinds are the stored kinds of Kubernetes' stable versions that are not served, by group.
+// absentKinds returns the stored kinds of Kubernetes' stable versions that are not served, by
+// group.
 func absentKinds() map[string][]string {
 	here := map[string]bool{}
 	for _, k := range kinds.All().All() {
@@ -99,11 +101,12 @@ func absentKinds() map[string][]string {
 	out := map[string][]string{}
 	for gvk, t := range scheme.Scheme.AllKnownTypes() {
 		_, named := t.FieldByName("ObjectMeta")
-		if !named || !stable.MatchString(gvk.Version) || here[gvk.GroupKind().String()] || slices.Contains(out[gvk.Group], gvk.Kind) {
+		if !named || !stableVersion.MatchString(gvk.Version) || here[gvk.GroupKind().String()] ||
+			slices.Contains(out[gvk.Group], gvk.Kind) {
 			continue
 		}
 		if !scheme.Scheme.Recognizes(gvk.GroupVersion().WithKind(gvk.Kind + "List")) {
-			continue // no object that is stored
+			continue // not a stored kind
 		}
 		out[gvk.Group] = append(out[gvk.Group], gvk.Kind)
 	}
@@ -128,7 +131,8 @@ are removed.
 Every other field of the served kinds has its documented effect. Service rules exist in the modes nftables, iptables and IPVS
 ([Services](services.md#modes-nftables-iptables-ipvs)).
 
-` + "`go test ./test/features -rewrite`" + ` generates this page from the kinds (` + "`controlplane/api/kinds`" + `) and the answers for their fields
+` + "`go test ./test/features -rewrite`" + ` generates this page from the kinds (` + "`controlplane/api/kinds`" +
+		`) and the answers for their fields
 (` + "`controlplane/api/fields/answers`" + `).
 `)
 	writeDifferences(&b)
@@ -140,24 +144,26 @@ Every other field of the served kinds has its documented effect. Service rules e
 `)
 	for _, k := range kinds.All().All() {
 		verbs := "all"
-		if k.Verbs != nil {
-			verbs = strings.Join(k.Verbs, ", ")
+		if k.Serving.Verbs != nil {
+			verbs = strings.Join(k.Serving.Verbs, ", ")
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", k.GVK.Kind, k.GVK.GroupVersion(), verbs, strings.Join(subresources(k), ", "))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", k.GVK.Kind, k.GVK.GroupVersion(), verbs,
+			strings.Join(subresourceNames(k), ", "))
 	}
 	b.WriteString(`
 *all*: get, list, watch, create, update, patch (JSON, merge, strategic merge, server-side apply), delete, deletecollection.
 
 ## Fields that are refused
 
-Fields of a pod are also refused in the templates of workloads, below ` + "`spec.template`" + `. An object that was stored while the field
+Fields of a pod are also refused in the templates of workloads, below ` + "`spec.template`" +
+		`. An object that was stored while the field
 was accepted can be changed otherwise. No pods are created from it until the field is removed. Kinds whose names end in Options are query parameters of
 requests.
 
 | kind | field | reason and alternative |
 |---|---|---|
 `)
-	for _, e := range answers(fields.Refused) {
+	for _, e := range answerLines(fields.Refused) {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", e.kind, strings.Join(e.paths, ", "), e.answer.Why)
 	}
 	writeDropped(&b)
@@ -167,7 +173,7 @@ requests.
 | kind | field | reason | warning |
 |---|---|---|---|
 `)
-	for _, e := range answers(fields.Inert) {
+	for _, e := range answerLines(fields.Inert) {
 		warned := ""
 		if e.answer.Warn {
 			warned = "yes"
@@ -193,49 +199,26 @@ requests.
 	return b.Bytes()
 }
 
-// writeDropped lists the fields that Kubernetes removes from requests by default.
+// writeDropped writes the table of fields that Kubernetes removes from requests by default.
 func writeDropped(b *bytes.Buffer) {
 	b.WriteString(`
 ## Fields that are dropped, as in Kubernetes
 
 These fields are behind a feature gate of Kubernetes 1.37 that is off by default. As in Kubernetes, requests with such a field are accepted. The field is
 removed before the object is validated and stored, without a warning. This holds for pods and for the templates of all kinds. An object that is stored with a
-field of the gate keeps the fields of that gate. Unlike in Kubernetes, no manager in ` + "`metadata.managedFields`" + ` owns a removed field.
+field of the gate keeps the fields of that gate. Unlike in Kubernetes, no manager in ` + "`metadata.managedFields`" +
+		` owns a removed field.
 
 | kind | field | feature gate | instead |
 |---|---|---|---|
 `)
-	for _, e := range answers(fields.Dropped) {
+	for _, e := range answerLines(fields.Dropped) {
 		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", e.kind, strings.Join(e.paths, ", "), e.answer.Gate, e.answer.Why)
 	}
-	b.WriteString("| PersistentVolumeClaim | `spec.dataSourceRef` that sets `namespace` | CrossNamespaceVolumeDataSource | " +
-		"a volume is filled from an object of the claim's namespace; import the snapshot there as a VolumeSnapshotContent. |\n")
-}
-
-// writeStored lists what is kept and shown only: whole kinds, and fields of others.
-func writeStored(b *bytes.Buffer) {
-	b.WriteString(`
-## What is stored and nothing acts on yet
-
-Such objects and fields are defaulted, judged, stored, watched and shown as Kubernetes does it, and no controller of this
-release acts on them. Who makes such an object, or sets such a field, is told so by a warning. What a pod may not have, their
-templates may not have either.
-
-| kind | group and version | field | why |
-|---|---|---|---|
-`)
-	whole := map[string]bool{}
-	for _, k := range kinds.All().All() {
-		if a := k.Answers.Stored(); a != nil {
-			whole[k.GVK.Kind] = true
-			fmt.Fprintf(b, "| %s | %s | all | %s |\n", k.GVK.Kind, k.GVK.GroupVersion(), a.Why)
-		}
-	}
-	for _, e := range answers(fields.Stored) {
-		if !whole[e.kind] {
-			fmt.Fprintf(b, "| %s | | %s | %s |\n", e.kind, strings.Join(e.paths, ", "), e.answer.Why)
-		}
-	}
+	b.WriteString("| PersistentVolumeClaim | `spec.dataSourceRef` that sets `namespace` | " +
+		"CrossNamespaceVolumeDataSource | " +
+		"a volume is filled from an object of the claim's namespace; import the snapshot there as a " +
+		"VolumeSnapshotContent. |\n")
 }
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -258,18 +241,20 @@ func TestCompatibilityIsWhatTheKindsSay(t *testing.T) {
 	}
 	got, err := os.ReadFile(compatibility)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("docs/reference/compatibility.md is not what the kinds say (%v): go test ./test/features -rewrite", err)
+		t.Errorf("docs/reference/compatibility.md differs from the kinds (%v): run go test ./test/features -rewrite",
+			err)
 	}
 }
 
-// A kind that nobody answered for is seen at once: it has no answers, or fields without one.
+// A kind without answers, or with a field without an answer, fails the test.
 func TestAKindWithoutAnswersIsSeen(t *testing.T) {
-	obj, err := scheme.Scheme.New(scheme.Scheme.PrioritizedVersionsForGroup("internal.apiserver.k8s.io")[0].WithKind("StorageVersion"))
+	obj, err := scheme.Scheme.New(scheme.Scheme.PrioritizedVersionsForGroup("internal.apiserver.k8s.io")[0].WithKind(
+		"StorageVersion"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	unanswered := func(o runtime.Object) (n int) {
-		for _, l := range fields.Load().For(o).Leaves() {
+		for _, l := range fields.LoadTable().AnswersFor(o).Leaves() {
 			if l.Answer == nil {
 				n++
 			}
@@ -280,7 +265,7 @@ func TestAKindWithoutAnswersIsSeen(t *testing.T) {
 		t.Error("every field of a StorageVersion, which is not served, has an answer")
 	}
 	for _, k := range kinds.All().All() {
-		if n := unanswered(k.New()); k.Answers == nil || n > 0 {
+		if n := unanswered(k.Type.New()); k.Schema.Answers == nil || n > 0 {
 			t.Errorf("%s has %d fields without an answer", k.GVK.Kind, n)
 		}
 	}

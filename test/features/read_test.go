@@ -25,23 +25,25 @@ import (
 
 const module = "keelson.dev/keelson/"
 
-// TestHonouredFieldsAreUsed finds promises without work behind them: a field that the answers call honoured is read by
-// some package that acts (written, if it is a part of a status or of an answer). Packages that only describe, judge, default,
-// print or record objects do not count. unread.txt names the fields that no line of ours reads, and why they have
-// their effect nevertheless. What is called stored is the other way round: once something reads it, the answer is old.
+// TestHonouredFieldsAreUsed fails if a field with the answer honored is read by no acting package
+// (fields of a status may be written instead). Packages that only declare, validate, default, print
+// or record objects do not count. unread.txt names the fields that no code of the module reads,
+// with the reason why they have their effect nevertheless. A field with the answer stored must not
+// be read by any acting package.
 func TestHonouredFieldsAreUsed(t *testing.T) {
-	u := usesOfFields(t)
-	excused := excuses(t)
+	u := findFieldUses(t)
+	excused := readUnread(t)
 	seen, stored := map[string]bool{}, map[string]string{}
 	look := func(kind string, a *fields.Answers) {
 		for _, l := range a.Leaves() {
-			if l.Answer != nil && l.Answer.State == fields.Stored && l.Owner != nil && typeOf(l.Owner) != "meta/v1.TypeMeta" {
-				stored[typeOf(l.Owner)+"."+l.Field] = kind + ": " + l.Path
+			if l.Answer != nil && l.Answer.State == fields.Stored && l.Owner != nil &&
+				typeNameOf(l.Owner) != "meta/v1.TypeMeta" {
+				stored[typeNameOf(l.Owner)+"."+l.Field] = kind + ": " + l.Path
 			}
 			if l.Answer == nil || l.Answer.State != fields.Honoured || l.Owner == nil {
 				continue
 			}
-			field := typeOf(l.Owner) + "." + l.Field
+			field := typeNameOf(l.Owner) + "." + l.Field
 			status := strings.HasPrefix(l.Path, "status.")
 			if seen[field] || strings.HasPrefix(field, "meta/v1.TypeMeta.") {
 				continue
@@ -51,35 +53,37 @@ func TestHonouredFieldsAreUsed(t *testing.T) {
 			_, excuse := excused[field]
 			switch {
 			case !used && !excuse:
-				t.Errorf("%s: %s is called honoured, but no package that acts uses %s: build its effect, call it refused or inert, "+
+				t.Errorf("%s: %s is called honoured, but no package that acts uses %s: build its effect, call it "+
+					"refused or inert, "+
 					"or say in unread.txt who uses it", kind, l.Path, field)
 			case used && excuse:
-				t.Errorf("unread.txt: %s is read by %v: take it out", field, u.reads[field])
+				t.Errorf("unread.txt: %s is read by %v: remove it", field, u.reads[field])
 			}
 		}
 	}
 	for _, k := range kinds.All().All() {
-		look(k.GVK.Kind, k.Answers)
-		for _, name := range subresources(k) {
+		look(k.GVK.Kind, k.Schema.Answers)
+		for _, name := range subresourceNames(k) {
 			if s := k.Subresources[name]; s.New != nil {
 				look(k.Resource+"/"+name, s.Answers)
 			}
 		}
 	}
 	for field, where := range stored {
-		if by := u.reads[field]; len(by) > 0 && !seen[field] { // a field of a template is honoured elsewhere
-			t.Errorf("%s is called stored, as if nothing acted on it, but %v reads %s: call it honoured", where, by, field)
+		if by := u.reads[field]; len(by) > 0 && !seen[field] { // a field of a template is honored elsewhere
+			t.Errorf("%s has the answer stored, but %v reads %s: change its answer to honored",
+				where, by, field)
 		}
 	}
 	for field := range excused {
 		if !seen[field] {
-			t.Errorf("unread.txt: %s is no honoured field", field)
+			t.Errorf("unread.txt: %s is not an honored field", field)
 		}
 	}
 }
 
-// excuses reads unread.txt: a field and a reason on each line.
-func excuses(t *testing.T) map[string]string {
+// readUnread returns the reason by field from unread.txt, which has fields and a reason on each line.
+func readUnread(t *testing.T) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile("unread.txt")
 	if err != nil {
@@ -93,7 +97,7 @@ func excuses(t *testing.T) map[string]string {
 		}
 		names, why, ok := strings.Cut(line, " -- ")
 		if !ok || why == "" {
-			t.Fatalf("unread.txt: %q gives no reason", line)
+			t.Fatalf("unread.txt: %q has no reason", line)
 		}
 		for _, name := range strings.Fields(names) {
 			out[name] = why
@@ -102,30 +106,32 @@ func excuses(t *testing.T) map[string]string {
 	return out
 }
 
-// acts says that what a package does with a field may be the field's effect.
-func acts(pkg string) bool {
+// isActingPackage reports whether the effect of a field may be implemented by a package.
+func isActingPackage(pkg string) bool {
 	pkg, ours := strings.CutPrefix(pkg, module)
 	if pkg == "controlplane/api/podref" || pkg == "controlplane/api/quota" {
-		return true // what nodes may read, and what is counted, is decided there
+		return true // it decides which objects nodes may read, or which are counted
 	}
 	if !ours || strings.HasPrefix(pkg, "controlplane/api/") {
 		return false
 	}
-	return !slices.Contains([]string{"controlplane/api", "controlplane/apiserver/audit", "controlplane/apiserver/podsecurity", "agent/fake"}, pkg)
+	return !slices.Contains([]string{"controlplane/api", "controlplane/apiserver/audit",
+		"controlplane/apiserver/podsecurity", "agent/fake"}, pkg)
 }
 
-// listed is a package as go list tells of it.
-type listed struct {
+// listedPackage is a package in the output of go list.
+type listedPackage struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
 }
 
-func usesOfFields(t *testing.T) uses {
+func findFieldUses(t *testing.T) fieldUses {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-e", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles",
 		"./controlplane/...", "./agent/...", "./csi/...", "./cni/...")
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") // as the binaries are built: nothing is compiled anew
+	// as in the build of the binaries, so that nothing is compiled again
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint
 	out, err := cmd.Output()
@@ -133,23 +139,25 @@ func usesOfFields(t *testing.T) uses {
 		t.Fatalf("go list: %v: %s", err, complaint.Bytes())
 	}
 	linked := linkedPackages(t)
-	var own []listed
+	var own []listedPackage
 	export := map[string]string{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p listed
+		var p listedPackage
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)
 		}
 		export[p.ImportPath] = p.Export
-		if acts(p.ImportPath) && linked[p.ImportPath] {
+		if isActingPackage(p.ImportPath) && linked[p.ImportPath] {
 			own = append(own, p)
 		}
 	}
 	fset := token.NewFileSet()
-	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(export[path]) })
-	u := uses{map[string][]string{}, map[string][]string{}}
+	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(export[path])
+	})
+	u := fieldUses{map[string][]string{}, map[string][]string{}}
 	for _, p := range own {
 		if err := u.add(p, fset, imports); err != nil {
 			t.Fatalf("%s: %v", p.ImportPath, err)
@@ -158,7 +166,8 @@ func usesOfFields(t *testing.T) uses {
 	return u
 }
 
-// linkedPackages are those that some program has in it: what none has does not act yet.
+// linkedPackages returns the packages that are linked into a program. Other packages have no
+// effect.
 func linkedPackages(t *testing.T) map[string]bool {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-e", "-deps", "./cmd/...")
@@ -174,11 +183,12 @@ func linkedPackages(t *testing.T) map[string]bool {
 	return linked
 }
 
-// uses are the packages that read and that write the fields of structs: "core/v1.PodSpec.NodeName" -> packages.
-type uses struct{ reads, writes map[string][]string }
+// fieldUses has the packages that read and that write struct fields, by field, such as
+// "core/v1.PodSpec.NodeName".
+type fieldUses struct{ reads, writes map[string][]string }
 
-// add notes what one package does with fields.
-func (u uses) add(p listed, fset *token.FileSet, imports types.Importer) error {
+// add adds the reads and writes of one package.
+func (u fieldUses) add(p listedPackage, fset *token.FileSet, imports types.Importer) error {
 	var files []*ast.File
 	for _, name := range p.GoFiles {
 		f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
@@ -188,7 +198,7 @@ func (u uses) add(p listed, fset *token.FileSet, imports types.Importer) error {
 		files = append(files, f)
 	}
 	info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}, Types: map[ast.Expr]types.TypeAndValue{}}
-	// What needs a C compiler cannot be imported everywhere, and has nothing to do with objects: errors are let be.
+	// Errors are ignored: packages that need a C compiler may be missing, and do not use API objects.
 	conf := types.Config{Importer: imports, Error: func(error) {}, FakeImportC: true}
 	_, _ = conf.Check(p.ImportPath, fset, files, info)
 	at := strings.TrimPrefix(p.ImportPath, module)
@@ -201,9 +211,9 @@ func (u uses) add(p listed, fset *token.FileSet, imports types.Importer) error {
 					markWritten(l, written)
 				}
 			case *ast.CompositeLit:
-				u.literal(n, info, at)
+				u.addLiteral(n, info, at)
 			case *ast.SelectorExpr:
-				u.selector(info.Selections[n], written[n], at)
+				u.addSelection(info.Selections[n], written[n], at)
 			}
 			return true
 		})
@@ -211,21 +221,22 @@ func (u uses) add(p listed, fset *token.FileSet, imports types.Importer) error {
 	return nil
 }
 
-func (u uses) selector(s *types.Selection, written bool, at string) {
+func (u fieldUses) addSelection(s *types.Selection, written bool, at string) {
 	switch {
 	case s == nil:
 	case s.Kind() == types.FieldVal && written:
-		note(u.writes, owner(s), s.Obj().Name(), at)
+		addFieldUse(u.writes, declaringStruct(s), s.Obj().Name(), at)
 	case s.Kind() == types.FieldVal:
-		note(u.reads, owner(s), s.Obj().Name(), at)
-	default: // of metadata there are methods
-		if name, ok := strings.CutPrefix(s.Obj().Name(), "Get"); ok && s.Obj().Pkg() != nil && strings.HasSuffix(s.Obj().Pkg().Path(), "pkg/apis/meta/v1") {
+		addFieldUse(u.reads, declaringStruct(s), s.Obj().Name(), at)
+	default: // getters of metadata
+		if name, ok := strings.CutPrefix(s.Obj().Name(), "Get"); ok && s.Obj().Pkg() != nil &&
+			strings.HasSuffix(s.Obj().Pkg().Path(), "pkg/apis/meta/v1") {
 			add(u.reads, "meta/v1.ObjectMeta."+name, at)
 		}
 	}
 }
 
-// markWritten marks the fields on the way to what is assigned to.
+// markWritten marks all selectors of the left side of an assignment.
 func markWritten(e ast.Expr, written map[*ast.SelectorExpr]bool) {
 	for {
 		switch x := e.(type) {
@@ -244,7 +255,7 @@ func markWritten(e ast.Expr, written map[*ast.SelectorExpr]bool) {
 	}
 }
 
-func (u uses) literal(l *ast.CompositeLit, info *types.Info, at string) {
+func (u fieldUses) addLiteral(l *ast.CompositeLit, info *types.Info, at string) {
 	typ := info.Types[l].Type
 	if typ == nil {
 		return
@@ -258,14 +269,14 @@ func (u uses) literal(l *ast.CompositeLit, info *types.Info, at string) {
 	for _, e := range l.Elts {
 		if kv, ok := e.(*ast.KeyValueExpr); ok {
 			if key, ok := kv.Key.(*ast.Ident); ok {
-				note(u.writes, typ, key.Name, at)
+				addFieldUse(u.writes, typ, key.Name, at)
 			}
 		}
 	}
 }
 
-// owner is the struct that a selected field is declared in.
-func owner(s *types.Selection) types.Type {
+// declaringStruct returns the struct type that declares a selected field.
+func declaringStruct(s *types.Selection) types.Type {
 	t := s.Recv()
 	for i, index := range s.Index() {
 		if p, ok := t.Underlying().(*types.Pointer); ok {
@@ -278,7 +289,7 @@ func owner(s *types.Selection) types.Type {
 	return t
 }
 
-func note(to map[string][]string, t types.Type, field, at string) {
+func addFieldUse(to map[string][]string, t types.Type, field, at string) {
 	if n, ok := types.Unalias(t).(*types.Named); ok && n.Obj().Pkg() != nil {
 		add(to, typeName(n.Obj().Pkg().Path(), n.Obj().Name())+"."+field, at)
 	}
@@ -290,16 +301,17 @@ func add(to map[string][]string, key, at string) {
 	}
 }
 
-func typeOf(t reflect.Type) string { return typeName(t.PkgPath(), t.Name()) }
+func typeNameOf(t reflect.Type) string { return typeName(t.PkgPath(), t.Name()) }
 
-// typeName is how the answers call a type: "core/v1.Pod".
+// typeName returns the name of a type in the answers, such as "core/v1.Pod".
 func typeName(pkg, name string) string {
-	return withoutRoot(pkg) + "." + name
+	return trimAPIRoot(pkg) + "." + name
 }
 
-// withoutRoot is the path of a package of API types below that of all of them.
-func withoutRoot(pkg string) string {
-	for _, root := range []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/apiextensions-apiserver/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/",
+// trimAPIRoot returns the path of a package of API types without the common root of such packages.
+func trimAPIRoot(pkg string) string {
+	for _, root := range []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/",
+		"k8s.io/apiextensions-apiserver/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/",
 		"k8s.io/metrics/pkg/apis/"} {
 		pkg = strings.TrimPrefix(pkg, root)
 	}

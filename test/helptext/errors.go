@@ -12,9 +12,10 @@ import (
 	"testing"
 )
 
-// Errors returns the texts of the errors that the production code below a folder makes with fmt.Errorf and errors.New, by
-// file and in the order of the source. Constants and calls within a text are shown as their source in angle brackets.
-func Errors(t *testing.T, root string) string {
+// ErrorTexts returns the error texts of the production code below the folder root, by file and in
+// the order of the source. These are the texts in calls of fmt.Errorf, errors.New and
+// verb.NewFormError. Constants and calls within a text are shown as their source in angle brackets.
+func ErrorTexts(t *testing.T, root string) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -44,14 +45,10 @@ func Errors(t *testing.T, root string) string {
 // errorTexts returns the error texts of a file, one line each.
 func errorTexts(file *ast.File) (texts []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.CallExpr:
-			if name := sourceOf(n.Fun); (name == "fmt.Errorf" || name == "errors.New") && len(n.Args) > 0 {
+		if n, ok := n.(*ast.CallExpr); ok {
+			switch sourceOf(n.Fun) {
+			case "fmt.Errorf", "errors.New", "verb.NewFormError":
 				texts = append(texts, textOf(n.Args[0])+"\n")
-			}
-		case *ast.CompositeLit: // formError{...}
-			if strings.HasSuffix(sourceOf(n.Type), "formError") && len(n.Elts) == 1 {
-				texts = append(texts, textOf(n.Elts[0])+"\n")
 			}
 		}
 		return true
@@ -59,7 +56,8 @@ func errorTexts(file *ast.File) (texts []string) {
 	return texts
 }
 
-// textOf returns the text of an expression: that of its literals, and its source for what has a value only at run time.
+// textOf returns the text of an expression: the content of a literal, and the source of an
+// expression whose value is known only at run time.
 func textOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -79,7 +77,8 @@ func textOf(e ast.Expr) string {
 	return "<" + sourceOf(e) + ">"
 }
 
-// sourceOf returns a name or a qualified name.
+// sourceOf returns the source of an expression that is a name or a qualified name, and "..." for
+// any other expression.
 func sourceOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:

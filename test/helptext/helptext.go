@@ -1,9 +1,8 @@
-// Package helptext renders the texts that a program prints on a terminal, so that a golden file holds all of them and they
-// can be edited as one text.
+// Package helptext renders the texts that a program prints on a terminal. A golden file can then
+// hold all of them, so that they can be edited as one text.
 package helptext
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -13,9 +12,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Cobra returns the help texts of a command and of the commands below it, in the order of their names. Hidden commands and
-// flags are left out, and commands for which keep returns false with all below them.
-func Cobra(root *cobra.Command, keep func(*cobra.Command) bool) string {
+// CommandHelp returns the help texts of a cobra command and of the commands below it, in the order
+// of their names. It omits hidden commands and flags. It also omits a command for which keep
+// returns false, and the commands below it.
+func CommandHelp(root *cobra.Command, keep func(*cobra.Command) bool) string {
 	var b strings.Builder
 	writeCommand(&b, root, keep)
 	return b.String()
@@ -53,16 +53,6 @@ func writeCommand(b *strings.Builder, c *cobra.Command, keep func(*cobra.Command
 	}
 }
 
-// Flags returns the help texts of a flag set.
-func Flags(set *flag.FlagSet) string {
-	var b strings.Builder
-	set.VisitAll(func(f *flag.Flag) {
-		kind, usage := flag.UnquoteUsage(f)
-		writeFlag(&b, "--"+f.Name, kind, f.DefValue, usage)
-	})
-	return b.String()
-}
-
 func writeFlag(b *strings.Builder, name, kind, value, usage string) {
 	b.WriteString(strings.TrimSuffix("  "+name+" "+kind, " "))
 	if value != "" && value != "[]" && value != "false" && value != "0" && value != "0s" {
@@ -71,8 +61,9 @@ func writeFlag(b *strings.Builder, name, kind, value, usage string) {
 	fmt.Fprintf(b, "\n      %s\n", usage)
 }
 
-// Golden compares a text with a golden file, which it writes first if rewrite is set.
-func Golden(t *testing.T, path, got string, rewrite bool) {
+// CompareGolden fails the test if a text differs from the golden file at path. If rewrite is set,
+// it first writes the text to the file.
+func CompareGolden(t *testing.T, path, got string, rewrite bool) {
 	t.Helper()
 	if rewrite {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
@@ -90,7 +81,8 @@ func Golden(t *testing.T, path, got string, rewrite bool) {
 	for i := range max(len(is), len(was)) {
 		if i >= len(is) || i >= len(was) || is[i] != was[i] {
 			t.Errorf("%s differs from line %d on (go test -rewrite writes the file):\n got %q\nwant %q",
-				path, i+1, strings.Join(is[min(i, len(is)):min(i+3, len(is))], "\n"), strings.Join(was[min(i, len(was)):min(i+3, len(was))], "\n"))
+				path, i+1, strings.Join(is[min(i, len(is)):min(i+3, len(is))], "\n"),
+				strings.Join(was[min(i, len(was)):min(i+3, len(was))], "\n"))
 			return
 		}
 	}

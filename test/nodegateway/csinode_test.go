@@ -12,14 +12,14 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// The CSINode of a node follows what its agent says of CSI drivers, is owned by the Node, and comes back
-// when somebody deletes it.
+// The CSINode of a node follows its agent's report of CSI drivers, is owned by the Node, and is
+// recreated when a client deletes it.
 func TestCSINode(t *testing.T) {
-	b := newBed(t, "cp1")
-	n := b.join("w1", nil)
+	b := newTestEnv(t, "cp1")
+	n := b.startAgent("w1", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
 	if _, err := client.Get[*storagev1.CSINode](b.ctx, b.client, "", "w1"); err == nil {
-		t.Error("a CSINode, though the agent said nothing of drivers yet")
+		t.Error("a CSINode, although the agent has not reported drivers yet")
 	}
 	say := func(drivers string) {
 		facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
@@ -31,7 +31,7 @@ func TestCSINode(t *testing.T) {
 	await := func(want ...string) *storagev1.CSINode {
 		t.Helper()
 		var got *storagev1.CSINode
-		b.eventually("CSINode", func() (err error) {
+		b.awaitCondition("CSINode", func() (err error) {
 			if got, err = client.Get[*storagev1.CSINode](b.ctx, b.client, "", "w1"); err != nil {
 				return err
 			}
@@ -48,20 +48,24 @@ func TestCSINode(t *testing.T) {
 	}
 	say(`[]`)
 	await()
-	say(`[{"name":"a.example.com","nodeID":"id-1","topologyKeys":["topology.example.com/rack"],"allocatable":16},{"name":"b.example.com","nodeID":"w1"}]`)
+	say(`[{"name":"a.example.com","nodeID":"id-1","topologyKeys":["topology.example.com/rack"],"allocatable":16},` +
+		`{"name":"b.example.com","nodeID":"w1"}]`)
 	got := await("a.example.com", "b.example.com")
 	node, err := client.Get[*v1.Node](b.ctx, b.client, "", "w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := got.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].APIVersion != "v1" || o[0].Name != "w1" || o[0].UID != node.UID {
+	if o := got.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].APIVersion != "v1" || o[0].Name != "w1" ||
+		o[0].UID != node.UID {
 		t.Errorf("owners %+v, want the Node %s", o, node.UID)
 	}
-	if d := got.Spec.Drivers[0]; d.NodeID != "id-1" || !slices.Equal(d.TopologyKeys, []string{"topology.example.com/rack"}) || d.Allocatable == nil || *d.Allocatable.Count != 16 {
+	if d := got.Spec.Drivers[0]; d.NodeID != "id-1" ||
+		!slices.Equal(d.TopologyKeys, []string{"topology.example.com/rack"}) || d.Allocatable == nil ||
+		*d.Allocatable.Count != 16 {
 		t.Errorf("driver %+v", d)
 	}
 	if d := got.Spec.Drivers[1]; d.Allocatable != nil {
-		t.Errorf("a limit that nobody spoke of: %+v", d)
+		t.Errorf("a limit that was not reported: %+v", d)
 	}
 	if node.Labels["topology.example.com/rack"] != "r7" {
 		t.Errorf("labels %v lack the topology of the driver", node.Labels)
@@ -72,7 +76,7 @@ func TestCSINode(t *testing.T) {
 	await("a.example.com", "b.example.com")
 	say(`[{"name":"b.example.com","nodeID":"w1"}]`)
 	await("b.example.com")
-	say(`nonsense`) // costs neither the session nor what is there
+	say(`nonsense`) // ends neither the session nor changes the CSINode
 	say(`[]`)
 	await()
 }

@@ -14,48 +14,50 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// tell has a replica say that these are all replicas, whatever the others say.
-func (b *bed) tell(name string, all ...string) {
+// setList makes one replica report these replicas as the complete list.
+func (b *testEnv) setList(name string, all ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.says[name] = all
-	b.announce(name)
+	b.listed[name] = all
+	b.signalChange(name)
 }
 
-// heard waits until the agent has heard all that a replica has said: it takes one thing after the other.
-func (b *bed) heard(node, replica string) {
+// awaitList waits until the agent has received all messages of a replica, which it handles in
+// order.
+func (b *testEnv) awaitList(node, replica string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	conn, err := b.replicas[replica].fleet.DialNode(ctx, node, "uid", "10.0.0.1", 80)
+	conn, err := b.replicas[replica].fleet.Streams().DialNode(ctx, node, "uid", "10.0.0.1", 80)
 	if err != nil {
 		b.t.Fatalf("through %s: %v", replica, err)
 	}
 	conn.Close()
 }
 
-func (b *bed) standing(node, replica string, want bool) {
+func (b *testEnv) awaitStandby(node, replica string, want bool) {
 	b.t.Helper()
-	b.eventually(replica+" and "+node, func() error {
-		if b.replicas[replica].fleet.Standing(node) != want {
+	b.awaitCondition(replica+" and "+node, func() error {
+		if b.replicas[replica].fleet.HasStandby(node) != want {
 			return errors.New("connected: want " + map[bool]string{true: "yes", false: "no"}[want])
 		}
 		return nil
 	})
 }
 
-// P17: a replica that lags behind the others, or is cut off from them, does not take from a node the replicas that it has
-// not heard of, whenever it speaks; a replica that none of them names any more is let go.
+// P17: a replica that lags behind the others, or is cut off from them, does not remove from a
+// node's list the replicas that it does not list, whenever it reports. A replica that no other
+// replica lists any more is dropped.
 func TestReplicasThatLagBehind(t *testing.T) {
-	b := newBed(t, "cp1", "cp2", "cp3")
-	n := b.join("w1", containers{})
+	b := newTestEnv(t, "cp1", "cp2", "cp3")
+	n := b.startAgent("w1", fakeContainers{})
 	b.awaitReady("w1", v1.ConditionTrue)
 	all := []string{"cp1", "cp2", "cp3"}
 	for _, r := range all {
-		b.standing("w1", r, true)
-		b.heard("w1", r)
+		b.awaitStandby("w1", r, true)
+		b.awaitList("w1", r)
 	}
-	want := b.addresses()
+	want := b.replicaAddresses()
 	known := func() (list []string) {
 		data, err := os.ReadFile(filepath.Join(n.state, "replicas.json"))
 		if err == nil {
@@ -70,29 +72,29 @@ func TestReplicasThatLagBehind(t *testing.T) {
 		who  string
 		says []string
 	}{{"cp2", []string{"cp1", "cp2"}}, {"cp3", []string{"cp1", "cp2"}}, {"cp3", []string{"cp1"}}, {"cp3", nil}} {
-		b.tell(lag.who, lag.says...)
-		b.heard("w1", lag.who)
+		b.setList(lag.who, lag.says...)
+		b.awaitList("w1", lag.who)
 		if got := known(); !slices.Equal(got, want) {
 			t.Errorf("after %s named %v the node knows %v of %v", lag.who, lag.says, got, want)
 		}
 	}
 	for _, r := range all {
-		b.heard("w1", r)
+		b.awaitList("w1", r)
 	}
-	b.tell("cp1", "cp1", "cp2")
-	b.standing("w1", "cp3", false)
+	b.setList("cp1", "cp1", "cp2")
+	b.awaitStandby("w1", "cp3", false)
 	if got := known(); len(got) != 2 || slices.Contains(got, b.replicas["cp3"].address) {
-		t.Errorf("the node knows %v, with %s that was taken out", got, b.replicas["cp3"].address)
+		t.Errorf("the node's list is %v, with the removed %s", got, b.replicas["cp3"].address)
 	}
-	b.tell("cp2", all...)
-	b.standing("w1", "cp3", true)
+	b.setList("cp2", all...)
+	b.awaitStandby("w1", "cp3", true)
 }
 
-// A replica that does not know itself to be one of them has no word in who they are: an agent of the release before
-// believes whom it hears last.
+// A replica that is not in its own list has no influence on the list: an agent of the previous
+// release uses the last list received.
 func TestWhoIsNoMemberNamesNobody(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	s, err := b.raw("w1", b.replicas["cp2"].address).Standby(b.ctx)
+	b := newTestEnv(t, "cp1", "cp2")
+	s, err := b.rawClient("w1", b.replicas["cp2"].address).Standby(b.ctx)
 	if err == nil {
 		err = s.Send(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Hello{Hello: &fleetv1.StandbyHello{NodeName: "w1"}}})
 	}
@@ -109,11 +111,11 @@ func TestWhoIsNoMemberNamesNobody(t *testing.T) {
 	if got := names(); got != 2 {
 		t.Errorf("at first it names %d", got)
 	}
-	b.tell("cp2", "cp1")
+	b.setList("cp2", "cp1")
 	if got := names(); got != 0 {
 		t.Errorf("taken out it names %d", got)
 	}
-	b.tell("cp2", "cp1", "cp2")
+	b.setList("cp2", "cp1", "cp2")
 	if got := names(); got != 2 {
 		t.Errorf("as a member again it names %d", got)
 	}

@@ -19,9 +19,9 @@ import (
 
 // Events count up instead of multiplying; stage times arrive on the replica's clock.
 func TestEventsAndStages(t *testing.T) {
-	b := newBed(t, "cp1")
-	n := b.join("w1", nil)
-	p := b.pod("p", "w1", nil)
+	b := newTestEnv(t, "cp1")
+	n := b.startAgent("w1", nil)
+	p := b.createPod("p", "w1", nil)
 	n.awaitPod(b, p.UID)
 	for range 5 {
 		n.Event(&v1.Event{
@@ -30,7 +30,7 @@ func TestEventsAndStages(t *testing.T) {
 			Type:           v1.EventTypeWarning, Reason: "BackOff", Message: "again",
 		})
 	}
-	b.eventually("event", func() error {
+	b.awaitCondition("event", func() error {
 		list, err := client.List[*v1.Event](b.ctx, b.client, "default", metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -42,14 +42,14 @@ func TestEventsAndStages(t *testing.T) {
 	})
 	// The replica knows the agent's clock by the heartbeat that was quickest: on a busy machine that is not the first.
 	sent := 0
-	b.eventually("a stage at its time", func() error {
+	b.awaitCondition("a stage at its time", func() error {
 		trace := fmt.Sprintf("00-0123456789abcdef01234567%08x-0123456789abcdef-01", sent)
 		sent++
 		began := time.Now()
 		n.Stages(trace, "pod/default/p", []agent.StageTime{{Name: "sandbox", Start: began, Duration: time.Millisecond}})
 		var got []api.Stage
-		b.eventually("stage", func() error {
-			if got = b.replicas["cp1"].timeline.Find(api.TraceID(trace)); len(got) != 1 {
+		b.awaitCondition("stage", func() error {
+			if got = b.replicas["cp1"].timeline.StagesOfTrace(api.TraceID(trace)); len(got) != 1 {
 				return fmt.Errorf("%d stages", len(got))
 			}
 			return nil
@@ -64,15 +64,18 @@ func TestEventsAndStages(t *testing.T) {
 // P20: a terminating pod behind a Service may be stopped once every node's proxy has applied its removal, and not before.
 // No clock opens the gate or takes a node for lost here: a busy machine must not look like proxies that have answered.
 func TestStopGate(t *testing.T) {
-	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Hour, grace: time.Hour, stopGate: time.Hour}, "cp1", "cp2")
-	w1, w2 := b.join("w1", nil), b.join("w2", nil)
+	b := newTestEnvWith(t, timeouts{heartbeat: heartbeat, suspect: time.Hour, grace: time.Hour, stopGate: time.Hour},
+		"cp1",
+		"cp2")
+	w1, w2 := b.startAgent("w1", nil), b.startAgent("w2", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
 	b.awaitReady("w2", v1.ConditionTrue)
-	p := b.pod("p", "w1", nil)
-	alone := b.pod("alone", "w1", nil)
+	p := b.createPod("p", "w1", nil)
+	alone := b.createPod("alone", "w1", nil)
 	yes, no := true, false
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "svc-1", Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "svc-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses: []string{"10.0.1.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
@@ -90,8 +93,9 @@ func TestStopGate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.eventually("slice on "+n.name, func() error {
-			if s, ok := n.EndpointSlice("default", "svc-1"); !ok || s.ResourceVersion != slice.ResourceVersion || n.Revision() < rev {
+		b.awaitCondition("slice on "+n.name, func() error {
+			if s, ok := n.EndpointSlice("default", "svc-1"); !ok || s.ResourceVersion != slice.ResourceVersion ||
+				n.Revision() < rev {
 				return fmt.Errorf("it has %v and shows revision %d of %d", s, n.Revision(), rev)
 			}
 			return nil
@@ -103,7 +107,8 @@ func TestStopGate(t *testing.T) {
 	proxy(w2)
 	n := int64(30)
 	for _, name := range []string{"p", "alone"} {
-		if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", name, metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
+		if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", name,
+			metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,15 +143,16 @@ func TestStopGate(t *testing.T) {
 
 // P20: a proxy that never answers cannot hold a pod for ever.
 func TestStopGateIsBounded(t *testing.T) {
-	b := newBedWith(t, steady, "cp1", "cp2") // the gate as in production
-	w1 := b.join("w1", nil)
-	b.join("w2", nil)
+	b := newTestEnvWith(t, steady, "cp1", "cp2") // the gate as in production
+	w1 := b.startAgent("w1", nil)
+	b.startAgent("w2", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
 	b.awaitReady("w2", v1.ConditionTrue)
-	q := b.pod("q", "w1", nil)
+	q := b.createPod("q", "w1", nil)
 	yes, n := true, int64(30)
 	if _, err := client.Create(b.ctx, b.client, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "svc-2", Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "svc-2",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses: []string{"10.0.1.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
@@ -155,14 +161,15 @@ func TestStopGateIsBounded(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.eventually("the slice on w1", func() error {
+	b.awaitCondition("the slice on w1", func() error {
 		if len(w1.EndpointSlices()) != 1 {
 			return errors.New("not there")
 		}
 		return nil
 	})
 	began := time.Now()
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "q", metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "q",
+		metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -178,12 +185,13 @@ func TestStopGateIsBounded(t *testing.T) {
 
 // An idle cluster writes nothing: heartbeats stay in memory.
 func TestIdleWritesNothing(t *testing.T) {
-	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Minute, grace: time.Minute}, "cp1", "cp2") // a stall of the machine loses no node
-	n := b.join("w1", nil)
-	p := b.pod("p", "w1", nil)
+	// a stall of the machine loses no node
+	b := newTestEnvWith(t, timeouts{heartbeat: heartbeat, suspect: time.Minute, grace: time.Minute}, "cp1", "cp2")
+	n := b.startAgent("w1", nil)
+	p := b.createPod("p", "w1", nil)
 	n.awaitPod(b, p.UID)
-	n.PodStatus(report(p, v1.PodRunning, ""))
-	b.eventually("status", podIs(b, "p", v1.PodRunning))
+	n.PodStatus(podStatus(p, v1.PodRunning, ""))
+	b.awaitCondition("status", podHasPhase(b, "p", v1.PodRunning))
 	b.awaitReady("w1", v1.ConditionTrue)
 	b.awaitLeaseOwned("w1")
 	before := b.writes.Load()
@@ -191,9 +199,9 @@ func TestIdleWritesNothing(t *testing.T) {
 	defer cancel()
 	<-ctx.Done() // the measured time itself
 	if wrote := b.writes.Load() - before; wrote != 0 {
-		t.Errorf("ten heartbeats of an idle node made %d writes; the last was %s", wrote, b.last.Load())
+		t.Errorf("ten heartbeats of an idle node made %d writes; the last was %s", wrote, b.lastWrite.Load())
 	}
-	if got := b.ready("w1"); got != v1.ConditionTrue {
+	if got := b.readyStatus("w1"); got != v1.ConditionTrue {
 		t.Errorf("the node was lost while idle: Ready=%s", got)
 	}
 }

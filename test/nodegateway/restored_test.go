@@ -17,13 +17,15 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// A Node of a restored backup loses its mark when its agent has said which volumes it uses, in the same revision or a later one, and
-// not by what else it says. F110
+// A Node of a restored backup loses its mark when its agent has reported the volumes in use, in the
+// same revision or a later one, and not by other reports. F110
 func TestNodesAreHeardAfterARestore(t *testing.T) {
-	b := newBed(t, "cp1")
-	n := b.join("w1", nil)
+	b := newTestEnv(t, "cp1")
+	n := b.startAgent("w1", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
-	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"",%q:"[]"}}}`, api.AnnotationUnheard, api.AnnotationVolumesHeld)); err != nil {
+	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"",%q:"[]"}}}`, api.AnnotationUnconfirmed,
+			api.AnnotationVolumesHeld)); err != nil {
 		t.Fatal(err)
 	}
 	node := func() *v1.Node {
@@ -34,29 +36,33 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 		}
 		return got
 	}
-	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"kubernetes.io/arch": "told"}}}
+	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
+		Labels: map[string]string{"kubernetes.io/arch": "told"}}}
 	n.Facts(facts)
-	b.eventually("what it says of its machine", func() error {
+	b.awaitCondition("what it says of its machine", func() error {
 		if node().Labels["kubernetes.io/arch"] != "told" {
 			return errors.New("it has not come")
 		}
 		return nil
 	})
-	if !api.Unheard(node()) {
-		t.Error("heard, though it has said nothing of volumes")
+	if !api.IsUnconfirmed(node()) {
+		t.Error("unmarked, although it has not reported volumes")
 	}
 	facts = facts.DeepCopy()
 	const holds = `["kubernetes.io/csi/disk.example^h"]`
 	const claims = `[{"pod":"p","claim":"c","volume":"v"}]`
-	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told", api.AnnotationVolumesHeld: holds, api.AnnotationClaimsHeld: claims}
-	facts.Status.VolumesInUse = []v1.UniqueVolumeName{api.AttachedName("disk.example", "h")}
+	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told", api.AnnotationVolumesHeld: holds,
+		api.AnnotationClaimsHeld: claims}
+	facts.Status.VolumesInUse = []v1.UniqueVolumeName{api.AttachedVolumeName("disk.example", "h")}
 	n.Facts(facts)
-	b.eventually("being heard", func() error {
+	b.awaitCondition("being heard", func() error {
 		got := node()
-		if !api.Unheard(got) && (len(got.Status.VolumesInUse) != 1 || got.Annotations[api.AnnotationVolumesHeld] != holds || got.Annotations[api.AnnotationClaimsHeld] != claims) {
-			t.Fatalf("heard before what it uses and has is known: %v, %v", got.Status.VolumesInUse, got.Annotations)
+		if !api.IsUnconfirmed(got) &&
+			(len(got.Status.VolumesInUse) != 1 || got.Annotations[api.AnnotationVolumesHeld] != holds ||
+				got.Annotations[api.AnnotationClaimsHeld] != claims) {
+			t.Fatalf("unmarked before its volumes are known: %v, %v", got.Status.VolumesInUse, got.Annotations)
 		}
-		if api.Unheard(got) {
+		if api.IsUnconfirmed(got) {
 			return errors.New("it has the mark")
 		}
 		return nil
@@ -64,7 +70,7 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 	facts = facts.DeepCopy()
 	delete(facts.Annotations, api.AnnotationVolumesHeld)
 	n.Facts(facts)
-	b.eventually("one of a release that does not tell what it has", func() error {
+	b.awaitCondition("an agent of a release that does not report its volumes", func() error {
 		if held, stands := node().Annotations[api.AnnotationVolumesHeld]; stands {
 			return fmt.Errorf("it holds %s", held)
 		}
@@ -72,20 +78,21 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 	})
 }
 
-// A node that boots while no replica answers knows what containers of pods that do not restart for ever have done: it said so itself,
-// and nobody sends it back. What there is of others is the control plane's.
+// A node that boots while no replica responds has the results of finished containers: its own
+// stored reports. No replica sends them back. Reports of others come from the control plane.
 func TestNodesKnowWhatTheySaid(t *testing.T) {
-	b := newBed(t, "cp1")
-	n := b.join("w1", nil)
-	never := b.pod("never", "w1", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever })
-	always := b.pod("always", "w1", nil)
+	b := newTestEnv(t, "cp1")
+	n := b.startAgent("w1", nil)
+	never := b.createPod("never", "w1", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever })
+	always := b.createPod("always", "w1", nil)
 	for _, p := range []*v1.Pod{always, never} {
 		said := n.awaitPod(b, p.UID).DeepCopy()
 		said.Status.Phase = v1.PodRunning
-		said.Status.ContainerStatuses = []v1.ContainerStatus{{Name: p.Spec.Containers[0].Name, ContainerID: "keelson://" + p.Name, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}
+		said.Status.ContainerStatuses = []v1.ContainerStatus{{Name: p.Spec.Containers[0].Name,
+			ContainerID: "keelson://" + p.Name, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}
 		n.PodStatus(said)
 	}
-	b.eventually("what it said is written down", func() error {
+	b.awaitCondition("what it said is written down", func() error {
 		data, err := os.ReadFile(filepath.Join(n.state, "statuses.checkpoint"))
 		if err != nil {
 			return err
@@ -93,7 +100,8 @@ func TestNodesKnowWhatTheySaid(t *testing.T) {
 		if !strings.Contains(string(data), "keelson://never") {
 			return errors.New("without the pod")
 		}
-		if data, err = os.ReadFile(filepath.Join(n.state, "assignment.checkpoint")); err == nil && !strings.Contains(string(data), string(never.UID)) {
+		if data, err = os.ReadFile(filepath.Join(n.state, "assignment.checkpoint")); err == nil &&
+			!strings.Contains(string(data), string(never.UID)) {
 			err = errors.New("the pod itself is not written down")
 		}
 		return err
@@ -101,20 +109,22 @@ func TestNodesKnowWhatTheySaid(t *testing.T) {
 	if err := n.stop(); err != nil {
 		t.Fatal(err)
 	}
-	b.kill("cp1")
-	if data, err := os.ReadFile(filepath.Join(n.state, "statuses.checkpoint")); err != nil || strings.Contains(string(data), "keelson://always") {
+	b.stopReplica("cp1")
+	if data, err := os.ReadFile(filepath.Join(n.state, "statuses.checkpoint")); err != nil ||
+		strings.Contains(string(data), "keelson://always") {
 		t.Errorf("of the pod that restarts: error %v", err)
 	}
 	knows := func() {
 		t.Helper()
-		b.rejoin(n, nil, []string{"127.0.0.1:1"})
+		b.restartAgent(n, nil, []string{"127.0.0.1:1"})
 		select {
 		case <-n.Synced():
 		case <-time.After(patience):
 			t.Fatal("no checkpoint was loaded")
 		}
 		p, ok := n.Pod(never.UID)
-		if !ok || p.Status.Phase != v1.PodRunning || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].ContainerID != "keelson://never" {
+		if !ok || p.Status.Phase != v1.PodRunning || len(p.Status.ContainerStatuses) != 1 ||
+			p.Status.ContainerStatuses[0].ContainerID != "keelson://never" {
 			t.Errorf("it knows %+v", p)
 		}
 	}
@@ -122,5 +132,5 @@ func TestNodesKnowWhatTheySaid(t *testing.T) {
 	if err := n.stop(); err != nil {
 		t.Fatal(err)
 	}
-	knows() // it has said nothing since
+	knows() // it has reported nothing since
 }

@@ -32,54 +32,56 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// grant makes a token.
-func (b *bed) grant(g pki.Grant) pki.Token {
+// createToken creates a token.
+func (b *testEnv) createToken(g pki.Grant) pki.Token {
 	b.t.Helper()
-	tok := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
+	tok := pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert)
 	g.Expires = time.Now().Add(time.Hour)
-	b.create(tokenKey.Record(tok, g))
+	b.createObject(tokenKey.Record(tok, g))
 	return tok
 }
 
-// enroll asks for the certificate of a node with a key, a new one when it is nil.
-func (b *bed) enroll(token, node string, key *ecdsa.PrivateKey) error {
+// enrollNode requests the certificate of a node with a key; nil = a new key.
+func (b *testEnv) enrollNode(token, node string, key *ecdsa.PrivateKey) error {
 	b.t.Helper()
-	return b.enrollAt(b.addresses()[0], token, node, key)
+	return b.enrollAt(b.replicaAddresses()[0], token, node, key)
 }
 
-func (b *bed) enrollAt(address, token, node string, key *ecdsa.PrivateKey) error {
+func (b *testEnv) enrollAt(address, token, node string, key *ecdsa.PrivateKey) error {
 	b.t.Helper()
 	if key == nil {
 		key = newKey(b.t)
 	}
-	_, err := b.enrolled(address, token, node, key)
+	_, err := b.enrollCertificate(address, token, node, key)
 	return err
 }
 
-// enrolled is the certificate for which it asked.
-func (b *bed) enrolled(address, token, node string, key *ecdsa.PrivateKey) (certPEM []byte, err error) {
+// enrollCertificate requests a node certificate and returns it.
+func (b *testEnv) enrollCertificate(address, token, node string, key *ecdsa.PrivateKey) (certPEM []byte, err error) {
 	b.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: b.trust.Pool(), ServerName: "127.0.0.1"})))
+		grpc.WithTransportCredentials(credentials.NewTLS(
+			&tls.Config{RootCAs: b.trust.Pool(), ServerName: "127.0.0.1"})))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	q := &fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: request(b.t, node, key)}
+	q := &fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: certificateRequest(b.t, node, key)}
 	for {
 		got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, q)
-		// A stranger's connection has seconds, which a busy machine may take for others: an agent asks again with its key.
+		// An unauthenticated connection has a deadline of seconds, which a busy machine may exceed:
+		// an agent retries with its key.
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "error reading from server") {
 			return got.GetCertificatePem(), err
 		}
-		b.cutOff.Add(1)
+		b.enrollRetries.Add(1)
 	}
 }
 
-// request asks for the certificate of a node.
-func request(t *testing.T, node string, key *ecdsa.PrivateKey) []byte {
+// certificateRequest returns a certificate request for a node.
+func certificateRequest(t *testing.T, node string, key *ecdsa.PrivateKey) []byte {
 	t.Helper()
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
@@ -101,79 +103,87 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 
 // A token cannot enrol the name of a Node that exists, unless it was made for that name.
 func TestNameOfAnother(t *testing.T) {
-	b := newBed(t, "cp1")
+	b := newTestEnv(t, "cp1")
 	if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
 		t.Fatal(err)
 	}
-	err := b.enroll(b.token, "w1", nil)
+	err := b.enrollNode(b.token, "w1", nil)
 	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "--names w1 --replace") {
 		t.Errorf("the name of a Node that exists: %v", err)
 	}
-	if err := b.enroll(b.grant(pki.Grant{Uses: 1, Names: []string{"w1"}}).String(), "w1", nil); status.Code(err) != codes.PermissionDenied {
+	if err := b.enrollNode(b.createToken(pki.Grant{Uses: 1, Names: []string{"w1"}}).String(), "w1",
+		nil); status.Code(err) !=
+		codes.PermissionDenied {
 		t.Errorf("with a token for the name alone: %v", err)
 	}
-	again := b.grant(pki.Grant{Uses: 5, Names: []string{"w1"}, Replace: true}).String()
-	if err := b.enroll(again, "w1", nil); err != nil {
+	again := b.createToken(pki.Grant{Uses: 5, Names: []string{"w1"}, Replace: true}).String()
+	if err := b.enrollNode(again, "w1", nil); err != nil {
 		t.Errorf("with a token that replaces it: %v", err)
 	}
-	if err := b.enroll(again, "w2", nil); status.Code(err) != codes.Unauthenticated {
+	if err := b.enrollNode(again, "w2", nil); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("with a token for another name: %v", err)
 	}
-	// Who has no good token does not learn which Nodes there are.
-	wrong := b.grant(pki.Grant{Uses: 1})
+	// A client without a valid token does not learn which Nodes exist.
+	wrong := b.createToken(pki.Grant{Uses: 1})
 	wrong.Secret = strings.Repeat("a", len(wrong.Secret))
-	if here, nowhere := b.enroll(wrong.String(), "w1", nil), b.enroll(wrong.String(), "w7", nil); here == nil || here.Error() != nowhere.Error() {
-		t.Errorf("a wrong token is told %v for a Node that exists and %v for another", here, nowhere)
+	if here, nowhere := b.enrollNode(wrong.String(), "w1", nil), b.enrollNode(wrong.String(), "w7", nil); here == nil ||
+		here.Error() != nowhere.Error() {
+		t.Errorf("the response to an invalid token is %v for a Node that exists and %v for another", here, nowhere)
 	}
 }
 
-// Who comes with a token that was made with the cluster, before the cluster has stored it, is told to come again, and no try of
-// its kind is counted; when it is stored, or none is to come, the answer is one to rely on.
+// A client with a token created with the cluster, before the cluster has stored it, is told to
+// retry, and the attempt is not counted. When the token is stored, or none is pending, the response
+// is final.
 func TestTokensThatAreNotStoredYet(t *testing.T) {
-	b := newBed(t, "cp1")
-	made := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
-	b.tokensWait.Store(true)
+	b := newTestEnv(t, "cp1")
+	made := pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert)
+	b.tokensPending.Store(true)
 	for range 200 {
-		if err := b.enroll(made.String(), "w1", nil); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "not stored yet") {
+		if err := b.enrollNode(made.String(), "w1", nil); status.Code(err) != codes.Unavailable ||
+			!strings.Contains(err.Error(), "not stored yet") {
 			t.Fatalf("a token that is not stored yet: %v", err)
 		}
 	}
-	b.create(tokenKey.Record(made, pki.Grant{Uses: 1, Expires: time.Now().Add(time.Hour)}))
-	if err := b.enroll(made.String(), "w1", nil); err != nil {
-		t.Errorf("when it is stored: %v", err)
+	b.createObject(tokenKey.Record(made, pki.Grant{Uses: 1, Expires: time.Now().Add(time.Hour)}))
+	if err := b.enrollNode(made.String(), "w1", nil); err != nil {
+		t.Errorf("after it is stored: %v", err)
 	}
-	b.tokensWait.Store(false)
-	if err := b.enroll(pki.NewToken(pki.RoleNode, b.trust.Signs().Cert).String(), "w2", nil); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("a token that nobody has made: %v", err)
+	b.tokensPending.Store(false)
+	if err := b.enrollNode(pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert).String(), "w2",
+		nil); status.Code(err) !=
+		codes.Unauthenticated {
+		t.Errorf("a token that was never created: %v", err)
 	}
 }
 
-// A token works as often as it says; an agent that did not hear the answer asks again with its key.
+// A token can be used as often as it states; an agent that missed the response retries with its
+// key.
 func TestUsesOfAToken(t *testing.T) {
-	b := newBed(t, "cp1")
-	once, key := b.grant(pki.Grant{Uses: 1}), newKey(t)
+	b := newTestEnv(t, "cp1")
+	once, key := b.createToken(pki.Grant{Uses: 1}), newKey(t)
 	for range 2 {
-		if err := b.enroll(once.String(), "w1", key); err != nil {
+		if err := b.enrollNode(once.String(), "w1", key); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.enroll(once.String(), "w1", nil); status.Code(err) != codes.Unauthenticated {
+	if err := b.enrollNode(once.String(), "w1", nil); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("the same name with another key: %v", err)
 	}
-	if err := b.enroll(once.String(), "w2", key); status.Code(err) != codes.Unauthenticated {
+	if err := b.enrollNode(once.String(), "w2", key); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("another name: %v", err)
 	}
-	// A record that was written by hand lets nobody in.
-	forged := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
-	b.create(pki.TokenKey("another key").Record(forged, pki.Grant{Uses: 9, Expires: time.Now().Add(time.Hour)}))
-	if err := b.enroll(forged.String(), "w3", nil); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("a token whose record is not of the cluster's making: %v", err)
+	// A record that was written by hand admits no node.
+	forged := pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert)
+	b.createObject(pki.TokenKey("another key").Record(forged, pki.Grant{Uses: 9, Expires: time.Now().Add(time.Hour)}))
+	if err := b.enrollNode(forged.String(), "w3", nil); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("a token with a record that the cluster did not create: %v", err)
 	}
 	// Together as well as one after the other.
-	five := b.grant(pki.Grant{Uses: 5})
+	five := b.createToken(pki.Grant{Uses: 5})
 	ended := make(chan error)
 	for i := range 12 {
-		go func() { ended <- b.enroll(five.String(), fmt.Sprintf("many%d", i), nil) }()
+		go func() { ended <- b.enrollNode(five.String(), fmt.Sprintf("many%d", i), nil) }()
 	}
 	in := 0
 	for range 12 {
@@ -193,34 +203,35 @@ func TestUsesOfAToken(t *testing.T) {
 // Machines that join at once with one token take down a use each, one after the other: none of them tries in vain.
 func TestJoinsAtOnceSpendOneAfterTheOther(t *testing.T) {
 	const machines = 40
-	b := newBed(t, "cp1")
+	b := newTestEnv(t, "cp1")
 	var all sync.WaitGroup
 	for i := range machines {
 		all.Go(func() {
-			if err := b.enroll(b.token, fmt.Sprint("m", i), nil); err != nil {
+			if err := b.enrollNode(b.token, fmt.Sprint("m", i), nil); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
-	// Who was cut off may have been so while that was tried, and then it is tried again.
-	if tries, again := b.spends.Load(), b.cutOff.Load(); tries < machines || tries > machines+again {
-		t.Errorf("%d machines joined, %d of them were cut off once, and it was tried %d times to take that down", machines, again, tries)
+	// A client that was cut off may have been cut off during the attempt, which is then repeated.
+	if tries, again := b.tokenUses.Load(), b.enrollRetries.Load(); tries < machines || tries > machines+again {
+		t.Errorf("%d machines joined, %d of them were cut off once, and it was tried %d times to take that down",
+			machines, again, tries)
 	}
 }
 
-// Of machines that enrol one new name at once, each with a good token, one gets it; it may ask again, and the others
-// are told who has it and until when.
+// Of machines that enroll the same new name at once, each with a valid token, one succeeds. It may
+// repeat the request, and the others are told which machine has the name and until when.
 func TestNameIsOneMachines(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
+	b := newTestEnv(t, "cp1", "cp2")
 	const machines = 8
 	tokens, keys, ended := make([]string, machines), make([]*ecdsa.PrivateKey, machines), make([]error, machines)
 	for i := range machines {
-		tokens[i], keys[i] = b.grant(pki.Grant{Uses: 3}).String(), newKey(t)
+		tokens[i], keys[i] = b.createToken(pki.Grant{Uses: 3}).String(), newKey(t)
 	}
 	var all sync.WaitGroup
 	for i := range machines {
-		all.Go(func() { ended[i] = b.enrollAt(b.addresses()[i%2], tokens[i], "w1", keys[i]) })
+		all.Go(func() { ended[i] = b.enrollAt(b.replicaAddresses()[i%2], tokens[i], "w1", keys[i]) })
 	}
 	all.Wait()
 	winner := -1
@@ -230,18 +241,19 @@ func TestNameIsOneMachines(t *testing.T) {
 			winner = i
 		case err == nil:
 			t.Errorf("machines %d and %d have the same name", winner, i)
-		case status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "another machine joins as w1"):
+		case status.Code(err) != codes.PermissionDenied ||
+			!strings.Contains(err.Error(), "another machine joins as w1"):
 			t.Error(err)
 		}
 	}
 	if winner < 0 {
-		t.Fatal("nobody has the name")
+		t.Fatal("no machine has the name")
 	}
-	if err := b.enroll(tokens[winner], "w1", keys[winner]); err != nil {
-		t.Errorf("it asks again: %v", err)
+	if err := b.enrollNode(tokens[winner], "w1", keys[winner]); err != nil {
+		t.Errorf("it repeats the request: %v", err)
 	}
 	loser := (winner + 1) % machines
-	if err := b.enroll(tokens[loser], "w2", keys[loser]); err != nil {
+	if err := b.enrollNode(tokens[loser], "w2", keys[loser]); err != nil {
 		t.Errorf("one that was refused, by another name: %v", err)
 	}
 	// Once it had its time without making its Node, another may have the name, and the first is out.
@@ -254,14 +266,14 @@ func TestNameIsOneMachines(t *testing.T) {
 	if _, err := client.Update(b.ctx, b.client, have); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.enroll(tokens[loser], "w1", keys[loser]); err != nil {
+	if err := b.enrollNode(tokens[loser], "w1", keys[loser]); err != nil {
 		t.Fatal(err)
 	}
 	s, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, pki.RevocationName("w1"))
 	if err != nil {
 		t.Fatalf("what the first was given is not revoked: %v", err)
 	}
-	if r, ok := pki.RevocationOf(s); !ok || r.Named || time.Since(r.At) > time.Minute {
+	if r, ok := pki.ParseRevocation(s); !ok || r.Named || time.Since(r.At) > time.Minute {
 		t.Errorf("%+v", r)
 	}
 	// The Node ends the claim.
@@ -275,17 +287,17 @@ func TestNameIsOneMachines(t *testing.T) {
 
 // A token for any name does not put out a Node that joined by replacing another, when its claim on the name has had its time.
 func TestReplacedNodeStays(t *testing.T) {
-	b := newBed(t, "cp1")
+	b := newTestEnv(t, "cp1")
 	if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
 		t.Fatal(err)
 	}
 	key := newKey(t)
-	again := b.grant(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true})
-	cert, err := b.enrolled(b.addresses()[0], again.String(), "w1", key)
+	again := b.createToken(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true})
+	cert, err := b.enrollCertificate(b.replicaAddresses()[0], again.String(), "w1", key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	hello(b, b.shows(cert, key, b.addresses()[0]), "w1")
+	startSession(b, b.certificateClient(cert, key, b.replicaAddresses()[0]), "w1")
 	long := pki.Claim{Node: "w1", Key: "its own", At: time.Now().Add(-pki.ClaimLife)}.Record()
 	have, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, long.Name)
 	if err != nil {
@@ -295,34 +307,37 @@ func TestReplacedNodeStays(t *testing.T) {
 	if _, err := client.Update(b.ctx, b.client, have); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.enroll(b.token, "w1", nil); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "node w1 exists") {
+	if err := b.enrollNode(b.token, "w1", nil); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), "node w1 exists") {
 		t.Errorf("another machine by this name: %v", err)
 	}
 	_, err = client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, pki.RevocationName("w1"))
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("the certificate of the Node was revoked: %v", err)
 	}
-	if err := b.enroll(b.grant(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true}).String(), "w1", nil); err != nil {
+	if err := b.enrollNode(b.createToken(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true}).String(),
+		"w1", nil); err !=
+		nil {
 		t.Errorf("with a token that replaces it: %v", err)
 	}
 }
 
 // The leader removes the records of tokens that have expired, and of revocations that cover no certificate any more.
 func TestSpentRecordsGo(t *testing.T) {
-	b := newBed(t, "cp1")
-	tok := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
+	b := newTestEnv(t, "cp1")
+	tok := pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert)
 	past := tokenKey.Record(tok, pki.Grant{Uses: 1, Expires: time.Now().Add(-time.Hour)})
 	old := pki.Revocation{Node: "old", At: time.Now().Add(-25 * time.Hour)}.Record()
 	recent := pki.Revocation{Node: "recent", At: time.Now().Add(-23 * time.Hour)}.Record()
 	for _, s := range []*v1.Secret{past, old, recent} {
-		b.create(s)
+		b.createObject(s)
 	}
 	fleet := b.replicas["cp1"].fleet
 	gone := func(s *v1.Secret) bool {
 		_, err := client.Get[*v1.Secret](b.ctx, b.client, s.Namespace, s.Name)
 		return apierrors.IsNotFound(err)
 	}
-	b.eventually("the removal of the records", func() error {
+	b.awaitCondition("the removal of the records", func() error {
 		ctx, cancel := context.WithTimeout(b.ctx, heartbeat)
 		defer cancel()
 		if err := fleet.RunSweeper(ctx, b.client); !errors.Is(err, context.DeadlineExceeded) {
@@ -338,33 +353,39 @@ func TestSpentRecordsGo(t *testing.T) {
 	}
 }
 
-// Who joins, who is refused and why, and who renews has a record; what has to be recorded and cannot be is not done.
+// Joins, refusals with their reason, and renewals are recorded. If a required record cannot be
+// written, the request fails.
 func TestJoinsAreRecorded(t *testing.T) {
-	b := newBed(t, "cp1")
-	tok := b.grant(pki.Grant{Uses: 1, Names: []string{"w1", "unrecorded"}})
+	b := newTestEnv(t, "cp1")
+	tok := b.createToken(pki.Grant{Uses: 1, Names: []string{"w1", "unrecorded"}})
 	wrong := tok
 	wrong.Secret = strings.Repeat("a", len(wrong.Secret))
-	if err := b.enroll(tok.String(), "unrecorded", nil); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the disk is full") {
+	if err := b.enrollNode(tok.String(), "unrecorded", nil); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "the disk is full") {
 		t.Errorf("a join that cannot be recorded: %v", err)
 	}
-	b.join("w9", nil) // which makes its Node
+	b.startAgent("w9", nil) // which makes its Node
 	b.awaitReady("w9", v1.ConditionTrue)
-	if _, err := b.raw("w9", b.addresses()[0]).RenewCertificate(b.ctx, &fleetv1.RenewRequest{CsrDer: []byte("x")}); err == nil {
+	if _, err := b.rawClient("w9", b.replicaAddresses()[0]).RenewCertificate(b.ctx,
+		&fleetv1.RenewRequest{CsrDer: []byte("x")}); err == nil {
 		t.Error("nonsense was signed")
 	}
 	for _, c := range []struct{ token, name string }{
-		{tok.String(), "w1"}, {tok.String(), "w1"}, {wrong.String(), "w1"}, {"nonsense", "w1"}, {b.token, "w9"}, {tok.String(), "Bad Name"},
+		{tok.String(), "w1"}, {tok.String(), "w1"}, {wrong.String(), "w1"}, {"nonsense", "w1"}, {b.token, "w9"},
+		{tok.String(), "Bad Name"},
 	} {
-		_ = b.enroll(c.token, c.name, nil) // as the records say
+		_ = b.enrollNode(c.token, c.name, nil) // as the records say
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var got []string
 	for _, r := range b.records {
-		if r.Source != "127.0.0.1" || r.Received.IsZero() || r.Verb == "" || r.Resource != "nodes" || !strings.HasPrefix(r.Method, "/keelson.") {
+		if r.Source != "127.0.0.1" || r.Received.IsZero() || r.Verb == "" || r.Resource != "nodes" ||
+			!strings.HasPrefix(r.Method, "/keelson.") {
 			t.Errorf("%+v", r)
 		}
-		known := strings.NewReplacer(tok.ID, "T", b.token[len("keelson1.node."):][:6], "G").Replace(r.User.Name + " " + r.Token)
+		known := strings.NewReplacer(tok.ID, "T", b.token[len("keelson1.node."):][:6], "G").Replace(r.User.Name + " " +
+			r.Token)
 		got = append(got, fmt.Sprintf("%s %s %s: %s", known, r.Subresource, r.Name, status.Code(r.Err)))
 		if status.Code(r.Err) == codes.Unauthenticated && r.Reason == "" {
 			t.Errorf("it does not say why: %+v", r)
@@ -387,16 +408,16 @@ func TestJoinsAreRecorded(t *testing.T) {
 
 // The agent's token file goes when the node has its certificate, and is not missed at the next start.
 func TestTokenFileGoes(t *testing.T) {
-	b := newBed(t, "cp1")
+	b := newTestEnv(t, "cp1")
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte(b.grant(pki.Grant{Uses: 1}).String()+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(b.createToken(pki.Grant{Uses: 1}).String()+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	for range 2 {
 		ctx, cancel := context.WithCancel(b.ctx)
 		s := session.New(session.Config{
-			NodeName: "w1", Servers: b.addresses(), TokenFile: file, Facts: &v1.Node{},
+			NodeName: "w1", Join: session.Join{Servers: b.replicaAddresses(), TokenFile: file}, Facts: &v1.Node{},
 			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
 		})
 		ended := make(chan error, 1)

@@ -28,10 +28,12 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// containers answers tunnels as a node would.
-type containers struct{}
+// fakeContainers responds to tunnels like a node.
+type fakeContainers struct{}
 
-func (containers) Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s agent.Streams) error {
+func (fakeContainers) Exec(
+	ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s agent.Streams,
+) error {
 	switch command[0] {
 	case "cat":
 		_, err := io.Copy(s.Stdout, s.Stdin)
@@ -53,7 +55,7 @@ func (containers) Exec(ctx context.Context, pod types.UID, container string, com
 	return fmt.Errorf("pod %s container %s: %s: no such command", pod, container, command[0])
 }
 
-func (containers) Logs(ctx context.Context, r agent.LogRequest, w io.Writer) error {
+func (fakeContainers) Logs(ctx context.Context, r agent.LogRequest, w io.Writer) error {
 	if r.Container == "missing" {
 		return fmt.Errorf("container %q in pod %q is not available", r.Container, r.Pod)
 	}
@@ -68,7 +70,7 @@ func (containers) Logs(ctx context.Context, r agent.LogRequest, w io.Writer) err
 	return nil
 }
 
-func (containers) PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error {
+func (fakeContainers) PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error {
 	if port == 1 {
 		return errors.New("connection refused")
 	}
@@ -80,7 +82,7 @@ func (containers) PortForward(ctx context.Context, pod types.UID, port int32, co
 	return err
 }
 
-func (containers) Dial(_ context.Context, pod types.UID, address string, port int32) (net.Conn, error) {
+func (fakeContainers) Dial(_ context.Context, pod types.UID, address string, port int32) (net.Conn, error) {
 	if port == 1 {
 		return nil, fmt.Errorf("pod %s: %s: connection refused", pod, address)
 	}
@@ -94,24 +96,26 @@ func (containers) Dial(_ context.Context, pod types.UID, address string, port in
 
 // P17: exec, logs and port-forward work through every replica, whichever has the session, and fail with clear errors.
 func TestTunnels(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	n := b.join("w1", containers{})
+	b := newTestEnv(t, "cp1", "cp2")
+	n := b.startAgent("w1", fakeContainers{})
 	b.awaitReady("w1", v1.ConditionTrue)
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	for name, r := range b.replicas {
-		t.Run(name, func(t *testing.T) { tunnelsThrough(ctx, t, r.fleet) })
+		t.Run(name, func(t *testing.T) { checkTunnels(ctx, t, r.fleet.Streams()) })
 	}
-	if err := b.replicas["cp1"].fleet.Exec(ctx, "w9", api.ExecRequest{Namespace: "default", Pod: "p", Command: []string{"cat"}}, api.Streams{}); err == nil ||
+	if err := b.replicas["cp1"].fleet.Streams().Exec(ctx, "w9",
+		api.ExecRequest{Namespace: "default", Pod: "p", Command: []string{"cat"}}, api.Streams{}); err == nil ||
 		!strings.Contains(err.Error(), "node w9 is not connected to replica cp1") {
 		t.Errorf("exec on an unknown node: %v", err)
 	}
-	// An agent that goes away ends what runs through it.
+	// The exit of an agent ends the streams through it.
 	ended := make(chan error, 1)
 	started := make(chan struct{})
 	go func() {
 		close(started)
-		ended <- b.replicas["cp2"].fleet.Exec(ctx, "w1", api.ExecRequest{Command: []string{"hang"}}, api.Streams{})
+		ended <- b.replicas["cp2"].fleet.Streams().Exec(ctx, "w1",
+			api.ExecRequest{Command: []string{"hang"}}, api.Streams{})
 	}()
 	<-started
 	if err := n.stop(); err != nil {
@@ -123,7 +127,9 @@ func TestTunnels(t *testing.T) {
 }
 
 // Call implements agent.DriverCalls.
-func (containers) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
+func (fakeContainers) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) (
+	[]byte, error,
+) {
 	switch {
 	case driver == "none.example":
 		return nil, errors.New("none.example was looked for")
@@ -140,48 +146,56 @@ func (containers) Call(ctx context.Context, driver, method string, request []byt
 	return append([]byte(driver+" "+method+" "), request...), nil
 }
 
-func confirmed(context.Context) error { return nil }
+func alwaysConfirmed(context.Context) error { return nil }
 
-// F110: a CSI driver on a node is called through every replica. What it refuses keeps its code; what is not there, too
-// large or hangs is told apart.
+// F110: a CSI driver on a node is called through every replica. Its errors keep their codes;
+// missing drivers, too large messages and timeouts are distinguished.
 func TestDriverCalls(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	n := b.join("w1", containers{})
+	b := newTestEnv(t, "cp1", "cp2")
+	n := b.startAgent("w1", fakeContainers{})
 	b.awaitReady("w1", v1.ConditionTrue)
 	for name, r := range b.replicas {
 		t.Run(name, func(t *testing.T) {
 			call := func(node, driver, request string) (string, error) {
 				ctx, cancel := context.WithTimeout(b.ctx, patience)
 				defer cancel()
-				out, err := r.fleet.CallDriver(ctx, node, driver, "/m", []byte(request), confirmed)
+				out, err := r.fleet.Streams().CallDriver(ctx, node, driver, "/m", []byte(request), alwaysConfirmed)
 				return string(out), err
 			}
 			if out, err := call("w1", "a.example", "ok"); err != nil || out != "a.example /m ok" {
 				t.Errorf("a call: %q, %v", out, err)
 			}
-			if _, err := call("w1", "a.example", "fail"); status.Code(err) != codes.ResourceExhausted || len(err.Error()) > 5000 {
+			if _, err := call("w1", "a.example", "fail"); status.Code(err) != codes.ResourceExhausted ||
+				len(err.Error()) > 5000 {
 				t.Errorf("a refusal: %.200v", err)
 			}
 			var missing *api.DriverMissing
-			if _, err := call("w1", "none.example", ""); !errors.As(err, &missing) || err.Error() != "node w1: none.example was looked for" {
+			if _, err := call("w1", "none.example", ""); !errors.As(err, &missing) ||
+				err.Error() != "node w1: none.example was looked for" {
 				t.Errorf("a driver that is not there: %v", err)
 			}
-			if _, err := call("w1", "a.example", "large"); err == nil || !strings.Contains(err.Error(), "1048577 bytes") {
+			if _, err := call("w1", "a.example", "large"); err == nil ||
+				!strings.Contains(err.Error(), "1048577 bytes") {
 				t.Errorf("a large answer: %v", err)
 			}
-			if _, err := call("w1", "a.example", strings.Repeat("x", 1<<20+1)); status.Code(err) != codes.InvalidArgument {
+			if _, err := call("w1", "a.example", strings.Repeat("x", 1<<20+1)); status.Code(err) !=
+				codes.InvalidArgument {
 				t.Errorf("a large request: %v", err)
 			}
-			if _, err := call("w9", "a.example", ""); err == nil || !strings.Contains(err.Error(), "node w9 is not connected to replica "+name) {
+			if _, err := call("w9", "a.example", ""); err == nil ||
+				!strings.Contains(err.Error(), "node w9 is not connected to replica "+name) {
 				t.Errorf("a node that is not there: %v", err)
 			}
 			replaced := errors.New("another replica leads")
-			if out, err := r.fleet.CallDriver(b.ctx, "w1", "a.example", "/m", []byte("ok"), func(context.Context) error { return replaced }); !errors.Is(err, replaced) {
+			if out, err := r.fleet.Streams().CallDriver(b.ctx, "w1", "a.example", "/m", []byte("ok"),
+				func(context.Context) error { return replaced }); !errors.Is(err, replaced) {
 				t.Errorf("a call of a leader that was replaced: %q, %v", out, err)
 			}
 			ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
 			defer cancel()
-			if _, err := r.fleet.CallDriver(ctx, "w1", "a.example", "/m", []byte("hang"), confirmed); err == nil {
+			if _, err := r.fleet.Streams().CallDriver(ctx, "w1", "a.example", "/m", []byte("hang"),
+				alwaysConfirmed); err ==
+				nil {
 				t.Error("a driver that hangs has answered")
 			}
 		})
@@ -194,17 +208,17 @@ func TestDriverCalls(t *testing.T) {
 // A dialled connection carries bytes both ways, obeys deadlines, outlives the context that it was dialled with, and
 // ends at the other end when it is closed.
 func TestDialThroughTunnel(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	b.join("w1", containers{})
+	b := newTestEnv(t, "cp1", "cp2")
+	b.startAgent("w1", fakeContainers{})
 	b.awaitReady("w1", v1.ConditionTrue)
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	for name, r := range b.replicas {
-		t.Run(name, func(t *testing.T) { dialsThrough(ctx, t, r.fleet) })
+		t.Run(name, func(t *testing.T) { checkDial(ctx, t, r.fleet.Streams()) })
 	}
 }
 
-func dialsThrough(ctx context.Context, t *testing.T, f api.NodeDialer) {
+func checkDial(ctx context.Context, t *testing.T, f api.NodeDialer) {
 	dialling, dialled := context.WithCancel(ctx)
 	conn, err := f.DialNode(dialling, "w1", "u", "10.64.0.9", 443)
 	dialled()
@@ -231,12 +245,13 @@ func dialsThrough(ctx context.Context, t *testing.T, f api.NodeDialer) {
 	if err == nil || !strings.Contains(err.Error(), "by way of node w1: pod u: 10.64.0.9: connection refused") {
 		t.Errorf("a refused connection: %v", err)
 	}
-	if _, err = f.DialNode(ctx, "w9", "u", "10.64.0.9", 1); err == nil || !strings.Contains(err.Error(), "node w9 is not connected") {
+	if _, err = f.DialNode(ctx, "w9", "u", "10.64.0.9", 1); err == nil ||
+		!strings.Contains(err.Error(), "node w9 is not connected") {
 		t.Errorf("an unknown node: %v", err)
 	}
 }
 
-func tunnelsThrough(ctx context.Context, t *testing.T, f api.NodeStreams) {
+func checkTunnels(ctx context.Context, t *testing.T, f api.NodeStreams) {
 	var out, errOut bytes.Buffer
 	big := strings.Repeat("0123456789", 50_000)
 	st := api.Streams{Stdin: strings.NewReader(big), Stdout: &out, Stderr: &errOut}
@@ -253,10 +268,12 @@ func tunnelsThrough(ctx context.Context, t *testing.T, f api.NodeStreams) {
 	sizes := make(chan api.TermSize, 1)
 	sizes <- api.TermSize{Width: 80, Height: 24}
 	out.Reset()
-	if err := f.Exec(ctx, "w1", api.ExecRequest{Command: []string{"size"}, TTY: true}, api.Streams{Stdout: &out, Resize: sizes}); err != nil || out.String() != "80x24" {
+	if err := f.Exec(ctx, "w1", api.ExecRequest{Command: []string{"size"}, TTY: true},
+		api.Streams{Stdout: &out, Resize: sizes}); err != nil || out.String() != "80x24" {
 		t.Errorf("terminal size %q, %v", out.String(), err)
 	}
-	if err := f.Exec(ctx, "w1", api.ExecRequest{PodUID: "u", Container: "c", Command: []string{"nope"}}, api.Streams{}); err == nil ||
+	if err := f.Exec(ctx, "w1", api.ExecRequest{PodUID: "u", Container: "c", Command: []string{"nope"}},
+		api.Streams{}); err == nil ||
 		!strings.Contains(err.Error(), "pod u container c: nope: no such command") {
 		t.Errorf("error from the node: %v", err)
 	}
@@ -302,42 +319,43 @@ func tunnelsThrough(ctx context.Context, t *testing.T, f api.NodeStreams) {
 		t.Errorf("port-forward: %v", err)
 	}
 	_, there = net.Pipe()
-	if err := f.PortForward(ctx, "w1", "u", 1, there); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if err := f.PortForward(ctx, "w1", "u", 1, there); err == nil ||
+		!strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("port-forward to a closed port: %v", err)
 	}
 }
 
-// raw is a hand-made agent.
-func (b *bed) raw(node string, address string) fleetv1.FleetClient {
+// rawClient returns a gRPC client with the certificate of the node.
+func (b *testEnv) rawClient(node string, address string) fleetv1.FleetClient {
 	b.t.Helper()
-	return b.calls(b.config(node), address)
+	return b.grpcClient(b.nodeTLS(node), address)
 }
 
-// config is that of a client with a certificate of the node.
-func (b *bed) config(node string) *tls.Config {
+// nodeTLS returns the TLS configuration of a client with a certificate of the node.
+func (b *testEnv) nodeTLS(node string) *tls.Config {
 	b.t.Helper()
 	key := newKey(b.t)
-	cert, err := b.trust.SignAgent(request(b.t, node, key), node, time.Hour, time.Now())
+	cert, err := b.trust.SignAgent(certificateRequest(b.t, node, key), node, time.Hour, time.Now())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return b.shown(cert, key)
+	return b.clientTLS(cert, key)
 }
 
-func (b *bed) shown(cert []byte, key *ecdsa.PrivateKey) *tls.Config {
+func (b *testEnv) clientTLS(cert []byte, key *ecdsa.PrivateKey) *tls.Config {
 	block, _ := pem.Decode(cert)
 	return &tls.Config{
 		RootCAs: b.trust.Pool(), Certificates: []tls.Certificate{{Certificate: [][]byte{block.Bytes}, PrivateKey: key}},
 	}
 }
 
-// shows is a hand-made agent that has this certificate.
-func (b *bed) shows(cert []byte, key *ecdsa.PrivateKey, address string) fleetv1.FleetClient {
+// certificateClient returns a gRPC client with this certificate.
+func (b *testEnv) certificateClient(cert []byte, key *ecdsa.PrivateKey, address string) fleetv1.FleetClient {
 	b.t.Helper()
-	return b.calls(b.shown(cert, key), address)
+	return b.grpcClient(b.clientTLS(cert, key), address)
 }
 
-func (b *bed) calls(conf *tls.Config, address string) fleetv1.FleetClient {
+func (b *testEnv) grpcClient(conf *tls.Config, address string) fleetv1.FleetClient {
 	b.t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
 	if err != nil {
@@ -347,21 +365,23 @@ func (b *bed) calls(conf *tls.Config, address string) fleetv1.FleetClient {
 	return fleetv1.NewFleetClient(conn)
 }
 
-func hello(b *bed, c fleetv1.FleetClient, node string) (fleetv1.Fleet_SessionClient, *fleetv1.Welcome) {
+func startSession(b *testEnv, c fleetv1.FleetClient, node string) (fleetv1.Fleet_SessionClient, *fleetv1.Welcome) {
 	b.t.Helper()
-	s, w, err := tryHello(b, c, node)
+	s, w, err := tryStartSession(b, c, node)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return s, w
 }
 
-func tryHello(b *bed, c fleetv1.FleetClient, node string) (fleetv1.Fleet_SessionClient, *fleetv1.Welcome, error) {
+func tryStartSession(b *testEnv, c fleetv1.FleetClient, node string) (
+	fleetv1.Fleet_SessionClient, *fleetv1.Welcome, error,
+) {
 	s, err := c.Session(b.ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	// That it cannot be sent, Recv says as well, and why.
+	// Recv also returns the error of Send, with its reason.
 	_ = s.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: &fleetv1.Hello{NodeName: node}}})
 	m, err := s.Recv()
 	if err == nil && m.GetWelcome() == nil {
@@ -370,14 +390,15 @@ func tryHello(b *bed, c fleetv1.FleetClient, node string) (fleetv1.Fleet_Session
 	return s, m.GetWelcome(), err
 }
 
-// A newer epoch closes the older stream, on the same replica and on another; words of an older epoch are not heard.
+// A newer epoch closes the older stream, on the same replica and on another; messages of an older
+// epoch are ignored.
 func TestEpochFencing(t *testing.T) {
-	b := newBedWith(t, steady, "cp1", "cp2")
+	b := newTestEnvWith(t, steady, "cp1", "cp2")
 	for _, second := range []string{"cp1", "cp2"} {
 		t.Run("then "+second, func(t *testing.T) {
 			node := "w-" + second
-			old, w1 := hello(b, b.raw(node, b.replicas["cp1"].address), node)
-			newer, w2 := hello(b, b.raw(node, b.replicas[second].address), node)
+			old, w1 := startSession(b, b.rawClient(node, b.replicas["cp1"].address), node)
+			newer, w2 := startSession(b, b.rawClient(node, b.replicas[second].address), node)
 			if w2.Epoch <= w1.Epoch {
 				t.Fatalf("epochs %d, then %d", w1.Epoch, w2.Epoch)
 			}
@@ -389,7 +410,7 @@ func TestEpochFencing(t *testing.T) {
 					break
 				}
 			}
-			p := b.pod("p-"+second, node, nil)
+			p := b.createPod("p-"+second, node, nil)
 			say := func(epoch uint64, m *fleetv1.AgentMessage) {
 				m.Epoch = epoch
 				if err := newer.Send(m); err != nil {
@@ -397,16 +418,21 @@ func TestEpochFencing(t *testing.T) {
 				}
 			}
 			gone := func() *fleetv1.AgentMessage {
-				return &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_PodGone{PodGone: &fleetv1.PodGone{Namespace: "default", Name: p.Name, Uid: string(p.UID)}}}
+				return &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_PodGone{
+					PodGone: &fleetv1.PodGone{Namespace: "default", Name: p.Name, Uid: string(p.UID)}}}
 			}
 			say(w1.Epoch, gone())
-			say(w2.Epoch, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{SentUnixNano: 1}}})
+			say(w2.Epoch,
+				&fleetv1.AgentMessage{
+					Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{SentUnixNano: 1}}})
 			awaitMessage(t, newer, func(m *fleetv1.ControlMessage) bool { return m.GetHeartbeatAck() != nil })
 			if _, err := client.Get[*v1.Pod](b.ctx, b.client, "default", p.Name); err != nil {
-				t.Errorf("a message of an older epoch was heard: %v", err)
+				t.Errorf("a message of an older epoch was accepted: %v", err)
 			}
 			say(w2.Epoch, gone())
-			awaitMessage(t, newer, func(m *fleetv1.ControlMessage) bool { return m.GetStatusAck().GetUid() == string(p.UID) })
+			awaitMessage(t, newer, func(m *fleetv1.ControlMessage) bool {
+				return m.GetStatusAck().GetUid() == string(p.UID)
+			})
 		})
 	}
 }
@@ -426,27 +452,32 @@ func awaitMessage(t *testing.T, s fleetv1.Fleet_SessionClient, is func(*fleetv1.
 
 // F55: without a node's certificate nothing but enrolment is served, and a node speaks for itself only.
 func TestIdentity(t *testing.T) {
-	b := newBed(t, "cp1")
+	b := newTestEnv(t, "cp1")
 	address := b.replicas["cp1"].address
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: b.trust.Pool()})))
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: b.trust.Pool()})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := fleetv1.NewFleetClient(conn).RenewCertificate(b.ctx, &fleetv1.RenewRequest{}); status.Code(err) != codes.Unauthenticated {
+	if _, err := fleetv1.NewFleetClient(conn).RenewCertificate(b.ctx, &fleetv1.RenewRequest{}); status.Code(err) !=
+		codes.Unauthenticated {
 		t.Errorf("without a certificate: %v", err)
 	}
-	s, err := b.raw("w1", address).Session(b.ctx)
+	s, err := b.rawClient("w1", address).Session(b.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: &fleetv1.Hello{NodeName: "w2"}}}); err != nil {
+	if err :=
+		s.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: &fleetv1.Hello{NodeName: "w2"}}}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a node in another's name: %v", err)
 	}
-	_, err = fleetv1.NewEnrollmentClient(conn).Enroll(b.ctx, &fleetv1.EnrollRequest{Token: b.token, NodeName: "Bad_Name"})
+	_, err = fleetv1.NewEnrollmentClient(conn).Enroll(b.ctx,
+		&fleetv1.EnrollRequest{Token: b.token, NodeName: "Bad_Name"})
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "Bad_Name") {
 		t.Errorf("a bad node name: %v", err)
 	}

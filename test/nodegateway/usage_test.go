@@ -15,11 +15,11 @@ func usedBy(cpu uint64) *agent.NodeAverageUsage {
 		{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: u}}}}}
 }
 
-// knows waits until a replica knows what a node used.
-func (b *bed) knows(replica, node string, cpu uint64) {
+// awaitUsage waits until a replica has the reported usage of a node.
+func (b *testEnv) awaitUsage(replica, node string, cpu uint64) {
 	b.t.Helper()
-	b.eventually(fmt.Sprintf("%s knows what %s used", replica, node), func() error {
-		got := b.replicas[replica].fleet.Used()[node]
+	b.awaitCondition(fmt.Sprintf("%s has the usage of %s", replica, node), func() error {
+		got := b.replicas[replica].fleet.NodeUsages()[node]
 		if got == nil || got.Node == nil || got.Node.CPU != cpu || len(got.Pods["u1"]) != 1 {
 			return fmt.Errorf("it has %+v", got)
 		}
@@ -27,24 +27,25 @@ func (b *bed) knows(replica, node string, cpu uint64) {
 	})
 }
 
-// Every replica is told what a node used, the one with its session and the others, and one that begins later too: each
-// answers for all nodes.
+// Every replica receives a node's usage: the one with its session, the others, and one that starts
+// later. Each responds for all nodes.
 func TestEveryReplicaKnowsTheUsage(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	n := b.join("w1", nil)
+	b := newTestEnv(t, "cp1", "cp2")
+	n := b.startAgent("w1", nil)
 	b.awaitReady("w1", "True")
 	n.ReportUsage(usedBy(250))
-	b.knows("cp1", "w1", 250)
-	b.knows("cp2", "w1", 250)
-	b.kill("cp2")
-	b.start("cp2")
-	b.knows("cp2", "w1", 250)
+	b.awaitUsage("cp1", "w1", 250)
+	b.awaitUsage("cp2", "w1", 250)
+	b.stopReplica("cp2")
+	b.startReplica("cp2")
+	b.awaitUsage("cp2", "w1", 250)
 }
 
-// A hand-made agent that says wrong things is told from others, and its stream goes on: what comes after is heard.
+// Invalid usage reports of a raw client are distinguished from valid ones and dropped, and its
+// stream continues: later reports are accepted.
 func TestWrongUsageIsDropped(t *testing.T) {
-	b := newBed(t, "cp1")
-	c := b.raw("w1", b.replicas["cp1"].address)
+	b := newTestEnv(t, "cp1")
+	c := b.rawClient("w1", b.replicas["cp1"].address)
 	s, err := c.Standby(b.ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -60,16 +61,17 @@ func TestWrongUsageIsDropped(t *testing.T) {
 		u := &fleetv1.Used{CpuNano: cpu, Memory: 1, WindowNano: 1}
 		m := &fleetv1.NodeUsage{Node: u}
 		for i := range pods {
-			m.Pods = append(m.Pods, &fleetv1.PodUsage{Uid: fmt.Sprintf("u%d", i+1), Containers: []*fleetv1.ContainerUsage{{Name: "c", Used: u}}})
+			m.Pods = append(m.Pods, &fleetv1.PodUsage{Uid: fmt.Sprintf("u%d", i+1),
+				Containers: []*fleetv1.ContainerUsage{{Name: "c", Used: u}}})
 		}
 		return &fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Usage{Usage: m}}
 	}
-	say(&fleetv1.StandbyUp{}) // of a release that says more
+	say(&fleetv1.StandbyUp{}) // of a later release with more fields
 	say(used(1<<63, 1))
 	say(used(5, 50_000))
 	say(used(7, 1))
-	b.knows("cp1", "w1", 7)
-	if got := b.replicas["cp1"].fleet.Used(); len(got) != 1 {
+	b.awaitUsage("cp1", "w1", 7)
+	if got := b.replicas["cp1"].fleet.NodeUsages(); len(got) != 1 {
 		t.Errorf("what is known: %v", got)
 	}
 }

@@ -1,5 +1,6 @@
-// Command openapi writes the OpenAPI documents of the built-in kinds into a folder: v2.json, and one file for each v3
-// document with "__" in place of "/". Package upstream compares the files with Kubernetes' documents.
+// Command openapi writes the OpenAPI documents of the built-in kinds into a folder: v2.json, and
+// one file for each v3 document with "__" in place of "/". Package upstream compares the files with
+// Kubernetes' documents.
 package main
 
 import (

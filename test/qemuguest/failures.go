@@ -5,30 +5,30 @@ import (
 	"strings"
 )
 
-// transcript reads along with what a test binary of the guest says, and keeps what its failed tests said: thousands of lines
-// come before and after them.
+// transcript reads the output of a test binary and keeps the output of its failed tests, which is a
+// small part of thousands of lines.
 type transcript struct {
-	test  string              // whose lines come
-	lines map[string][]string // the last ones of each test that has not ended
-	last  []string            // of the program
-	told  []string            // by tests that failed
+	test        string              // name of the test that prints the current lines
+	lines       map[string][]string // the last lines of each running test
+	last        []string            // the last lines of the program
+	failedLines []string            // lines of failed tests
 }
 
-// kept is how many lines of a test are.
-const kept = 40
+// maxLines is the number of last lines that a transcript keeps per test.
+const maxLines = 40
 
-func (tr *transcript) note(line string) {
-	tr.last = keep(tr.last, line)
+func (tr *transcript) addLine(line string) {
+	tr.last = appendBounded(tr.last, line)
 	words := strings.Fields(line)
 	if len(words) >= 3 && words[0] == "===" {
 		tr.test = words[len(words)-1]
 		return
 	}
-	// "--- FAIL: NAME (1.00s)", at any depth.
+	// "--- FAIL: NAME (1.00s)", with any indentation (subtests).
 	if len(words) >= 3 && words[0] == "---" {
 		name := words[2]
 		if words[1] == "FAIL:" {
-			tr.told = append(append(tr.told, tr.lines[name]...), line)
+			tr.failedLines = append(append(tr.failedLines, tr.lines[name]...), line)
 		}
 		delete(tr.lines, name)
 		return
@@ -36,20 +36,21 @@ func (tr *transcript) note(line string) {
 	if tr.lines == nil {
 		tr.lines = map[string][]string{}
 	}
-	tr.lines[tr.test] = keep(tr.lines[tr.test], line)
+	tr.lines[tr.test] = appendBounded(tr.lines[tr.test], line)
 }
 
-func keep(lines []string, line string) []string {
-	if lines = append(lines, line); len(lines) > kept {
+func appendBounded(lines []string, line string) []string {
+	if lines = append(lines, line); len(lines) > maxLines {
 		lines = slices.Delete(lines, 0, 1)
 	}
 	return lines
 }
 
-// failed is what the failed tests said, or the program's last lines where no test tells that it failed: it was killed, or panicked.
-func (tr *transcript) failed() string {
-	if len(tr.told) > 0 {
-		return strings.Join(tr.told, "\n")
+// failedOutput returns the output of the failed tests. If no test reported a failure, because the
+// program was killed or panicked, it returns the program's last lines.
+func (tr *transcript) failedOutput() string {
+	if len(tr.failedLines) > 0 {
+		return strings.Join(tr.failedLines, "\n")
 	}
 	return strings.Join(tr.last, "\n")
 }

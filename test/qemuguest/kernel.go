@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// kernel is a Debian kernel as "scripts/setup guest" unpacks it: the image, and its modules by name. Beside it are programs for
-// the guest that are not installed on the machine.
+// kernel is a Debian kernel as unpacked by "scripts/setup guest": the image and its modules by
+// name. Programs for the guest that are not installed on the host are in root.
 type kernel struct {
 	image     string
 	modules   map[string]string
-	root      string   // of the programs
-	libraries []string // folders of what they are linked to
+	root      string   // of the unpacked packages
+	libraries []string // library folders below root
 }
 
 func openKernel(dir string) (*kernel, error) {
@@ -41,18 +41,19 @@ func openKernel(dir string) (*kernel, error) {
 	return k, err
 }
 
-// order lists the files of modules after those that each needs. A name that is no module is built in.
-func (k *kernel) order(names ...string) (files []string, err error) {
+// orderModules returns the files of modules and their dependencies, with each module after its
+// dependencies. A name without a file is a module that is built into the kernel, and is skipped.
+func (k *kernel) orderModules(names ...string) (files []string, err error) {
 	for _, name := range names {
 		file, ok := k.modules[strings.ReplaceAll(name, "-", "_")]
 		if !ok || slices.Contains(files, file) {
 			continue
 		}
-		needs, err := needsOf(file)
+		needs, err := moduleDependencies(file)
 		if err != nil {
 			return nil, err
 		}
-		before, err := k.order(needs...)
+		before, err := k.orderModules(needs...)
 		if err != nil {
 			return nil, err
 		}
@@ -65,8 +66,9 @@ func (k *kernel) order(names ...string) (files []string, err error) {
 	return files, nil
 }
 
-// needsOf reads which modules one names as those it depends on.
-func needsOf(file string) ([]string, error) {
+// moduleDependencies returns the names of the modules on which a module depends, from its .modinfo
+// section.
+func moduleDependencies(file string) ([]string, error) {
 	f, err := elf.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("read module %s: %w", file, err)

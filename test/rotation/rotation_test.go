@@ -32,7 +32,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/server/command"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/test/testenv/loopback"
 	"keelson.dev/keelson/test/testenv/stream"
 )
@@ -41,14 +41,14 @@ const asReplica = "KEELSON_TEST_REPLICA"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asReplica) != "" {
-		asked()
+		runReplica()
 		return
 	}
 	os.Exit(m.Run())
 }
 
-// asked runs a replica, as its arguments say.
-func asked() {
+// runReplica runs a replica with the arguments of this process.
+func runReplica() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if _, err := command.New("test").ExecuteContextC(ctx); err != nil {
@@ -60,8 +60,8 @@ func asked() {
 
 const patience = 6 * time.Minute
 
-// plane is three replicas, each a process, and what its clients go by.
-type plane struct {
+// testPlane is a control plane of three replica processes, and the credentials of its clients.
+type testPlane struct {
 	*loopback.Plane
 	t         *testing.T
 	ctx       context.Context
@@ -69,7 +69,7 @@ type plane struct {
 	admin     string // path of the administrator's kubeconfig, which its replica renews
 }
 
-func newPlane(t *testing.T) *plane {
+func newTestPlane(t *testing.T) *testPlane {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -77,8 +77,10 @@ func newPlane(t *testing.T) *plane {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plane{t: t, ctx: ctx, processes: &loopback.Processes{Program: self, Env: []string{asReplica + "=yes"}}}
-	if p.Plane, err = loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "ca", Replicas: 3, Ready: 2 * time.Minute, Run: p.processes.Run, NodeTokenUses: 10}); err != nil {
+	p := &testPlane{t: t, ctx: ctx, processes: &loopback.Processes{Program: self, Env: []string{asReplica + "=yes"}}}
+	if p.Plane, err = loopback.Start(ctx, t.TempDir(),
+		loopback.Shape{Name: "ca", Replicas: 3, Ready: 2 * time.Minute, Run: p.processes.Run,
+			NodeTokenUses: 10}); err != nil {
 		t.Fatal(err)
 	}
 	p.admin = p.Founded.Kubeconfig
@@ -90,8 +92,9 @@ func newPlane(t *testing.T) *plane {
 	return p
 }
 
-// roots are the authorities that a program believes which looks at its file again at every connection.
-func (p *plane) roots() (*x509.CertPool, error) {
+// readRoots returns the certificate authorities of a program that reads its file for each
+// connection.
+func (p *testPlane) readRoots() (*x509.CertPool, error) {
 	c, err := clientcmd.LoadFromFile(p.admin)
 	if err != nil {
 		return nil, err
@@ -103,22 +106,23 @@ func (p *plane) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// bearer is a client with a token, or with the administrator's certificate of the moment of each connection where there is
+// tokenClient is a client with a token, or with the administrator's certificate of the moment of each connection where there is
 // none. It looks at the authorities at every connection, as a program does that reads ca.crt again.
-func (p *plane) bearer(replica, token string) *kubernetes.Clientset {
+func (p *testPlane) tokenClient(replica, token string) *kubernetes.Clientset {
 	p.t.Helper()
 	host, err := url.Parse(p.Config(replica).Host)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: func(cs tls.ConnectionState) error {
-		pool, err := p.roots()
-		if err != nil {
+	conf := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			pool, err := p.readRoots()
+			if err != nil {
+				return err
+			}
+			_, err = cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, DNSName: host.Hostname()})
 			return err
-		}
-		_, err = cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, DNSName: host.Hostname()})
-		return err
-	}}
+		}}
 	if token == "" {
 		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			c, err := clientcmd.LoadFromFile(p.admin)
@@ -132,19 +136,21 @@ func (p *plane) bearer(replica, token string) *kubernetes.Clientset {
 			return nil, errors.New("the kubeconfig has no user")
 		}
 	}
-	cs, err := kubernetes.NewForConfig(&rest.Config{Host: p.Config(replica).Host, BearerToken: token, QPS: -1, Transport: &http.Transport{
-		TLSClientConfig: conf, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext, ForceAttemptHTTP2: true, DisableKeepAlives: token == ""}})
+	cs, err := kubernetes.NewForConfig(&rest.Config{Host: p.Config(replica).Host, BearerToken: token, QPS: -1,
+		Transport: &http.Transport{
+			TLSClientConfig: conf, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+			ForceAttemptHTTP2: true, DisableKeepAlives: token == ""}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	return cs
 }
 
-// ask calls a path of the control plane at any replica.
-func (p *plane) ask(verb, path string, body, answer any) error {
+// callOperator calls a path of the control plane at any replica.
+func (p *testPlane) callOperator(verb, path string, body, answer any) error {
 	var failed []error
 	for _, name := range p.Names() {
-		r := p.bearer(name, "").RESTClient().Verb(verb).AbsPath(path)
+		r := p.tokenClient(name, "").RESTClient().Verb(verb).AbsPath(path)
 		if body != nil {
 			raw, err := json.Marshal(body)
 			if err != nil {
@@ -166,68 +172,66 @@ func (p *plane) ask(verb, path string, body, answer any) error {
 	return errors.Join(failed...)
 }
 
-func (p *plane) eventually(what string, is func() error) {
+func (p *testPlane) awaitCondition(what string, is func() error) {
 	p.t.Helper()
-	if err := wait.For(p.ctx, 50*time.Millisecond, is); err != nil {
-		p.t.Fatalf("%s: %v", what, err)
-	}
+	await.Until(p.ctx, p.t, patience, 50*time.Millisecond, what, is)
 }
 
-// step is how far the exchange is and what it waits for.
-func (p *plane) step() (string, string, error) {
+// rotationStep returns the current step of the rotation and the condition for which it waits.
+func (p *testPlane) rotationStep() (string, string, error) {
 	var all api.ClusterKeys
-	if err := p.ask("GET", api.PathClusterKeys, nil, &all); err != nil || all.Rotation == nil {
+	if err := p.callOperator("GET", api.PathClusterKeys, nil, &all); err != nil || all.Rotation == nil {
 		return "", "", errors.Join(err, errors.New("no exchange is known"))
 	}
 	return all.Rotation.Step, strings.Join(all.Waiting, "\n"), nil
 }
 
-func (p *plane) awaits(step, what string) {
+func (p *testPlane) awaitStep(step, what string) {
 	p.t.Helper()
-	p.eventually("step "+step, func() error {
-		at, waits, err := p.step()
+	p.awaitCondition("step "+step, func() error {
+		at, waits, err := p.rotationStep()
 		if err == nil && (at != step || !strings.Contains(waits, what)) {
-			err = fmt.Errorf("it is at %s and waits for %q", at, waits)
+			err = fmt.Errorf("the rotation is at step %s and waits for %q", at, waits)
 		}
 		return err
 	})
 }
 
-// killLeader kills the leader's process while the load goes on, and has it back.
-func (p *plane) killLeader(load *stream.Load) {
+// killLeader kills the leader's process during the load and starts it again.
+func (p *testPlane) killLeader(load *stream.Load) {
 	p.t.Helper()
 	var victim string
 	leads := func() (name string, err error) {
 		var s api.ClusterStatus
-		err = p.ask("GET", api.PathClusterStatus, nil, &s)
+		err = p.callOperator("GET", api.PathClusterStatus, nil, &s)
 		if err == nil && s.Leader == "" {
 			err = errors.New("nobody leads")
 		}
 		return s.Leader, err
 	}
-	p.eventually("a leader", func() (err error) { victim, err = leads(); return err })
-	load.Strike(victim)
+	p.awaitCondition("a leader", func() (err error) { victim, err = leads(); return err })
+	load.ExpectLoss(victim)
 	back, err := p.processes.Kill(victim)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.eventually("another leader", func() error {
+	p.awaitCondition("another leader", func() error {
 		name, err := leads()
 		if err == nil && name == victim {
-			err = errors.New("it is the one that was killed")
+			err = errors.New("the leader is the killed replica")
 		}
 		return err
 	})
 	back()
-	p.eventually(victim+" to be back", func() error {
-		_, err := p.bearer(victim, "").RESTClient().Get().AbsPath("/readyz").DoRaw(p.ctx)
+	p.awaitCondition(victim+" to be back", func() error {
+		_, err := p.tokenClient(victim, "").RESTClient().Get().AbsPath("/readyz").DoRaw(p.ctx)
 		return err
 	})
-	load.Strike("")
+	load.ExpectLoss("")
 }
 
-// agents runs nodes until stop.
-func (p *plane) agents(dir string, names ...string) (stop func()) {
+// runAgents runs nodes until stop is called.
+func (p *testPlane) runAgents(dir string, names ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	var all sync.WaitGroup
 	for i, name := range names {
@@ -246,11 +250,11 @@ func (p *plane) agents(dir string, names ...string) (stop func()) {
 	return stop
 }
 
-func (p *plane) ready(nodes ...string) {
+func (p *testPlane) awaitReady(nodes ...string) {
 	p.t.Helper()
 	for _, name := range nodes {
-		p.eventually("node "+name, func() error {
-			n, err := p.bearer("cp1", "").CoreV1().Nodes().Get(p.ctx, name, metav1.GetOptions{})
+		p.awaitCondition("node "+name, func() error {
+			n, err := p.tokenClient("cp1", "").CoreV1().Nodes().Get(p.ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -264,41 +268,46 @@ func (p *plane) ready(nodes ...string) {
 	}
 }
 
-// token is one of an account that may do everything, as a pod would have it.
-func (p *plane) token() string {
+// newToken returns a token of an account with all rights, like a pod's token.
+func (p *testPlane) newToken() string {
 	p.t.Helper()
-	cs := p.bearer("cp1", "")
+	cs := p.tokenClient("cp1", "")
 	var text string
-	p.eventually("a token", func() error {
-		got, err := cs.CoreV1().ServiceAccounts("default").CreateToken(p.ctx, "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	p.awaitCondition("a token", func() error {
+		got, err := cs.CoreV1().ServiceAccounts("default").CreateToken(p.ctx, "default",
+			&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 		if err == nil {
 			text = got.Status.Token
 		}
 		return err
 	})
-	_, err := cs.RbacV1().ClusterRoleBindings().Create(p.ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "load"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "default"}}}, metav1.CreateOptions{})
+	_, err := cs.RbacV1().ClusterRoleBindings().Create(p.ctx,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "load"},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "default"}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	return text
 }
 
-// The cluster's CA is exchanged while leaders are killed at its steps, clients with tokens write, read and watch at every
-// replica, and one of three agents is away at first: no call at a replica that lives fails, nothing acknowledged is lost,
-// each watch tells the one history, and every node is Ready in the end, with the new CA alone. F51 F94
+// The cluster CA is rotated while leaders are killed at its steps, clients with tokens write, read
+// and watch at every replica, and one of three agents is absent at first. No call at a running
+// replica fails, no acknowledged write is lost, each watch delivers the same history, and every
+// node is Ready in the end, with the new CA only. F51 F94
 func TestLeadersDieWhileTheCAIsExchanged(t *testing.T) {
-	p := newPlane(t)
+	p := newTestPlane(t)
 	dir := t.TempDir()
-	p.agents(dir, "w1", "w2")
-	away := p.agents(dir, "w3")
-	p.ready("w1", "w2", "w3")
+	p.runAgents(dir, "w1", "w2")
+	away := p.runAgents(dir, "w3")
+	p.awaitReady("w1", "w2", "w3")
 	away()
-	token := p.token()
-	load := &stream.Load{Names: p.Names(), Clients: map[string]kubernetes.Interface{}, Namespace: "default", Call: 20 * time.Second}
+	token := p.newToken()
+	load := &stream.Load{Names: p.Names(), Clients: map[string]kubernetes.Interface{}, Namespace: "default",
+		Call: 20 * time.Second}
 	for _, name := range load.Names {
-		load.Clients[name] = p.bearer(name, token)
+		load.Clients[name] = p.tokenClient(name, token)
 	}
 	ctx, end := context.WithCancel(p.ctx)
 	defer load.Wait()
@@ -306,23 +315,24 @@ func TestLeadersDieWhileTheCAIsExchanged(t *testing.T) {
 	if err := load.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.ask("POST", api.PathClusterKeys, api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"}, nil); err != nil {
+	if err := p.callOperator("POST", api.PathClusterKeys, api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"},
+		nil); err != nil {
 		t.Fatal(err)
 	}
-	p.awaits("trust", "node w3: it is away")
+	p.awaitStep("trust", "node w3: it is away")
 	p.killLeader(load)
-	away = p.agents(dir, "w3")
-	p.awaits("wait", "until")
+	away = p.runAgents(dir, "w3")
+	p.awaitStep("wait", "until")
 	p.killLeader(load)
-	p.ready("w1", "w2", "w3")
-	p.eventually("the step to be hastened", func() error {
-		return p.ask("POST", api.PathClusterKeys, api.ClusterRotate{Kind: "cluster-ca", Force: true}, nil)
+	p.awaitReady("w1", "w2", "w3")
+	p.awaitCondition("the step to be hastened", func() error {
+		return p.callOperator("POST", api.PathClusterKeys, api.ClusterRotate{Kind: "cluster-ca", Force: true}, nil)
 	})
 	p.killLeader(load) // at whichever step it is
-	p.awaits("done", "")
-	p.ready("w1", "w2", "w3")
-	p.believesOne(filepath.Join(dir, "w3", "state", "ca.crt"))
-	seen, err := load.Verdict(ctx)
+	p.awaitStep("done", "")
+	p.awaitReady("w1", "w2", "w3")
+	p.awaitOneAuthority(filepath.Join(dir, "w3", "state", "ca.crt"))
+	seen, err := load.Finish(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,10 +342,10 @@ func TestLeadersDieWhileTheCAIsExchanged(t *testing.T) {
 	}
 }
 
-// believesOne waits until there is one authority in a node's file.
-func (p *plane) believesOne(file string) {
+// awaitOneAuthority waits until a node's file has exactly one authority.
+func (p *testPlane) awaitOneAuthority(file string) {
 	p.t.Helper()
-	p.eventually(file, func() error {
+	p.awaitCondition(file, func() error {
 		raw, err := os.ReadFile(file)
 		if n := strings.Count(string(raw), "BEGIN CERTIFICATE"); err == nil && n != 1 {
 			err = fmt.Errorf("it has %d certificates", n)

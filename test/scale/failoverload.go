@@ -22,35 +22,38 @@ import (
 )
 
 const (
-	failoverSpace = "failover"
-	streamPace    = 25 * time.Millisecond // between two ReplicaSets of one pod each
+	failoverNamespace = "failover"
+	streamPace        = 25 * time.Millisecond // between the creations of two ReplicaSets
 )
 
-// failoverLoad is what goes on while leaders die: applies and watches at every replica, and ReplicaSets of one pod each, so
-// that controllers, scheduler and agents always have something to do.
+// failoverLoad is the load while leaders are killed: applies and watches at every replica, and a
+// stream of ReplicaSets of one pod each. The ReplicaSets keep the controllers, the scheduler and
+// the agents busy.
 type failoverLoad struct {
-	*plane
-	stream.Load
+	plane  *plane
+	load   stream.Load
 	parts  sync.WaitGroup
-	agents []*failoverAgent
+	agents []*sessionRecorder
 	pods   *podStream
-	end    context.CancelFunc // of the ReplicaSets
+	end    context.CancelFunc // stops the creation of ReplicaSets
 }
 
-func (l *failoverLoad) start(ctx context.Context, agents int) error {
-	l.Load = stream.Load{Names: l.plane.Names(), Clients: map[string]kubernetes.Interface{}, Namespace: failoverSpace, Call: 20 * time.Second}
-	for _, name := range l.Names {
-		cs, err := l.client(name)
+func (l *failoverLoad) startLoad(ctx context.Context, agents int) error {
+	l.load = stream.Load{Names: l.plane.Names(), Clients: map[string]kubernetes.Interface{},
+		Namespace: failoverNamespace,
+		Call:      20 * time.Second}
+	for _, name := range l.load.Names {
+		cs, err := l.plane.newClient(name)
 		if err != nil {
 			return err
 		}
-		l.Clients[name] = cs
+		l.load.Clients[name] = cs
 	}
 	for i := range agents {
-		l.agent(ctx, i)
+		l.startAgent(ctx, i)
 	}
-	cs := l.Clients[l.Names[0]]
-	if err := namespace(ctx, cs, failoverSpace); err != nil {
+	cs := l.load.Clients[l.load.Names[0]]
+	if err := createNamespace(ctx, cs, failoverNamespace); err != nil {
 		return err
 	}
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
@@ -65,27 +68,28 @@ func (l *failoverLoad) start(ctx context.Context, agents int) error {
 			}
 		}
 		if free < agents {
-			return fmt.Errorf("%d of %d nodes take pods", free, agents)
+			return fmt.Errorf("%d of %d nodes accept pods", free, agents)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := l.Load.Start(ctx); err != nil {
+	if err := l.load.Start(ctx); err != nil {
 		return err
 	}
 	made, end := context.WithCancel(ctx)
 	l.end, l.pods = end, &podStream{load: l, acked: map[int]time.Time{}, seen: map[int]*[3]time.Time{}}
-	l.pods.start(ctx, made)
+	l.pods.startStream(ctx, made)
 	return nil
 }
 
-// wait returns when all have ended.
-func (l *failoverLoad) wait() { l.Load.Wait(); l.parts.Wait() }
+// awaitEnd returns when all goroutines of the load have ended. Their context must have ended.
+func (l *failoverLoad) awaitEnd() { l.load.Wait(); l.parts.Wait() }
 
-// failoverAgent is an agent, and when it had sessions with whom.
-type failoverAgent struct {
+// sessionRecorder is the log handler of an agent. It records the replica and time of the agent's
+// last opened session.
+type sessionRecorder struct {
 	name string
 
 	mu     sync.Mutex
@@ -93,28 +97,30 @@ type failoverAgent struct {
 	opened time.Time
 }
 
-func (l *failoverLoad) agent(ctx context.Context, i int) {
-	a := &failoverAgent{name: nodeName(i)}
+func (l *failoverLoad) startAgent(ctx context.Context, i int) {
+	a := &sessionRecorder{name: nodeName(i)}
 	l.agents = append(l.agents, a)
-	agent := loopback.Agent{Name: a.name, Token: l.Founded.NodeToken, Dir: filepath.Join(l.dir, "agents", a.name), Source: net.IPv4(127, 64, 0, byte(i+1)),
+	agent := loopback.Agent{Name: a.name, Token: l.plane.Founded.NodeToken,
+		Dir:     filepath.Join(l.plane.dir, "agents", a.name),
+		Source:  net.IPv4(127, 64, 0, byte(i+1)),
 		Address: fmt.Sprintf("100.64.0.%d", i+1), CheckpointEvery: checkpointEvery, Log: slog.New(a)}
-	for n := range l.Names {
-		agent.Servers = append(agent.Servers, l.FleetAddress((i+n)%replicas))
+	for n := range l.load.Names {
+		agent.Servers = append(agent.Servers, l.plane.FleetAddress((i+n)%replicas))
 	}
-	l.parts.Go(func() { _ = agent.Run(ctx) }) // an agent that is missing is missed by the load
+	l.parts.Go(func() { _ = agent.Run(ctx) }) // the load fails anyway if an agent is missing
 }
 
 // Enabled implements slog.Handler.
-func (a *failoverAgent) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelInfo }
+func (a *sessionRecorder) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelInfo }
 
 // WithAttrs implements slog.Handler.
-func (a *failoverAgent) WithAttrs([]slog.Attr) slog.Handler { return a }
+func (a *sessionRecorder) WithAttrs([]slog.Attr) slog.Handler { return a }
 
 // WithGroup implements slog.Handler.
-func (a *failoverAgent) WithGroup(string) slog.Handler { return a }
+func (a *sessionRecorder) WithGroup(string) slog.Handler { return a }
 
-// Handle implements slog.Handler: it notes sessions.
-func (a *failoverAgent) Handle(_ context.Context, r slog.Record) error {
+// Handle implements slog.Handler. It records "session opened" and ignores all other messages.
+func (a *sessionRecorder) Handle(_ context.Context, r slog.Record) error {
 	if r.Message != "session opened" {
 		return nil
 	}
@@ -130,15 +136,16 @@ func (a *failoverAgent) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// openedAfter is when its session was opened that began after the last one's replica had died.
-func (a *failoverAgent) openedAfter(elected time.Time) (time.Time, bool) {
+// openedAfter returns the time of the agent's last opened session. The second result is true if the
+// session was opened after elected.
+func (a *sessionRecorder) openedAfter(elected time.Time) (time.Time, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.opened, a.opened.After(elected)
 }
 
-// agentsAt are those with a session at a replica.
-func (l *failoverLoad) agentsAt(replica string) (out []*failoverAgent) {
+// agentsAt returns the recorders of the agents whose last session is at a replica.
+func (l *failoverLoad) agentsAt(replica string) (out []*sessionRecorder) {
 	for _, a := range l.agents {
 		a.mu.Lock()
 		if a.at == replica {
@@ -149,40 +156,45 @@ func (l *failoverLoad) agentsAt(replica string) (out []*failoverAgent) {
 	return out
 }
 
-// podStream is ReplicaSets of one pod each, made one after the other, and when their pods were seen first, bound and running.
+// podStream creates ReplicaSets of one pod each, one after the other. It records when each pod was
+// first seen, bound and running.
 type podStream struct {
 	load *failoverLoad
 
 	mu    sync.Mutex
-	acked map[int]time.Time // when the ReplicaSet's creation was answered
+	acked map[int]time.Time // when the ReplicaSet's creation was acknowledged
 	seen  map[int]*[3]time.Time
 }
 
-// start watches until ctx ends, and makes ReplicaSets until made does.
-func (s *podStream) start(ctx, made context.Context) {
-	for _, name := range s.load.Names {
-		s.load.parts.Go(func() { s.watch(ctx, s.load.Clients[name]) })
+// startStream watches pods until ctx ends, and creates ReplicaSets until the context creating ends.
+func (s *podStream) startStream(ctx, creating context.Context) {
+	for _, name := range s.load.load.Names {
+		s.load.parts.Go(func() { s.watchPods(ctx, s.load.load.Clients[name]) })
 	}
-	s.load.parts.Go(func() { s.make(made) })
+	s.load.parts.Go(func() { s.createReplicaSets(creating) })
 }
 
-func (s *podStream) make(ctx context.Context) {
-	names, at := s.load.Names, 0
+func (s *podStream) createReplicaSets(ctx context.Context) {
+	names, at := s.load.load.Names, 0
 	const kept = 100
 	for n := 0; wait.Delay(ctx, streamPace) == nil; n++ {
-		d := deployment("s", 1)
-		set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("r%d", n)}, Spec: appsv1.ReplicaSetSpec{
-			Replicas: d.Spec.Replicas, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"n": strconv.Itoa(n)}}, Template: d.Spec.Template}}
+		d := newDeployment("s", 1)
+		set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("r%d", n)},
+			Spec: appsv1.ReplicaSetSpec{
+				Replicas: d.Spec.Replicas,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"n": strconv.Itoa(n)}},
+				Template: d.Spec.Template}}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
 		for ctx.Err() == nil {
-			sets := s.load.Clients[names[at]].AppsV1().ReplicaSets(failoverSpace)
+			sets := s.load.load.Clients[names[at]].AppsV1().ReplicaSets(failoverNamespace)
 			_, err := sets.Create(ctx, set, metav1.CreateOptions{})
 			if err == nil || apierrors.IsAlreadyExists(err) {
 				s.mu.Lock()
 				s.acked[n] = time.Now()
 				s.mu.Unlock()
 				if n >= kept {
-					_ = sets.Delete(ctx, fmt.Sprintf("r%d", n-kept), metav1.DeleteOptions{}) // what stays costs little
+					// if it fails, one ReplicaSet stays
+					_ = sets.Delete(ctx, fmt.Sprintf("r%d", n-kept), metav1.DeleteOptions{})
 				}
 				break
 			}
@@ -191,24 +203,25 @@ func (s *podStream) make(ctx context.Context) {
 	}
 }
 
-// watch notes what a replica tells of pods; it begins again from now when the replica has died.
-func (s *podStream) watch(ctx context.Context, cs kubernetes.Interface) {
+// watchPods records the pods that a replica reports. It starts a new watch when the watch has
+// ended.
+func (s *podStream) watchPods(ctx context.Context, cs kubernetes.Interface) {
 	for ctx.Err() == nil {
-		w, err := cs.CoreV1().Pods(failoverSpace).Watch(ctx, metav1.ListOptions{})
+		w, err := cs.CoreV1().Pods(failoverNamespace).Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			_ = wait.Delay(ctx, 20*time.Millisecond)
 			continue
 		}
 		for e := range w.ResultChan() {
 			if p, ok := e.Object.(*v1.Pod); ok {
-				s.note(p, time.Now())
+				s.recordPod(p, time.Now())
 			}
 		}
 		w.Stop()
 	}
 }
 
-func (s *podStream) note(p *v1.Pod, now time.Time) {
+func (s *podStream) recordPod(p *v1.Pod, now time.Time) {
 	n, err := strconv.Atoi(p.Labels["n"])
 	if err != nil {
 		return
@@ -227,12 +240,14 @@ func (s *podStream) note(p *v1.Pod, now time.Time) {
 	}
 }
 
-// after is when the first pod was made, bound and running whose ReplicaSet was made after a moment.
-func (s *podStream) after(from time.Time) (first [3]time.Time, ok bool) {
+// earliestAfter returns the earliest times at which a pod was seen, bound and running. It considers
+// the pods of ReplicaSets that were acknowledged after start. ok is true if all three times are
+// known.
+func (s *podStream) earliestAfter(start time.Time) (first [3]time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for n, acked := range s.acked {
-		if at := s.seen[n]; at != nil && acked.After(from) {
+		if at := s.seen[n]; at != nil && acked.After(start) {
 			for i, t := range at {
 				if !t.IsZero() && (first[i].IsZero() || t.Before(first[i])) {
 					first[i] = t

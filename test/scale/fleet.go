@@ -21,29 +21,30 @@ import (
 )
 
 const (
-	fleetSpace     = "fleet"
-	ofDeployment   = 5000 // pods at most
-	fleetPatience  = 20 * time.Minute
-	settleWithin   = 2 * time.Minute
-	quietFor       = 3 * time.Second // without a write, and the cluster has come to rest
-	tellEvery      = 5 * time.Second
-	heartbeatsLate = 5 * time.Second // a node that was not heard for so long has no session
+	fleetNamespace    = "fleet"
+	podsPerDeployment = 5000 // most pods of one Deployment
+	fleetTimeout      = 20 * time.Minute
+	settleTimeout     = 2 * time.Minute
+	idlePeriod        = 3 * time.Second // time without a write after which the cluster is idle
+	progressInterval  = 5 * time.Second
+	heartbeatTimeout  = 5 * time.Second // age of a node's last heartbeat after which the node has no session
 )
 
-// nodes is a control plane with agents.
-type nodes struct {
-	*plane
+// agentFleet is a control plane with simulated agents.
+type agentFleet struct {
+	plane       *plane
 	nodes, pods int
-	cs          *kubernetes.Clientset // at a replica that does not lead
+	cs          *kubernetes.Clientset // of a follower
 	leader      string
-	say         func(format string, args ...any)
+	logProgress func(format string, args ...any)
 }
 
-// fleet measures a cluster whose nodes have sessions: it fills, rests, churns and loses its leader.
-func (b *bench) fleet(ctx context.Context) (err error) {
+// measureFleet measures a cluster of agents with sessions in these phases: nodes join, pods are
+// created, nothing happens, pods are replaced (churn), and the leader is killed.
+func (b *benchmarks) measureFleet(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	b.Say("three replicas, and %d agents in %d processes", b.nodes, b.processes)
-	p, err := startPlane(ctx, b.memory)
+	b.tally.LogProgress("three replicas, and %d agents in %d processes", b.options.nodes, b.options.processes)
+	p, err := startPlane(ctx, b.options.memory)
 	if err != nil {
 		cancel()
 		return err
@@ -52,102 +53,116 @@ func (b *bench) fleet(ctx context.Context) (err error) {
 	defer func() {
 		cancel()
 		crowds.Wait()
-		err = errors.Join(err, p.stop())
+		err = errors.Join(err, p.stopPlane())
 	}()
-	n := &nodes{plane: p, nodes: b.nodes, pods: b.pods, say: b.Say}
-	for i := range b.processes {
-		first, next := i*b.nodes/b.processes, (i+1)*b.nodes/b.processes
-		pid, end, err := n.crowd(first, next-first, float64(b.arrivals)/float64(b.processes)).process(ctx)
+	n := &agentFleet{plane: p, nodes: b.options.nodes, pods: b.options.pods, logProgress: b.tally.LogProgress}
+	for i := range b.options.processes {
+		first, next := i*b.options.nodes/b.options.processes, (i+1)*b.options.nodes/b.options.processes
+		pid, end, err := n.newAgentGroup(first, next-first, float64(b.options.arrivals)/float64(b.options.processes)).
+			startProcess(ctx)
 		if err != nil {
 			return err
 		}
 		p.meter.Processes[fmt.Sprintf("agents %d", i+1)] = pid
 		crowds.Go(func() {
 			if err := end(); err != nil {
-				b.Say("a process of agents ended: %v", err)
+				b.tally.LogProgress("a process of agents has exited: %v", err)
 			}
 		})
 	}
-	return b.measured(ctx, n)
+	return b.runFleetSteps(ctx, n)
 }
 
-// crowd are agents of this control plane, each with all replicas to begin with.
-func (n *nodes) crowd(first, count int, rate float64) crowd {
-	c := crowd{First: first, Count: count, Rate: rate, Token: n.Founded.NodeToken, Dir: filepath.Join(n.dir, "agents")}
-	for i := range n.Names() {
-		c.Servers = append(c.Servers, n.FleetAddress((i+first)%replicas))
+// newAgentGroup returns a group of agents of this control plane. Each agent has the addresses of
+// all replicas.
+func (n *agentFleet) newAgentGroup(first, count int, rate float64) agentGroup {
+	c := agentGroup{First: first, Count: count, Rate: rate, Token: n.plane.Founded.NodeToken,
+		Dir: filepath.Join(n.plane.dir, "agents")}
+	for i := range n.plane.Names() {
+		c.Servers = append(c.Servers, n.plane.FleetAddress((i+first)%replicas))
 	}
 	return c
 }
 
-// measured is one measure after the other.
-func (b *bench) measured(ctx context.Context, n *nodes) error {
+// runFleetSteps runs the measurements of the fleet one after the other.
+func (b *benchmarks) runFleetSteps(ctx context.Context, n *agentFleet) error {
 	var err error
 	for _, step := range []struct {
 		name   string
-		during time.Duration // of profiles
+		during time.Duration // of CPU profiles
 		do     func(context.Context) (map[string]float64, error)
 	}{
-		{"nodes join", 10 * time.Second, n.join},
-		{"pods run", 5 * time.Second, n.fill},
-		{"rest", b.rest, func(ctx context.Context) (map[string]float64, error) { return n.rest(ctx, b.rest) }},
-		{"churn", b.churn, func(ctx context.Context) (map[string]float64, error) { return n.churn(ctx, b.churn, b.rate) }},
-		{"leader killed", 0, n.storm},
+		{"nodes join", 10 * time.Second, n.measureJoin},
+		{"pods run", 5 * time.Second, n.createPods},
+		{"rest", b.options.rest, func(ctx context.Context) (map[string]float64, error) {
+			return n.measureRest(ctx, b.options.rest)
+		}},
+		{"churn", b.options.churn, func(ctx context.Context) (map[string]float64, error) {
+			return n.measureChurn(ctx, b.options.churn, b.options.rate)
+		}},
+		{"leader killed", 0, n.measureLeaderKill},
 	} {
-		b.Say("%s", step.name)
-		if n.leader, err = n.ask(ctx); err != nil { // it may have changed while the machine was busy
+		b.tally.LogProgress("%s", step.name)
+		if n.leader, err = n.findLeader(ctx); err != nil { // leadership may have changed while the machine was busy
 			return err
 		}
 		if step.name == "rest" {
-			if err := n.settle(ctx); err != nil {
+			if err := n.awaitIdle(ctx); err != nil {
 				return err
 			}
 		}
-		rec := figures.Record{Measure: step.name, Params: map[string]any{"nodes": b.nodes, "pods": b.pods, "leader": n.leader}}
+		rec := figures.Record{Measure: step.name,
+			Params: map[string]any{"nodes": b.options.nodes, "pods": b.options.pods, "leader": n.leader}}
 		finish := func() error { return nil }
 		if step.during > 0 {
-			finish = n.profile(ctx, b.profiles, step.name, step.during)
+			finish = n.plane.startProfiles(ctx, b.options.profiles, step.name, step.during)
 		}
-		err := n.meter.Run(&rec, func() (err error) { rec.Values, err = step.do(ctx); return err })
+		err := n.plane.meter.Run(&rec, func() (err error) { rec.Values, err = step.do(ctx); return err })
 		if err := errors.Join(err, finish()); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		n.memory(&rec)
-		b.Records = append(b.Records, rec)
-		b.told(rec)
+		n.recordMemory(&rec)
+		b.tally.Records = append(b.tally.Records, rec)
+		b.addFleetRows(rec)
 	}
 	return nil
 }
 
-// ask finds the leader, and makes the client that asks another replica.
-func (n *nodes) ask(ctx context.Context) (leader string, err error) {
-	leader, follower, err := n.follower(ctx)
+// findLeader returns the leader's name and sets cs to a client of a follower.
+func (n *agentFleet) findLeader(ctx context.Context) (leader string, err error) {
+	leader, follower, err := n.plane.selectFollower(ctx)
 	if err == nil {
-		n.cs, err = n.client(follower)
+		n.cs, err = n.plane.newClient(follower)
 	}
 	return leader, err
 }
 
-// memory adds what each process holds, in MiB.
-func (n *nodes) memory(rec *figures.Record) {
-	for name, pid := range n.meter.Processes {
+// recordMemory adds the resident memory of each process in MiB.
+func (n *agentFleet) recordMemory(rec *figures.Record) {
+	for name, pid := range n.plane.meter.Processes {
 		if m, err := procfs.ReadMemory(pid); err == nil {
 			rec.Values["rss_mib "+name] = (m.Anonymous + m.File) / (1 << 20)
 		}
 	}
 }
 
-// until looks again and again, and tells who waits how far it is.
-func (n *nodes) until(ctx context.Context, what string, limit time.Duration, look func() (done, of int, err error)) (time.Duration, error) {
+// awaitCount polls count until its result done reaches its result of, and prints the progress. It
+// returns the time that this took, or an error after the limit. what names the counted objects in
+// texts.
+func (n *agentFleet) awaitCount(
+	ctx context.Context, what string, limit time.Duration, count func() (done, of int, err error),
+) (
+	time.Duration, error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
 	told := began
 	err := wait.For(ctx, 200*time.Millisecond, func() error {
-		done, of, err := look()
-		if time.Since(told) >= tellEvery {
+		done, of, err := count()
+		if time.Since(told) >= progressInterval {
 			told = time.Now()
-			n.say("%s: %d of %d", what, done, of)
+			n.logProgress("%s: %d of %d", what, done, of)
 		}
 		if err == nil && done < of {
 			err = fmt.Errorf("%d of %d", done, of)
@@ -160,15 +175,16 @@ func (n *nodes) until(ctx context.Context, what string, limit time.Duration, loo
 	return time.Since(began), nil
 }
 
-// heard is how many nodes the replicas that answer have heard since a time.
-func (n *nodes) heard(ctx context.Context, since time.Time) int {
+// countHeartbeats returns the number of nodes of which any replica has received a heartbeat after
+// since. Replicas that do not respond are skipped.
+func (n *agentFleet) countHeartbeats(ctx context.Context, since time.Time) int {
 	known := map[string]bool{}
-	for _, name := range n.Names() {
-		cs, err := n.client(name)
+	for _, name := range n.plane.Names() {
+		cs, err := n.plane.newClient(name)
 		if err != nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, heartbeatsLate)
+		ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 		raw, err := cs.RESTClient().Get().AbsPath(api.PathClusterHeartbeats).DoRaw(ctx)
 		cancel()
 		var millis map[string]int64
@@ -184,18 +200,21 @@ func (n *nodes) heard(ctx context.Context, since time.Time) int {
 	return len(known)
 }
 
-// join waits until all nodes have joined, and have been heard lately.
-func (n *nodes) join(ctx context.Context) (map[string]float64, error) {
-	took, err := n.until(ctx, "nodes heard", fleetPatience, func() (int, int, error) { return n.heard(ctx, time.Now().Add(-heartbeatsLate)), n.nodes, nil })
+// measureJoin waits until all nodes have recent heartbeats and are ready.
+func (n *agentFleet) measureJoin(ctx context.Context) (map[string]float64, error) {
+	took, err := n.awaitCount(ctx, "nodes with heartbeats", fleetTimeout, func() (int, int, error) {
+		return n.countHeartbeats(ctx, time.Now().Add(-heartbeatTimeout)), n.nodes, nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.until(ctx, "nodes ready", settleWithin, func() (int, int, error) { return n.ready(ctx) })
+	_, err = n.awaitCount(ctx, "nodes ready", settleTimeout, func() (int, int, error) { return n.countReadyNodes(ctx) })
 	return map[string]float64{"seconds": took.Seconds(), "rate": float64(n.nodes) / took.Seconds()}, err
 }
 
-// ready is how many nodes pods may go to.
-func (n *nodes) ready(ctx context.Context) (int, int, error) {
+// countReadyNodes returns the number of nodes that have a pod CIDR and no taints, and the number of
+// all nodes.
+func (n *agentFleet) countReadyNodes(ctx context.Context) (int, int, error) {
 	list, err := n.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return 0, n.nodes, err
@@ -209,24 +228,25 @@ func (n *nodes) ready(ctx context.Context) (int, int, error) {
 	return ready, n.nodes, nil
 }
 
-// fill makes Deployments and waits until their pods run.
-func (n *nodes) fill(ctx context.Context) (map[string]float64, error) {
-	if err := namespace(ctx, n.cs, fleetSpace); err != nil {
+// createPods creates Deployments and waits until their pods are ready.
+func (n *agentFleet) createPods(ctx context.Context) (map[string]float64, error) {
+	if err := createNamespace(ctx, n.cs, fleetNamespace); err != nil {
 		return nil, err
 	}
-	for i := 0; i*ofDeployment < n.pods; i++ {
-		d := deployment(fmt.Sprintf("d%d", i), min(ofDeployment, n.pods-i*ofDeployment))
-		if _, err := n.cs.AppsV1().Deployments(fleetSpace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
+	for i := 0; i*podsPerDeployment < n.pods; i++ {
+		d := newDeployment(fmt.Sprintf("d%d", i), min(podsPerDeployment, n.pods-i*podsPerDeployment))
+		if _, err := n.cs.AppsV1().Deployments(fleetNamespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
 			return nil, fmt.Errorf("creating Deployment %s: %w", d.Name, err)
 		}
 	}
-	took, err := n.until(ctx, "pods run", fleetPatience, func() (int, int, error) { return n.running(ctx) })
+	took, err := n.awaitCount(ctx, "pods run", fleetTimeout, func() (int, int, error) { return n.countReadyPods(ctx) })
 	return map[string]float64{"seconds": took.Seconds(), "rate": float64(n.pods) / took.Seconds()}, err
 }
 
-// running is how many pods run, as their Deployments tell.
-func (n *nodes) running(ctx context.Context) (int, int, error) {
-	list, err := n.cs.AppsV1().Deployments(fleetSpace).List(ctx, metav1.ListOptions{})
+// countReadyPods returns the number of ready pods according to the Deployments' status, and the
+// number of all pods.
+func (n *agentFleet) countReadyPods(ctx context.Context) (int, int, error) {
+	list, err := n.cs.AppsV1().Deployments(fleetNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return 0, n.pods, err
 	}
@@ -237,67 +257,73 @@ func (n *nodes) running(ctx context.Context) (int, int, error) {
 	return run, n.pods, nil
 }
 
-// revision is how far the store has come.
-func (n *nodes) revision(ctx context.Context) (uint64, error) {
-	s, err := n.Status(ctx, n.leader)
+// storeRevision returns the store's revision at the leader.
+func (n *agentFleet) storeRevision(ctx context.Context) (uint64, error) {
+	s, err := n.plane.Status(ctx, n.leader)
 	return s.Revision, err
 }
 
-// settle waits until nothing has been written for a while.
-func (n *nodes) settle(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+// awaitIdle waits until the store has had no write for idlePeriod.
+func (n *agentFleet) awaitIdle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	return n.Settle(ctx, quietFor)
+	return n.plane.AwaitQuiet(ctx, idlePeriod)
 }
 
-// rest lets time pass.
-func (n *nodes) rest(ctx context.Context, during time.Duration) (map[string]float64, error) {
-	before, err := n.revision(ctx)
+// measureRest waits for the time during, and returns the number of writes meanwhile.
+func (n *agentFleet) measureRest(ctx context.Context, during time.Duration) (map[string]float64, error) {
+	before, err := n.storeRevision(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if err := wait.Delay(ctx, during); err != nil {
 		return nil, err
 	}
-	after, err := n.revision(ctx)
+	after, err := n.storeRevision(ctx)
 	return map[string]float64{"seconds": during.Seconds(), "writes": float64(after - before)}, err
 }
 
-// storm kills the leader and waits until all nodes are heard again and none was lost.
-func (n *nodes) storm(ctx context.Context) (map[string]float64, error) {
-	survivors := n.Names()
-	back, err := n.processes.Kill(n.leader)
+// measureLeaderKill kills the leader and waits until all nodes have sent heartbeats again. It
+// returns the time that this took, the number of nodes that are not Ready, and the time until the
+// first write.
+func (n *agentFleet) measureLeaderKill(ctx context.Context) (map[string]float64, error) {
+	survivors := n.plane.Names()
+	back, err := n.plane.processes.Kill(n.leader)
 	if err != nil {
 		return nil, err
 	}
 	defer back()
 	killed := time.Now()
 	wrote := make(chan time.Duration, 1)
-	go func() { wrote <- n.writes(ctx, killed) }()
-	_, err = n.until(ctx, "nodes heard", settleWithin, func() (int, int, error) { return n.heard(ctx, killed), n.nodes, nil })
+	go func() { wrote <- n.timeUntilWrite(ctx, killed) }()
+	_, err = n.awaitCount(ctx, "nodes with heartbeats", settleTimeout, func() (int, int, error) {
+		return n.countHeartbeats(ctx, killed),
+			n.nodes, nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	took := time.Since(killed)
-	lost, err := n.lost(ctx)
+	lost, err := n.countLostNodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return map[string]float64{"seconds": took.Seconds(), "lost": float64(lost), "write_ms": float64((<-wrote).Milliseconds()), "survivors": float64(len(survivors) - 1)}, nil
+	return map[string]float64{"seconds": took.Seconds(), "lost": float64(lost),
+		"write_ms": float64((<-wrote).Milliseconds()), "survivors": float64(len(survivors) - 1)}, nil
 }
 
-// writes is how long after a moment the first write is done.
-func (n *nodes) writes(ctx context.Context, since time.Time) time.Duration {
+// timeUntilWrite returns the time from start until a write succeeds.
+func (n *agentFleet) timeUntilWrite(ctx context.Context, start time.Time) time.Duration {
 	_ = wait.For(ctx, 10*time.Millisecond, func() error {
 		cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "written-"}}
-		_, err := n.cs.CoreV1().ConfigMaps(fleetSpace).Create(ctx, cm, metav1.CreateOptions{})
+		_, err := n.cs.CoreV1().ConfigMaps(fleetNamespace).Create(ctx, cm, metav1.CreateOptions{})
 		return err
 	})
-	return time.Since(since)
+	return time.Since(start)
 }
 
-// lost is how many nodes are not Ready by what is stored.
-func (n *nodes) lost(ctx context.Context) (int, error) {
+// countLostNodes returns the number of nodes with a stored Ready condition other than True.
+func (n *agentFleet) countLostNodes(ctx context.Context) (int, error) {
 	list, err := n.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return 0, err
@@ -313,5 +339,5 @@ func (n *nodes) lost(ctx context.Context) (int, error) {
 	return lost, nil
 }
 
-// anyNode is the name of a node.
-func (n *nodes) anyNode() string { return nodeName(rand.IntN(n.nodes)) }
+// randomNodeName returns the name of a random node.
+func (n *agentFleet) randomNodeName() string { return nodeName(rand.IntN(n.nodes)) }

@@ -15,22 +15,24 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// podWatch is what a client saw of the pods of a namespace from when there were none.
+// podWatch records the pods of a namespace from a watch that was started when there were no pods.
 type podWatch struct {
-	mu      sync.Mutex
-	made    map[types.UID]bool
-	node    map[types.UID]string // where it was bound
-	bound   []time.Time          // when each pod was seen bound first, in that order
-	wrong   []string             // what must not be
-	err     error                // why the watch ended
-	changed chan struct{}        // closed and replaced
+	mu         sync.Mutex
+	made       map[types.UID]bool
+	node       map[types.UID]string // where the pod is bound
+	bound      []time.Time          // when each pod was first seen bound, in that order
+	violations []string             // errors such as a pod that was bound twice
+	err        error                // why the watch ended
+	changed    chan struct{}        // closed and replaced at each change
 }
 
-// watchPods watches until ctx ends. It returns when the watch stands.
+// watchPods starts a watch of the pods of a namespace that lasts until ctx ends. It returns an
+// error if the namespace has pods.
 func watchPods(ctx context.Context, cs kubernetes.Interface, namespace string) (*podWatch, error) {
 	list, err := cs.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil || len(list.Items) > 0 {
-		return nil, fmt.Errorf("pods of %s before there are any: %d: %w", namespace, len(list.Items), err)
+		return nil, fmt.Errorf("namespace %s has %d pods before the measurement: %w", namespace,
+			len(list.Items), err)
 	}
 	w, err := cs.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
@@ -40,7 +42,7 @@ func watchPods(ctx context.Context, cs kubernetes.Interface, namespace string) (
 	go func() {
 		defer w.Stop()
 		for e := range w.ResultChan() {
-			o.event(e, time.Now())
+			o.handleEvent(e, time.Now())
 		}
 		o.failed(errors.New("the watch of pods ended"))
 	}()
@@ -51,24 +53,24 @@ func (o *podWatch) failed(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.err = err
-	o.tell()
+	o.wakeWaiters()
 }
 
-// tell is called under the lock.
-func (o *podWatch) tell() {
+// wakeWaiters wakes all waiting callers of await. The caller holds mu.
+func (o *podWatch) wakeWaiters() {
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-func (o *podWatch) event(e watch.Event, now time.Time) {
+func (o *podWatch) handleEvent(e watch.Event, now time.Time) {
 	p, ok := e.Object.(*v1.Pod)
 	if !ok {
-		o.failed(fmt.Errorf("the watch of pods says %v", e.Object))
+		o.failed(fmt.Errorf("the watch of pods has returned %v", e.Object))
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	defer o.tell()
+	defer o.wakeWaiters()
 	o.made[p.UID] = true
 	before := o.node[p.UID]
 	switch {
@@ -77,12 +79,14 @@ func (o *podWatch) event(e watch.Event, now time.Time) {
 		o.node[p.UID] = p.Spec.NodeName
 		o.bound = append(o.bound, now)
 	case before != p.Spec.NodeName:
-		o.wrong = append(o.wrong, fmt.Sprintf("pod %s went from node %s to %q", p.Name, before, p.Spec.NodeName))
+		o.violations = append(o.violations, fmt.Sprintf("pod %s moved from node %s to %q", p.Name, before,
+			p.Spec.NodeName))
 	}
 }
 
-// await waits until so many pods are bound.
-func (o *podWatch) await(ctx context.Context, pods int) error {
+// awaitBound waits until at least this number of pods are bound. It returns an error if the watch
+// ends first.
+func (o *podWatch) awaitBound(ctx context.Context, pods int) error {
 	for {
 		o.mu.Lock()
 		have, changed, err := len(o.bound), o.changed, o.err
@@ -101,45 +105,47 @@ func (o *podWatch) await(ctx context.Context, pods int) error {
 	}
 }
 
-// seen is how many pods there have been.
-func (o *podWatch) seen() int {
+// seenCount returns the number of pods seen so far.
+func (o *podWatch) seenCount() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.made)
 }
 
-// verdict is what was wrong once all pods are there: each has been made once, and bound once.
-func (o *podWatch) verdict(pods int) error {
+// checkCounts returns an error unless exactly this number of pods was created and bound, and no pod
+// changed its node.
+func (o *podWatch) checkCounts(pods int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	errs := []error{o.moved()}
+	errs := []error{o.violationErrors()}
 	if len(o.made) != pods {
-		errs = append(errs, fmt.Errorf("%d pods were made for %d", len(o.made), pods))
+		errs = append(errs, fmt.Errorf("%d pods were created, want %d", len(o.made), pods))
 	}
 	if len(o.bound) != pods {
-		errs = append(errs, fmt.Errorf("%d pods were bound for %d", len(o.bound), pods))
+		errs = append(errs, fmt.Errorf("%d pods were bound, want %d", len(o.bound), pods))
 	}
 	return errors.Join(errs...)
 }
 
-// boundOnce says which pods were bound more than once.
-func (o *podWatch) boundOnce() error {
+// checkBoundOnce returns an error for each pod that was bound to another node later.
+func (o *podWatch) checkBoundOnce() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.moved()
+	return o.violationErrors()
 }
 
-// moved is called under the lock.
-func (o *podWatch) moved() error {
+// violationErrors returns the recorded violations. The caller holds mu.
+func (o *podWatch) violationErrors() error {
 	var errs []error
-	for _, w := range o.wrong {
+	for _, w := range o.violations {
 		errs = append(errs, errors.New(w))
 	}
 	return errors.Join(errs...)
 }
 
-// gap is the longest time between two bindings in succession, or before the first.
-func (o *podWatch) gap(began time.Time) (longest time.Duration) {
+// longestGap returns the longest time between two successive bindings, or between the start and the
+// first binding.
+func (o *podWatch) longestGap(began time.Time) (longest time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	last := began

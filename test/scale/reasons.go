@@ -13,25 +13,26 @@ import (
 	"time"
 )
 
-// reasons counts why sessions of agents ended, as a log handler: what is the same but for numbers is one reason.
-type reasons struct {
+// warningCounter is a log handler that counts the warnings and errors of agents, mostly why
+// sessions ended. Messages that differ in numbers only are counted as the same reason.
+type warningCounter struct {
 	mu    sync.Mutex
 	count map[string]int
 }
 
 const (
-	reasonsEvery = 10 * time.Second
-	mostReasons  = 200 // that are told apart
-	shownReasons = 8
+	warningInterval = 10 * time.Second
+	maxWarnings     = 200 // most different reasons counted
+	shownWarnings   = 8
 )
 
 var numbers = regexp.MustCompile(`\d[\d.:a-fµ]*`)
 
-func (r *reasons) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
-func (r *reasons) WithAttrs([]slog.Attr) slog.Handler           { return r }
-func (r *reasons) WithGroup(string) slog.Handler                { return r }
+func (r *warningCounter) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (r *warningCounter) WithAttrs([]slog.Attr) slog.Handler           { return r }
+func (r *warningCounter) WithGroup(string) slog.Handler                { return r }
 
-func (r *reasons) Handle(_ context.Context, rec slog.Record) error {
+func (r *warningCounter) Handle(_ context.Context, rec slog.Record) error {
 	what := rec.Message
 	rec.Attrs(func(a slog.Attr) bool {
 		if a.Key == "err" {
@@ -42,15 +43,16 @@ func (r *reasons) Handle(_ context.Context, rec slog.Record) error {
 	what = numbers.ReplaceAllString(what, "#")
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.count[what]; known || len(r.count) < mostReasons {
+	if _, known := r.count[what]; known || len(r.count) < maxWarnings {
 		r.count[what]++
 	}
 	return nil
 }
 
-// tell writes the most frequent reasons of each while, if there are any, until ctx ends.
-func (r *reasons) tell(ctx context.Context, out io.Writer) {
-	tick := time.NewTicker(reasonsEvery)
+// printWarnings writes the most frequent reasons to out every warningInterval, and resets the
+// counts, until ctx ends.
+func (r *warningCounter) printWarnings(ctx context.Context, out io.Writer) {
+	tick := time.NewTicker(warningInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -62,9 +64,11 @@ func (r *reasons) tell(ctx context.Context, out io.Writer) {
 		count := r.count
 		r.count = make(map[string]int)
 		r.mu.Unlock()
-		names := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], cmp.Compare(a, b)) })
-		for _, what := range names[:min(len(names), shownReasons)] {
-			fmt.Fprintf(out, "%6d times within %s: %s\n", count[what], reasonsEvery, what)
+		names := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
+			return cmp.Or(count[b]-count[a], cmp.Compare(a, b))
+		})
+		for _, what := range names[:min(len(names), shownWarnings)] {
+			fmt.Fprintf(out, "%6d times within %s: %s\n", count[what], warningInterval, what)
 		}
 	}
 }

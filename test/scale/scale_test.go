@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if asked, err := role(); asked {
+	if asked, err := runRole(); asked {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -23,45 +23,47 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const patience = 5 * time.Minute
+const testTimeout = 5 * time.Minute
 
-func testPlane(t *testing.T) (context.Context, *plane) {
+func startTestPlane(t *testing.T) (context.Context, *plane) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	p, err := startPlane(ctx, replicaMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.stop(); err != nil {
+		if err := p.stopPlane(); err != nil {
 			t.Error(err)
 		}
 	})
 	return ctx, p
 }
 
-// The leader changes while a Deployment's pods are made and bound: each is made once and bound once, and no more of them,
-// whether the leader hands over or dies.
+// The leader steps down or is killed while the pods of a Deployment are created and bound. Each pod
+// is created and bound exactly once.
 func TestLeaderChangesInTheMiddleOfADeployment(t *testing.T) {
 	const pods, nodes = 1000, 50
-	ctx, p := testPlane(t)
-	if err := p.PaperNodes(ctx, nodes); err != nil {
+	ctx, p := startTestPlane(t)
+	if err := p.CreateAgentlessNodes(ctx, nodes); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range changes {
+	for _, c := range disturbances {
 		t.Run(c.name, func(t *testing.T) {
-			m, err := beginDeployment(ctx, p, pods)
+			m, err := prepareDeployment(ctx, p, pods)
 			if err != nil {
 				t.Fatal(err)
 			}
-			back, err := m.through(ctx, c)
+			back, err := m.createAndBind(ctx, c)
 			back()
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("bound within %s, longest gap %s; %d were made before the change", m.last().Sub(m.began), m.watch.gap(m.began), m.made)
-			if err := m.settled(ctx); err != nil {
+			t.Logf("bound within %s, longest gap %s; %d were created before the disturbance",
+				m.lastBinding().Sub(m.began),
+				m.watch.longestGap(m.began), m.made)
+			if err := m.checkPods(ctx); err != nil {
 				t.Error(err)
 			}
 			now, err := p.Status(ctx, m.follower)
@@ -69,27 +71,28 @@ func TestLeaderChangesInTheMiddleOfADeployment(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.key != "" && now.Term <= m.term {
-				t.Errorf("%s leads in term %d, and %s led in term %d", now.Leader, now.Term, m.leader, m.term)
+				t.Errorf("%s is the leader in term %d, after %s in term %d", now.Leader, now.Term, m.leader, m.term)
 			}
-			if err := m.remove(ctx); err != nil {
+			if err := m.deleteAll(ctx); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// Fifty nodes with real sessions, and five hundred pods: all run, each bound once; a cluster at rest writes nothing and
-// costs next to nothing; pods are replaced; and the death of the leader loses no node.
+// Fifty nodes with real sessions run five hundred pods, each bound once. The idle cluster writes
+// nothing and uses hardly any CPU time. Deleted pods are replaced. No node becomes NotReady when
+// the leader is killed.
 func TestSmallFleet(t *testing.T) {
 	const count, pods = 50, 500
-	ctx, p := testPlane(t)
-	n := &nodes{plane: p, nodes: count, pods: pods, say: t.Logf}
+	ctx, p := startTestPlane(t)
+	n := &agentFleet{plane: p, nodes: count, pods: pods, logProgress: t.Logf}
 	var err error
-	if n.leader, err = n.ask(ctx); err != nil {
+	if n.leader, err = n.findLeader(ctx); err != nil {
 		t.Fatal(err)
 	}
 	agents, cancel := context.WithCancel(ctx)
-	pid, end, err := n.crowd(0, count, float64(count)).process(agents)
+	pid, end, err := n.newAgentGroup(0, count, float64(count)).startProcess(agents)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,47 +111,51 @@ func TestSmallFleet(t *testing.T) {
 		t.Log(v)
 		return v
 	}
-	must(n.join(ctx))
-	w, err := watchPods(ctx, n.cs, fleetSpace)
+	must(n.measureJoin(ctx))
+	w, err := watchPods(ctx, n.cs, fleetNamespace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(n.fill(ctx))
-	if err := w.verdict(pods); err != nil {
+	must(n.createPods(ctx))
+	if err := w.checkCounts(pods); err != nil {
 		t.Error(err)
 	}
-	rests(t, ctx, n)
-	must(n.churn(ctx, 2*time.Second, 50))
-	if err := w.boundOnce(); err != nil {
+	checkRest(t, ctx, n)
+	must(n.measureChurn(ctx, 2*time.Second, 50))
+	if err := w.checkBoundOnce(); err != nil {
 		t.Error(err)
 	}
-	if v := must(n.storm(ctx)); v["lost"] != 0 {
-		t.Errorf("%v nodes were lost with the leader", v["lost"])
+	if v := must(n.measureLeaderKill(ctx)); v["lost"] != 0 {
+		t.Errorf("%v nodes became NotReady when the leader was killed", v["lost"])
 	}
 }
 
-// rests sees that a cluster to which nothing happens comes to rest: no write, and hardly any work. On a machine so busy that
-// nodes and replicas lose each other for a moment it is looked at again.
-func rests(t *testing.T, ctx context.Context, n *nodes) {
+// checkRest fails the test unless an idle cluster writes nothing and uses hardly any CPU time. It
+// measures up to six times, because nodes can lose their sessions for a moment on a busy machine.
+func checkRest(t *testing.T, ctx context.Context, n *agentFleet) {
 	t.Helper()
 	const window, windows = 5 * time.Second, 6
 	var err error
 	for range windows {
-		if err = n.settle(ctx); err != nil {
+		if err = n.awaitIdle(ctx); err != nil {
 			t.Fatal(err)
 		}
 		var cost figures.Record
 		var v map[string]float64
-		if err = n.meter.Run(&cost, func() (err error) { v, err = n.rest(ctx, window); return err }); err != nil {
+		if err = n.plane.meter.Run(&cost, func() (err error) {
+			v, err = n.measureRest(ctx, window)
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		t.Logf("%v writes at rest, seconds of CPU: %v", v["writes"], cost.CPU)
 		if v["writes"] != 0 {
-			err = fmt.Errorf("nothing happened, and the store took %v writes", v["writes"])
+			err = fmt.Errorf("the idle store received %v writes", v["writes"])
 		}
 		for name, s := range cost.CPU {
 			if name != procfs.Self && s > window.Seconds()/4 {
-				err = errors.Join(err, fmt.Errorf("%s took %.2f s of a processor within %s in which nothing happened", name, s, window))
+				err = errors.Join(err, fmt.Errorf("%s used %.2f s of CPU time within %s in the idle cluster",
+					name, s, window))
 			}
 		}
 		if err == nil {
@@ -158,26 +165,26 @@ func rests(t *testing.T, ctx context.Context, n *nodes) {
 	t.Error(err)
 }
 
-// The leader's process is killed under applies and watches at every replica: no call at a survivor fails, no watch of a
-// survivor ends, those of the dead one go on at another and miss nothing, and nothing acknowledged is lost; controllers,
-// scheduler and agents go on.
+// The leader's process is killed under applies and watches at every replica. No call or watch at a
+// surviving replica fails. Watches of the killed replica resume at another replica and miss no
+// event. No acknowledged write is lost. Controllers, scheduler and agents resume.
 func TestEverythingGoesOnAfterTheLeader(t *testing.T) {
-	ctx, p := testPlane(t)
+	ctx, p := startTestPlane(t)
 	ctx, cancel := context.WithCancel(ctx)
 	l := &failoverLoad{plane: p}
-	defer func() { cancel(); l.wait() }()
-	if err := l.start(ctx, 3); err != nil {
+	defer func() { cancel(); l.awaitEnd() }()
+	if err := l.startLoad(ctx, 3); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		times, err := l.killed(ctx)
+		times, err := l.killLeader(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Logf("milliseconds: %v", times)
 	}
 	l.end()
-	seen, err := l.Verdict(ctx)
+	seen, err := l.load.Finish(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

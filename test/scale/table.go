@@ -16,28 +16,33 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// told adds a measure's rows to the table.
-func (b *bench) told(r figures.Record) {
+// addFleetRows adds the rows of a measurement to the table.
+func (b *benchmarks) addFleetRows(r figures.Record) {
 	row := func(what, key string, value, unit string, note string) {
-		b.Row(figures.Row{Measure: fmt.Sprintf("%d nodes, %d pods, %s: %s", b.nodes, b.pods, r.Measure, what), Key: key,
+		b.tally.AddRow(figures.Row{Measure: fmt.Sprintf("%d nodes, %d pods, %s: %s", b.options.nodes, b.options.pods,
+			r.Measure, what), Key: key,
 			Figure: r.Values[value], Unit: unit, Note: note})
 	}
 	switch r.Measure {
 	case "nodes join", "pods run":
-		row("all within", "", "seconds", "s", fmt.Sprintf("%.0f/s; %s", r.Values["rate"], cpu(r, 0)))
+		row("all within", "", "seconds", "s", fmt.Sprintf("%.0f/s; %s", r.Values["rate"], formatCPU(r, 0)))
 	case "rest":
-		row("writes", "scale rest writes", "writes", "", fmt.Sprintf("in %s; %s", b.rest, cpu(r, b.rest.Seconds())))
+		row("writes", "scale rest writes", "writes", "",
+			fmt.Sprintf("in %s; %s", b.options.rest, formatCPU(r, b.options.rest.Seconds())))
 	case "churn":
-		row("writes", "", "writes", "", fmt.Sprintf("in %s, of %.0f pods deleted; %s", b.churn, r.Values["delete pod calls"], cpu(r, b.churn.Seconds())))
+		row("writes", "", "writes", "", fmt.Sprintf("in %s, of %.0f pods deleted; %s", b.options.churn,
+			r.Values["delete pod calls"], formatCPU(r, b.options.churn.Seconds())))
 		for _, sort := range []string{"delete pod", "get pod", "list pods of a node", "create", "watch"} {
 			what := sort
 			if sort == "watch" {
-				what = "event after the answer to its write"
+				what = "event after the response to its write"
 			}
-			row(what+", p99", "scale call p99_ms", sort+" p99_ms", "ms", fmt.Sprintf("p50 %.1f ms, %.0f calls", r.Values[sort+" p50_ms"], r.Values[sort+" calls"]))
+			row(what+", p99", "scale call p99_ms", sort+" p99_ms", "ms",
+				fmt.Sprintf("p50 %.1f ms, %.0f calls", r.Values[sort+" p50_ms"], r.Values[sort+" calls"]))
 		}
 	case "leader killed":
-		row("all nodes heard again", "", "seconds", "s", fmt.Sprintf("%.0f nodes were lost; %s", r.Values["lost"], cpu(r, 0)))
+		row("heartbeats of all nodes again", "", "seconds", "s",
+			fmt.Sprintf("%.0f nodes were lost; %s", r.Values["lost"], formatCPU(r, 0)))
 		row("first write", "", "write_ms", "ms", "")
 	}
 	for name := range r.Values {
@@ -51,8 +56,9 @@ func (b *bench) told(r figures.Record) {
 	}
 }
 
-// cpu is what each process spent, as a share of a processor where the measure had a length of its own.
-func cpu(r figures.Record, seconds float64) string {
+// formatCPU returns the processor time of the leader, both followers and all agents. It is a share
+// of one processor if seconds is not 0, and in seconds otherwise.
+func formatCPU(r figures.Record, seconds float64) string {
 	leader, followers, agents := 0.0, 0.0, 0.0
 	for name, s := range r.CPU {
 		switch {
@@ -67,5 +73,6 @@ func cpu(r figures.Record, seconds float64) string {
 	if seconds == 0 {
 		return fmt.Sprintf("cpu s: leader %.1f, both followers %.1f, agents %.1f", leader, followers, agents)
 	}
-	return fmt.Sprintf("of a processor: leader %.0f%%, both followers %.0f%%, agents %.0f%%", 100*leader/seconds, 100*followers/seconds, 100*agents/seconds)
+	return fmt.Sprintf("share of a core: leader %.0f%%, both followers %.0f%%, agents %.0f%%", 100*leader/seconds,
+		100*followers/seconds, 100*agents/seconds)
 }

@@ -1,6 +1,7 @@
-// Command slowest reads the events of `go test -json` from standard input and prints what `go test` prints without -v: the
-// line of each package, and the output of tests and packages that failed. At the end it prints the tests that took
-// longest. The time of a test that runs in parallel with others includes the time in which it was paused.
+// Command slowest reads the events of `go test -json` from standard input and prints what `go test`
+// prints without -v: the line of each package, and the output of tests and packages that failed. At
+// the end it prints the tests that took longest. The time of a test that runs in parallel with
+// others includes the time in which it was paused.
 package main
 
 import (
@@ -15,40 +16,41 @@ import (
 	"strings"
 )
 
-// event is one line of `go test -json`; see `go doc test2json`.
-type event struct {
+// testEvent is one line of `go test -json`; see `go doc test2json`.
+type testEvent struct {
 	Action, Package, Test, Output string
 	Elapsed                       float64
 }
 
-// result is a test with the seconds that it took.
-type result struct {
+// testResult is a test with the seconds that it took.
+type testResult struct {
 	pkg, test string
 	seconds   float64
 }
 
 func main() {
-	most := flag.Int("n", 20, "how many of the slowest tests are printed; 0: none")
+	most := flag.Int("n", 20, "number of slowest tests to print; 0 = none")
 	flag.Parse()
-	if err := report(os.Stdin, os.Stdout, *most); err != nil {
+	if err := filterEvents(os.Stdin, os.Stdout, *most); err != nil {
 		fmt.Fprintln(os.Stderr, "slowest:", err)
 		os.Exit(1)
 	}
 }
 
-// report copies the output that matters and prints the slowest tests. A line that is no event is copied as it is.
-func report(in io.Reader, out io.Writer, most int) error {
+// filterEvents copies the relevant output from in to out and prints the slowest tests, at most most
+// of them. A line that is not an event is copied unchanged.
+func filterEvents(in io.Reader, out io.Writer, most int) error {
 	lines := bufio.NewReaderSize(in, 1<<20)
-	kept := map[string][]string{} // output of tests that have not ended, by package and test
-	var results []result
+	kept := map[string][]string{} // output of running tests, by package and test
+	var results []testResult
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
-			var e event
+			var e testEvent
 			if json.Unmarshal(line, &e) != nil {
 				_, _ = out.Write(line)
 			} else {
-				results = handle(out, e, kept, results)
+				results = handleEvent(out, e, kept, results)
 			}
 		}
 		if err == io.EOF {
@@ -61,8 +63,9 @@ func report(in io.Reader, out io.Writer, most int) error {
 	}
 }
 
-// handle processes one event. Output of a test is printed when the test, or its package, has failed.
-func handle(out io.Writer, e event, kept map[string][]string, results []result) []result {
+// handleEvent processes one event. Output of a test is printed when the test, or its package, has
+// failed.
+func handleEvent(out io.Writer, e testEvent, kept map[string][]string, results []testResult) []testResult {
 	key := e.Package + " " + e.Test
 	switch e.Action {
 	case "output", "build-output":
@@ -74,7 +77,8 @@ func handle(out io.Writer, e event, kept map[string][]string, results []result) 
 	case "pass", "skip", "fail":
 		if e.Action == "fail" {
 			for name, texts := range kept {
-				// A package that fails while tests run, as by a panic, has their output only in what is kept.
+				// If a package fails while tests run, for example by a panic, kept has the output
+				// of these tests.
 				if name == key || e.Test == "" && strings.HasPrefix(name, e.Package+" ") {
 					fmt.Fprint(out, strings.Join(texts, ""))
 					delete(kept, name)
@@ -83,14 +87,14 @@ func handle(out io.Writer, e event, kept map[string][]string, results []result) 
 		}
 		delete(kept, key)
 		if e.Test != "" && !strings.Contains(e.Test, "/") {
-			results = append(results, result{e.Package, e.Test, e.Elapsed})
+			results = append(results, testResult{e.Package, e.Test, e.Elapsed})
 		}
 	}
 	return results
 }
 
-func printSlowest(out io.Writer, results []result, most int) {
-	slices.SortStableFunc(results, func(a, b result) int { return cmp.Compare(b.seconds, a.seconds) })
+func printSlowest(out io.Writer, results []testResult, most int) {
+	slices.SortStableFunc(results, func(a, b testResult) int { return cmp.Compare(b.seconds, a.seconds) })
 	results = results[:min(most, len(results))]
 	if len(results) == 0 {
 		return

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Output of tests that pass is dropped, that of failed tests and packages and what is no event is printed, and the
-// slowest tests follow.
+// Output of tests that pass is dropped. Output of failed tests and packages, and lines that are not
+// events, are printed. The slowest tests follow.
 func TestReport(t *testing.T) {
 	const events = `{"Action":"start","Package":"p/a"}
 {"Action":"run","Package":"p/a","Test":"TestGood"}
@@ -41,7 +41,7 @@ ok  	p/c	0.2s
      2.5 s  p/a TestGood
 `
 	var out strings.Builder
-	if err := report(strings.NewReader(events), &out, 20); err != nil || out.String() != want {
+	if err := filterEvents(strings.NewReader(events), &out, 20); err != nil || out.String() != want {
 		t.Errorf("%v\n got %s\nwant %s", err, out.String(), want)
 	}
 }

@@ -17,16 +17,16 @@ import (
 	"keelson.dev/keelson/test/testenv/loopback"
 )
 
-// shape is what a cluster consists of.
-type shape struct {
+// clusterShape is the size and configuration of a cluster.
+type clusterShape struct {
 	replicas, nodes int
 	heartbeat       time.Duration // of the nodes; 0 = as ever
 	store           datadir.StoreOptions
 	run             func(context.Context, server.Config) error // runs a replica; nil = in this process
 }
 
-// start runs a cluster until the end of the test. The client asks the first replica.
-func start(t *testing.T, s shape) *kubernetes.Clientset {
+// startCluster runs a cluster until the end of the test and returns a client of the first replica.
+func startCluster(t *testing.T, s clusterShape) *kubernetes.Clientset {
 	t.Helper()
 	dir := t.TempDir()
 	var nodes sync.WaitGroup
@@ -51,7 +51,8 @@ func start(t *testing.T, s shape) *kubernetes.Clientset {
 	}
 	for i := range s.nodes {
 		name := fmt.Sprintf("w%d", i+1)
-		a := loopback.Agent{Name: name, Servers: []string{plane.Fleet}, Token: plane.Founded.NodeToken, Dir: filepath.Join(dir, name), Events: true}
+		a := loopback.Agent{Name: name, Servers: []string{plane.Fleet}, Token: plane.Founded.NodeToken,
+			Dir: filepath.Join(dir, name), Events: true}
 		nodes.Go(func() {
 			if err := a.Run(ctx); err != nil && ctx.Err() == nil {
 				t.Errorf("node %s: %v", name, err)

@@ -20,10 +20,12 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-var idle = flag.Duration("soak.idle", 0, "let a cluster rest for so long, at its own pace; 0 = some seconds in which much more happens than in hours")
+var idle = flag.Duration("soak.idle", 0,
+	"let a cluster rest for so long, at its own pace; 0 = some seconds in which much more happens than in hours")
 
 const (
-	// rssSlack is what the process may take more from the system: the heap is as large as the collector lets it become.
+	// rssSlack is the accepted growth of the resident memory: the heap is as large as the garbage
+	// collector lets it become.
 	rssSlack = 64 << 20
 	// hurried is for how long, and how often, everything happens in the short form.
 	hurried      = 12 * time.Second
@@ -35,24 +37,25 @@ const (
 // A cluster of three replicas in which nothing changes keeps its memory, and writes nothing, while its nodes say that they
 // live and its operators' programs look at it.
 func TestIdleClusterKeepsItsMemory(t *testing.T) {
-	total, poll, of := *idle, ordinaryPoll, shape{replicas: 3, nodes: 8}
+	total, poll, of := *idle, ordinaryPoll, clusterShape{replicas: 3, nodes: 8}
 	if total == 0 {
 		total, poll, of.heartbeat, of.nodes = hurried, hurriedPoll, hurriedBeat, 24
 	}
-	cs := start(t, of)
-	look(t, cs)
-	runsPods(t, cs, 50)
+	cs := startCluster(t, of)
+	startInformers(t, cs)
+	createRunningPods(t, cs, 50)
 	looked := 0
 	seen := func(d time.Duration) (bytes, rss uint64) {
-		looks, failed := rests(t, cs, d, poll)
+		looks, failed := watchIdle(t, cs, d, poll)
 		looked += looks
-		rss = resident(t)
-		bytes, _ = live(t, fmt.Sprintf("another %v, %d looks, %d unanswered, %.1f MiB resident", d, looks, failed, mebi(rss)))
+		rss = residentMemory(t)
+		bytes, _ = liveHeap(t, fmt.Sprintf("another %v, %d looks, %d unanswered, %.1f MiB resident", d, looks,
+			failed, toMiB(rss)))
 		return bytes, rss
 	}
 	warm := min(total/6, 2*time.Minute)
 	before, rss := seen(warm)
-	profile(t, "idle-before")
+	writeProfile(t, "idle-before")
 	var after, then uint64
 	wrote := func() (writes, looks int) {
 		revision, began := settledRevision(t, cs), looked
@@ -61,32 +64,35 @@ func TestIdleClusterKeepsItsMemory(t *testing.T) {
 		}
 		return settledRevision(t, cs) - revision, looked - began
 	}
-	// On a machine so busy that replicas and nodes lose each other for a moment some writes tell of that: it is looked at again.
-	// What writes because time passes, or because somebody looks, does it each time.
+	// On a very busy machine replicas and nodes lose each other briefly, which causes writes:
+	// measure again. Writes caused by time or by clients occur in each measurement.
 	writes, looks := wrote()
 	for again := 0; again < 3 && *idle == 0 && 4*writes > looks; again++ {
 		t.Logf("%d looks, and the store took %d writes", looks, writes)
 		writes, looks = wrote()
 	}
-	profile(t, "idle-after")
+	writeProfile(t, "idle-after")
 	if after > before+slack {
-		t.Errorf("the live heap grew from %.1f to %.1f MiB within %v in which nothing happened", mebi(before), mebi(after), total-warm)
+		t.Errorf("the live heap grew from %.1f to %.1f MiB within %v in which nothing happened", toMiB(before),
+			toMiB(after), total-warm)
 	}
 	if then > rss+rssSlack {
-		t.Errorf("the process grew from %.1f to %.1f MiB within %v in which nothing happened", mebi(rss), mebi(then), total-warm)
+		t.Errorf("the process grew from %.1f to %.1f MiB within %v in which nothing happened", toMiB(rss),
+			toMiB(then), total-warm)
 	}
 	if 4*writes > looks {
 		t.Errorf("nothing happened but %d looks, and the store took %d writes", looks, writes)
 	}
 }
 
-// runsPods makes a Deployment whose pods run.
-func runsPods(t *testing.T, cs kubernetes.Interface, pods int32) {
+// createRunningPods creates a Deployment and waits until its pods run.
+func createRunningPods(t *testing.T, cs kubernetes.Interface, pods int32) {
 	t.Helper()
 	ctx, labels := context.Background(), map[string]string{"app": "rests"}
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "rests"}, Spec: appsv1.DeploymentSpec{
 		Replicas: &pods, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "hello"}}}},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "hello"}}}},
 	}}
 	if _, err := cs.AppsV1().Deployments("default").Create(ctx, d, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -100,16 +106,17 @@ func runsPods(t *testing.T, cs kubernetes.Interface, pods int32) {
 	})
 }
 
-// rests lets time pass, in which programs look at the cluster again and again, and then sees that all nodes were heard.
-// It fails when fewer than nine of ten looks are answered.
-func rests(t *testing.T, cs *kubernetes.Clientset, d, poll time.Duration) (looks, failed int) {
+// watchIdle lets the cluster run for a time d while clients poll it, and then checks that all nodes
+// have sent heartbeats. It fails if fewer than nine of ten polls succeed.
+func watchIdle(t *testing.T, cs *kubernetes.Clientset, d, poll time.Duration) (looks, failed int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	for {
 		looks++
 		for _, path := range []string{
-			"/metrics", "/readyz", "/cluster/status", "/api/v1/nodes", "/api/v1/pods", "/apis/coordination.k8s.io/v1/leases",
+			"/metrics", "/readyz", "/cluster/status", "/api/v1/nodes", "/api/v1/pods",
+			"/apis/coordination.k8s.io/v1/leases",
 			api.PathTimeline + "/apis/apps/v1/namespaces/default/deployments/rests",
 		} {
 			if _, err := cs.RESTClient().Get().AbsPath(path).DoRaw(ctx); err != nil && ctx.Err() == nil {
@@ -131,13 +138,13 @@ func rests(t *testing.T, cs *kubernetes.Clientset, d, poll time.Duration) (looks
 	}
 	for _, l := range leases.Items {
 		if l.Spec.RenewTime == nil || time.Since(l.Spec.RenewTime.Time) > 30*time.Second {
-			t.Errorf("node %s was heard last at %v", l.Name, l.Spec.RenewTime)
+			t.Errorf("node %s sent its last heartbeat at %v", l.Name, l.Spec.RenewTime)
 		}
 	}
 	return looks, failed
 }
 
-// settledRevision is that of the store when it has stayed the same for a second.
+// settledRevision returns the store's revision when it has not changed for a second.
 func settledRevision(t *testing.T, cs kubernetes.Interface) (revision int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -159,8 +166,8 @@ func settledRevision(t *testing.T, cs kubernetes.Interface) (revision int) {
 	return revision
 }
 
-// resident is what this process takes of the machine's memory, in bytes.
-func resident(t *testing.T) uint64 {
+// residentMemory returns the resident memory of this process in bytes.
+func residentMemory(t *testing.T) uint64 {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -22,20 +22,23 @@ import (
 )
 
 const (
-	// restful is what a replica may take of the machine that has nothing to do, in bytes: the budget is 80 MiB, 36 are measured.
+	// restful is the maximum resident memory of an idle replica in bytes: the budget is 80 MiB, 36
+	// MiB are measured.
 	restful = 60 << 20
-	// restsWithin is when a replica has come to rest: half a minute after its last work, and what the machine takes longer for.
+	// restsWithin is the time after which a replica is idle: half a minute after its last work, and
+	// more on a slow machine.
 	restsWithin = 3 * time.Minute
 )
 
 // A replica with nothing to do takes less than 60 MiB, leader and followers, with nodes connected, as the program that
 // people run.
 func TestIdleReplicaIsSmall(t *testing.T) {
-	program := build(t)
+	program := buildProgram(t)
 	var mu sync.Mutex
 	pids := map[string]int{}
-	cs := start(t, shape{replicas: 3, nodes: 2, run: func(ctx context.Context, cfg server.Config) error {
-		c := exec.CommandContext(ctx, program, "run", "--data-dir", cfg.DataDir, "--name", cfg.Name, "--advertise-address", cfg.Advertise,
+	cs := startCluster(t, clusterShape{replicas: 3, nodes: 2, run: func(ctx context.Context, cfg server.Config) error {
+		c := exec.CommandContext(ctx, program, "run", "--data-dir", cfg.DataDir, "--name", cfg.Name,
+			"--advertise-address", cfg.Advertise,
 			"--memory-limit", "1Gi")
 		var told bytes.Buffer
 		c.Stderr, c.Cancel, c.WaitDelay = &told, func() error { return c.Process.Signal(os.Interrupt) }, 20*time.Second
@@ -61,7 +64,8 @@ func TestIdleReplicaIsSmall(t *testing.T) {
 			if failed != nil {
 				return "", failed
 			}
-			all += fmt.Sprintf("%s %.1f MiB: anonymous %.1f, of files %.1f; ", name, (m.Anonymous+m.File)/(1<<20), m.Anonymous/(1<<20), m.File/(1<<20))
+			all += fmt.Sprintf("%s %.1f MiB: anonymous %.1f, of files %.1f; ", name, (m.Anonymous+m.File)/(1<<20),
+				m.Anonymous/(1<<20), m.File/(1<<20))
 			if m.Anonymous+m.File > restful {
 				err = errors.Join(err, fmt.Errorf("%s takes more than %d MiB", name, restful>>20))
 			}
@@ -76,20 +80,21 @@ func TestIdleReplicaIsSmall(t *testing.T) {
 	if err != nil {
 		t.Errorf("%s: %v", now, err)
 	}
-	answers(t, cs)
+	checkResponds(t, cs)
 }
 
-// answers sees that who rests still answers.
-func answers(t *testing.T, cs *kubernetes.Clientset) {
+// checkResponds checks that an idle cluster still responds.
+func checkResponds(t *testing.T, cs *kubernetes.Clientset) {
 	t.Helper()
 	if _, err := cs.RESTClient().Get().AbsPath("/readyz").DoRaw(context.Background()); err != nil {
 		t.Error(err)
 	}
 }
 
-// build makes the program as the Makefile does, and sees that methods that nobody calls are left out of it: one call of a
-// method by a name that is known only then, such as templates make, brings all of all types, 8 MB of them.
-func build(t *testing.T) string {
+// buildProgram builds the program as the Makefile does, and checks that the linker removes unused
+// methods: one call of a method by a dynamic name, such as templates make, keeps all methods of all
+// types, 8 MB of them.
+func buildProgram(t *testing.T) string {
 	t.Helper()
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
@@ -100,7 +105,8 @@ func build(t *testing.T) string {
 		t.Fatal("the Makefile has no line of TAGS")
 	}
 	out := filepath.Join(t.TempDir(), "keelson-controlplane")
-	c := exec.Command("go", "build", "-trimpath", "-tags", string(tags[1]), "-ldflags", "-s -w -dumpdep", "-o", out, "keelson.dev/keelson/cmd/controlplane")
+	c := exec.Command("go", "build", "-trimpath", "-tags", string(tags[1]), "-ldflags", "-s -w -dumpdep", "-o", out,
+		"keelson.dev/keelson/cmd/controlplane")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	var links bytes.Buffer
 	c.Stderr = &links

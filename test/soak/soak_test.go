@@ -1,6 +1,5 @@
-// Package soak runs a whole control plane in this process, with nodes that only say
-// that their pods run, and looks at what its memory holds before and after they came and went; and the program, for what
-// a replica takes that has nothing to do.
+// Package soak runs a control plane in this process with simulated nodes and compares its memory
+// before and after many pods. It also measures the resident memory of an idle replica's program.
 package soak
 
 import (
@@ -23,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/internal/await"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -36,34 +36,31 @@ const (
 	ofWave   = 200 // pods that run at once
 	// historyAge replaces the minutes for which changes are kept for watches that resume.
 	historyAge = time.Second
-	// slack is what the heap may differ by: what is bounded, and not quite full yet.
+	// slack is the accepted difference of the heap: bounded buffers that are not quite full.
 	slack = 8 << 20
 )
 
 func eventually(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := wait.For(ctx, 20*time.Millisecond, cond); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	await.Until(context.Background(), t, patience, 20*time.Millisecond, what, cond)
 }
 
-// live is what the heap holds, with how many objects, after everything that is not held has gone.
-func live(t *testing.T, what string) (bytes, objects uint64) {
+// liveHeap returns the bytes and the number of objects on the heap after a garbage collection.
+func liveHeap(t *testing.T, what string) (bytes, objects uint64) {
 	t.Helper()
 	runtime.GC()
-	runtime.GC() // what had a finalizer, too
+	runtime.GC() // also collects objects with finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	t.Logf("%s: %.1f MiB live in %d objects, %.1f MiB from the system", what, mebi(m.HeapAlloc), m.HeapObjects, mebi(m.Sys-m.HeapReleased))
+	t.Logf("%s: %.1f MiB live in %d objects, %.1f MiB from the system", what, toMiB(m.HeapAlloc), m.HeapObjects,
+		toMiB(m.Sys-m.HeapReleased))
 	return m.HeapAlloc, m.HeapObjects
 }
 
-func mebi(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
+func toMiB(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 
-// profile writes what holds the heap now, for "go tool pprof -inuse_space -base BEFORE AFTER".
-func profile(t *testing.T, name string) {
+// writeProfile writes a heap profile for "go tool pprof -inuse_space -base BEFORE AFTER".
+func writeProfile(t *testing.T, name string) {
 	t.Helper()
 	if *profiles == "" {
 		return
@@ -77,14 +74,15 @@ func profile(t *testing.T, name string) {
 	}
 }
 
-// wave makes a Deployment of so many pods, waits until all run, and deletes it.
-func wave(t *testing.T, cs *kubernetes.Clientset, name string, pods int32) {
+// runWave creates a Deployment with this number of pods, waits until all run, and deletes it.
+func runWave(t *testing.T, cs *kubernetes.Clientset, name string, pods int32) {
 	t.Helper()
 	ctx := context.Background()
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
 		Replicas: &pods, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "hello"}}}},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "hello"}}}},
 	}}
 	if _, err := cs.AppsV1().Deployments("default").Create(ctx, d, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -108,8 +106,8 @@ func wave(t *testing.T, cs *kubernetes.Clientset, name string, pods int32) {
 	})
 }
 
-// look watches as a client does that caches: kubectl, an operator, a dashboard.
-func look(t *testing.T, cs kubernetes.Interface) {
+// startInformers watches like a client with a cache: kubectl, an operator, a dashboard.
+func startInformers(t *testing.T, cs kubernetes.Interface) {
 	t.Helper()
 	f := informers.NewSharedInformerFactory(cs, 0)
 	f.Core().V1().Pods().Informer()
@@ -122,25 +120,25 @@ func look(t *testing.T, cs kubernetes.Interface) {
 	t.Cleanup(func() { cancel(); f.Shutdown() })
 }
 
-// churn makes and deletes so many pods, and the events that tell of them.
-func churn(t *testing.T, cs *kubernetes.Clientset, name string, pods int) {
+// churnPods creates and deletes this number of pods and their events.
+func churnPods(t *testing.T, cs *kubernetes.Clientset, name string, pods int) {
 	t.Helper()
 	for i := 0; i*ofWave < pods; i++ {
-		wave(t, cs, fmt.Sprintf("%s-%d", name, i), ofWave)
+		runWave(t, cs, fmt.Sprintf("%s-%d", name, i), ofWave)
 	}
-	if err := cs.CoreV1().Events("default").DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := cs.CoreV1().Events("default").DeleteCollection(context.Background(), metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// What is made and deleted again leaves nothing in a replica's memory: the heap after many
-// pods is that after few. What is bounded and fills (the newest entries of the log, the timeline)
-// fills in the first waves.
+// Created and deleted objects leave nothing in a replica's memory: the heap after many pods is as
+// large as after few. Bounded data (the newest log entries, the timeline) fills in the first waves.
 func TestChurnLeavesNothingBehind(t *testing.T) {
-	cs := start(t, shape{replicas: 1, nodes: 4, store: datadir.StoreOptions{HistoryAge: historyAge}})
-	look(t, cs)
-	live(t, "a cluster of four nodes")
-	churn(t, cs, "first", *pods)
+	cs := startCluster(t, clusterShape{replicas: 1, nodes: 4, store: datadir.StoreOptions{HistoryAge: historyAge}})
+	startInformers(t, cs)
+	liveHeap(t, "a cluster of four nodes")
+	churnPods(t, cs, "first", *pods)
 	var before, objects uint64
 	settled := func(what string) (bytes, objects uint64) {
 		// History is forgotten by age: wait until it is.
@@ -148,7 +146,7 @@ func TestChurnLeavesNothingBehind(t *testing.T) {
 		defer cancel()
 		last := uint64(math.MaxUint64)
 		err := wait.For(ctx, historyAge, func() error {
-			if bytes, objects = live(t, what); objects < last-last/100 {
+			if bytes, objects = liveHeap(t, what); objects < last-last/100 {
 				last = objects
 				return errors.New("memory is still given back")
 			}
@@ -160,11 +158,12 @@ func TestChurnLeavesNothingBehind(t *testing.T) {
 		return bytes, objects
 	}
 	before, objects = settled(fmt.Sprintf("after %d pods", *pods))
-	profile(t, "before")
-	churn(t, cs, "then", *pods)
+	writeProfile(t, "before")
+	churnPods(t, cs, "then", *pods)
 	after, more := settled(fmt.Sprintf("after %d pods", 2**pods))
-	profile(t, "after")
+	writeProfile(t, "after")
 	if after > before+slack {
-		t.Errorf("the live heap grew from %.1f MiB in %d objects to %.1f MiB in %d while %d pods came and went", mebi(before), objects, mebi(after), more, *pods)
+		t.Errorf("the live heap grew from %.1f MiB in %d objects to %.1f MiB in %d while %d pods came and went",
+			toMiB(before), objects, toMiB(after), more, *pods)
 	}
 }

@@ -12,28 +12,28 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// describe logs what a person would look at first in a namespace.
-func describe(t testing.TB, namespace string) {
-	kctl := filepath.Join(current.Config.BinDir, "kctl")
+// logNamespace logs the resources, events and pods of a namespace.
+func logNamespace(t testing.TB, namespace string) {
+	kctl := filepath.Join(current.Lab.Config.BinDir, "kctl")
 	for _, args := range [][]string{{"get", "all", "-o", "wide"}, {"get", "events"}, {"describe", "pods"}} {
 		out, _ := Try(t, kctl, append(args, "-n", namespace)...)
 		t.Logf("kctl %s:\n%s", strings.Join(args, " "), lastLines(out, 120))
 	}
 }
 
-// Diagnose writes the state of the lab and the ends of its daemons' logs.
+// Diagnose writes the state of the lab and the last lines of its daemons' logs.
 func Diagnose(w io.Writer) {
-	kctl := filepath.Join(current.Config.BinDir, "kctl")
+	kctl := filepath.Join(current.Lab.Config.BinDir, "kctl")
 	for _, args := range [][]string{{"lab", "status"}, {"get", "nodes", "-o", "wide"}} {
 		cmd := exec.Command(kctl, args...)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+current.Config.Kubeconfig)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+current.Lab.Config.Kubeconfig)
 		out, _ := cmd.CombinedOutput()
 		fmt.Fprintf(w, "%s\n", out)
 	}
 	DaemonLogs(w, current.Lab)
 }
 
-// DaemonLogs writes the ends of the logs of a lab's daemons.
+// DaemonLogs writes the last lines of the logs of a lab's daemons.
 func DaemonLogs(w io.Writer, l *lab.Lab) {
 	for _, h := range l.Config.Hosts {
 		raw, err := os.ReadFile(h.LogFile())

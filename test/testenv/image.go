@@ -18,7 +18,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// LoadImage makes an image of programs (name in the image's root: file on this machine) and loads it into the lab.
+// LoadImage builds an image and loads it into the lab. programs maps a path in the image to a file
+// on this machine.
 func LoadImage(t testing.TB, tag string, programs map[string]string, entrypoint ...string) {
 	t.Helper()
 	ref, err := name.NewTag(tag)
@@ -49,11 +50,13 @@ func LoadImage(t testing.TB, tag string, programs map[string]string, entrypoint 
 	Kctl(t, "lab", "load", file)
 }
 
-// Build builds programs, for images, and returns the folder in which each has the name of its package's folder.
+// Build compiles static programs for images. It returns a folder in which each program has the name
+// of its package's folder.
 func Build(t testing.TB, packages ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", dir + "/"}, packages...)...)
+	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o",
+		dir + "/"}, packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building %s: %v\n%s", strings.Join(packages, ", "), err, out)

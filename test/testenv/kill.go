@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// KillEverything kills every process of the lab with SIGKILL, as fast as it finds them, and returns how many there were when
-// none is left.
+// KillEverything kills the lab's processes with SIGKILL, repeatedly and as fast as possible, until
+// no process is left. It returns the number of processes killed, and an error after 20 seconds.
 func KillEverything() (killed int, err error) {
 	seen := map[int]bool{}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -26,15 +26,15 @@ func KillEverything() (killed int, err error) {
 			seen[pid] = true
 		}
 		if lab.IsAnyProcessAlive() {
-			return errors.New("processes of the lab outlive SIGKILL")
+			return errors.New("processes of the lab are still running after SIGKILL")
 		}
 		return nil
 	})
 	return len(seen), err
 }
 
-// KillGroup kills every process that it finds in a group of the lab, by SIGKILL, and returns their pids: a host's by its name,
-// "forwarder" is what leads to the API, "" are all.
+// KillGroup sends SIGKILL to every process in a cgroup of the lab and returns the killed PIDs. name
+// is a host, "forwarder" for the forwarder of API connections, or "" for all processes.
 func KillGroup(name string) []int {
 	var killed []int
 	for _, pid := range labProcesses(name) {
@@ -45,13 +45,14 @@ func KillGroup(name string) []int {
 	return killed
 }
 
-// labProcesses are the pids of a group, by its cgroups: in the hierarchy that counts processes, or the only one.
+// labProcesses returns the PIDs of the processes in a cgroup of the lab: in the pids hierarchy of
+// cgroup v1, or in cgroup v2.
 func labProcesses(group string) []int {
 	var out []int
 	for _, root := range []string{"/sys/fs/cgroup/pids" + lab.CgroupRoot(), "/sys/fs/cgroup" + lab.CgroupRoot()} {
 		_ = filepath.WalkDir(filepath.Join(root, group), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.Name() != "cgroup.procs" {
-				return nil // a group that went meanwhile
+				return nil // the cgroup was deleted meanwhile
 			}
 			raw, _ := os.ReadFile(path)
 			for _, f := range strings.Fields(string(raw)) {

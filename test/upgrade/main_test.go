@@ -21,9 +21,9 @@ import (
 // previous is the folder of the programs of the release before.
 var previous string
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) { os.Exit(runOnLab(m)) }
 
-func run(m *testing.M) int {
+func runOnLab(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: a lab needs root")
 		return 0
@@ -40,18 +40,19 @@ func run(m *testing.M) int {
 	}
 	return testenv.MainOn(func(c *lab.Config) {
 		c.Workers, c.Programs = 2, previous
-		c.EvictionSeconds = 300 // a node whose agent was stopped keeps its pods
+		c.EvictionSeconds = 300 // pods stay on a node with a stopped agent
 		c.ControlPlaneFlags = []string{"--shutdown-delay-duration=" + shutdownDelay.String()}
 	}, m)
 }
 
-// shutdownDelay is half of the default, and still twice of what the lab's way in needs to hear of it.
+// shutdownDelay is half of the default, and still twice the time in which the lab's forwarder
+// notices it.
 const shutdownDelay = 2 * time.Second
 
 // notHere is how scripts/previous ends where the clone lacks the commit: shallow ones do.
 const notHere = 3
 
-// buildPrevious builds the release before, where that has not been done.
+// buildPrevious builds the previous release unless it is built already.
 func buildPrevious() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -62,6 +63,6 @@ func buildPrevious() (string, error) {
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("building the release before: %w: %s", err, errs.String())
 	}
-	fmt.Printf("the release before is there after %s\n", time.Since(began).Round(time.Millisecond))
+	fmt.Printf("the previous release is built after %s\n", time.Since(began).Round(time.Millisecond))
 	return strings.TrimSpace(out.String()), nil
 }

@@ -25,24 +25,25 @@ const (
 	tools = "keelson.dev/tools:v1"
 )
 
-// containers are those of a pod, by their name: id and how often it was started again.
-type containers map[string]string
+// podContainers is the ID and the restart count of a pod's containers by name.
+type podContainers map[string]string
 
-func containersOf(p *v1.Pod) containers {
-	out := containers{}
+func containersOf(p *v1.Pod) podContainers {
+	out := podContainers{}
 	for _, c := range p.Status.ContainerStatuses {
 		out[c.Name] = fmt.Sprintf("%s started again %d times, ready %v", c.ContainerID, c.RestartCount, c.Ready)
 	}
 	return out
 }
 
-// prepare makes the pods that are to live through it all: of each node one of a DaemonSet, behind a Service, and a pod that
-// answers and sleeps; and one that may be moved.
-func (l *life) prepare() {
+// createPods creates the pods that must survive the upgrade. Each node has a pod of a DaemonSet,
+// behind a Service, and a pod with a server and a shell. One more pod may be moved.
+func (l *upgradeTest) createPods() {
 	labels := map[string]string{"app": "web"}
-	web := v1.PodSpec{Containers: []v1.Container{server("main", 8080)}}
+	web := v1.PodSpec{Containers: []v1.Container{serverContainer("main", 8080)}}
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: web}}}
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: web}}}
 	if _, err := l.cs.AppsV1().DaemonSets(l.ns).Create(l.Context(), set, metav1.CreateOptions{}); err != nil {
 		l.Fatal(err)
 	}
@@ -52,8 +53,8 @@ func (l *life) prepare() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.asked = &requests{url: "http://" + svc.Spec.ClusterIP + "/"}
-	l.create("old-w1", "w1")
+	l.requests = &serviceRequests{url: "http://" + svc.Spec.ClusterIP + "/"}
+	l.createPod("old-w1", "w1")
 	var names []string
 	testenv.Eventually(l, soon, func() error {
 		pods, err := l.cs.CoreV1().Pods(l.ns).List(l.Context(), metav1.ListOptions{LabelSelector: "app=web"})
@@ -71,44 +72,49 @@ func (l *life) prepare() {
 		}
 		return nil
 	})
-	l.old = map[string]containers{}
+	l.old = map[string]podContainers{}
 	for _, name := range names {
-		l.old[name] = containersOf(l.pod(name))
+		l.old[name] = containersOf(l.getPod(name))
 	}
 	for _, node := range []string{"w1", "w2"} {
-		testenv.Eventually(l, soon, func() error { return l.asked.ask(l.Context(), testenv.HTTP(testenv.Host(l, node))) })
+		testenv.Eventually(l, soon, func() error {
+			return l.requests.sendRequest(l.Context(), testenv.HTTP(testenv.Host(l, node)))
+		})
 	}
 }
 
-func server(name string, port int32) v1.Container {
+func serverContainer(name string, port int32) v1.Container {
 	return v1.Container{Name: name, Image: hello, Args: []string{fmt.Sprintf("-listen=:%d", port)},
-		ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(port)}}, PeriodSeconds: 1, TimeoutSeconds: 10}}
+		ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz",
+			Port: intstr.FromInt32(port)}}, PeriodSeconds: 1, TimeoutSeconds: 10}}
 }
 
-// create makes a pod on a node: a server, and beside it a shell that says its name once.
-func (l *life) create(name, node string) {
+// createPod creates a pod on a node with a server, and a shell that prints its name once.
+func (l *upgradeTest) createPod(name, node string) {
 	l.Helper()
 	grace := int64(0)
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"made": "here"}}, Spec: v1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &grace,
-		Containers: []v1.Container{server("web", 8080),
-			{Name: "shell", Image: tools, Command: []string{"sh", "-c", "echo this is " + name + "; sleep 1000000"}}}}}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"made": "here"}},
+		Spec: v1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &grace,
+			Containers: []v1.Container{serverContainer("web", 8080),
+				{Name: "shell", Image: tools, Command: []string{"sh", "-c",
+					"echo this is " + name + "; sleep 1000000"}}}}}
 	if _, err := l.cs.CoreV1().Pods(l.ns).Create(l.Context(), p, metav1.CreateOptions{}); err != nil {
 		l.Fatal(err)
 	}
-	l.ready(name)
+	l.awaitReady(name)
 }
 
-func (l *life) ready(name string) {
+func (l *upgradeTest) awaitReady(name string) {
 	l.Helper()
 	testenv.Eventually(l, soon, func() error {
-		if p := l.pod(name); !isReady(p) {
+		if p := l.getPod(name); !isReady(p) {
 			return fmt.Errorf("pod %s is not Ready: %+v", name, p.Status.ContainerStatuses)
 		}
 		return nil
 	})
 }
 
-func (l *life) pod(name string) *v1.Pod {
+func (l *upgradeTest) getPod(name string) *v1.Pod {
 	l.Helper()
 	p, err := l.cs.CoreV1().Pods(l.ns).Get(l.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -126,57 +132,60 @@ func isReady(p *v1.Pod) bool {
 	return false
 }
 
-// serves has a node do what nodes do: a pod is made there, answers for itself and reaches the Service by its name.
-func (l *life) serves(node string) (made string) {
+// checkNode checks that a node works: a new pod is started, responds, and reaches the Service by
+// its name.
+func (l *upgradeTest) checkNode(node string) (made string) {
 	l.Helper()
 	l.made++
 	made = fmt.Sprintf("made-%d", l.made)
-	l.create(made, node)
-	l.answers(made)
+	l.createPod(made, node)
+	l.checkPod(made)
 	return made
 }
 
-// answers has a command run in a pod, its log read, and the Service asked from within by its name.
-func (l *life) answers(name string) {
+// checkPod runs a command in a pod, reads its log, and requests the Service from it by name.
+func (l *upgradeTest) checkPod(name string) {
 	l.Helper()
-	if out := testenv.Kctl(l, "-n", l.ns, "exec", name, "-c", "shell", "--", "sh", "-c", "echo $((6*7))"); strings.TrimSpace(out) != "42" {
+	if out := testenv.Kctl(l, "-n", l.ns, "exec", name, "-c", "shell", "--", "sh", "-c",
+		"echo $((6*7))"); strings.TrimSpace(out) != "42" {
 		l.Errorf("exec in %s: %q", name, out)
 	}
-	testenv.Eventually(l, soon, func() error { // it may have begun, and said nothing yet
+	testenv.Eventually(l, soon, func() error { // the container may have started without output yet
 		if out := testenv.Kctl(l, "-n", l.ns, "logs", name, "-c", "shell"); !strings.Contains(out, "this is "+name) {
 			return fmt.Errorf("logs of %s: %q", name, out)
 		}
 		return nil
 	})
 	testenv.Eventually(l, soon, func() error {
-		out, err := testenv.Try(l, l.kctl(), "-n", l.ns, "exec", name, "-c", "shell", "--", "wget", "-T", "5", "-qO-", "http://web/")
+		out, err := testenv.Try(l, l.kctlPath(), "-n", l.ns, "exec", name, "-c", "shell", "--", "wget", "-T", "5",
+			"-qO-", "http://web/")
 		if err != nil || !strings.Contains(out, "hello from ") {
-			return fmt.Errorf("the Service, asked by %s: %w: %s", name, errors.Join(err), out)
+			return fmt.Errorf("the Service, requested by %s: %w: %s", name, errors.Join(err), out)
 		}
 		return nil
 	})
 }
 
-// goesOn has a pod that another release's programs made answer under those that its node runs now, and its server end with a
-// code: it is started again, and the code is known.
-func (l *life) goesOn(name, node string) {
+// checkOldPod checks a pod that another release has started. It responds under the node's current
+// release. When its server exits with a code, the container is restarted and the code is reported.
+func (l *upgradeTest) checkOldPod(name, node string) {
 	l.Helper()
-	l.answers(name)
-	before := l.pod(name)
-	times := restarts(before, "web")
+	l.checkPod(name)
+	before := l.getPod(name)
+	times := restartCount(before, "web")
 	client := testenv.HTTP(testenv.Host(l, node))
 	resp, err := client.Get("http://" + before.Status.PodIP + ":8080/exit?code=7")
 	if err == nil {
 		resp.Body.Close()
 	}
 	testenv.Eventually(l, soon, func() error {
-		p := l.pod(name)
+		p := l.getPod(name)
 		for _, c := range p.Status.ContainerStatuses {
 			end := c.LastTerminationState.Terminated
 			if c.Name == "web" && (c.RestartCount != times+1 || !c.Ready || end == nil || end.ExitCode != 7) {
 				return fmt.Errorf("%s of %s, which ended with code 7: %+v", c.Name, name, c)
 			}
-			if c.Name == "shell" && c.ContainerID != idOf(before, "shell") {
+			if c.Name == "shell" && c.ContainerID != containerID(before, "shell") {
 				return fmt.Errorf("the other container of %s was exchanged: %+v", name, c)
 			}
 		}
@@ -184,7 +193,7 @@ func (l *life) goesOn(name, node string) {
 	})
 }
 
-func restarts(p *v1.Pod, container string) int32 {
+func restartCount(p *v1.Pod, container string) int32 {
 	for _, c := range p.Status.ContainerStatuses {
 		if c.Name == container {
 			return c.RestartCount
@@ -193,7 +202,7 @@ func restarts(p *v1.Pod, container string) int32 {
 	return -1
 }
 
-func idOf(p *v1.Pod, container string) string {
+func containerID(p *v1.Pod, container string) string {
 	for _, c := range p.Status.ContainerStatuses {
 		if c.Name == container {
 			return c.ContainerID
@@ -202,16 +211,19 @@ func idOf(p *v1.Pod, container string) string {
 	return ""
 }
 
-// untouched compares the containers that were there before with those that are there now.
-func (l *life) untouched() {
+// checkUntouched compares the current containers with the containers before the upgrade.
+func (l *upgradeTest) checkUntouched() {
 	l.Helper()
 	for name, was := range l.old {
-		testenv.Eventually(l, soon, func() error { // what was started again stays so, and what is not ready may be again
-			p := l.pod(name)
+		testenv.Eventually(l, soon, func() error {
+			// restarted containers stay restarted, and a container that is not ready may become
+			// ready
+			p := l.getPod(name)
 			now := containersOf(p)
 			for c, before := range was {
 				if now[c] != before {
-					return fmt.Errorf("container %s of %s on %s was %s, and is %s", c, name, p.Spec.NodeName, before, now[c])
+					return fmt.Errorf("container %s of %s on %s was %s, and is %s", c, name, p.Spec.NodeName,
+						before, now[c])
 				}
 			}
 			return nil
@@ -219,8 +231,8 @@ func (l *life) untouched() {
 	}
 }
 
-// requests asks a Service again and again.
-type requests struct {
+// serviceRequests sends requests to a Service continuously.
+type serviceRequests struct {
 	url string
 
 	mu     sync.Mutex
@@ -228,7 +240,7 @@ type requests struct {
 	failed []error
 }
 
-func (r *requests) ask(ctx context.Context, client *http.Client) error {
+func (r *serviceRequests) sendRequest(ctx context.Context, client *http.Client) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url, nil)
 	if err != nil {
 		return err
@@ -245,9 +257,9 @@ func (r *requests) ask(ctx context.Context, client *http.Client) error {
 	return err
 }
 
-func (r *requests) run(ctx context.Context, client *http.Client) {
+func (r *serviceRequests) sendUntil(ctx context.Context, client *http.Client) {
 	for wait.Delay(ctx, 10*time.Millisecond) == nil {
-		err := r.ask(context.WithoutCancel(ctx), client)
+		err := r.sendRequest(context.WithoutCancel(ctx), client)
 		r.mu.Lock()
 		if r.n++; err != nil {
 			r.failed = append(r.failed, err)
@@ -256,9 +268,10 @@ func (r *requests) run(ctx context.Context, client *http.Client) {
 	}
 }
 
-func (r *requests) verdict(t *testing.T) {
+func (r *serviceRequests) checkResult(t *testing.T) {
 	t.Helper()
 	if len(r.failed) > 0 || r.n < 100 {
-		t.Errorf("%d of %d requests to the Service failed: %v", len(r.failed), r.n, errors.Join(r.failed[:min(5, len(r.failed))]...))
+		t.Errorf("%d of %d requests to the Service failed: %v", len(r.failed), r.n,
+			errors.Join(r.failed[:min(5, len(r.failed))]...))
 	}
 }

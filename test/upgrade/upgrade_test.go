@@ -22,16 +22,16 @@ import (
 
 const soon = 3 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
 
-// life is a cluster under load, from one step to the next.
-type life struct {
+// upgradeTest is a cluster under load, from one step to the next.
+type upgradeTest struct {
 	*testing.T
-	cs    kubernetes.Interface
-	ns    string
-	now   string // folder of this release's programs
-	made  int
-	load  *stream.Load
-	asked *requests
-	old   map[string]containers // of the pods that have to live through everything
+	cs       kubernetes.Interface
+	ns       string
+	now      string // folder of this release's programs
+	made     int
+	load     *stream.Load
+	requests *serviceRequests
+	old      map[string]podContainers // of the pods that have to live through everything
 }
 
 // A cluster of the release before becomes one of this release, agents and replicas in either order, goes back while it may,
@@ -40,12 +40,14 @@ type life struct {
 // pods that were there before ends. F48
 func TestUpgradeAndBack(t *testing.T) {
 	if c := testenv.Lab().Config; c.Programs != previous || len(c.ControlPlaneFlags) == 0 {
-		t.Fatal("the lab that is up was made without the release before: take it down with 'kctl lab down', so that one is made")
+		t.Fatal("the lab that is up was made without the release before: take it down with 'kctl lab down', so " +
+			"that one is made")
 	}
-	l := &life{T: t, cs: testenv.Client(t), ns: testenv.Namespace(t), now: testenv.Lab().Config.BinDir}
-	l.prepare()
+	l := &upgradeTest{T: t, cs: testenv.Client(t), ns: testenv.Namespace(t), now: testenv.Lab().Config.BinDir}
+	l.createPods()
 	ctx, end := context.WithCancel(context.Background())
-	l.load = &stream.Load{Names: []string{"a", "b", "c"}, Clients: map[string]kubernetes.Interface{}, Namespace: l.ns, Call: 20 * time.Second}
+	l.load = &stream.Load{Names: []string{"a", "b", "c"}, Clients: map[string]kubernetes.Interface{}, Namespace: l.ns,
+		Call: 20 * time.Second}
 	for _, name := range l.load.Names { // each by connections of its own to whichever replica is ready
 		l.load.Clients[name] = testenv.Client(t)
 	}
@@ -59,64 +61,67 @@ func TestUpgradeAndBack(t *testing.T) {
 	calm, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, node := range []string{"w1", "w2"} {
-		beside.Go(func() { l.asked.run(calm, testenv.Patient(testenv.Host(t, node))) })
+		beside.Go(func() { l.requests.sendUntil(calm, testenv.PatientHTTP(testenv.Host(t, node))) })
 	}
 	for _, step := range []struct {
 		name string
-		run  func(*life)
+		run  func(*upgradeTest)
 	}{
-		{"new agent, old replicas, and back", (*life).agentFirst},
-		{"mixed replicas, and back", (*life).replicaAndBack},
-		{"new replicas, old agents", (*life).replicas},
-		{"no way back", (*life).refused},
-		{"stopped at a node, and resumed", (*life).agents},
+		{"new agent, old replicas, and back", (*upgradeTest).upgradeAgentFirst},
+		{"mixed replicas, and back", (*upgradeTest).upgradeReplicaAndBack},
+		{"new replicas, old agents", (*upgradeTest).upgradeReplicas},
+		{"no way back", (*upgradeTest).checkDowngradeRefused},
+		{"stopped at a node, and resumed", (*upgradeTest).upgradeAgents},
 	} {
 		began := time.Now()
 		if !t.Run(step.name, func(t *testing.T) { one := *l; one.T = t; step.run(&one); l.made = one.made }) {
-			return // each begins with what the one before left
+			return // each step starts with the result of the previous step
 		}
 		t.Logf("%s: %s", step.name, time.Since(began).Round(100*time.Millisecond))
 	}
 	stop()
 	beside.Wait()
-	seen, err := l.load.Verdict(ctx)
+	seen, err := l.load.Finish(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d calls, %d failed; %d writes, %d lost; %d events at %d watches, %d wrong; %d reads, %d stale; %d requests to the Service",
-		seen.Calls, seen.Failed, seen.Acked, seen.Lost, seen.Events, seen.Watches, seen.Wrong, seen.Reads, seen.Stale, l.asked.n)
+	t.Logf("%d calls, %d failed; %d writes, %d lost; %d events at %d watches, %d wrong; %d reads, %d stale; %d "+
+		"requests to the Service",
+		seen.Calls, seen.Failed, seen.Acked, seen.Lost, seen.Events, seen.Watches, seen.Wrong, seen.Reads,
+		seen.Stale, l.requests.n)
 	if seen.Broken == 0 {
 		t.Error("no watch was ended by a replica that was exchanged: the load was not at it")
 	}
-	seen.Broken = 0 // they end with their replica, and go on at another
+	seen.Broken = 0 // watches end with their replica and continue at another
 	if err := seen.Err(); err != nil {
 		t.Error(err)
 	}
-	l.asked.verdict(t)
+	l.requests.checkResult(t)
 }
 
-// agentFirst has one node run this release's agent below replicas of the release before, and the other way round. Its programs
-// lie in one folder, as on a machine: what was started before has others at the same path now.
-func (l *life) agentFirst() {
+// upgradeAgentFirst checks one node with this release's agent and replicas of the previous release,
+// and then the reverse. The programs are in one folder, as on a machine: a running process finds
+// other programs at the same path after the upgrade.
+func (l *upgradeTest) upgradeAgentFirst() {
 	dir := l.TempDir()
-	l.put(previous, dir)
-	l.replace("w1", dir)
-	l.create("in-place", "w1") // its shim is of the release before, and of this folder
-	l.put(l.now, dir)
-	l.replace("w1", dir)
-	l.serves("w1")
-	l.untouched()
-	l.goesOn("old-w1", "w1")   // an old shim, and the old programs beside it
-	l.goesOn("in-place", "w1") // an old shim, and the new programs in its place
-	made := l.serves("w1")
-	l.replace("w1", previous)
-	l.goesOn(made, "w1") // a new shim below an old agent
-	l.serves("w1")
-	l.untouched()
+	l.replacePrograms(previous, dir)
+	l.replaceHost("w1", dir)
+	l.createPod("in-place", "w1") // its shim is of the release before, and of this folder
+	l.replacePrograms(l.now, dir)
+	l.replaceHost("w1", dir)
+	l.checkNode("w1")
+	l.checkUntouched()
+	l.checkOldPod("old-w1", "w1")   // an old shim, and the old programs beside it
+	l.checkOldPod("in-place", "w1") // an old shim, and the new programs in its place
+	made := l.checkNode("w1")
+	l.replaceHost("w1", previous)
+	l.checkOldPod(made, "w1") // a new shim below an old agent
+	l.checkNode("w1")
+	l.checkUntouched()
 }
 
-// put puts programs in place of those in a folder, as install.sh does.
-func (l *life) put(from, to string) {
+// replacePrograms replaces the programs in a folder, as install.sh does.
+func (l *upgradeTest) replacePrograms(from, to string) {
 	l.Helper()
 	for _, name := range []string{"keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause"} {
 		raw, err := os.ReadFile(filepath.Join(from, name))
@@ -132,24 +137,25 @@ func (l *life) put(from, to string) {
 	}
 }
 
-// replicaAndBack exchanges one replica, finds that the level is held and what needs it refused, and goes back.
-func (l *life) replicaAndBack() {
+// upgradeReplicaAndBack upgrades one replica, checks that the feature level stays and that requests
+// that need a higher level are refused, and downgrades the replica.
+func (l *upgradeTest) upgradeReplicaAndBack() {
 	_, others := testenv.Leader(l, soon)
 	first := others[0]
-	l.replace(first, l.now)
-	status := l.status()
+	l.replaceHost(first, l.now)
+	status := l.clusterStatus()
 	if status.FeatureLevel != 1 {
 		l.Errorf("level %d while two replicas are of the release before", status.FeatureLevel)
 	}
-	testenv.Eventually(l, soon, func() error { // replicas ask each other now and then what they are
+	testenv.Eventually(l, soon, func() error { // replicas exchange their releases periodically
 		if out := testenv.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 2 waits for ") {
 			return fmt.Errorf("cluster status:\n%s", out)
 		}
 		return nil
 	})
 	// The new replica leads, too.
-	testenv.Eventually(l, soon, func() error { // who is to lead may lag behind for a moment
-		out, err := testenv.Try(l, l.kctl(), "cluster", "step-down", "--to", first)
+	testenv.Eventually(l, soon, func() error { // the target of the transfer may lag behind briefly
+		out, err := testenv.Try(l, l.kctlPath(), "cluster", "step-down", "--to", first)
 		if err != nil && !strings.Contains(out, "leads already") {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -159,96 +165,111 @@ func (l *life) replicaAndBack() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	err = testenv.ClientAt(l, first).CoreV1().RESTClient().Post().AbsPath(api.PathClusterKeys).SetHeader("Content-Type", "application/json").
-		Body(body).Do(l.Context()).Error()
-	if err == nil || !strings.Contains(err.Error(), "an exchange of keys needs feature level 2, and the cluster is at level 1") {
+	err =
+		testenv.ClientAt(l, first).CoreV1().RESTClient().Post().AbsPath(api.PathClusterKeys).SetHeader("Content-Type",
+			"application/json").
+			Body(body).Do(l.Context()).Error()
+	if err == nil ||
+		!strings.Contains(err.Error(), "a key rotation needs feature level 2, and the cluster is at level 1") {
 		l.Errorf("an exchange of keys while releases are mixed: %v", err)
 	}
-	l.serves("w1")
-	l.replace(first, previous)
-	l.serves("w2")
-	if s := l.status(); s.FeatureLevel != 1 {
+	l.checkNode("w1")
+	l.replaceHost(first, previous)
+	l.checkNode("w2")
+	if s := l.clusterStatus(); s.FeatureLevel != 1 {
 		l.Errorf("level %d in the release before", s.FeatureLevel)
 	}
 }
 
-// replicas exchanges all replicas as a user does, with agents of the release before.
-func (l *life) replicas() {
+// upgradeReplicas upgrades all replicas as a user does, with agents of the previous release.
+func (l *upgradeTest) upgradeReplicas() {
 	leader, _ := testenv.Leader(l, soon)
 	plan := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2", "--dry-run")
 	lines := strings.Split(strings.TrimSpace(plan), "\n")
-	if len(lines) != 4 || !strings.HasPrefix(lines[2], leader+" hands the lead over to ") || !strings.HasPrefix(lines[3], "replica "+leader+":") {
+	if len(lines) != 4 || !strings.HasPrefix(lines[2], leader+" hands the lead over to ") ||
+		!strings.HasPrefix(lines[3], "replica "+leader+":") {
 		l.Errorf("plan:\n%s", plan)
 	}
 	out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2")
 	l.Log(out)
 	testenv.Eventually(l, soon, func() error {
-		if s := l.status(); s.FeatureLevel < 2 || len(s.Alarms) > 0 {
+		if s := l.clusterStatus(); s.FeatureLevel < 2 || len(s.Alarms) > 0 {
 			return fmt.Errorf("level %d, alarms %+v", s.FeatureLevel, s.Alarms)
 		}
 		return nil
 	})
-	l.serves("w1")
-	l.serves("w2")
-	l.untouched()
+	l.checkNode("w1")
+	l.checkNode("w2")
+	l.checkUntouched()
 }
 
-// refused has a replica of the release before started after the level has risen.
-func (l *life) refused() {
+// checkDowngradeRefused starts a replica of the previous release after the feature level has risen.
+// The replica must refuse to start.
+func (l *upgradeTest) checkDowngradeRefused() {
 	_, others := testenv.Leader(l, soon)
 	err := testenv.Lab().Replace(l.Context(), others[0], previous)
 	want := "the cluster stores forms of feature level 2"
-	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "and this release understands levels up to 1: start the release that the other replicas run, or one after it") {
+	if err == nil || !strings.Contains(err.Error(), want) ||
+		!strings.Contains(err.Error(), "and this release understands levels up to 1: start the release that the other "+
+			"replicas run, or one after it") {
 		l.Errorf("the release before after the level has risen: %v", err)
 	}
-	l.replace(others[0], l.now)
+	l.replaceHost(others[0], l.now)
 	// Of the release before the upgrade cannot know whether it could be gone back to.
-	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", previous)
+	out, err := testenv.Try(l, l.kctlPath(), "lab", "upgrade", "--to", previous)
 	if err == nil || !strings.Contains(out, "is too old to report its feature level") {
 		l.Errorf("%v: %s", err, out)
 	}
 }
 
-// agents exchanges the agents, the first time for one that ends as it starts.
-func (l *life) agents() {
-	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", l.broken())
-	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") || !strings.Contains(out, "the agent of w1 exited") {
+// upgradeAgents upgrades the agents. The first attempt uses an agent that exits at its start.
+func (l *upgradeTest) upgradeAgents() {
+	out, err := testenv.Try(l, l.kctlPath(), "lab", "upgrade", "--to", l.brokenRelease())
+	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") ||
+		!strings.Contains(out, "the agent of w1 exited") {
 		l.Fatalf("an agent that does not start: %v\n%s", err, out)
 	}
-	if n, err := l.cs.CoreV1().Nodes().Get(l.Context(), "w2", metav1.GetOptions{}); err != nil || l.release(n) == l.release(l.node("w1")) && strings.Contains(l.release(n), l.status().Members[0].Version) {
+	if n, err := l.cs.CoreV1().Nodes().Get(l.Context(), "w2", metav1.GetOptions{}); err != nil ||
+		l.nodeRelease(n) == l.nodeRelease(l.getNode("w1")) &&
+			strings.Contains(l.nodeRelease(n), l.clusterStatus().Members[0].Version) {
 		l.Errorf("w2 was touched: %v", n.Status.NodeInfo)
 	}
-	l.untouched()
-	// The agent that starts is the first thing to be exchanged. Then a pod that nobody would make again is in the way.
-	out, err = testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", l.now, "--drain", "w2")
-	if err == nil || !strings.Contains(out, "node w1: programs exchanged") || !strings.Contains(out, "stopped at this step: node w2: drained: draining node w2: cannot delete") {
+	l.checkUntouched()
+	// The starting agent is the first program to be upgraded. Then a pod that no controller would
+	// recreate blocks the upgrade.
+	out, err = testenv.Try(l, l.kctlPath(), "lab", "upgrade", "--to", l.now, "--drain", "w2")
+	if err == nil || !strings.Contains(out, "node w1: programs exchanged") ||
+		!strings.Contains(out, "stopped at this step: node w2: drained: draining node w2: cannot delete") {
 		l.Fatalf("a drain with a bare pod in its way: %v\n%s", err, out)
 	}
-	if n := l.node("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
+	if n := l.getNode("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
 		l.Errorf("w2 stays cordoned: %+v %v", n.Spec, n.Annotations)
 	}
 	testenv.Kctl(l, "-n", l.ns, "delete", "pod", "--field-selector", "spec.nodeName=w2", "-l", "made=here")
 	out = testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--drain", "w2")
 	l.Log(out)
-	for _, want := range []string{"node w2: drained", "node w2: takes pods again", "every replica and node has the programs"} {
+	for _, want := range []string{"node w2: drained", "node w2: takes pods again",
+		"every replica and node has the programs"} {
 		if !strings.Contains(out, want) {
 			l.Errorf("it does not say %q:\n%s", want, out)
 		}
 	}
-	if n := l.node("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
+	if n := l.getNode("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
 		l.Errorf("w2 stays drained: %+v %v", n.Spec, n.Annotations)
 	}
-	l.serves("w1")
-	l.serves("w2")
-	l.untouched()
-	l.goesOn("old-w1", "w1")
-	if out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--dry-run"); !strings.Contains(out, "there is nothing to do") {
+	l.checkNode("w1")
+	l.checkNode("w2")
+	l.checkUntouched()
+	l.checkOldPod("old-w1", "w1")
+	if out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--dry-run"); !strings.Contains(out,
+		"there is nothing to do") {
 		l.Errorf("what is done is to be done again:\n%s", out)
 	}
 }
 
-// broken is a folder like this release's, but for an agent that ends as it starts.
-func (l *life) broken() string {
+// brokenRelease returns a folder with this release's programs, except for an agent that exits at
+// its start.
+func (l *upgradeTest) brokenRelease() string {
 	dir := l.TempDir()
 	entries, err := os.ReadDir(l.now)
 	if err != nil {
@@ -256,7 +277,8 @@ func (l *life) broken() string {
 	}
 	for _, e := range entries {
 		if e.Name() == "keelson-agent" {
-			script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != --version ] || exec %s --version\necho it ends >&2\nexit 1\n", filepath.Join(l.now, e.Name()))
+			script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != --version ] || exec %s --version\necho it ends >&2\nexit 1\n",
+				filepath.Join(l.now, e.Name()))
 			err = os.WriteFile(filepath.Join(dir, e.Name()), []byte(script), 0o755)
 		} else {
 			err = os.Symlink(filepath.Join(l.now, e.Name()), filepath.Join(dir, e.Name()))
@@ -268,9 +290,9 @@ func (l *life) broken() string {
 	return dir
 }
 
-func (l *life) kctl() string { return filepath.Join(l.now, "kctl") }
+func (l *upgradeTest) kctlPath() string { return filepath.Join(l.now, "kctl") }
 
-func (l *life) node(name string) *v1.Node {
+func (l *upgradeTest) getNode(name string) *v1.Node {
 	l.Helper()
 	n, err := l.cs.CoreV1().Nodes().Get(l.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -279,16 +301,18 @@ func (l *life) node(name string) *v1.Node {
 	return n
 }
 
-func (l *life) release(n *v1.Node) string { return n.Status.NodeInfo.ContainerRuntimeVersion }
+func (l *upgradeTest) nodeRelease(n *v1.Node) string {
+	return n.Status.NodeInfo.ContainerRuntimeVersion
+}
 
-func (l *life) replace(host, dir string) {
+func (l *upgradeTest) replaceHost(host, dir string) {
 	l.Helper()
 	if err := testenv.Lab().Replace(l.Context(), host, dir); err != nil {
 		l.Fatal(err)
 	}
 }
 
-func (l *life) status() (s api.ClusterStatus) {
+func (l *upgradeTest) clusterStatus() (s api.ClusterStatus) {
 	l.Helper()
 	if err := json.Unmarshal([]byte(testenv.Kctl(l, "cluster", "status", "-o", "json")), &s); err != nil {
 		l.Fatal(err)

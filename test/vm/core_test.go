@@ -31,60 +31,65 @@ spec:
   - {name: data, persistentVolumeClaim: {claimName: data}}
 `
 
-// apply has the cluster take a manifest.
-func (c *cluster) apply(name, manifest string) error {
+// applyManifest applies a manifest.
+func (c *vmCluster) applyManifest(name, manifest string) error {
 	file := filepath.Join(c.TempDir(), name+".yaml")
 	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 		return err
 	}
-	_, err := c.kctl("apply", "-f", file)
+	_, err := c.runKctl("apply", "-f", file)
 	return err
 }
 
-// says waits until a command of kctl says something. One that fails is asked again.
-func (c *cluster) says(want string, args ...string) error {
-	return until(func() error {
-		out, err := c.kctl(args...)
+// awaitOutput repeats a kctl command until it succeeds and prints want.
+func (c *vmCluster) awaitOutput(want string, args ...string) error {
+	return awaitCondition(func() error {
+		out, err := c.runKctl(args...)
 		if err == nil && !strings.Contains(out, want) {
-			err = fmt.Errorf("kctl %s says %q, want %q", strings.Join(args, " "), out, want)
+			err = fmt.Errorf("the output of kctl %s is %q, want %q", strings.Join(args, " "), out, want)
 		}
 		return err
 	})
 }
 
-// core does with one pod what a person does: its claim, its log, a command in it, a Service by its name.
-func (c *cluster) core() error {
-	if err := c.apply("core", core); err != nil {
+// checkPod does a user's actions with one pod: its claim, its log, a command in it, a Service by
+// its name.
+func (c *vmCluster) checkPod() error {
+	if err := c.applyManifest("core", core); err != nil {
 		return err
 	}
 	return errors.Join(
-		c.says("True", "get", "pod", "core", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`),
-		c.says("standard Bound", "get", "pvc", "data", "-o", "jsonpath={.spec.storageClassName} {.status.phase}"),
-		c.says("begun", "logs", "core"),
-		c.says("kept", "exec", "core", "--", "sh", "-c", "echo kept >/data/file && sync && cat /data/file"),
-		c.says("Hello from Keelson", "exec", "core", "--", "wget", "-q", "-O-", "http://hello/"),
+		c.awaitOutput("True", "get", "pod", "core", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`),
+		c.awaitOutput("standard Bound", "get", "pvc", "data", "-o",
+			"jsonpath={.spec.storageClassName} {.status.phase}"),
+		c.awaitOutput("begun", "logs", "core"),
+		c.awaitOutput("kept", "exec", "core", "--", "sh", "-c", "echo kept >/data/file && sync && cat /data/file"),
+		c.awaitOutput("Hello from Keelson", "exec", "core", "--", "wget", "-q", "-O-", "http://hello/"),
 	)
 }
 
-// limits reads what the kernel was told, and has a container ask for more than it may have.
-func (c *cluster) limits() error {
+// checkLimits reads the kernel's limits, and checks that a container that exceeds its memory limit
+// is killed.
+func (c *vmCluster) checkLimits() error {
 	m := c.all["w1"]
-	out, err := m.run(`cd /sys/fs/cgroup/keelson.slice/pods/kubepods/burstable && for d in pod*/*/; do cat $d/memory.max $d/memory.oom.group $d/cpu.weight; done | sort | uniq -c | tr -s ' \n' ' '`)
+	out, err := m.runCommand(`cd /sys/fs/cgroup/keelson.slice/pods/kubepods/burstable && for d in pod*/*/; do cat ` +
+		`$d/memory.max $d/memory.oom.group $d/cpu.weight; done | sort | uniq -c | tr -s ' \n' ' '`)
 	if err != nil {
 		return err
 	}
 	if !strings.Contains(out, "3 67108864") || !strings.Contains(out, "4 1 ") {
-		return fmt.Errorf("memory.max, memory.oom.group and cpu.weight of the example's containers, with how often: %s: want 67108864 three times, and 1 four times", out)
+		return fmt.Errorf("memory.max, memory.oom.group and cpu.weight of the example's containers, with how often: "+
+			"%s: want 67108864 three times, and 1 four times", out)
 	}
-	group, err := c.group("core")
+	group, err := c.podCgroup("core")
 	if err != nil {
 		return err
 	}
-	out, err = m.run("cat " + group + "/*/cpu.max " + group + "/*/memory.max | sort -u | tr '\\n' ' '")
+	out, err = m.runCommand("cat " + group + "/*/cpu.max " + group + "/*/memory.max | sort -u | tr '\\n' ' '")
 	if err != nil || !strings.Contains(out, "10000 100000") || !strings.Contains(out, "33554432") {
 		return fmt.Errorf("cpu.max and memory.max of the pod core: %s: want 10000 100000 and 33554432 (%w)", out, err)
 	}
-	if err := c.apply("hog", `apiVersion: v1
+	if err := c.applyManifest("hog", `apiVersion: v1
 kind: Pod
 metadata: {name: hog}
 spec:
@@ -97,27 +102,29 @@ spec:
 `); err != nil {
 		return err
 	}
-	return c.says("OOMKilled", "get", "pod", "hog", "-o", "jsonpath={.status.containerStatuses[0].state.terminated.reason}")
+	return c.awaitOutput("OOMKilled", "get", "pod", "hog", "-o",
+		"jsonpath={.status.containerStatuses[0].state.terminated.reason}")
 }
 
-// group is the folder of a pod's control group on the worker.
-func (c *cluster) group(pod string) (string, error) {
-	uid, err := c.kctl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+// podCgroup returns the folder of a pod's cgroup on the worker.
+func (c *vmCluster) podCgroup(pod string) (string, error) {
+	uid, err := c.runKctl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
 	if err != nil {
 		return "", err
 	}
-	out, err := c.all["w1"].run("find /sys/fs/cgroup/keelson.slice -type d -name 'pod*" + uid + "*'")
+	out, err := c.all["w1"].runCommand("find /sys/fs/cgroup/keelson.slice -type d -name 'pod*" + uid + "*'")
 	if err == nil && (out == "" || strings.Contains(out, "\n")) {
 		err = fmt.Errorf("control groups of pod %s: %q, want one", pod, out)
 	}
 	return out, err
 }
 
-// kill has pods go that do not go by themselves: one whose process takes no notice of SIGTERM, and one that is frozen.
-func (c *cluster) kill() error {
+// checkForcedDeletion deletes pods that do not end by themselves: one with a process that ignores
+// SIGTERM, and one that is frozen.
+func (c *vmCluster) checkForcedDeletion() error {
 	m := c.all["w1"]
 	for _, name := range []string{"deaf", "frozen"} {
-		if err := c.apply(name, `apiVersion: v1
+		if err := c.applyManifest(name, `apiVersion: v1
 kind: Pod
 metadata: {name: `+name+`}
 spec:
@@ -129,26 +136,28 @@ spec:
 `); err != nil {
 			return err
 		}
-		if err := c.says("True", "get", "pod", name, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`); err != nil {
+		if err := c.awaitOutput("True", "get", "pod", name, "-o",
+			`jsonpath={.status.conditions[?(@.type=="Ready")].status}`); err != nil {
 			return err
 		}
-		group, err := c.group(name)
+		group, err := c.podCgroup(name)
 		if err != nil {
 			return err
 		}
 		if name == "frozen" {
-			if err := until(func() error {
-				_, err := m.run("echo 1 >" + group + "/cgroup.freeze; grep -x 'frozen 1' " + group + "/cgroup.events")
+			if err := awaitCondition(func() error {
+				_, err := m.runCommand("echo 1 >" + group + "/cgroup.freeze; grep -x 'frozen 1' " + group +
+					"/cgroup.events")
 				return err
 			}); err != nil {
 				return err
 			}
 		}
-		if _, err := c.kctlFor(soon, "", "delete", "pod", name, "--server="+c.server()); err != nil {
+		if _, err := c.kctlFor(soon, "", "delete", "pod", name, "--server="+c.serverURL()); err != nil {
 			return err
 		}
-		if err := until(func() error {
-			_, err := m.run("! test -e " + group)
+		if err := awaitCondition(func() error {
+			_, err := m.runCommand("! test -e " + group)
 			return err
 		}); err != nil {
 			return fmt.Errorf("the control group of pod %s: %w", name, err)

@@ -1,4 +1,5 @@
-// Package vm boots Debian machines with systemd and cgroup v2 under qemu, on a network of their own that nothing leaves,
-// and makes a cluster of them as its users do, by 'kctl cluster up' over ssh: 'make test-vm'. 'make test-vm-docs' does there
-// what the pages for operators say, by their own command lines. It has tests only.
+// Package vm boots Debian machines with systemd and cgroup v2 under qemu, on an isolated network.
+// It installs a cluster on them as users do, with "kctl cluster up" over ssh: "make test-vm". "make
+// test-vm-docs" runs the command lines of the operators' pages on such machines. The package has
+// only tests.
 package vm

@@ -19,10 +19,12 @@ import (
 // hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/how-to/install-with-cluster-file.md has them.
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
-// What the pages of install, operate, upgrade, recover and secure (test/docpages) have an operator do, on machines with systemd and
-// cgroup v2, by the command lines that stand there: a cluster begun by hand and gone on with by 'kctl cluster up', a standby that gets
-// the vote of a machine without power, upgrades that drain and skip, the majority lost and recovered, keys exchanged, nodes revoked,
-// backups restored. test/docpages says of every line of those pages which test runs it. F48, F53
+// The tasks of the pages about installation, operation, upgrades, recovery and security
+// (test/docpages), on machines with systemd and cgroup v2, by the command lines of the pages: a
+// cluster created by hand and continued with 'kctl cluster up', a standby that replaces a machine
+// without power, upgrades with drain and skip, a lost and recovered majority, key rotation, node
+// revocation, restored backups. test/docpages lists the test for every line of those pages. F48,
+// F53
 func TestDocsOnMachines(t *testing.T) {
 	if os.Getenv("KEELSON_VM") == "" {
 		t.Skip("it boots machines in software, for minutes: 'make test-vm-docs' runs it")
@@ -31,88 +33,94 @@ func TestDocsOnMachines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{T: t, asked: "cp1", replicas: hosts[:4], workers: hosts[4:], all: map[string]*machine{}, before: map[string]string{}}
-	defer c.tell()
-	c.machines(top, os.Getenv("KEEP"))
+	c := &vmCluster{T: t, apiMachine: "cp1", replicas: hosts[:4], workers: hosts[4:], all: map[string]*virtualMachine{},
+		before: map[string]string{}}
+	defer c.logDurations()
+	c.createMachines(top, os.Getenv("KEEP"))
 	c.began = time.Now()
-	c.step("machines boot: "+strings.Join(hosts, " "), func() error { return c.boot(hosts...) })
-	c.step("the release is there before it is uploaded", c.seed)
-	c.step("install.sh by hand: a first replica, a second, a worker", c.byHand)
-	c.step("kctl cluster up goes on from there, and then has nothing to do", c.goOn)
-	c.step("kctl cluster add of a standby", c.addStandby)
-	c.step("the example is applied and served", c.example)
-	c.step("a node is revoked, and comes back by a token", c.revoked)
-	c.step("a voter's power is cut for good: the standby has its vote", c.promoted)
-	c.step("back, it is refused, removed, and waits for a vote itself", c.back)
-	c.step("the majority loses its power: recover, nothing is lost", c.lostMajority)
-	c.step("the others are members again: rebuild and join", c.othersAgain)
-	c.step("kctl cluster upgrade --drain w1 --skip cp3", c.drainAndSkip)
-	c.step("the release by hand, and back: pods are untouched", c.upgradeByHand)
-	c.step("kctl cluster upgrade of what is left", c.upgradeRest)
-	c.step("a standby by hand: join --standby, install.sh --standby", c.standbyByHand)
-	c.step("keys: an exchange given up, and one to the end", c.exchangeKeys)
-	c.step("the cluster's CA: former kubeconfigs are refused", c.exchangeCA)
-	c.step("keys by hand, and no word more of removed replicas", c.keysByHand)
-	c.step("what the pages for operators do on an ordinary day", c.ordinaryDay)
-	c.step("a worker by the package alone", c.byPackage)
-	c.step("the next release's package: pods are untouched", c.upgradeByPackage)
-	c.step("a worker without power for good: out-of-service", c.offForGood)
-	c.step("backups: a drill, a look, a restore", c.backups)
-	c.step("the keys are lost: a new cluster of a backup", c.newKeys)
+	c.runStep("machines boot: "+strings.Join(hosts, " "), func() error { return c.bootMachines(hosts...) })
+	c.runStep("the release is copied before the upload", c.copyRelease)
+	c.runStep("install.sh by hand: a first replica, a second, a worker", c.installByHand)
+	c.runStep("kctl cluster up continues from there, and then has nothing to do", c.adoptCluster)
+	c.runStep("kctl cluster add of a standby", c.addStandby)
+	c.runStep("the example is applied and served", c.deployExample)
+	c.runStep("a node is revoked, and joins again with a token", c.revokeNode)
+	c.runStep("a voter's power is cut for good: the standby has its vote", c.awaitPromotion)
+	c.runStep("back, it is refused, removed, and becomes a standby", c.checkReplaced)
+	c.runStep("the majority loses its power: recover, nothing is lost", c.recoverMajority)
+	c.runStep("the others are members again: rebuild and join", c.restoreOthers)
+	c.runStep("kctl cluster upgrade --drain w1 --skip cp3", c.upgradeWithDrain)
+	c.runStep("the release by hand, and back: pods are untouched", c.upgradeByHand)
+	c.runStep("kctl cluster upgrade of what is left", c.upgradeRest)
+	c.runStep("a standby by hand: join --standby, install.sh --standby", c.addStandbyByHand)
+	c.runStep("keys: a rotation aborted, and one completed", c.rotateKeys)
+	c.runStep("the cluster CA: previous kubeconfigs are refused", c.rotateCA)
+	c.runStep("keys by hand, and removed replicas are not listed any more", c.rotateByHand)
+	c.runStep("the how-to pages for operators", c.runDailyPages)
+	c.runStep("a worker by the package alone", c.installByPackage)
+	c.runStep("the next release's package: pods are untouched", c.upgradeByPackage)
+	c.runStep("a lost worker: out-of-service", c.removeLostWorker)
+	c.runStep("backups: a restore test, an inspection, a restore", c.checkBackups)
+	c.runStep("the keys are lost: a new cluster from a backup", c.replaceKeys)
 }
 
-// machines makes the site and the machines, or takes them up again.
-func (c *cluster) machines(top, keep string) {
+// createMachines creates the site and the machines, or reuses kept machines.
+func (c *vmCluster) createMachines(top, keep string) {
 	bin := filepath.Join(top, "bin")
 	below := c.TempDir()
 	if keep == "" {
-		c.site = newSite(c.T, bin, c.TempDir(), network(c.T))
+		c.site = newAdminSite(c.T, bin, c.TempDir(), newNetwork(c.T))
 	} else {
 		below = keep
-		ns := c.keep(keep)
-		c.site = newSite(c.T, bin, filepath.Join(keep, "site"), ns)
+		ns := c.keepMachines(keep)
+		c.site = newAdminSite(c.T, bin, filepath.Join(keep, "site"), ns)
 	}
 	c.site.kubeconfig = ".kube/keelson-keelson"
 	release := releaseDisk(c.T, bin, below)
 	for i, name := range append(hosts[:len(hosts):len(hosts)], packaged) {
-		m := newMachine(c.T, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, below, name, 11+i)
+		m := newMachine(c.T, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release,
+			below, name, 11+i)
 		c.all[name] = m
 		if keep != "" {
-			m.again(c.T)
+			m.attachKept(c.T)
 		}
 	}
 }
 
-// file writes the cluster file: each machine with its roles, or those that it has been said to have.
-func (c *cluster) file(roles ...string) error {
-	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: keelson\nrelease: " + filepath.Join(c.site.bin, "dist") + "\nssh: {key: key}\n" +
-		"controlplane: {api-address-shared: " + shared + ", replace-dead-after: 5m, backup-schedule: \"*/5 * * * *\", backup-folder: /var/backups/keelson}\nhosts:\n"
+// writeRoles writes the cluster file with each machine's roles, or with the given roles.
+func (c *vmCluster) writeRoles(roles ...string) error {
+	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: keelson\nrelease: " + filepath.Join(c.site.bin, "dist") +
+		"\nssh: {key: key}\ncontrolplane: {api-address-shared: " + shared +
+		", replace-dead-after: 5m, backup-schedule: \"*/5 * * * *\", backup-folder: /var/backups/keelson}\nhosts:\n"
 	for _, role := range roles {
 		name, role, _ := strings.Cut(role, " ")
 		key, err := c.hostKey(name)
 		if err != nil {
 			return err
 		}
-		file += fmt.Sprintf("- {name: %s, address: %s, roles: [%s], ssh: {user: root, hostKey: %q}}\n", name, c.all[name].address, role, key)
+		file += fmt.Sprintf("- {name: %s, address: %s, roles: [%s], ssh: {user: root, hostKey: %q}}\n", name,
+			c.all[name].address, role, key)
 	}
 	return os.WriteFile(filepath.Join(c.site.dir, "cluster.yaml"), []byte(file), 0o600)
 }
 
-// seed puts the release where 'kctl cluster' looks before it uploads them, which TestMachines has it do: that takes minutes.
-func (c *cluster) seed() error {
-	return c.each(func(m *machine) error {
-		_, err := m.run("mkdir -p -m 700 /var/cache/keelson && cp " + thisRelease + "/*.tar.gz /var/cache/keelson/")
+// copyRelease copies the release to the folder in which "kctl cluster" looks before it uploads
+// files. The upload takes minutes; TestMachines covers it.
+func (c *vmCluster) copyRelease() error {
+	return c.forMachines(func(m *virtualMachine) error {
+		_, err := m.runCommand("mkdir -p -m 700 /var/cache/keelson && cp " + thisRelease +
+			"/*.tar.gz /var/cache/keelson/")
 		return err
 	}, hosts...)
 }
 
-// hostKey is what was read at the machine's console, which may be off now.
-func (c *cluster) hostKey(name string) (string, error) {
+// hostKey returns the SSH host key that was read at the machine's console. The machine may be off.
+func (c *vmCluster) hostKey(name string) (string, error) {
 	at := filepath.Join(c.site.dir, "hostkey-"+name)
 	if raw, err := os.ReadFile(at); err == nil {
 		return string(raw), nil
 	}
-	key, err := c.all[name].run("cat /etc/ssh/ssh_host_ed25519_key.pub")
+	key, err := c.all[name].runCommand("cat /etc/ssh/ssh_host_ed25519_key.pub")
 	if err != nil {
 		return "", err
 	}
@@ -122,9 +130,9 @@ func (c *cluster) hostKey(name string) (string, error) {
 // long is for one command that puts programs on several machines.
 const long = 30 * time.Minute
 
-// line runs a command line of a page of a subject, at the site or on a machine. swaps are, in pairs, what the page has and what it is
-// here.
-func (c *cluster) line(subject, text, at string, swaps ...string) (string, error) {
+// runLine runs a command line of a page, at the site or on a machine. swaps are pairs of a text of
+// the page and its replacement.
+func (c *vmCluster) runLine(subject, text, at string, swaps ...string) (string, error) {
 	all, err := docpages.ReadSubject(filepath.Join("..", "..", "docs"), subject)
 	if err != nil {
 		return "", err
@@ -147,7 +155,7 @@ func (c *cluster) line(subject, text, at string, swaps ...string) (string, error
 	}
 	out := ""
 	if at == "site" {
-		out, err = c.sh(long, text)
+		out, err = c.runAtSite(long, text)
 	} else {
 		out, err = c.all[at].runFor(long, text)
 	}
@@ -155,27 +163,28 @@ func (c *cluster) line(subject, text, at string, swaps ...string) (string, error
 	return out, err
 }
 
-// says runs a line that has to say something.
-func (c *cluster) lineSays(want, page, text, at string, swaps ...string) error {
-	out, err := c.line(page, text, at, swaps...)
+// runLineFor is runLine with an output that must contain want.
+func (c *vmCluster) runLineFor(want, page, text, at string, swaps ...string) error {
+	out, err := c.runLine(page, text, at, swaps...)
 	if err == nil && !strings.Contains(out, want) {
 		err = fmt.Errorf("%q does not say %q: %s", text, want, out)
 	}
 	return err
 }
 
-// ask has the API asked at a replica that is ready.
-func (c *cluster) ask() error {
-	return until(func() error {
+// useReadyReplica makes the kubeconfig use a replica that is ready.
+func (c *vmCluster) useReadyReplica() error {
+	return awaitCondition(func() error {
 		var errs []error
 		for _, name := range c.replicas {
 			if c.all[name].qemu == nil {
 				continue
 			}
-			c.asked = name
-			_, err := c.kctlFor(20*time.Second, "", "get", "--raw", "/readyz", "--request-timeout=15s", "--server="+c.server())
+			c.apiMachine = name
+			_, err := c.kctlFor(20*time.Second, "", "get", "--raw", "/readyz", "--request-timeout=15s",
+				"--server="+c.serverURL())
 			if err == nil {
-				return c.toAsked()
+				return c.pointKubeconfig()
 			}
 			errs = append(errs, err)
 		}
@@ -183,8 +192,8 @@ func (c *cluster) ask() error {
 	})
 }
 
-// member is what the cluster says of a replica.
-func member(s api.ClusterStatus, name string) api.ClusterMember {
+// memberStatus returns the status of a member by its name.
+func memberStatus(s api.ClusterStatus, name string) api.ClusterMember {
 	for _, m := range s.Members {
 		if m.Name == name {
 			return m
@@ -196,42 +205,44 @@ func member(s api.ClusterStatus, name string) api.ClusterMember {
 // shared is the address of the API that follows the leader.
 const shared = "192.0.2.10"
 
-// follows waits until the leader's machine has that address, and no other, and the API answers there and proves that it is the cluster's.
-func (c *cluster) follows() error {
-	if err := c.ask(); err != nil {
+// awaitSharedAddress waits until only the leader's machine has the shared address, and the API
+// responds there with a certificate of the cluster.
+func (c *vmCluster) awaitSharedAddress() error {
+	if err := c.useReadyReplica(); err != nil {
 		return err
 	}
-	return until(func() error {
-		s, err := c.status()
+	return awaitCondition(func() error {
+		s, err := c.clusterStatus()
 		if err != nil {
-			return errors.Join(err, c.ask())
+			return errors.Join(err, c.useReadyReplica())
 		}
 		for _, name := range c.replicas {
 			if c.all[name].qemu == nil {
 				continue
 			}
-			out, err := c.all[name].run("ip -o -4 address show to " + shared)
+			out, err := c.all[name].runCommand("ip -o -4 address show to " + shared)
 			if err != nil || (out != "") != (name == s.Leader) {
 				return fmt.Errorf("%s leads, and %s has of %s: %q (%w)", s.Leader, name, shared, out, err)
 			}
 		}
-		_, err = c.kctlFor(20*time.Second, "", "get", "--raw", "/readyz", "--request-timeout=15s", "--server=https://"+shared+":6443")
+		_, err = c.kctlFor(20*time.Second, "", "get", "--raw", "/readyz", "--request-timeout=15s",
+			"--server=https://"+shared+":6443")
 		return err
 	})
 }
 
-// allReady waits until all of those are members, ready, and have everything.
-func (c *cluster) allReady(names ...string) error {
-	if err := c.ask(); err != nil {
+// awaitMembers waits until all these replicas are members, ready and up to date.
+func (c *vmCluster) awaitMembers(names ...string) error {
+	if err := c.useReadyReplica(); err != nil {
 		return err
 	}
-	return until(func() error {
-		s, err := c.status()
+	return awaitCondition(func() error {
+		s, err := c.clusterStatus()
 		if err != nil {
-			return errors.Join(err, c.ask())
+			return errors.Join(err, c.useReadyReplica())
 		}
 		for _, name := range names {
-			if m := member(s, name); m.Ready != "yes" || m.Lag > 20 {
+			if m := memberStatus(s, name); m.Ready != "yes" || m.Lag > 20 {
 				return fmt.Errorf("%s is %+v", name, m)
 			}
 		}
@@ -239,9 +250,9 @@ func (c *cluster) allReady(names ...string) error {
 	})
 }
 
-// sh runs a command at the site, as a person there would.
-func (c *cluster) sh(limit time.Duration, command string) (string, error) {
+// runAtSite runs a shell command at the site.
+func (c *vmCluster) runAtSite(limit time.Duration, command string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	return c.command(ctx, io.Discard, "", "sh", "-c", command)
+	return c.runProgram(ctx, io.Discard, "", "sh", "-c", command)
 }

@@ -13,15 +13,17 @@ import (
 	"strings"
 )
 
-// notes are what steps tell those after them: kept with the machines.
-type notes struct {
-	Dead             string   // the voter that was replaced, and is a standby later
-	Left, Lost, Gone string   // of the majority's loss: who is recovered, whose disk is there still, whose machine is a new one
+// stepNotes is data that steps pass to later steps. It is stored beside kept machines.
+type stepNotes struct {
+	Dead string // the voter that was replaced, and is a standby later
+	// replicas of the lost majority: the recovered one, the one with its disk, and the one on a new
+	// machine
+	Left, Lost, Gone string
 	Pods             string   // processes of pods before
-	Others           []string // who is to be a member again
+	Others           []string // replicas that must become members again
 }
 
-func (c *cluster) note(change func(*notes)) (n notes, err error) {
+func (c *vmCluster) updateNotes(change func(*stepNotes)) (n stepNotes, err error) {
 	at := filepath.Join(c.site.dir, "notes.json")
 	if raw, err := os.ReadFile(at); err == nil {
 		if err := json.Unmarshal(raw, &n); err != nil {
@@ -39,109 +41,117 @@ func (c *cluster) note(change func(*notes)) (n notes, err error) {
 	return n, err
 }
 
-// cutLeader takes the leader's power away for good, once: a step that was cut off after that goes on from there.
-func (c *cluster) cutLeader() (dead string, err error) {
-	n, err := c.note(nil)
+// cutLeader cuts the power of the leader's machine permanently, once: a repeated step continues
+// after it.
+func (c *vmCluster) cutLeader() (dead string, err error) {
+	n, err := c.updateNotes(nil)
 	if err != nil {
 		return "", err
 	}
 	if n.Dead != "" {
 		if c.all[n.Dead].qemu != nil {
-			c.all[n.Dead].cut()
+			c.all[n.Dead].cutPower()
 		}
-		return n.Dead, c.ask()
+		return n.Dead, c.useReadyReplica()
 	}
-	if err := c.allReady(c.replicas...); err != nil {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return "", err
 	}
-	s, err := c.status()
+	s, err := c.clusterStatus()
 	if err != nil {
 		return "", err
 	}
 	if s.Leader == "cp4" || c.all[s.Leader] == nil {
 		return "", fmt.Errorf("leader %q", s.Leader)
 	}
-	if _, err := c.note(func(n *notes) { n.Dead = s.Leader }); err != nil {
+	if _, err := c.updateNotes(func(n *stepNotes) { n.Dead = s.Leader }); err != nil {
 		return "", err
 	}
-	c.all[s.Leader].cut()
-	return s.Leader, c.ask()
+	c.all[s.Leader].cutPower()
+	return s.Leader, c.useReadyReplica()
 }
 
-// promoted waits until the standby has the vote of the leader whose power was cut.
-func (c *cluster) promoted() error {
+// awaitPromotion waits until the standby has the vote of the lost leader.
+func (c *vmCluster) awaitPromotion() error {
 	dead, err := c.cutLeader()
 	if err != nil {
 		return err
 	}
-	if err := c.apply("first-cut", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: after-the-first-cut}\ndata: {a: b}\n"); err != nil {
+	if err := c.applyManifest("first-cut",
+		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: after-the-first-cut}\ndata: {a: "+
+			"b}\n"); err != nil {
 		return err
 	}
-	err = within(long, func() error {
-		now, err := c.status()
+	err = awaitWithin(long, func() error {
+		now, err := c.clusterStatus()
 		if err != nil {
-			return errors.Join(err, c.ask())
+			return errors.Join(err, c.useReadyReplica())
 		}
-		if cp4 := member(now, "cp4"); !cp4.Voter || cp4.Ready != "yes" || member(now, dead).Name != "" {
-			return fmt.Errorf("cp4 is %+v, %s is %+v, and the autopilot %+v", cp4, dead, member(now, dead), now.Autopilot)
+		if cp4 := memberStatus(now, "cp4"); !cp4.Voter || cp4.Ready != "yes" || memberStatus(now, dead).Name != "" {
+			return fmt.Errorf("cp4 is %+v, %s is %+v, and the autopilot %+v", cp4, dead,
+				memberStatus(now, dead), now.Autopilot)
 		}
 		if p := now.Autopilot; p == nil || len(p.Done) != 1 || p.Done[0].Dead != dead || p.Done[0].Standby != "cp4" {
-			return fmt.Errorf("the autopilot says %+v", p)
+			return fmt.Errorf("the autopilot's status is %+v", p)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := c.lineSays("cp4 has the vote of "+dead, "recover", "kctl cluster status", "site"); err != nil {
+	if err := c.runLineFor("cp4 has the vote of "+dead, "recover", "kctl cluster status", "site"); err != nil {
 		return err
 	}
-	return errors.Join(c.follows(), c.serves())
+	return errors.Join(c.awaitSharedAddress(), c.checkService())
 }
 
-// on switches machines on.
-func (c *cluster) on(names ...string) error {
-	return c.each(func(m *machine) error {
+// startMachines switches machines on.
+func (c *vmCluster) startMachines(names ...string) error {
+	return c.forMachines(func(m *virtualMachine) error {
 		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		defer cancel()
-		return m.on(ctx)
+		return m.switchOn(ctx)
 	}, names...)
 }
 
-// back is what becomes of the machine that was replaced.
-func (c *cluster) back() error {
-	n, err := c.note(nil)
+// checkReplaced checks the replaced machine when it returns.
+func (c *vmCluster) checkReplaced() error {
+	n, err := c.updateNotes(nil)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.ask(), c.on(n.Dead)); err != nil {
+	if err := errors.Join(c.useReadyReplica(), c.startMachines(n.Dead)); err != nil {
 		return err
 	}
-	// Its replica is not ready, and says why.
-	if err := until(func() error {
-		_, err := c.all[n.Dead].run("journalctl -u keelson-controlplane --no-pager -o cat | grep 'no member any more'")
+	// Its replica is not ready and logs the reason.
+	if err := awaitCondition(func() error {
+		_, err := c.all[n.Dead].runCommand("journalctl -u keelson-controlplane --no-pager -o cat | grep " +
+			"'no longer a member'")
 		return err
 	}); err != nil {
 		return err
 	}
-	if s, err := c.status(); err != nil || member(s, n.Dead).Name != "" {
+	if s, err := c.clusterStatus(); err != nil || memberStatus(s, n.Dead).Name != "" {
 		return fmt.Errorf("%s is a member again: %+v (%w)", n.Dead, s.Members, err)
 	}
 	const refused = "was replaced by cp4 while it was away"
-	if out, err := c.line("install", "kctl cluster up -f cluster.yaml", "site"); err == nil || !strings.Contains(out+err.Error(), refused) {
+	if out, err := c.runLine("install", "kctl cluster up -f cluster.yaml", "site"); err == nil ||
+		!strings.Contains(out+err.Error(), refused) {
 		return fmt.Errorf("'kctl cluster up' does not refuse %s, which %s: %s (%w)", n.Dead, refused, out, err)
 	}
-	if err := c.lineSays(n.Dead+" was removed from the cluster", "install", "kctl cluster remove cp1", "site", "cp1", n.Dead); err != nil {
+	if err := c.runLineFor(n.Dead+" was removed from the cluster", "install", "kctl cluster remove cp1", "site", "cp1",
+		n.Dead); err != nil {
 		return err
 	}
-	if err := c.lineSays("standby "+n.Dead+" is ready", "install", "kctl cluster up -f cluster.yaml", "site"); err != nil {
+	if err := c.runLineFor("standby "+n.Dead+" is ready", "install", "kctl cluster up -f cluster.yaml", "site"); err !=
+		nil {
 		return err
 	}
-	if err := c.allReady(c.replicas...); err != nil {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return err
 	}
-	s, err := c.status()
-	if m := member(s, n.Dead); err == nil && (m.Voter || !m.Standby) {
+	s, err := c.clusterStatus()
+	if m := memberStatus(s, n.Dead); err == nil && (m.Voter || !m.Standby) {
 		err = fmt.Errorf("%s is %+v, want a standby", n.Dead, m)
 	}
 	return err
@@ -150,18 +160,19 @@ func (c *cluster) back() error {
 // acknowledged is how many writes are counted again after the loss.
 const acknowledged = 60
 
-// written has the cluster acknowledge writes.
-func (c *cluster) written() error {
+// writeObjects makes the cluster acknowledge writes.
+func (c *vmCluster) writeObjects() error {
 	var all strings.Builder
 	for i := range acknowledged {
-		fmt.Fprintf(&all, "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: acknowledged-%d, labels: {acknowledged: \"yes\"}}\ndata: {number: \"%d\"}\n", i, i)
+		fmt.Fprintf(&all, "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: acknowledged-%d, labels: "+
+			"{acknowledged: \"yes\"}}\ndata: {number: \"%d\"}\n", i, i)
 	}
-	return c.apply("acknowledged", all.String())
+	return c.applyManifest("acknowledged", all.String())
 }
 
-// kept says whether all of them are there.
-func (c *cluster) nothingLost() error {
-	out, err := c.kctl("get", "configmaps", "-l", "acknowledged=yes", "-o", "jsonpath={.items[*].data.number}")
+// checkObjects checks that all objects of writeObjects exist.
+func (c *vmCluster) checkObjects() error {
+	out, err := c.runKctl("get", "configmaps", "-l", "acknowledged=yes", "-o", "jsonpath={.items[*].data.number}")
 	if err != nil {
 		return err
 	}
@@ -174,8 +185,8 @@ func (c *cluster) nothingLost() error {
 	return nil
 }
 
-// lastEntry reads what 'inspect' says.
-func lastEntry(said string) (term, index int) {
+// parseLastEntry returns the term and the index in the output of "inspect".
+func parseLastEntry(said string) (term, index int) {
 	if m := regexp.MustCompile(`last entry +(\d+) of term (\d+)`).FindStringSubmatch(said); m != nil {
 		index, _ = strconv.Atoi(m[1])
 		term, _ = strconv.Atoi(m[2])
@@ -183,27 +194,28 @@ func lastEntry(said string) (term, index int) {
 	return term, index
 }
 
-// lostMajority takes the power of two of three voters, and has the one of those left that has most go on alone.
-func (c *cluster) lostMajority() error {
-	n, err := c.note(nil)
+// recoverMajority cuts the power of two of three voters and continues with the remaining replica
+// that has the most entries.
+func (c *vmCluster) recoverMajority() error {
+	n, err := c.updateNotes(nil)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.allReady(c.replicas...), c.written()); err != nil {
+	if err := errors.Join(c.awaitMembers(c.replicas...), c.writeObjects()); err != nil {
 		return err
 	}
-	s, err := c.status()
+	s, err := c.clusterStatus()
 	if err != nil {
 		return err
 	}
 	voters := slices.DeleteFunc(slices.Clone(c.replicas), func(name string) bool { return name == n.Dead })
 	left := voters[slices.IndexFunc(voters, func(name string) bool { return name != s.Leader })]
 	lost := slices.DeleteFunc(voters, func(name string) bool { return name == left })
-	// What they say that they have applied is in their logs: nothing is acknowledged that they lack.
-	if err := until(func() error {
-		s, err := c.status()
+	// The revision that they report as applied is in their logs: no acknowledged entry is missing.
+	if err := awaitCondition(func() error {
+		s, err := c.clusterStatus()
 		for _, name := range []string{left, n.Dead} {
-			if m := member(s, name); err == nil && (m.Lag != 0 || m.Applied == 0) {
+			if m := memberStatus(s, name); err == nil && (m.Lag != 0 || m.Applied == 0) {
 				err = fmt.Errorf("%s lags by %d", name, m.Lag)
 			}
 		}
@@ -211,209 +223,240 @@ func (c *cluster) lostMajority() error {
 	}); err != nil {
 		return err
 	}
-	processes, err := c.running()
+	processes, err := c.containerProcesses()
 	if err != nil {
 		return err
 	}
-	if n, err = c.note(func(n *notes) { n.Lost, n.Gone, n.Pods = lost[0], lost[1], processes }); err != nil {
+	if n, err = c.updateNotes(func(n *stepNotes) { n.Lost, n.Gone, n.Pods = lost[0], lost[1], processes }); err != nil {
 		return err
 	}
 	for _, name := range lost {
-		c.all[name].cut()
+		c.all[name].cutPower()
 	}
-	c.asked = left
-	if err := c.toAsked(); err != nil {
+	c.apiMachine = left
+	if err := c.pointKubeconfig(); err != nil {
 		return err
 	}
-	if err := until(func() error { return c.lineSays("NO LEADER", "recover", "kctl cluster status", "site") }); err != nil {
+	if err := awaitCondition(func() error {
+		return c.runLineFor("NO LEADER", "recover", "kctl cluster status", "site")
+	}); err != nil {
 		return err
 	}
-	if _, err := c.kctlFor(soon, "", "create", "configmap", "without-a-majority", "--request-timeout=20s", "--server="+c.server()); err == nil {
+	if _, err := c.kctlFor(soon, "", "create", "configmap", "without-a-majority", "--request-timeout=20s",
+		"--server="+c.serverURL()); err == nil {
 		return errors.New("a minority acknowledges a write")
 	}
-	best, bestTerm, bestIndex := "", 0, 0
-	for _, name := range []string{n.Dead, left} {
-		if _, err := c.all[name].run("systemctl stop keelson-controlplane"); err != nil {
-			return err
+	best, err := c.stopAndCompareLogs(n.Dead, left)
+	if err != nil {
+		return err
+	}
+	other := map[string]string{left: n.Dead, n.Dead: left}[best]
+	others := []string{other, n.Lost, n.Gone}
+	if n, err = c.updateNotes(func(n *stepNotes) { n.Left, n.Others = best, others }); err != nil {
+		return err
+	}
+	// The command prompts at a terminal.
+	out, err := c.runLine("recover", "keelson-controlplane recover", best, "keelson-controlplane recover",
+		"echo keelson | script -qec 'keelson-controlplane recover' /dev/null")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(out, "type the name of the cluster") ||
+		!strings.Contains(out, "This replica is the only member of its raft cluster") {
+		return fmt.Errorf("recover says %s", out)
+	}
+	if _, err := c.runLine("recover", "systemctl start keelson-controlplane", best); err != nil {
+		return err
+	}
+	if err := c.awaitMembers(best); err != nil {
+		return err
+	}
+	if err := c.checkObjects(); err != nil {
+		return err
+	}
+	if _, err := c.runKctl("create", "configmap", "after-the-loss", "--from-literal=a=b"); err != nil {
+		return err
+	}
+	if err := c.awaitNode(); err != nil {
+		return err
+	}
+	if now, err := c.containerProcesses(); err != nil || now != n.Pods {
+		return fmt.Errorf("pods were restarted: before\n%s\nnow\n%s (%w)", n.Pods, now, err)
+	}
+	return errors.Join(c.awaitSharedAddress(), c.checkService())
+}
+
+// stopAndCompareLogs stops replicas and returns the one with the latest entry in its log.
+func (c *vmCluster) stopAndCompareLogs(names ...string) (best string, err error) {
+	bestTerm, bestIndex := 0, 0
+	for _, name := range names {
+		if _, err := c.all[name].runCommand("systemctl stop keelson-controlplane"); err != nil {
+			return "", err
 		}
-		out, err := c.line("recover", "keelson-controlplane inspect", name)
+		out, err := c.runLine("recover", "keelson-controlplane inspect", name)
 		if err != nil {
-			return err
+			return "", err
 		}
-		term, index := lastEntry(out)
+		term, index := parseLastEntry(out)
 		if index == 0 {
-			return fmt.Errorf("inspect of %s says no last entry: %s", name, out)
+			return "", fmt.Errorf("the output of inspect of %s has no last entry: %s", name, out)
 		}
 		if term > bestTerm || term == bestTerm && index >= bestIndex {
 			best, bestTerm, bestIndex = name, term, index
 		}
 	}
-	other := map[string]string{left: n.Dead, n.Dead: left}[best]
-	if n, err = c.note(func(n *notes) { n.Left, n.Others = best, []string{other, n.Lost, n.Gone} }); err != nil {
-		return err
-	}
-	// It asks at a terminal.
-	out, err := c.line("recover", "keelson-controlplane recover", best, "keelson-controlplane recover", "echo keelson | script -qec 'keelson-controlplane recover' /dev/null")
-	if err != nil {
-		return err
-	}
-	if !strings.Contains(out, "type the name of the cluster") || !strings.Contains(out, "This replica is alone in its group") {
-		return fmt.Errorf("recover says %s", out)
-	}
-	if _, err := c.line("recover", "systemctl start keelson-controlplane", best); err != nil {
-		return err
-	}
-	if err := c.allReady(best); err != nil {
-		return err
-	}
-	if err := c.nothingLost(); err != nil {
-		return err
-	}
-	if _, err := c.kctl("create", "configmap", "after-the-loss", "--from-literal=a=b"); err != nil {
-		return err
-	}
-	if err := c.nodeReady(); err != nil {
-		return err
-	}
-	if now, err := c.running(); err != nil || now != n.Pods {
-		return fmt.Errorf("pods did not go on: before\n%s\nnow\n%s (%w)", n.Pods, now, err)
-	}
-	return errors.Join(c.follows(), c.serves())
+	return best, nil
 }
 
-// othersAgain brings the other replicas back: by their disks' keys, and on an empty data folder by a token.
-func (c *cluster) othersAgain() error {
-	n, err := c.note(nil)
+// restoreOthers brings the other replicas back: with the keys on their disks, and on an empty data
+// folder with a token.
+func (c *vmCluster) restoreOthers() error {
+	n, err := c.updateNotes(nil)
 	if err != nil {
 		return err
 	}
-	if err := c.ask(); err != nil {
+	if err := c.useReadyReplica(); err != nil {
 		return err
 	}
 	at := c.all[n.Left].address
 	for _, name := range n.Others[:2] {
-		if err := c.on(name); err != nil {
+		if err := c.startMachines(name); err != nil {
 			return err
 		}
-		// One after the other: with their old data two of them would be a majority of the group of before.
-		if _, err := c.all[name].run("systemctl stop keelson-controlplane"); err != nil {
+		// One after the other: with their old data two of them would be a majority of the previous
+		// group.
+		if _, err := c.all[name].runCommand("systemctl stop keelson-controlplane"); err != nil {
 			return err
 		}
-		if err := c.lineSays("it asks "+at, "recover", "keelson-controlplane rebuild --server ADDRESS-OF-THAT-ONE", name, "ADDRESS-OF-THAT-ONE", at); err != nil {
+		if err := c.runLineFor("it asks "+at, "recover", "keelson-controlplane rebuild --server ADDRESS-OF-THAT-ONE",
+			name, "ADDRESS-OF-THAT-ONE", at); err != nil {
 			return err
 		}
-		if _, err := c.line("recover", "systemctl start keelson-controlplane", name); err != nil {
+		if _, err := c.runLine("recover", "systemctl start keelson-controlplane", name); err != nil {
 			return err
 		}
-		if err := c.allReady(n.Left, name); err != nil {
+		if err := c.awaitMembers(n.Left, name); err != nil {
 			return err
 		}
 	}
-	if err := c.on(n.Gone); err != nil {
+	if err := c.startMachines(n.Gone); err != nil {
 		return err
 	}
-	if _, err := c.all[n.Gone].run("systemctl stop keelson-controlplane; rm -rf /var/lib/keelson/controlplane"); err != nil {
+	if _, err := c.all[n.Gone].runCommand("systemctl stop keelson-controlplane; rm -rf " +
+		"/var/lib/keelson/controlplane"); err !=
+		nil {
 		return err
 	}
-	if err := c.join("keelson-controlplane join --advertise-address OWN-ADDRESS --token TOKEN --server ADDRESS-OF-ANOTHER", n.Gone, n.Left,
+	if err := c.joinEmpty("keelson-controlplane join --advertise-address OWN-ADDRESS --token TOKEN --server "+
+		"ADDRESS-OF-ANOTHER", n.Gone, n.Left,
 		"OWN-ADDRESS", c.all[n.Gone].address); err != nil {
 		return err
 	}
-	if _, err := c.line("recover", "systemctl start keelson-controlplane", n.Gone); err != nil {
+	if _, err := c.runLine("recover", "systemctl start keelson-controlplane", n.Gone); err != nil {
 		return err
 	}
-	if err := c.allReady(c.replicas...); err != nil {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return err
 	}
-	// One by itself asks whom it knew.
+	// A single replica asks its previous peers.
 	name := n.Others[1]
-	if _, err := c.all[name].run("systemctl stop keelson-controlplane"); err != nil {
+	if _, err := c.all[name].runCommand("systemctl stop keelson-controlplane"); err != nil {
 		return err
 	}
-	if err := c.lineSays("it asks", "recover", "keelson-controlplane rebuild", name); err != nil {
+	if err := c.runLineFor("it asks", "recover", "keelson-controlplane rebuild", name); err != nil {
 		return err
 	}
-	if _, err := c.line("recover", "systemctl start keelson-controlplane", name); err != nil {
+	if _, err := c.runLine("recover", "systemctl start keelson-controlplane", name); err != nil {
 		return err
 	}
-	return errors.Join(c.allReady(c.replicas...), c.nothingLost(), c.serves())
+	return errors.Join(c.awaitMembers(c.replicas...), c.checkObjects(), c.checkService())
 }
 
-// join has a machine without a replica's data join by a new token.
-func (c *cluster) join(text, name, by string, swaps ...string) error {
-	out, err := c.line("recover", "kctl cluster token create --role controlplane", "site")
+// joinEmpty makes a machine without a replica's data join with a new token.
+func (c *vmCluster) joinEmpty(text, name, by string, swaps ...string) error {
+	out, err := c.runLine("recover", "kctl cluster token create --role controlplane", "site")
 	if err != nil {
 		return err
 	}
-	t, err := token(out, "controlplane")
+	t, err := parseToken(out, "controlplane")
 	if err != nil {
 		return err
 	}
-	_, err = c.line("recover", text, name, append([]string{"TOKEN", t, "ADDRESS-OF-ANOTHER", c.all[by].address}, swaps...)...)
+	_, err = c.runLine("recover", text, name, append([]string{"TOKEN", t, "ADDRESS-OF-ANOTHER", c.all[by].address},
+		swaps...)...)
 	return err
 }
 
-// standbyByHand has a replica leave, and join as a standby: by the program, and by the script.
-func (c *cluster) standbyByHand() error {
-	n, err := c.note(nil)
+// addStandbyByHand removes a replica and makes it join as a standby, with the program and with the
+// script.
+func (c *vmCluster) addStandbyByHand() error {
+	n, err := c.updateNotes(nil)
 	if err != nil {
 		return err
 	}
 	name := n.Gone
-	if err := c.allReady(c.replicas...); err != nil {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return err
 	}
 	for _, text := range []string{
 		"keelson-controlplane join --standby --advertise-address OWN-ADDRESS --token TOKEN --server ADDRESS-OF-ANOTHER",
 		"sudo ./install.sh server --standby --server ADDRESS-OF-ANOTHER --token TOKEN",
 	} {
-		if err := c.lineSays(name+" is no member any more", "recover", "kctl cluster member remove cp2", "site", "cp2", name); err != nil {
+		if err := c.runLineFor(name+" is no member any more", "recover",
+			"kctl cluster member remove cp2", "site", "cp2",
+			name); err != nil {
 			return err
 		}
-		if _, err := c.all[name].run("systemctl stop keelson-controlplane; rm -rf /var/lib/keelson/controlplane"); err != nil {
+		if _, err := c.all[name].runCommand("systemctl stop keelson-controlplane; rm -rf " +
+			"/var/lib/keelson/controlplane"); err != nil {
 			return err
 		}
-		if err := c.refusedByDeletedToken(name, n.Left); err != nil {
+		if err := c.checkDeletedToken(name, n.Left); err != nil {
 			return err
 		}
 		var swaps []string
 		if strings.HasPrefix(text, "sudo") {
-			if err := c.unpacked(name, nextRelease); err != nil {
+			if err := c.unpackRelease(name, nextRelease); err != nil {
 				return err
 			}
 		} else {
 			swaps = []string{"OWN-ADDRESS", c.all[name].address}
 		}
-		if err := c.join(text, name, n.Left, swaps...); err != nil {
+		if err := c.joinEmpty(text, name, n.Left, swaps...); err != nil {
 			return err
 		}
-		if _, err := c.line("recover", "systemctl start keelson-controlplane", name); err != nil {
+		if _, err := c.runLine("recover", "systemctl start keelson-controlplane", name); err != nil {
 			return err
 		}
-		if err := c.allReady(c.replicas...); err != nil {
+		if err := c.awaitMembers(c.replicas...); err != nil {
 			return err
 		}
-		if s, err := c.status(); err != nil || !member(s, name).Standby || member(s, name).Voter {
-			return fmt.Errorf("%s is %+v, want a standby (%w)", name, member(s, name), err)
+		if s, err := c.clusterStatus(); err != nil || !memberStatus(s, name).Standby || memberStatus(s, name).Voter {
+			return fmt.Errorf("%s is %+v, want a standby (%w)", name, memberStatus(s, name), err)
 		}
 	}
 	return nil
 }
 
-// refusedByDeletedToken has nobody join with a token that was deleted.
-func (c *cluster) refusedByDeletedToken(name, by string) error {
-	if _, err := c.sh(soon, `kctl cluster token create --role controlplane >token && kctl cluster token delete "$(cat token)"`); err != nil {
+// checkDeletedToken checks that a deleted token is refused.
+func (c *vmCluster) checkDeletedToken(name, by string) error {
+	if _, err := c.runAtSite(soon,
+		`kctl cluster token create --role controlplane >token && kctl cluster token delete "$(cat `+
+			`token)"`); err != nil {
 		return err
 	}
 	deleted, err := os.ReadFile(filepath.Join(c.site.dir, "token"))
 	if err != nil {
 		return err
 	}
-	out, err := c.all[name].run("keelson-controlplane join --advertise-address " + c.all[name].address + " --server " + c.all[by].address + " --token " + strings.TrimSpace(string(deleted)))
+	out, err := c.all[name].runCommand("keelson-controlplane join --advertise-address " +
+		c.all[name].address + " --server " +
+		c.all[by].address + " --token " + strings.TrimSpace(string(deleted)))
 	if err == nil {
 		return fmt.Errorf("%s has joined with a deleted token: %s", name, out)
 	}
-	if _, err := c.all[name].run("test ! -e /var/lib/keelson/controlplane/cluster.json && rm -rf /var/lib/keelson/controlplane"); err != nil {
+	if _, err := c.all[name].runCommand("test ! -e /var/lib/keelson/controlplane/cluster.json && rm -rf " +
+		"/var/lib/keelson/controlplane"); err != nil {
 		return fmt.Errorf("a refused join has left a replica: %w", err)
 	}
 	return nil

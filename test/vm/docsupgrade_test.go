@@ -6,17 +6,18 @@ import (
 	"strings"
 )
 
-// patient is a command line of an upgrade with what a person adds whose machines are slow.
-func patient(text string) string { return text + " --health-timeout " + soon.String() }
+// withTimeoutFlag adds a health timeout for slow machines to an upgrade command.
+func withTimeoutFlag(text string) string { return text + " --health-timeout " + soon.String() }
 
-// pods are the example's, by their UIDs.
-func (c *cluster) pods() (string, error) {
-	return c.kctl("get", "pods", "-l", "app=hello", "--sort-by=.metadata.uid", "-o", "jsonpath={.items[*].metadata.uid}")
+// examplePods returns the UIDs of the example's pods.
+func (c *vmCluster) examplePods() (string, error) {
+	return c.runKctl("get", "pods", "-l", "app=hello", "--sort-by=.metadata.uid", "-o",
+		"jsonpath={.items[*].metadata.uid}")
 }
 
-// newer says whether these and no others run the newer release.
-func (c *cluster) newer(names ...string) error {
-	is, err := c.releases()
+// requireNewer returns an error unless exactly these machines run the newer release.
+func (c *vmCluster) requireNewer(names ...string) error {
+	is, err := c.runningReleases()
 	if err != nil {
 		return err
 	}
@@ -36,34 +37,36 @@ func (c *cluster) newer(names ...string) error {
 	return nil
 }
 
-// drainAndSkip brings the next release to all but a replica, and has pods leave their node first.
-func (c *cluster) drainAndSkip() error {
-	if err := c.ask(); err != nil {
+// upgradeWithDrain upgrades all machines except one replica, and drains the node first.
+func (c *vmCluster) upgradeWithDrain() error {
+	if err := c.useReadyReplica(); err != nil {
 		return err
 	}
-	before, err := c.pods()
+	before, err := c.examplePods()
 	if err != nil {
 		return err
 	}
-	if err := c.lineSays("w1", "upgrade", "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz --dry-run", "site",
+	if err := c.runLineFor("w1", "upgrade",
+		"kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz --dry-run", "site",
 		"keelson-v1.1.0-linux-amd64.tar.gz", c.site.tarball); err != nil {
 		return err
 	}
-	if err := c.newer(); err != nil {
+	if err := c.requireNewer(); err != nil {
 		return fmt.Errorf("after a dry run: %w", err)
 	}
 	text := "kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2 --skip cp3"
-	out, err := c.line("upgrade", text, "site", "./dist", c.site.next, "w1,w2", "w1", "--skip cp3", patient("--skip cp3"))
+	out, err := c.runLine("upgrade", text, "site", "./dist", c.site.nextRelease, "w1,w2", "w1", "--skip cp3",
+		withTimeoutFlag("--skip cp3"))
 	if err != nil {
 		return err
 	}
-	if err := c.newer("cp1", "cp2", "cp4", "w1"); err != nil {
+	if err := c.requireNewer("cp1", "cp2", "cp4", "w1"); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
-	if err := c.ready(); err != nil {
+	if err := c.awaitExample(); err != nil {
 		return err
 	}
-	after, err := c.pods()
+	after, err := c.examplePods()
 	if err != nil {
 		return err
 	}
@@ -73,84 +76,87 @@ func (c *cluster) drainAndSkip() error {
 		}
 	}
 	// It takes pods again.
-	if out, err := c.kctl("get", "node", "w1", "-o", "jsonpath={.spec.unschedulable}"); err != nil || out != "" {
+	if out, err := c.runKctl("get", "node", "w1", "-o", "jsonpath={.spec.unschedulable}"); err != nil || out != "" {
 		return fmt.Errorf("w1 is cordoned: %q (%w)", out, err)
 	}
-	return c.serves()
+	return c.checkService()
 }
 
-// upgradeByHand brings the replica that was left the release as one does without a cluster file, and the worker back to the one before.
-func (c *cluster) upgradeByHand() error {
-	if err := c.allReady(c.replicas...); err != nil {
+// upgradeByHand upgrades the remaining replica without a cluster file, and downgrades the worker.
+func (c *vmCluster) upgradeByHand() error {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return err
 	}
-	if err := c.lineSays("alarms", "upgrade", "kctl cluster status", "site"); err != nil {
+	if err := c.runLineFor("alarms", "upgrade", "kctl cluster status", "site"); err != nil {
 		return err
 	}
-	if err := c.lineSays("keelson://", "upgrade", "kctl get nodes -o wide", "site"); err != nil {
+	if err := c.runLineFor("keelson://", "upgrade", "kctl get nodes -o wide", "site"); err != nil {
 		return err
 	}
-	// The leader is the last: where it is the one that was left, another one leads first.
-	if err := until(func() error {
-		s, err := c.status()
+	// The leader is upgraded last: if it is the remaining replica, another replica becomes the
+	// leader first.
+	if err := awaitCondition(func() error {
+		s, err := c.clusterStatus()
 		if err == nil && s.Leader == "cp3" {
 			err = errors.New("cp3 leads")
-			_, err2 := c.line("upgrade", "kctl cluster transfer-leader", "site")
+			_, err2 := c.runLine("upgrade", "kctl cluster transfer-leader", "site")
 			err = errors.Join(err, err2)
 		}
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := c.unpacked("cp3", nextRelease); err != nil {
+	if err := c.unpackRelease("cp3", nextRelease); err != nil {
 		return err
 	}
-	if _, err := c.line("upgrade", "sudo ./install.sh server --server 192.0.2.12", "cp3"); err != nil {
+	if _, err := c.runLine("upgrade", "sudo ./install.sh server --server 192.0.2.12", "cp3"); err != nil {
 		return err
 	}
-	if err := c.allReady(c.replicas...); err != nil {
+	if err := c.awaitMembers(c.replicas...); err != nil {
 		return err
 	}
-	before, err := c.running()
+	before, err := c.containerProcesses()
 	if err != nil {
 		return err
 	}
-	if err := c.unpacked("w1", thisRelease); err != nil {
+	if err := c.unpackRelease("w1", thisRelease); err != nil {
 		return err
 	}
-	if _, err := c.line("upgrade", "sudo ./install.sh agent --server 192.0.2.11", "w1"); err != nil {
+	if _, err := c.runLine("upgrade", "sudo ./install.sh agent --server 192.0.2.11", "w1"); err != nil {
 		return err
 	}
-	if err := until(func() error { return c.newer(c.replicas...) }); err != nil {
+	if err := awaitCondition(func() error { return c.requireNewer(c.replicas...) }); err != nil {
 		return err
 	}
-	if err := c.nodeReady(); err != nil {
+	if err := c.awaitNode(); err != nil {
 		return err
 	}
-	if after, err := c.running(); err != nil || after != before {
+	if after, err := c.containerProcesses(); err != nil || after != before {
 		return fmt.Errorf("the agent of before left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	return c.lineSays("leads now", "upgrade", "kctl cluster transfer-leader", "site")
+	return c.runLineFor("leads now", "upgrade", "kctl cluster transfer-leader", "site")
 }
 
-// upgradeRest goes on where something is left to do, which is the worker.
-func (c *cluster) upgradeRest() error {
-	if err := c.ask(); err != nil {
+// upgradeRest continues the upgrade with the remaining machine, which is the worker.
+func (c *vmCluster) upgradeRest() error {
+	if err := c.useReadyReplica(); err != nil {
 		return err
 	}
-	before, err := c.running()
+	before, err := c.containerProcesses()
 	if err != nil {
 		return err
 	}
 	text := "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz"
-	if _, err := c.line("upgrade", text, "site", "keelson-v1.1.0-linux-amd64.tar.gz", patient(c.site.tarball)); err != nil {
+	if _, err := c.runLine("upgrade", text, "site", "keelson-v1.1.0-linux-amd64.tar.gz",
+		withTimeoutFlag(c.site.tarball)); err !=
+		nil {
 		return err
 	}
-	if err := c.newer(hosts...); err != nil {
+	if err := c.requireNewer(hosts...); err != nil {
 		return err
 	}
-	if after, err := c.running(); err != nil || after != before {
+	if after, err := c.containerProcesses(); err != nil || after != before {
 		return fmt.Errorf("the newer agent left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	return errors.Join(c.ready(), c.serves())
+	return errors.Join(c.awaitExample(), c.checkService())
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// ingress is a class of Ingresses, and one that leads to the example.
+// ingress is an IngressClass, and an Ingress that leads to the example.
 const ingress = `apiVersion: networking.k8s.io/v1
 kind: IngressClass
 metadata: {name: web}
@@ -21,27 +21,30 @@ spec:
     http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: hello, port: {number: 80}}}}]}
 `
 
-// entry asks the example by an Ingress. The image of its proxy comes with the release that the replicas run, since no registry is
-// within reach. It goes again, so that no other step minds it.
-func (c *cluster) entry() error {
-	if err := c.apply("entry", ingress); err != nil {
+// checkIngress requests the example through an Ingress and deletes the Ingress. The image of the
+// proxy is part of the release, because no registry is reachable.
+func (c *vmCluster) checkIngress() error {
+	if err := c.applyManifest("entry", ingress); err != nil {
 		return err
 	}
-	release, err := c.all[c.asked].run("keelson-controlplane --version | sed -n '1s/.* //p'")
+	release, err := c.all[c.apiMachine].runCommand("keelson-controlplane --version | sed -n '1s/.* //p'")
 	if err != nil {
 		return err
 	}
-	err = c.says("keelson.dev/entry:"+strings.TrimSpace(release)+" true", "-n", "keelson-entry", "get", "pods", "-o",
+	err = c.awaitOutput("keelson.dev/entry:"+strings.TrimSpace(release)+" true", "-n", "keelson-entry",
+		"get", "pods", "-o",
 		"jsonpath={range .items[*]}{.spec.containers[0].image} {.status.containerStatuses[0].ready}{end}")
 	if err == nil {
-		err = until(func() error {
-			port, err := c.kctl("-n", "keelson-entry", "get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}")
+		err = awaitCondition(func() error {
+			port, err := c.runKctl("-n", "keelson-entry", "get", "service", "web", "-o",
+				"jsonpath={.spec.ports[0].nodePort}")
 			if err != nil {
 				return err
 			}
-			out, err := c.all["w1"].run("curl -s -m 10 -H 'Host: hello.example' http://" + c.all["w1"].address + ":" + port + "/")
+			out, err := c.all["w1"].runCommand("curl -s -m 10 -H 'Host: hello.example' http://" + c.all["w1"].address +
+				":" + port + "/")
 			if err == nil && !strings.Contains(out, "Hello from Keelson") {
-				err = fmt.Errorf("the Ingress answers %q", out)
+				err = fmt.Errorf("the Ingress responds with %q", out)
 			}
 			return err
 		})
@@ -49,13 +52,13 @@ func (c *cluster) entry() error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.kctl("delete", "ingress/hello", "ingressclass/web"); err != nil {
+	if _, err := c.runKctl("delete", "ingress/hello", "ingressclass/web"); err != nil {
 		return err
 	}
-	return until(func() error {
-		out, err := c.kctl("-n", "keelson-entry", "get", "pods", "-o", "name")
+	return awaitCondition(func() error {
+		out, err := c.runKctl("-n", "keelson-entry", "get", "pods", "-o", "name")
 		if err == nil && strings.TrimSpace(out) != "" {
-			err = fmt.Errorf("proxies of no class are there: %s", out)
+			err = fmt.Errorf("proxies without a class exist: %s", out)
 		}
 		return err
 	})

@@ -13,13 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machines of which KEEP names a folder go on when the test ends, with the folder of the site and the steps that passed: the test,
-// run again, goes on after these. So a step is written without an hour's wait for those before it. 'ip netns exec NAME' is the way
-// to them, ssh -i KEEP/site/key; when they are not wanted any more, end the processes of KEEP/*/pid, and 'ip netns del NAME'.
+// If KEEP names a folder, the machines keep running when the test ends, with the folder of the site
+// and the completed steps. The next run of the test continues after these steps. A step can so be
+// developed without waiting an hour for the steps before it. 'ip netns exec NAME' and ssh -i
+// KEEP/site/key reach the machines. To remove them, stop the processes of KEEP/*/pid, and 'ip netns
+// del NAME'.
 const keptNetwork = "keelson-vm-docs"
 
-// keep has the cluster's machines outlive the test.
-func (c *cluster) keep(folder string) netns.NsHandle {
+// keepMachines makes the cluster's machines outlive the test.
+func (c *vmCluster) keepMachines(folder string) netns.NsHandle {
 	c.kept = folder
 	if err := os.MkdirAll(filepath.Join(folder, "site"), 0o700); err != nil {
 		c.Fatal(err)
@@ -28,20 +30,20 @@ func (c *cluster) keep(folder string) netns.NsHandle {
 	if err == nil {
 		return ns
 	}
-	if err := command("ip netns add " + keptNetwork); err != nil {
+	if err := runScript("ip netns add " + keptNetwork); err != nil {
 		c.Fatal(err)
 	}
 	if ns, err = netns.GetFromName(keptNetwork); err != nil {
 		c.Fatal(err)
 	}
-	if err := bridge(ns); err != nil {
+	if err := addBridge(ns); err != nil {
 		c.Fatal(err)
 	}
 	return ns
 }
 
-// again takes up a kept machine that runs.
-func (m *machine) again(t *testing.T) {
+// attachKept connects to a kept machine that runs.
+func (m *virtualMachine) attachKept(t *testing.T) {
 	t.Helper()
 	m.kept = true
 	raw, err := os.ReadFile(filepath.Join(m.dir, "pid"))
@@ -69,18 +71,18 @@ func (m *machine) again(t *testing.T) {
 	go func(ended chan struct{}) {
 		defer close(ended)
 		defer unix.Close(fd)
-		for { // it is no child of this process, and tells of its end by this alone
+		for { // it is not a child of this process, and its exit can be detected only in this way
 			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != unix.EINTR {
 				return
 			}
 		}
 	}(m.ended)
-	if err := m.meet(t.Context()); err != nil {
+	if err := m.awaitShell(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (c *cluster) passed(step string) bool {
+func (c *vmCluster) stepDone(step string) bool {
 	if c.kept == "" {
 		return false
 	}
@@ -88,8 +90,8 @@ func (c *cluster) passed(step string) bool {
 	return slices.Contains(strings.Split(string(raw), "\n"), step)
 }
 
-// pass notes that a step need not be done again.
-func (c *cluster) pass(step string) {
+// markStepDone records that a step need not be repeated.
+func (c *vmCluster) markStepDone(step string) {
 	if c.kept == "" {
 		return
 	}

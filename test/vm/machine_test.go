@@ -22,88 +22,95 @@ import (
 	"keelson.dev/keelson/test/testenv/tscrate"
 )
 
-// maxAnswer bounds what is read of one command.
+// maxAnswer is the maximum number of bytes that are read of one command's output.
 const maxAnswer = 1 << 20
 
-// machine is one of software.
-type machine struct {
+// virtualMachine is one virtual machine.
+type virtualMachine struct {
 	name, address string
 	scripts       string // folder of vm-machine
-	key           string // file of the ssh key that it lets in
+	key           string // file of the SSH key that it accepts
 	dir           string // its own
 	release       string // disk of the release
 	network       netns.NsHandle
-	kept          bool // it goes on when the test ends: KEEP of 'make test-vm-docs'
+	kept          bool // the machine keeps running when the test ends: KEEP of 'make test-vm-docs'
 
-	qemu   *os.Process
-	ended  chan struct{} // once qemu has
-	conn   net.Conn
-	answer *bufio.Reader
-	asked  int
+	qemu     *os.Process
+	ended    chan struct{} // once qemu has
+	conn     net.Conn
+	answer   *bufio.Reader
+	commands int
 }
 
-// network is a namespace in which machines and this process hear each other, and nobody else: it has no way out.
-func network(t *testing.T) netns.NsHandle {
+// newNetwork returns a network namespace for the machines and this process, without a route to the
+// outside.
+func newNetwork(t *testing.T) netns.NsHandle {
 	t.Helper()
 	ns := space.New(t)
-	if err := bridge(ns); err != nil {
+	if err := addBridge(ns); err != nil {
 		t.Fatal(err)
 	}
 	return ns
 }
 
-func bridge(ns netns.NsHandle) error {
+func addBridge(ns netns.NsHandle) error {
 	return space.In(ns, func() error {
-		return command("ip link set lo up && ip link add vms type bridge && ip address add 192.0.2.1/24 dev vms && ip link set vms up")
+		return runScript("ip link set lo up && ip link add vms type bridge && ip address add 192.0.2.1/24 dev vms && " +
+			"ip link set vms up")
 	})
 }
 
-func command(script string) error {
+func runScript(script string) error {
 	if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
 }
 
-// newMachine makes a machine with a cable, below a folder; it is off.
-func newMachine(t *testing.T, ns netns.NsHandle, scripts, key, release, below, name string, number int) *machine {
+// newMachine creates a machine with a network interface, below a folder. It is off.
+func newMachine(
+	t *testing.T, ns netns.NsHandle, scripts, key, release, below, name string, number int,
+) *virtualMachine {
 	t.Helper()
-	m := &machine{name: name, address: "192.0.2." + strconv.Itoa(number), scripts: scripts, key: key, dir: filepath.Join(below, name), release: release, network: ns}
+	m := &virtualMachine{name: name, address: "192.0.2." + strconv.Itoa(number), scripts: scripts, key: key,
+		dir: filepath.Join(below, name), release: release, network: ns}
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := space.In(ns, func() error {
-		return command("ip link show vm-" + name + " 2>/dev/null || { ip tuntap add vm-" + name + " mode tap && ip link set vm-" + name + " master vms up; }")
+		return runScript("ip link show vm-" + name + " 2>/dev/null || { ip tuntap add vm-" + name +
+			" mode tap && ip link set vm-" + name + " master vms up; }")
 	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("console of %s:\n%s", name, m.console())
+			t.Logf("console of %s:\n%s", name, m.consoleTail())
 		}
 		if !m.kept {
-			m.cut()
+			m.cutPower()
 		}
 	})
 	return m
 }
 
-func (m *machine) console() string {
+func (m *virtualMachine) consoleTail() string {
 	raw, _ := os.ReadFile(filepath.Join(m.dir, "console"))
 	return string(raw[max(0, len(raw)-4000):])
 }
 
-// on switches the machine on and waits until it takes commands.
-func (m *machine) on(ctx context.Context) error {
+// switchOn switches the machine on and waits until it accepts commands.
+func (m *virtualMachine) switchOn(ctx context.Context) error {
 	if m.qemu != nil {
-		return m.meet(ctx)
+		return m.awaitShell(ctx)
 	}
 	said, err := os.Create(filepath.Join(m.dir, "said"))
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	qemu := exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
+	qemu := exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name,
+		m.key, m.release)
 	qemu.Stderr = said
 	qemu.SysProcAttr = &syscall.SysProcAttr{Setsid: m.kept}
 	if khz, ok := tscrate.KHz(); ok {
@@ -120,11 +127,12 @@ func (m *machine) on(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(m.dir, "pid"), []byte(strconv.Itoa(m.qemu.Pid)), 0o600); err != nil {
 		return err
 	}
-	return m.meet(ctx)
+	return m.awaitShell(ctx)
 }
 
-// meet opens the machine's shell. What is asked before there is one is thrown away by qemu, so it is asked again.
-func (m *machine) meet(ctx context.Context) error {
+// awaitShell connects to the machine's shell. qemu discards input before the shell runs, so the
+// input is repeated.
+func (m *virtualMachine) awaitShell(ctx context.Context) error {
 	if m.conn != nil {
 		m.conn.Close()
 		m.conn = nil
@@ -156,8 +164,8 @@ func (m *machine) meet(ctx context.Context) error {
 	return nil
 }
 
-// cut takes the machine's power away.
-func (m *machine) cut() {
+// cutPower cuts the machine's power.
+func (m *virtualMachine) cutPower() {
 	if m.conn != nil {
 		m.conn.Close()
 		m.conn = nil
@@ -173,15 +181,19 @@ func (m *machine) cut() {
 
 var errStatus = errors.New("it failed")
 
-// run has the machine's shell run a command, for two minutes at most, and returns what it said.
-func (m *machine) run(command string) (string, error) { return m.runFor(2*time.Minute, command) }
+// runCommand runs a command in the machine's shell, for at most two minutes, and returns its
+// output.
+func (m *virtualMachine) runCommand(command string) (string, error) {
+	return m.runFor(2*time.Minute, command)
+}
 
-func (m *machine) runFor(limit time.Duration, command string) (string, error) {
-	m.asked++
-	mark := fmt.Sprintf("--answered-%d-%d--", os.Getpid(), m.asked)
+func (m *virtualMachine) runFor(limit time.Duration, command string) (string, error) {
+	m.commands++
+	mark := fmt.Sprintf("--answered-%d-%d--", os.Getpid(), m.commands)
 	m.conn.SetDeadline(time.Now().Add(limit))
-	// The command does not read what is asked next.
-	if _, err := fmt.Fprintf(m.conn, "{ %s\n} </dev/null 2>&1; status=$?; echo; echo %s $status\n", command, mark); err != nil {
+	// The command must not read the next command as its input.
+	if _, err := fmt.Fprintf(m.conn, "{ %s\n} </dev/null 2>&1; status=$?; echo; echo %s $status\n", command,
+		mark); err != nil {
 		return "", fmt.Errorf("%s: asking for %q: %w", m.name, command, err)
 	}
 	var said strings.Builder

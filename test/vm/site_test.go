@@ -19,41 +19,44 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// site is where a person sits who makes a cluster of the machines: a folder with a key, the cluster file and the kubeconfig, on
-// the machines' network.
-type site struct {
-	dir, key, bin string
-	network       netns.NsHandle
-	next, version string // folder of a release that is newer, and which it is
-	tarball       string // its
-	kubeconfig    string // where 'kctl cluster up' writes it
+// adminSite is the administrator's workplace: a folder with a key, the cluster file and the
+// kubeconfig, on the machines' network.
+type adminSite struct {
+	dir, key, bin        string
+	network              netns.NsHandle
+	nextRelease, version string // folder of a release that is newer, and which it is
+	tarball              string // its
+	kubeconfig           string // where 'kctl cluster up' writes it
 }
 
-func newSite(t *testing.T, bin, dir string, ns netns.NsHandle) site {
+func newAdminSite(t *testing.T, bin, dir string, ns netns.NsHandle) adminSite {
 	t.Helper()
-	s := site{dir: dir, bin: bin, network: ns, kubeconfig: ".kube/keelson-vm"}
-	s.key, s.next = filepath.Join(s.dir, "key"), filepath.Join(bin, "next")
+	s := adminSite{dir: dir, bin: bin, network: ns, kubeconfig: ".kube/keelson-vm"}
+	s.key, s.nextRelease = filepath.Join(s.dir, "key"), filepath.Join(bin, "next")
 	if _, err := os.Stat(s.key); err == nil {
 		// It is a kept one.
-	} else if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
+	} else if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+		s.key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	tarballs, err := filepath.Glob(filepath.Join(s.next, "keelson-*-linux-amd64.tar.gz"))
+	tarballs, err := filepath.Glob(filepath.Join(s.nextRelease, "keelson-*-linux-amd64.tar.gz"))
 	if err != nil || len(tarballs) != 1 {
 		t.Fatalf("a newer release: %v (%v): 'make test-vm' makes it", tarballs, err)
 	}
 	s.tarball = tarballs[0]
-	s.version = strings.TrimPrefix(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(tarballs[0]), "keelson-"), "-linux-amd64.tar.gz"), "v")
+	s.version = strings.TrimPrefix(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(tarballs[0]), "keelson-"),
+		"-linux-amd64.tar.gz"), "v")
 	return s
 }
 
-// write writes the cluster file: each machine proves that it is the one whose key was read at its console. One is reached as a
-// user who becomes root.
-func (c *cluster) write(names ...string) error {
-	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: vm\nrelease: " + filepath.Join(c.site.bin, "dist") + "\nssh: {key: key}\nhosts:\n"
+// writeClusterFile writes the cluster file with the host key of each machine that was read at its
+// console. One machine is reached as a user with sudo.
+func (c *vmCluster) writeClusterFile(names ...string) error {
+	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: vm\nrelease: " + filepath.Join(c.site.bin, "dist") +
+		"\nssh: {key: key}\nhosts:\n"
 	for _, name := range names {
 		m := c.all[name]
-		key, err := m.run("cat /etc/ssh/ssh_host_ed25519_key.pub")
+		key, err := m.runCommand("cat /etc/ssh/ssh_host_ed25519_key.pub")
 		if err != nil {
 			return err
 		}
@@ -61,48 +64,52 @@ func (c *cluster) write(names ...string) error {
 		if name[0] == 'w' {
 			role, more, user = "worker", ", labels: {disk: "+name+"}", "admin"
 		}
-		file += fmt.Sprintf("- {name: %s, address: %s, roles: [%s]%s, ssh: {user: %s, hostKey: %q}}\n", name, m.address, role, more, user, key)
+		file += fmt.Sprintf("- {name: %s, address: %s, roles: [%s]%s, ssh: {user: %s, hostKey: %q}}\n", name, m.address,
+			role, more, user, key)
 	}
 	return os.WriteFile(filepath.Join(c.site.dir, "cluster.yaml"), []byte(file), 0o600)
 }
 
-// kctl runs it as a person would, beside the cluster file.
-func (c *cluster) kctl(args ...string) (string, error) {
+// runKctl runs kctl at the site, beside the cluster file.
+func (c *vmCluster) runKctl(args ...string) (string, error) {
 	words := slices.Clone(args)
 	if i := slices.Index(words, "--"); i >= 0 {
-		words = slices.Insert(words, i, "--server="+c.server())
+		words = slices.Insert(words, i, "--server="+c.serverURL())
 	} else {
-		words = append(words, "--server="+c.server())
+		words = append(words, "--server="+c.serverURL())
 	}
 	return c.kctlFor(2*time.Minute, "", words...)
 }
 
-func (c *cluster) server() string { return "https://" + c.all[c.asked].address + ":6443" }
+func (c *vmCluster) serverURL() string { return "https://" + c.all[c.apiMachine].address + ":6443" }
 
-// askAnother has the API asked through another machine than one that is about to go.
-func (c *cluster) askAnother(than string) {
+// useOtherThan makes the API be used through another machine than this one, which is about to stop.
+func (c *vmCluster) useOtherThan(than string) {
 	for _, name := range c.replicas {
 		if name != than {
-			c.asked = name
+			c.apiMachine = name
 			return
 		}
 	}
 }
 
-func (c *cluster) kctlFor(limit time.Duration, input string, args ...string) (string, error) {
+func (c *vmCluster) kctlFor(limit time.Duration, input string, args ...string) (string, error) {
 	return c.kctlTo(io.Discard, limit, input, args...)
 }
 
-func (c *cluster) kctlTo(shown io.Writer, limit time.Duration, input string, args ...string) (string, error) {
+func (c *vmCluster) kctlTo(shown io.Writer, limit time.Duration, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	return c.command(ctx, shown, input, filepath.Join(c.site.bin, "kctl"), args...)
+	return c.runProgram(ctx, shown, input, filepath.Join(c.site.bin, "kctl"), args...)
 }
 
-// command runs a program at the site.
-func (c *cluster) command(ctx context.Context, shown io.Writer, input, name string, args ...string) (string, error) {
+// runProgram runs a program at the site.
+func (c *vmCluster) runProgram(ctx context.Context, shown io.Writer, input, name string, args ...string) (
+	string, error,
+) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, c.site.kubeconfig), "SSH_AUTH_SOCK=",
+	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, c.site.kubeconfig),
+		"SSH_AUTH_SOCK=",
 		"PATH="+c.site.bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if filepath.Base(name) == "sh" {
 		cmd.Dir = c.site.dir
@@ -121,8 +128,8 @@ func (c *cluster) command(ctx context.Context, shown io.Writer, input, name stri
 	return out.String(), err
 }
 
-// toAsked has the kubeconfig lead to the replica that is asked.
-func (c *cluster) toAsked() error {
+// pointKubeconfig makes the kubeconfig use the machine apiMachine.
+func (c *vmCluster) pointKubeconfig() error {
 	at := filepath.Join(c.site.dir, c.site.kubeconfig)
 	raw, err := os.ReadFile(at)
 	if errors.Is(err, os.ErrNotExist) {
@@ -134,16 +141,18 @@ func (c *cluster) toAsked() error {
 	lines := strings.Split(string(raw), "\n")
 	for i, line := range lines {
 		if before, _, ok := strings.Cut(line, "server: "); ok {
-			lines[i] = before + "server: " + c.server()
+			lines[i] = before + "server: " + c.serverURL()
 		}
 	}
 	return os.WriteFile(at, []byte(strings.Join(lines, "\n")), 0o600)
 }
 
-// cluster runs a verb of 'kctl cluster' with the cluster file, and shows what it says.
-func (c *cluster) verb(want string, args ...string) error { return c.verbWith("", want, args...) }
+// clusterVerb runs a verb of "kctl cluster" with the cluster file and prints its output.
+func (c *vmCluster) clusterVerb(want string, args ...string) error {
+	return c.clusterVerbWith("", want, args...)
+}
 
-func (c *cluster) verbWith(input, want string, args ...string) error {
+func (c *vmCluster) clusterVerbWith(input, want string, args ...string) error {
 	args = append([]string{"cluster"}, append(args, "-f", filepath.Join(c.site.dir, "cluster.yaml"))...)
 	fmt.Printf("$ kctl %s\n", strings.ReplaceAll(strings.Join(args, " "), c.site.dir+"/", ""))
 	out, err := c.kctlTo(os.Stdout, 30*time.Minute, input, args...)
@@ -153,96 +162,103 @@ func (c *cluster) verbWith(input, want string, args ...string) error {
 	return err
 }
 
-func (c *cluster) dryRun() error {
-	if err := c.write(c.first()...); err != nil {
+func (c *vmCluster) dryRun() error {
+	if err := c.writeClusterFile(c.initialMachines()...); err != nil {
 		return err
 	}
 	before := map[string]string{}
 	for name := range c.before {
-		out, err := c.all[name].run(state)
+		out, err := c.all[name].runCommand(state)
 		if err != nil {
 			return err
 		}
 		before[name] = out
 	}
-	if err := c.verb("make the cluster: init --cluster-name=vm", "up", "--dry-run"); err != nil {
+	if err := c.clusterVerb("make the cluster: init --cluster-name=vm", "up", "--dry-run"); err != nil {
 		return err
 	}
 	for name, was := range before {
-		out, err := c.all[name].run(state)
+		out, err := c.all[name].runCommand(state)
 		if err != nil {
 			return err
 		}
-		if d := differ(was, out); d != "" {
+		if d := diffLines(was, out); d != "" {
 			return fmt.Errorf("%s was changed: %s", name, d)
 		}
 	}
 	return nil
 }
 
-func (c *cluster) up() error {
-	if err := c.verb("node w1 is ready", "up"); err != nil {
+func (c *vmCluster) runUp() error {
+	if err := c.clusterVerb("node w1 is ready", "up"); err != nil {
 		return err
 	}
 	for _, name := range c.replicas {
-		if mode, err := c.all[name].run("stat -c %a:%U /var/lib/keelson/controlplane/admin.kubeconfig /etc/keelson/controlplane.yaml; stat -c %a /var/lib/keelson/controlplane"); err != nil || mode != "600:root\n600:root\n700" {
-			return fmt.Errorf("%s: an administrator's kubeconfig, settings and their folder have the modes %q (%w)", name, mode, err)
+		if mode, err := c.all[name].runCommand("stat -c %a:%U /var/lib/keelson/controlplane/admin.kubeconfig " +
+			"/etc/keelson/controlplane.yaml; stat -c %a /var/lib/keelson/controlplane"); err != nil ||
+			mode != "600:root\n600:root\n700" {
+			return fmt.Errorf("%s: an administrator's kubeconfig, settings and their folder have the modes %q (%w)",
+				name, mode, err)
 		}
 	}
-	out, err := c.kctl("get", "node", "w1", "-o", "jsonpath={.metadata.labels.disk}")
+	out, err := c.runKctl("get", "node", "w1", "-o", "jsonpath={.metadata.labels.disk}")
 	if err == nil && out != "w1" {
 		err = fmt.Errorf("the label disk of w1 is %q", out)
 	}
 	return err
 }
 
-func (c *cluster) again() error { return c.verb("nothing to do", "up") }
+func (c *vmCluster) runUpAgain() error { return c.clusterVerb("nothing to do", "up") }
 
-// upgrade brings everything to another release; each daemon runs it afterwards, and no process of a pod is another one.
-func (c *cluster) upgrade() error {
-	before, err := c.running()
+// upgradeAll upgrades everything to another release. Each daemon runs it afterwards, and no process
+// of a pod has been replaced.
+func (c *vmCluster) upgradeAll() error {
+	before, err := c.containerProcesses()
 	if err != nil {
 		return err
 	}
-	agent, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent")
+	agent, err := c.all["w1"].runCommand("systemctl show -p MainPID --value keelson-agent")
 	if err != nil {
 		return err
 	}
-	old, err := c.releases()
+	old, err := c.runningReleases()
 	if err != nil {
 		return err
 	}
-	if err := c.verb("", "upgrade", "--to", c.site.next, "--patience", soon.String()); err != nil {
+	if err := c.clusterVerb("", "upgrade", "--to", c.site.nextRelease, "--patience", soon.String()); err != nil {
 		return err
 	}
-	after, err := c.running()
+	after, err := c.containerProcesses()
 	if err != nil || after != before {
 		return fmt.Errorf("the new agent left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	if is, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent"); err != nil || is == agent {
+	if is, err := c.all["w1"].runCommand("systemctl show -p MainPID --value keelson-agent"); err != nil || is == agent {
 		return fmt.Errorf("the agent is process %s as before (%w)", is, err)
 	}
-	for _, name := range c.first() {
-		// What was replaced while it ran is shown as deleted.
-		if out, err := c.all[name].run("readlink /proc/$(pgrep -o -x 'keelson-(agent|control.*)')/exe"); err != nil || strings.Contains(out, "deleted") {
+	for _, name := range c.initialMachines() {
+		// A program that was replaced while it ran is shown as deleted.
+		if out, err := c.all[name].runCommand("readlink /proc/$(pgrep -o -x 'keelson-(agent|control.*)')/exe"); err !=
+			nil ||
+			strings.Contains(out, "deleted") {
 			return fmt.Errorf("%s runs %s (%w)", name, out, err)
 		}
 	}
-	is, err := c.releases()
+	is, err := c.runningReleases()
 	if err != nil || len(is) != len(old) {
 		return fmt.Errorf("releases before %v and after %v (%w)", old, is, err)
 	}
 	for name, r := range is {
 		if r == old[name] || strings.TrimPrefix(strings.TrimPrefix(r, "keelson://"), "v") != c.site.version {
-			return fmt.Errorf("%s says that it runs %s, and before it was %s: want %s", name, r, old[name], c.site.version)
+			return fmt.Errorf("%s reports release %s, and before it was %s: want %s", name, r, old[name],
+				c.site.version)
 		}
 	}
-	return errors.Join(c.ready(), c.serves())
+	return errors.Join(c.awaitExample(), c.checkService())
 }
 
-// releases are what replicas and nodes say that they run.
-func (c *cluster) releases() (map[string]string, error) {
-	s, err := c.status()
+// runningReleases returns the releases that replicas and nodes report.
+func (c *vmCluster) runningReleases() (map[string]string, error) {
+	s, err := c.clusterStatus()
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +266,8 @@ func (c *cluster) releases() (map[string]string, error) {
 	for _, m := range s.Members {
 		out[m.Name] = m.Version
 	}
-	said, err := c.kctl("get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.nodeInfo.containerRuntimeVersion}{\"\\n\"}{end}")
+	said, err := c.runKctl("get", "nodes", "-o",
+		"jsonpath={range .items[*]}{.metadata.name} {.status.nodeInfo.containerRuntimeVersion}{\"\\n\"}{end}")
 	for line := range strings.Lines(said) {
 		name, release, _ := strings.Cut(strings.TrimSpace(line), " ")
 		out[name] = release
@@ -258,19 +275,20 @@ func (c *cluster) releases() (map[string]string, error) {
 	return out, err
 }
 
-func (c *cluster) add() error {
-	if err := c.write(append(c.first(), "w2")...); err != nil {
+func (c *vmCluster) addWorker() error {
+	if err := c.writeClusterFile(append(c.initialMachines(), "w2")...); err != nil {
 		return err
 	}
-	if err := c.verb("node w2 is ready", "add", "--release", c.site.next); err != nil {
+	if err := c.clusterVerb("node w2 is ready", "add", "--release", c.site.nextRelease); err != nil {
 		return err
 	}
 	// One half of the pods goes there, so that some have to leave with it.
-	if _, err := c.kctl("scale", "deployment", "hello", "--replicas=6"); err != nil {
+	if _, err := c.runKctl("scale", "deployment", "hello", "--replicas=6"); err != nil {
 		return err
 	}
-	return until(func() error {
-		out, err := c.kctl("get", "pods", "-l", "app=hello", "-o", `jsonpath={range .items[*]}{.spec.nodeName}{.status.containerStatuses[0].ready} {end}`)
+	return awaitCondition(func() error {
+		out, err := c.runKctl("get", "pods", "-l", "app=hello", "-o",
+			`jsonpath={range .items[*]}{.spec.nodeName}{.status.containerStatuses[0].ready} {end}`)
 		if err == nil && (!strings.Contains(out, "w2true") || strings.Count(out, "true") != 6) {
 			err = fmt.Errorf("pods are at %s", out)
 		}
@@ -278,18 +296,18 @@ func (c *cluster) add() error {
 	})
 }
 
-func (c *cluster) removeWorker() error {
-	if err := c.verb("w2 was removed from the cluster", "remove", "w2"); err != nil {
+func (c *vmCluster) removeWorker() error {
+	if err := c.clusterVerb("w2 was removed from the cluster", "remove", "w2"); err != nil {
 		return err
 	}
-	if out, err := c.kctl("get", "nodes", "-o", "name"); err != nil || strings.TrimSpace(out) != "node/w1" {
+	if out, err := c.runKctl("get", "nodes", "-o", "name"); err != nil || strings.TrimSpace(out) != "node/w1" {
 		return fmt.Errorf("nodes are %s (%w)", out, err)
 	}
-	if err := c.untouched("w2"); err != nil {
+	if err := c.requireUntouched("w2"); err != nil {
 		return err
 	}
-	err := until(func() error {
-		out, err := c.kctl("get", "deployment", "hello", "-o", "jsonpath={.status.readyReplicas}")
+	err := awaitCondition(func() error {
+		out, err := c.runKctl("get", "deployment", "hello", "-o", "jsonpath={.status.readyReplicas}")
 		if err == nil && out != "6" {
 			err = fmt.Errorf("ready pods: %q, want 6", out)
 		}
@@ -298,49 +316,51 @@ func (c *cluster) removeWorker() error {
 	if err != nil {
 		return err
 	}
-	return c.serves()
+	return c.checkService()
 }
 
-func (c *cluster) removeReplica() error {
-	s, err := c.status()
+func (c *vmCluster) removeReplica() error {
+	s, err := c.clusterStatus()
 	if err != nil {
 		return err
 	}
 	name := s.Leader // the one of which it is hardest
-	c.askAnother(name)
-	if err := c.verb(name+" was removed from the cluster", "remove", name); err != nil {
+	c.useOtherThan(name)
+	if err := c.clusterVerb(name+" was removed from the cluster", "remove", name); err != nil {
 		return err
 	}
-	left := slices.DeleteFunc(c.first(), func(n string) bool { return n == name })
-	if err := c.write(left...); err != nil {
+	left := slices.DeleteFunc(c.initialMachines(), func(n string) bool { return n == name })
+	if err := c.writeClusterFile(left...); err != nil {
 		return err
 	}
-	if err := c.verb("kubeconfig: ", "up", "--release", c.site.next); err != nil {
+	if err := c.clusterVerb("kubeconfig: ", "up", "--release", c.site.nextRelease); err != nil {
 		return err
 	}
-	if s, err = c.status(); err != nil || len(s.Members) != len(c.replicas)-1 {
+	if s, err = c.clusterStatus(); err != nil || len(s.Members) != len(c.replicas)-1 {
 		return fmt.Errorf("there are %d replicas (%w)", len(s.Members), err)
 	}
-	return errors.Join(c.untouched(name), c.serves())
+	return errors.Join(c.requireUntouched(name), c.checkService())
 }
 
-// untouched compares a machine with what it was.
-func (c *cluster) untouched(name string) error {
-	is, err := c.all[name].run(state)
+// requireUntouched compares a machine with its state before the installation.
+func (c *vmCluster) requireUntouched(name string) error {
+	is, err := c.all[name].runCommand(state)
 	if err != nil {
 		return err
 	}
-	if d := differ(c.before[name], is); d != "" {
+	if d := diffLines(c.before[name], is); d != "" {
 		return fmt.Errorf("%s differs from what it was before:\n%s", name, d)
 	}
 	return nil
 }
 
-func (c *cluster) reset() error {
-	if err := c.verbWith("vm\n", "the cluster vm was removed from", "reset"); err != nil {
+func (c *vmCluster) resetCluster() error {
+	if err := c.clusterVerbWith("vm\n", "the cluster vm was removed from", "reset"); err != nil {
 		return err
 	}
-	return c.each(func(m *machine) error { return c.untouched(m.name) }, slices.Collect(func(yield func(string) bool) {
+	return c.forMachines(func(m *virtualMachine) error {
+		return c.requireUntouched(m.name)
+	}, slices.Collect(func(yield func(string) bool) {
 		for name := range c.before {
 			if !yield(name) {
 				return

@@ -18,22 +18,22 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// soon is long for machines that are ten times slower than the one that they run on.
+// soon is sufficient for machines that are ten times slower than their host.
 const soon = 8 * time.Minute
 
-// cluster is three machines of the control plane and two workers, or fewer.
-type cluster struct {
+// vmCluster is three control plane machines and two workers, or fewer.
+type vmCluster struct {
 	*testing.T
-	all  map[string]*machine
-	site site
+	all  map[string]*virtualMachine
+	site adminSite
 	// The machines of each role. A second worker comes later.
 	replicas, workers []string
-	asked             string // whose replica the API is asked at
+	apiMachine        string // the machine whose API is used
 	mu                sync.Mutex
-	before            map[string]string // what each machine was like before
+	before            map[string]string // state of each machine before the installation
 	table             []string
 	began             time.Time
-	kept              string // folder of machines that go on when the test ends: KEEP of 'make test-vm-docs'
+	kept              string // folder of machines that keep running when the test ends: KEEP of 'make test-vm-docs'
 }
 
 // A cluster on machines with systemd and cgroup v2: made by 'kctl cluster up' over ssh, and the package on one of them, through a
@@ -47,48 +47,52 @@ func TestMachines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{T: t, asked: "cp1", replicas: []string{"cp1", "cp2", "cp3"}, workers: []string{"w1", "w2"}, all: map[string]*machine{}, before: map[string]string{}}
-	defer c.tell()
-	c.few(os.Getenv("MACHINES"))
-	c.site = newSite(t, filepath.Join(top, "bin"), t.TempDir(), network(t))
+	c := &vmCluster{T: t, apiMachine: "cp1", replicas: []string{"cp1", "cp2", "cp3"}, workers: []string{"w1", "w2"},
+		all: map[string]*virtualMachine{}, before: map[string]string{}}
+	defer c.logDurations()
+	c.limitMachines(os.Getenv("MACHINES"))
+	c.site = newAdminSite(t, filepath.Join(top, "bin"), t.TempDir(), newNetwork(t))
 	release := releaseDisk(t, filepath.Join(top, "bin"), t.TempDir())
 	c.began = time.Now()
-	for i, name := range append(c.first(), c.workers[1:]...) {
-		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, c.TempDir(), name, 11+i)
+	for i, name := range append(c.initialMachines(), c.workers[1:]...) {
+		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release,
+			c.TempDir(), name, 11+i)
 	}
-	c.step("machines boot: "+strings.Join(c.first(), " "), func() error { return c.boot(c.first()...) })
-	c.step("the .deb on the worker", func() error {
-		_, err := c.all["w1"].run("dpkg -i /opt/release/keelson-*.deb")
+	c.runStep("machines boot: "+strings.Join(c.initialMachines(), " "), func() error {
+		return c.bootMachines(c.initialMachines()...)
+	})
+	c.runStep("the .deb on the worker", func() error {
+		_, err := c.all["w1"].runCommand("dpkg -i /opt/release/keelson-*.deb")
 		return err
 	})
-	c.step("kctl cluster up --dry-run changes nothing", c.dryRun)
-	c.step("kctl cluster up", c.up)
-	c.step("kctl cluster up again has nothing to do", c.again)
-	c.step("the example is applied and served", c.example)
-	c.step("a pod with a claim: log, a command in it, a Service by name", c.core)
-	c.step("an Ingress, by the proxy that the release brings", c.entry)
-	c.step("limits of cgroup v2, and a container out of memory", c.limits)
-	c.step("pods that do not end, and that are frozen, are killed", c.kill)
-	c.step("the agent is restarted, pods are untouched", c.restart)
-	c.step("kctl cluster upgrade --to: pods are untouched", c.upgrade)
-	c.step("an Ingress, by the proxy that the newer release brings", c.entry)
-	c.step("the worker is rebooted, its pods and their data come back", c.reboot)
+	c.runStep("kctl cluster up --dry-run changes nothing", c.dryRun)
+	c.runStep("kctl cluster up", c.runUp)
+	c.runStep("kctl cluster up again has nothing to do", c.runUpAgain)
+	c.runStep("the example is applied and served", c.deployExample)
+	c.runStep("a pod with a claim: log, a command in it, a Service by name", c.checkPod)
+	c.runStep("an Ingress, by the proxy that the release brings", c.checkIngress)
+	c.runStep("limits of cgroup v2, and a container out of memory", c.checkLimits)
+	c.runStep("pods that do not end, and that are frozen, are killed", c.checkForcedDeletion)
+	c.runStep("the agent is restarted, pods are untouched", c.restartDaemons)
+	c.runStep("kctl cluster upgrade --to: pods are untouched", c.upgradeAll)
+	c.runStep("an Ingress, by the proxy that the newer release brings", c.checkIngress)
+	c.runStep("the worker is rebooted, its pods and their data come back", c.rebootWorker)
 	if len(c.replicas) > 2 {
-		c.step("the leader's power is cut, the rest serves, it comes back", c.powerCut)
+		c.runStep("the leader's power is cut, the other replicas serve, it comes back", c.powerCut)
 	}
 	if len(c.workers) > 1 {
-		c.step("a second worker boots", func() error { return c.boot("w2") })
-		c.step("kctl cluster add", c.add)
-		c.step("kctl cluster remove of a worker: its pods move, nothing is left", c.removeWorker)
+		c.runStep("a second worker boots", func() error { return c.bootMachines("w2") })
+		c.runStep("kctl cluster add", c.addWorker)
+		c.runStep("kctl cluster remove of a worker: its pods move, nothing is left", c.removeWorker)
 	}
 	if len(c.replicas) > 2 {
-		c.step("kctl cluster remove of a control plane, nothing is left", c.removeReplica)
+		c.runStep("kctl cluster remove of a control plane, nothing is left", c.removeReplica)
 	}
-	c.step("kctl cluster reset leaves nothing", c.reset)
+	c.runStep("kctl cluster reset leaves nothing", c.resetCluster)
 }
 
-// few keeps those machines alone that are named: a computer with little to spare has not all of them at once.
-func (c *cluster) few(names string) {
+// limitMachines keeps only the named machines: a small computer cannot run all at once.
+func (c *vmCluster) limitMachines(names string) {
 	keep := strings.Fields(names)
 	if len(keep) == 0 {
 		return
@@ -100,27 +104,29 @@ func (c *cluster) few(names string) {
 	}
 }
 
-// first are the machines that the cluster begins with.
-func (c *cluster) first() []string { return append(slices.Clone(c.replicas), "w1") }
+// initialMachines returns the machines that the cluster starts with.
+func (c *vmCluster) initialMachines() []string { return append(slices.Clone(c.replicas), "w1") }
 
-// boot switches machines on, and notes what they are like.
-func (c *cluster) boot(names ...string) error {
-	return c.each(func(m *machine) error {
+// bootMachines switches machines on and records their state.
+func (c *vmCluster) bootMachines(names ...string) error {
+	return c.forMachines(func(m *virtualMachine) error {
 		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		defer cancel()
-		if err := m.on(ctx); err != nil {
+		if err := m.switchOn(ctx); err != nil {
 			return err
 		}
-		if err := c.look(m); err != nil {
+		if err := c.recordState(m); err != nil {
 			return err
 		}
 		// Its images are there before its agent: no registry is within reach.
-		_, err := m.run("mkdir -p /var/lib/keelson/images.d && cp /opt/release/hello.tar /opt/release/tools.tar /var/lib/keelson/images.d/")
+		_, err := m.runCommand("mkdir -p /var/lib/keelson/images.d && cp /opt/release/hello.tar " +
+			"/opt/release/tools.tar " +
+			"/var/lib/keelson/images.d/")
 		return err
 	}, names...)
 }
 
-// releaseDisk packs what 'make dist' made.
+// releaseDisk creates a disk image with the output of "make dist" and returns its path.
 func releaseDisk(t *testing.T, folder, dir string) string {
 	t.Helper()
 	release := filepath.Join(t.TempDir(), "release")
@@ -138,10 +144,10 @@ truncate -s 896M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
 	return disk
 }
 
-// step does one thing and notes how long it took. What comes after one that failed cannot tell anything.
-func (c *cluster) step(name string, do func() error) {
+// runStep runs one step and records its duration. Steps after a failed step are skipped.
+func (c *vmCluster) runStep(name string, do func() error) {
 	c.Helper()
-	if c.passed(name) {
+	if c.stepDone(name) {
 		return
 	}
 	began := time.Now()
@@ -154,14 +160,14 @@ func (c *cluster) step(name string, do func() error) {
 	c.table = append(c.table, line)
 	fmt.Println(line)
 	if err != nil {
-		c.explain()
+		c.logMachines()
 		c.Fatalf("%s: %v", name, err)
 	}
-	c.pass(name)
+	c.markStepDone(name)
 }
 
-// explain tells what machines know of what went wrong.
-func (c *cluster) explain() {
+// logMachines logs the machines' information about a failure.
+func (c *vmCluster) logMachines() {
 	for _, name := range c.replicas {
 		if m := c.all[name]; m != nil && m.conn != nil {
 			out, err := m.runFor(30*time.Second, `journalctl -u keelson-controlplane --no-pager -o cat | tail -n 15`)
@@ -170,20 +176,21 @@ func (c *cluster) explain() {
 	}
 	for _, name := range []string{"w1", "w2"} {
 		if m := c.all[name]; m != nil && m.conn != nil {
-			out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20`)
+			out, err := m.runFor(30*time.Second,
+				`journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20`)
 			c.Logf("%s says:\n%s (%v)", name, out, err)
 		}
 	}
-	out, err := c.kctl("get", "pods,events", "-A")
-	c.Logf("the cluster says:\n%.20000s (%v)", out, err)
+	out, err := c.runKctl("get", "pods,events", "-A")
+	c.Logf("the status of the cluster:\n%.20000s (%v)", out, err)
 }
 
-func (c *cluster) tell() {
+func (c *vmCluster) logDurations() {
 	c.Logf("\n%s\n%-70s %4.0f s", strings.Join(c.table, "\n"), "in all", time.Since(c.began).Seconds())
 }
 
-// each does something on machines side by side.
-func (c *cluster) each(do func(*machine) error, names ...string) error {
+// forMachines calls do for machines concurrently.
+func (c *vmCluster) forMachines(do func(*virtualMachine) error, names ...string) error {
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, name := range names {
@@ -193,18 +200,18 @@ func (c *cluster) each(do func(*machine) error, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// until repeats what has to come true.
-func until(f func() error) error { return within(soon, f) }
+// awaitCondition repeats f until it returns nil.
+func awaitCondition(f func() error) error { return awaitWithin(soon, f) }
 
-func within(limit time.Duration, f func() error) error {
+func awaitWithin(limit time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return wait.For(ctx, time.Second, f)
 }
 
-// look notes what an installation may change of a machine.
-func (c *cluster) look(m *machine) error {
-	out, err := m.run(state)
+// recordState records everything that an installation may change on a machine.
+func (c *vmCluster) recordState(m *virtualMachine) error {
+	out, err := m.runCommand(state)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.before[m.name] = out
@@ -214,10 +221,11 @@ func (c *cluster) look(m *machine) error {
 const state = `ip -o link | sed 's/ qdisc.*//'; ip -o -4 addr; ip route; ip rule; nft list ruleset; cut -d' ' -f2,3 /proc/mounts | sort; find /sys/fs/cgroup -type d -path '*keelson*'
 ls -d /etc/* /opt/* /opt/cni/bin/* /usr/bin/* /usr/sbin/* /usr/lib/* /var/lib/* /var/log/pods* /var/log/containers* /var/cache/* /root/.[a-z]* /run/keelson-* /run/keelson* /run/netns* /usr/lib/systemd/system/* /etc/systemd/system/* /etc/systemd/system/*/* 2>/dev/null; pgrep -a keelson; true`
 
-// ready waits for the example's pods.
-func (c *cluster) ready() error {
-	return until(func() error {
-		out, err := c.kctl("get", "deployment", "hello", "-o", "jsonpath={.status.readyReplicas} {.status.observedGeneration}")
+// awaitExample waits for the example's pods.
+func (c *vmCluster) awaitExample() error {
+	return awaitCondition(func() error {
+		out, err := c.runKctl("get", "deployment", "hello", "-o",
+			"jsonpath={.status.readyReplicas} {.status.observedGeneration}")
 		if err == nil && !strings.HasPrefix(out, "3 ") {
 			err = fmt.Errorf("ready pods: %q, want 3", out)
 		}
@@ -225,14 +233,14 @@ func (c *cluster) ready() error {
 	})
 }
 
-// serves asks the example's Service from the node.
-func (c *cluster) serves() error {
-	return until(func() error {
-		out, err := c.kctl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")
+// checkService requests the example's Service from the node.
+func (c *vmCluster) checkService() error {
+	return awaitCondition(func() error {
+		out, err := c.runKctl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")
 		if err != nil {
 			return err
 		}
-		out, err = c.all["w1"].run("curl -s -m 10 http://" + out + "/")
+		out, err = c.all["w1"].runCommand("curl -s -m 10 http://" + out + "/")
 		if err == nil && !strings.Contains(out, "Hello from Keelson") {
 			err = errors.New(out)
 		}
@@ -240,49 +248,50 @@ func (c *cluster) serves() error {
 	})
 }
 
-func (c *cluster) example() error {
-	if _, err := c.kctl("apply", "-f", "../../examples/hello/hello.yaml"); err != nil {
+func (c *vmCluster) deployExample() error {
+	if _, err := c.runKctl("apply", "-f", "../../examples/hello/hello.yaml"); err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
+	if err := c.awaitExample(); err != nil {
 		return err
 	}
-	return c.serves()
+	return c.checkService()
 }
 
-// running are the processes of containers, with when they began.
-func (c *cluster) running() (string, error) { return c.all["w1"].run(running) }
+// containerProcesses returns the processes of containers with their start times.
+func (c *vmCluster) containerProcesses() (string, error) { return c.all["w1"].runCommand(running) }
 
 const running = "ps -o pid=,lstart=,comm= -C hello,keelson-pause,keelson-shim | sort"
 
-func (c *cluster) restart() error {
-	before, err := c.running()
+func (c *vmCluster) restartDaemons() error {
+	before, err := c.containerProcesses()
 	if err != nil {
 		return err
 	}
 	if n := len(strings.Split(before, "\n")); n < 9 {
 		return fmt.Errorf("%d processes of pods, want 9 at least: %s", n, before)
 	}
-	for _, command := range []string{"systemctl restart keelson-agent", "systemctl stop keelson-agent", "systemctl start keelson-agent"} {
-		if _, err := c.all["w1"].run(command); err != nil {
+	for _, command := range []string{"systemctl restart keelson-agent", "systemctl stop keelson-agent",
+		"systemctl start keelson-agent"} {
+		if _, err := c.all["w1"].runCommand(command); err != nil {
 			return err
 		}
-		if after, err := c.running(); err != nil || after != before {
+		if after, err := c.containerProcesses(); err != nil || after != before {
 			return fmt.Errorf("after %s there run\n%s\nand before\n%s (%w)", command, after, before, err)
 		}
 	}
-	if err := c.ready(); err != nil {
+	if err := c.awaitExample(); err != nil {
 		return err
 	}
-	if after, err := c.running(); err != nil || after != before {
+	if after, err := c.containerProcesses(); err != nil || after != before {
 		return fmt.Errorf("the new agent left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	return c.serves()
+	return c.checkService()
 }
 
-func (c *cluster) reboot() error {
+func (c *vmCluster) rebootWorker() error {
 	m := c.all["w1"]
-	boot, err := m.run("cat /proc/sys/kernel/random/boot_id")
+	boot, err := m.runCommand("cat /proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return err
 	}
@@ -290,10 +299,10 @@ func (c *cluster) reboot() error {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	err = wait.For(ctx, time.Second, func() error {
-		if err := m.meet(ctx); err != nil {
+		if err := m.awaitShell(ctx); err != nil {
 			return err
 		}
-		now, err := m.run("cat /proc/sys/kernel/random/boot_id")
+		now, err := m.runCommand("cat /proc/sys/kernel/random/boot_id")
 		if err == nil && now == boot {
 			err = errors.New("it has not rebooted yet")
 		}
@@ -302,8 +311,10 @@ func (c *cluster) reboot() error {
 	if err != nil {
 		return err
 	}
-	err = until(func() error {
-		out, err := c.kctl("get", "pods", "-l", "app=hello", "-o", "jsonpath={range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}")
+	err = awaitCondition(func() error {
+		out, err := c.runKctl("get", "pods", "-l", "app=hello", "-o",
+			"jsonpath={range "+
+				".items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}")
 		if err == nil && strings.TrimSpace(out) != "1true 1true 1true" {
 			err = fmt.Errorf("restarts and readiness of the pods: %s", out)
 		}
@@ -312,20 +323,20 @@ func (c *cluster) reboot() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.serves(), c.says("kept", "exec", "core", "--", "cat", "/data/file"))
+	return errors.Join(c.checkService(), c.awaitOutput("kept", "exec", "core", "--", "cat", "/data/file"))
 }
 
-// status is what the cluster says of its replicas.
-func (c *cluster) status() (s api.ClusterStatus, err error) {
-	out, err := c.kctl("cluster", "status", "-o", "json")
+// clusterStatus returns the status of the cluster's replicas.
+func (c *vmCluster) clusterStatus() (s api.ClusterStatus, err error) {
+	out, err := c.runKctl("cluster", "status", "-o", "json")
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &s)
 	}
 	return s, err
 }
 
-func (c *cluster) powerCut() error {
-	s, err := c.status()
+func (c *vmCluster) powerCut() error {
+	s, err := c.clusterStatus()
 	if err != nil {
 		return err
 	}
@@ -333,24 +344,24 @@ func (c *cluster) powerCut() error {
 	if m == nil || len(s.Members) != len(c.replicas) {
 		return fmt.Errorf("leader %q of %d replicas", s.Leader, len(s.Members))
 	}
-	c.askAnother(m.name)
-	m.cut()
-	if err := until(func() error {
-		_, err := c.kctl("create", "configmap", "after-the-cut", "--from-literal=a=b")
+	c.useOtherThan(m.name)
+	m.cutPower()
+	if err := awaitCondition(func() error {
+		_, err := c.runKctl("create", "configmap", "after-the-cut", "--from-literal=a=b")
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := c.serves(); err != nil {
+	if err := c.checkService(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	if err := m.on(ctx); err != nil {
+	if err := m.switchOn(ctx); err != nil {
 		return err
 	}
-	return until(func() error {
-		s, err := c.status()
+	return awaitCondition(func() error {
+		s, err := c.clusterStatus()
 		if err != nil {
 			return err
 		}
@@ -359,13 +370,16 @@ func (c *cluster) powerCut() error {
 			return fmt.Errorf("%s is not ready again", m.name)
 		}
 		// Its own root may ask its own replica.
-		_, err = m.run("HOME=/var/lib/keelson kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut")
+		_, err = m.runCommand("HOME=/var/lib/keelson kctl --kubeconfig " +
+			"/var/lib/keelson/controlplane/admin.kubeconfig " +
+			"get " +
+			"configmap after-the-cut")
 		return err
 	})
 }
 
-// differ are the lines that only one has.
-func differ(a, b string) string {
+// diffLines returns the lines that only one of the texts has.
+func diffLines(a, b string) string {
 	var out []string
 	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
 	for _, l := range x {

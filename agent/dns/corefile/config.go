@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Default is the Corefile of a cluster that has none.
+// Default is the Corefile that is used if the cluster has none.
 const Default = `.:53 {
     errors
     kubernetes cluster.local in-addr.arpa ip6.arpa {
@@ -29,7 +29,7 @@ const Default = `.:53 {
 }
 `
 
-// DefaultFor returns Default with the cluster domain replaced by domain.
+// DefaultFor returns Default for a cluster with the given cluster domain.
 func DefaultFor(domain string) string {
 	return strings.ReplaceAll(Default, "cluster.local", strings.TrimSuffix(domain, "."))
 }
@@ -52,7 +52,8 @@ type Config struct {
 	LameDuck   time.Duration
 }
 
-// Server is a server block: its plugins answer the names in its zones, in the order of CoreDNS.
+// Server is a server block. Its plugins answer queries for names in its zones, in the order of
+// CoreDNS.
 type Server struct {
 	Zones       []string // in lower case, fully qualified
 	Log, Errors bool
@@ -77,13 +78,16 @@ type Kubernetes struct {
 	Fall        Fallthrough
 }
 
-// Fallthrough lists the zones for which the next plugin is run if a plugin has no answer.
+// Fallthrough lists the zones in which a query is passed to the next plugin if a plugin has no
+// answer.
 type Fallthrough struct{ Zones []string } // nil = no zones
 
-// Includes reports whether the name is in one of the zones of f, so that the next plugin is run.
+// Includes reports whether the name is in one of the zones of f. Queries for such a name are passed
+// to the next plugin.
 func (f Fallthrough) Includes(name string) bool { return LongestZone(f.Zones, name) != "" }
 
-// LongestZone returns the longest of the zones that contains the name, or "".
+// LongestZone returns the longest of the zones that contain the name, or "" if no zone contains the
+// name.
 func LongestZone(zones []string, name string) string {
 	best := ""
 	for _, z := range zones {
@@ -152,7 +156,7 @@ type Rewrite struct {
 	ToType   uint16
 }
 
-// AnswerRule is a rule of the rewrite plugin that rewrites names in answers.
+// AnswerRule rewrites names in answers. It belongs to a rule of the rewrite plugin.
 type AnswerRule struct {
 	Pattern *regexp.Regexp
 	To      string
@@ -202,8 +206,8 @@ func (c *Config) addWarning(line int, format string, args ...any) {
 	}
 }
 
-// parseZones returns the zones of a server block from its keys. It omits keys that agents do not
-// support, with a warning.
+// parseZones returns the zones of a server block from the keys before its brace. It omits keys that
+// agents do not support, and adds a warning for each.
 func (c *Config) parseZones(b Block) (out []string) {
 	if strings.HasPrefix(b.Keys[0], "(") {
 		c.addWarning(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
@@ -222,7 +226,8 @@ func (c *Config) parseZones(b Block) (out []string) {
 			}
 			key = rest
 		}
-		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') { // the colons of an IPv6 prefix precede its slash
+		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') {
+			// the colons of an IPv6 prefix precede its slash
 			if key[i+1:] != "53" {
 				c.addWarning(b.Line, "%s: only port 53 is served; the key has no effect", k)
 				continue
@@ -239,7 +244,8 @@ func (c *Config) parseZones(b Block) (out []string) {
 	return out
 }
 
-// parseZone parses a zone: a name, or an address prefix that stands for a reverse zone.
+// parseZone parses a zone, given as a domain name or as an address prefix. For a prefix, it returns
+// the reverse zone.
 func parseZone(s string) (string, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
@@ -328,23 +334,25 @@ func (r *pluginParser) parseDirective(d Directive) error {
 	return nil
 }
 
-// ignoreLines adds a warning for each line in the braces of the directive d, because these lines
-// have no effect.
+// ignoreLines adds a warning for each line inside the braces of the directive d, because these
+// lines have no effect.
 func (r *pluginParser) ignoreLines(d Directive) {
 	for _, l := range d.Lines {
 		if d.Name == "log" && l.Name == "class" || d.Name == "errors" && l.Name == "consolidate" {
-			r.c.addWarning(l.Line, "%s: %s is not understood: all is logged, a part of it where it is much", d.Name, l.Name)
+			r.c.addWarning(l.Line, "%s: %s is not understood: all is logged, a part of it where it is much",
+				d.Name, l.Name)
 			continue
 		}
 		r.c.addWarning(l.Line, "%s: %s is not understood and has no effect", d.Name, l.Name)
 	}
 }
 
-// checkAddress adds a warning if the directive specifies another listen address than fixed, the one
-// that is always used.
-func (r *pluginParser) checkAddress(d Directive, fixed string) {
-	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixed {
-		r.c.addWarning(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])
+// checkAddress adds a warning if the directive specifies a listen address other than fixedAddress,
+// the address that is always used.
+func (r *pluginParser) checkAddress(d Directive, fixedAddress string) {
+	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixedAddress {
+		r.c.addWarning(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name,
+			d.Args[0], fixedAddress[1:])
 	}
 }
 

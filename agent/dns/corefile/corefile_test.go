@@ -52,8 +52,10 @@ consul.local:53 {
 		t.Fatal(err)
 	}
 	s := c.Servers[0]
-	if fmt.Sprint(s.Zones, s.Kubernetes.Zones, s.Kubernetes.Reverse, s.Kubernetes.Fall.Zones) != "[.] [prod.example.] [in-addr.arpa. ip6.arpa.] [in-addr.arpa. ip6.arpa.]" ||
-		s.Kubernetes.TTL != 30 || s.Cache.MaxTTL != 30*time.Second || s.Cache.MaxDenialTTL != 30*time.Second || s.Forwards[0].To[0] != "/etc/resolv.conf" || c.Health || c.Ready || c.Prometheus {
+	if fmt.Sprint(s.Zones, s.Kubernetes.Zones, s.Kubernetes.Reverse, s.Kubernetes.Fall.Zones) !=
+		"[.] [prod.example.] [in-addr.arpa. ip6.arpa.] [in-addr.arpa. ip6.arpa.]" ||
+		s.Kubernetes.TTL != 30 || s.Cache.MaxTTL != 30*time.Second || s.Cache.MaxDenialTTL != 30*time.Second ||
+		s.Forwards[0].To[0] != "/etc/resolv.conf" || c.Health || c.Ready || c.Prometheus {
 		t.Errorf("%+v %+v %+v", s, s.Kubernetes, s.Cache)
 	}
 }
@@ -98,21 +100,26 @@ example.com:53 10.1.0.0/16 fd00::/16 dns://other.test { # comment
 		t.Errorf("zones %s", got)
 	}
 	k := s.Cache
-	if k.Capacity != 100 || k.MaxTTL != time.Minute || k.MinTTL != 5*time.Second || k.CapacityDenied != 10 || k.MaxDenialTTL != 20*time.Second || k.Stale != 2*time.Hour || !k.StaleVerify || k.ServFail != time.Second {
+	if k.Capacity != 100 || k.MaxTTL != time.Minute || k.MinTTL != 5*time.Second || k.CapacityDenied != 10 ||
+		k.MaxDenialTTL != 20*time.Second || k.Stale != 2*time.Hour || !k.StaleVerify || k.ServFail != time.Second {
 		t.Errorf("cache %+v", k)
 	}
 	f := s.Forwards[0]
-	if len(f.To) != 4 || len(f.Except) != 2 || f.Policy != "sequential" || !f.ForceTCP || f.MaxFails != 3 || f.MaxConcurrent != 7 || f.HealthEvery != 2*time.Second {
+	if len(f.To) != 4 || len(f.Except) != 2 || f.Policy != "sequential" || !f.ForceTCP || f.MaxFails != 3 ||
+		f.MaxConcurrent != 7 || f.HealthEvery != 2*time.Second {
 		t.Errorf("forward %+v", f)
 	}
-	if u, err := ParseUpstream(f.To[1]); err != nil || !u.TLS || u.Server != "dns.example" || u.Address.String() != "192.0.2.2:853" {
+	if u, err := ParseUpstream(f.To[1]); err != nil || !u.TLS || u.Server != "dns.example" ||
+		u.Address.String() != "192.0.2.2:853" {
 		t.Errorf("%+v %v", u, err)
 	}
 	h := s.Hosts
-	if h.File != "" || len(h.Inline) != 1 || h.TTL != 9 || h.Reverse || !h.Fall.Includes("a.x.test.") || h.Fall.Includes("y.test.") {
+	if h.File != "" || len(h.Inline) != 1 || h.TTL != 9 || h.Reverse || !h.Fall.Includes("a.x.test.") ||
+		h.Fall.Includes("y.test.") {
 		t.Errorf("hosts %+v", h)
 	}
-	if len(s.Rewrites) != 3 || !s.Rewrites[0].Continue || s.Rewrites[1].Pattern == nil || len(s.Rewrites[1].Answers) != 1 || s.Rewrites[2].ToType != 1 || s.BufferSize != 700 {
+	if len(s.Rewrites) != 3 || !s.Rewrites[0].Continue || s.Rewrites[1].Pattern == nil ||
+		len(s.Rewrites[1].Answers) != 1 || s.Rewrites[2].ToType != 1 || s.BufferSize != 700 {
 		t.Errorf("rewrites %+v", s.Rewrites)
 	}
 }
@@ -131,7 +138,8 @@ func TestRefusals(t *testing.T) {
 		".:53 {\n forward .\n}":                 "line 2: forward wants a zone and at least one server",
 		".:53 {\n forward . a\n}":               "line 2: forward: a: want an address",
 		".:53 {\n forward . https://1.2.3.4\n}": "line 2: forward: https://1.2.3.4: want an address",
-		".:53 {\n kubernetes cluster.local {\n ttl x\n }\n}":    "line 3: kubernetes: ttl x: want a number from 0 to 3600",
+		".:53 {\n kubernetes cluster.local {\n ttl x\n }\n}": "line 3: kubernetes: ttl x: want a " +
+			"number from 0 to 3600",
 		".:53 {\n kubernetes in-addr.arpa\n}":                   "line 2: kubernetes needs the cluster's zone",
 		".:53 {\n cache {\n success a\n }\n}":                   "line 3: cache: success a: want a number",
 		".:53 {\n hosts {\n 1.2.3 a\n }\n}":                     "line 3: hosts: 1.2.3 is neither",
@@ -147,17 +155,19 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		".:53 {\n template IN A {\n answer x\n }\n errors\n}":       "line 2: plugin template is not understood",
-		".:53 {\n kubernetes cluster.local {\n pods verified\n}\n}": "line 3: kubernetes: pods verified is not understood",
-		".:53 {\n}\ntls://a.test {\n}":                              "line 3: tls://a.test: only plain DNS is served",
-		".:53 {\n}\na.test:5353 {\n}":                               "line 3: a.test:5353: only port 53 is served",
-		"(snip) {\n errors\n}\n.:53 {\n}":                           "line 1: snippets are not understood",
-		".:53 {\n import x\n}":                                      "line 2: plugin import is not understood",
-		".:53 {\n rewrite ttl a 5\n}":                               "line 2: rewrite ttl is not understood",
-		".:53 {\n cache 30 {\n prefetch 5\n }\n}":                   "line 3: cache: prefetch is not understood",
+		".:53 {\n template IN A {\n answer x\n }\n errors\n}": "line 2: plugin template is not understood",
+		".:53 {\n kubernetes cluster.local {\n pods verified\n}\n}": "line 3: kubernetes: pods verified " +
+			"is not understood",
+		".:53 {\n}\ntls://a.test {\n}":            "line 3: tls://a.test: only plain DNS is served",
+		".:53 {\n}\na.test:5353 {\n}":             "line 3: a.test:5353: only port 53 is served",
+		"(snip) {\n errors\n}\n.:53 {\n}":         "line 1: snippets are not understood",
+		".:53 {\n import x\n}":                    "line 2: plugin import is not understood",
+		".:53 {\n rewrite ttl a 5\n}":             "line 2: rewrite ttl is not understood",
+		".:53 {\n cache 30 {\n prefetch 5\n }\n}": "line 3: cache: prefetch is not understood",
 	} {
 		c, err := ParseConfig(text)
-		if err != nil || len(c.Warnings) != 1 || !strings.HasPrefix(c.Warnings[0].String(), want) || len(c.Servers) != 1 {
+		if err != nil || len(c.Warnings) != 1 || !strings.HasPrefix(c.Warnings[0].String(), want) ||
+			len(c.Servers) != 1 {
 			t.Errorf("%q: %v %v\nwant %s", text, err, c, want)
 		}
 	}

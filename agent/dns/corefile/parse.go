@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Limits of the size of a Corefile.
+// Maximum sizes of a Corefile and of its parts.
 const (
 	MaxText   = 256 << 10 // bytes
 	maxTokens = 20000
@@ -30,7 +30,7 @@ func errorAt(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// token is one word of a Corefile. An unquoted brace is a separate token.
+// token is one word of a Corefile. Each unquoted brace is a separate token.
 type token struct {
 	text   string
 	line   int
@@ -75,8 +75,8 @@ func splitTokens(text string) ([]token, error) {
 	return out, nil
 }
 
-// readToken reads the token at the offset i of text. next is the offset after it, and lines the
-// number of line breaks in it.
+// readToken reads the token at the offset i of text. next is the offset after the token, and lines
+// is the number of line breaks in the token.
 func readToken(text string, i, line int) (t token, next, lines int, err error) {
 	t.line = line
 	if text[i] != '"' {

@@ -12,11 +12,12 @@ import (
 	"github.com/miekg/dns"
 )
 
-// parseNumber parses an integer between least and most.
-func parseNumber(s string, least, most int) (int, error) {
+// parseNumber parses an integer. It returns an error if the number is not between minimum and
+// maximum.
+func parseNumber(s string, minimum, maximum int) (int, error) {
 	n, err := strconv.Atoi(s)
-	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("want a number from %d to %d", least, most)
+	if err != nil || n < minimum || n > maximum {
+		return 0, fmt.Errorf("want a number from %d to %d", minimum, maximum)
 	}
 	return n, nil
 }
@@ -49,8 +50,8 @@ func parseZoneNames(args []string) ([]string, error) {
 	return out, nil
 }
 
-// parseFallthrough parses the line fallthrough of a plugin. Without arguments it applies to all
-// zones.
+// parseFallthrough parses the line "fallthrough [ZONES...]" of a plugin. Without zones, the line
+// applies to all names.
 func (r *pluginParser) parseFallthrough(l Directive) (Fallthrough, error) {
 	z, err := parseZoneNames(l.Args)
 	if err != nil {
@@ -93,12 +94,13 @@ func (r *pluginParser) parseKubernetes(d Directive) (err error) {
 	return nil
 }
 
-// parseTTL parses a line "ttl SECONDS" of a plugin. The value must be between least and most.
-func parseTTL(plugin string, l Directive, least, most int) (uint32, error) {
+// parseTTL parses the line "ttl SECONDS" of a plugin. It returns an error if the value is not
+// between minimum and maximum.
+func parseTTL(plugin string, l Directive, minimum, maximum int) (uint32, error) {
 	if len(l.Args) != 1 {
 		return 0, errorAt(l.Line, "%s: ttl wants one number", plugin)
 	}
-	n, err := parseNumber(l.Args[0], least, most)
+	n, err := parseNumber(l.Args[0], minimum, maximum)
 	if err != nil {
 		return 0, errorAt(l.Line, "%s: ttl %s: %v", plugin, l.Args[0], err)
 	}
@@ -117,7 +119,8 @@ func (r *pluginParser) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 		case "disabled":
 			k.Pods = false
 		case "verified":
-			r.c.addWarning(l.Line, "kubernetes: pods verified is not understood: a node knows its own pods only; names of pods are not answered")
+			r.c.addWarning(l.Line, "kubernetes: pods verified is not understood: a node knows its own pods only; "+
+				"names of pods are not answered")
 		default:
 			return errorAt(l.Line, "kubernetes: pods %s: want disabled or insecure", strings.Join(l.Args, " "))
 		}
@@ -137,8 +140,10 @@ func (r *pluginParser) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 	case "fallthrough":
 		k.Fall, err = r.parseFallthrough(l)
 		return err
-	case "endpoint", "tls", "kubeconfig", "apiserver_qps", "apiserver_burst", "apiserver_max_inflight", "startup_timeout":
-		r.c.addWarning(l.Line, "kubernetes: %s has no effect: the agent has its own session with the control plane", l.Name)
+	case "endpoint", "tls", "kubeconfig", "apiserver_qps", "apiserver_burst", "apiserver_max_inflight",
+		"startup_timeout":
+		r.c.addWarning(l.Line, "kubernetes: %s has no effect: the agent has its own session with the control plane",
+			l.Name)
 	default:
 		r.c.addWarning(l.Line, "kubernetes: %s is not understood and has no effect", l.Name)
 	}
@@ -193,8 +198,9 @@ func (r *pluginParser) hostsLine(h *Hosts, l Directive) (err error) {
 }
 
 func (r *pluginParser) parseCache(d Directive) (err error) {
-	c := &Cache{MaxTTL: time.Hour, MaxDenialTTL: 30 * time.Minute, MinTTL: 5 * time.Second, MinDenialTTL: 5 * time.Second,
-		Capacity: 9984, CapacityDenied: 9984, ServFail: 5 * time.Second, Zones: r.s.Zones}
+	c := &Cache{MaxTTL: time.Hour, MaxDenialTTL: 30 * time.Minute, MinTTL: 5 * time.Second,
+		MinDenialTTL: 5 * time.Second,
+		Capacity:     9984, CapacityDenied: 9984, ServFail: 5 * time.Second, Zones: r.s.Zones}
 	args := d.Args
 	if len(args) > 0 {
 		if t, err := parseDuration(args[0]); err == nil {
@@ -357,11 +363,13 @@ func (r *pluginParser) forwardLine(f *Forward, l Directive) (err error) {
 		if len(l.Args) == 0 {
 			return errorAt(l.Line, "forward: health_check wants a time")
 		}
-		if f.HealthEvery, err = time.ParseDuration(l.Args[0]); err != nil || f.HealthEvery < 100*time.Millisecond || f.HealthEvery > time.Hour {
+		if f.HealthEvery, err = time.ParseDuration(l.Args[0]); err != nil || f.HealthEvery < 100*time.Millisecond ||
+			f.HealthEvery > time.Hour {
 			return errorAt(l.Line, "forward: health_check %s: want a time from 100ms to 1h", l.Args[0])
 		}
 		if len(l.Args) > 1 {
-			r.c.addWarning(l.Line, "forward: health_check %s is not understood and has no effect", strings.Join(l.Args[1:], " "))
+			r.c.addWarning(l.Line, "forward: health_check %s is not understood and has no effect",
+				strings.Join(l.Args[1:], " "))
 		}
 	case "expire": // no effect: connections are not reused
 	default:
@@ -376,7 +384,7 @@ type Upstream struct {
 	Path    string
 	Address netip.AddrPort
 	TLS     bool
-	Server  string // expected name in its certificate
+	Server  string // expected name in the certificate of a TLS server
 }
 
 // ParseUpstream parses one upstream server of a forward directive.
@@ -469,8 +477,8 @@ func (r *pluginParser) parseRewrite(d Directive) error {
 	return nil
 }
 
-// rewriteName parses the arguments [exact|prefix|suffix|substring|regex] FROM TO of a rewrite rule
-// into out. It returns the remaining arguments.
+// rewriteName parses the arguments "[exact|prefix|suffix|substring|regex] FROM TO" of a rewrite
+// rule into out. It returns the remaining arguments.
 func rewriteName(out *Rewrite, line int, args []string) (rest []string, err error) {
 	out.Kind = "exact"
 	if len(args) > 2 {
@@ -511,8 +519,8 @@ func rewriteType(out *Rewrite, line int, args []string) error {
 	return nil
 }
 
-// answerRule parses the lines answer auto, answer name FROM TO and answer value FROM TO of a
-// rewrite rule into out.
+// answerRule parses a line of a rewrite rule into out: "answer auto", "answer name FROM TO" or
+// "answer value FROM TO".
 func answerRule(out *Rewrite, l Directive) error {
 	if l.Name != "answer" {
 		return errorAt(l.Line, "rewrite: %s: want answer auto, answer name FROM TO or answer value FROM TO", l.Name)

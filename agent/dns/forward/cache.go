@@ -10,8 +10,8 @@ import (
 
 // CacheConfig sets the limits of a Cache.
 type CacheConfig struct {
-	Bytes                      int64 // memory of each of the two parts, in bytes; 0 = 8 MiB
-	Capacity, Denied           int   // number of answers in each part; 0 = no answers are cached
+	Bytes                      int64 // memory for positive and for negative answers, in bytes each; 0 = 8 MiB
+	Capacity, Denied           int   // number of positive and negative answers; 0 = no such answers are cached
 	MinTTL, MaxTTL             time.Duration
 	MinDenialTTL, MaxDenialTTL time.Duration
 	ServFail                   time.Duration
@@ -32,7 +32,7 @@ type cachePart struct {
 	bytes    int64
 	capacity int
 	by       map[Question]*list.Element
-	order    list.List // of *cacheEntry, most recently used first
+	order    list.List // contains *cacheEntry, most recently used first
 }
 
 type cacheEntry struct {
@@ -59,9 +59,9 @@ func NewCache(cfg CacheConfig) *Cache {
 	return c
 }
 
-// Get returns the cached answer to a question with its remaining TTL, or nil. stale reports that
-// the answer has expired.
-func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
+// GetMessage returns the cached answer to a question with its remaining TTL, or nil. stale reports
+// whether the answer has expired.
+func (c *Cache) GetMessage(q Question, now time.Time) (m *dns.Msg, stale bool) {
 	c.mu.Lock()
 	s := c.positive.findEntry(q)
 	if s == nil || now.After(s.until) {
@@ -142,8 +142,8 @@ func (p *cachePart) removeEntry(e *list.Element) {
 	delete(p.by, s.q)
 }
 
-// Len returns the number of positive answers (good) and of negative answers (none) in the cache.
-func (c *Cache) Len() (good, none int) {
+// Len returns the numbers of positive and negative answers in the cache.
+func (c *Cache) Len() (positive, negative int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.positive.order.Len(), c.negative.order.Len()
@@ -180,12 +180,12 @@ func denialTTL(m *dns.Msg) time.Duration {
 	return 0
 }
 
-// setTTL replaces the TTL of each record in the message by the result of to.
-func setTTL(m *dns.Msg, to func(uint32) uint32) {
+// setTTL replaces the TTL of each record in the message by the result of newTTL for that TTL.
+func setTTL(m *dns.Msg, newTTL func(uint32) uint32) {
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {
 			if h := rr.Header(); h.Rrtype != dns.TypeOPT {
-				h.Ttl = to(h.Ttl)
+				h.Ttl = newTTL(h.Ttl)
 			}
 		}
 	}

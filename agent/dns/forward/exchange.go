@@ -23,8 +23,8 @@ import (
 const (
 	tryTimeout      = 2 * time.Second // timeout of one attempt
 	udpSize         = 1232            // maximum size of a UDP answer, in bytes
-	maxStrayPackets = 64              // packets that do not answer the query, after which the attempt fails
-	maxRecords      = 2048            // records of one answer that are considered
+	maxStrayPackets = 64              // packets that do not answer the query; after this number, the attempt fails
+	maxRecords      = 2048            // records that are processed of one answer
 )
 
 // Target is one upstream server and the way to reach it.
@@ -51,7 +51,7 @@ type Question struct {
 	CD     bool // checking disabled: the client validates signatures itself
 }
 
-// newMessage returns the query message with an unpredictable ID.
+// newMessage returns a query message for the question, with an unpredictable ID.
 func (q Question) newMessage() (*dns.Msg, error) {
 	var id [2]byte
 	if _, err := rand.Read(id[:]); err != nil {
@@ -65,20 +65,21 @@ func (q Question) newMessage() (*dns.Msg, error) {
 	return m, nil
 }
 
-// isAnswerTo reports whether the message m answers the query asked.
-func isAnswerTo(m, asked *dns.Msg) bool {
-	if m.Id != asked.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
+// isAnswerTo reports whether the message m answers query.
+func isAnswerTo(m, query *dns.Msg) bool {
+	if m.Id != query.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
 		return false
 	}
 	if len(m.Question) == 0 { // servers omit the question in some error responses
-		return m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused || m.Rcode == dns.RcodeNotImplemented
+		return m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused ||
+			m.Rcode == dns.RcodeNotImplemented
 	}
-	a, b := m.Question[0], asked.Question[0]
+	a, b := m.Question[0], query.Question[0]
 	return len(m.Question) == 1 && a.Qtype == b.Qtype && a.Qclass == b.Qclass && strings.EqualFold(a.Name, b.Name)
 }
 
-// exchangeOnce sends one query to a server and returns the answer. It requests a truncated UDP
-// answer again over TCP.
+// exchangeOnce sends one query to a server, over UDP or TCP, and returns the answer. If a UDP
+// answer is truncated, it repeats the query over TCP.
 func exchangeOnce(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
 	asked, err := q.newMessage()
 	if err != nil {
@@ -114,10 +115,10 @@ func dialTarget(ctx context.Context, network string, t Target) (net.Conn, error)
 	return conn, nil
 }
 
-// overUDP sends a query to a server over UDP and returns the answer. Each query uses a new socket
-// and thus a random port. The socket is connected, so that it receives only packets from the
-// server.
-func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
+// overUDP sends a query to a server over UDP and returns the answer. packed is the encoded query.
+// Each query uses a new socket and thus a random port. The socket is connected, so that it receives
+// only packets from the server.
+func overUDP(ctx context.Context, t Target, query *dns.Msg, packed []byte) (*dns.Msg, error) {
 	conn, err := dialTarget(ctx, "udp", t)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 			return nil, err
 		}
 		m := &dns.Msg{}
-		if n > udpSize || n < 12 || binary.BigEndian.Uint16(buf) != asked.Id {
+		if n > udpSize || n < 12 || binary.BigEndian.Uint16(buf) != query.Id {
 			continue
 		}
 		if err := m.Unpack(buf[:n]); err != nil {
@@ -141,7 +142,7 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 				continue
 			}
 		}
-		if isAnswerTo(m, asked) {
+		if isAnswerTo(m, query) {
 			return m, nil
 		}
 	}

@@ -84,7 +84,8 @@ func (f *Forwarder) Close() {
 }
 
 // Ask asks the upstream servers a question and returns the first usable answer. NXDOMAIN is usable.
-// SERVFAIL and REFUSED are returned only if no server has a better answer.
+// SERVFAIL and REFUSED are returned only if no server has a better answer. It returns ErrBusy if
+// too many questions are in progress.
 func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	if f.busy.Add(1) > f.cfg.MaxConcurrent {
 		f.busy.Add(-1)
@@ -122,8 +123,8 @@ func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	return nil, err
 }
 
-// serverOrder returns the servers in the order in which they are tried. Servers that are down come
-// last rather than being omitted, because all of them may be.
+// serverOrder returns the servers in the order in which to try them. Servers that are down come
+// last. They are not omitted, because all servers may be down.
 func (f *Forwarder) serverOrder() []*server {
 	n := len(f.servers)
 	if n == 0 {
@@ -153,8 +154,8 @@ func (f *Forwarder) isDown(s *server) bool {
 	return f.cfg.MaxFails > 0 && int(s.fails.Load()) >= f.cfg.MaxFails
 }
 
-// countFailure counts a failed query to a server. A server that is then considered down is probed
-// until it responds in any way.
+// countFailure counts a failed query to a server. If the server is then considered down, it is
+// probed until it responds in any way.
 func (f *Forwarder) countFailure(s *server) {
 	s.fails.Add(1)
 	if !f.isDown(s) || !s.probing.CompareAndSwap(false, true) {
@@ -166,7 +167,8 @@ func (f *Forwarder) countFailure(s *server) {
 		defer f.probes.Done()
 		defer s.probing.Store(false)
 		for wait.Delay(f.probeCtx, f.cfg.HealthEvery) == nil {
-			if _, err := exchangeOnce(f.probeCtx, s.target, Question{Name: ".", Type: dns.TypeNS}, f.cfg.TCP); err == nil {
+			if _, err := exchangeOnce(f.probeCtx, s.target, Question{Name: ".", Type: dns.TypeNS}, f.cfg.TCP); err ==
+				nil {
 				s.fails.Store(0)
 				f.cfg.Log.Info("an upstream DNS server responds again", "server", s.target.String())
 				return

@@ -9,17 +9,18 @@ import (
 	"github.com/miekg/dns"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Version is the implemented version of the Kubernetes DNS specification.
 const Version = "1.1.0"
 
-// Options are the settings of the cluster's zone in a Corefile.
+// Options are the settings of the cluster's zone, from the kubernetes plugin in a Corefile.
 type Options struct {
 	TTL         uint32 // seconds
 	Pods        bool   // answer names of pods, whether or not the pod exists
 	PodNames    bool   // name endpoints without a hostname after their pods
-	IgnoreEmpty bool   // a Service without endpoints has no name
+	IgnoreEmpty bool   // the name of a Service without endpoints does not exist
 	Namespaces  []string
 	Servers     []netip.Addr // addresses of this DNS server, the records of ns.dns.ZONE
 }
@@ -36,7 +37,7 @@ type Answer struct {
 	Truncated bool
 }
 
-// question is a question about the zone with the answer that is being composed.
+// question is a question about the zone, with the answer that is being built.
 type question struct {
 	x     *Index
 	o     *Options
@@ -50,11 +51,11 @@ type question struct {
 }
 
 // Answer returns the answer to a question of type kind about a name in the zone. owner is the name
-// in the client's spelling, and name the same in lower case; both are fully qualified. turn selects
-// the record with which a set of records starts. most is the approximate maximum number of endpoint
-// records.
-func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn uint32, most int) Answer {
-	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind, turn: turn, most: most}
+// in the client's spelling, and name the same in lower case; both are fully qualified. rotation is
+// the number of positions by which address records are rotated. maxEndpoints is the approximate
+// maximum number of endpoint records.
+func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, rotation uint32, maxEndpoints int) Answer {
+	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind, turn: rotation, most: maxEndpoints}
 	rel := strings.TrimSuffix(strings.TrimSuffix(name, zone), ".")
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -62,7 +63,7 @@ func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn u
 	return q.out
 }
 
-// resolve composes the answer for the name rel, which is relative to the zone.
+// resolve builds the answer for the name rel, which is relative to the zone.
 func (q *question) resolve(rel string) {
 	switch rel {
 	case "":
@@ -110,7 +111,8 @@ func (q *question) answerApex() {
 // SOA returns the SOA record of the zone. Its minimum TTL applies to negative answers.
 func SOA(zone string, ttl, serial uint32) *dns.SOA {
 	return &dns.SOA{Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: ttl},
-		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl}
+		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800,
+		Expire: 86400, Minttl: ttl}
 }
 
 // Serial returns the number of changes of the index since it was created.
@@ -190,7 +192,8 @@ func (e *serviceEntry) hasNoEndpoints() bool {
 	return true
 }
 
-// hasProtocol reports whether a named port of the Service has the protocol, given in lower case.
+// hasProtocol reports whether a named port of the Service has the protocol proto, which is in lower
+// case.
 func (e *serviceEntry) hasProtocol(proto string) bool {
 	for i := range e.service.Spec.Ports {
 		if p := &e.service.Spec.Ports[i]; p.Name != "" && strings.EqualFold(protocolName(p.Protocol), proto) {
@@ -243,9 +246,9 @@ func (q *question) answerServiceName(e *serviceEntry) {
 	q.addAddresses(all)
 }
 
-// appendNew appends to all the addresses in texts that are not in seen. An endpoint may temporarily
-// be in two EndpointSlices.
-func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) []netip.Addr {
+// appendNew appends to addresses those addresses in texts that are not in seen, and adds them to
+// seen. An endpoint may temporarily be in two EndpointSlices.
+func appendNew(addresses []netip.Addr, texts []string, seen map[netip.Addr]struct{}) []netip.Addr {
 	for _, t := range texts {
 		a, err := netip.ParseAddr(t)
 		if err != nil {
@@ -253,10 +256,10 @@ func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) [
 		}
 		if _, ok := seen[a]; !ok {
 			seen[a] = struct{}{}
-			all = append(all, a)
+			addresses = append(addresses, a)
 		}
 	}
-	return all
+	return addresses
 }
 
 // answerEndpoint adds the records for HOST.SERVICE.NS, the name of an endpoint of a headless
@@ -301,13 +304,13 @@ func (q *question) answerPort(e *serviceEntry, name, proto string) {
 	q.out.Rcode = dns.RcodeNameError
 }
 
-// addServicePorts adds the SRV records of one port of a Service, or of all its ports if only is
+// addServicePorts adds the SRV records of one port of a Service, or of all its ports if port is
 // nil.
-func (q *question) addServicePorts(e *serviceEntry, only *v1.ServicePort) {
+func (q *question) addServicePorts(e *serviceEntry, port *v1.ServicePort) {
 	if e.headless {
 		for p, ep := range e.readyEndpoints {
 			for i := range p.Ports {
-				if only == nil || isServicePort(&p.Ports[i], only) {
+				if port == nil || isServicePort(&p.Ports[i], port) {
 					q.addEndpointPort(e, ep, &p.Ports[i])
 				}
 			}
@@ -322,7 +325,7 @@ func (q *question) addServicePorts(e *serviceEntry, only *v1.ServicePort) {
 	target := e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
 	for i := range e.service.Spec.Ports {
 		p := &e.service.Spec.Ports[i]
-		if only == nil || p == only {
+		if port == nil || p == port {
 			q.addRecord(&dns.SRV{Hdr: q.recordHeader(q.owner, dns.TypeSRV), Port: uint16(p.Port), Target: target})
 		}
 	}
@@ -332,16 +335,14 @@ func (q *question) addServicePorts(e *serviceEntry, only *v1.ServicePort) {
 	q.setWeights()
 }
 
-// isServicePort reports whether an EndpointSlice's port is the given port of the Service.
-func isServicePort(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
-	proto := v1.ProtocolTCP
-	if p.Protocol != nil {
-		proto = *p.Protocol
-	}
-	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocolName(of.Protocol))
+// isServicePort reports whether p, a port of an EndpointSlice, belongs to the given port of the
+// Service.
+func isServicePort(p *discoveryv1.EndpointPort, port *v1.ServicePort) bool {
+	proto := ptr.Deref(p.Protocol, v1.ProtocolTCP)
+	return p.Name != nil && *p.Name == port.Name && strings.EqualFold(string(proto), protocolName(port.Protocol))
 }
 
-// addEndpointPort adds the SRV record of the port p of an endpoint, and the endpoint's address
+// addEndpointPort adds the SRV record for the port p of the endpoint ep, and the endpoint's address
 // records.
 func (q *question) addEndpointPort(e *serviceEntry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
 	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
@@ -364,7 +365,7 @@ func (q *question) addEndpointPort(e *serviceEntry, ep *discoveryv1.Endpoint, p 
 	}
 }
 
-// setWeights sets the weight of all SRV records in the answer to the same value.
+// setWeights sets the same weight in all SRV records of the answer.
 func (q *question) setWeights() {
 	n := len(q.out.Records)
 	if n == 0 {
@@ -398,7 +399,7 @@ func (q *question) answerPod(rest string) {
 	q.addAddresses([]netip.Addr{a})
 }
 
-// addAddresses adds the address records of the requested address family to the answer.
+// addAddresses adds those address records to the answer that have the requested address family.
 func (q *question) addAddresses(all []netip.Addr) {
 	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
 		return
@@ -411,13 +412,13 @@ func (q *question) addAddresses(all []netip.Addr) {
 	Rotate(q.out.Records, q.turn)
 }
 
-// Rotate moves the first records of a set to its end. Their number is turn modulo the size of the
-// set.
-func Rotate(rrs []dns.RR, turn uint32) {
+// Rotate moves the first records of rrs to its end. The number of moved records is rotation modulo
+// the number of records.
+func Rotate(rrs []dns.RR, rotation uint32) {
 	if len(rrs) < 2 {
 		return
 	}
-	n := int(turn % uint32(len(rrs)))
+	n := int(rotation % uint32(len(rrs)))
 	if n == 0 {
 		return
 	}
@@ -441,7 +442,7 @@ func (q *question) recordHeader(owner string, kind uint16) dns.RR_Header {
 func (q *question) addRecord(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
 
 // Reverse answers a question about a lower-case name in in-addr.arpa or ip6.arpa with PTR records.
-// found is false if no Service or endpoint has the address. The names in the answer are in zone.
+// found is false if no Service or endpoint has the address. The PTR records contain names in zone.
 func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out Answer, found bool) {
 	addr, ok := parseReverseName(name)
 	if !ok {
@@ -475,7 +476,7 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 	return q.out, found
 }
 
-// sameAddress reports whether text is a spelling of the address a. Only IPv6 has several spellings.
+// sameAddress reports whether text is a textual form of the address a. Only IPv6 has several forms.
 func sameAddress(text string, a netip.Addr) bool {
 	if a.Is4() {
 		return false
@@ -484,20 +485,22 @@ func sameAddress(text string, a netip.Addr) bool {
 	return err == nil && a == b
 }
 
-// addPointer adds a PTR record to the name to, unless the answer already contains it.
-func (q *question) addPointer(to string) {
+// addPointer adds a PTR record with the name target, unless the answer already contains it.
+func (q *question) addPointer(target string) {
 	for _, rr := range q.out.Records {
-		if rr.(*dns.PTR).Ptr == to {
+		if rr.(*dns.PTR).Ptr == target {
 			return
 		}
 	}
-	q.addRecord(&dns.PTR{Hdr: q.recordHeader(q.owner, dns.TypePTR), Ptr: to})
+	q.addRecord(&dns.PTR{Hdr: q.recordHeader(q.owner, dns.TypePTR), Ptr: target})
 }
 
-// ReverseAddress returns the address of a lower-case name in a reverse zone.
+// ReverseAddress returns the address of a lower-case name in in-addr.arpa or ip6.arpa. It returns
+// false for a name that is not a complete address.
 func ReverseAddress(name string) (netip.Addr, bool) { return parseReverseName(name) }
 
-// parseReverseName returns the address of a lower-case name in a reverse zone.
+// parseReverseName returns the address of a lower-case name in in-addr.arpa or ip6.arpa. It returns
+// false for a name that is not a complete address.
 func parseReverseName(name string) (netip.Addr, bool) {
 	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
 		var b [4]byte
@@ -525,8 +528,9 @@ func parseReverseName(name string) (netip.Addr, bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// parseOctet parses a number from 0 to 255 without leading zeros.
-func parseOctet(s string, to *byte) bool {
+// parseOctet parses s, a number from 0 to 255 without leading zeros, into octet. It returns false
+// if s is not such a number.
+func parseOctet(s string, octet *byte) bool {
 	if s == "" || len(s) > 3 || len(s) > 1 && s[0] == '0' {
 		return false
 	}
@@ -537,6 +541,6 @@ func parseOctet(s string, to *byte) bool {
 		}
 		n = 10*n + int(c-'0')
 	}
-	*to = byte(n)
+	*octet = byte(n)
 	return n < 256
 }

@@ -19,7 +19,7 @@ import (
 type Key struct{ Namespace, Name string }
 
 // Index indexes Services by name and by address. The cost of a change depends only on the changed
-// Service. Services refer to objects that the node holds anyway. It is safe for concurrent use.
+// Service. The index refers to the caller's objects and copies none. It is safe for concurrent use.
 type Index struct {
 	mu         sync.RWMutex
 	services   map[Key]*serviceEntry
@@ -27,9 +27,10 @@ type Index struct {
 	byAddress  map[netip.Addr][]*serviceEntry
 	serial     atomic.Uint32 // number of changes; incremented after each change
 
-	sync            sync.Mutex // held by Sync and Update
-	heldSlices      map[Key]heldSlice
-	slicesByService map[Key][]*discoveryv1.EndpointSlice // by Service, even if the Service does not exist yet; slices are never modified in place
+	sync       sync.Mutex // held by Sync and Update
+	heldSlices map[Key]heldSlice
+	// by Service, even if the Service does not exist yet; slices are never modified in place
+	slicesByService map[Key][]*discoveryv1.EndpointSlice
 }
 
 // heldSlice is the last state of an EndpointSlice that Sync or Update received.
@@ -52,16 +53,18 @@ type serviceEntry struct {
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{services: map[Key]*serviceEntry{}, namespaces: map[string]int{}, byAddress: map[netip.Addr][]*serviceEntry{},
+	return &Index{services: map[Key]*serviceEntry{}, namespaces: map[string]int{},
+		byAddress:  map[netip.Addr][]*serviceEntry{},
 		heldSlices: map[Key]heldSlice{}, slicesByService: map[Key][]*discoveryv1.EndpointSlice{}}
 }
 
-// SetService sets a Service and all of its EndpointSlices. It removes the Service if service is
-// nil.
+// SetService sets a Service with the key k and all of its EndpointSlices, parts. If service is nil,
+// it removes the Service.
 func (x *Index) SetService(k Key, service *v1.Service, parts []*discoveryv1.EndpointSlice) {
 	var now *serviceEntry
 	if service != nil {
-		now = &serviceEntry{key: k, service: service, endpointSlices: parts, headless: service.Spec.ClusterIP == v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName}
+		now = &serviceEntry{key: k, service: service, endpointSlices: parts,
+			headless: service.Spec.ClusterIP == v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -107,9 +110,9 @@ func (x *Index) Len() int {
 	return len(x.services)
 }
 
-// Sync replaces the content of the index by the given Services and EndpointSlices. It returns the
-// number of Services that were updated. Objects are never modified: an object with an unchanged
-// pointer is skipped.
+// Sync replaces the content of the index with the given Services and EndpointSlices. It returns the
+// number of Services that were updated. An object with an unchanged pointer is skipped, because
+// objects must never be modified.
 func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice) (changed int) {
 	x.sync.Lock()
 	defer x.sync.Unlock()
@@ -155,28 +158,28 @@ type Source interface {
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
 }
 
-// Update reads the named Services and EndpointSlices from a Source, and returns the number of
-// Services that were updated.
-func (x *Index) Update(services, parts []Key, from Source) (changed int) {
+// Update reads the Services and EndpointSlices with the given keys from source, and returns the
+// number of Services that were updated.
+func (x *Index) Update(serviceKeys, sliceKeys []Key, source Source) (changed int) {
 	x.sync.Lock()
 	defer x.sync.Unlock()
-	dirty := make(map[Key]struct{}, len(services))
-	for _, k := range services {
+	dirty := make(map[Key]struct{}, len(serviceKeys))
+	for _, k := range serviceKeys {
 		dirty[k] = struct{}{}
 	}
-	for _, k := range parts {
-		p, _ := from.EndpointSlice(k.Namespace, k.Name) // nil if it was deleted
+	for _, k := range sliceKeys {
+		p, _ := source.EndpointSlice(k.Namespace, k.Name) // nil if it was deleted
 		x.updateSlice(k, p, dirty)
 	}
 	for k := range dirty {
-		s, _ := from.Service(k.Namespace, k.Name)
+		s, _ := source.Service(k.Namespace, k.Name)
 		x.SetService(k, s, x.slicesByService[k])
 	}
 	return len(dirty)
 }
 
-// updateSlice records the current state p of the EndpointSlice k; nil means deleted. It adds the
-// affected Services to dirty.
+// updateSlice records p as the current state of the EndpointSlice with the key k; nil means
+// deleted. It adds the affected Services to dirty.
 func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
 	have, ok := x.heldSlices[k]
 	if ok && have.object == p {
@@ -207,8 +210,8 @@ func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]s
 	dirty[of] = struct{}{}
 }
 
-// forEachAddress calls do for every address with a reverse name: the Service's cluster IPs, or the
-// ready endpoints of a headless Service.
+// forEachAddress calls do for every address that has a PTR record for the Service: its cluster IPs,
+// or the ready endpoints of a headless Service.
 func (e *serviceEntry) forEachAddress(do func(netip.Addr)) {
 	if !e.headless {
 		e.forEachClusterIP(do)
@@ -242,8 +245,8 @@ func (e *serviceEntry) forEachClusterIP(do func(netip.Addr)) {
 	}
 }
 
-// readyEndpoints yields the ready endpoints. The EndpointSlice controller has already applied
-// publishNotReadyAddresses.
+// readyEndpoints is an iterator over the ready endpoints of the Service. It calls do until do
+// returns false. The EndpointSlice controller has already applied publishNotReadyAddresses.
 func (e *serviceEntry) readyEndpoints(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint) bool) {
 	for _, p := range e.endpointSlices {
 		if p.AddressType == discoveryv1.AddressTypeFQDN {
@@ -260,8 +263,8 @@ func (e *serviceEntry) readyEndpoints(do func(*discoveryv1.EndpointSlice, *disco
 	}
 }
 
-// hostMapThreshold is the number of endpoints of a Service from which host names are looked up in a
-// map instead of linearly. The map costs memory.
+// hostMapThreshold is the number of endpoints from which the host names of a Service are looked up
+// in a map instead of linearly. The map costs memory.
 const hostMapThreshold = 64
 
 // endpointRef is an endpoint and the EndpointSlice that contains it.
@@ -271,7 +274,9 @@ type endpointRef struct {
 }
 
 // forEachHost calls do for the ready endpoints with the given host name.
-func (e *serviceEntry) forEachHost(name string, podNames bool, do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)) {
+func (e *serviceEntry) forEachHost(
+	name string, podNames bool, do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint),
+) {
 	total := 0
 	for _, p := range e.endpointSlices {
 		total += len(p.Endpoints)
@@ -296,7 +301,7 @@ func (e *serviceEntry) forEachHost(name string, podNames bool, do func(*discover
 	}
 }
 
-// hasHostName reports whether an endpoint has the host name, without allocating the name.
+// hasHostName reports whether name is the endpointHostName of an endpoint. It allocates no memory.
 func hasHostName(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	if podNames || ep.Hostname != nil && *ep.Hostname != "" {
 		return endpointHostName(ep, podNames) == name
@@ -321,7 +326,8 @@ func endpointHostName(ep *discoveryv1.Endpoint, podNames bool) string {
 	if ep.Hostname != nil && *ep.Hostname != "" {
 		return strings.ToLower(*ep.Hostname)
 	}
-	if podNames && ep.TargetRef != nil && ep.TargetRef.Kind == "Pod" && ep.TargetRef.Name != "" && !strings.Contains(ep.TargetRef.Name, ".") {
+	if podNames && ep.TargetRef != nil && ep.TargetRef.Kind == "Pod" && ep.TargetRef.Name != "" &&
+		!strings.Contains(ep.TargetRef.Name, ".") {
 		return ep.TargetRef.Name
 	}
 	if len(ep.Addresses) == 0 {

@@ -19,38 +19,42 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
 
-func ptr[T any](v T) *T { return &v }
-
 func service(namespace, name, ip string, ports ...v1.ServicePort) *v1.Service {
-	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v1.ServiceSpec{ClusterIP: ip, Ports: ports}}
+	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: v1.ServiceSpec{ClusterIP: ip, Ports: ports}}
 }
 
 func tcp(name string, port int32) v1.ServicePort {
 	return v1.ServicePort{Name: name, Port: port, Protocol: v1.ProtocolTCP}
 }
 
-func part(of *v1.Service, name string, ports []discoveryv1.EndpointPort, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: of.Name}},
+func part(
+	of *v1.Service, name string, ports []discoveryv1.EndpointPort, endpoints ...discoveryv1.Endpoint,
+) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: name,
+		Labels: map[string]string{discoveryv1.LabelServiceName: of.Name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: ports, Endpoints: endpoints}
 }
 
 func endpoint(address, host string, ready bool) discoveryv1.Endpoint {
-	e := discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(ready)}}
+	e := discoveryv1.Endpoint{Addresses: []string{address},
+		Conditions: discoveryv1.EndpointConditions{Ready: new(ready)}}
 	if host != "" {
-		e.Hostname = ptr(host)
+		e.Hostname = new(host)
 	}
 	return e
 }
 
 func port(name string, n int32) []discoveryv1.EndpointPort {
-	return []discoveryv1.EndpointPort{{Name: ptr(name), Port: ptr(n), Protocol: ptr(v1.ProtocolTCP)}}
+	return []discoveryv1.EndpointPort{{Name: new(name), Port: new(n), Protocol: new(v1.ProtocolTCP)}}
 }
 
 // example returns a cluster with every kind of Service.
 func example() *Index {
 	x := New()
 	web := service("default", "kubernetes", "10.3.0.1", tcp("https", 443))
-	dual := service("default", "dual", "10.3.0.2", tcp("", 80), v1.ServicePort{Name: "dns", Port: 53, Protocol: v1.ProtocolUDP})
+	dual := service("default", "dual", "10.3.0.2", tcp("", 80),
+		v1.ServicePort{Name: "dns", Port: 53, Protocol: v1.ProtocolUDP})
 	dual.Spec.ClusterIPs = []string{"10.3.0.2", "fd00:3::2"}
 	headless := service("default", "headless", v1.ClusterIPNone, tcp("https", 443))
 	empty := service("default", "empty", v1.ClusterIPNone)
@@ -64,8 +68,10 @@ func example() *Index {
 	unready := endpoint("10.3.0.103", "gone", false)
 	parts := []*discoveryv1.EndpointSlice{
 		part(web, "kubernetes", port("https", 6443), endpoint("192.0.2.1", "", true)),
-		part(headless, "headless-1", port("https", 8443), endpoint("10.3.0.100", "my-pet", true), endpoint("10.3.0.101", "", true), unready),
-		part(headless, "headless-2", port("https", 9443), endpoint("10.3.0.102", "my-pet", true), endpoint("10.3.0.101", "", true)),
+		part(headless, "headless-1", port("https", 8443), endpoint("10.3.0.100", "my-pet", true),
+			endpoint("10.3.0.101", "", true), unready),
+		part(headless, "headless-2", port("https", 9443), endpoint("10.3.0.102", "my-pet", true),
+			endpoint("10.3.0.101", "", true)),
 		part(empty, "empty-1", nil, unready),
 		sixes,
 	}
@@ -145,7 +151,8 @@ func TestOptions(t *testing.T) {
 	if got := code(Options{}, "1-2-3-4.default.pod.cluster.local."); got != dns.RcodeNameError {
 		t.Errorf("a pod's name where pods are disabled: %s", dns.RcodeToString[got])
 	}
-	if got := code(Options{Namespaces: []string{"prod"}}, "kubernetes.default.svc.cluster.local."); got != dns.RcodeNameError {
+	if got := code(Options{Namespaces: []string{"prod"}}, "kubernetes.default.svc.cluster.local."); got !=
+		dns.RcodeNameError {
 		t.Errorf("a namespace that is left out: %s", dns.RcodeToString[got])
 	}
 	if got := code(Options{IgnoreEmpty: true}, "dual.default.svc.cluster.local."); got != dns.RcodeNameError {
@@ -158,7 +165,8 @@ func TestOptions(t *testing.T) {
 	ep := endpoint("10.3.0.9", "", true)
 	ep.TargetRef = &v1.ObjectReference{Kind: "Pod", Name: "web-7f"}
 	x.SetService(Key{"default", "pods"}, pod, []*discoveryv1.EndpointSlice{part(pod, "p", nil, ep)})
-	a := x.Answer(&Options{PodNames: true}, "cluster.local.", "web-7f.pods.default.svc.cluster.local.", "web-7f.pods.default.svc.cluster.local.", dns.TypeA, 0, 100)
+	a := x.Answer(&Options{PodNames: true}, "cluster.local.", "web-7f.pods.default.svc.cluster.local.",
+		"web-7f.pods.default.svc.cluster.local.", dns.TypeA, 0, 100)
 	if len(a.Records) != 1 {
 		t.Errorf("an endpoint by its pod's name: %s", a.text())
 	}
@@ -171,7 +179,8 @@ func TestManyEndpoints(t *testing.T) {
 	big := service("default", "big", v1.ClusterIPNone, tcp("http", 80))
 	var all []discoveryv1.Endpoint
 	for i := range 1000 {
-		all = append(all, endpoint(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(), fmt.Sprintf("big-%d", i), true))
+		all = append(all, endpoint(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(),
+			fmt.Sprintf("big-%d", i), true))
 	}
 	x.Sync([]*v1.Service{big}, []*discoveryv1.EndpointSlice{part(big, "a", port("http", 8080), all...)})
 	const name = "big.default.svc.cluster.local."
@@ -220,7 +229,9 @@ func TestSyncIsAsNew(t *testing.T) {
 				delete(services, name)
 			case 2:
 				of := service("ns", rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "of"), "")
-				parts[name] = part(of, name, port("http", 1), endpoint(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.2"}).Draw(t, "ep"), "h", rapid.Bool().Draw(t, "ready")))
+				parts[name] = part(of, name, port("http", 1),
+					endpoint(rapid.SampledFrom([]string{"10.1.0.1", "10.1.0.2"}).Draw(t, "ep"), "h",
+						rapid.Bool().Draw(t, "ready")))
 			case 3:
 				delete(parts, name)
 			}
@@ -266,17 +277,20 @@ func compare(t *rapid.T, x, fresh *Index) {
 		for _, name := range []string{"a", "b", "c"} {
 			for _, kind := range []uint16{dns.TypeA, dns.TypeSRV} {
 				q := host + name + ".ns.svc.cluster.local."
-				got, want := x.Answer(o, "cluster.local.", q, q, kind, 0, 100), fresh.Answer(o, "cluster.local.", q, q, kind, 0, 100)
+				got, want := x.Answer(o, "cluster.local.", q, q, kind, 0, 100),
+					fresh.Answer(o, "cluster.local.", q, q, kind, 0, 100)
 				if got.text() != want.text() {
 					t.Fatalf("%s: %s\nwant %s", q, got.text(), want.text())
 				}
-				if exists := x.services[Key{"ns", name}] != nil; host == "" && exists == (got.Rcode == dns.RcodeNameError) {
+				if exists := x.services[Key{"ns", name}] != nil; host == "" &&
+					exists == (got.Rcode == dns.RcodeNameError) {
 					t.Fatalf("%s exists: %v; answer %s", q, exists, got.text())
 				}
 			}
 		}
 	}
-	for _, q := range []string{"1.0.3.10.in-addr.arpa.", "2.0.3.10.in-addr.arpa.", "1.0.1.10.in-addr.arpa.", "2.0.1.10.in-addr.arpa."} {
+	for _, q := range []string{"1.0.3.10.in-addr.arpa.", "2.0.3.10.in-addr.arpa.", "1.0.1.10.in-addr.arpa.",
+		"2.0.1.10.in-addr.arpa."} {
 		got, a := x.Reverse(o, "cluster.local.", q, q, dns.TypePTR)
 		want, b := fresh.Reverse(o, "cluster.local.", q, q, dns.TypePTR)
 		sorted := func(a Answer) string {
@@ -288,8 +302,10 @@ func compare(t *rapid.T, x, fresh *Index) {
 			t.Fatalf("%s: %v %s\nwant %v %s", q, a, got.text(), b, want.text())
 		}
 	}
-	if len(x.byAddress) != len(fresh.byAddress) || len(x.namespaces) != len(fresh.namespaces) || len(x.heldSlices) != len(fresh.heldSlices) || len(x.slicesByService) != len(fresh.slicesByService) {
-		t.Fatalf("something is left over: %d addresses, %d namespaces, %d slices; want %d, %d, %d", len(x.byAddress), len(x.namespaces), len(x.heldSlices),
+	if len(x.byAddress) != len(fresh.byAddress) || len(x.namespaces) != len(fresh.namespaces) ||
+		len(x.heldSlices) != len(fresh.heldSlices) || len(x.slicesByService) != len(fresh.slicesByService) {
+		t.Fatalf("something is left over: %d addresses, %d namespaces, %d slices; want %d, %d, %d", len(x.byAddress),
+			len(x.namespaces), len(x.heldSlices),
 			len(fresh.byAddress), len(fresh.namespaces), len(fresh.heldSlices))
 	}
 }
@@ -318,8 +334,10 @@ func TestOneChangeCostsOneService(t *testing.T) {
 
 // No name causes a panic, and every answer can be packed.
 func FuzzAnswer(f *testing.F) {
-	for _, s := range []string{"kubernetes.default.svc.cluster.local.", "_https._tcp.headless.default.svc.cluster.local.", "1-2-3-4.default.pod.cluster.local.",
-		"1.0.3.10.in-addr.arpa.", "..svc.cluster.local.", "a..b.cluster.local.", "cluster.local.", "_._..svc.cluster.local."} {
+	for _, s := range []string{"kubernetes.default.svc.cluster.local.",
+		"_https._tcp.headless.default.svc.cluster.local.", "1-2-3-4.default.pod.cluster.local.",
+		"1.0.3.10.in-addr.arpa.", "..svc.cluster.local.", "a..b.cluster.local.", "cluster.local.",
+		"_._..svc.cluster.local."} {
 		f.Add(s, dns.TypeA)
 	}
 	x := example()

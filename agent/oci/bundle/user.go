@@ -12,32 +12,32 @@ import (
 	"strings"
 )
 
-// Resolve returns the numeric user and groups of u, looked up in the image. open opens "etc/passwd"
-// and "etc/group"; a missing file counts as empty.
-func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, error) {
-	users, err := table(open, "etc/passwd")
+// Resolve returns the numeric user and groups of u, from the image's "etc/passwd" and "etc/group".
+// open opens these files; a missing file counts as empty.
+func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (ResolvedUser, error) {
+	users, err := readTable(open, "etc/passwd")
 	if err != nil {
-		return Answer{}, err
+		return ResolvedUser{}, err
 	}
-	groups, err := table(open, "etc/group")
+	groups, err := readTable(open, "etc/group")
 	if err != nil {
-		return Answer{}, err
+		return ResolvedUser{}, err
 	}
-	name, group := u.wanted()
+	name, group := u.requestedNames()
 	uid, gid, login, err := findUser(users, name)
 	if err != nil {
-		return Answer{}, err
+		return ResolvedUser{}, err
 	}
 	if group != "" {
 		if gid, err = findGroup(groups, group); err != nil {
-			return Answer{}, err
+			return ResolvedUser{}, err
 		}
 	}
-	a := Answer{UID: uid, GID: gid, Groups: []uint32{gid}}
+	a := ResolvedUser{UID: uid, GID: gid, Groups: []uint32{gid}}
 	if !u.Strict && login != "" {
 		for _, g := range groups {
 			if len(g) > 3 && slices.Contains(strings.Split(g[3], ","), login) {
-				if n, err := number(g[2]); err == nil {
+				if n, err := parseID(g[2]); err == nil {
 					a.Groups = append(a.Groups, n)
 				}
 			}
@@ -45,7 +45,7 @@ func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, er
 	}
 	for _, g := range u.Groups {
 		if g < 0 || g > math.MaxUint32 {
-			return Answer{}, fmt.Errorf("supplemental group %d is out of range", g)
+			return ResolvedUser{}, fmt.Errorf("supplemental group %d is out of range", g)
 		}
 		a.Groups = append(a.Groups, uint32(g))
 	}
@@ -54,9 +54,9 @@ func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, er
 	return a, nil
 }
 
-// wanted returns the user and group to look up, by precedence. The image's group applies only with
-// the image's user.
-func (u User) wanted() (user, group string) {
+// requestedNames returns the user and group to look up, by precedence. The image's group applies
+// only with the image's user.
+func (u User) requestedNames() (user, group string) {
 	switch {
 	case u.ID != nil:
 		user = strconv.FormatInt(*u.ID, 10)
@@ -74,20 +74,20 @@ func (u User) wanted() (user, group string) {
 	return user, group
 }
 
-// findUser looks up a user by name, then by number. A number need not be in /etc/passwd; its group
-// is then 0.
+// findUser looks up a user by name, then by number. It returns the user's ID, primary group ID and
+// login name. For a number that is not in /etc/passwd, gid is 0 and login is "".
 func findUser(users [][]string, name string) (uid, gid uint32, login string, err error) {
-	n, numErr := number(name)
+	n, numErr := parseID(name)
 	for _, byName := range []bool{true, false} {
 		for _, u := range users {
 			if len(u) < 4 {
 				continue
 			}
-			id, err := number(u[2])
+			id, err := parseID(u[2])
 			if err != nil || (byName && u[0] != name) || (!byName && (numErr != nil || id != n)) {
 				continue
 			}
-			g, err := number(u[3])
+			g, err := parseID(u[3])
 			if err != nil {
 				return 0, 0, "", fmt.Errorf("user %s in the image's /etc/passwd has group %q: %w", name, u[3], err)
 			}
@@ -103,23 +103,23 @@ func findUser(users [][]string, name string) (uid, gid uint32, login string, err
 func findGroup(groups [][]string, name string) (uint32, error) {
 	for _, g := range groups {
 		if len(g) > 2 && g[0] == name {
-			return number(g[2])
+			return parseID(g[2])
 		}
 	}
-	n, err := number(name)
+	n, err := parseID(name)
 	if err != nil {
 		return 0, fmt.Errorf("group %q is not in the image's /etc/group", name)
 	}
 	return n, nil
 }
 
-func number(s string) (uint32, error) {
-	n, err := strconv.ParseUint(s, 10, 31)
+func parseID(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 31)
 	return uint32(n), err
 }
 
-// table parses a file of colon-separated lines. It returns nil if the file does not exist.
-func table(open func(string) (io.ReadCloser, error), name string) ([][]string, error) {
+// readTable parses a file of colon-separated lines. It returns nil if the file does not exist.
+func readTable(open func(string) (io.ReadCloser, error), name string) ([][]string, error) {
 	f, err := open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func files(m map[string]string) func(string) (io.ReadCloser, error) {
+func openFiles(m map[string]string) func(string) (io.ReadCloser, error) {
 	return func(name string) (io.ReadCloser, error) {
 		if s, ok := m[name]; ok {
 			return io.NopCloser(strings.NewReader(s)), nil
@@ -18,7 +18,7 @@ func files(m map[string]string) func(string) (io.ReadCloser, error) {
 }
 
 func TestResolve(t *testing.T) {
-	image := files(map[string]string{
+	image := openFiles(map[string]string{
 		"etc/passwd": "root:x:0:0::/root:/bin/sh\n# a comment\nbroken\napp:x:1000:1001::/:/bin/sh\n1234:x:55:56::/:\n",
 		"etc/group":  "root:x:0:\nappgroup:x:1001:\nextra:x:2000:other,app\n",
 	})
@@ -39,8 +39,8 @@ func TestResolve(t *testing.T) {
 		{User{ID: n(4321), Image: "app:appgroup"}, image, "4321 0 [0]"},
 		{User{ID: n(1000), Group: n(5)}, image, "1000 5 [5 2000]"},
 		{User{ID: n(1000), Strict: true, Groups: []int64{9, 7, 9}}, image, "1000 1001 [7 9 1001]"},
-		{User{ID: n(12)}, files(nil), "12 0 [0]"},
-		{User{Name: "app"}, files(nil), `error: user "app" is not in the image's /etc/passwd`},
+		{User{ID: n(12)}, openFiles(nil), "12 0 [0]"},
+		{User{Name: "app"}, openFiles(nil), `error: user "app" is not in the image's /etc/passwd`},
 		{User{Image: "0:ghosts"}, image, `error: group "ghosts" is not in the image's /etc/group`},
 		{User{Groups: []int64{-1}}, image, "error: supplemental group -1 is out of range"},
 	} {

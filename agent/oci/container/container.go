@@ -1,12 +1,12 @@
 //go:build linux
 
 // Package container creates containers and executes processes in them through libcontainer. It is
-// the only package that imports libcontainer and the only cgo code. It is linked into keelson-oci
+// the only package that imports libcontainer, and the only cgo code. It is linked into keelson-oci
 // only: libcontainer re-executes its own binary for every process, so that binary must be small.
 //
-// A keelson-oci process performs one operation and exits. Starting a created container needs no
-// process, because the shim opens libcontainer's exec fifo. Deleting one needs none either, because
-// the agent removes cgroups and directories.
+// A keelson-oci process performs one operation and exits. The start of a created container does not
+// need keelson-oci, because the shim opens libcontainer's exec fifo. The deletion does not need it
+// either, because the agent removes cgroups and directories.
 package container
 
 import (
@@ -38,56 +38,57 @@ type Streams struct {
 // Init runs the second stage of a container's init. It does not return.
 func Init() { libcontainer.Init() }
 
-// Create creates a container that waits to be started. It returns the PID of its first process and
-// the resolved user. The calling goroutine stays locked to its thread, which enters a new mount
-// namespace. The caller must exit soon after.
-func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err error) {
+// Create creates a container that waits to be started. It returns the PID of the container's first
+// process and the resolved user. The calling goroutine stays locked to its thread, which enters a
+// new mount namespace. The calling process must exit soon afterwards.
+func Create(request *bundle.Create, streams Streams) (pid int, answer bundle.ResolvedUser, err error) {
 	runtime.LockOSThread()
-	if r.Overlay != nil {
-		if err := mountRoot(r.Spec.Root.Path, r.Overlay); err != nil {
+	if request.Overlay != nil {
+		if err := mountRoot(request.Spec.Root.Path, request.Overlay); err != nil {
 			return 0, answer, err
 		}
 	}
-	if answer, err = r.User.Resolve(opener(r.Spec.Root.Path)); err != nil {
+	if answer, err = request.User.Resolve(newOpener(request.Spec.Root.Path)); err != nil {
 		return 0, answer, err
 	}
-	answer.Groups = append(answer.Groups, r.Spec.Process.User.AdditionalGids...) // supplementary groups of its devices
-	r.Spec.Process.User = specs.User{UID: answer.UID, GID: answer.GID, AdditionalGids: answer.Groups}
-	for inside, host := range r.Volumes {
-		if err := fillVolume(r.Spec.Root.Path, inside, host); err != nil {
+	// supplementary groups of its devices
+	answer.Groups = append(answer.Groups, request.Spec.Process.User.AdditionalGids...)
+	request.Spec.Process.User = specs.User{UID: answer.UID, GID: answer.GID, AdditionalGids: answer.Groups}
+	for inside, host := range request.Volumes {
+		if err := fillVolume(request.Spec.Root.Path, inside, host); err != nil {
 			return 0, answer, fmt.Errorf("prepare volume %s of the image: %w", inside, err)
 		}
 	}
-	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: r.ID, Spec: r.Spec})
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: request.ID, Spec: request.Spec})
 	if err != nil {
 		return 0, answer, fmt.Errorf("convert the request: %w", err)
 	}
-	if r.DefaultSeccomp {
-		config.Seccomp = defaultSeccomp(r.Spec.Process.Capabilities)
+	if request.DefaultSeccomp {
+		config.Seccomp = defaultSeccomp(request.Spec.Process.Capabilities)
 	}
-	c, err := libcontainer.Create(r.StateRoot, r.ID, config)
+	c, err := libcontainer.Create(request.StateRoot, request.ID, config)
 	if err != nil {
 		return 0, answer, err
 	}
-	p, err := process(r.Spec.Process, s)
+	p, err := convertProcess(request.Spec.Process, streams)
 	if err == nil {
 		p.Init = true
 		err = c.Start(p)
 	}
 	if err != nil {
-		return 0, answer, errors.Join(err, os.RemoveAll(filepath.Join(r.StateRoot, r.ID)))
+		return 0, answer, errors.Join(err, os.RemoveAll(filepath.Join(request.StateRoot, request.ID)))
 	}
 	pid, err = p.Pid()
 	return pid, answer, err
 }
 
 // Exec starts a process in a container and returns its PID.
-func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
-	c, err := libcontainer.Load(r.StateRoot, r.ID)
+func Exec(request *bundle.Exec, streams Streams) (pid int, err error) {
+	c, err := libcontainer.Load(request.StateRoot, request.ID)
 	if err != nil {
 		return 0, fmt.Errorf("load container: %w", err)
 	}
-	p, err := process(r.Process, s)
+	p, err := convertProcess(request.Process, streams)
 	if err != nil {
 		return 0, err
 	}
@@ -101,41 +102,41 @@ func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
 // to a pipe.
 const logErrors = "2"
 
-// process converts an OCI process to a libcontainer process.
-func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
+// convertProcess converts an OCI process to a libcontainer process.
+func convertProcess(spec *specs.Process, streams Streams) (*libcontainer.Process, error) {
 	lp := &libcontainer.Process{
-		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
-		NoNewPrivileges: &p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile,
+		Args: spec.Args, Env: spec.Env, Cwd: spec.Cwd, UID: int(spec.User.UID), GID: int(spec.User.GID),
+		NoNewPrivileges: &spec.NoNewPrivileges, AppArmorProfile: spec.ApparmorProfile,
 		LogLevel: logErrors,
 	}
-	for _, g := range p.User.AdditionalGids {
+	for _, g := range spec.User.AdditionalGids {
 		lp.AdditionalGroups = append(lp.AdditionalGroups, int(g))
 	}
-	if c := p.Capabilities; c != nil {
+	if c := spec.Capabilities; c != nil {
 		lp.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective,
 			Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
 	}
-	for _, r := range p.Rlimits {
+	for _, r := range spec.Rlimits {
 		kind, ok := rlimits[r.Type]
 		if !ok {
 			return nil, fmt.Errorf("unknown resource limit %s", r.Type)
 		}
 		lp.Rlimits = append(lp.Rlimits, configs.Rlimit{Type: kind, Hard: r.Hard, Soft: r.Soft})
 	}
-	if s.Console != nil {
-		lp.ConsoleSocket = s.Console
-		if p.ConsoleSize != nil {
-			lp.ConsoleWidth, lp.ConsoleHeight = uint16(p.ConsoleSize.Width), uint16(p.ConsoleSize.Height)
+	if streams.Console != nil {
+		lp.ConsoleSocket = streams.Console
+		if spec.ConsoleSize != nil {
+			lp.ConsoleWidth, lp.ConsoleHeight = uint16(spec.ConsoleSize.Width), uint16(spec.ConsoleSize.Height)
 		}
 		return lp, nil
 	}
-	lp.Stdin, lp.Stdout, lp.Stderr = s.Stdin, s.Stdout, s.Stderr
+	lp.Stdin, lp.Stdout, lp.Stderr = streams.Stdin, streams.Stdout, streams.Stderr
 	return lp, nil
 }
 
-// opener returns a function that opens regular files of the image at root. Symbolic links are
-// resolved within root.
-func opener(root string) func(string) (io.ReadCloser, error) {
+// newOpener returns a function that opens regular files below root, the directory of the image.
+// Symbolic links cannot lead out of root.
+func newOpener(root string) func(string) (io.ReadCloser, error) {
 	return func(name string) (io.ReadCloser, error) {
 		f, err := safepath.OpenRegularInRoot(root, name)
 		if err != nil {

@@ -15,29 +15,29 @@ import (
 	"keelson.dev/keelson/agent/oci/bundle"
 )
 
-// mountRoot moves the calling thread into a new mount namespace and mounts the root file system at
-// path there. The container's namespace is a copy of it, so the mount disappears with the
-// container's last process. Other mounts keep their propagation, as volumes with Bidirectional
-// propagation require.
-func mountRoot(path string, o *bundle.Overlay) error {
+// mountRoot moves the calling thread into a new mount namespace and mounts the container's root
+// file system at path there. The container's mount namespace is a copy of this one, so the mount
+// disappears with the container's last process. Other mounts keep their propagation, as volumes
+// with Bidirectional propagation require.
+func mountRoot(path string, overlay *bundle.Overlay) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare mounts: %w", err)
 	}
-	parent, err := mountOf(path)
+	parent, err := mountPointOf(path)
 	if err != nil {
 		return err
 	}
 	if err := unix.Mount("", parent, "", unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make %s private: %w", parent, err)
 	}
-	base, lower := commonFolder(o.Lower)
+	base, lower := commonDirectory(overlay.Lower)
 	// Mount options are limited to one page, so layers are named relative to their common
 	// directory. The thread has its own working directory since it unshared.
 	if err := unix.Chdir(base); err != nil {
 		return fmt.Errorf("enter %s: %w", base, err)
 	}
 	defer unix.Chdir("/")
-	options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + o.Upper + ",workdir=" + o.Work
+	options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + overlay.Upper + ",workdir=" + overlay.Work
 	if len(options) >= os.Getpagesize() {
 		return fmt.Errorf("mount overlay at %s: %d layers do not fit into the mount options", path, len(lower))
 	}
@@ -52,8 +52,8 @@ func mountRoot(path string, o *bundle.Overlay) error {
 	return nil
 }
 
-// mountOf returns the mount point that contains path.
-func mountOf(path string) (string, error) {
+// mountPointOf returns the mount point that contains path.
+func mountPointOf(path string) (string, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {
 		return "", fmt.Errorf("read mounts: %w", err)
@@ -65,13 +65,13 @@ func mountOf(path string) (string, error) {
 		}
 	}
 	if best == "" {
-		return "", fmt.Errorf("no mount holds %s", path)
+		return "", fmt.Errorf("no mount contains %s", path)
 	}
 	return best, nil
 }
 
-// commonFolder returns the deepest common directory of paths, and each path relative to it.
-func commonFolder(paths []string) (base string, rest []string) {
+// commonDirectory returns the deepest common directory of paths, and each path relative to it.
+func commonDirectory(paths []string) (base string, relative []string) {
 	if len(paths) == 0 {
 		return "/", nil
 	}
@@ -82,9 +82,9 @@ func commonFolder(paths []string) (base string, rest []string) {
 		}
 	}
 	for _, p := range paths {
-		rest = append(rest, strings.TrimPrefix(strings.TrimPrefix(p, base), "/"))
+		relative = append(relative, strings.TrimPrefix(strings.TrimPrefix(p, base), "/"))
 	}
-	return base, rest
+	return base, relative
 }
 
 // rlimits maps the names of the OCI specification to the kernel's numbers.

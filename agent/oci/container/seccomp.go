@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The runtime's default seccomp profile: system calls of ordinary programs are allowed, all others
-// fail with EPERM. Calls with effects outside the container (mounts, modules, clocks, tracing, BPF,
-// keys, other processes' memory) are allowed with the capability that guards them. Granting the
-// capability is therefore enough.
+// The runtime's default seccomp profile allows the system calls of ordinary programs. All others
+// fail with EPERM. System calls with effects outside the container are allowed if the container has
+// the capability that guards them: mounts, modules, clocks, tracing, BPF, keys, other processes'
+// memory. A granted capability therefore needs no change of the profile.
 
-// allowed are the system calls that are always allowed, by purpose.
-var allowed = []string{
+// allowedSyscalls are the system calls that are always allowed, by purpose.
+var allowedSyscalls = []string{
 	// files and directories
 	`access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
 	fadvise64 fadvise64_64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync
@@ -68,8 +68,9 @@ var allowed = []string{
 	`getrandom process_madvise ptrace process_vm_readv process_vm_writev`,
 }
 
-// allowedBy are the system calls that a capability allows in addition.
-var allowedBy = map[string]string{
+// syscallsByCapability lists the system calls that are allowed only for a process with a
+// capability, by capability.
+var syscallsByCapability = map[string]string{
 	"CAP_DAC_READ_SEARCH": `open_by_handle_at`,
 	"CAP_SYS_ADMIN": `bpf clone3 fanotify_init fsconfig fsmount fsopen fspick lookup_dcookie mount mount_setattr
 	move_mount open_tree open_tree_attr perf_event_open quotactl quotactl_fd setdomainname sethostname setns syslog umount umount2 unshare`,
@@ -103,7 +104,7 @@ func defaultSeccomp(caps *specs.LinuxCapabilities) *configs.Seccomp {
 			s.Syscalls = append(s.Syscalls, &configs.Syscall{Name: n, Action: configs.Allow})
 		}
 	}
-	for _, group := range allowed {
+	for _, group := range allowedSyscalls {
 		allow(group)
 	}
 	var held []string
@@ -112,7 +113,7 @@ func defaultSeccomp(caps *specs.LinuxCapabilities) *configs.Seccomp {
 	}
 	done := map[string]bool{}
 	for _, c := range held {
-		for _, n := range strings.Fields(allowedBy[c]) {
+		for _, n := range strings.Fields(syscallsByCapability[c]) {
 			if !done[n] {
 				done[n] = true
 				allow(n)

@@ -6,34 +6,34 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// attachment connects one client to a container's streams. Its pipes belong to an agent. When the
-// agent dies, the pipes break and the attachment is removed.
+// attachment connects one client to a container's streams. Its pipes belong to an agent process.
+// When the agent exits, the pipes break and the attachment is removed.
 type attachment struct {
-	t       *container
-	in      int       // the client's input; -1 if closed
-	out     [2]int    // the client's stdout and stderr; -1 if closed
-	waiting [2][]byte // output that did not fit into out
-	typed   []byte    // input that did not fit into the container's stdin
+	container     *container
+	in            int       // the client's input; -1 if closed
+	out           [2]int    // the client's stdout and stderr; -1 if closed
+	pendingOutput [2][]byte // output that did not fit into out
+	pendingInput  []byte    // input that did not fit into the container's stdin
 }
 
-func (l *loop) attach(c *conn, m *wire.Attach) error {
-	fds, err := c.take(m.Files())
+func (l *loop) attachClient(c *conn, request *wire.Attach) error {
+	fds, err := c.takeFiles(request.Files())
 	if err != nil {
 		return err
 	}
-	t := l.find(m.Container)
+	t := l.findContainer(request.Container)
 	if t == nil || t.state == 0 || t.state == wire.StateExited {
 		closeAll(fds)
-		return failure("container " + m.Container + " is not running")
+		return failure("container " + request.Container + " is not running")
 	}
-	a := &attachment{t: t, in: -1, out: [2]int{-1, -1}}
+	a := &attachment{container: t, in: -1, out: [2]int{-1, -1}}
 	ends := []*int{}
-	for _, want := range []struct {
+	for _, stream := range []struct {
 		is bool
 		fd *int
-	}{{m.Stdin, &a.in}, {m.Stdout, &a.out[0]}, {m.Stderr, &a.out[1]}} {
-		if want.is {
-			ends = append(ends, want.fd)
+	}{{request.Stdin, &a.in}, {request.Stdout, &a.out[0]}, {request.Stderr, &a.out[1]}} {
+		if stream.is {
+			ends = append(ends, stream.fd)
 		}
 	}
 	for i, fd := range fds {
@@ -43,26 +43,29 @@ func (l *loop) attach(c *conn, m *wire.Attach) error {
 	t.attached = append(t.attached, a)
 	if a.in >= 0 {
 		if t.stdin < 0 {
-			l.drop(&a.in)
-		} else if err := l.add(a.in, syscall.EPOLLIN, func(uint32) { a.typing() }); err != nil {
-			a.close()
+			l.closeDescriptor(&a.in)
+		} else if err := l.watchDescriptor(a.in, syscall.EPOLLIN, func(uint32) { a.readInput() }); err != nil {
+			a.closeAttachment()
 			return err
 		}
 	}
 	return nil
 }
 
-// spread writes output of stream i to all attachments. An attachment that does not keep up blocks
-// the container, as a terminal would. No output is lost and no buffer grows.
-func (t *container) spread(i int, b []byte) {
+// writeToClients writes output of stream i (0 is stdout, 1 is stderr) to all attachments. A slow
+// attachment blocks the container's output, as a terminal would. No output is lost, and no buffer
+// grows without bound.
+func (t *container) writeToClients(i int, data []byte) {
 	for _, a := range append([]*attachment(nil), t.attached...) {
 		if a.out[i] < 0 {
 			continue
 		}
-		if rest := a.push(i, b); len(rest) > 0 {
-			a.waiting[i] = append(a.waiting[i], rest...)
-			if err := t.l.add(a.out[i], syscall.EPOLLOUT, func(uint32) { a.drain(i) }); err != nil {
-				a.close()
+		if rest := a.writeOutput(i, data); len(rest) > 0 {
+			a.pendingOutput[i] = append(a.pendingOutput[i], rest...)
+			if err := t.loop.watchDescriptor(a.out[i], syscall.EPOLLOUT, func(uint32) {
+				a.writePending(i)
+			}); err != nil {
+				a.closeAttachment()
 				continue
 			}
 			t.pauseOutput(true)
@@ -70,44 +73,45 @@ func (t *container) spread(i int, b []byte) {
 	}
 }
 
-// push writes as much of b as fits and returns the rest.
-func (a *attachment) push(i int, b []byte) []byte {
-	for len(b) > 0 {
-		n, err := syscall.Write(a.out[i], b)
+// writeOutput writes as much of data as the client's pipe of stream i accepts, and returns the
+// rest. After a write error it closes that pipe and returns nil.
+func (a *attachment) writeOutput(i int, data []byte) []byte {
+	for len(data) > 0 {
+		n, err := syscall.Write(a.out[i], data)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:
-			return b
+			return data
 		case err != nil:
-			a.waiting[i] = nil
-			a.t.l.drop(&a.out[i])
+			a.pendingOutput[i] = nil
+			a.container.loop.closeDescriptor(&a.out[i])
 			a.closeIfIdle()
 			return nil
 		default:
-			b = b[n:]
+			data = data[n:]
 		}
 	}
 	return nil
 }
 
-func (a *attachment) drain(i int) {
-	a.waiting[i] = a.push(i, a.waiting[i])
-	if len(a.waiting[i]) > 0 {
+func (a *attachment) writePending(i int) {
+	a.pendingOutput[i] = a.writeOutput(i, a.pendingOutput[i])
+	if len(a.pendingOutput[i]) > 0 {
 		return
 	}
-	a.waiting[i] = nil
+	a.pendingOutput[i] = nil
 	if a.out[i] >= 0 {
-		a.t.l.forget(a.out[i])
+		a.container.loop.unwatchDescriptor(a.out[i])
 	}
-	a.t.pauseOutput(false)
+	a.container.pauseOutput(false)
 }
 
-// pauseOutput stops or resumes reading the container's output. It resumes only when no attachment
-// has pending output.
+// pauseOutput stops reading the container's output if stop is true, and otherwise resumes reading.
+// It resumes only when no attachment has pending output.
 func (t *container) pauseOutput(stop bool) {
 	if !stop {
 		for _, a := range t.attached {
-			if len(a.waiting[0])+len(a.waiting[1]) > 0 {
+			if len(a.pendingOutput[0])+len(a.pendingOutput[1]) > 0 {
 				return
 			}
 		}
@@ -116,15 +120,15 @@ func (t *container) pauseOutput(stop bool) {
 		switch {
 		case fd < 0:
 		case stop:
-			t.l.forget(fd)
-		case t.l.handlers[fd] == nil:
-			_ = t.l.add(fd, syscall.EPOLLIN, func(uint32) { t.readable(i) })
+			t.loop.unwatchDescriptor(fd)
+		case t.loop.handlers[fd] == nil:
+			_ = t.loop.watchDescriptor(fd, syscall.EPOLLIN, func(uint32) { t.readOutput(i) })
 		}
 	}
 	// The container may have ended while its output was blocked.
 	if !stop && t.state == wire.StateExited {
 		for i := range t.out {
-			for t.out[i] >= 0 && t.l.handlers[t.out[i]] != nil && t.readable(i) {
+			for t.out[i] >= 0 && t.loop.handlers[t.out[i]] != nil && t.readOutput(i) {
 			}
 		}
 		if t.out[0] < 0 && t.out[1] < 0 {
@@ -133,97 +137,98 @@ func (t *container) pauseOutput(stop bool) {
 	}
 }
 
-// typing reads the client's input for the container. At its end it closes stdin if StdinOnce is
-// set.
-func (a *attachment) typing() {
-	t := a.t
-	n, err := syscall.Read(a.in, t.l.scratch)
+// readInput reads the client's input once and writes it to the container's stdin. At the end of the
+// input, it closes the container's stdin if StdinOnce is set.
+func (a *attachment) readInput() {
+	t := a.container
+	n, err := syscall.Read(a.in, t.loop.scratch)
 	switch {
 	case err == syscall.EINTR || err == syscall.EAGAIN:
 		return
 	case err != nil || n <= 0:
-		t.l.drop(&a.in)
-		if t.req.StdinOnce && !t.req.TTY {
-			t.l.drop(&t.stdin)
+		t.loop.closeDescriptor(&a.in)
+		if t.request.StdinOnce && !t.request.TTY {
+			t.loop.closeDescriptor(&t.stdin)
 		}
 		a.closeIfIdle()
 		return
 	}
-	a.typed = append(a.typed, t.l.scratch[:n]...)
-	a.feed()
+	a.pendingInput = append(a.pendingInput, t.loop.scratch[:n]...)
+	a.writeInput()
 }
 
-// feed writes pending input to the container's stdin. While stdin is full, no more input is read
-// from the client.
-func (a *attachment) feed() {
-	t := a.t
-	for len(a.typed) > 0 && t.stdin >= 0 {
-		n, err := syscall.Write(t.stdin, a.typed)
+// writeInput writes pending input to the container's stdin. While stdin is full, no more input is
+// read from the client.
+func (a *attachment) writeInput() {
+	t := a.container
+	for len(a.pendingInput) > 0 && t.stdin >= 0 {
+		n, err := syscall.Write(t.stdin, a.pendingInput)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:
-			a.t.l.forget(a.in)
-			a.whenWritable(a.feed)
+			a.container.loop.unwatchDescriptor(a.in)
+			a.whenWritable(a.writeInput)
 			return
 		case err != nil:
-			a.typed = nil
+			a.pendingInput = nil
 		default:
-			a.typed = a.typed[n:]
+			a.pendingInput = a.pendingInput[n:]
 		}
 	}
-	a.typed = nil
-	if a.in >= 0 && t.l.handlers[a.in] == nil {
-		_ = t.l.add(a.in, syscall.EPOLLIN, func(uint32) { a.typing() })
+	a.pendingInput = nil
+	if a.in >= 0 && t.loop.handlers[a.in] == nil {
+		_ = t.loop.watchDescriptor(a.in, syscall.EPOLLIN, func(uint32) { a.readInput() })
 	}
 }
 
-// whenWritable calls f when the container's stdin accepts more input. It watches a duplicate of the
-// descriptor, because a terminal's master is already watched for output.
-func (a *attachment) whenWritable(f func()) {
-	fd, err := syscall.Dup(a.t.stdin)
+// whenWritable calls resume when the container's stdin accepts more input. It watches a duplicate
+// of the descriptor, because a terminal's master is already watched for output under its own
+// number.
+func (a *attachment) whenWritable(resume func()) {
+	fd, err := syscall.Dup(a.container.stdin)
 	if err != nil {
-		a.close()
+		a.closeAttachment()
 		return
 	}
 	syscall.CloseOnExec(fd)
-	err = a.t.l.add(fd, syscall.EPOLLOUT, func(uint32) {
-		a.t.l.drop(&fd)
-		f()
+	err = a.container.loop.watchDescriptor(fd, syscall.EPOLLOUT, func(uint32) {
+		a.container.loop.closeDescriptor(&fd)
+		resume()
 	})
 	if err != nil {
-		a.t.l.drop(&fd)
-		a.close()
+		a.container.loop.closeDescriptor(&fd)
+		a.closeAttachment()
 	}
 }
 
 // closeIfIdle removes an attachment if all its streams are closed.
 func (a *attachment) closeIfIdle() {
 	if a.in < 0 && a.out[0] < 0 && a.out[1] < 0 {
-		a.close()
+		a.closeAttachment()
 	}
 }
 
-func (a *attachment) close() {
-	l := a.t.l
-	l.drop(&a.in)
-	l.drop(&a.out[0])
-	l.drop(&a.out[1])
-	a.waiting, a.typed = [2][]byte{}, nil
-	for i, other := range a.t.attached {
+func (a *attachment) closeAttachment() {
+	l := a.container.loop
+	l.closeDescriptor(&a.in)
+	l.closeDescriptor(&a.out[0])
+	l.closeDescriptor(&a.out[1])
+	a.pendingOutput, a.pendingInput = [2][]byte{}, nil
+	for i, other := range a.container.attached {
 		if other == a {
-			a.t.attached = append(a.t.attached[:i], a.t.attached[i+1:]...)
+			a.container.attached = append(a.container.attached[:i], a.container.attached[i+1:]...)
 			break
 		}
 	}
-	a.t.pauseOutput(false)
+	a.container.pauseOutput(false)
 }
 
 // detachAll closes the attachments without pending output, so that clients see the end of the
 // output.
 func (t *container) detachAll() {
 	for _, a := range append([]*attachment(nil), t.attached...) {
-		if len(a.waiting[0])+len(a.waiting[1]) == 0 {
-			a.close()
+		if len(a.pendingOutput[0])+len(a.pendingOutput[1]) == 0 {
+			a.closeAttachment()
 		}
 	}
 }

@@ -8,26 +8,26 @@ import (
 
 // conn is the connection of one agent.
 type conn struct {
-	l      *loop
+	loop   *loop
 	fd     int
 	in     []byte
 	out    []byte
 	files  []int // received descriptors that no message has used yet
 	closed bool
 
-	hello   bool           // Hello was received: send it the ends of processes
+	greeted bool           // Hello was received: send the exits of processes to this agent
 	version int64          // protocol version of this connection
 	execs   map[uint32]int // request ID → PID of its command
 }
 
-func (l *loop) accept(listen int) {
+func (l *loop) acceptConnections(listen int) {
 	for {
 		fd, _, err := syscall.Accept4(listen, syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK)
 		if err != nil {
 			return
 		}
-		c := &conn{l: l, fd: fd}
-		if err := l.add(fd, syscall.EPOLLIN, c.ready); err != nil {
+		c := &conn{loop: l, fd: fd}
+		if err := l.watchDescriptor(fd, syscall.EPOLLIN, c.handleEvents); err != nil {
 			syscall.Close(fd)
 			return
 		}
@@ -35,23 +35,23 @@ func (l *loop) accept(listen int) {
 	}
 }
 
-func (c *conn) ready(events uint32) {
+func (c *conn) handleEvents(events uint32) {
 	if events&syscall.EPOLLOUT != 0 {
-		c.flush()
+		c.flushOutput()
 	}
 	if events&(syscall.EPOLLIN|syscall.EPOLLHUP|syscall.EPOLLERR) != 0 && !c.closed {
-		c.receive()
+		c.receiveFrames()
 	}
 }
 
-func (c *conn) receive() {
+func (c *conn) receiveFrames() {
 	oob := make([]byte, syscall.CmsgSpace(4*4))
-	n, oobn, _, _, err := syscall.Recvmsg(c.fd, c.l.scratch, oob, syscall.MSG_CMSG_CLOEXEC)
+	n, oobn, _, _, err := syscall.Recvmsg(c.fd, c.loop.scratch, oob, syscall.MSG_CMSG_CLOEXEC)
 	if err == syscall.EAGAIN || err == syscall.EINTR {
 		return
 	}
 	if err != nil || n == 0 {
-		c.close()
+		c.closeConnection()
 		return
 	}
 	if oobn > 0 {
@@ -62,54 +62,55 @@ func (c *conn) receive() {
 			}
 		}
 	}
-	c.in = append(c.in, c.l.scratch[:n]...)
+	c.in = append(c.in, c.loop.scratch[:n]...)
 	for !c.closed {
 		f, used, err := wire.NextFrame(c.in)
 		if err != nil {
-			c.close()
+			c.closeConnection()
 			return
 		}
 		if used == 0 {
 			break
 		}
 		c.in = c.in[used:] // before handle, which may close the connection
-		c.handle(f)
+		c.handleFrame(f)
 	}
 	if len(c.in) == 0 {
 		c.in = nil
 	}
 }
 
-// take removes and returns the n descriptors of a message.
-func (c *conn) take(n int) ([]int, error) {
-	if len(c.files) < n {
+// takeFiles removes and returns the first count file descriptors that arrived with messages. It
+// returns an error if fewer have arrived.
+func (c *conn) takeFiles(count int) ([]int, error) {
+	if len(c.files) < count {
 		return nil, failure("files are missing")
 	}
-	fds := c.files[:n:n]
-	if c.files = c.files[n:]; len(c.files) == 0 {
+	fds := c.files[:count:count]
+	if c.files = c.files[count:]; len(c.files) == 0 {
 		c.files = nil
 	}
 	return fds, nil
 }
 
-func (c *conn) send(kind wire.Kind, id uint32, m wire.Message) {
+func (c *conn) sendMessage(kind wire.Kind, id uint32, message wire.Message) {
 	if c.closed {
 		return
 	}
-	c.out = wire.AppendFrame(c.out, wire.Frame{Kind: kind, ID: id, Body: wire.Marshal(c.version, m)})
-	c.flush()
+	c.out = wire.AppendFrame(c.out, wire.Frame{Kind: kind, ID: id, Body: wire.Marshal(c.version, message)})
+	c.flushOutput()
 }
 
-func (c *conn) flush() {
+func (c *conn) flushOutput() {
 	for len(c.out) > 0 {
 		n, err := syscall.Write(c.fd, c.out)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:
-			c.l.mod(c.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
+			c.loop.changeEvents(c.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
 			return
 		case err != nil:
-			c.close()
+			c.closeConnection()
 			return
 		default:
 			c.out = c.out[n:]
@@ -117,18 +118,18 @@ func (c *conn) flush() {
 	}
 	if c.out != nil {
 		c.out = nil
-		c.l.mod(c.fd, syscall.EPOLLIN)
+		c.loop.changeEvents(c.fd, syscall.EPOLLIN)
 	}
 }
 
-// close closes the connection. Commands of its exec requests are killed, because their result could
-// not be delivered.
-func (c *conn) close() {
+// closeConnection closes the connection. Commands of its exec requests are killed, because their
+// result could not be delivered.
+func (c *conn) closeConnection() {
 	if c.closed {
 		return
 	}
 	c.closed = true
-	c.l.drop(&c.fd)
+	c.loop.closeDescriptor(&c.fd)
 	for _, fd := range c.files {
 		syscall.Close(fd)
 	}
@@ -136,175 +137,180 @@ func (c *conn) close() {
 	for _, pid := range c.execs {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for i, other := range c.l.conns {
+	for i, other := range c.loop.conns {
 		if other == c {
-			c.l.conns = append(c.l.conns[:i], c.l.conns[i+1:]...)
+			c.loop.conns = append(c.loop.conns[:i], c.loop.conns[i+1:]...)
 			break
 		}
 	}
 }
 
-func (c *conn) done(id uint32, err error) {
-	d := wire.Done{Time: now()}
+func (c *conn) sendDone(id uint32, err error) {
+	d := wire.Done{Time: unixNano()}
 	if err != nil {
 		d.Error = err.Error()
 	}
-	c.send(wire.KindDone, id, &d)
+	c.sendMessage(wire.KindDone, id, &d)
 }
 
-func (c *conn) started(id uint32, pid int, result string, err error) {
+func (c *conn) sendStarted(id uint32, pid int, result string, err error) {
 	s := wire.Started{PID: int64(pid), Result: result}
 	if err != nil {
 		s.Error = err.Error()
 	}
-	c.send(wire.KindStarted, id, &s)
+	c.sendMessage(wire.KindStarted, id, &s)
 }
 
-// greet handles Hello and sets the protocol version. An agent older than protocol versions sends
-// Hello with an empty body.
-func (c *conn) greet(f wire.Frame) error {
-	if len(f.Body) == 0 {
-		c.hello = true
-		c.send(wire.KindSnapshot, f.ID, c.l.snapshot())
+// handleHello sets the protocol version of the connection from a Hello frame, and responds. An
+// agent from before protocol versions existed sends Hello with an empty body.
+func (c *conn) handleHello(frame wire.Frame) error {
+	if len(frame.Body) == 0 {
+		c.greeted = true
+		c.sendMessage(wire.KindSnapshot, frame.ID, c.loop.buildSnapshot())
 		return nil
 	}
 	var m wire.Hello
-	if err := wire.Unmarshal(1, f.Body, &m); err != nil {
+	if err := wire.Unmarshal(1, frame.Body, &m); err != nil {
 		return err
 	}
 	if m.Version < 1 {
 		return wire.ErrMalformed
 	}
-	c.hello, c.version = true, min(m.Version, wire.Version)
-	c.send(wire.KindWelcome, f.ID, &wire.Welcome{Version: c.version, Features: wire.Features, Snapshot: *c.l.snapshot()})
+	c.greeted, c.version = true, min(m.Version, wire.Version)
+	c.sendMessage(wire.KindWelcome, frame.ID, &wire.Welcome{Version: c.version, Features: wire.Features,
+		Snapshot: *c.loop.buildSnapshot()})
 	return nil
 }
 
-// read decodes the body of a frame into m, which must be zero.
-func (c *conn) read(f wire.Frame, m wire.Message) error { return wire.Unmarshal(c.version, f.Body, m) }
+// decodeBody decodes the body of a frame into message, which must be zero.
+func (c *conn) decodeBody(frame wire.Frame, message wire.Message) error {
+	return wire.Unmarshal(c.version, frame.Body, message)
+}
 
-// handle performs the request of one frame. A malformed frame closes the connection, and so does a
-// first frame that is not Hello.
-func (c *conn) handle(f wire.Frame) {
+// handleFrame performs the request of one frame. A malformed frame closes the connection, and so
+// does a first frame that is not Hello.
+func (c *conn) handleFrame(frame wire.Frame) {
 	err := error(wire.ErrMalformed)
-	if c.hello || f.Kind == wire.KindHello {
-		err = c.serve(f)
+	if c.greeted || frame.Kind == wire.KindHello {
+		err = c.serveRequest(frame)
 	}
 	if err != nil {
-		c.close()
+		c.closeConnection()
 	}
 }
 
-func (c *conn) serve(f wire.Frame) error {
-	l := c.l
+func (c *conn) serveRequest(frame wire.Frame) error {
+	l := c.loop
 	var err error
-	switch f.Kind {
+	switch frame.Kind {
 	case wire.KindHello:
-		return c.greet(f)
+		return c.handleHello(frame)
 	case wire.KindPause:
 		var m wire.Pause
-		if err = c.read(f, &m); err == nil {
-			l.startPause(c, f.ID, &m)
+		if err = c.decodeBody(frame, &m); err == nil {
+			l.startPause(c, frame.ID, &m)
 		}
 	case wire.KindCreate:
 		var m wire.Create
-		if err = c.read(f, &m); err == nil {
-			l.create(c, f.ID, m)
+		if err = c.decodeBody(frame, &m); err == nil {
+			l.createContainer(c, frame.ID, m)
 		}
 	case wire.KindStart:
 		var m wire.Start
-		if err = c.read(f, &m); err == nil {
-			l.start(c, f.ID, &m)
+		if err = c.decodeBody(frame, &m); err == nil {
+			l.startContainer(c, frame.ID, &m)
 		}
 	case wire.KindSignal:
 		var m wire.Signal
-		if err = c.read(f, &m); err == nil {
-			c.done(f.ID, l.signal(c, &m))
+		if err = c.decodeBody(frame, &m); err == nil {
+			c.sendDone(frame.ID, l.sendSignal(c, &m))
 		}
 	case wire.KindExec:
 		var m wire.Exec
-		if err = c.read(f, &m); err == nil {
-			l.exec(c, f.ID, &m)
+		if err = c.decodeBody(frame, &m); err == nil {
+			l.execCommand(c, frame.ID, &m)
 		}
 	case wire.KindAttach:
 		var m wire.Attach
-		if err = c.read(f, &m); err == nil {
-			c.done(f.ID, l.attach(c, &m))
+		if err = c.decodeBody(frame, &m); err == nil {
+			c.sendDone(frame.ID, l.attachClient(c, &m))
 		}
 	case wire.KindResize:
 		var m wire.Resize
-		if err = c.read(f, &m); err == nil {
-			c.done(f.ID, l.resize(&m))
+		if err = c.decodeBody(frame, &m); err == nil {
+			c.sendDone(frame.ID, l.resizeTerminal(&m))
 		}
 	case wire.KindReopen, wire.KindForget:
 		var m wire.Target
-		if err = c.read(f, &m); err == nil {
-			c.done(f.ID, l.target(f.Kind, &m))
+		if err = c.decodeBody(frame, &m); err == nil {
+			c.sendDone(frame.ID, l.reopenOrForget(frame.Kind, &m))
 		}
 	case wire.KindShutdown:
-		l.shutdown()
-		c.done(f.ID, nil)
+		l.requestShutdown()
+		c.sendDone(frame.ID, nil)
 	default: // from an agent of a later release, which must do without it
-		c.done(f.ID, failure("this shim knows no request of kind "+itoa(int(f.Kind))))
+		c.sendDone(frame.ID, failure("this shim does not support requests of kind "+formatInt(int(frame.Kind))))
 	}
 	return err
 }
 
-// announce sends the end of a process to every agent that has sent Hello.
-func (l *loop) announce(e *wire.Exited) {
+// announceExit sends the exit of a process to every agent that has sent Hello.
+func (l *loop) announceExit(exited *wire.Exited) {
 	for _, c := range append([]*conn(nil), l.conns...) {
-		if c.hello {
-			c.send(wire.KindExited, 0, e)
+		if c.greeted {
+			c.sendMessage(wire.KindExited, 0, exited)
 		}
 	}
 }
 
-// heard reports whether a connected agent receives the ends of processes.
-func (l *loop) heard() bool {
+// hasGreetedAgent reports whether an agent that has sent Hello is connected. Such an agent receives
+// the exits of processes.
+func (l *loop) hasGreetedAgent() bool {
 	for _, c := range l.conns {
-		if c.hello {
+		if c.greeted {
 			return true
 		}
 	}
 	return false
 }
 
-// signal sends a signal to the target process of m. A process that has ended is not an error.
-func (l *loop) signal(c *conn, m *wire.Signal) error {
+// sendSignal sends a signal to the target process of the request. It returns nil if the process has
+// exited.
+func (l *loop) sendSignal(c *conn, request *wire.Signal) error {
 	pid := 0
 	switch {
-	case m.Exec != 0:
-		pid = c.execs[m.Exec]
-	case m.Container == "":
-		if !l.pauseEnded {
-			pid = l.pausePID
+	case request.Exec != 0:
+		pid = c.execs[request.Exec]
+	case request.Container == "":
+		if !l.pause.ended {
+			pid = l.pause.pid
 		}
 	default:
-		if t := l.find(m.Container); t != nil && t.state != wire.StateExited {
+		if t := l.findContainer(request.Container); t != nil && t.state != wire.StateExited {
 			pid = t.pid
 		}
 	}
 	if pid <= 0 {
 		return nil // the target has already ended
 	}
-	if err := syscall.Kill(pid, syscall.Signal(m.Signal)); err != nil && err != syscall.ESRCH {
-		return failure(describe("kill "+itoa(pid), err))
+	if err := syscall.Kill(pid, syscall.Signal(request.Signal)); err != nil && err != syscall.ESRCH {
+		return failure(describeError("kill "+formatInt(pid), err))
 	}
 	return nil
 }
 
-func (l *loop) target(kind wire.Kind, m *wire.Target) error {
-	t := l.find(m.Container)
+func (l *loop) reopenOrForget(kind wire.Kind, request *wire.Target) error {
+	t := l.findContainer(request.Container)
 	if t == nil {
 		return nil
 	}
 	if kind == wire.KindReopen {
-		return t.log.reopen()
+		return t.log.reopenFile()
 	}
 	if t.state != wire.StateExited { // also while keelson-oci creates it
-		return failure("container " + m.Container + " has not ended")
+		return failure("container " + request.Container + " has not ended")
 	}
-	t.release()
+	t.closeDescriptors()
 	for i, other := range l.containers {
 		if other == t {
 			l.containers = append(l.containers[:i], l.containers[i+1:]...)
@@ -314,10 +320,10 @@ func (l *loop) target(kind wire.Kind, m *wire.Target) error {
 	return nil
 }
 
-// shutdown kills pause and stops the loop after the current request and its response.
-func (l *loop) shutdown() {
-	if l.pausePID > 0 && !l.pauseEnded {
-		_ = syscall.Kill(l.pausePID, syscall.SIGKILL)
+// requestShutdown kills pause and stops the loop after the current request and its response.
+func (l *loop) requestShutdown() {
+	if l.pause.pid > 0 && !l.pause.ended {
+		_ = syscall.Kill(l.pause.pid, syscall.SIGKILL)
 	}
 	l.quit = true
 }

@@ -36,43 +36,45 @@ func parseMaps(text []byte, name string) program {
 		}
 		line := string(text[start:i])
 		start = i + 1
-		dash, space := find(line, '-'), find(line, ' ')
+		dash, space := indexByte(line, '-'), indexByte(line, ' ')
 		if dash < 0 || space < dash || space+5 > len(line) || line[space+1] != 'r' || line[space+2] != '-' ||
 			line[space+4] != 'p' || len(line) < len(name)+1 || line[len(line)-len(name)-1:] != "/"+name {
 			continue
 		}
-		from, err1 := strconv.ParseUint(line[:dash], 16, 64)
-		to, err2 := strconv.ParseUint(line[dash+1:space], 16, 64)
-		if err1 == nil && err2 == nil && from < to {
-			p = append(p, [2]uintptr{uintptr(from), uintptr(to)})
+		start, err1 := strconv.ParseUint(line[:dash], 16, 64)
+		end, err2 := strconv.ParseUint(line[dash+1:space], 16, 64)
+		if err1 == nil && err2 == nil && start < end {
+			p = append(p, [2]uintptr{uintptr(start), uintptr(end)})
 		}
 	}
 	return p
 }
 
-func find(s string, c byte) int {
-	for i := range len(s) {
-		if s[i] == c {
+func indexByte(text string, c byte) int {
+	for i := range len(text) {
+		if text[i] == c {
 			return i
 		}
 	}
 	return -1
 }
 
-// letGo drops the program's pages from this process. They stay in the page cache, which all shims
-// of the node share. An event needs few of them again; the start and the helpers had touched most.
-func (p program) letGo() {
+// dropPages drops the pages of the shim's program from this process to save memory. The pages stay
+// in the page cache, which all shims of the node share. An event needs only few of the pages that
+// the start of the shim has touched.
+func (p program) dropPages() {
 	for _, m := range p {
 		const dontNeed = 4
 		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, m[0], m[1]-m[0], dontNeed)
 	}
 }
 
-// wait is epoll_wait. After idleAfter without an event, it drops the program's pages.
-func (l *loop) wait(events []syscall.EpollEvent) (int, error) {
+// waitEvents is epoll_wait. After idleAfter milliseconds without an event, it drops the program's
+// pages and continues to wait.
+func (l *loop) waitEvents(events []syscall.EpollEvent) (int, error) {
 	n, err := syscall.EpollWait(l.epoll, events, idleAfter)
 	if n == 0 && err == nil {
-		l.program.letGo()
+		l.program.dropPages()
 		return syscall.EpollWait(l.epoll, events, -1)
 	}
 	return n, err

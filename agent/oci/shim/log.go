@@ -11,81 +11,84 @@ const maxLine = 16 << 10
 //
 // The tag P instead of F marks a partial line: it continues, or is a last line without a newline.
 type logFile struct {
-	path  string
-	fd    int
-	size  int64
-	limit int64 // size at which to rotate; 0 = never
-	files int   // number of files, including the current one
-	held  [2][]byte
+	path         string
+	fd           int
+	size         int64
+	limit        int64 // size at which to rotate; 0 = never
+	files        int   // number of files, including the current one
+	partialLines [2][]byte
 
 	failing bool // the last write failed, and this was logged
 }
 
-// reopen opens the log file by its path again, after an external rotation has renamed it.
-func (f *logFile) reopen() error {
+// reopenFile opens the log file by its path again, after an external rotation has renamed it.
+func (f *logFile) reopenFile() error {
 	if f.path == "" {
 		return nil
 	}
 	// Others may write to the log directory. A link or other file in the log's place is not used.
-	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND | syscall.O_CLOEXEC | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND | syscall.O_CLOEXEC | syscall.O_NOFOLLOW |
+		syscall.O_NONBLOCK
 	fd, err := syscall.Open(f.path, flags, 0o640)
 	if err != nil {
-		return failure(describe("open log "+f.path, err))
+		return failure(describeError("open log "+f.path, err))
 	}
 	var st syscall.Stat_t
 	if err = syscall.Fstat(fd, &st); err == nil && (st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Nlink > 1) {
-		err = failure("it is no file of its own")
+		err = failure("it is not a regular file with a single link")
 	}
 	if err != nil {
 		syscall.Close(fd)
-		return failure(describe("open log "+f.path, err))
+		return failure(describeError("open log "+f.path, err))
 	}
 	f.size = st.Size
-	f.close()
+	f.closeFile()
 	f.fd = fd
 	return nil
 }
 
-func (f *logFile) close() {
+func (f *logFile) closeFile() {
 	if f.fd >= 0 {
 		syscall.Close(f.fd)
 		f.fd = -1
 	}
 }
 
-// write logs output of a stream (0 is stdout).
-func (f *logFile) write(stream int, b []byte) {
+// logOutput writes output of a stream (0 is stdout, 1 is stderr) to the log file, line by line. It
+// buffers an incomplete last line.
+func (f *logFile) logOutput(stream int, data []byte) {
 	if f.fd < 0 {
 		return
 	}
 	var stamp [30]byte
-	appendTime(stamp[:0], now())
-	f.put(appendLines(nil, stamp[:], stream, &f.held[stream], b))
+	appendTime(stamp[:0], unixNano())
+	f.writeLines(appendLines(nil, stamp[:], stream, &f.partialLines[stream], data))
 }
 
-// flush writes the buffered part of an unterminated line as a partial line. The stream is closed.
-func (f *logFile) flush(stream int) {
-	if f.fd >= 0 && len(f.held[stream]) > 0 {
+// flushPartialLine writes the buffered start of a line as a partial line, because its stream is
+// closed.
+func (f *logFile) flushPartialLine(stream int) {
+	if f.fd >= 0 && len(f.partialLines[stream]) > 0 {
 		var stamp [30]byte
-		appendTime(stamp[:0], now())
-		f.put(appendLine(nil, stamp[:], stream, 'P', f.held[stream], nil))
-		f.held[stream] = nil
+		appendTime(stamp[:0], unixNano())
+		f.writeLines(appendLine(nil, stamp[:], stream, 'P', f.partialLines[stream], nil))
+		f.partialLines[stream] = nil
 	}
 }
 
-// put writes lines completely or not at all. If the disk is full, the lines are lost and the
-// container continues.
-func (f *logFile) put(lines []byte) {
+// writeLines appends lines to the log file completely or not at all, and rotates the file first if
+// they exceed its limit. If the disk is full, the lines are lost and the container continues.
+func (f *logFile) writeLines(lines []byte) {
 	if len(lines) == 0 {
 		return
 	}
 	if f.limit > 0 && f.size > 0 && f.size+int64(len(lines)) > f.limit {
-		f.rotate()
+		f.rotateFiles()
 	}
 	if err := writeAll(f.fd, lines); err != nil {
 		_ = syscall.Ftruncate(f.fd, f.size) // remove a partly written line, to which the next one would be appended
 		if !f.failing {
-			complain(describe("write log "+f.path, err))
+			writeComplaint(describeError("write log "+f.path, err))
 		}
 		f.failing = true
 		return
@@ -94,28 +97,29 @@ func (f *logFile) put(lines []byte) {
 	f.size += int64(len(lines))
 }
 
-// rotate renames path to path.1, path.1 to path.2 and so on; the oldest file is replaced. If no new
-// file can be created, it truncates the current one: a log never exceeds its limit.
-func (f *logFile) rotate() {
+// rotateFiles renames path to path.1, path.1 to path.2 and so on, and creates a new file at path;
+// the oldest file is replaced. If no new file can be created, it truncates the current file: a log
+// never exceeds its limit.
+func (f *logFile) rotateFiles() {
 	if f.files > 1 {
 		next := f.path + ".next"
 		_ = syscall.Unlink(next) // left by an interrupted rotation, or created by another program
-		fd, err := syscall.Open(next, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_APPEND|syscall.O_CLOEXEC,
-			0o640)
+		fd, err := syscall.Open(next,
+			syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_APPEND|syscall.O_CLOEXEC, 0o640)
 		if err == nil {
 			for i := f.files - 2; i >= 1; i-- {
-				_ = syscall.Rename(f.path+"."+itoa(i), f.path+"."+itoa(i+1))
+				_ = syscall.Rename(f.path+"."+formatInt(i), f.path+"."+formatInt(i+1))
 			}
 			_ = syscall.Rename(f.path, f.path+".1")
 			if err = syscall.Rename(next, f.path); err == nil {
-				f.close()
+				f.closeFile()
 				f.fd, f.size = fd, 0
 				return
 			}
 			syscall.Close(fd)
 		}
 		if !f.failing {
-			complain(describe("rotate log "+f.path, err))
+			writeComplaint(describeError("rotate log "+f.path, err))
 		}
 		f.failing = true
 	}
@@ -124,19 +128,21 @@ func (f *logFile) rotate() {
 	}
 }
 
-// appendLines appends b to dst as log lines. held is the start of a line without its end yet.
-func appendLines(dst, stamp []byte, stream int, held *[]byte, b []byte) []byte {
-	for len(b) > 0 {
+// appendLines appends data, which is output of a stream, to dst as log lines with the timestamp
+// stamp. held is an incomplete last line of earlier output. appendLines replaces it with the
+// incomplete last line of data, which the next call continues.
+func appendLines(dst, stamp []byte, stream int, held *[]byte, data []byte) []byte {
+	for len(data) > 0 {
 		end := -1
-		for i := range b {
-			if b[i] == '\n' {
+		for i := range data {
+			if data[i] == '\n' {
 				end = i
 				break
 			}
 		}
-		piece, whole := b, false
+		piece, whole := data, false
 		if end >= 0 {
-			piece, whole = b[:end], true
+			piece, whole = data[:end], true
 		}
 		for len(*held)+len(piece) > maxLine {
 			n := maxLine - len(*held)
@@ -148,7 +154,7 @@ func appendLines(dst, stamp []byte, stream int, held *[]byte, b []byte) []byte {
 			return dst
 		}
 		dst = appendLine(dst, stamp, stream, 'F', *held, piece)
-		*held, b = nil, b[end+1:]
+		*held, data = nil, data[end+1:]
 	}
 	return dst
 }
@@ -166,7 +172,8 @@ func appendLine(dst, stamp []byte, stream int, tag byte, held, piece []byte) []b
 	return append(dst, '\n')
 }
 
-// appendTime appends ns since 1970 as RFC 3339 with nine digits, 30 bytes.
+// appendTime appends a time, in nanoseconds since 1970, as RFC 3339 with nine fractional digits: 30
+// bytes.
 func appendTime(dst []byte, ns int64) []byte {
 	sec, frac := ns/1e9, ns%1e9
 	days, rest := sec/86400, sec%86400
@@ -194,11 +201,11 @@ func appendTime(dst []byte, ns int64) []byte {
 	return append(dst, 'Z')
 }
 
-func appendPadded(dst []byte, v int64, width int) []byte {
+func appendPadded(dst []byte, value int64, width int) []byte {
 	var d [20]byte
 	for i := width - 1; i >= 0; i-- {
-		d[i] = byte('0' + v%10)
-		v /= 10
+		d[i] = byte('0' + value%10)
+		value /= 10
 	}
 	return append(dst, d[:width]...)
 }

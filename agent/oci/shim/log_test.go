@@ -74,7 +74,8 @@ func FuzzLog(f *testing.F) {
 }
 
 func TestTimeIsTheLibrarys(t *testing.T) {
-	for _, s := range []string{"1970-01-01T00:00:00.000000000Z", "2000-02-29T23:59:59.999999999Z", "2024-12-31T12:00:00.000000001Z", "2100-03-01T00:00:00.5Z", "2026-11-20T13:04:05.123456789Z"} {
+	for _, s := range []string{"1970-01-01T00:00:00.000000000Z", "2000-02-29T23:59:59.999999999Z",
+		"2024-12-31T12:00:00.000000001Z", "2100-03-01T00:00:00.5Z", "2026-11-20T13:04:05.123456789Z"} {
 		at, err := time.Parse(time.RFC3339Nano, s)
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +88,8 @@ func TestTimeIsTheLibrarys(t *testing.T) {
 	// Every day of four centuries has its name.
 	for day := int64(0); day < 146097; day++ {
 		at := time.Unix(day*86400, 0).UTC()
-		if got, want := string(appendTime(nil, at.UnixNano())), at.Format("2006-01-02T15:04:05.000000000Z"); got != want && at.Year() < 2262 {
+		if got, want := string(appendTime(nil, at.UnixNano())),
+			at.Format("2006-01-02T15:04:05.000000000Z"); got != want && at.Year() < 2262 {
 			t.Fatalf("%s became %s", want, got)
 		}
 	}
@@ -96,12 +98,12 @@ func TestTimeIsTheLibrarys(t *testing.T) {
 func TestRotationKeepsTheNewest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := logFile{path: path, fd: -1, limit: 200, files: 3}
-	if err := f.reopen(); err != nil {
+	if err := f.reopenFile(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.closeFile()
 	for i := range 20 {
-		f.write(0, fmt.Appendf(nil, "line %d\n", i))
+		f.logOutput(0, fmt.Appendf(nil, "line %d\n", i))
 	}
 	files, _ := filepath.Glob(path + "*")
 	if len(files) != 3 {
@@ -125,20 +127,21 @@ func TestRotationKeepsTheNewest(t *testing.T) {
 func TestLastLineWithoutNewline(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := logFile{path: path, fd: -1}
-	if err := f.reopen(); err != nil {
+	if err := f.reopenFile(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
-	f.write(0, []byte("whole\nno newl"))
-	f.write(0, []byte("ine"))
-	f.write(1, []byte("error\n"))
-	f.flush(0)
-	f.flush(1)
+	defer f.closeFile()
+	f.logOutput(0, []byte("whole\nno newl"))
+	f.logOutput(0, []byte("ine"))
+	f.logOutput(1, []byte("error\n"))
+	f.flushPartialLine(0)
+	f.flushPartialLine(1)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, errs := parseLog(t, b); out != "whole\nno newline" || errs != "error\n" || !strings.HasSuffix(string(b), " stdout P no newline\n") {
+	if out, errs := parseLog(t, b); out != "whole\nno newline" || errs != "error\n" ||
+		!strings.HasSuffix(string(b), " stdout P no newline\n") {
 		t.Errorf("logged %q", b)
 	}
 }
@@ -157,13 +160,13 @@ func TestLogOnAFullDisk(t *testing.T) {
 	const limit, files = 12 << 10, 3
 	path := filepath.Join(dir, "log")
 	f := logFile{path: path, fd: -1, limit: limit, files: files}
-	if err := f.reopen(); err != nil {
+	if err := f.reopenFile(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.closeFile()
 	write := func(from, to int) {
 		for i := from; i < to; i++ {
-			f.write(0, fmt.Appendf(nil, "line %d %s\n", i, strings.Repeat("x", 700)))
+			f.logOutput(0, fmt.Appendf(nil, "line %d %s\n", i, strings.Repeat("x", 700)))
 		}
 	}
 	check := func() (text string) {
@@ -206,7 +209,8 @@ func TestLogOnAFullDisk(t *testing.T) {
 func TestLogIsAFileOfItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
-	for _, err := range []error{os.WriteFile(precious, []byte("kept"), 0o600), os.Symlink(precious, dir+"/link"), os.Symlink(dir+"/new", dir+"/dangling"),
+	for _, err := range []error{os.WriteFile(precious, []byte("kept"), 0o600), os.Symlink(precious, dir+"/link"),
+		os.Symlink(dir+"/new", dir+"/dangling"),
 		os.Link(precious, dir+"/second"), syscall.Mkfifo(dir+"/fifo", 0o600)} {
 		if err != nil {
 			t.Fatal(err)
@@ -214,11 +218,11 @@ func TestLogIsAFileOfItsOwn(t *testing.T) {
 	}
 	for _, name := range []string{"link", "dangling", "second", "fifo"} {
 		f := &logFile{path: filepath.Join(dir, name), fd: -1}
-		if err := f.reopen(); err == nil || !strings.Contains(err.Error(), "open log") {
+		if err := f.reopenFile(); err == nil || !strings.Contains(err.Error(), "open log") {
 			t.Errorf("%s: %v", name, err)
 		}
-		f.write(0, []byte("line\n"))
-		f.close()
+		f.logOutput(0, []byte("line\n"))
+		f.closeFile()
 	}
 	b, err := os.ReadFile(precious)
 	if err != nil || string(b) != "kept" {
@@ -229,16 +233,16 @@ func TestLogIsAFileOfItsOwn(t *testing.T) {
 	}
 	// The same for the next file of a rotation.
 	f := &logFile{path: filepath.Join(dir, "log"), fd: -1, limit: 50, files: 2}
-	if err := f.reopen(); err != nil {
+	if err := f.reopenFile(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.closeFile()
 	for _, plant := range []func(string, string) error{os.Symlink, os.Link} {
 		if err := plant(precious, dir+"/log.next"); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
-			f.write(0, []byte("a line of some length\n"))
+			f.logOutput(0, []byte("a line of some length\n"))
 		}
 	}
 	if b, err := os.ReadFile(precious); err != nil || string(b) != "kept" {
@@ -262,7 +266,8 @@ func TestAnswers(t *testing.T) {
 	if pid, text, err := parseAnswer("12\n{}"); pid != 12 || text != "{}" || err != nil {
 		t.Error(pid, text, err)
 	}
-	for in, want := range map[string]string{"": "without an answer", "0\nno such file": "no such file", "panic: oops\nmore": "panic: oops", "-4\nx": "answered"} {
+	for in, want := range map[string]string{"": "without a response", "0\nno such file": "no such file",
+		"panic: oops\nmore": "panic: oops", "-4\nx": "unexpected output"} {
 		if _, _, err := parseAnswer(in); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", in, err)
 		}

@@ -10,29 +10,30 @@ import (
 // nobody is the user ID of pause. It owns no files.
 const nobody = 65535
 
-// startPause executes the shim's own binary as a helper. The helper enters the pod's namespaces,
-// confines itself to an empty root, and executes pause.
-func (l *loop) startPause(c *conn, id uint32, m *wire.Pause) {
-	if l.pausePID != 0 {
-		c.started(id, 0, "", failure("pause has been started already"))
+// startPause starts the pod's pause process. It executes the shim's own binary as a helper, which
+// enters the pod's namespaces, confines itself to an empty root, and executes pause.
+func (l *loop) startPause(c *conn, id uint32, request *wire.Pause) {
+	if l.pause.pid != 0 {
+		c.sendStarted(id, 0, "", failure("pause is already started"))
 		return
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
-		c.started(id, 0, "", err)
+		c.sendStarted(id, 0, "", err)
 		return
 	}
 	sys := &syscall.SysProcAttr{Setsid: true}
-	if m.NewPID {
+	if request.NewPID {
 		sys.Cloneflags |= syscall.CLONE_NEWPID
 	}
-	if m.NewIPC {
+	if request.NewIPC {
 		sys.Cloneflags |= syscall.CLONE_NEWIPC
 	}
-	if m.NewUTS {
+	if request.NewUTS {
 		sys.Cloneflags |= syscall.CLONE_NEWUTS
 	}
-	args := append([]string{"keelson-shim", "pause", m.Root, m.Program, m.NetNS, m.Hostname}, m.Sysctls...)
+	args := append([]string{"keelson-shim", "pause", request.Root, request.Program, request.NetNS, request.Hostname},
+		request.Sysctls...)
 	pid, err := syscall.ForkExec(l.self, args, &syscall.ProcAttr{
 		Dir: "/", Env: []string{"GOMAXPROCS=1"},
 		Files: []uintptr{uintptr(l.devNull), uintptr(l.devNull), uintptr(l.devNull), uintptr(p[1])},
@@ -41,30 +42,30 @@ func (l *loop) startPause(c *conn, id uint32, m *wire.Pause) {
 	syscall.Close(p[1])
 	if err != nil {
 		syscall.Close(p[0])
-		c.started(id, 0, "", failure(describe("start the pause helper", err)))
+		c.sendStarted(id, 0, "", failure(describeError("start the pause helper", err)))
 		return
 	}
-	l.pausePID = pid
-	l.own(pid, func(code int, at int64) {
-		l.pauseEnded = true
-		l.announce(&wire.Exited{Code: int64(code), Time: at})
+	l.pause.pid = pid
+	l.registerChild(pid, func(code int, at int64) {
+		l.pause.ended = true
+		l.announceExit(&wire.Exited{Code: int64(code), Time: at})
 	})
-	l.expect()
+	l.expectChild()
 	// The helper writes its error to the pipe, or the pipe closes when it executes pause.
-	l.collect(p[0], func(text string) {
+	l.collectOutput(p[0], func(text string) {
 		if text != "" {
-			c.started(id, 0, "", failure("pause: "+text))
+			c.sendStarted(id, 0, "", failure("pause: "+text))
 			return
 		}
-		c.started(id, pid, "", nil)
+		c.sendStarted(id, pid, "", nil)
 	})
 }
 
-// collect reads fd to its end without blocking the loop, then calls done with the text.
-func (l *loop) collect(fd int, done func(text string)) {
+// collectOutput reads fd to its end without blocking the loop, then calls done with the text.
+func (l *loop) collectOutput(fd int, done func(text string)) {
 	var text []byte
 	_ = syscall.SetNonblock(fd, true)
-	err := l.add(fd, syscall.EPOLLIN, func(uint32) {
+	err := l.watchDescriptor(fd, syscall.EPOLLIN, func(uint32) {
 		n, err := syscall.Read(fd, l.scratch)
 		if err == syscall.EINTR || err == syscall.EAGAIN {
 			return
@@ -75,18 +76,18 @@ func (l *loop) collect(fd int, done func(text string)) {
 			}
 		}
 		closing := fd
-		l.drop(&closing)
+		l.closeDescriptor(&closing)
 		done(string(text))
 	})
 	if err != nil {
 		syscall.Close(fd)
-		done(describe("watch a pipe", err))
+		done(describeError("watch a pipe", err))
 	}
 }
 
-// BecomePause is the main function of the pause helper. args are root, program, network namespace,
-// host name and sysctls. It returns only on an error. New IPC, UTS and PID namespaces were created
-// when the helper was cloned.
+// BecomePause turns the calling helper process into the pause process. args are the root directory,
+// the program, the network namespace, the host name and the sysctls. It returns only on an error.
+// The new IPC, UTS and PID namespaces exist already, because the helper was cloned with them.
 func BecomePause(args []string) error {
 	runtime.LockOSThread() // namespaces and credentials belong to the thread; exec keeps this one
 	if len(args) < 4 {
@@ -97,15 +98,15 @@ func BecomePause(args []string) error {
 	if netns != "" {
 		fd, err := syscall.Open(netns, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 		if err != nil {
-			return failure(describe("open network namespace "+netns, err))
+			return failure(describeError("open network namespace "+netns, err))
 		}
-		if err := setns(fd, cloneNewNet); err != nil {
-			return failure(describe("enter network namespace "+netns, err))
+		if err := setNamespace(fd, cloneNewNet); err != nil {
+			return failure(describeError("enter network namespace "+netns, err))
 		}
 	}
 	if hostname != "" {
 		if err := setHostname(hostname); err != nil {
-			return failure(describe("set host name "+hostname, err))
+			return failure(describeError("set host name "+hostname, err))
 		}
 	}
 	for _, s := range sysctls {
@@ -119,16 +120,16 @@ func BecomePause(args []string) error {
 	if err := dropRights(); err != nil {
 		return err
 	}
-	return failure(describe("exec "+program, syscall.Exec(program, []string{program}, nil)))
+	return failure(describeError("exec "+program, syscall.Exec(program, []string{program}, nil)))
 }
 
 // setSysctl writes a sysctl "a.b.c=value". Names may contain slashes, as in sysctl(8).
-func setSysctl(s string) error {
-	for i := range len(s) {
-		if s[i] != '=' {
+func setSysctl(text string) error {
+	for i := range len(text) {
+		if text[i] != '=' {
 			continue
 		}
-		path := []byte("/proc/sys/" + s[:i])
+		path := []byte("/proc/sys/" + text[:i])
 		for j := len("/proc/sys/"); j < len(path); j++ {
 			switch path[j] {
 			case '.':
@@ -139,57 +140,60 @@ func setSysctl(s string) error {
 		}
 		fd, err := syscall.Open(string(path), syscall.O_WRONLY|syscall.O_CLOEXEC, 0)
 		if err == nil {
-			err = writeAll(fd, []byte(s[i+1:]))
+			err = writeAll(fd, []byte(text[i+1:]))
 			syscall.Close(fd)
 		}
 		if err != nil {
-			return failure(describe("set sysctl "+s, err))
+			return failure(describeError("set sysctl "+text, err))
 		}
 		return nil
 	}
-	return failure("sysctl without value: " + s)
+	return failure("sysctl without value: " + text)
 }
 
-// enterRoot moves the process into a mount namespace that contains only root. A container in a
-// shared PID namespace therefore cannot reach the host through /proc/1/root.
+// enterRoot moves the process into a mount namespace that contains only the directory root. A
+// container in a shared PID namespace therefore cannot access the host's files through
+// /proc/1/root.
 func enterRoot(root string) error {
 	if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
-		return failure(describe("unshare mounts", err))
+		return failure(describeError("unshare mounts", err))
 	}
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, ""); err != nil {
-		return failure(describe("detach mounts", err))
+		return failure(describeError("detach mounts", err))
 	}
 	if err := syscall.Mount(root, root, "", syscall.MS_BIND, ""); err != nil {
-		return failure(describe("bind "+root, err))
+		return failure(describeError("bind "+root, err))
 	}
-	if err := syscall.Mount("", root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV, ""); err != nil {
-		return failure(describe("remount "+root, err))
+	if err := syscall.Mount("", root, "",
+		syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV, ""); err != nil {
+		return failure(describeError("remount "+root, err))
 	}
 	if err := syscall.Chdir(root); err != nil {
-		return failure(describe("enter "+root, err))
+		return failure(describeError("enter "+root, err))
 	}
 	if err := syscall.PivotRoot(".", "."); err != nil {
-		return failure(describe("pivot to "+root, err))
+		return failure(describeError("pivot to "+root, err))
 	}
 	if err := syscall.Unmount(".", syscall.MNT_DETACH); err != nil {
-		return failure(describe("leave the old root", err))
+		return failure(describeError("unmount the old root", err))
 	}
 	return nil
 }
 
-// dropRights changes the credentials of this thread only; exec applies them to the process.
+// dropRights sets no_new_privs, and changes the user and group of this thread to nobody, without
+// supplementary groups. exec applies the thread's credentials to the process.
 func dropRights() error {
 	if err := setNoNewPrivs(); err != nil {
-		return failure(describe("no_new_privs", err))
+		return failure(describeError("no_new_privs", err))
 	}
 	if _, _, e := syscall.RawSyscall(syscall.SYS_SETGROUPS, 0, 0, 0); e != 0 {
-		return failure(describe("setgroups", e))
+		return failure(describeError("setgroups", e))
 	}
 	if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESGID, nobody, nobody, nobody); e != 0 {
-		return failure(describe("setgid", e))
+		return failure(describeError("setgid", e))
 	}
 	if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); e != 0 {
-		return failure(describe("setuid", e))
+		return failure(describeError("setuid", e))
 	}
 	return nil
 }

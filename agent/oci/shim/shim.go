@@ -17,12 +17,12 @@ import (
 // ListenFD is the descriptor of the listening socket that the agent passes to its shim.
 const ListenFD = 3
 
-// failure is an error that consists of text only.
+// failure is an error with the string as its text.
 type failure string
 
 func (f failure) Error() string { return string(f) }
 
-// handler is called when its descriptor is ready.
+// handler is called with the epoll events that have occurred on its descriptor.
 type handler func(events uint32)
 
 type loop struct {
@@ -34,28 +34,35 @@ type loop struct {
 	scratch  []byte // shared read buffer
 	program  program
 
-	pausePID   int
-	pauseEnded bool
-	containers []*container
-	children   map[int]*child
-	early      map[int]early // ended before keelson-oci had reported their PID
-	helpers    int           // running keelson-oci processes
-	reaped     chan struct{} // requests the waiting thread to wait for one child
-	waiting    bool          // the request was sent
-	quit       bool
+	pause         pause
+	containers    []*container
+	children      map[int]*child
+	earlyExits    map[int]earlyExit // exits of processes with a PID not yet reported by keelson-oci
+	helpers       int               // running keelson-oci processes
+	waitRequests  chan struct{}     // requests the waiting thread to wait for one child
+	waitRequested bool              // the request was sent
+	quit          bool
 }
 
-// child is a process; the shim calls ended at its end.
+// pause is the pod's pause process; pid is 0 if it was never started.
+type pause struct {
+	pid   int
+	ended bool
+}
+
+// child is a child process of the shim. The loop calls onExit with its exit code and the time when
+// it has reaped the process.
 type child struct {
-	ended func(code int, now int64)
+	onExit func(code int, now int64)
 }
 
-type early struct {
+type earlyExit struct {
 	code int
 	time int64
 }
 
-// Run serves on listenFD until a shutdown request. self is the path of the running binary.
+// Run serves connections on listenFD until an agent requests the shutdown. self is the path of the
+// running binary.
 func Run(listenFD int, self string) error {
 	if err := setSubreaper(); err != nil {
 		return err
@@ -70,24 +77,24 @@ func Run(listenFD int, self string) error {
 	}
 	l := &loop{self: self, epoll: ep, devNull: null, handlers: map[int]handler{}, scratch: make([]byte, 32<<10),
 		program:  ownProgram(),
-		children: map[int]*child{}, early: map[int]early{}, reaped: make(chan struct{})}
+		children: map[int]*child{}, earlyExits: map[int]earlyExit{}, waitRequests: make(chan struct{})}
 	syscall.CloseOnExec(listenFD)
 	if err := syscall.SetNonblock(listenFD, true); err != nil {
 		return err
 	}
-	if err := l.add(listenFD, syscall.EPOLLIN, func(uint32) { l.accept(listenFD) }); err != nil {
+	if err := l.watchDescriptor(listenFD, syscall.EPOLLIN, func(uint32) { l.acceptConnections(listenFD) }); err != nil {
 		return err
 	}
 	if err := l.watchChildren(); err != nil {
 		return err
 	}
-	return l.serve()
+	return l.runLoop()
 }
 
-func (l *loop) serve() error {
+func (l *loop) runLoop() error {
 	events := make([]syscall.EpollEvent, 16)
 	for !l.quit {
-		n, err := l.wait(events)
+		n, err := l.waitEvents(events)
 		if err == syscall.EINTR {
 			continue
 		}
@@ -104,59 +111,63 @@ func (l *loop) serve() error {
 	return nil
 }
 
-func (l *loop) add(fd int, events uint32, h handler) error {
-	if err := syscall.EpollCtl(l.epoll, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+func (l *loop) watchDescriptor(fd int, events uint32, handle handler) error {
+	if err := syscall.EpollCtl(l.epoll, syscall.EPOLL_CTL_ADD,
+		fd, &syscall.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
 		return err
 	}
-	l.handlers[fd] = h
+	l.handlers[fd] = handle
 	return nil
 }
 
-// mod changes the events for which fd is watched; 0 leaves only hang-ups.
-func (l *loop) mod(fd int, events uint32) {
+// changeEvents changes the epoll events for which fd is watched; with 0, only hang-ups and errors
+// are reported.
+func (l *loop) changeEvents(fd int, events uint32) {
 	_ = syscall.EpollCtl(l.epoll, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: events, Fd: int32(fd)})
 }
 
-// forget stops watching fd without closing it.
-func (l *loop) forget(fd int) {
+// unwatchDescriptor stops watching fd without closing it.
+func (l *loop) unwatchDescriptor(fd int) {
 	if l.handlers[fd] != nil {
 		delete(l.handlers, fd)
 		_ = syscall.EpollCtl(l.epoll, syscall.EPOLL_CTL_DEL, fd, nil)
 	}
 }
 
-// drop stops watching *fd, closes it and sets it to -1.
-func (l *loop) drop(fd *int) {
+// closeDescriptor stops watching *fd, closes it and sets it to -1.
+func (l *loop) closeDescriptor(fd *int) {
 	if *fd < 0 {
 		return
 	}
-	l.forget(*fd)
+	l.unwatchDescriptor(*fd)
 	syscall.Close(*fd)
 	*fd = -1
 }
 
-func (l *loop) find(id string) *container {
+func (l *loop) findContainer(id string) *container {
 	for _, c := range l.containers {
-		if c.req.Container == id {
+		if c.request.Container == id {
 			return c
 		}
 	}
 	return nil
 }
 
-// snapshot returns the state of pause and all containers, for an agent that has just connected.
-func (l *loop) snapshot() *wire.Snapshot {
-	s := &wire.Snapshot{PausePID: int64(l.pausePID), PauseEnded: l.pauseEnded}
+// buildSnapshot returns the state of pause and all containers, for an agent that has just
+// connected.
+func (l *loop) buildSnapshot() *wire.Snapshot {
+	s := &wire.Snapshot{PausePID: int64(l.pause.pid), PauseEnded: l.pause.ended}
 	for _, c := range l.containers {
 		if c.state != 0 {
-			s.Containers = append(s.Containers, wire.Status{Container: c.req.Container, State: c.state, PID: int64(c.pid), Started: c.started, Exit: c.exit})
+			s.Containers = append(s.Containers, wire.Status{Container: c.request.Container, State: c.state,
+				PID: int64(c.pid), Started: c.started, Exit: c.exit})
 		}
 	}
 	return s
 }
 
-// watchChildren starts the thread that waits for children. It uses WNOWAIT, and only the loop
-// reaps. So a signal that the loop sends never reaches a reused PID.
+// watchChildren starts the thread that waits for children. The thread waits with WNOWAIT, and only
+// the loop reaps. A signal that the loop sends therefore never reaches a reused PID.
 func (l *loop) watchChildren() error {
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
@@ -164,7 +175,7 @@ func (l *loop) watchChildren() error {
 	}
 	go func() {
 		one := []byte{1}
-		for range l.reaped {
+		for range l.waitRequests {
 			for waitAny() == syscall.EINTR {
 			}
 			if _, err := syscall.Write(p[1], one); err != nil {
@@ -172,22 +183,23 @@ func (l *loop) watchChildren() error {
 			}
 		}
 	}()
-	return l.add(p[0], syscall.EPOLLIN, func(uint32) {
+	return l.watchDescriptor(p[0], syscall.EPOLLIN, func(uint32) {
 		_, _ = syscall.Read(p[0], l.scratch[:16])
-		l.waiting = false
-		l.reap()
+		l.waitRequested = false
+		l.reapChildren()
 	})
 }
 
-// expect makes the second thread wait for the next child, unless it already waits.
-func (l *loop) expect() {
-	if !l.waiting {
-		l.waiting = true
-		l.reaped <- struct{}{}
+// expectChild makes the waiting thread wait for the exit of the next child, unless it already
+// waits.
+func (l *loop) expectChild() {
+	if !l.waitRequested {
+		l.waitRequested = true
+		l.waitRequests <- struct{}{}
 	}
 }
 
-func (l *loop) reap() {
+func (l *loop) reapChildren() {
 	for {
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
@@ -198,7 +210,7 @@ func (l *loop) reap() {
 			return // no children: the next spawn waits again
 		}
 		if err != nil || pid <= 0 {
-			l.expect()
+			l.expectChild()
 			return
 		}
 		code := ws.ExitStatus()
@@ -207,32 +219,34 @@ func (l *loop) reap() {
 		}
 		if c := l.children[pid]; c != nil {
 			delete(l.children, pid)
-			c.ended(code, now())
+			c.onExit(code, unixNano())
 		} else if l.helpers > 0 {
-			l.early[pid] = early{code, now()}
+			l.earlyExits[pid] = earlyExit{code, unixNano()}
 		}
 	}
 }
 
-// own registers the handler of a process that keelson-oci has left as the shim's child. If the
-// process has already ended, the handler is called at once.
-func (l *loop) own(pid int, ended func(code int, now int64)) {
+// registerChild registers ended as the handler of the exit of a child process. If the process has
+// already exited, it calls ended immediately.
+func (l *loop) registerChild(pid int, ended func(code int, now int64)) {
 	l.children[pid] = &child{ended}
-	if e, ok := l.early[pid]; ok {
-		delete(l.early, pid)
+	if e, ok := l.earlyExits[pid]; ok {
+		delete(l.earlyExits, pid)
 		delete(l.children, pid)
 		ended(e.code, e.time)
 	}
 }
 
-// helperDone is called when a keelson-oci process has ended.
-func (l *loop) helperDone() {
+// finishHelper handles the end of a keelson-oci process (a helper), after its response was handled.
+// When no other helper runs, it forgets the exits of unknown processes. It makes the waiting thread
+// wait for the container process that the helper may have left as a child of the shim.
+func (l *loop) finishHelper() {
 	if l.helpers--; l.helpers == 0 {
-		clear(l.early)
+		clear(l.earlyExits)
 	}
-	l.expect() // keelson-oci has left a child, perhaps the first one
+	l.expectChild() // keelson-oci has left a child, perhaps the first one
 }
 
-func describe(what string, err error) string { return what + ": " + err.Error() }
+func describeError(prefix string, err error) string { return prefix + ": " + err.Error() }
 
-func itoa(n int) string { return strconv.Itoa(n) }
+func formatInt(count int) string { return strconv.Itoa(count) }

@@ -29,20 +29,22 @@ func setNoNewPrivs() error {
 	return nil
 }
 
-// waitAny blocks until a child has ended, without reaping it.
+// waitAny blocks until a child process has exited, without reaping it.
 func waitAny() error {
 	var info [128]byte
-	_, _, e := syscall.Syscall6(syscall.SYS_WAITID, pAll, 0, uintptr(unsafe.Pointer(&info[0])), syscall.WEXITED|wNoWait, 0, 0)
+	_, _, e := syscall.Syscall6(syscall.SYS_WAITID, pAll, 0, uintptr(unsafe.Pointer(&info[0])),
+		syscall.WEXITED|wNoWait, 0, 0)
 	if e != 0 {
 		return e
 	}
 	return nil
 }
 
-// now returns the time in ns since 1970.
-func now() int64 {
+// unixNano returns the current time in nanoseconds since 1970.
+func unixNano() int64 {
 	var ts syscall.Timespec
-	if _, _, e := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&ts)), 0); e != 0 {
+	if _, _, e := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&ts)),
+		0); e != 0 {
 		return 0
 	}
 	return ts.Nano()
@@ -52,13 +54,14 @@ type winsize struct{ rows, cols, x, y uint16 }
 
 func setSize(fd int, w, h int64) error {
 	s := winsize{rows: uint16(h), cols: uint16(w)}
-	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCSWINSZ, uintptr(unsafe.Pointer(&s))); e != 0 {
+	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCSWINSZ,
+		uintptr(unsafe.Pointer(&s))); e != 0 {
 		return e
 	}
 	return nil
 }
 
-func setns(fd int, kind uintptr) error {
+func setNamespace(fd int, kind uintptr) error {
 	if _, _, e := syscall.RawSyscall(sysSetns, uintptr(fd), kind, 0); e != 0 {
 		return e
 	}
@@ -88,21 +91,23 @@ func readFile(path string) ([]byte, error) {
 	}
 }
 
-func writeAll(fd int, b []byte) error {
-	for len(b) > 0 {
-		n, err := syscall.Write(fd, b)
+func writeAll(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := syscall.Write(fd, data)
 		if err == syscall.EINTR {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		b = b[n:]
+		data = data[n:]
 	}
 	return nil
 }
 
-// replaceFile replaces a file atomically. With sync, the new content also survives a power failure.
+// replaceFile replaces a file atomically. If sync is true, the new content also survives a power
+// failure. replaceFile does not use internal/durable: the shim does not link package os, to save
+// memory.
 func replaceFile(path, content string, sync bool) error {
 	tmp := path + ".new"
 	fd, err := syscall.Open(tmp, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_CLOEXEC, 0o600)
@@ -123,11 +128,11 @@ func replaceFile(path, content string, sync bool) error {
 	if err := syscall.Rename(tmp, path); err != nil || !sync {
 		return err
 	}
-	return syncFolder(path)
+	return syncDirectory(path)
 }
 
-// syncFolder syncs the directory of path.
-func syncFolder(path string) error {
+// syncDirectory syncs the directory that contains path.
+func syncDirectory(path string) error {
 	i := len(path) - 1
 	for i > 0 && path[i] != '/' {
 		i--

@@ -1,26 +1,26 @@
 // Package wire is the protocol between the agent and a pod's shim. It consists of frames with a
-// length, a kind and a request ID, and of messages in a flat binary form.
+// length, a kind and a request ID, and of messages in a compact binary encoding.
 //
 // The shim must stay small, so this package imports only errors (encoding/binary alone would need
 // reflection). Files are sent with a frame as SCM_RIGHTS; the message determines their number.
 //
-// A shim lives as long as its pod, so an agent meets shims of earlier releases. Each connection
-// starts with Hello and Welcome, which determine the version. Version 0 (before versions existed)
-// writes fields one after the other. Version 1 writes each field with its number, as protocol
-// buffers do. So either side may add fields and skips unknown ones. A request of an unknown kind
-// gets an error as response; a response of an unknown kind is ignored. testdata has the bytes of
-// every released version.
+// A shim runs as long as its pod, so an agent connects to shims of earlier releases. Each
+// connection starts with Hello and Welcome, which determine the version. Version 0 (before versions
+// existed) writes fields one after the other. Version 1 writes each field with its number, as
+// protocol buffers do. Therefore either side may add fields, and skips unknown fields. A request of
+// an unknown kind gets an error as response; a response of an unknown kind is ignored. testdata has
+// the bytes of every released version.
 package wire
 
 import "errors"
 
-// Version is the highest protocol version of this release. It supports all lower versions too.
+// Version is the highest protocol version of this release, which supports all lower versions too.
 const Version int64 = 1
 
-// Features beyond the version, as bits. Unknown bits are ignored.
+// Features that a side may announce in addition to the version, as bits. Unknown bits are ignored.
 const (
-	// FeatureKeepsEnds: the shim writes how a container ended to Create.EndFile, followed by
-	// Create.EndNote. The file survives a power failure.
+	// FeatureKeepsEnds is the feature that the shim writes how a container exited to
+	// Create.EndFile, followed by Create.EndNote. The file survives a power failure.
 	FeatureKeepsEnds uint64 = 1 << iota
 )
 
@@ -42,16 +42,16 @@ const (
 	KindAttach                   // Attach with files → Done
 	KindResize                   // Resize → Done
 	KindReopen                   // Target → Done: close and reopen the log
-	KindForget                   // Target → Done: the container was removed
+	KindForget                   // Target → Done: the container was removed, so forget it
 	KindShutdown                 // → Done, and the shim exits
 	KindDone                     // response: Done
 	KindStarted                  // response: Started
 	KindSnapshot                 // response of version 0: Snapshot
-	KindExited                   // response to Exec, or (ID 0) a message that a container or pause ended
+	KindExited                   // response to Exec, or with ID 0 the message that a container or pause exited
 	KindWelcome                  // response: Welcome
 )
 
-// MaxFrame bounds a frame, header included.
+// MaxFrame is the maximum size of a frame with its header, in bytes.
 const MaxFrame = 1 << 20
 
 const headerLen = 9
@@ -62,28 +62,28 @@ var ErrMalformed = errors.New("shim protocol: malformed frame")
 // ErrTooLong is returned for a frame with a length field above MaxFrame.
 var ErrTooLong = errors.New("shim protocol: frame too long")
 
-// Frame is one unit of the protocol on the socket.
+// Frame is one message on the socket, with its kind and request ID.
 type Frame struct {
 	Kind Kind
 	ID   uint32
 	Body []byte
 }
 
-// AppendFrame appends the encoded frame f to dst.
-func AppendFrame(dst []byte, f Frame) []byte {
-	dst = appendU32(dst, uint32(headerLen+len(f.Body)))
-	dst = append(dst, byte(f.Kind))
-	dst = appendU32(dst, f.ID)
-	return append(dst, f.Body...)
+// AppendFrame appends the encoded frame to dst and returns the extended slice.
+func AppendFrame(dst []byte, frame Frame) []byte {
+	dst = appendUint32(dst, uint32(headerLen+len(frame.Body)))
+	dst = append(dst, byte(frame.Kind))
+	dst = appendUint32(dst, frame.ID)
+	return append(dst, frame.Body...)
 }
 
-// NextFrame decodes the first frame in buf. n is the number of its bytes, or 0 if buf contains only
-// a part of it. The frame's Body is a slice of buf.
-func NextFrame(buf []byte) (f Frame, n int, err error) {
+// NextFrame decodes the first frame in buf. count is the frame's length in bytes, or 0 if buf
+// contains only a part of the frame. The frame's Body is a slice of buf.
+func NextFrame(buf []byte) (frame Frame, count int, err error) {
 	if len(buf) < 4 {
 		return Frame{}, 0, nil
 	}
-	size := u32(buf)
+	size := decodeUint32(buf)
 	if size > MaxFrame {
 		return Frame{}, 0, ErrTooLong
 	}
@@ -93,11 +93,11 @@ func NextFrame(buf []byte) (f Frame, n int, err error) {
 	if uint32(len(buf)) < size {
 		return Frame{}, 0, nil
 	}
-	f.Kind = Kind(buf[4])
-	if f.Kind == 0 {
+	frame.Kind = Kind(buf[4])
+	if frame.Kind == 0 {
 		return Frame{}, 0, ErrMalformed
 	}
-	f.ID = u32(buf[5:])
-	f.Body = buf[headerLen:size]
-	return f, int(size), nil
+	frame.ID = decodeUint32(buf[5:])
+	frame.Body = buf[headerLen:size]
+	return frame, int(size), nil
 }

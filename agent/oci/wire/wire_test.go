@@ -11,14 +11,16 @@ import (
 	"testing"
 )
 
-// samples are a message of each kind; those of version 0 have no field that came later.
-func samples(version int64) []Message {
-	create := &Create{Container: "c", OCI: "o", Bundle: "b", Log: "l", LogSize: 1 << 40, LogFiles: 5, ExitFile: "e", OOMFile: "m",
+// sampleMessages are a message of each kind; those of version 0 have no field that came later.
+func sampleMessages(version int64) []Message {
+	create := &Create{Container: "c", OCI: "o", Bundle: "b", Log: "l", LogSize: 1 << 40, LogFiles: 5,
+		ExitFile: "e", OOMFile: "m",
 		TTY: true, Stdin: true, StdinOnce: true}
 	snap := &Snapshot{PausePID: 3, PauseEnded: true, Containers: []Status{
 		{Container: "c", State: StateExited, PID: 9, Started: 5, Exit: Exited{Code: 1}}, {Container: "d"}}}
 	all := []Message{
-		&Pause{Root: "/r", Program: "/p", NetNS: "/n", NewIPC: true, NewPID: true, Hostname: "h", Sysctls: []string{"a=1", ""}},
+		&Pause{Root: "/r", Program: "/p", NetNS: "/n", NewIPC: true, NewPID: true, Hostname: "h",
+			Sysctls: []string{"a=1", ""}},
 		create,
 		&Start{Container: "c", Fifo: "f"},
 		&Signal{Container: "c", Exec: 1<<32 - 1, Signal: 15},
@@ -33,12 +35,13 @@ func samples(version int64) []Message {
 	}
 	if version > 0 {
 		create.EndFile, create.EndNote = "/end", "note"
-		all = append(all, &Hello{Version: version, Features: 5}, &Welcome{Version: version, Features: 1<<63 | 1, Snapshot: *snap})
+		all = append(all, &Hello{Version: version, Features: 5},
+			&Welcome{Version: version, Features: 1<<63 | 1, Snapshot: *snap})
 	}
 	return all
 }
 
-func blank(m Message) Message { return reflect.New(reflect.TypeOf(m).Elem()).Interface().(Message) }
+func newBlank(m Message) Message { return reflect.New(reflect.TypeOf(m).Elem()).Interface().(Message) }
 
 // A shim lives as long as its pod: what a released version has written must be read for ever.
 func TestBytesOfReleasedVersions(t *testing.T) {
@@ -48,7 +51,7 @@ func TestBytesOfReleasedVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		var now strings.Builder
-		for _, m := range samples(version) {
+		for _, m := range sampleMessages(version) {
 			fmt.Fprintf(&now, "%s %x\n", strings.TrimPrefix(fmt.Sprintf("%T", m), "*wire."), Marshal(version, m))
 		}
 		if now.String() != string(golden) {
@@ -60,8 +63,8 @@ func TestBytesOfReleasedVersions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := samples(version)[i]
-			got := blank(want)
+			want := sampleMessages(version)[i]
+			got := newBlank(want)
 			if err := Unmarshal(version, b, got); err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("version %d: %s reads as %+v: %v", version, line, got, err)
 			}
@@ -70,14 +73,14 @@ func TestBytesOfReleasedVersions(t *testing.T) {
 }
 
 func TestVersionZeroIsExact(t *testing.T) {
-	for _, m := range samples(0) {
+	for _, m := range sampleMessages(0) {
 		b := Marshal(0, m)
 		for i := range b {
-			if err := Unmarshal(0, b[:i], blank(m)); !errors.Is(err, ErrMalformed) {
+			if err := Unmarshal(0, b[:i], newBlank(m)); !errors.Is(err, ErrMalformed) {
 				t.Errorf("%T cut to %d of %d bytes: %v", m, i, len(b), err)
 			}
 		}
-		if err := Unmarshal(0, append(bytes.Clone(b), 0), blank(m)); !errors.Is(err, ErrMalformed) {
+		if err := Unmarshal(0, append(bytes.Clone(b), 0), newBlank(m)); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%T with a byte too many: %v", m, err)
 		}
 	}
@@ -91,22 +94,23 @@ func TestUnknownFieldsAreSkipped(t *testing.T) {
 		{0xf9, 0x07, 1, 2, 3, 4, 5, 6, 7, 8}, // 127: eight bytes
 		{0xfd, 0x07, 1, 2, 3, 4},             // 127: four bytes
 	}
-	for _, m := range samples(1) {
+	for _, m := range sampleMessages(1) {
 		b := Marshal(1, m)
 		for _, u := range unknown {
 			for _, in := range [][]byte{append(bytes.Clone(u), b...), append(bytes.Clone(b), u...)} {
-				got := blank(m)
+				got := newBlank(m)
 				if err := Unmarshal(1, in, got); err != nil || !reflect.DeepEqual(m, got) {
 					t.Errorf("%T with an unknown field %x: %+v, %v", m, u, got, err)
 				}
 			}
 		}
-		if got := blank(m); Unmarshal(1, nil, got) != nil || !reflect.DeepEqual(got, blank(m)) {
+		if got := newBlank(m); Unmarshal(1, nil, got) != nil || !reflect.DeepEqual(got, newBlank(m)) {
 			t.Errorf("%T without any field is not its zero: %+v", m, got)
 		}
 	}
-	for name, in := range map[string][]byte{"a string where a number is due": {0x12, 1, 'x'}, "a length beyond the end": {0x0a, 9, 'x'},
-		"field zero": {0x02, 0}, "a group": {0x0b}, "half a number": {0x10, 0x80}} {
+	for name, in := range map[string][]byte{"a string where a number is due": {0x12, 1, 'x'},
+		"a length beyond the end": {0x0a, 9, 'x'},
+		"field zero":              {0x02, 0}, "a group": {0x0b}, "half a number": {0x10, 0x80}} {
 		if err := Unmarshal(1, in, &Done{}); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -115,7 +119,8 @@ func TestUnknownFieldsAreSkipped(t *testing.T) {
 
 func TestFramesSplitAtAnyByte(t *testing.T) {
 	var stream []byte
-	want := []Frame{{KindHello, 1, nil}, {KindDone, 1 << 31, []byte("abc")}, {KindExited, 0, bytes.Repeat([]byte{7}, 70000)}}
+	want := []Frame{{KindHello, 1, nil}, {KindDone, 1 << 31, []byte("abc")},
+		{KindExited, 0, bytes.Repeat([]byte{7}, 70000)}}
 	for _, f := range want {
 		stream = AppendFrame(stream, f)
 	}
@@ -166,7 +171,7 @@ func TestBadFramesAreRefused(t *testing.T) {
 
 func FuzzFrames(f *testing.F) {
 	for version := range Version + 1 {
-		for i, m := range samples(version) {
+		for i, m := range sampleMessages(version) {
 			f.Add(AppendFrame(nil, Frame{Kind: KindPause, ID: uint32(i), Body: Marshal(version, m)}))
 		}
 	}
@@ -179,13 +184,13 @@ func FuzzFrames(f *testing.F) {
 			t.Fatalf("frame %x came back as %x", in[:n], again)
 		}
 		for version := range Version + 1 {
-			for _, m := range samples(version) {
-				m = blank(m)
+			for _, m := range sampleMessages(version) {
+				m = newBlank(m)
 				if Unmarshal(version, fr.Body, m) != nil {
 					continue
 				}
 				// What was understood must mean the same after another trip.
-				again := blank(m)
+				again := newBlank(m)
 				if err := Unmarshal(version, Marshal(version, m), again); err != nil || !reflect.DeepEqual(m, again) {
 					t.Fatalf("%T: %v: %+v became %+v", m, err, m, again)
 				}

@@ -79,7 +79,8 @@ func (m Mount) Do(ctx context.Context) error {
 	case has == Content{} && !free:
 		return fmt.Errorf("block device %s is in use by another program and has no file system", m.Device)
 	case has == Content{} && readOnly:
-		return fmt.Errorf("block device %s is blank and cannot be mounted read-only: create its file system first, or mount it once with write access", m.Device)
+		return fmt.Errorf("block device %s is blank and cannot be mounted read-only: create its file system first, or "+
+			"mount it once with write access", m.Device)
 	case has == Content{}:
 		err = makeFileSystem(ctx, m.Device, kind)
 	case free && !readOnly:
@@ -100,10 +101,14 @@ func (m Mount) fileSystemType(has Content) (string, error) {
 	case has == Content{}:
 		return m.Type, nil
 	case has.Table != "" && has.Type == "":
-		return "", fmt.Errorf("block device %s has a partition table (%s) and is not changed: use one of its partitions", m.Device, has.Table)
+		return "",
+			fmt.Errorf("block device %s has a partition table (%s) and is not changed: use one of its partitions",
+				m.Device, has.Table)
 	case m.Type != "" && !isSameDriver(m.Type, has.Type):
-		return "", fmt.Errorf("block device %s contains %s and is not changed, but fsType is %s: use %s to keep that file system, "+
-			"or empty the device with 'wipefs -a %s'", m.Device, has.Type, m.Type, has.Type, m.Device)
+		return "",
+			fmt.Errorf("block device %s contains %s and is not changed, but fsType is %s: use %s to keep "+
+				"that file system, "+
+				"or empty the device with 'wipefs -a %s'", m.Device, has.Type, m.Type, has.Type, m.Device)
 	case m.Type != "":
 		return m.Type, nil
 	}
@@ -127,7 +132,8 @@ func explainMountError(err error, m Mount, kind string) error {
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
 		err = fmt.Errorf("%w: %w", needsRepair(m.Device, kind), err)
 	case errors.Is(err, unix.EINVAL):
-		err = fmt.Errorf("file system %[2]s does not support one of the options %[1]q, or it is damaged (see the node's kernel log): %[3]w", m.Flags, kind, err)
+		err = fmt.Errorf("file system %[2]s does not support one of the options %[1]q, or it is damaged (see the "+
+			"node's kernel log): %[3]w", m.Flags, kind, err)
 	}
 	return fmt.Errorf("mounting %s at %s as %s: %w", m.Device, m.Dir, kind, err)
 }
@@ -178,7 +184,9 @@ func Probe(ctx context.Context, device string) (Content, error) {
 	case code == 2: // blkid found nothing, or nothing of these kinds
 		return Content{}, nil
 	case code == 8:
-		return Content{}, fmt.Errorf("block device %s has signatures of several file systems and is not changed: see 'wipefs %s'", device, device)
+		return Content{},
+			fmt.Errorf("block device %s has signatures of several file systems and is not changed: see 'wipefs %s'",
+				device, device)
 	default:
 		return Content{}, err
 	}

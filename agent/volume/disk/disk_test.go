@@ -56,7 +56,8 @@ func (d *device) attachLoop(flags uint32) {
 		requireNoError(d.t, err)
 		l, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
 		requireNoError(d.t, err)
-		err = unix.IoctlLoopConfigure(int(l.Fd()), &unix.LoopConfig{Fd: uint32(f.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | flags}})
+		err = unix.IoctlLoopConfigure(int(l.Fd()),
+			&unix.LoopConfig{Fd: uint32(f.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | flags}})
 		if errors.Is(err, unix.EBUSY) {
 			l.Close()
 			continue
@@ -153,30 +154,44 @@ func (d *device) makeExt4(args ...string) {
 
 // A device with content is never formatted, whatever is requested: no byte changes. F110
 func TestWhatIsOnDevicesStays(t *testing.T) {
-	partitions := strings.Repeat("\x00", 446) + "\x00\x00\x02\x00\x83\x00\x00\x00\x01\x00\x00\x00\xff\x00\x00\x00" + strings.Repeat("\x00", 48) + "\x55\xaa"
+	partitions := strings.Repeat("\x00", 446) + "\x00\x00\x02\x00\x83\x00\x00\x00\x01\x00\x00\x00\xff\x00\x00\x00" +
+		strings.Repeat("\x00", 48) + "\x55\xaa"
 	for _, c := range []struct {
 		about string
 		put   func(*device)
 		Mount
 		want string
 	}{
-		{"a partition table", writeAt(0, partitions), Mount{}, "has a partition table (dos) and is not changed: use one of its partitions"},
+		{"a partition table", writeAt(0, partitions), Mount{},
+			"has a partition table (dos) and is not changed: use one of its partitions"},
 		{"a partition table, with a type", writeAt(0, partitions), Mount{Type: "ext4"}, "has a partition table (dos)"},
-		{"an encrypted volume", writeAt(0, "LUKS\xba\xbe\x00\x01"), Mount{Type: "ext4"}, "contains crypto_LUKS and is not changed, but fsType is ext4"},
-		{"an encrypted volume, without a type", writeAt(0, "LUKS\xba\xbe\x00\x01"), Mount{}, "does not support file system crypto_LUKS"},
+		{"an encrypted volume", writeAt(0, "LUKS\xba\xbe\x00\x01"), Mount{Type: "ext4"},
+			"contains crypto_LUKS and is not changed, but fsType is ext4"},
+		{"an encrypted volume, without a type", writeAt(0, "LUKS\xba\xbe\x00\x01"), Mount{},
+			"does not support file system crypto_LUKS"},
 		{"swap", func(d *device) { d.mustRun("mkswap", d.path) }, Mount{Type: "ext4"}, "contains swap"},
-		{"another file system", func(d *device) { d.makeExt4() }, Mount{Type: "xfs"}, "contains ext4 and is not changed, but fsType is xfs: use ext4"},
+		{"another file system", func(d *device) {
+			d.makeExt4()
+		}, Mount{Type: "xfs"}, "contains ext4 and is not changed, but fsType is xfs: use ext4"},
 		{"two at once", func(d *device) {
 			d.makeExt4()
 			writeAt(0, "XFSB\x00\x00\x10\x00")(d)
 			writeAt(65600, "_BHRfS_M")(d)
 			writeAt(4086, "SWAPSPACE2")(d)
 		}, Mount{}, "is not changed"},
-		{"blank, and read-only", func(*device) {}, Mount{Flags: []string{"ro"}}, "is blank and cannot be mounted read-only"},
+		{"blank, and read-only", func(*device) {}, Mount{Flags: []string{"ro"}},
+			"is blank and cannot be mounted read-only"},
 		{"no name of a type", func(*device) {}, Mount{Type: "../sh"}, `fsType "../sh" is not a valid file system type`},
-		{"a type without programs", func(*device) {}, Mount{Type: "nofs"}, "mkfs.nofs is not installed on the node: install nofsprogs"},
-		{"options that it has not", func(d *device) { d.makeExt4() }, Mount{Flags: []string{"noatime,nosuchoption"}}, `file system ext4 does not support one of the options ["noatime,nosuchoption"]`},
-		{"in need of a repair", func(d *device) { d.makeExt4(); d.mustRun("debugfs", "-w", "-R", "clri <2>", d.path) }, Mount{}, "needs a repair that may lose data and must be run manually: e2fsck -f "},
+		{"a type without programs", func(*device) {}, Mount{Type: "nofs"},
+			"mkfs.nofs is not installed on the node: install nofsprogs"},
+		{"options that it has not", func(d *device) {
+			d.makeExt4()
+		}, Mount{Flags: []string{"noatime,nosuchoption"}},
+			`file system ext4 does not support one of the options ["noatime,nosuchoption"]`},
+		{"in need of a repair", func(d *device) {
+			d.makeExt4()
+			d.mustRun("debugfs", "-w", "-R", "clri <2>", d.path)
+		}, Mount{}, "needs a repair that may lose data and must be run manually: e2fsck -f "},
 	} {
 		t.Run(c.about, func(t *testing.T) {
 			d := newDevice(t, 32<<20, 0)
@@ -186,7 +201,9 @@ func TestWhatIsOnDevicesStays(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			if after := d.readContent(); !bytes.Equal(before, after) && !errors.Is(err, ErrNeedsRepair) && c.Flags == nil { // except by the check of its own file system
+			if after := d.readContent(); !bytes.Equal(before, after) && !errors.Is(err, ErrNeedsRepair) &&
+				c.Flags == nil {
+				// except by the check of its own file system
 				t.Error("the device was written to")
 			}
 		})
@@ -213,7 +230,8 @@ func TestWriteProtectedDevices(t *testing.T) {
 	d := newDevice(t, 32<<20, 0)
 	d.makeExt4()
 	d.attachLoop(unix.LO_FLAGS_READ_ONLY)
-	if err := d.withMount(Mount{}, func(string) {}); err == nil || !strings.Contains(err.Error(), "write-protected: mount it with the option ro") {
+	if err := d.withMount(Mount{}, func(string) {}); err == nil ||
+		!strings.Contains(err.Error(), "write-protected: mount it with the option ro") {
 		t.Errorf("%v", err)
 	}
 	requireNoError(t, d.withMount(Mount{Flags: []string{"ro"}}, func(dir string) {
@@ -225,7 +243,8 @@ func TestWriteProtectedDevices(t *testing.T) {
 
 // An unreadable device is not treated as blank. F110
 func TestUnreadableDevicesAreNotBlank(t *testing.T) {
-	if _, err := Probe(t.Context(), filepath.Join(t.TempDir(), "absent")); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if _, err := Probe(t.Context(), filepath.Join(t.TempDir(), "absent")); err == nil ||
+		!strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("%v", err)
 	}
 	empty := filepath.Join(t.TempDir(), "empty")

@@ -156,7 +156,8 @@ func (n Node) removeUnit(ctx context.Context, u Unit) error {
 	defer cancel()
 	if m := n.Kernel.multipathDevice(u); m != "" {
 		if path, err := exec.LookPath("multipath"); err == nil {
-			if _, err := remote.Run(ctx, exec.Command(path, "-f", filepath.Join(n.Kernel.Dev, m)), "multipath "+m); err != nil {
+			if _, err := remote.Run(ctx, exec.Command(path, "-f", filepath.Join(n.Kernel.Dev, m)),
+				"multipath "+m); err != nil {
 				return fmt.Errorf("removing the multipath device %s: %w", m, err)
 			}
 		}
@@ -175,11 +176,14 @@ func (n Node) logoutAll(ctx context.Context, dir string, state *State, ours []Se
 		at := append(recordArgs(cmp.Or(was.Name, state.Target), state.Interface, p, was.Group), "--logout")
 		is := func(s Session) bool { return s.Portal == p }
 		switch there := slices.ContainsFunc(ours, is); {
-		case !there && was.Asked != nil && time.Since(*was.Asked) < loginPending && time.Since(*was.Asked) > -loginPending:
-			errs = append(errs, fmt.Errorf("%w at portal %s: it gives up %s after the request", errLoginPending, p, loginPending))
+		case !there && was.Asked != nil && time.Since(*was.Asked) < loginPending &&
+			time.Since(*was.Asked) > -loginPending:
+			errs = append(errs, fmt.Errorf("%w at portal %s: it gives up %s after the request", errLoginPending,
+				p, loginPending))
 			continue
 		case there:
-			if _, err := n.runIscsiadm(ctx, at...); err != nil && exitStatus(err) != codeNothingFound && exitStatus(err) != codeNoSession {
+			if _, err := n.runIscsiadm(ctx, at...); err != nil && exitStatus(err) != codeNothingFound &&
+				exitStatus(err) != codeNoSession {
 				errs = append(errs, explainError(err, "logging out at portal "+p.String(), p, n.Patience))
 				continue
 			}

@@ -57,7 +57,8 @@ type Credentials struct {
 type Login struct{ Discovery, Session Credentials }
 
 var (
-	targetPattern    = regexp.MustCompile(`^(iqn\.[0-9]{4}-[0-9]{2}\.[[:alnum:].-]+(:[^,;*&$|/\s]+)?|eui\.[[:xdigit:]]{16}|naa\.([[:xdigit:]]{16}|[[:xdigit:]]{32}))$`)
+	targetPattern = regexp.MustCompile(`^(iqn\.[0-9]{4}-[0-9]{2}\.[[:alnum:].-]+(:[^,` +
+		`;*&$|/\s]+)?|eui\.[[:xdigit:]]{16}|naa\.([[:xdigit:]]{16}|[[:xdigit:]]{32}))$`)
 	interfacePattern = regexp.MustCompile(`^[[:alnum:]\[][[:alnum:]._:\[\]-]{0,63}$`)
 )
 
@@ -110,7 +111,9 @@ func New(volume, target, portal string, more []string, lun int32, base, initiato
 		return d, fmt.Errorf("initiatorName %q is not a valid name of an iSCSI initiator (iqn, eui or naa)", initiator)
 	}
 	if !interfacePattern.MatchString(d.Interface) {
-		return d, fmt.Errorf("%q, made from portal and volume name, is not a valid name of an iSCSI interface: the maximum is 64 characters", d.Interface)
+		return d,
+			fmt.Errorf("%q, made from portal and volume name, is not a valid name of an iSCSI interface: the maximum "+
+				"is 64 characters", d.Interface)
 	}
 	return d, nil
 }
@@ -163,13 +166,17 @@ func explainError(err error, what string, portal netip.AddrPort, patience time.D
 	case err == nil:
 		return nil
 	case c == codeAuth, strings.Contains(said, "authorization failure"), strings.Contains(said, "authentication fail"):
-		return say("%s: authentication failed: check the user names and passwords (CHAP) in the volume's secret, and the target's access list for this initiator", what)
+		return say("%s: authentication failed: check the user names and passwords (CHAP) in the volume's secret, and "+
+			"the target's access list for this initiator", what)
 	case c == codeNoDaemon, c == codeDaemon:
-		return say("%s: iscsid does not run on this node: 'systemctl enable --now iscsid' (package open-iscsi or iscsi-initiator-utils)", what)
+		return say("%s: iscsid does not run on this node: 'systemctl enable --now iscsid' (package open-iscsi or "+
+			"iscsi-initiator-utils)", what)
 	case c == codeNoTransport:
-		return say("%s: the kernel of this node has no iSCSI initiator: load module iscsi_tcp, which may be in a separate package such as linux-modules-extra", what)
+		return say("%s: the kernel of this node has no iSCSI initiator: load module iscsi_tcp, which may be in a "+
+			"separate package such as linux-modules-extra", what)
 	case errors.Is(err, remote.ErrStuck), errors.Is(err, unix.ETIMEDOUT), isDeadline(err), c == codeTimeout:
-		return say("%s: portal %s did not answer within %s: check that it runs and that this node can reach it; this is retried", what, portal, patience)
+		return say("%s: portal %s did not answer within %s: check that it runs and that this node can reach it; this "+
+			"is retried", what, portal, patience)
 	case c == codeFatalLogin:
 		return say("%s: the target refused the login permanently: see the target's log", what)
 	case c == codeTransport, c == codeUnanswered:

@@ -25,13 +25,16 @@ func requireNoError(t *testing.T, err error) {
 // The fields of a volume become a disk. Invalid ones are rejected before they are used as arguments
 // or file names.
 func TestNew(t *testing.T) {
-	d, err := New("pv", "iqn.2026-01.example:disks", "192.0.2.1", []string{"192.0.2.2:3261", "192.0.2.1:3260", "[2001:db8::1]:3260", "2001:db8::2"}, 7, "", "")
+	d, err := New("pv", "iqn.2026-01.example:disks", "192.0.2.1",
+		[]string{"192.0.2.2:3261", "192.0.2.1:3260", "[2001:db8::1]:3260", "2001:db8::2"}, 7, "", "")
 	requireNoError(t, err)
-	if got := d.String(); got != "iSCSI target iqn.2026-01.example:disks at 192.0.2.1:3260, 192.0.2.2:3261, [2001:db8::1]:3260, [2001:db8::2]:3260, LUN 7" || d.Interface != "default" {
+	if got := d.String(); got != "iSCSI target iqn.2026-01.example:disks at 192.0.2.1:3260, 192.0.2.2:3261, "+
+		"[2001:db8::1]:3260, [2001:db8::2]:3260, LUN 7" || d.Interface != "default" {
 		t.Errorf("%s by %s", got, d.Interface)
 	}
 	// Names that differ only in case denote one target (RFC 3722), with one folder and one record.
-	if d, err = New("pv", "iqn.2026-01.Example:DISKS", "192.0.2.1", nil, 7, "", ""); err != nil || d.Target != "iqn.2026-01.example:disks" {
+	if d, err = New("pv", "iqn.2026-01.Example:DISKS", "192.0.2.1", nil, 7, "", ""); err != nil ||
+		d.Target != "iqn.2026-01.example:disks" {
 		t.Errorf("%+v, %v", d, err)
 	}
 	d, err = New("pv", "eui.0123456789abcdef", "192.0.2.1:3260", nil, 0, "eth1", "iqn.2026-01.example:other")
@@ -50,11 +53,13 @@ func TestNew(t *testing.T) {
 		{"iqn.2026-01.example:disks", "192.0.2.1", "../x", "", "is not a valid name of an iSCSI interface"},
 		{"iqn.2026-01.example:disks", "192.0.2.1", "", "me", `initiatorName "me" is not a valid name`},
 	} {
-		if _, err := New("pv", c.target, c.portal, nil, 0, c.base, c.initiator); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := New("pv", c.target, c.portal, nil, 0, c.base, c.initiator); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if _, err := New(strings.Repeat("v", 60), "iqn.2026-01.example:disks", "192.0.2.1", nil, 0, "", "iqn.2026-01.example:other"); err == nil || !strings.Contains(err.Error(), "maximum is 64 characters") {
+	if _, err := New(strings.Repeat("v", 60), "iqn.2026-01.example:disks", "192.0.2.1", nil, 0, "",
+		"iqn.2026-01.example:other"); err == nil || !strings.Contains(err.Error(), "maximum is 64 characters") {
 		t.Errorf("a long name: %v", err)
 	}
 	if _, err := New("pv", "iqn.2026-01.example:disks", "192.0.2.1", nil, 256, "", ""); err == nil {
@@ -65,14 +70,19 @@ func TestNew(t *testing.T) {
 // Records are edited line by line. A value that is not a single line is rejected, because it could
 // add a setting.
 func TestEdit(t *testing.T) {
-	const record = "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = None\nnode.session.auth.username = old\n# END RECORD\n"
-	got, err := editRecord([]byte(record), append(chapSettings("node.session.auth.", Credentials{User: "user", Password: "a = b"}), setting{"node.startup", "manual"}))
+	const record = "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = " +
+		"None\nnode.session.auth.username = old\n# END RECORD\n"
+	got, err := editRecord([]byte(record), append(chapSettings("node.session.auth.",
+		Credentials{User: "user", Password: "a = b"}), setting{"node.startup", "manual"}))
 	requireNoError(t, err)
-	if want := "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = CHAP\nnode.session.auth.username = user\nnode.session.auth.password = a = b\nnode.startup = manual\n# END RECORD\n"; string(got) != want {
+	if want := "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = " +
+		"CHAP\nnode.session.auth.username = user\nnode.session.auth.password = a = b\nnode.startup = manual\n# END " +
+		"RECORD\n"; string(got) != want {
 		t.Errorf("%q", got)
 	}
 	for _, bad := range []string{"a\nnode.startup = automatic", "", " a", "a\x00"} {
-		if _, err := editRecord([]byte(record), []setting{{"node.session.auth.password", bad}}); err == nil || strings.Contains(err.Error(), "automatic") {
+		if _, err := editRecord([]byte(record), []setting{{"node.session.auth.password", bad}}); err == nil ||
+			strings.Contains(err.Error(), "automatic") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -92,7 +102,8 @@ func TestEdit(t *testing.T) {
 	}
 	requireNoError(t, changeRecord(file, []setting{{"node.session.auth.password", "secret"}}))
 	st, err := os.Stat(file)
-	if b, rerr := os.ReadFile(file); err != nil || rerr != nil || st.Mode().Perm() != 0o600 || !strings.Contains(string(b), "password = secret") {
+	if b, rerr := os.ReadFile(file); err != nil || rerr != nil || st.Mode().Perm() != 0o600 ||
+		!strings.Contains(string(b), "password = secret") {
 		t.Errorf("%v, %v: %s", err, rerr, b)
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "*")); len(left) != 1 {
@@ -103,12 +114,14 @@ func TestEdit(t *testing.T) {
 // The output of discovery is parsed, and other lines are ignored. The login uses the target's name
 // as written by its portal.
 func TestOffers(t *testing.T) {
-	all := parseOffers([]byte("192.0.2.1:3260,1 iqn.A\n[2001:db8::1]:3260,2 iqn.A\n192.0.2.9:3260,3 iqn.b\nnoise\n1,2\n"))
+	all := parseOffers([]byte("192.0.2.1:3260,1 iqn.A\n[2001:db8::1]:3260,2 iqn.A\n192.0.2.9:3260,3 " +
+		"iqn.b\nnoise\n1,2\n"))
 	if len(all) != 3 {
 		t.Fatalf("%v", all)
 	}
 	for portal, want := range map[string]int{"192.0.2.1:3260": 1, "[2001:db8::1]:3260": 2, "198.51.100.1:3260": 1} {
-		if o, ok := findOffer(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || o.group != want || o.target != "iqn.A" {
+		if o, ok := findOffer(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || o.group != want ||
+			o.target != "iqn.A" {
 			t.Errorf("%s: %v, %t", portal, o, ok)
 		}
 	}
@@ -138,12 +151,16 @@ func newFakeKernel(t *testing.T) Kernel {
 		"block/dm-0/dm/uuid":                                                                              "mpath-3600",
 	} {
 		file = filepath.Join(k.Sys, file)
-		requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)))
+		requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte(text+"\n"), 0o644)))
 	}
 	session := filepath.Join(k.Sys, "devices/platform/host3/session1/iscsi_session/session1")
-	requireNoError(t, errors.Join(os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_session"), 0o755), os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_connection"), 0o755),
-		os.Symlink(session, filepath.Join(k.Sys, "class/iscsi_session/session1")), os.Symlink("../..", filepath.Join(session, "device")),
-		os.Symlink(filepath.Join(k.Sys, "devices/platform/host3/session1/connection1:0/iscsi_connection/connection1:0"), filepath.Join(k.Sys, "class/iscsi_connection/connection1:0"))))
+	requireNoError(t, errors.Join(os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_session"), 0o755),
+		os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_connection"), 0o755),
+		os.Symlink(session, filepath.Join(k.Sys, "class/iscsi_session/session1")),
+		os.Symlink("../..", filepath.Join(session, "device")),
+		os.Symlink(filepath.Join(k.Sys, "devices/platform/host3/session1/connection1:0/iscsi_connection/connection1:0"),
+			filepath.Join(k.Sys, "class/iscsi_connection/connection1:0"))))
 	for _, dev := range []string{"sda", "sdb", "dm-0"} {
 		requireNoError(t, os.WriteFile(filepath.Join(k.Dev, dev), nil, 0o600))
 	}
@@ -156,12 +173,14 @@ func TestKernel(t *testing.T) {
 	k := newFakeKernel(t)
 	all, err := k.Sessions()
 	requireNoError(t, err)
-	if len(all) != 1 || all[0].Target != "iqn.A" || all[0].Portal != netip.MustParseAddrPort("[2001:db8::1]:3260") || !all[0].Up || all[0].host != "3" {
+	if len(all) != 1 || all[0].Target != "iqn.A" || all[0].Portal != netip.MustParseAddrPort("[2001:db8::1]:3260") ||
+		!all[0].Up || all[0].host != "3" {
 		t.Fatalf("%+v", all)
 	}
 	n := Node{Kernel: k}
 	for lun, want := range map[int]string{0: "sda", 12: "dm-0", 5: "", 1: ""} {
-		d := Disk{Target: "iqn.a", Interface: "default", Portals: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:3260"), all[0].Portal}, LUN: lun}
+		d := Disk{Target: "iqn.a", Interface: "default",
+			Portals: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:3260"), all[0].Portal}, LUN: lun}
 		device, err := n.Device(d)
 		if want != "" {
 			want = filepath.Join(k.Dev, want)
@@ -193,7 +212,8 @@ func TestKernel(t *testing.T) {
 // files of cgroups, which vanish like those of sessions.
 func TestAttributeOfWhatHasGone(t *testing.T) { // F110
 	dir := ""
-	for _, parent := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/systemd"} {
+	for _, parent := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu",
+		"/sys/fs/cgroup/systemd"} {
 		d, err := os.MkdirTemp(parent, "keelson-gone-")
 		if err != nil {
 			continue
@@ -226,7 +246,8 @@ func TestState(t *testing.T) {
 	s, err := loadState(dir)
 	requireNoError(t, err)
 	now := time.Now().Truncate(time.Second)
-	s.Target, s.Interface, s.Portals["192.0.2.1:3260"] = "iqn.a", "default", PortalState{Group: 1, MadeRecord: true, Asked: &now}
+	s.Target, s.Interface, s.Portals["192.0.2.1:3260"] = "iqn.a", "default",
+		PortalState{Group: 1, MadeRecord: true, Asked: &now}
 	requireNoError(t, s.saveTo(dir))
 	file := filepath.Join(dir, stateFile)
 	b, err := os.ReadFile(file)
@@ -234,13 +255,15 @@ func TestState(t *testing.T) {
 	requireNoError(t, os.WriteFile(file, []byte(strings.Replace(string(b), "{", `{"later":1,`, 1)), 0o600))
 	again, err := loadState(dir)
 	requireNoError(t, err)
-	if p := again.parsedPortals()[netip.MustParseAddrPort("192.0.2.1:3260")]; again.Target != "iqn.a" || p.Group != 1 || !p.MadeRecord || !p.Asked.Equal(now) {
+	if p := again.parsedPortals()[netip.MustParseAddrPort("192.0.2.1:3260")]; again.Target != "iqn.a" || p.Group != 1 ||
+		!p.MadeRecord || !p.Asked.Equal(now) {
 		t.Errorf("%+v", again)
 	}
 	// A pending login is waited for. iscsiadm is not called meanwhile.
 	t.Setenv("PATH", t.TempDir())
 	n := Node{Kernel: Kernel{Sys: t.TempDir(), Dev: t.TempDir()}}
-	if err := n.Detach(t.Context(), dir, 0, true); err == nil || !strings.Contains(err.Error(), "iscsid may be logging in at portal 192.0.2.1:3260: it gives up") {
+	if err := n.Detach(t.Context(), dir, 0, true); err == nil ||
+		!strings.Contains(err.Error(), "iscsid may be logging in at portal 192.0.2.1:3260: it gives up") {
 		t.Errorf("%v", err)
 	}
 	requireNoError(t, os.WriteFile(file, []byte("torn"), 0o600))
@@ -258,7 +281,9 @@ func TestLateLoginsAreWaitedFor(t *testing.T) {
 	requireNoError(t, os.MkdirAll(dir, 0o755))
 	virtual.Test(t, func(t *testing.T) {
 		began := time.Now()
-		requireNoError(t, State{Version: 1, Target: "iqn.a", Interface: "default", Portals: map[string]PortalState{"192.0.2.1:3260": {Group: 1, Asked: &began}}}.saveTo(dir))
+		requireNoError(t,
+			State{Version: 1, Target: "iqn.a", Interface: "default",
+				Portals: map[string]PortalState{"192.0.2.1:3260": {Group: 1, Asked: &began}}}.saveTo(dir))
 		requireNoError(t, n.DetachAll(t.Context(), root))
 		if took := time.Since(began); took < loginPending {
 			t.Errorf("it was waited for %s, want %s", took, loginPending)
@@ -271,9 +296,11 @@ func TestLateLoginsAreWaitedFor(t *testing.T) {
 
 // Each exit status of iscsiadm has an explanation with the remedy, and the original error.
 func TestExplain(t *testing.T) {
-	for code, want := range map[int]string{24: "authentication failed", 20: "iscsid does not run on this node", 12: "load module iscsi_tcp", 8: "did not answer within 30s",
+	for code, want := range map[int]string{24: "authentication failed", 20: "iscsid does not run on this node",
+		12: "load module iscsi_tcp", 8: "did not answer within 30s",
 		4: "does not reach portal", 19: "refused the login", 7: "asking: iscsiadm: words"} {
-		err := explainError(&remote.ExitError{Program: "iscsiadm", Code: code, Output: "words"}, "asking", netip.MustParseAddrPort("192.0.2.1:3260"), 30*time.Second)
+		err := explainError(&remote.ExitError{Program: "iscsiadm", Code: code, Output: "words"}, "asking",
+			netip.MustParseAddrPort("192.0.2.1:3260"), 30*time.Second)
 		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "words") {
 			t.Errorf("%d: %v, want %q", code, err, want)
 		}

@@ -51,7 +51,9 @@ const (
 func (n Node) runIscsiadm(ctx context.Context, args ...string) ([]byte, error) {
 	path, err := exec.LookPath("iscsiadm")
 	if err != nil {
-		return nil, fmt.Errorf("iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid run: %w", exec.ErrNotFound)
+		return nil,
+			fmt.Errorf("iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid "+
+				"run: %w", exec.ErrNotFound)
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()
@@ -179,7 +181,8 @@ func (n Node) diskSessions(d Disk) ([]Session, error) {
 }
 
 // findDevice makes the kernel scan all sessions with the disk's target that are up, and returns the
-// path of the disk's device. found reports whether there are such sessions.
+// path of the disk's device. found is false if no session is up. If sessions are up but no device
+// appears, it returns an error.
 func (n Node) findDevice(ctx context.Context, d Disk) (device string, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()
@@ -215,7 +218,9 @@ func (n Node) findDevice(ctx context.Context, d Disk) (device string, found bool
 	if err := errors.Join(errs...); err != nil {
 		return "", true, fmt.Errorf("looking for the disk: %w", err)
 	}
-	return "", true, fmt.Errorf("the target offers no LUN %d to this node's initiator: check the target's LUNs and their mapping", d.LUN)
+	return "", true,
+		fmt.Errorf("the target offers no LUN %d to this node's initiator: check the target's LUNs and their mapping",
+			d.LUN)
 }
 
 // pollInterval is the time between two checks of the kernel's state.
@@ -246,8 +251,11 @@ func (n Node) ensureInterface(ctx context.Context, d Disk, save func(func(*State
 		return nil
 	}
 	if err == nil {
-		if all, serr := n.Kernel.Sessions(); serr != nil || slices.ContainsFunc(all, func(s Session) bool { return s.Interface == d.Interface }) {
-			return errors.Join(fmt.Errorf("interface %s has initiator name %s on this node and is in use", d.Interface, settingValue(told, "iface.initiatorname")), serr)
+		if all, serr := n.Kernel.Sessions(); serr != nil || slices.ContainsFunc(all, func(s Session) bool {
+			return s.Interface == d.Interface
+		}) {
+			return errors.Join(fmt.Errorf("interface %s has initiator name %s on this node and is in use", d.Interface,
+				settingValue(told, "iface.initiatorname")), serr)
 		}
 	}
 	like, err := n.runIscsiadm(ctx, "-m", "iface", "-I", d.Like, "-o", "show")
@@ -262,16 +270,20 @@ func (n Node) ensureInterface(ctx context.Context, d Disk, save func(func(*State
 	}
 	for line := range strings.Lines(string(like)) {
 		name, v, _ := strings.Cut(strings.TrimSpace(line), " = ")
-		if !strings.HasPrefix(name, "iface.") || name == "iface.iscsi_ifacename" || name == "iface.initiatorname" || v == "" || v == "<empty>" || v == "0" ||
+		if !strings.HasPrefix(name, "iface.") || name == "iface.iscsi_ifacename" || name == "iface.initiatorname" ||
+			v == "" || v == "<empty>" || v == "0" ||
 			name == "iface.transport_name" && v == "tcp" {
 			continue
 		}
-		if _, err := n.runIscsiadm(ctx, "-m", "iface", "-I", d.Interface, "-o", "update", "-n", name, "-v", v); err != nil {
+		if _, err := n.runIscsiadm(ctx, "-m", "iface", "-I", d.Interface, "-o", "update", "-n", name, "-v", v); err !=
+			nil {
 			return explainError(err, "setting "+name+" of iSCSI interface "+d.Interface, netip.AddrPort{}, n.Patience)
 		}
 	}
-	if _, err := n.runIscsiadm(ctx, "-m", "iface", "-I", d.Interface, "-o", "update", "-n", "iface.initiatorname", "-v", d.Initiator); err != nil {
-		return explainError(err, "setting the initiator name of iSCSI interface "+d.Interface, netip.AddrPort{}, n.Patience)
+	if _, err := n.runIscsiadm(ctx, "-m", "iface", "-I", d.Interface, "-o", "update", "-n", "iface.initiatorname", "-v",
+		d.Initiator); err != nil {
+		return explainError(err, "setting the initiator name of iSCSI interface "+d.Interface,
+			netip.AddrPort{}, n.Patience)
 	}
 	return nil
 }
@@ -299,7 +311,8 @@ func (n Node) connectPortals(ctx context.Context, d Disk, l Login, save func(fun
 		have, err := n.diskSessions(one)
 		if err != nil || len(have) > 0 {
 			if errs[i] = err; err == nil && !have[0].Up {
-				errs[i] = fmt.Errorf("the session with portal %s is down (%s): the kernel goes on trying to reach it", p, have[0].State)
+				errs[i] = fmt.Errorf("the session with portal %s is down (%s): the kernel goes on trying to reach it",
+					p, have[0].State)
 			}
 			continue
 		}
@@ -337,7 +350,8 @@ func (n Node) discoverTargets(ctx context.Context, d Disk, p netip.AddrPort, c C
 	var told []byte
 	for range discoverTries {
 		if c.User == "" {
-			told, err = n.runIscsiadm(ctx, "-m", "discovery", "-t", "sendtargets", "-p", p.String(), "-I", d.Interface, "-o", "nonpersistent")
+			told, err = n.runIscsiadm(ctx, "-m", "discovery", "-t", "sendtargets", "-p", p.String(), "-I", d.Interface,
+				"-o", "nonpersistent")
 		} else {
 			told, err = n.discoverWithCHAP(ctx, d, p, c)
 		}
@@ -367,9 +381,12 @@ func selectOffer(all []offer, target string, p netip.AddrPort) (offer, error) {
 		}
 	}
 	if len(names) == 0 {
-		return offer{}, fmt.Errorf("portal %s offers no target to this node's initiator: check the initiator name (/etc/iscsi/initiatorname.iscsi) and the target's access list", p)
+		return offer{},
+			fmt.Errorf("portal %s offers no target to this node's initiator: check the initiator name "+
+				"(/etc/iscsi/initiatorname.iscsi) and the target's access list", p)
 	}
-	return offer{}, fmt.Errorf("portal %s does not offer this target to this node's initiator: it offers %s", p, strings.Join(names, ", "))
+	return offer{}, fmt.Errorf("portal %s does not offer this target to this node's initiator: it offers %s", p,
+		strings.Join(names, ", "))
 }
 
 // discoverWithCHAP runs a discovery at the portal p with a user name and a password, and returns
@@ -386,12 +403,15 @@ func (n Node) discoverWithCHAP(ctx context.Context, d Disk, p netip.AddrPort, c 
 			return nil, err
 		}
 		defer func() {
-			if _, derr := n.runIscsiadm(context.WithoutCancel(ctx), append(at, "-o", "delete")...); derr != nil && exitStatus(derr) != codeNothingFound {
+			if _, derr := n.runIscsiadm(context.WithoutCancel(ctx), append(at, "-o", "delete")...); derr != nil &&
+				exitStatus(derr) != codeNothingFound {
 				err = errors.Join(err, fmt.Errorf("removing the discovery record: %w", derr))
 			}
 		}()
 		if file, err = discoveryRecord(p); err != nil || file == "" {
-			return nil, errors.Join(fmt.Errorf("iscsiadm has made a record for portal %s, but it is in none of the known folders: %s", p, strings.Join(recordRoots, ", ")), err)
+			return nil,
+				errors.Join(fmt.Errorf("iscsiadm has made a record for portal %s, but it is in none of the known "+
+					"folders: %s", p, strings.Join(recordRoots, ", ")), err)
 		}
 	}
 	if err := changeRecord(file, chapSettings("discovery.sendtargets.auth.", c)); err != nil {
@@ -403,7 +423,9 @@ func (n Node) discoverWithCHAP(ctx context.Context, d Disk, p netip.AddrPort, c 
 // loginPortal creates a session with the disk's target at the portal p. save records the login in
 // State before it starts. A login that succeeded or certainly failed is no longer recorded as
 // pending. A login that iscsid may still complete stays recorded.
-func (n Node) loginPortal(ctx context.Context, d Disk, p netip.AddrPort, as offer, c Credentials, save func(func(*State)) error) error {
+func (n Node) loginPortal(
+	ctx context.Context, d Disk, p netip.AddrPort, as offer, c Credentials, save func(func(*State)) error,
+) error {
 	at := recordArgs(as.target, d.Interface, p, as.group)
 	file, err := nodeRecord(as.target, p, as.group, d.Interface)
 	if err != nil {
@@ -427,13 +449,16 @@ func (n Node) loginPortal(ctx context.Context, d Disk, p netip.AddrPort, as offe
 			return explainError(err, "creating the record of the target at portal "+p.String(), p, n.Patience)
 		}
 		if file, err = nodeRecord(as.target, p, as.group, d.Interface); err != nil || file == "" {
-			return errors.Join(fmt.Errorf("iscsiadm has made a record of target %s, but it is in none of the known folders: %s", d.Target, strings.Join(recordRoots, ", ")), err)
+			return errors.Join(fmt.Errorf("iscsiadm has made a record of target %s, but it is in none of the known "+
+				"folders: %s", d.Target, strings.Join(recordRoots, ", ")), err)
 		}
 	}
 	settings := chapSettings("node.session.auth.", c)
 	if now.MadeRecord {
-		settings = append(settings, setting{"node.startup", "manual"}, setting{"node.conn[0].startup", "manual"}, setting{"node.session.scan", "manual"},
-			setting{"node.session.initial_login_retry_max", strconv.Itoa(loginTries)}, setting{"node.conn[0].timeo.login_timeout", strconv.Itoa(loginSeconds)})
+		settings = append(settings, setting{"node.startup", "manual"}, setting{"node.conn[0].startup", "manual"},
+			setting{"node.session.scan", "manual"},
+			setting{"node.session.initial_login_retry_max", strconv.Itoa(loginTries)},
+			setting{"node.conn[0].timeo.login_timeout", strconv.Itoa(loginSeconds)})
 	}
 	if err := changeRecord(file, settings); err != nil {
 		return fmt.Errorf("setting login parameters for target %s: %w", d.Target, err)
@@ -452,7 +477,8 @@ func (n Node) loginPortal(ctx context.Context, d Disk, p netip.AddrPort, as offe
 		return save(put(now))
 	}
 	if exitStatus(err) == codeFatalLogin && c.UserIn != "" {
-		err = fmt.Errorf("authentication failed: the target may not have proven itself by username_in and password_in of the volume's secret: %w", err)
+		err = fmt.Errorf("authentication failed: the target may not have proven itself by username_in and password_in "+
+			"of the volume's secret: %w", err)
 	}
 	err = explainError(err, "logging in at portal "+p.String(), p, n.Patience)
 	if ctx.Err() != nil || isDeadline(err) {
@@ -472,7 +498,8 @@ func (n Node) deleteRecord(ctx context.Context, target, iface string, p netip.Ad
 	if !was.MadeRecord {
 		return nil
 	}
-	_, err := n.runIscsiadm(context.WithoutCancel(ctx), append(recordArgs(cmp.Or(was.Name, target), iface, p, was.Group), "-o", "delete")...)
+	_, err := n.runIscsiadm(context.WithoutCancel(ctx),
+		append(recordArgs(cmp.Or(was.Name, target), iface, p, was.Group), "-o", "delete")...)
 	if err != nil && exitStatus(err) != codeNothingFound {
 		return explainError(err, "removing the record of target "+target, p, n.Patience)
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 // iscsiadm accepts the value of a setting only as an argument, and every process of the node can
@@ -33,7 +35,9 @@ func editRecord(record []byte, settings []setting) ([]byte, error) {
 	}
 	for _, s := range settings {
 		if strings.ContainsAny(s.value, "\n\r\x00") || s.value != strings.TrimSpace(s.value) || s.value == "" {
-			return nil, fmt.Errorf("a value for %s is empty, starts or ends with a space, or has more than one line, which iscsiadm does not accept", s.name)
+			return nil,
+				fmt.Errorf("a value for %s is empty, starts or ends with a space, or has more than one line, which "+
+					"iscsiadm does not accept", s.name)
 		}
 		at := slices.IndexFunc(lines[:end], func(l string) bool {
 			name, _, _ := strings.Cut(l, "=")
@@ -66,15 +70,15 @@ func chapSettings(prefix string, c Credentials) []setting {
 // recordRoots are the folders in which the releases of open-iscsi store iscsiadm's records.
 var recordRoots = []string{"/etc/iscsi", "/var/lib/iscsi"}
 
-// nodeRecord returns the path of iscsiadm's record of a target at a portal, or "" if none exists.
-// group is the portal group tag.
+// nodeRecord returns the path of iscsiadm's record of a target at a portal, or "" if the record
+// does not exist. group is the portal group tag.
 func nodeRecord(target string, portal netip.AddrPort, group int, iface string) (string, error) {
 	name := filepath.Join("nodes", target, fmt.Sprintf("%s,%d,%d", portal.Addr(), portal.Port(), group), iface)
 	return findRecord(name)
 }
 
-// discoveryRecord returns the path of iscsiadm's discovery record of a portal, or "" if none
-// exists.
+// discoveryRecord returns the path of iscsiadm's discovery record of a portal, or "" if the record
+// does not exist.
 func discoveryRecord(portal netip.AddrPort) (string, error) {
 	return findRecord(filepath.Join("send_targets", fmt.Sprintf("%s,%d", portal.Addr(), portal.Port()), "st_config"))
 }
@@ -120,18 +124,8 @@ func changeRecord(file string, settings []setting) error {
 	for !slices.Contains(recordRoots, root) && root != filepath.Dir(root) {
 		root = filepath.Dir(root)
 	}
-	tmp, err := os.CreateTemp(root, ".keelson-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(now)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
+	return durable.WriteWith(file, now, durable.Options{Level: durable.Intact, TempDir: root,
+		TempPattern: ".keelson-*"})
 }
 
 // offer is a target that a portal reports in a discovery.
@@ -160,7 +154,8 @@ func parseOffers(told []byte) []offer {
 }
 
 // findOffer returns the offer of the target at the portal from all. If no offer has this portal, as
-// behind address translation, it returns the first offer of the target.
+// behind address translation, it returns the first offer of the target. ok is false if all has no
+// offer of the target.
 func findOffer(all []offer, target string, portal netip.AddrPort) (found offer, ok bool) {
 	for _, o := range all {
 		switch {

@@ -64,7 +64,7 @@ func (s State) saveTo(dir string) error {
 	if err != nil {
 		return err
 	}
-	return durable.Write(filepath.Join(dir, stateFile), b)
+	return durable.WriteIfChanged(filepath.Join(dir, stateFile), b, durable.Intact)
 }
 
 // parsedPortals returns the portals of the State by parsed address. It omits keys that cannot be

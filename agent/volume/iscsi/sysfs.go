@@ -60,7 +60,8 @@ func (k Kernel) Sessions() ([]Session, error) {
 
 func (k Kernel) readSession(dir string) (s Session, err error) {
 	s.Name = filepath.Base(dir)
-	for file, to := range map[string]*string{"targetname": &s.Target, "ifacename": &s.Interface, "state": &s.State, "target_id": &s.id} {
+	for file, to := range map[string]*string{"targetname": &s.Target, "ifacename": &s.Interface, "state": &s.State,
+		"target_id": &s.id} {
 		if *to, err = attributeValue(dir, file); err != nil {
 			return s, err
 		}
@@ -150,7 +151,8 @@ func (k Kernel) Units(s Session) ([]Unit, error) {
 		}
 		if len(blocks) > 0 {
 			u.Block = blocks[0].Name()
-			if u.Number, err = attributeValue(filepath.Join(dir, "block", u.Block), "dev"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if u.Number, err = attributeValue(filepath.Join(dir, "block", u.Block), "dev"); err != nil &&
+				!errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
 		}
@@ -175,8 +177,8 @@ func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 	return Unit{}, false, err
 }
 
-// multipathDevice returns the path of the device that multipathd created for a logical unit, or ""
-// if none exists.
+// multipathDevice returns the name of the device that multipathd created for a logical unit, or ""
+// if the logical unit has no such device.
 func (k Kernel) multipathDevice(u Unit) string {
 	holders, err := os.ReadDir(filepath.Join(u.folder, "block", u.Block, "holders"))
 	if err != nil {

@@ -92,7 +92,8 @@ func (n Node) Mount(ctx context.Context, v Volume, target string) error {
 		return fmt.Errorf("%s: %w", v, err)
 	}
 	for i, addr := range addrs {
-		if err = n.mountAnyVersion(ctx, v, o, addr, target); err == nil || !isUnreachable(err) || i == len(addrs)-1 || ctx.Err() != nil {
+		if err = n.mountAnyVersion(ctx, v, o, addr, target); err == nil || !isUnreachable(err) || i == len(addrs)-1 ||
+			ctx.Err() != nil {
 			break
 		}
 	}
@@ -143,7 +144,9 @@ func (n Node) serverAddresses(ctx context.Context, server string, o Options) ([]
 	if a, err := netip.ParseAddr(strings.Trim(server, "[]")); err == nil {
 		all = []netip.Addr{a}
 	} else if all, err = n.resolve(ctx, server); err != nil {
-		return nil, fmt.Errorf("this node cannot resolve the name of the server (it uses the node's DNS servers, which do not resolve Services): %w", err)
+		return nil,
+			fmt.Errorf("this node cannot resolve the name of the server (it uses the node's DNS servers, which do not "+
+				"resolve Services): %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range all {
@@ -159,8 +162,8 @@ func (n Node) serverAddresses(ctx context.Context, server string, o Options) ([]
 
 // errLocks is returned if NFS version 3 cannot be mounted with locks, because mount.nfs or
 // rpc.statd is missing.
-var errLocks = errors.New("locks of NFS version 3 need mount.nfs and rpc.statd on the node: install nfs-common (nfs-utils), " +
-	"or set mount option nolock where no two clients lock the same file")
+var errLocks = errors.New("locks of NFS version 3 need mount.nfs and rpc.statd on the node: install " +
+	"nfs-common (nfs-utils), or set mount option nolock where no two clients lock the same file")
 
 // mountAnyVersion mounts the volume from the server address addr at target. It tries the requested
 // NFS versions, newest first.
@@ -204,19 +207,23 @@ func (n Node) lacksLocks(o Options) bool {
 }
 
 // mountVersion mounts the volume from the server address addr at target with one NFS version.
-func (n Node) mountVersion(ctx context.Context, v Volume, o Options, version string, addr netip.Addr, target string) error {
+func (n Node) mountVersion(
+	ctx context.Context, v Volume, o Options, version string, addr netip.Addr, target string,
+) error {
 	if version != "3" || o.hasLocalLocks() {
 		kind := "nfs"
 		if version != "3" {
 			kind = "nfs4"
 		}
-		return n.mount(ctx, remote.Mount{Source: sourceName(v.Server, v.Path), Target: target, Type: kind, Flags: o.Flags, Data: o.kernelData(version, addr)})
+		return n.mount(ctx, remote.Mount{Source: sourceName(v.Server, v.Path), Target: target, Type: kind,
+			Flags: o.Flags, Data: o.kernelData(version, addr)})
 	}
 	path, err := n.lookPath("mount.nfs")
 	if err != nil {
 		return errLocks
 	}
-	return n.run(ctx, target, path, sourceName(v.Server, v.Path), target, "-o", strings.Join(append(o.mountNFSOptions(), "vers=3"), ","))
+	return n.run(ctx, target, path, sourceName(v.Server, v.Path), target, "-o",
+		strings.Join(append(o.mountNFSOptions(), "vers=3"), ","))
 }
 
 // mountNFSOptions returns the options for the program mount.nfs.
@@ -247,7 +254,8 @@ func (n Node) explainError(err error, v Volume, o Options) error {
 	switch {
 	case errors.Is(err, errLocks):
 	case errors.Is(err, context.DeadlineExceeded):
-		return say("server %s did not answer within %s: check that it runs and that this node can reach it; this is retried", v.Server, n.Patience)
+		return say("server %s did not answer within %s: check that it runs and that this node can reach it; this is "+
+			"retried", v.Server, n.Patience)
 	case isAnyErrno(err, unix.ETIMEDOUT, unix.EHOSTUNREACH, unix.ENETUNREACH):
 		return say("this node does not reach server %s; this is retried", v.Server)
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -255,9 +263,11 @@ func (n Node) explainError(err error, v Volume, o Options) error {
 	case isAnyErrno(err, unix.EACCES, unix.EPERM):
 		return say("server %s does not let this node mount %s: check its exports", v.Server, v.Path)
 	case errors.Is(err, unix.ENOENT):
-		return say("server %s exports no %s; with version 4 the path is relative to its root export (fsid=0)", v.Server, v.Path)
+		return say("server %s exports no %s; with version 4 the path is relative to its root export (fsid=0)",
+			v.Server, v.Path)
 	case errors.Is(err, unix.EPROTONOSUPPORT):
-		return say("server %s and the kernel of this node support no common version of NFS (requested: %s)", v.Server, strings.Join(o.candidateVersions(), ", "))
+		return say("server %s and the kernel of this node support no common version of NFS (requested: %s)", v.Server,
+			strings.Join(o.candidateVersions(), ", "))
 	case errors.Is(err, unix.EINVAL):
 		return say("the kernel of this node refuses the mount options %q", strings.Join(o.Rest, ","))
 	case errors.Is(err, unix.ENODEV):

@@ -37,7 +37,8 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%q: %+v, %v", tt.given, o, err)
 		}
 	}
-	for given, want := range map[string]string{"vers=2": `version "2"`, "nfsvers=4.3": `version "4.3"`, "addr=192.0.2.1": "leave it out"} {
+	for given, want := range map[string]string{"vers=2": `version "2"`, "nfsvers=4.3": `version "4.3"`,
+		"addr=192.0.2.1": "leave it out"} {
 		if _, err := ParseOptions([]string{given}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", given, err)
 		}
@@ -85,26 +86,35 @@ func TestWhatTheKernelIsAsked(t *testing.T) {
 		want    []string
 		fails   string
 	}{
-		{"the newest version", Volume{Server: "files", Path: "/a"}, nil, []string{"nfs4 files:/a vers=4.2,addr=192.0.2.1"}, ""},
-		{"an address", Volume{Server: "2001:db8::2", Path: "/a"}, nil, []string{"nfs4 [2001:db8::2]:/a vers=4.2,addr=2001:db8::2"}, ""},
+		{"the newest version", Volume{Server: "files", Path: "/a"}, nil,
+			[]string{"nfs4 files:/a vers=4.2,addr=192.0.2.1"}, ""},
+		{"an address", Volume{Server: "2001:db8::2", Path: "/a"}, nil,
+			[]string{"nfs4 [2001:db8::2]:/a vers=4.2,addr=2001:db8::2"}, ""},
 		{"an older server", Volume{Server: "files", Path: "/a"}, map[string]error{"vers=4.2": unix.EPROTONOSUPPORT},
 			[]string{"nfs4 files:/a vers=4.2,addr=192.0.2.1", "nfs4 files:/a vers=4.1,addr=192.0.2.1"}, ""},
 		{"version 3 without locks", Volume{Server: "files", Path: "/a", Options: []string{"vers=3,nolock"}}, nil,
 			[]string{"nfs files:/a nolock,vers=3,addr=192.0.2.1"}, ""},
-		{"version 3 with locks", Volume{Server: "files", Path: "/a", Options: []string{"vers=3"}}, nil, nil, "install nfs-common"},
+		{"version 3 with locks", Volume{Server: "files", Path: "/a", Options: []string{"vers=3"}}, nil, nil,
+			"install nfs-common"},
 		{"no version 4", Volume{Server: "files", Path: "/a"}, map[string]error{"vers=4": unix.EPROTONOSUPPORT},
-			[]string{"nfs4 files:/a vers=4.2,addr=192.0.2.1", "nfs4 files:/a vers=4.1,addr=192.0.2.1", "nfs4 files:/a vers=4.0,addr=192.0.2.1"}, "install nfs-common"},
-		{"the other address", Volume{Server: "files", Path: "/a", Options: []string{"vers=4.1"}}, map[string]error{"192.0.2.1": unix.EHOSTUNREACH},
+			[]string{"nfs4 files:/a vers=4.2,addr=192.0.2.1", "nfs4 files:/a vers=4.1,addr=192.0.2.1",
+				"nfs4 files:/a vers=4.0,addr=192.0.2.1"}, "install nfs-common"},
+		{"the other address", Volume{Server: "files", Path: "/a", Options: []string{"vers=4.1"}},
+			map[string]error{"192.0.2.1": unix.EHOSTUNREACH},
 			[]string{"nfs4 files:/a vers=4.1,addr=192.0.2.1", "nfs4 files:/a vers=4.1,addr=2001:db8::1"}, ""},
 		{"of one family", Volume{Server: "files", Path: "/a", Options: []string{"proto=tcp6"}}, nil,
 			[]string{"nfs4 files:/a proto=tcp6,vers=4.2,addr=2001:db8::1"}, ""},
 		{"no name", Volume{Server: "nowhere", Path: "/a"}, nil, nil, "cannot resolve"},
-		{"not exported", Volume{Server: "files", Path: "/b", Options: []string{"vers=4.2"}}, map[string]error{"vers": unix.ENOENT},
+		{"not exported", Volume{Server: "files", Path: "/b", Options: []string{"vers=4.2"}},
+			map[string]error{"vers": unix.ENOENT},
 			[]string{"nfs4 files:/b vers=4.2,addr=192.0.2.1"}, "server files exports no /b"},
-		{"not exported by version 3", Volume{Server: "files", Path: "/b", Options: []string{"nolock"}}, map[string]error{"vers=4": unix.EPROTONOSUPPORT, "vers=3": unix.ENOENT},
-			[]string{"nfs4 files:/b nolock,vers=4.2,addr=192.0.2.1", "nfs4 files:/b nolock,vers=4.1,addr=192.0.2.1", "nfs4 files:/b nolock,vers=4.0,addr=192.0.2.1",
+		{"not exported by version 3", Volume{Server: "files", Path: "/b", Options: []string{"nolock"}},
+			map[string]error{"vers=4": unix.EPROTONOSUPPORT, "vers=3": unix.ENOENT},
+			[]string{"nfs4 files:/b nolock,vers=4.2,addr=192.0.2.1", "nfs4 files:/b nolock,vers=4.1,addr=192.0.2.1",
+				"nfs4 files:/b nolock,vers=4.0,addr=192.0.2.1",
 				"nfs files:/b nolock,vers=3,addr=192.0.2.1"}, "server files exports no /b"},
-		{"not allowed", Volume{Server: "files", Path: "/b", Options: []string{"vers=4.2"}}, map[string]error{"vers": unix.EACCES},
+		{"not allowed", Volume{Server: "files", Path: "/b", Options: []string{"vers=4.2"}},
+			map[string]error{"vers": unix.EACCES},
 			[]string{"nfs4 files:/b vers=4.2,addr=192.0.2.1"}, "does not let this node mount /b"},
 		{"nobody listens", Volume{Server: "192.0.2.3", Path: "/b"}, map[string]error{"vers": unix.ECONNREFUSED},
 			[]string{"nfs4 192.0.2.3:/b vers=4.2,addr=192.0.2.3"}, "runs no NFS service"},
@@ -129,7 +139,8 @@ func TestKernelWithoutNFS(t *testing.T) {
 	b := newFakeNode(t, "nodev\ttmpfs\n\text4\n")
 	vol := Volume{Server: "files", Path: "/a"}
 	err := b.Mount(t.Context(), vol, "/target")
-	if err == nil || !strings.Contains(err.Error(), "NFS files:/a: the kernel of this node has no NFS client: load module nfs") || len(b.asked) > 0 {
+	if err == nil || !strings.Contains(err.Error(),
+		"NFS files:/a: the kernel of this node has no NFS client: load module nfs") || len(b.asked) > 0 {
 		t.Errorf("%v, %q", err, b.asked)
 	}
 	b.lookPath = func(string) (string, error) { return "/sbin/modprobe", nil }

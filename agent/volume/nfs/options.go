@@ -27,7 +27,8 @@ var mountFlags = map[string]struct{ set, clear uintptr }{
 
 // ignoredOptions are options that have no effect here, because only programs that mount from
 // /etc/fstab interpret them. The pod worker retries mounts as long as the pod exists.
-var ignoredOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail", "fg", "bg"}
+var ignoredOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group",
+	"_netdev", "nofail", "fg", "bg"}
 
 // Options are the options of one NFS mount.
 type Options struct {
@@ -51,7 +52,8 @@ func ParseOptions(given []string) (Options, error) {
 			name, value, _ := strings.Cut(one, "=")
 			f, flag := mountFlags[one]
 			switch {
-			case one == "", slices.Contains(ignoredOptions, one), name == "retry", name == "comment", strings.HasPrefix(name, "x-"):
+			case one == "", slices.Contains(ignoredOptions, one), name == "retry", name == "comment",
+				strings.HasPrefix(name, "x-"):
 			case flag:
 				o.Flags = o.Flags&^f.clear | f.set
 			case name == "vers", name == "nfsvers":
@@ -71,9 +73,11 @@ func ParseOptions(given []string) (Options, error) {
 		major = "4"
 	}
 	switch {
-	case major == "", major == "3" && minor == "", major == "4" && (minor == "" || minor == "0" || minor == "1" || minor == "2"):
+	case major == "", major == "3" && minor == "",
+		major == "4" && (minor == "" || minor == "0" || minor == "1" || minor == "2"):
 	default:
-		return o, fmt.Errorf("NFS version %q is not supported: use 3, 4, 4.0, 4.1 or 4.2", strings.TrimSuffix(major+"."+minor, "."))
+		return o, fmt.Errorf("NFS version %q is not supported: use 3, 4, 4.0, 4.1 or 4.2",
+			strings.TrimSuffix(major+"."+minor, "."))
 	}
 	o.Version = strings.TrimSuffix(major+"."+minor, ".")
 	return o, nil

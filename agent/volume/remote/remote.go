@@ -45,7 +45,7 @@ type (
 	request struct {
 		Mount
 		Unmount bool `json:"unmount,omitempty"`
-		Apart   bool `json:"apart,omitempty"` // in a separate mount namespace, which ends with the process
+		Apart   bool `json:"apart,omitempty"` // run in a separate mount namespace, which ends with the process
 		// Disk is mounted, and formatted or repaired first if necessary.
 		Disk *disk.Mount `json:"disk,omitempty"`
 		// Text is written to the kernel file Target.
@@ -68,7 +68,8 @@ func Main() bool {
 		fmt.Fprintln(os.Stderr, "reading what is to be mounted:", err)
 		os.Exit(1)
 	}
-	_, err := io.WriteString(os.Stdout, "\n") // signals the start: the time to start a process does not count as the kernel's time
+	// signals the start: the time to start a process does not count as the kernel's time
+	_, err := io.WriteString(os.Stdout, "\n")
 	switch {
 	case err != nil:
 	case c.Disk != nil:
@@ -180,7 +181,8 @@ func UnmountWhole(ctx context.Context, target string) error {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("unmounting %s: a process of the node uses it: %w", target, err)
 	}
-	return fmt.Errorf("unmounting %s: the server has not received all written data yet, and the kernel still waits for it: %w", target, err)
+	return fmt.Errorf("unmounting %s: the server has not received all written data yet, and the kernel still waits "+
+		"for it: %w", target, err)
 }
 
 // kernelTimeout bounds how long an unmount waits for a server, to which the kernel may have data to
@@ -217,7 +219,8 @@ func Unmount(ctx context.Context, target string) error {
 		err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
 		if errors.Is(err, unix.EBUSY) {
 			// A process of the node uses it. The pod is dead, so a lazy unmount loses nothing.
-			err = runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
+			err = runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH},
+				Unmount: true})
 		}
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			return nil
@@ -238,7 +241,8 @@ func Unmount(ctx context.Context, target string) error {
 func AbortPending(ctx context.Context, target string) error {
 	// MNT_FORCE aborts requests and unmounts. The separate mount namespace keeps the mount for
 	// everybody else.
-	err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
+	err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE},
+		Unmount: true, Apart: true})
 	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("aborting pending requests at %s: %w", target, err)
 	}
@@ -261,7 +265,8 @@ func runNotifying(ctx context.Context, c request, begun func()) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // its mounts are invisible elsewhere
 	}
 	if c.Disk != nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no unsupervised process may write to a disk
+		// no unsupervised process may write to a disk
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	}
 	out, err := runProgram(ctx, cmd, c.Target, begun)
 	if err != nil {
@@ -370,7 +375,8 @@ func runProgram(ctx context.Context, cmd *exec.Cmd, about string, begun func()) 
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return nil, &ExitError{Program: name, Code: exit.ExitCode(), Output: string(bytes.TrimSpace([]byte(said.String() + out.String())))}
+		return nil, &ExitError{Program: name, Code: exit.ExitCode(),
+			Output: string(bytes.TrimSpace([]byte(said.String() + out.String())))}
 	}
 	if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // a daemon that it started may hold the pipes open
 		return nil, fmt.Errorf("%s: %w", name, err)

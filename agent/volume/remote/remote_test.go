@@ -73,7 +73,8 @@ func TestStartingIsNoTimeOfTheKernels(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	if err := runNotifying(ctx, request{Mount: Mount{Target: pipe}, Text: "x"}, cancel); !errors.Is(err, context.Canceled) {
+	if err := runNotifying(ctx, request{Mount: Mount{Target: pipe}, Text: "x"}, cancel); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("a process that waits in the kernel: %v", err)
 	}
 }
@@ -88,7 +89,8 @@ func TestHangsNoLonger(t *testing.T) {
 	}
 	defer unix.Close(fuse)
 	dir := t.TempDir()
-	if err := unix.Mount("nobody", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)); err != nil {
+	if err := unix.Mount("nobody", dir, "fuse", 0,
+		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -15,36 +15,39 @@ import (
 func TestParse(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"a", `addresses: [192.0.2.0/28, 198.51.100.7, "2001:db8::10-2001:db8::20"]`, ""},
-		{"a", `{"addresses": ["192.0.2.1"], "autoAssign": false, "namespaceSelector": {"matchLabels": {"team": "shop"}}}`, ""},
+		{"a", `{"addresses": ["192.0.2.1"], "autoAssign": false, "namespaceSelector": {"matchLabels": ` +
+			`{"team": "shop"}}}`, ""},
 		{"A_b", `addresses: [192.0.2.1]`, "pool A_b: its name"},
-		{"a", ``, "addresses is empty: give CIDRs"},
+		{"a", ``, "addresses is empty: specify CIDRs"},
 		{"a", `adresses: [192.0.2.1]`, "unknown field \"adresses\""},
-		{"a", `addresses: {a: b}`, "it is no YAML with addresses"},
-		{"a", `addresses: [192.0.2.5/28]`, `address "192.0.2.5/28": give a CIDR`},
-		{"a", `addresses: [x]`, `address "x": give a CIDR`},
-		{"a", `addresses: [fe80::1%eth0]`, `address "fe80::1%eth0": give a CIDR`},
-		{"a", `addresses: [192.0.2.9-192.0.2.3]`, "end before they begin"},
-		{"a", `addresses: ["192.0.2.9-2001:db8::1"]`, "end before they begin"},
+		{"a", `addresses: {a: b}`, "it is not valid YAML with addresses"},
+		{"a", `addresses: [192.0.2.5/28]`, `address "192.0.2.5/28": specify a CIDR`},
+		{"a", `addresses: [x]`, `address "x": specify a CIDR`},
+		{"a", `addresses: [fe80::1%eth0]`, `address "fe80::1%eth0": specify a CIDR`},
+		{"a", `addresses: [192.0.2.9-192.0.2.3]`, "is lower than the first"},
+		{"a", `addresses: ["192.0.2.9-2001:db8::1"]`, "is lower than the first"},
 		{"a", `addresses: [192.0.2.0/28, 192.0.2.15]`, "192.0.2.15 overlaps 192.0.2.0-192.0.2.15"},
 		{"a", `addresses: [127.0.0.1]`, "loopback"},
 		{"a", `addresses: [0.0.0.0/0]`, "loopback"},
 		{"a", `addresses: ["::/0"]`, "loopback"},
 		{"a", `addresses: [224.0.0.5]`, "multicast"},
 		{"a", `addresses: ["::ffff:192.0.2.1"]`, "reserved"},
-		{"a", "addresses: [192.0.2.1]\nserviceSelector: {matchExpressions: [{key: a, operator: Nope}]}", "serviceSelector"},
-		{"a", "addresses: [192.0.2.1]\naddresses: [192.0.2.2]", "it is no YAML"},
-		{"a", "addresses:" + strings.Repeat(" [", 9000), "bytes, and"},
+		{"a", "addresses: [192.0.2.1]\nserviceSelector: {matchExpressions: [{key: a, operator: Nope}]}",
+			"serviceSelector"},
+		{"a", "addresses: [192.0.2.1]\naddresses: [192.0.2.2]", "it is not valid YAML"},
+		{"a", "addresses:" + strings.Repeat(" [", 9000), "bytes, at most"},
 		{"a", "addresses: [" + strings.Repeat("192.0.2.1,", 65) + "]", "65 entries"},
 	} {
-		_, err := Parse(map[string]string{c.name: c.text})
+		_, err := ParsePools(map[string]string{c.name: c.text})
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.text, err)
-		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")):
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) ||
+			strings.Contains(err.Error(), "\n")):
 			t.Errorf("%.60s: %v, want one line with %q", c.text, err, c.want)
 		}
 	}
-	_, err := Parse(map[string]string{"a": "addresses: [192.0.2.0/24]", "b": "addresses: [192.0.2.7]"})
+	_, err := ParsePools(map[string]string{"a": "addresses: [192.0.2.0/24]", "b": "addresses: [192.0.2.7]"})
 	if err == nil || !strings.Contains(err.Error(), "pool b: 192.0.2.7 overlaps 192.0.2.0-192.0.2.255 of pool a") {
 		t.Errorf("overlapping pools: %v", err)
 	}
@@ -52,15 +55,17 @@ func TestParse(t *testing.T) {
 	for i := range maxPools + 1 {
 		many[strings.Repeat("a", i+1)] = "addresses: [192.0.2.1]"
 	}
-	if _, err := Parse(many); err == nil {
+	if _, err := ParsePools(many); err == nil {
 		t.Error("too many pools were read")
 	}
-	pools, err := Parse(map[string]string{"a": "addresses: [10.244.3.0/24]"})
+	pools, err := ParsePools(map[string]string{"a": "addresses: [10.244.3.0/24]"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = Conflict(pools, []Taken{{RangeOf(netip.MustParsePrefix("10.244.0.0/16")), "the addresses of pods 10.244.0.0/16"}})
-	if err == nil || err.Error() != "pool a: 10.244.3.0-10.244.3.255 overlaps the addresses of pods 10.244.0.0/16: give the pool other addresses" {
+	err = CheckConflicts(pools, []UsedRange{{PrefixRange(netip.MustParsePrefix("10.244.0.0/16")),
+		"the addresses of pods 10.244.0.0/16"}})
+	if err == nil || err.Error() != "pool a: 10.244.3.0-10.244.3.255 overlaps the addresses of pods 10.244.0.0/16: "+
+		"use other addresses for the pool" {
 		t.Errorf("a pool among pods: %v", err)
 	}
 }
@@ -95,7 +100,7 @@ func TestNext(t *testing.T) {
 		after := rapid.SampledFrom(append(all, netip.Addr{})).Draw(t, "after")
 		for {
 			looked := 0
-			a, ok := p.next(six, after, func(a netip.Addr) bool { looked++; return !taken[a] })
+			a, ok := p.nextFree(six, after, func(a netip.Addr) bool { looked++; return !taken[a] })
 			if looked > len(taken)+1 {
 				t.Fatalf("looked at %d addresses with %d taken", looked, len(taken))
 			}
@@ -115,11 +120,12 @@ func TestNext(t *testing.T) {
 
 // F117: whatever a pool's text is, reading it ends, and what is read is within the bounds.
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"addresses: [192.0.2.0/28]", "a: &a [*a]", "{addresses: [::/96]}", "addresses: [\"0-255.255.255.255\"]", "addresses: [fe80::%1/8-]"} {
+	for _, s := range []string{"addresses: [192.0.2.0/28]", "a: &a [*a]", "{addresses: [::/96]}",
+		"addresses: [\"0-255.255.255.255\"]", "addresses: [fe80::%1/8-]"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		pools, err := Parse(map[string]string{"a": text})
+		pools, err := ParsePools(map[string]string{"a": text})
 		if err != nil {
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than a line: %q", err)
@@ -127,7 +133,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, r := range pools[0].Ranges {
-			if !r.From.IsValid() || r.From.Is4() != r.To.Is4() || r.To.Less(r.From) || r.From.IsMulticast() || r.To.IsLoopback() {
+			if !r.From.IsValid() || r.From.Is4() != r.To.Is4() || r.To.Less(r.From) || r.From.IsMulticast() ||
+				r.To.IsLoopback() {
 				t.Errorf("%q was read as %v", text, r)
 			}
 		}
@@ -137,12 +144,16 @@ func FuzzParse(f *testing.F) {
 // F117: of the addresses that a node names, the first four internal and external ones of each family are its machine's.
 func TestOfMachine(t *testing.T) {
 	n := &corev1.Node{}
-	for _, at := range []string{"Hostname=192.0.2.200", "InternalIP=nonsense", "InternalIP=192.0.2.1", "InternalIP=192.0.2.2", "InternalIP=2001:db8::1%eth0",
-		"InternalIP=2001:db8::2", "ExternalIP=::ffff:198.51.100.1", "ExternalIP=198.51.100.2", "InternalIP=192.0.2.3", "InternalIP=192.0.2.4", "InternalIP=192.0.2.5"} {
+	for _, at := range []string{"Hostname=192.0.2.200", "InternalIP=nonsense", "InternalIP=192.0.2.1",
+		"InternalIP=192.0.2.2", "InternalIP=2001:db8::1%eth0",
+		"InternalIP=2001:db8::2", "ExternalIP=::ffff:198.51.100.1", "ExternalIP=198.51.100.2", "InternalIP=192.0.2.3",
+		"InternalIP=192.0.2.4", "InternalIP=192.0.2.5"} {
 		of, address, _ := strings.Cut(at, "=")
-		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeAddressType(of), Address: address})
+		n.Status.Addresses = append(n.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeAddressType(of), Address: address})
 	}
-	if got, want := fmt.Sprint(OfMachine(n)), "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 198.51.100.1 198.51.100.2 192.0.2.3 192.0.2.4]"; got != want {
+	if got, want := fmt.Sprint(NodeAddresses(n)),
+		"[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 198.51.100.1 198.51.100.2 192.0.2.3 192.0.2.4]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

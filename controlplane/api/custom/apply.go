@@ -11,17 +11,19 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// Types returns a server-side apply converter that supports custom objects in addition to
-// unstructured ones. of is the converter of the kind's schema, or
-// managedfields.NewDeducedTypeConverter for a kind without one.
-func Types(of managedfields.TypeConverter) managedfields.TypeConverter { return types{of} }
+// NewTypeConverter returns a server-side apply converter that supports custom objects in addition
+// to unstructured objects. schemaTypes is the converter of the kind's schema. For a kind without a
+// schema, pass managedfields.NewDeducedTypeConverter.
+func NewTypeConverter(schemaTypes managedfields.TypeConverter) managedfields.TypeConverter {
+	return typeConverter{schemaTypes}
+}
 
-type types struct{ of managedfields.TypeConverter }
+type typeConverter struct{ of managedfields.TypeConverter }
 
 // ObjectToTyped converts an Object or an unstructured object to a typed value.
-func (t types) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+func (t typeConverter) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if o, ok := obj.(*Object); ok {
-		all, err := o.asMap()
+		all, err := o.toMap()
 		if err != nil {
 			return nil, err
 		}
@@ -31,7 +33,7 @@ func (t types) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions
 }
 
 // TypedToObject converts a typed value to an *Object.
-func (t types) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
+func (t typeConverter) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	obj, err := t.of.TypedToObject(value)
 	if err != nil {
 		return nil, err
@@ -40,16 +42,16 @@ func (t types) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	if !ok {
 		return nil, fmt.Errorf("a custom object became a %T", obj)
 	}
-	return fromMap(u.Object)
+	return objectFromMap(u.Object)
 }
 
 // Map returns the object as one map. The map shares the object's content and must not be changed.
-func (o *Object) Map() (map[string]any, error) { return o.asMap() }
+func (o *Object) Map() (map[string]any, error) { return o.toMap() }
 
-// FromMap returns the object of a map in the form that Map returns.
-func FromMap(all map[string]any) (*Object, error) { return fromMap(all) }
+// FromMap returns the object of a map in the format that Map returns.
+func FromMap(document map[string]any) (*Object, error) { return objectFromMap(document) }
 
-func (o *Object) asMap() (map[string]any, error) {
+func (o *Object) toMap() (map[string]any, error) {
 	meta, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&o.ObjectMeta)
 	if err != nil {
 		return nil, fmt.Errorf("reading metadata: %w", err)
@@ -63,25 +65,25 @@ func (o *Object) asMap() (map[string]any, error) {
 	return all, nil
 }
 
-// fromMap is the inverse of asMap. The object shares the nested values of the map, which other
-// objects may share too.
-func fromMap(all map[string]any) (*Object, error) {
+// objectFromMap is the inverse of toMap. The object shares the nested values of the map, which
+// other objects may share too.
+func objectFromMap(document map[string]any) (*Object, error) {
 	o := &Object{}
-	o.APIVersion, _ = all["apiVersion"].(string)
-	o.Kind, _ = all["kind"].(string)
-	if meta, ok := all["metadata"].(map[string]any); ok {
+	o.APIVersion, _ = document["apiVersion"].(string)
+	o.Kind, _ = document["kind"].(string)
+	if meta, ok := document["metadata"].(map[string]any); ok {
 		into := metav1.ObjectMeta{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(meta, &into); err != nil {
 			return nil, fmt.Errorf("metadata: %w", err)
 		}
 		o.ObjectMeta = into
 	}
-	for name, value := range all {
+	for name, value := range document {
 		if slices.Contains(own, name) {
 			continue
 		}
 		if o.Content == nil {
-			o.Content = make(map[string]any, len(all))
+			o.Content = make(map[string]any, len(document))
 		}
 		o.Content[name] = value
 	}

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Resource is a resource of custom objects: its names and its scope.
+// Resource describes a resource of custom objects: its names and its scope.
 type Resource struct {
 	Group      string
 	Kind       string
@@ -25,80 +25,87 @@ type Resource struct {
 	Namespaced bool
 }
 
-// NewStorage returns the storage of a resource, under a prefix of its group. hub is the version in
-// which objects are written. known are the versions in which earlier objects may have been written.
-func NewStorage(r Resource, hub string, known ...string) *api.Storage {
+// NewStorage returns the storage of a resource, with a key prefix for its API group. Objects are
+// written in hubVersion. knownVersions are the other versions in which stored objects may exist.
+func NewStorage(resource Resource, hubVersion string, knownVersions ...string) *api.Storage {
 	version := func(v string) api.Version {
-		gvk := schema.GroupVersionKind{Group: r.Group, Version: v, Kind: r.Kind}
+		gvk := schema.GroupVersionKind{Group: resource.Group, Version: v, Kind: resource.Kind}
 		return api.Version{GVK: gvk, New: New, Shallow: api.ShallowOf[Object, *Object]}
 	}
-	prefix := api.StorageRoot + r.Group + "/" + r.Plural + "/"
-	s := &api.Storage{Prefix: prefix, Namespaced: r.Namespaced, Hub: version(hub)}
-	for _, v := range known {
+	prefix := api.StorageRoot + resource.Group + "/" + resource.Plural + "/"
+	s := &api.Storage{Prefix: prefix, Namespaced: resource.Namespaced, Hub: version(hubVersion)}
+	for _, v := range knownVersions {
 		s.Known = append(s.Known, version(v))
 	}
 	return s
 }
 
-// NewKind returns the kind of one served version of a resource, to which the caller adds the parts
-// that depend on the schema. The caller also adds the conversion if the version is not the hub.
-// With status, the object and its status are written separately.
-func NewKind(r Resource, version string, status bool, s *api.Storage) *api.Kind {
+// NewKind returns the kind of one served version of a resource. The caller adds the parts that
+// depend on the schema, and the conversion if the version is not the hub. hasStatus makes status a
+// subresource, so that the object and its status are written separately.
+func NewKind(resource Resource, version string, hasStatus bool, storage *api.Storage) *api.Kind {
 	k := &api.Kind{
-		GVK:        schema.GroupVersionKind{Group: r.Group, Version: version, Kind: r.Kind},
-		Resource:   r.Plural,
-		Singular:   r.Singular,
-		ShortNames: r.ShortNames,
-		Categories: r.Categories,
-		Namespaced: r.Namespaced,
-		New:        New,
-		NewList:    NewList,
-		Ops:        Ops(status),
-		Storage:    s,
-
-		Conditional: true,
-		// A strategic merge patch needs a Go type, which defines how lists are merged.
-		PatchTypes: []patch.PatchType{patch.JSONPatchType, patch.MergePatchType, patch.ApplyYAMLPatchType},
-		Types:      func() managedfields.TypeConverter { return Types(managedfields.NewDeducedTypeConverter()) },
-		Columns: []metav1.TableColumnDefinition{
-			{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
-			{Name: "Age", Type: "string", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
+		GVK:        schema.GroupVersionKind{Group: resource.Group, Version: version, Kind: resource.Kind},
+		Resource:   resource.Plural,
+		Namespaced: resource.Namespaced,
+		Naming: api.KindNaming{Singular: resource.Singular, ShortNames: resource.ShortNames,
+			Categories: resource.Categories},
+		Type:    api.GoType{New: New, NewList: NewList, Ops: Ops(hasStatus)},
+		Storage: storage,
+		Writes:  api.WriteRules{Conditional: true},
+		Validation: api.Validation{
+			Object: func(o api.Object) field.ErrorList {
+				fldPath := field.NewPath("metadata")
+				return validation.ValidateObjectMetaAccessor(o, resource.Namespaced, validation.NameIsDNSSubdomain,
+					fldPath)
+			},
+			Update: validateMetaUpdate,
 		},
-		Row: func(o api.Object, now time.Time) []any { return []any{o.GetName(), age(o, now)} },
-		Validate: func(o api.Object) field.ErrorList {
-			at := field.NewPath("metadata")
-			return validation.ValidateObjectMetaAccessor(o, r.Namespaced, validation.NameIsDNSSubdomain, at)
+		Schema: api.KindSchema{
+			// A strategic merge patch needs a Go type, which defines how lists are merged.
+			PatchTypes: []patch.PatchType{patch.JSONPatchType, patch.MergePatchType, patch.ApplyYAMLPatchType},
+			Types: func() managedfields.TypeConverter {
+				return NewTypeConverter(managedfields.NewDeducedTypeConverter())
+			},
 		},
-		ValidateUpdate: validateMetaUpdate,
+		Lists: api.ListRules{
+			Columns: []metav1.TableColumnDefinition{
+				{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
+				{Name: "Age", Type: "string", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
+			},
+			Row: func(o api.Object, now time.Time) []any { return []any{o.GetName(), objectAge(o, now)} },
+		},
 	}
-	k.PrepareCreate = func(o api.Object) {
-		if status {
-			k.Ops.SetStatus(o, nil)
+	k.Writes.PrepareCreate = func(o api.Object) {
+		if hasStatus {
+			k.Type.Ops.SetStatus(o, nil)
 		}
 		o.SetGeneration(1)
 	}
-	if status {
-		k.PrepareUpdate = func(obj, old api.Object) { k.Ops.SetStatus(obj, old) }
+	if hasStatus {
+		k.Writes.PrepareUpdate = func(obj, old api.Object) { k.Type.Ops.SetStatus(obj, old) }
 		k.Subresources = map[string]*api.Subresource{"status": {
-			Verbs: []string{"get", "patch", "update"}, PrepareUpdate: keepAllButStatus, ValidateUpdate: validateMetaUpdate,
+			Verbs: []string{"get", "patch", "update"}, PrepareUpdate: keepAllButStatus,
+			ValidateUpdate: validateMetaUpdate,
 		}}
 	}
 	return k
 }
 
-// keepAllButStatus resets everything in obj except the status to old, including the metadata, for a
-// write of the status.
-func keepAllButStatus(obj, old api.Object) {
-	o, was := obj.(*Object), old.(*Object)
+// keepAllButStatus resets everything in obj but the status, including the metadata, to the values
+// in stored. The managedFields and the resourceVersion of obj are kept. It is the update rule of
+// the status subresource.
+func keepAllButStatus(obj, stored api.Object) {
+	o, previous := obj.(*Object), stored.(*Object)
 	status, managed, rv := o.Content[statusField], o.ManagedFields, o.ResourceVersion
-	was.ObjectMeta.DeepCopyInto(&o.ObjectMeta)
+	previous.ObjectMeta.DeepCopyInto(&o.ObjectMeta)
 	o.ManagedFields, o.ResourceVersion = managed, rv
-	o.Content = was.Content
+	o.Content = previous.Content
 	o.Set(statusField, status)
 }
 
-// validateMetaUpdate validates a change of the metadata. The registry handles an omitted
-// resourceVersion.
+// validateMetaUpdate validates a change of the metadata. It accepts an omitted resourceVersion,
+// which the registry checks.
 func validateMetaUpdate(obj, old api.Object) field.ErrorList {
 	var errs field.ErrorList
 	for _, e := range validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")) {
@@ -109,7 +116,7 @@ func validateMetaUpdate(obj, old api.Object) field.ErrorList {
 	return errs
 }
 
-func age(o api.Object, now time.Time) string {
+func objectAge(o api.Object, now time.Time) string {
 	made := o.GetCreationTimestamp()
 	if made.IsZero() {
 		return "<unknown>"

@@ -16,9 +16,9 @@ func MetaRef() spec.Schema {
 	return spec.Schema{SchemaProps: spec.SchemaProps{Ref: spec.MustCreateRef("#/definitions/" + metaModel)}}
 }
 
-// TypesOf returns the server-side apply converter for the kind gvk with the OpenAPI schema model,
-// which may contain MetaRef.
-func TypesOf(gvk schema.GroupVersionKind, model *spec.Schema) (managedfields.TypeConverter, error) {
+// TypeConverterForModel returns the server-side apply converter for a kind with the given OpenAPI
+// schema, which may contain MetaRef.
+func TypeConverterForModel(gvk schema.GroupVersionKind, model *spec.Schema) (managedfields.TypeConverter, error) {
 	root := *model
 	root.Extensions = spec.Extensions{}
 	for name, value := range model.Extensions {
@@ -27,15 +27,16 @@ func TypesOf(gvk schema.GroupVersionKind, model *spec.Schema) (managedfields.Typ
 	root.Extensions["x-kubernetes-group-version-kind"] = []any{map[string]any{
 		"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind,
 	}}
-	return managedfields.NewTypeConverter(map[string]*spec.Schema{gvk.Kind: &root, metaModel: objectMeta()}, false)
+	return managedfields.NewTypeConverter(map[string]*spec.Schema{gvk.Kind: &root, metaModel: objectMetaSchema()},
+		false)
 }
 
-func scalar(t string) spec.Schema {
+func scalarSchema(t string) spec.Schema {
 	return spec.Schema{SchemaProps: spec.SchemaProps{Type: spec.StringOrArray{t}}}
 }
 
-func listOf(items spec.Schema, listType string, keys ...string) spec.Schema {
-	s := scalar("array")
+func listSchema(items spec.Schema, listType string, keys ...string) spec.Schema {
+	s := scalarSchema("array")
 	s.Items = &spec.SchemaOrArray{Schema: &items}
 	s.Extensions = spec.Extensions{"x-kubernetes-list-type": listType}
 	if len(keys) > 0 {
@@ -48,38 +49,42 @@ func listOf(items spec.Schema, listType string, keys ...string) spec.Schema {
 	return s
 }
 
-func objectOf(fields map[string]spec.Schema) spec.Schema {
-	s := scalar("object")
+func objectSchema(fields map[string]spec.Schema) spec.Schema {
+	s := scalarSchema("object")
 	s.Properties = fields
 	return s
 }
 
-func mapOf(values spec.Schema) spec.Schema {
-	s := scalar("object")
+func mapSchema(values spec.Schema) spec.Schema {
+	s := scalarSchema("object")
 	s.AdditionalProperties = &spec.SchemaOrBool{Allows: true, Schema: &values}
 	return s
 }
 
-// anything returns a schema that accepts any value and preserves unknown fields.
-func anything() spec.Schema {
-	return spec.Schema{VendorExtensible: spec.VendorExtensible{Extensions: spec.Extensions{"x-kubernetes-preserve-unknown-fields": true}}}
+// anySchema returns a schema that accepts any value and preserves unknown fields.
+func anySchema() spec.Schema {
+	return spec.Schema{VendorExtensible: spec.VendorExtensible{
+		Extensions: spec.Extensions{"x-kubernetes-preserve-unknown-fields": true}}}
 }
 
-// objectMeta returns a schema of ObjectMeta that is detailed enough for field ownership.
-func objectMeta() *spec.Schema {
-	text, number, yes := scalar("string"), scalar("integer"), scalar("boolean")
-	owner := objectOf(map[string]spec.Schema{
+// objectMetaSchema returns a schema of ObjectMeta that is detailed enough for field ownership.
+func objectMetaSchema() *spec.Schema {
+	text, number, yes := scalarSchema("string"), scalarSchema("integer"), scalarSchema("boolean")
+	owner := objectSchema(map[string]spec.Schema{
 		"apiVersion": text, "kind": text, "name": text, "uid": text, "controller": yes, "blockOwnerDeletion": yes,
 	})
 	owner.Extensions = spec.Extensions{"x-kubernetes-map-type": "atomic"}
-	manager := objectOf(map[string]spec.Schema{
-		"manager": text, "operation": text, "apiVersion": text, "time": text, "fieldsType": text, "fieldsV1": anything(), "subresource": text,
+	manager := objectSchema(map[string]spec.Schema{
+		"manager": text, "operation": text, "apiVersion": text, "time": text, "fieldsType": text,
+		"fieldsV1": anySchema(), "subresource": text,
 	})
-	meta := objectOf(map[string]spec.Schema{
+	meta := objectSchema(map[string]spec.Schema{
 		"name": text, "generateName": text, "namespace": text, "selfLink": text, "uid": text, "resourceVersion": text,
-		"generation": number, "creationTimestamp": text, "deletionTimestamp": text, "deletionGracePeriodSeconds": number,
-		"labels": mapOf(text), "annotations": mapOf(text), "finalizers": listOf(text, "set"),
-		"ownerReferences": listOf(owner, "map", "uid"), "managedFields": listOf(manager, "atomic"),
+		"generation": number, "creationTimestamp": text, "deletionTimestamp": text,
+		"deletionGracePeriodSeconds": number,
+		"labels":                     mapSchema(text), "annotations": mapSchema(text),
+		"finalizers":      listSchema(text, "set"),
+		"ownerReferences": listSchema(owner, "map", "uid"), "managedFields": listSchema(manager, "atomic"),
 	})
 	return &meta
 }
@@ -87,41 +92,48 @@ func objectMeta() *spec.Schema {
 // DefinitionTypes returns the server-side apply converter for CustomResourceDefinitions. Their
 // lists are atomic, except for the conditions. It is built on first use.
 var DefinitionTypes = sync.OnceValue(func() managedfields.TypeConverter {
-	condition := objectOf(map[string]spec.Schema{
-		"type": scalar("string"), "status": scalar("string"), "lastTransitionTime": scalar("string"), "reason": scalar("string"),
-		"message": scalar("string"), "observedGeneration": scalar("integer"),
+	condition := objectSchema(map[string]spec.Schema{
+		"type": scalarSchema("string"), "status": scalarSchema("string"), "lastTransitionTime": scalarSchema("string"),
+		"reason":  scalarSchema("string"),
+		"message": scalarSchema("string"), "observedGeneration": scalarSchema("integer"),
 	})
-	atomic := listOf(anything(), "atomic")
-	model := objectOf(map[string]spec.Schema{
-		"apiVersion": scalar("string"), "kind": scalar("string"), "metadata": MetaRef(),
-		"spec": objectOf(map[string]spec.Schema{
-			"group": scalar("string"), "scope": scalar("string"), "preserveUnknownFields": scalar("boolean"), "versions": atomic,
-			"names": objectOf(map[string]spec.Schema{
-				"plural": scalar("string"), "singular": scalar("string"), "kind": scalar("string"), "listKind": scalar("string"),
+	atomic := listSchema(anySchema(), "atomic")
+	model := objectSchema(map[string]spec.Schema{
+		"apiVersion": scalarSchema("string"), "kind": scalarSchema("string"), "metadata": MetaRef(),
+		"spec": objectSchema(map[string]spec.Schema{
+			"group": scalarSchema("string"), "scope": scalarSchema("string"),
+			"preserveUnknownFields": scalarSchema("boolean"), "versions": atomic,
+			"names": objectSchema(map[string]spec.Schema{
+				"plural": scalarSchema("string"), "singular": scalarSchema("string"), "kind": scalarSchema("string"),
+				"listKind":   scalarSchema("string"),
 				"shortNames": atomic, "categories": atomic,
 			}),
-			"conversion": objectOf(map[string]spec.Schema{
-				"strategy": scalar("string"),
-				"webhook": objectOf(map[string]spec.Schema{
+			"conversion": objectSchema(map[string]spec.Schema{
+				"strategy": scalarSchema("string"),
+				"webhook": objectSchema(map[string]spec.Schema{
 					"conversionReviewVersions": atomic,
-					"clientConfig": objectOf(map[string]spec.Schema{
-						"url": scalar("string"), "caBundle": scalar("string"),
-						"service": objectOf(map[string]spec.Schema{
-							"name": scalar("string"), "namespace": scalar("string"), "path": scalar("string"), "port": scalar("integer"),
+					"clientConfig": objectSchema(map[string]spec.Schema{
+						"url": scalarSchema("string"), "caBundle": scalarSchema("string"),
+						"service": objectSchema(map[string]spec.Schema{
+							"name": scalarSchema("string"), "namespace": scalarSchema("string"),
+							"path": scalarSchema("string"), "port": scalarSchema("integer"),
 						}),
 					}),
 				}),
 			}),
 		}),
-		"status": objectOf(map[string]spec.Schema{
-			"conditions": listOf(condition, "map", "type"), "storedVersions": atomic, "observedGeneration": scalar("integer"),
-			"acceptedNames": objectOf(map[string]spec.Schema{
-				"plural": scalar("string"), "singular": scalar("string"), "kind": scalar("string"), "listKind": scalar("string"),
+		"status": objectSchema(map[string]spec.Schema{
+			"conditions": listSchema(condition, "map", "type"), "storedVersions": atomic,
+			"observedGeneration": scalarSchema("integer"),
+			"acceptedNames": objectSchema(map[string]spec.Schema{
+				"plural": scalarSchema("string"), "singular": scalarSchema("string"), "kind": scalarSchema("string"),
+				"listKind":   scalarSchema("string"),
 				"shortNames": atomic, "categories": atomic,
 			}),
 		}),
 	})
-	types, err := TypesOf(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}, &model)
+	types, err := TypeConverterForModel(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1",
+		Kind: "CustomResourceDefinition"}, &model)
 	if err != nil {
 		panic("custom: the model of definitions: " + err.Error()) // the model is a constant
 	}
@@ -131,22 +143,25 @@ var DefinitionTypes = sync.OnceValue(func() managedfields.TypeConverter {
 // APIServiceTypes returns the server-side apply converter for APIServices, which are not in
 // k8s.io/api. It is built on first use.
 var APIServiceTypes = sync.OnceValue(func() managedfields.TypeConverter {
-	condition := objectOf(map[string]spec.Schema{
-		"type": scalar("string"), "status": scalar("string"), "lastTransitionTime": scalar("string"), "reason": scalar("string"),
-		"message": scalar("string"),
+	condition := objectSchema(map[string]spec.Schema{
+		"type": scalarSchema("string"), "status": scalarSchema("string"), "lastTransitionTime": scalarSchema("string"),
+		"reason":  scalarSchema("string"),
+		"message": scalarSchema("string"),
 	})
-	model := objectOf(map[string]spec.Schema{
-		"apiVersion": scalar("string"), "kind": scalar("string"), "metadata": MetaRef(),
-		"spec": objectOf(map[string]spec.Schema{
-			"group": scalar("string"), "version": scalar("string"), "insecureSkipTLSVerify": scalar("boolean"), "caBundle": scalar("string"),
-			"groupPriorityMinimum": scalar("integer"), "versionPriority": scalar("integer"),
-			"service": objectOf(map[string]spec.Schema{
-				"name": scalar("string"), "namespace": scalar("string"), "port": scalar("integer"),
+	model := objectSchema(map[string]spec.Schema{
+		"apiVersion": scalarSchema("string"), "kind": scalarSchema("string"), "metadata": MetaRef(),
+		"spec": objectSchema(map[string]spec.Schema{
+			"group": scalarSchema("string"), "version": scalarSchema("string"),
+			"insecureSkipTLSVerify": scalarSchema("boolean"), "caBundle": scalarSchema("string"),
+			"groupPriorityMinimum": scalarSchema("integer"), "versionPriority": scalarSchema("integer"),
+			"service": objectSchema(map[string]spec.Schema{
+				"name": scalarSchema("string"), "namespace": scalarSchema("string"), "port": scalarSchema("integer"),
 			}),
 		}),
-		"status": objectOf(map[string]spec.Schema{"conditions": listOf(condition, "map", "type")}),
+		"status": objectSchema(map[string]spec.Schema{"conditions": listSchema(condition, "map", "type")}),
 	})
-	types, err := TypesOf(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}, &model)
+	types, err := TypeConverterForModel(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1",
+		Kind: "APIService"}, &model)
 	if err != nil {
 		panic("custom: the model of APIServices: " + err.Error()) // the model is a constant
 	}

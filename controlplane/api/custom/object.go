@@ -1,5 +1,5 @@
-// Package custom defines the Go type of custom resources. Metadata is typed, as in every other
-// object; the rest is untyped JSON.
+// Package custom defines the Go type of custom resources. Their metadata is typed, as in every
+// other object; all other fields are untyped JSON.
 package custom
 
 import (
@@ -19,26 +19,27 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-// Object is one custom object.
+// Object is an object of a custom resource.
 type Object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Content has all fields except apiVersion, kind and metadata. Values are map[string]any,
-	// []any, string, bool, int64, float64 and nil. Shallow copies share it, so it must never be
-	// changed in place: Set replaces the map, and deeper changes need a DeepCopy.
+	// Content contains all fields except apiVersion, kind and metadata. Values are map[string]any,
+	// []any, string, bool, int64, float64 and nil. Shallow copies share the map, so it must never
+	// be changed in place: Set replaces it, and deeper changes need a DeepCopy.
 	Content map[string]any `json:"-"`
 
-	// Shape is the schema that is applied when a document is decoded into this object; nil accepts
-	// everything. Decoding resets it to nil. Only objects made by Shaped have it.
+	// Shape is the schema that is applied when a document is decoded into this object. nil accepts
+	// every document. Decoding resets it to nil. Only objects from a function that NewShaped
+	// returned have a Shape.
 	Shape Shape `json:"-"`
 }
 
-// Shape applies the schema of a version to decoded objects.
+// Shape is the schema of one version of a custom resource, as it is applied to decoded objects.
 type Shape interface {
 	// Fit removes fields from o that the schema does not have, and sets defaults; o is modified in
-	// place. With tell it returns the paths of the removed fields. It returns an error if o does
-	// not conform to the schema.
+	// place. If tell is true, it returns the paths of the removed fields. It returns an error if o
+	// does not conform to the schema.
 	Fit(o *Object, tell bool) (dropped []string, err error)
 }
 
@@ -96,10 +97,10 @@ func copyValue(v any) any {
 	case nil, string, bool, int64, float64:
 		return v
 	}
-	panic(fmt.Sprintf("custom: a %T has no place in an object", v))
+	panic(fmt.Sprintf("custom: an object cannot contain a %T", v))
 }
 
-// own are the top-level fields that are not part of Content.
+// own are the top-level fields of an object that are not part of Content.
 var own = []string{"apiVersion", "kind", "metadata"}
 
 // MarshalJSON encodes the fields in a fixed order: apiVersion, kind, metadata, then the content
@@ -142,16 +143,16 @@ func (o *Object) MarshalJSON() ([]byte, error) {
 	return buf.Bytes(), errors.Join(errs...)
 }
 
-// UnmarshalJSON replaces the object by the decoded document. Unknown fields of metadata are
+// UnmarshalJSON replaces the object with the decoded document. Unknown fields of metadata are
 // dropped.
 func (o *Object) UnmarshalJSON(data []byte) error {
 	_, err := o.DecodeJSON(data, false)
 	return err
 }
 
-// unsignZeros replaces the float -0 by 0, in place. It would be encoded as -0, which decodes as an
-// integer, so that the object would change.
-func unsignZeros(v any) any {
+// normalizeZeros replaces each float -0 with 0, in place, and returns the value. The JSON of -0 is
+// decoded as an integer, so that the object would change.
+func normalizeZeros(v any) any {
 	switch v := v.(type) {
 	case float64:
 		if v == 0 {
@@ -159,25 +160,26 @@ func unsignZeros(v any) any {
 		}
 	case []any:
 		for i := range v {
-			v[i] = unsignZeros(v[i])
+			v[i] = normalizeZeros(v[i])
 		}
 	case map[string]any:
 		for name := range v {
-			v[name] = unsignZeros(v[name])
+			v[name] = normalizeZeros(v[name])
 		}
 	}
 	return v
 }
 
-// DecodeJSON implements api.JSONDecoder. Integers become int64 if they fit and all other numbers
-// float64, as in Kubernetes. If strict, it reports duplicate fields. Unknown fields are reported
-// for metadata, and for the content by the Shape.
+// DecodeJSON implements api.JSONDecoder. As in Kubernetes, integers become int64 if they fit, and
+// all other numbers float64. If strict is true, it returns errors for duplicate fields and for
+// unknown fields. These are unknown metadata fields and the fields that the object's Shape removes.
 func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
 	if len(data) > decodelimits.MaxBytes {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", decodelimits.ErrTooMuch, len(data), decodelimits.MaxBytes)
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", decodelimits.ErrTooMuch, len(data),
+			decodelimits.MaxBytes)
 	}
-	if decodelimits.Count(data).Deep() {
-		return nil, decodelimits.TooDeep()
+	if decodelimits.CountJSON(data).IsTooDeep() {
+		return nil, decodelimits.ErrTooDeep()
 	}
 	var content map[string]any
 	var told []error
@@ -191,10 +193,10 @@ func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
 		return nil, err
 	}
 	if content == nil {
-		return nil, errors.New("null is no object")
+		return nil, errors.New("null is not an object")
 	}
 	if bytes.Contains(data, []byte("-0")) {
-		unsignZeros(content)
+		normalizeZeros(content)
 	}
 	out := Object{Content: content}
 	for name, into := range map[string]*string{"apiVersion": &out.APIVersion, "kind": &out.Kind} {
@@ -230,7 +232,7 @@ func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
 	return told, nil
 }
 
-// decodeMeta decodes the metadata. If strict, it returns its unknown fields.
+// decodeMeta decodes the metadata. If strict is true, it returns an error for each unknown field.
 func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err error) {
 	var doc struct {
 		Metadata *metav1.ObjectMeta `json:"metadata"`
@@ -241,7 +243,7 @@ func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err erro
 	}
 	told, err := kjson.UnmarshalStrict(data, &doc, kjson.DisallowUnknownFields)
 	for _, t := range told {
-		// Others are about the content.
+		// other errors are about the content
 		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) {
 			unknown = append(unknown, t)
 		}
@@ -270,9 +272,9 @@ func (l *List) DeepCopyObject() runtime.Object {
 // statusField is the field that controllers write through the status subresource.
 const statusField = "status"
 
-// Ops returns the operations of a kind of custom objects. status reports whether the kind has a
+// Ops returns the operations on objects of a custom kind. hasStatus reports whether the kind has a
 // status subresource.
-func Ops(status bool) api.Ops {
+func Ops(hasStatus bool) api.Ops {
 	ops := api.Ops{
 		Shallow: api.ShallowOf[Object, *Object],
 		Assign:  func(to, from api.Object) { *to.(*Object) = *from.(*Object) },
@@ -284,7 +286,7 @@ func Ops(status bool) api.Ops {
 			return l
 		},
 	}
-	if status {
+	if hasStatus {
 		ops.SetStatus = func(to, from api.Object) {
 			var value any
 			if from != nil {
@@ -296,11 +298,14 @@ func Ops(status bool) api.Ops {
 	return ops
 }
 
-// New returns an empty object without a Shape, for api.Kind.New.
+// New returns an empty object without a Shape, for api.Kind.Type.New.
 func New() api.Object { return &Object{} }
 
-// Shaped returns a function for api.Kind.New that makes objects with the Shape s.
-func Shaped(s Shape) func() api.Object { return func() api.Object { return &Object{Shape: s} } }
+// NewShaped returns a function for api.Kind.Type.New that returns empty objects with the given
+// Shape.
+func NewShaped(shape Shape) func() api.Object {
+	return func() api.Object { return &Object{Shape: shape} }
+}
 
-// NewList returns an empty list, for api.Kind.NewList.
+// NewList returns an empty list, for api.Kind.Type.NewList.
 func NewList() runtime.Object { return &List{} }

@@ -15,8 +15,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","namespace":"n","labels":{"l":"1"}},` +
-	`"spec":{"big":9007199254740993,"huge":18446744073709551616,"float":1.5,"list":[1,{"a":null}],"on":true},"status":{"n":1}}`
+const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","namespace":"n",` +
+	`"labels":{"l":"1"}},` +
+	`"spec":{"big":9007199254740993,"huge":18446744073709551616,"float":1.5,"list":[1,{"a":null}],"on":true},` +
+	`"status":{"n":1}}`
 
 func decode(t testing.TB, text string) *Object {
 	t.Helper()
@@ -30,7 +32,8 @@ func decode(t testing.TB, text string) *Object {
 // Numbers keep what Kubernetes keeps: integers of 64 bits exactly, what does not fit as floats.
 func TestNumbers(t *testing.T) {
 	spec := decode(t, widget).Content["spec"].(map[string]any)
-	want := map[string]any{"big": int64(9007199254740993), "huge": float64(18446744073709551616), "float": 1.5, "on": true,
+	want := map[string]any{"big": int64(9007199254740993), "huge": float64(18446744073709551616),
+		"float": 1.5, "on": true,
 		"list": []any{int64(1), map[string]any{"a": nil}}}
 	if !reflect.DeepEqual(spec, want) {
 		t.Fatalf("got %#v", spec)
@@ -57,7 +60,8 @@ func TestDecodingReplaces(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"metadata":{"name":"b"},"data":1}`), o); err != nil {
 		t.Fatal(err)
 	}
-	if o.Name != "b" || o.Namespace != "" || o.Kind != "" || !reflect.DeepEqual(o.Content, map[string]any{"data": int64(1)}) {
+	if o.Name != "b" || o.Namespace != "" || o.Kind != "" ||
+		!reflect.DeepEqual(o.Content, map[string]any{"data": int64(1)}) {
 		t.Fatalf("got %+v", o)
 	}
 }
@@ -90,12 +94,15 @@ func TestCopiesShareNothingThatIsWritten(t *testing.T) {
 
 func TestStrict(t *testing.T) {
 	o := &Object{}
-	told, err := api.DecodeJSON([]byte(`{"metadata":{"name":"a","nme":"b"},"spec":{"x":1,"x":2,"y":3},"metadata":{"name":"c"}}`), o, true)
+	told,
+		err := api.DecodeJSON(
+		[]byte(`{"metadata":{"name":"a","nme":"b"},"spec":{"x":1,"x":2,"y":3},"metadata":{"name":"c"}}`), o, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := errors.Join(told...).Error()
-	for _, want := range []string{`duplicate field "spec.x"`, `unknown field "metadata.nme"`, `duplicate field "metadata"`} {
+	for _, want := range []string{`duplicate field "spec.x"`, `unknown field "metadata.nme"`,
+		`duplicate field "metadata"`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is not told in:\n%s", want, got)
 		}
@@ -108,7 +115,7 @@ func TestStrict(t *testing.T) {
 func TestNoObjects(t *testing.T) {
 	for text, want := range map[string]string{
 		`[]`:                         "cannot unmarshal",
-		`null`:                       "no object",
+		`null`:                       "not an object",
 		`{"kind":7}`:                 "kind: must be a string",
 		`{"metadata":[]}`:            "cannot unmarshal",
 		`{"metadata":"x"}`:           "cannot unmarshal",
@@ -138,8 +145,10 @@ func TestOpsOfAList(t *testing.T) {
 
 // Whatever can be read is what Kubernetes would read, is written and read again the same, and is copied whole.
 func FuzzJSON(f *testing.F) {
-	for _, seed := range []string{widget, `{}`, `{"metadata":null,"a":-0,"b":1e400}`, `{"a":1.0,"b":1e21,"c":-9223372036854775808}`,
-		`{"metadata":{"creationTimestamp":"2020-01-01T00:00:00Z","managedFields":[{"fieldsV1":{"f:a":{}}}]}}`, `{"a":"\ud800"}`, nested(50)} {
+	for _, seed := range []string{widget, `{}`, `{"metadata":null,"a":-0,"b":1e400}`,
+		`{"a":1.0,"b":1e21,"c":-9223372036854775808}`,
+		`{"metadata":{"creationTimestamp":"2020-01-01T00:00:00Z","managedFields":[{"fieldsV1":{"f:a":{}}}]}}`,
+		`{"a":"\ud800"}`, nested(50)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -11,27 +11,28 @@ import (
 )
 
 // The Go types of a schema take 750 bytes for each property, and the schemas of an unused
-// definition are never read. So the compact in-memory form (api.Light) of a definition is packed:
-// each schema is replaced by a placeholder with the encoded schema. All other fields are unchanged.
-// Code that reads the schemas unpacks them first.
+// definition are never read. So definitions are cached in the light form (api.Light): each schema
+// is packed, that is, replaced with a placeholder that contains the schema as protobuf bytes. All
+// other fields are unchanged. Code that reads the schemas must call Unpack or UnpackSchema first.
 
-// packedMark is the $ref of a packed schema. It cannot occur otherwise: validation rejects every
-// $ref, and the registry never stores packed definitions.
+// packedMark is the $ref of the placeholder that replaces a schema. Other schemas cannot have it:
+// validation rejects every $ref, and the registry never stores definitions with placeholders.
 const packedMark = "keelson.dev/packed"
 
-// PackedDefinitions returns the compact in-memory form (api.Light) of CustomResourceDefinitions.
+// PackedDefinitions returns the light form (api.Light) of CustomResourceDefinitions, in which each
+// schema is encoded as protobuf bytes.
 func PackedDefinitions() *api.Light {
 	type definition = *apiextensionsv1.CustomResourceDefinition
 	return &api.Light{
 		Pack: func(obj, like api.Object) (api.Object, error) {
-			was, _ := like.(definition)
-			return packed(obj.(definition), was)
+			previous, _ := like.(definition)
+			return packDefinition(obj.(definition), previous)
 		},
 		Is: func(obj api.Object) bool {
 			c, ok := obj.(definition)
 			return ok && isPacked(c)
 		},
-		Unpack: func(obj api.Object) (api.Object, error) { return Unpacked(obj.(definition)) },
+		Unpack: func(obj api.Object) (api.Object, error) { return Unpack(obj.(definition)) },
 	}
 }
 
@@ -48,28 +49,29 @@ func isPacked(c *apiextensionsv1.CustomResourceDefinition) bool {
 	return false
 }
 
-// Pack returns a copy of a definition with its schemas packed. The copy shares other nested values
-// with c.
-func Pack(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
-	out, err := packed(c, nil)
+// Pack returns a copy of a definition in which each schema is replaced with a placeholder that
+// contains its protobuf bytes. Unpack is the inverse. The copy shares all other nested values with
+// the definition.
+func Pack(definition *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
+	out, err := packDefinition(definition, nil)
 	if err != nil {
 		return nil, err
 	}
 	return out.(*apiextensionsv1.CustomResourceDefinition), nil
 }
 
-// packed returns a copy of c with its schemas packed. Schemas that are equal to those of was, an
-// earlier packed state or nil, are shared with it.
-func packed(c, was *apiextensionsv1.CustomResourceDefinition) (api.Object, error) {
-	out := *c
-	out.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(c.Spec.Versions))
-	for i, v := range c.Spec.Versions {
+// packDefinition is like Pack. earlier is the result for an earlier state of the definition, or
+// nil. The result shares equal placeholders with earlier.
+func packDefinition(definition, earlier *apiextensionsv1.CustomResourceDefinition) (api.Object, error) {
+	out := *definition
+	out.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(definition.Spec.Versions))
+	for i, v := range definition.Spec.Versions {
 		if s := v.Schema; s != nil && s.OpenAPIV3Schema != nil && !isPackedSchema(s.OpenAPIV3Schema) {
 			data, err := s.OpenAPIV3Schema.Marshal()
 			if err != nil {
 				return nil, fmt.Errorf("packing the schema of version %s: %w", v.Name, err)
 			}
-			if v.Schema = sharedSchema(was, i, data); v.Schema == nil {
+			if v.Schema = sharedSchema(earlier, i, data); v.Schema == nil {
 				mark := packedMark
 				v.Schema = &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
 					Ref: &mark, Default: &apiextensionsv1.JSON{Raw: data},
@@ -81,11 +83,13 @@ func packed(c, was *apiextensionsv1.CustomResourceDefinition) (api.Object, error
 	return &out, nil
 }
 
-func sharedSchema(was *apiextensionsv1.CustomResourceDefinition, i int, data []byte) *apiextensionsv1.CustomResourceValidation {
-	if was == nil || i >= len(was.Spec.Versions) {
+func sharedSchema(
+	old *apiextensionsv1.CustomResourceDefinition, i int, data []byte,
+) *apiextensionsv1.CustomResourceValidation {
+	if old == nil || i >= len(old.Spec.Versions) {
 		return nil
 	}
-	s := was.Spec.Versions[i].Schema
+	s := old.Spec.Versions[i].Schema
 	if s == nil || !isPackedSchema(s.OpenAPIV3Schema) || s.OpenAPIV3Schema.Default == nil ||
 		!bytes.Equal(s.OpenAPIV3Schema.Default.Raw, data) {
 		return nil
@@ -93,17 +97,17 @@ func sharedSchema(was *apiextensionsv1.CustomResourceDefinition, i int, data []b
 	return s
 }
 
-// Unpacked returns a copy of a definition with its schemas unpacked, or the definition itself if it
-// is not packed.
-func Unpacked(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
-	if !isPacked(c) {
-		return c, nil
+// Unpack returns a copy of a definition in which the placeholders of Pack are decoded to schemas.
+// It returns the definition itself if it has no placeholders.
+func Unpack(definition *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
+	if !isPacked(definition) {
+		return definition, nil
 	}
-	out := *c
-	out.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(c.Spec.Versions))
-	for i, v := range c.Spec.Versions {
+	out := *definition
+	out.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(definition.Spec.Versions))
+	for i, v := range definition.Spec.Versions {
 		if v.Schema != nil {
-			s, err := SchemaOf(&v)
+			s, err := UnpackSchema(&v)
 			if err != nil {
 				return nil, fmt.Errorf("the schema of version %s: %w", v.Name, err)
 			}
@@ -114,17 +118,18 @@ func Unpacked(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.Cus
 	return &out, nil
 }
 
-// SchemaOf returns the schema of a version, unpacked if it is packed; nil if the version has none.
-func SchemaOf(v *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensionsv1.JSONSchemaProps, error) {
-	if v.Schema == nil {
+// UnpackSchema returns the schema of a version. It decodes the placeholder of Pack. It returns nil
+// if the version has no schema.
+func UnpackSchema(version *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensionsv1.JSONSchemaProps, error) {
+	if version.Schema == nil {
 		return nil, nil
 	}
-	s := v.Schema.OpenAPIV3Schema
+	s := version.Schema.OpenAPIV3Schema
 	if !isPackedSchema(s) {
 		return s, nil
 	}
 	if s.Default == nil {
-		return nil, errors.New("it says that it is packed, and has no bytes")
+		return nil, errors.New("it is marked as packed but has no bytes")
 	}
 	out := &apiextensionsv1.JSONSchemaProps{}
 	if err := out.Unmarshal(s.Default.Raw); err != nil {

@@ -13,8 +13,11 @@ func manyVersions() *apiextensionsv1.CustomResourceDefinition {
 		return &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
 			Type: "object", Description: about, XPreserveUnknownFields: &yes,
 			Properties: map[string]apiextensionsv1.JSONSchemaProps{
-				"a": {Type: "string", MaxLength: &most, Default: &apiextensionsv1.JSON{Raw: []byte(`"x"`)}, Enum: []apiextensionsv1.JSON{{Raw: []byte(`"x"`)}}},
-				"b": {Type: "array", Items: &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "integer"}}},
+				"a": {Type: "string", MaxLength: &most, Default: &apiextensionsv1.JSON{Raw: []byte(`"x"`)},
+					Enum: []apiextensionsv1.JSON{{Raw: []byte(`"x"`)}}},
+				"b": {Type: "array",
+					Items: &apiextensionsv1.JSONSchemaPropsOrArray{
+						Schema: &apiextensionsv1.JSONSchemaProps{Type: "integer"}}},
 				"c": {Type: "object", AdditionalProperties: &apiextensionsv1.JSONSchemaPropsOrBool{Allows: true},
 					XValidations: apiextensionsv1.ValidationRules{{Rule: "self == self", Message: "m"}}},
 			},
@@ -41,12 +44,13 @@ func TestPackedDefinitions(t *testing.T) {
 		t.Fatalf("it is packed: %v, %v; or it was changed: %+v", light.Is(was), light.Is(packed), was)
 	}
 	for _, from := range []*apiextensionsv1.CustomResourceDefinition{
-		packed.(*apiextensionsv1.CustomResourceDefinition), packed.(*apiextensionsv1.CustomResourceDefinition).DeepCopy(),
+		packed.(*apiextensionsv1.CustomResourceDefinition),
+		packed.(*apiextensionsv1.CustomResourceDefinition).DeepCopy(),
 	} {
 		if !light.Is(from) {
 			t.Fatal("a copy of a packed definition does not say that it is one")
 		}
-		whole, err := Unpacked(from)
+		whole, err := Unpack(from)
 		if err != nil || !equality.Semantic.DeepEqual(whole, was) {
 			t.Errorf("unpacked: %+v, %v", whole, err)
 		}
@@ -74,7 +78,7 @@ func TestPackedStatesShare(t *testing.T) {
 	if a.Spec.Versions[0].Schema != b.Spec.Versions[0].Schema {
 		t.Error("a schema that stayed is there twice")
 	}
-	if whole, err := Unpacked(b); err != nil || whole.Spec.Versions[3].Schema.OpenAPIV3Schema.Description != "another" {
+	if whole, err := Unpack(b); err != nil || whole.Spec.Versions[3].Schema.OpenAPIV3Schema.Description != "another" {
 		t.Errorf("%+v, %v", whole, err)
 	}
 }
@@ -86,11 +90,11 @@ func TestDamagedPackedDefinition(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Spec.Versions[0].Schema.OpenAPIV3Schema.Default.Raw = []byte{0xff, 0xff}
-	if whole, err := Unpacked(c); err == nil {
+	if whole, err := Unpack(c); err == nil {
 		t.Errorf("unpacked: %+v", whole)
 	}
 	c.Spec.Versions[0].Schema.OpenAPIV3Schema.Default = nil
-	if whole, err := Unpacked(c); err == nil {
+	if whole, err := Unpack(c); err == nil {
 		t.Errorf("unpacked: %+v", whole)
 	}
 }

@@ -43,7 +43,8 @@ func TestFromCBOR(t *testing.T) {
 
 // What is read from CBOR is what Kubernetes' decoder reads, and within the limits.
 func FuzzCBOR(f *testing.F) {
-	for _, v := range []any{nil, map[string]any{"a": []any{1, "x", 1.5, true}, "b": []byte("raw")}, strings.Repeat("x", 300)} {
+	for _, v := range []any{nil, map[string]any{"a": []any{1, "x", 1.5, true}, "b": []byte("raw")},
+		strings.Repeat("x", 300)} {
 		data, err := direct.Marshal(v)
 		if err != nil {
 			f.Fatal(err)

@@ -1,5 +1,6 @@
-// Package decodelimits limits the decoded size of a client's request body before it is decoded.
-// Three bytes of JSON may become a struct of a kilobyte, and a YAML alias any number of values.
+// Package decodelimits limits the decoded size of a client's request body before the body is
+// decoded. Three bytes of JSON may become a struct of a kilobyte, and a YAML alias any number of
+// values.
 package decodelimits
 
 import (
@@ -14,37 +15,41 @@ import (
 )
 
 // The limits of one request body. Kubernetes limits only the bytes of a request: 3 MiB, of which
-// 1.5 MiB can be stored. These limits are higher than normal objects of that size need. They bound
-// the memory and time for a body that is constructed to grow when decoded.
+// 1.5 MiB can be stored. No normal object of that size reaches these limits. They bound the memory
+// and time for a body that is constructed to become large when it is decoded.
 const (
 	MaxValues = 1 << 18 // members, items and scalars together: a value takes 6 bytes of 1.5 MiB
 	MaxDepth  = 1000    // nesting depth of lists and objects
-	// MaxMemory limits the estimated memory of the decoded body. See Counts.Memory.
+	// MaxMemory limits the estimated memory of the decoded body, in bytes. See
+	// Counts.EstimateMemory.
 	MaxMemory = 48 << 20
 	// maxWork limits the sum of the squares of the sizes of all objects and lists; lists of scalars
-	// count a quarter. The reason is that the sets of field owners are sorted by insertion. It
+	// count a quarter. The reason is that the sets of owned fields are sorted by insertion. It
 	// permits one object of 16,384 members, one list of as many objects, or one list of 32,768
 	// scalars.
 	maxWork = 1 << 28
-	// maxNodes limits the nodes of parsed YAML; separators within block scalars count too.
+	// maxNodes is the maximum number of nodes of parsed YAML. Separators within block scalars count
+	// too.
 	maxNodes = 1 << 18
-	// MaxBytes limits the expanded size of YAML aliases, and the size of converted JSON.
+	// MaxBytes is the maximum size of YAML with all aliases expanded, and of converted JSON.
 	MaxBytes = 3 << 20
 )
 
-// ErrTooMuch is wrapped by every error for a body beyond the limits.
-var ErrTooMuch = errors.New("the text holds too much")
+// ErrTooMuch is wrapped by every error for a body that exceeds the limits.
+var ErrTooMuch = errors.New("the text exceeds a decoding limit")
 
-// CheckJSON returns an error for a JSON text beyond the limits. It does not check the syntax. into
-// is a value of the Go type into which the text will be decoded; nil means maps, lists and scalars.
-func CheckJSON(data []byte, into any) error {
-	if err := Count(data).Check(into); err != nil {
+// CheckJSON returns an error for a JSON text that exceeds the limits. It does not check the syntax.
+// target is a value of the Go type into which the text will be decoded. nil means maps, lists and
+// scalars.
+func CheckJSON(data []byte, target any) error {
+	if err := CountJSON(data).CheckLimits(target); err != nil {
 		return err
 	}
-	return CheckQuantities(data, into)
+	return CheckQuantities(data, target)
 }
 
-// Counts are upper estimates of the contents of a JSON text, a CBOR item or a protobuf message.
+// Counts are upper estimates of the numbers and sizes in a JSON text, a CBOR item or a protobuf
+// message.
 type Counts struct {
 	Values  int // members, items and scalars
 	Items   int // items of all lists
@@ -54,12 +59,12 @@ type Counts struct {
 	deep    bool
 
 	quantity int  // length of the longest quantity of a protobuf message, in bytes
-	exponent bool // a quantity of a protobuf message has an exponent beyond the limit
+	exponent bool // some quantity of a protobuf message has an exponent that exceeds the limit
 }
 
-// close counts a finished object or list of n values; ofScalars reports whether it is a list of
-// scalars only.
-func (c *Counts) close(n int, ofScalars bool) {
+// endContainer adds a complete object or list of n values to the counts. ofScalars reports whether
+// it is a list that contains only scalars.
+func (c *Counts) endContainer(n int, ofScalars bool) {
 	c.widest = max(c.widest, n)
 	if ofScalars {
 		n /= 2
@@ -67,13 +72,13 @@ func (c *Counts) close(n int, ofScalars bool) {
 	c.work += n * n
 }
 
-// Check returns an error if the text is nested deeper than MaxDepth, has more than MaxValues
-// values, or exceeds maxWork. It also returns an error if decoding into the Go type of into would
-// take more than MaxMemory.
-func (c Counts) Check(into any) error {
+// CheckLimits returns an error if the text is nested deeper than MaxDepth, has more than MaxValues
+// values, or exceeds maxWork. It also returns an error if the text, decoded into the Go type of
+// target, takes more than MaxMemory.
+func (c Counts) CheckLimits(target any) error {
 	switch {
 	case c.deep:
-		return TooDeep()
+		return ErrTooDeep()
 	case c.Values > MaxValues:
 		return fmt.Errorf("%w: about %d values, at most %d are read", ErrTooMuch, c.Values, MaxValues)
 	}
@@ -81,23 +86,25 @@ func (c Counts) Check(into any) error {
 		return fmt.Errorf("%w: an object or list of about %d values, at most %d are read, or %d scalars in a list",
 			ErrTooMuch, c.widest, 1<<14, 1<<15)
 	}
-	if m := c.Memory(into); m > MaxMemory {
-		return fmt.Errorf("%w: its %d objects and %d list items would take about %d MiB of memory, at most %d MiB are used",
+	if m := c.EstimateMemory(target); m > MaxMemory {
+		return fmt.Errorf("%w: its %d objects and %d list items would take about %d MiB of memory, at "+
+			"most %d MiB are used",
 			ErrTooMuch, c.Objects, c.Items, m>>20, MaxMemory>>20)
 	}
 	return nil
 }
 
-// Deep reports whether lists and objects are nested deeper than MaxDepth.
-func (c Counts) Deep() bool { return c.deep }
+// IsTooDeep reports whether lists and objects are nested deeper than MaxDepth.
+func (c Counts) IsTooDeep() bool { return c.deep }
 
-// TooDeep returns the error for a text that is nested deeper than MaxDepth.
-func TooDeep() error {
+// ErrTooDeep returns the error for a text that is nested deeper than MaxDepth.
+func ErrTooDeep() error {
 	return fmt.Errorf("%w: lists and objects are nested more than %d deep", ErrTooMuch, MaxDepth)
 }
 
-// Count counts the contents of a JSON text. It stops where the text is nested too deep.
-func Count(data []byte) Counts {
+// CountJSON returns the counts of a JSON text's contents. It stops if the text is nested deeper
+// than MaxDepth.
+func CountJSON(data []byte) Counts {
 	var list [MaxDepth + 1]bool // for each open level: whether it is a list
 	var size [MaxDepth + 1]int
 	// for each open level: whether it is a list without nested lists and objects
@@ -121,7 +128,7 @@ func Count(data []byte) Counts {
 				c.Objects++
 			}
 		case '}', ']':
-			c.close(size[depth], scalars[depth])
+			c.endContainer(size[depth], scalars[depth])
 			depth = max(depth-1, 0)
 		case ',':
 			c.Values++
@@ -132,12 +139,12 @@ func Count(data []byte) Counts {
 		}
 	}
 	for ; depth > 0; depth-- {
-		c.close(size[depth], scalars[depth])
+		c.endContainer(size[depth], scalars[depth])
 	}
 	return c
 }
 
-// endOfString returns the index of the closing quote of the string that starts at i.
+// endOfString returns the index of the closing quote of the string that starts at index i.
 func endOfString(data []byte, i int) int {
 	for i++; i < len(data); i++ {
 		switch data[i] {
@@ -150,16 +157,16 @@ func endOfString(data []byte, i int) int {
 	return i
 }
 
-// FromYAML converts YAML, which includes JSON, to JSON within the limits.
+// FromYAML converts YAML, which includes JSON, to JSON, within the limits of this package.
 func FromYAML(data []byte) ([]byte, error) {
-	if json.Valid(data) { // a YAML parser needs a multiple of the time and memory
+	if json.Valid(data) { // a YAML parser needs several times the time and memory
 		return data, CheckJSON(data, nil)
 	}
 	out, _, err := fromYAML(data, false)
 	return out, err
 }
 
-// FromYAMLStrict is FromYAML that also returns an error for duplicate keys, in duplicates.
+// FromYAMLStrict is like FromYAML, but also returns an error for duplicate keys, in duplicates.
 func FromYAMLStrict(data []byte) (out []byte, duplicates, err error) { return fromYAML(data, true) }
 
 func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
@@ -177,13 +184,15 @@ func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	return out, duplicates, CheckJSON(out, nil)
 }
 
-// checkYAML limits the number of nodes of the parsed text and the expanded size of its aliases.
+// checkYAML returns an error if a YAML text has too many nodes, or if it is too large after all
+// aliases are expanded.
 func checkYAML(data []byte) error {
 	if json.Valid(data) {
-		return CheckJSON(data, nil) // which recognizes strings
+		return CheckJSON(data, nil) // CheckJSON recognizes strings
 	}
-	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') && Count(trimmed).Deep() {
-		return TooDeep()
+	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') &&
+		CountJSON(trimmed).IsTooDeep() {
+		return ErrTooDeep()
 	}
 	// Every node needs one of these characters, or the node before it does. Characters within
 	// scalars count too, because recognizing scalars needs a parser.
@@ -192,14 +201,15 @@ func checkYAML(data []byte) error {
 		switch c {
 		case '\n', '\r', ',', '[', '{':
 			nodes++
-		case ':', '-', '?': // indicators only before a space; after a quoted key a comma or brace counts
+		case ':', '-', '?': // indicators only before a space; a comma or brace counts after a quoted key
 			if i+1 == len(data) || data[i+1] == ' ' || data[i+1] == '\t' {
 				nodes++
 			}
 		}
 	}
 	if nodes > maxNodes {
-		return fmt.Errorf("%w: YAML with about %d separators, at most %d are read; sent as JSON it may pass", ErrTooMuch, nodes, maxNodes)
+		return fmt.Errorf("%w: YAML with about %d separators, at most %d are read; sent as JSON it may pass",
+			ErrTooMuch, nodes, maxNodes)
 	}
 	if err := checkSingle(data); err != nil {
 		return err
@@ -212,11 +222,11 @@ func checkYAML(data []byte) error {
 		return fmt.Errorf("yaml: %w", err)
 	}
 	e := expansion{sizes: map[*yamlnode.Node]size{}}
-	return e.check(e.of(&doc))
+	return e.checkSize(e.nodeSize(&doc))
 }
 
-// checkSingle returns an error for a text of several documents. A parser would read only the first
-// of them.
+// checkSingle returns an error for a text of several documents, because a parser would read only
+// the first document.
 func checkSingle(data []byte) error {
 	if !bytes.Contains(data, []byte("\n---")) && !bytes.Contains(data, []byte("\n...")) {
 		return nil
@@ -231,45 +241,50 @@ func checkSingle(data []byte) error {
 		if err != nil {
 			return fmt.Errorf("yaml: %w", err)
 		}
-		if empty(&doc) {
+		if isEmptyDocument(&doc) {
 			continue
 		}
 		if documents++; documents > 1 {
-			return errSeveral
+			return errMultipleDocuments
 		}
 	}
 }
 
-var errSeveral = errors.New("yaml: the text holds several documents: send each in a request of its own")
+var errMultipleDocuments = errors.New("yaml: the text contains several documents: send each document in a " +
+	"separate request")
 
-// empty reports whether a document has no content, such as the one after a final "---".
-func empty(doc *yamlnode.Node) bool {
+// isEmptyDocument reports whether a document has no content, such as the document after a final
+// "---".
+func isEmptyDocument(doc *yamlnode.Node) bool {
 	return len(doc.Content) == 0 || len(doc.Content) == 1 && doc.Content[0].Tag == "!!null"
 }
 
-// size is the size of a node with every alias expanded.
+// size is the size of a YAML node with every alias in it expanded.
 type size struct{ values, bytes int }
 
-// expansion computes the sizes of nodes, each once. A cycle of aliases is an error.
+// expansion computes the sizes of YAML nodes with all aliases expanded, each node once. A cycle of
+// aliases is an error.
 type expansion struct {
 	sizes map[*yamlnode.Node]size
-	over  error
+	err   error
 }
 
-func (e *expansion) check(s size) error {
+func (e *expansion) checkSize(s size) error {
 	switch {
-	case e.over != nil:
-		return e.over
+	case e.err != nil:
+		return e.err
 	case s.values > MaxValues:
-		return fmt.Errorf("%w: its aliases stand for about %d values, at most %d are read", ErrTooMuch, s.values, MaxValues)
+		return fmt.Errorf("%w: its aliases expand to about %d values, at most %d are read", ErrTooMuch,
+			s.values, MaxValues)
 	case s.bytes > MaxBytes:
-		return fmt.Errorf("%w: its aliases stand for about %d bytes, at most %d are read", ErrTooMuch, s.bytes, MaxBytes)
+		return fmt.Errorf("%w: its aliases expand to about %d bytes, at most %d are read", ErrTooMuch,
+			s.bytes, MaxBytes)
 	}
 	return nil
 }
 
-func (e *expansion) of(n *yamlnode.Node) size {
-	if n == nil || e.over != nil {
+func (e *expansion) nodeSize(n *yamlnode.Node) size {
+	if n == nil || e.err != nil {
 		return size{}
 	}
 	if n.Kind == yamlnode.AliasNode {
@@ -277,16 +292,16 @@ func (e *expansion) of(n *yamlnode.Node) size {
 	}
 	if s, ok := e.sizes[n]; ok {
 		if s.values == 0 {
-			e.over = fmt.Errorf("%w: an alias stands for what it is in", ErrTooMuch)
+			e.err = fmt.Errorf("%w: an alias refers to a node that contains it", ErrTooMuch)
 		}
 		return s
 	}
 	e.sizes[n] = size{} // marks the node as in progress, to detect cycles
 	s := size{1, len(n.Value) + 4}
 	for _, c := range n.Content {
-		in := e.of(c)
+		in := e.nodeSize(c)
 		s.values, s.bytes = s.values+in.values, s.bytes+in.bytes
-		if e.over = e.check(s); e.over != nil {
+		if e.err = e.checkSize(s); e.err != nil {
 			break
 		}
 	}

@@ -13,7 +13,8 @@ func laughs(n int, bottom string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "l0: &l0 %q\n", bottom)
 	for i := 1; i <= n; i++ {
-		fmt.Fprintf(&b, "l%d: &l%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*l%d,", i-1), 10), ","))
+		fmt.Fprintf(&b, "l%d: &l%d [%s]\n", i, i,
+			strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*l%d,", i-1), 10), ","))
 	}
 	return b.String()
 }
@@ -23,7 +24,8 @@ func TestHostileTextIsRefusedBeforeItGrows(t *testing.T) {
 		"aliases of aliases": laughs(9, "lol"),
 		"aliases of a large string": "a: &a " + strings.Repeat("x", 1<<20) + "\nb: [" +
 			strings.TrimSuffix(strings.Repeat("*a,", 1000), ",") + "]\n",
-		"merge keys":                 "a: &a {k: " + strings.Repeat("x", 1<<20) + "}\n" + strings.Repeat("- <<: *a\n", 10),
+		"merge keys": "a: &a {k: " + strings.Repeat("x", 1<<20) + "}\n" +
+			strings.Repeat("- <<: *a\n", 10),
 		"an alias of itself":         "a: &a [*a]\n",
 		"a long list in YAML":        "a: [" + strings.Repeat("b,", 1<<20) + "]",
 		"a long list in lines":       "a:\n" + strings.Repeat("- b\n", 1<<18),
@@ -86,7 +88,8 @@ func TestSeveralDocuments(t *testing.T) {
 		"a: 1\n...\n":                 false,
 		"a: |\n  x\n  ---\n  y\n":     false,
 	} {
-		if _, err := FromYAML([]byte(text)); (err != nil) != refused || refused && !errors.Is(err, errSeveral) {
+		if _, err := FromYAML([]byte(text)); (err != nil) != refused ||
+			refused && !errors.Is(err, errMultipleDocuments) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -12,36 +12,38 @@ import (
 	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// CheckProto returns an error for a protobuf message beyond the limits. into is a value of the
-// message's Go type: two bytes of an empty message may become a large struct. Malformed data is
-// left to the decoder.
-func CheckProto(data []byte, into any) error {
-	t := reflect.TypeOf(into)
+// CheckProto returns an error for a protobuf message that exceeds the limits. target is a value of
+// the message's Go type: two bytes of an empty message may become a large struct. It does not
+// report malformed data, which the decoder rejects.
+func CheckProto(data []byte, target any) error {
+	t := reflect.TypeOf(target)
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	var c Counts
-	c.message(data, t, 0)
+	c.countMessage(data, t, 0)
 	if c.quantity > MaxQuantity {
 		return fmt.Errorf("%w: a quantity of %d bytes, at most %d are read", ErrTooMuch, c.quantity, MaxQuantity)
 	}
 	if c.exponent {
-		return fmt.Errorf("%w: a quantity whose exponent has more than %d digits", ErrTooMuch, quantitytext.MaxExponent)
+		return fmt.Errorf("%w: a quantity whose exponent has more than %d digits", ErrTooMuch,
+			quantitytext.MaxExponentDigits)
 	}
-	return c.Check(into)
+	return c.CheckLimits(target)
 }
 
-// message counts the contents of a message of the struct type t.
-func (c *Counts) message(data []byte, t reflect.Type, depth int) {
+// countMessage adds the contents of a protobuf message to the counts. t is the struct type of the
+// message.
+func (c *Counts) countMessage(data []byte, t reflect.Type, depth int) {
 	if depth > MaxDepth {
 		c.deep = true
 		return
 	}
-	fields := fieldsOf(t)
+	fields := protoFields(t)
 	var sizes map[protowire.Number]int
 	defer func() {
 		for num, n := range sizes {
-			c.close(n, fields[num].repeated && fields[num].message == nil)
+			c.endContainer(n, fields[num].repeated && fields[num].message == nil)
 		}
 	}()
 	for len(data) > 0 && c.Values <= MaxValues {
@@ -79,23 +81,23 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 			c.quantity = max(c.quantity, len(value)) // includes a few bytes for tags and lengths
 		}
 		if inner, n := protowire.ConsumeBytes(value); typ == protowire.BytesType && n >= 0 && f.message != nil {
-			c.message(inner, f.message, depth+1)
+			c.countMessage(inner, f.message, depth+1)
 		}
 	}
 }
 
-// protoField describes a field of a message and the Go type of its messages.
+// protoField describes a field of a protobuf message, and its Go type if it is a message itself.
 type protoField struct {
 	repeated bool
-	member   bool         // an entry of a map
+	member   bool         // the field contains entries of a map
 	message  reflect.Type // nil if the field is not a message
 }
 
 var fieldsByType sync.Map // map[reflect.Type]map[protowire.Number]protoField
 
-// fieldsOf returns the fields of a struct type, from the struct tags that Kubernetes' protobuf
+// protoFields returns the fields of a struct type, from the struct tags that Kubernetes' protobuf
 // generator writes. Results are cached.
-func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
+func protoFields(t reflect.Type) map[protowire.Number]protoField {
 	if known, ok := fieldsByType.Load(t); ok {
 		return known.(map[protowire.Number]protoField)
 	}
@@ -119,7 +121,7 @@ func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 			f.message = of
 		case reflect.Map: // an entry is a message with key and value
 			f.repeated, f.member = false, true
-			f.message = entryOf(of)
+			f.message = mapEntryType(of)
 		}
 		fields[protowire.Number(n)] = f
 	}
@@ -127,10 +129,11 @@ func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 	return fields
 }
 
-// entryOf returns a struct type for the entries of the map type m.
-func entryOf(m reflect.Type) reflect.Type {
+// mapEntryType returns a struct type for the entries of the map type m.
+func mapEntryType(m reflect.Type) reflect.Type {
 	field := func(name string, n int, t reflect.Type) reflect.StructField {
-		return reflect.StructField{Name: name, Type: t, Tag: reflect.StructTag(fmt.Sprintf(`protobuf:"bytes,%d,opt"`, n))}
+		return reflect.StructField{Name: name, Type: t,
+			Tag: reflect.StructTag(fmt.Sprintf(`protobuf:"bytes,%d,opt"`, n))}
 	}
 	return reflect.StructOf([]reflect.StructField{field("Key", 1, m.Key()), field("Value", 2, m.Elem())})
 }

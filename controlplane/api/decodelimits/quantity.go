@@ -18,23 +18,24 @@ const MaxQuantity = quantitytext.MaxBytes
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// CheckQuantities returns an error for a JSON text with a quantity beyond the limits of
-// quantitytext. It checks the fields that are quantities in the Go type of into. It does not check
-// the syntax of the text.
-func CheckQuantities(data []byte, into any) error {
-	if into == nil || !hasLongNumber(data) {
+// CheckQuantities returns an error for a JSON text with a quantity that exceeds the limits of
+// quantitytext. It checks the fields that are quantities in the Go type of target. It does not
+// check the syntax of the text.
+func CheckQuantities(data []byte, target any) error {
+	if target == nil || !hasLongNumber(data) {
 		return nil
 	}
-	t := reflect.TypeOf(into)
+	t := reflect.TypeOf(target)
 	if !holdsQuantity(t) {
 		return nil
 	}
-	q := quantities{dec: json.NewDecoder(bytes.NewReader(data))}
+	q := quantityChecker{dec: json.NewDecoder(bytes.NewReader(data))}
 	q.dec.UseNumber()
-	return q.value(t, "", 0)
+	return q.checkValue(t, "", 0)
 }
 
-// hasLongNumber reports whether a string or number in the text may be a quantity beyond the limits.
+// hasLongNumber reports whether a string or number in the JSON text may be a quantity that exceeds
+// the limits. It is a fast check without the Go type; a positive result needs an exact check.
 func hasLongNumber(data []byte) bool {
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
@@ -64,24 +65,26 @@ func isNumberByte(c byte) bool {
 	return c >= '0' && c <= '9' || c == '.' || c == '-' || c == '+' || c == 'e' || c == 'E'
 }
 
-// mayBeNumber reports whether a string starts like a quantity, or may do so once it is unescaped.
+// mayBeNumber reports whether a string starts like a quantity, possibly after unescaping.
 func mayBeNumber(text []byte) bool {
 	text = bytes.TrimLeft(text, " \t\r\n")
 	return len(text) > 0 && (isNumberByte(text[0]) || text[0] == '\\' || text[0] >= 0x80)
 }
 
-// quantities checks the quantities of a JSON text along with its Go type.
-type quantities struct{ dec *json.Decoder }
+// quantityChecker checks the quantities of a JSON text, guided by the Go type into which the text
+// will be decoded.
+type quantityChecker struct{ dec *json.Decoder }
 
-// value checks the next value, which is decoded into the type t; nil means a type without
-// quantities.
-func (q *quantities) value(t reflect.Type, path string, depth int) error {
+// checkValue reads the next JSON value of the text. It returns an error if a quantity in the value
+// is longer than quantitytext allows, or has too large an exponent. t is the Go type into which the
+// value will be decoded. If t is nil, the value contains no quantities and is only skipped.
+func (q *quantityChecker) checkValue(t reflect.Type, path string, depth int) error {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	token, err := q.dec.Token()
 	if err != nil || depth > MaxDepth {
-		return nil // the decoder reports it
+		return nil // the decoder reports the syntax error
 	}
 	switch v := token.(type) {
 	case string:
@@ -89,7 +92,7 @@ func (q *quantities) value(t reflect.Type, path string, depth int) error {
 	case json.Number:
 		return checkQuantity(t, path, string(v))
 	case json.Delim:
-		return q.inside(v, t, path, depth)
+		return q.checkMembers(v, t, path, depth)
 	}
 	return nil
 }
@@ -104,15 +107,17 @@ func checkQuantity(t reflect.Type, path, text string) error {
 	return nil
 }
 
-// inside checks the members or items of an opened object or list of the type t.
-func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth int) error {
+// checkMembers calls checkValue for each member of an object or item of a list, and reads the
+// closing delimiter. The opening delimiter has already been read. t is the type of the object or
+// list, or nil.
+func (q *quantityChecker) checkMembers(delim json.Delim, t reflect.Type, path string, depth int) error {
 	for i := 0; q.dec.More(); i++ {
-		if open == '[' {
+		if delim == '[' {
 			var of reflect.Type
 			if t != nil && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) {
 				of = t.Elem()
 			}
-			if err := q.value(of, fmt.Sprintf("%s[%d]", path, i), depth+1); err != nil {
+			if err := q.checkValue(of, fmt.Sprintf("%s[%d]", path, i), depth+1); err != nil {
 				return err
 			}
 			continue
@@ -130,7 +135,7 @@ func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth 
 		case t.Kind() == reflect.Struct:
 			of = fieldType(t, name)
 		}
-		if err := q.value(of, path+"."+name, depth+1); err != nil {
+		if err := q.checkValue(of, path+"."+name, depth+1); err != nil {
 			return err
 		}
 	}
@@ -138,8 +143,8 @@ func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth 
 	return nil
 }
 
-// fieldType returns the type of the struct field with the JSON name, including embedded structs, or
-// nil.
+// fieldType returns the type of the struct field with the JSON name, including fields of embedded
+// structs. It returns nil if no field has the name.
 func fieldType(t reflect.Type, name string) reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -164,17 +169,18 @@ func fieldType(t reflect.Type, name string) reflect.Type {
 
 var quantityByType sync.Map // map[reflect.Type]bool
 
-// holdsQuantity reports whether the type contains a quantity at any depth. Results are cached.
+// holdsQuantity reports whether a Go type contains a resource.Quantity at any depth. Results are
+// cached.
 func holdsQuantity(t reflect.Type) bool {
 	if known, ok := quantityByType.Load(t); ok {
 		return known.(bool)
 	}
-	out := quantityBelow(t, map[reflect.Type]bool{})
+	out := findQuantity(t, map[reflect.Type]bool{})
 	quantityByType.Store(t, out)
 	return out
 }
 
-func quantityBelow(t reflect.Type, seen map[reflect.Type]bool) bool {
+func findQuantity(t reflect.Type, seen map[reflect.Type]bool) bool {
 	switch {
 	case t == quantityType:
 		return true
@@ -184,10 +190,10 @@ func quantityBelow(t reflect.Type, seen map[reflect.Type]bool) bool {
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return quantityBelow(t.Elem(), seen)
+		return findQuantity(t.Elem(), seen)
 	case reflect.Struct:
 		for i := range t.NumField() {
-			if quantityBelow(t.Field(i).Type, seen) {
+			if findQuantity(t.Field(i).Type, seen) {
 				return true
 			}
 		}

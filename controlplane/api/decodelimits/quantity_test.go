@@ -15,33 +15,41 @@ import (
 // podWith returns the JSON of a pod whose container requests the CPU quantity cpu, which is a JSON
 // value.
 func podWith(cpu string) string {
-	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","annotations":{"long":"` + strings.Repeat("1", 5000) + `"}},"spec":{"containers":[` +
-		`{"name":"main","resources":{"requests":{"cpu":` + cpu + `}}}],"volumes":[{"name":"v","emptyDir":{"sizeLimit":"1Gi"}}]}}`
+	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","annotations":{"long":"` +
+		strings.Repeat("1", 5000) + `"}},"spec":{"containers":[` +
+		`{"name":"main","resources":{"requests":{"cpu":` + cpu +
+		`}}}],"volumes":[{"name":"v","emptyDir":{"sizeLimit":"1Gi"}}]}}`
 }
 
 // A quantity of very many digits is refused before it is parsed, in every form in which it can be sent.
 func TestLongQuantities(t *testing.T) {
 	digits := strings.Repeat("9", 900000)
 	for name, cpu := range map[string]string{
-		"text": `"` + digits + `"`, "a number": digits, "a fraction": `"0.` + digits + `"`, "an exponent": `"1e` + digits + `"`,
-		"a sign": `"-` + digits + `m"`, "spaces": `"   ` + digits + `"`, "escapes": `"` + strings.Repeat(`\u0039`, 1000) + `"`,
+		"text": `"` + digits + `"`, "a number": digits, "a fraction": `"0.` + digits + `"`,
+		"an exponent": `"1e` + digits + `"`,
+		"a sign":      `"-` + digits + `m"`, "spaces": `"   ` + digits + `"`,
+		"escapes": `"` + strings.Repeat(`\u0039`, 1000) + `"`,
 	} {
 		began := time.Now()
 		err := CheckJSON([]byte(podWith(cpu)), &corev1.Pod{})
-		if !errors.Is(err, ErrTooMuch) || !strings.Contains(fmt.Sprint(err), "spec.containers[0].resources.requests.cpu: quantity has ") {
+		if !errors.Is(err, ErrTooMuch) ||
+			!strings.Contains(fmt.Sprint(err), "spec.containers[0].resources.requests.cpu: quantity has ") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("%s took %v", name, took)
 		}
 	}
-	for _, cpu := range []string{`"1e-2000000000"`, "1e-2000000000", `"1E+1000"`, `"1\u0065-2000000000"`, `" 1e-2000000000 "`, `"\u00a01e-2000000000"`} {
+	for _, cpu := range []string{`"1e-2000000000"`, "1e-2000000000", `"1E+1000"`, `"1\u0065-2000000000"`,
+		`" 1e-2000000000 "`, `"\u00a01e-2000000000"`} {
 		err := CheckJSON([]byte(podWith(cpu)), &corev1.Pod{})
-		if !errors.Is(err, ErrTooMuch) || !strings.Contains(fmt.Sprint(err), "spec.containers[0].resources.requests.cpu: the exponent of the quantity has ") {
+		if !errors.Is(err, ErrTooMuch) || !strings.Contains(fmt.Sprint(err),
+			"spec.containers[0].resources.requests.cpu: the exponent of the quantity has ") {
 			t.Errorf("%s: %v", cpu, err)
 		}
 	}
-	for _, cpu := range []string{`"1"`, "1", "0.5", `"1e-9"`, "1E999", `"100m"`, `"1e3"`, `"` + strings.Repeat("0", 100) + `1"`, `"x"`, "null"} {
+	for _, cpu := range []string{`"1"`, "1", "0.5", `"1e-9"`, "1E999", `"100m"`, `"1e3"`,
+		`"` + strings.Repeat("0", 100) + `1"`, `"x"`, "null"} {
 		if err := CheckJSON([]byte(podWith(cpu)), &corev1.Pod{}); err != nil {
 			t.Errorf("%s: %v", cpu, err)
 		}
@@ -49,7 +57,8 @@ func TestLongQuantities(t *testing.T) {
 	if err := CheckJSON([]byte(`{"data":{"pi":"3.`+digits+`"}}`), &corev1.ConfigMap{}); err != nil {
 		t.Errorf("text that is no quantity: %v", err)
 	}
-	if err := CheckJSON([]byte(`{"sizeLimit":"`+digits+`"}`), &corev1.EmptyDirVolumeSource{}); !errors.Is(err, ErrTooMuch) {
+	if err := CheckJSON([]byte(`{"sizeLimit":"`+digits+`"}`), &corev1.EmptyDirVolumeSource{}); !errors.Is(err,
+		ErrTooMuch) {
 		t.Errorf("behind a pointer: %v", err)
 	}
 }
@@ -89,7 +98,8 @@ func nested(in string, fields ...int) []byte {
 
 // What passes has no quantity that is longer than the bound, and is refused for nothing else.
 func FuzzQuantities(f *testing.F) {
-	for _, cpu := range []string{`"1"`, strings.Repeat("9", 200), `"` + strings.Repeat("9", 200) + `"`, `"\u0039` + strings.Repeat("9", 200) + `"`} {
+	for _, cpu := range []string{`"1"`, strings.Repeat("9", 200), `"` + strings.Repeat("9", 200) + `"`,
+		`"\u0039` + strings.Repeat("9", 200) + `"`} {
 		f.Add([]byte(podWith(cpu)))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

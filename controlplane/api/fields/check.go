@@ -11,29 +11,31 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Check returns the fields of obj that have no effect: refused fields as errors, and inert and
-// stored fields with Warn as warnings. A value that old, the stored object (nil on create), has in
-// the same field is skipped. So an object that was stored by a release which accepted the value can
-// still be updated. Check allocates nothing if it finds nothing.
-func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) {
+// FindIneffective returns the fields of obj that have no effect: refused fields as errors, and
+// inert and stored fields with Warn as warnings (see the package comment for these states). stored
+// is the stored object, nil on create. Values that stored has in the same field are not returned.
+// So an object that was stored by a release which accepted the value can still be updated.
+// FindIneffective allocates nothing if it returns nothing.
+func (a *Answers) FindIneffective(obj, stored any) (errs field.ErrorList, warnings []string) {
 	if a == nil || a.tree == nil || obj == nil {
 		return nil, nil
 	}
-	now := a.find(obj)
-	if len(now) == 0 {
+	updated := a.applyRules(obj)
+	if len(updated) == 0 {
 		return nil, nil
 	}
 	var was []finding
-	if old != nil && !reflect.ValueOf(old).IsNil() {
-		was = a.find(old)
+	if stored != nil && !reflect.ValueOf(stored).IsNil() {
+		was = a.applyRules(stored)
 	}
-	for _, f := range now {
-		if i := slices.IndexFunc(was, f.same); i >= 0 {
+	for _, f := range updated {
+		if i := slices.IndexFunc(was, f.equals); i >= 0 {
 			was = slices.Delete(was, i, i+1) // one stored value excuses only one new value
 			continue
 		}
 		if f.answer.State == Refused {
-			errs = append(errs, &field.Error{Type: field.ErrorTypeForbidden, Field: f.path, BadValue: "", Detail: f.answer.Why})
+			errs = append(errs, &field.Error{Type: field.ErrorTypeForbidden, Field: f.path, BadValue: "",
+				Detail: f.answer.Why})
 			continue
 		}
 		if f.answer.State == Stored {
@@ -45,29 +47,30 @@ func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) 
 	return errs, warnings
 }
 
-// finding is a value to which an answer applies.
+// finding is a value in an object to which an Answer (the treatment of a field) applies.
 type finding struct {
 	path   string // "spec.containers[0].env[1]"
 	answer *Answer
 	value  any
-	place  reflect.Value // the value itself, if the walker collects places
+	place  reflect.Value // the value itself, if walker.places is set
 }
 
-func (f finding) same(g finding) bool {
+func (f finding) equals(g finding) bool {
 	return f.answer == g.answer && apiequality.Semantic.DeepEqual(f.value, g.value)
 }
 
-func (a *Answers) find(obj any) []finding {
-	w := walker{at: make([]step, 0, 16)}
-	w.walk(reflect.ValueOf(obj), a.tree)
+func (a *Answers) applyRules(obj any) []finding {
+	w := walker{steps: make([]step, 0, 16)}
+	w.visitValue(reflect.ValueOf(obj), a.tree)
 	return w.found
 }
 
-// walker walks an object along the tree of fields that have rules, and collects findings.
+// walker visits the fields of an object for which a node tree has rules, and collects the values to
+// which the rules apply.
 type walker struct {
-	at     []step
+	steps  []step
 	found  []finding
-	places bool // findings have a place, but neither path nor value
+	places bool // findings have only a place, not a path and a value
 }
 
 type step struct {
@@ -76,8 +79,9 @@ type step struct {
 	key   string // key in a map
 }
 
-// walk applies the rules of n to a value, if it is set, and continues below it.
-func (w *walker) walk(v reflect.Value, n *node) {
+// visitValue collects the value v as a finding of each rule of n that applies to it, if v is set.
+// Then it visits the values within v.
+func (w *walker) visitValue(v reflect.Value, n *node) {
 	set := !v.IsZero()
 	whole := v
 	for v.Kind() == reflect.Pointer {
@@ -89,97 +93,99 @@ func (w *walker) walk(v reflect.Value, n *node) {
 	if set {
 		for _, a := range n.rules {
 			if a.Values == nil {
-				w.note(a, whole)
+				w.addFinding(a, whole)
 				continue
 			}
-			w.judgeValues(a, v)
+			w.matchValues(a, v)
 		}
 	}
-	w.below(v, n)
+	w.visitMembers(v, n)
 }
 
-func (w *walker) below(v reflect.Value, n *node) {
+func (w *walker) visitMembers(v reflect.Value, n *node) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for _, e := range n.edges {
 			f := v.Field(e.index)
 			if e.name == "" {
-				w.walk(f, e.to)
+				w.visitValue(f, e.to)
 				continue
 			}
-			if k := f.Kind(); (k == reflect.Slice || k == reflect.Map) && f.Len() == 0 || k == reflect.Pointer && f.IsNil() {
+			if k := f.Kind(); (k == reflect.Slice || k == reflect.Map) && f.Len() == 0 ||
+				k == reflect.Pointer && f.IsNil() {
 				continue
 			}
-			w.at = append(w.at, step{name: e.name, index: -1})
-			w.walk(f, e.to)
-			w.at = w.at[:len(w.at)-1]
+			w.steps = append(w.steps, step{name: e.name, index: -1})
+			w.visitValue(f, e.to)
+			w.steps = w.steps[:len(w.steps)-1]
 		}
 	case reflect.Slice:
 		if len(n.edges) == 0 {
 			return
 		}
-		here := len(w.at) - 1
+		here := len(w.steps) - 1
 		for i := range v.Len() {
-			w.at[here].index = i
-			w.below(reflect.Indirect(v.Index(i)), n)
+			w.steps[here].index = i
+			w.visitMembers(reflect.Indirect(v.Index(i)), n)
 		}
-		w.at[here].index = -1
+		w.steps[here].index = -1
 	case reflect.Map:
-		w.keys(v, n)
+		w.visitKeys(v, n)
 	}
 }
 
-// judgeValues applies a rule about certain values to a value, or to each item of a list.
-func (w *walker) judgeValues(a *Answer, v reflect.Value) {
+// matchValues applies a rule that concerns only certain values (Answer.Values) to v or, if v is a
+// list, to each of its items.
+func (w *walker) matchValues(rule *Answer, v reflect.Value) {
 	if v.Kind() != reflect.Slice {
-		if anyMatches(a.Values, text(v)) {
-			w.note(a, v)
+		if anyMatches(rule.Values, valueText(v)) {
+			w.addFinding(rule, v)
 		}
 		return
 	}
-	here := len(w.at) - 1
+	here := len(w.steps) - 1
 	for i := range v.Len() {
-		if anyMatches(a.Values, text(v.Index(i))) {
-			w.at[here].index = i
-			w.note(a, v.Index(i))
+		if anyMatches(rule.Values, valueText(v.Index(i))) {
+			w.steps[here].index = i
+			w.addFinding(rule, v.Index(i))
 		}
 	}
-	w.at[here].index = -1
+	w.steps[here].index = -1
 }
 
-// keys applies the rules about the keys of a map, and the rules about its members.
-func (w *walker) keys(v reflect.Value, n *node) {
-	here := len(w.at) - 1
+// visitKeys applies the rules of n about keys of the map v, and then visits the members of the map.
+func (w *walker) visitKeys(v reflect.Value, n *node) {
+	here := len(w.steps) - 1
 	if len(n.edges) > 0 {
 		for it := v.MapRange(); it.Next(); {
-			w.at[here].key = it.Key().String()
-			w.below(reflect.Indirect(it.Value()), n)
+			w.steps[here].key = it.Key().String()
+			w.visitMembers(reflect.Indirect(it.Value()), n)
 		}
-		w.at[here].key = ""
+		w.steps[here].key = ""
 	}
 	if len(n.keys) == 0 {
 		return
 	}
-	// rules about keys exist only for labels and annotations
+	// only labels and annotations have rules for keys
 	pairs, _ := v.Interface().(map[string]string)
 	for key, value := range pairs {
 		for pattern, a := range n.keys {
-			if matches(pattern, key) && (a.Values == nil || anyMatches(a.Values, value)) {
-				w.at[here].key = key
-				w.note(a, v.MapIndex(reflect.ValueOf(key)))
-				w.at[here].key = ""
+			if matchesPattern(pattern, key) && (a.Values == nil || anyMatches(a.Values, value)) {
+				w.steps[here].key = key
+				w.addFinding(a, v.MapIndex(reflect.ValueOf(key)))
+				w.steps[here].key = ""
 			}
 		}
 	}
 }
 
-func (w *walker) note(a *Answer, v reflect.Value) {
+func (w *walker) addFinding(a *Answer, v reflect.Value) {
 	if w.places {
 		w.found = append(w.found, finding{answer: a, place: v})
 		return
 	}
 	var path strings.Builder
-	for i, s := range w.at {
+	for i, s := range w.steps {
 		if i > 0 {
 			path.WriteByte('.')
 		}
@@ -195,16 +201,16 @@ func (w *walker) note(a *Answer, v reflect.Value) {
 }
 
 func anyMatches(patterns []string, v string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, v) })
+	return slices.ContainsFunc(patterns, func(p string) bool { return matchesPattern(p, v) })
 }
 
-func matches(pattern, v string) bool {
+func matchesPattern(pattern, v string) bool {
 	prefix, open := strings.CutSuffix(pattern, "*")
 	return open && strings.HasPrefix(v, prefix) || pattern == v
 }
 
-// text returns a value in the form of the files answers/*.txt.
-func text(v reflect.Value) string {
+// valueText returns a value in the format of the files answers/*.txt.
+func valueText(v reflect.Value) string {
 	v = reflect.Indirect(v)
 	switch v.Kind() {
 	case reflect.String:

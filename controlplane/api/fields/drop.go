@@ -5,22 +5,22 @@ import (
 	"slices"
 )
 
-// DropsFields reports whether the type has dropped fields.
+// DropsFields reports whether the type has fields that Drop clears.
 func (a *Answers) DropsFields() bool { return a != nil && a.drops != nil }
 
-// Drop clears the dropped fields of obj, a pointer to an object. A field stays if old, the stored
-// object (nil on create), uses a field of the same feature gate. Drop allocates nothing if obj has
-// no such field.
-func (a *Answers) Drop(obj, old any) {
+// Drop clears the dropped fields of obj, a pointer to an object: the fields with a feature gate
+// that is off by default in Kubernetes. stored is the stored object, nil on create. A field is kept
+// if stored has a field of the same feature gate. Drop allocates nothing if obj has no such field.
+func (a *Answers) Drop(obj, stored any) {
 	if !a.DropsFields() || obj == nil {
 		return
 	}
-	w := walker{at: make([]step, 0, 16), places: true}
-	w.walk(reflect.ValueOf(obj), a.drops)
+	w := walker{steps: make([]step, 0, 16), places: true}
+	w.visitValue(reflect.ValueOf(obj), a.drops)
 	if len(w.found) == 0 {
 		return
 	}
-	inUse := a.gatesInUse(old)
+	inUse := a.gatesInUse(stored)
 	for _, f := range w.found {
 		if !slices.Contains(inUse, f.answer.Gate) {
 			f.place.SetZero()
@@ -28,12 +28,12 @@ func (a *Answers) Drop(obj, old any) {
 	}
 }
 
-// DropFrom is Drop for a complete or partial object in the form of a decoded JSON document.
-func (a *Answers) DropFrom(doc map[string]any, old any) {
+// DropFrom is like Drop, for a complete or partial object as a decoded JSON document.
+func (a *Answers) DropFrom(doc map[string]any, stored any) {
 	if !a.DropsFields() {
 		return
 	}
-	dropMembers(doc, a.drops, a.gatesInUse(old))
+	dropMembers(doc, a.drops, a.gatesInUse(stored))
 }
 
 // gatesInUse returns the feature gates of the dropped fields that are set in obj.
@@ -41,8 +41,8 @@ func (a *Answers) gatesInUse(obj any) []string {
 	if obj == nil || reflect.ValueOf(obj).IsNil() {
 		return nil
 	}
-	w := walker{at: make([]step, 0, 16)}
-	w.walk(reflect.ValueOf(obj), a.drops)
+	w := walker{steps: make([]step, 0, 16)}
+	w.visitValue(reflect.ValueOf(obj), a.drops)
 	var out []string
 	for _, f := range w.found {
 		out = append(out, f.answer.Gate)
@@ -50,7 +50,8 @@ func (a *Answers) gatesInUse(obj any) []string {
 	return out
 }
 
-// dropMembers removes dropped fields from a JSON object, except those of gates in inUse.
+// dropMembers removes the dropped fields from a JSON object, except fields of the feature gates in
+// inUse. n has the rules for the object.
 func dropMembers(doc map[string]any, n *node, inUse []string) {
 	for _, e := range n.edges {
 		if e.name == "" {
@@ -65,13 +66,13 @@ func dropMembers(doc map[string]any, n *node, inUse []string) {
 			delete(doc, e.name)
 			continue
 		}
-		dropBelow(value, e.to, inUse)
+		dropNested(value, e.to, inUse)
 	}
 }
 
-// dropBelow removes dropped fields within a JSON value: an object, the items of a list or the
-// members of a map.
-func dropBelow(value any, n *node, inUse []string) {
+// dropNested calls dropMembers for each JSON object in a value: the value itself, the items of a
+// list or the members of a map.
+func dropNested(value any, n *node, inUse []string) {
 	switch value := value.(type) {
 	case map[string]any:
 		if !n.dict {

@@ -27,9 +27,11 @@ func TestDrop(t *testing.T) { // F37
 	tab := table(t, droppedTable)
 	text := "{spec: {name: n, mode: m, new: 1}, list: [{tags: [a]}, {name: o, self: {new: 2}}]}"
 	for _, c := range []struct{ name, old, want string }{
-		{"a new object", "", "{spec: {name: n}, list: [{}, {name: o, self: {new: 2}}]}"}, // self is a leaf: the type ends there
+		// self is a leaf: the type ends there
+		{"a new object", "", "{spec: {name: n}, list: [{}, {name: o, self: {new: 2}}]}"},
 		{"an old object without them", "{spec: {name: n}}", "{spec: {name: n}, list: [{}, {name: o, self: {new: 2}}]}"},
-		{"an old object with a field of one gate", "{list: [{tags: [z]}]}", "{spec: {name: n, mode: m}, list: [{tags: [a]}, {name: o, self: {new: 2}}]}"},
+		{"an old object with a field of one gate", "{list: [{tags: [z]}]}",
+			"{spec: {name: n, mode: m}, list: [{tags: [a]}, {name: o, self: {new: 2}}]}"},
 		{"an old object with fields of both gates", "{spec: {new: 3, mode: x}}", text},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -38,8 +40,8 @@ func TestDrop(t *testing.T) { // F37
 			if c.old != "" {
 				old = object[outer](t, c.old)
 			}
-			a := tab.For(obj)
-			if errs, warnings := a.Check(obj, old); len(errs)+len(warnings) > 0 {
+			a := tab.AnswersFor(obj)
+			if errs, warnings := a.FindIneffective(obj, old); len(errs)+len(warnings) > 0 {
 				t.Errorf("Check: %v %q", errs, warnings)
 			}
 			a.Drop(obj, old)
@@ -53,7 +55,8 @@ func TestDrop(t *testing.T) { // F37
 			}
 		})
 	}
-	if got := leaves(tab.For(&outer{})); !slices.Contains(got, "dict[].mode dropped") || !slices.Contains(got, "dict[].name inert") {
+	if got := leaves(tab.AnswersFor(&outer{})); !slices.Contains(got, "dict[].mode dropped") ||
+		!slices.Contains(got, "dict[].name inert") {
 		t.Errorf("below an inert field: %q", got)
 	}
 }
@@ -71,7 +74,7 @@ func document(t *testing.T, text string) map[string]any {
 func TestDropFromADocument(t *testing.T) {
 	tab := table(t, droppedTable)
 	doc := document(t, "{dict: {a: {mode: m, name: n}, b: 7}, spec: {new: null}, list: text}")
-	tab.For(&outer{}).DropFrom(doc, nil)
+	tab.AnswersFor(&outer{}).DropFrom(doc, nil)
 	if want := document(t, "{dict: {a: {name: n}, b: 7}, spec: {}, list: text}"); !reflect.DeepEqual(doc, want) {
 		t.Errorf("got %v, want %v", doc, want)
 	}
@@ -80,10 +83,11 @@ func TestDropFromADocument(t *testing.T) {
 // A dropped field is in the table with its gate and a sentence, and as a whole.
 func TestParseDropped(t *testing.T) {
 	for _, text := range []string{
-		"[x.Y]\ndropped: a -- b", "[x.Y]\ndropped Gate: a", "[x.Y]\ndropped Gate: a=b -- c", "[x.Y]\ndropped Gate: a[b] -- c", "[x.Y]\nrefused Gate: a -- b",
+		"[x.Y]\ndropped: a -- b", "[x.Y]\ndropped Gate: a", "[x.Y]\ndropped Gate: a=b -- c",
+		"[x.Y]\ndropped Gate: a[b] -- c", "[x.Y]\nrefused Gate: a -- b",
 	} {
 		tab := &Table{types: map[string]map[string][]*Answer{}}
-		if err := tab.parse("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
+		if err := tab.parseFile("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -93,20 +97,22 @@ func TestParseDropped(t *testing.T) {
 func TestDropInPods(t *testing.T) { // F37
 	const spec = "{evictionResponders: [{name: a}], volumes: [{name: v, emptyDir: {mode: 511}}], " +
 		"initContainers: [{name: i, readinessProbe: {httpGet: {port: 1, protocol: HTTP2}}}], " +
-		"containers: [{name: c, volumeMounts: [{name: v, bindMountOptions: [x]}], livenessProbe: {grpc: {port: 1, mode: Plaintext}}}]}"
-	const left = "{volumes: [{name: v, emptyDir: {}}], initContainers: [{name: i, readinessProbe: {httpGet: {port: 1}}}], " +
-		"containers: [{name: c, volumeMounts: [{name: v}], livenessProbe: {grpc: {port: 1}}}]}"
+		"containers: [{name: c, volumeMounts: [{name: v, bindMountOptions: [x]}], livenessProbe: {grpc: {port: 1, " +
+		"mode: Plaintext}}}]}"
+	const left = "{volumes: [{name: v, emptyDir: {}}], initContainers: [{name: i, readinessProbe: " +
+		"{httpGet: {port: 1}}}], containers: [{name: c, volumeMounts: [{name: v}], livenessProbe: {grpc: {port: 1}}}]}"
 	var want corev1.PodSpec
 	if err := yaml.Unmarshal([]byte(left), &want); err != nil {
 		t.Fatal(err)
 	}
 	pod := object[corev1.Pod](t, "{spec: "+spec+"}")
-	Load().For(pod).Drop(pod, nil)
+	LoadTable().AnswersFor(pod).Drop(pod, nil)
 	deployment := object[appsv1.Deployment](t, "{spec: {template: {spec: "+spec+"}}}")
-	Load().For(deployment).Drop(deployment, nil)
+	LoadTable().AnswersFor(deployment).Drop(deployment, nil)
 	template := object[corev1.PodTemplate](t, "{template: {spec: "+spec+"}}")
-	Load().For(template).Drop(template, nil)
-	for name, got := range map[string]corev1.PodSpec{"Pod": pod.Spec, "Deployment": deployment.Spec.Template.Spec, "PodTemplate": template.Template.Spec} {
+	LoadTable().AnswersFor(template).Drop(template, nil)
+	for name, got := range map[string]corev1.PodSpec{"Pod": pod.Spec, "Deployment": deployment.Spec.Template.Spec,
+		"PodTemplate": template.Template.Spec} {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %s, want %s", name, yamlOf(got), yamlOf(want))
 		}
@@ -116,7 +122,7 @@ func TestDropInPods(t *testing.T) { // F37
 // Writes pass Drop twice.
 func TestDropOfAPlainPodAllocatesLittle(t *testing.T) {
 	p := plainPod(t)
-	a := Load().For(p)
+	a := LoadTable().AnswersFor(p)
 	if n := testing.AllocsPerRun(100, func() { a.Drop(p, nil) }); n > 4 {
 		t.Errorf("%v allocations for a pod without anything to drop", n)
 	}
@@ -124,7 +130,7 @@ func TestDropOfAPlainPodAllocatesLittle(t *testing.T) {
 
 func BenchmarkDropPod(b *testing.B) {
 	p := plainPod(b)
-	a := Load().For(p)
+	a := LoadTable().AnswersFor(p)
 	for b.Loop() {
 		a.Drop(p, nil)
 	}

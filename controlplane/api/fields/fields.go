@@ -1,15 +1,16 @@
-// Package fields states for every field of the served kinds how it is treated:
+// Package fields states for every field of the served kinds how the API server treats it:
 //
 //	honoured  it has its documented effect
 //	refused   it is not implemented: requests that set it are rejected, with a remedy
-//	dropped   its feature gate is off by default in Kubernetes 1.37: like there, requests lose it
+//	dropped   its feature gate is off by default in Kubernetes 1.37: as there, it is removed from
+//	          requests
 //	inert     it has no effect in Kubernetes either, or only with an external component
 //	stored    it is validated, stored and returned but has no effect yet; clients get a warning
 //
-// These answers are in answers/*.txt, by Go type, so that a type used in many kinds (PodSpec,
-// ObjectMeta, selectors) is described once. Answers.Check and Answers.Drop enforce them, so that no
-// field is forgotten. docs/reference/compatibility.md is generated from them. A field without an
-// answer fails a test.
+// These treatments, the answers, are listed in answers/*.txt by Go type, so that a type used in
+// many kinds (PodSpec, ObjectMeta, selectors) is described once. Answers.FindIneffective and
+// Answers.Drop enforce them. docs/reference/compatibility.md is generated from them. A test fails
+// if a field has no answer.
 package fields
 
 import (
@@ -25,10 +26,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// State is the treatment of a field: see the package comment.
+// State is how the API server treats a field: honoured, refused, dropped, inert or stored. The
+// package comment describes each state.
 type State string
 
-// The states.
+// The states of a field, as described in the package comment.
 const (
 	Honoured State = "honoured"
 	Refused  State = "refused"
@@ -37,18 +39,20 @@ const (
 	Stored   State = "stored"
 )
 
-// Answer states how a field, or some of its values, is treated.
+// Answer states how the API server treats a field, or some values of the field. The package comment
+// describes the possible treatments.
 type Answer struct {
 	State State
-	// Why is the explanation for users: the remedy for a refused or dropped field, the documented
-	// reason for an inert field. For a stored field it names the component that ignores it.
+	// Why is the explanation for users: the remedy for a refused or dropped field, or the
+	// documented reason for an inert field. For a stored field it is the component that ignores the
+	// field.
 	Why string
 	// Gate is the Kubernetes feature gate of a dropped field.
 	Gate string
-	// Warn reports whether a client that sets an inert or stored field gets a warning.
+	// Warn reports whether a client that sets the inert or stored field gets a warning.
 	Warn bool
-	// Values are the values to which the answer applies; nil = every value that is set. A "*" at
-	// the end matches any suffix. All other values are honoured.
+	// Values are the values to which the Answer applies. nil means every value that is set. A "*"
+	// at the end matches any suffix. All other values are honoured.
 	Values []string
 
 	source string // file:line, for errors about the answer files
@@ -58,29 +62,33 @@ type Answer struct {
 //go:embed answers/*.txt
 var files embed.FS
 
-// Options returns the option types of requests, which are sent as query parameters.
-func Options() []any {
+// OptionTypes returns one value of each option type of requests, such as ListOptions. Options are
+// sent as query parameters.
+func OptionTypes() []any {
 	return []any{
-		&metav1.GetOptions{}, &metav1.ListOptions{}, &metav1.CreateOptions{}, &metav1.UpdateOptions{}, &metav1.PatchOptions{},
-		&metav1.DeleteOptions{}, &corev1.PodLogOptions{}, &corev1.PodExecOptions{}, &corev1.PodAttachOptions{}, &corev1.PodPortForwardOptions{},
+		&metav1.GetOptions{}, &metav1.ListOptions{}, &metav1.CreateOptions{}, &metav1.UpdateOptions{},
+		&metav1.PatchOptions{},
+		&metav1.DeleteOptions{}, &corev1.PodLogOptions{}, &corev1.PodExecOptions{}, &corev1.PodAttachOptions{},
+		&corev1.PodPortForwardOptions{},
 	}
 }
 
-// Table maps Go types and the paths of their fields to answers, which state how a field is treated.
+// Table maps Go types and the paths of their fields to an Answer, which states how the API server
+// treats the field.
 type Table struct {
 	types    map[string]map[string][]*Answer
 	mu       sync.Mutex
 	compiled map[reflect.Type]*Answers
 }
 
-// Load returns the table of the built-in kinds. The files are parsed once.
-var Load = sync.OnceValue(func() *Table {
+// LoadTable returns the Table of the built-in kinds. It parses the files answers/*.txt once.
+var LoadTable = sync.OnceValue(func() *Table {
 	t := &Table{types: map[string]map[string][]*Answer{}, compiled: map[reflect.Type]*Answers{}}
 	names, err := fs.Glob(files, "answers/*.txt")
 	for _, name := range names {
 		var data []byte
 		if data, err = files.ReadFile(name); err == nil {
-			err = t.parse(name, string(data))
+			err = t.parseFile(name, string(data))
 		}
 		if err != nil {
 			break
@@ -92,7 +100,7 @@ var Load = sync.OnceValue(func() *Table {
 	return t
 })
 
-// parse adds the answers of one file to the table. Its format is:
+// parseFile adds the answers of one file to the table. Its format is:
 //
 //	[core/v1.PodSpec]                     the type of the lines below
 //	honoured: containers volumes          paths below the type
@@ -105,7 +113,7 @@ var Load = sync.OnceValue(func() *Table {
 //	                                      one warning when an object is created; refused and
 //	                                      inert fields of nested types stay so, all other
 //	                                      fields are stored
-func (t *Table) parse(file, text string) error {
+func (t *Table) parseFile(file, text string) error {
 	var answers map[string][]*Answer
 	for i, line := range strings.Split(text, "\n") {
 		source := fmt.Sprintf("%s:%d", file, i+1)
@@ -116,7 +124,7 @@ func (t *Table) parse(file, text string) error {
 		if name, ok := strings.CutPrefix(line, "["); ok && strings.HasSuffix(name, "]") {
 			name = strings.TrimSuffix(name, "]")
 			if t.types[name] != nil {
-				return fmt.Errorf("%s: type %s has a part already", source, name)
+				return fmt.Errorf("%s: type %s has two sections", source, name)
 			}
 			answers = map[string][]*Answer{}
 			t.types[name] = answers
@@ -132,14 +140,14 @@ func (t *Table) parse(file, text string) error {
 func parseLine(answers map[string][]*Answer, source, line string) error {
 	word, rest, ok := strings.Cut(line, ":")
 	if !ok || answers == nil {
-		return fmt.Errorf("%q is no answer about a type", line)
+		return fmt.Errorf("%q is not an answer line", line)
 	}
 	list, why, _ := strings.Cut(rest, " -- ")
 	word, gate, _ := strings.Cut(word, " ")
 	a := Answer{State: State(word), Why: strings.TrimSpace(why), Gate: gate, source: source}
 	switch {
 	case (a.State == Dropped) != (gate != ""):
-		return fmt.Errorf("a dropped field needs its feature gate, and no other field has one")
+		return fmt.Errorf("a feature gate is required for a dropped field, and allowed for no other field")
 	case a.State == Dropped && strings.ContainsAny(list, "=["):
 		return fmt.Errorf("a field is dropped with all its values and keys")
 	case word == "warned":
@@ -147,10 +155,10 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 	case a.State == Stored:
 		a.Warn = true
 	case a.State != Honoured && a.State != Refused && a.State != Inert && a.State != Dropped:
-		return fmt.Errorf("%q is no state", word)
+		return fmt.Errorf("%q is not a state", word)
 	}
 	if (a.Why == "") != (a.State == Honoured) {
-		return fmt.Errorf("a %s field needs a sentence, a honoured one none", a.State)
+		return fmt.Errorf("a sentence is required for a %s field, and not allowed for a honoured field", a.State)
 	}
 	for p := range strings.FieldsSeq(list) {
 		one := a
@@ -173,10 +181,11 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 }
 
 // typeRoots are the package path prefixes that type names omit.
-var typeRoots = []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/", "k8s.io/apiextensions-apiserver/pkg/apis/",
+var typeRoots = []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/",
+	"k8s.io/apiextensions-apiserver/pkg/apis/",
 	"k8s.io/metrics/pkg/apis/"}
 
-// typeName returns the name of a type in the files answers/*.txt: "core/v1.Pod",
+// typeName returns the name of a type as written in the files answers/*.txt: "core/v1.Pod",
 // "meta/v1.ObjectMeta".
 func typeName(t reflect.Type) string {
 	p := t.PkgPath()
@@ -186,10 +195,11 @@ func typeName(t reflect.Type) string {
 	return p + "." + t.Name()
 }
 
-// Stale lists the answers that apply to no field of the types of these values.
-func (t *Table) Stale(of []any) []string {
-	for _, o := range of {
-		t.For(o)
+// UnusedAnswers returns a sorted description of each answer of the Table that applies to no field
+// of the types of the given values.
+func (t *Table) UnusedAnswers(values []any) []string {
+	for _, o := range values {
+		t.AnswersFor(o)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

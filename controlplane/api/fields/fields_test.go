@@ -39,7 +39,7 @@ const pkg = "keelson.dev/keelson/controlplane/api/fields"
 func table(t *testing.T, text string) *Table {
 	t.Helper()
 	tab := &Table{types: map[string]map[string][]*Answer{}, compiled: map[reflect.Type]*Answers{}}
-	if err := tab.parse("x.txt", strings.ReplaceAll(text, "PKG", pkg)); err != nil {
+	if err := tab.parseFile("x.txt", strings.ReplaceAll(text, "PKG", pkg)); err != nil {
 		t.Fatal(err)
 	}
 	return tab
@@ -74,15 +74,18 @@ inert: on -- so it is
 `)
 	want := []string{
 		"kind honoured",
-		"spec.name honoured", "spec.mode=x|y* refused", "spec.mode honoured", "spec.on inert", "spec.tags honoured", "spec.self honoured", "spec.new nothing",
-		"list[].name refused", "list[].mode=x|y* refused", "list[].mode honoured", "list[].on inert", "list[].tags honoured", "list[].self honoured", "list[].new nothing",
-		"dict[].name honoured", "dict[].mode=x|y* refused", "dict[].mode honoured", "dict[].on inert", "dict[].tags honoured", "dict[].self honoured", "dict[].new nothing",
+		"spec.name honoured", "spec.mode=x|y* refused", "spec.mode honoured", "spec.on inert", "spec.tags honoured",
+		"spec.self honoured", "spec.new nothing",
+		"list[].name refused", "list[].mode=x|y* refused", "list[].mode honoured", "list[].on inert",
+		"list[].tags honoured", "list[].self honoured", "list[].new nothing",
+		"dict[].name honoured", "dict[].mode=x|y* refused", "dict[].mode honoured", "dict[].on inert",
+		"dict[].tags honoured", "dict[].self honoured", "dict[].new nothing",
 		"labels[a/*] refused", "labels honoured",
 	}
-	if got := leaves(tab.For(&outer{})); !slices.Equal(got, want) {
+	if got := leaves(tab.AnswersFor(&outer{})); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if stale := tab.Stale([]any{&outer{}}); len(stale) != 1 || !strings.Contains(stale[0], "spec.gone") {
+	if stale := tab.UnusedAnswers([]any{&outer{}}); len(stale) != 1 || !strings.Contains(stale[0], "spec.gone") {
 		t.Errorf("stale: %q", stale)
 	}
 }
@@ -104,30 +107,35 @@ refused: self -- no
 `)
 	want := []string{
 		"kind stored",
-		"spec.name honoured", "spec.mode stored", "spec.on inert", "spec.self refused", "spec.tags stored", "spec.new stored",
-		"list[].name stored", "list[].mode stored", "list[].on inert", "list[].tags stored", "list[].self refused", "list[].new stored",
-		"dict[].name stored", "dict[].mode stored", "dict[].on inert", "dict[].tags stored", "dict[].self refused", "dict[].new stored",
+		"spec.name honoured", "spec.mode stored", "spec.on inert", "spec.self refused", "spec.tags stored",
+		"spec.new stored",
+		"list[].name stored", "list[].mode stored", "list[].on inert", "list[].tags stored", "list[].self refused",
+		"list[].new stored",
+		"dict[].name stored", "dict[].mode stored", "dict[].on inert", "dict[].tags stored", "dict[].self refused",
+		"dict[].new stored",
 		"labels honoured",
 	}
-	a := tab.For(&outer{})
+	a := tab.AnswersFor(&outer{})
 	got := leaves(a)
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if a.Stored() == nil || a.Stored().Why != "nobody looks" || tab.For(&inner{}).Stored() != nil {
+	if a.Stored() == nil || a.Stored().Why != "nobody looks" || tab.AnswersFor(&inner{}).Stored() != nil {
 		t.Error("a whole kind is stored, and nothing else is")
 	}
-	if stale := tab.Stale([]any{&outer{}}); len(stale) != 0 {
+	if stale := tab.UnusedAnswers([]any{&outer{}}); len(stale) != 0 {
 		t.Errorf("stale: %q", stale)
 	}
 	mode := "m"
-	errs, warnings := a.Check(&outer{Spec: inner{Name: "n", Mode: &mode, Self: &inner{}}}, nil)
-	if len(errs) != 1 || errs[0].Field != "spec.self" || !slices.Equal(warnings, []string{"spec.mode: stored; nobody reads it"}) {
+	errs, warnings := a.FindIneffective(&outer{Spec: inner{Name: "n", Mode: &mode, Self: &inner{}}}, nil)
+	if len(errs) != 1 || errs[0].Field != "spec.self" ||
+		!slices.Equal(warnings, []string{"spec.mode: stored; nobody reads it"}) {
 		t.Errorf("%v, %q", errs, warnings)
 	}
-	if _, warnings := a.Check(&outer{Spec: inner{Mode: &mode}}, &outer{Spec: inner{Mode: &mode}}); warnings != nil {
+	if _, warnings := a.FindIneffective(&outer{Spec: inner{Mode: &mode}}, &outer{Spec: inner{Mode: &mode}}); warnings !=
+		nil {
 		t.Errorf("told again: %q", warnings)
 	}
 }
@@ -139,7 +147,7 @@ func TestParse(t *testing.T) {
 		"[x.Y]\nhonoured: a\ninert: a -- b", "[x.Y]\n[x.Y]", "[x.Y]\nstored: a",
 	} {
 		tab := &Table{types: map[string]map[string][]*Answer{}}
-		if err := tab.parse("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
+		if err := tab.parseFile("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -158,7 +166,8 @@ func object[T any](t *testing.T, text string) *T {
 func TestCheck(t *testing.T) {
 	const wholePod = "resources: {limits: {cpu: 1}}"
 	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
-	driver := func(spec string) *storagev1.CSIDriver { return object[storagev1.CSIDriver](t, "{spec: {"+spec+"}}") } // F110
+	// F110
+	driver := func(spec string) *storagev1.CSIDriver { return object[storagev1.CSIDriver](t, "{spec: {"+spec+"}}") }
 	for _, c := range []struct {
 		name     string
 		obj, old any
@@ -166,29 +175,43 @@ func TestCheck(t *testing.T) {
 		warned   int
 	}{
 		{"nothing", pod("containers: [{name: c}]"), nil, nil, 0},
-		{"two containers", pod("containers: [{name: a}, {name: b, securityContext: {procMount: Unmasked}}]"), nil, []string{"spec.containers[1].securityContext.procMount"}, 0},
+		{"two containers", pod("containers: [{name: a}, {name: b, securityContext: {procMount: Unmasked}}]"), nil,
+			[]string{"spec.containers[1].securityContext.procMount"}, 0},
 		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
 		{"by another value", pod("hostUsers: true"), nil, nil, 0},
 		{"empty but there", pod("volumes: [{name: v, rbd: {}}]"), nil, []string{"spec.volumes[0].rbd"}, 0},
-		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+wholePod+"}}}}"), nil, []string{"spec.template.spec.resources"}, 0},
+		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+wholePod+"}}}}"), nil,
+			[]string{"spec.template.spec.resources"}, 0},
 		{"stored", pod(wholePod), pod(wholePod), nil, 0},
-		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), nil, 0},
-		{"stored once", pod("volumes: [{name: a, rbd: {image: d}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), []string{"spec.volumes[1].rbd"}, 0},
-		{"one of a list", pod("containers: [{name: a, securityContext: {appArmorProfile: {type: Localhost}}}, {name: b, securityContext: {appArmorProfile: {type: RuntimeDefault}}}]"), nil,
+		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, rbd: {image: d}}]"),
+			pod("volumes: [{name: v, rbd: {image: d}}]"), nil, 0},
+		{"stored once", pod("volumes: [{name: a, rbd: {image: d}}, {name: v, rbd: {image: d}}]"),
+			pod("volumes: [{name: v, rbd: {image: d}}]"), []string{"spec.volumes[1].rbd"}, 0},
+		{"one of a list",
+			pod("containers: [{name: a, securityContext: {appArmorProfile: {type: Localhost}}}, {name: b, " +
+				"securityContext: {appArmorProfile: {type: RuntimeDefault}}}]"), nil,
 			[]string{"spec.containers[1].securityContext.appArmorProfile.type"}, 0},
-		{"key", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'true'}}}"), nil, []string{"metadata.annotations[kubernetes.io/enforce-mountable-secrets]"}, 0},
-		{"key with another value", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'false'}}}"), nil, nil, 0},
-		{"room that is asked for again", driver("nodeAllocatableUpdatePeriodSeconds: 60"), nil, []string{"spec.nodeAllocatableUpdatePeriodSeconds"}, 0},
-		{"pods kept from nodes without the driver", driver("preventPodSchedulingIfMissing: true"), nil, []string{"spec.preventPodSchedulingIfMissing"}, 0},
+		{"key", object[corev1.ServiceAccount](t,
+			"{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'true'}}}"), nil,
+			[]string{"metadata.annotations[kubernetes.io/enforce-mountable-secrets]"}, 0},
+		{"key with another value", object[corev1.ServiceAccount](t,
+			"{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'false'}}}"), nil, nil, 0},
+		{"room that is asked for again", driver("nodeAllocatableUpdatePeriodSeconds: 60"), nil,
+			[]string{"spec.nodeAllocatableUpdatePeriodSeconds"}, 0},
+		{"pods kept from nodes without the driver", driver("preventPodSchedulingIfMissing: true"), nil,
+			[]string{"spec.preventPodSchedulingIfMissing"}, 0},
 		{"pods not kept from them", driver("preventPodSchedulingIfMissing: false"), nil, nil, 0},
 		{"mounts with labels", driver("seLinuxMount: true"), nil, nil, 0},
-		{"all else of a driver", driver("attachRequired: false, podInfoOnMount: true, volumeLifecycleModes: [Ephemeral], storageCapacity: true, fsGroupPolicy: File, " +
-			"requiresRepublish: true, seLinuxMount: false, tokenRequests: [{audience: a}], serviceAccountTokenInSecrets: true"), nil, nil, 0},
+		{"all else of a driver",
+			driver("attachRequired: false, podInfoOnMount: true, volumeLifecycleModes: [Ephemeral], storageCapacity: " +
+				"true, fsGroupPolicy: File, " +
+				"requiresRepublish: true, seLinuxMount: false, tokenRequests: [{audience: a}], " +
+				"serviceAccountTokenInSecrets: true"), nil, nil, 0},
 		{"inert hook", pod("containers: [{name: c, lifecycle: {preStop: {tcpSocket: {port: 80}}}}]"), nil, nil, 0},
 		{"warned value", object[corev1.Secret](t, "{type: bootstrap.kubernetes.io/token}"), nil, nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			errs, warnings := Load().For(c.obj).Check(c.obj, c.old)
+			errs, warnings := LoadTable().AnswersFor(c.obj).FindIneffective(c.obj, c.old)
 			var got []string
 			for _, e := range errs {
 				got = append(got, e.Field)
@@ -203,8 +226,8 @@ func TestCheck(t *testing.T) {
 // Pods pass here at every creation and every report of their status.
 func TestCheckOfAPlainPodAllocatesLittle(t *testing.T) {
 	p := plainPod(t)
-	a := Load().For(p)
-	if n := testing.AllocsPerRun(100, func() { a.Check(p, nil) }); n > 4 {
+	a := LoadTable().AnswersFor(p)
+	if n := testing.AllocsPerRun(100, func() { a.FindIneffective(p, nil) }); n > 4 {
 		t.Errorf("%v allocations for a pod without anything to refuse", n)
 	}
 }
@@ -214,7 +237,8 @@ func plainPod(t testing.TB) *corev1.Pod {
 	err := yaml.UnmarshalStrict([]byte(`{metadata: {name: p, labels: {a: b}, annotations: {x: z}}, spec: {
 volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}, {configMap: {name: c}}, {downwardAPI: {items: [{path: name}]}}]}}],
 containers: [{name: c, image: i, env: [{name: A, value: b}, {name: B, value: b}], volumeMounts: [{name: v, mountPath: /v}],
-  readinessProbe: {httpGet: {path: /, port: 80}}, resources: {limits: {cpu: 1, memory: 1Gi}}}], securityContext: {}}}`), p)
+  readinessProbe: {httpGet: {path: /, port: 80}}, resources: {limits: {cpu: 1, memory: 1Gi}}}], securityContext: {}}}`),
+		p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,8 +247,8 @@ containers: [{name: c, image: i, env: [{name: A, value: b}, {name: B, value: b}]
 
 func BenchmarkCheckPod(b *testing.B) {
 	p := plainPod(b)
-	a := Load().For(p)
+	a := LoadTable().AnswersFor(p)
 	for b.Loop() {
-		a.Check(p, nil)
+		a.FindIneffective(p, nil)
 	}
 }

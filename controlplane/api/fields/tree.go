@@ -7,34 +7,35 @@ import (
 	"strings"
 )
 
-// Leaf is a field, or a subtree of fields that is treated as a whole, with its answer: how it is
-// treated.
+// Leaf is a field, or a field with all fields below it if they are treated alike, and its Answer:
+// how the API server treats it.
 type Leaf struct {
 	// Path is the path of the field as users write it: "spec.containers[].image",
 	// "metadata.annotations[a/b]".
 	Path string
-	// At is the path that has the answer: Path itself, or the root of a subtree with one answer.
+	// At is the path to which the Answer belongs: Path itself, or the path of a parent field from
+	// which the field inherits the Answer.
 	At string
-	// Answer is nil for a field without an answer.
+	// Answer is nil if no treatment is defined for the field.
 	Answer *Answer
 	// Type is the Go type of the field.
 	Type reflect.Type
-	// Owner is the struct type that has the field, and Field the Go name of the field.
+	// Owner is the struct type that contains the field, and Field the Go name of the field.
 	Owner reflect.Type
 	Field string
 }
 
-// Answers state for one Go type how each of its fields is treated.
+// Answers states for one Go type how the API server treats each of its fields.
 type Answers struct {
 	table  *Table
 	typ    reflect.Type
-	tree   *node // the fields that are refused or warned of; nil if none exist
-	drops  *node // the dropped fields; nil if none exist
+	tree   *node // rules for the fields that are refused or cause a warning; nil if the type has no such field
+	drops  *node // rules for the dropped fields; nil if the type has no such field
 	stored *Answer
 }
 
-// Stored returns the answer for a kind that is stored and returned but has no effect yet; nil for
-// all other kinds.
+// Stored returns the Answer of a kind with objects that are stored and returned but have no effect
+// yet. It returns nil for all other kinds.
 func (a *Answers) Stored() *Answer {
 	if a == nil {
 		return nil
@@ -42,23 +43,24 @@ func (a *Answers) Stored() *Answer {
 	return a.stored
 }
 
-// Leaves returns every field of the type with its answer, in the order of the Go type. The list is
+// Leaves returns every field of the type with its Answer, in the order of the Go type. The list is
 // computed on each call: the API server does not need it, and the lists of all types with pod
 // templates take a megabyte.
 func (a *Answers) Leaves() []Leaf {
 	a.table.mu.Lock()
 	defer a.table.mu.Unlock()
 	c := &compiler{table: a.table}
-	c.visit(a.typ, c.begin(a.typ))
+	c.visitType(a.typ, c.rootPosition(a.typ))
 	return c.leaves
 }
 
-// node is a place in a type at or below which there are rules to check.
+// node is a field of a type, or the type itself, that has rules to check or contains fields with
+// such rules. A rule is an Answer that rejects, drops or warns.
 type node struct {
-	rules []*Answer // rules about the value at this place
-	// rules about keys of the map at this place; a "*" at the end matches any suffix
+	rules []*Answer // rules about the value of the field
+	// rules about keys of the map in the field; a "*" at the end matches any suffix
 	keys  map[string]*Answer
-	edges []edge // fields of the struct at this place
+	edges []edge // fields of the struct in the field
 	dict  bool   // the value is a map, and the edges are fields of its members
 }
 
@@ -68,37 +70,39 @@ type edge struct {
 	to    *node
 }
 
-func (n *node) empty() bool {
+func (n *node) isEmpty() bool {
 	return n == nil || len(n.rules) == 0 && len(n.keys) == 0 && len(n.edges) == 0
 }
 
-// split returns the tree below n with either only the rules about dropped fields, or only the other
-// rules, or nil.
-func (n *node) split(dropped bool) *node {
+// selectRules returns a copy of the tree below n with some of its rules. If forDropped is true, the
+// copy has only the rules of fields with the State Dropped, otherwise only the other rules. It
+// returns nil if no rules remain.
+func (n *node) selectRules(forDropped bool) *node {
 	out := &node{dict: n.dict}
 	for _, a := range n.rules {
-		if (a.State == Dropped) == dropped {
+		if (a.State == Dropped) == forDropped {
 			out.rules = append(out.rules, a)
 		}
 	}
-	if !dropped {
+	if !forDropped {
 		out.keys = n.keys
 	}
 	for _, e := range n.edges {
-		if to := e.to.split(dropped); to != nil {
+		if to := e.to.selectRules(forDropped); to != nil {
 			out.edges = append(out.edges, edge{e.index, e.name, to})
 		}
 	}
-	if out.empty() {
+	if out.isEmpty() {
 		return nil
 	}
 	return out
 }
 
-// For returns the answers of the type of a value, or of a (possibly nil) pointer to the type.
-// Fields without an answer are accepted.
-func (t *Table) For(of any) *Answers {
-	typ := reflect.TypeOf(of)
+// AnswersFor returns the Answers for the type of a value. For a pointer, which may be nil, it
+// returns the Answers for the type to which the pointer points. Fields that the Table does not list
+// are accepted.
+func (t *Table) AnswersFor(value any) *Answers {
+	typ := reflect.TypeOf(value)
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()
 	}
@@ -108,31 +112,33 @@ func (t *Table) For(of any) *Answers {
 		return a
 	}
 	c := &compiler{table: t}
-	n := c.visit(typ, c.begin(typ))
-	a := &Answers{table: t, typ: typ, stored: c.stored, tree: n.split(false), drops: n.split(true)}
+	n := c.visitType(typ, c.rootPosition(typ))
+	a := &Answers{table: t, typ: typ, stored: c.stored, tree: n.selectRules(false), drops: n.selectRules(true)}
 	t.compiled[typ] = a
 	return a
 }
 
-// compiler walks a type and collects its leaves.
+// compiler visits the fields of a Go type. It collects them as leaves with their answers, and
+// builds the tree of the rules to check.
 type compiler struct {
 	table  *Table
 	leaves []Leaf
 	stored *Answer
 }
 
-// begin returns the place at which a walk of t starts. In a kind that is stored as a whole, all
-// fields inherit the answer Stored.
-func (c *compiler) begin(t reflect.Type) place {
+// rootPosition returns the position at which the visit of the type t starts. If the Table lists t
+// as stored as a whole, all its fields inherit that Answer.
+func (c *compiler) rootPosition(t reflect.Type) position {
 	for _, a := range c.table.types[typeName(t)]["."] {
 		a.used = true
 		c.stored = a
 	}
-	return place{inherited: c.stored, from: "."}
+	return position{inherited: c.stored, from: "."}
 }
 
-// place is the current position of a walk within a type.
-type place struct {
+// position is the field that a compiler currently visits, with the enclosing types and the Answer
+// that the field inherits from them.
+type position struct {
 	path      string
 	inherited *Answer
 	from      string         // path of the inherited answer
@@ -142,25 +148,27 @@ type place struct {
 	field     string         // Go name in the innermost of these structs
 }
 
-// leaf returns the leaf at a place; within has at least the root type of the walk.
-func (p *place) leaf(path, at string, a *Answer, t reflect.Type) Leaf {
-	l := Leaf{Path: path, At: at, Answer: a, Type: t, Field: p.field}
+// newLeaf returns the Leaf for a field at the position p. p.within contains at least the type at
+// which the visit started.
+func (p *position) newLeaf(path, at string, answer *Answer, t reflect.Type) Leaf {
+	l := Leaf{Path: path, At: at, Answer: answer, Type: t, Field: p.field}
 	if len(p.within) > 0 {
 		l.Owner = p.within[len(p.within)-1]
 	}
 	return l
 }
 
-// scope is an enclosing type that has answers for its fields, with the path from that type to the
-// current place.
+// scope is an enclosing type of the current position that the Table lists, with the path from that
+// type to the position. answers contains the answers of the type's fields by path.
 type scope struct {
 	answers map[string][]*Answer
 	path    string
 }
 
-// at returns the answers for exactly this place and the index of their scope. The outermost scope
-// has precedence, because it describes the field in its context.
-func (p *place) at() ([]*Answer, int) {
+// ownAnswers returns the answers that the Table lists for exactly this position, and the index of
+// the scope that lists them. The outermost scope has precedence, because it describes the field in
+// its context.
+func (p *position) ownAnswers() ([]*Answer, int) {
 	for i, s := range p.scopes {
 		if found := s.answers[s.path]; len(found) > 0 && s.path != "" {
 			for _, a := range found {
@@ -172,19 +180,19 @@ func (p *place) at() ([]*Answer, int) {
 	return nil, 0
 }
 
-// withinStored reports whether an inner scope calls a place honoured that an outer scope calls
-// stored.
-func (p *place) withinStored(a *Answer, scope int) bool {
-	return a.State == Honoured && p.inherited != nil && p.inherited.State == Stored && scope > p.depth
+// isWithinStored reports whether the answer of an inner scope treats the position as honoured,
+// although an outer scope treats it as stored.
+func (p *position) isWithinStored(answer *Answer, scope int) bool {
+	return answer.State == Honoured && p.inherited != nil && p.inherited.State == Stored && scope > p.depth
 }
 
-// visit records the fields at and below a place with their answers, and returns the rules to check
-// there.
-func (c *compiler) visit(t reflect.Type, p place) *node {
+// visitType collects the fields at and below a position as leaves. t is the type of the position.
+// It returns the tree of rules for these fields, or nil.
+func (c *compiler) visitType(t reflect.Type, p position) *node {
 	n := &node{}
-	found, depth := p.at()
+	found, depth := p.ownAnswers()
 	for _, a := range found {
-		if a.Values == nil && !p.withinStored(a, depth) {
+		if a.Values == nil && !p.isWithinStored(a, depth) {
 			p.inherited, p.from, p.depth = a, p.path, depth
 		}
 		if a.State == Refused || a.State == Dropped || a.Warn {
@@ -192,13 +200,13 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 		}
 		if a.Values != nil {
 			path := p.path + "=" + strings.Join(a.Values, "|")
-			c.leaves = append(c.leaves, p.leaf(path, path, a, t))
+			c.leaves = append(c.leaves, p.newLeaf(path, path, a, t))
 			if p.inherited == nil {
 				p.inherited, p.from = &Answer{State: Honoured}, p.path
 			}
 		}
 	}
-	c.keys(t, &p, n)
+	c.visitMapKeys(t, &p, n)
 	elem, suffix := t, ""
 	for {
 		switch elem.Kind() {
@@ -206,7 +214,7 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 			elem = elem.Elem()
 			continue
 		case reflect.Slice, reflect.Map:
-			if !opaque(elem) {
+			if !isOpaque(elem) {
 				n.dict = n.dict || elem.Kind() == reflect.Map
 				elem, suffix = elem.Elem(), "[]"
 				continue
@@ -215,17 +223,18 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 		break
 	}
 	whole := p.inherited != nil && (p.inherited.State == Refused || p.inherited.State == Dropped)
-	if opaque(elem) || whole || slices.Contains(p.within, elem) {
-		c.leaves = append(c.leaves, p.leaf(p.path, p.from, p.inherited, t))
+	if isOpaque(elem) || whole || slices.Contains(p.within, elem) {
+		c.leaves = append(c.leaves, p.newLeaf(p.path, p.from, p.inherited, t))
 		return n
 	}
 	p.path += suffix
-	c.fields(elem, p, n)
+	c.visitFields(elem, p, n)
 	return n
 }
 
-// keys adds the leaves and rules for single keys of a map.
-func (c *compiler) keys(t reflect.Type, p *place, n *node) {
+// visitMapKeys collects leaves for those keys of a map that have their own answers, such as one
+// annotation. It adds the rules of these answers to n.
+func (c *compiler) visitMapKeys(t reflect.Type, p *position, n *node) {
 	if t.Kind() != reflect.Map {
 		return
 	}
@@ -248,22 +257,22 @@ func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 			if a.Values != nil {
 				at += "=" + strings.Join(a.Values, "|")
 			}
-			c.leaves = append(c.leaves, p.leaf(at, at, a, t))
+			c.leaves = append(c.leaves, p.newLeaf(at, at, a, t))
 		}
 	}
 }
 
-func (c *compiler) fields(t reflect.Type, p place, n *node) {
-	// A type within an inert field is inert whatever its own answers, except for its dropped
-	// fields. Otherwise the answers of the type apply to all of its fields. Within a stored field
-	// only its refused and inert fields keep their answers.
+func (c *compiler) visitFields(t reflect.Type, p position, n *node) {
+	// The fields of a type within an inert field are inert, whatever the type's own answers, except
+	// for its dropped fields. Otherwise the answers of the type apply to all of its fields. Within
+	// a stored field only its refused and inert fields keep their answers.
 	answers := c.table.types[typeName(t)]
 	switch inert := p.inherited != nil && p.inherited.State == Inert; {
 	case answers == nil:
 	case inert:
 		p.scopes = append(slices.Clip(p.scopes), scope{answers: onlyDropped(answers)})
 	default:
-		if p.inherited != nil && (p.inherited.State == Honoured || c.ofEveryKind(t, p)) {
+		if p.inherited != nil && (p.inherited.State == Honoured || c.isKindMeta(t, p)) {
 			p.inherited = nil
 		}
 		p.scopes = append(slices.Clip(p.scopes), scope{answers: answers})
@@ -278,21 +287,21 @@ func (c *compiler) fields(t reflect.Type, p place, n *node) {
 		next := p
 		next.field = f.Name
 		if name != "" {
-			next.path = join(p.path, name)
+			next.path = joinPath(p.path, name)
 			next.scopes = make([]scope, len(p.scopes))
 			for i, s := range p.scopes {
-				next.scopes[i] = scope{s.answers, join(s.path, name)}
+				next.scopes[i] = scope{s.answers, joinPath(s.path, name)}
 			}
 		} else if !f.Anonymous {
 			name = f.Name
 		}
-		if to := c.visitField(f.Type, next, name); !to.empty() {
+		if to := c.visitField(f.Type, next, name); !to.isEmpty() {
 			n.edges = append(n.edges, edge{i, name, to})
 		}
 	}
 }
 
-// onlyDropped returns the answers for dropped fields.
+// onlyDropped returns the answers for fields with the State Dropped.
 func onlyDropped(answers map[string][]*Answer) map[string][]*Answer {
 	out := map[string][]*Answer{}
 	for path, list := range answers {
@@ -303,32 +312,33 @@ func onlyDropped(answers map[string][]*Answer) map[string][]*Answer {
 	return out
 }
 
-// ofEveryKind reports whether a type is the TypeMeta or ObjectMeta of the walk's root type. These
-// fields are honoured in a stored kind too.
-func (c *compiler) ofEveryKind(t reflect.Type, p place) bool {
+// isKindMeta reports whether a type is the TypeMeta or ObjectMeta of the type at which the visit
+// started. These fields are honoured in a stored kind too.
+func (c *compiler) isKindMeta(t reflect.Type, p position) bool {
 	name := typeName(t)
 	return c.stored == p.inherited && len(p.within) == 1 && (name == "meta/v1.TypeMeta" || name == "meta/v1.ObjectMeta")
 }
 
-// visitField calls visit, or visits the fields directly for an embedded struct, which has no name.
-func (c *compiler) visitField(t reflect.Type, p place, name string) *node {
+// visitField calls visitType for a struct field. For an embedded struct, which has no name, it
+// calls visitFields instead, so that the fields of that struct belong to the enclosing struct.
+func (c *compiler) visitField(t reflect.Type, p position, name string) *node {
 	if name != "" {
-		return c.visit(t, p)
+		return c.visitType(t, p)
 	}
 	n := &node{}
-	c.fields(t, p, n)
+	c.visitFields(t, p, n)
 	return n
 }
 
-func join(path, name string) string {
+func joinPath(path, name string) string {
 	if path == "" {
 		return name
 	}
 	return path + "." + name
 }
 
-// opaque reports whether a type is a single value for users, although it may be a Go struct.
-func opaque(t reflect.Type) bool {
+// isOpaque reports whether users regard a type as a single value, although it may be a Go struct.
+func isOpaque(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer:
 		return false
@@ -337,7 +347,7 @@ func opaque(t reflect.Type) bool {
 		for e.Kind() == reflect.Pointer {
 			e = e.Elem()
 		}
-		return e.Kind() == reflect.Uint8 || opaque(e)
+		return e.Kind() == reflect.Uint8 || isOpaque(e)
 	case reflect.Struct:
 		switch t.Name() {
 		case "Time", "MicroTime", "Duration", "Quantity", "IntOrString", "FieldsV1", "RawExtension":

@@ -23,7 +23,7 @@ func TestColumns(t *testing.T) {
 	var b strings.Builder
 	for _, k := range kinds.All().All() {
 		var cols []string
-		for _, c := range k.Columns {
+		for _, c := range k.Lists.Columns {
 			col := c.Name
 			if c.Type != "string" {
 				col += " " + c.Type

@@ -1,7 +1,7 @@
-// Package kinds is the table of the built-in kinds: for each its names, defaulting, validation,
-// printer columns, field selectors and subresources. Everything here is a pure function of its
-// arguments. Error texts and columns are those of Kubernetes, so that Kubernetes clients show the
-// same output.
+// Package kinds contains the table of the built-in kinds: for each kind its names, defaulting,
+// validation, printer columns, field selectors and subresources. All functions of a kind are pure
+// functions of their arguments. Error messages and columns are those of Kubernetes, so that
+// Kubernetes clients print the same output.
 package kinds
 
 import (
@@ -37,78 +37,87 @@ import (
 )
 
 // All returns the table of every built-in kind. The options apply to all of them.
-func All(with ...Option) *api.Kinds {
+func All(options ...Option) *api.Kinds {
 	o := &expressions.Options{}
-	for _, set := range with {
+	for _, set := range options {
 		set(o)
 	}
 	coreEvents := core.EventKind()
-	return api.NewKinds(stored(answered(slices.Concat([]*api.Kind{
+	return api.NewKinds(withHubVersions(withAnswers(slices.Concat([]*api.Kind{
 		core.NamespaceKind(), core.NodeKind(), podspec.PodKind(), core.ServiceKind(), core.EndpointsKind(),
 		core.ConfigMapKind(), core.SecretKind(), core.ServiceAccountKind(), coreEvents, events.NewEventKind(coreEvents),
 		core.PersistentVolumeKind(), core.PersistentVolumeClaimKind(),
 		apps.DeploymentKind(), apps.ReplicaSetKind(),
 		discovery.EndpointSliceKind(), coordination.LeaseKind(),
-		networking.IngressKind(), networking.IngressClassKind(), networking.NetworkPolicyKind(), networking.ServiceCIDRKind(), networking.IPAddressKind(), node.RuntimeClassKind(),
+		networking.IngressKind(), networking.IngressClassKind(), networking.NetworkPolicyKind(),
+		networking.ServiceCIDRKind(), networking.IPAddressKind(), node.RuntimeClassKind(),
 		storage.StorageClassKind(), storage.CSIDriverKind(), storage.CSINodeKind(), storage.VolumeAttachmentKind(),
 		storage.CSIStorageCapacityKind(), storage.VolumeAttributesClassKind(),
-		admissionregistration.ValidatingWebhookKind(o), admissionregistration.MutatingWebhookKind(o), admissionregistration.ValidatingPolicyKind(o), admissionregistration.ValidatingPolicyBindingKind(),
+		admissionregistration.ValidatingWebhookKind(o), admissionregistration.MutatingWebhookKind(o),
+		admissionregistration.ValidatingPolicyKind(o), admissionregistration.ValidatingPolicyBindingKind(),
 		admissionregistration.MutatingPolicyKind(o), admissionregistration.MutatingPolicyBindingKind(),
 		certificates.CertificateSigningRequestKind(), certificates.ClusterTrustBundleKind(),
 		flowcontrol.FlowSchemaKind(), flowcontrol.PriorityLevelKind(),
-		resource.DeviceClassKind(o), resource.ResourceClaimKind(o), resource.ResourceClaimTemplateKind(o), resource.ResourceSliceKind(),
-		scheduling.PriorityClassKind(), scheduling.WorkloadKind(), scheduling.PodGroupKind(), policy.PodDisruptionBudgetKind(),
-		rbac.RoleKind(), rbac.ClusterRoleKind(), rbac.RoleBindingKind(), rbac.ClusterRoleBindingKind(), apiregistration.APIServiceKind(),
+		resource.DeviceClassKind(o), resource.ResourceClaimKind(o), resource.ResourceClaimTemplateKind(o),
+		resource.ResourceSliceKind(),
+		scheduling.PriorityClassKind(), scheduling.WorkloadKind(), scheduling.PodGroupKind(),
+		policy.PodDisruptionBudgetKind(),
+		rbac.RoleKind(), rbac.ClusterRoleKind(), rbac.RoleBindingKind(), rbac.ClusterRoleBindingKind(),
+		apiregistration.APIServiceKind(),
 		apiextensions.CustomResourceDefinitionKind(),
 		authentication.TokenReviewKind(), authentication.SelfSubjectReviewKind(),
 		authorization.SubjectAccessReviewKind(), authorization.SelfSubjectAccessReviewKind(),
 		authorization.LocalSubjectAccessReviewKind(), authorization.SelfSubjectRulesReviewKind(),
 		core.ComponentStatusKind(), core.BindingKind(), metrics.NodeMetricsKind(), metrics.PodMetricsKind(),
-	}, workloads())...)...)...)
+	}, workloadKinds())...)...)...)
 }
 
-// stored sets the hub version of each kind that needs no conversion. It must be called when the
-// kinds are complete.
-func stored(all ...*api.Kind) []*api.Kind {
-	for _, k := range all {
+// withHubVersions sets the hub version of each kind that needs no conversion, and returns the
+// kinds. It must be called after all other fields of the kinds are set.
+func withHubVersions(kinds ...*api.Kind) []*api.Kind {
+	for _, k := range kinds {
 		if k.Storage != nil && k.Conversion == nil {
-			k.Storage.Hub = api.Version{GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow, Default: k.Default, Light: k.Storage.Hub.Light}
+			k.Storage.Hub = api.Version{GVK: k.GVK, New: k.Type.New, Shallow: k.Type.Ops.Shallow,
+				Default: k.Writes.Default,
+				Light:   k.Storage.Hub.Light}
 		}
 	}
-	return all
+	return kinds
 }
 
-// answered sets how the fields of each kind and of its subresource bodies are treated
-// (Kind.Answers). It also sets the kind's deprecation warning and its warning functions.
-func answered(all ...*api.Kind) []*api.Kind {
-	table := answers.Load()
-	for _, k := range all {
-		k.Answers = table.For(k.New())
-		k.Deprecated = deprecation(k)
-		k.Warnings, k.CreateWarnings = ObjectWarnings, NewObjectWarnings
+// withAnswers sets KindSchema.Answers of each kind and of its subresource bodies: how the API
+// server treats each field. It also sets the kinds' deprecation warnings and warning functions, and
+// returns the kinds.
+func withAnswers(kinds ...*api.Kind) []*api.Kind {
+	table := answers.LoadTable()
+	for _, k := range kinds {
+		k.Schema.Answers = table.AnswersFor(k.Type.New())
+		k.Serving.Deprecated = deprecationWarning(k)
+		k.Validation.Warnings, k.Validation.CreateWarnings = ObjectWarnings, NewObjectWarnings
 		for _, s := range k.Subresources {
 			if s.New != nil {
-				s.Answers = table.For(s.New())
+				s.Answers = table.AnswersFor(s.New())
 			}
 		}
 	}
-	return all
+	return kinds
 }
 
 // KubernetesMinor is the version of Kubernetes, 1.KubernetesMinor, that these kinds correspond to.
 const KubernetesMinor = 37
 
-// deprecation returns Kubernetes' warning for a deprecated kind; "" if the kind is not deprecated.
-func deprecation(k *api.Kind) string {
-	old, ok := k.New().(interface{ APILifecycleDeprecated() (major, minor int) })
+// deprecationWarning returns Kubernetes' warning for a deprecated kind. It returns "" if the kind
+// is not deprecated.
+func deprecationWarning(kind *api.Kind) string {
+	old, ok := kind.Type.New().(interface{ APILifecycleDeprecated() (major, minor int) })
 	if !ok {
 		return ""
 	}
 	major, minor := old.APILifecycleDeprecated()
 	if major > 1 || minor > KubernetesMinor {
-		return "" // deprecated only in a later version
+		return "" // the kind is deprecated only in a later version
 	}
-	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", k.GVK.GroupVersion(), k.GVK.Kind, major, minor)
+	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", kind.GVK.GroupVersion(), kind.GVK.Kind, major, minor)
 	if r, ok := old.(interface {
 		APILifecycleReplacement() schema.GroupVersionKind
 	}); ok {

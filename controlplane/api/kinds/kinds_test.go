@@ -17,7 +17,7 @@ func TestTableIsWhole(t *testing.T) {
 	ks := kinds.All()
 	for _, k := range ks.All() {
 		t.Run(k.GVK.Kind, func(t *testing.T) {
-			o := k.New()
+			o := k.Type.New()
 			gvks, _, err := scheme.ObjectKinds(o)
 			if err != nil || gvks[0] != k.GVK {
 				t.Errorf("the scheme knows %T as %v, %v; want %v", o, gvks, err, k.GVK)
@@ -25,7 +25,7 @@ func TestTableIsWhole(t *testing.T) {
 			if ks.ByType(o) != k || ks.ByGVK(k.GVK) != k || ks.ByResource(k.GVR()) != k {
 				t.Error("not found by its type, GVK and resource")
 			}
-			if k.Singular == "" || k.Resource == "" {
+			if k.Naming.Singular == "" || k.Resource == "" {
 				t.Error("it lacks a name")
 			}
 			for name, s := range k.Subresources {
@@ -36,28 +36,29 @@ func TestTableIsWhole(t *testing.T) {
 					t.Errorf("%s has one of View and Merge", name)
 				}
 			}
-			if k.Virtual {
+			if k.Serving.Virtual {
 				return
 			}
-			if gvks, _, err := scheme.ObjectKinds(k.NewList()); err != nil || gvks[0] != k.ListGVK() {
+			if gvks, _, err := scheme.ObjectKinds(k.Type.NewList()); err != nil || gvks[0] != k.ListGVK() {
 				t.Errorf("list: %v, %v; want %v", gvks, err, k.ListGVK())
 			}
-			if got := len(k.Row(o, kindstest.Now)); got != len(k.Columns) {
-				t.Errorf("%d cells for %d columns", got, len(k.Columns))
+			if got := len(k.Lists.Row(o, kindstest.Now)); got != len(k.Lists.Columns) {
+				t.Errorf("%d cells for %d columns", got, len(k.Lists.Columns))
 			}
 			named := false
-			for _, c := range k.Columns {
+			for _, c := range k.Lists.Columns {
 				named = named || c.Format == "name"
 			}
 			if !named {
 				t.Error("no column has format name")
 			}
-			if k.Validate == nil || k.ValidateUpdate == nil {
+			if k.Validation.Object == nil || k.Validation.Update == nil {
 				t.Error("nothing validates it")
 			}
 		})
 	}
-	if ks.ByType((*corev1.Pod)(nil)).Resource != "pods" || ks.ByType(corev1.Pod{}).Resource != "pods" || ks.ByType(7) != nil || ks.ByType(nil) != nil {
+	if ks.ByType((*corev1.Pod)(nil)).Resource != "pods" || ks.ByType(corev1.Pod{}).Resource != "pods" ||
+		ks.ByType(7) != nil || ks.ByType(nil) != nil {
 		t.Error("ByType does not take nil pointers, values and strangers")
 	}
 }
@@ -67,19 +68,19 @@ func TestTableIsWhole(t *testing.T) {
 // able to trust that.
 func TestAnyObject(t *testing.T) {
 	for _, k := range kinds.All().All() {
-		if k.Virtual {
+		if k.Serving.Virtual {
 			continue
 		}
 		t.Run(k.GVK.Kind, func(t *testing.T) {
 			for seed := range int64(60) {
-				obj, old := k.New(), k.New()
+				obj, old := k.Type.New(), k.Type.New()
 				kindstest.NewFiller(seed).Fill(obj)
 				kindstest.NewFiller(seed + 1000).Fill(old)
-				if k.Default != nil {
-					k.Default(obj)
-					k.Default(old)
+				if k.Writes.Default != nil {
+					k.Writes.Default(obj)
+					k.Writes.Default(old)
 					again := obj.DeepCopyObject().(api.Object)
-					if k.Default(again); !fieldrules.SemanticEqual(again, obj) {
+					if k.Writes.Default(again); !fieldrules.SemanticEqual(again, obj) {
 						t.Fatalf("seed %d: defaulting twice is not defaulting once", seed)
 					}
 				}
@@ -88,28 +89,28 @@ func TestAnyObject(t *testing.T) {
 				if !fieldrules.SemanticEqual(before, old) {
 					t.Fatalf("seed %d: the stored object was changed", seed)
 				}
-				tryAll(k, k.New(), old) // never defaulted
+				tryAll(k, k.Type.New(), old) // never defaulted
 			}
 		})
 	}
 }
 
 func tryAll(k *api.Kind, obj, old api.Object) {
-	k.Validate(obj)
-	k.ValidateUpdate(obj, old)
-	k.Row(obj, kindstest.Now)
+	k.Validation.Object(obj)
+	k.Validation.Update(obj, old)
+	k.Lists.Row(obj, kindstest.Now)
 	stored := obj
 	if k.Conversion != nil {
 		stored, _ = k.Conversion.To(context.Background(), obj)
 	}
-	if k.Fields != nil {
-		k.Fields(stored)
+	if k.Lists.Fields != nil {
+		k.Lists.Fields(stored)
 	}
-	if k.Reservations != nil {
-		k.Reservations(obj)
+	if k.Commit.Reservations != nil {
+		k.Commit.Reservations(obj)
 	}
-	if k.GracePeriod != nil {
-		k.GracePeriod(obj, nil)
+	if k.Deletion.GracePeriod != nil {
+		k.Deletion.GracePeriod(obj, nil)
 	}
 	for _, name := range fieldrules.SortedKeys(k.Subresources) {
 		s := k.Subresources[name]
@@ -122,11 +123,11 @@ func tryAll(k *api.Kind, obj, old api.Object) {
 			_ = s.Merge(obj, s.View(obj))
 		}
 	}
-	if k.PrepareUpdate != nil {
-		k.PrepareUpdate(obj, old)
+	if k.Writes.PrepareUpdate != nil {
+		k.Writes.PrepareUpdate(obj, old)
 	}
-	if k.PrepareCreate != nil {
-		k.PrepareCreate(obj)
+	if k.Writes.PrepareCreate != nil {
+		k.Writes.PrepareCreate(obj)
 	}
 }
 
@@ -136,7 +137,7 @@ func TestUpdateSharesNothingWithStored(t *testing.T) {
 	old := kindstest.Load[*corev1.Pod](t, kindstest.PodText)
 	old.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}}
 	obj := old.DeepCopy()
-	k.PrepareUpdate(obj, old)
+	k.Writes.PrepareUpdate(obj, old)
 	obj.Status.Conditions[0].Type = "Changed"
 	k.Subresources["status"].PrepareUpdate(obj, old)
 	obj.Spec.Containers[0].Image = "changed"

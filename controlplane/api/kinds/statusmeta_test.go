@@ -28,10 +28,10 @@ var allMetadata = []string{"annotations", "finalizers", "labels", "ownerReferenc
 func TestStatusMetadata(t *testing.T) {
 	for _, k := range kinds.All().All() {
 		status := k.Subresources["status"]
-		if status == nil || k.Virtual {
+		if status == nil || k.Serving.Virtual {
 			continue
 		}
-		obj, old := k.New(), k.New()
+		obj, old := k.Type.New(), k.Type.New()
 		obj.SetLabels(map[string]string{"a": "b"})
 		obj.SetAnnotations(map[string]string{"a": "b"})
 		obj.SetFinalizers([]string{"example.com/a"})
@@ -52,7 +52,8 @@ func TestStatusMetadata(t *testing.T) {
 }
 
 // unqualifiedInStatus lists the kinds whose status accepts finalizers without a domain in Kubernetes.
-var unqualifiedInStatus = []string{"CronJob", "CustomResourceDefinition", "FlowSchema", "PodDisruptionBudget", "PriorityLevelConfiguration"}
+var unqualifiedInStatus = []string{"CronJob", "CustomResourceDefinition", "FlowSchema", "PodDisruptionBudget",
+	"PriorityLevelConfiguration"}
 
 // F38: a request to the status of a kind is refused if its finalizers or owner references have faults.
 func TestStatusMetadataFaults(t *testing.T) {
@@ -64,7 +65,7 @@ func TestStatusMetadataFaults(t *testing.T) {
 	}
 	for _, k := range kinds.All().All() {
 		status := k.Subresources["status"]
-		if status == nil || k.Virtual {
+		if status == nil || k.Serving.Virtual {
 			continue
 		}
 		keeps := statusKeeps[k.GVK.Kind]
@@ -74,14 +75,17 @@ func TestStatusMetadataFaults(t *testing.T) {
 			fault   func(api.Object)
 			refused bool
 		}{
-			{kindstest.InvalidText("metadata.finalizers", "a b/c", validation.IsQualifiedName("a b/c")[0]), set("a b/c"), writesFinalizers},
-			{`metadata.finalizers: Invalid value: ["orphan","foregroundDeletion"]: finalizer orphan and foregroundDeletion cannot be both set`,
+			{kindstest.InvalidText("metadata.finalizers", "a b/c", validation.IsQualifiedName("a b/c")[0]),
+				set("a b/c"), writesFinalizers},
+			{`metadata.finalizers: Invalid value: ["orphan","foregroundDeletion"]: finalizer orphan and ` +
+				`foregroundDeletion cannot be both set`,
 				set("orphan", "foregroundDeletion"), writesFinalizers},
 			{kindstest.InvalidText("metadata.finalizers[0]", "nodomain", kindstest.NotQualified), set("nodomain"),
 				writesFinalizers && !slices.Contains(unqualifiedInStatus, k.GVK.Kind)},
-			{"metadata.ownerReferences[0].uid: Required value: must not be empty", noUID, !slices.Contains(keeps, "ownerReferences")},
+			{"metadata.ownerReferences[0].uid: Required value: must not be empty", noUID,
+				!slices.Contains(keeps, "ownerReferences")},
 		} {
-			obj, old := k.New(), k.New()
+			obj, old := k.Type.New(), k.Type.New()
 			for _, o := range []api.Object{obj, old} {
 				o.SetName("a")
 				o.SetResourceVersion("1")

@@ -102,40 +102,44 @@ func TestPrefixesStay(t *testing.T) {
 // The operations of each kind do what reflection over its fields would.
 func TestOps(t *testing.T) {
 	for _, k := range kinds.All().Table().Stored() {
-		obj := k.New()
+		obj := k.Type.New()
 		obj.SetName("a")
 		obj.SetLabels(map[string]string{"a": "b"})
 		status := reflect.ValueOf(obj).Elem().FieldByName("Status")
-		if status.IsValid() != (k.Ops.SetStatus != nil) {
-			t.Errorf("%s: the type has a status: %v, the kind: %v", k.Resource, status.IsValid(), k.Ops.SetStatus != nil)
+		if status.IsValid() != (k.Type.Ops.SetStatus != nil) {
+			t.Errorf("%s: the type has a status: %v, the kind: %v", k.Resource, status.IsValid(),
+				k.Type.Ops.SetStatus != nil)
 			continue
 		}
-		c := k.Ops.Shallow(obj)
+		c := k.Type.Ops.Shallow(obj)
 		if c == obj || !reflect.DeepEqual(c, obj) {
 			t.Errorf("%s: the copy is %v", k.Resource, c)
 		}
 		c.SetName("other")
-		other := k.New()
-		k.Ops.Assign(other, obj)
+		other := k.Type.New()
+		k.Type.Ops.Assign(other, obj)
 		if obj.GetName() != "a" || !reflect.DeepEqual(other, obj) {
 			t.Errorf("%s: copies are not apart: %v, %v", k.Resource, obj, other)
 		}
 		k.SetTypeMeta(obj)
-		items := reflect.ValueOf(k.Ops.List([]api.Object{obj, c})).Elem().FieldByName("Items")
-		if items.Len() != 2 || items.Index(0).FieldByName("Kind").String() != "" || obj.GetObjectKind().GroupVersionKind() != k.GVK {
+		items := reflect.ValueOf(k.Type.Ops.List([]api.Object{obj, c})).Elem().FieldByName("Items")
+		if items.Len() != 2 || items.Index(0).FieldByName("Kind").String() != "" ||
+			obj.GetObjectKind().GroupVersionKind() != k.GVK {
 			t.Errorf("%s: the list is %v", k.Resource, items)
 		}
-		if bare := k.Bare(obj); !reflect.DeepEqual(bare, k.New()) || obj.GetName() != "a" {
+		if bare := k.DesiredState(obj); !reflect.DeepEqual(bare, k.Type.New()) || obj.GetName() != "a" {
 			t.Errorf("%s: nothing is desired, bare is %v", k.Resource, bare)
 		}
 	}
-	from, to := &corev1.Pod{}, &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	from, to := &corev1.Pod{}, &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n"},
+		Status: corev1.PodStatus{Phase: corev1.PodPending}}
 	from.Status = corev1.PodStatus{Phase: corev1.PodRunning}
 	pods := kinds.All().ByType(to)
-	if pods.Ops.SetStatus(to, from); to.Status.Phase != corev1.PodRunning || to.Spec.NodeName != "n" {
+	if pods.Type.Ops.SetStatus(to, from); to.Status.Phase != corev1.PodRunning || to.Spec.NodeName != "n" {
 		t.Errorf("got %+v", to)
 	}
-	if bare := pods.Bare(to).(*corev1.Pod); bare.Spec.NodeName != "n" || bare.Status.Phase != "" || to.Status.Phase == "" {
+	if bare := pods.DesiredState(to).(*corev1.Pod); bare.Spec.NodeName != "n" || bare.Status.Phase != "" ||
+		to.Status.Phase == "" {
 		t.Errorf("bare is %+v", bare)
 	}
 }
@@ -146,22 +150,25 @@ func TestTableRefuses(t *testing.T) {
 	pods := ks.ByType(&corev1.Pod{})
 	another := func(change func(*api.Kind, *api.Storage)) *api.Kind {
 		k, s := *pods, *pods.Storage
-		k.GVK.Group, k.Typed = "example.com", false
+		k.GVK.Group, k.Type.Typed = "example.com", false
 		s.Prefix, s.Hub.GVK = "/registry/example.com/pods/", k.GVK
 		k.Storage = &s
 		change(&k, &s)
 		return &k
 	}
 	for want, change := range map[string]func(*api.Kind, *api.Storage){
-		"is served already":            func(k *api.Kind, s *api.Storage) { k.GVK = pods.GVK; s.Hub.GVK = pods.GVK },
-		"both claim Go type":           func(k *api.Kind, s *api.Storage) { k.Typed = true },
-		"are both stored under":        func(k *api.Kind, s *api.Storage) { s.Prefix = pods.Storage.Prefix },
-		"would be stored inside of":    func(k *api.Kind, s *api.Storage) { s.Prefix = "/registry/pods/x/" },
-		"is no prefix of a storage":    func(k *api.Kind, s *api.Storage) { s.Prefix = "/elsewhere/pods/" },
-		"has no storage":               func(k *api.Kind, s *api.Storage) { k.Storage = nil },
-		"has no conversion to":         func(k *api.Kind, s *api.Storage) { s.Hub.GVK.Version = "v9" },
-		"lacks operations":             func(k *api.Kind, s *api.Storage) { k.Ops.Shallow = nil },
-		"whether there are namespaces": func(k *api.Kind, s *api.Storage) { s.Namespaced = false },
+		"is served already": func(k *api.Kind, s *api.Storage) {
+			k.GVK = pods.GVK
+			s.Hub.GVK = pods.GVK
+		},
+		"both claim Go type":               func(k *api.Kind, s *api.Storage) { k.Type.Typed = true },
+		"are both stored under":            func(k *api.Kind, s *api.Storage) { s.Prefix = pods.Storage.Prefix },
+		"would be inside the storage of":   func(k *api.Kind, s *api.Storage) { s.Prefix = "/registry/pods/x/" },
+		"is not a storage prefix":          func(k *api.Kind, s *api.Storage) { s.Prefix = "/elsewhere/pods/" },
+		"has no storage":                   func(k *api.Kind, s *api.Storage) { k.Storage = nil },
+		"has no conversion to":             func(k *api.Kind, s *api.Storage) { s.Hub.GVK.Version = "v9" },
+		"lacks operations":                 func(k *api.Kind, s *api.Storage) { k.Type.Ops.Shallow = nil },
+		"whether objects have a namespace": func(k *api.Kind, s *api.Storage) { s.Namespaced = false },
 	} {
 		before := ks.Table()
 		err := ks.Register(another(change))

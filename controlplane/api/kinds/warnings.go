@@ -17,6 +17,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
@@ -24,18 +25,20 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
-// ObjectWarnings returns Kubernetes' warnings about a valid object. old is the stored object, nil
-// on create.
+// ObjectWarnings returns the warnings that Kubernetes returns about a valid object. old is the
+// stored object, nil on create.
 func ObjectWarnings(obj, old api.Object) []string {
 	switch o := obj.(type) {
-	case *corev1.Pod, *corev1.PodTemplate, *corev1.ReplicationController, *appsv1.Deployment, *appsv1.ReplicaSet, *appsv1.StatefulSet,
+	case *corev1.Pod, *corev1.PodTemplate, *corev1.ReplicationController, *appsv1.Deployment, *appsv1.ReplicaSet,
+		*appsv1.StatefulSet,
 		*appsv1.DaemonSet, *batchv1.Job, *batchv1.CronJob:
 		return workloadWarnings(obj, old)
 	case *corev1.Service:
 		return serviceWarnings(o)
 	case *corev1.Endpoints, *discoveryv1.EndpointSlice, *networkingv1.NetworkPolicy, *networkingv1.Ingress:
 		return networkWarnings(obj, old)
-	case *corev1.PersistentVolume, *corev1.PersistentVolumeClaim, *storagev1.StorageClass, *storagev1.CSIStorageCapacity, *storagev1.CSIDriver:
+	case *corev1.PersistentVolume, *corev1.PersistentVolumeClaim, *storagev1.StorageClass,
+		*storagev1.CSIStorageCapacity, *storagev1.CSIDriver:
 		return storageWarnings(obj, old)
 	case *corev1.Node:
 		return nodeWarnings(o)
@@ -53,13 +56,17 @@ func ObjectWarnings(obj, old api.Object) []string {
 		return runtimeClassWarnings(o)
 	case *resourcev1.ResourceSlice:
 		if o.Spec.Driver != strings.ToLower(o.Spec.Driver) {
-			return []string{fmt.Sprintf("spec.driver: driver names should be lowercase; %q contains uppercase characters", o.Spec.Driver)}
+			return []string{fmt.Sprintf("spec.driver: driver names should be lowercase; %q contains uppercase "+
+				"characters", o.Spec.Driver)}
 		}
-	case *admissionv1.ValidatingWebhookConfiguration, *admissionv1.MutatingWebhookConfiguration, *admissionv1.ValidatingAdmissionPolicy,
-		*admissionv1.ValidatingAdmissionPolicyBinding, *admissionv1.MutatingAdmissionPolicy, *admissionv1.MutatingAdmissionPolicyBinding:
+	case *admissionv1.ValidatingWebhookConfiguration, *admissionv1.MutatingWebhookConfiguration,
+		*admissionv1.ValidatingAdmissionPolicy,
+		*admissionv1.ValidatingAdmissionPolicyBinding, *admissionv1.MutatingAdmissionPolicy,
+		*admissionv1.MutatingAdmissionPolicyBinding:
 		const suffix = ".static.k8s.io"
 		if strings.HasSuffix(obj.GetName(), suffix) {
-			return []string{fmt.Sprintf("metadata.name: names ending with %q are reserved for static manifest-based configurations"+
+			return []string{fmt.Sprintf("metadata.name: names ending with %q are reserved for static "+
+				"manifest-based configurations"+
 				" and cannot be managed via the API", suffix)}
 		}
 	}
@@ -70,14 +77,14 @@ func ObjectWarnings(obj, old api.Object) []string {
 // PrepareCreate.
 func NewObjectWarnings(obj api.Object) []string {
 	if p, is := obj.(*corev1.Pod); is {
-		return podspec.WarnOfApparmor(p)
+		return podspec.AppArmorWarnings(p)
 	}
 	return nil
 }
 
-// changesSpec reports whether the specs of two objects of the same kind differ; of a PodTemplate it
-// compares the template.
-func changesSpec(obj, old api.Object) bool {
+// isSpecChanged reports whether the specs of two objects of the same kind differ. For PodTemplates,
+// it compares the templates.
+func isSpecChanged(obj, old api.Object) bool {
 	spec := func(o api.Object) any {
 		v := reflect.ValueOf(o).Elem()
 		if f := v.FieldByName("Spec"); f.IsValid() {
@@ -89,17 +96,17 @@ func changesSpec(obj, old api.Object) bool {
 }
 
 // workloadWarnings returns the warnings about pods and about kinds with a pod template. Templates
-// are checked on create and when the spec changes; pods only on create.
+// are checked on create and when the spec has changed, pods only on create.
 func workloadWarnings(obj, old api.Object) []string {
 	var w podspec.Warnings
 	spec := field.NewPath("spec")
 	if old == nil {
 		addPodNameWarning(&w, obj)
 	}
-	judged := old == nil || changesSpec(obj, old)
-	template := func(t *corev1.PodTemplateSpec, at *field.Path) {
-		if judged && t != nil {
-			w = append(w, podspec.PodWarnings(&t.Spec, &t.ObjectMeta, at)...)
+	judged := old == nil || isSpecChanged(obj, old)
+	addTemplateWarnings := func() {
+		if t, fldPath := podspec.PodTemplateOf(obj); judged && t != nil {
+			w = append(w, podspec.PodWarnings(&t.Spec, &t.ObjectMeta, fldPath)...)
 		}
 	}
 	switch o := obj.(type) {
@@ -107,42 +114,34 @@ func workloadWarnings(obj, old api.Object) []string {
 		if old == nil {
 			w = append(w, podspec.PodWarnings(&o.Spec, &o.ObjectMeta, nil)...)
 		}
-	case *corev1.PodTemplate:
-		template(&o.Template, field.NewPath("template"))
-	case *corev1.ReplicationController:
-		template(o.Spec.Template, spec.Child("template"))
-	case *appsv1.Deployment:
-		template(&o.Spec.Template, spec.Child("template"))
-	case *appsv1.ReplicaSet:
-		template(&o.Spec.Template, spec.Child("template"))
-	case *appsv1.DaemonSet:
-		template(&o.Spec.Template, spec.Child("template"))
 	case *appsv1.StatefulSet:
-		template(&o.Spec.Template, spec.Child("template"))
+		addTemplateWarnings()
 		for i := range o.Spec.VolumeClaimTemplates {
 			w.AddClaim(&o.Spec.VolumeClaimTemplates[i].Spec, spec.Child("volumeClaimTemplates").Index(i))
 		}
-		if fieldrules.Deref(o.Spec.RevisionHistoryLimit) < 0 {
+		if ptr.Deref(o.Spec.RevisionHistoryLimit, 0) < 0 {
 			w.Add(spec.Child("revisionHistoryLimit"),
 				"a negative value retains all historical revisions; a value >= 0 is recommended")
 		}
 	case *batchv1.Job:
 		addJobWarning(&w, &o.Spec, spec, judged)
-		template(&o.Spec.Template, spec.Child("template"))
+		addTemplateWarnings()
 	case *batchv1.CronJob:
-		at := spec.Child("jobTemplate", "spec")
-		addJobWarning(&w, &o.Spec.JobTemplate.Spec, at, judged)
-		template(&o.Spec.JobTemplate.Spec.Template, at.Child("template"))
+		fldPath := spec.Child("jobTemplate", "spec")
+		addJobWarning(&w, &o.Spec.JobTemplate.Spec, fldPath, judged)
+		addTemplateWarnings()
 		if old != nil && strings.Contains(o.Spec.Schedule, "TZ") {
 			w = append(w, "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see "+
 				"https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details")
 		}
+	default:
+		addTemplateWarnings()
 	}
 	return w
 }
 
-// addPodNameWarning warns of a name that pods derive their name or hostname from and that is not a
-// DNS label.
+// addPodNameWarning adds a warning if pods derive their name or hostname from the object's name and
+// that is not a DNS label.
 func addPodNameWarning(w *podspec.Warnings, obj api.Object) {
 	what := "Pod names and hostnames"
 	switch obj.(type) {
@@ -152,16 +151,20 @@ func addPodNameWarning(w *podspec.Warnings, obj api.Object) {
 		return
 	}
 	if msgs := validation.IsDNS1123Label(obj.GetName()); len(msgs) > 0 {
-		*w = append(*w, fmt.Sprintf("metadata.name: this is used in %s, which can result in surprising behavior; a DNS label is recommended: %v",
-			what, msgs))
+		*w = append(*w,
+			fmt.Sprintf("metadata.name: this is used in %s, which can result in surprising behavior; a DNS label "+
+				"is recommended: %v",
+				what, msgs))
 	}
 }
 
-// addJobWarning warns of more indexes than the status of a Job can describe. judged reports whether
-// the spec is new or changed.
-func addJobWarning(w *podspec.Warnings, s *batchv1.JobSpec, at *field.Path, judged bool) {
-	if judged && fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion && fieldrules.Deref(s.Completions) > 100_000 && fieldrules.Deref(s.Parallelism) > 10_000 {
-		w.Add(at, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
+// addJobWarning adds a warning if a Job has more indexes than its status can represent. specChanged
+// is true if the spec is new or changed.
+func addJobWarning(w *podspec.Warnings, s *batchv1.JobSpec, fldPath *field.Path, specChanged bool) {
+	if specChanged && ptr.Deref(s.CompletionMode, "") == batchv1.IndexedCompletion &&
+		ptr.Deref(s.Completions, 0) > 100_000 && ptr.Deref(s.Parallelism, 0) > 10_000 {
+		w.Add(fldPath, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism "+
+			"higher than 10^4, "+
 			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
 	}
 }
@@ -206,7 +209,7 @@ func serviceWarnings(s *corev1.Service) []string {
 		w = append(w, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q",
 			corev1.ServiceTypeExternalName))
 	}
-	if fieldrules.Deref(s.Spec.TrafficDistribution) == corev1.ServiceTrafficDistributionPreferClose {
+	if ptr.Deref(s.Spec.TrafficDistribution, "") == corev1.ServiceTrafficDistributionPreferClose {
 		w = append(w, fmt.Sprintf("spec.trafficDistribution: %q is deprecated; use %q",
 			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone))
 	}
@@ -219,10 +222,14 @@ func networkWarnings(obj, old api.Object) []string {
 	case *corev1.Endpoints:
 		for i, s := range o.Subsets {
 			for j, a := range s.Addresses {
-				w = append(w, validation.GetWarningsForIP(field.NewPath("subsets").Index(i).Child("addresses").Index(j).Child("ip"), a.IP)...)
+				w = append(w,
+					validation.GetWarningsForIP(field.NewPath("subsets").Index(i).Child("addresses").Index(j).Child(
+						"ip"), a.IP)...)
 			}
 			for j, a := range s.NotReadyAddresses {
-				w = append(w, validation.GetWarningsForIP(field.NewPath("subsets").Index(i).Child("notReadyAddresses").Index(j).Child("ip"), a.IP)...)
+				w = append(w,
+					validation.GetWarningsForIP(field.NewPath("subsets").Index(i).Child("notReadyAddresses").Index(j).
+						Child("ip"), a.IP)...)
 			}
 		}
 	case *discoveryv1.EndpointSlice:
@@ -234,13 +241,14 @@ func networkWarnings(obj, old api.Object) []string {
 				break
 			}
 			for j, a := range o.Endpoints[i].Addresses {
-				w = append(w, validation.GetWarningsForIP(field.NewPath("endpoints").Index(i).Child("addresses").Index(j), a)...)
+				w = append(w,
+					validation.GetWarningsForIP(field.NewPath("endpoints").Index(i).Child("addresses").Index(j), a)...)
 			}
 		}
 	case *networkingv1.NetworkPolicy:
-		peers := func(peers []networkingv1.NetworkPolicyPeer, at *field.Path) {
+		peers := func(peers []networkingv1.NetworkPolicyPeer, fldPath *field.Path) {
 			for i := range peers {
-				if b, here := peers[i].IPBlock, at.Index(i).Child("ipBlock"); b != nil {
+				if b, here := peers[i].IPBlock, fldPath.Index(i).Child("ipBlock"); b != nil {
 					w = append(w, validation.GetWarningsForCIDR(here.Child("cidr"), b.CIDR)...)
 					for j, e := range b.Except {
 						w = append(w, validation.GetWarningsForCIDR(here.Child("except").Index(j), e)...)
@@ -255,8 +263,10 @@ func networkWarnings(obj, old api.Object) []string {
 			peers(o.Spec.Egress[i].To, field.NewPath("spec", "egress").Index(i).Child("to"))
 		}
 	case *networkingv1.Ingress:
-		if _, set := o.Annotations[networking.IngressClassAnnotation]; set && old == nil && o.Spec.IngressClassName == nil {
-			w = append(w, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", networking.IngressClassAnnotation))
+		if _, set := o.Annotations[networking.IngressClassAnnotation]; set && old == nil &&
+			o.Spec.IngressClassName == nil {
+			w = append(w, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead",
+				networking.IngressClassAnnotation))
 		}
 	}
 	return w
@@ -264,9 +274,10 @@ func networkWarnings(obj, old api.Object) []string {
 
 func storageWarnings(obj, old api.Object) []string {
 	var w podspec.Warnings
-	class := func(at *field.Path) {
+	class := func(fldPath *field.Path) {
 		if _, set := obj.GetAnnotations()[corev1.BetaStorageClassAnnotation]; set {
-			w.Add(at.Key(corev1.BetaStorageClassAnnotation), `deprecated since v1.8; use "storageClassName" attribute instead`)
+			w.Add(fldPath.Key(corev1.BetaStorageClassAnnotation),
+				`deprecated since v1.8; use "storageClassName" attribute instead`)
 		}
 	}
 	annotations := field.NewPath("metadata", "annotations")
@@ -274,7 +285,8 @@ func storageWarnings(obj, old api.Object) []string {
 	case *corev1.PersistentVolume:
 		class(annotations)
 		if _, set := o.Annotations[corev1.MountOptionAnnotation]; set {
-			w.Add(annotations.Key(corev1.MountOptionAnnotation), `deprecated since v1.31; use "mountOptions" attribute instead`)
+			w.Add(annotations.Key(corev1.MountOptionAnnotation),
+				`deprecated since v1.31; use "mountOptions" attribute instead`)
 		}
 		if o.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
 			w.Add(field.NewPath("spec", "persistentVolumeReclaimPolicy"), "The Recycle reclaim policy is deprecated. "+
@@ -282,7 +294,8 @@ func storageWarnings(obj, old api.Object) []string {
 		}
 		if a := o.Spec.NodeAffinity; a != nil && a.Required != nil {
 			for i := range a.Required.NodeSelectorTerms {
-				w.AddNodeTerm(&a.Required.NodeSelectorTerms[i], false, field.NewPath("spec", "nodeAffinity", "required", "nodeSelectorTerms").Index(i))
+				w.AddNodeTerm(&a.Required.NodeSelectorTerms[i], false,
+					field.NewPath("spec", "nodeAffinity", "required", "nodeSelectorTerms").Index(i))
 			}
 		}
 	case *corev1.PersistentVolumeClaim:
@@ -292,7 +305,8 @@ func storageWarnings(obj, old api.Object) []string {
 		for i, t := range o.AllowedTopologies {
 			for j, e := range t.MatchLabelExpressions {
 				if why := podspec.DeprecatedNodeLabels[e.Key]; why != "" {
-					w.Add(field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key"), "%s", why)
+					w.Add(field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child(
+						"key"), "%s", why)
 				}
 			}
 		}
@@ -300,15 +314,15 @@ func storageWarnings(obj, old api.Object) []string {
 		if o.NodeTopology == nil {
 			break
 		}
-		at := field.NewPath("nodeTopology")
+		fldPath := field.NewPath("nodeTopology")
 		for i, e := range o.NodeTopology.MatchExpressions {
 			if why := podspec.DeprecatedNodeLabels[e.Key]; why != "" {
-				w.Add(at.Child("matchExpressions").Index(i).Child("key"), "%s is %s", e.Key, why)
+				w.Add(fldPath.Child("matchExpressions").Index(i).Child("key"), "%s is %s", e.Key, why)
 			}
 		}
 		for _, key := range fieldrules.SortedKeys(o.NodeTopology.MatchLabels) {
 			if why := podspec.DeprecatedNodeLabels[key]; why != "" {
-				w.Add(at.Child("matchLabels").Child(key), "%s", why)
+				w.Add(fldPath.Child("matchLabels").Child(key), "%s", why)
 			}
 		}
 	case *storagev1.CSIDriver:
@@ -348,7 +362,8 @@ func quotaWarnings(q *corev1.ResourceQuota) []string {
 			}
 		}
 		if limit, limited := q.Spec.Hard[limits]; requested && limited && request.Cmp(limit) > 0 {
-			w = append(w, fmt.Sprintf("ResourceQuota %s (%s) should be less than %s (%s)", requests, request.String(), limits, limit.String()))
+			w = append(w, fmt.Sprintf("ResourceQuota %s (%s) should be less than %s (%s)", requests, request.String(),
+				limits, limit.String()))
 		}
 	}
 	return w

@@ -10,9 +10,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
-// workloads returns the kinds of workload controllers other than Deployment and ReplicaSet, of
+// workloadKinds returns the kinds of workload controllers other than Deployment and ReplicaSet, of
 // autoscalers, and of limits and quotas in a namespace.
-func workloads() []*api.Kind {
+func workloadKinds() []*api.Kind {
 	return slices.Concat([]*api.Kind{
 		core.ReplicationControllerKind(), core.PodTemplateKind(), core.LimitRangeKind(), core.ResourceQuotaKind(),
 		apps.StatefulSetKind(), apps.DaemonSetKind(), apps.ControllerRevisionKind(),

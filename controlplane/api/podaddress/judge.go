@@ -8,17 +8,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// Source is the origin of a node's report, as observed by the replica that received it.
+// Source is the network address from which a node sent a report, as observed by the replica that
+// received it.
 type Source struct {
 	Address netip.Addr
 	Local   bool // the connection comes from the replica's own machine
 }
 
-// SourceOf returns the source of a connection with these remote and local addresses.
-func SourceOf(remote, local netip.Addr) Source {
+// NewSource returns the Source of a connection with the given remote and local addresses.
+func NewSource(remote, local netip.Addr) Source {
 	remote, local = remote.WithZone("").Unmap(), local.WithZone("").Unmap()
 	return Source{Address: remote, Local: remote.IsValid() && (remote.IsLoopback() || remote == local)}
 }
@@ -30,7 +32,7 @@ func WithSource(ctx context.Context, s Source) context.Context {
 	return context.WithValue(ctx, sourceKey{}, s)
 }
 
-func sourceIn(ctx context.Context) Source {
+func sourceFrom(ctx context.Context) Source {
 	s, _ := ctx.Value(sourceKey{}).(Source)
 	return s
 }
@@ -43,26 +45,27 @@ func (x *Index) Sync(ctx context.Context) error {
 	return x.rules.Sync(ctx)
 }
 
-// Contested returns the new addresses of a pod's report that a pod of another node could report
-// concurrently. For a node with Keelson's network the result is empty, because its podCIDRs belong
-// to it alone.
-func (x *Index) Contested(stored, reported *corev1.Pod) []netip.Addr {
-	if x == nil || hasEnded(&reported.Status) || stored.Spec.HostNetwork || podref.IsMirror(stored) || x.node(stored.Spec.NodeName).Own {
+// ContestedPodAddresses returns those new addresses in a node's report about a pod that a pod of
+// another node could report concurrently. For a node with Keelson's network configuration it
+// returns nil, because no other node has its podCIDRs.
+func (x *Index) ContestedPodAddresses(stored, reported *corev1.Pod) []netip.Addr {
+	if x == nil || isTerminal(&reported.Status) || stored.Spec.HostNetwork || podref.IsMirror(stored) ||
+		x.nodeByName(stored.Spec.NodeName).Own {
 		return nil
 	}
-	return parseAll(newAddresses(stored, reported))
+	return parseAddresses(newAddresses(stored, reported))
 }
 
-// ContestedMachine returns the addresses that a Node newly reports as its own.
-func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
+// ContestedNodeAddresses returns the addresses that the report of a Node adds to the stored ones.
+func (x *Index) ContestedNodeAddresses(stored, reported *corev1.Node) []netip.Addr {
 	if x == nil {
 		return nil
 	}
 	var had, out []netip.Addr
 	if stored != nil {
-		had = NodeOf(stored).Addresses
+		had = NewNode(stored).Addresses
 	}
-	for _, a := range NodeOf(reported).Addresses {
+	for _, a := range NewNode(reported).Addresses {
 		if a.IsGlobalUnicast() && !slices.Contains(had, a) { // other addresses are never trusted
 			out = append(out, a)
 		}
@@ -70,10 +73,10 @@ func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
 	return out
 }
 
-// newAddresses returns the addresses of a report that the stored pod does not have.
+// newAddresses returns the addresses of a reported pod that the stored pod does not have.
 func newAddresses(stored, reported *corev1.Pod) (out []corev1.PodIP) {
-	had := Reported(&stored.Status)
-	all := Reported(&reported.Status)
+	had := ReportedIPs(&stored.Status)
+	all := ReportedIPs(&reported.Status)
 	if ip := (corev1.PodIP{IP: reported.Status.PodIP}); ip.IP != "" && !slices.Contains(all, ip) {
 		all = append(slices.Clone(all), ip)
 	}
@@ -85,32 +88,33 @@ func newAddresses(stored, reported *corev1.Pod) (out []corev1.PodIP) {
 	return out
 }
 
-func parseAll(all []corev1.PodIP) (out []netip.Addr) {
-	for _, ip := range all {
-		if a, ok := parse(ip.IP); ok {
+func parseAddresses(reported []corev1.PodIP) (out []netip.Addr) {
+	for _, ip := range reported {
+		if a, ok := parseAddress(ip.IP); ok {
 			out = append(out, a)
 		}
 	}
 	return out
 }
 
-// JudgeReport returns an error if a node reports an address for its pod that the pod cannot have or
-// that another node's pod has. Addresses that the stored pod already has are not checked again, nor
-// are those of a terminal pod.
-func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
-	if x == nil || hasEnded(&reported.Status) {
+// CheckPodReport returns an error if a node reports an address for its pod that the pod cannot
+// have. It also returns an error if a pod of another node has the address. It does not check
+// addresses that the stored pod already has, nor those of a terminal pod.
+func (x *Index) CheckPodReport(stored, reported *corev1.Pod) error {
+	if x == nil || isTerminal(&reported.Status) {
 		return nil
 	}
-	node := x.node(stored.Spec.NodeName)
+	node := x.nodeByName(stored.Spec.NodeName)
 	for _, ip := range newAddresses(stored, reported) {
 		if !node.Known && stored.Spec.HostNetwork {
 			// the Node is not in the informer yet; the address is checked again when it is used
 			continue
 		}
-		why := x.refusal(stored, node, ip.IP)
-		if a, ok := parse(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
-			if other := x.holder(a, node.Name); other != nil {
-				why = fmt.Sprintf("is the address of pod %s/%s of node %s", other.Namespace, other.Name, other.Spec.NodeName)
+		why := x.whyUntrusted(stored, node, ip.IP)
+		if a, ok := parseAddress(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
+			if other := x.findHolder(a, node.Name); other != nil {
+				why = fmt.Sprintf("is the address of pod %s/%s of node %s", other.Namespace, other.Name,
+					other.Spec.NodeName)
 			}
 		}
 		if why != "" {
@@ -121,37 +125,39 @@ func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
 	return nil
 }
 
-// JudgeMachine returns an error if a node reports an address as its own that belongs to something
-// else. That is a Service range, the podCIDRs of another node, another machine or a pod of another
-// node. Addresses that the stored Node already has are not checked again.
-func (x *Index) JudgeMachine(ctx context.Context, stored, reported *corev1.Node) error {
-	for _, a := range x.ContestedMachine(stored, reported) {
-		why, remedy := x.refuseMachine(a, reported, sourceIn(ctx))
+// CheckNodeReport returns an error if a node reports an address as its own that belongs to
+// something else: a Service range, the podCIDRs of another node, another machine or a pod of
+// another node. It does not check addresses that the stored Node already has.
+func (x *Index) CheckNodeReport(ctx context.Context, stored, reported *corev1.Node) error {
+	for _, a := range x.ContestedNodeAddresses(stored, reported) {
+		why, remedy := x.whyNodeRefused(a, reported, sourceFrom(ctx))
 		if why != "" {
-			return fmt.Errorf("node %q cannot report address %s in status.addresses: it %s; %s", reported.Name, a, why, remedy)
+			return fmt.Errorf("node %q cannot report address %s in status.addresses: it %s; %s", reported.Name,
+				a, why, remedy)
 		}
 	}
 	return nil
 }
 
-// refuseMachine returns the reason why a node cannot have an address, and a remedy. Both are "" if
-// it can.
-func (x *Index) refuseMachine(a netip.Addr, reported *corev1.Node, from Source) (why, remedy string) {
+// whyNodeRefused returns the reason why a node cannot have an address, and a remedy. Both are "" if
+// the node can have it.
+func (x *Index) whyNodeRefused(address netip.Addr, reported *corev1.Node, source Source) (why, remedy string) {
 	const ownAddresses = "report the addresses of its own machine"
-	if p, ok := x.ServiceRange(a); ok {
+	if p, ok := x.ServiceRange(address); ok {
 		return fmt.Sprintf("is in the range of Services %s", p), ownAddresses
 	}
-	if other := x.RangeOf(a, reported.Name); other != "" {
+	if other := x.NodeWithRange(address, reported.Name); other != "" {
 		return fmt.Sprintf("is in the podCIDRs of node %s", other), ownAddresses
 	}
-	if other := x.otherMachine(a, reported); other != "" {
-		return fmt.Sprintf("is an address of node %s", other), fmt.Sprintf("%s, or delete Node %s if its machine no longer exists", ownAddresses, other)
+	if other := x.findOtherNode(address, reported); other != "" {
+		return fmt.Sprintf("is an address of node %s", other),
+			fmt.Sprintf("%s, or delete Node %s if its machine no longer exists", ownAddresses, other)
 	}
-	if x.isReplica(a) && !from.Local && !x.isReplica(from.Address) {
-		return fmt.Sprintf("is an address of a replica of the control plane, and the node connects from %s", from),
+	if x.isReplica(address) && !source.Local && !x.isReplica(source.Address) {
+		return fmt.Sprintf("is an address of a replica of the control plane, and the node connects from %s", source),
 			ownAddresses + ", or connect to the replicas from this address"
 	}
-	if p := x.holder(a, reported.Name); p != nil {
+	if p := x.findHolder(address, reported.Name); p != nil {
 		return fmt.Sprintf("is the address of pod %s/%s of node %s", p.Namespace, p.Name, p.Spec.NodeName), ownAddresses
 	}
 	return "", ""
@@ -165,15 +171,16 @@ func (s Source) String() string {
 	return s.Address.String()
 }
 
-// otherMachine returns the name of another Node that reports an address, or "". Nodes with an
+// findOtherNode returns the name of another Node that reports an address, or "". Nodes with an
 // unknown Ready condition are ignored, because their machine may have been replaced. An ExternalIP
-// shared by several Nodes is allowed: it may belong to a router.
-func (x *Index) otherMachine(a netip.Addr, reported *corev1.Node) string {
-	list, _ := x.nodes.ByIndex(machineIndex, a.String())
+// that several Nodes share is allowed: it may belong to a router.
+func (x *Index) findOtherNode(address netip.Addr, reported *corev1.Node) string {
+	list, _ := x.nodes.ByIndex(machineIndex, address.String())
 	var names []string
 	for _, o := range list {
 		n, ok := o.(*corev1.Node)
-		if ok && n.Name != reported.Name && !isLost(n) && (hasInternal(n, a) || hasInternal(reported, a)) {
+		if ok && n.Name != reported.Name && !isLost(n) &&
+			(hasInternalIP(n, address) || hasInternalIP(reported, address)) {
 			names = append(names, n.Name)
 		}
 	}
@@ -184,24 +191,22 @@ func (x *Index) otherMachine(a netip.Addr, reported *corev1.Node) string {
 }
 
 func isLost(n *corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
-	})
+	return api.NodeReadyStatus(n) == corev1.ConditionUnknown
 }
 
-func hasInternal(n *corev1.Node, a netip.Addr) bool {
+func hasInternalIP(n *corev1.Node, a netip.Addr) bool {
 	return slices.ContainsFunc(n.Status.Addresses, func(at corev1.NodeAddress) bool {
-		have, ok := parse(at.Address)
+		have, ok := parseAddress(at.Address)
 		return ok && have == a && at.Type == corev1.NodeInternalIP
 	})
 }
 
-// NodeChanged reports whether a change of a Node may change which addresses of its pods are
-// trusted.
-func NodeChanged(old, now *corev1.Node) bool {
-	if old == nil || now == nil {
+// IsNodeChanged reports whether the change of a Node can make addresses of its pods trusted or
+// untrusted.
+func IsNodeChanged(old, updated *corev1.Node) bool {
+	if old == nil || updated == nil {
 		return true
 	}
-	a, b := NodeOf(old), NodeOf(now)
+	a, b := NewNode(old), NewNode(updated)
 	return a.Own != b.Own || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.Addresses, b.Addresses)
 }

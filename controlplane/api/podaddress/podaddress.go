@@ -1,6 +1,6 @@
 // Package podaddress decides which of the addresses that nodes report for their pods are trusted:
 // as endpoints of Services, as peers of network policies, and as targets of the API server's own
-// connections. A node may be hostile, so an address is trusted only if the pod can have it.
+// connections. A node may be hostile, so an address is trusted only if the pod can really have it.
 package podaddress
 
 import (
@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
@@ -43,7 +44,7 @@ type Rules struct {
 	Sync func(ctx context.Context) error
 }
 
-// Node has the properties of a Node that the decision needs.
+// Node contains the properties of a pod's Node on which WhyUntrusted depends.
 type Node struct {
 	Name      string
 	Known     bool // the Node exists
@@ -52,11 +53,13 @@ type Node struct {
 	Addresses []netip.Addr
 }
 
-// NodeOf returns the properties of a Node that the decision needs.
-func NodeOf(n *corev1.Node) Node {
-	out := Node{Name: n.Name, Known: true, Own: n.Annotations[NetworkAnnotation] == OwnNetwork, PodCIDRs: podCIDRs(n)}
-	for _, at := range n.Status.Addresses {
-		if a, err := netip.ParseAddr(at.Address); err == nil && (at.Type == corev1.NodeInternalIP || at.Type == corev1.NodeExternalIP) {
+// NewNode returns the properties of a Node on which WhyUntrusted depends.
+func NewNode(node *corev1.Node) Node {
+	out := Node{Name: node.Name, Known: true, Own: node.Annotations[NetworkAnnotation] == OwnNetwork,
+		PodCIDRs: podCIDRs(node)}
+	for _, at := range node.Status.Addresses {
+		if a, err := netip.ParseAddr(at.Address); err == nil &&
+			(at.Type == corev1.NodeInternalIP || at.Type == corev1.NodeExternalIP) {
 			out.Addresses = append(out.Addresses, a.WithZone("").Unmap())
 		}
 	}
@@ -76,63 +79,66 @@ func podCIDRs(n *corev1.Node) (out []netip.Prefix) {
 	return out
 }
 
-// Cluster has the properties of the rest of the cluster that the decision needs.
+// Cluster provides the properties of the other objects of a cluster on which WhyUntrusted depends.
 type Cluster interface {
-	// ServiceRange returns the Service range that contains an address.
+	// ServiceRange returns the Service range that contains an address. It returns false if no range
+	// contains the address.
 	ServiceRange(a netip.Addr) (netip.Prefix, bool)
-	// Machine returns a description of the machine of the cluster that has an address, or "".
-	Machine(a netip.Addr) string
-	// RangeOf returns a node other than except, with Keelson's network, whose podCIDRs contain an
-	// address, or "".
-	RangeOf(a netip.Addr, except string) string
+	// DescribeMachine returns a description of the cluster's machine that has an address, or "" if
+	// no machine has the address.
+	DescribeMachine(a netip.Addr) string
+	// NodeWithRange returns the name of a node, other than except, with Keelson's network
+	// configuration and with podCIDRs that contain an address. It returns "" if no such node
+	// exists.
+	NodeWithRange(a netip.Addr, except string) string
 }
 
-// Refusal returns the reason why a pod on node cannot have the address a, or "" if it can.
-// hostNetwork reports whether the pod uses its node's network.
-func Refusal(a netip.Addr, hostNetwork bool, node Node, r Rules, c Cluster) string {
-	in := func(p netip.Prefix) bool { return p.Contains(a) }
-	if !a.IsGlobalUnicast() {
+// WhyUntrusted returns the reason why a pod on a node cannot have an address. It returns "" if the
+// pod can have it. hostNetwork reports whether the pod uses its node's network.
+func WhyUntrusted(address netip.Addr, hostNetwork bool, node Node, r Rules, c Cluster) string {
+	in := func(p netip.Prefix) bool { return p.Contains(address) }
+	if !address.IsGlobalUnicast() {
 		return "is an unspecified, loopback, link-local or multicast address"
 	}
-	if p, ok := c.ServiceRange(a); ok {
+	if p, ok := c.ServiceRange(address); ok {
 		return fmt.Sprintf("is in the range of Services %s", p)
 	}
 	if hostNetwork {
 		switch {
-		case !slices.Contains(node.Addresses, a):
+		case !slices.Contains(node.Addresses, address):
 			return fmt.Sprintf("is not an address of node %s, whose network the pod uses", node.Name)
-		case c.RangeOf(a, node.Name) != "":
-			return fmt.Sprintf("is in the podCIDRs of node %s", c.RangeOf(a, node.Name))
+		case c.NodeWithRange(address, node.Name) != "":
+			return fmt.Sprintf("is in the podCIDRs of node %s", c.NodeWithRange(address, node.Name))
 		}
 		return ""
 	}
 	switch {
-	case slices.Contains(node.Addresses, a):
+	case slices.Contains(node.Addresses, address):
 		return fmt.Sprintf("is an address of node %s, and the pod does not use the network of its node", node.Name)
 	case slices.ContainsFunc(node.PodCIDRs, in):
-		return "" // a podCIDR belongs to one node, whatever addresses other nodes report
+		return "" // a podCIDR belongs to one node, whichever addresses other nodes report
 	case node.Own:
-		return fmt.Sprintf("is not in the podCIDRs of node %s (%s)", node.Name, join(node.PodCIDRs))
+		return fmt.Sprintf("is not in the podCIDRs of node %s (%s)", node.Name, joinPrefixes(node.PodCIDRs))
 	}
-	if other := c.RangeOf(a, node.Name); other != "" {
+	if other := c.NodeWithRange(address, node.Name); other != "" {
 		return fmt.Sprintf("is in the podCIDRs of node %s", other)
 	}
-	if what := c.Machine(a); what != "" {
+	if what := c.DescribeMachine(address); what != "" {
 		return "is an address of " + what
 	}
 	if len(r.ForeignRanges) > 0 && !slices.ContainsFunc(r.ForeignRanges, in) {
 		return fmt.Sprintf("is neither in the podCIDRs of node %s nor in the ranges of --pod-address-ranges (%s)",
-			node.Name, join(r.ForeignRanges))
+			node.Name, joinPrefixes(r.ForeignRanges))
 	}
 	return ""
 }
 
-func join(all []netip.Prefix) string {
-	if len(all) == 0 {
+func joinPrefixes(prefixes []netip.Prefix) string {
+	if len(prefixes) == 0 {
 		return "none yet"
 	}
-	out := make([]string, len(all))
-	for i, p := range all {
+	out := make([]string, len(prefixes))
+	for i, p := range prefixes {
 		out[i] = p.String()
 	}
 	return strings.Join(out, ", ")
@@ -141,20 +147,21 @@ func join(all []netip.Prefix) string {
 // IsPeer reports whether a pod may be an endpoint of a Service or a peer of a network policy.
 func (r Rules) IsPeer(p *corev1.Pod) bool { return r.MirrorPeers || !podref.IsMirror(p) }
 
-// Reported returns the addresses of a pod's status: podIPs, or podIP where podIPs is empty.
-func Reported(s *corev1.PodStatus) []corev1.PodIP {
+// ReportedIPs returns the addresses in a pod's status: podIPs, or podIP if podIPs is empty.
+func ReportedIPs(s *corev1.PodStatus) []corev1.PodIP {
 	if len(s.PodIPs) == 0 && s.PodIP != "" {
 		return []corev1.PodIP{{IP: s.PodIP}}
 	}
 	return s.PodIPs
 }
 
-func parse(text string) (netip.Addr, bool) {
+func parseAddress(text string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(text)
 	return a.WithZone("").Unmap(), err == nil
 }
 
-// hasEnded reports whether the pod is terminal, so that its addresses are free.
-func hasEnded(s *corev1.PodStatus) bool {
-	return s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
+// isTerminal reports whether the phase of a pod is Succeeded or Failed, so that other pods may have
+// its addresses.
+func isTerminal(s *corev1.PodStatus) bool {
+	return api.IsTerminalPhase(s.Phase)
 }

@@ -1,7 +1,7 @@
 // Package podref lists the objects that a pod references. It is the only code that knows which
-// fields of a pod name other objects. Authorization grants a node access to the objects that its
-// pods reference. The node gateway sends these objects to the node. Admission rejects references in
-// mirror pods.
+// fields of a pod refer to other objects. Authorization grants a node access to the objects that
+// its pods reference. The node gateway sends these objects to the node. Admission rejects
+// references in mirror pods.
 package podref
 
 import (
@@ -10,30 +10,34 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Ref is one reference from a pod to another object.
 type Ref struct {
-	// Resource is the plural of the referenced resource ("secrets"). Namespace is empty for a
+	// Resource is the plural name of the referenced resource ("secrets"). Namespace is empty for a
 	// cluster-scoped resource.
 	Resource, Namespace string
-	// Name is empty if the field requests something without a name (a signer's certificate).
+	// Name is the name of the object. It is empty if the field requests something without a name (a
+	// signer's certificate).
 	Name string
 
-	at string // the field's path, with [] for each list
-	of string // name of the list element for the first []
+	path    string // the field's path, with [] for each list
+	element string // name of the list element that the first [] stands for
 }
 
-// Field returns the path of the reference: spec.volumes["data"].secret.secretName.
+// Field returns the path of the field with the reference, with the names of list elements:
+// spec.volumes["data"].secret.secretName.
 func (r Ref) Field() string {
-	if r.of == "" {
-		return r.at
+	if r.element == "" {
+		return r.path
 	}
-	return strings.Replace(r.at, "[]", "["+strconv.Quote(r.of)+"]", 1)
+	return strings.Replace(r.path, "[]", "["+strconv.Quote(r.element)+"]", 1)
 }
 
-// Path returns Field without the names of list elements: spec.volumes[].secret.secretName.
-func (r Ref) Path() string { return r.at }
+// Path returns the path of the field without the names of list elements:
+// spec.volumes[].secret.secretName.
+func (r Ref) Path() string { return r.path }
 
 // IsMirror reports whether the pod is a mirror pod of a static pod. A node creates it, so a node
 // must not get access to objects because of it.
@@ -42,86 +46,88 @@ func IsMirror(p *corev1.Pod) bool {
 	return mirror
 }
 
-// Of returns an iterator over the references of a pod, in the order of its fields. An object that
-// is referenced several times is repeated.
-func Of(p *corev1.Pod) iter.Seq[Ref] {
+// References returns an iterator over the references of a pod, in the order of its fields. An
+// object that is referenced several times is repeated.
+func References(p *corev1.Pod) iter.Seq[Ref] {
 	return func(yield func(Ref) bool) {
-		w := walk{namespace: p.Namespace, yield: yield}
-		w.spec(p)
+		w := walker{namespace: p.Namespace, yield: yield}
+		w.visitSpec(p)
 	}
 }
 
-// walk yields references until yield returns false.
-type walk struct {
+// walker calls yield for each reference of a pod until yield returns false.
+type walker struct {
 	namespace string
 	yield     func(Ref) bool
 	done      bool
 }
 
-func (w *walk) add(resource, name, at, of string) {
+func (w *walker) addRef(resource, name, path, element string) {
 	if !w.done {
-		w.done = !w.yield(Ref{Resource: resource, Namespace: w.namespace, Name: name, at: at, of: of})
+		w.done = !w.yield(Ref{Resource: resource, Namespace: w.namespace, Name: name, path: path, element: element})
 	}
 }
 
-// named is add for a field that may be empty, and then references nothing.
-func (w *walk) named(resource, name, at, of string) {
+// addNamed is like addRef, but does nothing if the name is empty.
+func (w *walker) addNamed(resource, name, path, element string) {
 	if name != "" {
-		w.add(resource, name, at, of)
+		w.addRef(resource, name, path, element)
 	}
 }
 
-// wide is add for a cluster-scoped resource.
-func (w *walk) wide(resource, name, at, of string) {
+// addClusterScoped is like addRef, for a reference to a cluster-scoped resource.
+func (w *walker) addClusterScoped(resource, name, path, element string) {
 	if !w.done {
-		w.done = !w.yield(Ref{Resource: resource, Name: name, at: at, of: of})
+		w.done = !w.yield(Ref{Resource: resource, Name: name, path: path, element: element})
 	}
 }
 
-func (w *walk) spec(p *corev1.Pod) {
+func (w *walker) visitSpec(p *corev1.Pod) {
 	s := &p.Spec
-	w.named("serviceaccounts", s.ServiceAccountName, "spec.serviceAccountName", "")
-	w.named("serviceaccounts", s.DeprecatedServiceAccount, "spec.serviceAccount", "")
+	w.addNamed("serviceaccounts", s.ServiceAccountName, "spec.serviceAccountName", "")
+	w.addNamed("serviceaccounts", s.DeprecatedServiceAccount, "spec.serviceAccount", "")
 	for i := range s.ImagePullSecrets {
-		w.named("secrets", s.ImagePullSecrets[i].Name, "spec.imagePullSecrets[].name", s.ImagePullSecrets[i].Name)
+		w.addNamed("secrets", s.ImagePullSecrets[i].Name, "spec.imagePullSecrets[].name", s.ImagePullSecrets[i].Name)
 	}
 	for i := range s.InitContainers {
 		c := &s.InitContainers[i]
-		w.environment(c.Env, c.EnvFrom, &initFields, c.Name)
+		w.visitEnvironment(c.Env, c.EnvFrom, &initFields, c.Name)
 	}
 	for i := range s.Containers {
 		c := &s.Containers[i]
-		w.environment(c.Env, c.EnvFrom, &mainFields, c.Name)
+		w.visitEnvironment(c.Env, c.EnvFrom, &mainFields, c.Name)
 	}
 	for i := range s.EphemeralContainers {
 		c := &s.EphemeralContainers[i]
-		w.environment(c.Env, c.EnvFrom, &ephemeralFields, c.Name)
+		w.visitEnvironment(c.Env, c.EnvFrom, &ephemeralFields, c.Name)
 	}
 	for i := range s.Volumes {
-		w.volume(p, &s.Volumes[i])
+		w.visitVolume(p, &s.Volumes[i])
 	}
 	for i := range s.ResourceClaims {
 		c := &s.ResourceClaims[i]
 		if c.ResourceClaimName != nil {
-			w.named("resourceclaims", *c.ResourceClaimName, "spec.resourceClaims[].resourceClaimName", c.Name)
+			w.addNamed("resourceclaims", *c.ResourceClaimName, "spec.resourceClaims[].resourceClaimName", c.Name)
 		}
 		if c.ResourceClaimTemplateName != nil {
-			w.named("resourceclaimtemplates", *c.ResourceClaimTemplateName,
+			w.addNamed("resourceclaimtemplates", *c.ResourceClaimTemplateName,
 				"spec.resourceClaims[].resourceClaimTemplateName", c.Name)
 		}
 	}
-	// ResourceClaims created from templates. Nodes do not write this part of the status.
+	// These ResourceClaims were created from templates. Nodes do not write this part of the status.
 	for i := range p.Status.ResourceClaimStatuses {
 		if c := &p.Status.ResourceClaimStatuses[i]; c.ResourceClaimName != nil {
-			w.named("resourceclaims", *c.ResourceClaimName, "status.resourceClaimStatuses[].resourceClaimName", c.Name)
+			w.addNamed("resourceclaims", *c.ResourceClaimName, "status.resourceClaimStatuses[].resourceClaimName",
+				c.Name)
 		}
 	}
 	if g := s.SchedulingGroup; g != nil && g.PodGroupName != nil {
-		w.named("podgroups", *g.PodGroupName, "spec.schedulingGroup.podGroupName", "")
+		w.addNamed("podgroups", *g.PodGroupName, "spec.schedulingGroup.podGroupName", "")
 	}
 }
 
-// envFields are the paths of the environment's references in one list of containers.
+// envFields are the paths of references in the environment of containers, for one list of
+// containers.
 type envFields struct{ configMapKey, secretKey, configMap, secret string }
 
 func envFieldsOf(list string) envFields {
@@ -138,114 +144,114 @@ var (
 	ephemeralFields = envFieldsOf("ephemeralContainers")
 )
 
-func (w *walk) environment(env []corev1.EnvVar, from []corev1.EnvFromSource, at *envFields, of string) {
+func (w *walker) visitEnvironment(
+	env []corev1.EnvVar, envFrom []corev1.EnvFromSource, paths *envFields, element string,
+) {
 	for i := range env {
 		v := env[i].ValueFrom
 		if v == nil {
 			continue
 		}
 		if v.ConfigMapKeyRef != nil {
-			w.named("configmaps", v.ConfigMapKeyRef.Name, at.configMapKey, of)
+			w.addNamed("configmaps", v.ConfigMapKeyRef.Name, paths.configMapKey, element)
 		}
 		if v.SecretKeyRef != nil {
-			w.named("secrets", v.SecretKeyRef.Name, at.secretKey, of)
+			w.addNamed("secrets", v.SecretKeyRef.Name, paths.secretKey, element)
 		}
 	}
-	for i := range from {
-		if r := from[i].ConfigMapRef; r != nil {
-			w.named("configmaps", r.Name, at.configMap, of)
+	for i := range envFrom {
+		if r := envFrom[i].ConfigMapRef; r != nil {
+			w.addNamed("configmaps", r.Name, paths.configMap, element)
 		}
-		if r := from[i].SecretRef; r != nil {
-			w.named("secrets", r.Name, at.secret, of)
+		if r := envFrom[i].SecretRef; r != nil {
+			w.addNamed("secrets", r.Name, paths.secret, element)
 		}
 	}
 }
 
-// volume yields the references of every source of a volume. Validation ensures that there is only
-// one source.
-func (w *walk) volume(p *corev1.Pod, v *corev1.Volume) {
+// visitVolume yields the references of every source of a volume. Validation ensures that there is
+// only one source.
+func (w *walker) visitVolume(p *corev1.Pod, v *corev1.Volume) {
 	const at = "spec.volumes[]."
 	if v.Secret != nil {
-		w.named("secrets", v.Secret.SecretName, at+"secret.secretName", v.Name)
+		w.addNamed("secrets", v.Secret.SecretName, at+"secret.secretName", v.Name)
 	}
 	if v.ConfigMap != nil {
-		w.named("configmaps", v.ConfigMap.Name, at+"configMap.name", v.Name)
+		w.addNamed("configmaps", v.ConfigMap.Name, at+"configMap.name", v.Name)
 	}
 	if v.PersistentVolumeClaim != nil {
-		w.named("persistentvolumeclaims", v.PersistentVolumeClaim.ClaimName, at+"persistentVolumeClaim.claimName", v.Name)
+		w.addNamed("persistentvolumeclaims", v.PersistentVolumeClaim.ClaimName,
+			at+"persistentVolumeClaim.claimName", v.Name)
 	}
 	if v.Ephemeral != nil {
-		w.add("persistentvolumeclaims", p.Name+"-"+v.Name, at+"ephemeral", v.Name)
+		w.addRef("persistentvolumeclaims", p.Name+"-"+v.Name, at+"ephemeral", v.Name)
 	}
 	if v.CSI != nil {
-		w.wide("csidrivers", v.CSI.Driver, at+"csi", v.Name)
-		w.local(v.CSI.NodePublishSecretRef, at+"csi.nodePublishSecretRef.name", v.Name)
+		w.addClusterScoped("csidrivers", v.CSI.Driver, at+"csi", v.Name)
+		w.addSecret(v.CSI.NodePublishSecretRef, at+"csi.nodePublishSecretRef.name", v.Name)
 	}
 	if v.Projected != nil {
 		for i := range v.Projected.Sources {
-			w.projection(p, &v.Projected.Sources[i], v.Name)
+			w.visitProjection(p, &v.Projected.Sources[i], v.Name)
 		}
 	}
-	w.inTree(v)
+	w.visitInTreeSource(v)
 }
 
-func (w *walk) local(r *corev1.LocalObjectReference, at, of string) {
+func (w *walker) addSecret(r *corev1.LocalObjectReference, path, element string) {
 	if r != nil {
-		w.named("secrets", r.Name, at, of)
+		w.addNamed("secrets", r.Name, path, element)
 	}
 }
 
-func (w *walk) projection(p *corev1.Pod, s *corev1.VolumeProjection, of string) {
+func (w *walker) visitProjection(p *corev1.Pod, s *corev1.VolumeProjection, element string) {
 	const at = "spec.volumes[].projected.sources[]."
 	if s.Secret != nil {
-		w.named("secrets", s.Secret.Name, at+"secret.name", of)
+		w.addNamed("secrets", s.Secret.Name, at+"secret.name", element)
 	}
 	if s.ConfigMap != nil {
-		w.named("configmaps", s.ConfigMap.Name, at+"configMap.name", of)
+		w.addNamed("configmaps", s.ConfigMap.Name, at+"configMap.name", element)
 	}
 	if s.ServiceAccountToken != nil {
-		w.add("serviceaccounts", p.Spec.ServiceAccountName, at+"serviceAccountToken", of)
+		w.addRef("serviceaccounts", p.Spec.ServiceAccountName, at+"serviceAccountToken", element)
 	}
 	if b := s.ClusterTrustBundle; b != nil {
-		name := ""
-		if b.Name != nil {
-			name = *b.Name
-		}
-		w.wide("clustertrustbundles", name, at+"clusterTrustBundle", of)
+		name := ptr.Deref(b.Name, "")
+		w.addClusterScoped("clustertrustbundles", name, at+"clusterTrustBundle", element)
 	}
 	if s.PodCertificate != nil {
-		w.add("podcertificaterequests", "", at+"podCertificate", of)
+		w.addRef("podcertificaterequests", "", at+"podCertificate", element)
 	}
 }
 
-// inTree yields the secrets of in-tree volume types.
-func (w *walk) inTree(v *corev1.Volume) {
+// visitInTreeSource yields the references to Secrets of in-tree volume types.
+func (w *walker) visitInTreeSource(v *corev1.Volume) {
 	const at = "spec.volumes[]."
 	if v.AzureFile != nil {
-		w.named("secrets", v.AzureFile.SecretName, at+"azureFile.secretName", v.Name)
+		w.addNamed("secrets", v.AzureFile.SecretName, at+"azureFile.secretName", v.Name)
 	}
 	if v.CephFS != nil {
-		w.local(v.CephFS.SecretRef, at+"cephfs.secretRef.name", v.Name)
+		w.addSecret(v.CephFS.SecretRef, at+"cephfs.secretRef.name", v.Name)
 	}
 	if v.Cinder != nil {
-		w.local(v.Cinder.SecretRef, at+"cinder.secretRef.name", v.Name)
+		w.addSecret(v.Cinder.SecretRef, at+"cinder.secretRef.name", v.Name)
 	}
 	if v.FlexVolume != nil {
-		w.local(v.FlexVolume.SecretRef, at+"flexVolume.secretRef.name", v.Name)
+		w.addSecret(v.FlexVolume.SecretRef, at+"flexVolume.secretRef.name", v.Name)
 	}
 	if v.Glusterfs != nil {
-		w.named("endpoints", v.Glusterfs.EndpointsName, at+"glusterfs.endpoints", v.Name)
+		w.addNamed("endpoints", v.Glusterfs.EndpointsName, at+"glusterfs.endpoints", v.Name)
 	}
 	if v.ISCSI != nil {
-		w.local(v.ISCSI.SecretRef, at+"iscsi.secretRef.name", v.Name)
+		w.addSecret(v.ISCSI.SecretRef, at+"iscsi.secretRef.name", v.Name)
 	}
 	if v.RBD != nil {
-		w.local(v.RBD.SecretRef, at+"rbd.secretRef.name", v.Name)
+		w.addSecret(v.RBD.SecretRef, at+"rbd.secretRef.name", v.Name)
 	}
 	if v.ScaleIO != nil {
-		w.local(v.ScaleIO.SecretRef, at+"scaleIO.secretRef.name", v.Name)
+		w.addSecret(v.ScaleIO.SecretRef, at+"scaleIO.secretRef.name", v.Name)
 	}
 	if v.StorageOS != nil {
-		w.local(v.StorageOS.SecretRef, at+"storageos.secretRef.name", v.Name)
+		w.addSecret(v.StorageOS.SecretRef, at+"storageos.secretRef.name", v.Name)
 	}
 }

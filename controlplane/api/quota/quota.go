@@ -1,6 +1,6 @@
-// Package quota computes the usage of objects in the ResourceQuotas of their namespace, as
-// Kubernetes does. It has pure functions of a quota and an object, which admission and the
-// recounting controller share.
+// Package quota computes how much of a ResourceQuota the objects of its namespace use, as
+// Kubernetes does. Its functions are pure functions of a quota and an object. Admission and the
+// controller that recounts the usage share them.
 package quota
 
 import (
@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Resources whose objects have usage beyond their count.
+// Resources with objects that use more than an object count.
 var (
 	Pods     = schema.GroupResource{Resource: "pods"}
 	Claims   = schema.GroupResource{Resource: "persistentvolumeclaims"}
@@ -25,9 +25,11 @@ var (
 	Devices  = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
 )
 
-// Varies reports whether an update of an object can change its usage. Objects of other resources
-// have a constant usage.
-func Varies(of schema.GroupResource) bool { return of == Pods || of == Claims || of == Services }
+// IsUsageVariable reports whether an update of an object can change its usage. Objects of other
+// resources have a constant usage.
+func IsUsageVariable(gr schema.GroupResource) bool {
+	return gr == Pods || gr == Claims || gr == Services
+}
 
 const (
 	countPrefix   = "count/"
@@ -36,8 +38,9 @@ const (
 	devicesSuffix = corev1.ResourceClaimsPerClass
 )
 
-// short maps the object count names that are older than count/RESOURCE.GROUP to their resources.
-var short = map[corev1.ResourceName]schema.GroupResource{
+// shortNames maps names of object counts, such as "pods", to their resources. These names are older
+// than count/RESOURCE.GROUP.
+var shortNames = map[corev1.ResourceName]schema.GroupResource{
 	corev1.ResourcePods:                   Pods,
 	corev1.ResourceServices:               Services,
 	corev1.ResourceServicesNodePorts:      Services,
@@ -50,15 +53,15 @@ var short = map[corev1.ResourceName]schema.GroupResource{
 	corev1.ResourceSecrets:                {Resource: "secrets"},
 }
 
-// Measured returns the resource whose objects are counted for a name in a quota. ok is false for a
-// name for which nothing is counted.
-func Measured(name corev1.ResourceName) (of schema.GroupResource, ok bool) {
+// CountedResource returns the resource of the objects that are counted for a name in a quota. ok is
+// false if no objects are counted for the name.
+func CountedResource(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
 	n := string(name)
 	if kind, counted := strings.CutPrefix(n, countPrefix); counted {
 		return schema.ParseGroupResource(kind), true
 	}
-	if of, ok = short[name]; ok {
-		return of, true
+	if gr, ok = shortNames[name]; ok {
+		return gr, true
 	}
 	switch {
 	case strings.HasSuffix(n, devicesSuffix):
@@ -66,30 +69,34 @@ func Measured(name corev1.ResourceName) (of schema.GroupResource, ok bool) {
 	case strings.HasSuffix(n, classSuffix+string(corev1.ResourceRequestsStorage)),
 		strings.HasSuffix(n, classSuffix+string(corev1.ResourcePersistentVolumeClaims)):
 		return Claims, true
-	case slices.Contains(computed, name), strings.HasPrefix(n, corev1.ResourceHugePagesPrefix),
-		strings.HasPrefix(n, corev1.ResourceRequestsHugePagesPrefix), strings.HasPrefix(n, requestPrefix) && !native(n):
+	case slices.Contains(computedNames, name), strings.HasPrefix(n, corev1.ResourceHugePagesPrefix),
+		strings.HasPrefix(n, corev1.ResourceRequestsHugePagesPrefix),
+		strings.HasPrefix(n, requestPrefix) && !isNative(n):
 		return Pods, true
 	}
 	return schema.GroupResource{}, false
 }
 
-// Concerns reports whether a quota limits something for which objects of the resource are counted.
-func Concerns(s *corev1.ResourceQuotaSpec, of schema.GroupResource) bool {
-	for name := range s.Hard {
-		if m, ok := Measured(name); ok && m == of {
+// LimitsResource reports whether a quota limits a name for which objects of the resource are
+// counted.
+func LimitsResource(spec *corev1.ResourceQuotaSpec, gr schema.GroupResource) bool {
+	for name := range spec.Hard {
+		if m, ok := CountedResource(name); ok && m == gr {
 			return true
 		}
 	}
 	return false
 }
 
-// Charge returns the usage of an object in a quota, limited to the names in spec.hard. It is nil if
-// the object is nil or not in the quota's scopes.
-func Charge(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object, now time.Time) corev1.ResourceList {
-	if o == nil || !Concerns(s, of) || !inScopes(s, of, o) {
+// ChargedUsage returns how much of a quota an object uses, only for the names in spec.hard. It
+// returns nil if the object is nil or does not match the quota's scopes.
+func ChargedUsage(
+	s *corev1.ResourceQuotaSpec, gr schema.GroupResource, o api.Object, now time.Time,
+) corev1.ResourceList {
+	if o == nil || !LimitsResource(s, gr) || !isInScopes(s, gr, o) {
 		return nil
 	}
-	all := Usage(of, o, now)
+	all := ObjectUsage(gr, o, now)
 	for name := range all {
 		if _, bounded := s.Hard[name]; !bounded {
 			delete(all, name)
@@ -98,13 +105,14 @@ func Charge(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object, 
 	return all
 }
 
-// Usage returns the complete usage of an object, independent of any quota. now decides whether a
-// terminating pod still counts.
-func Usage(of schema.GroupResource, o api.Object, now time.Time) corev1.ResourceList {
-	u := corev1.ResourceList{corev1.ResourceName(countPrefix + of.String()): number(1)}
-	switch o := o.(type) {
+// ObjectUsage returns the usage of an object for all names, independent of any quota. A pod only
+// has an object count if, at currentTime, the pod is terminal or its deletion grace period has
+// ended.
+func ObjectUsage(gr schema.GroupResource, object api.Object, currentTime time.Time) corev1.ResourceList {
+	u := corev1.ResourceList{corev1.ResourceName(countPrefix + gr.String()): newCount(1)}
+	switch o := object.(type) {
 	case *corev1.Pod:
-		addPod(u, o, now)
+		addPod(u, o, currentTime)
 	case *corev1.PersistentVolumeClaim:
 		addClaim(u, o)
 	case *corev1.Service:
@@ -112,22 +120,23 @@ func Usage(of schema.GroupResource, o api.Object, now time.Time) corev1.Resource
 	case *resourcev1.ResourceClaim:
 		addDevices(u, o)
 	default:
-		if name := corev1.ResourceName(of.Resource); short[name] == of {
-			u[name] = number(1)
+		if name := corev1.ResourceName(gr.Resource); shortNames[name] == gr {
+			u[name] = newCount(1)
 		}
 	}
 	return u
 }
 
-// Count returns the total usage of all objects in a quota. objects lists the objects of a resource
-// in the quota's namespace. If it returns false, the resource does not exist, and its names are
-// omitted from the result.
-func Count(
-	s *corev1.ResourceQuotaSpec, now time.Time, objects func(of schema.GroupResource) (list []api.Object, ok bool, err error),
+// TotalUsage returns how much of a quota all objects of its namespace use. objects lists the
+// objects of a resource in that namespace. If it returns false, the resource does not exist, and
+// the result does not contain its names.
+func TotalUsage(
+	s *corev1.ResourceQuotaSpec, now time.Time,
+	objects func(of schema.GroupResource) (list []api.Object, ok bool, err error),
 ) (corev1.ResourceList, error) {
 	kinds := map[schema.GroupResource][]corev1.ResourceName{}
 	for name := range s.Hard {
-		if of, ok := Measured(name); ok {
+		if of, ok := CountedResource(name); ok {
 			kinds[of] = append(kinds[of], name)
 		}
 	}
@@ -141,42 +150,42 @@ func Count(
 			continue
 		}
 		for _, name := range names {
-			used[name] = number(0)
+			used[name] = newCount(0)
 		}
 		for _, o := range list {
-			Add(used, Charge(s, of, o, now))
+			Add(used, ChargedUsage(s, of, o, now))
 		}
 	}
 	return used, nil
 }
 
-// Counted reports whether the status is complete for the current spec: status.hard equals
-// spec.hard, and every name has a usage. known reports whether a resource exists; names of other
-// resources are ignored.
-func Counted(q *corev1.ResourceQuota, known func(of schema.GroupResource) bool) bool {
-	if !equality.Semantic.DeepEqual(q.Spec.Hard, q.Status.Hard) {
+// IsStatusComplete reports whether the status of a quota is complete for its current spec:
+// status.hard equals spec.hard, and every name has a usage. exists reports whether a resource
+// exists; names of resources that do not exist are ignored.
+func IsStatusComplete(quota *corev1.ResourceQuota, exists func(of schema.GroupResource) bool) bool {
+	if !equality.Semantic.DeepEqual(quota.Spec.Hard, quota.Status.Hard) {
 		return false
 	}
-	for name := range q.Spec.Hard {
-		of, ok := Measured(name)
-		if _, told := q.Status.Used[name]; ok && !told && known(of) {
+	for name := range quota.Spec.Hard {
+		of, ok := CountedResource(name)
+		if _, told := quota.Status.Used[name]; ok && !told && exists(of) {
 			return false
 		}
 	}
 	return true
 }
 
-// Add adds b to a.
-func Add(a, b corev1.ResourceList) {
-	for name, q := range b {
-		sum := a[name].DeepCopy()
+// Add adds quantities to total, which it modifies.
+func Add(total, added corev1.ResourceList) {
+	for name, q := range added {
+		sum := total[name].DeepCopy()
 		sum.Add(q)
-		a[name] = sum
+		total[name] = sum
 	}
 }
 
-// Minus returns a minus b without the names where the result is zero.
-func Minus(a, b corev1.ResourceList) corev1.ResourceList {
+// Subtract returns a minus b. The result does not contain names with a difference of zero.
+func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	var out corev1.ResourceList
 	set := func(name corev1.ResourceName, q resource.Quantity) {
 		if q.IsZero() {
@@ -216,9 +225,10 @@ func Format(list corev1.ResourceList) string {
 	return strings.Join(names, ",")
 }
 
-func number(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+func newCount(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// native reports whether a resource name is Kubernetes' own: without a domain or in kubernetes.io.
-func native(name string) bool {
+// isNative reports whether a resource name is defined by Kubernetes: it has no domain or the domain
+// kubernetes.io.
+func isNative(name string) bool {
 	return !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 }

@@ -26,8 +26,10 @@ func list(text string) corev1.ResourceList {
 var now = time.Unix(10000, 0)
 
 func pod(change func(p *corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
-		Requests: list("cpu=1 memory=1Gi"), Limits: list("cpu=2")}}}}}
+	p :=
+		&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c",
+			Resources: corev1.ResourceRequirements{
+				Requests: list("cpu=1 memory=1Gi"), Limits: list("cpu=2")}}}}}
 	if change != nil {
 		change(p)
 	}
@@ -48,7 +50,8 @@ func TestUsage(t *testing.T) {
 	}
 	claim := func(size, has string, class *string) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{
-			Spec:   corev1.PersistentVolumeClaimSpec{StorageClassName: class, Resources: corev1.VolumeResourceRequirements{Requests: list("storage=" + size)}},
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: class,
+				Resources: corev1.VolumeResourceRequirements{Requests: list("storage=" + size)}},
 			Status: corev1.PersistentVolumeClaimStatus{AllocatedResources: list(has)}}
 	}
 	for _, c := range []struct {
@@ -57,29 +60,44 @@ func TestUsage(t *testing.T) {
 		want string
 	}{
 		{"pods", pod(nil), whole},
-		{"pods", pod(func(p *corev1.Pod) { p.Spec.Overhead = list("cpu=100m memory=1Gi ephemeral-storage=1Mi") }), "count/pods=1,cpu=1100m," +
-			"ephemeral-storage=1Mi,limits.cpu=2100m,memory=2Gi,pods=1,requests.cpu=1100m,requests.ephemeral-storage=1Mi,requests.memory=2Gi"},
+		{"pods", pod(func(p *corev1.Pod) {
+			p.Spec.Overhead = list("cpu=100m memory=1Gi ephemeral-storage=1Mi")
+		}), "count/pods=1,cpu=1100m," +
+			"ephemeral-storage=1Mi,limits.cpu=2100m,memory=2Gi,pods=1,requests.cpu=1100m," +
+			"requests.ephemeral-storage=1Mi,requests.memory=2Gi"},
 		{"pods", pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), "count/pods=1"},
 		{"pods", pod(func(p *corev1.Pod) { ending(p, now.Add(-time.Hour), 30) }), "count/pods=1"},
 		{"pods", pod(func(p *corev1.Pod) { ending(p, now, 30) }), whole},
 		{"pods", pod(func(p *corev1.Pod) {
-			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list("example.com/gpu=2 hugepages-2Mi=4Mi ephemeral-storage=1Gi")}
-		}), "count/pods=1,ephemeral-storage=1Gi,hugepages-2Mi=4Mi,pods=1,requests.ephemeral-storage=1Gi,requests.example.com/gpu=2,requests.hugepages-2Mi=4Mi"},
-		{"services", service(corev1.ServiceTypeClusterIP, nil, 0), "count/services=1,services=1,services.loadbalancers=0,services.nodeports=0"},
-		{"services", service(corev1.ServiceTypeNodePort, nil, 1, 2), "count/services=1,services=1,services.loadbalancers=0,services.nodeports=2"},
-		{"services", service(corev1.ServiceTypeLoadBalancer, nil, 0, 0), "count/services=1,services=1,services.loadbalancers=1,services.nodeports=2"},
-		{"services", service(corev1.ServiceTypeLoadBalancer, &no, 0, 5), "count/services=1,services=1,services.loadbalancers=1,services.nodeports=1"},
-		{"persistentvolumeclaims", claim("1Gi", "", nil), "count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=1Gi"},
-		{"persistentvolumeclaims", claim("1Gi", "storage=2Gi", &slow), "count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=2Gi," +
-			"slow.storageclass.storage.k8s.io/persistentvolumeclaims=1,slow.storageclass.storage.k8s.io/requests.storage=2Gi"},
-		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 2), ask("gpu", 3), ask("nic", 0)), "count/resourceclaims.resource.k8s.io=1," +
-			"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=32"},
-		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 1), anyOf(ask("gpu", 2), ask("gpu", 4), ask("nic", 3))), "count/resourceclaims.resource.k8s.io=1," +
-			"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=3"},
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{
+				Requests: list("example.com/gpu=2 hugepages-2Mi=4Mi ephemeral-storage=1Gi")}
+		}),
+			"count/pods=1,ephemeral-storage=1Gi,hugepages-2Mi=4Mi,pods=1,requests.ephemeral-storage=1Gi," +
+				"requests.example.com/gpu=2,requests.hugepages-2Mi=4Mi"},
+		{"services", service(corev1.ServiceTypeClusterIP, nil, 0),
+			"count/services=1,services=1,services.loadbalancers=0,services.nodeports=0"},
+		{"services", service(corev1.ServiceTypeNodePort, nil, 1, 2),
+			"count/services=1,services=1,services.loadbalancers=0,services.nodeports=2"},
+		{"services", service(corev1.ServiceTypeLoadBalancer, nil, 0, 0),
+			"count/services=1,services=1,services.loadbalancers=1,services.nodeports=2"},
+		{"services", service(corev1.ServiceTypeLoadBalancer, &no, 0, 5),
+			"count/services=1,services=1,services.loadbalancers=1,services.nodeports=1"},
+		{"persistentvolumeclaims", claim("1Gi", "", nil),
+			"count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=1Gi"},
+		{"persistentvolumeclaims", claim("1Gi", "storage=2Gi", &slow),
+			"count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=2Gi," +
+				"slow.storageclass.storage.k8s.io/persistentvolumeclaims=1," +
+				"slow.storageclass.storage.k8s.io/requests.storage=2Gi"},
+		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 2), ask("gpu", 3), ask("nic", 0)),
+			"count/resourceclaims.resource.k8s.io=1," +
+				"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=32"},
+		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 1), anyOf(ask("gpu", 2), ask("gpu", 4), ask("nic", 3))),
+			"count/resourceclaims.resource.k8s.io=1," +
+				"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=3"},
 		{"configmaps", &corev1.ConfigMap{}, "configmaps=1,count/configmaps=1"},
 		{"leases.coordination.k8s.io", &corev1.ConfigMap{}, "count/leases.coordination.k8s.io=1"},
 	} {
-		if got := Format(Usage(schema.ParseGroupResource(c.of), c.o, now)); got != c.want {
+		if got := Format(ObjectUsage(schema.ParseGroupResource(c.of), c.o, now)); got != c.want {
 			t.Errorf("%s: %s\nwant %s", c.of, got, c.want)
 		}
 	}
@@ -91,20 +109,23 @@ func ask(class string, n int64) resourcev1.DeviceRequest {
 	if n == 0 {
 		mode = resourcev1.DeviceAllocationModeAll
 	}
-	return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: mode, Count: n}}
+	return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class,
+		AllocationMode: mode, Count: n}}
 }
 
 // anyOf returns a request for one of several alternatives.
 func anyOf(list ...resourcev1.DeviceRequest) (r resourcev1.DeviceRequest) {
 	for _, one := range list {
 		r.FirstAvailable = append(r.FirstAvailable, resourcev1.DeviceSubRequest{
-			DeviceClassName: one.Exactly.DeviceClassName, AllocationMode: one.Exactly.AllocationMode, Count: one.Exactly.Count})
+			DeviceClassName: one.Exactly.DeviceClassName, AllocationMode: one.Exactly.AllocationMode,
+			Count: one.Exactly.Count})
 	}
 	return r
 }
 
 func devicesOf(list ...resourcev1.DeviceRequest) *resourcev1.ResourceClaim {
-	return &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: list}}}
+	return &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{
+		Devices: resourcev1.DeviceClaim{Requests: list}}}
 }
 
 func ending(p *corev1.Pod, at time.Time, grace int64) {
@@ -118,11 +139,14 @@ func TestScopes(t *testing.T) {
 	limited := pod(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = &soon })
 	high := pod(func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" })
 	far := pod(func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
-			{PodAffinityTerm: corev1.PodAffinityTerm{Namespaces: []string{"other"}}}}}}
+		p.Spec.Affinity =
+			&corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
+					{PodAffinityTerm: corev1.PodAffinityTerm{Namespaces: []string{"other"}}}}}}
 	})
 	golden := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeAttributesClassName: &gold}}
-	const in, not, exists, absent = corev1.ScopeSelectorOpIn, corev1.ScopeSelectorOpNotIn, corev1.ScopeSelectorOpExists, corev1.ScopeSelectorOpDoesNotExist
+	const in, not, exists, absent = corev1.ScopeSelectorOpIn, corev1.ScopeSelectorOpNotIn, corev1.ScopeSelectorOpExists,
+		corev1.ScopeSelectorOpDoesNotExist
 	for _, c := range []struct {
 		scope  corev1.ResourceQuotaScope
 		op     corev1.ScopeSelectorOperator
@@ -164,14 +188,16 @@ func TestScopes(t *testing.T) {
 		case *corev1.PersistentVolumeClaim:
 			of = Claims
 		}
-		spec := &corev1.ResourceQuotaSpec{Hard: list("count/" + of.Resource + "=1"), ScopeSelector: &corev1.ScopeSelector{
-			MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: c.scope, Operator: c.op, Values: strings.Fields(c.values)}}}}
-		if got := len(Charge(spec, of, c.o, now)) > 0; got != c.want {
+		spec := &corev1.ResourceQuotaSpec{Hard: list("count/" + of.Resource + "=1"),
+			ScopeSelector: &corev1.ScopeSelector{
+				MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: c.scope, Operator: c.op,
+					Values: strings.Fields(c.values)}}}}
+		if got := len(ChargedUsage(spec, of, c.o, now)) > 0; got != c.want {
 			t.Errorf("%s %s %q, %T: %v", c.scope, c.op, c.values, c.o, got)
 		}
 		if c.op == exists {
 			plain := &corev1.ResourceQuotaSpec{Hard: spec.Hard, Scopes: []corev1.ResourceQuotaScope{c.scope}}
-			if got := len(Charge(plain, of, c.o, now)) > 0; got != c.want {
+			if got := len(ChargedUsage(plain, of, c.o, now)) > 0; got != c.want {
 				t.Errorf("scope %s, %T: %v", c.scope, c.o, got)
 			}
 		}
@@ -199,7 +225,7 @@ func TestUnstated(t *testing.T) {
 		{"requests.ephemeral-storage=1 requests.example.com/gpu=1 pods=1", bare, ""},
 		{"requests.cpu=1", level, ""},
 	} {
-		if got := Unstated(&corev1.ResourceQuotaSpec{Hard: list(c.hard)}, c.pod); got != c.want {
+		if got := DescribeUnset(&corev1.ResourceQuotaSpec{Hard: list(c.hard)}, c.pod); got != c.want {
 			t.Errorf("%s: %q, want %q", c.hard, got, c.want)
 		}
 	}
@@ -213,13 +239,15 @@ func TestCounted(t *testing.T) {
 		hard, shown, used string
 		want              bool
 	}{
-		{"pods=1", "", "", false}, {"pods=1", "pods=1", "", false}, {"pods=1", "pods=1", "pods=0", true}, {"pods=2", "pods=1", "pods=0", false},
-		{"count/a.gone.example=1", "count/a.gone.example=1", "", true}, {"count/a.b.example=1", "count/a.b.example=1", "", false},
+		{"pods=1", "", "", false}, {"pods=1", "pods=1", "", false}, {"pods=1", "pods=1", "pods=0", true},
+		{"pods=2", "pods=1", "pods=0", false},
+		{"count/a.gone.example=1", "count/a.gone.example=1", "", true},
+		{"count/a.b.example=1", "count/a.b.example=1", "", false},
 		{"example.com/x=1", "example.com/x=1", "", true},
 	} {
 		q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: list(c.hard)},
 			Status: corev1.ResourceQuotaStatus{Hard: list(c.shown), Used: list(c.used)}}
-		if got := Counted(q, known); got != c.want {
+		if got := IsStatusComplete(q, known); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

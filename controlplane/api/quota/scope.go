@@ -10,84 +10,92 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
-// inScopes reports whether an object is in the scopes of a quota. Scopes select pods only, except
-// VolumeAttributesClass, which selects claims. A quota with scopes does not apply to other objects.
-func inScopes(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object) bool {
-	for _, name := range s.Scopes {
-		if !inScope(of, o, &corev1.ScopedResourceSelectorRequirement{ScopeName: name, Operator: corev1.ScopeSelectorOpExists}) {
+// isInScopes reports whether a quota applies to an object, according to its scopes. Scopes select
+// pods only, except VolumeAttributesClass, which selects claims. A quota with scopes does not apply
+// to other objects.
+func isInScopes(spec *corev1.ResourceQuotaSpec, gr schema.GroupResource, object api.Object) bool {
+	for _, name := range spec.Scopes {
+		if !isInScope(gr, object, &corev1.ScopedResourceSelectorRequirement{ScopeName: name,
+			Operator: corev1.ScopeSelectorOpExists}) {
 			return false
 		}
 	}
-	if s.ScopeSelector == nil {
+	if spec.ScopeSelector == nil {
 		return true
 	}
-	for i := range s.ScopeSelector.MatchExpressions {
-		if !inScope(of, o, &s.ScopeSelector.MatchExpressions[i]) {
+	for i := range spec.ScopeSelector.MatchExpressions {
+		if !isInScope(gr, object, &spec.ScopeSelector.MatchExpressions[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-func inScope(of schema.GroupResource, o api.Object, r *corev1.ScopedResourceSelectorRequirement) bool {
+func isInScope(gr schema.GroupResource, o api.Object, r *corev1.ScopedResourceSelectorRequirement) bool {
 	switch o := o.(type) {
 	case *corev1.Pod:
-		return of == Pods && podInScope(o, r)
+		return gr == Pods && isPodInScope(o, r)
 	case *corev1.PersistentVolumeClaim:
-		return of == Claims && r.ScopeName == corev1.ResourceQuotaScopeVolumeAttributesClass && selects(r, api.AttributesClasses(o))
+		return gr == Claims && r.ScopeName == corev1.ResourceQuotaScopeVolumeAttributesClass &&
+			meetsRequirement(r, api.VolumeAttributesClasses(o))
 	}
 	return false
 }
 
-func podInScope(pod *corev1.Pod, r *corev1.ScopedResourceSelectorRequirement) bool {
+func isPodInScope(pod *corev1.Pod, r *corev1.ScopedResourceSelectorRequirement) bool {
 	switch r.ScopeName {
 	case corev1.ResourceQuotaScopeTerminating:
-		return terminating(pod)
+		return hasDeadline(pod)
 	case corev1.ResourceQuotaScopeNotTerminating:
-		return !terminating(pod)
+		return !hasDeadline(pod)
 	case corev1.ResourceQuotaScopeBestEffort:
 		return podspec.QOSClass(&pod.Spec) == corev1.PodQOSBestEffort
 	case corev1.ResourceQuotaScopeNotBestEffort:
 		return podspec.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort
 	case corev1.ResourceQuotaScopePriorityClass:
 		if pod.Spec.PriorityClassName == "" {
-			return selects(r, nil)
+			return meetsRequirement(r, nil)
 		}
-		return selects(r, []string{pod.Spec.PriorityClassName})
+		return meetsRequirement(r, []string{pod.Spec.PriorityClassName})
 	case corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
-		return looksElsewhere(pod.Spec.Affinity)
+		return hasCrossNamespaceAffinity(pod.Spec.Affinity)
 	}
 	return false
 }
 
-// selects reports whether the values of an object meet a requirement: one of them has to match.
-func selects(r *corev1.ScopedResourceSelectorRequirement, have []string) bool {
-	switch r.Operator {
+// meetsRequirement reports whether an object meets a requirement of a quota's scope. values are the
+// object's values for that scope. For In, one of them must be in requirement.Values. For NotIn, one
+// of them must not be in requirement.Values, or values must be empty.
+func meetsRequirement(requirement *corev1.ScopedResourceSelectorRequirement, values []string) bool {
+	switch requirement.Operator {
 	case corev1.ScopeSelectorOpExists:
-		return len(have) > 0
+		return len(values) > 0
 	case corev1.ScopeSelectorOpDoesNotExist:
-		return len(have) == 0
+		return len(values) == 0
 	case corev1.ScopeSelectorOpIn:
-		return slices.ContainsFunc(have, func(v string) bool { return slices.Contains(r.Values, v) })
+		return slices.ContainsFunc(values, func(v string) bool { return slices.Contains(requirement.Values, v) })
 	case corev1.ScopeSelectorOpNotIn:
-		return len(have) == 0 || slices.ContainsFunc(have, func(v string) bool { return !slices.Contains(r.Values, v) })
+		return len(values) == 0 || slices.ContainsFunc(values, func(v string) bool {
+			return !slices.Contains(requirement.Values, v)
+		})
 	}
 	return false
 }
 
-func terminating(pod *corev1.Pod) bool {
+func hasDeadline(pod *corev1.Pod) bool {
 	return pod.Spec.ActiveDeadlineSeconds != nil && *pod.Spec.ActiveDeadlineSeconds >= 0
 }
 
-// looksElsewhere reports whether an affinity term selects pods of other namespaces.
-func looksElsewhere(a *corev1.Affinity) bool {
+// hasCrossNamespaceAffinity reports whether an affinity term selects pods of other namespaces.
+func hasCrossNamespaceAffinity(a *corev1.Affinity) bool {
 	elsewhere := func(t corev1.PodAffinityTerm) bool { return len(t.Namespaces) > 0 || t.NamespaceSelector != nil }
 	weighted := func(t corev1.WeightedPodAffinityTerm) bool { return elsewhere(t.PodAffinityTerm) }
 	if a == nil {
 		return false
 	}
-	if p := a.PodAffinity; p != nil && (slices.ContainsFunc(p.RequiredDuringSchedulingIgnoredDuringExecution, elsewhere) ||
-		slices.ContainsFunc(p.PreferredDuringSchedulingIgnoredDuringExecution, weighted)) {
+	if p := a.PodAffinity; p != nil &&
+		(slices.ContainsFunc(p.RequiredDuringSchedulingIgnoredDuringExecution, elsewhere) ||
+			slices.ContainsFunc(p.PreferredDuringSchedulingIgnoredDuringExecution, weighted)) {
 		return true
 	}
 	p := a.PodAntiAffinity

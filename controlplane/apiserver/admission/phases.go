@@ -12,14 +12,15 @@ import (
 type Phase struct {
 	Name    string
 	Plugins []Plugin
-	// SideBySide runs the plugins of a validating phase concurrently. They must be safe for this.
+	// SideBySide runs the plugins of a validating phase concurrently. The plugins must be safe for
+	// concurrent use.
 	SideBySide bool
 }
 
 // Mutators are the phases that may change the object; their plugins run one after the other. If a
-// plugin calls Attempt.Reinvoke, all plugins run a second time, with Attempt.Again. Built-in
-// plugins then see the changes of later plugins. Policies and webhooks run again only if their
-// reinvocation policy requires it. There is no third round.
+// plugin calls Attempt.RequestSecondRound, all plugins run a second time, with
+// Attempt.IsSecondRound true. Built-in plugins then handle the changes of later plugins. Policies
+// and webhooks run again only if their reinvocation policy requires it. There is no third round.
 type Mutators []Phase
 
 // Admit runs the phases and returns the error of the first plugin that rejects the attempt.
@@ -32,7 +33,7 @@ func (m Mutators) Admit(ctx context.Context, a *Attempt) error {
 				}
 			}
 		}
-		if !a.NextRound() {
+		if !a.StartSecondRound() {
 			return nil
 		}
 	}
@@ -74,14 +75,15 @@ func (p *Phase) sideBySide(ctx context.Context, a *Attempt) error {
 		all.Go(func() error {
 			defer func() {
 				if x := recover(); x != nil {
-					said[i] = apierrors.NewInternalError(fmt.Errorf("admission plugin %s: panic: %v", p.Plugins[i].Name, x))
+					said[i] = apierrors.NewInternalError(fmt.Errorf("admission plugin %s: panic: %v",
+						p.Plugins[i].Name, x))
 				}
 			}()
 			said[i] = p.Plugins[i].Admit(ctx, a)
 			return nil
 		})
 	}
-	_ = all.Wait() // said contains the errors
+	_ = all.Wait() // the errors are in said
 	for _, err := range said {
 		if err != nil {
 			return err

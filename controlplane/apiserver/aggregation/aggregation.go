@@ -1,11 +1,11 @@
 // Package aggregation implements the API aggregation layer. It proxies requests for a group version
 // to the API server behind the Service of an APIService. The user of a request is passed in
 // headers, which the front-proxy client certificate authenticates. Discovery and OpenAPI documents
-// of these servers are merged into those of this server. They are limited in size, and the last
-// successful response is used.
+// of these servers are merged into those of this server. The documents are limited in size and
+// cached.
 //
-// The APIService objects in this replica's cache alone determine the server of a group version. An
-// APIService with a Service takes precedence over built-in and custom kinds.
+// The APIService objects in this replica's cache alone determine which server serves a group
+// version. An APIService with a Service takes precedence over built-in and custom kinds.
 package aggregation
 
 import (
@@ -30,6 +30,9 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 )
 
+// APIServices is the GroupVersionResource of APIService objects.
+var APIServices = apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
+
 // Config holds the dependencies of a Layer.
 type Config struct {
 	// Cached returns an APIService from this replica's cache. All returns all of them.
@@ -46,11 +49,11 @@ type Config struct {
 type Layer struct {
 	cfg Config
 
-	mu      sync.Mutex
-	remotes map[string]*remote // by name of the APIService
-	kept    int64              // total bytes of the cached discovery documents
+	mu            sync.Mutex
+	remotes       map[string]*remote // by name of the APIService
+	documentBytes int64              // total bytes of the cached discovery documents
 
-	sound, doubtful asker // queues of requests to servers that are available, and to all others
+	availableQueue, otherQueue requestQueue // requests to servers that are available, and requests to all other servers
 
 	parsing sync.Mutex // held while an OpenAPI v2 document is parsed, because this takes many times its size in memory
 }
@@ -58,7 +61,7 @@ type Layer struct {
 // New returns a Layer. It starts nothing.
 func New(cfg Config) *Layer {
 	l := &Layer{cfg: cfg, remotes: make(map[string]*remote)}
-	l.sound.places, l.doubtful.places = maxAsking, maxAsking
+	l.availableQueue.limit, l.otherQueue.limit = maxRequests, maxRequests
 	return l
 }
 
@@ -69,21 +72,21 @@ type remote struct {
 	spec apiregistrationv1.APIServiceSpec
 	base url.URL // https://SERVICE.NAMESPACE.svc
 
-	many *http.Transport // HTTP/2 if the server supports it
-	one  *http.Transport // HTTP/1.1, for upgrades
-	err  error           // why the transports could not be created
+	pooled    *http.Transport // HTTP/2 if the server supports it
+	http1Only *http.Transport // HTTP/1.1, for upgrades
+	err       error           // why the transports could not be created
 
-	kept int64 // bytes of the cached discovery document; guarded by the layer's mu
+	documentBytes int64 // bytes of the cached discovery document; guarded by the layer's mu
 
 	mu        sync.Mutex // guards the cached responses
-	discovery heard[*resources]
-	index     heard[map[string]string]
-	swagger   heard[*openapi.Part]
+	discovery cachedDocument[*resources]
+	index     cachedDocument[map[string]string]
+	swagger   cachedDocument[*openapi.Part]
 }
 
-// Lookup returns the API server of a path, or false if the path is served here. It handles
-// /apis/GROUP/VERSION and all paths below, and /api/VERSION if an APIService of the core group
-// references a Service.
+// Lookup returns the aggregated API server of a path; false if this server serves the path. It
+// handles /apis/GROUP/VERSION and all paths below, and /api/VERSION if an APIService of the core
+// group references a Service.
 func (l *Layer) Lookup(ctx context.Context, path string) (*remote, bool) {
 	gv, ok := versionOf(path)
 	if !ok {
@@ -93,7 +96,7 @@ func (l *Layer) Lookup(ctx context.Context, path string) (*remote, bool) {
 	if !ok || s.Spec.Service == nil || s.DeletionTimestamp != nil {
 		return nil, false
 	}
-	return l.remote(s), true
+	return l.remoteFor(s), true
 }
 
 // versionOf returns the group version of a path, or false if the path has none.
@@ -108,9 +111,9 @@ func versionOf(path string) (schema.GroupVersion, bool) {
 	return schema.GroupVersion{}, false
 }
 
-// remote returns the API server of an APIService. It creates a new one if the Service, port or TLS
-// settings have changed.
-func (l *Layer) remote(s *apiregistrationv1.APIService) *remote {
+// remoteFor returns the API server of an APIService. It replaces the previous one if the Service,
+// port or TLS settings have changed.
+func (l *Layer) remoteFor(s *apiregistrationv1.APIService) *remote {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.remotes[s.Name]
@@ -118,7 +121,7 @@ func (l *Layer) remote(s *apiregistrationv1.APIService) *remote {
 		return r
 	}
 	if r != nil {
-		l.letGo(r)
+		l.releaseRemote(r)
 	}
 	r = l.newRemote(s)
 	l.remotes[s.Name] = r
@@ -126,11 +129,12 @@ func (l *Layer) remote(s *apiregistrationv1.APIService) *remote {
 }
 
 func sameServer(a, b *apiregistrationv1.APIServiceSpec) bool {
-	return a.Service.Namespace == b.Service.Namespace && a.Service.Name == b.Service.Name && port(a) == port(b) &&
+	return a.Service.Namespace == b.Service.Namespace && a.Service.Name == b.Service.Name &&
+		servicePort(a) == servicePort(b) &&
 		a.InsecureSkipTLSVerify == b.InsecureSkipTLSVerify && bytes.Equal(a.CABundle, b.CABundle)
 }
 
-func port(s *apiregistrationv1.APIServiceSpec) int32 {
+func servicePort(s *apiregistrationv1.APIServiceSpec) int32 {
 	if s.Service.Port == nil {
 		return 443
 	}
@@ -140,7 +144,7 @@ func port(s *apiregistrationv1.APIServiceSpec) int32 {
 func (l *Layer) newRemote(s *apiregistrationv1.APIService) *remote {
 	r := &remote{name: s.Name, spec: *s.Spec.DeepCopy()}
 	host := s.Spec.Service.Name + "." + s.Spec.Service.Namespace + ".svc"
-	r.base = url.URL{Scheme: "https", Host: fmt.Sprintf("%s:%d", host, port(&s.Spec))}
+	r.base = url.URL{Scheme: "https", Host: fmt.Sprintf("%s:%d", host, servicePort(&s.Spec))}
 	conf := &tls.Config{
 		ServerName: host, InsecureSkipVerify: s.Spec.InsecureSkipTLSVerify, MinVersion: tls.VersionTLS12,
 		GetClientCertificate: l.cfg.Certificate, Time: l.cfg.Clock,
@@ -152,9 +156,9 @@ func (l *Layer) newRemote(s *apiregistrationv1.APIService) *remote {
 			return r
 		}
 	}
-	dial := l.cfg.Dialer.ForService(s.Spec.Service.Namespace, s.Spec.Service.Name, port(&s.Spec))
-	r.many = forward.Transport(dial, &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true})
-	r.one = forward.Transport(dial, &http.Transport{TLSClientConfig: conf.Clone(), Protocols: http1()})
+	dial := l.cfg.Dialer.ForService(s.Spec.Service.Namespace, s.Spec.Service.Name, servicePort(&s.Spec))
+	r.pooled = forward.Transport(dial, &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true})
+	r.http1Only = forward.Transport(dial, &http.Transport{TLSClientConfig: conf.Clone(), Protocols: http1()})
 	return r
 }
 
@@ -164,35 +168,37 @@ func http1() *http.Protocols {
 	return p
 }
 
-func (r *remote) close() {
+func (r *remote) closeConnections() {
 	if r.err == nil {
-		r.many.CloseIdleConnections()
-		r.one.CloseIdleConnections()
+		r.pooled.CloseIdleConnections()
+		r.http1Only.CloseIdleConnections()
 	}
 }
 
-// letGo releases the connections and the cached bytes of an API server. The caller holds mu.
-func (l *Layer) letGo(r *remote) {
-	l.kept -= r.kept
-	r.kept = 0
-	r.close()
+// releaseRemote releases the connections and the cached bytes of an API server. The caller holds
+// mu.
+func (l *Layer) releaseRemote(r *remote) {
+	l.documentBytes -= r.documentBytes
+	r.documentBytes = 0
+	r.closeConnections()
 }
 
-// has reports whether r is still the API server of its APIService.
-func (l *Layer) has(r *remote) bool {
+// isCurrent reports whether r is still in use: its APIService exists and references the same
+// server.
+func (l *Layer) isCurrent(r *remote) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remotes[r.name] == r
 }
 
-// Remotes returns the API servers of all APIServices with a Service. It removes the API servers of
+// Remotes returns the API servers of all APIServices with a Service. It releases the API servers of
 // deleted APIServices.
 func (l *Layer) Remotes(ctx context.Context) []*remote {
 	var out []*remote
 	there := map[string]bool{}
 	for _, s := range l.cfg.All(ctx) {
 		if s.Spec.Service != nil && s.DeletionTimestamp == nil {
-			out = append(out, l.remote(s))
+			out = append(out, l.remoteFor(s))
 			there[s.Name] = true
 		}
 	}
@@ -200,19 +206,19 @@ func (l *Layer) Remotes(ctx context.Context) []*remote {
 	defer l.mu.Unlock()
 	for name, r := range l.remotes {
 		if !there[name] {
-			l.letGo(r)
+			l.releaseRemote(r)
 			delete(l.remotes, name)
 		}
 	}
 	return out
 }
 
-func (r *remote) gv() schema.GroupVersion {
+func (r *remote) groupVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: r.spec.Group, Version: r.spec.Version}
 }
 
-// path returns the discovery path of the group version.
-func (r *remote) path() string {
+// discoveryPath returns the discovery path of the group version.
+func (r *remote) discoveryPath() string {
 	if r.spec.Group == "" {
 		return "/api/" + r.spec.Version
 	}
@@ -229,26 +235,26 @@ func (l *Layer) Serve(w http.ResponseWriter, req *http.Request, r *remote, u api
 		http.Error(w, r.err.Error(), http.StatusInternalServerError)
 		return
 	}
-	if !l.available(req.Context(), r) {
+	if !l.isServerAvailable(req.Context(), r) {
 		http.Error(w, errUnavailable.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	target := r.base
 	target.Path, target.RawPath, target.RawQuery = req.URL.Path, req.URL.RawPath, req.URL.RawQuery
-	transport := r.many
+	transport := r.pooled
 	if forward.Upgrades(req) {
-		transport = r.one
+		transport = r.http1Only
 	}
 	forward.Forward{
 		Target: &target, Transport: transport,
-		Head:   func(h http.Header) { identify(h, u) },
-		Answer: answer,
-		Failed: func(w http.ResponseWriter, _ *http.Request, err error) { unanswered(w, err) },
+		Head:   func(h http.Header) { setUserHeaders(h, u) },
+		Answer: rewriteResponse,
+		Failed: func(w http.ResponseWriter, _ *http.Request, err error) { writeProxyError(w, err) },
 	}.ServeHTTP(w, req)
 }
 
-// unanswered writes the error response for a proxied request that failed.
-func unanswered(w http.ResponseWriter, err error) {
+// writeProxyError writes the error response for a proxied request that failed.
+func writeProxyError(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, forward.ErrNoUpgrade):
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -264,9 +270,9 @@ func unanswered(w http.ResponseWriter, err error) {
 // errRedirected reports a redirect to another host, which would receive the client's credentials.
 var errRedirected = errors.New("the backend attempted to redirect this request, which is not permitted")
 
-// answer checks and changes the response of an API server. A redirect to another host is an error.
-// It removes headers that this server sets itself.
-func answer(resp *http.Response) error {
+// rewriteResponse checks and changes the response of an API server. A redirect to another host is
+// an error. It removes headers that this server sets itself.
+func rewriteResponse(resp *http.Response) error {
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.StatusCode != http.StatusNotModified {
 		if u, err := resp.Location(); err == nil && u.Host != resp.Request.URL.Host {
 			return errRedirected
@@ -280,9 +286,9 @@ func answer(resp *http.Response) error {
 	return nil
 }
 
-// identify sets the headers with the user of a request. Their names are those in ConfigMap
-// extension-apiserver-authentication.
-func identify(h http.Header, u api.User) {
+// setUserHeaders sets the headers that pass the user of a request to an aggregated API server. The
+// ConfigMap extension-apiserver-authentication publishes the names of these headers.
+func setUserHeaders(h http.Header, u api.User) {
 	h.Set("X-Remote-User", u.Name)
 	if u.UID != "" {
 		h.Set("X-Remote-Uid", u.UID)
@@ -297,13 +303,14 @@ func identify(h http.Header, u api.User) {
 	}
 }
 
-// escapeKey returns a key of the user's extra fields as part of a header name: other bytes become
-// %XX.
+// escapeKey encodes a key of the user's extra fields for use in a header name. Bytes that are not
+// allowed there become %XX.
 func escapeKey(key string) string {
 	var b strings.Builder
 	for i := range len(key) {
 		c := key[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("!#$&'*+-.^_`|~", c) >= 0 {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
+			strings.IndexByte("!#$&'*+-.^_`|~", c) >= 0 {
 			b.WriteByte(c)
 			continue
 		}

@@ -13,20 +13,23 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/dialer"
 )
 
-// attempts is how many requests must fail before a server is unavailable. They may reach different
-// endpoints.
-const attempts = 5
+// checkAttempts is how many discovery requests must fail before a server counts as unavailable.
+// They may reach different endpoints.
+const checkAttempts = 5
 
 // Check checks whether the API server of an APIService is available and returns its Available
-// condition. It reads the Service and EndpointSlices from cluster and requests the discovery
-// document.
-func (l *Layer) Check(ctx context.Context, cluster dialer.Cluster, s *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
-	c := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, LastTransitionTime: metav1.NewTime(l.cfg.Clock())}
+// condition. It reads the Service and EndpointSlices from cluster, and then requests the discovery
+// document of the server.
+func (l *Layer) Check(
+	ctx context.Context, cluster dialer.Cluster, s *apiregistrationv1.APIService,
+) apiregistrationv1.APIServiceCondition {
+	c := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available,
+		LastTransitionTime: metav1.NewTime(l.cfg.Clock())}
 	c.Status, c.Reason, c.Message = apiregistrationv1.ConditionFalse, "", ""
-	if c.Reason, c.Message = missing(ctx, cluster, &s.Spec); c.Reason != "" {
+	if c.Reason, c.Message = unavailableReason(ctx, cluster, &s.Spec); c.Reason != "" {
 		return c
 	}
-	if err := l.reach(ctx, l.remote(s)); err != nil {
+	if err := l.reachServer(ctx, l.remoteFor(s)); err != nil {
 		c.Reason, c.Message = "FailedDiscoveryCheck", err.Error()
 		return c
 	}
@@ -34,9 +37,11 @@ func (l *Layer) Check(ctx context.Context, cluster dialer.Cluster, s *apiregistr
 	return c
 }
 
-// missing returns the reason and message why the Service cannot receive requests: it, its port or
-// ready endpoints are missing. Both are "" if nothing is missing.
-func missing(ctx context.Context, cluster dialer.Cluster, spec *apiregistrationv1.APIServiceSpec) (reason, message string) {
+// unavailableReason returns the reason and message why the Service cannot receive requests: the
+// Service, its port or its ready endpoints are missing. Both are "" if nothing is missing.
+func unavailableReason(ctx context.Context, cluster dialer.Cluster, spec *apiregistrationv1.APIServiceSpec) (
+	reason, message string,
+) {
 	namespace, name := spec.Service.Namespace, spec.Service.Name
 	o, _ := cluster.Get(ctx, "services", namespace, name)
 	svc, ok := o.(*corev1.Service)
@@ -48,34 +53,38 @@ func missing(ctx context.Context, cluster dialer.Cluster, spec *apiregistrationv
 	}
 	var found *corev1.ServicePort
 	for i := range svc.Spec.Ports {
-		if svc.Spec.Ports[i].Port == port(spec) {
+		if svc.Spec.Ports[i].Port == servicePort(spec) {
 			found = &svc.Spec.Ports[i]
 		}
 	}
 	if found == nil {
-		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", name, namespace, port(spec))
+		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", name, namespace,
+			servicePort(spec))
 	}
 	all, err := cluster.List(ctx, "endpointslices", namespace, false)
 	if err != nil {
-		return "EndpointsAccessError", fmt.Sprintf("service/%s in %q cannot be checked due to: %v", name, namespace, err)
+		return "EndpointsAccessError", fmt.Sprintf("service/%s in %q cannot be checked due to: %v", name,
+			namespace, err)
 	}
 	seen, ready := false, false
 	for _, o := range all {
 		if es, ok := o.(*discoveryv1.EndpointSlice); ok && es.Labels[discoveryv1.LabelServiceName] == name {
 			seen = true
-			ready = ready || serves(es, found.Name)
+			ready = ready || hasReadyEndpoint(es, found.Name)
 		}
 	}
 	switch {
 	case !seen:
 		return "EndpointsNotFound", fmt.Sprintf("cannot find endpointslices for service/%s in %q", name, namespace)
 	case !ready:
-		return "MissingEndpoints", fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q", name, namespace, found.Name)
+		return "MissingEndpoints",
+			fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q", name,
+				namespace, found.Name)
 	}
 	return "", ""
 }
 
-func serves(es *discoveryv1.EndpointSlice, portName string) bool {
+func hasReadyEndpoint(es *discoveryv1.EndpointSlice, portName string) bool {
 	ready := false
 	for _, e := range es.Endpoints {
 		ready = ready || e.Conditions.Ready == nil || *e.Conditions.Ready
@@ -88,51 +97,55 @@ func serves(es *discoveryv1.EndpointSlice, portName string) bool {
 	return false
 }
 
-// reach requests the discovery document. If the first request fails or exceeds hedge, it sends the
-// remaining attempts concurrently. It returns nil at the first success. All attempts share the time
-// limit askTime.
-func (l *Layer) reach(ctx context.Context, r *remote) error {
+// reachServer requests the discovery document until one of the attempts succeeds. If the first
+// request fails or takes longer than hedgeDelay, it sends the remaining attempts concurrently. It
+// returns nil at the first success, and otherwise the last error. All attempts share the time limit
+// requestTimeout.
+func (l *Layer) reachServer(ctx context.Context, r *remote) error {
 	if r.err != nil {
 		return r.err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	results := make(chan error, attempts)
-	ask := func() { results <- ask(ctx, r) }
+	results := make(chan error, checkAttempts)
+	ask := func() { results <- requestDiscovery(ctx, r) }
 	go ask()
-	long := time.NewTimer(hedge)
+	long := time.NewTimer(hedgeDelay)
 	defer long.Stop()
 	for asked, answered := 1, 0; ; {
 		var err error
 		select {
 		case err = <-results:
-			if answered++; err == nil || answered == attempts {
+			if answered++; err == nil || answered == checkAttempts {
 				return err
 			}
 		case <-long.C:
 		}
-		for ; asked < attempts; asked++ {
+		for ; asked < checkAttempts; asked++ {
 			go ask()
 		}
 	}
 }
 
-// hedge is how long the first request may take before further requests are sent, which may reach a
-// faster endpoint.
-const hedge = time.Second
+// hedgeDelay is how long the first request may take before further requests are sent, which may
+// reach a faster endpoint.
+const hedgeDelay = time.Second
 
-func ask(ctx context.Context, r *remote) error {
-	_, err := r.get(ctx, r.path(), "application/json", itself, 0)
+func requestDiscovery(ctx context.Context, r *remote) error {
+	_, err := r.fetchDocument(ctx, r.discoveryPath(), "application/json", availabilityUser, 0)
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("timed out waiting for %s%s", r.base.String(), r.path())
+		return fmt.Errorf("timed out waiting for %s%s", r.base.String(), r.discoveryPath())
 	}
 	return err
 }
 
-// SetCondition returns all with the condition c in place of the condition of the same type. The
-// second result is false if only the time differs, or only the message of a failed discovery check.
-func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistrationv1.APIServiceCondition) ([]apiregistrationv1.APIServiceCondition, bool) {
-	out := append([]apiregistrationv1.APIServiceCondition(nil), all...)
+// SetCondition returns conditions with the condition c in place of the condition of the same type.
+// The second result reports whether the condition changed. A different time is not a change, nor is
+// a different message of a failed discovery check.
+func SetCondition(conditions []apiregistrationv1.APIServiceCondition, c apiregistrationv1.APIServiceCondition) (
+	[]apiregistrationv1.APIServiceCondition, bool,
+) {
+	out := append([]apiregistrationv1.APIServiceCondition(nil), conditions...)
 	for i := range out {
 		if out[i].Type != c.Type {
 			continue
@@ -158,9 +171,9 @@ const (
 	maxPeriod = 2 * time.Minute
 )
 
-// Again returns the time until the next check. failures is the number of failed checks in a row
-// since the last change of the APIService or its Service.
-func Again(failures int) time.Duration {
+// NextCheckDelay returns the time until the next check. failures is the number of failed checks in
+// a row since the last change of the APIService or its Service.
+func NextCheckDelay(failures int) time.Duration {
 	if failures == 0 {
 		return period
 	}

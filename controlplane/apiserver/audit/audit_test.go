@@ -1,310 +1,195 @@
-package audit
+package audit_test
 
 import (
-	"bufio"
 	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"log/slog"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 )
 
-const policyText = `
-apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-omitManagedFields: true
-rules:
-- level: None
-  users: [system:kube-scheduler]
-  verbs: [watch]
-- level: Metadata
-  resources: [{group: "", resources: [secrets, "serviceaccounts/token"]}]
-- level: RequestResponse
-  namespaces: [prod]
-  resources: [{group: apps}]
-  omitStages: [Panic]
-  omitManagedFields: false
-- level: None
-  nonResourceURLs: ["/metrics*", /version]
-- level: Request
-  userGroups: [dev]
-  resources: [{group: "", resources: ["*/status"]}, {group: "", resources: [pods], resourceNames: [web]}, {group: "", resources: ["nodes/*"]}]
-- level: None
-  resources: [{group: events.k8s.io, resources: ["*"]}]
-- level: Metadata
-  namespaces: [""]
-`
+// Every request that changes something and every one that is refused has a record: who, as whom,
+// what, and what came of it; also those of callers in this process. Bodies have none, and reads
+// that succeed have none.
+func TestAudit(t *testing.T) {
+	r, j := apiservertest.Audited(t, "")
+	ctx := apiservertest.Within(t)
+	admin := r.Admin()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"},
+		Data: map[string][]byte{"k": []byte("canary-in-a-body")}}
+	if _, err := admin.CoreV1().Secrets("default").Create(ctx, secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	e := j.One(t, "creating a secret", func(e *audit.Event) bool {
+		return e.ObjectRef != nil && e.ObjectRef.Resource == "secrets"
+	})
+	if e.Level != audit.LevelMetadata || e.Stage != audit.StageResponseComplete || e.Verb != "create" ||
+		e.User.Username != "admin" || e.ObjectRef.Name != "s" ||
+		e.ObjectRef.Namespace != "default" || e.ResponseStatus.Code != 201 || len(e.SourceIPs) != 1 ||
+		e.SourceIPs[0] != "127.0.0.1" ||
+		!strings.HasPrefix(e.RequestURI, "/api/v1/namespaces/default/secrets") || e.AuditID == "" ||
+		e.Stamp.Time.Before(e.Received.Time) || e.UserAgent == "" {
+		t.Errorf("%+v", e)
+	}
+	if _, err := admin.CoreV1().Secrets("default").Get(ctx, "s", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
 
-// The first matching rule decides how a request is recorded, with the semantics of Kubernetes.
-func TestPolicy(t *testing.T) {
-	p, err := parsePolicy([]byte(policyText))
+	status := func(code int32) func(*audit.Event) bool {
+		return func(e *audit.Event) bool { return e.ResponseStatus != nil && e.ResponseStatus.Code == code }
+	}
+	apiservertest.Refused(t, r.Call(r.HTTP(nil), "GET", "/api/v1/nodes", "", "Authorization", "Bearer nonsense"), 401,
+		"")
+	if e := j.One(t, "a bad token", status(401)); e.Verb != "list" || e.ObjectRef.Resource != "nodes" ||
+		e.User.Username != "" {
+		t.Errorf("401: %+v", e)
+	}
+	apiservertest.Refused(t, r.Call(r.HTTP(nil), "GET", "/api/v1/nodes", "", "Authorization", "Bearer alice-token",
+		"Audit-Id", "my-own"), 403, "")
+	if e := j.One(t, "no right", status(403)); e.User.Username != "alice" ||
+		!slices.Contains(e.User.Groups, "dev-team") || e.AuditID != "my-own" ||
+		e.Annotations["authorization.k8s.io/decision"] != "forbid" ||
+		e.ResponseStatus.Reason != metav1.StatusReasonForbidden ||
+		!strings.Contains(e.ResponseStatus.Message, `cannot list resource "nodes"`) {
+		t.Errorf("403: %+v %+v", e, e.ResponseStatus)
+	}
+	apiservertest.Refused(t, r.Call(r.AdminHTTP(), "POST", "/api/v1/namespaces/default/configmaps",
+		`{"metadata":{"name":"UPPER"}}`), 422, "")
+	if e := j.One(t, "an invalid object", status(422)); e.ObjectRef.Name != "UPPER" {
+		t.Errorf("422: %+v", e)
+	}
+	apiservertest.Refused(t, r.Call(r.AdminHTTP(), "GET", "/api/v1/namespaces/default/configmaps/absent", ""), 404, "")
+	j.One(t, "an absent object", status(404))
+	apiservertest.Refused(t, r.Call(r.AdminHTTP(), "POST", "/nowhere", ""), 405, "")
+	j.One(t, "a path", func(e *audit.Event) bool { return e.RequestURI == "/nowhere" && e.ResponseStatus.Code == 405 })
+
+	conf := r.ClientConfig("admin", api.GroupMasters)
+	conf.Impersonate.UserName = "alice"
+	as, err := kubernetes.NewForConfig(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dev := api.User{Name: "ann", Groups: []string{"dev"}}
-	for i, c := range []struct {
-		a    Attributes
-		want Level
-	}{
-		{Attributes{User: api.User{Name: "system:kube-scheduler"}, Verb: "watch", Resource: "pods"}, LevelNone},
-		{Attributes{Verb: "get", Resource: "secrets", Namespace: "prod"}, LevelMetadata},
-		{Attributes{Verb: "create", Resource: "serviceaccounts", Subresource: "token", Namespace: "a"}, LevelMetadata},
-		{Attributes{Verb: "create", Resource: "serviceaccounts", Namespace: "a"}, LevelNone},
-		{Attributes{Verb: "create", Group: "apps", Resource: "deployments", Namespace: "prod"}, LevelRequestResponse},
-		{Attributes{Verb: "create", Group: "apps", Resource: "deployments", Namespace: "test"}, LevelNone},
-		{Attributes{Verb: "get", Path: "/metrics/slis"}, LevelNone},
-		{Attributes{User: dev, Verb: "update", Resource: "pods", Subresource: "status", Namespace: "a"}, LevelRequest},
-		{Attributes{User: dev, Verb: "update", Resource: "pods", Name: "web", Namespace: "a"}, LevelRequest},
-		{Attributes{User: dev, Verb: "update", Resource: "pods", Name: "db", Namespace: "a"}, LevelNone},
-		{Attributes{User: dev, Verb: "create", Resource: "nodes", Subresource: "proxy"}, LevelRequest},
-		{Attributes{User: dev, Verb: "create", Resource: "nodes"}, LevelMetadata}, // cluster-scoped
-		{Attributes{Verb: "create", Group: "events.k8s.io", Resource: "events"}, LevelNone},
-	} {
-		if got := p.of(&c.a).level; got != c.want {
-			t.Errorf("%d: %+v is recorded at %s, want %s", i, c.a, got, c.want)
-		}
-	}
-	v := p.of(&Attributes{Group: "apps", Resource: "deployments", Namespace: "prod"})
-	if len(v.omit) != 2 || v.omitManagedFields {
-		t.Errorf("%+v", v)
-	}
-}
-
-func TestPolicyIsChecked(t *testing.T) {
-	const head = "apiVersion: audit.k8s.io/v1\nkind: Policy\n"
-	for text, want := range map[string]string{
-		"kind: Policy\nrules: []":                                                                "want a Policy of audit.k8s.io/v1",
-		head + "rules: [{level: All}]":                                                           "rules[0].level",
-		head + "rules: [{level: None, resource: []}]":                                            "unknown field",
-		head + "omitStages: [Never]":                                                             "omitStages[0]",
-		head + "rules: [{level: None, nonResourceURLs: [/a*b]}]":                                 "rules[0].nonResourceURLs[0]",
-		head + "rules: [{level: None, nonResourceURLs: [/a], namespaces: [x]}]":                  "cannot apply to both",
-		head + "rules: [{level: None, resources: [{resourceNames: [x]}]}]":                       "at least one resource",
-		head + "rules: [{level: None, resources: [{group: apps/v1, resources: [replicasets]}]}]": "without its version",
-	} {
-		if _, err := parsePolicy([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
-		}
-	}
-}
-
-// kept is a sink that stores the lines.
-type kept struct{ lines [][]byte }
-
-func (k *kept) Put(line []byte) error { k.lines = append(k.lines, line); return nil }
-
-func (k *kept) last(t *testing.T) (e Event) {
-	t.Helper()
-	if len(k.lines) == 0 {
-		t.Fatal("nothing was recorded")
-	}
-	if err := json.Unmarshal(k.lines[len(k.lines)-1], &e); err != nil {
+	if err := as.CoreV1().Pods("default").Delete(ctx, "p", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
 		t.Fatal(err)
 	}
-	return e
-}
+	e = j.One(t, "impersonation", func(e *audit.Event) bool { return e.ImpersonatedUser != nil })
+	if e.User.Username != "admin" || e.ImpersonatedUser.Username != "alice" || e.Verb != "delete" {
+		t.Errorf("impersonation: %+v", e)
+	}
 
-// Without a policy file, writes and rejected requests are recorded without bodies, and nothing
-// else.
-func TestDefaultPolicy(t *testing.T) {
-	k := &kept{}
-	a := New(Default(), k, time.Now)
-	for _, c := range []struct {
-		at   Attributes
-		code int
-		want int
-	}{
-		{Attributes{Verb: "create", Resource: "secrets", Changes: true}, 201, 1},
-		{Attributes{Verb: "create", Resource: "secrets", Changes: true}, 409, 1},
-		{Attributes{Verb: "get", Resource: "secrets"}, 200, 0},
-		{Attributes{Verb: "get", Resource: "secrets"}, 403, 1},
-		{Attributes{Verb: "get", Path: "/metrics"}, 429, 1},
-		{Attributes{Verb: "create", Resource: "pods", Subresource: "exec", Changes: true, Stream: true}, 101, 2},
-		{Attributes{Verb: "watch", Resource: "pods", Stream: true}, 200, 0},
-	} {
-		before := len(k.lines)
-		_, r := a.Begin(t.Context(), Origin{URI: "/x", Received: time.Now()})
-		if err := r.Asked(c.at); err != nil {
-			t.Fatal(err)
-		}
-		r.Body(false, &corev1.Secret{Data: map[string][]byte{"canary": []byte("canary")}}, nil)
-		r.Started(c.code)
-		r.Done(c.code, false)
-		r.Done(500, true) // a second call has no effect
-		if got := len(k.lines) - before; got != c.want {
-			t.Errorf("%+v answered %d: %d records, want %d", c.at, c.code, got, c.want)
+	inside := &api.Request{User: api.User{Name: api.UserScheduler}, Verb: api.VerbDelete, Namespace: "default",
+		Name: "inside"}
+	inside.Kind = r.Kinds.ByResource(corev1.SchemeGroupVersion.WithResource("pods"))
+	if _, err := r.Server.Backend().Do(ctx, inside); err == nil {
+		t.Error("a pod that is not there was deleted")
+	}
+	e = j.One(t, "a caller in this process", func(e *audit.Event) bool {
+		return e.ObjectRef != nil && e.ObjectRef.Name == "inside"
+	})
+	if e.User.Username != api.UserScheduler || e.RequestURI != "/api/v1/namespaces/default/pods/inside" ||
+		e.ResponseStatus.Code < 400 {
+		t.Errorf("inside: %+v %+v", e, e.ResponseStatus)
+	}
+
+	for _, e := range j.All(t, func(*audit.Event) bool { return true }) {
+		if reads := e.Verb == "get" || e.Verb == "list" || e.Verb == "watch"; reads && e.ResponseStatus.Code < 400 {
+			t.Errorf("a read that succeeded is recorded: %+v", e)
 		}
 	}
-	if all := string(bytes.Join(k.lines, nil)); strings.Contains(all, "canary") || !strings.Contains(all, `"level":"Metadata"`) {
-		t.Errorf("%s", all)
+	if strings.Contains(j.Text.String(), "canary-in-a-body") {
+		t.Error("a body is recorded")
 	}
 }
 
-// Client-supplied values are truncated, so that the size of a record is limited.
-func TestRecordsAreBounded(t *testing.T) {
-	k := &kept{}
-	long := strings.Repeat("é", 1<<20)
-	groups := make([]string, 10000)
-	extra := map[string][]string{}
-	for i := range groups {
-		groups[i] = long[:1000]
-		extra[fmt.Sprint(i)] = groups[:100]
+// A policy's levels and stages: bodies where it asks for them, without managed fields, and watches
+// as they begin and end.
+func TestAuditPolicy(t *testing.T) {
+	r, j := apiservertest.Audited(t, `omitManagedFields: true
+rules:
+- level: RequestResponse
+  users: [admin]
+  resources: [{group: "", resources: [configmaps]}]
+  omitStages: [RequestReceived]
+- level: Metadata
+  users: [admin]
+  verbs: [watch, create]
+`)
+	ctx := apiservertest.Within(t)
+	admin := r.Admin()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "cm-"}, Data: map[string]string{"a": "b"}}
+	made, err := admin.CoreV1().ConfigMaps("default").Create(ctx, cm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	u := api.User{Name: long, UID: long, Groups: groups, Extra: extra}
-	p := Default()
-	p.Rules[0].Level = LevelRequestResponse
-	_, r := New(p, k, time.Now).Begin(t.Context(), Origin{URI: long, UserAgent: long, ID: long, Source: "192.0.2.1"})
-	_ = r.Asked(Attributes{User: u, Sender: api.User{Name: long + "2"}, Verb: long, Resource: long, Name: long, Namespace: long, Changes: true})
-	r.Refused(&metav1.Status{Message: long})
-	r.Annotate("n", long)
-	r.Body(false, &corev1.ConfigMap{Data: map[string]string{"a": long}}, nil)
-	r.Done(422, false)
-	e := k.last(t)
-	if got := len(k.lines[0]); got > 256<<10 || e.Annotations["audit.k8s.io/truncated"] != "true" || e.RequestObject != nil {
-		t.Errorf("a record of %d bytes, annotations %d", got, len(e.Annotations))
+	e := j.One(t, "create", func(e *audit.Event) bool {
+		return e.Verb == "create" && e.ObjectRef.Resource == "configmaps"
+	})
+	if e.ObjectRef.Name != made.Name || !bytes.Contains(e.RequestObject, []byte(`"data":{"a":"b"}`)) ||
+		!bytes.Contains(e.ResponseObject, []byte(made.Name)) ||
+		bytes.Contains(e.ResponseObject, []byte("managedFields")) {
+		t.Errorf("%+v\n%s\n%s", e.ObjectRef, e.RequestObject, e.ResponseObject)
 	}
-}
-
-// stuck is a writer that blocks until it is released.
-type stuck struct {
-	free chan struct{}
-	mu   sync.Mutex
-	buf  bytes.Buffer
-}
-
-func (s *stuck) Write(p []byte) (int, error) {
-	<-s.free
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.Write(p)
-}
-
-// A blocked disk delays no request and fills no memory. Lost lines are reported in the log.
-func TestLogDoesNotBlock(t *testing.T) {
-	disk := &stuck{free: make(chan struct{})}
-	l := NewLog(disk, false, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- l.Run(ctx) }()
-	line := append(bytes.Repeat([]byte("x"), 1<<20-1), '\n')
-	const put = 60
-	for range put {
-		if err := l.Put(line); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := admin.CoreV1().ConfigMaps("default").Patch(ctx, made.Name, types.MergePatchType,
+		[]byte(`{"data":{"a":"c"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	l.mu.Lock()
-	queued := len(l.queue)
-	l.mu.Unlock()
-	if queued > queueBytes {
-		t.Errorf("%d bytes wait", queued)
+	if e := j.One(t, "patch", func(e *audit.Event) bool {
+		return e.Verb == "patch"
+	}); string(e.RequestObject) != `{"data":{"a":"c"}}` {
+		t.Errorf("%s", e.RequestObject)
 	}
-	close(disk.free)
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
+	w, err := admin.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := l.Put([]byte("late\n")); err != nil {
-		t.Error(err)
+	watching := func(s audit.Stage) func(*audit.Event) bool {
+		return func(e *audit.Event) bool { return e.Verb == "watch" && e.Stage == s }
 	}
-	lines, lost := 0, ""
-	s := bufio.NewScanner(&disk.buf)
-	s.Buffer(nil, 2<<20)
-	for s.Scan() {
-		if strings.HasPrefix(s.Text(), "{") {
-			var e Event
-			if err := json.Unmarshal(s.Bytes(), &e); err != nil {
-				t.Fatal(err)
-			}
-			lost = e.Annotations["audit.keelson.dev/lost-records"]
-			continue
-		}
-		lines++
-	}
-	if want := fmt.Sprint(put + 1 - lines); lost != want || lines < queueBytes>>20 || !strings.HasSuffix(disk.buf.String(), "late\n") && s.Err() != nil {
-		t.Errorf("%d lines were written, %s said to be lost, want %s; %v", lines, lost, want, s.Err())
+	j.One(t, "a watch is asked for", watching(audit.StageRequestReceived))
+	j.One(t, "a watch begins", watching(audit.StageResponseStarted))
+	w.Stop()
+	j.One(t, "a watch ends", watching(audit.StageResponseComplete))
+	apiservertest.Refused(t, r.Call(r.HTTP(nil), "GET", "/api/v1/nodes", "", "Authorization", "Bearer alice-token"),
+		403, "")
+	if got := j.All(t, func(e *audit.Event) bool { return e.User.Username != "admin" }); len(got) > 0 {
+		t.Errorf("recorded against the policy: %+v", got)
 	}
 }
 
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
-
-// Put of a strict log returns the error of a failed write.
-func TestStrictLog(t *testing.T) {
-	p := Default()
-	p.Received()
-	a := New(p, NewLog(full{}, true, slog.New(slog.NewTextHandler(io.Discard, nil))), time.Now)
-	_, r := a.Begin(t.Context(), Origin{})
-	if err := r.Asked(Attributes{Verb: "create", Resource: "pods", Changes: true}); err == nil {
-		t.Error("a record that is lost was not said to be")
+// F96: what Pod Security notes for the audit stands in the record of the request.
+func TestAuditAnnotations(t *testing.T) {
+	r, j := apiservertest.Audited(t, "")
+	apiservertest.Labelled(r, "watched", "audit", "restricted")
+	if _, err := r.Admin().CoreV1().Pods("watched").Create(apiservertest.Within(t),
+		apiservertest.PodIn("watched", "p", apiservertest.Privileged), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	_, r = a.Begin(t.Context(), Origin{})
-	if err := r.Asked(Attributes{Verb: "get", Resource: "pods"}); err != nil {
-		t.Errorf("a read: %v", err)
-	}
-}
-
-// Unauthenticated clients cannot fill the log: one event represents many rejected requests and
-// contains their number. Authenticated clients and other sources have their own events.
-func TestStrangersAreCounted(t *testing.T) {
-	k := &kept{}
-	now := time.Unix(1000, 0)
-	a := New(Default(), k, func() time.Time { return now })
-	refuse := func(source, user string) {
-		_, r := a.Begin(t.Context(), Origin{URI: "/api/v1/nodes", Source: source, Received: now})
-		_ = r.Asked(Attributes{Sender: api.User{Name: user}, User: api.User{Name: user}, Verb: "list", Resource: "nodes"})
-		r.Done(401, false)
-	}
-	const flood = 100000
-	for range flood {
-		refuse("192.0.2.1", "")
-	}
-	if len(k.lines) != strangerBurst {
-		t.Errorf("%d refusals at once have %d records", flood, len(k.lines))
-	}
-	now = now.Add(time.Second)
-	refuse("192.0.2.1", api.UserAnonymous)
-	if e := k.last(t); e.Annotations["audit.keelson.dev/refusals-before"] != fmt.Sprint(flood-strangerBurst) {
+	e := j.One(t, "the pod", func(e *audit.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "pods" })
+	if !strings.HasPrefix(e.Annotations["pod-security.kubernetes.io/audit-violations"],
+		`would violate PodSecurity "restricted:latest": privileged`) ||
+		e.Annotations["pod-security.kubernetes.io/enforce-policy"] != "privileged:latest" {
 		t.Errorf("%v", e.Annotations)
 	}
-	before := len(k.lines)
-	refuse("192.0.2.2", "")
-	for range 500 {
-		refuse("192.0.2.1", "alice")
+	// A token that was minted is recorded by its account, and not itself.
+	tr, err := r.Admin().CoreV1().ServiceAccounts("default").CreateToken(apiservertest.Within(t), "default",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := len(k.lines) - before; got != 501 {
-		t.Errorf("another source and a user have %d records of 501", got)
-	}
-	// The same limit applies to RequestReceived events.
-	p := Default()
-	p.Received()
-	k.lines = nil
-	early := New(p, k, func() time.Time { return now })
-	for range flood {
-		_, r := early.Begin(t.Context(), Origin{URI: "/api/v1/nodes", Source: "192.0.2.1", Received: now})
-		_ = r.Asked(Attributes{Sender: api.User{Name: api.UserAnonymous}, Verb: "create", Resource: "nodes", Changes: true})
-		r.Done(401, false)
-	}
-	if len(k.lines) != strangerBurst {
-		t.Errorf("%d refusals that are recorded as they come as well have %d records", flood, len(k.lines))
-	}
-	for i := range 5 * strangersKnown {
-		refuse(fmt.Sprint("source ", i), "")
-	}
-	if n := len(a.strangers.sources); n > strangersKnown+1 {
-		t.Errorf("%d sources are remembered", n)
+	j.One(t, "a token", func(e *audit.Event) bool {
+		return e.ObjectRef != nil && e.ObjectRef.Subresource == "token" && e.ObjectRef.Name == "default"
+	})
+	if strings.Contains(j.Text.String(), tr.Status.Token) {
+		t.Error("a token is in the log")
 	}
 }

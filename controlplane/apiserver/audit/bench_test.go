@@ -14,7 +14,8 @@ import (
 // write that is not recorded.
 func BenchmarkRecord(b *testing.B) {
 	u := api.User{Name: "system:node:w1", Groups: []string{api.GroupNodes, api.GroupAuthenticated}}
-	write := Attributes{User: u, Sender: u, Verb: "update", Resource: "pods", Subresource: "status", Namespace: "default", Name: "web-7d4b9c6f5-x2x8z", Version: "v1", Changes: true}
+	write := Attributes{User: u, Sender: u, Verb: "update", Resource: "pods", Subresource: "status",
+		Namespace: "default", Name: "web-7d4b9c6f5-x2x8z", Version: "v1", Changes: true}
 	read := write
 	read.Verb, read.Changes = "get", false
 	for name, at := range map[string]Attributes{"write": write, "read": read} {
@@ -23,9 +24,10 @@ func BenchmarkRecord(b *testing.B) {
 			a := New(Default(), l, time.Now)
 			b.ReportAllocs()
 			for b.Loop() {
-				_, r := a.Begin(b.Context(), Origin{URI: "/api/v1/namespaces/default/pods/web-7d4b9c6f5-x2x8z/status", Source: "192.0.2.1", Received: time.Now()})
-				_ = r.Asked(at)
-				r.Done(http.StatusOK, false)
+				_, r := a.Begin(b.Context(), Origin{URI: "/api/v1/namespaces/default/pods/web-7d4b9c6f5-x2x8z/status",
+					Source: "192.0.2.1", Received: time.Now()})
+				_ = r.SetRequest(at)
+				r.Finish(http.StatusOK, false)
 			}
 		})
 	}

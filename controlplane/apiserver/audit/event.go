@@ -1,7 +1,7 @@
 // Package audit records each request to the API: its user, its attributes and its result. A policy
 // of audit.k8s.io/v1 selects the requests and the level of detail. Records are JSON lines of the
-// Event type of that group, so that tools for Kubernetes' audit log can read them. Without a policy
-// file, requests that change something and rejected requests are recorded, without bodies.
+// type Event of audit.k8s.io/v1, so that tools for the audit log of Kubernetes can read them.
+// Without a policy file, write requests and rejected requests are recorded, without bodies.
 //
 // The types are declared here instead of imported from k8s.io/apiserver. That module would add all
 // dependencies of its server to the build.
@@ -54,8 +54,8 @@ type Event struct {
 	Stage      Stage  `json:"stage"`
 	RequestURI string `json:"requestURI"`
 	Verb       string `json:"verb"`
-	// User sent the request. ImpersonatedUser is the user as which it was performed, if that is
-	// another one.
+	// User sent the request. ImpersonatedUser is the user as which the request was performed, if
+	// that is a different user.
 	User             authenticationv1.UserInfo  `json:"user"`
 	ImpersonatedUser *authenticationv1.UserInfo `json:"impersonatedUser,omitempty"`
 	SourceIPs        []string                   `json:"sourceIPs,omitempty"`
@@ -81,19 +81,19 @@ type ObjectReference struct {
 	Subresource     string `json:"subresource,omitempty"`
 }
 
-// Maximum lengths and counts of client-supplied values in a record.
+// Maximum lengths and counts of client-supplied values in an audit event.
 const (
-	longURI     = 2048
-	longName    = 253
-	longAgent   = 256
-	longMessage = 1024
-	longNote    = 2048
-	manyGroups  = 64
-	manyExtra   = 16
+	maxURI        = 2048
+	maxName       = 253
+	maxAgent      = 256
+	maxMessage    = 1024
+	maxAnnotation = 2048
+	maxGroups     = 64
+	maxExtra      = 16
 )
 
-// clip truncates s to at most n bytes at a rune boundary and appends "...".
-func clip(s string, n int) string {
+// clipText truncates s to at most n bytes at a rune boundary and appends "...".
+func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
@@ -103,17 +103,17 @@ func clip(s string, n int) string {
 	return strings.Clone(s[:n]) + "..."
 }
 
-func clipAll(list []string, many, long int) []string {
-	fits := len(list) <= many
+func clipAll(list []string, texts, long int) []string {
+	fits := len(list) <= texts
 	for i := 0; fits && i < len(list); i++ {
 		fits = len(list[i]) <= long
 	}
 	if fits {
 		return list
 	}
-	out := make([]string, 0, min(len(list), many))
-	for _, s := range list[:min(len(list), many)] {
-		out = append(out, clip(s, long))
+	out := make([]string, 0, min(len(list), texts))
+	for _, s := range list[:min(len(list), texts)] {
+		out = append(out, clipText(s, long))
 	}
 	return out
 }

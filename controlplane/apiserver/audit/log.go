@@ -16,24 +16,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/wakeup"
 )
 
-// Log is a Sink that writes lines to the audit log in order. By default callers do not wait for the
-// disk: lines are queued up to queueBytes. Lines that exceed the queue are counted, and the loss is
-// reported in the daemon's log and in a line of the audit log. A strict log writes before Put
-// returns, and Put returns the error.
+// Log is a Sink that writes lines to the audit log in order. By default, callers do not wait for
+// the disk: Put queues lines up to queueBytes. Lines that exceed the queue are dropped and counted;
+// the number is reported in the daemon's log and in a line of the audit log. A strict log writes
+// the line before Put returns, and Put returns the error.
 type Log struct {
 	out    io.Writer // each Write call gets whole lines
 	strict bool
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	queue   []byte
-	spare   []byte // the previous buffer of the writer, for reuse
-	dropped int    // lines lost since the last line that reported a loss
-	direct  bool   // Run has ended, so Put writes directly
+	mu          sync.Mutex
+	queue       []byte
+	spareBuffer []byte // previous queue buffer, for reuse
+	dropped     int    // lines dropped since the last line that reported dropped lines
+	direct      bool   // Run has ended, so Put writes directly
 
-	wake           chan struct{} // signals Run that the queue has lines; capacity 1
+	wake           wakeup.Signal // signals Run that the queue has lines
 	writing        sync.Mutex    // serializes writes
 	events, errors prometheus.Counter
 }
@@ -41,14 +42,14 @@ type Log struct {
 // queueBytes is the maximum size of the queue in bytes.
 const queueBytes = 16 << 20
 
-// ErrDropped is the error for a line that did not fit into the queue.
-var ErrDropped = errors.New("the audit log's queue is full")
+// ErrDropped is the error for a line that did not fit into the queue and was dropped.
+var ErrDropped = errors.New("the queue of the audit log is full")
 
-// NewLog returns a log that writes to out. Lines are written only while Run runs or after it has
+// NewLog returns a log that writes to writer. Lines are written only while Run runs or after it has
 // ended, except by a strict log.
-func NewLog(out io.Writer, strict bool, log *slog.Logger) *Log {
+func NewLog(writer io.Writer, strict bool, log *slog.Logger) *Log {
 	return &Log{
-		out: out, strict: strict, log: log, wake: make(chan struct{}, 1),
+		out: writer, strict: strict, log: log, wake: wakeup.New(),
 		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_event_total",
 			Help: "Audit events made."}),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_error_total",
@@ -59,14 +60,14 @@ func NewLog(out io.Writer, strict bool, log *slog.Logger) *Log {
 // Collectors returns the log's metrics, with the names of Kubernetes.
 func (l *Log) Collectors() []prometheus.Collector { return []prometheus.Collector{l.events, l.errors} }
 
-// Put writes the line if the log is strict or Run has ended. Otherwise it queues the line; a line
-// that does not fit is counted as lost without an error.
+// Put writes the line if the log is strict or Run has ended. Otherwise it queues the line. A line
+// that does not fit into the queue is dropped and counted, without an error.
 func (l *Log) Put(line []byte) error {
 	l.events.Inc()
 	l.mu.Lock()
 	if l.strict || l.direct {
 		l.mu.Unlock()
-		return l.write(line, 1)
+		return l.writeLines(line, 1)
 	}
 	if len(l.queue)+len(line) > queueBytes {
 		l.dropped++
@@ -76,14 +77,11 @@ func (l *Log) Put(line []byte) error {
 	}
 	l.queue = append(l.queue, line...)
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.wake.Send()
 	return nil
 }
 
-// Run writes queued lines until ctx is done. Lines put later are written by Put itself.
+// Run writes queued lines until ctx is done. Put itself writes the lines that it receives later.
 func (l *Log) Run(ctx context.Context) error {
 	for {
 		select {
@@ -91,10 +89,10 @@ func (l *Log) Run(ctx context.Context) error {
 			l.mu.Lock()
 			l.direct = true
 			l.mu.Unlock()
-			l.flush()
+			l.flushQueue()
 			return ctx.Err()
 		case <-l.wake:
-			l.flush()
+			l.flushQueue()
 		}
 	}
 }
@@ -103,29 +101,30 @@ func (l *Log) Run(ctx context.Context) error {
 // is rotated.
 const batchBytes = 256 << 10
 
-// flush writes all queued lines, preceded by a line about lost lines if there are any.
-func (l *Log) flush() {
+// flushQueue writes all queued lines. If lines were dropped, a line with their number precedes
+// them.
+func (l *Log) flushQueue() {
 	l.mu.Lock()
 	batch, dropped := l.queue, l.dropped
-	l.queue, l.spare, l.dropped = l.spare[:0], nil, 0
+	l.queue, l.spareBuffer, l.dropped = l.spareBuffer[:0], nil, 0
 	l.mu.Unlock()
 	if dropped > 0 {
-		l.log.Warn("audit records were lost: the disk is slower than the requests", "records", dropped)
-		_ = l.write(gap(dropped, time.Now()), 0)
+		l.log.Warn("audit records were lost: the disk is too slow", "records", dropped)
+		_ = l.writeLines(lostLine(dropped, time.Now()), 0)
 	}
 	for rest := batch; len(rest) > 0; {
 		n := wholeLines(rest, batchBytes)
-		_ = l.write(rest[:n], countLines(rest[:n]))
+		_ = l.writeLines(rest[:n], countLines(rest[:n]))
 		rest = rest[n:]
 	}
 	l.mu.Lock()
 	if cap(batch) <= 1<<20 { // do not keep the large buffer of a burst
-		l.spare = batch
+		l.spareBuffer = batch
 	}
 	l.mu.Unlock()
 }
 
-// wholeLines returns the length of the lines that start within the first n bytes of data.
+// wholeLines returns the total length of the lines that start within the first n bytes of data.
 func wholeLines(data []byte, n int) int {
 	if len(data) <= n {
 		return len(data)
@@ -147,7 +146,7 @@ func countLines(data []byte) (n int) {
 	return n
 }
 
-func (l *Log) write(lines []byte, records int) error {
+func (l *Log) writeLines(lines []byte, records int) error {
 	l.writing.Lock()
 	_, err := l.out.Write(lines)
 	l.writing.Unlock()
@@ -159,12 +158,12 @@ func (l *Log) write(lines []byte, records int) error {
 	return nil
 }
 
-// gap returns the line that reports the number of lost records.
-func gap(records int, now time.Time) []byte {
+// lostLine returns an audit event that reports the number of records that were dropped.
+func lostLine(records int, currentTime time.Time) []byte {
 	data, err := json.Marshal(&Event{
 		Kind: "Event", APIVersion: groupVersion, Level: LevelMetadata, Stage: StageResponseComplete, Verb: "lose",
 		User:     authenticationv1.UserInfo{Username: api.UserAPIServer},
-		Received: metav1.NewMicroTime(now), Stamp: metav1.NewMicroTime(now),
+		Received: metav1.NewMicroTime(currentTime), Stamp: metav1.NewMicroTime(currentTime),
 		Annotations: map[string]string{"audit.keelson.dev/lost-records": strconv.Itoa(records)},
 	})
 	if err != nil {

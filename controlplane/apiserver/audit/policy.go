@@ -11,7 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Policy selects the requests to record and their level, by the first of its rules that matches.
+// Policy selects the requests that are recorded and the level of their records. The first matching
+// rule decides.
 type Policy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -19,12 +20,12 @@ type Policy struct {
 	OmitStages        []Stage `json:"omitStages,omitempty"`
 	OmitManagedFields bool    `json:"omitManagedFields,omitempty"`
 
-	// changes is set for the default policy only. A request that changes nothing is then recorded
+	// changes is set for the default policy only. A request that is not a write is then recorded
 	// only if it was rejected.
 	changes bool
 }
 
-// Rule matches a request that each of its non-empty lists matches.
+// Rule matches a request if each of its non-empty lists matches the request.
 type Rule struct {
 	Level             Level       `json:"level"`
 	Users             []string    `json:"users,omitempty"`
@@ -37,16 +38,16 @@ type Rule struct {
 	OmitManagedFields *bool       `json:"omitManagedFields,omitempty"`
 }
 
-// Resources selects resources of an API group: "pods", "pods/log", "pods/*", "*/status", "*". An
-// empty list selects all.
+// Resources selects resources of an API group by patterns: "pods", "pods/log", "pods/*",
+// "*/status", "*". An empty list selects all resources of the group.
 type Resources struct {
 	Group         string   `json:"group,omitempty"`
 	Resources     []string `json:"resources,omitempty"`
 	ResourceNames []string `json:"resourceNames,omitempty"`
 }
 
-// Default returns the policy without a file. It records requests that change something and rejected
-// requests, without bodies.
+// Default returns the policy that is used without a policy file. It records write requests and
+// rejected requests, without bodies.
 func Default() *Policy {
 	return &Policy{
 		Rules:   []Rule{{Level: LevelMetadata}},
@@ -54,15 +55,16 @@ func Default() *Policy {
 	}
 }
 
-// Received makes the default policy record requests before they are performed as well. A request
-// that cannot be recorded can then be rejected. It does not change a policy from a file.
+// Received makes the default policy also record requests when they are received, before they are
+// performed. A request that cannot be recorded can then be rejected. It does not change a policy
+// from a file.
 func (p *Policy) Received() {
 	if p.changes {
 		p.OmitStages = nil
 	}
 }
 
-// LoadPolicy reads a policy file. An empty path returns Default.
+// LoadPolicy reads a policy file. For an empty path, it returns the policy Default.
 func LoadPolicy(path string) (*Policy, error) {
 	if path == "" {
 		return Default(), nil
@@ -88,61 +90,62 @@ func parsePolicy(data []byte) (*Policy, error) {
 	}
 	errs := validStages(p.OmitStages, field.NewPath("omitStages"))
 	for i := range p.Rules {
-		errs = append(errs, p.Rules[i].validate(field.NewPath("rules").Index(i))...)
+		errs = append(errs, p.Rules[i].validateRule(field.NewPath("rules").Index(i))...)
 	}
 	return &p, errs.ToAggregate()
 }
 
-func validStages(list []Stage, at *field.Path) (errs field.ErrorList) {
+func validStages(list []Stage, path *field.Path) (errs field.ErrorList) {
 	for i, s := range list {
 		if !slices.Contains(stages, s) {
-			errs = append(errs, field.NotSupported(at.Index(i), s, stages))
+			errs = append(errs, field.NotSupported(path.Index(i), s, stages))
 		}
 	}
 	return errs
 }
 
-func (r *Rule) validate(at *field.Path) field.ErrorList {
+func (r *Rule) validateRule(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if !slices.Contains(levels, r.Level) {
-		errs = append(errs, field.NotSupported(at.Child("level"), r.Level, levels))
+		errs = append(errs, field.NotSupported(path.Child("level"), r.Level, levels))
 	}
 	if len(r.NonResourceURLs) > 0 && len(r.Resources)+len(r.Namespaces) > 0 {
-		errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs,
+		errs = append(errs, field.Invalid(path.Child("nonResourceURLs"), r.NonResourceURLs,
 			"rules cannot apply to both regular resources and non-resource URLs"))
 	}
 	for i, u := range r.NonResourceURLs {
 		if u != "*" && (!strings.HasPrefix(u, "/") || strings.Contains(strings.TrimSuffix(u, "*"), "*")) {
-			errs = append(errs, field.Invalid(at.Child("nonResourceURLs").Index(i), u,
+			errs = append(errs, field.Invalid(path.Child("nonResourceURLs").Index(i), u,
 				"want '*', or a path from '/' with a '*' at its end at most"))
 		}
 	}
 	for i, x := range r.Resources {
 		if len(x.ResourceNames) > 0 && len(x.Resources) == 0 {
-			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("resourceNames"), x.ResourceNames,
+			errs = append(errs, field.Invalid(path.Child("resources").Index(i).Child("resourceNames"), x.ResourceNames,
 				"using resourceNames requires at least one resource"))
 		}
 		if strings.Contains(x.Group, "/") {
-			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("group"), x.Group,
+			errs = append(errs, field.Invalid(path.Child("resources").Index(i).Child("group"), x.Group,
 				"want a group without its version"))
 		}
 	}
-	return append(errs, validStages(r.OmitStages, at.Child("omitStages"))...)
+	return append(errs, validStages(r.OmitStages, path.Child("omitStages"))...)
 }
 
-// verdict is the result of a policy for one request.
+// verdict is what a policy determines for one request: the level of its record and what the record
+// omits.
 type verdict struct {
 	level             Level
 	omit              []Stage
 	omitManagedFields bool
 }
 
-// of returns the verdict of the first rule that matches. A request without a matching rule is not
-// recorded.
-func (p *Policy) of(a *Attributes) verdict {
+// verdictFor returns the verdict of the first rule that matches. A request without a matching rule
+// is not recorded.
+func (p *Policy) verdictFor(a *Attributes) verdict {
 	for i := range p.Rules {
 		r := &p.Rules[i]
-		if !r.matches(a) {
+		if !r.matchesRequest(a) {
 			continue
 		}
 		v := verdict{level: r.Level, omit: p.OmitStages, omitManagedFields: p.OmitManagedFields}
@@ -157,7 +160,7 @@ func (p *Policy) of(a *Attributes) verdict {
 	return verdict{level: LevelNone}
 }
 
-func (r *Rule) matches(a *Attributes) bool {
+func (r *Rule) matchesRequest(a *Attributes) bool {
 	switch {
 	case len(r.Users) > 0 && !slices.Contains(r.Users, a.User.Name),
 		len(r.UserGroups) > 0 && !slices.ContainsFunc(a.User.Groups,
@@ -183,13 +186,13 @@ func (r *Rule) matchesResource(a *Attributes) bool {
 		if x.Group != a.Group || len(x.ResourceNames) > 0 && !slices.Contains(x.ResourceNames, a.Name) {
 			return false
 		}
-		return len(x.Resources) == 0 || slices.ContainsFunc(x.Resources, a.is)
+		return len(x.Resources) == 0 || slices.ContainsFunc(x.Resources, a.matchesPattern)
 	})
 }
 
-// is reports whether the resource pattern of a rule, such as "pods/*", matches the requested
-// resource.
-func (a *Attributes) is(word string) bool {
+// matchesPattern reports whether the resource pattern of a rule, such as "pods/*", matches the
+// requested resource.
+func (a *Attributes) matchesPattern(word string) bool {
 	resource, sub, divided := strings.Cut(word, "/")
 	switch {
 	case word == "*":

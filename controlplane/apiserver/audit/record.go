@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Attributes are the properties of a request that a policy matches and that its record contains.
+// Attributes are the properties of a request that a policy matches and that audit events contain.
 type Attributes struct {
 	User   api.User // the user as which the request is performed
 	Sender api.User // the authenticated user; differs from User when impersonating
@@ -46,55 +46,57 @@ type Origin struct {
 	Received  time.Time
 }
 
-// Auditor creates records by a policy and puts them into a sink. A nil Auditor records nothing.
+// Auditor creates the audit events that a policy requires and puts them into a sink. A nil Auditor
+// records nothing.
 type Auditor struct {
 	policy *Policy
 	sink   Sink
 	clock  func() time.Time
 
-	strangers strangers
+	unauthenticated sourceLimiter
 }
 
-// Sink stores audit events.
+// Sink stores audit events as lines of JSON.
 type Sink interface {
 	// Put stores one line. An error means that the line is lost.
 	Put(line []byte) error
 }
 
 // New returns an Auditor that puts events into s.
-func New(p *Policy, s Sink, clock func() time.Time) *Auditor {
-	return &Auditor{policy: p, sink: s, clock: clock}
+func New(policy *Policy, s Sink, clock func() time.Time) *Auditor {
+	return &Auditor{policy: policy, sink: s, clock: clock}
 }
 
-// Record collects the audit data of one request. All methods of a nil Record do nothing. The
-// methods are safe for concurrent use: a panic and its response may come from another goroutine.
+// Record collects the audit data of one request. All methods of a nil Record except Annotate do
+// nothing. The methods are safe for concurrent use: a panic and the response may be recorded by
+// different goroutines.
 type Record struct {
-	a      *Auditor
-	origin Origin
+	auditor *Auditor
+	origin  Origin
 
-	mu      sync.Mutex
-	id      string
-	known   bool // the attributes are set and the policy has been evaluated
-	at      Attributes
-	verdict verdict
-	notes   map[string]string
-	status  *metav1.Status
-	object  ObjectReference
-	bodies  [2]json.RawMessage // of the request and of the response
-	started bool
-	done    bool
+	mu            sync.Mutex
+	id            string
+	hasAttributes bool // the attributes are set and the policy has been evaluated
+	attributes    Attributes
+	verdict       verdict
+	annotations   map[string]string
+	status        *metav1.Status
+	object        ObjectReference
+	bodies        [2]json.RawMessage // of the request and of the response
+	started       bool
+	done          bool
 }
 
-// Begin starts the record of a request. Of finds it in the returned context.
+// Begin starts the record of a request. The returned context contains the record (see Of).
 func (a *Auditor) Begin(ctx context.Context, o Origin) (context.Context, *Record) {
 	if a == nil {
 		return ctx, nil
 	}
-	r := &Record{a: a, origin: o}
+	r := &Record{auditor: a, origin: o}
 	return api.WithAnnotator(ctx, r), r
 }
 
-// Of returns the record of the request of ctx; nil when none exists.
+// Of returns the record of the request to which ctx belongs; nil if the request has none.
 func Of(ctx context.Context) *Record {
 	r, _ := api.AnnotatorOf(ctx).(*Record)
 	return r
@@ -104,37 +106,38 @@ func Of(ctx context.Context) *Record {
 func (r *Record) Annotate(key, value string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.notes == nil {
-		r.notes = map[string]string{}
+	if r.annotations == nil {
+		r.annotations = map[string]string{}
 	}
-	r.notes[key] = clip(value, longNote)
+	r.annotations[key] = clipText(value, maxAnnotation)
 }
 
-// AnnotateContent sets an annotation with content of the request, if the policy records request
-// bodies.
+// AnnotateContent sets an annotation with content of the request as its value, if the policy
+// records request bodies.
 func (r *Record) AnnotateContent(key, value string) {
-	if r.Wants(false) {
+	if r.WantsBody(false) {
 		r.Annotate(key, value)
 	}
 }
 
-// Asked sets the attributes of the request, evaluates the policy and puts the event
-// RequestReceived. An error means that a required event could not be stored.
-func (r *Record) Asked(at Attributes) error {
+// SetRequest sets the attributes of the request, evaluates the policy and puts the event of stage
+// RequestReceived into the sink. An error means that a required event could not be stored.
+func (r *Record) SetRequest(attributes Attributes) error {
 	if r == nil {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.judge(at)
-	return r.emit(StageRequestReceived, 0)
+	r.setAttributes(attributes)
+	return r.emitEvent(StageRequestReceived, 0)
 }
 
-// judge sets the attributes and evaluates the policy. The lock must be held.
-func (r *Record) judge(at Attributes) {
-	r.known, r.at, r.verdict = true, at, r.a.policy.of(&at)
+// setAttributes sets the attributes and evaluates the policy. The lock must be held.
+func (r *Record) setAttributes(attributes Attributes) {
+	r.hasAttributes, r.attributes, r.verdict = true, attributes, r.auditor.policy.verdictFor(&attributes)
 	r.object = ObjectReference{
-		Resource: at.Resource, Namespace: at.Namespace, Name: at.Name, APIGroup: at.Group, APIVersion: at.Version, Subresource: at.Subresource,
+		Resource: attributes.Resource, Namespace: attributes.Namespace, Name: attributes.Name,
+		APIGroup: attributes.Group, APIVersion: attributes.Version, Subresource: attributes.Subresource,
 	}
 }
 
@@ -145,12 +148,12 @@ func (r *Record) ID() string {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.name()
+	return r.objectName()
 }
 
-func (r *Record) name() string {
+func (r *Record) objectName() string {
 	if r.id == "" {
-		if r.id = clip(r.origin.ID, 64); r.id == "" {
+		if r.id = clipText(r.origin.ID, 64); r.id == "" {
 			var b [16]byte
 			_, _ = rand.Read(b[:]) // never fails
 			h := hex.EncodeToString(b[:])
@@ -160,20 +163,20 @@ func (r *Record) name() string {
 	return r.id
 }
 
-// Wants reports whether the response body is to be recorded, or with answer=false, whether the
-// request body is.
-func (r *Record) Wants(answer bool) bool {
+// WantsBody reports whether the policy records the response body (response=true) or the request
+// body (response=false).
+func (r *Record) WantsBody(response bool) bool {
 	if r == nil {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.verdict.level == LevelRequestResponse || !answer && r.verdict.level == LevelRequest
+	return r.verdict.level == LevelRequestResponse || !response && r.verdict.level == LevelRequest
 }
 
-// Object completes the object reference with the object's name, namespace, UID and resourceVersion,
-// where the URL lacks them.
-func (r *Record) Object(o metav1.Object) {
+// SetObject adds the object's name, namespace, UID and resourceVersion to the object reference of
+// the record. Values that the URL contains are kept.
+func (r *Record) SetObject(o metav1.Object) {
 	if r == nil || o == nil {
 		return
 	}
@@ -190,38 +193,38 @@ func (r *Record) Object(o metav1.Object) {
 	fill(&r.object.ResourceVersion, o.GetResourceVersion())
 }
 
-// Body records the response body, or with answer=false the request body, if the policy wants it and
-// it is not too long. If o may be in the light form of a kind (see api.Kind.Whole), of must be this
-// kind. A request body is never in light form.
-func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
-	if o == nil || !r.Wants(answer) {
+// SetBody records the response body (response=true) or the request body, if the policy requires it
+// and the body is not longer than maxBody. If parts of o may be encoded (see
+// api.Kind.UnpackObject), kind must be the kind of o. Request bodies never have encoded parts.
+func (r *Record) SetBody(response bool, o runtime.Object, kind *api.Kind) {
+	if o == nil || !r.WantsBody(response) {
 		return
 	}
-	data, whole := encode(o, of, r.verdict.omitManagedFields)
-	r.Raw(answer, data, whole)
+	data, whole := encodeForAudit(o, kind, r.verdict.omitManagedFields)
+	r.SetRawBody(response, data, whole)
 }
 
-// Raw records a body like Body, from the bytes of a JSON document. whole is false if the document
-// is incomplete; then only its truncation is recorded.
-func (r *Record) Raw(answer bool, data []byte, whole bool) {
-	if !r.Wants(answer) {
+// SetRawBody records a body like SetBody, from the bytes of a JSON document. complete is false if
+// the document is incomplete; then only the annotation audit.k8s.io/truncated is recorded.
+func (r *Record) SetRawBody(response bool, data []byte, complete bool) {
+	if !r.WantsBody(response) {
 		return
 	}
-	if !whole || len(data) > longBody {
+	if !complete || len(data) > maxBody {
 		r.Annotate("audit.k8s.io/truncated", "true")
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := 0
-	if answer {
+	if response {
 		i = 1
 	}
 	r.bodies[i] = data
 }
 
-// Refused sets the status with the reason why the request is rejected.
-func (r *Record) Refused(s *metav1.Status) {
+// SetStatus sets the error status of the response, which contains the reason of the rejection.
+func (r *Record) SetStatus(s *metav1.Status) {
 	if r == nil {
 		return
 	}
@@ -230,22 +233,23 @@ func (r *Record) Refused(s *metav1.Status) {
 	r.status = s
 }
 
-// Started puts the event ResponseStarted of a watch or byte stream, once, unless code is an error.
-func (r *Record) Started(code int) {
+// MarkStarted puts the event of stage ResponseStarted into the sink, if the request is a watch or
+// byte stream and code is not an error. Later calls do nothing.
+func (r *Record) MarkStarted(code int) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.known && r.at.Stream && !r.started && code < http.StatusBadRequest {
+	if r.hasAttributes && r.attributes.Stream && !r.started && code < http.StatusBadRequest {
 		r.started = true
-		_ = r.emit(StageResponseStarted, code)
+		_ = r.emitEvent(StageResponseStarted, code)
 	}
 }
 
-// Done puts the last event of the request: ResponseComplete, or Panic if the handler panicked.
-// Later calls do nothing.
-func (r *Record) Done(code int, panicked bool) {
+// Finish puts the last event of the request into the sink. Its stage is ResponseComplete, or Panic
+// if the handler panicked. Later calls do nothing.
+func (r *Record) Finish(code int, panicked bool) {
 	if r == nil {
 		return
 	}
@@ -255,58 +259,60 @@ func (r *Record) Done(code int, panicked bool) {
 		return
 	}
 	r.done = true
-	if !r.known { // the request was rejected before its user was known
-		r.judge(Attributes{Path: r.origin.URI})
+	if !r.hasAttributes { // the request was rejected before its user was known
+		r.setAttributes(Attributes{Path: r.origin.URI})
 	}
 	stage := StageResponseComplete
 	if panicked {
 		stage = StagePanic
 	}
-	_ = r.emit(stage, code)
+	_ = r.emitEvent(stage, code)
 }
 
-// emit puts an event into the sink, if the policy wants it. code is 0 before there is a response.
-// The lock must be held.
-func (r *Record) emit(stage Stage, code int) error {
+// emitEvent puts an event of the given stage into the sink, if the policy requires the event. code
+// is
+// 0 if there is no response yet. The lock must be held.
+func (r *Record) emitEvent(stage Stage, code int) error {
 	v := &r.verdict
 	if v.level == LevelNone || slices.Contains(v.omit, stage) {
 		return nil
 	}
-	if r.a.policy.changes && !r.at.Changes && code < http.StatusBadRequest && stage != StagePanic {
+	if r.auditor.policy.changes && !r.attributes.Changes && code < http.StatusBadRequest && stage != StagePanic {
 		return nil
 	}
 	// For RequestReceived of an unauthenticated client, it is not known yet whether the request
 	// will be rejected.
 	unsure := code >= http.StatusBadRequest || stage == StageRequestReceived
-	if r.a.policy.changes && unsure && (r.at.Sender.Name == "" || r.at.Sender.Name == api.UserAnonymous) {
-		ok, skipped := r.a.strangers.admit(r.origin.Source, r.a.clock())
+	if r.auditor.policy.changes && unsure &&
+		(r.attributes.Sender.Name == "" || r.attributes.Sender.Name == api.UserAnonymous) {
+		ok, skipped := r.auditor.unauthenticated.allowEvent(r.origin.Source, r.auditor.clock())
 		if !ok {
 			return nil
 		}
 		if skipped > 0 {
-			if r.notes == nil {
-				r.notes = map[string]string{}
+			if r.annotations == nil {
+				r.annotations = map[string]string{}
 			}
-			r.notes["audit.keelson.dev/refusals-before"] = strconv.Itoa(skipped)
+			r.annotations["audit.keelson.dev/refusals-before"] = strconv.Itoa(skipped)
 		}
 	}
-	line, err := json.Marshal(r.event(stage, code))
+	line, err := json.Marshal(r.newEvent(stage, code))
 	if err != nil {
 		return err
 	}
-	return r.a.sink.Put(append(line, '\n'))
+	return r.auditor.sink.Put(append(line, '\n'))
 }
 
-func (r *Record) event(stage Stage, code int) *Event {
-	now := r.a.clock()
+func (r *Record) newEvent(stage Stage, code int) *Event {
+	now := r.auditor.clock()
 	e := &Event{
-		Kind: "Event", APIVersion: groupVersion, Level: r.verdict.level, AuditID: r.name(), Stage: stage,
-		RequestURI: clip(r.origin.URI, longURI), Verb: clip(r.at.Verb, longName),
-		User: userInfo(r.at.Sender), UserAgent: clip(r.origin.UserAgent, longAgent),
-		Received: metav1.NewMicroTime(r.origin.Received), Stamp: metav1.NewMicroTime(now), Annotations: r.notes,
+		Kind: "Event", APIVersion: groupVersion, Level: r.verdict.level, AuditID: r.objectName(), Stage: stage,
+		RequestURI: clipText(r.origin.URI, maxURI), Verb: clipText(r.attributes.Verb, maxName),
+		User: userInfo(r.attributes.Sender), UserAgent: clipText(r.origin.UserAgent, maxAgent),
+		Received: metav1.NewMicroTime(r.origin.Received), Stamp: metav1.NewMicroTime(now), Annotations: r.annotations,
 	}
-	if r.at.User.Name != r.at.Sender.Name {
-		u := userInfo(r.at.User)
+	if r.attributes.User.Name != r.attributes.Sender.Name {
+		u := userInfo(r.attributes.User)
 		e.ImpersonatedUser = &u
 	}
 	if r.origin.Source != "" {
@@ -315,7 +321,7 @@ func (r *Record) event(stage Stage, code int) *Event {
 	if o := r.object; o.Resource != "" {
 		for _, s := range []*string{&o.Resource, &o.Namespace, &o.Name, &o.APIGroup, &o.APIVersion,
 			&o.ResourceVersion, &o.Subresource} {
-			*s = clip(*s, longName)
+			*s = clipText(*s, maxName)
 		}
 		e.ObjectRef = &o
 	}
@@ -329,38 +335,39 @@ func (r *Record) event(stage Stage, code int) *Event {
 func responseStatus(refused *metav1.Status, code int) *metav1.Status {
 	s := &metav1.Status{Code: int32(code)}
 	if refused != nil && code >= http.StatusBadRequest {
-		s.Status, s.Reason, s.Message = refused.Status, refused.Reason, clip(refused.Message, longMessage)
+		s.Status, s.Reason, s.Message = refused.Status, refused.Reason, clipText(refused.Message, maxMessage)
 	}
 	return s
 }
 
 func userInfo(u api.User) authenticationv1.UserInfo {
-	out := authenticationv1.UserInfo{Username: clip(u.Name, longName), UID: clip(u.UID, longName),
-		Groups: clipAll(u.Groups, manyGroups, longName)}
+	out := authenticationv1.UserInfo{Username: clipText(u.Name, maxName), UID: clipText(u.UID, maxName),
+		Groups: clipAll(u.Groups, maxGroups, maxName)}
 	for k, values := range u.Extra {
 		if out.Extra == nil {
 			out.Extra = map[string]authenticationv1.ExtraValue{}
 		}
-		if len(out.Extra) == manyExtra {
+		if len(out.Extra) == maxExtra {
 			break
 		}
-		out.Extra[clip(k, longName)] = clipAll(values, manyExtra, longName)
+		out.Extra[clipText(k, maxName)] = clipAll(values, maxExtra, maxName)
 	}
 	return out
 }
 
-// longBody is the maximum size of a recorded body in bytes; longer bodies are omitted.
-const longBody = 128 << 10
+// maxBody is the maximum size of a recorded body in bytes. Longer bodies are omitted.
+const maxBody = 128 << 10
 
-// encode returns an object as JSON. If of is not nil, the object may be in the light form of this
-// kind (see api.Kind.Whole). whole is false if the JSON exceeds longBody or cannot be encoded.
-func encode(o runtime.Object, of *api.Kind, omitManagedFields bool) (data []byte, whole bool) {
+// encodeForAudit returns an object as JSON. Parts of the object may be encoded only if kind is its
+// kind (see api.Kind.UnpackObject). whole is false if the JSON exceeds maxBody or if the object
+// cannot be encoded.
+func encodeForAudit(o runtime.Object, kind *api.Kind, omitManagedFields bool) (data []byte, whole bool) {
 	if l, ok := o.(*api.ObjectList); ok {
-		return encodeList(l, of, omitManagedFields)
+		return encodeList(l, kind, omitManagedFields)
 	}
-	if light, ok := o.(api.Object); ok && of != nil {
+	if light, ok := o.(api.Object); ok && kind != nil {
 		var err error
-		if o, err = of.Whole(light); err != nil {
+		if o, err = kind.UnpackObject(light); err != nil {
 			return nil, false
 		}
 	}
@@ -370,14 +377,15 @@ func encode(o runtime.Object, of *api.Kind, omitManagedFields bool) (data []byte
 		o = c
 	}
 	data, err := json.Marshal(o)
-	return data, err == nil && len(data) <= longBody
+	return data, err == nil && len(data) <= maxBody
 }
 
-func encodeList(l *api.ObjectList, of *api.Kind, omitManagedFields bool) ([]byte, bool) {
-	out := []byte(`{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":` + strconv.Quote(l.ResourceVersion) + `},"items":[`)
+func encodeList(l *api.ObjectList, kind *api.Kind, omitManagedFields bool) ([]byte, bool) {
+	out := []byte(`{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":` +
+		strconv.Quote(l.ResourceVersion) + `},"items":[`)
 	for i, o := range l.Items {
-		data, whole := encode(o, of, omitManagedFields)
-		if !whole || len(out)+len(data) > longBody {
+		data, whole := encodeForAudit(o, kind, omitManagedFields)
+		if !whole || len(out)+len(data) > maxBody {
 			return nil, false
 		}
 		if i > 0 {

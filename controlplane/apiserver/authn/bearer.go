@@ -11,17 +11,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Bearer authenticates requests by a token, which the first of Verifiers that handles it accepts.
-// The token is in the "Authorization: Bearer" header or in the websocket subprotocol that browsers
-// use.
+// Bearer authenticates requests by a bearer token. The first of Verifiers that is responsible for
+// the token verifies it. The token is in the "Authorization: Bearer" header or, from browsers, in a
+// websocket subprotocol.
 type Bearer struct{ Verifiers []TokenVerifier }
 
-// websocketBearer is the prefix of a websocket subprotocol; the token follows, encoded as
-// base64url.
+// websocketBearer is the prefix of the websocket subprotocol that contains a bearer token. The
+// token, encoded as base64url, follows the prefix.
 const websocketBearer = "base64url.bearer.authorization.k8s.io."
 
-// maxToken is the maximum size of a token in bytes. Headers are limited to this size anyway; the
-// token of a TokenReview is not.
+// maxToken is the maximum size of a token in bytes. Request headers are limited to this size
+// anyway, but the token in a TokenReview is not.
 const maxToken = 48 << 10
 
 // Authenticate verifies the bearer token of the request, if it has one, for the audiences of this
@@ -38,11 +38,11 @@ func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
 	return i.User, true, nil
 }
 
-// Review returns the identity of a token for the requested audiences. If audiences is empty, the
-// audiences of this API are used.
+// Review verifies a token for the requested audiences and returns its identity. If audiences is
+// empty, the audiences of this API are used.
 func (b Bearer) Review(ctx context.Context, token string, audiences []string) (TokenIdentity, error) {
 	if len(token) > maxToken {
-		return TokenIdentity{}, fmt.Errorf("the token has %d bytes: %d at most are looked at", len(token), maxToken)
+		return TokenIdentity{}, fmt.Errorf("the token has %d bytes, the maximum is %d", len(token), maxToken)
 	}
 	var refused []error
 	for _, v := range b.Verifiers {
@@ -62,7 +62,8 @@ func (b Bearer) Review(ctx context.Context, token string, audiences []string) (T
 }
 
 func bearerToken(r *http.Request) string {
-	if scheme, token, ok := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " "); ok && strings.EqualFold(scheme, "bearer") {
+	if scheme, token, ok := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " "); ok &&
+		strings.EqualFold(scheme, "bearer") {
 		return strings.TrimSpace(token)
 	}
 	for _, header := range r.Header.Values("Sec-WebSocket-Protocol") {
@@ -77,13 +78,13 @@ func bearerToken(r *http.Request) string {
 	return ""
 }
 
-// Static authenticates a fixed set of tokens. It stores only their hashes, so that the duration of
-// a lookup does not depend on how much of a token is correct.
+// Static authenticates a fixed set of tokens. It stores only hashes of the tokens, so that the
+// duration of a lookup does not depend on how much of a token is correct.
 type Static struct {
 	users map[[sha256.Size]byte]api.User
 }
 
-// NewStatic returns a Static that maps each key of tokens to its user.
+// NewStatic returns a Static for tokens, which maps each token to its user.
 func NewStatic(tokens map[string]api.User) *Static {
 	s := &Static{users: make(map[[sha256.Size]byte]api.User, len(tokens))}
 	for t, u := range tokens {

@@ -24,22 +24,23 @@ const (
 // type bootstrap.kubernetes.io/token in kube-system.
 type Bootstrap struct {
 	// Secret returns a Secret of kube-system from a cache. It must not read the store, because
-	// unauthenticated clients can trigger any number of lookups.
+	// unauthenticated clients can cause any number of lookups.
 	Secret func(ctx context.Context, name string) (*corev1.Secret, bool)
 	Clock  func() time.Time
 }
 
-// VerifyToken authenticates a bootstrap token. It returns ok=false without a reason for every
-// invalid token, so that guessing tokens reveals nothing.
+// VerifyToken authenticates a bootstrap token. For every invalid token it returns ok=false and no
+// error, so that guessing tokens reveals nothing.
 func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
 	id, secret, ok := bootstrapParts(token)
 	if !ok {
 		return TokenIdentity{}, false, nil
 	}
 	s, ok := b.Secret(ctx, bootstrapSecret+id)
-	if !ok || s.DeletionTimestamp != nil || s.Type != corev1.SecretTypeBootstrapToken || string(s.Data["token-id"]) != id ||
+	if !ok || s.DeletionTimestamp != nil || s.Type != corev1.SecretTypeBootstrapToken ||
+		string(s.Data["token-id"]) != id ||
 		subtle.ConstantTimeCompare(s.Data["token-secret"], []byte(secret)) != 1 ||
-		string(s.Data["usage-bootstrap-authentication"]) != "true" || b.expired(s) {
+		string(s.Data["usage-bootstrap-authentication"]) != "true" || b.isExpired(s) {
 		return TokenIdentity{}, false, nil
 	}
 	groups, err := bootstrapGroups(s)
@@ -53,24 +54,24 @@ func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (T
 // lower-case letters and digits.
 func bootstrapParts(token string) (id, secret string, ok bool) {
 	id, secret, ok = strings.Cut(token, ".")
-	return id, secret, ok && len(id) == 6 && len(secret) == 16 && onlyOf(id+secret, smallAlphanumeric)
+	return id, secret, ok && len(id) == 6 && len(secret) == 16 && containsOnly(id+secret, smallAlphanumeric)
 }
 
 const smallAlphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 // mayBootstrap reports whether a bootstrap token may grant the group. Only subgroups of
-// system:bootstrappers are allowed, none of the cluster's own groups.
+// system:bootstrappers are allowed, but not the groups that the cluster itself uses.
 func mayBootstrap(group string) bool {
 	name, ok := strings.CutPrefix(group, bootstrappers+":")
-	return ok && name != "" && len(name) <= 256 && onlyOf(name, smallAlphanumeric+":-") &&
-		onlyOf(name[len(name)-1:], smallAlphanumeric)
+	return ok && name != "" && len(name) <= 256 && containsOnly(name, smallAlphanumeric+":-") &&
+		containsOnly(name[len(name)-1:], smallAlphanumeric)
 }
 
-func onlyOf(s, letters string) bool { return strings.Trim(s, letters) == "" }
+func containsOnly(s, letters string) bool { return strings.Trim(s, letters) == "" }
 
-// expired reports whether the token of the Secret has expired. A token with an unreadable
+// isExpired reports whether the token of the Secret has expired. A token with an unreadable
 // expiration time counts as expired.
-func (b Bootstrap) expired(s *corev1.Secret) bool {
+func (b Bootstrap) isExpired(s *corev1.Secret) bool {
 	end := string(s.Data["expiration"])
 	if end == "" {
 		return false
@@ -87,8 +88,10 @@ func bootstrapGroups(s *corev1.Secret) ([]string, error) {
 	}
 	for _, g := range strings.Split(text, ",") {
 		if !mayBootstrap(g) {
-			return nil, fmt.Errorf("bootstrap token: Secret %s/%s: auth-extra-groups names %q: want groups that begin with %s:",
-				metav1.NamespaceSystem, s.Name, api.Clip(g, 128), bootstrappers)
+			return nil,
+				fmt.Errorf("bootstrap token: Secret %s/%s: auth-extra-groups contains %q: want groups "+
+					"with the prefix %s:",
+					metav1.NamespaceSystem, s.Name, api.Truncate(g, 128), bootstrappers)
 		}
 		groups = append(groups, g)
 	}

@@ -15,19 +15,19 @@ import (
 // RequestHeader authenticates requests that an authenticating proxy forwards. The proxy presents a
 // client certificate of a dedicated CA and passes the user's identity in headers.
 type RequestHeader struct {
-	CAs   func() *x509.CertPool // the CAs that issue client certificates to authenticating proxies only
+	CAs   func() *x509.CertPool // CAs that issue client certificates only to authenticating proxies
 	Clock func() time.Time
-	// AllowedNames are the allowed common names in the client certificates of proxies; empty = any.
+	// AllowedNames are the common names that client certificates of proxies may have; empty = any.
 	AllowedNames []string
-	// The header names of the user name, UID and groups, and the header prefixes of extra
-	// attributes.
+	// Names of the headers with the user name, UID and groups, and name prefixes of the headers
+	// with extra attributes.
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
 }
 
-// Authenticate returns the user in the headers of a trusted proxy's request. It then removes these
-// headers, so that no later handler trusts them.
+// Authenticate returns the user in the headers of a request that a trusted proxy forwards. It
+// removes these headers from the request, so that no later handler trusts them.
 func (m RequestHeader) Authenticate(r *http.Request) (api.User, bool, error) {
-	name := first(r.Header, m.UsernameHeaders)
+	name := firstValue(r.Header, m.UsernameHeaders)
 	if name == "" || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return api.User{}, false, nil
 	}
@@ -48,17 +48,18 @@ func (m RequestHeader) Authenticate(r *http.Request) (api.User, bool, error) {
 	}
 	if len(m.AllowedNames) > 0 && !slices.Contains(m.AllowedNames, leaf.Subject.CommonName) {
 		return api.User{}, false, fmt.Errorf(
-			"the proxy's certificate has the common name %q, which --requestheader-allowed-names does not list", leaf.Subject.CommonName)
+			"the proxy's certificate has the common name %q, which --requestheader-allowed-names does not list",
+			leaf.Subject.CommonName)
 	}
-	u := api.User{Name: name, UID: first(r.Header, m.UIDHeaders), Extra: m.extra(r.Header)}
+	u := api.User{Name: name, UID: firstValue(r.Header, m.UIDHeaders), Extra: m.extraFields(r.Header)}
 	for _, h := range m.GroupHeaders {
 		u.Groups = append(u.Groups, r.Header.Values(h)...)
 	}
-	m.strip(r.Header)
+	m.stripHeaders(r.Header)
 	return u, true, nil
 }
 
-func first(h http.Header, names []string) string {
+func firstValue(h http.Header, names []string) string {
 	for _, n := range names {
 		if v := strings.TrimSpace(h.Get(n)); v != "" {
 			return v
@@ -67,7 +68,7 @@ func first(h http.Header, names []string) string {
 	return ""
 }
 
-func (m RequestHeader) extra(h http.Header) map[string][]string {
+func (m RequestHeader) extraFields(h http.Header) map[string][]string {
 	var out map[string][]string
 	for name, values := range h {
 		for _, prefix := range m.ExtraPrefixes {
@@ -87,7 +88,7 @@ func (m RequestHeader) extra(h http.Header) map[string][]string {
 	return out
 }
 
-func (m RequestHeader) strip(h http.Header) {
+func (m RequestHeader) stripHeaders(h http.Header) {
 	for _, names := range [][]string{m.UsernameHeaders, m.UIDHeaders, m.GroupHeaders} {
 		for _, n := range names {
 			h.Del(n)

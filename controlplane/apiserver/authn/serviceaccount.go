@@ -18,20 +18,21 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// Living looks up the objects to which tokens are bound, in this replica's cache where possible.
-type Living interface {
-	// UID returns the UID of an existing object. deletedAt is its deletion timestamp, or zero. ok
-	// is false when the object does not exist.
+// ObjectReader reads the objects to which tokens are bound. It reads this replica's cache where
+// possible.
+type ObjectReader interface {
+	// UID returns the UID of an object. deletedAt is its deletion timestamp; zero if it is not
+	// being deleted. ok is false if the object does not exist.
 	UID(ctx context.Context, resource, namespace, name string) (uid string, deletedAt time.Time, ok bool)
 	// Get returns the object itself, which is shared and must not be modified.
 	Get(ctx context.Context, resource, namespace, name string) (api.Object, bool)
 }
 
-// MarkUsed writes the day on which a Secret's token was last used into the Secret.
+// MarkUsed writes a day into the last-used label of the Secret of a token.
 type MarkUsed func(ctx context.Context, secret *corev1.Secret, day string) error
 
 // deletionGrace is how long a token stays valid after the deletion timestamp of an object to which
-// it is bound.
+// the token is bound.
 const deletionGrace = 60 * time.Second
 
 // ServiceAccounts verifies service account tokens. A token's signature is checked once per minute;
@@ -39,38 +40,43 @@ const deletionGrace = 60 * time.Second
 type ServiceAccounts struct {
 	tokens    *pki.ServiceTokens
 	audiences []string
-	living    Living
+	objects   ObjectReader
 	clock     func() time.Time
 	markUsed  MarkUsed
 
-	mu     sync.Mutex
-	seen   map[[sha256.Size]byte]seenToken
-	marked map[types.UID]time.Time // last attempt to write the label, by UID of the Secret
+	mu         sync.Mutex
+	verified   map[[sha256.Size]byte]verifiedToken
+	markedDays map[types.UID]time.Time // last attempt to write the label, by UID of the Secret
 }
 
-type seenToken struct {
+type verifiedToken struct {
 	claims *pki.Claims
 	until  time.Time
 	key    string // ID of the signing key; the cached claims are invalid once this key is no longer accepted
 }
 
 const (
-	seenFor = time.Minute
-	seenMax = 4096
+	verifiedLifetime = time.Minute
+	maxVerified      = 4096
 )
 
-// NewServiceAccounts returns a verifier of the tokens that this cluster issues and of tokens stored
-// in Secrets. A token needs one of the API's audiences.
-func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, markUsed MarkUsed, clock func() time.Time) *ServiceAccounts {
+// NewServiceAccounts returns a verifier of the service account tokens that this cluster issues, and
+// of tokens stored in Secrets. By default, a token must have one of the audiences. objects reads
+// the objects to which tokens are bound; markUsed may be nil.
+func NewServiceAccounts(
+	tokens *pki.ServiceTokens, audiences []string, objects ObjectReader, markUsed MarkUsed, clock func() time.Time,
+) *ServiceAccounts {
 	return &ServiceAccounts{
-		tokens: tokens, audiences: audiences, living: living, clock: clock, markUsed: markUsed,
-		seen: make(map[[sha256.Size]byte]seenToken), marked: make(map[types.UID]time.Time),
+		tokens: tokens, audiences: audiences, objects: objects, clock: clock, markUsed: markUsed,
+		verified: make(map[[sha256.Size]byte]verifiedToken), markedDays: make(map[types.UID]time.Time),
 	}
 }
 
 // VerifyToken verifies a service account token of this cluster. ok is false for tokens of other
 // issuers.
-func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
+func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audiences []string) (
+	TokenIdentity, bool, error,
+) {
 	issuer := issuerOf(token)
 	if issuer != s.tokens.Issuer() && issuer != pki.SecretIssuer {
 		return TokenIdentity{}, false, nil
@@ -81,26 +87,26 @@ func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audienc
 	if issuer == pki.SecretIssuer {
 		return s.verifyOfSecret(ctx, token, audiences)
 	}
-	c, err := s.claims(token, audiences)
+	c, err := s.verifiedClaims(token, audiences)
 	if err != nil {
 		return TokenIdentity{}, false, err
 	}
-	good, err := both(audiences, c.Audiences)
+	good, err := commonAudiences(audiences, c.Audiences)
 	if err != nil {
 		return TokenIdentity{}, false, err
 	}
-	if err := s.alive(ctx, c); err != nil {
+	if err := s.checkBoundObjects(ctx, c); err != nil {
 		return TokenIdentity{}, false, err
 	}
 	return TokenIdentity{User: c.User(), Audiences: good}, true, nil
 }
 
-// both returns the intersection of the requested audiences and the token's audiences. An empty
-// intersection is an error.
-func both(asked, has []string) ([]string, error) {
+// commonAudiences returns the intersection of the requested audiences and the token's audiences. An
+// empty intersection is an error.
+func commonAudiences(requested, available []string) ([]string, error) {
 	var good []string
-	for _, a := range asked {
-		if slices.Contains(has, a) {
+	for _, a := range requested {
+		if slices.Contains(available, a) {
 			good = append(good, a)
 		}
 	}
@@ -110,11 +116,11 @@ func both(asked, has []string) ([]string, error) {
 	return good, nil
 }
 
-func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims, error) {
+func (s *ServiceAccounts) verifiedClaims(token string, audiences []string) (*pki.Claims, error) {
 	now := s.clock()
 	sum := sha256.Sum256([]byte(token))
 	s.mu.Lock()
-	t, ok := s.seen[sum]
+	t, ok := s.verified[sum]
 	s.mu.Unlock()
 	if ok && now.Before(t.until) && s.tokens.Accepts(t.key) {
 		return t.claims, nil
@@ -123,22 +129,22 @@ func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims,
 	if err != nil {
 		return c, err
 	}
-	until := now.Add(seenFor)
+	until := now.Add(verifiedLifetime)
 	if c.Expiry.Before(until) {
 		until = c.Expiry
 	}
 	s.mu.Lock()
-	if len(s.seen) >= seenMax {
-		clear(s.seen)
+	if len(s.verified) >= maxVerified {
+		clear(s.verified)
 	}
-	s.seen[sum] = seenToken{claims: c, until: until, key: pki.KeyIDOf(token)}
+	s.verified[sum] = verifiedToken{claims: c, until: until, key: pki.ParseKeyID(token)}
 	s.mu.Unlock()
 	return c, nil
 }
 
-// alive returns an error unless each object to which the token is bound exists with the UID in the
-// token. A deleted object counts as existing for deletionGrace.
-func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
+// checkBoundObjects returns an error unless each object to which the token is bound exists and has
+// the UID in the token. An object that is being deleted counts as existing for deletionGrace.
+func (s *ServiceAccounts) checkBoundObjects(ctx context.Context, c *pki.Claims) error {
 	refs := []struct {
 		resource, namespace string
 		ref                 *pki.Ref
@@ -158,13 +164,14 @@ func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
 		if b.ref == nil {
 			continue
 		}
-		uid, deletedAt, ok := s.living.UID(ctx, b.resource, b.namespace, b.ref.Name)
+		uid, deletedAt, ok := s.objects.UID(ctx, b.resource, b.namespace, b.ref.Name)
 		one := strings.TrimSuffix(b.resource, "s")
 		switch {
 		case !ok:
 			return fmt.Errorf("service account token has been invalidated: %s %q no longer exists", one, b.ref.Name)
 		case uid != b.ref.UID:
-			return fmt.Errorf("service account token has been invalidated: %s %q is another object than the token was bound to", one, b.ref.Name)
+			return fmt.Errorf("service account token has been invalidated: %s %q has another UID than the token",
+				one, b.ref.Name)
 		case !deletedAt.IsZero() && s.clock().After(deletedAt.Add(deletionGrace)):
 			return fmt.Errorf("service account token has been invalidated: %s %q is being deleted", one, b.ref.Name)
 		}

@@ -29,7 +29,7 @@ func ReadTokenFile(path string) (*Static, error) {
 	return NewStatic(tokens), nil
 }
 
-// parseTokens parses a static token file. Its errors never contain a token, because they are
+// parseTokens parses a static token file. Its errors never contain tokens, because errors are
 // logged.
 func parseTokens(data []byte) (map[string]api.User, error) {
 	rows := csv.NewReader(bytes.NewReader(data))
@@ -49,7 +49,7 @@ func parseTokens(data []byte) (map[string]api.User, error) {
 		line, _ := rows.FieldPos(0)
 		switch {
 		case len(row) < 3:
-			return nil, fmt.Errorf("line %d has %d columns: want token, user name, user uid, and groups where there are any",
+			return nil, fmt.Errorf("line %d has %d columns: want token, user name, user UID and optional groups",
 				line, len(row))
 		case row[0] == "":
 			return nil, fmt.Errorf("line %d has no token", line)
@@ -57,7 +57,7 @@ func parseTokens(data []byte) (map[string]api.User, error) {
 			return nil, fmt.Errorf("line %d has no user name", line)
 		}
 		if _, twice := out[row[0]]; twice {
-			return nil, fmt.Errorf("line %d has a token that stands above already", line)
+			return nil, fmt.Errorf("line %d repeats a token of an earlier line", line)
 		}
 		u := api.User{Name: row[1], UID: row[2]}
 		if len(row) > 3 && row[3] != "" {

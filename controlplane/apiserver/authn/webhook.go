@@ -17,24 +17,24 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// Asker sends a request object to a webhook and decodes the response into answer.
-type Asker interface {
+// Poster sends a request object to a webhook and decodes the webhook's response into answer.
+type Poster interface {
 	Post(ctx context.Context, question, answer any) error
 }
 
 // Webhook verifies tokens by sending TokenReviews to a webhook.
 type Webhook struct {
-	service    Asker
+	service    Poster
 	apiVersion string
 	audiences  []string // of this API
 	ttl        time.Duration
 	clock      func() time.Time
-	cache      *ttlcache.Cache[[sha256.Size]byte, *verdict]
+	cache      *ttlcache.Cache[[sha256.Size]byte, *reviewResult]
 	flights    singleflight.Group
 }
 
-// verdict is the webhook's response for one token.
-type verdict struct {
+// reviewResult is the webhook's response for one token.
+type reviewResult struct {
 	identity TokenIdentity
 	ok       bool
 	err      error
@@ -43,22 +43,24 @@ type verdict struct {
 // webhookCache is the maximum size of the response cache in bytes.
 const webhookCache = 8 << 20
 
-// NewWebhook returns a verifier that uses service. version is the version of authentication.k8s.io
-// for its requests, v1 or v1beta1. Responses are cached for ttl.
+// NewWebhook returns a verifier that sends TokenReviews to service, in version v1 or v1beta1 of
+// authentication.k8s.io. Responses are cached for ttl.
 func NewWebhook(
-	service Asker, version string, audiences []string, ttl time.Duration, clock func() time.Time,
+	service Poster, version string, audiences []string, ttl time.Duration, clock func() time.Time,
 ) (*Webhook, error) {
 	if version != "v1" && version != "v1beta1" {
 		return nil, fmt.Errorf("version %q of TokenReview: want v1 or v1beta1", version)
 	}
 	return &Webhook{
-		service: service, apiVersion: authenticationv1.GroupName + "/" + version, audiences: audiences, ttl: ttl, clock: clock,
-		cache: ttlcache.New[[sha256.Size]byte, *verdict](webhookCache),
+		service: service, apiVersion: authenticationv1.GroupName + "/" + version, audiences: audiences,
+		ttl: ttl, clock: clock,
+		cache: ttlcache.New[[sha256.Size]byte, *reviewResult](webhookCache),
 	}, nil
 }
 
-// VerifyToken returns the webhook's verdict on the token, from the cache if possible. Concurrent
-// calls for the same token share one request. Errors of the webhook are not cached.
+// VerifyToken returns the result of the webhook's TokenReview, from the cache if possible.
+// Concurrent calls for the same token share one request. Failed requests to the webhook are not
+// cached.
 func (w *Webhook) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
 	if len(audiences) == 0 {
 		audiences = w.audiences
@@ -70,25 +72,25 @@ func (w *Webhook) VerifyToken(ctx context.Context, token string, audiences []str
 	// The shared call is limited by the webhook's timeout. It serves all waiting callers, so the
 	// cancellation of the first caller must not cancel it.
 	done := w.flights.DoChan(string(key[:]), func() (any, error) {
-		v, err := w.ask(context.WithoutCancel(ctx), token, audiences)
+		v, err := w.callService(context.WithoutCancel(ctx), token, audiences)
 		if err == nil && w.ttl > 0 {
-			w.cache.Put(key, v, v.bytes(), w.clock().Add(w.ttl))
+			w.cache.Put(key, v, v.sizeInBytes(), w.clock().Add(w.ttl))
 		}
 		return v, err
 	})
 	select {
 	case r := <-done:
 		if r.Err != nil {
-			return TokenIdentity{}, false, &Fault{Public: "the webhook could not be asked about the token", Err: r.Err}
+			return TokenIdentity{}, false, &Fault{Public: "calling the token webhook failed", Err: r.Err}
 		}
-		v := r.Val.(*verdict)
+		v := r.Val.(*reviewResult)
 		return v.identity, v.ok, v.err
 	case <-ctx.Done():
 		return TokenIdentity{}, false, ctx.Err()
 	}
 }
 
-func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*verdict, error) {
+func (w *Webhook) callService(ctx context.Context, token string, audiences []string) (*reviewResult, error) {
 	q := authenticationv1.TokenReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: w.apiVersion, Kind: "TokenReview"},
 		Spec:     authenticationv1.TokenReviewSpec{Token: token, Audiences: audiences},
@@ -100,22 +102,22 @@ func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*v
 	s := &a.Status
 	switch {
 	case !s.Authenticated && s.Error != "":
-		return &verdict{err: errors.New(api.Clip(s.Error, 1024))}, nil
+		return &reviewResult{err: errors.New(api.Truncate(s.Error, 1024))}, nil
 	case !s.Authenticated:
-		return &verdict{}, nil
+		return &reviewResult{}, nil
 	case s.User.Username == "":
-		return nil, errors.New("the webhook authenticated a token and named no user")
+		return nil, errors.New("the webhook authenticated a token but returned no user")
 	}
 	good := audiences
 	if len(s.Audiences) > 0 {
-		good = intersect(audiences, s.Audiences)
+		good = intersectAudiences(audiences, s.Audiences)
 	} else if len(w.audiences) > 0 {
 		// A webhook without support for audiences authenticates tokens for this API's audiences
 		// only.
-		good = intersect(audiences, w.audiences)
+		good = intersectAudiences(audiences, w.audiences)
 	}
 	if len(audiences) > 0 && len(good) == 0 {
-		return &verdict{}, nil
+		return &reviewResult{}, nil
 	}
 	u := api.User{Name: s.User.Username, UID: s.User.UID, Groups: s.User.Groups}
 	for k, values := range s.User.Extra {
@@ -124,11 +126,11 @@ func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*v
 		}
 		u.Extra[k] = values
 	}
-	return &verdict{identity: TokenIdentity{User: u, Audiences: good}, ok: true}, nil
+	return &reviewResult{identity: TokenIdentity{User: u, Audiences: good}, ok: true}, nil
 }
 
-// bytes returns the approximate size of the verdict in memory.
-func (v *verdict) bytes() int64 {
+// sizeInBytes returns the approximate size of the result in memory.
+func (v *reviewResult) sizeInBytes() int64 {
 	u := &v.identity.User
 	n := len(u.Name) + len(u.UID)
 	add := func(texts []string) {
@@ -148,18 +150,18 @@ func (v *verdict) bytes() int64 {
 	return int64(n)
 }
 
-func intersect(asked, held []string) []string {
+func intersectAudiences(requested, available []string) []string {
 	var out []string
-	for _, a := range asked {
-		if slices.Contains(held, a) {
+	for _, a := range requested {
+		if slices.Contains(available, a) {
 			out = append(out, a)
 		}
 	}
 	return out
 }
 
-// ForAPI wraps a verifier of tokens that have no audiences. It accepts these tokens for this API's
-// audiences only.
+// ForAPI wraps a verifier of tokens that have no audiences. The tokens are valid only for the
+// audiences of this API.
 type ForAPI struct {
 	TokenVerifier
 	Audiences []string
@@ -171,7 +173,7 @@ func (f ForAPI) VerifyToken(ctx context.Context, token string, audiences []strin
 	if len(audiences) == 0 {
 		return f.TokenVerifier.VerifyToken(ctx, token, nil)
 	}
-	good := intersect(audiences, f.Audiences)
+	good := intersectAudiences(audiences, f.Audiences)
 	if len(good) == 0 {
 		return TokenIdentity{}, false, nil
 	}

@@ -70,7 +70,8 @@ func TestWebhookAudiences(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := hook(t, &reviewer{answer: func(q *authenticationv1.TokenReview) error {
-				q.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "u"}, Audiences: c.answered}
+				q.Status = authenticationv1.TokenReviewStatus{Authenticated: true,
+					User: authenticationv1.UserInfo{Username: "u"}, Audiences: c.answered}
 				return nil
 			}})
 			i, ok, err := w.VerifyToken(t.Context(), "t", c.asked)
@@ -176,10 +177,12 @@ func TestTokenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for token, want := range map[string]api.User{
-		"secret-a": {Name: "alice", UID: "1"}, "secret-b": {Name: "bob", UID: "2", Groups: []string{"x", "y"}}, "secret-c": {Name: "carol", UID: "3"},
+		"secret-a": {Name: "alice", UID: "1"}, "secret-b": {Name: "bob", UID: "2", Groups: []string{"x", "y"}},
+		"secret-c": {Name: "carol", UID: "3"},
 	} {
 		i, ok, err := s.VerifyToken(t.Context(), token, nil)
-		if !ok || err != nil || i.User.Name != want.Name || i.User.UID != want.UID || !slices.Equal(i.User.Groups, want.Groups) {
+		if !ok || err != nil || i.User.Name != want.Name || i.User.UID != want.UID ||
+			!slices.Equal(i.User.Groups, want.Groups) {
 			t.Errorf("%s: %+v, %t, %v", token, i.User, ok, err)
 		}
 	}
@@ -187,10 +190,11 @@ func TestTokenFile(t *testing.T) {
 		"secret-a,alice":                       "line 1 has 2 columns",
 		"secret-a,alice,1\n,bob,2":             "line 2 has no token",
 		"secret-a,,1":                          "no user name",
-		"secret-a,alice,1\nsecret-a,mallory,2": "line 2 has a token that stands above",
+		"secret-a,alice,1\nsecret-a,mallory,2": "line 2 repeats a token",
 		"secret-a,alice,1\nsecret-b,\"bob,2":   "line 2",
 	} {
-		if _, err := read(text); err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "secret-") {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), words) ||
+			strings.Contains(err.Error(), "secret-") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -200,7 +204,8 @@ func TestTokenFile(t *testing.T) {
 // cluster itself.
 func TestBootstrapForms(t *testing.T) {
 	for token, want := range map[string]bool{
-		"abc123.0123456789abcdef": true, "abc123.0123456789abcde": false, "ABC123.0123456789abcdef": false, "abc12.30123456789abcdef": false,
+		"abc123.0123456789abcdef": true, "abc123.0123456789abcde": false, "ABC123.0123456789abcdef": false,
+		"abc12.30123456789abcdef": false,
 		"abc-23.0123456789abcdef": false, "": false, "abc123": false, "abc123.0123456789abcdef.": false,
 	} {
 		if _, _, ok := bootstrapParts(token); ok != want {
@@ -208,8 +213,10 @@ func TestBootstrapForms(t *testing.T) {
 		}
 	}
 	for group, want := range map[string]bool{
-		"system:bootstrappers:a": true, "system:bootstrappers:a:b-c": true, "system:bootstrappers:": false, "system:bootstrappers": false,
-		"system:bootstrappers:a-": false, "system:masters": false, "system:bootstrappers:A": false, "system:bootstrappers:" + strings.Repeat("a", 257): false,
+		"system:bootstrappers:a": true, "system:bootstrappers:a:b-c": true, "system:bootstrappers:": false,
+		"system:bootstrappers":    false,
+		"system:bootstrappers:a-": false, "system:masters": false, "system:bootstrappers:A": false,
+		"system:bootstrappers:" + strings.Repeat("a", 257): false,
 	} {
 		if mayBootstrap(group) != want {
 			t.Errorf("%q: %t", group, !want)

@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// X509 authenticates client certificates: the common name is the user, each organization a group.
+// X509 authenticates clients by client certificates: the common name is the user name, each
+// organization is a group.
 type X509 struct {
 	CAs   func() *x509.CertPool // the current CAs; nil = no certificate is accepted
 	Clock func() time.Time
@@ -39,7 +40,7 @@ func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 	now := m.Clock()
 	cache, _ := r.Context().Value(connKey{}).(*connIdentity)
 	leaf := r.TLS.PeerCertificates[0]
-	if u, ok := cache.get(pool, now); ok {
+	if u, ok := cache.cachedUser(pool, now); ok {
 		return m.unlessRevoked(r.Context(), leaf, u)
 	}
 	between := x509.NewCertPool()
@@ -51,17 +52,19 @@ func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s, CN=%q failed: %w", leaf.SerialNumber, leaf.Subject.CommonName, err)
+		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s, CN=%q failed: %w", leaf.SerialNumber,
+			leaf.Subject.CommonName, err)
 	}
 	if leaf.Subject.CommonName == "" {
-		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s failed: it has no common name to be the user", leaf.SerialNumber)
+		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s failed: it has no common name",
+			leaf.SerialNumber)
 	}
 	u := withGroup(api.User{
 		Name:   leaf.Subject.CommonName,
 		Groups: leaf.Subject.Organization,
 		Extra:  map[string][]string{credentialID: {credentialOf(leaf)}},
 	}, api.GroupAuthenticated)
-	cache.put(pool, u, earliestEnd(chains[0]))
+	cache.storeUser(pool, u, earliestEnd(chains[0]))
 	return m.unlessRevoked(r.Context(), leaf, u)
 }
 
@@ -72,17 +75,18 @@ func credentialOf(leaf *x509.Certificate) string {
 	return "X509SHA256=" + hex.EncodeToString(sum[:])
 }
 
-// ProvedBy reports whether the client certificate leaf authenticated the sender. A certificate on
+// ProvenBy reports whether the client certificate leaf authenticated the sender. A certificate on
 // the connection alone proves nothing: a client authenticated by a token may present any
 // certificate, with any name and groups.
-func ProvedBy(sender api.User, leaf *x509.Certificate) bool {
+func ProvenBy(sender api.User, leaf *x509.Certificate) bool {
 	return slices.Equal(sender.Extra[credentialID], []string{credentialOf(leaf)})
 }
 
 func (m X509) unlessRevoked(ctx context.Context, leaf *x509.Certificate, u api.User) (api.User, bool, error) {
 	if m.Revoked != nil {
 		if err := m.Revoked(ctx, leaf); err != nil {
-			return api.User{}, false, fmt.Errorf("certificate SN=%s, CN=%q: %w", leaf.SerialNumber, leaf.Subject.CommonName, err)
+			return api.User{}, false, fmt.Errorf("certificate SN=%s, CN=%q: %w", leaf.SerialNumber,
+				leaf.Subject.CommonName, err)
 		}
 	}
 	if m.Seen != nil {
@@ -111,25 +115,25 @@ type connIdentity struct {
 	until time.Time
 }
 
-// ConnContext adds a cache for the verified certificate to the context of a connection. It is for
-// http.Server.ConnContext.
+// ConnContext adds a cache for the user of the client certificate to the context of a connection.
+// It is used as http.Server.ConnContext.
 func ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, &connIdentity{})
 }
 
-func (c *connIdentity) get(pool *x509.CertPool, now time.Time) (api.User, bool) {
+func (c *connIdentity) cachedUser(pool *x509.CertPool, currentTime time.Time) (api.User, bool) {
 	if c == nil {
 		return api.User{}, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pool == nil || c.pool != pool && !c.pool.Equal(pool) || !now.Before(c.until) {
+	if c.pool == nil || c.pool != pool && !c.pool.Equal(pool) || !currentTime.Before(c.until) {
 		return api.User{}, false
 	}
 	return c.user, true
 }
 
-func (c *connIdentity) put(pool *x509.CertPool, u api.User, until time.Time) {
+func (c *connIdentity) storeUser(pool *x509.CertPool, u api.User, until time.Time) {
 	if c == nil {
 		return
 	}

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// ABAC is an authorizer that allows a request if a line of its policy file does.
+// ABAC is an authorizer that allows a request if a policy in its policy file matches the request.
 type ABAC struct{ policies []abacPolicy }
 
 // abacPolicy is one line of a policy file: the spec of an abac.authorization.kubernetes.io/v1beta1
@@ -33,8 +33,8 @@ const (
 	abacVersion   = "abac.authorization.kubernetes.io/v1beta1"
 )
 
-// ReadABAC reads a policy file with one JSON object a line. It skips empty lines and lines that
-// start with #.
+// ReadABAC reads a policy file, in which each line is one JSON object. It skips empty lines and
+// lines that start with #.
 func ReadABAC(path string) (*ABAC, error) {
 	data, err := filewatch.Read(path, maxPolicyFile)
 	if err != nil {
@@ -73,7 +73,7 @@ func parseABAC(line []byte) (abacPolicy, error) {
 		return abacPolicy{}, err
 	}
 	if d.More() {
-		return abacPolicy{}, fmt.Errorf("a line holds one policy")
+		return abacPolicy{}, fmt.Errorf("a line must contain one policy")
 	}
 	switch {
 	case p.APIVersion == "" && p.Kind == "":
@@ -81,47 +81,47 @@ func parseABAC(line []byte) (abacPolicy, error) {
 	case p.APIVersion != abacVersion || p.Kind != "Policy":
 		return abacPolicy{}, fmt.Errorf("%s, %s: want %s, Policy", p.APIVersion, p.Kind, abacVersion)
 	case p.abacPolicy != abacPolicy{}:
-		return abacPolicy{}, fmt.Errorf("the fields of a Policy stand in its spec")
+		return abacPolicy{}, fmt.Errorf("the fields of a Policy must be in its spec")
 	}
-	return everybody(p.Spec), nil
+	return expandWildcards(p.Spec), nil
 }
 
-// ofVersion0 converts a line without an apiVersion, in which an omitted field matches everything.
-func ofVersion0(p abacPolicy) abacPolicy {
-	if p.User == "" && p.Group == "" {
-		p.Group = "*"
+// ofVersion0 converts a policy without an apiVersion, in which an omitted field matches everything.
+func ofVersion0(policy abacPolicy) abacPolicy {
+	if policy.User == "" && policy.Group == "" {
+		policy.Group = "*"
 	}
-	if p.Namespace == "" && p.Resource == "" {
-		p.NonResourcePath = "*"
+	if policy.Namespace == "" && policy.Resource == "" {
+		policy.NonResourcePath = "*"
 	}
-	for _, f := range []*string{&p.Namespace, &p.Resource} {
+	for _, f := range []*string{&policy.Namespace, &policy.Resource} {
 		if *f == "" {
 			*f = "*"
 		}
 	}
-	p.APIGroup = "*"
-	return everybody(p)
+	policy.APIGroup = "*"
+	return expandWildcards(policy)
 }
 
-// everybody replaces the user or group "*" by the group system:authenticated.
-func everybody(p abacPolicy) abacPolicy {
-	if p.User == "*" || p.Group == "*" {
-		p.User, p.Group = "", api.GroupAuthenticated
+// expandWildcards replaces the user or group "*" by the group system:authenticated.
+func expandWildcards(policy abacPolicy) abacPolicy {
+	if policy.User == "*" || policy.Group == "*" {
+		policy.User, policy.Group = "", api.GroupAuthenticated
 	}
-	return p
+	return policy
 }
 
 // Authorize returns Allow if a policy matches, otherwise NoOpinion.
 func (z *ABAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	for i := range z.policies {
-		if z.policies[i].allows(a) {
+		if z.policies[i].allowsRequest(a) {
 			return Allow, ""
 		}
 	}
 	return NoOpinion, "No policy matched."
 }
 
-func (p *abacPolicy) allows(a *Attributes) bool {
+func (p *abacPolicy) allowsRequest(a *Attributes) bool {
 	if p.User == "" && p.Group == "" || p.User != "" && p.User != a.User.Name {
 		return false
 	}
@@ -136,16 +136,17 @@ func (p *abacPolicy) allows(a *Attributes) bool {
 		return p.NonResourcePath == a.Path && a.Path != "" || open && strings.HasPrefix(a.Path, prefix)
 	}
 	same := func(policy, asked string) bool { return policy == "*" || policy == asked }
-	return same(p.Namespace, a.Namespace) && p.Resource != "" && same(p.Resource, a.Resource) && same(p.APIGroup, a.APIGroup)
+	return same(p.Namespace, a.Namespace) && p.Resource != "" && same(p.Resource, a.Resource) &&
+		same(p.APIGroup, a.APIGroup)
 }
 
-// AlwaysAllow allows every request.
+// AlwaysAllow is an authorizer that allows every request.
 type AlwaysAllow struct{}
 
 // Authorize returns Allow.
 func (AlwaysAllow) Authorize(context.Context, *Attributes) (Decision, string) { return Allow, "" }
 
-// AlwaysDeny allows no request.
+// AlwaysDeny is an authorizer that allows no request. It does not prevent others from allowing it.
 type AlwaysDeny struct{}
 
 // Authorize returns NoOpinion, so that the request is rejected unless another authorizer allows it.

@@ -1,7 +1,7 @@
 // Package authz is stage 2 of the request pipeline: it decides whether the user may perform the
-// request. Authorizers run in order and the first that allows or denies decides. A request that
-// none of them allows is rejected. RBAC and node rules are in memory and follow the store by
-// watches, so that a decision never waits for the store.
+// request. Authorizers run in order; the first one that allows or denies the request decides. A
+// request that no authorizer allows is rejected. RBAC and node rules are in memory and are updated
+// by watches, so that a decision never waits for the store.
 package authz
 
 import (
@@ -34,11 +34,11 @@ type Attributes struct {
 	FieldSelector fields.Selector
 	// LabelSelector restricts a list or watch, in string form; "" = no restriction.
 	LabelSelector string
-	// WantReason requests a reason for Allow as well.
+	// WantReason requests a reason also if the decision is Allow.
 	WantReason bool
 }
 
-// Decision is the result of an authorizer.
+// Decision is the decision of an authorizer on a request: NoOpinion, Allow or Deny.
 type Decision int
 
 // NoOpinion leaves the decision to the next authorizer.
@@ -56,8 +56,8 @@ type Authorizer interface {
 // Union is a list of authorizers that run in order.
 type Union []Authorizer
 
-// Authorize returns the first decision that is not NoOpinion. Otherwise it returns NoOpinion with
-// the joined reasons of all authorizers.
+// Authorize returns the first decision that is not NoOpinion. If all decisions are NoOpinion, it
+// returns NoOpinion with the joined reasons of all authorizers.
 func (u Union) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	var reasons []string
 	for _, z := range u {
@@ -72,9 +72,9 @@ func (u Union) Authorize(ctx context.Context, a *Attributes) (Decision, string) 
 	return NoOpinion, strings.Join(reasons, "\n")
 }
 
-// Privileged allows everything to members of system:masters. It allows nothing by user name,
-// because a user that may impersonate can take a name. Components of this process that need all
-// permissions are members of the group.
+// Privileged allows everything to members of system:masters. It allows nothing because of a user
+// name: a user with the permission to impersonate users could take any name. Components of this
+// process that need all permissions are members of the group.
 type Privileged struct{}
 
 // Authorize returns Allow for a member of system:masters, otherwise NoOpinion.
@@ -87,7 +87,7 @@ func (Privileged) Authorize(_ context.Context, a *Attributes) (Decision, string)
 	return NoOpinion, ""
 }
 
-// Of returns the attributes of a resource request.
+// Of returns the authorization attributes of a request for a resource.
 func Of(r *api.Request) *Attributes {
 	a := &Attributes{
 		User: r.User, Verb: string(r.Verb), Namespace: r.Namespace,
@@ -120,18 +120,19 @@ func Of(r *api.Request) *Attributes {
 	return a
 }
 
-// Forbidden returns the 403 error for the attributes.
+// Forbidden returns the 403 error for a request with the attributes.
 func Forbidden(a *Attributes, reason string) *apierrors.StatusError {
-	msg := cannot(a)
+	msg := denialText(a)
 	if reason != "" {
 		msg += ": " + reason
 	}
-	err := apierrors.NewForbidden(schema.GroupResource{Group: a.APIGroup, Resource: a.Resource}, a.Name, errors.New(msg))
+	err := apierrors.NewForbidden(schema.GroupResource{Group: a.APIGroup, Resource: a.Resource}, a.Name,
+		errors.New(msg))
 	err.ErrStatus.Code = http.StatusForbidden
 	return err
 }
 
-func cannot(a *Attributes) string {
+func denialText(a *Attributes) string {
 	if a.Resource == "" {
 		return fmt.Sprintf("User %q cannot %s path %q", a.User.Name, a.Verb, a.Path)
 	}
@@ -143,5 +144,6 @@ func cannot(a *Attributes) string {
 	if a.Namespace != "" {
 		where = fmt.Sprintf("in the namespace %q", a.Namespace)
 	}
-	return fmt.Sprintf("User %q cannot %s resource %q in API group %q %s", a.User.Name, a.Verb, resource, a.APIGroup, where)
+	return fmt.Sprintf("User %q cannot %s resource %q in API group %q %s", a.User.Name, a.Verb, resource,
+		a.APIGroup, where)
 }

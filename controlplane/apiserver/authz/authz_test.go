@@ -20,25 +20,25 @@ func TestRuleMatches(t *testing.T) {
 		ask  Attributes
 		want bool
 	}{
-		{rule("get", "", "pods"), Attributes{Verb: "get", Resource: "pods"}, true},
-		{rule("get", "", "pods"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, false},
-		{rule("get", "", "pods/log"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, true},
-		{rule("get", "", "pods/log"), Attributes{Verb: "get", Resource: "pods"}, false},
-		{rule("get", "", "*/log"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, true},
-		{rule("*", "*", "*"), Attributes{Verb: "nod", APIGroup: "x.io", Resource: "things", Subresource: "s"}, true},
-		{rule("*", "*", "*"), Attributes{Verb: "get", Path: "/metrics"}, false},
-		{rule("get", "apps", "deployments"), Attributes{Verb: "get", Resource: "deployments"}, false},
-		{rule("get", "core apps", "deployments"), Attributes{Verb: "get", Resource: "deployments"}, true},
-		{rule("get", "", "secrets", "one"), Attributes{Verb: "get", Resource: "secrets", Name: "one"}, true},
-		{rule("get", "", "secrets", "one"), Attributes{Verb: "get", Resource: "secrets", Name: "two"}, false},
-		{rule("list", "", "secrets", "one"), Attributes{Verb: "list", Resource: "secrets"}, false},
-		{paths("get", "/healthz"), Attributes{Verb: "get", Path: "/healthz"}, true},
-		{paths("get", "/healthz"), Attributes{Verb: "get", Path: "/healthz/etcd"}, false},
-		{paths("get", "/apis/*"), Attributes{Verb: "get", Path: "/apis/apps/v1"}, true},
-		{paths("get", "/apis/*"), Attributes{Verb: "get", Path: "/apis"}, false},
-		{paths("*", "*"), Attributes{Verb: "post", Path: "/anything"}, true},
+		{newRule("get", "", "pods"), Attributes{Verb: "get", Resource: "pods"}, true},
+		{newRule("get", "", "pods"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, false},
+		{newRule("get", "", "pods/log"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, true},
+		{newRule("get", "", "pods/log"), Attributes{Verb: "get", Resource: "pods"}, false},
+		{newRule("get", "", "*/log"), Attributes{Verb: "get", Resource: "pods", Subresource: "log"}, true},
+		{newRule("*", "*", "*"), Attributes{Verb: "nod", APIGroup: "x.io", Resource: "things", Subresource: "s"}, true},
+		{newRule("*", "*", "*"), Attributes{Verb: "get", Path: "/metrics"}, false},
+		{newRule("get", "apps", "deployments"), Attributes{Verb: "get", Resource: "deployments"}, false},
+		{newRule("get", "core apps", "deployments"), Attributes{Verb: "get", Resource: "deployments"}, true},
+		{newRule("get", "", "secrets", "one"), Attributes{Verb: "get", Resource: "secrets", Name: "one"}, true},
+		{newRule("get", "", "secrets", "one"), Attributes{Verb: "get", Resource: "secrets", Name: "two"}, false},
+		{newRule("list", "", "secrets", "one"), Attributes{Verb: "list", Resource: "secrets"}, false},
+		{pathRule("get", "/healthz"), Attributes{Verb: "get", Path: "/healthz"}, true},
+		{pathRule("get", "/healthz"), Attributes{Verb: "get", Path: "/healthz/etcd"}, false},
+		{pathRule("get", "/apis/*"), Attributes{Verb: "get", Path: "/apis/apps/v1"}, true},
+		{pathRule("get", "/apis/*"), Attributes{Verb: "get", Path: "/apis"}, false},
+		{pathRule("*", "*"), Attributes{Verb: "post", Path: "/anything"}, true},
 	} {
-		if got := allows(&x.rule, &x.ask); got != x.want {
+		if got := allowsAttributes(&x.rule, &x.ask); got != x.want {
 			t.Errorf("%v for %+v: %v", x.rule, x.ask, got)
 		}
 	}
@@ -47,7 +47,8 @@ func TestRuleMatches(t *testing.T) {
 // Uncovered is compared with a brute-force implementation: rules cover others exactly if no request
 // is allowed by the others only.
 func TestUncoveredAgainstBruteForce(t *testing.T) {
-	verbs, groups, resources, names := []string{"get", "list", "*"}, []string{"", "apps", "*"}, []string{"pods", "pods/log", "*/log", "*"}, []string{"a", "b"}
+	verbs, groups, resources, names := []string{"get", "list", "*"}, []string{"", "apps", "*"},
+		[]string{"pods", "pods/log", "*/log", "*"}, []string{"a", "b"}
 	some := func(from []string) []string {
 		var out []string
 		for _, v := range from {
@@ -59,13 +60,14 @@ func TestUncoveredAgainstBruteForce(t *testing.T) {
 	}
 	random := func() (out []rbacv1.PolicyRule) {
 		for range rand.IntN(3) + 1 {
-			out = append(out, rbacv1.PolicyRule{Verbs: some(verbs), APIGroups: some(groups), Resources: some(resources), ResourceNames: some(names)})
+			out = append(out, rbacv1.PolicyRule{Verbs: some(verbs), APIGroups: some(groups), Resources: some(resources),
+				ResourceNames: some(names)})
 		}
 		return out
 	}
 	any := func(rules []rbacv1.PolicyRule, a *Attributes) bool {
 		for i := range rules {
-			if allows(&rules[i], a) {
+			if allowsAttributes(&rules[i], a) {
 				return true
 			}
 		}
@@ -99,23 +101,28 @@ func TestUncoveredAgainstBruteForce(t *testing.T) {
 // The index follows added, changed, removed and relisted objects.
 func TestRBACFollows(t *testing.T) {
 	z := NewRBAC()
-	roles, bindings := rbacSink{z: z, clustered: true}, rbacSink{z: z, binding: true}
+	roles, bindings := rbacSink{rbac: z, clustered: true}, rbacSink{rbac: z, binding: true}
 	ask := func(user string) Decision {
-		d, _ := z.Authorize(context.Background(), &Attributes{User: api.User{Name: user}, Verb: "get", Resource: "pods", Namespace: "a"})
+		d, _ := z.Authorize(context.Background(),
+			&Attributes{User: api.User{Name: user}, Verb: "get", Resource: "pods", Namespace: "a"})
 		return d
 	}
 	bind := func(role string, who ...string) *rbacv1.RoleBinding {
-		b := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}}
+		b := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
+			RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}}
 		for _, w := range who {
-			b.Subjects = append(b.Subjects, user(w))
+			b.Subjects = append(b.Subjects, userSubject(w))
 		}
 		return b
 	}
 	bindings.Set(bind("reader", "x", "y"))
-	if d, reason := z.Authorize(context.Background(), &Attributes{User: api.User{Name: "x"}, Verb: "get", Resource: "pods", Namespace: "a"}); d != NoOpinion || reason != `RBAC: clusterrole.rbac.authorization.k8s.io "reader" not found` {
+	if d, reason := z.Authorize(context.Background(),
+		&Attributes{User: api.User{Name: "x"}, Verb: "get", Resource: "pods", Namespace: "a"}); d != NoOpinion ||
+		reason != `RBAC: clusterrole.rbac.authorization.k8s.io "reader" not found` {
 		t.Errorf("before the role: %v %q", d, reason)
 	}
-	roles.Replace([]api.Object{&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{rule("get", "", "pods")}}})
+	roles.Replace([]api.Object{&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules: []rbacv1.PolicyRule{newRule("get", "", "pods")}}})
 	if ask("x") != Allow || ask("y") != Allow || ask("z") != NoOpinion {
 		t.Error("bound users are not told from others")
 	}
@@ -127,7 +134,8 @@ func TestRBACFollows(t *testing.T) {
 	if ask("y") != NoOpinion || len(z.bySubj) != 0 {
 		t.Errorf("after an empty list: %v", z.bySubj)
 	}
-	bindings.Set(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"},
+	bindings.Set(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
+		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "robot"}}})
 	if ask("system:serviceaccount:a:robot") != Allow || ask("robot") != NoOpinion {
 		t.Error("a service account is told by its namespace")
@@ -148,29 +156,58 @@ func TestRefers(t *testing.T) {
 		resource string
 		spec     corev1.PodSpec
 	}{
-		"secret volume":    {"secrets", volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "x"}})},
-		"projected secret": {"secrets", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: local}}}}})},
-		"csi secret":       {"secrets", volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{NodePublishSecretRef: &local}})},
-		"pull secret":      {"secrets", corev1.PodSpec{ImagePullSecrets: []corev1.LocalObjectReference{local}}},
-		"secret env":       {"secrets", corev1.PodSpec{InitContainers: []corev1.Container{{Env: []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: local}}}}}}}},
-		"secret env from":  {"secrets", corev1.PodSpec{Containers: []corev1.Container{{EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: local}}}}}}},
-		"config volume":    {"configmaps", volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: local}})},
-		"projected config": {"configmaps", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local}}}}})},
-		"config env":       {"configmaps", corev1.PodSpec{Containers: []corev1.Container{{Env: []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: local}}}}}}}},
-		"claim":            {"persistentvolumeclaims", volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}})},
-		"account":          {"serviceaccounts", corev1.PodSpec{ServiceAccountName: "x"}},
+		"secret volume": {"secrets",
+			volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "x"}})},
+		"projected secret": {"secrets",
+			volume(
+				corev1.VolumeSource{
+					Projected: &corev1.ProjectedVolumeSource{
+						Sources: []corev1.VolumeProjection{
+							{Secret: &corev1.SecretProjection{LocalObjectReference: local}}}}})},
+		"csi secret": {"secrets",
+			volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{NodePublishSecretRef: &local}})},
+		"pull secret": {"secrets", corev1.PodSpec{ImagePullSecrets: []corev1.LocalObjectReference{local}}},
+		"secret env": {"secrets",
+			corev1.PodSpec{InitContainers: []corev1.Container{
+				{
+					Env: []corev1.EnvVar{
+						{
+							ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+								LocalObjectReference: local}}}}}}}},
+		"secret env from": {"secrets",
+			corev1.PodSpec{Containers: []corev1.Container{
+				{EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: local}}}}}}},
+		"config volume": {"configmaps",
+			volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: local}})},
+		"projected config": {"configmaps",
+			volume(
+				corev1.VolumeSource{
+					Projected: &corev1.ProjectedVolumeSource{
+						Sources: []corev1.VolumeProjection{
+							{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: local}}}}})},
+		"config env": {"configmaps",
+			corev1.PodSpec{Containers: []corev1.Container{
+				{
+					Env: []corev1.EnvVar{
+						{
+							ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+								LocalObjectReference: local}}}}}}}},
+		"claim": {"persistentvolumeclaims",
+			volume(
+				corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}})},
+		"account": {"serviceaccounts", corev1.PodSpec{ServiceAccountName: "x"}},
 	} {
 		p := &corev1.Pod{Spec: x.spec}
 		for _, resource := range []string{"secrets", "configmaps", "persistentvolumeclaims", "serviceaccounts"} {
-			if got := refers(p, resource, "x"); got != (resource == x.resource) {
+			if got := refersTo(p, resource, "x"); got != (resource == x.resource) {
 				t.Errorf("%s: refers to %s x: %v", name, resource, got)
 			}
-			if refers(p, resource, "other") {
+			if refersTo(p, resource, "other") {
 				t.Errorf("%s: refers to %s other", name, resource)
 			}
 			mirror := p.DeepCopy()
 			mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
-			if refers(mirror, resource, "x") {
+			if refersTo(mirror, resource, "x") {
 				t.Errorf("%s: a mirror pod refers to %s x", name, resource)
 			}
 		}
@@ -211,28 +248,37 @@ func TestProxiesReadNoSecret(t *testing.T) {
 		}
 	}
 	for _, account := range []string{"entry", "gw-web-0123456789"} {
-		user := api.User{Name: "system:serviceaccount:keelson-entry:" + account, Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":keelson-entry", api.GroupAuthenticated}}
+		user := api.User{Name: "system:serviceaccount:keelson-entry:" + account,
+			Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":keelson-entry",
+				api.GroupAuthenticated}}
 		var rules []rbacv1.PolicyRule
 		for _, o := range BootstrapObjects() {
-			if b, ok := o.(*rbacv1.ClusterRoleBinding); ok && slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
-				return s.Kind == rbacv1.GroupKind && slices.Contains(user.Groups, s.Name) || s.Kind == rbacv1.ServiceAccountKind && "system:serviceaccount:"+s.Namespace+":"+s.Name == user.Name
-			}) {
+			if b, ok := o.(*rbacv1.ClusterRoleBinding); ok &&
+				slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+					return s.Kind == rbacv1.GroupKind && slices.Contains(user.Groups, s.Name) ||
+						s.Kind == rbacv1.ServiceAccountKind &&
+							"system:serviceaccount:"+s.Namespace+":"+s.Name == user.Name
+				}) {
 				rules = append(rules, roles[b.RoleRef.Name]...)
 			}
 		}
 		may := func(verb, group, resource, subresource string) bool {
-			a := Attributes{User: user, Verb: verb, APIGroup: group, Resource: resource, Subresource: subresource, Namespace: "keelson-entry", Name: "x"}
-			return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return allows(&r, &a) })
+			a := Attributes{User: user, Verb: verb, APIGroup: group, Resource: resource, Subresource: subresource,
+				Namespace: "keelson-entry", Name: "x"}
+			return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return allowsAttributes(&r, &a) })
 		}
-		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"} {
+		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete",
+			"deletecollection"} {
 			if may(verb, "", "secrets", "") {
 				t.Errorf("%s may %s Secrets", account, verb)
 			}
-			if verb == "create" && (may(verb, "", "pods", "") || may(verb, "", "pods", "exec") || may(verb, "", "serviceaccounts", "token")) {
+			if verb == "create" && (may(verb, "", "pods", "") || may(verb, "", "pods", "exec") ||
+				may(verb, "", "serviceaccounts", "token")) {
 				t.Errorf("%s may come by the rights of others", account)
 			}
 		}
-		if !may("watch", "discovery.k8s.io", "endpointslices", "") || may("watch", "networking.k8s.io", "ingresses", "") != (account == "entry") {
+		if !may("watch", "discovery.k8s.io", "endpointslices", "") ||
+			may("watch", "networking.k8s.io", "ingresses", "") != (account == "entry") {
 			t.Errorf("%s has other rights than it needs", account)
 		}
 	}

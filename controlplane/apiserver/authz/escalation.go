@@ -16,8 +16,9 @@ import (
 )
 
 // Escalation is an admission step that prevents users from granting permissions that they do not
-// have. A user that writes a role must have all of its rules, or the verb "escalate" on the role. A
-// user that writes a binding must have all rules of the role, or the verb "bind" on the role.
+// have. A user that writes a role must have all permissions in it, or the verb "escalate" on the
+// role. A user that writes a binding must have all permissions of the bound role, or the verb
+// "bind" on it.
 type Escalation struct {
 	RBAC       *RBAC
 	Authorizer Authorizer
@@ -35,7 +36,7 @@ func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
 		if before != nil && reflect.DeepEqual(before.Rules, o.Rules) {
 			return nil
 		}
-		return e.role(ctx, r, o.Namespace, o.Name, o.Rules)
+		return e.checkRole(ctx, r, o.Namespace, o.Name, o.Rules)
 	case *rbacv1.ClusterRole:
 		before, _ := old.(*rbacv1.ClusterRole)
 		if before != nil && grantsAsBefore(o, before) {
@@ -44,43 +45,47 @@ func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
 		rules := o.Rules
 		if o.AggregationRule != nil || before != nil && before.AggregationRule != nil {
 			// The rules to be aggregated are unknown and could grant everything.
-			rules = append(slices.Clone(rules), rule("*", "*", "*"), paths("*", "*"))
+			rules = append(slices.Clone(rules), newRule("*", "*", "*"), pathRule("*", "*"))
 		}
-		return e.role(ctx, r, "", o.Name, rules)
+		return e.checkRole(ctx, r, "", o.Name, rules)
 	case *rbacv1.RoleBinding:
 		before, _ := old.(*rbacv1.RoleBinding)
 		if before != nil && before.RoleRef == o.RoleRef && reflect.DeepEqual(before.Subjects, o.Subjects) {
 			return nil
 		}
-		return e.binding(ctx, r, o.Namespace, o.Name, o.RoleRef)
+		return e.checkBinding(ctx, r, o.Namespace, o.Name, o.RoleRef)
 	case *rbacv1.ClusterRoleBinding:
 		before, _ := old.(*rbacv1.ClusterRoleBinding)
 		if before != nil && before.RoleRef == o.RoleRef && reflect.DeepEqual(before.Subjects, o.Subjects) {
 			return nil
 		}
-		return e.binding(ctx, r, "", o.Name, o.RoleRef)
+		return e.checkBinding(ctx, r, "", o.Name, o.RoleRef)
 	}
 	return nil
 }
 
-// grantsAsBefore reports whether a ClusterRole grants the same permissions as before. The labels
-// must be equal too, because other roles aggregate its rules by them.
-func grantsAsBefore(o, before *rbacv1.ClusterRole) bool {
-	return reflect.DeepEqual(before.Rules, o.Rules) && reflect.DeepEqual(before.AggregationRule, o.AggregationRule) &&
-		maps.Equal(before.Labels, o.Labels)
+// grantsAsBefore reports whether a ClusterRole grants the same permissions as its stored state old.
+// The labels must be equal too, because other roles select its rules by these labels (aggregation).
+func grantsAsBefore(o, old *rbacv1.ClusterRole) bool {
+	return reflect.DeepEqual(old.Rules, o.Rules) && reflect.DeepEqual(old.AggregationRule, o.AggregationRule) &&
+		maps.Equal(old.Labels, o.Labels)
 }
 
-func (e Escalation) role(ctx context.Context, r *api.Request, namespace, name string, rules []rbacv1.PolicyRule) error {
-	return e.require(ctx, r, "escalate", r.Kind.Resource, namespace, name, name, rules)
+func (e Escalation) checkRole(
+	ctx context.Context, r *api.Request, namespace, name string, rules []rbacv1.PolicyRule,
+) error {
+	return e.requireRules(ctx, r, "escalate", r.Kind.Resource, namespace, name, name, rules)
 }
 
-func (e Escalation) binding(ctx context.Context, r *api.Request, namespace, name string, ref rbacv1.RoleRef) error {
+func (e Escalation) checkBinding(
+	ctx context.Context, r *api.Request, namespace, name string, ref rbacv1.RoleRef,
+) error {
 	rules, ok := e.RBAC.Role(ref.Kind, namespace, ref.Name)
 	if !ok {
 		// A role that does not exist yet could later grant everything.
-		rules = []rbacv1.PolicyRule{rule("*", "*", "*"), paths("*", "*")}
+		rules = []rbacv1.PolicyRule{newRule("*", "*", "*"), pathRule("*", "*")}
 	}
-	err := e.require(ctx, r, "bind", strings.ToLower(ref.Kind)+"s", namespace, ref.Name, name, rules)
+	err := e.requireRules(ctx, r, "bind", strings.ToLower(ref.Kind)+"s", namespace, ref.Name, name, rules)
 	if err != nil && !ok {
 		gr := schema.GroupResource{Group: rbacv1.GroupName, Resource: strings.ToLower(ref.Kind) + "s"}
 		return apierrors.NewNotFound(gr, ref.Name)
@@ -88,7 +93,9 @@ func (e Escalation) binding(ctx context.Context, r *api.Request, namespace, name
 	return err
 }
 
-func (e Escalation) require(ctx context.Context, r *api.Request, verb, resource, namespace, role, name string, rules []rbacv1.PolicyRule) error {
+func (e Escalation) requireRules(
+	ctx context.Context, r *api.Request, verb, resource, namespace, role, name string, rules []rbacv1.PolicyRule,
+) error {
 	d, _ := e.Authorizer.Authorize(ctx, &Attributes{
 		User: r.User, Verb: verb, Namespace: namespace, Name: role,
 		APIGroup: rbacv1.GroupName, APIVersion: "v1", Resource: resource,
@@ -102,7 +109,7 @@ func (e Escalation) require(ctx context.Context, r *api.Request, verb, resource,
 	}
 	words := make([]string, 0, len(missing))
 	for i := range missing {
-		words = append(words, compact(&missing[i]))
+		words = append(words, compactRule(&missing[i]))
 	}
 	slices.Sort(words)
 	return apierrors.NewForbidden(r.Kind.GroupResource(), name, fmt.Errorf(
@@ -110,9 +117,9 @@ func (e Escalation) require(ctx context.Context, r *api.Request, verb, resource,
 		r.User.Name, r.User.Groups, strings.Join(slices.Compact(words), "\n")))
 }
 
-// compact formats a rule with a single value per field in Kubernetes' notation: {APIGroups:[""],
-// Resources:["pods"], Verbs:["get"]}.
-func compact(r *rbacv1.PolicyRule) string {
+// compactRule formats a rule with a single value per field in Kubernetes' notation:
+// {APIGroups:[""], Resources:["pods"], Verbs:["get"]}.
+func compactRule(r *rbacv1.PolicyRule) string {
 	var parts []string
 	add := func(name string, values []string) {
 		if len(values) > 0 {

@@ -34,8 +34,8 @@ type Node struct {
 	changed chan struct{} // closed and replaced on each change of the pods
 }
 
-// catchUp is how long a rejection waits for the index to receive a pod that was bound very
-// recently.
+// catchUp is how long Node waits before it rejects a request: the pod index may not contain a pod
+// yet that was just bound.
 const catchUp = 50 * time.Millisecond
 
 // NewNode returns a Node with an empty pod index.
@@ -46,14 +46,15 @@ func NewNode(lookup Lookup) *Node {
 	}
 }
 
-// NameOf returns the node name of a node agent's user. ok is false for other users.
+// NameOf returns the name of the node of a node agent, given the agent's user. ok is false if the
+// user is not a node agent.
 func NameOf(u api.User) (string, bool) {
 	name, ok := strings.CutPrefix(u.Name, api.NodeUserPrefix)
 	return name, ok && name != "" && slices.Contains(u.Groups, api.GroupNodes)
 }
 
-// Authorize returns Allow for requests of a node agent that NodeRules or its relation to its own
-// node permit. Otherwise it returns NoOpinion.
+// Authorize returns Allow for requests of a node agent that NodeRules allow, or that concern
+// objects of the agent's own node. Otherwise it returns NoOpinion.
 func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	node, ok := NameOf(a.User)
 	if !ok {
@@ -61,42 +62,45 @@ func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string) 
 	}
 	rules := NodeRules()
 	for i := range rules {
-		if allows(&rules[i], a) {
+		if allowsAttributes(&rules[i], a) {
 			return Allow, ""
 		}
 	}
 	if a.Resource == "" {
 		return NoOpinion, ""
 	}
-	return n.own(ctx, node, a)
+	return n.authorizeOwn(ctx, node, a)
 }
 
-// own decides on resources that are authorized by their relation to the node.
-func (n *Node) own(ctx context.Context, node string, a *Attributes) (Decision, string) {
+// authorizeOwn decides on requests that are allowed only for objects that belong to the node, such
+// as its Lease, pods and the objects that its pods reference.
+func (n *Node) authorizeOwn(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	switch a.APIGroup + "/" + a.Resource {
 	case "/nodes":
-		return self(node, a, "get", "list", "watch", "create", "update", "patch")
+		return allowSelf(node, a, "get", "list", "watch", "create", "update", "patch")
 	case "storage.k8s.io/csinodes":
-		return self(node, a, "get", "create", "update", "patch", "delete")
+		return allowSelf(node, a, "get", "create", "update", "patch", "delete")
 	case "coordination.k8s.io/leases":
 		if a.Namespace != corev1.NamespaceNodeLease {
-			return NoOpinion, fmt.Sprintf("can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
+			return NoOpinion, fmt.Sprintf("can only access leases in the %q system namespace",
+				corev1.NamespaceNodeLease)
 		}
-		return self(node, a, "get", "create", "update", "patch", "delete")
+		return allowSelf(node, a, "get", "create", "update", "patch", "delete")
 	case "/pods":
 		return n.ownPod(ctx, node, a)
-	case "/secrets", "/configmaps", "/persistentvolumeclaims", "/persistentvolumes", "/serviceaccounts", "storage.k8s.io/volumeattachments",
+	case "/secrets", "/configmaps", "/persistentvolumeclaims", "/persistentvolumes", "/serviceaccounts",
+		"storage.k8s.io/volumeattachments",
 		"resource.k8s.io/resourceclaims":
-		return n.referenced(ctx, node, a)
+		return n.authorizeReferenced(ctx, node, a)
 	case "resource.k8s.io/resourceslices":
 		return n.ownSlice(ctx, node, a)
 	}
 	return NoOpinion, ""
 }
 
-// self allows the verbs on the object named like the node. The URL of a create has no name;
-// admission compares the name in the object.
-func self(node string, a *Attributes, verbs ...string) (Decision, string) {
+// allowSelf allows the verbs on the object with the same name as the node. A create request has no
+// name in its URL; admission checks the name in the object.
+func allowSelf(node string, a *Attributes, verbs ...string) (Decision, string) {
 	if !slices.Contains(verbs, a.Verb) || a.Subresource != "" && a.Subresource != "status" {
 		return NoOpinion, fmt.Sprintf("node %q may not %s %s", node, a.Verb, a.Resource)
 	}
@@ -137,7 +141,7 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 	default:
 		return NoOpinion, ""
 	}
-	found := n.await(ctx, node, func(p *corev1.Pod) bool {
+	found := n.awaitPod(ctx, node, func(p *corev1.Pod) bool {
 		return p.Namespace == a.Namespace && p.Name == a.Name
 	})
 	if !found {
@@ -146,8 +150,8 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 	return Allow, ""
 }
 
-// ownSlice allows a node to manage the ResourceSlices of its own devices. DRA drivers use the
-// node's credentials for this.
+// ownSlice allows a node to read and write the ResourceSlices of its own devices. DRA drivers use
+// the node's credentials for this.
 func (n *Node) ownSlice(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	if a.Subresource != "" {
 		return NoOpinion, fmt.Sprintf("node %q may not %s resourceslices/%s", node, a.Verb, a.Subresource)
@@ -171,8 +175,8 @@ func (n *Node) ownSlice(ctx context.Context, node string, a *Attributes) (Decisi
 	return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
 }
 
-// referenced decides on objects to which pods or volumes of the node refer.
-func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Decision, string) {
+// authorizeReferenced decides on requests for objects that pods or volumes of the node reference.
+func (n *Node) authorizeReferenced(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	minting := a.Resource == "serviceaccounts" && a.Subresource == "token" && a.Verb == "create"
 	reading := a.Subresource == "" && (a.Verb == "get" || (a.Verb == "list" || a.Verb == "watch") && a.Name != "")
 	if !minting && !reading {
@@ -189,13 +193,13 @@ func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Deci
 		pv, is := o.(*corev1.PersistentVolume)
 		if found && is && pv.Spec.ClaimRef != nil {
 			claim := pv.Spec.ClaimRef
-			ok = n.await(ctx, node, func(p *corev1.Pod) bool {
-				return p.Namespace == claim.Namespace && refers(p, "persistentvolumeclaims", claim.Name)
+			ok = n.awaitPod(ctx, node, func(p *corev1.Pod) bool {
+				return p.Namespace == claim.Namespace && refersTo(p, "persistentvolumeclaims", claim.Name)
 			})
 		}
 	default:
-		ok = n.await(ctx, node, func(p *corev1.Pod) bool {
-			return p.Namespace == a.Namespace && refers(p, a.Resource, a.Name)
+		ok = n.awaitPod(ctx, node, func(p *corev1.Pod) bool {
+			return p.Namespace == a.Namespace && refersTo(p, a.Resource, a.Name)
 		})
 	}
 	if !ok {
@@ -204,9 +208,9 @@ func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Deci
 	return Allow, ""
 }
 
-// await reports whether a pod of the node satisfies match. It waits up to catchUp for a matching
+// awaitPod reports whether a pod of the node satisfies match. It waits up to catchUp for a matching
 // pod to appear in the index.
-func (n *Node) await(ctx context.Context, node string, match func(*corev1.Pod) bool) bool {
+func (n *Node) awaitPod(ctx context.Context, node string, match func(*corev1.Pod) bool) bool {
 	var late <-chan time.Time
 	for {
 		n.mu.RLock()
@@ -244,51 +248,51 @@ func (n *Node) PodsOf(node string) []*corev1.Pod {
 	return slices.Collect(maps.Values(n.byNode[node]))
 }
 
-func (n *Node) Replace(all []api.Object) {
+func (n *Node) Replace(objects []api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.pods)
 	clear(n.byNode)
-	for _, o := range all {
-		n.put(o.(*corev1.Pod))
+	for _, o := range objects {
+		n.storePod(o.(*corev1.Pod))
 	}
-	n.signal()
+	n.signalChange()
 }
 
 func (n *Node) Set(o api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.put(o.(*corev1.Pod))
-	n.signal()
+	n.storePod(o.(*corev1.Pod))
+	n.signalChange()
 }
 
 func (n *Node) Remove(o api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.drop(o.GetUID())
-	n.signal()
+	n.dropPod(o.GetUID())
+	n.signalChange()
 }
 
-func (n *Node) signal() {
+func (n *Node) signalChange() {
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-func (n *Node) put(p *corev1.Pod) {
-	n.drop(p.UID)
-	if p.Spec.NodeName == "" {
+func (n *Node) storePod(pod *corev1.Pod) {
+	n.dropPod(pod.UID)
+	if pod.Spec.NodeName == "" {
 		return
 	}
-	n.pods[p.UID] = p
-	on := n.byNode[p.Spec.NodeName]
+	n.pods[pod.UID] = pod
+	on := n.byNode[pod.Spec.NodeName]
 	if on == nil {
 		on = make(map[types.UID]*corev1.Pod)
-		n.byNode[p.Spec.NodeName] = on
+		n.byNode[pod.Spec.NodeName] = on
 	}
-	on[p.UID] = p
+	on[pod.UID] = pod
 }
 
-func (n *Node) drop(uid types.UID) {
+func (n *Node) dropPod(uid types.UID) {
 	p := n.pods[uid]
 	if p == nil {
 		return
@@ -302,18 +306,19 @@ func (n *Node) drop(uid types.UID) {
 }
 
 // NodeRules returns the rules that apply to every agent, independent of its node: reading
-// cluster-wide objects, and reporting.
+// cluster-wide objects, and creating reviews, events and certificate requests.
 func NodeRules() []rbacv1.PolicyRule { return nodeRules }
 
 var nodeRules = []rbacv1.PolicyRule{
-	rule("create", "authentication.k8s.io", "tokenreviews"),
-	rule("create", "authorization.k8s.io", "subjectaccessreviews localsubjectaccessreviews"),
-	rule("get list watch", "", "services endpoints"),
-	rule("get list watch", "discovery.k8s.io", "endpointslices"),
-	rule("create patch update", "", "events"),
-	rule("create patch update", "events.k8s.io", "events"),
-	rule("create get list watch", "certificates.k8s.io", "certificatesigningrequests"),
-	rule("get list watch", "storage.k8s.io", "csidrivers"),
-	rule("get list watch", "node.k8s.io", "runtimeclasses"),
-	paths("get", "/healthz", "/livez", "/readyz", "/version", "/version/", "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*"),
+	newRule("create", "authentication.k8s.io", "tokenreviews"),
+	newRule("create", "authorization.k8s.io", "subjectaccessreviews localsubjectaccessreviews"),
+	newRule("get list watch", "", "services endpoints"),
+	newRule("get list watch", "discovery.k8s.io", "endpointslices"),
+	newRule("create patch update", "", "events"),
+	newRule("create patch update", "events.k8s.io", "events"),
+	newRule("create get list watch", "certificates.k8s.io", "certificatesigningrequests"),
+	newRule("get list watch", "storage.k8s.io", "csidrivers"),
+	newRule("get list watch", "node.k8s.io", "runtimeclasses"),
+	pathRule("get", "/healthz", "/livez", "/readyz", "/version", "/version/", "/api", "/api/*", "/apis", "/apis/*",
+		"/openapi", "/openapi/*"),
 }

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// RBAC authorizes by roles and bindings. Bindings are indexed by subject, so that a decision reads
-// only the bindings of the requesting user, however many exist.
+// RBAC is an authorizer that applies RBAC roles and bindings. It indexes bindings by subject, so
+// that a decision reads only the bindings of the requesting user, however many bindings exist.
 type RBAC struct {
 	mu       sync.RWMutex
 	roles    map[roleKey][]rbacv1.PolicyRule
@@ -21,10 +21,12 @@ type RBAC struct {
 	bySubj   map[subjectKey][]*binding // bindings by subject and namespace
 }
 
-// roleKey identifies a role or binding; an empty namespace means a cluster-scoped one.
+// roleKey identifies a role or binding. An empty namespace means a ClusterRole or
+// ClusterRoleBinding.
 type roleKey struct{ namespace, name string }
 
-// subjectKey identifies a bound user or group in one namespace ("" = cluster-wide).
+// subjectKey identifies a user or group that bindings in one namespace ("" = cluster-wide)
+// reference.
 type subjectKey struct {
 	namespace string
 	group     bool
@@ -47,17 +49,19 @@ func NewRBAC() *RBAC {
 	}
 }
 
-// Authorize returns Allow if a rule of a binding of the user matches, otherwise NoOpinion.
+// Authorize returns Allow if the user has a binding to a role with a matching rule, otherwise
+// NoOpinion.
 func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	var by *binding
 	var missing []string
-	z.visit(a.User, a.Namespace, func(b *binding, rules []rbacv1.PolicyRule, found bool) bool {
+	z.visitBindings(a.User, a.Namespace, func(b *binding, rules []rbacv1.PolicyRule, found bool) bool {
 		if !found {
-			missing = append(missing, fmt.Sprintf("%s.rbac.authorization.k8s.io %q not found", strings.ToLower(b.roleKind), b.role.name))
+			missing = append(missing, fmt.Sprintf("%s.rbac.authorization.k8s.io %q not found",
+				strings.ToLower(b.roleKind), b.role.name))
 			return true
 		}
 		for i := range rules {
-			if allows(&rules[i], a) {
+			if allowsAttributes(&rules[i], a) {
 				by = b
 				return false
 			}
@@ -66,7 +70,7 @@ func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	})
 	switch {
 	case by != nil && a.WantReason:
-		return Allow, by.reason(a.User)
+		return Allow, by.allowReason(a.User)
 	case by != nil:
 		return Allow, ""
 	case len(missing) > 0:
@@ -76,11 +80,11 @@ func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	return NoOpinion, ""
 }
 
-// Rules returns all rules that apply to the user in the namespace. With namespace "" it returns
-// only cluster-wide rules.
+// Rules returns all rules that apply to the user in the namespace. With namespace "", it returns
+// only the rules of ClusterRoleBindings.
 func (z *RBAC) Rules(u api.User, namespace string) []rbacv1.PolicyRule {
 	var out []rbacv1.PolicyRule
-	z.visit(u, namespace, func(_ *binding, rules []rbacv1.PolicyRule, _ bool) bool {
+	z.visitBindings(u, namespace, func(_ *binding, rules []rbacv1.PolicyRule, _ bool) bool {
 		out = append(out, rules...)
 		return true
 	})
@@ -98,15 +102,18 @@ func (z *RBAC) Role(kind, namespace, name string) ([]rbacv1.PolicyRule, bool) {
 	return rules, ok
 }
 
-// visit calls f with each binding that applies to the user in the namespace and the rules of its
-// role, until f returns false. found is false if the role does not exist. The read lock is held.
-func (z *RBAC) visit(u api.User, namespace string, f func(b *binding, rules []rbacv1.PolicyRule, found bool) bool) {
+// visitBindings calls call with each binding that applies to the user in the namespace, and the
+// rules of its role, until call returns false. found is false if the role does not exist. The read
+// lock is held during the calls.
+func (z *RBAC) visitBindings(
+	u api.User, namespace string, call func(b *binding, rules []rbacv1.PolicyRule, found bool) bool,
+) {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
 	one := func(k subjectKey) bool {
 		for _, b := range z.bySubj[k] {
 			rules, found := z.roles[b.role]
-			if !f(b, rules, found) {
+			if !call(b, rules, found) {
 				return false
 			}
 		}
@@ -128,7 +135,7 @@ func (z *RBAC) visit(u api.User, namespace string, f func(b *binding, rules []rb
 	}
 }
 
-func (b *binding) reason(u api.User) string {
+func (b *binding) allowReason(u api.User) string {
 	kind, where := "ClusterRoleBinding", b.key.name
 	if b.key.namespace != "" {
 		kind, where = "RoleBinding", b.key.name+"/"+b.key.namespace
@@ -136,9 +143,7 @@ func (b *binding) reason(u api.User) string {
 	return fmt.Sprintf("RBAC: allowed by %s %q of %s %q to User %q", kind, where, b.roleKind, b.role.name, u.Name)
 }
 
-// setRole stores the rules of a Role or ClusterRole. The write lock must be held; all indexes
-// change under it.
-
+// setRole stores the rules of a Role or ClusterRole. The write lock must be held.
 func (z *RBAC) setRole(o api.Object) {
 	var rules []rbacv1.PolicyRule
 	switch r := o.(type) {
@@ -199,55 +204,55 @@ func (z *RBAC) dropBinding(key roleKey) {
 	}
 }
 
-// rbacSink passes the objects of one of the four RBAC kinds to an RBAC.
+// rbacSink is a follow.Sink that stores the objects of one of the four RBAC kinds in an RBAC.
 type rbacSink struct {
-	z         *RBAC
+	rbac      *RBAC
 	binding   bool
 	clustered bool
 }
 
-func (s rbacSink) Replace(all []api.Object) {
-	s.z.mu.Lock()
-	defer s.z.mu.Unlock()
+func (s rbacSink) Replace(objects []api.Object) {
+	s.rbac.mu.Lock()
+	defer s.rbac.mu.Unlock()
 	if s.binding {
-		for key := range s.z.bindings {
+		for key := range s.rbac.bindings {
 			if (key.namespace == "") == s.clustered {
-				s.z.dropBinding(key)
+				s.rbac.dropBinding(key)
 			}
 		}
 	} else {
-		for key := range s.z.roles {
+		for key := range s.rbac.roles {
 			if (key.namespace == "") == s.clustered {
-				delete(s.z.roles, key)
+				delete(s.rbac.roles, key)
 			}
 		}
 	}
-	for _, o := range all {
-		s.put(o)
+	for _, o := range objects {
+		s.storeObject(o)
 	}
 }
 
 func (s rbacSink) Set(o api.Object) {
-	s.z.mu.Lock()
-	defer s.z.mu.Unlock()
-	s.put(o)
+	s.rbac.mu.Lock()
+	defer s.rbac.mu.Unlock()
+	s.storeObject(o)
 }
 
-func (s rbacSink) put(o api.Object) {
+func (s rbacSink) storeObject(o api.Object) {
 	if s.binding {
-		s.z.setBinding(o)
+		s.rbac.setBinding(o)
 		return
 	}
-	s.z.setRole(o)
+	s.rbac.setRole(o)
 }
 
 func (s rbacSink) Remove(o api.Object) {
-	s.z.mu.Lock()
-	defer s.z.mu.Unlock()
+	s.rbac.mu.Lock()
+	defer s.rbac.mu.Unlock()
 	key := roleKey{o.GetNamespace(), o.GetName()}
 	if s.binding {
-		s.z.dropBinding(key)
+		s.rbac.dropBinding(key)
 		return
 	}
-	delete(s.z.roles, key)
+	delete(s.rbac.roles, key)
 }

@@ -39,8 +39,8 @@ func reviewOf(a *Attributes) authorizationv1.SubjectAccessReviewSpec {
 	return s
 }
 
-// fieldRequirements converts the selector for a SubjectAccessReview. It omits operators that a
-// review cannot express; the review is then for more objects than requested, never fewer.
+// fieldRequirements converts a field selector for a SubjectAccessReview. It omits operators that a
+// review cannot express. The review then covers more objects than requested, never fewer.
 func fieldRequirements(sel fields.Selector) []metav1.FieldSelectorRequirement {
 	if sel == nil {
 		return nil
@@ -91,8 +91,8 @@ func labelRequirements(written string) []metav1.LabelSelectorRequirement {
 	return out
 }
 
-// OfReview returns the attributes in an access review. The error lists invalid selector
-// requirements. They are omitted, so that the attributes cover more objects than requested, never
+// OfReview returns the attributes in the spec of an access review. Invalid selector requirements
+// are omitted and listed in the error. The attributes then cover more objects than requested, never
 // fewer.
 func OfReview(
 	u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes,
@@ -116,9 +116,9 @@ func OfReview(
 	return a, errors.Join(errs...)
 }
 
-func fieldSelector(f *authorizationv1.FieldSelectorAttributes) (fields.Selector, error) {
-	if f.RawSelector != "" {
-		sel, err := fields.ParseSelector(f.RawSelector)
+func fieldSelector(attributes *authorizationv1.FieldSelectorAttributes) (fields.Selector, error) {
+	if attributes.RawSelector != "" {
+		sel, err := fields.ParseSelector(attributes.RawSelector)
 		if err != nil {
 			return nil, fmt.Errorf("spec.resourceAttributes.fieldSelector.rawSelector: %w", err)
 		}
@@ -126,7 +126,7 @@ func fieldSelector(f *authorizationv1.FieldSelectorAttributes) (fields.Selector,
 	}
 	var all []fields.Selector
 	var errs []error
-	for i, r := range f.Requirements {
+	for i, r := range attributes.Requirements {
 		switch {
 		case r.Operator == metav1.FieldSelectorOpIn && len(r.Values) == 1:
 			all = append(all, fields.OneTermEqualSelector(r.Key, r.Values[0]))

@@ -7,20 +7,20 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// allows reports whether one rule allows the request.
-func allows(rule *rbacv1.PolicyRule, a *Attributes) bool {
-	if !has(rule.Verbs, a.Verb) {
+// allowsAttributes reports whether one rule allows the request.
+func allowsAttributes(rule *rbacv1.PolicyRule, a *Attributes) bool {
+	if !containsOrAll(rule.Verbs, a.Verb) {
 		return false
 	}
 	if a.Resource == "" {
 		return pathMatches(rule.NonResourceURLs, a.Path)
 	}
-	return has(rule.APIGroups, a.APIGroup) && resourceMatches(rule.Resources, a.Resource, a.Subresource) &&
+	return containsOrAll(rule.APIGroups, a.APIGroup) && resourceMatches(rule.Resources, a.Resource, a.Subresource) &&
 		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, a.Name))
 }
 
-// has reports whether list contains v or "*".
-func has(list []string, v string) bool {
+// containsOrAll reports whether list contains v or "*".
+func containsOrAll(list []string, v string) bool {
 	for _, x := range list {
 		if x == v || x == "*" {
 			return true
@@ -31,19 +31,19 @@ func has(list []string, v string) bool {
 
 // resourceMatches reports whether list contains the resource. Entries are "pods", "pods/log",
 // "*/scale" or "*".
-func resourceMatches(list []string, resource, sub string) bool {
+func resourceMatches(list []string, resource, subresource string) bool {
 	for _, x := range list {
 		if x == "*" {
 			return true
 		}
-		if sub == "" {
+		if subresource == "" {
 			if x == resource {
 				return true
 			}
 			continue
 		}
 		r, s, ok := strings.Cut(x, "/")
-		if ok && s == sub && (r == resource || r == "*") {
+		if ok && s == subresource && (r == resource || r == "*") {
 			return true
 		}
 	}
@@ -63,13 +63,13 @@ func pathMatches(list []string, path string) bool {
 	return false
 }
 
-// Uncovered returns the parts of wanted that held does not grant, each with one verb, group and
-// resource. It is empty when held covers everything.
-func Uncovered(held, wanted []rbacv1.PolicyRule) []rbacv1.PolicyRule {
+// Uncovered returns the parts of requested that granted does not grant. Each part has one verb, one
+// group and one resource. The result is empty if granted covers everything.
+func Uncovered(granted, requested []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var missing []rbacv1.PolicyRule
-	for i := range wanted {
-		for _, part := range split(&wanted[i]) {
-			if !slices.ContainsFunc(held, func(h rbacv1.PolicyRule) bool { return covers(&h, &part) }) {
+	for i := range requested {
+		for _, part := range splitRule(&requested[i]) {
+			if !slices.ContainsFunc(granted, func(h rbacv1.PolicyRule) bool { return coversRule(&h, &part) }) {
 				missing = append(missing, part)
 			}
 		}
@@ -77,8 +77,8 @@ func Uncovered(held, wanted []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return missing
 }
 
-// split returns the equivalent rules with a single value in each field.
-func split(r *rbacv1.PolicyRule) []rbacv1.PolicyRule {
+// splitRule splits a rule into equivalent rules that have a single value in each field.
+func splitRule(r *rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var out []rbacv1.PolicyRule
 	for _, verb := range r.Verbs {
 		for _, url := range r.NonResourceURLs {
@@ -101,10 +101,10 @@ func split(r *rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return out
 }
 
-// covers reports whether rule h grants everything in part, a rule with a single value in each
-// field.
-func covers(h, part *rbacv1.PolicyRule) bool {
-	if !has(h.Verbs, part.Verbs[0]) {
+// coversRule reports whether rule h grants everything that part grants. part has a single value in
+// each field.
+func coversRule(h, part *rbacv1.PolicyRule) bool {
+	if !containsOrAll(h.Verbs, part.Verbs[0]) {
 		return false
 	}
 	if len(part.NonResourceURLs) > 0 {
@@ -115,8 +115,9 @@ func covers(h, part *rbacv1.PolicyRule) bool {
 		})
 	}
 	resource, sub, _ := strings.Cut(part.Resources[0], "/")
-	if !has(h.APIGroups, part.APIGroups[0]) || !resourceMatches(h.Resources, resource, sub) {
+	if !containsOrAll(h.APIGroups, part.APIGroups[0]) || !resourceMatches(h.Resources, resource, sub) {
 		return false
 	}
-	return len(h.ResourceNames) == 0 || len(part.ResourceNames) > 0 && slices.Contains(h.ResourceNames, part.ResourceNames[0])
+	return len(h.ResourceNames) == 0 || len(part.ResourceNames) > 0 &&
+		slices.Contains(h.ResourceNames, part.ResourceNames[0])
 }

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Follower updates RBAC and Node from watches of the stored objects.
+// Follower keeps RBAC and Node up to date with the stored objects, by watches.
 type Follower struct {
 	Source follow.Source
 	Kinds  *api.Kinds
@@ -22,10 +22,10 @@ type Follower struct {
 	Node   *Node
 	Log    *slog.Logger
 
-	places [len(followed)]follow.Place
+	positions [len(followed)]follow.Position
 }
 
-// followed are the resources on which the authorizers depend.
+// followed are the resources that the Follower watches: all RBAC resources, and pods.
 var followed = [...]schema.GroupVersionResource{
 	rbacv1.SchemeGroupVersion.WithResource("roles"),
 	rbacv1.SchemeGroupVersion.WithResource("clusterroles"),
@@ -39,15 +39,15 @@ type Mark [len(followed)]uint64
 
 // Mark returns the revisions up to which the Follower has applied changes.
 func (f *Follower) Mark() (m Mark) {
-	for i := range f.places {
-		m[i] = f.places[i].At()
+	for i := range f.positions {
+		m[i] = f.positions[i].Revision()
 	}
 	return m
 }
 
-// Behind waits until every change of the rules that any client has seen is applied. It then reports
-// whether the Follower has applied changes since the mark at.
-func (f *Follower) Behind(ctx context.Context, at Mark) (bool, error) {
+// ApplyNewest waits until the Follower has applied every change that was committed before the call.
+// It then reports whether the Follower has applied changes since the mark.
+func (f *Follower) ApplyNewest(ctx context.Context, mark Mark) (bool, error) {
 	asked := false
 	for i, gvr := range followed {
 		kind := f.Kinds.ByResource(gvr)
@@ -55,26 +55,26 @@ func (f *Follower) Behind(ctx context.Context, at Mark) (bool, error) {
 			continue
 		}
 		// The revision that the first read confirmed is sufficient for the other kinds.
-		if err := f.places[i].CaughtUp(ctx, f.Source, kind, asked); err != nil {
+		if err := f.positions[i].CaughtUp(ctx, f.Source, kind, asked); err != nil {
 			return false, err
 		}
 		asked = true
 	}
-	return f.Mark() != at, nil
+	return f.Mark() != mark, nil
 }
 
-// placed is a sink that also records its revision.
-type placed struct {
+// placedSink is a sink with a recorded position: the revision of its last change.
+type placedSink struct {
 	follow.Sink
-	*follow.Place
+	*follow.Position
 }
 
-// Run follows the objects until ctx is done. It calls ready once the initial objects of all kinds
-// are applied. A kind that is not served counts as having no objects.
+// Run applies the stored objects and their changes until ctx is done. It calls ready once the
+// initial objects of all kinds are applied. A kind that is not served counts as having no objects.
 func (f *Follower) Run(ctx context.Context, ready func()) error {
 	sinks := [len(followed)]follow.Sink{
-		rbacSink{z: f.RBAC}, rbacSink{z: f.RBAC, clustered: true}, rbacSink{z: f.RBAC, binding: true},
-		rbacSink{z: f.RBAC, binding: true, clustered: true}, f.Node,
+		rbacSink{rbac: f.RBAC}, rbacSink{rbac: f.RBAC, clustered: true}, rbacSink{rbac: f.RBAC, binding: true},
+		rbacSink{rbac: f.RBAC, binding: true, clustered: true}, f.Node,
 	}
 	var parts []lifecycle.Part
 	var waiting sync.WaitGroup
@@ -86,11 +86,13 @@ func (f *Follower) Run(ctx context.Context, ready func()) error {
 		waiting.Add(1)
 		var once sync.Once
 		parts = append(parts, lifecycle.Part{Name: "authz " + gvr.Resource, Run: func(ctx context.Context) error {
-			return follow.Run(ctx, f.Log, f.Source, kind, placed{sinks[i], &f.places[i]}, func() { once.Do(waiting.Done) })
+			return follow.Run(ctx, f.Log, f.Source, kind, placedSink{sinks[i], &f.positions[i]}, func() {
+				once.Do(waiting.Done)
+			})
 		}})
 	}
 	if len(parts) == 0 {
-		return fmt.Errorf("authorization: none of the kinds it rests on is served")
+		return fmt.Errorf("authorization: the RBAC kinds are not served")
 	}
 	parts = append(parts, lifecycle.Part{Name: "authz ready", Run: func(ctx context.Context) error {
 		seen := make(chan struct{})

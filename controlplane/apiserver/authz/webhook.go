@@ -18,8 +18,8 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// Asker sends a request object to a webhook and decodes the response into answer.
-type Asker interface {
+// Poster sends a request object to a webhook and decodes the webhook's response into answer.
+type Poster interface {
 	Post(ctx context.Context, question, answer any) error
 }
 
@@ -28,12 +28,14 @@ type Matcher interface {
 	Eval(ctx context.Context, r *authorizationv1.SubjectAccessReview) (bool, error)
 }
 
-// WebhookConfig is the input of NewWebhook.
+// WebhookConfig contains the service, version, caching and failure policy of an authorization
+// webhook.
 type WebhookConfig struct {
 	Name    string
-	Service Asker
+	Service Poster
 	Version string // version of authorization.k8s.io in requests: v1 or v1beta1
-	// How long responses that allow, and all other responses, are cached; 0 = not cached.
+	// How long responses are cached that allow the request, and all other responses; 0 = not
+	// cached.
 	AllowedTTL, OtherTTL time.Duration
 	// OnError is the decision when the webhook fails: NoOpinion or Deny.
 	OnError Decision
@@ -42,50 +44,50 @@ type WebhookConfig struct {
 	Log     *slog.Logger // may be nil
 }
 
-// Webhook authorizes by sending SubjectAccessReviews to a webhook.
+// Webhook is an authorizer that sends SubjectAccessReviews to a webhook.
 type Webhook struct {
-	conf    WebhookConfig
-	cache   *ttlcache.Cache[[sha256.Size]byte, answer]
+	config  WebhookConfig
+	cache   *ttlcache.Cache[[sha256.Size]byte, reviewResult]
 	flights singleflight.Group
 	faults  *rate.Limiter // limits how often faults are logged
 }
 
-// answer is the webhook's response.
-type answer = authorizationv1.SubjectAccessReviewStatus
+// reviewResult is the status of a SubjectAccessReview that the webhook has returned.
+type reviewResult = authorizationv1.SubjectAccessReviewStatus
 
 // webhookCache is the maximum size of the response cache in bytes.
 const webhookCache = 8 << 20
 
-// NewWebhook returns an authorizer that uses c.Service.
+// NewWebhook returns an authorizer that sends SubjectAccessReviews to c.Service.
 func NewWebhook(c WebhookConfig) (*Webhook, error) {
 	if c.Version != "v1" && c.Version != "v1beta1" {
 		return nil, fmt.Errorf("version %q of SubjectAccessReview: want v1 or v1beta1", c.Version)
 	}
 	return &Webhook{
-		conf: c, faults: rate.NewLimiter(1, 5),
-		cache: ttlcache.New[[sha256.Size]byte, answer](webhookCache),
+		config: c, faults: rate.NewLimiter(1, 5),
+		cache: ttlcache.New[[sha256.Size]byte, reviewResult](webhookCache),
 	}, nil
 }
 
 // Authorize returns the webhook's decision, or the configured OnError if the webhook fails. It
-// returns NoOpinion for requests that Match excludes. A response that both allows and denies is
-// Deny.
+// returns NoOpinion for requests that Match excludes. If a response both allows and denies,
+// Authorize returns Deny.
 func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	r := &authorizationv1.SubjectAccessReview{Spec: reviewOf(a)}
-	if w.conf.Match != nil {
-		switch ok, err := w.conf.Match.Eval(ctx, r); {
+	if w.config.Match != nil {
+		switch ok, err := w.config.Match.Eval(ctx, r); {
 		case err != nil:
-			return w.failed(err)
+			return w.decideOnFailure(err)
 		case !ok:
 			return NoOpinion, ""
 		}
 	}
-	status, err := w.status(ctx, &r.Spec)
+	status, err := w.reviewStatus(ctx, &r.Spec)
 	switch {
 	case err != nil:
-		return w.failed(err)
+		return w.decideOnFailure(err)
 	case status.Denied && status.Allowed:
-		return Deny, fmt.Sprintf("webhook %s both allows and denies", w.conf.Name)
+		return Deny, fmt.Sprintf("webhook %s both allows and denies", w.config.Name)
 	case status.Denied:
 		return Deny, status.Reason
 	case status.Allowed:
@@ -94,55 +96,60 @@ func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, strin
 	return NoOpinion, status.Reason
 }
 
-// failed returns the decision and reason for a failed call. The error itself is only logged, at a
-// limited rate because any client can cause it.
-func (w *Webhook) failed(err error) (Decision, string) {
-	if w.conf.Log != nil && w.faults.Allow() {
-		w.conf.Log.Warn("an authorization webhook could not be asked", "webhook", w.conf.Name, "err", err)
+// decideOnFailure returns the decision and reason for a failed call. The error itself is only
+// logged, at a limited rate because any client can cause it.
+func (w *Webhook) decideOnFailure(err error) (Decision, string) {
+	if w.config.Log != nil && w.faults.Allow() {
+		w.config.Log.Warn("calling an authorization webhook failed", "webhook", w.config.Name, "err", err)
 	}
-	return w.conf.OnError, fmt.Sprintf("webhook %s could not be asked", w.conf.Name)
+	return w.config.OnError, fmt.Sprintf("calling webhook %s failed", w.config.Name)
 }
 
-// status returns the webhook's response, from the cache if possible. Concurrent calls for the same
-// review share one request.
-func (w *Webhook) status(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (answer, error) {
-	var none answer
+// reviewStatus returns the webhook's response, from the cache if possible. Concurrent calls for the
+// same review share one request.
+func (w *Webhook) reviewStatus(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (
+	reviewResult, error,
+) {
+	var none reviewResult
 	text, err := json.Marshal(spec)
 	if err != nil {
 		return none, err
 	}
 	key := sha256.Sum256(text)
-	if s, ok := w.cache.Get(key, w.conf.Clock()); ok {
+	if s, ok := w.cache.Get(key, w.config.Clock()); ok {
 		return s, nil
 	}
 	done := w.flights.DoChan(string(key[:]), func() (any, error) {
-		s, err := w.ask(context.WithoutCancel(ctx), spec)
-		ttl := w.conf.OtherTTL
+		s, err := w.callService(context.WithoutCancel(ctx), spec)
+		ttl := w.config.OtherTTL
 		if s.Allowed {
-			ttl = w.conf.AllowedTTL
+			ttl = w.config.AllowedTTL
 		}
 		if err == nil && ttl > 0 {
-			w.cache.Put(key, s, int64(len(s.Reason)), w.conf.Clock().Add(ttl))
+			w.cache.Put(key, s, int64(len(s.Reason)), w.config.Clock().Add(ttl))
 		}
 		return s, err
 	})
 	select {
 	case r := <-done:
-		return r.Val.(answer), r.Err
+		return r.Val.(reviewResult), r.Err
 	case <-ctx.Done():
 		return none, ctx.Err()
 	}
 }
 
-func (w *Webhook) ask(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (answer, error) {
-	meta := metav1.TypeMeta{APIVersion: authorizationv1.GroupName + "/" + w.conf.Version, Kind: "SubjectAccessReview"}
+func (w *Webhook) callService(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (
+	reviewResult, error,
+) {
+	meta := metav1.TypeMeta{APIVersion: authorizationv1.GroupName + "/" + w.config.Version, Kind: "SubjectAccessReview"}
 	var question any = &authorizationv1.SubjectAccessReview{TypeMeta: meta, Spec: *spec}
-	if w.conf.Version == "v1beta1" { // v1beta1 names the field of the groups "group"
-		old := &authorizationv1beta1.SubjectAccessReview{TypeMeta: meta, Spec: authorizationv1beta1.SubjectAccessReviewSpec{
-			User: spec.User, UID: spec.UID, Groups: spec.Groups,
-			ResourceAttributes:    (*authorizationv1beta1.ResourceAttributes)(spec.ResourceAttributes),
-			NonResourceAttributes: (*authorizationv1beta1.NonResourceAttributes)(spec.NonResourceAttributes),
-		}}
+	if w.config.Version == "v1beta1" { // v1beta1 names the field of the groups "group"
+		old := &authorizationv1beta1.SubjectAccessReview{TypeMeta: meta,
+			Spec: authorizationv1beta1.SubjectAccessReviewSpec{
+				User: spec.User, UID: spec.UID, Groups: spec.Groups,
+				ResourceAttributes:    (*authorizationv1beta1.ResourceAttributes)(spec.ResourceAttributes),
+				NonResourceAttributes: (*authorizationv1beta1.NonResourceAttributes)(spec.NonResourceAttributes),
+			}}
 		for k, v := range spec.Extra {
 			if old.Spec.Extra == nil {
 				old.Spec.Extra = make(map[string]authorizationv1beta1.ExtraValue, len(spec.Extra))
@@ -152,9 +159,9 @@ func (w *Webhook) ask(ctx context.Context, spec *authorizationv1.SubjectAccessRe
 		question = old
 	}
 	var review struct {
-		Status answer `json:"status"`
+		Status reviewResult `json:"status"`
 	}
-	err := w.conf.Service.Post(ctx, question, &review)
-	review.Status.Reason = api.Clip(review.Status.Reason, 1024)
+	err := w.config.Service.Post(ctx, question, &review)
+	review.Status.Reason = api.Truncate(review.Status.Reason, 1024)
 	return review.Status, err
 }

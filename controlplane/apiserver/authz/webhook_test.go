@@ -82,10 +82,12 @@ func TestWebhookDecisions(t *testing.T) {
 	j.err = errors.New("down")
 	for _, onError := range []Decision{NoOpinion, Deny} {
 		conf.OnError = onError
-		if d, reason := decide(); d != onError || !strings.Contains(reason, "webhook w could not be asked") {
+		if d, reason := decide(); d != onError || !strings.Contains(reason, "calling webhook w failed") {
 			t.Errorf("%v, %q", d, reason)
 		}
-		conf.Match = matchFunc(func(*authorizationv1.SubjectAccessReview) (bool, error) { return false, errors.New("cannot tell") })
+		conf.Match = matchFunc(func(*authorizationv1.SubjectAccessReview) (bool, error) {
+			return false, errors.New("cannot tell")
+		})
 		before := j.asked
 		if d, reason := decide(); d != onError || j.asked != before || strings.Contains(reason, "cannot tell") {
 			t.Errorf("a condition that fails: %v, %q", d, reason)
@@ -105,8 +107,10 @@ func TestWebhookDecisions(t *testing.T) {
 func TestWebhookQuestions(t *testing.T) {
 	j := &judge{}
 	for version, words := range map[string][]string{
-		"v1":      {`"apiVersion":"authorization.k8s.io/v1"`, `"groups":["dev"]`, `"fieldSelector":{"requirements":[{"key":"spec.nodeName","operator":"In","values":["a"]}]}`},
-		"v1beta1": {`"apiVersion":"authorization.k8s.io/v1beta1"`, `"group":["dev"]`, `"labelSelector":{"requirements":[{"key":"app","operator":"In","values":["x","y"]}]}`},
+		"v1": {`"apiVersion":"authorization.k8s.io/v1"`, `"groups":["dev"]`,
+			`"fieldSelector":{"requirements":[{"key":"spec.nodeName","operator":"In","values":["a"]}]}`},
+		"v1beta1": {`"apiVersion":"authorization.k8s.io/v1beta1"`, `"group":["dev"]`,
+			`"labelSelector":{"requirements":[{"key":"app","operator":"In","values":["x","y"]}]}`},
 	} {
 		w, err := NewWebhook(WebhookConfig{Service: j, Version: version, Clock: time.Now})
 		if err != nil {
@@ -115,7 +119,8 @@ func TestWebhookQuestions(t *testing.T) {
 		a := list("pods")
 		a.FieldSelector, a.LabelSelector = fields.OneTermEqualSelector("spec.nodeName", "a"), "app in (x,y)"
 		w.Authorize(t.Context(), a)
-		for _, word := range append(words, `"user":"alice"`, `"extra":{"k":["v"]}`, `"verb":"list"`, `"namespace":"default"`) {
+		for _, word := range append(words, `"user":"alice"`, `"extra":{"k":["v"]}`, `"verb":"list"`,
+			`"namespace":"default"`) {
 			if !strings.Contains(j.last, word) {
 				t.Errorf("%s: %s lacks %s", version, j.last, word)
 			}
@@ -131,7 +136,8 @@ func TestWebhookQuestions(t *testing.T) {
 func TestWebhookRemembers(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		j := &judge{status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}
-		w, err := NewWebhook(WebhookConfig{Service: j, Version: "v1", Clock: time.Now, AllowedTTL: time.Minute, OtherTTL: time.Second})
+		w, err := NewWebhook(WebhookConfig{Service: j, Version: "v1", Clock: time.Now, AllowedTTL: time.Minute,
+			OtherTTL: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,13 +167,15 @@ func TestWebhookRemembers(t *testing.T) {
 func TestReviewSelectors(t *testing.T) {
 	a, err := OfReview(api.User{}, &authorizationv1.ResourceAttributes{
 		FieldSelector: &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{
-			{Key: "spec.nodeName", Operator: metav1.FieldSelectorOpIn, Values: []string{"a"}}, {Key: "x", Operator: "Odd"},
+			{Key: "spec.nodeName", Operator: metav1.FieldSelectorOpIn, Values: []string{"a"}},
+			{Key: "x", Operator: "Odd"},
 		}},
 		LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{
 			{Key: "app", Operator: metav1.LabelSelectorOpExists},
 		}},
 	}, nil)
-	if err == nil || !strings.Contains(err.Error(), "requirements[1]") || a.FieldSelector.String() != "spec.nodeName=a" || a.LabelSelector != "app" {
+	if err == nil || !strings.Contains(err.Error(), "requirements[1]") ||
+		a.FieldSelector.String() != "spec.nodeName=a" || a.LabelSelector != "app" {
 		t.Errorf("%v; %v; %q", err, a.FieldSelector, a.LabelSelector)
 	}
 	a, err = OfReview(api.User{}, &authorizationv1.ResourceAttributes{
@@ -196,18 +204,26 @@ func TestABAC(t *testing.T) {
 		return &Attributes{User: alice, Verb: verb, Resource: "pods", Namespace: namespace}
 	}
 	at := func(path string) *Attributes { return &Attributes{User: alice, Verb: "get", Path: path} }
-	stranger := &Attributes{User: api.User{Name: "x", Groups: []string{api.GroupUnauthenticated}}, Verb: "get", Resource: "pods"}
+	stranger := &Attributes{User: api.User{Name: "x", Groups: []string{api.GroupUnauthenticated}}, Verb: "get",
+		Resource: "pods"}
 	for line, want := range map[string]map[*Attributes]bool{
-		v1(`{"user":"alice","namespace":"*","resource":"*","apiGroup":"*"}`):        {pods("delete", "a"): true, at("/api"): false, stranger: false},
-		v1(`{"user":"alice","namespace":"a","resource":"pods","readonly":true}`):    {pods("watch", "a"): true, pods("delete", "a"): false, pods("get", "b"): false},
-		v1(`{"user":"alice","namespace":"a","resource":"pods","apiGroup":"apps"}`):  {pods("get", "a"): false},
-		v1(`{"user":"bob","group":"dev","namespace":"*","resource":"*"}`):           {pods("get", "a"): false},
-		v1(`{"group":"dev","nonResourcePath":"/api*"}`):                             {at("/apis/x"): true, at("/version"): false, pods("get", "a"): false},
-		v1(`{"group":"*","nonResourcePath":"*"}`):                                   {at("/apis/x"): true},
-		v1(`{"user":"*","namespace":"*","resource":"*","apiGroup":"*"}`):            {pods("get", "a"): true, stranger: false},
-		v1(`{"namespace":"*","resource":"*","apiGroup":"*","nonResourcePath":"*"}`): {pods("get", "a"): false, at("/api"): false},
-		`{"user":"alice","readonly":true}`:                                          {pods("get", "a"): true, pods("create", "a"): false, at("/api"): true},
-		`{"resource":"pods","namespace":"a"}`:                                       {pods("get", "a"): true, stranger: false, at("/api"): false},
+		v1(`{"user":"alice","namespace":"*","resource":"*","apiGroup":"*"}`): {pods("delete", "a"): true,
+			at("/api"): false, stranger: false},
+		v1(`{"user":"alice","namespace":"a","resource":"pods","readonly":true}`): {pods("watch", "a"): true,
+			pods("delete", "a"): false, pods("get", "b"): false},
+		v1(`{"user":"alice","namespace":"a","resource":"pods","apiGroup":"apps"}`): {pods("get", "a"): false},
+		v1(`{"user":"bob","group":"dev","namespace":"*","resource":"*"}`):          {pods("get", "a"): false},
+		v1(`{"group":"dev","nonResourcePath":"/api*"}`): {at("/apis/x"): true,
+			at("/version"): false, pods("get", "a"): false},
+		v1(`{"group":"*","nonResourcePath":"*"}`): {at("/apis/x"): true},
+		v1(`{"user":"*","namespace":"*","resource":"*","apiGroup":"*"}`): {pods("get", "a"): true,
+			stranger: false},
+		v1(`{"namespace":"*","resource":"*","apiGroup":"*","nonResourcePath":"*"}`): {pods("get", "a"): false,
+			at("/api"): false},
+		`{"user":"alice","readonly":true}`: {pods("get", "a"): true,
+			pods("create", "a"): false, at("/api"): true},
+		`{"resource":"pods","namespace":"a"}`: {pods("get", "a"): true,
+			stranger: false, at("/api"): false},
 	} {
 		z, err := read("\n# a comment\n" + line + "\n")
 		if err != nil {
@@ -219,7 +235,8 @@ func TestABAC(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{`{"usr":"a"}`, `{`, v1(`{"user":"a"}`) + v1(`{"user":"b"}`), `{"apiVersion":"v1","kind":"Policy"}`,
+	for _, text := range []string{`{"usr":"a"}`, `{`, v1(`{"user":"a"}`) + v1(`{"user":"b"}`),
+		`{"apiVersion":"v1","kind":"Policy"}`,
 		`{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","user":"a","spec":{}}`} {
 		if _, err := read("# first\n" + text); err == nil || !strings.Contains(err.Error(), "line 2") {
 			t.Errorf("%s: %v", text, err)

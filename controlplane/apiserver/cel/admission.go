@@ -17,30 +17,31 @@ import (
 	"keelson.dev/keelson/internal/lrucache"
 )
 
-// Declared selects the optional variables and types that an admission expression may use.
+// Declared selects the optional variables and types that an admission expression may use, in
+// addition to object, oldObject, request and namespaceObject.
 type Declared struct {
 	Params     bool // variable params
 	Authorizer bool // variables authorizer and authorizer.requestResource
 	Patches    bool // types Object and JSONPatch
 
-	typedObject, typedParams bool // the variables have types from the Scope
+	typedObject, typedParams bool // the variables object and params have the types in the Scope
 }
 
 // Admission compiles the expressions of match conditions and admission policies. CEL environments
 // are created when the first expression needs them. Safe for concurrent use.
 type Admission struct {
 	base    func() *environment.EnvSet
-	devices func() (*devices, error)
-	room    *lrucache.Budget // cache of compiled expressions
+	devices func() (*deviceEnv, error)
+	budget  *lrucache.Budget // cache of compiled expressions
 
 	mu   sync.Mutex
 	envs map[Declared]*cel.Env
 }
 
-// Admission returns the compiler of admission expressions.
+// Admission returns the compiler of expressions in match conditions and admission policies.
 func (c *Compilers) Admission() *Admission { return c.admission }
 
-// Variable is a named expression. Other expressions read its value as variables.<name>.
+// Variable is a named expression. Other expressions in its scope read its value as variables.NAME.
 type Variable struct {
 	Name, Expression string
 }
@@ -52,9 +53,9 @@ type Program struct {
 	program    cel.Program
 }
 
-// Scope compiles expressions that share variables.
+// Scope compiles expressions that share variables, such as all expressions of one policy.
 type Scope struct {
-	of        *Admission
+	admission *Admission
 	declared  Declared
 	object    *apiservercel.DeclType // type of the object; nil = dynamic
 	params    *apiservercel.DeclType
@@ -69,21 +70,21 @@ type variable struct {
 	err     error
 }
 
-// NewScope returns a scope with the compiled variables; each may use the previous ones. If a
-// variable does not compile, expressions that use it fail when evaluated.
+// NewScope compiles the variables and returns their scope; each variable may use the previous ones.
+// If a variable does not compile, expressions that use it fail when they are evaluated.
 func (a *Admission) NewScope(d Declared, variables []Variable) *Scope {
-	s := &Scope{of: a, declared: d, programs: make(map[string]*variable, len(variables))}
-	s.add(variables, true)
+	s := &Scope{admission: a, declared: d, programs: make(map[string]*variable, len(variables))}
+	s.addVariables(variables, true)
 	return s
 }
 
-func (s *Scope) add(variables []Variable, programs bool) {
+func (s *Scope) addVariables(variables []Variable, programs bool) {
 	if len(variables) == 0 {
 		return
 	}
 	s.variables = apiservercel.NewObjectType("kubernetes.variables", map[string]*apiservercel.DeclField{})
 	for _, v := range variables {
-		p, err := s.compile(v.Expression, s.declared, programs)
+		p, err := s.compileProgram(v.Expression, s.declared, programs)
 		s.programs[v.Name] = &variable{p, err}
 		out := apiservercel.DynType
 		if err == nil {
@@ -93,19 +94,20 @@ func (s *Scope) add(variables []Variable, programs bool) {
 	}
 }
 
-// Compile compiles an expression that must have one of the result types; without result types, any.
+// Compile compiles an expression. The result of the expression must have one of the types in
+// results. Without results, any type is allowed.
 func (s *Scope) Compile(text string, results ...*cel.Type) (*Program, error) {
-	return s.CompileWith(text, s.declared, results...)
+	return s.CompileProgram(text, s.declared, results...)
 }
 
-// CompileWith compiles an expression that may use other optional variables than the scope's
-// variables.
-func (s *Scope) CompileWith(text string, d Declared, results ...*cel.Type) (*Program, error) {
-	return s.compile(text, d, true, results...)
+// CompileProgram is like Compile, but the expression may use the optional variables in d instead of
+// those of the scope.
+func (s *Scope) CompileProgram(text string, d Declared, results ...*cel.Type) (*Program, error) {
+	return s.compileProgram(text, d, true, results...)
 }
 
-func (s *Scope) compile(text string, d Declared, program bool, results ...*cel.Type) (*Program, error) {
-	env, err := s.env(d)
+func (s *Scope) compileProgram(text string, d Declared, program bool, results ...*cel.Type) (*Program, error) {
+	env, err := s.environmentFor(d)
 	if err != nil {
 		return nil, fmt.Errorf("unexpected error loading CEL environment: %w", err)
 	}
@@ -127,27 +129,27 @@ func (s *Scope) compile(text string, d Declared, program bool, results ...*cel.T
 	return p, nil
 }
 
-func oneOf(t *cel.Type, want []*cel.Type) error {
-	if len(want) == 0 {
+func oneOf(t *cel.Type, types []*cel.Type) error {
+	if len(types) == 0 {
 		return nil
 	}
-	for _, w := range want {
+	for _, w := range types {
 		if t.IsExactType(w) {
 			return nil
 		}
 	}
-	if len(want) == 1 {
-		return fmt.Errorf("must evaluate to %v but got %v", want[0], t)
+	if len(types) == 1 {
+		return fmt.Errorf("must evaluate to %v but got %v", types[0], t)
 	}
-	return fmt.Errorf("must evaluate to one of %v but got %v", want, t)
+	return fmt.Errorf("must evaluate to one of %v but got %v", types, t)
 }
 
-func (s *Scope) env(d Declared) (*cel.Env, error) {
+func (s *Scope) environmentFor(d Declared) (*cel.Env, error) {
 	d.typedObject, d.typedParams = s.object != nil, s.params != nil
 	if env := s.envs[d]; env != nil {
 		return env, nil
 	}
-	env, err := s.of.env(d)
+	env, err := s.admission.environmentFor(d)
 	if err != nil || s.variables == nil && s.object == nil && s.params == nil {
 		return env, err
 	}
@@ -179,9 +181,9 @@ func (s *Scope) env(d Declared) (*cel.Env, error) {
 	return env, nil
 }
 
-// env returns the environment with the optional variables and types in d. It creates each
-// environment once.
-func (a *Admission) env(d Declared) (*cel.Env, error) {
+// environmentFor returns the CEL environment with the optional variables and types in d. It creates
+// each environment once.
+func (a *Admission) environmentFor(d Declared) (*cel.Env, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if env := a.envs[d]; env != nil {
@@ -208,7 +210,8 @@ func (a *Admission) env(d Declared) (*cel.Env, error) {
 	if err == nil && d.Patches { // added last, because the provider of the declared types would hide these types
 		set, err = set.Extend(environment.VersionedOptions{
 			IntroducedVersion: version.MajorMinor(1, 0), EnvOptions: []cel.EnvOption{
-				common.ResolverEnvOption(&mutation.DynamicTypeResolver{}), environment.UnversionedLib(library.JSONPatch),
+				common.ResolverEnvOption(&mutation.DynamicTypeResolver{}),
+				environment.UnversionedLib(library.JSONPatch),
 			},
 		})
 	}
@@ -222,13 +225,15 @@ func (a *Admission) env(d Declared) (*cel.Env, error) {
 	return a.envs[d], nil
 }
 
-// Check returns the compiler's errors for an expression with the given types of object and
-// parameters (nil = dynamic); "" = no errors. The variables are compiled with the same types.
-// Nothing is cached.
-func (a *Admission) Check(text string, d Declared, variables []Variable, object, params *apiservercel.DeclType) (string, error) {
-	s := &Scope{of: a, declared: d, object: object, params: params, programs: map[string]*variable{}}
-	s.add(variables, false)
-	env, err := s.env(d)
+// Check returns the errors of the CEL compiler for an expression; "" if the expression is valid.
+// object and params are the types of these variables (nil = dynamic). The variables are compiled
+// with the same types. Nothing is cached.
+func (a *Admission) Check(text string, d Declared, variables []Variable, object, params *apiservercel.DeclType) (
+	string, error,
+) {
+	s := &Scope{admission: a, declared: d, object: object, params: params, programs: map[string]*variable{}}
+	s.addVariables(variables, false)
+	env, err := s.environmentFor(d)
 	if err != nil {
 		return "", err
 	}

@@ -17,24 +17,26 @@ import (
 // errTooComplex is the error for a device expression with an estimated cost above the limit.
 var errTooComplex = errors.New("too complex, exceeds cost limit")
 
-// devices is the CEL environment of expressions about a device.
-type devices struct {
+// deviceEnv is the CEL environment of expressions about a device.
+type deviceEnv struct {
 	env    *cel.Env
 	device *apiservercel.DeclType
 }
 
-// newDevices declares the variable device with the maximum sizes of ResourceSlice validation, by
-// which costs are estimated.
-func newDevices(base *environment.EnvSet) (*devices, error) {
+// newDeviceEnv declares the variable device. Costs are estimated from the maximum sizes of its
+// fields, which are those that the validation of ResourceSlices allows.
+func newDeviceEnv(base *environment.EnvSet) (*deviceEnv, error) {
 	const entries = resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice
 	// An attribute is a string or a list; its type is known only at evaluation.
-	attribute := sized(apiservercel.DynType, max(resourcev1.DeviceAttributeMaxValueLength, resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
-	domain, id := sized(apiservercel.StringType, resourcev1.DeviceMaxDomainLength), sized(apiservercel.StringType, resourcev1.DeviceMaxIDLength)
+	attribute := withMaxSize(apiservercel.DynType,
+		max(resourcev1.DeviceAttributeMaxValueLength, resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
+	domain, id := withMaxSize(apiservercel.StringType, resourcev1.DeviceMaxDomainLength),
+		withMaxSize(apiservercel.StringType, resourcev1.DeviceMaxIDLength)
 	byName := func(t *apiservercel.DeclType) *apiservercel.DeclType {
 		return apiservercel.NewMapType(domain, apiservercel.NewMapType(id, t, entries), entries)
 	}
-	d := object("kubernetes.DRADevice", fields{
-		"driver":                   sized(apiservercel.StringType, resourcev1.DriverNameMaxLength),
+	d := objectType("kubernetes.DRADevice", fieldTypes{
+		"driver":                   withMaxSize(apiservercel.StringType, resourcev1.DriverNameMaxLength),
 		"attributes":               byName(attribute),
 		"capacity":                 byName(apiservercel.QuantityDeclType),
 		"allowMultipleAllocations": apiservercel.BoolType,
@@ -46,18 +48,18 @@ func newDevices(base *environment.EnvSet) (*devices, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &devices{env: set.StoredExpressionsEnv(), device: d}, nil
+	return &deviceEnv{env: set.StoredExpressionsEnv(), device: d}, nil
 }
 
-func sized(t *apiservercel.DeclType, most int) *apiservercel.DeclType {
+func withMaxSize(t *apiservercel.DeclType, limit int) *apiservercel.DeclType {
 	out := *t
-	out.MaxElements = int64(most)
+	out.MaxElements = int64(limit)
 	return &out
 }
 
-// judge compiles an expression and returns its maximum cost. If selects is set, the expression is a
-// selector and must be boolean or dynamic.
-func (d *devices) judge(text string, selects bool) (uint64, error) {
+// estimateCost compiles an expression and returns its maximum cost. If selects is true, the
+// expression is a selector: its type must be boolean or dynamic.
+func (d *deviceEnv) estimateCost(text string, selects bool) (uint64, error) {
 	ast, issues := d.env.Compile(text)
 	if issues != nil {
 		return 0, fmt.Errorf("compilation failed: %s", issues)
@@ -72,9 +74,9 @@ func (d *devices) judge(text string, selects bool) (uint64, error) {
 	return cost.Max, nil
 }
 
-// EstimateSize returns the maximum size of the field of the variable device that the node's path
-// selects; nil for other nodes.
-func (d *devices) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
+// EstimateSize returns the maximum size of the field of the variable device that node selects; nil
+// if node selects something else. It implements checker.CostEstimator.
+func (d *deviceEnv) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
 	path := node.Path()
 	if len(path) == 0 || path[0] != "device" {
 		return nil
@@ -96,7 +98,8 @@ func (d *devices) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
 	return &checker.SizeEstimate{Max: uint64(max(0, t.MaxElements))}
 }
 
-// EstimateCallCost returns nil: the libraries estimate the cost of calls.
-func (d *devices) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
+// EstimateCallCost returns nil, so that the CEL libraries estimate the cost of calls. It implements
+// checker.CostEstimator.
+func (d *deviceEnv) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
 	return nil
 }

@@ -31,11 +31,12 @@ const (
 	ConditionBudget = celconfig.RuntimeCELCostBudgetMatchConditions
 )
 
-// ErrBudget is the error when an evaluation exceeds its budget. Nothing more is evaluated.
-var ErrBudget = errors.New("validation failed due to running out of cost budget, no further validation rules will be run")
+// ErrBudget is the error if an evaluation exceeds its cost budget. Nothing more is evaluated.
+var ErrBudget = errors.New("validation failed due to running out of cost budget, no further validation " +
+	"rules will be run")
 
-// Input contains the values of the variables of admission expressions. Objects are shared and are
-// not modified.
+// Input contains the values of the variables of admission expressions. The evaluation does not
+// modify the objects.
 type Input struct {
 	Object, Old any // nil becomes null
 	Params      any // nil becomes null
@@ -45,8 +46,8 @@ type Input struct {
 	Authorizer  authorizer.UnconditionalAuthorizer // nil = expressions have no authorizer
 }
 
-// Evaluation evaluates expressions of a scope for one input. They share a cost budget. It is not
-// safe for concurrent use.
+// Evaluation evaluates expressions of a scope for one input. All of its expressions share a cost
+// budget. It is not safe for concurrent use.
 type Evaluation struct {
 	scope  *Scope
 	left   int64
@@ -54,29 +55,33 @@ type Evaluation struct {
 	values map[string]any
 }
 
-// Evaluate returns an Evaluation for the input. All of its expressions together may cost budget.
-func (s *Scope) Evaluate(ctx context.Context, in *Input, budget int64) *Evaluation {
+// Evaluate returns an Evaluation for the input. budget is the maximum cost of all of its
+// expressions together.
+func (s *Scope) Evaluate(ctx context.Context, input *Input, budget int64) *Evaluation {
 	e := &Evaluation{scope: s, left: budget, values: map[string]any{
-		"object": value(in.Object), "oldObject": value(in.Old), "params": value(in.Params),
-		"request": common.SchemalessTypedToVal(in.Request), "namespaceObject": namespaceValue(in.Namespace),
+		"object": celValue(input.Object), "oldObject": celValue(input.Old), "params": celValue(input.Params),
+		"request": common.SchemalessTypedToVal(input.Request), "namespaceObject": namespaceValue(input.Namespace),
 	}}
-	if in.Authorizer != nil {
-		info := &user.DefaultInfo{Name: in.User.Name, UID: in.User.UID, Groups: in.User.Groups, Extra: in.User.Extra}
-		e.values["authorizer"] = library.NewAuthorizerVal(info, in.Authorizer)
-		e.values["authorizer.requestResource"] = library.NewResourceAuthorizerVal(info, in.Authorizer, resource{in.Request})
+	if input.Authorizer != nil {
+		info := &user.DefaultInfo{Name: input.User.Name, UID: input.User.UID, Groups: input.User.Groups,
+			Extra: input.User.Extra}
+		e.values["authorizer"] = library.NewAuthorizerVal(info, input.Authorizer)
+		e.values["authorizer.requestResource"] = library.NewResourceAuthorizerVal(info, input.Authorizer,
+			resource{input.Request})
 	}
 	if s.variables != nil {
 		vars := lazy.NewMapValue(s.variables)
 		for name, v := range s.programs {
-			vars.Append(name, func(*lazy.MapValue) ref.Val { return e.variable(ctx, name, v) })
+			vars.Append(name, func(*lazy.MapValue) ref.Val { return e.evaluateVariable(ctx, name, v) })
 		}
 		e.values["variables"] = vars
 	}
 	return e
 }
 
-// Left returns the remaining budget, for example for another Evaluation with the same budget.
-func (e *Evaluation) Left() int64 { return e.left }
+// RemainingBudget returns the remaining cost budget, which can be the budget of a further
+// Evaluation.
+func (e *Evaluation) RemainingBudget() int64 { return e.left }
 
 // ResolveName returns the value of a variable. It implements interpreter.Activation.
 func (e *Evaluation) ResolveName(name string) (any, bool) {
@@ -87,40 +92,41 @@ func (e *Evaluation) ResolveName(name string) (any, bool) {
 // Parent returns nil. It implements interpreter.Activation.
 func (e *Evaluation) Parent() interpreter.Activation { return nil }
 
-// Eval evaluates an expression. It returns ErrBudget when the budget is exceeded, after which every
-// call fails. Any other error is an error of the expression.
-func (e *Evaluation) Eval(ctx context.Context, p *Program) (ref.Val, error) {
+// Eval evaluates an expression. It returns ErrBudget if the cost budget is exceeded; every later
+// call then fails too. Any other error is an error of the expression.
+func (e *Evaluation) Eval(ctx context.Context, program *Program) (ref.Val, error) {
 	if e.left < 0 {
 		return nil, ErrBudget
 	}
-	out, details, err := p.program.ContextEval(ctx, e)
+	out, details, err := program.program.ContextEval(ctx, e)
 	cost := e.spent
 	e.spent = 0
 	if details == nil || details.ActualCost() == nil {
 		e.left = -1
-		return nil, fmt.Errorf("runtime cost could not be calculated for expression: %v, no further expression will be run",
-			p.Expression)
+		return nil,
+			fmt.Errorf("runtime cost could not be calculated for expression: %v, no further expression will be run",
+				program.Expression)
 	}
-	cost = sum(cost, *details.ActualCost())
+	cost = addCost(cost, *details.ActualCost())
 	if cost > e.left {
 		e.left = -1
 		return nil, ErrBudget
 	}
 	e.left -= cost
 	if err != nil {
-		return nil, fmt.Errorf("expression '%v' resulted in error: %w", p.Expression, err)
+		return nil, fmt.Errorf("expression '%v' resulted in error: %w", program.Expression, err)
 	}
 	return out, nil
 }
 
-func sum(a int64, b uint64) int64 {
+func addCost(a int64, b uint64) int64 {
 	if b > math.MaxInt64-uint64(a) {
 		return math.MaxInt64
 	}
 	return a + int64(b)
 }
 
-func (e *Evaluation) variable(ctx context.Context, name string, v *variable) ref.Val {
+func (e *Evaluation) evaluateVariable(ctx context.Context, name string, v *variable) ref.Val {
 	if e.spent > e.left {
 		return types.WrapErr(ErrBudget)
 	}
@@ -131,15 +137,15 @@ func (e *Evaluation) variable(ctx context.Context, name string, v *variable) ref
 	if details == nil || details.ActualCost() == nil {
 		return types.NewErr("unable to calculate cost of variable %q", name)
 	}
-	e.spent = sum(e.spent, *details.ActualCost())
+	e.spent = addCost(e.spent, *details.ActualCost())
 	if err != nil {
 		return types.NewErr("composited variable %q fails to evaluate: %v", name, err)
 	}
 	return out
 }
 
-// value returns an object as a CEL value with the structure of its JSON.
-func value(obj any) ref.Val {
+// celValue returns an object as a CEL value with the structure of its JSON.
+func celValue(obj any) ref.Val {
 	o, ok := obj.(*custom.Object)
 	if !ok || o == nil {
 		return common.SchemalessTypedToVal(obj)
@@ -152,7 +158,8 @@ func value(obj any) ref.Val {
 	return common.SchemalessTypedToVal(plain)
 }
 
-// namespaceValue returns a Namespace as a CEL value with only the fields of its declared type.
+// namespaceValue returns a Namespace as a CEL value. It has only the fields of the type that
+// namespaceType declares.
 func namespaceValue(ns *corev1.Namespace) ref.Val {
 	if ns == nil {
 		return types.NullValue
@@ -166,7 +173,7 @@ func namespaceValue(ns *corev1.Namespace) ref.Val {
 	return common.SchemalessTypedToVal(shown)
 }
 
-// resource is the resource of the request, for authorizer.requestResource.
+// resource is the requested resource, for the CEL variable authorizer.requestResource.
 type resource struct{ r *admissionv1.AdmissionRequest }
 
 func (r resource) GetName() string        { return r.r.Name }

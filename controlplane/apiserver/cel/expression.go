@@ -21,19 +21,23 @@ type Compilers struct {
 	admission      *Admission
 }
 
-// New returns compilers. Their environments are created on use.
-func New() *Compilers { return Within(roomForPrograms) }
+// New returns compilers with the default cache size. Their CEL environments are created on use.
+func New() *Compilers { return WithBudget(programBudget) }
 
-// Within is like New, with a cache of most bytes for compiled admission expressions.
-func Within(most int64) *Compilers {
+// WithBudget is like New, with a cache of limit bytes for compiled admission expressions.
+func WithBudget(limit int64) *Compilers {
 	base := sync.OnceValue(func() *environment.EnvSet {
 		return environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())
 	})
 	return &Compilers{
-		authentication: sync.OnceValue(func() authenticationcel.Compiler { return authenticationcel.NewCompiler(base()) }),
-		authorization:  sync.OnceValue(func() authorizationcel.Compiler { return authorizationcel.NewCompiler(base()) }),
-		admission: &Admission{base: base, room: lrucache.New(most),
-			devices: sync.OnceValues(func() (*devices, error) { return newDevices(base()) })},
+		authentication: sync.OnceValue(func() authenticationcel.Compiler {
+			return authenticationcel.NewCompiler(base())
+		}),
+		authorization: sync.OnceValue(func() authorizationcel.Compiler {
+			return authorizationcel.NewCompiler(base())
+		}),
+		admission: &Admission{base: base, budget: lrucache.New(limit),
+			devices: sync.OnceValues(func() (*deviceEnv, error) { return newDeviceEnv(base()) })},
 	}
 }
 
@@ -49,16 +53,22 @@ func (c *Compilers) Authorization() authorizationcel.Compiler {
 
 type lazyAuthentication func() authenticationcel.Compiler
 
-func (l lazyAuthentication) CompileClaimsExpression(e authenticationcel.ExpressionAccessor) (authenticationcel.CompilationResult, error) {
+func (l lazyAuthentication) CompileClaimsExpression(
+	e authenticationcel.ExpressionAccessor,
+) (authenticationcel.CompilationResult, error) {
 	return l().CompileClaimsExpression(e)
 }
 
-func (l lazyAuthentication) CompileUserExpression(e authenticationcel.ExpressionAccessor) (authenticationcel.CompilationResult, error) {
+func (l lazyAuthentication) CompileUserExpression(
+	e authenticationcel.ExpressionAccessor,
+) (authenticationcel.CompilationResult, error) {
 	return l().CompileUserExpression(e)
 }
 
 type lazyAuthorization func() authorizationcel.Compiler
 
-func (l lazyAuthorization) CompileCELExpression(e authorizationcel.ExpressionAccessor) (authorizationcel.CompilationResult, error) {
+func (l lazyAuthorization) CompileCELExpression(
+	e authorizationcel.ExpressionAccessor,
+) (authorizationcel.CompilationResult, error) {
 	return l().CompileCELExpression(e)
 }

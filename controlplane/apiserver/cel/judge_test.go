@@ -31,24 +31,28 @@ func TestJudge(t *testing.T) {
 		{expressions.Validation, "authorizer.path('/healthz').check('get').allowed()", false, ""},
 		{expressions.Message, "'no ' + string(variables.v)", false, ""},
 		{expressions.Message, "1", false, "must evaluate to string but got int"},
-		{expressions.Message, "authorizer.path('/healthz').check('get').reason()", false, "undeclared reference to 'authorizer'"},
+		{expressions.Message, "authorizer.path('/healthz').check('get').reason()", false,
+			"undeclared reference to 'authorizer'"},
 		{expressions.AuditAnnotation, "null", false, ""},
 		{expressions.AuditAnnotation, "true", false, "but got bool"},
 		{expressions.PatchMutation, "[JSONPatch{op: 'add', path: '/a', value: 1}]", false, ""},
 		{expressions.PatchMutation, "[1]", false, "must evaluate to"},
 		{expressions.ApplyMutation, "Object{spec: Object.spec{replicas: 1}}", false, ""},
 		{expressions.ApplyMutation, "'a'", false, "must evaluate to"},
-		{expressions.DeviceSelector, "device.driver == 'x' && device.attributes['x'].model == 'a' && device.capacity['x'].memory.isGreaterThan(quantity('1Gi'))", false, ""},
+		{expressions.DeviceSelector, "device.driver == 'x' && device.attributes['x'].model == 'a' && " +
+			"device.capacity['x'].memory.isGreaterThan(quantity('1Gi'))", false, ""},
 		{expressions.DeviceSelector, "device.colour == 'red'", false, "undefined field 'colour'"},
 		{expressions.DeviceSelector, "object.a", false, "undeclared reference to 'object'"},
 		{expressions.DeviceSelector, "device.attributes['x'].ready", false, ""},
 		{expressions.DeviceSelector, "device.driver", false, "must evaluate to bool or the unknown type, not string"},
 		{expressions.DeviceSelector, "cel.bind(x, device.attributes['x'], x.fast && x.near)", false, ""},
-		{expressions.DeviceSelector, "device.attributes['x'].models.includes('a') && device.attributes['x'].version.isLessThan(semver('1.2.3'))", false, ""},
+		{expressions.DeviceSelector, "device.attributes['x'].models.includes('a') && " +
+			"device.attributes['x'].version.isLessThan(semver('1.2.3'))", false, ""},
 		{expressions.DeviceSelector, "device.attributes['x'].models.all(a, a.startsWith('v'))", false, ""},
 		{expressions.DerivedValue, "device.attributes['x'].model", false, ""},
 	} {
-		errs := a.Judge([]expressions.Expression{{Use: variable.Use, Name: variable.Name, Text: variable.Text, At: at, Params: c.params}, {Use: c.use, Text: c.text, Params: c.params, At: at}})
+		errs := a.Judge([]expressions.Expression{{Use: variable.Use, Name: variable.Name, Text: variable.Text, At: at,
+			Params: c.params}, {Use: c.use, Text: c.text, Params: c.params, At: at}})
 		switch {
 		case c.want == "" && len(errs) == 0:
 		case c.want == "" || len(errs) != 1 || !strings.Contains(errs[0].Detail, c.want) || errs[0].BadValue != c.text:
@@ -66,7 +70,8 @@ func TestJudge(t *testing.T) {
 func TestDeviceCost(t *testing.T) {
 	a := New().Admission()
 	each := "device.attributes.all(a, device.attributes.all(b, true))"
-	nested := "device.attributes.all(a, device.attributes.all(b, device.attributes.all(c, device.attributes.all(d, true))))"
+	nested := "device.attributes.all(a, device.attributes.all(b, device.attributes.all(c, " +
+		"device.attributes.all(d, true))))"
 	const tooMuch = "at: Forbidden: too complex, exceeds cost limit"
 	judge := func(use expressions.Use, texts ...string) string {
 		var list []expressions.Expression

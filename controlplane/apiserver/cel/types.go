@@ -6,12 +6,13 @@ import (
 	apiservercel "k8s.io/apiserver/pkg/cel"
 )
 
-type fields = map[string]*apiservercel.DeclType
+type fieldTypes = map[string]*apiservercel.DeclType
 
-// object declares an object type with the given fields. Fields named in required are always set.
-func object(name string, of fields, required ...string) *apiservercel.DeclType {
-	out := make(map[string]*apiservercel.DeclField, len(of))
-	for field, t := range of {
+// objectType declares an object type with the given fields. The fields listed in required are
+// always set.
+func objectType(name string, fields fieldTypes, required ...string) *apiservercel.DeclType {
+	out := make(map[string]*apiservercel.DeclField, len(fields))
+	for field, t := range fields {
 		out[field] = apiservercel.NewDeclField(field, t, false, nil, nil)
 	}
 	for _, field := range required {
@@ -29,14 +30,15 @@ func mapTo(t *apiservercel.DeclType) *apiservercel.DeclType {
 // requestType returns the type of the variable request: an AdmissionRequest without the objects.
 func requestType() *apiservercel.DeclType {
 	text := apiservercel.StringType
-	kind := object("kubernetes.GroupVersionKind", fields{"group": text, "version": text, "kind": text},
+	kind := objectType("kubernetes.GroupVersionKind", fieldTypes{"group": text, "version": text, "kind": text},
 		"group", "version", "kind")
-	resource := object("kubernetes.GroupVersionResource", fields{"group": text, "version": text, "resource": text},
+	resource := objectType("kubernetes.GroupVersionResource",
+		fieldTypes{"group": text, "version": text, "resource": text},
 		"group", "version", "resource")
-	user := object("kubernetes.UserInfo", fields{
+	user := objectType("kubernetes.UserInfo", fieldTypes{
 		"username": text, "uid": text, "groups": listOf(text), "extra": mapTo(listOf(text)),
 	})
-	return object("kubernetes.AdmissionRequest", fields{
+	return objectType("kubernetes.AdmissionRequest", fieldTypes{
 		"kind": kind, "resource": resource, "subResource": text,
 		"requestKind": kind, "requestResource": resource, "requestSubResource": text,
 		"name": text, "namespace": text, "operation": text, "userInfo": user,
@@ -44,26 +46,26 @@ func requestType() *apiservercel.DeclType {
 	}, "kind", "resource", "requestKind", "requestResource", "name", "operation", "userInfo")
 }
 
-// namespaceType returns the type of the variable namespaceObject.
+// namespaceType returns the type of the variable namespaceObject: a Namespace without some fields.
 func namespaceType() *apiservercel.DeclType {
 	text, moment, number := apiservercel.StringType, apiservercel.TimestampType, apiservercel.IntType
-	condition := object("kubernetes.NamespaceCondition", fields{
+	condition := objectType("kubernetes.NamespaceCondition", fieldTypes{
 		"status": text, "type": text, "lastTransitionTime": moment, "message": text, "reason": text,
 	}, "status", "type", "lastTransitionTime", "message", "reason")
-	return object("kubernetes.Namespace", fields{
-		"metadata": object("kubernetes.NamespaceMetadata", fields{
+	return objectType("kubernetes.Namespace", fieldTypes{
+		"metadata": objectType("kubernetes.NamespaceMetadata", fieldTypes{
 			"name": text, "generateName": text, "namespace": text, "labels": mapTo(text), "annotations": mapTo(text),
 			"UID": text, "creationTimestamp": moment, "deletionGracePeriodSeconds": number, "deletionTimestamp": moment,
 			"generation": number, "resourceVersion": text, "finalizers": listOf(text),
 		}, "name", "generateName", "namespace", "labels", "annotations", "UID", "creationTimestamp",
 			"deletionGracePeriodSeconds", "deletionTimestamp", "generation", "resourceVersion", "finalizers"),
-		"spec": object("kubernetes.NamespaceSpec", fields{"finalizers": listOf(text)}, "finalizers"),
-		"status": object("kubernetes.NamespaceStatus", fields{"conditions": listOf(condition), "phase": text},
+		"spec": objectType("kubernetes.NamespaceSpec", fieldTypes{"finalizers": listOf(text)}, "finalizers"),
+		"status": objectType("kubernetes.NamespaceStatus", fieldTypes{"conditions": listOf(condition), "phase": text},
 			"conditions", "phase"),
 	}, "metadata", "spec", "status")
 }
 
-// scalars maps scalar CEL types to declared types.
+// scalars maps the scalar types of CEL to the declared types (DeclType) of Kubernetes.
 var scalars = map[*cel.Type]*apiservercel.DeclType{
 	cel.AnyType: apiservercel.AnyType, cel.BoolType: apiservercel.BoolType, cel.BytesType: apiservercel.BytesType,
 	cel.DoubleType: apiservercel.DoubleType, cel.DurationType: apiservercel.DurationType,
@@ -71,8 +73,8 @@ var scalars = map[*cel.Type]*apiservercel.DeclType{
 	cel.TimestampType: apiservercel.TimestampType, cel.UintType: apiservercel.UintType,
 }
 
-// declType returns the declared type for a CEL type. A type without a declared form becomes
-// dynamic.
+// declType returns the declared type (DeclType) for a CEL type. It returns the dynamic type for a
+// CEL type without a declared type.
 func declType(t *cel.Type) *apiservercel.DeclType {
 	if d := scalars[t]; d != nil {
 		return d

@@ -17,21 +17,23 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// maxDescents is the maximum number of wildcard steps in a path ("..", "[*]", a slice, a filter).
-// Each multiplies the evaluation time. A column with more of them stays empty.
+// maxDescents is the maximum number of wildcard steps ("..", "[*]", a slice, a filter) in the
+// JSONPath of a column. Each step multiplies the evaluation time. A column with more steps stays
+// empty.
 const maxDescents = 3
 
-// maxUnions is the maximum number of commas in a path: n unions of two names each give 2^n results.
+// maxUnions is the maximum number of commas in the JSONPath of a column: n unions of two names each
+// have 2^n results.
 const maxUnions = 8
 
-// column is a table column of a kind.
+// column is a table column that a CustomResourceDefinition adds.
 type column struct {
 	metav1.TableColumnDefinition
 	find func(all map[string]any) (any, bool)
 }
 
-// columnsOf returns the columns of a version in addition to the name. Paths are parsed at their
-// first use.
+// columnsOf returns the table columns of a version after the name column. Their JSONPaths are
+// parsed at first use.
 func columnsOf(v *apiextensionsv1.CustomResourceDefinitionVersion) []column {
 	list := v.AdditionalPrinterColumns
 	if len(list) == 0 {
@@ -49,27 +51,27 @@ func columnsOf(v *apiextensionsv1.CustomResourceDefinitionVersion) []column {
 		out[i].TableColumnDefinition = metav1.TableColumnDefinition{
 			Name: c.Name, Type: c.Type, Format: c.Format, Description: about, Priority: c.Priority,
 		}
-		out[i].find = finder(c.JSONPath)
+		out[i].find = newFinder(c.JSONPath)
 	}
 	return out
 }
 
-// printed sets the table columns of a kind and the function that fills a row.
-func printed(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
+// setColumns sets the table columns of a kind, and the function that returns a row for an object.
+func setColumns(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
 	cols := columnsOf(v)
-	k.Columns = []metav1.TableColumnDefinition{
+	k.Lists.Columns = []metav1.TableColumnDefinition{
 		{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
 	}
 	for _, c := range cols {
-		k.Columns = append(k.Columns, c.TableColumnDefinition)
+		k.Lists.Columns = append(k.Lists.Columns, c.TableColumnDefinition)
 	}
-	k.Row = func(obj api.Object, now time.Time) []any {
+	k.Lists.Row = func(obj api.Object, now time.Time) []any {
 		cells := []any{obj.GetName()}
 		all, err := obj.(*custom.Object).Map()
 		for _, c := range cols {
 			var cell any
 			if value, ok := c.find(all); ok && err == nil {
-				cell = shown(c.Type, value, now)
+				cell = cellValue(c.Type, value, now)
 			}
 			cells = append(cells, cell)
 		}
@@ -77,11 +79,11 @@ func printed(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
 	}
 }
 
-// finder returns a function that finds the first value of a path in an object. It finds nothing if
-// the path is invalid or too costly.
-func finder(path string) func(map[string]any) (any, bool) {
-	if simple(path) {
-		names := parts(path)
+// newFinder returns a function that finds the first value of a JSONPath in an object. The function
+// finds nothing if the path is invalid or too costly.
+func newFinder(path string) func(map[string]any) (any, bool) {
+	if isSimplePath(path) {
+		names := splitPath(path)
 		return func(all map[string]any) (any, bool) {
 			var at any = all
 			for _, name := range names {
@@ -96,7 +98,7 @@ func finder(path string) func(map[string]any) (any, bool) {
 			return at, true
 		}
 	}
-	if isCostly(path) {
+	if isCostlyRule(path) {
 		return func(map[string]any) (any, bool) { return nil, false }
 	}
 	var mu sync.Mutex // a parsed path has state
@@ -120,16 +122,17 @@ func finder(path string) func(map[string]any) (any, bool) {
 			return nil, false
 		}
 		found, err := p.FindResults(all)
-		if err != nil || len(found) == 0 || len(found[0]) == 0 || !found[0][0].IsValid() || !found[0][0].CanInterface() {
+		if err != nil || len(found) == 0 || len(found[0]) == 0 || !found[0][0].IsValid() ||
+			!found[0][0].CanInterface() {
 			return nil, false
 		}
 		return found[0][0].Interface(), true
 	}
 }
 
-// isCostly reports whether evaluating a path may take longer than a small power of the object's
-// size. It is also true for paths with braces, which could start another expression or a loop.
-func isCostly(path string) bool {
+// isCostlyRule reports whether the evaluation of a JSONPath could take too long for a large object.
+// It is also true for paths with braces, which could start another expression or a loop.
+func isCostlyRule(path string) bool {
 	descents := 0
 	for _, mark := range []string{"..", "*", "?", ":"} {
 		descents += strings.Count(path, mark)
@@ -137,16 +140,17 @@ func isCostly(path string) bool {
 	return descents > maxDescents || strings.Count(path, ",") > maxUnions || strings.ContainsAny(path, "{}")
 }
 
-// simple reports whether a path consists only of field names separated by dots.
-func simple(path string) bool {
-	return strings.HasPrefix(path, ".") && !strings.ContainsAny(path, `[]{}()*?@$'"\,|& `) && !strings.Contains(path, "..") && len(path) > 1
+// isSimplePath reports whether a path consists only of field names separated by dots.
+func isSimplePath(path string) bool {
+	return strings.HasPrefix(path, ".") && !strings.ContainsAny(path, `[]{}()*?@$'"\,|& `) &&
+		!strings.Contains(path, "..") && len(path) > 1
 }
 
-// shown converts a value to the type of a column; nil if it has another type.
-func shown(as string, value any, now time.Time) any {
-	switch as {
+// cellValue converts a value to the type of a column; nil if it has another type.
+func cellValue(columnType string, value any, currentTime time.Time) any {
+	switch columnType {
 	case "string":
-		return text(value)
+		return cellText(value)
 	case "integer":
 		switch n := value.(type) {
 		case int64:
@@ -167,14 +171,15 @@ func shown(as string, value any, now time.Time) any {
 		}
 	case "date":
 		if s, ok := value.(string); ok {
-			return since(s, now)
+			return formatAge(s, currentTime)
 		}
 	}
 	return nil
 }
 
-// text formats a value like kubectl's JSONPath printer: scalars as text, other values as JSON.
-func text(value any) any {
+// cellText formats a value as kubectl prints the result of a JSONPath: scalars as text, other
+// values as JSON.
+func cellText(value any) any {
 	if s, ok := value.(string); ok {
 		return s
 	}
@@ -185,31 +190,31 @@ func text(value any) any {
 	return buf.String()
 }
 
-func since(at string, now time.Time) string {
-	t, err := time.Parse(time.RFC3339, at)
+func formatAge(timestamp string, currentTime time.Time) string {
+	t, err := time.Parse(time.RFC3339, timestamp)
 	switch {
-	case at == "" || at == "null":
+	case timestamp == "" || timestamp == "null":
 		return "<unknown>"
 	case err != nil:
 		return "<invalid>"
 	}
-	return duration.HumanDuration(now.Sub(t))
+	return duration.HumanDuration(currentTime.Sub(t))
 }
 
-// selectable is a selectable field of a version, by name.
-type selectable struct {
+// selectableField is a field of a version that field selectors may use, and its name.
+type selectableField struct {
 	name string
 	find func(map[string]any) (any, bool)
 }
 
-func selectables(v *apiextensionsv1.CustomResourceDefinitionVersion) (out []selectable) {
+func selectableFields(v *apiextensionsv1.CustomResourceDefinitionVersion) (out []selectableField) {
 	for _, f := range v.SelectableFields {
-		out = append(out, selectable{strings.TrimPrefix(f.JSONPath, "."), finder(f.JSONPath)})
+		out = append(out, selectableField{strings.TrimPrefix(f.JSONPath, "."), newFinder(f.JSONPath)})
 	}
 	return out
 }
 
-func (s *selectable) of(content map[string]any) string {
+func (s *selectableField) fieldValue(content map[string]any) string {
 	if value, ok := s.find(content); ok && value != nil {
 		return fmt.Sprint(value)
 	}

@@ -29,7 +29,7 @@ func TestColumnPathsAreBounded(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			finder(path)(object)
+			newFinder(path)(object)
 		}()
 		select {
 		case <-done:
@@ -39,9 +39,10 @@ func TestColumnPathsAreBounded(t *testing.T) {
 	}
 	for path, want := range map[string]any{
 		`.list[?(@.type=="Ready")].status`: "True", ".list[0].status": "True", ".list[0:1].status": "True",
-		".list[*].n": int64(0), ".list[-1:].n": int64(1999), `.list[0]['status','type']`: "True", ".list[0,1].n": int64(0),
+		".list[*].n": int64(0), ".list[-1:].n": int64(1999), `.list[0]['status','type']`: "True",
+		".list[0,1].n": int64(0),
 	} {
-		if got, ok := finder(path)(object); !ok || got != want {
+		if got, ok := newFinder(path)(object); !ok || got != want {
 			t.Errorf("%s: %v, %v", path, got, ok)
 		}
 	}
@@ -49,20 +50,23 @@ func TestColumnPathsAreBounded(t *testing.T) {
 
 // Schema rules reject quantities that take long to parse, like all other expressions.
 func TestQuantitiesInRulesAreBounded(t *testing.T) {
-	c := fuzzed([]byte(`{"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}},` +
-		`"x-kubernetes-validations":[{"rule":"quantity(self.a).isGreaterThan(quantity('0'))"}]}}}}}`))
-	d, err := define(c, definitions(kinds.All()), Hooks{})
+	c :=
+		fuzzed([]byte(`{"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object",` +
+			`"properties":{"a":{"type":"string"}},` +
+			`"x-kubernetes-validations":[{"rule":"quantity(self.a).isGreaterThan(quantity('0'))"}]}}}}}`))
+	d, err := newDefinition(c, definitionsKind(kinds.All()), Hooks{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for value, want := range map[string]string{"1Gi": "", "1e-2000000000": "the exponent of the quantity has 10 digits"} {
-		o := d.kinds[0].New().(*custom.Object)
+	for value, want := range map[string]string{"1Gi": "",
+		"1e-2000000000": "the exponent of the quantity has 10 digits"} {
+		o := d.kinds[0].Type.New().(*custom.Object)
 		if _, err := o.DecodeJSON([]byte(`{"metadata":{"name":"a"},"spec":{"a":"`+value+`"}}`), true); err != nil {
 			t.Fatal(err)
 		}
 		o.Name, o.Namespace = "a", "default"
 		o.SetGroupVersionKind(d.kinds[0].GVK)
-		errs := d.kinds[0].Check(t.Context(), "", o, nil)
+		errs := d.kinds[0].Validation.Check(t.Context(), "", o, nil)
 		if (len(errs) > 0) != (want != "") || !strings.Contains(fmt.Sprint(errs), want) {
 			t.Errorf("%s: %v", value, errs)
 		}

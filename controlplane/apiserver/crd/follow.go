@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/follow"
 )
 
-// Follower updates the table of kinds from the CustomResourceDefinitions in this replica's watch
-// cache.
+// Follower keeps the table of kinds up to date with the CustomResourceDefinitions in this replica's
+// watch cache.
 type Follower struct {
 	source follow.Source
 	kinds  *api.Kinds
@@ -21,13 +21,13 @@ type Follower struct {
 	log    *slog.Logger
 	ready  chan struct{}
 
-	change sync.Mutex             // held while served changes, in Run and Begin
+	change sync.Mutex             // held while served changes, in Run and LoadInitial
 	served map[string]*definition // by definition name
 
-	follow.Place // revision up to which definitions are applied
+	follow.Position // revision up to which definitions are applied
 }
 
-// NewFollower returns a Follower. It serves no kinds before Begin or Run.
+// NewFollower returns a Follower. It serves no kinds before LoadInitial or Run.
 func NewFollower(source follow.Source, kinds *api.Kinds, hooks Hooks, log *slog.Logger) *Follower {
 	return &Follower{
 		source: source, kinds: kinds, hooks: hooks, log: log, ready: make(chan struct{}),
@@ -35,45 +35,46 @@ func NewFollower(source follow.Source, kinds *api.Kinds, hooks Hooks, log *slog.
 	}
 }
 
-// Ready is closed once the kinds of all definitions that existed when Run started are served.
+// Ready returns a channel that is closed once the kinds of all definitions that existed when Run
+// started are served.
 func (f *Follower) Ready() <-chan struct{} { return f.ready }
 
-// kind returns the kind CustomResourceDefinition.
-func (f *Follower) kind() *api.Kind { return definitions(f.kinds) }
+// definitionKind returns the kind CustomResourceDefinition.
+func (f *Follower) definitionKind() *api.Kind { return definitionsKind(f.kinds) }
 
-func definitions(k *api.Kinds) *api.Kind {
+func definitionsKind(k *api.Kinds) *api.Kind {
 	return k.ByGVK(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
 }
 
-// Run follows the definitions until ctx is done.
+// Run applies the definitions and their changes to the table of kinds until ctx is done.
 func (f *Follower) Run(ctx context.Context) error {
-	return follow.Run(ctx, f.log, f.source, f.kind(), f, sync.OnceFunc(func() { close(f.ready) }))
+	return follow.Run(ctx, f.log, f.source, f.definitionKind(), f, sync.OnceFunc(func() { close(f.ready) }))
 }
 
-// Complete waits until every definition that any client has seen is served by this replica.
-func (f *Follower) Complete(ctx context.Context) error {
+// AwaitAll waits until this replica serves every definition that was committed before the call.
+func (f *Follower) AwaitAll(ctx context.Context) error {
 	select {
 	case <-f.ready:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return f.CaughtUp(ctx, f.source, f.kind(), false)
+	return f.CaughtUp(ctx, f.source, f.definitionKind(), false)
 }
 
-// Begin serves the definitions in the state from which the watch cache is loaded, before Run
-// follows them. The objects of their kinds can then be loaded with them. Definitions that are
-// already served are unchanged.
-func (f *Follower) Begin(all []api.Object) {
+// LoadInitial serves the given definitions before Run follows them. They come from the state from
+// which the watch cache is loaded. The custom resources in this state can then be loaded too.
+// Definitions that are already served are unchanged.
+func (f *Follower) LoadInitial(objects []api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
 	var add []*api.Kind
 	next := map[string]*definition{}
-	for _, o := range all {
+	for _, o := range objects {
 		c := o.(*apiextensionsv1.CustomResourceDefinition)
-		if !served(c) || f.served[c.Name] != nil {
+		if !isServed(c) || f.served[c.Name] != nil {
 			continue
 		}
-		d, err := define(c, f.kind(), f.hooks)
+		d, err := newDefinition(c, f.definitionKind(), f.hooks)
 		if err != nil {
 			continue // Run logs it
 		}
@@ -85,28 +86,28 @@ func (f *Follower) Begin(all []api.Object) {
 	}
 }
 
-// TakesLight implements follow.Lighter: the follower accepts definitions with packed schemas, which
-// are unpacked when an object needs them.
+// TakesLight declares that the follower accepts definitions in the light form, with packed schemas.
+// It unpacks a schema when an object needs it. TakesLight implements follow.LightReceiver.
 func (f *Follower) TakesLight() {}
 
-// Replace serves exactly the given definitions. All changes take effect in one step, unless one of
-// them fails; then each definition is changed separately.
-func (f *Follower) Replace(all []api.Object) {
+// Replace serves exactly the given definitions. It changes the table of kinds in one step. If a
+// definition cannot be served, it changes the table separately for each definition.
+func (f *Follower) Replace(objects []api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
-	there := make(map[string]bool, len(all))
+	there := make(map[string]bool, len(objects))
 	var drop, add []*api.Kind
 	next := map[string]*definition{}
-	for _, o := range all {
+	for _, o := range objects {
 		c := o.(*apiextensionsv1.CustomResourceDefinition)
 		there[c.Name] = true
 		have := f.served[c.Name]
-		if !served(c) || have != nil && same(have.CustomResourceDefinition, c) {
+		if !isServed(c) || have != nil && isCompatible(have.CustomResourceDefinition, c) {
 			continue
 		}
-		d, err := define(c, f.kind(), f.hooks)
+		d, err := newDefinition(c, f.definitionKind(), f.hooks)
 		if err != nil {
-			f.log.Error("a custom resource definition cannot be served", "name", c.Name, "err", err)
+			f.log.Error("failed to serve a custom resource definition", "name", c.Name, "err", err)
 			continue
 		}
 		next[c.Name] = d
@@ -126,25 +127,25 @@ func (f *Follower) Replace(all []api.Object) {
 	}
 	if f.kinds.Change(drop, add) == nil {
 		for name, d := range next {
-			f.keep(name, d)
+			f.storeServed(name, d)
 		}
 		return
 	}
 	for name, d := range next { // one of the definitions cannot be served; serve the others
-		f.exchange(name, d)
+		f.replaceServed(name, d)
 	}
 }
 
-// Remove stops serving the kinds of a definition.
+// Remove stops serving the kinds of a deleted definition.
 func (f *Follower) Remove(o api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
-	f.remove(o)
+	f.removeDefinition(o)
 }
 
-func (f *Follower) remove(o api.Object) {
+func (f *Follower) removeDefinition(o api.Object) {
 	if f.served[o.GetName()] != nil {
-		f.exchange(o.GetName(), nil)
+		f.replaceServed(o.GetName(), nil)
 	}
 }
 
@@ -155,24 +156,24 @@ func (f *Follower) Set(o api.Object) {
 	defer f.change.Unlock()
 	c := o.(*apiextensionsv1.CustomResourceDefinition)
 	have := f.served[c.Name]
-	if !served(c) {
-		f.remove(c)
+	if !isServed(c) {
+		f.removeDefinition(c)
 		return
 	}
-	if have != nil && same(have.CustomResourceDefinition, c) {
+	if have != nil && isCompatible(have.CustomResourceDefinition, c) {
 		return
 	}
-	d, err := define(c, f.kind(), f.hooks)
+	d, err := newDefinition(c, f.definitionKind(), f.hooks)
 	if err != nil {
-		f.log.Error("a custom resource definition cannot be served", "name", c.Name, "err", err)
+		f.log.Error("failed to serve a custom resource definition", "name", c.Name, "err", err)
 		return
 	}
-	f.exchange(c.Name, d)
+	f.replaceServed(c.Name, d)
 }
 
-// exchange replaces the served definition of a name by d; nil only removes it. A definition that
-// cannot be served is logged and changes nothing.
-func (f *Follower) exchange(name string, d *definition) {
+// replaceServed replaces the served definition with this name by d. A nil d removes it. If d cannot
+// be served, the error is logged and nothing changes.
+func (f *Follower) replaceServed(name string, d *definition) {
 	var drop, add []*api.Kind
 	if have := f.served[name]; have != nil {
 		drop = have.kinds
@@ -181,14 +182,15 @@ func (f *Follower) exchange(name string, d *definition) {
 		add = d.kinds
 	}
 	if err := f.kinds.Change(drop, add); err != nil {
-		f.log.Error("a custom resource definition cannot be served", "name", name, "err", err)
+		f.log.Error("failed to serve a custom resource definition", "name", name, "err", err)
 		return
 	}
-	f.keep(name, d)
+	f.storeServed(name, d)
 }
 
-// keep stores the served definition of a name and closes the converter of the previous one.
-func (f *Follower) keep(name string, d *definition) {
+// storeServed stores d as the served definition with this name, and closes the converter of the
+// previous definition.
+func (f *Follower) storeServed(name string, d *definition) {
 	if have := f.served[name]; have != nil && have.convert.close != nil {
 		have.convert.close()
 	}

@@ -25,21 +25,22 @@ type definition struct {
 	convert  converter
 }
 
-// served reports whether the kinds of a definition are to be served: it is established.
-func served(c *apiextensionsv1.CustomResourceDefinition) bool {
+// isServed reports whether the kinds of a definition are to be served, that is, whether the
+// definition is established.
+func isServed(c *apiextensionsv1.CustomResourceDefinition) bool {
 	return apihelpers.IsCRDConditionTrue(c, apiextensionsv1.Established)
 }
 
-// same reports whether the kinds created for definition a are also valid for b. a must be a result
-// of custom.Pack.
-func same(a, b *apiextensionsv1.CustomResourceDefinition) bool {
-	return a.UID == b.UID && names(&a.Status.AcceptedNames, &b.Status.AcceptedNames) &&
+// isCompatible reports whether the kinds that were created for definition a are also valid for b. a
+// must be a result of custom.Pack.
+func isCompatible(a, b *apiextensionsv1.CustomResourceDefinition) bool {
+	return a.UID == b.UID && equalNames(&a.Status.AcceptedNames, &b.Status.AcceptedNames) &&
 		(a.Generation == b.Generation || sameSpec(a, b))
 }
 
-// define creates the kinds of a definition. The definition c is shared and is not modified; of is
-// the kind CustomResourceDefinition.
-func define(c *apiextensionsv1.CustomResourceDefinition, of *api.Kind, hooks Hooks) (*definition, error) {
+// newDefinition creates the kinds of a CustomResourceDefinition. It does not modify c. kind is the
+// kind CustomResourceDefinition itself.
+func newDefinition(c *apiextensionsv1.CustomResourceDefinition, kind *api.Kind, hooks Hooks) (*definition, error) {
 	c, err := custom.Pack(c)
 	if err != nil {
 		return nil, err
@@ -64,61 +65,64 @@ func define(c *apiextensionsv1.CustomResourceDefinition, of *api.Kind, hooks Hoo
 		ShortNames: accepted.ShortNames, Categories: accepted.Categories,
 		Namespaced: c.Spec.Scope == apiextensionsv1.NamespaceScoped,
 	}
-	d.convert = d.converter(hooks)
+	d.convert = d.newConverter(hooks)
 	d.storage = custom.NewStorage(r, hub, known...)
-	d.storage.Hub.New = custom.Shaped(d.versions[hub])
+	d.storage.Hub.New = custom.NewShaped(d.versions[hub])
 	for i := range d.storage.Known {
-		d.storage.Known[i].New = custom.Shaped(d.versions[known[i]])
+		d.storage.Known[i].New = custom.NewShaped(d.versions[known[i]])
 		if d.convert.local {
-			d.storage.Known[i].ToHub = func(o api.Object) (api.Object, error) { return renamed(o, d.versions[hub]) }
+			d.storage.Known[i].ToHub = func(o api.Object) (api.Object, error) { return withVersion(o, d.versions[hub]) }
 		}
 	}
-	ref := api.Ref{Kind: of, Name: c.Name}
+	ref := api.Ref{Kind: kind, Name: c.Name}
 	for i := range c.Spec.Versions {
 		if v := d.versions[c.Spec.Versions[i].Name]; v.spec.Served || v.spec.Storage {
-			k := d.kind(r, v)
-			k.Hidden = !v.spec.Served
-			k.Presence = func() (api.Ref, types.UID) { return ref, c.UID }
+			k := d.newKind(r, v)
+			k.Serving.Hidden = !v.spec.Served
+			k.Commit.Presence = func() (api.Ref, types.UID) { return ref, c.UID }
 			d.kinds = append(d.kinds, k)
 		}
 	}
 	return d, nil
 }
 
-// kind creates the kind of one version of the definition.
-func (d *definition) kind(r custom.Resource, v *version) *api.Kind {
+// newKind creates the kind of one version of the definition.
+func (d *definition) newKind(r custom.Resource, v *version) *api.Kind {
 	k := custom.NewKind(r, v.spec.Name, v.hasStatus(), d.storage)
-	k.New = custom.Shaped(v)
-	k.ListKind, k.Definition, k.Deprecated = d.Status.AcceptedNames.ListKind, d.Name, d.deprecation(v)
-	j := &judge{of: v, whole: k.Validate, changed: k.ValidateUpdate}
-	k.Check = j.check
-	k.Default = func(o api.Object) {
+	k.Type.New = custom.NewShaped(v)
+	k.Naming.ListKind, k.Serving.Definition, k.Serving.Deprecated = d.Status.AcceptedNames.ListKind, d.Name,
+		d.deprecationWarning(v)
+	j := &validator{version: v, whole: k.Validation.Object, changed: k.Validation.Update}
+	k.Validation.Check = j.validateFacet
+	k.Writes.Default = func(o api.Object) {
 		// An error is reported by validation.
-		_, _ = v.Fit(detach(o.(*custom.Object)), false)
+		_, _ = v.Fit(detachContent(o.(*custom.Object)), false)
 	}
-	printed(k, v.spec)
-	if s := v.scale(); s != nil {
+	setColumns(k, v.spec)
+	if s := v.scaleSubresource(); s != nil {
 		if k.Subresources == nil {
 			k.Subresources = map[string]*api.Subresource{}
 		}
 		k.Subresources["scale"] = scaleOf(s)
 	}
 	if len(v.spec.SelectableFields) > 0 {
-		paths := selectables(v.spec)
-		k.FieldsOfVersion = len(d.Spec.Versions) > 1
-		k.Fields = func(o api.Object) fields.Set {
+		paths := selectableFields(v.spec)
+		k.Lists.FieldsOfVersion = len(d.Spec.Versions) > 1
+		k.Lists.Fields = func(o api.Object) fields.Set {
 			set := make(fields.Set, len(paths))
 			for _, p := range paths {
-				set[p.name] = p.of(o.(*custom.Object).Content)
+				set[p.name] = p.fieldValue(o.(*custom.Object).Content)
 			}
 			return set
 		}
 	}
 	if d.storage.Hub.GVK.Version != v.spec.Name || !d.convert.local {
 		k.Conversion = &api.Conversion{
-			From: func(ctx context.Context, objs []api.Object) ([]api.Object, error) { return d.convert.to(ctx, objs, v) },
+			From: func(ctx context.Context, objs []api.Object) ([]api.Object, error) {
+				return d.convert.convert(ctx, objs, v)
+			},
 			To: func(ctx context.Context, obj api.Object) (api.Object, error) {
-				out, err := d.convert.to(ctx, []api.Object{obj}, d.versions[d.storage.Hub.GVK.Version])
+				out, err := d.convert.convert(ctx, []api.Object{obj}, d.versions[d.storage.Hub.GVK.Version])
 				if err != nil {
 					return nil, err
 				}
@@ -126,19 +130,20 @@ func (d *definition) kind(r custom.Resource, v *version) *api.Kind {
 			},
 		}
 	}
-	k.Types = sync.OnceValue(v.types) // once, since an apply needs the same converter throughout
-	k.Model = v.model
+	k.Schema.Types = sync.OnceValue(v.typeConverter) // once, since an apply needs the same converter throughout
+	k.Schema.Model = v.publishedModel
 	return k
 }
 
-// detach gives an object its own copy of its content.
-func detach(o *custom.Object) *custom.Object {
+// detachContent gives an object a copy of its content that no other object shares.
+func detachContent(o *custom.Object) *custom.Object {
 	o.Content = o.DeepCopy().Content
 	return o
 }
 
-// deprecation returns the warning for clients of a deprecated version; "" for other versions.
-func (d *definition) deprecation(v *version) string {
+// deprecationWarning returns the warning that clients of version v receive; "" if v is not
+// deprecated.
+func (d *definition) deprecationWarning(v *version) string {
 	if !v.spec.Deprecated {
 		return ""
 	}

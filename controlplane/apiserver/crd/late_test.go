@@ -15,14 +15,14 @@ import (
 func TestConversionsAtTheDeadline(t *testing.T) {
 	for _, says := range []string{``, `{"kind":"ConversionReview"}`} {
 		ctx := overdue.New(t.Context())
-		srv := httptest.NewServer(ctx.Says(says))
+		srv := httptest.NewServer(ctx.RespondWith(says))
 		t.Cleanup(srv.Close)
 		var answer review
 		to, err := webhook.NewEndpoint(webhook.Address{URL: srv.URL})
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = post(ctx, to, &review{}, &answer, 1000)
+		err = postReview(ctx, to, &review{}, &answer, 1000)
 		if !errors.Is(err, context.DeadlineExceeded) || answer.Kind != "" {
 			t.Errorf("a webhook that says %q: %+v, %v", says, answer, err)
 		}

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// schemaOf returns the schema for server-side apply, with the fields apiVersion and kind.
+// schemaOf returns the schema for server-side apply, which includes the fields apiVersion and kind.
 func (v *version) schemaOf() (*spec.Schema, error) {
 	s, err := v.structural()
 	if err != nil {
@@ -33,8 +33,9 @@ func (v *version) schemaOf() (*spec.Schema, error) {
 	return out, nil
 }
 
-// publishedSchema returns the schema as Kubernetes publishes it in OpenAPI. It has no properties if
-// there is no schema, and in v2 if unknown fields are preserved. Clients then accept any field.
+// publishedSchema returns the schema in the form in which Kubernetes publishes it in OpenAPI v3
+// (v3=true) or v2. The result has no properties if there is no schema, and in v2 also if unknown
+// fields are preserved. Clients then accept any field.
 func (v *version) publishedSchema(v3 bool) (*spec.Schema, error) {
 	s, err := v.structural()
 	if err != nil {
@@ -63,9 +64,9 @@ var withoutDefaults = &structural.Visitor{Structural: func(s *structural.Structu
 	return had
 }}
 
-// model returns the published schema without metadata, which the caller adds if there are
-// properties. It is api.Kind.Model.
-func (v *version) model(v3 bool) (map[string]any, error) {
+// publishedModel returns the schema that OpenAPI documents contain, without metadata. The caller
+// adds the metadata if the schema has properties. It is used as api.Kind.Schema.Model.
+func (v *version) publishedModel(v3 bool) (map[string]any, error) {
 	s, err := v.publishedSchema(v3)
 	if err != nil {
 		return nil, err
@@ -86,16 +87,16 @@ func (v *version) model(v3 bool) (map[string]any, error) {
 	return out, json.Unmarshal(data, &out)
 }
 
-// types returns the type converter of server-side apply, which merges lists by the keys in the
-// schema. Without a valid schema it deduces types from objects.
-func (v *version) types() managedfields.TypeConverter {
+// typeConverter returns the type converter of server-side apply, which merges lists by the keys in
+// the schema. Without a valid schema, it deduces the types from the objects.
+func (v *version) typeConverter() managedfields.TypeConverter {
 	s, err := v.schemaOf()
 	if err == nil {
 		s.Properties["metadata"] = custom.MetaRef()
 		var types managedfields.TypeConverter
-		if types, err = custom.TypesOf(v.gvk, s); err == nil {
-			return custom.Types(types)
+		if types, err = custom.TypeConverterForModel(v.gvk, s); err == nil {
+			return custom.NewTypeConverter(types)
 		}
 	}
-	return custom.Types(managedfields.NewDeducedTypeConverter())
+	return custom.NewTypeConverter(managedfields.NewDeducedTypeConverter())
 }

@@ -9,20 +9,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// maxPatternSize is the maximum size of all patterns of a definition, in instructions of the
-// compiled programs: about 10 MiB. A repeated group is compiled once per repetition, so a 100 KiB
-// pattern can compile to 1 GiB.
+// maxPatternSize is the maximum total size of the regular expressions in a definition, in
+// instructions of their compiled programs. It corresponds to about 10 MiB. A repeated group is
+// compiled once per repetition, so a pattern of 100 KiB can compile to 1 GiB.
 const maxPatternSize = 1 << 18
 
-// judgePatterns returns an error if the patterns are too large in total and larger than before; was
-// may be nil.
-func judgePatterns(now, was *apiextensions.CustomResourceDefinition) field.ErrorList {
-	size := patternsOf(now)
-	if size <= maxPatternSize || was != nil && size <= patternsOf(was) {
+// validatePatterns returns an error if the regular expressions of a definition are too large in
+// total, and larger than those of the stored definition old; old may be nil.
+func validatePatterns(definition, old *apiextensions.CustomResourceDefinition) field.ErrorList {
+	size := patternsOf(definition)
+	if size <= maxPatternSize || old != nil && size <= patternsOf(old) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "versions"),
-		fmt.Sprintf("the patterns of the schemas are too large together: at most %d steps are compiled", maxPatternSize))}
+		fmt.Sprintf("the patterns of all schemas are too large: they may compile to at most %d steps", maxPatternSize))}
 }
 
 func patternsOf(c *apiextensions.CustomResourceDefinition) (size int) {
@@ -51,13 +51,13 @@ func patternSize(pattern string) int {
 	if err != nil {
 		return 0
 	}
-	return steps(re)
+	return regexpSteps(re)
 }
 
-func steps(re *syntax.Regexp) int {
+func regexpSteps(re *syntax.Regexp) int {
 	n := 1 + len(re.Rune)
 	for _, sub := range re.Sub {
-		n += steps(sub)
+		n += regexpSteps(sub)
 	}
 	if re.Op == syntax.OpRepeat {
 		n *= max(re.Min, re.Max, 1)

@@ -23,15 +23,20 @@ func ruled(t testing.TB, in *lrucache.Budget, number, rules int) *version {
 	var all apiextensionsv1.ValidationRules
 	for i := range rules {
 		name := fmt.Sprintf("f%d", i)
-		fields[name] = apiextensionsv1.JSONSchemaProps{Type: "string", Description: strings.Repeat("what it is for ", 4)}
-		all = append(all, apiextensionsv1.ValidationRule{Rule: fmt.Sprintf("!has(self.%s) || self.%s.startsWith('%d')", name, name, number)})
+		fields[name] = apiextensionsv1.JSONSchemaProps{Type: "string",
+			Description: strings.Repeat("what it is for ", 4)}
+		all = append(all, apiextensionsv1.ValidationRule{Rule: fmt.Sprintf("!has(self.%s) || self.%s.startsWith('%d')",
+			name, name, number)})
 	}
-	all = append(all, apiextensionsv1.ValidationRule{Rule: fmt.Sprintf("self.n == %d", number), Message: "n is another number"})
+	all = append(all, apiextensionsv1.ValidationRule{Rule: fmt.Sprintf("self.n == %d", number),
+		Message: "n is another number"})
 	c := &apiextensionsv1.CustomResourceDefinition{}
 	c.Spec.Group, c.Status.AcceptedNames.Kind = "example.com", fmt.Sprintf("K%d", number)
 	c.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true,
-		Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object",
-			Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object", Properties: fields, XValidations: all}}}}}}
+		Schema: &apiextensionsv1.CustomResourceValidation{
+			OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object",
+				Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object", Properties: fields,
+					XValidations: all}}}}}}
 	c, err := custom.Pack(c)
 	if err != nil {
 		t.Fatal(err)
@@ -42,13 +47,14 @@ func ruled(t testing.TB, in *lrucache.Budget, number, rules int) *version {
 // judged returns the errors of the rules for an object with the given n.
 func (v *version) judged(t testing.TB, n int) field.ErrorList {
 	t.Helper()
-	o, err := custom.FromMap(map[string]any{"apiVersion": "example.com/v1", "kind": v.gvk.Kind, "metadata": map[string]any{"name": "a"},
-		"spec": map[string]any{"n": int64(n)}})
+	o, err := custom.FromMap(map[string]any{"apiVersion": "example.com/v1", "kind": v.gvk.Kind,
+		"metadata": map[string]any{"name": "a"},
+		"spec":     map[string]any{"n": int64(n)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := &judge{of: v, whole: func(o api.Object) field.ErrorList { return nil }}
-	return j.check(t.Context(), "", o, nil)
+	j := &validator{version: v, whole: func(o api.Object) field.ErrorList { return nil }}
+	return j.validateFacet(t.Context(), "", o, nil)
 }
 
 // Many definitions with many rules, each used once, do not stay compiled. The cache stays within
@@ -70,7 +76,8 @@ func TestManyRulesAreNotKept(t *testing.T) {
 	}
 	grown := memtest.LiveHeap() - before
 	taken, kept := in.Used()
-	t.Logf("%d definitions of %d rules: %.1f MiB of heap; %d values are kept, %.1f MiB by estimate", definitions, rules, float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
+	t.Logf("%d definitions of %d rules: %.1f MiB of heap; %d values are kept, %.1f MiB by estimate", definitions, rules,
+		float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
 	if taken > most || grown > 2*most || kept >= 2*definitions {
 		t.Errorf("the heap has grown by %d, %d are taken of %d by %d values", grown, taken, most, kept)
 	}

@@ -1,5 +1,6 @@
-// Package crd serves custom resources. It validates CustomResourceDefinitions, follows those in the
-// replica's watch cache, and registers, replaces and removes the kinds that they define.
+// Package crd serves custom resources. It validates CustomResourceDefinitions. It follows the
+// definitions in the replica's watch cache, and registers, replaces and removes the kinds that they
+// define.
 //
 // Pruning, defaulting and validation by schema, including CEL rules, use the schema libraries of
 // k8s.io/apiextensions-apiserver. A schema is compiled when an object needs it and cached within a
@@ -24,7 +25,7 @@ import (
 	apiservercel "k8s.io/apiserver/pkg/cel"
 
 	"keelson.dev/keelson/controlplane/api/custom"
-	_ "keelson.dev/keelson/controlplane/apiserver/cel/celquantity" // bounds quantities in the rules of schemas
+	_ "keelson.dev/keelson/controlplane/apiserver/cel/celquantity" // limits the cost of quantities in CEL rules
 	"keelson.dev/keelson/internal/lrucache"
 )
 
@@ -33,64 +34,68 @@ import (
 type version struct {
 	gvk  schema.GroupVersionKind
 	spec *apiextensionsv1.CustomResourceDefinitionVersion
-	// keep is true if fields unknown to the schema are preserved (spec.preserveUnknownFields, from
-	// the time before structural schemas).
+	// keep is true if fields unknown to the schema are preserved, as spec.preserveUnknownFields of
+	// a definition without a structural schema requires.
 	keep bool
 
 	structural func() (*structural.Structural, error)
 	rules      func() (*rules, error)
 }
 
-// Estimated memory of compiled schemas, as multiples of the schema's protobuf size, and of each CEL
-// rule.
+// Estimated memory of a compiled schema, as multiples of the schema's size in protobuf, and
+// estimated memory of each CEL rule.
 const (
 	structuralTimes = 12
 	rulesTimes      = 16
 	ruleBytes       = 4 << 10
-	// leastBytes is the minimum size of a compiled schema.
-	leastBytes = 4 << 10
+	// minBytes is the minimum of the estimated size of a compiled schema.
+	minBytes = 4 << 10
 )
 
-// rules are the compiled validators of whole objects and of their status.
+// rules are the compiled validators of a version: for whole objects and for their status.
 type rules struct {
 	whole, status validation.SchemaValidator
 	cel           *cel.Validator // nil if the schema has no rules
 }
 
-// roomForSchemas is the memory budget for compiled schemas of all definitions, by estimate.
-const roomForSchemas = 32 << 20
+// schemaBudget is the memory budget, in estimated bytes, for the compiled schemas of all
+// definitions.
+const schemaBudget = 32 << 20
 
 // schemas is the cache of compiled schemas of this process. Compiled schemas are many times larger
-// than their source and most are rarely used, so unused ones are evicted and compiled again on use.
-var schemas = lrucache.New(roomForSchemas)
+// than their source, and most are rarely used. The least recently used schemas are therefore
+// evicted and compiled again on use.
+var schemas = lrucache.New(schemaBudget)
 
-func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache.Budget) *version {
+func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, budget *lrucache.Budget) *version {
 	v := &version{
-		gvk:  schema.GroupVersionKind{Group: c.Spec.Group, Version: c.Spec.Versions[i].Name, Kind: c.Status.AcceptedNames.Kind},
+		gvk: schema.GroupVersionKind{Group: c.Spec.Group, Version: c.Spec.Versions[i].Name,
+			Kind: c.Status.AcceptedNames.Kind},
 		spec: &c.Spec.Versions[i], keep: c.Spec.PreserveUnknownFields,
 	}
 	var long int64
 	if s := v.spec.Schema; s != nil && s.OpenAPIV3Schema != nil {
 		long = int64(s.OpenAPIV3Schema.Size())
 	}
-	v.structural = lrucache.Memoize(in, func() (*structural.Structural, int64, error) {
-		props, err := v.props()
+	v.structural = lrucache.Memoize(budget, func() (*structural.Structural, int64, error) {
+		props, err := v.schemaProps()
 		if err != nil || props == nil {
-			return nil, leastBytes, err
+			return nil, minBytes, err
 		}
 		s, err := structural.NewStructural(props)
-		return s, leastBytes + structuralTimes*long, err
+		return s, minBytes + structuralTimes*long, err
 	})
-	v.rules = lrucache.Memoize(in, func() (*rules, int64, error) {
-		r, n, err := v.compile()
-		return r, leastBytes + rulesTimes*long + int64(n)*ruleBytes, err
+	v.rules = lrucache.Memoize(budget, func() (*rules, int64, error) {
+		r, n, err := v.compileRules()
+		return r, minBytes + rulesTimes*long + int64(n)*ruleBytes, err
 	})
 	return v
 }
 
-// props returns the schema in the type that the libraries need; nil if the version has none.
-func (v *version) props() (*apiextensions.JSONSchemaProps, error) {
-	s, err := custom.SchemaOf(v.spec)
+// schemaProps returns the schema as the internal type that the validation libraries need; nil if
+// the version has no schema.
+func (v *version) schemaProps() (*apiextensions.JSONSchemaProps, error) {
+	s, err := custom.UnpackSchema(v.spec)
 	if err == nil && s == nil {
 		return nil, nil
 	}
@@ -104,9 +109,9 @@ func (v *version) props() (*apiextensions.JSONSchemaProps, error) {
 	return out, nil
 }
 
-// compile returns the validators of the version and the number of its CEL rules.
-func (v *version) compile() (_ *rules, inCEL int, err error) {
-	props, err := v.props()
+// compileRules returns the validators of the version and the number of its CEL rules.
+func (v *version) compileRules() (_ *rules, inCEL int, err error) {
+	props, err := v.schemaProps()
 	if err != nil {
 		return nil, 0, err
 	}
@@ -139,7 +144,7 @@ func (v *version) hasStatus() bool {
 	return v.spec.Subresources != nil && v.spec.Subresources.Status != nil
 }
 
-func (v *version) scale() *apiextensionsv1.CustomResourceSubresourceScale {
+func (v *version) scaleSubresource() *apiextensionsv1.CustomResourceSubresourceScale {
 	if v.spec.Subresources == nil {
 		return nil
 	}
@@ -148,8 +153,8 @@ func (v *version) scale() *apiextensionsv1.CustomResourceSubresourceScale {
 
 var _ custom.Shape = (*version)(nil)
 
-// Declared returns the CEL type of the version's objects; nil if it has no schema. It implements
-// policies.Declarer.
+// Declared returns the CEL type of the version's objects; nil if the version has no schema. It
+// implements policies.Declarer.
 func (v *version) Declared() *apiservercel.DeclType {
 	s, err := v.structural()
 	if err != nil || s == nil {
@@ -158,9 +163,9 @@ func (v *version) Declared() *apiservercel.DeclType {
 	return model.SchemaDeclType(s, true).MaybeAssignTypeName(v.gvk.Kind)
 }
 
-// Fit prunes an object, sets its defaults and returns the paths of dropped unknown fields if tell
-// is set. It implements custom.Shape.
-func (v *version) Fit(o *custom.Object, tell bool) (dropped []string, err error) {
+// Fit removes the fields of an object that the schema does not specify, and sets its defaults. If
+// wantDropped is true, it returns the paths of the removed fields. It implements custom.Shape.
+func (v *version) Fit(o *custom.Object, wantDropped bool) (dropped []string, err error) {
 	s, err := v.structural()
 	if err != nil {
 		return nil, err
@@ -169,10 +174,12 @@ func (v *version) Fit(o *custom.Object, tell bool) (dropped []string, err error)
 		o.Content = map[string]any{}
 	}
 	if !v.keep {
-		dropped = pruning.PruneWithOptions(o.Content, s, true, structural.UnknownFieldPathOptions{TrackUnknownFieldPaths: tell})
+		dropped = pruning.PruneWithOptions(o.Content, s, true,
+			structural.UnknownFieldPathOptions{TrackUnknownFieldPaths: wantDropped})
 		defaulting.PruneNonNullableNullsWithoutDefaults(o.Content, s)
 	}
-	wrong, more := objectmeta.CoerceWithOptions(nil, o.Content, s, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: tell})
+	wrong, more := objectmeta.CoerceWithOptions(nil, o.Content, s, false,
+		objectmeta.CoerceOptions{ReturnUnknownFieldPaths: wantDropped})
 	if wrong != nil {
 		return nil, wrong
 	}

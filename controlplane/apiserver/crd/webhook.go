@@ -27,53 +27,54 @@ import (
 const (
 	webhookTimeout = 30 * time.Second
 	batchObjects   = 500
-	batchBytes     = 2 << 20 // of the objects in a request; a larger single object has its own request
-	answerGrows    = 4       // a response may be this many times larger than the objects in the request
-	answerBytes    = 1 << 20 // and this much larger in addition
+	batchBytes     = 2 << 20 // bytes of the objects in a request; a larger object is sent in its own request
+	answerGrows    = 4       // a response may be this many times larger than the objects in its request ...
+	answerBytes    = 1 << 20 // ... plus this many bytes
 	questions      = 8       // concurrent requests to one webhook
 )
 
-// asked converts objects by the conversion webhook of one definition.
-type asked struct {
+// webhookConverter converts objects by the conversion webhook of one definition.
+type webhookConverter struct {
 	config *apiextensionsv1.WebhookConversion
 	hooks  Hooks
-	places chan struct{}
+	slots  chan struct{}
 
-	mu   sync.Mutex
-	made *webhook.Endpoint // created at the first conversion
+	mu       sync.Mutex
+	endpoint *webhook.Endpoint // created at the first conversion
 }
 
-func newWebhook(c *apiextensionsv1.CustomResourceDefinition, hooks Hooks) *asked {
-	return &asked{config: c.Spec.Conversion.Webhook, hooks: hooks, places: make(chan struct{}, questions)}
+func newWebhook(c *apiextensionsv1.CustomResourceDefinition, hooks Hooks) *webhookConverter {
+	return &webhookConverter{config: c.Spec.Conversion.Webhook, hooks: hooks, slots: make(chan struct{}, questions)}
 }
 
-// endpoint returns the endpoint of the webhook. It does not connect.
-func (w *asked) endpoint() (*webhook.Endpoint, error) {
+// openEndpoint returns the endpoint of the webhook. It does not connect.
+func (w *webhookConverter) openEndpoint() (*webhook.Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.made != nil {
-		return w.made, nil
+	if w.endpoint != nil {
+		return w.endpoint, nil
 	}
-	at, err := w.address()
+	at, err := w.endpointAddress()
 	if err != nil {
 		return nil, err
 	}
-	w.made, err = webhook.NewEndpoint(at)
-	return w.made, err
+	w.endpoint, err = webhook.NewEndpoint(at)
+	return w.endpoint, err
 }
 
-// close closes the idle connections to the webhook, after its definition was removed or replaced.
-func (w *asked) close() {
+// closeEndpoint closes the idle connections to the webhook, after its definition was removed or
+// replaced.
+func (w *webhookConverter) closeEndpoint() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.made != nil {
-		w.made.Close()
+	if w.endpoint != nil {
+		w.endpoint.Close()
 	}
 }
 
-func (w *asked) address() (at webhook.Address, err error) {
+func (w *webhookConverter) endpointAddress() (at webhook.Address, err error) {
 	if w.config == nil || w.config.ClientConfig == nil {
-		return at, errors.New("the definition names no webhook")
+		return at, errors.New("the definition has no webhook")
 	}
 	conf := w.config.ClientConfig
 	at.CA = bytes.TrimSpace(conf.CABundle)
@@ -83,7 +84,7 @@ func (w *asked) address() (at webhook.Address, err error) {
 	}
 	s := conf.Service
 	if s == nil || w.hooks.ForService == nil {
-		return at, errors.New("services cannot be reached from here")
+		return at, errors.New("this replica cannot connect to services")
 	}
 	port, path := int32(443), ""
 	if s.Port != nil {
@@ -97,9 +98,9 @@ func (w *asked) address() (at webhook.Address, err error) {
 	return at, nil
 }
 
-// convert returns the objects in the version v. It sends them to the webhook in batches; objects of
-// that version are only copied. It implements converter.to.
-func (w *asked) convert(ctx context.Context, objs []api.Object, v *version) ([]api.Object, error) {
+// convertObjects returns the objects converted to the version v. It sends them to the webhook in
+// batches. Objects that already have this version are only copied.
+func (w *webhookConverter) convertObjects(ctx context.Context, objs []api.Object, v *version) ([]api.Object, error) {
 	out := make([]api.Object, len(objs))
 	var batch []int
 	var raw [][]byte
@@ -108,12 +109,13 @@ func (w *asked) convert(ctx context.Context, objs []api.Object, v *version) ([]a
 		if len(batch) == 0 {
 			return nil
 		}
-		answers, err := w.ask(ctx, raw, size, v)
+		answers, err := w.callWebhook(ctx, raw, size, v)
 		if err != nil {
-			return fmt.Errorf("conversion webhook for %v failed: %w", objs[batch[0]].GetObjectKind().GroupVersionKind(), ownWords(err))
+			return fmt.Errorf("conversion webhook for %v failed: %w", objs[batch[0]].GetObjectKind().GroupVersionKind(),
+				asPlainError(err))
 		}
 		for j, i := range batch {
-			if out[i], err = converted(objs[i].(*custom.Object), answers[j].Raw, v); err != nil {
+			if out[i], err = decodeConverted(objs[i].(*custom.Object), answers[j].Raw, v); err != nil {
 				return fmt.Errorf("conversion webhook for %v returned invalid converted object at index %v: %w",
 					objs[i].GetObjectKind().GroupVersionKind(), j, err)
 			}
@@ -140,21 +142,21 @@ func (w *asked) convert(ctx context.Context, objs []api.Object, v *version) ([]a
 	return out, flush()
 }
 
-// ownWords replaces an API status error, such as that of a missing Service, by a plain error.
-// Otherwise the status would become the response to the client, without the information that the
-// webhook failed.
-func ownWords(err error) error {
+// asPlainError replaces an API status error, such as that of a missing Service, by a plain error.
+// Otherwise the client would receive this status, which does not say that the webhook failed.
+func asPlainError(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return errors.New(err.Error())
 	}
 	return err
 }
 
-// review is a ConversionReview; v1 and v1beta1 have the same form.
+// review is the type that encodes ConversionReviews; v1 and v1beta1 have the same JSON.
 type review = apiextensionsv1.ConversionReview
 
-// reviewVersion returns the first supported version of ConversionReview in the webhook's list.
-func (w *asked) reviewVersion() (string, error) {
+// reviewVersion returns the first version in the webhook's list of ConversionReview versions that
+// this server supports.
+func (w *webhookConverter) reviewVersion() (string, error) {
 	for _, v := range w.config.ConversionReviewVersions {
 		if v == "v1" || v == "v1beta1" {
 			return apiextensionsv1.GroupName + "/" + v, nil
@@ -163,12 +165,15 @@ func (w *asked) reviewVersion() (string, error) {
 	return "", errors.New("no supported conversion review versions")
 }
 
-// ask sends one batch to the webhook and returns the converted objects. size is the total size of
-// raw.
-func (w *asked) ask(ctx context.Context, raw [][]byte, size int, v *version) ([]runtime.RawExtension, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, webhookTimeout, fmt.Errorf("no answer within %v: %w", webhookTimeout, context.DeadlineExceeded))
+// callWebhook sends one batch to the webhook and returns the converted objects. size is the total
+// size of raw.
+func (w *webhookConverter) callWebhook(ctx context.Context, raw [][]byte, size int, v *version) (
+	[]runtime.RawExtension, error,
+) {
+	ctx, cancel := context.WithTimeoutCause(ctx, webhookTimeout,
+		fmt.Errorf("no response within %v: %w", webhookTimeout, context.DeadlineExceeded))
 	defer cancel()
-	to, err := w.endpoint()
+	to, err := w.openEndpoint()
 	if err != nil {
 		return nil, err
 	}
@@ -177,78 +182,84 @@ func (w *asked) ask(ctx context.Context, raw [][]byte, size int, v *version) ([]
 		return nil, err
 	}
 	question := review{TypeMeta: metav1.TypeMeta{APIVersion: as, Kind: "ConversionReview"},
-		Request: &apiextensionsv1.ConversionRequest{UID: uuid.NewUUID(), DesiredAPIVersion: v.gvk.GroupVersion().String()}}
+		Request: &apiextensionsv1.ConversionRequest{UID: uuid.NewUUID(),
+			DesiredAPIVersion: v.gvk.GroupVersion().String()}}
 	for _, data := range raw {
 		question.Request.Objects = append(question.Request.Objects, runtime.RawExtension{Raw: data})
 	}
 	select {
-	case w.places <- struct{}{}:
-		defer func() { <-w.places }()
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	var answer review
-	if err := post(ctx, to, &question, &answer, answerGrows*size+answerBytes); err != nil {
+	if err := postReview(ctx, to, &question, &answer, answerGrows*size+answerBytes); err != nil {
 		return nil, err
 	}
 	r := answer.Response
 	switch {
 	case answer.Kind != "ConversionReview" || answer.APIVersion != as:
-		return nil, fmt.Errorf("expected webhook response of %s, Kind=ConversionReview, got %s, Kind=%s", as, answer.APIVersion, answer.Kind)
+		return nil, fmt.Errorf("expected webhook response of %s, Kind=ConversionReview, got %s, Kind=%s", as,
+			answer.APIVersion, answer.Kind)
 	case r == nil:
 		return nil, errors.New("no response provided")
 	case r.UID != question.Request.UID:
-		return nil, fmt.Errorf("expected response.uid=%q, got %q", question.Request.UID, api.Clip(string(r.UID), 64))
+		return nil, fmt.Errorf("expected response.uid=%q, got %q", question.Request.UID,
+			api.Truncate(string(r.UID), 64))
 	case r.Result.Status != metav1.StatusSuccess && r.Result.Message != "":
-		return nil, errors.New(api.Clip(r.Result.Message, 1024))
+		return nil, errors.New(api.Truncate(r.Result.Message, 1024))
 	case r.Result.Status != metav1.StatusSuccess:
-		return nil, fmt.Errorf("response.result.status was '%s', not 'Success'", api.Clip(r.Result.Status, 64))
+		return nil, fmt.Errorf("response.result.status was '%s', not 'Success'", api.Truncate(r.Result.Status, 64))
 	case len(r.ConvertedObjects) != len(raw):
 		return nil, fmt.Errorf("returned %d objects, expected %d", len(r.ConvertedObjects), len(raw))
 	}
 	return r.ConvertedObjects, nil
 }
 
-func post(ctx context.Context, to *webhook.Endpoint, question, answer any, limit int) error {
-	body, err := json.Marshal(question)
+func postReview(ctx context.Context, endpoint *webhook.Endpoint, request, response any, limit int) error {
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	data, err := to.Ask(ctx, "", body, limit)
+	data, err := endpoint.Ask(ctx, "", body, limit)
 	if err != nil {
-		return cause(ctx, err)
+		return failureCause(ctx, err)
 	}
-	if err := json.Unmarshal(data, answer); err != nil {
-		return fmt.Errorf("the answer is no ConversionReview: %w", err)
+	if err := json.Unmarshal(data, response); err != nil {
+		return fmt.Errorf("the response is not a ConversionReview: %w", err)
 	}
 	return nil
 }
 
-func cause(ctx context.Context, err error) error {
+func failureCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
 }
 
-// converted decodes an object from a response. It must have the kind, name, namespace and UID of
-// from. Of its metadata, only changed labels and annotations are kept.
-func converted(from *custom.Object, raw []byte, v *version) (api.Object, error) {
+// decodeConverted decodes an object from a response. It must have the kind, name, namespace and UID
+// of the source object. Changed labels and annotations are kept; all other metadata is that of
+// source.
+func decodeConverted(source *custom.Object, raw []byte, v *version) (api.Object, error) {
 	out := &custom.Object{Shape: v}
 	if _, err := out.DecodeJSON(raw, false); err != nil {
 		return nil, err
 	}
 	switch {
 	case out.APIVersion != v.gvk.GroupVersion().String():
-		return nil, fmt.Errorf("invalid groupVersion (expected %v, received %v)", v.gvk.GroupVersion(), api.Clip(out.APIVersion, 256))
-	case out.Kind != from.Kind:
-		return nil, fmt.Errorf("must have the same kind: %v != %v", from.Kind, api.Clip(out.Kind, 256))
-	case out.Name != from.Name:
-		return nil, fmt.Errorf("must have the same name: %v != %v", from.Name, api.Clip(out.Name, 256))
-	case out.Namespace != from.Namespace:
-		return nil, fmt.Errorf("must have the same namespace: %v != %v", from.Namespace, api.Clip(out.Namespace, 256))
-	case out.UID != from.UID:
-		return nil, fmt.Errorf("must have the same UID: %v != %v", from.UID, api.Clip(string(out.UID), 64))
+		return nil, fmt.Errorf("invalid groupVersion (expected %v, received %v)", v.gvk.GroupVersion(),
+			api.Truncate(out.APIVersion, 256))
+	case out.Kind != source.Kind:
+		return nil, fmt.Errorf("must have the same kind: %v != %v", source.Kind, api.Truncate(out.Kind, 256))
+	case out.Name != source.Name:
+		return nil, fmt.Errorf("must have the same name: %v != %v", source.Name, api.Truncate(out.Name, 256))
+	case out.Namespace != source.Namespace:
+		return nil, fmt.Errorf("must have the same namespace: %v != %v", source.Namespace,
+			api.Truncate(out.Namespace, 256))
+	case out.UID != source.UID:
+		return nil, fmt.Errorf("must have the same UID: %v != %v", source.UID, api.Truncate(string(out.UID), 64))
 	}
 	at := field.NewPath("metadata")
 	errs := append(metav1validation.ValidateLabels(out.Labels, at.Child("labels")),
@@ -257,7 +268,7 @@ func converted(from *custom.Object, raw []byte, v *version) (api.Object, error) 
 		return nil, errs.ToAggregate()
 	}
 	labels, annotations := out.Labels, out.Annotations
-	from.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	source.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
 	out.Labels, out.Annotations = labels, annotations
 	return out, nil
 }

@@ -33,10 +33,10 @@ func TestConversionWebhookIsLetGo(t *testing.T) {
 		Webhook: &apiextensionsv1.WebhookConversion{ClientConfig: &apiextensionsv1.WebhookClientConfig{URL: &srv.URL,
 			CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})}}}
 	d := &definition{CustomResourceDefinition: c}
-	d.convert = d.converter(Hooks{})
+	d.convert = d.newConverter(Hooks{})
 	w := newWebhook(c, Hooks{})
-	d.convert.close = w.close
-	to, err := w.endpoint()
+	d.convert.close = w.closeEndpoint
+	to, err := w.openEndpoint()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestConversionWebhookIsLetGo(t *testing.T) {
 		t.Errorf("a redirection: %v, %d asked elsewhere", err, elsewhere)
 	}
 	f := &Follower{served: map[string]*definition{"x": d}}
-	f.keep("x", nil)
+	f.storeServed("x", nil)
 	<-closed
 	if len(f.served) > 0 {
 		t.Error("it is served on")

@@ -56,19 +56,20 @@ func (a *agents) DialNode(_ context.Context, node string, pod types.UID, address
 	return near, nil
 }
 
-func ptr[T any](v T) *T { return &v }
-
 func meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name)}
 }
 
 func pod(name, node, ip string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: meta("shop", name), Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{PodIP: ip}}
+	return &corev1.Pod{ObjectMeta: meta("shop", name), Spec: corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{PodIP: ip}}
 }
 
 func slice(service string, port int32, ends ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: meta("shop", service+"-1"), AddressType: discoveryv1.AddressTypeIPv4, Endpoints: ends,
-		Ports: []discoveryv1.EndpointPort{{Name: ptr("https"), Port: &port}, {Name: ptr("dns"), Port: ptr[int32](53), Protocol: ptr(corev1.ProtocolUDP)}}}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: meta("shop", service+"-1"), AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: ends,
+		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: &port},
+			{Name: new("dns"), Port: new(int32(53)), Protocol: new(corev1.ProtocolUDP)}}}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	return s
 }
@@ -88,7 +89,7 @@ func service(name string) *corev1.Service {
 
 func TestEndpoints(t *testing.T) {
 	notReady := end("10.64.1.3", "b")
-	notReady.Conditions.Ready = ptr(false)
+	notReady.Conditions.Ready = new(false)
 	node := &corev1.Node{ObjectMeta: meta("", "w1"), Spec: corev1.NodeSpec{PodCIDRs: []string{"10.64.1.0/24"}}}
 	for _, c := range []struct {
 		name string
@@ -96,22 +97,27 @@ func TestEndpoints(t *testing.T) {
 		ends []discoveryv1.Endpoint
 		want string // of the endpoint, or of the error
 	}{
-		{"a pod, by the node of the Pod", 443, []discoveryv1.Endpoint{end("10.64.1.2", "a")}, "w1 uid-a 10.64.1.2:8443"},
+		{"a pod, by the node of the Pod", 443, []discoveryv1.Endpoint{end("10.64.1.2", "a")},
+			"w1 uid-a 10.64.1.2:8443"},
 		{"not ready", 443, []discoveryv1.Endpoint{notReady}, `no endpoints available for service "web"`},
 		{"none", 443, nil, `no endpoints available for service "web"`},
 		{"a port that is not there", 80, nil, `no service port 80 found for service "web"`},
-		{"a port of another protocol", 53, []discoveryv1.Endpoint{end("10.64.1.2", "a")}, `no endpoints available for service "web"`},
+		{"a port of another protocol", 53, []discoveryv1.Endpoint{end("10.64.1.2", "a")},
+			`no endpoints available for service "web"`},
 		{"an address that is not the pod's", 443, []discoveryv1.Endpoint{end("10.64.1.9", "a")}, "no endpoints"},
 		{"a pod that is not there", 443, []discoveryv1.Endpoint{end("10.64.1.2", "zz")}, "no endpoints"},
 		{"the replica's loopback", 443, []discoveryv1.Endpoint{end("127.0.0.1", "")}, "no endpoints"},
 		{"the metadata service of a cloud", 443, []discoveryv1.Endpoint{end("169.254.169.254", "")}, "no endpoints"},
 		{"outside of the cluster", 443, []discoveryv1.Endpoint{end("192.0.2.7", "")}, "  192.0.2.7:8443"},
 		{"hand-made, of a pod", 443, []discoveryv1.Endpoint{end("10.64.1.2", "")}, "w1 uid-a 10.64.1.2:8443"},
-		{"hand-made, claimed by a node that has no right to it", 443, []discoveryv1.Endpoint{end("192.0.2.9", "")}, "  192.0.2.9:8443"},
+		{"hand-made, claimed by a node that has no right to it", 443, []discoveryv1.Endpoint{end("192.0.2.9", "")},
+			"  192.0.2.9:8443"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			all := objects{"services": {service("web")}, "nodes": {node}, "endpointslices": {slice("other", 1, end("10.64.1.2", "a")), slice("web", 8443, c.ends...)},
-				"pods": {pod("a", "w1", "10.64.1.2"), pod("b", "w1", "10.64.1.3"), pod("thief", "w1", "192.0.2.9")}}
+			all := objects{"services": {service("web")}, "nodes": {node},
+				"endpointslices": {slice("other", 1, end("10.64.1.2", "a")), slice("web", 8443, c.ends...)},
+				"pods": {pod("a", "w1", "10.64.1.2"), pod("b", "w1", "10.64.1.3"),
+					pod("thief", "w1", "192.0.2.9")}}
 			got, err := New(all, nil, nil).Endpoints(t.Context(), "shop", "web", c.port)
 			text := ""
 			if err != nil {
@@ -127,15 +133,18 @@ func TestEndpoints(t *testing.T) {
 			}
 		})
 	}
-	if _, err := New(objects{}, nil, nil).Endpoints(t.Context(), "shop", "web", 443); err == nil || err.Error() != `service "web" not found` {
+	if _, err := New(objects{}, nil, nil).Endpoints(t.Context(), "shop", "web", 443); err == nil ||
+		err.Error() != `service "web" not found` {
 		t.Errorf("no service: %v", err)
 	}
 }
 
-// A connection goes by the agent, passes over an endpoint that refuses, and its place is free once it is closed.
+// A connection goes by the agent, passes over an endpoint that refuses, and its place is free once
+// it is closed.
 func TestDial(t *testing.T) {
-	all := objects{"services": {service("web")}, "endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "b"))},
-		"pods": {pod("a", "w1", "10.64.1.2"), pod("b", "w2", "10.64.2.3")}}
+	all := objects{"services": {service("web")},
+		"endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "b"))},
+		"pods":           {pod("a", "w1", "10.64.1.2"), pod("b", "w2", "10.64.2.3")}}
 	a := &agents{fail: map[string]bool{"10.64.1.2": true}}
 	d := New(all, a, nil)
 	for range 20 {
@@ -146,14 +155,15 @@ func TestDial(t *testing.T) {
 		conn.Close()
 		conn.Close()
 	}
-	if d.open != 0 || len(d.by) != 0 {
-		t.Errorf("%d places are taken by nobody: %v", d.open, d.by)
+	if d.open != 0 || len(d.openByTarget) != 0 {
+		t.Errorf("%d places are taken by nobody: %v", d.open, d.openByTarget)
 	}
 	if !slices.Contains(a.asked, "w1 uid-a 10.64.1.2:8443") {
 		t.Errorf("the other endpoint was never tried: %v", a.asked)
 	}
 	a.fail["10.64.2.3"] = true
-	if _, _, err := d.Dial(t.Context(), "shop", "web", 443); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if _, _, err := d.Dial(t.Context(), "shop", "web", 443); err == nil ||
+		!strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("all refuse: %v", err)
 	}
 }
@@ -182,8 +192,9 @@ type informer struct{ cache.Indexer }
 
 func (i informer) GetIndexer() cache.Indexer { return i.Indexer }
 
-// Neither a Service nor a pod is dialed at an address that the pod cannot have, and no mirror pod is dialed for a Service
-// unless the administrator allows it. A pod that is named is dialed, also a mirror pod.
+// Neither a Service nor a pod is dialed at an address that the pod cannot have, and no mirror pod
+// is dialed for a Service unless the administrator allows it. A pod that is named is dialed, also a
+// mirror pod.
 func TestReportedAddresses(t *testing.T) {
 	node := func(name, cidr string) *corev1.Node {
 		n := &corev1.Node{ObjectMeta: meta("", name), Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}}
@@ -194,7 +205,8 @@ func TestReportedAddresses(t *testing.T) {
 	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 	all := objects{"nodes": {node("w1", "10.64.1.0/24"), node("w2", "10.64.2.0/24")},
 		"services": {service("web")}, "pods": {pod("a", "w1", "10.64.1.2"), liar, mirror},
-		"endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "liar"), end("10.64.1.3", "mirror"), end("10.64.1.3", ""))}}
+		"endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "liar"),
+			end("10.64.1.3", "mirror"), end("10.64.1.3", ""))}}
 	for mirrors, want := range map[bool][]string{false: {"10.64.1.2:8443 uid-a", "10.64.1.3:8443 "},
 		true: {"10.64.1.2:8443 uid-a", "10.64.1.3:8443 uid-mirror", "10.64.1.3:8443 uid-mirror"}} {
 		d := New(all, &agents{}, judge(t, all, podaddress.Rules{MirrorPeers: mirrors}))
@@ -218,7 +230,8 @@ func TestReportedAddresses(t *testing.T) {
 }
 
 func TestConnectionsAreBounded(t *testing.T) {
-	all := objects{"services": {service("web")}, "endpointslices": {slice("web", 8443, end("10.64.1.2", "a"))}, "pods": {pod("a", "w1", "10.64.1.2")}}
+	all := objects{"services": {service("web")}, "endpointslices": {slice("web", 8443, end("10.64.1.2", "a"))},
+		"pods": {pod("a", "w1", "10.64.1.2")}}
 	d := New(all, &agents{}, nil)
 	var last net.Conn
 	for range maxPerTarget {
@@ -244,11 +257,14 @@ func TestConnectionsAreBounded(t *testing.T) {
 func TestDirectAddresses(t *testing.T) {
 	svc := service("out")
 	svc.Spec.Type, svc.Spec.ExternalName = corev1.ServiceTypeExternalName, "localhost"
-	if _, _, err := New(objects{"services": {svc}}, nil, nil).Dial(t.Context(), "shop", "out", 9); !errors.Is(err, ErrAddressNotAllowed) {
+	if _, _, err := New(objects{"services": {svc}}, nil, nil).Dial(t.Context(), "shop", "out", 9); !errors.Is(err,
+		ErrAddressNotAllowed) {
 		t.Errorf("a name of the replica itself: %v", err)
 	}
-	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.1.1": false,
-		"fe80::1": false, "224.0.0.1": false, "0.0.0.0": false, "192.0.2.1": true, "10.0.0.1": true, "2001:db8::1": true} {
+	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "::ffff:127.0.0.1": false,
+		"169.254.1.1": false,
+		"fe80::1":     false, "224.0.0.1": false, "0.0.0.0": false, "192.0.2.1": true, "10.0.0.1": true,
+		"2001:db8::1": true} {
 		if got := Proxyable(netip.MustParseAddr(ip)); got != want {
 			t.Errorf("%s: %v", ip, got)
 		}
@@ -264,7 +280,8 @@ func TestForPods(t *testing.T) {
 	for name, want := range map[string]bool{"pod": true, "address": false, "another namespace's": false, "out": false} {
 		all := objects{"services": {service("pod"), service("address"), service("another namespace's"), out},
 			"pods": {pod("a", "w1", "10.64.1.2")}, "endpointslices": {
-				slice("pod", 8443, end("10.64.1.2", "a")), slice("address", 8443, end("192.0.2.7", ""), end("10.64.1.2", "")),
+				slice("pod", 8443, end("10.64.1.2", "a")),
+				slice("address", 8443, end("192.0.2.7", ""), end("10.64.1.2", "")),
 				slice("another namespace's", 8443, elsewhere)}}
 		d := New(all, &agents{}, nil)
 		d.direct = func(context.Context, string, string) (net.Conn, error) {
@@ -281,8 +298,8 @@ func TestForPods(t *testing.T) {
 	}
 }
 
-// A Service that somebody made leads to no address of this machine or of another replica, whoever asks it and whatever
-// its endpoints, its name, its pods or its node say. F72
+// A Service that somebody made leads to no address of this machine or of another replica, whoever
+// asks it and whatever its endpoints, its name, its pods or its node say. F72
 func TestAddressesOfReplicas(t *testing.T) {
 	var own string
 	all, err := net.InterfaceAddrs()
@@ -296,7 +313,8 @@ func TestAddressesOfReplicas(t *testing.T) {
 	}
 	api := slice("kubernetes", 6443, end("192.0.2.66", ""))
 	api.Namespace, api.Name = "default", "kubernetes"
-	refused := []string{"127.0.0.1", "169.254.169.254", "::ffff:169.254.169.254", "0.0.0.0", "192.0.2.66", "::ffff:192.0.2.66"}
+	refused := []string{"127.0.0.1", "169.254.169.254", "::ffff:169.254.169.254", "0.0.0.0", "192.0.2.66",
+		"::ffff:192.0.2.66"}
 	if own != "" {
 		refused = append(refused, own)
 	}
@@ -304,9 +322,11 @@ func TestAddressesOfReplicas(t *testing.T) {
 		of := objects{"services": {service("trap")}, "endpointslices": {slice("trap", 443, end(ip, "")), api}}
 		d := New(of, &agents{}, nil)
 		for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
-			"webhooks and aggregation": d.ForService("shop", "trap", 443), "the proxy subresource": d.ForPods("shop", "trap", 443),
+			"webhooks and aggregation": d.ForService("shop", "trap", 443),
+			"the proxy subresource":    d.ForPods("shop", "trap", 443),
 		} {
-			if _, err := dial(t.Context(), "tcp", ""); err == nil || !errors.Is(err, ErrAddressNotAllowed) && !apierrors.IsServiceUnavailable(err) {
+			if _, err := dial(t.Context(), "tcp", ""); err == nil ||
+				!errors.Is(err, ErrAddressNotAllowed) && !apierrors.IsServiceUnavailable(err) {
 				t.Errorf("%s by %s: %v", ip, name, err)
 			}
 		}

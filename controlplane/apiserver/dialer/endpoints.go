@@ -9,23 +9,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // Endpoints returns the ready endpoints of a Service port. An error is an *apierrors.StatusError.
 func (d *Dialer) Endpoints(ctx context.Context, namespace, service string, port int32) ([]Endpoint, error) {
-	return d.endpoints(ctx, namespace, service, port, false)
+	return d.findEndpoints(ctx, namespace, service, port, false)
 }
 
-// endpoints is Endpoints with the option strict. If strict is set, it returns only endpoints that
-// reference a pod in the Service's namespace, and no names or plain addresses.
-func (d *Dialer) endpoints(ctx context.Context, namespace, service string, port int32, strict bool) ([]Endpoint, error) {
-	svc, sp, err := d.service(ctx, namespace, service, port)
+// findEndpoints is like Endpoints. If strict is true, it returns only endpoints that reference a
+// pod in the Service's namespace, and neither names nor plain addresses.
+func (d *Dialer) findEndpoints(ctx context.Context, namespace, service string, port int32, strict bool) (
+	[]Endpoint, error,
+) {
+	svc, sp, err := d.findService(ctx, namespace, service, port)
 	if err != nil {
 		return nil, err
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
 		if strict {
-			return nil, none(service)
+			return nil, noEndpoints(service)
 		}
 		return []Endpoint{{Address: svc.Spec.ExternalName, Port: port}}, nil
 	}
@@ -44,31 +49,33 @@ func (d *Dialer) endpoints(ctx context.Context, namespace, service string, port 
 			continue
 		}
 		for i := range s.Endpoints {
-			if strict && !ofPod(&s.Endpoints[i], namespace) {
+			if strict && !podEndpoint(&s.Endpoints[i], namespace) {
 				continue
 			}
-			if e, ok := d.endpoint(ctx, namespace, &s.Endpoints[i], number); ok {
+			if e, ok := d.endpointFor(ctx, namespace, &s.Endpoints[i], number); ok {
 				out = append(out, e)
 			}
 		}
 	}
 	if len(out) == 0 {
-		return nil, none(service)
+		return nil, noEndpoints(service)
 	}
 	return out, nil
 }
 
-func none(service string) error {
+func noEndpoints(service string) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 }
 
-// ofPod reports whether an endpoint references a pod of the namespace.
-func ofPod(ep *discoveryv1.Endpoint, namespace string) bool {
+// podEndpoint reports whether an endpoint references a pod of the namespace.
+func podEndpoint(ep *discoveryv1.Endpoint, namespace string) bool {
 	ref := ep.TargetRef
 	return ref != nil && ref.Kind == "Pod" && (ref.Namespace == "" || ref.Namespace == namespace)
 }
 
-func (d *Dialer) service(ctx context.Context, namespace, name string, port int32) (*corev1.Service, *corev1.ServicePort, error) {
+func (d *Dialer) findService(ctx context.Context, namespace, name string, port int32) (
+	*corev1.Service, *corev1.ServicePort, error,
+) {
 	o, _ := d.cluster.Get(ctx, "services", namespace, name)
 	svc, ok := o.(*corev1.Service)
 	if !ok {
@@ -85,13 +92,11 @@ func (d *Dialer) service(ctx context.Context, namespace, name string, port int32
 	return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))
 }
 
-// portOf returns the number of the slice's TCP port with the given name; 0 if it has none.
+// portOf returns the number of the slice's TCP port with the given name; 0 if the slice has no such
+// port.
 func portOf(s *discoveryv1.EndpointSlice, name string) int32 {
 	for _, p := range s.Ports {
-		has := ""
-		if p.Name != nil {
-			has = *p.Name
-		}
+		has := ptr.Deref(p.Name, "")
 		if has == name && p.Port != nil && (p.Protocol == nil || *p.Protocol == corev1.ProtocolTCP) {
 			return *p.Port
 		}
@@ -99,10 +104,12 @@ func portOf(s *discoveryv1.EndpointSlice, name string) int32 {
 	return 0
 }
 
-// endpoint returns the destination of a ready endpoint, or false if it is invalid or not ready. An
-// endpoint that references a pod must match an existing pod, and its node comes from the Pod
-// object.
-func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1.Endpoint, port int32) (Endpoint, bool) {
+// endpointFor returns the destination of a ready endpoint; false if the endpoint is invalid or not
+// ready. If the endpoint references a pod, the pod must exist and have the address; the node then
+// comes from the Pod object.
+func (d *Dialer) endpointFor(ctx context.Context, namespace string, ep *discoveryv1.Endpoint, port int32) (
+	Endpoint, bool,
+) {
 	if len(ep.Addresses) == 0 || ep.Conditions.Ready != nil && !*ep.Conditions.Ready {
 		return Endpoint{}, false
 	}
@@ -114,23 +121,24 @@ func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1
 	if ref := ep.TargetRef; ref != nil && ref.Kind == "Pod" {
 		o, _ := d.cluster.Get(ctx, "pods", namespace, ref.Name)
 		pod, ok := o.(*corev1.Pod)
-		if !ok || ref.UID != "" && pod.UID != ref.UID || !d.isPeer(pod, addr) {
+		if !ok || ref.UID != "" && pod.UID != ref.UID || !d.hasPeerAddress(pod, addr) {
 			return Endpoint{}, false
 		}
 		e.Node, e.Pod = pod.Spec.NodeName, pod.UID
 		return e, true
 	}
-	return d.placed(ctx, e, addr), true
+	return d.withNode(ctx, e, addr), true
 }
 
-// placed sets the node of an endpoint without a pod reference if a running pod has its address. The
+// withNode sets e.Node if a running pod has the address of an endpoint that references no pod. The
 // address must be in the node's pod CIDR. Otherwise a node could report an address to receive the
-// traffic of others.
-func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoint {
+// traffic of other pods.
+func (d *Dialer) withNode(ctx context.Context, e Endpoint, addr netip.Addr) Endpoint {
 	pods, _ := d.cluster.List(ctx, "pods", "", false) // without the list, the endpoint is dialed directly
 	for _, o := range pods {
 		pod, ok := o.(*corev1.Pod)
-		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !running(pod) || !hasAddress(pod, addr) || !d.isPeer(pod, addr) {
+		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !isRunning(pod) || !hasAddress(pod, addr) ||
+			!d.hasPeerAddress(pod, addr) {
 			continue
 		}
 		n, _ := d.cluster.Get(ctx, "nodes", "", pod.Spec.NodeName)
@@ -142,9 +150,9 @@ func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoi
 	return e
 }
 
-// isPeer reports whether a pod is an endpoint of Services with that address.
-func (d *Dialer) isPeer(pod *corev1.Pod, addr netip.Addr) bool {
-	counted := d.judge().Peer(pod)
+// hasPeerAddress reports whether Services may use the address as an endpoint of the pod.
+func (d *Dialer) hasPeerAddress(pod *corev1.Pod, addr netip.Addr) bool {
+	counted := d.podAddresses().PeerPod(pod)
 	return counted != nil && hasAddress(counted, addr)
 }
 
@@ -155,23 +163,23 @@ func inRange(node *corev1.Node, addr netip.Addr) bool {
 	})
 }
 
-func running(pod *corev1.Pod) bool {
-	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+func isRunning(pod *corev1.Pod) bool {
+	return !api.IsPodTerminal(pod)
 }
 
 func hasAddress(pod *corev1.Pod, addr netip.Addr) bool {
-	if same(pod.Status.PodIP, addr) {
+	if isSameIP(pod.Status.PodIP, addr) {
 		return true
 	}
 	for _, ip := range pod.Status.PodIPs {
-		if same(ip.IP, addr) {
+		if isSameIP(ip.IP, addr) {
 			return true
 		}
 	}
 	return false
 }
 
-func same(ip string, addr netip.Addr) bool {
+func isSameIP(ip string, addr netip.Addr) bool {
 	a, err := netip.ParseAddr(ip)
 	return err == nil && a.Unmap() == addr.Unmap()
 }

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// Group and kind of the aggregated discovery document, which contains all groups.
+// Group and kind of the aggregated discovery document, which describes all groups in one document.
 const (
 	aggregatedGroup = "apidiscovery.k8s.io"
 	aggregatedKind  = "APIGroupDiscoveryList"
@@ -27,15 +27,16 @@ type aggregated struct {
 	etag string
 }
 
-// aggregate returns the aggregated documents by path: the core group for /api, all other groups for
-// /apis.
-func aggregate(groups []*group) map[string]aggregated {
+// aggregateGroups returns the aggregated documents by path: the core group for /api, all other
+// groups for /apis.
+func aggregateGroups(groups []*group) map[string]aggregated {
 	core, rest := &apidiscoveryv2.APIGroupDiscoveryList{}, &apidiscoveryv2.APIGroupDiscoveryList{}
 	for _, g := range groups {
 		one := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.name}}
 		for _, v := range g.versions {
 			one.Versions = append(one.Versions, apidiscoveryv2.APIVersionDiscovery{
-				Version: v.gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: v.discovery(),
+				Version: v.gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+				Resources: v.discoveryResources(),
 			})
 		}
 		if g.name == "" {
@@ -44,10 +45,10 @@ func aggregate(groups []*group) map[string]aggregated {
 			rest.Items = append(rest.Items, one)
 		}
 	}
-	return map[string]aggregated{"/api": tagged(core), "/apis": tagged(rest)}
+	return map[string]aggregated{"/api": withETag(core), "/apis": withETag(rest)}
 }
 
-func tagged(l *apidiscoveryv2.APIGroupDiscoveryList) aggregated {
+func withETag(l *apidiscoveryv2.APIGroupDiscoveryList) aggregated {
 	data, err := json.Marshal(l)
 	if err != nil {
 		// Lists of strings always encode.
@@ -56,7 +57,7 @@ func tagged(l *apidiscoveryv2.APIGroupDiscoveryList) aggregated {
 	return aggregated{l, fmt.Sprintf(`"%X"`, sha512.Sum512(data))}
 }
 
-func (v *version) discovery() []apidiscoveryv2.APIResourceDiscovery {
+func (v *version) discoveryResources() []apidiscoveryv2.APIResourceDiscovery {
 	var out []apidiscoveryv2.APIResourceDiscovery
 	for _, k := range v.kinds {
 		scope := apidiscoveryv2.ScopeCluster
@@ -64,10 +65,11 @@ func (v *version) discovery() []apidiscoveryv2.APIResourceDiscovery {
 			scope = apidiscoveryv2.ScopeNamespace
 		}
 		r := apidiscoveryv2.APIResourceDiscovery{
-			Resource: k.Resource, ResponseKind: groupVersionKind(k.GVK), Scope: scope, SingularResource: k.Singular,
-			Verbs: verbs(k), ShortNames: k.ShortNames, Categories: k.Categories,
+			Resource: k.Resource, ResponseKind: groupVersionKind(k.GVK), Scope: scope,
+			SingularResource: k.Naming.Singular,
+			Verbs:            kindVerbs(k), ShortNames: k.Naming.ShortNames, Categories: k.Naming.Categories,
 		}
-		for _, name := range subresources(k) {
+		for _, name := range subresourceNames(k) {
 			sub := k.Subresources[name]
 			gvk := sub.GVK
 			if gvk.Empty() {
@@ -87,14 +89,15 @@ func groupVersionKind(k schema.GroupVersionKind) *metav1.GroupVersionKind {
 	return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
 }
 
-// wantsAggregated returns the media type and version in which the client prefers the aggregated
-// document. ok is false if the client prefers the plain document.
+// wantsAggregated returns the media type and the version of the aggregated discovery document that
+// the client prefers. ok is false if the client prefers the plain documents.
 func wantsAggregated(r *http.Request) (media, version string, ok bool) {
-	for _, c := range endpoints.Accepted(r) {
+	for _, c := range endpoints.AcceptedClauses(r) {
 		switch {
 		case c.Params["as"] == "":
 			return "", "", false
-		case c.Params["as"] == aggregatedKind && c.Params["g"] == aggregatedGroup && (c.Params["v"] == "v2" || c.Params["v"] == "v2beta1"):
+		case c.Params["as"] == aggregatedKind && c.Params["g"] == aggregatedGroup &&
+			(c.Params["v"] == "v2" || c.Params["v"] == "v2beta1"):
 			return c.Media, c.Params["v"], true
 		}
 	}
@@ -111,13 +114,14 @@ func (d *Documents) serveAggregated(w http.ResponseWriter, r *http.Request, a ag
 	// v2 and v2beta1 have the same fields.
 	list := *a.list
 	list.TypeMeta = metav1.TypeMeta{APIVersion: aggregatedGroup + "/" + version, Kind: aggregatedKind}
-	d.write.DocumentAs(w, r, &list, media, fmt.Sprintf(";g=%s;v=%s;as=%s", aggregatedGroup, version, aggregatedKind))
+	d.handler.WriteDocumentAs(w, r, &list, media,
+		fmt.Sprintf(";g=%s;v=%s;as=%s", aggregatedGroup, version, aggregatedKind))
 }
 
-// storageHash returns the storageVersionHash of a kind, "" for virtual kinds. Kinds with the same
-// hash share their stored objects.
+// storageHash returns the storageVersionHash of a kind in discovery documents; "" for virtual
+// kinds. Kinds with the same hash share their stored objects.
 func storageHash(k *api.Kind) string {
-	if k.Virtual {
+	if k.Serving.Virtual {
 		return ""
 	}
 	return storageVersionHash(k.Storage.Hub.GVK)

@@ -1,5 +1,5 @@
 // Package discovery serves the discovery documents: groups, versions, resources and their verbs. It
-// serves them as plain and as aggregated documents.
+// serves them as plain documents, one for each group version, and as aggregated documents.
 package discovery
 
 import (
@@ -28,40 +28,40 @@ var storedVerbs = []string{"create", "delete", "deletecollection", "get", "list"
 // Documents serves the discovery documents of the served kinds. After a change of the kinds, the
 // next request generates them again. It is safe for concurrent use.
 type Documents struct {
-	kinds *api.Kinds
-	write *endpoints.Handler
-	mu    sync.Mutex // held while documents are generated
-	now   atomic.Pointer[documents]
+	kinds   *api.Kinds
+	handler *endpoints.Handler
+	mu      sync.Mutex // held while documents are generated
+	current atomic.Pointer[documents]
 
 	merging sync.Mutex
-	merged  *mergedOf // the last documents that include aggregated API servers; guarded by merging
+	merged  *mergedDocuments // the last generated documents that include aggregated API servers; guarded by merging
 }
 
-// New returns the documents of kinds. write encodes the responses.
+// New returns Documents that describe kinds. write encodes the responses.
 func New(kinds *api.Kinds, write *endpoints.Handler) *Documents {
-	return &Documents{kinds: kinds, write: write}
+	return &Documents{kinds: kinds, handler: write}
 }
 
-// Serve serves a discovery path. It returns false for other paths.
+// Serve serves a discovery path. It returns false if the path is not a discovery path.
 func (d *Documents) Serve(w http.ResponseWriter, r *http.Request) bool {
-	return d.serve(w, r, d.current())
+	return d.serveFrom(w, r, d.currentDocuments())
 }
 
-func (d *Documents) current() *documents {
-	if is := d.now.Load(); is != nil && is.table == d.kinds.Table() {
+func (d *Documents) currentDocuments() *documents {
+	if is := d.current.Load(); is != nil && is.table == d.kinds.Table() {
 		return is
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t, is := d.kinds.Table(), d.now.Load()
+	t, is := d.kinds.Table(), d.current.Load()
 	if is == nil || is.table != t {
 		is = documentsOf(t)
-		d.now.Store(is)
+		d.current.Store(is)
 	}
 	return is
 }
 
-// documents are the discovery documents of one table of kinds. They are immutable.
+// documents are the discovery documents generated from one table of kinds. They are immutable.
 type documents struct {
 	table      *api.Table
 	plain      map[string]runtime.Object // by path
@@ -70,15 +70,16 @@ type documents struct {
 
 func documentsOf(t *api.Table) *documents {
 	groups := groupsOf(t)
-	d := &documents{table: t, plain: map[string]runtime.Object{}, aggregated: aggregate(groups)}
+	d := &documents{table: t, plain: map[string]runtime.Object{}, aggregated: aggregateGroups(groups)}
 	d.plain["/api"] = &metav1.APIVersions{
 		TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"},
 		ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{},
 	}
-	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}, Groups: []metav1.APIGroup{}}
+	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"},
+		Groups: []metav1.APIGroup{}}
 	for _, g := range groups {
 		for _, v := range g.versions {
-			d.plain[v.path()] = v.resources()
+			d.plain[v.documentPath()] = v.resourceList()
 		}
 		if g.name != "" {
 			one := g.apiGroup()
@@ -105,7 +106,7 @@ type version struct {
 func groupsOf(kinds *api.Table) []*group {
 	byName := map[string]*group{}
 	var names []string
-	for _, k := range kinds.Shown() {
+	for _, k := range kinds.Visible() {
 		g := byName[k.GVK.Group]
 		if g == nil {
 			g = &group{name: k.GVK.Group}
@@ -130,7 +131,7 @@ func groupsOf(kinds *api.Table) []*group {
 	return out
 }
 
-func (v *version) path() string {
+func (v *version) documentPath() string {
 	if v.gv.Group == "" {
 		return "/api/" + v.gv.Version
 	}
@@ -140,25 +141,28 @@ func (v *version) path() string {
 func (g *group) apiGroup() metav1.APIGroup {
 	out := metav1.APIGroup{Name: g.name}
 	for _, v := range g.versions {
-		out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: v.gv.String(), Version: v.gv.Version})
+		out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: v.gv.String(),
+			Version: v.gv.Version})
 	}
 	out.PreferredVersion = out.Versions[0]
 	return out
 }
 
-func (v *version) resources() *metav1.APIResourceList {
+func (v *version) resourceList() *metav1.APIResourceList {
 	out := &metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: v.gv.String(),
 		APIResources: []metav1.APIResource{},
 	}
 	for _, k := range v.kinds {
 		out.APIResources = append(out.APIResources, metav1.APIResource{
-			Name: k.Resource, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.GVK.Kind,
-			Verbs: verbs(k), ShortNames: k.ShortNames, Categories: k.Categories, StorageVersionHash: storageHash(k),
+			Name: k.Resource, SingularName: k.Naming.Singular, Namespaced: k.Namespaced, Kind: k.GVK.Kind,
+			Verbs: kindVerbs(k), ShortNames: k.Naming.ShortNames, Categories: k.Naming.Categories,
+			StorageVersionHash: storageHash(k),
 		})
-		for _, name := range subresources(k) {
+		for _, name := range subresourceNames(k) {
 			sub := k.Subresources[name]
-			r := metav1.APIResource{Name: k.Resource + "/" + name, Namespaced: k.Namespaced, Kind: k.GVK.Kind, Verbs: sub.Verbs}
+			r := metav1.APIResource{Name: k.Resource + "/" + name, Namespaced: k.Namespaced, Kind: k.GVK.Kind,
+				Verbs: sub.Verbs}
 			if !sub.GVK.Empty() {
 				r.Kind = sub.GVK.Kind
 				if sub.GVK.GroupVersion() != k.GVK.GroupVersion() {
@@ -168,25 +172,27 @@ func (v *version) resources() *metav1.APIResourceList {
 			out.APIResources = append(out.APIResources, r)
 		}
 	}
-	sort.SliceStable(out.APIResources, func(i, j int) bool { return out.APIResources[i].Name < out.APIResources[j].Name })
+	sort.SliceStable(out.APIResources, func(i, j int) bool {
+		return out.APIResources[i].Name < out.APIResources[j].Name
+	})
 	return out
 }
 
-func verbs(k *api.Kind) metav1.Verbs {
-	if len(k.Verbs) > 0 {
-		return k.Verbs
+func kindVerbs(k *api.Kind) metav1.Verbs {
+	if len(k.Serving.Verbs) > 0 {
+		return k.Serving.Verbs
 	}
 	return storedVerbs
 }
 
-// storageVersionHash returns the hash of a stored version, computed as in Kubernetes so that its
-// tools accept it.
+// storageVersionHash returns the hash of a stored version, computed as in Kubernetes, so that the
+// tools of Kubernetes accept it.
 func storageVersionHash(gvk schema.GroupVersionKind) string {
 	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
 	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
-func subresources(k *api.Kind) []string {
+func subresourceNames(k *api.Kind) []string {
 	out := make([]string, 0, len(k.Subresources))
 	for name := range k.Subresources {
 		out = append(out, name)
@@ -195,14 +201,15 @@ func subresources(k *api.Kind) []string {
 	return out
 }
 
-// serve serves a discovery path from the given documents. It returns false for other paths.
-func (d *Documents) serve(w http.ResponseWriter, r *http.Request, is *documents) bool {
+// serveFrom serves a discovery path from the given documents. It returns false if they do not
+// contain the path.
+func (d *Documents) serveFrom(w http.ResponseWriter, r *http.Request, docs *documents) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
-	doc, ok := is.plain[path]
+	doc, ok := docs.plain[path]
 	if !ok {
 		return false
 	}
-	if all, both := is.aggregated[path]; both {
+	if all, both := docs.aggregated[path]; both {
 		w.Header().Add("Vary", "Accept")
 		if media, version, wanted := wantsAggregated(r); wanted {
 			d.serveAggregated(w, r, all, media, version)
@@ -210,17 +217,18 @@ func (d *Documents) serve(w http.ResponseWriter, r *http.Request, is *documents)
 		}
 	}
 	if versions, ok := doc.(*metav1.APIVersions); ok {
-		doc = addressed(versions, r)
+		doc = withServerAddress(versions, r)
 	}
-	d.write.Document(w, r, doc)
+	d.handler.WriteDocument(w, r, doc)
 	return true
 }
 
-// addressed returns a copy of versions with the address of this replica.
-func addressed(versions *metav1.APIVersions, r *http.Request) *metav1.APIVersions {
+// withServerAddress returns a copy of versions that contains the address of this replica.
+func withServerAddress(versions *metav1.APIVersions, r *http.Request) *metav1.APIVersions {
 	out := *versions
 	if here, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
-		out.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: here.String()}}
+		out.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0",
+			ServerAddress: here.String()}}
 	}
 	return &out
 }

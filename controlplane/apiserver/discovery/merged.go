@@ -17,66 +17,73 @@ import (
 type Remote struct {
 	GV        schema.GroupVersion
 	Resources []metav1.APIResource // from the last successful response; never changed
-	Stale     bool                 // the API server does not respond now
+	Stale     bool                 // set if the API server does not respond
 }
 
 // Order is the priority of a group version in discovery. Larger numbers come first.
 type Order struct{ Group, Version int32 }
 
 // Priority returns the groupPriorityMinimum of a group.
-func Priority(group string) int { return priority(group) }
+func Priority(group string) int { return groupPriority(group) }
 
-// BuiltIn reports whether a group is built into Kubernetes.
+// BuiltIn reports whether a group is one of Kubernetes' own groups (see priorities).
 func BuiltIn(group string) bool { _, ok := priorities[group]; return ok }
 
-// ServeMerged is Serve with the group versions of aggregated API servers, which replace built-in
-// group versions of the same name. orders are the priorities in APIServices. Groups without a
-// priority have the order of Serve.
-func (d *Documents) ServeMerged(w http.ResponseWriter, r *http.Request, remotes []Remote, orders map[schema.GroupVersion]Order) bool {
+// ServeMerged is like Serve, but the documents include the group versions of aggregated API
+// servers, which replace built-in group versions of the same name. orders are the priorities in
+// APIServices. Groups without a priority have the same order as in Serve.
+func (d *Documents) ServeMerged(
+	w http.ResponseWriter, r *http.Request, remotes []Remote, orders map[schema.GroupVersion]Order,
+) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	if path != "/apis" && (!strings.HasPrefix(path, "/apis/") || strings.Count(path, "/") != 2) {
 		return d.Serve(w, r)
 	}
-	return d.serve(w, r, d.mergedWith(remotes, orders))
+	return d.serveFrom(w, r, d.mergedDocumentsFor(remotes, orders))
 }
 
-// mergedOf are merged documents and the inputs from which they were generated.
-type mergedOf struct {
-	own     *documents
-	remotes []Remote
-	orders  map[schema.GroupVersion]Order
-	made    *documents
+// mergedDocuments are documents that include aggregated API servers, and the inputs from which they
+// were generated.
+type mergedDocuments struct {
+	own       *documents
+	remotes   []Remote
+	orders    map[schema.GroupVersion]Order
+	documents *documents
 }
 
-// mergedWith returns the documents that include remotes. It generates them again if an input has
-// changed.
-func (d *Documents) mergedWith(remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
-	own := d.current()
+// mergedDocumentsFor returns the documents that include remotes. It generates them again only if an
+// input has changed.
+func (d *Documents) mergedDocumentsFor(remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
+	own := d.currentDocuments()
 	d.merging.Lock()
 	defer d.merging.Unlock()
-	if is := d.merged; is == nil || is.own != own || !maps.Equal(is.orders, orders) || !slices.EqualFunc(is.remotes, remotes, sameRemote) {
-		d.merged = &mergedOf{own, remotes, orders, merged(own, remotes, orders)}
+	if is := d.merged; is == nil || is.own != own || !maps.Equal(is.orders, orders) ||
+		!slices.EqualFunc(is.remotes, remotes, sameRemote) {
+		d.merged = &mergedDocuments{own, remotes, orders, mergeDocuments(own, remotes, orders)}
 	}
-	return d.merged.made
+	return d.merged.documents
 }
 
-// sameRemote reports whether two remotes are equal. It compares resources by address, because a
-// response is never changed.
+// sameRemote reports whether two remotes are equal. It compares the address of the resources,
+// because a response is never modified.
 func sameRemote(a, b Remote) bool {
 	return a.GV == b.GV && a.Stale == b.Stale && len(a.Resources) == len(b.Resources) &&
 		(len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0])
 }
 
-// merged returns new documents for /apis and the groups below it.
-func merged(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
-	all := combined(own, remotes, orders)
+// mergeDocuments returns documents in which /apis and the paths of its groups include remotes. The
+// others are those of base.
+func mergeDocuments(base *documents, remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
+	all := combineGroups(base, remotes, orders)
 	out := &documents{plain: make(map[string]runtime.Object, len(all)+1), aggregated: map[string]aggregated{}}
-	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}, Groups: []metav1.APIGroup{}}
+	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"},
+		Groups: []metav1.APIGroup{}}
 	for i := range all {
 		one := metav1.APIGroup{Name: all[i].Name}
 		for _, v := range all[i].Versions {
 			gv := schema.GroupVersion{Group: one.Name, Version: v.Version}
-			one.Versions = append(one.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: v.Version})
+			one.Versions = append(one.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(),
+				Version: v.Version})
 		}
 		one.PreferredVersion = one.Versions[0]
 		list.Groups = append(list.Groups, one)
@@ -84,12 +91,15 @@ func merged(own *documents, remotes []Remote, orders map[schema.GroupVersion]Ord
 		out.plain["/apis/"+one.Name] = &one
 	}
 	out.plain["/apis"] = list
-	out.aggregated["/apis"] = tagged(&apidiscoveryv2.APIGroupDiscoveryList{Items: all})
+	out.aggregated["/apis"] = withETag(&apidiscoveryv2.APIGroupDiscoveryList{Items: all})
 	return out
 }
 
-// combined returns the groups of this server and of the aggregated API servers in discovery order.
-func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) []apidiscoveryv2.APIGroupDiscovery {
+// combineGroups returns the groups of this server and of the aggregated API servers in discovery
+// order.
+func combineGroups(
+	base *documents, remotes []Remote, orders map[schema.GroupVersion]Order,
+) []apidiscoveryv2.APIGroupDiscovery {
 	versions := map[string][]apidiscoveryv2.APIVersionDiscovery{}
 	taken := map[schema.GroupVersion]bool{}
 	for _, rem := range remotes {
@@ -97,13 +107,14 @@ func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]O
 		if rem.GV.Group == "" {
 			continue // the core group is served below /api
 		}
-		v := apidiscoveryv2.APIVersionDiscovery{Version: rem.GV.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: converted(rem)}
+		v := apidiscoveryv2.APIVersionDiscovery{Version: rem.GV.Version,
+			Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: toDiscovery(rem)}
 		if rem.Stale {
 			v.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 		}
 		versions[rem.GV.Group] = append(versions[rem.GV.Group], v)
 	}
-	for _, g := range own.aggregated["/apis"].list.Items {
+	for _, g := range base.aggregated["/apis"].list.Items {
 		for _, v := range g.Versions {
 			if !taken[schema.GroupVersion{Group: g.Name, Version: v.Version}] {
 				versions[g.Name] = append(versions[g.Name], v)
@@ -113,7 +124,7 @@ func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]O
 	out := make([]apidiscoveryv2.APIGroupDiscovery, 0, len(versions))
 	weights := make(map[string]int, len(versions))
 	for name, all := range versions {
-		weights[name] = weigh(name, all, orders)
+		weights[name] = groupWeight(name, all, orders)
 		slices.SortFunc(all, func(a, b apidiscoveryv2.APIVersionDiscovery) int {
 			pa := orders[schema.GroupVersion{Group: name, Version: a.Version}].Version
 			pb := orders[schema.GroupVersion{Group: name, Version: b.Version}].Version
@@ -133,22 +144,24 @@ func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]O
 	return out
 }
 
-// weigh returns the priority of a group: the largest group priority of its versions' APIServices,
-// or the default.
-func weigh(group string, versions []apidiscoveryv2.APIVersionDiscovery, orders map[schema.GroupVersion]Order) int {
+// groupWeight returns the priority of a group in discovery: the largest group priority in the
+// APIServices of its versions, or the default priority of the group.
+func groupWeight(
+	group string, versions []apidiscoveryv2.APIVersionDiscovery, orders map[schema.GroupVersion]Order,
+) int {
 	most := 0
 	for _, v := range versions {
 		most = max(most, int(orders[schema.GroupVersion{Group: group, Version: v.Version}].Group))
 	}
 	if most == 0 {
-		return priority(group)
+		return groupPriority(group)
 	}
 	return most
 }
 
-// converted returns the resources of a remote as aggregated discovery. Subresources are listed
-// within their resource.
-func converted(rem Remote) []apidiscoveryv2.APIResourceDiscovery {
+// toDiscovery converts the resources of a remote for the aggregated document, in which subresources
+// are listed within their resource.
+func toDiscovery(rem Remote) []apidiscoveryv2.APIResourceDiscovery {
 	var out []apidiscoveryv2.APIResourceDiscovery
 	at := map[string]int{}
 	for _, r := range rem.Resources {

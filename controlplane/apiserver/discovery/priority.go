@@ -2,9 +2,9 @@ package discovery
 
 import "strings"
 
-// priorities are the priorities of groups, as in Kubernetes. They also decide which resource a
-// client chooses for a short name that several groups use. Groups of the same priority are ordered
-// by name.
+// priorities are the priorities of the groups of Kubernetes, with the same values. Discovery lists
+// groups by priority and then by name. The priority also decides which resource a client chooses
+// for a short name that several groups use.
 var priorities = map[string]int{
 	"apiregistration.k8s.io":       20000,
 	"":                             18000,
@@ -36,7 +36,7 @@ var priorities = map[string]int{
 // Kubernetes.
 const customPriority = 1000
 
-func priority(group string) int {
+func groupPriority(group string) int {
 	if p, ok := priorities[group]; ok {
 		return p
 	}
@@ -45,7 +45,7 @@ func priority(group string) int {
 
 // compareGroups compares groups by descending priority, then by name.
 func compareGroups(a, b string) int {
-	if pa, pb := priority(a), priority(b); pa != pb {
+	if pa, pb := groupPriority(a), groupPriority(b); pa != pb {
 		return pb - pa
 	}
 	return strings.Compare(a, b)

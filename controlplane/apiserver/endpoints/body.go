@@ -54,13 +54,16 @@ func newDecoder(s *runtime.Scheme) *decoder {
 	return &decoder{proto: protobuf.NewSerializer(s, s)}
 }
 
-// decode decodes data into the object into, which has the type want. The body must be of this type;
-// a body without kind and apiVersion is accepted. media is the media type of data. validation is
-// "Strict", "Warn" or "Ignore" and decides whether unknown and duplicate fields are errors,
-// warnings or ignored.
-func (d *decoder) decode(ctx context.Context, data []byte, media string, want schema.GroupVersionKind, into runtime.Object, validation string) error {
+// decodeObject decodes data into the object target, which has the type expected. The body must be
+// of this type, or have neither kind nor apiVersion. media is the media type of data. validation is
+// "Strict", "Warn" or "Ignore": unknown and duplicate fields are errors, warnings or ignored.
+func (d *decoder) decodeObject(
+	ctx context.Context, data []byte, media string, expected schema.GroupVersionKind, target runtime.Object,
+	validation string,
+) error {
 	if len(bytes.TrimSpace(data)) == 0 {
-		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): the body is empty", want.Kind))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the object provided is unrecognized (must be of type %s): the body is empty", expected.Kind))
 	}
 	var found schema.GroupVersionKind
 	var strict []error
@@ -68,49 +71,49 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 	switch media {
 	case mediaProto:
 		if raw, e := rawMessage(data); e == nil {
-			err = decodelimits.CheckProto(raw, into)
+			err = decodelimits.CheckProto(raw, target)
 		}
 		if err == nil {
-			found, err = d.decodeProto(data, want, into)
+			found, err = d.decodeProto(data, expected, target)
 		}
 	case mediaCBOR:
 		if data, err = decodelimits.FromCBOR(data); err == nil {
-			err = decodelimits.CheckJSON(data, into)
+			err = decodelimits.CheckJSON(data, target)
 		}
 		if err == nil {
-			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+			found, strict, err = decodeJSON(data, target, validation != metav1.FieldValidationIgnore)
 		}
 	case mediaYAML:
 		var duplicates error
 		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {
-			err = decodelimits.CheckJSON(data, into)
+			err = decodelimits.CheckJSON(data, target)
 		}
 		if err == nil {
-			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+			found, strict, err = decodeJSON(data, target, validation != metav1.FieldValidationIgnore)
 			if duplicates != nil {
 				strict = append(strict, duplicates)
 			}
 		}
 	default:
-		if err = decodelimits.CheckJSON(data, into); err == nil {
-			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+		if err = decodelimits.CheckJSON(data, target); err == nil {
+			found, strict, err = decodeJSON(data, target, validation != metav1.FieldValidationIgnore)
 		}
 	}
 	if errors.Is(err, decodelimits.ErrTooMuch) {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}
 	if err != nil {
-		return undecodable(err, found, want, data)
+		return newUndecodable(err, found, expected, data)
 	}
-	if err := sameType(found, want); err != nil {
+	if err := sameType(found, expected); err != nil {
 		return err
 	}
-	into.GetObjectKind().SetGroupVersionKind(want)
+	target.GetObjectKind().SetGroupVersionKind(expected)
 	if len(strict) == 0 {
 		return nil
 	}
 	if validation == metav1.FieldValidationStrict {
-		return undecodable(runtime.NewStrictDecodingError(strict), want, want, data)
+		return newUndecodable(runtime.NewStrictDecodingError(strict), expected, expected, data)
 	}
 	for _, e := range strict {
 		api.Warn(ctx, e.Error())
@@ -118,36 +121,40 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 	return nil
 }
 
-func (d *decoder) decodeProto(data []byte, want schema.GroupVersionKind, into runtime.Object) (schema.GroupVersionKind, error) {
-	_, found, err := d.proto.Decode(data, &want, into)
+func (d *decoder) decodeProto(data []byte, expected schema.GroupVersionKind, target runtime.Object) (
+	schema.GroupVersionKind, error,
+) {
+	_, found, err := d.proto.Decode(data, &expected, target)
 	if found == nil {
 		return schema.GroupVersionKind{}, err
 	}
-	if err != nil && found.GroupVersion() == want.GroupVersion() && found.Kind == want.Kind {
+	if err != nil && found.GroupVersion() == expected.GroupVersion() && found.Kind == expected.Kind {
 		return *found, err
 	}
-	if *found != want {
+	if *found != expected {
 		return *found, nil // the caller reports the wrong type
 	}
 	return *found, err
 }
 
-// decodeJSON decodes data into the object into and returns the type in the body. strict are errors
-// about unknown and duplicate fields, if wantStrict is set.
-func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema.GroupVersionKind, strict []error, err error) {
+// decodeJSON decodes data into the object target. It returns the kind and apiVersion in the body.
+// If wantStrict is true, strict contains errors about unknown and duplicate fields.
+func decodeJSON(data []byte, target runtime.Object, wantStrict bool) (
+	found schema.GroupVersionKind, strict []error, err error,
+) {
 	var tm struct {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 	}
-	if strict, err = api.DecodeJSON(data, into, wantStrict); err != nil {
-		// The error message includes the kind of the body if it can be read.
+	if strict, err = api.DecodeJSON(data, target, wantStrict); err != nil {
+		// the error message contains the kind of the body if it can be read
 		if kjson.UnmarshalCaseSensitivePreserveInts(data, &tm) != nil {
 			return found, nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
 		}
 		gv, _ := schema.ParseGroupVersion(tm.APIVersion)
-		return gv.WithKind(tm.Kind), nil, api.Misfit(data, into, err)
+		return gv.WithKind(tm.Kind), nil, api.DescribeMismatch(data, target, err)
 	}
-	return into.GetObjectKind().GroupVersionKind(), strict, nil
+	return target.GetObjectKind().GroupVersionKind(), strict, nil
 }
 
 func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
@@ -162,28 +169,32 @@ func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	return out, duplicates, nil
 }
 
-// undecodable returns Kubernetes' 400 error for a body that cannot be decoded as want. found is the
-// type in the body, if known.
-func undecodable(err error, found, want schema.GroupVersionKind, data []byte) error {
-	if found.Kind != "" {
-		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", found.Kind, found.Version, want.Kind, err))
+// newUndecodable returns Kubernetes' 400 error for a body that cannot be decoded as expected.
+// actual is the type in the body, if known.
+func newUndecodable(err error, actual, expected schema.GroupVersionKind, data []byte) error {
+	if actual.Kind != "" {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", actual.Kind,
+			actual.Version, expected.Kind, err))
 	}
 	summary := string(data)
 	if len(summary) > 30 {
 		summary = summary[:30] + " ..."
 	}
-	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%q)", want.Kind, err, summary))
+	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%q)",
+		expected.Kind, err, summary))
 }
 
-func sameType(found, want schema.GroupVersionKind) error {
-	if found.Empty() {
+func sameType(actual, expected schema.GroupVersionKind) error {
+	if actual.Empty() {
 		return nil
 	}
-	if (found.Version != "" || found.Group != "") && found.GroupVersion() != want.GroupVersion() {
-		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", found.GroupVersion(), want.GroupVersion()))
+	if (actual.Version != "" || actual.Group != "") && actual.GroupVersion() != expected.GroupVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API "+
+			"version (%s)", actual.GroupVersion(), expected.GroupVersion()))
 	}
-	if found.Kind != "" && found.Kind != want.Kind {
-		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: the kind in the data does not match the expected kind", found.Kind, found.Version, want.Kind))
+	if actual.Kind != "" && actual.Kind != expected.Kind {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: the kind in the data "+
+			"does not match the expected kind", actual.Kind, actual.Version, expected.Kind))
 	}
 	return nil
 }

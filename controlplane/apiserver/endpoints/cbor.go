@@ -31,8 +31,8 @@ const (
 	cborTag   = 6 << 5
 )
 
-// appendCBORHead appends the head of a CBOR item: its major type and its length or number of
-// elements.
+// appendCBORHead appends the head of a CBOR item to b: the major type, and n as the item's length
+// or number of elements.
 func appendCBORHead(b []byte, major byte, n int) []byte {
 	switch {
 	case n < 24:
@@ -69,9 +69,9 @@ func cborFrame(fields map[string]any, last string, n int) ([]byte, error) {
 }
 
 // cborItem returns a list item as CBOR without the self-described tag. Items of built-in kinds have
-// neither kind nor apiVersion, as in JSON.
+// neither kind nor apiVersion, as in JSON lists.
 func (h *Handler) cborItem(o api.Object) ([]byte, error) {
-	data, err := h.Backend.Encoded(o, mediaCBOR)
+	data, err := h.cfg.Backend.Encoded(o, mediaCBOR)
 	data = bytes.TrimPrefix(data, cborMark)
 	if _, isCustom := o.(*custom.Object); isCustom || err != nil {
 		return data, err
@@ -180,26 +180,26 @@ func (h *Handler) encodeCBORList(l *api.ObjectList) ([]byte, error) {
 	return out, nil
 }
 
-// cborStream returns a CBOR list for writing item by item. The number of items is in the head of
-// the list. v is the view of the items; nil = whole objects.
+// cborStream returns a stream that writes the list as CBOR item by item. The head of the list
+// contains the number of items. v converts the items to a view; nil = whole objects.
 func (h *Handler) cborStream(v *viewer, l *api.ObjectList) (*listStream, error) {
 	if v == nil {
 		head, err := cborListFrame(l.TypeMeta, l.ListMeta, len(l.Items))
 		return &listStream{head: head, item: h.cborItem}, err
 	}
-	frame, err := v.whole(&api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta})
+	frame, err := v.viewObject(&api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta})
 	if err != nil {
 		return nil, err
 	}
 	v.headed = true
-	item := func(o api.Object) (any, error) { return v.partial(o) }
+	item := func(o api.Object) (any, error) { return v.viewMetadata(o) }
 	apiVersion, kind := frame.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
 	fields := map[string]any{"kind": kind, "apiVersion": apiVersion, "metadata": listMeta(l)}
 	last := "items"
 	if t, ok := frame.(*metav1.Table); ok {
 		fields["columnDefinitions"], last = t.ColumnDefinitions, "rows"
 		item = func(o api.Object) (any, error) {
-			t, err := v.table(o)
+			t, err := v.viewTable(o)
 			if err != nil {
 				return nil, err
 			}
@@ -221,13 +221,13 @@ func (h *Handler) cborStream(v *viewer, l *api.ObjectList) (*listStream, error) 
 
 // applyCBOR converts an apply patch from CBOR to JSON, which is valid YAML.
 func applyCBOR(req *api.Request) error {
-	data, err := decodelimits.FromCBOR(req.Patch)
+	data, err := decodelimits.FromCBOR(req.Patch.Body)
 	if errors.Is(err, decodelimits.ErrTooMuch) {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("error decoding CBOR: %v", err))
 	}
-	req.PatchType, req.Patch = types.ApplyYAMLPatchType, data
+	req.Patch.Type, req.Patch.Body = types.ApplyYAMLPatchType, data
 	return nil
 }

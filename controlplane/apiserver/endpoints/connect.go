@@ -14,23 +14,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-func (h *Handler) connect(w http.ResponseWriter, r *http.Request, req *api.Request) {
+func (h *Handler) serveConnect(w http.ResponseWriter, r *http.Request, req *api.Request) {
 	options, err := connectOptions(req, r.URL.Query())
 	if err != nil {
-		h.Error(w, r, err)
+		h.WriteError(w, r, err)
 		return
 	}
 	req.Object = options
-	obj, err := h.Backend.Connect(r.Context(), req)
+	obj, err := h.cfg.Backend.Connect(r.Context(), req)
 	if err != nil {
-		h.Error(w, r, err)
+		h.WriteError(w, r, err)
 		return
 	}
-	h.Streams.ServeStream(w, r, req, obj)
+	h.cfg.Streams.ServeStream(w, r, req, obj)
 }
 
 // connectOptions returns the options object of a connect request, which admission checks. It is nil
-// for logs, which are no connect request in Kubernetes.
+// for logs, because in Kubernetes reading a log is not a connect request.
 func connectOptions(req *api.Request, q url.Values) (runtime.Object, error) {
 	flag := func(name string) bool { // as in Kubernetes: a parameter that is present and not "false" or "0" is true
 		v := q.Get(name)
@@ -39,13 +39,15 @@ func connectOptions(req *api.Request, q url.Values) (runtime.Object, error) {
 	var out runtime.Object
 	switch req.Subresource {
 	case "exec":
-		out = &corev1.PodExecOptions{Stdin: flag("stdin"), Stdout: flag("stdout"), Stderr: flag("stderr"), TTY: flag("tty"),
+		out = &corev1.PodExecOptions{Stdin: flag("stdin"), Stdout: flag("stdout"), Stderr: flag("stderr"),
+			TTY:       flag("tty"),
 			Container: q.Get("container"), Command: slices.Clone(q["command"])}
 	case "attach":
-		out = &corev1.PodAttachOptions{Stdin: flag("stdin"), Stdout: flag("stdout"), Stderr: flag("stderr"), TTY: flag("tty"),
+		out = &corev1.PodAttachOptions{Stdin: flag("stdin"), Stdout: flag("stdout"), Stderr: flag("stderr"),
+			TTY:       flag("tty"),
 			Container: q.Get("container")}
 	case "portforward":
-		ports, err := forwarded(q["ports"])
+		ports, err := parseForwardPorts(q["ports"])
 		if err != nil {
 			return nil, err
 		}
@@ -71,17 +73,19 @@ func connectOptions(req *api.Request, q url.Values) (runtime.Object, error) {
 // maxForwarded limits the number of ports of a port-forward request.
 const maxForwarded = 100
 
-// forwarded parses the ports of a port-forward request. Each parameter is a comma-separated list.
-func forwarded(params []string) ([]int32, error) {
+// parseForwardPorts parses the ports parameters of a port-forward request. Each parameter is a
+// comma-separated list.
+func parseForwardPorts(params []string) ([]int32, error) {
 	var out []int32
 	for _, list := range params {
 		for s := range strings.SplitSeq(list, ",") {
 			n, err := strconv.ParseUint(s, 10, 16)
 			if err != nil || n == 0 {
-				return nil, apierrors.NewBadRequest("query parameter \"ports\" has an invalid value: " + strconv.Quote(list))
+				return nil, apierrors.NewBadRequest("query parameter \"ports\" has an invalid value: " +
+					strconv.Quote(list))
 			}
 			if out = append(out, int32(n)); len(out) > maxForwarded {
-				return nil, apierrors.NewBadRequest("query parameter \"ports\" names more than a hundred ports")
+				return nil, apierrors.NewBadRequest("query parameter \"ports\" contains more than 100 ports")
 			}
 		}
 	}

@@ -41,7 +41,8 @@ func TestParsePath(t *testing.T) {
 	} {
 		got := ""
 		if x, ok := ParsePath(path); ok {
-			got = x.GVR.Group + "/" + x.GVR.Version + "/" + x.GVR.Resource + " ns=" + x.Namespace + " name=" + x.Name + " sub=" + x.Subresource
+			got = x.GVR.Group + "/" + x.GVR.Version + "/" + x.GVR.Resource + " ns=" + x.Namespace + " name=" + x.Name +
+				" sub=" + x.Subresource
 			if x.Watch {
 				got += " watch"
 			}
@@ -58,7 +59,8 @@ func FuzzParsePath(f *testing.F) {
 	f.Add("api//00")
 	f.Fuzz(func(t *testing.T, path string) {
 		x, ok := ParsePath(path)
-		if ok && (x.GVR.Resource == "" || x.GVR.Version == "" || strings.Contains(x.Name+x.Namespace+x.GVR.Resource, "/")) {
+		if ok && (x.GVR.Resource == "" || x.GVR.Version == "" ||
+			strings.Contains(x.Name+x.Namespace+x.GVR.Resource, "/")) {
 			t.Errorf("%q became %+v", path, x)
 		}
 	})
@@ -80,7 +82,8 @@ func FuzzNegotiate(f *testing.F) {
 			form, err := negotiateFor(r, &api.Request{Kind: kind, Verb: verb})
 			switch {
 			case err != nil && !apierrors.IsNotAcceptable(err),
-				err == nil && (form.Media == mediaYAML && verb == api.VerbWatch || form.Media == mediaProto && form.As == viewTable):
+				err == nil && (form.Media == mediaYAML && verb == api.VerbWatch ||
+					form.Media == mediaProto && form.As == viewTable):
 				t.Errorf("%s %q: %+v %v", verb, accept, form, err)
 			}
 		}
@@ -103,7 +106,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		ctx, said := api.WithWarnings(context.Background())
 		var pod corev1.Pod
-		err := d.decode(ctx, data, []string{mediaJSON, mediaYAML, mediaProto, mediaCBOR}[media%4], want, &pod, validation)
+		err := d.decodeObject(ctx, data, []string{mediaJSON, mediaYAML, mediaProto, mediaCBOR}[media%4], want,
+			&pod, validation)
 		switch {
 		case err != nil && !apierrors.IsBadRequest(err) && !apierrors.IsRequestEntityTooLargeError(err):
 			t.Errorf("%q: %v", data, err)
@@ -140,7 +144,8 @@ func FuzzRawMessage(f *testing.F) {
 
 // The Status of an error is always whole.
 func TestStatusOf(t *testing.T) {
-	for _, err := range []error{context.DeadlineExceeded, context.Canceled, apierrors.NewBadRequest("x"), json.Unmarshal([]byte("{"), &struct{}{})} {
+	for _, err := range []error{context.DeadlineExceeded, context.Canceled, apierrors.NewBadRequest("x"),
+		json.Unmarshal([]byte("{"), &struct{}{})} {
 		s := StatusOf(err)
 		if s.Kind != "Status" || s.Status != metav1.StatusFailure || s.Code < 400 || s.Message == "" {
 			t.Errorf("%v: %+v", err, s)

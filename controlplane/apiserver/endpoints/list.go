@@ -45,9 +45,9 @@ func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// cutKind returns the JSON of a list item in two parts. Items of built-in kinds have neither kind
-// nor apiVersion, because the kind of the list implies them; custom resources keep both. data is
-// shared and is not changed.
+// cutKind splits the JSON of a list item into two parts and removes kind and apiVersion between
+// them. Items of built-in kinds have neither, because the kind of the list implies them; custom
+// resources keep both. data is shared and is not changed.
 func cutKind(o api.Object, data []byte) (open string, rest []byte) {
 	data = bytes.TrimSuffix(data, []byte("\n"))
 	if _, isCustom := o.(*custom.Object); isCustom {
@@ -63,7 +63,7 @@ func cutKind(o api.Object, data []byte) (open string, rest []byte) {
 
 // itemJSON returns the JSON of a list item.
 func (h *Handler) itemJSON(o api.Object) ([]byte, error) {
-	data, err := h.Backend.Encoded(o, mediaJSON)
+	data, err := h.cfg.Backend.Encoded(o, mediaJSON)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (h *Handler) itemJSON(o api.Object) ([]byte, error) {
 func (h *Handler) encodeItems(l *api.ObjectList, media string) (items [][]byte, size int, err error) {
 	items = make([][]byte, len(l.Items))
 	for i, o := range l.Items {
-		if items[i], err = h.Backend.Encoded(o, media); err != nil {
+		if items[i], err = h.cfg.Backend.Encoded(o, media); err != nil {
 			return nil, 0, err
 		}
 		size += len(items[i])
@@ -85,7 +85,7 @@ func (h *Handler) encodeItems(l *api.ObjectList, media string) (items [][]byte, 
 	return items, size, nil
 }
 
-// Field numbers of a Kubernetes list message and of the envelope runtime.Unknown.
+// Field numbers of a list message in Kubernetes' protobuf, and of its envelope runtime.Unknown.
 const (
 	listMetaField  = 1
 	listItemsField = 2
@@ -123,11 +123,12 @@ func (h *Handler) encodeProtoList(l *api.ObjectList) ([]byte, error) {
 	return out, nil
 }
 
-// rawMessage returns the message inside its runtime.Unknown envelope. The result aliases data.
+// rawMessage returns the protobuf message inside its runtime.Unknown envelope. The result shares
+// memory with data.
 func rawMessage(data []byte) ([]byte, error) {
 	b, ok := bytes.CutPrefix(data, protoPrefix)
 	if !ok {
-		return nil, errors.New("not in a protobuf envelope")
+		return nil, errors.New("not in the protobuf envelope of Kubernetes")
 	}
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Media types of objects.
+// Media types in which objects are sent and received.
 const (
 	mediaJSON  = "application/json"
 	mediaYAML  = "application/yaml"
@@ -25,7 +25,8 @@ const (
 	mediaCBORSeq = "application/cbor-seq"
 )
 
-// View is the form in which a client requests objects: the "as" parameter of the Accept header.
+// View is the representation of objects that a client requests in the parameter "as" of the Accept
+// header.
 type View string
 
 // The views: whole objects, rows of a table, or metadata only.
@@ -36,7 +37,7 @@ const (
 	viewPartials View = "PartialObjectMetadataList"
 )
 
-// Format is a negotiated media type and view.
+// Format is the media type and view that were negotiated for a response.
 type Format struct {
 	Media   string
 	As      View
@@ -46,18 +47,17 @@ type Format struct {
 	sequence bool // a CBOR sequence was requested, which only a watch can be
 }
 
-// Negotiate returns the best supported format of the request's Accept header. Without a supported
-// format it returns a
-// 406 error.
+// Negotiate returns the supported format that the Accept header of a request prefers. If no format
+// is supported, it returns a 406 error.
 func Negotiate(r *http.Request) (Format, error) {
-	return negotiate(r, func(Format) bool { return true }, mediaJSON, mediaYAML, mediaProto, mediaCBOR)
+	return negotiateFormat(r, func(Format) bool { return true }, mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 }
 
-// negotiateFor is Negotiate for a response to req. It skips formats in which this response cannot
-// be encoded.
+// negotiateFor is like Negotiate for a response to req. It skips formats in which this response
+// cannot be encoded.
 func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
 	k, watching := req.Kind, req.Verb == api.VerbWatch
-	proto := k.Ops.Protobuf || k.Virtual
+	proto := k.Type.Ops.Protobuf || k.Serving.Virtual
 	if sub := k.Subresources[req.Subresource]; sub != nil && sub.New != nil {
 		proto = true
 	}
@@ -76,7 +76,7 @@ func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
 	} else {
 		media = append(media, mediaCBOR)
 	}
-	return negotiate(r, func(f Format) bool {
+	return negotiateFormat(r, func(f Format) bool {
 		switch {
 		case f.Media == mediaYAML:
 			return !watching
@@ -89,9 +89,9 @@ func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
 	}, media...)
 }
 
-// negotiate returns the best format of the Accept header for which can returns true. media lists
-// the supported types for the 406 error.
-func negotiate(r *http.Request, can func(Format) bool, media ...string) (Format, error) {
+// negotiateFormat returns the format that the Accept header prefers among those for which supports
+// returns true. media lists the supported media types for the 406 error.
+func negotiateFormat(r *http.Request, supports func(Format) bool, media ...string) (Format, error) {
 	pretty := wantsPretty(r)
 	var header string
 	if values := r.Header.Values("Accept"); len(values) == 1 {
@@ -103,13 +103,13 @@ func negotiate(r *http.Request, can func(Format) bool, media ...string) (Format,
 	case "", mediaJSON:
 		return Format{Media: mediaJSON, Pretty: pretty}, nil
 	case mediaProto, mediaProto + "," + mediaJSON:
-		if f := (Format{Media: mediaProto, Pretty: pretty}); can(f) {
+		if f := (Format{Media: mediaProto, Pretty: pretty}); supports(f) {
 			return f, nil
 		}
 	}
 	for _, c := range parseAccept(header) {
-		f, ok := acceptable(c)
-		if ok && can(f) {
+		f, ok := parseFormat(c)
+		if ok && supports(f) {
 			f.Pretty, f.sequence = pretty, false
 			return f, nil
 		}
@@ -126,8 +126,10 @@ func notAcceptable(types ...string) error {
 
 func unsupportedMedia(types ...string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
-		Message: "the body of the request was in an unknown format - accepted media types include: " + strings.Join(types, ", "),
+		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType,
+		Reason: metav1.StatusReasonUnsupportedMediaType,
+		Message: "the body of the request was in an unknown format - accepted media types include: " +
+			strings.Join(types, ", "),
 	}}
 }
 
@@ -138,8 +140,9 @@ type Clause struct {
 	q      float64
 }
 
-// Accepted returns the media types of the Accept header, in the order of the client's preference.
-func Accepted(r *http.Request) []Clause {
+// AcceptedClauses returns the media types of the Accept header, in the order of the client's
+// preference.
+func AcceptedClauses(r *http.Request) []Clause {
 	return parseAccept(strings.Join(r.Header.Values("Accept"), ","))
 }
 
@@ -164,7 +167,7 @@ func parseAccept(header string) []Clause {
 	return out
 }
 
-func acceptable(c Clause) (Format, bool) {
+func parseFormat(c Clause) (Format, bool) {
 	var f Format
 	switch c.Media {
 	case mediaJSON, "*/*", "application/*":
@@ -196,8 +199,8 @@ func acceptable(c Clause) (Format, bool) {
 	return f, false
 }
 
-// wantsPretty reports whether to indent the response: the pretty parameter decides, else whether
-// the client is a browser, curl or wget.
+// wantsPretty reports whether the response is to be indented. The pretty parameter decides. Without
+// the parameter, it reports whether the client is a browser, curl or wget.
 func wantsPretty(r *http.Request) bool {
 	if strings.Contains(r.URL.RawQuery, "pretty") {
 		if v, ok := r.URL.Query()["pretty"]; ok {
@@ -206,7 +209,8 @@ func wantsPretty(r *http.Request) bool {
 		}
 	}
 	agent := r.UserAgent()
-	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") ||
+		strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
 // contentType returns the media type of the request body; the default is JSON. An unsupported type

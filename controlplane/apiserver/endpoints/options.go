@@ -45,18 +45,18 @@ func decodeOptions(q url.Values, req *api.Request) error {
 		kind, err = "UpdateOptions", metav1.Convert_url_Values_To_v1_UpdateOptions(&q, &req.Update, nil)
 		errs = metav1validation.ValidateUpdateOptions(&req.Update)
 	case api.VerbPatch:
-		kind, err = "PatchOptions", metav1.Convert_url_Values_To_v1_PatchOptions(&q, &req.PatchO, nil)
+		kind, err = "PatchOptions", metav1.Convert_url_Values_To_v1_PatchOptions(&q, &req.Patch.Options, nil)
 	case api.VerbDelete:
 		err = metav1.Convert_url_Values_To_v1_DeleteOptions(&q, &req.Delete, nil)
 	}
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	return invalid(kind, errs)
+	return newInvalid(kind, errs)
 }
 
-// invalid returns a 422 error for invalid options, nil without errs.
-func invalid(kind string, errs field.ErrorList) error {
+// newInvalid returns a 422 error for invalid options; nil if errs is empty.
+func newInvalid(kind string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
 	}
@@ -68,19 +68,19 @@ func listOptions(q url.Values, o *metav1.ListOptions, watch bool) error {
 		return apierrors.NewBadRequest(err.Error())
 	}
 	o.Watch = watch
-	known := answers.Load().For(o)
+	known := answers.LoadTable().AnswersFor(o)
 	known.Drop(o, nil)
-	if errs, _ := known.Check(o, nil); len(errs) > 0 {
-		return invalid("ListOptions", errs)
+	if errs, _ := known.FindIneffective(o, nil); len(errs) > 0 {
+		return newInvalid("ListOptions", errs)
 	}
 	var in metainternal.ListOptions
 	if err := metainternal.Convert_v1_ListOptions_To_internalversion_ListOptions(o, &in, nil); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	return invalid("ListOptions", metainternalvalidation.ValidateListOptions(&in, true))
+	return newInvalid("ListOptions", metainternalvalidation.ValidateListOptions(&in, true))
 }
 
-// onlyName restricts a list or watch to one object, for the old path /watch/.../{name}.
+// onlyName restricts a list or watch to one object, for the deprecated path /watch/.../{name}.
 func onlyName(o *metav1.ListOptions, name string) {
 	sel := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	if o.FieldSelector != "" {
@@ -89,8 +89,8 @@ func onlyName(o *metav1.ListOptions, name string) {
 	o.FieldSelector = sel
 }
 
-// fieldValidation returns how unknown and duplicate fields are treated: "Strict", "Warn" (the
-// default) or "Ignore".
+// fieldValidation returns the fieldValidation option, which determines how unknown and duplicate
+// fields are treated: "Strict", "Warn" (the default) or "Ignore".
 func fieldValidation(req *api.Request) string {
 	v := ""
 	switch req.Verb {
@@ -99,7 +99,7 @@ func fieldValidation(req *api.Request) string {
 	case api.VerbUpdate:
 		v = req.Update.FieldValidation
 	case api.VerbPatch:
-		v = req.PatchO.FieldValidation
+		v = req.Patch.Options.FieldValidation
 	}
 	if v == "" {
 		return metav1.FieldValidationWarn
@@ -107,8 +107,8 @@ func fieldValidation(req *api.Request) string {
 	return v
 }
 
-// plain converts a YAML or CBOR body to JSON.
-func plain(data []byte, media string) ([]byte, error) {
+// toJSON converts a YAML or CBOR body to JSON.
+func toJSON(data []byte, media string) ([]byte, error) {
 	if media == mediaCBOR {
 		return decodelimits.FromCBOR(data)
 	}
@@ -116,8 +116,8 @@ func plain(data []byte, media string) ([]byte, error) {
 	return out, err
 }
 
-// deleteOptions decodes the body of a delete request into the DeleteOptions, over the values of the
-// query parameters.
+// deleteOptions decodes the body of a delete request into its DeleteOptions. Values in the body
+// replace those of the query parameters.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
 		if err := decodelimits.CheckJSON(data, &req.Delete); err != nil && media == mediaJSON {
@@ -129,7 +129,7 @@ func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) err
 			}
 		} else {
 			if media == mediaYAML || media == mediaCBOR {
-				out, err := plain(data, media)
+				out, err := toJSON(data, media)
 				if errors.Is(err, decodelimits.ErrTooMuch) {
 					return apierrors.NewRequestEntityTooLargeError(err.Error())
 				}
@@ -140,12 +140,13 @@ func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) err
 			}
 			found, _, err := decodeJSON(data, &req.Delete, false)
 			if err != nil {
-				return undecodable(err, found, schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"}, data)
+				return newUndecodable(err, found, schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"}, data)
 			}
 			if found.Kind != "" && found.Kind != "DeleteOptions" {
-				return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as DeleteOptions", found.Kind, found.Version))
+				return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as DeleteOptions",
+					found.Kind, found.Version))
 			}
 		}
 	}
-	return invalid("DeleteOptions", metav1validation.ValidateDeleteOptions(&req.Delete))
+	return newInvalid("DeleteOptions", metav1validation.ValidateDeleteOptions(&req.Delete))
 }

@@ -19,18 +19,18 @@ import (
 )
 
 // checkPatchFields finds duplicate fields of a patch, and unknown fields of a JSON patch. It
-// returns an error for them with fieldValidation=Strict and warnings with Warn. Duplicates are
-// visible in the text of the patch only, because applying it drops them. Patches that cannot be
-// parsed are left to the registry.
+// returns an error for them if fieldValidation is Strict, and adds warnings if it is Warn.
+// Duplicates can only be found in the text of the patch, because applying the patch drops them.
+// Patches that cannot be parsed are ignored here; the registry rejects them.
 func checkPatchFields(ctx context.Context, req *api.Request) error {
 	validation := fieldValidation(req)
 	if validation == metav1.FieldValidationIgnore {
 		return nil
 	}
-	if req.PatchType == types.ApplyYAMLPatchType {
-		return checkApplyFields(ctx, req.Patch, validation)
+	if req.Patch.Type == types.ApplyYAMLPatchType {
+		return checkApplyFields(ctx, req.Patch.Body, validation)
 	}
-	if req.PatchType == types.ApplyCBORPatchType || decodelimits.CheckJSON(req.Patch, nil) != nil {
+	if req.Patch.Type == types.ApplyCBORPatchType || decodelimits.CheckJSON(req.Patch.Body, nil) != nil {
 		return nil
 	}
 	found := strictPatchErrors(req)
@@ -39,7 +39,8 @@ func checkPatchFields(ctx context.Context, req *api.Request) error {
 	}
 	if validation == metav1.FieldValidationStrict {
 		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
-			field.Invalid(field.NewPath("patch"), api.Clip(string(req.Patch), 1024), runtime.NewStrictDecodingError(found).Error()),
+			field.Invalid(field.NewPath("patch"), api.Truncate(string(req.Patch.Body), 1024),
+				runtime.NewStrictDecodingError(found).Error()),
 		})
 	}
 	for _, err := range found {
@@ -51,9 +52,9 @@ func checkPatchFields(ctx context.Context, req *api.Request) error {
 // strictPatchErrors returns errors about duplicate fields of a JSON, merge or strategic merge
 // patch, and about unknown fields of a JSON patch.
 func strictPatchErrors(req *api.Request) []error {
-	if req.PatchType != types.JSONPatchType {
+	if req.Patch.Type != types.JSONPatchType {
 		var fields map[string]any
-		found, err := kjson.UnmarshalStrict(req.Patch, &fields, kjson.DisallowDuplicateFields)
+		found, err := kjson.UnmarshalStrict(req.Patch.Body, &fields, kjson.DisallowDuplicateFields)
 		if err != nil {
 			return nil
 		}
@@ -65,7 +66,7 @@ func strictPatchErrors(req *api.Request) []error {
 		From  string          `json:"from"`
 		Value json.RawMessage `json:"value"`
 	}
-	found, err := kjson.UnmarshalStrict(req.Patch, &operations)
+	found, err := kjson.UnmarshalStrict(req.Patch.Body, &operations)
 	if err != nil {
 		return nil
 	}
@@ -75,13 +76,14 @@ func strictPatchErrors(req *api.Request) []error {
 	return found
 }
 
-// checkApplyFields finds duplicate fields of an apply configuration. It returns an error or adds a
-// warning with their lines, depending on validation.
+// checkApplyFields finds duplicate fields of an apply configuration. If validation is Strict, it
+// returns an error with the lines of the fields; if it is Warn, it adds a warning.
 func checkApplyFields(ctx context.Context, patch []byte, validation string) error {
 	if text := bytes.TrimSpace(patch); len(text) > 0 && text[0] == '{' && decodelimits.CheckJSON(text, nil) == nil {
 		var fields map[string]any
 		// Most clients send JSON, which is parsed much faster than YAML.
-		if found, err := kjson.UnmarshalStrict(text, &fields, kjson.DisallowDuplicateFields); err == nil && len(found) == 0 {
+		if found, err := kjson.UnmarshalStrict(text, &fields, kjson.DisallowDuplicateFields); err == nil &&
+			len(found) == 0 {
 			return nil
 		}
 	}

@@ -50,15 +50,15 @@ func ParsePath(path string) (t Target, ok bool) {
 	return t, true
 }
 
-// namespaceFacets are the subresources of a namespace. Other path elements after its name are
-// resources in the namespace.
+// namespaceFacets are the subresources of a namespace. Any other path element after the name of a
+// namespace is a resource in the namespace.
 var namespaceFacets = []string{"status", "finalize"}
 
-// connects are the subresources that open a byte stream to a container.
+// connects are the pod subresources that open a byte stream to a container.
 var connects = []string{"log", "exec", "attach", "portforward"}
 
-// VerbOf returns the verb of an HTTP method on a target, "" if the method is not supported. watch
-// reports whether the query requests a watch.
+// VerbOf returns the API verb of an HTTP method on a target; "" if the method is not supported.
+// watch reports whether the query requests a watch.
 func VerbOf(method string, t Target, watch bool) api.Verb {
 	if slices.Contains(connects, t.Subresource) {
 		if method == http.MethodGet || method == http.MethodPost && t.Subresource != "log" {
@@ -98,12 +98,12 @@ func VerbOf(method string, t Target, watch bool) api.Verb {
 	return ""
 }
 
-// Watches reports whether a query asks for a watch.
-func Watches(q url.Values) bool { return isTrue(q, "watch") }
+// IsWatch reports whether a query asks for a watch.
+func IsWatch(q url.Values) bool { return isTrue(q, "watch") }
 
-// RunsLong reports whether a request may exceed the request timeout: a watch, a proxied request, a
-// log or a stream.
-func RunsLong(method string, t Target, q url.Values) bool {
+// IsLongRunning reports whether a request is exempt from the request timeout: a watch, a proxied
+// request, a log or a byte stream.
+func IsLongRunning(method string, t Target, q url.Values) bool {
 	facet, _, _ := strings.Cut(t.Subresource, "/")
 	switch facet {
 	case "attach", "exec", "log", "portforward", "proxy":
@@ -112,14 +112,17 @@ func RunsLong(method string, t Target, q url.Values) bool {
 	return VerbOf(method, t, isTrue(q, "watch")) == api.VerbWatch
 }
 
-// has reports whether the kind, which may be nil, has the target's scope and subresource.
-func has(k *api.Kind, t Target) bool {
-	return k != nil && !k.Hidden && (t.Subresource == "" || k.Subresources[t.Subresource] != nil) && (k.Namespaced || t.Namespace == "")
+// hasTarget reports whether the kind has the subresource of the target, and can be in a namespace
+// if the target has one. It is false if k is nil or hidden.
+func hasTarget(k *api.Kind, t Target) bool {
+	return k != nil && !k.Serving.Hidden && (t.Subresource == "" || k.Subresources[t.Subresource] != nil) &&
+		(k.Namespaced || t.Namespace == "")
 }
 
-// serves reports whether the kind, or its subresource, supports the verb in the scope of the
-// target.
-func serves(k *api.Kind, t Target, v api.Verb) bool {
+// supportsVerb reports whether the kind, or the subresource of the target, supports the verb. For a
+// namespaced kind, a target without a namespace supports only list and watch. hasTarget must be
+// true.
+func supportsVerb(k *api.Kind, t Target, v api.Verb) bool {
 	if v == "" {
 		return false
 	}
@@ -127,7 +130,7 @@ func serves(k *api.Kind, t Target, v api.Verb) bool {
 		return false
 	}
 	if t.Subresource == "" {
-		return len(k.Verbs) == 0 || slices.Contains(k.Verbs, string(v))
+		return len(k.Serving.Verbs) == 0 || slices.Contains(k.Serving.Verbs, string(v))
 	}
 	if v == api.VerbConnect {
 		return true

@@ -20,11 +20,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// streamFrom is the size in bytes from which a list is encoded and written item by item. Only one
-// encoded item is then in memory.
-const streamFrom = 128 << 10
+// streamThreshold is the minimum size in bytes of a list that is encoded and written item by item.
+// Only one encoded item of such a list is in memory at a time.
+const streamThreshold = 128 << 10
 
-// streamBuffer is the size of the buffer that collects small items.
+// streamBuffer is the size in bytes of the buffer that collects small items of a streamed list
+// before they are written.
 const streamBuffer = 32 << 10
 
 // listStream encodes a list item by item. head, between and tail are the bytes before, between and
@@ -34,24 +35,27 @@ type listStream struct {
 	item                func(api.Object) ([]byte, error)
 }
 
-// streams reports whether a list is written item by item.
-func streams(l *api.ObjectList) bool { return len(l.Items) > 0 && l.Bytes >= streamFrom }
+// isStreamed reports whether a list is written item by item.
+func isStreamed(l *api.ObjectList) bool { return len(l.Items) > 0 && l.Bytes >= streamThreshold }
 
-// stream writes a list item by item. It removes each item from l when it is written, so that its
-// memory can be freed.
-func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Request, f Format, l *api.ObjectList) {
-	s, err := h.listStream(r, req, f, l)
+// streamList writes a list item by item. It removes each item from l when it is written, so that
+// its memory can be freed.
+func (h *Handler) streamList(
+	w http.ResponseWriter, r *http.Request, req *api.Request, format Format, l *api.ObjectList,
+) {
+	s, err := h.listStream(r, req, format, l)
 	var first []byte
 	if err == nil {
-		first, err = s.item(l.Items[0]) // an error that affects all items occurs here, where an error response is still possible
+		// an error that affects all items occurs here, where an error response is still possible
+		first, err = s.item(l.Items[0])
 	}
 	if err != nil {
-		h.Error(w, r, err)
+		h.WriteError(w, r, err)
 		return
 	}
-	w.Header().Set("Content-Type", f.Media)
+	w.Header().Set("Content-Type", format.Media)
 	var out io.Writer = w
-	if TakesGzip(r) {
+	if AcceptsGzip(r) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Add("Vary", "Accept-Encoding")
 		zip := gzipWriters.Get().(*gzip.Writer)
@@ -83,15 +87,15 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 	_ = buf.Flush()
 }
 
-func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
-	if f.Media == mediaProto {
-		return h.protoStream(r, req, f, l)
+func (h *Handler) listStream(r *http.Request, req *api.Request, format Format, l *api.ObjectList) (*listStream, error) {
+	if format.Media == mediaProto {
+		return h.protoStream(r, req, format, l)
 	}
-	if f.Media == mediaCBOR {
+	if format.Media == mediaCBOR {
 		var v *viewer
-		if f.As != viewObject {
+		if format.As != viewObject {
 			var err error
-			if v, err = h.viewer(r, req.Kind, f); err != nil {
+			if v, err = h.newViewer(r, req.Kind, format); err != nil {
 				return nil, err
 			}
 		}
@@ -100,36 +104,38 @@ func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api
 	s := &listStream{between: []byte(","), tail: []byte("]}\n")}
 	empty := &api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta}
 	var err error
-	if f.As == viewObject {
+	if format.As == viewObject {
 		s.head, err = h.encodeList(empty, mediaJSON)
 		s.item = h.itemJSON
 	} else {
-		s.head, s.item, err = h.viewStream(r, req, f, empty)
+		s.head, s.item, err = h.viewStream(r, req, format, empty)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if f.Media == mediaYAML {
+	if format.Media == mediaYAML {
 		return s.asYAML()
 	}
 	head, ok := bytes.CutSuffix(bytes.TrimSpace(s.head), []byte("]}"))
 	if !ok {
-		return nil, errors.New("a list does not end with its items")
+		return nil, errors.New("the encoded list does not end with its items")
 	}
-	if s.head = head; f.Pretty {
-		return s.indented()
+	if s.head = head; format.Pretty {
+		return s.withIndent()
 	}
 	return s, nil
 }
 
-// viewStream returns the head and the item encoder of a JSON list of table rows or of objects with
-// metadata only. empty is the list without items.
-func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty *api.ObjectList) (head []byte, item func(api.Object) ([]byte, error), err error) {
-	v, err := h.viewer(r, req.Kind, f)
+// viewStream returns the parts of a JSON list in a view (table or metadata only): head is the list
+// without items, and item encodes one item. empty is the list object without items.
+func (h *Handler) viewStream(r *http.Request, req *api.Request, format Format, empty *api.ObjectList) (
+	head []byte, item func(api.Object) ([]byte, error), err error,
+) {
+	v, err := h.newViewer(r, req.Kind, format)
 	if err != nil {
 		return nil, nil, err
 	}
-	frame, err := v.whole(empty)
+	frame, err := v.viewObject(empty)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -138,14 +144,14 @@ func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty 
 	}
 	v.headed = true
 	return head, func(o api.Object) ([]byte, error) {
-		if f.As != viewTable {
-			p, err := v.partial(o)
+		if format.As != viewTable {
+			p, err := v.viewMetadata(o)
 			if err != nil {
 				return nil, err
 			}
 			return json.Marshal(p)
 		}
-		t, err := v.table(o)
+		t, err := v.viewTable(o)
 		if err != nil {
 			return nil, err
 		}
@@ -153,8 +159,8 @@ func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty 
 	}, nil
 }
 
-// indented returns the stream with indented JSON.
-func (s *listStream) indented() (*listStream, error) {
+// withIndent returns the stream with indented JSON. The stream must be JSON.
+func (s *listStream) withIndent() (*listStream, error) {
 	var around bytes.Buffer
 	if err := json.Indent(&around, append(append(s.head, '0'), "]}"...), "", "  "); err != nil {
 		return nil, err
@@ -175,16 +181,19 @@ func (s *listStream) indented() (*listStream, error) {
 	}, nil
 }
 
-// protoStream returns a protobuf list for writing item by item. Its envelope contains the total
-// length, which is computed from the sizes of the items before they are encoded.
-func (h *Handler) protoStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
+// protoStream returns a stream that writes the list as protobuf item by item. The envelope of the
+// list contains the total length. It is computed from the sizes of the items before they are
+// encoded.
+func (h *Handler) protoStream(r *http.Request, req *api.Request, format Format, l *api.ObjectList) (
+	*listStream, error,
+) {
 	listMeta, err := l.ListMeta.Marshal()
 	if err != nil {
 		return nil, err
 	}
 	show, encode, of := h.storedItems(req.Kind), h.storedItem, l.TypeMeta
-	if f.As != viewObject {
-		if show, of, err = h.shownItems(r, req, f, l); err != nil {
+	if format.As != viewObject {
+		if show, of, err = h.shownItems(r, req, format, l); err != nil {
 			return nil, err
 		}
 		encode = func(o api.Object) ([]byte, error) {
@@ -225,20 +234,21 @@ func (h *Handler) protoStream(r *http.Request, req *api.Request, f Format, l *ap
 	}}, nil
 }
 
-// message is the protobuf message of a list item.
+// message is a list item that can be encoded as a protobuf message.
 type message interface {
 	Size() int
 	Marshal() ([]byte, error)
 }
 
-// storedItems returns a function that converts an object to its whole protobuf message.
+// storedItems returns a function that converts a list item to the protobuf message of the whole
+// object.
 func (h *Handler) storedItems(kind *api.Kind) func(api.Object) (message, error) {
 	return func(o api.Object) (message, error) {
-		whole, err := kind.Whole(o)
+		whole, err := kind.UnpackObject(o)
 		if err != nil {
 			return nil, err
 		}
-		if m, ok := kind.Shown(whole).(message); ok {
+		if m, ok := kind.ClientView(whole).(message); ok {
 			return m, nil
 		}
 		return nil, notAcceptable(mediaJSON, mediaYAML)
@@ -246,7 +256,7 @@ func (h *Handler) storedItems(kind *api.Kind) func(api.Object) (message, error) 
 }
 
 func (h *Handler) storedItem(o api.Object) ([]byte, error) {
-	data, err := h.Backend.Encoded(o, mediaProto)
+	data, err := h.cfg.Backend.Encoded(o, mediaProto)
 	if err != nil {
 		return nil, err
 	}
@@ -257,23 +267,25 @@ func (h *Handler) storedItem(o api.Object) ([]byte, error) {
 	return raw, nil
 }
 
-// shownItems returns a function that converts an object to its metadata message, and the type of
-// the list.
-func (h *Handler) shownItems(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (func(api.Object) (message, error), metav1.TypeMeta, error) {
-	v, err := h.viewer(r, req.Kind, f)
+// shownItems returns a function that converts a list item to its metadata as a protobuf message. It
+// also returns kind and apiVersion of the list.
+func (h *Handler) shownItems(r *http.Request, req *api.Request, format Format, l *api.ObjectList) (
+	func(api.Object) (message, error), metav1.TypeMeta, error,
+) {
+	v, err := h.newViewer(r, req.Kind, format)
 	if err != nil {
 		return nil, metav1.TypeMeta{}, err
 	}
-	empty, err := v.whole(&api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta})
+	empty, err := v.viewObject(&api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta})
 	if err != nil {
 		return nil, metav1.TypeMeta{}, err
 	}
 	apiVersion, kind := empty.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
-	show := func(o api.Object) (message, error) { return v.partial(o) }
+	show := func(o api.Object) (message, error) { return v.viewMetadata(o) }
 	return show, metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, nil
 }
 
-// asYAML converts the stream from JSON to YAML. head must be the whole list without items.
+// asYAML converts the stream from JSON to YAML. s.head must be the whole list without items.
 func (s *listStream) asYAML() (*listStream, error) {
 	frame, err := yaml.JSONToYAML(s.head)
 	if err != nil {
@@ -292,16 +304,16 @@ func (s *listStream) asYAML() (*listStream, error) {
 				if err != nil {
 					return nil, err
 				}
-				// Encoded as a list with one item, so that the indentation is right.
+				// encoded as a list with one item, so that the indentation is right
 				return yaml.JSONToYAML(slices.Concat([]byte("["), data, []byte("]")))
 			},
 		}, nil
 	}
-	return nil, errors.New("a list has no items")
+	return nil, errors.New("the encoded list has no items")
 }
 
-// protoHead returns the bytes of a protobuf list before its items. size is the length of the list
-// message.
+// protoHead returns the bytes of a protobuf list up to its items. size is the length of the list
+// message, including the items.
 func protoHead(t metav1.TypeMeta, meta []byte, size int) ([]byte, error) {
 	head, err := (&runtime.TypeMeta{APIVersion: t.APIVersion, Kind: t.Kind}).Marshal()
 	if err != nil {

@@ -66,7 +66,8 @@ func TestStreamedListIsTheSame(t *testing.T) {
 	clock := func() time.Time { return time.Unix(1e9, 0) }
 	h := New(Config{Backend: newEncoding(), Kinds: kinds.All(), Scheme: api.Scheme(), Clock: clock})
 	for _, n := range []int{0, 1, 5} {
-		for _, accept := range []string{mediaJSON, mediaProto, mediaJSON + table, mediaJSON + partials, mediaProto + partials, mediaYAML,
+		for _, accept := range []string{mediaJSON, mediaProto, mediaJSON + table, mediaJSON + partials,
+			mediaProto + partials, mediaYAML,
 			mediaYAML + table, mediaYAML + partials} {
 			for _, query := range []string{"", "?pretty=true"} {
 				for _, zipped := range []bool{false, true} {
@@ -83,14 +84,15 @@ func TestStreamedListIsTheSame(t *testing.T) {
 							t.Fatal(err)
 						}
 						w := httptest.NewRecorder()
-						h.answer(t.Context(), w, r, req, f, http.StatusOK, l)
+						h.writeResponse(t.Context(), w, r, req, f, http.StatusOK, l)
 						return w
 					}
-					whole, streamed := get(0), get(streamFrom)
+					whole, streamed := get(0), get(streamThreshold)
 					a, b := unzipped(t, whole), unzipped(t, streamed)
 					// The serializer of Kubernetes ends an envelope with two empty fields.
 					a = bytes.TrimSuffix(a, []byte("\x1a\x00\"\x00"))
-					if !bytes.Equal(bytes.TrimSpace(a), bytes.TrimSuffix(bytes.TrimSpace(b), []byte("\x1a\x00\"\x00"))) {
+					if !bytes.Equal(bytes.TrimSpace(a),
+						bytes.TrimSuffix(bytes.TrimSpace(b), []byte("\x1a\x00\"\x00"))) {
 						t.Errorf("%d items, %s%s: streamed\n%q\nwhole\n%q", n, accept, query, b, a)
 					}
 					if whole.Header().Get("Content-Type") != streamed.Header().Get("Content-Type") {
@@ -146,23 +148,24 @@ func TestListIsStreamed(t *testing.T) {
 		}
 		h := New(Config{Backend: backend, Kinds: kinds.All(), Scheme: api.Scheme()})
 		r := httptest.NewRequest("GET", "/api/v1/configmaps", nil)
-		h.answer(t.Context(), w, r, req, Format{Media: accept}, http.StatusOK, l)
+		h.writeResponse(t.Context(), w, r, req, Format{Media: accept}, http.StatusOK, l)
 		if calls != 50 || w.n < 5000<<10 {
 			t.Errorf("%s: %d items, %d bytes", accept, calls, w.n)
 		}
 	}
 }
 
-// Watch frames are those of Kubernetes, for small and for large objects, and no room is kept for the large.
+// Watch frames are those of Kubernetes, for small and for large objects, and no room is kept for
+// the large.
 func TestWatchFrames(t *testing.T) {
 	for _, size := range []int{10, 3 * batchBytes} {
 		object := []byte(`"` + strings.Repeat("x", size) + `"`)
 		for _, media := range []string{mediaJSON, mediaProto} {
 			var out bytes.Buffer
 			s := &eventStream{format: Format{Media: media}, w: &out, sends: func(int) {}}
-			s.frame(watch.Modified, object)
-			s.frame(watch.Deleted, object)
-			s.write()
+			s.addFrame(watch.Modified, object)
+			s.addFrame(watch.Deleted, object)
+			s.writeBuffered()
 			want := &bytes.Buffer{}
 			for _, kind := range []string{"MODIFIED", "DELETED"} {
 				if media == mediaJSON {

@@ -18,14 +18,14 @@ type viewer struct {
 	kind    *api.Kind
 	format  Format
 	include metav1.IncludeObjectPolicy
-	h       *Handler
-	headed  bool // the column definitions were already sent; a watch sends them once
+	handler *Handler
+	headed  bool // the column definitions were already sent; a list or watch sends them once
 }
 
-func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error) {
-	v := &viewer{kind: k, format: f, h: h, include: metav1.IncludeMetadata}
-	if f.As == viewTable {
-		if f.Media == mediaProto {
+func (h *Handler) newViewer(r *http.Request, k *api.Kind, format Format) (*viewer, error) {
+	v := &viewer{kind: k, format: format, handler: h, include: metav1.IncludeMetadata}
+	if format.As == viewTable {
+		if format.Media == mediaProto {
 			return nil, notAcceptable(mediaJSON, mediaYAML, mediaCBOR)
 		}
 		switch p := metav1.IncludeObjectPolicy(r.URL.Query().Get("includeObject")); p {
@@ -41,22 +41,22 @@ func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error
 
 func (v *viewer) apiVersion() string { return metav1.GroupName + "/" + v.format.Version }
 
-// whole converts an object or a list to the view. A Status stays unchanged.
-func (v *viewer) whole(obj runtime.Object) (runtime.Object, error) {
+// viewObject converts an object or a list to the view. It returns a Status unchanged.
+func (v *viewer) viewObject(obj runtime.Object) (runtime.Object, error) {
 	if _, ok := obj.(*metav1.Status); ok {
 		return obj, nil
 	}
 	list, isList := obj.(metav1.ListInterface)
 	switch {
 	case v.format.As == viewTable:
-		return v.table(obj)
+		return v.viewTable(obj)
 	case isList && v.format.As == viewPartials:
 		out := &metav1.PartialObjectMetadataList{
 			TypeMeta: metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "PartialObjectMetadataList"},
 			ListMeta: listMeta(list), Items: []metav1.PartialObjectMetadata{},
 		}
-		err := each(obj, func(o runtime.Object) error {
-			p, err := v.partial(o)
+		err := forEachItem(obj, func(o runtime.Object) error {
+			p, err := v.viewMetadata(o)
 			if err == nil {
 				out.Items = append(out.Items, *p)
 			}
@@ -68,54 +68,55 @@ func (v *viewer) whole(obj runtime.Object) (runtime.Object, error) {
 		}
 		return out, err
 	case !isList && v.format.As == viewPartial:
-		return v.partial(obj)
+		return v.viewMetadata(obj)
 	}
 	return nil, notAcceptable(mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 }
 
 func listMeta(l metav1.ListInterface) metav1.ListMeta {
 	return metav1.ListMeta{
-		ResourceVersion: l.GetResourceVersion(), Continue: l.GetContinue(), RemainingItemCount: l.GetRemainingItemCount(),
+		ResourceVersion: l.GetResourceVersion(), Continue: l.GetContinue(),
+		RemainingItemCount: l.GetRemainingItemCount(),
 	}
 }
 
-func (v *viewer) partial(obj runtime.Object) (*metav1.PartialObjectMetadata, error) {
+func (v *viewer) viewMetadata(obj runtime.Object) (*metav1.PartialObjectMetadata, error) {
 	o, err := meta.Accessor(obj)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
 	if typed, ok := obj.(api.Object); ok {
-		o = v.kind.Shown(typed)
+		o = v.kind.ClientView(typed)
 	}
 	p := meta.AsPartialObjectMetadata(o)
 	p.TypeMeta = metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "PartialObjectMetadata"}
 	return p, nil
 }
 
-func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
+func (v *viewer) viewTable(obj runtime.Object) (*metav1.Table, error) {
 	t := &metav1.Table{TypeMeta: metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "Table"}, Rows: []metav1.TableRow{}}
 	if !v.headed {
-		t.ColumnDefinitions = v.kind.Columns
+		t.ColumnDefinitions = v.kind.Lists.Columns
 	}
 	if len(t.ColumnDefinitions) == 0 {
 		t.ColumnDefinitions = []metav1.TableColumnDefinition{}
 	}
-	now := v.h.Clock()
+	now := v.handler.cfg.Clock()
 	add := func(o runtime.Object) error {
 		typed, ok := o.(api.Object)
-		if !ok || v.kind.Row == nil {
+		if !ok || v.kind.Lists.Row == nil {
 			return notAcceptable(mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 		}
-		row := metav1.TableRow{Cells: v.kind.Row(typed, now)}
+		row := metav1.TableRow{Cells: v.kind.Lists.Row(typed, now)}
 		switch v.include {
 		case metav1.IncludeObject:
-			whole, err := v.kind.Whole(typed)
+			whole, err := v.kind.UnpackObject(typed)
 			if err != nil {
 				return apierrors.NewInternalError(err)
 			}
-			row.Object.Object = v.kind.Shown(whole)
+			row.Object.Object = v.kind.ClientView(whole)
 		case metav1.IncludeMetadata:
-			p, err := v.partial(o)
+			p, err := v.viewMetadata(o)
 			if err != nil {
 				return err
 			}
@@ -126,7 +127,7 @@ func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
 	}
 	if list, ok := obj.(metav1.ListInterface); ok {
 		t.ListMeta = listMeta(list)
-		if err := each(obj, add); err != nil {
+		if err := forEachItem(obj, add); err != nil {
 			return nil, err
 		}
 		return t, nil
@@ -137,14 +138,14 @@ func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
 	return t, add(obj)
 }
 
-// each calls f for each object of a list, until f returns an error.
-func each(list runtime.Object, f func(runtime.Object) error) error {
+// forEachItem calls visit for each object of a list, until visit returns an error.
+func forEachItem(list runtime.Object, visit func(runtime.Object) error) error {
 	shared, ok := list.(*api.ObjectList)
 	if !ok {
-		return meta.EachListItem(list, f)
+		return meta.EachListItem(list, visit)
 	}
 	for _, o := range shared.Items {
-		if err := f(o); err != nil {
+		if err := visit(o); err != nil {
 			return err
 		}
 	}

@@ -20,59 +20,59 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// watch serves a watch request. It ends when the client disconnects, the timeout expires, the
+// serveWatch serves a watch request. It ends when the client disconnects, the timeout expires, the
 // Backend's watch ends or the server shuts down.
-func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request) {
+func (h *Handler) serveWatch(w http.ResponseWriter, r *http.Request, req *api.Request) {
 	format, err := negotiateFor(r, req)
 	if err != nil {
-		h.Error(w, r, err)
+		h.WriteError(w, r, err)
 		return
 	}
-	life := h.MinWatch + rand.N(h.MinWatch)
+	life := h.cfg.MinWatch + rand.N(h.cfg.MinWatch)
 	if t := req.List.TimeoutSeconds; t != nil && *t > 0 {
 		life = time.Duration(*t) * time.Second
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), life)
 	defer cancel()
-	if err := h.takesWatches(); err != nil {
-		h.Error(w, r, err)
+	if err := h.supportsWatches(); err != nil {
+		h.WriteError(w, r, err)
 		return
 	}
-	defer context.AfterFunc(h.Closing, func() { h.endSoon(cancel) })()
-	req.Light = true // objects of events are decompressed when they are encoded
+	defer context.AfterFunc(h.cfg.Closing, func() { h.stopBeforeShutdown(cancel) })()
+	req.Internal.Light = true // objects of events are decompressed when they are encoded
 	var found watch.Interface
-	err = h.withKindOfNow(ctx, req, func() error {
+	err = h.retryWithNewKind(ctx, req, func() error {
 		var err error
-		found, err = h.Backend.Watch(ctx, req)
+		found, err = h.cfg.Backend.Watch(ctx, req)
 		return err
 	})
 	if err != nil {
-		h.Error(w, r, err)
+		h.WriteError(w, r, err)
 		return
 	}
 	defer found.Stop()
-	s := &eventStream{h: h, format: format, sends: func(int) {}}
-	if h.Sends != nil {
-		s.sends = h.Sends(req.Kind)
+	s := &eventStream{handler: h, format: format, sends: func(int) {}}
+	if h.cfg.Sends != nil {
+		s.sends = h.cfg.Sends(req.Kind)
 	}
 	if format.As != viewObject {
-		if s.view, err = h.viewer(r, req.Kind, format); err != nil {
-			h.Error(w, r, err)
+		if s.view, err = h.newViewer(r, req.Kind, format); err != nil {
+			h.WriteError(w, r, err)
 			return
 		}
 	}
 	events, ok := found.(Events)
 	if !ok {
-		h.Error(w, r, apierrors.NewInternalError(fmt.Errorf("a %T cannot be read at a client's pace", found)))
+		h.WriteError(w, r, apierrors.NewInternalError(fmt.Errorf("watch of type %T does not implement Events", found)))
 		return
 	}
 	if websocket.IsWebSocketUpgrade(r) {
 		s.watchSocket(ctx, w, r, events)
 		return
 	}
-	c := &cutter{control: http.NewResponseController(w)}
-	defer c.end()
-	events.WhenLost(c.cut)
+	c := &streamCutter{control: http.NewResponseController(w)}
+	defer c.release()
+	events.WhenExpired(c.setCutDeadline)
 	media := mediaJSON
 	switch format.Media {
 	case mediaProto:
@@ -83,87 +83,87 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Cache-Control", "no-cache, private")
 	w.WriteHeader(http.StatusOK)
-	s.run(ctx, w, events)
+	s.writeEvents(ctx, w, events)
 }
 
-// Events is a watch that the handler reads at the speed of its client: it takes the next event
-// after it has sent the previous ones.
+// Events is a watch. The handler reads the events at the speed of the client: it calls Next only
+// after it has sent the previous events.
 type Events interface {
 	watch.Interface
 	// Next waits for an event. ok is false if the watch has ended.
 	Next(ctx context.Context) (ev watch.Event, ok bool)
 	// Queued reports whether Next would return without waiting.
 	Queued() bool
-	// WhenLost makes the watch call f if the client is so slow that it must list and watch again.
-	WhenLost(f func())
+	// WhenExpired makes the watch call f if the client is so slow that the watch loses events. The
+	// client must then list and watch again.
+	WhenExpired(f func())
 }
 
-// lostGrace is how much longer a client that is too slow for its watch may take to read the pending
-// data.
+// lostGrace is how long a client may take to read the pending data after its watch has lost events.
 const lostGrace = time.Second
 
-// cutter ends the response of a watch if its client reads too slowly, which frees the memory held
-// for it.
-type cutter struct {
-	control *http.ResponseController
-	mu      sync.Mutex
-	armed   bool
-	over    bool // the handler has returned: the connection's deadline must no longer be changed
+// streamCutter ends the response of a watch, by a write deadline, if the client reads too slowly.
+// This frees the memory that is held for the client.
+type streamCutter struct {
+	control  *http.ResponseController
+	mu       sync.Mutex
+	armed    bool
+	released bool // the handler has returned: the connection's deadline must no longer be changed
 }
 
-func (c *cutter) cut() {
+func (c *streamCutter) setCutDeadline() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.over {
+	if !c.released {
 		c.armed = c.control.SetWriteDeadline(time.Now().Add(lostGrace)) == nil
 	}
 }
 
-func (c *cutter) end() {
+func (c *streamCutter) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over = true; c.armed {
+	if c.released = true; c.armed {
 		_ = c.control.SetWriteDeadline(time.Time{}) // the next request on the connection has its own deadline
 	}
 }
 
-// takesWatches returns a 429 error if the server is shutting down, because a new watch would end at
-// once.
-func (h *Handler) takesWatches() error {
-	if h.Closing.Err() != nil {
-		return apierrors.NewTooManyRequests("this replica is shutting down: watch at another one", 1)
+// supportsWatches returns a 429 error if the server is shutting down, because a new watch would end
+// immediately.
+func (h *Handler) supportsWatches() error {
+	if h.cfg.Closing.Err() != nil {
+		return apierrors.NewTooManyRequests("this replica is shutting down: watch at another replica", 1)
 	}
 	return nil
 }
 
-// endSoon calls end at a random time within Spread. It is called for each watch when the server
-// shuts down.
-func (h *Handler) endSoon(end func()) {
-	if h.Spread <= 0 {
+// stopBeforeShutdown calls end at a random time within Spread from now. It is called for each
+// running watch when the server shuts down.
+func (h *Handler) stopBeforeShutdown(end func()) {
+	if h.cfg.Spread <= 0 {
 		end()
 		return
 	}
-	time.AfterFunc(rand.N(h.Spread), end)
+	time.AfterFunc(rand.N(h.cfg.Spread), end)
 }
 
-// eventStream encodes the events of a watch in one format and writes them.
+// eventStream encodes the events of a watch in one format and writes them to the client.
 type eventStream struct {
-	h      *Handler
-	format Format
-	view   *viewer
-	buf    bytes.Buffer // small events that are written together
-	w      io.Writer
-	gone   bool // a write failed: the client is gone
-	sends  func(bytes int)
+	handler *Handler
+	format  Format
+	view    *viewer
+	buf     bytes.Buffer // small events that are written together
+	w       io.Writer
+	failed  bool // a write failed: the client is gone
+	sends   func(size int)
 }
 
-// batchBytes is the number of bytes that are collected before a write. Each watch of a client that
-// does not read holds so many.
+// batchBytes is the number of bytes that a watch collects before it writes them. A watch holds this
+// many bytes if the client does not read.
 const batchBytes = 16 << 10
 
-// run writes events until the watch ends or a write fails. Events that are queued at the same time
-// are written together.
-func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events Events) {
+// writeEvents writes events until the watch ends or a write fails. Events that are queued at the
+// same time are written together.
+func (s *eventStream) writeEvents(ctx context.Context, w http.ResponseWriter, events Events) {
 	out := http.NewResponseController(w)
 	s.w = w
 	if out.Flush() != nil {
@@ -174,57 +174,57 @@ func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events Eve
 		if !open || ctx.Err() != nil {
 			return
 		}
-		if err := s.add(ev); err != nil {
-			s.fail(err)
-			s.send(out)
+		if err := s.addEvent(ev); err != nil {
+			s.addError(err)
+			s.flushEvents(out)
 			return
 		}
 		if events.Queued() && s.buf.Len() < batchBytes {
 			continue
 		}
-		if !s.send(out) {
+		if !s.flushEvents(out) {
 			return
 		}
 	}
 }
 
-func (s *eventStream) send(out *http.ResponseController) bool {
-	s.write()
-	return !s.gone && out.Flush() == nil
+func (s *eventStream) flushEvents(control *http.ResponseController) bool {
+	s.writeBuffered()
+	return !s.failed && control.Flush() == nil
 }
 
-// write writes the collected events. It frees a buffer that one large batch enlarged, because there
-// are many watches.
-func (s *eventStream) write() {
-	if s.buf.Len() > 0 && !s.gone {
+// writeBuffered writes the collected events. It frees a buffer that one large batch enlarged,
+// because there are many watches.
+func (s *eventStream) writeBuffered() {
+	if s.buf.Len() > 0 && !s.failed {
 		_, err := s.w.Write(s.buf.Bytes())
-		s.gone = err != nil
+		s.failed = err != nil
 	}
 	if s.buf.Reset(); s.buf.Cap() > 2*batchBytes {
 		s.buf = bytes.Buffer{}
 	}
 }
 
-// fail adds an error event, which explains the end of the stream to the client.
-func (s *eventStream) fail(err error) {
-	data, eerr := s.h.encode(StatusOf(err), Format{Media: s.format.Media})
+// addError adds an event of type ERROR, which explains the end of the watch to the client.
+func (s *eventStream) addError(err error) {
+	data, eerr := s.handler.encodeAs(StatusOf(err), Format{Media: s.format.Media})
 	if eerr == nil {
-		s.frame(watch.Error, data)
+		s.addFrame(watch.Error, data)
 	}
 }
 
-func (s *eventStream) add(ev watch.Event) error {
-	as := shape{format: s.format}
+func (s *eventStream) addEvent(ev watch.Event) error {
+	as := encodingShape{format: s.format}
 	as.format.Pretty = false
 	if s.view != nil {
 		as.include, as.headed = s.view.include, s.view.headed
 	}
-	data, release, err := s.h.sending.get(ev.Object, as, func() ([]byte, error) {
-		obj, err := s.shape(ev)
+	data, release, err := s.handler.encodings.encodeShared(ev.Object, as, func() ([]byte, error) {
+		obj, err := s.viewEvent(ev)
 		if err != nil {
 			return nil, err
 		}
-		return s.h.encode(obj, Format{Media: s.format.Media})
+		return s.handler.encodeAs(obj, Format{Media: s.format.Media})
 	})
 	defer release()
 	if s.view != nil && ev.Type != watch.Error {
@@ -236,11 +236,11 @@ func (s *eventStream) add(ev watch.Event) error {
 	if err != nil {
 		return err
 	}
-	s.frame(ev.Type, data)
+	s.addFrame(ev.Type, data)
 	return nil
 }
 
-func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
+func (s *eventStream) viewEvent(ev watch.Event) (runtime.Object, error) {
 	if ev.Type == watch.Error {
 		return StatusOf(apierrors.FromObject(ev.Object)), nil
 	}
@@ -249,7 +249,7 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 	}
 	switch s.format.As {
 	case viewTable:
-		t, err := s.view.table(ev.Object)
+		t, err := s.view.viewTable(ev.Object)
 		if err == nil && ev.Type == watch.Bookmark {
 			// A bookmark has a resourceVersion but no object. kubectl expects a row that carries
 			// it.
@@ -261,13 +261,14 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 		}
 		return t, err
 	default:
-		return s.view.partial(ev.Object)
+		return s.view.viewMetadata(ev.Object)
 	}
 }
 
-// frame adds one event: a line of JSON, a protobuf message after its length, or a CBOR item. It
-// writes a large object directly from the bytes that all watches share, without a copy.
-func (s *eventStream) frame(t watch.EventType, object []byte) {
+// addFrame adds one event to the stream: a line of JSON, a protobuf message after its length, or a
+// CBOR item. It writes a large object directly from the bytes that all watches share, without a
+// copy.
+func (s *eventStream) addFrame(t watch.EventType, object []byte) {
 	s.sends(len(object))
 	after := ""
 	switch s.format.Media {
@@ -284,14 +285,14 @@ func (s *eventStream) frame(t watch.EventType, object []byte) {
 	}
 	if len(object) < batchBytes {
 		s.buf.Write(object)
-	} else if s.write(); !s.gone {
+	} else if s.writeBuffered(); !s.failed {
 		_, err := s.w.Write(object)
-		s.gone = err != nil
+		s.failed = err != nil
 	}
 	s.buf.WriteString(after)
 }
 
-// cborHead adds the start of an event in CBOR, up to its object.
+// cborHead adds the start of a CBOR event, up to its object.
 func (s *eventStream) cborHead(t watch.EventType) {
 	head := appendCBORHead(append(s.buf.AvailableBuffer(), cborMark...), cborMap, 2)
 	for _, text := range []string{"type", string(t), "object"} {
@@ -301,11 +302,12 @@ func (s *eventStream) cborHead(t watch.EventType) {
 }
 
 // protoHead adds the start of a metav1.WatchEvent, up to the raw object in its RawExtension. object
-// is the length of the object.
+// is the length of the raw object.
 func (s *eventStream) protoHead(t watch.EventType, object int) {
 	const typeField, objectField, rawExtensionField = 1, 2, 1
 	inner := protowire.SizeTag(rawExtensionField) + protowire.SizeBytes(object)
-	size := protowire.SizeTag(typeField) + protowire.SizeBytes(len(t)) + protowire.SizeTag(objectField) + protowire.SizeBytes(inner)
+	size := protowire.SizeTag(typeField) + protowire.SizeBytes(len(t)) + protowire.SizeTag(objectField) +
+		protowire.SizeBytes(inner)
 	head := binary.BigEndian.AppendUint32(s.buf.AvailableBuffer(), uint32(size))
 	head = protowire.AppendTag(head, typeField, protowire.BytesType)
 	head = protowire.AppendString(head, string(t))

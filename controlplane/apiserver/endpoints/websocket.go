@@ -41,7 +41,8 @@ func socketProtocol(r *http.Request) string {
 func (s *eventStream) watchSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, events Events) {
 	up := websocket.Upgrader{
 		ReadBufferSize: socketBuffer, WriteBufferSize: socketBuffer,
-		CheckOrigin: func(*http.Request) bool { return true }, // browsers do not add the credentials of this API on their own
+		// browsers do not add the credentials of this API on their own
+		CheckOrigin: func(*http.Request) bool { return true },
 	}
 	if p := socketProtocol(r); p != "" {
 		up.Subprotocols = []string{p}
@@ -54,7 +55,7 @@ func (s *eventStream) watchSocket(ctx context.Context, w http.ResponseWriter, r 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := &socketCutter{conn: conn.NetConn()}
-	events.WhenLost(c.cut)
+	events.WhenExpired(c.setCutDeadline)
 	conn.SetReadLimit(socketMessage)
 	go func() {
 		defer cancel()
@@ -85,25 +86,25 @@ func (s *eventStream) sendMessages(ctx context.Context, conn *websocket.Conn, ev
 			return
 		}
 		s.w = message
-		failed := s.add(ev)
+		failed := s.addEvent(ev)
 		if failed != nil {
-			s.fail(failed)
+			s.addError(failed)
 		}
-		s.write()
-		if message.Close() != nil || s.gone || failed != nil {
+		s.writeBuffered()
+		if message.Close() != nil || s.failed || failed != nil {
 			return
 		}
 	}
 }
 
-// socketCutter limits the writes to a client that is too slow for its watch.
+// socketCutter limits the time of writes to a client that is too slow for its watch.
 type socketCutter struct {
 	once sync.Once
 	conn net.Conn
 }
 
-// cut sets a write deadline of lostGrace for the pending message. Only the first call has an
-// effect.
-func (c *socketCutter) cut() {
+// setCutDeadline sets a write deadline of lostGrace from now, for the pending message. Only the
+// first call has an effect.
+func (c *socketCutter) setCutDeadline() {
 	c.once.Do(func() { _ = c.conn.SetWriteDeadline(time.Now().Add(lostGrace)) })
 }

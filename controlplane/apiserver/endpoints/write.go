@@ -20,59 +20,62 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// gzipFrom is the size in bytes from which a response is compressed.
-const gzipFrom = 128 << 10
+// gzipThreshold is the size in bytes from which a response is compressed.
+const gzipThreshold = 128 << 10
 
 var gzipWriters = sync.Pool{New: func() any {
 	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed)
 	return w
 }}
 
-// answer writes obj in the format f with the given status code. Large lists are written item by
-// item.
-func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, f Format, status int, obj runtime.Object) {
-	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && streams(l) {
-		h.stream(w, r, req, f, l)
+// writeResponse writes obj in the given format with the given status code. Large lists are written
+// item by item.
+func (h *Handler) writeResponse(
+	ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, format Format, status int,
+	obj runtime.Object,
+) {
+	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && isStreamed(l) {
+		h.streamList(w, r, req, format, l)
 		return
 	}
-	if f.As != viewObject && obj != nil {
-		v, err := h.viewer(r, req.Kind, f)
+	if format.As != viewObject && obj != nil {
+		v, err := h.newViewer(r, req.Kind, format)
 		if err == nil {
-			obj, err = v.whole(obj)
+			obj, err = v.viewObject(obj)
 		}
 		if err != nil {
-			h.Error(w, r, err)
+			h.WriteError(w, r, err)
 			return
 		}
 	}
-	data, err := h.encode(obj, f)
+	data, err := h.encodeAs(obj, format)
 	if err != nil {
-		h.Error(w, r, apierrors.NewInternalError(fmt.Errorf("encoding the answer: %w", err)))
+		h.WriteError(w, r, apierrors.NewInternalError(fmt.Errorf("encoding the response: %w", err)))
 		return
 	}
-	writeBytes(w, r, f.Media, status, data)
+	writeBytes(w, r, format.Media, status, data)
 }
 
-// encode returns the encoding of an object, or of a list of shared objects, in the media type of f.
-// It ignores f.As.
-func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
+// encodeAs returns an object, or a list of shared objects, encoded in the media type of format. It
+// ignores the view in format.As.
+func (h *Handler) encodeAs(obj runtime.Object, format Format) ([]byte, error) {
 	encoded := func(media string) ([]byte, error) {
 		if l, ok := obj.(*api.ObjectList); ok {
 			return h.encodeList(l, media)
 		}
-		return h.Backend.Encoded(obj, media)
+		return h.cfg.Backend.Encoded(obj, media)
 	}
-	if f.Media == mediaProto || f.Media == mediaCBOR {
-		return encoded(f.Media)
+	if format.Media == mediaProto || format.Media == mediaCBOR {
+		return encoded(format.Media)
 	}
 	data, err := encoded(mediaJSON)
 	if err != nil {
 		return nil, err
 	}
-	if f.Media == mediaYAML {
+	if format.Media == mediaYAML {
 		return yaml.JSONToYAML(data)
 	}
-	if f.Pretty {
+	if format.Pretty {
 		var buf bytes.Buffer
 		if err := json.Indent(&buf, data, "", "  "); err != nil {
 			return nil, err
@@ -82,8 +85,8 @@ func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
 	return data, nil
 }
 
-// TakesGzip reports whether the client accepts gzip-compressed responses.
-func TakesGzip(r *http.Request) bool {
+// AcceptsGzip reports whether the client accepts gzip-compressed responses.
+func AcceptsGzip(r *http.Request) bool {
 	for _, header := range r.Header.Values("Accept-Encoding") {
 		for part := range strings.SplitSeq(header, ",") {
 			name, q, _ := strings.Cut(part, ";")
@@ -101,7 +104,7 @@ func TakesGzip(r *http.Request) bool {
 func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int, data []byte) {
 	hd := w.Header()
 	hd.Set("Content-Type", media)
-	if len(data) >= gzipFrom && TakesGzip(r) {
+	if len(data) >= gzipThreshold && AcceptsGzip(r) {
 		hd.Set("Content-Encoding", "gzip")
 		hd.Add("Vary", "Accept-Encoding")
 		w.WriteHeader(status)
@@ -119,12 +122,12 @@ func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int
 	}
 }
 
-// Error writes an error as a Status object in the media type that the client accepts. It also calls
-// Config.Refused.
-func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
+// WriteError writes an error as a Status object in the media type that the client accepts. It also
+// calls Config.Refused.
+func (h *Handler) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	s := StatusOf(err)
-	if h.Refused != nil {
-		h.Refused(r.Context(), s)
+	if h.cfg.Refused != nil {
+		h.cfg.Refused(r.Context(), s)
 	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
@@ -133,7 +136,7 @@ func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
 	if nerr != nil {
 		f = Format{Media: mediaJSON}
 	}
-	data, eerr := h.encode(s, f)
+	data, eerr := h.encodeAs(s, f)
 	if eerr != nil {
 		http.Error(w, s.Message, int(s.Code))
 		return
@@ -151,7 +154,7 @@ func StatusOf(err error) *metav1.Status {
 	case errors.Is(err, context.DeadlineExceeded):
 		s = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 1).ErrStatus
 	case errors.Is(err, context.Canceled):
-		s = apierrors.NewTimeoutError("the request was given up by its sender", 0).ErrStatus
+		s = apierrors.NewTimeoutError("the client canceled the request", 0).ErrStatus
 	default:
 		s = apierrors.NewInternalError(err).ErrStatus
 	}
@@ -165,16 +168,16 @@ func StatusOf(err error) *metav1.Status {
 	return &s
 }
 
-// unwrapProto decodes a body in Kubernetes' protobuf envelope into a type that need not be
-// registered in the scheme.
-func unwrapProto(data []byte, into interface{ Unmarshal([]byte) error }) error {
+// unwrapProto decodes data, a body in Kubernetes' protobuf envelope, into target. The type of
+// target need not be registered in the scheme.
+func unwrapProto(data []byte, target interface{ Unmarshal([]byte) error }) error {
 	body, ok := bytes.CutPrefix(data, []byte{'k', '8', 's', 0})
 	if !ok {
-		return errors.New("the body does not begin with the protobuf prefix of Kubernetes")
+		return errors.New("the body does not start with the protobuf prefix of Kubernetes")
 	}
 	var u runtime.Unknown
 	if err := u.Unmarshal(body); err != nil {
 		return err
 	}
-	return into.Unmarshal(u.Raw)
+	return target.Unmarshal(u.Raw)
 }

@@ -37,7 +37,8 @@ func fill(t *testing.T, g *Gate, c Class, who Caller, bytes int64) []*Pass {
 	}
 }
 
-// One user takes no more than a part, all of them together leave room for those who are trusted, and classes do not meet.
+// One user takes no more than a part, all of them together leave room for those who are trusted,
+// and classes do not meet.
 func TestShares(t *testing.T) {
 	for _, c := range []Class{Read, Write, Watch} {
 		for _, bytes := range []int64{1, 100} {
@@ -73,7 +74,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// What is larger than a user's part is let in when the user has nothing else, and counts for the whole part.
+// What is larger than a user's part is let in when the user has nothing else, and counts for the
+// whole part.
 func TestLargeRequest(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		g := small()
@@ -93,7 +95,8 @@ func TestLargeRequest(t *testing.T) {
 			one.Leave()
 		}
 		p.Leave()
-		if n, _ := g.Stats(Read); n != 0 || len(g.pools[Read].users) != 0 || g.pools[Read].all != (usage{}) || g.pools[Read].ordinary != (usage{}) {
+		if n, _ := g.Stats(Read); n != 0 || len(g.pools[Read].users) != 0 || g.pools[Read].total != (usage{}) ||
+			g.pools[Read].ordinary != (usage{}) {
 			t.Errorf("%d under way, %v", n, g.pools[Read].users)
 		}
 	})
@@ -124,7 +127,8 @@ func TestWaiting(t *testing.T) {
 		}
 		mine = append(mine[1:], fill(t, g, Write, tenant, 1)...)
 		began := time.Now()
-		if _, err := g.Enter(t.Context(), Write, tenant, 1); !errors.Is(err, ErrFull) || time.Since(began) != time.Second {
+		if _, err := g.Enter(t.Context(), Write, tenant, 1); !errors.Is(err, ErrFull) ||
+			time.Since(began) != time.Second {
 			t.Errorf("without room: %v after %v", err, time.Since(began))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -135,7 +139,7 @@ func TestWaiting(t *testing.T) {
 		for _, p := range mine {
 			p.Leave()
 		}
-		if len(g.pools[Write].waiting) != 0 || g.pools[Write].all != (usage{}) {
+		if len(g.pools[Write].waiting) != 0 || g.pools[Write].total != (usage{}) {
 			t.Errorf("left are %+v", g.pools[Write])
 		}
 	})
@@ -162,7 +166,8 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if g.pools[Read].all != (usage{}) || g.pools[Read].ordinary != (usage{}) || len(g.pools[Read].users) != 0 || len(g.pools[Read].waiting) != 0 {
+	if g.pools[Read].total != (usage{}) || g.pools[Read].ordinary != (usage{}) || len(g.pools[Read].users) != 0 ||
+		len(g.pools[Read].waiting) != 0 {
 		t.Errorf("left are %+v", g.pools[Read])
 	}
 }
@@ -170,13 +175,15 @@ func TestManyAtOnce(t *testing.T) {
 func TestForMemory(t *testing.T) {
 	for _, limit := range []int64{0, 256 << 20, 2 << 30, 64 << 30} {
 		l := ForMemory(limit)
-		if l.Seats[Watch] < 512 || l.Seats[Watch] > 16384 || l.Bytes[Read]+l.Bytes[Write] > max(limit, minMemory)/2 || l.Bytes[Write] < 1<<20 {
+		if l.Seats[Watch] < 512 || l.Seats[Watch] > 16384 || l.Bytes[Read]+l.Bytes[Write] > max(limit, minMemory)/2 ||
+			l.Bytes[Write] < 1<<20 {
 			t.Errorf("%d bytes: %+v", limit, l)
 		}
 	}
 }
 
-// However much memory there is, one user has one of the largest writes under way at a time; small ones pass beside it.
+// However much memory there is, one user has one of the largest writes under way at a time; small
+// ones pass beside it.
 func TestLargeWritesOfOneUserFollowOneAnother(t *testing.T) {
 	l := ForMemory(1 << 40)
 	l.Patience, l.Rest = 0, 0
@@ -200,8 +207,9 @@ func TestLargeWritesOfOneUserFollowOneAnother(t *testing.T) {
 	}
 }
 
-// A user who writes large objects one after the other rests between them, three times as long as the last one
-// took. Others, small writes and those who are trusted do not, and while a user rests the room is theirs.
+// A user who writes large objects one after the other rests between them, three times as long as
+// the last one took. Others, small writes and those who are trusted do not, and while a user rests
+// the room is theirs.
 func TestLargeWritesRest(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const large, small, took = 12 << 20, 64 << 10, 100 * time.Millisecond
@@ -237,7 +245,8 @@ func TestLargeWritesRest(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute)
-		if p := g.pools[Write]; p.all != (usage{}) || p.ordinary != (usage{}) || p.nodes != (usage{}) || len(p.users) != 0 {
+		if p := g.pools[Write]; p.total != (usage{}) || p.ordinary != (usage{}) || p.nodes != (usage{}) ||
+			len(p.users) != 0 {
 			t.Errorf("left are %+v", p)
 		}
 	})
@@ -263,7 +272,8 @@ func TestRestIsBounded(t *testing.T) {
 	})
 }
 
-// One node has a small part, all nodes leave room to administrators, and ordinary users' requests do not keep nodes out.
+// One node has a small part, all nodes leave room to administrators, and ordinary users' requests
+// do not keep nodes out.
 func TestNodesAreBounded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		for _, c := range []Class{Read, Write, Watch} {

@@ -9,14 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Request holds the attributes that FlowSchemas match: the user, and either a resource or a URL
-// path.
+// Request contains the attributes of a request that FlowSchemas match: the user, and either a
+// resource or a URL path.
 type Request struct {
 	User   string
 	Groups []string
 	Verb   string // verb of a resource request, or the HTTP method in lower case
 	// Path is the URL path of a request that is not about a resource. It is empty if Resource is
-	// set.
+	// not empty.
 	Path string
 
 	APIGroup    string
@@ -25,7 +25,7 @@ type Request struct {
 	Namespace   string // "" for cluster-scoped requests
 }
 
-// Flow identifies the FlowSchema that matches a request and its PriorityLevelConfiguration. Level
+// Flow identifies the FlowSchema that matches a request, and its PriorityLevelConfiguration. Level
 // is empty if the PriorityLevelConfiguration does not exist.
 type Flow struct {
 	Schema, Level types.UID
@@ -37,9 +37,9 @@ type Schemas struct {
 	levels  map[string]types.UID
 }
 
-// NewSchemas returns an index of the FlowSchemas. levels are the UIDs of
-// PriorityLevelConfigurations by name. Neither may be changed afterwards. As in Kubernetes, schemas
-// are ordered by matchingPrecedence, then by name.
+// NewSchemas returns an index of FlowSchemas. levels contains the UIDs of
+// PriorityLevelConfigurations by name. The caller must not change schemas and levels afterwards. As
+// in Kubernetes, schemas are ordered by matchingPrecedence, then by name.
 func NewSchemas(schemas []*flowcontrolv1.FlowSchema, levels map[string]types.UID) *Schemas {
 	ordered := slices.SortedFunc(slices.Values(schemas), func(a, b *flowcontrolv1.FlowSchema) int {
 		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), cmp.Compare(a.Name, b.Name))
@@ -47,8 +47,8 @@ func NewSchemas(schemas []*flowcontrolv1.FlowSchema, levels map[string]types.UID
 	return &Schemas{ordered: ordered, levels: levels}
 }
 
-// Match returns the flow of the first FlowSchema that matches the request. found is false if none
-// matches.
+// Match returns the flow of the first FlowSchema that matches the request. found is false if no
+// FlowSchema matches.
 func (s *Schemas) Match(r *Request) (f Flow, found bool) {
 	for _, schema := range s.ordered {
 		for i := range schema.Spec.Rules {
@@ -67,10 +67,14 @@ func matchesRules(rules *flowcontrolv1.PolicyRulesWithSubjects, r *Request) bool
 		return false
 	}
 	if r.Resource != "" {
-		return slices.ContainsFunc(rules.ResourceRules, func(rule flowcontrolv1.ResourcePolicyRule) bool { return matchesResource(&rule, r) })
+		return slices.ContainsFunc(rules.ResourceRules, func(rule flowcontrolv1.ResourcePolicyRule) bool {
+			return matchesResource(&rule, r)
+		})
 	}
 	return slices.ContainsFunc(rules.NonResourceRules, func(rule flowcontrolv1.NonResourcePolicyRule) bool {
-		return containsOrAll(rule.Verbs, r.Verb) && slices.ContainsFunc(rule.NonResourceURLs, func(url string) bool { return matchesURL(url, r.Path) })
+		return containsOrAll(rule.Verbs, r.Verb) && slices.ContainsFunc(rule.NonResourceURLs, func(url string) bool {
+			return matchesURL(url, r.Path)
+		})
 	})
 }
 
@@ -92,7 +96,8 @@ func matchesResource(rule *flowcontrolv1.ResourcePolicyRule, r *Request) bool {
 	if r.Subresource != "" {
 		resource += "/" + r.Subresource
 	}
-	if !containsOrAll(rule.Verbs, r.Verb) || !containsOrAll(rule.Resources, resource) || !containsOrAll(rule.APIGroups, r.APIGroup) {
+	if !containsOrAll(rule.Verbs, r.Verb) || !containsOrAll(rule.Resources, resource) ||
+		!containsOrAll(rule.APIGroups, r.APIGroup) {
 		return false
 	}
 	if r.Namespace == "" {

@@ -19,54 +19,54 @@ import (
 )
 
 // Source lists and watches objects; the registry implements it. List returns an *api.ObjectList if
-// the request sets Pointers.
+// Internal.Pointers of the request is true.
 type Source interface {
 	List(ctx context.Context, r *api.Request) (runtime.Object, error)
 	Watch(ctx context.Context, r *api.Request) (watch.Interface, error)
 }
 
-// Sink receives the objects of one kind: first the complete list with Replace, then changes with
-// Set and Remove.
+// Sink receives the objects of one kind: first the complete list by Replace, then changes by Set
+// and Remove.
 type Sink interface {
 	Replace(all []api.Object)
 	Set(o api.Object)
 	Remove(o api.Object)
 }
 
-// Progress is an optional interface of a Sink. Reached is called with the resourceVersion up to
-// which the Sink has received all changes, also after bookmarks.
-type Progress interface {
-	Reached(resourceVersion string)
+// ProgressReceiver is an optional interface of a Sink. SetReached is called with the
+// resourceVersion up to which the Sink has received all changes, also for bookmarks.
+type ProgressReceiver interface {
+	SetReached(resourceVersion string)
 }
 
-// Lighter is an optional interface of a Sink that accepts objects in the light form
-// (api.Version.Light).
-type Lighter interface {
+// LightReceiver is an optional interface of a Sink that accepts objects in the light form
+// (api.Light), in which parts of an object are encoded.
+type LightReceiver interface {
 	TakesLight()
 }
 
-func light(to Sink) bool {
-	_, ok := to.(Lighter)
+func takesLight(sink Sink) bool {
+	_, ok := sink.(LightReceiver)
 	return ok
 }
 
-func reached(to Sink, resourceVersion string) {
-	if p, ok := to.(Progress); ok {
-		p.Reached(resourceVersion)
+func reportProgress(sink Sink, resourceVersion string) {
+	if p, ok := sink.(ProgressReceiver); ok {
+		p.SetReached(resourceVersion)
 	}
 }
 
 // Run lists and watches a kind and passes all objects and changes to a Sink, until ctx ends. It
-// calls synced after each list. After an error it lists again.
-func Run(ctx context.Context, log *slog.Logger, src Source, kind *api.Kind, to Sink, synced func()) error {
+// calls synced after each list. After an error it starts again with a list.
+func Run(ctx context.Context, log *slog.Logger, src Source, kind *api.Kind, sink Sink, synced func()) error {
 	again := backoff.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
 	for {
-		err := once(ctx, src, kind, to, func() { again.Reset(); synced() })
+		err := listAndWatch(ctx, src, kind, sink, func() { again.Reset(); synced() })
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
-			log.Warn("lost a watch, listing again", "resource", kind.Resource, "err", err)
+			log.Warn("watch ended, listing again", "resource", kind.Resource, "err", err)
 		}
 		if err := wait.Delay(ctx, again.Next()); err != nil {
 			return err
@@ -74,51 +74,55 @@ func Run(ctx context.Context, log *slog.Logger, src Source, kind *api.Kind, to S
 	}
 }
 
-func once(ctx context.Context, src Source, kind *api.Kind, to Sink, synced func()) error {
-	answer, err := src.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind, Pointers: true, Light: light(to)})
+func listAndWatch(ctx context.Context, src Source, kind *api.Kind, sink Sink, synced func()) error {
+	answer, err := src.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind,
+		Internal: api.InternalOptions{Pointers: true, Light: takesLight(sink)}})
 	if err != nil {
 		return fmt.Errorf("listing %s: %w", kind.Resource, err)
 	}
 	list, ok := answer.(*api.ObjectList)
 	if !ok {
-		return fmt.Errorf("listing %s: the answer is a %T", kind.Resource, answer)
+		return fmt.Errorf("listing %s: unexpected result type %T", kind.Resource, answer)
 	}
-	to.Replace(list.Items)
-	reached(to, list.ResourceVersion)
+	sink.Replace(list.Items)
+	reportProgress(sink, list.ResourceVersion)
 	synced()
 	at := list.ResourceVersion
 	for {
-		at, err = from(ctx, src, kind, to, at)
+		at, err = watchFrom(ctx, src, kind, sink, at)
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// from watches from resourceVersion at until the watch ends. It returns the resourceVersion from
-// which to resume.
-func from(ctx context.Context, src Source, kind *api.Kind, to Sink, at string) (string, error) {
-	w, err := src.Watch(ctx, &api.Request{Verb: api.VerbWatch, Kind: kind, Light: light(to), List: metav1.ListOptions{
-		Watch: true, ResourceVersion: at, AllowWatchBookmarks: true,
-	}})
+// watchFrom watches from resourceVersion until the watch ends. It returns the resourceVersion at
+// which the next watch must start.
+func watchFrom(ctx context.Context, src Source, kind *api.Kind, sink Sink, resourceVersion string) (string, error) {
+	w, err := src.Watch(ctx,
+		&api.Request{Verb: api.VerbWatch, Kind: kind, Internal: api.InternalOptions{Light: takesLight(sink)},
+			List: metav1.ListOptions{
+				Watch: true, ResourceVersion: resourceVersion, AllowWatchBookmarks: true,
+			}})
 	if err != nil {
-		return at, fmt.Errorf("watching %s from %s: %w", kind.Resource, at, err)
+		return resourceVersion, fmt.Errorf("watching %s from %s: %w", kind.Resource, resourceVersion, err)
 	}
 	defer w.Stop()
 	for ev := range w.ResultChan() {
 		switch ev.Type {
 		case watch.Error:
-			return at, fmt.Errorf("watching %s from %s: %w", kind.Resource, at, apierrors.FromObject(ev.Object))
+			return resourceVersion, fmt.Errorf("watching %s from %s: %w", kind.Resource, resourceVersion,
+				apierrors.FromObject(ev.Object))
 		case watch.Bookmark:
 		case watch.Deleted:
-			to.Remove(ev.Object.(api.Object))
+			sink.Remove(ev.Object.(api.Object))
 		default:
-			to.Set(ev.Object.(api.Object))
+			sink.Set(ev.Object.(api.Object))
 		}
 		if o, ok := ev.Object.(metav1.Object); ok {
-			at = o.GetResourceVersion()
-			reached(to, at)
+			resourceVersion = o.GetResourceVersion()
+			reportProgress(sink, resourceVersion)
 		}
 	}
-	return at, nil
+	return resourceVersion, nil
 }

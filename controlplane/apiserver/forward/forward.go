@@ -3,7 +3,7 @@
 // client's credentials.
 //
 // Request and response bodies are streamed. The size of the response headers and the time until
-// they arrive are limited. The context of the request limits the time of the whole exchange.
+// they arrive are limited. The context of the request limits the total duration.
 package forward
 
 import (
@@ -19,20 +19,20 @@ import (
 	"time"
 )
 
-// Limits of the response headers and of idle connections.
 const (
 	maxHead     = 256 << 10
 	headTime    = 60 * time.Second
 	idleTime    = 30 * time.Second
 	copyBuffer  = 32 << 10
 	idlePerHost = 4
-	// Receive buffer of an HTTP/2 response that the client does not read. A watch that is not read
-	// stays open.
+	// Receive buffer of an HTTP/2 response that the client does not read. A watch stays open if its
+	// client does not read.
 	streamBuffer = 64 << 10
 )
 
 // credentials are the headers with which clients authenticate or impersonate.
-var credentials = []string{"Authorization", "Proxy-Authorization", "X-Forwarded-Client-Cert", "Impersonate-User", "Impersonate-Group", "Impersonate-Uid"}
+var credentials = []string{"Authorization", "Proxy-Authorization", "X-Forwarded-Client-Cert", "Impersonate-User",
+	"Impersonate-Group", "Impersonate-Uid"}
 
 // bearerProtocol is the prefix of the WebSocket subprotocol in which browsers send a bearer token.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io."
@@ -52,7 +52,7 @@ func Scrub(h http.Header) {
 	scrubProtocols(h)
 }
 
-// scrubProtocols removes the WebSocket subprotocol that contains a bearer token.
+// scrubProtocols removes the WebSocket subprotocol that contains a bearer token from the headers.
 func scrubProtocols(h http.Header) {
 	const name = "Sec-Websocket-Protocol"
 	values := h.Values(name)
@@ -82,8 +82,10 @@ func Upgrades(r *http.Request) bool {
 }
 
 // Transport sets the limits of this package on base and returns it. dial creates the connections.
-// base has the TLS configuration and the HTTP versions.
-func Transport(dial func(ctx context.Context, network, address string) (net.Conn, error), base *http.Transport) *http.Transport {
+// The caller sets the TLS configuration and the HTTP versions in base.
+func Transport(
+	dial func(ctx context.Context, network, address string) (net.Conn, error), base *http.Transport,
+) *http.Transport {
 	t := base
 	t.DialContext = dial
 	t.Proxy = nil
@@ -98,7 +100,7 @@ func Transport(dial func(ctx context.Context, network, address string) (net.Conn
 	return t
 }
 
-// Forward proxies one request.
+// Forward is an http.Handler that proxies one request.
 type Forward struct {
 	Target    *url.URL // URL at the server: scheme, host, path and query
 	Transport http.RoundTripper
@@ -107,15 +109,15 @@ type Forward struct {
 	// Answer may change the headers and body of the response, or return an error to reject it; may
 	// be nil.
 	Answer func(*http.Response) error
-	// Failed writes the error response if the server's response is missing or rejected.
+	// Failed writes the error response if the server does not respond or its response is rejected.
 	Failed func(w http.ResponseWriter, r *http.Request, err error)
 }
 
-// ErrNoUpgrade reports a protocol upgrade on a connection that is not HTTP/1.1.
-var ErrNoUpgrade = errors.New("a connection is upgraded under HTTP/1.1 only")
+// ErrNoUpgrade is returned for a protocol upgrade on a connection that is not HTTP/1.1.
+var ErrNoUpgrade = errors.New("connection upgrades require HTTP/1.1")
 
-// ServeHTTP sends r to the Target with its own headers but without credentials, and copies the
-// response to w. It implements http.Handler.
+// ServeHTTP sends r to the Target with the headers of r except credentials, and copies the response
+// to w. It implements http.Handler.
 func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if Upgrades(r) && r.ProtoMajor != 1 {
 		f.Failed(w, r, ErrNoUpgrade)
@@ -127,7 +129,8 @@ func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.Out.URL, p.Out.Host = &u, u.Host
 			Scrub(p.Out.Header)
 			p.SetXForwarded()
-			if prior := p.In.Header.Values("X-Forwarded-For"); len(prior) > 0 && p.Out.Header.Get("X-Forwarded-For") != "" {
+			if prior := p.In.Header.Values("X-Forwarded-For"); len(prior) > 0 &&
+				p.Out.Header.Get("X-Forwarded-For") != "" {
 				p.Out.Header.Set("X-Forwarded-For", strings.Join(prior, ", ")+", "+p.Out.Header.Get("X-Forwarded-For"))
 			}
 			if f.Head != nil {
@@ -144,8 +147,8 @@ func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// quiet discards messages of net/http about broken connections. The client's connection breaks,
-// too.
+// quiet discards messages of net/http about broken connections to the server. They are not needed,
+// because the client's connection breaks too.
 var quiet = log.New(discard{}, "", 0)
 
 type discard struct{}

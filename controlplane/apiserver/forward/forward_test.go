@@ -30,7 +30,8 @@ func (s *stuck) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An answer that its client does not read takes little room here, however much its server would say.
+// An answer that its client does not read takes little room here, however much its server would
+// say.
 func TestUnreadAnswerIsBounded(t *testing.T) {
 	var said atomic.Int64
 	full := make(chan struct{})

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// maxHTMLToken limits the size of an HTML tag or text while links are rewritten. After a longer
-	// one, the rest of the document is copied unchanged.
+	// maxHTMLToken is the maximum size of an HTML tag or text while links are rewritten. After a
+	// longer tag or text, the rest of the document is copied unchanged.
 	maxHTMLToken = 256 << 10
 	// htmlChunk is the number of rewritten bytes that are collected before they are returned to the
 	// reader.
@@ -40,16 +40,16 @@ var linkAttributes = map[atom.Atom][]string{
 	atom.Object: {"classid", "codebase", "data", "usemap"},
 }
 
-// Links rewrites the URLs in responses of a proxied server, so that clients reach them through the
-// proxy. Like the API server of Kubernetes, it rewrites absolute paths in Location headers and in
-// attributes of HTML.
+// Links rewrites the URLs in responses of a proxied server, so that clients request them through
+// the proxy. Like the API server of Kubernetes, it rewrites absolute paths in Location headers and
+// in attributes of HTML.
 type Links struct {
 	Prefix string   // path of the proxy, without a trailing slash
-	Hosts  []string // host names of the server in its URLs
+	Hosts  []string // host names in URLs that refer to the server
 }
 
-// Rewrite returns the URL through the proxy for an absolute path or a URL of one of the Hosts. It
-// returns URLs of other hosts, relative URLs and invalid URLs unchanged.
+// Rewrite returns the URL through the proxy for a link that is an absolute path or a URL of one of
+// the Hosts. It returns URLs of other hosts, relative URLs and invalid URLs unchanged.
 func (l Links) Rewrite(link string) string {
 	u, err := url.Parse(link)
 	if err != nil || !strings.HasPrefix(u.Path, "/") || u.Host != "" && !slices.Contains(l.Hosts, u.Host) {
@@ -80,7 +80,8 @@ func (l Links) Apply(resp *http.Response) error {
 	}
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	whole := resp.StatusCode != http.StatusPartialContent && resp.StatusCode != http.StatusSwitchingProtocols
-	if media != "text/html" || !whole || resp.Body == nil || resp.Body == http.NoBody || resp.Request.Method == http.MethodHead {
+	if media != "text/html" || !whole || resp.Body == nil || resp.Body == http.NoBody ||
+		resp.Request.Method == http.MethodHead {
 		return nil
 	}
 	body := &htmlBody{body: resp.Body, links: l}
@@ -119,7 +120,7 @@ type htmlBody struct {
 	links  Links
 	write  io.Writer    // ready, or a compressor that writes to ready
 	finish func() error // completes the compressed data; may be nil
-	rest   io.Reader    // the rest that is copied unchanged after a token that is too long; nil before
+	rest   io.Reader    // copied unchanged after a token that is too long; nil before
 	ready  bytes.Buffer
 	err    error
 }
@@ -127,7 +128,7 @@ type htmlBody struct {
 // Read returns rewritten HTML. It implements io.Reader.
 func (b *htmlBody) Read(p []byte) (int, error) {
 	for b.ready.Len() == 0 && b.err == nil {
-		b.fill()
+		b.fillBuffer()
 	}
 	if b.ready.Len() > 0 {
 		return b.ready.Read(p)
@@ -138,8 +139,8 @@ func (b *htmlBody) Read(p []byte) (int, error) {
 // Close closes the original body. It implements io.Closer.
 func (b *htmlBody) Close() error { return b.body.Close() }
 
-// fill rewrites tokens until a chunk is ready or the document ends.
-func (b *htmlBody) fill() {
+// fillBuffer rewrites tags until htmlChunk bytes are ready or the document ends.
+func (b *htmlBody) fillBuffer() {
 	if b.rest != nil {
 		b.copyRest()
 		return
@@ -147,7 +148,7 @@ func (b *htmlBody) fill() {
 	for written := 0; written < htmlChunk; {
 		kind := b.tokens.Next()
 		if kind == html.ErrorToken {
-			b.end(b.tokens.Err())
+			b.finishTokens(b.tokens.Err())
 			return
 		}
 		text := b.tokens.Raw()
@@ -178,9 +179,9 @@ func (b *htmlBody) rewriteTag(raw []byte) []byte {
 	return []byte(token.String())
 }
 
-// end handles the end of the tokens. After a token that is too long, the rest of the document is
-// copied unchanged.
-func (b *htmlBody) end(err error) {
+// finishTokens handles the end of tokenizing: the end of the document, an error, or a token that is
+// too long. In the last case, the rest of the document is copied unchanged.
+func (b *htmlBody) finishTokens(err error) {
 	if errors.Is(err, html.ErrBufferExceeded) {
 		b.rest = io.MultiReader(bytes.NewReader(slices.Concat(b.tokens.Raw(), b.tokens.Buffered())), b.src)
 		return
@@ -189,22 +190,23 @@ func (b *htmlBody) end(err error) {
 		if _, failed := b.write.Write(b.tokens.Raw()); failed != nil {
 			err = failed
 		}
-		err = b.complete(err)
+		err = b.finishCompression(err)
 	}
 	b.err = err
 }
 
-// copyRest copies a chunk of the document without rewriting links.
+// copyRest copies a part of the rest of the document without rewriting links.
 func (b *htmlBody) copyRest() {
 	_, err := io.CopyN(b.write, b.rest, htmlChunk)
 	if errors.Is(err, io.EOF) {
-		err = b.complete(err)
+		err = b.finishCompression(err)
 	}
 	b.err = err
 }
 
-// complete finishes the compression. It returns its error, or err if none exists.
-func (b *htmlBody) complete(err error) error {
+// finishCompression completes the compressed data. If completing fails, it returns the error,
+// otherwise err.
+func (b *htmlBody) finishCompression(err error) error {
 	if b.finish == nil {
 		return err
 	}

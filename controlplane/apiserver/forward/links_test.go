@@ -12,7 +12,8 @@ import (
 	"testing/iotest"
 )
 
-var testLinks = Links{Prefix: "/api/v1/namespaces/n/services/web/proxy", Hosts: []string{"web.n.svc:80", "localhost:8001"}}
+var testLinks = Links{Prefix: "/api/v1/namespaces/n/services/web/proxy",
+	Hosts: []string{"web.n.svc:80", "localhost:8001"}}
 
 // F16: redirects and links lead through the proxy; other hosts and relative URLs stay.
 func TestLinksAreRewritten(t *testing.T) {
@@ -49,7 +50,8 @@ func response(media, encoding string, body io.Reader) *http.Response {
 	if encoding != "" {
 		h.Set("Content-Encoding", encoding)
 	}
-	return &http.Response{StatusCode: http.StatusOK, Header: h, Body: io.NopCloser(body), ContentLength: 7, Request: &http.Request{Method: http.MethodGet}}
+	return &http.Response{StatusCode: http.StatusOK, Header: h, Body: io.NopCloser(body), ContentLength: 7,
+		Request: &http.Request{Method: http.MethodGet}}
 }
 
 const page = `<!DOCTYPE html><html><head><title>a &amp; b</title><link rel="x" href="/s.css"></head>
@@ -60,7 +62,8 @@ const page = `<!DOCTYPE html><html><head><title>a &amp; b</title><link rel="x" h
 func TestHTMLIsRewritten(t *testing.T) {
 	p := testLinks.Prefix
 	want := strings.NewReplacer(`href="/s.css"`, `href="`+p+`/s.css"`, `href="/rewriteme"`, `href="`+p+`/rewriteme"`,
-		`<A HREF='/q?a=1&amp;b=2' id=x>`, `<a href="`+p+`/q?a=1&amp;b=2" id="x">`, `src="/i.png"`, `src="`+p+`/i.png"`, `src="/x.js"`, `src="`+p+`/x.js"`).Replace(page)
+		`<A HREF='/q?a=1&amp;b=2' id=x>`, `<a href="`+p+`/q?a=1&amp;b=2" id="x">`, `src="/i.png"`, `src="`+p+`/i.png"`,
+		`src="/x.js"`, `src="`+p+`/x.js"`).Replace(page)
 	var zipped, deflated bytes.Buffer
 	zip := gzip.NewWriter(&zipped)
 	_, _ = zip.Write([]byte(page))
@@ -101,10 +104,12 @@ func TestHTMLIsRewritten(t *testing.T) {
 	}
 }
 
-// A document of endless text passes with bounded memory, and loses nothing. A source that breaks is an error.
+// A document of endless text passes with bounded memory, and loses nothing. A source that breaks is
+// an error.
 func TestHostileHTMLIsBounded(t *testing.T) {
 	const size = 64 << 20
-	resp := response("text/html", "", io.MultiReader(strings.NewReader(`<a href="/x">`+"<"), io.LimitReader(letters{}, size), strings.NewReader(`<a href="/y">`)))
+	resp := response("text/html", "", io.MultiReader(strings.NewReader(`<a href="/x">`+"<"),
+		io.LimitReader(letters{}, size), strings.NewReader(`<a href="/y">`)))
 	if err := testLinks.Apply(resp); err != nil {
 		t.Fatal(err)
 	}

@@ -14,22 +14,22 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// Part is the part of another API server's OpenAPI v2 document that belongs to one group version.
-// NewPart validates it.
+// Part contains the paths and definitions of one group version from the OpenAPI v2 document of
+// another API server. NewPart validates it.
 type Part struct {
 	root string // document path of the group version: "apis/apps/v1"
 	data []byte // JSON
 	sum  [sha256.Size]byte
 }
 
-// gvkExtension is the extension of a definition that lists the kinds that the definition is the
-// schema of.
+// gvkExtension is the extension of a definition that lists the kinds (group, version, kind) with
+// the definition as their schema.
 const gvkExtension = "x-kubernetes-group-version-kind"
 
 // NewPart returns the part of another API server's v2 document that belongs to the group version
 // gv. The part has the paths below gv and the definitions that they use. Definitions keep only
-// kinds of gv in gvkExtension. The server may be hostile, so the document must be valid in JSON and
-// in protobuf.
+// kinds of gv in gvkExtension. The server may be malicious, so the document must be valid both in
+// JSON and in protobuf.
 func NewPart(data []byte, gv schema.GroupVersion) (p *Part, err error) {
 	defer func() {
 		if r := recover(); r != nil { // the libraries do not validate their input
@@ -58,7 +58,7 @@ func NewPart(data []byte, gv schema.GroupVersion) (p *Part, err error) {
 		return nil, fmt.Errorf("encoding the OpenAPI document of %s: %w", gv, err)
 	}
 	if _, _, _, err := protoSections(out, false); err != nil {
-		return nil, fmt.Errorf("the OpenAPI document of %s is none: %w", gv, err)
+		return nil, fmt.Errorf("the OpenAPI document of %s is invalid: %w", gv, err)
 	}
 	return &Part{root: where, data: out, sum: sha256.Sum256(out)}, nil
 }
@@ -89,14 +89,14 @@ func (s *Spec) ServeMerged(w http.ResponseWriter, r *http.Request, parts []*Part
 	s.mu.Lock()
 	if key := keyOf(parts); key != s.partsKey {
 		s.parts, s.partsKey = parts, key
-		s.forget(mergedV2)
-		s.forget(mergedV2 + ".pb")
+		s.dropDocument(mergedV2)
+		s.dropDocument(mergedV2 + ".pb")
 	}
 	s.mu.Unlock()
-	s.serve(w, r, mergedV2, protoV2)
+	s.serveDocument(w, r, mergedV2, protoV2)
 }
 
-// mergedV2 names the v2 document that includes the parts of other API servers.
+// mergedV2 is the internal name of the v2 document that includes the parts of other API servers.
 const mergedV2 = "v2+"
 
 func keyOf(parts []*Part) string {
@@ -107,25 +107,25 @@ func keyOf(parts []*Part) string {
 	return string(sum.Sum(nil))
 }
 
-// merge adds the parts to the sections of a v2 document, in new pieces. The existing pieces do not
-// change.
-func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
-	here := &said{spec: s, topics: of}
+// mergeParts adds the parts of other API servers to merged, the sections of a v2 document, as new
+// pieces. The existing pieces do not change.
+func (s *Spec) mergeParts(merged *sections, topics []topic, parts []*Part, docForm form) error {
+	here := &servedContent{spec: s, topics: topics}
 	var err error
-	if here.types, err = s.typesOf(of); err != nil {
+	if here.types, err = s.typesOf(topics); err != nil {
 		return err
 	}
 	m := newMerger(here)
 	for _, p := range parts {
-		_ = m.add(p) // a part that cannot be merged is left out
+		_ = m.addPart(p) // a part that cannot be merged is left out
 	}
-	defer s.working()()
+	defer s.reserveWork()()
 	var more sections
 	for _, one := range []struct {
 		of   map[string]json.RawMessage
 		into *[]*piece
 	}{{m.definitions, &more.definitions}, {m.paths, &more.paths}, {m.parameters, &more.parameters}} {
-		p, err := s.members(one.of)
+		p, err := s.packMembers(one.of)
 		if err != nil {
 			return err
 		}
@@ -133,36 +133,37 @@ func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
 			*one.into = []*piece{p}
 		}
 	}
-	if f.proto {
-		if more, err = s.sectionsInProto(&more, f.v3); err != nil {
+	if docForm.proto {
+		if more, err = s.sectionsInProto(&more, docForm.v3); err != nil {
 			return err
 		}
 	}
-	x.definitions, x.paths = append(x.definitions, more.definitions...), append(x.paths, more.paths...)
-	x.parameters = append(x.parameters, more.parameters...)
+	merged.definitions, merged.paths = append(merged.definitions, more.definitions...),
+		append(merged.paths, more.paths...)
+	merged.parameters = append(merged.parameters, more.parameters...)
 	return nil
 }
 
-// ours looks up the definitions and paths of this server's v2 document.
-type ours interface {
-	definition(name string) (json.RawMessage, error) // nil if the definition does not exist
-	path(root, path string) (bool, error)
+// existingContent looks up the definitions and paths of this server's v2 document.
+type existingContent interface {
+	findDefinition(name string) (json.RawMessage, error) // nil if the definition does not exist
+	hasPath(root, path string) (bool, error)
 }
 
-// said implements ours with this server's topics. It unpacks a piece only when one of its
-// definitions or paths is looked up.
-type said struct {
+// servedContent implements existingContent for this server's topics. It decompresses a piece only
+// when one of its definitions or paths is looked up.
+type servedContent struct {
 	spec   *Spec
 	topics []topic
 	types  *piece                     // definitions of Go types
-	shared map[string]json.RawMessage // the unpacked types, nil before the first lookup
+	shared map[string]json.RawMessage // the decompressed types; nil before the first lookup
 	paths  map[string]map[string]json.RawMessage
 }
 
-func (h *said) definition(name string) (json.RawMessage, error) {
+func (h *servedContent) findDefinition(name string) (json.RawMessage, error) {
 	if h.shared == nil && h.types != nil {
 		var err error
-		if h.shared, err = h.types.members(); err != nil {
+		if h.shared, err = h.types.parseMembers(); err != nil {
 			return nil, err
 		}
 	}
@@ -171,34 +172,34 @@ func (h *said) definition(name string) (json.RawMessage, error) {
 	}
 	for _, x := range h.topics {
 		k := x.kind
-		if k == nil || k.Model == nil || name != customName(k) && name != customName(k)+"List" {
+		if k == nil || k.Schema.Model == nil || name != customName(k) && name != customName(k)+"List" {
 			continue
 		}
-		d, err := h.spec.describe(x, form{})
+		d, err := h.spec.describeTopic(x, form{})
 		if err != nil || d.definitions == nil {
 			return nil, err
 		}
-		defs, err := d.definitions.members()
+		defs, err := d.definitions.parseMembers()
 		return defs[name], err
 	}
 	return nil, nil
 }
 
-func (h *said) path(where, path string) (bool, error) {
-	if h.paths[where] == nil {
+func (h *servedContent) hasPath(root, path string) (bool, error) {
+	if h.paths[root] == nil {
 		all := map[string]json.RawMessage{}
 		for _, x := range h.topics {
-			if x.root() != where {
+			if x.documentRoot() != root {
 				continue
 			}
-			d, err := h.spec.describe(x, form{})
+			d, err := h.spec.describeTopic(x, form{})
 			if err != nil {
 				return false, err
 			}
 			if d.paths == nil {
 				continue
 			}
-			some, err := d.paths.members()
+			some, err := d.paths.parseMembers()
 			if err != nil {
 				return false, err
 			}
@@ -207,38 +208,38 @@ func (h *said) path(where, path string) (bool, error) {
 		if h.paths == nil {
 			h.paths = map[string]map[string]json.RawMessage{}
 		}
-		h.paths[where] = all
+		h.paths[root] = all
 	}
-	return h.paths[where][path] != nil, nil
+	return h.paths[root][path] != nil, nil
 }
 
 // merger collects the paths, definitions and parameters that parts add to this server's v2
 // document.
 type merger struct {
-	here                           ours
+	existing                       existingContent
 	paths, definitions, parameters map[string]json.RawMessage
 }
 
-func newMerger(here ours) *merger {
-	return &merger{here, map[string]json.RawMessage{}, map[string]json.RawMessage{}, map[string]json.RawMessage{}}
+func newMerger(existing existingContent) *merger {
+	return &merger{existing, map[string]json.RawMessage{}, map[string]json.RawMessage{}, map[string]json.RawMessage{}}
 }
 
-// definition returns a definition of this server or of an earlier part by its name; nil if it does
-// not exist.
-func (m *merger) definition(name string) (json.RawMessage, error) {
+// findDefinition returns a definition of this server or of an earlier part by its name; nil if it
+// does not exist.
+func (m *merger) findDefinition(name string) (json.RawMessage, error) {
 	if raw := m.definitions[name]; raw != nil {
 		return raw, nil
 	}
-	return m.here.definition(name)
+	return m.existing.findDefinition(name)
 }
 
-// maxRenamings limits how often a part is merged again because the new name of a renamed definition
-// is also in use.
+// maxRenamings is how often a part is merged again at most, because the new name of a renamed
+// definition is also in use.
 const maxRenamings = 4
 
-// add adds a part completely or not at all. Equal definitions of the same name are shared; others
-// are renamed.
-func (m *merger) add(p *Part) (err error) {
+// addPart adds a part completely or not at all. Equal definitions of the same name are shared;
+// others are renamed.
+func (m *merger) addPart(part *Part) (err error) {
 	defer func() {
 		if r := recover(); r != nil { // the libraries do not validate their input
 			err = fmt.Errorf("merging an OpenAPI document: %v", r)
@@ -246,13 +247,13 @@ func (m *merger) add(p *Part) (err error) {
 	}()
 	var taken []string
 	for range maxRenamings {
-		added, err := m.combine(p, taken)
+		added, err := m.combinePart(part, taken)
 		if err != nil {
 			return err
 		}
 		var more []string
 		for name := range added.Definitions {
-			raw, err := m.definition(name)
+			raw, err := m.findDefinition(name)
 			if err != nil {
 				return err
 			}
@@ -261,25 +262,26 @@ func (m *merger) add(p *Part) (err error) {
 			}
 		}
 		if len(more) == 0 {
-			return m.take(p, added)
+			return m.storeAdditions(part, added)
 		}
 		taken = append(taken, more...)
 	}
 	return errors.New("merging an OpenAPI document: too many names of its definitions are taken")
 }
 
-// combine returns the paths, definitions and parameters that a part adds. Definitions are renamed
-// if their name is in use for a different definition. taken are further names in use.
-func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
+// combinePart returns the paths, definitions and parameters that a part adds. A definition is
+// renamed if its name is in use for a different definition. taken contains further names in use.
+func (m *merger) combinePart(addition *Part, taken []string) (*spec.Swagger, error) {
 	var part spec.Swagger
-	if err := json.Unmarshal(p.data, &part); err != nil {
+	if err := json.Unmarshal(addition.data, &part); err != nil {
 		return nil, err
 	}
 	here := &spec.Swagger{SwaggerProps: spec.SwaggerProps{
-		Paths: &spec.Paths{Paths: map[string]spec.PathItem{}}, Definitions: spec.Definitions{}, Parameters: map[string]spec.Parameter{},
+		Paths: &spec.Paths{Paths: map[string]spec.PathItem{}}, Definitions: spec.Definitions{},
+		Parameters: map[string]spec.Parameter{},
 	}}
 	for _, name := range slices.AppendSeq(slices.Clone(taken), maps.Keys(part.Definitions)) {
-		raw, err := m.definition(name)
+		raw, err := m.findDefinition(name)
 		if err != nil {
 			return nil, err
 		}
@@ -314,10 +316,10 @@ func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
 	return here, nil
 }
 
-// take stores the additions of a part. Paths that already exist are left out.
-func (m *merger) take(p *Part, added *spec.Swagger) error {
+// storeAdditions stores the additions of a part in m. Paths that already exist are left out.
+func (m *merger) storeAdditions(part *Part, added *spec.Swagger) error {
 	for path := range added.Paths.Paths {
-		is, err := m.here.path(p.root, path)
+		is, err := m.existing.hasPath(part.root, path)
 		if err != nil {
 			return err
 		}
@@ -325,9 +327,9 @@ func (m *merger) take(p *Part, added *spec.Swagger) error {
 			delete(added.Paths.Paths, path)
 		}
 	}
-	paths, err1 := encoded(added.Paths.Paths)
-	definitions, err2 := encoded(added.Definitions)
-	parameters, err3 := encoded(added.Parameters)
+	paths, err1 := encodeValues(added.Paths.Paths)
+	definitions, err2 := encodeValues(added.Definitions)
+	parameters, err3 := encodeValues(added.Parameters)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
@@ -337,7 +339,7 @@ func (m *merger) take(p *Part, added *spec.Swagger) error {
 	return nil
 }
 
-func encoded[T any](m map[string]T) (map[string]json.RawMessage, error) {
+func encodeValues[T any](m map[string]T) (map[string]json.RawMessage, error) {
 	out := make(map[string]json.RawMessage, len(m))
 	for k, v := range m {
 		raw, err := json.Marshal(v)

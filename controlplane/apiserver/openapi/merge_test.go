@@ -39,7 +39,8 @@ func mergedDocument(t *testing.T, s *Spec, parts []*Part, accept string) (body [
 	return w.Body.Bytes(), w.Header().Get("ETag")
 }
 
-// What another server says of its own version stands beside what is said here, and changes nothing of that.
+// What another server says of its own version stands beside what is said here, and changes nothing
+// of that.
 func TestMergedDocument(t *testing.T) {
 	s := New(kinds.All(), "v1")
 	p, err := NewPart([]byte(other), wardle)
@@ -73,7 +74,8 @@ func TestMergedDocument(t *testing.T) {
 		t.Errorf("%d paths of %d", len(both.Paths), len(alone.Paths))
 	}
 	flunder := string(both.Definitions["x.Flunder"])
-	if !strings.Contains(flunder, `meta.v1.ObjectMeta_v2"`) || strings.Contains(flunder, "Pod") || !strings.Contains(flunder, `"kind":"Flunder"`) {
+	if !strings.Contains(flunder, `meta.v1.ObjectMeta_v2"`) || strings.Contains(flunder, "Pod") ||
+		!strings.Contains(flunder, `"kind":"Flunder"`) {
 		t.Errorf("the other server's definition is %s", flunder)
 	}
 	if both.Definitions["x.Stolen"] != nil || strings.Contains(string(data), "stolen") {
@@ -86,7 +88,8 @@ func TestMergedDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if data, now := mergedDocument(t, s, []*Part{again}, "application/json"); now == tag || !strings.Contains(string(data), "listAll") {
+	if data, now := mergedDocument(t, s, []*Part{again}, "application/json"); now == tag ||
+		!strings.Contains(string(data), "listAll") {
 		t.Error("what the server says has changed and the document has not")
 	}
 }
@@ -112,7 +115,8 @@ var hostileDocuments = []string{
 	`{"swagger":"2.0","paths":{"/apis/wardle.example.com/v1/x":{"get":{"parameters":[{"in":"nowhere"}]}}}}`,
 	`{"swagger":"2.0","paths":{},"definitions":{"\u0000%zz":{"$ref":"#/definitions/%zz"}}}`,
 	`{"swagger":"2.0","paths":{},"definitions":{"a":{"$ref":"http://[::1"}}}`,
-	`{"swagger":"2.0","paths":{},"definitions":{"a":` + strings.Repeat(`{"items":`, 5000) + `{}` + strings.Repeat(`}`, 5000) + `}}`,
+	`{"swagger":"2.0","paths":{},"definitions":{"a":` + strings.Repeat(`{"items":`, 5000) + `{}` +
+		strings.Repeat(`}`, 5000) + `}}`,
 	`{"swagger":"2.0","paths":{},"definitions":{"a":{"x-kubernetes-group-version-kind":"all"}}}`,
 }
 
@@ -121,21 +125,22 @@ func FuzzPart(f *testing.F) {
 	for _, d := range hostileDocuments {
 		f.Add([]byte(d))
 	}
-	here := taken{definitions: "a x.Flunder x.Flunder_v2 io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", paths: "/api/v1/pods /apis/wardle.example.com/v1/ours"}
+	here := taken{definitions: "a x.Flunder x.Flunder_v2 io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
+		paths: "/api/v1/pods /apis/wardle.example.com/v1/ours"}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := NewPart(data, wardle)
 		if err != nil {
 			return
 		}
 		m := newMerger(here)
-		_ = m.add(p)
+		_ = m.addPart(p)
 		for name := range m.definitions {
-			if raw, _ := here.definition(name); raw != nil {
+			if raw, _ := here.findDefinition(name); raw != nil {
 				t.Fatalf("definition %s, which is said here, became %s", name, m.definitions[name])
 			}
 		}
 		for path := range m.paths {
-			if is, _ := here.path("", path); is || !strings.HasPrefix(path, "/apis/wardle.example.com/v1/") {
+			if is, _ := here.hasPath("", path); is || !strings.HasPrefix(path, "/apis/wardle.example.com/v1/") {
 				t.Fatalf("path %s became %s", path, m.paths[path])
 			}
 		}
@@ -145,14 +150,14 @@ func FuzzPart(f *testing.F) {
 // taken implements ours with definitions and paths under some names.
 type taken struct{ definitions, paths string }
 
-func (w taken) definition(name string) (json.RawMessage, error) {
+func (w taken) findDefinition(name string) (json.RawMessage, error) {
 	if slices.Contains(strings.Fields(w.definitions), name) {
 		return json.RawMessage(`{"type":"object","description":"ours"}`), nil
 	}
 	return nil, nil
 }
 
-func (w taken) path(_, path string) (bool, error) {
+func (w taken) hasPath(_, path string) (bool, error) {
 	return slices.Contains(strings.Fields(w.paths), path), nil
 }
 
@@ -163,14 +168,16 @@ func TestNamesThatAreTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newMerger(taken{definitions: "x.Flunder x.Flunder_v2 x.Flunder_v3", paths: "/apis/wardle.example.com/v1/none"})
-	if err := m.add(p); err != nil {
+	if err := m.addPart(p); err != nil {
 		t.Fatal(err)
 	}
-	if m.definitions["x.Flunder_v4"] == nil || m.definitions["x.Flunder_v3"] != nil || !strings.Contains(string(m.paths["/apis/wardle.example.com/v1/flunders"]), "x.Flunder_v4") {
+	if m.definitions["x.Flunder_v4"] == nil || m.definitions["x.Flunder_v3"] != nil ||
+		!strings.Contains(string(m.paths["/apis/wardle.example.com/v1/flunders"]), "x.Flunder_v4") {
 		t.Errorf("definitions %v, paths %s", slices.Collect(maps.Keys(m.definitions)), m.paths)
 	}
-	m = newMerger(taken{definitions: "x.Flunder x.Flunder_v2 x.Flunder_v3 x.Flunder_v4 x.Flunder_v5 x.Flunder_v6 x.Flunder_v7 x.Flunder_v8"})
-	if err := m.add(p); err == nil || len(m.definitions)+len(m.paths) > 0 {
+	m = newMerger(taken{definitions: "x.Flunder x.Flunder_v2 x.Flunder_v3 x.Flunder_v4 x.Flunder_v5 x.Flunder_v6 " +
+		"x.Flunder_v7 x.Flunder_v8"})
+	if err := m.addPart(p); err == nil || len(m.definitions)+len(m.paths) > 0 {
 		t.Errorf("a part is there by half: %v, %v", err, m)
 	}
 }

@@ -10,39 +10,40 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// body returns a reference to the schema of a kind's objects and adds the schema to the
-// definitions. The schema is the kind's Model if it has one, else it is generated from the Go type.
-func (d *document) body(k *api.Kind) object {
-	if k.Model == nil {
-		return d.top(k.New(), k.GVK)
+// bodySchema returns a reference to the schema of a kind's objects, and adds the schema to the
+// definitions. The schema is the kind's Model if it has one; otherwise it is generated from the Go
+// type.
+func (d *document) bodySchema(k *api.Kind) object {
+	if k.Schema.Model == nil {
+		return d.rootTypeRef(k.Type.New(), k.GVK)
 	}
 	name := customName(k)
 	if d.defs[name] == nil {
-		def, err := k.Model(d.v3)
+		def, err := k.Schema.Model(d.v3)
 		if err != nil { // admission validates the schema, so this does not occur
 			def = object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 		}
 		if fields, _ := def["properties"].(object); fields != nil {
 			d.addEmbedded(def)
-			fields["metadata"] = d.metadata()
+			fields["metadata"] = d.metadataSchema()
 		}
 		def[gvkExtension] = []object{{"group": k.GVK.Group, "version": k.GVK.Version, "kind": k.GVK.Kind}}
 		d.defs[name] = def
 	}
-	return object{"$ref": d.prefix() + name}
+	return object{"$ref": d.refPrefix() + name}
 }
 
-// list returns a reference to the schema of a kind's list type and adds the schema to the
+// listSchema returns a reference to the schema of a kind's list type, and adds the schema to the
 // definitions.
-func (d *document) list(k *api.Kind) object {
-	if k.Model == nil {
-		return d.top(k.NewList(), k.ListGVK())
+func (d *document) listSchema(k *api.Kind) object {
+	if k.Schema.Model == nil {
+		return d.rootTypeRef(k.Type.NewList(), k.ListGVK())
 	}
 	name := customName(k) + "List"
 	if d.defs[name] == nil {
-		gvk, meta := k.ListGVK(), d.property(reflect.TypeFor[metav1.ListMeta]())
+		gvk, meta := k.ListGVK(), d.fieldSchema(reflect.TypeFor[metav1.ListMeta]())
 		meta["description"] = metav1.PartialObjectMetadataList{}.SwaggerDoc()["metadata"]
-		item := d.body(k)
+		item := d.bodySchema(k)
 		def := object{
 			"type": "object", "description": gvk.Kind + " is a list of " + k.GVK.Kind, "required": []string{"items"},
 			"properties": object{
@@ -56,15 +57,16 @@ func (d *document) list(k *api.Kind) object {
 		}
 		d.defs[name] = def
 	}
-	return object{"$ref": d.prefix() + name}
+	return object{"$ref": d.refPrefix() + name}
 }
 
-// selectableExtension is the extension with the selectable fields of a kind.
+// selectableExtension is the extension that lists the fields of a kind that field selectors may
+// use.
 const selectableExtension = "x-kubernetes-selectable-fields"
 
-// metadata returns the schema of the metadata field of objects.
-func (d *document) metadata() object {
-	out := d.property(reflect.TypeFor[metav1.ObjectMeta]())
+// metadataSchema returns the schema of the metadata field of objects.
+func (d *document) metadataSchema() object {
+	out := d.fieldSchema(reflect.TypeFor[metav1.ObjectMeta]())
 	out["description"] = metav1.PartialObjectMetadata{}.SwaggerDoc()["metadata"]
 	return out
 }
@@ -73,8 +75,8 @@ func typeMeta(field string) object {
 	return object{"type": "string", "description": metav1.TypeMeta{}.SwaggerDoc()[field]}
 }
 
-// addEmbedded adds apiVersion, kind and metadata to the schemas of embedded resources within a
-// schema. In v2, a schema that preserves unknown fields has no properties, because clients would
+// addEmbedded adds apiVersion, kind and metadata to the schemas of embedded resources inside
+// schema. In v2, a schema that preserves unknown fields gets no properties, because clients would
 // reject all other fields.
 func (d *document) addEmbedded(schema object) {
 	properties, _ := schema["properties"].(object)
@@ -97,7 +99,7 @@ func (d *document) addEmbedded(schema object) {
 		schema["properties"] = properties
 	}
 	properties["apiVersion"], properties["kind"] = typeMeta("apiVersion"), typeMeta("kind")
-	properties["metadata"] = d.metadata()
+	properties["metadata"] = d.metadataSchema()
 	needed, _ := schema["required"].([]any)
 	for _, name := range []any{"kind", "apiVersion"} {
 		if !slices.Contains(needed, name) {

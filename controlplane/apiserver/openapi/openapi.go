@@ -21,36 +21,39 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// Media types of documents in protobuf, in the two spellings that clients use.
+// Media types of OpenAPI documents in protobuf, in the two spellings that clients use.
 var (
-	protoV2 = []string{"application/com.github.proto-openapi.spec.v2@v1.0+protobuf", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}
-	protoV3 = []string{"application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"}
+	protoV2 = []string{"application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+		"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}
+	protoV3 = []string{"application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
+		"application/com.github.proto-openapi.spec.v3.v1.0+protobuf"}
 )
 
-// format is part of every hash. Increment it when documents are served with different headers or
-// media types, so that clients do not use cached responses of the old format.
+// format is part of the hash of every document. Increment it when documents are served with
+// different headers or media types, so that clients do not use cached responses with the old ones.
 const format = "5"
 
 const title = "Keelson"
 
 // freeAfter is the number of bytes of new pieces after which unused memory is returned to the
-// operating system. Documents are rarely generated.
+// operating system. Generating documents is rare and temporarily needs much memory.
 const freeAfter = 1 << 20
 
 // Spec serves the OpenAPI documents of a table of kinds. It is safe for concurrent use.
 type Spec struct {
 	kinds   *api.Kinds
 	info    []byte        // the info section in JSON
-	places  chan struct{} // limits the pieces that are generated concurrently
-	written atomic.Int64  // bytes of pieces since memory was last returned
+	slots   chan struct{} // limits the pieces that are generated concurrently
+	written atomic.Int64  // bytes of new pieces since unused memory was last returned
 
-	mu         sync.Mutex
-	table      *api.Table                     // the table of the documents in made
-	made       map[string]*making[*entry]     // by name: "v2", "v2.pb", "v2+" (merged), "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
-	of         map[string][]topic             // topics of the documents in made
-	index      map[*api.Table]*making[[]byte] // the v3 index of the table
-	topicsMade map[topicKey]*making[*described]
-	typesMade  map[typesKey]*making[*piece]
+	mu    sync.Mutex
+	table *api.Table // the table for which documents were generated
+	// by name: "v2", "v2.pb", "v2+" (merged), "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
+	documents    map[string]*pendingValue[*entry]
+	topics       map[string][]topic                   // topics of each document in documents
+	index        map[*api.Table]*pendingValue[[]byte] // the v3 index of the table
+	descriptions map[topicKey]*pendingValue[*description]
+	definitions  map[typesKey]*pendingValue[*piece]
 
 	parts    []*Part // parts of other API servers in the merged document
 	partsKey string
@@ -63,57 +66,58 @@ type entry struct {
 	hash string
 }
 
-// follow drops the documents and pieces that a change of the kinds has made invalid. The caller
-// holds mu.
-func (s *Spec) follow() {
+// dropOutdated removes the cached documents and pieces that a change of the kinds has made invalid.
+// The caller holds mu.
+func (s *Spec) dropOutdated() {
 	t := s.kinds.Table()
 	if t == s.table {
 		return
 	}
 	s.table = t
 	clear(s.index)
-	for doc := range s.made {
-		if !slices.Equal(s.of[doc], describedBy(t, doc)) {
-			s.forget(doc)
+	for doc := range s.documents {
+		if !slices.Equal(s.topics[doc], describedBy(t, doc)) {
+			s.dropDocument(doc)
 		}
 	}
-	for key := range s.topicsMade {
+	for key := range s.descriptions {
 		if key.kind != nil && !t.Has(key.kind) {
-			delete(s.topicsMade, key)
+			delete(s.descriptions, key)
 		}
 	}
 }
 
-// forget drops a document. Goroutines that already wait for it still receive it. The caller holds
-// mu.
-func (s *Spec) forget(doc string) {
-	delete(s.made, doc)
-	delete(s.of, doc)
+// dropDocument removes a cached document. Goroutines that already wait for the document still
+// receive it. The caller holds mu.
+func (s *Spec) dropDocument(doc string) {
+	delete(s.documents, doc)
+	delete(s.topics, doc)
 }
 
-// New returns a Spec for the kinds. version is the version in the info section. Documents are
-// generated on first use.
+// New returns a Spec for the kinds. version is the version of the API in the info section.
+// Documents are generated at their first request.
 func New(kinds *api.Kinds, version string) *Spec {
 	info, err := json.Marshal(object{"title": title, "version": version})
 	if err != nil {
 		panic(err) // two strings always encode
 	}
 	return &Spec{
-		kinds: kinds, info: info, places: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		made: map[string]*making[*entry]{}, of: map[string][]topic{}, index: map[*api.Table]*making[[]byte]{},
-		topicsMade: map[topicKey]*making[*described]{}, typesMade: map[typesKey]*making[*piece]{},
+		kinds: kinds, info: info, slots: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		documents: map[string]*pendingValue[*entry]{}, topics: map[string][]topic{},
+		index:        map[*api.Table]*pendingValue[[]byte]{},
+		descriptions: map[topicKey]*pendingValue[*description]{}, definitions: map[typesKey]*pendingValue[*piece]{},
 	}
 }
 
-// Serve serves /openapi/v2, /openapi/v3 and the documents below it. It returns false for other
-// paths.
+// Serve serves /openapi/v2, /openapi/v3 and the documents below it. It returns false if r has
+// another path.
 func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch {
 	case path == "/openapi/v2":
-		s.serve(w, r, "v2", protoV2)
+		s.serveDocument(w, r, "v2", protoV2)
 	case path == "/openapi/v3":
-		data, err := s.paths()
+		data, err := s.writeIndex()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return true
@@ -121,15 +125,15 @@ func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(data)
 	case strings.HasPrefix(path, "/openapi/v3/") && len(describedBy(s.kinds.Table(), path[len("/openapi/"):])) > 0:
-		s.serve(w, r, path[len("/openapi/"):], protoV3)
+		s.serveDocument(w, r, path[len("/openapi/"):], protoV3)
 	default:
 		return false
 	}
 	return true
 }
 
-// root returns the document path of a kind's group version: "api/v1", "apis/apps/v1".
-func root(k *api.Kind) string { return rootOf(k.GVK.GroupVersion()) }
+// documentRoot returns the document path of a kind's group version: "api/v1", "apis/apps/v1".
+func documentRoot(k *api.Kind) string { return rootOf(k.GVK.GroupVersion()) }
 
 func rootOf(gv schema.GroupVersion) string {
 	if gv.Group == "" {
@@ -138,10 +142,11 @@ func rootOf(gv schema.GroupVersion) string {
 	return "apis/" + gv.String()
 }
 
-// ServeIndex serves /openapi/v3 with the URLs of further documents by their path. They replace this
-// server's documents of the same path.
+// ServeIndex serves /openapi/v3, the index of v3 documents. elsewhere contains the URLs of
+// documents of other servers, by document path. They replace this server's documents with the same
+// path.
 func (s *Spec) ServeIndex(w http.ResponseWriter, elsewhere map[string]string) {
-	data, err := s.paths()
+	data, err := s.writeIndex()
 	var index struct {
 		Paths map[string]object `json:"paths"`
 	}
@@ -162,16 +167,16 @@ func (s *Spec) ServeIndex(w http.ResponseWriter, elsewhere map[string]string) {
 	_, _ = w.Write(data)
 }
 
-// paths returns the v3 index in JSON: the URL of each document with the hash of its content.
-func (s *Spec) paths() ([]byte, error) {
+// writeIndex returns the v3 index in JSON: the URL of each document with the hash of its content.
+func (s *Spec) writeIndex() ([]byte, error) {
 	s.mu.Lock()
-	s.follow()
+	s.dropOutdated()
 	t := s.table
-	m, mine := begin(s.index, t)
+	m, mine := beginMaking(s.index, t)
 	s.mu.Unlock()
 	if mine {
-		end(s, s.index, t, m, func() ([]byte, error) { return s.indexOf(t) })
-		s.giveBack()
+		finishMaking(s, s.index, t, m, func() ([]byte, error) { return s.indexOf(t) })
+		s.freeMemory()
 	}
 	<-m.done
 	return m.value, m.err
@@ -180,11 +185,11 @@ func (s *Spec) paths() ([]byte, error) {
 func (s *Spec) indexOf(t *api.Table) ([]byte, error) {
 	list := object{}
 	for _, x := range topicsOf(t) {
-		where := x.root()
+		where := x.documentRoot()
 		if list[where] != nil {
 			continue
 		}
-		e, err := s.document("v3/" + where)
+		e, err := s.documentFor("v3/" + where)
 		if err != nil {
 			return nil, err
 		}
@@ -193,23 +198,23 @@ func (s *Spec) indexOf(t *api.Table) ([]byte, error) {
 	return json.Marshal(object{"paths": list})
 }
 
-// document returns a document and generates it on first use. Callers wait only for the document
-// that they request.
-func (s *Spec) document(doc string) (*entry, error) {
+// documentFor returns a document, which is generated at its first request. Callers wait only for
+// the document that they request.
+func (s *Spec) documentFor(doc string) (*entry, error) {
 	s.mu.Lock()
-	s.follow()
-	m, mine := begin(s.made, doc)
+	s.dropOutdated()
+	m, mine := beginMaking(s.documents, doc)
 	parts := s.parts
 	if mine {
-		s.of[doc] = describedBy(s.table, doc)
+		s.topics[doc] = describedBy(s.table, doc)
 	}
-	of := s.of[doc]
+	of := s.topics[doc]
 	s.mu.Unlock()
 	if mine {
-		end(s, s.made, doc, m, func() (*entry, error) {
-			e, err := s.make(doc, of, parts)
+		finishMaking(s, s.documents, doc, m, func() (*entry, error) {
+			e, err := s.generateDocument(doc, of, parts)
 			if err != nil {
-				return nil, fmt.Errorf("making the OpenAPI document %s: %w", doc, err)
+				return nil, fmt.Errorf("generating the OpenAPI document %s: %w", doc, err)
 			}
 			return e, nil
 		})
@@ -218,20 +223,20 @@ func (s *Spec) document(doc string) (*entry, error) {
 	return m.value, m.err
 }
 
-// make generates a document from the pieces of its topics. parts are included in the merged v2
-// document only.
-func (s *Spec) make(doc string, of []topic, parts []*Part) (*entry, error) {
+// generateDocument generates a document from the pieces of its topics. parts are included in the
+// merged v2 document only.
+func (s *Spec) generateDocument(doc string, topics []topic, parts []*Part) (*entry, error) {
 	f := form{v3: strings.HasPrefix(doc, "v3/"), proto: strings.HasSuffix(doc, ".pb")}
-	x, err := s.gather(of, f)
+	x, err := s.gatherSections(topics, f)
 	if err != nil {
 		return nil, err
 	}
 	if strings.HasPrefix(doc, mergedV2) {
-		if err := s.merge(x, of, parts, f); err != nil {
+		if err := s.mergeParts(x, topics, parts, f); err != nil {
 			return nil, err
 		}
 	}
-	e := &entry{text: x.plain(f.v3, s.info)}
+	e := &entry{text: x.asJSONDocument(f.v3, s.info)}
 	if f.proto {
 		if e.text, err = x.inProto(f.v3, s.info); err != nil {
 			return nil, err
@@ -242,35 +247,36 @@ func (s *Spec) make(doc string, of []topic, parts []*Part) (*entry, error) {
 	for _, p := range e.text {
 		_, _ = sum.Write(p.sum[:])
 	}
-	e.crc = e.text.crc()
+	e.crc = e.text.checksum()
 	e.hash = strings.ToUpper(hex.EncodeToString(sum.Sum(nil)))
 	return e, nil
 }
 
-// giveBack returns unused memory to the operating system after large documents were generated.
-func (s *Spec) giveBack() {
+// freeMemory returns unused memory to the operating system after large documents were generated.
+func (s *Spec) freeMemory() {
 	if n := s.written.Load(); n > freeAfter && s.written.CompareAndSwap(n, 0) {
 		go debug.FreeOSMemory()
 	}
 }
 
-func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTypes []string) {
+func (s *Spec) serveDocument(w http.ResponseWriter, r *http.Request, doc string, protoTypes []string) {
 	media := "application/json"
 	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "application/json") {
 		for _, t := range protoTypes {
 			if strings.Contains(accept, t) {
-				media, doc = protoTypes[1], doc+".pb" // clients request the spelling with "@", which is invalid in a Content-Type
+				// clients request the spelling with "@", which is invalid in a Content-Type
+				media, doc = protoTypes[1], doc+".pb"
 				break
 			}
 		}
 	}
 	asked := r.URL.Query().Get("hash")
-	e, err := s.document(doc)
+	e, err := s.documentFor(doc)
 	inIndex := e // the index has the hash of the JSON document
 	if plain := strings.TrimSuffix(doc, ".pb"); err == nil && plain != doc && asked != "" {
-		inIndex, err = s.document(plain)
+		inIndex, err = s.documentFor(plain)
 	}
-	s.giveBack()
+	s.freeMemory()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -296,7 +302,7 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 		return
 	}
 	h.Set("Content-Type", media)
-	if endpoints.TakesGzip(r) {
+	if endpoints.AcceptsGzip(r) {
 		h.Set("Content-Encoding", "gzip")
 		h.Set("Content-Length", strconv.FormatInt(e.text.zippedSize(), 10))
 		_ = e.text.writeZipped(w, e.crc)

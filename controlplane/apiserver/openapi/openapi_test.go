@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// BenchmarkDocuments makes every document anew, as the first client after a start causes.
+// BenchmarkDocuments builds every document, as the first request after a start does.
 func BenchmarkDocuments(b *testing.B) {
 	for _, x := range []struct{ path, accept string }{
 		{"/openapi/v2", "application/json"}, {"/openapi/v2", protoV2[0]}, {"/openapi/v3", "application/json"},
@@ -55,7 +55,8 @@ func TestClientsCaches(t *testing.T) {
 	tags := map[string]string{}
 	for _, url := range []string{"/openapi/v2", "/openapi/v3/apis/apps/v1"} {
 		for _, accept := range []string{"application/json", protoV2[0], protoV2[1], protoV3[0], protoV3[1]} {
-			if strings.Contains(accept, "spec.v") && strings.Contains(accept, "spec.v3") != strings.Contains(url, "/v3") {
+			if strings.Contains(accept, "spec.v") &&
+				strings.Contains(accept, "spec.v3") != strings.Contains(url, "/v3") {
 				continue
 			}
 			w := ask(t, s, url, accept)
@@ -72,7 +73,8 @@ func TestClientsCaches(t *testing.T) {
 				t.Errorf("%s as %s with its tag: %d", url, accept, again.Code)
 			}
 			sum := sha512.Sum512(w.Body.Bytes())
-			if old := ask(t, s, url, accept, "If-None-Match", `"`+strings.ToUpper(hex.EncodeToString(sum[:]))+`"`); old.Code != 200 {
+			if old := ask(t, s, url, accept, "If-None-Match",
+				`"`+strings.ToUpper(hex.EncodeToString(sum[:]))+`"`); old.Code != 200 {
 				t.Errorf("%s as %s with a tag of the first format: %d", url, accept, old.Code)
 			}
 		}
@@ -90,11 +92,13 @@ func TestIndexedDocuments(t *testing.T) {
 	}
 	url := index.Paths["apis/apps/v1"].ServerRelativeURL
 	for _, accept := range []string{"application/json", protoV3[0]} {
-		if w := ask(t, s, url, accept); w.Code != 200 || !strings.Contains(w.Header().Get("Cache-Control"), "immutable") ||
+		if w := ask(t, s, url, accept); w.Code != 200 ||
+			!strings.Contains(w.Header().Get("Cache-Control"), "immutable") ||
 			w.Header().Get("Expires") < "A" { // kubectl's cache asks again for what has no time
 			t.Errorf("%s as %s: %d, %v", url, accept, w.Code, w.Header())
 		}
-		if w := ask(t, s, "/openapi/v3/apis/apps/v1?hash=OLD", accept); w.Code != 301 || w.Header().Get("Location") != url {
+		if w := ask(t, s, "/openapi/v3/apis/apps/v1?hash=OLD", accept); w.Code != 301 ||
+			w.Header().Get("Location") != url {
 			t.Errorf("an old hash as %s: %d to %q, want %q", accept, w.Code, w.Header().Get("Location"), url)
 		}
 	}
@@ -114,7 +118,8 @@ func TestNumberOrString(t *testing.T) {
 	if err := json.Unmarshal(ask(t, s, "/openapi/v3/apis/apps/v1", "application/json").Body.Bytes(), &doc); err != nil {
 		t.Fatal(err)
 	}
-	for name, other := range map[string]string{"io.k8s.apimachinery.pkg.util.intstr.IntOrString": "integer", "io.k8s.apimachinery.pkg.api.resource.Quantity": "number"} {
+	for name, other := range map[string]string{"io.k8s.apimachinery.pkg.util.intstr.IntOrString": "integer",
+		"io.k8s.apimachinery.pkg.api.resource.Quantity": "number"} {
 		found := map[string]bool{}
 		for _, o := range doc.Components.Schemas[name].OneOf {
 			found[o.Type] = true

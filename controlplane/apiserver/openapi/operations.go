@@ -9,21 +9,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// operation describes an HTTP method of a path.
+// operation describes one operation of an OpenAPI path, that is, an HTTP method.
 type operation struct {
-	method    string // "get"
-	id        string // "listAppsV1DeploymentForAllNamespaces"
-	what      string // description for users
-	tag       string // "apps_v1"
-	action    string // x-kubernetes-action; "" = none
-	gvk       schema.GroupVersionKind
-	consumes  []string
-	produces  []string
-	params    []param
-	body      object            // schema of the request body; nil = no body
-	optional  bool              // the request body is optional
-	answer    object            // schema of all successful responses; nil = no schema
-	successes map[string]string // status codes and descriptions of successful responses
+	method      string // "get"
+	id          string // "listAppsV1DeploymentForAllNamespaces"
+	description string // description for users
+	tag         string // "apps_v1"
+	action      string // x-kubernetes-action; "" = none
+	gvk         schema.GroupVersionKind
+	consumes    []string
+	produces    []string
+	params      []param
+	body        object            // schema of the request body; nil = no body
+	optional    bool              // the request body is optional
+	answer      object            // schema of all successful responses; nil = no schema
+	successes   map[string]string // status codes and descriptions of successful responses
 }
 
 // Media types of requests and responses.
@@ -45,30 +45,32 @@ var (
 	deleted  = map[string]string{"200": "OK", "202": "Accepted"}
 )
 
-// encode returns the JSON of the operation. It omits ofPath, the parameters that the path declares.
-func (d *document) encode(op *operation, ofPath []param) object {
+// encodeOperation returns the operation as a JSON object. It omits the parameters in ofPath, which
+// the path declares for all of its operations.
+func (d *document) encodeOperation(op *operation, ofPath []param) object {
 	out := object{"operationId": op.id, "tags": []string{op.tag}}
-	if op.what != "" {
-		out["description"] = op.what
+	if op.description != "" {
+		out["description"] = op.description
 	}
 	if op.action != "" {
 		out["x-kubernetes-action"] = op.action
-		out["x-kubernetes-group-version-kind"] = object{"group": op.gvk.Group, "version": op.gvk.Version, "kind": op.gvk.Kind}
+		out["x-kubernetes-group-version-kind"] = object{"group": op.gvk.Group, "version": op.gvk.Version,
+			"kind": op.gvk.Kind}
 	}
 	var params []any
 	for _, p := range op.params {
 		if !slices.Contains(ofPath, p) {
-			params = append(params, p.written(d.v3))
+			params = append(params, p.writeParam(d.v3))
 		}
 	}
 	answers := object{"401": object{"description": "Unauthorized"}}
 	for code, what := range op.successes {
-		answers[code] = d.answer(what, op)
+		answers[code] = d.responseObject(what, op)
 	}
 	out["responses"] = answers
 	if d.v3 {
 		if op.body != nil {
-			body := object{"content": contents(op.consumes, op.body)}
+			body := object{"content": contentObject(op.consumes, op.body)}
 			if !op.optional {
 				body["required"] = true
 			}
@@ -96,27 +98,27 @@ func (d *document) encode(op *operation, ofPath []param) object {
 	return out
 }
 
-func (d *document) answer(what string, op *operation) object {
+func (d *document) responseObject(description string, op *operation) object {
 	switch {
 	case op.answer == nil:
-		return object{"description": what}
+		return object{"description": description}
 	case d.v3:
-		return object{"description": what, "content": contents(op.produces, op.answer)}
+		return object{"description": description, "content": contentObject(op.produces, op.answer)}
 	}
-	return object{"description": what, "schema": op.answer}
+	return object{"description": description, "schema": op.answer}
 }
 
-func contents(media []string, schema object) object {
+func contentObject(media []string, mediaSchema object) object {
 	out := object{}
 	for _, m := range media {
-		out[m] = object{"schema": schema}
+		out[m] = object{"schema": mediaSchema}
 	}
 	return out
 }
 
-// path adds a path with its operations. Parameters that all operations have become parameters of
-// the path.
-func (d *document) path(path string, ofPath []param, ops ...*operation) {
+// addPath adds a path with its operations. ofPath are the parameters in the path itself. Parameters
+// that all operations have also become parameters of the path.
+func (d *document) addPath(path string, ofPath []param, ops ...*operation) {
 	if len(ops) == 0 {
 		return
 	}
@@ -128,21 +130,21 @@ func (d *document) path(path string, ofPath []param, ops ...*operation) {
 	}
 	item := object{}
 	for _, op := range ops {
-		item[op.method] = d.encode(op, common)
+		item[op.method] = d.encodeOperation(op, common)
 	}
 	if len(common) > 0 {
 		written := make([]json.RawMessage, len(common))
 		for i, p := range common {
-			written[i] = p.written(d.v3)
+			written[i] = p.writeParam(d.v3)
 		}
 		item["parameters"] = written
 	}
 	d.paths[path] = item
 }
 
-// identifier returns text in camel case as part of an operation ID: letters, digits and
-// underscores. capital makes the first letter upper case.
-func identifier(text string, capital bool) string {
+// camelCase returns text in camel case as a part of an operation ID: letters, digits and
+// underscores. If capital is true, the first letter is upper case.
+func camelCase(text string, capital bool) string {
 	var out strings.Builder
 	for i, r := range text {
 		if !unicode.IsLetter(r) && r != '_' && (i == 0 || !unicode.IsDigit(r)) {
@@ -157,7 +159,7 @@ func identifier(text string, capital bool) string {
 	return out.String()
 }
 
-// groupName returns the name of a group in operation IDs and tags.
+// groupName returns the name of an API group as it appears in operation IDs and tags.
 func groupName(group string) string {
 	if group == "" {
 		return "core"
@@ -167,14 +169,14 @@ func groupName(group string) string {
 
 // versionTag returns the tag of a group version's operations: "rbacAuthorization_v1".
 func versionTag(gv schema.GroupVersion) string {
-	return identifier(groupName(gv.Group), false) + "_" + identifier(gv.Version, false)
+	return camelCase(groupName(gv.Group), false) + "_" + camelCase(gv.Version, false)
 }
 
 // operationID returns an operation ID: "list", "apps/v1" and "Deployment" give
-// listAppsV1Deployment. For deletecollection, "Collection" follows the group version.
-func operationID(verb string, gv schema.GroupVersion, rest string) string {
+// listAppsV1Deployment. For the verb deletecollection, "Collection" follows the group version.
+func operationID(verb string, gv schema.GroupVersion, suffix string) string {
 	if collection, ok := strings.CutPrefix(verb, "delete"); ok {
-		verb, rest = "delete", collection+rest
+		verb, suffix = "delete", collection+suffix
 	}
-	return verb + identifier(groupName(gv.Group), true) + identifier(gv.Version, true) + identifier(rest, true)
+	return verb + camelCase(groupName(gv.Group), true) + camelCase(gv.Version, true) + camelCase(suffix, true)
 }

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// document collects the OpenAPI paths and schemas of one kind or discovery path.
+// document collects the OpenAPI paths and schemas of one topic: a kind, or a path that is not a
+// resource.
 type document struct {
 	*schemas
 	paths object
@@ -24,62 +25,64 @@ type document struct {
 // kindPaths adds the paths and operations of a kind to a document.
 type kindPaths struct {
 	*document
-	kind    *api.Kind
-	base    string // "/apis/apps/v1"
-	scoped  string // path of the collection: "/apis/apps/v1/namespaces/{namespace}/deployments"
-	ofScope []param
-	ofName  []param
-	media   []string // media types of responses with objects
-	takes   []string // media types of request bodies with objects
+	kind        *api.Kind
+	base        string // "/apis/apps/v1"
+	scoped      string // path of the collection: "/apis/apps/v1/namespaces/{namespace}/deployments"
+	scopeParams []param
+	nameParams  []param
+	media       []string // media types of responses with objects
+	consumes    []string // media types of request bodies with objects
 }
 
-// add adds the paths, operations and schemas of a kind.
-func (d *document) add(k *api.Kind) {
-	p := &kindPaths{document: d, kind: k, base: "/" + root(k), media: objectMedia, takes: anyMedia}
+// addKind adds the paths, operations and schemas of a kind to the document.
+func (d *document) addKind(k *api.Kind) {
+	p := &kindPaths{document: d, kind: k, base: "/" + documentRoot(k), media: objectMedia, consumes: anyMedia}
 	p.scoped = p.base + "/" + k.Resource
-	p.ofName = []param{{"path", "name", "string", "name of the " + k.GVK.Kind}}
+	p.nameParams = []param{{"path", "name", "string", "name of the " + k.GVK.Kind}}
 	if k.Namespaced {
 		p.scoped = p.base + "/namespaces/{namespace}/" + k.Resource
-		p.ofScope = []param{namespaceParam}
-		p.ofName = append(p.ofName, namespaceParam)
+		p.scopeParams = []param{namespaceParam}
+		p.nameParams = append(p.nameParams, namespaceParam)
 	}
-	if k.Model != nil { // custom resources have no protobuf or CBOR form here
-		p.media, p.takes = textMedia, textMedia
+	if k.Schema.Model != nil { // custom resources have no protobuf or CBOR form here
+		p.media, p.consumes = textMedia, textMedia
 	}
 	p.addCollection()
 	p.addObject()
 	p.addFacets()
-	if k.Model == nil && p.serves("watch") {
+	if k.Schema.Model == nil && p.supportsVerb("watch") {
 		p.addWatches()
 	}
 }
 
-// serves reports whether the kind supports a verb.
-func (p *kindPaths) serves(verb string) bool {
-	if p.kind.Verbs == nil {
-		return !p.kind.Virtual
+// supportsVerb reports whether the kind supports a verb.
+func (p *kindPaths) supportsVerb(verb string) bool {
+	if p.kind.Serving.Verbs == nil {
+		return !p.kind.Serving.Virtual
 	}
-	return slices.Contains(p.kind.Verbs, verb)
+	return slices.Contains(p.kind.Serving.Verbs, verb)
 }
 
-// operation returns an operation on the kind with common values. rest follows the kind in the
-// operation ID.
-func (p *kindPaths) operation(method, verb, rest, action string) *operation {
-	kind, scope := p.kind.GVK.Kind, p.scope()
-	if strings.HasSuffix(rest, forAllNamespaces) {
+// newOperation returns an operation on the kind with the values that most operations have. suffix
+// follows the kind in the operation ID.
+func (p *kindPaths) newOperation(method, verb, suffix, action string) *operation {
+	kind, scope := p.kind.GVK.Kind, p.scopeName()
+	if strings.HasSuffix(suffix, forAllNamespaces) {
 		scope = ""
 	}
 	return &operation{
-		method: method, id: operationID(verb, p.kind.GVK.GroupVersion(), scope+kind+rest), what: verb + " " + kind,
-		tag: versionTag(p.kind.GVK.GroupVersion()), action: action, gvk: p.kind.GVK,
-		consumes: p.takes, produces: p.media, successes: answered,
+		method: method, id: operationID(verb, p.kind.GVK.GroupVersion(), scope+kind+suffix),
+		description: verb + " " + kind,
+		tag:         versionTag(p.kind.GVK.GroupVersion()), action: action, gvk: p.kind.GVK,
+		consumes: p.consumes, produces: p.media, successes: answered,
 	}
 }
 
 const forAllNamespaces = "ForAllNamespaces"
 
-// scope returns "Namespaced" for namespaced kinds, the part of operation IDs before the kind.
-func (p *kindPaths) scope() string {
+// scopeName returns the part of operation IDs before the kind: "Namespaced" for namespaced kinds,
+// otherwise "".
+func (p *kindPaths) scopeName() string {
 	if p.kind.Namespaced {
 		return "Namespaced"
 	}
@@ -88,84 +91,85 @@ func (p *kindPaths) scope() string {
 
 func (p *kindPaths) addCollection() {
 	list := func(rest string) *operation {
-		op := p.operation("get", "list", rest, "list")
-		op.params, op.answer = listParams, p.list(p.kind)
-		if p.kind.Model == nil {
+		op := p.newOperation("get", "list", rest, "list")
+		op.params, op.answer = listParams, p.listSchema(p.kind)
+		if p.kind.Schema.Model == nil {
 			op.produces = watchMedia
 		}
 		return op
 	}
 	var ops []*operation
-	if p.serves("list") {
+	if p.supportsVerb("list") {
 		if p.kind.Namespaced {
-			p.path(p.base+"/"+p.kind.Resource, nil, list(forAllNamespaces))
+			p.addPath(p.base+"/"+p.kind.Resource, nil, list(forAllNamespaces))
 		}
 		ops = append(ops, list(""))
 	}
-	if p.serves("create") {
-		op := p.operation("post", "create", "", "post")
-		op.params, op.body, op.answer, op.successes = writeParams, p.body(p.kind), p.body(p.kind), created
+	if p.supportsVerb("create") {
+		op := p.newOperation("post", "create", "", "post")
+		op.params, op.body, op.answer, op.successes = writeParams, p.bodySchema(p.kind), p.bodySchema(p.kind), created
 		ops = append(ops, op)
 	}
-	if p.serves("deletecollection") {
-		op := p.operation("delete", "deletecollection", "", "deletecollection")
-		op.params, op.body, op.optional, op.answer = deleteCollectionParams, p.deleteOptions(), true, p.status()
-		if p.kind.Model != nil {
+	if p.supportsVerb("deletecollection") {
+		op := p.newOperation("delete", "deletecollection", "", "deletecollection")
+		op.params, op.body, op.optional, op.answer = deleteCollectionParams, p.deleteOptions(), true, p.statusSchema()
+		if p.kind.Schema.Model != nil {
 			op.params, op.body = listParams, nil
 		}
 		ops = append(ops, op)
 	}
-	p.path(p.scoped, p.ofScope, ops...)
+	p.addPath(p.scoped, p.scopeParams, ops...)
 }
 
 func (p *kindPaths) addObject() {
 	var ops []*operation
-	if p.serves("get") {
-		op := p.operation("get", "read", "", "get")
-		op.params, op.answer = p.readParams(), p.body(p.kind)
+	if p.supportsVerb("get") {
+		op := p.newOperation("get", "read", "", "get")
+		op.params, op.answer = p.readParams(), p.bodySchema(p.kind)
 		ops = append(ops, op)
 	}
-	if p.serves("update") {
-		ops = append(ops, p.replace("", p.body(p.kind)))
+	if p.supportsVerb("update") {
+		ops = append(ops, p.replaceOperation("", p.bodySchema(p.kind)))
 	}
-	if p.serves("patch") {
-		ops = append(ops, p.patchOf("", p.body(p.kind)))
+	if p.supportsVerb("patch") {
+		ops = append(ops, p.patchOf("", p.bodySchema(p.kind)))
 	}
-	if p.serves("delete") {
-		op := p.operation("delete", "delete", "", "delete")
-		op.params, op.body, op.optional, op.answer, op.successes = deleteParams, p.deleteOptions(), true, p.status(), deleted
-		if p.kind.ReturnsDeleted {
-			op.answer = p.body(p.kind)
+	if p.supportsVerb("delete") {
+		op := p.newOperation("delete", "delete", "", "delete")
+		op.params, op.body, op.optional, op.answer, op.successes = deleteParams, p.deleteOptions(), true,
+			p.statusSchema(), deleted
+		if p.kind.Deletion.ReturnsDeleted {
+			op.answer = p.bodySchema(p.kind)
 		}
 		ops = append(ops, op)
 	}
-	p.path(p.scoped+"/{name}", p.ofName, ops...)
+	p.addPath(p.scoped+"/{name}", p.nameParams, ops...)
 }
 
 // readParams returns the parameters of a get.
 func (p *kindPaths) readParams() []param {
-	if p.kind.Model != nil {
+	if p.kind.Schema.Model != nil {
 		return []param{prettyParam, resourceVersionParam}
 	}
 	return []param{prettyParam}
 }
 
-func (p *kindPaths) replace(facet string, body object) *operation {
-	op := p.operation("put", "replace", facet, "put")
+func (p *kindPaths) replaceOperation(facet string, body object) *operation {
+	op := p.newOperation("put", "replace", facet, "put")
 	op.params, op.body, op.answer, op.successes = writeParams, body, body, replaced
 	return op
 }
 
-func (p *kindPaths) patchOf(facet string, answer object) *operation {
-	op := p.operation("patch", "patch", facet, "patch")
-	op.params, op.body, op.answer, op.successes, op.consumes = patchParams, p.patch(), answer, replaced, nil
-	if p.kind.Model != nil {
+func (p *kindPaths) patchOf(facet string, response object) *operation {
+	op := p.newOperation("patch", "patch", facet, "patch")
+	op.params, op.body, op.answer, op.successes, op.consumes = patchParams, p.patchSchema(), response, replaced, nil
+	if p.kind.Schema.Model != nil {
 		op.successes = answered
 	}
-	for _, t := range p.kind.Patches() {
+	for _, t := range p.kind.SupportedPatchTypes() {
 		op.consumes = append(op.consumes, string(t))
 	}
-	if p.kind.Model == nil {
+	if p.kind.Schema.Model == nil {
 		op.consumes = append(op.consumes, string(types.ApplyCBORPatchType))
 	}
 	return op
@@ -174,18 +178,19 @@ func (p *kindPaths) patchOf(facet string, answer object) *operation {
 // addWatches adds the deprecated watch paths below /watch.
 func (p *kindPaths) addWatches() {
 	watch := func(path, rest, action string, ofPath []param) {
-		op := p.operation("get", "watch", rest, action)
+		op := p.newOperation("get", "watch", rest, action)
 		op.params, op.answer, op.produces = listParams, p.watchEvent(), watchMedia
-		p.path(p.base+"/watch"+strings.TrimPrefix(path, p.base), ofPath, op)
+		p.addPath(p.base+"/watch"+strings.TrimPrefix(path, p.base), ofPath, op)
 	}
 	if p.kind.Namespaced {
 		watch(p.base+"/"+p.kind.Resource, "List"+forAllNamespaces, "watchlist", nil)
 	}
-	watch(p.scoped, "List", "watchlist", p.ofScope)
-	watch(p.scoped+"/{name}", "", "watch", p.ofName)
+	watch(p.scoped, "List", "watchlist", p.scopeParams)
+	watch(p.scoped+"/{name}", "", "watch", p.nameParams)
 }
 
-// connections are the subresources that stream to another process, with their HTTP methods.
+// connections are the subresources that connect to another process (exec, proxy and similar), with
+// their HTTP methods.
 var connections = map[string][]string{
 	"attach": {http.MethodGet, http.MethodPost}, "exec": {http.MethodGet, http.MethodPost},
 	"portforward": {http.MethodGet, http.MethodPost},
@@ -207,51 +212,51 @@ func (p *kindPaths) addFacets() {
 
 func (p *kindPaths) addFacet(name string) {
 	sub, title := p.kind.Subresources[name], strings.ToUpper(name[:1])+name[1:]
-	body := p.body(p.kind)
+	body := p.bodySchema(p.kind)
 	if sub.New != nil {
-		body = p.top(sub.New(), sub.GVK)
+		body = p.rootTypeRef(sub.New(), sub.GVK)
 	}
 	var ops []*operation
 	for _, verb := range sub.Verbs {
 		var op *operation
 		switch verb {
 		case "get":
-			op = p.operation("get", "read", title, "get")
+			op = p.newOperation("get", "read", title, "get")
 			op.params, op.answer = p.readParams(), body
 			if name == "log" {
 				op.params = append([]param{prettyParam}, optionParams()["PodLogOptions"]...)
 				op.produces, op.answer = logMedia, object{"type": "string"}
 			}
 		case "update":
-			op = p.replace(title, body)
+			op = p.replaceOperation(title, body)
 		case "patch":
 			op = p.patchOf(title, body)
 		case "create":
-			op = p.operation("post", "create", title, "post")
+			op = p.newOperation("post", "create", title, "post")
 			op.params, op.body, op.answer, op.successes = writeParams, body, body, created
 		default:
 			continue
 		}
-		if !sub.GVK.Empty() && p.kind.Model == nil {
+		if !sub.GVK.Empty() && p.kind.Schema.Model == nil {
 			op.gvk = sub.GVK
 		}
 		ops = append(ops, op)
 	}
-	p.path(p.scoped+"/{name}/"+name, p.ofName, ops...)
+	p.addPath(p.scoped+"/{name}/"+name, p.nameParams, ops...)
 }
 
-// addConnection adds the operations of a subresource that streams to another process.
+// addConnection adds the operations of a subresource that connects to another process.
 func (p *kindPaths) addConnection(name string) {
 	gvk := p.kind.Subresources[name].GVK
-	ofName := slices.Clone(p.ofName)
-	ofName[0].what = "name of the " + gvk.Kind
+	ofName := slices.Clone(p.nameParams)
+	ofName[0].description = "name of the " + gvk.Kind
 	all := func(suffix string) (ops []*operation) {
 		for _, method := range connections[name] {
 			method = strings.ToLower(method)
 			verb := strings.ToUpper(method[:1]) + method[1:]
 			rest := strings.ToUpper(name[:1]) + name[1:] + suffix
-			op := p.operation(method, "connect", rest, "connect")
-			op.id = operationID("connect", p.kind.GVK.GroupVersion(), verb+p.scope()+p.kind.GVK.Kind+rest)
+			op := p.newOperation(method, "connect", rest, "connect")
+			op.id = operationID("connect", p.kind.GVK.GroupVersion(), verb+p.scopeName()+p.kind.GVK.Kind+rest)
 			op.gvk, op.params, op.answer = gvk, optionParams()[gvk.Kind], object{"type": "string"}
 			op.consumes, op.produces = anyMedia, anyMedia
 			ops = append(ops, op)
@@ -259,29 +264,31 @@ func (p *kindPaths) addConnection(name string) {
 		return ops
 	}
 	path := p.scoped + "/{name}/" + name
-	p.path(path, ofName, all("")...)
+	p.addPath(path, ofName, all("")...)
 	if name == "proxy" {
-		p.path(path+"/{path}", append(ofName, pathParam), all("WithPath")...)
+		p.addPath(path+"/{path}", append(ofName, pathParam), all("WithPath")...)
 	}
 }
 
-func (d *document) status() object {
-	return d.top(&metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"})
+func (d *document) statusSchema() object {
+	return d.rootTypeRef(&metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"})
 }
 
-func (d *document) patch() object { return d.ref(reflect.TypeFor[metav1.Patch]()) }
+func (d *document) patchSchema() object { return d.typeRef(reflect.TypeFor[metav1.Patch]()) }
 
 // deleteOptions returns a reference to the schema of DeleteOptions, the body of a delete.
-func (p *kindPaths) deleteOptions() object { return p.common(&metav1.DeleteOptions{}, "DeleteOptions") }
+func (p *kindPaths) deleteOptions() object {
+	return p.commonSchema(&metav1.DeleteOptions{}, "DeleteOptions")
+}
 
 // watchEvent returns a reference to the schema of watch events.
-func (p *kindPaths) watchEvent() object { return p.common(&metav1.WatchEvent{}, "WatchEvent") }
+func (p *kindPaths) watchEvent() object { return p.commonSchema(&metav1.WatchEvent{}, "WatchEvent") }
 
-// common returns a reference to the schema of a type that all group versions share, such as
+// commonSchema returns a reference to the schema of a type that all group versions share, such as
 // DeleteOptions. For built-in kinds it also registers the type as a kind of their group version.
-func (p *kindPaths) common(obj runtime.Object, kind string) object {
-	if p.kind.Model == nil {
-		p.top(obj, p.kind.GVK.GroupVersion().WithKind(kind))
+func (p *kindPaths) commonSchema(obj runtime.Object, kind string) object {
+	if p.kind.Schema.Model == nil {
+		p.rootTypeRef(obj, p.kind.GVK.GroupVersion().WithKind(kind))
 	}
-	return p.top(obj, schema.GroupVersionKind{Version: "v1", Kind: kind})
+	return p.rootTypeRef(obj, schema.GroupVersionKind{Version: "v1", Kind: kind})
 }

@@ -22,9 +22,12 @@ import (
 // compressed stream. A new kind therefore adds one piece. All other pieces are unchanged and are
 // shared by all documents.
 
-// piece is a compressed part of OpenAPI documents.
+// piece is a compressed part of OpenAPI documents, such as the definitions of one kind. Several
+// documents can share it.
 type piece struct {
-	zipped []byte // deflate blocks that end at a byte boundary, without a final block and without references before the piece
+	// deflate blocks that end at a byte boundary, without a final block and without references
+	// before the piece
+	zipped []byte
 	size   int64
 	crc    uint32
 	sum    [sha256.Size]byte
@@ -34,11 +37,11 @@ func pieceOf(data, zipped []byte) *piece {
 	return &piece{zipped: zipped, size: int64(len(data)), crc: crc32.ChecksumIEEE(data), sum: sha256.Sum256(data)}
 }
 
-// level is the compression level. Its results are 10 % larger than those of the slowest useful
-// level, in a fifth of the time.
+// level is the compression level. The results are 10 % larger than those of the best useful level,
+// but take only a fifth of the time.
 const level = 4
 
-// packers holds compression writers, which need almost 1 MB each.
+// packers is a pool of compression writers, which need almost 1 MB each.
 var packers = sync.Pool{New: func() any {
 	w, err := fast.NewWriter(nil, level)
 	if err != nil {
@@ -47,8 +50,8 @@ var packers = sync.Pool{New: func() any {
 	return w
 }}
 
-// pack returns data as a compressed piece.
-func pack(data []byte) (*piece, error) {
+// packPiece returns data as a compressed piece.
+func packPiece(data []byte) (*piece, error) {
 	w := packers.Get().(*fast.Writer)
 	defer packers.Put(w)
 	var buf bytes.Buffer
@@ -62,16 +65,16 @@ func pack(data []byte) (*piece, error) {
 	return pieceOf(data, bytes.Clone(buf.Bytes())), nil
 }
 
-// words returns a piece of a short text, stored without compression.
-func words(data string) *piece {
+// plainPiece returns a piece with a short text, which is stored without compression.
+func plainPiece(data string) *piece {
 	n := uint16(len(data))
 	zipped := binary.LittleEndian.AppendUint16([]byte{0}, n)
 	zipped = binary.LittleEndian.AppendUint16(zipped, ^n)
 	return pieceOf([]byte(data), append(zipped, data...))
 }
 
-// unpack returns the uncompressed bytes of the piece.
-func (p *piece) unpack() ([]byte, error) {
+// unpackBytes returns the uncompressed bytes of the piece.
+func (p *piece) unpackBytes() ([]byte, error) {
 	out := make([]byte, p.size)
 	if _, err := io.ReadFull(flate.NewReader(bytes.NewReader(p.zipped)), out); err != nil {
 		return nil, fmt.Errorf("decompressing a piece of an OpenAPI document: %w", err)
@@ -79,9 +82,10 @@ func (p *piece) unpack() ([]byte, error) {
 	return out, nil
 }
 
-// members parses a piece that holds the members of a JSON object, without the braces.
-func (p *piece) members() (out map[string]json.RawMessage, err error) {
-	data, err := p.unpack()
+// parseMembers parses a piece that contains the members of a JSON object, without the braces. It
+// returns the members by name.
+func (p *piece) parseMembers() (out map[string]json.RawMessage, err error) {
+	data, err := p.unpackBytes()
 	if err == nil {
 		err = json.Unmarshal(slices.Concat([]byte("{"), data, []byte("}")), &out)
 	}
@@ -89,10 +93,10 @@ func (p *piece) members() (out map[string]json.RawMessage, err error) {
 }
 
 // comma separates pieces that are members of a JSON object.
-var comma = words(",")
+var comma = plainPiece(",")
 
-// listed returns the pieces with commas between them.
-func listed(pieces []*piece) []*piece {
+// joinWithCommas returns the pieces with commas between them.
+func joinWithCommas(pieces []*piece) []*piece {
 	out := make([]*piece, 0, 2*len(pieces))
 	for i, p := range pieces {
 		if i > 0 {
@@ -120,8 +124,8 @@ func (t sequence) zippedSize() (n int64) {
 	return n + int64(len(gzipHead)+len(lastBlock)+8)
 }
 
-// crc returns the CRC-32 of the uncompressed document.
-func (t sequence) crc() (crc uint32) {
+// checksum returns the CRC-32 of the uncompressed document, computed from those of the pieces.
+func (t sequence) checksum() (crc uint32) {
 	for _, p := range t {
 		crc = joinedCRC(crc, p.crc, p.size)
 	}
@@ -129,14 +133,14 @@ func (t sequence) crc() (crc uint32) {
 }
 
 // writeZipped writes the document as a gzip stream. crc is the CRC-32 of the uncompressed document.
-func (t sequence) writeZipped(to io.Writer, crc uint32) error {
-	w := bufio.NewWriterSize(to, 32<<10) // many pieces are small; Flush returns an earlier error
+func (t sequence) writeZipped(writer io.Writer, crc uint32) error {
+	w := bufio.NewWriterSize(writer, 32<<10) // many pieces are small; Flush returns an earlier error
 	_, _ = w.Write(gzipHead)
 	for _, p := range t {
 		_, _ = w.Write(p.zipped)
 	}
 	end := binary.LittleEndian.AppendUint32(bytes.Clone(lastBlock), crc)
-	_, _ = w.Write(binary.LittleEndian.AppendUint32(end, uint32(t.bytes())))
+	_, _ = w.Write(binary.LittleEndian.AppendUint32(end, uint32(t.plainSize())))
 	return w.Flush()
 }
 
@@ -161,8 +165,8 @@ func (t sequence) writePlain(w io.Writer) error {
 	return nil
 }
 
-// bytes returns the uncompressed size of the document.
-func (t sequence) bytes() (n int64) {
+// plainSize returns the uncompressed size of the document.
+func (t sequence) plainSize() (n int64) {
 	for _, p := range t {
 		n += p.size
 	}
@@ -170,9 +174,9 @@ func (t sequence) bytes() (n int64) {
 }
 
 // joinedCRC returns the CRC-32 of two concatenated texts from their CRCs. length is the size of the
-// second text. A CRC is a polynomial remainder over GF(2), so n following bytes multiply it by
-// x^(8n).
-func joinedCRC(first, second uint32, length int64) uint32 {
+// second text. A CRC is a polynomial remainder over GF(2), so that n further bytes multiply the
+// first CRC by x^(8n).
+func joinedCRC(crcA, crcB uint32, length int64) uint32 {
 	const one = uint32(1) << 31  // bits are in reversed order
 	power, square := one, one>>8 // power = 1, square = x^8
 	for ; length > 0; length >>= 1 {
@@ -181,7 +185,7 @@ func joinedCRC(first, second uint32, length int64) uint32 {
 		}
 		square = timesModulo(square, square)
 	}
-	return timesModulo(first, power) ^ second
+	return timesModulo(crcA, power) ^ crcB
 }
 
 // timesModulo multiplies two polynomials modulo the CRC-32 polynomial.

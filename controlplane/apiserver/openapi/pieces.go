@@ -10,14 +10,15 @@ import (
 	"strings"
 )
 
-// form is the version (v2 or v3) and encoding (JSON or protobuf) of a document.
+// form is the OpenAPI version (v2 or v3) and the encoding (JSON or protobuf) of a document.
 type form struct{ v3, proto bool }
 
-// described is the description of a topic in one form.
-type described struct {
+// description contains the paths and definitions of a topic in one form, and the Go types that they
+// reference.
+type description struct {
 	types       typeSet // types that the topic references
 	paths       *piece
-	definitions *piece // definitions of the topic's own; nil = none
+	definitions *piece // definitions that belong to the topic only; nil = none
 }
 
 type (
@@ -28,150 +29,155 @@ type (
 	typesKey struct {
 		types      [sha256.Size]byte
 		form       form
-		parameters bool // the key of the shared parameters instead of types
+		parameters bool // set for the key of the shared parameters; types is then unused
 	}
 )
 
-// making is a value that a goroutine computes or has computed. done is closed when value and err
-// are set.
-type making[T any] struct {
+// pendingValue is a value that a goroutine computes or has computed. done is closed when value and
+// err are set.
+type pendingValue[T any] struct {
 	done  chan struct{}
 	value T
 	err   error
 }
 
-// begin returns the value of a key, which may still be computed. If mine is true, there was no
-// value and the caller must compute it with end. The caller holds the lock of the map.
-func begin[K comparable, T any](in map[K]*making[T], key K) (m *making[T], mine bool) {
-	if m = in[key]; m != nil {
+// beginMaking returns the value of a key, which may still be computed. If mine is true, there was
+// no value, and the caller must compute it with finishMaking. The caller holds the lock of the map.
+func beginMaking[K comparable, T any](pending map[K]*pendingValue[T], key K) (m *pendingValue[T], mine bool) {
+	if m = pending[key]; m != nil {
 		return m, false
 	}
-	m = &making[T]{done: make(chan struct{})}
-	in[key] = m
+	m = &pendingValue[T]{done: make(chan struct{})}
+	pending[key] = m
 	return m, true
 }
 
-// end computes the value of a key after begin. If f fails, the key is removed, so that the next
-// caller tries again.
-func end[K comparable, T any](s *Spec, in map[K]*making[T], key K, m *making[T], f func() (T, error)) {
-	m.err = fmt.Errorf("it was given up")
+// finishMaking sets the value m of a key, which beginMaking has returned, to the result of compute.
+// If compute fails, it removes the key, so that the next caller tries again.
+func finishMaking[K comparable, T any](
+	s *Spec, pending map[K]*pendingValue[T], key K, m *pendingValue[T], compute func() (T, error),
+) {
+	m.err = fmt.Errorf("generation was interrupted")
 	defer func() {
 		if m.err != nil {
 			s.mu.Lock()
-			if in[key] == m {
-				delete(in, key)
+			if pending[key] == m {
+				delete(pending, key)
 			}
 			s.mu.Unlock()
 		}
 		close(m.done)
 	}()
-	m.value, m.err = f()
+	m.value, m.err = compute()
 }
 
-// once returns the value of a key. The first caller computes it with f; concurrent callers of the
-// same key wait for it.
-func once[K comparable, T any](s *Spec, in map[K]*making[T], key K, f func() (T, error)) (T, error) {
+// makeOnce returns the value of a key. The first caller computes it with compute; concurrent
+// callers with the same key wait for it.
+func makeOnce[K comparable, T any](s *Spec, pending map[K]*pendingValue[T], key K, compute func() (T, error)) (
+	T, error,
+) {
 	s.mu.Lock()
-	m, mine := begin(in, key)
+	m, mine := beginMaking(pending, key)
 	s.mu.Unlock()
 	if mine {
-		end(s, in, key, m, f)
+		finishMaking(s, pending, key, m, compute)
 	}
 	<-m.done
 	return m.value, m.err
 }
 
-// working waits until another piece may be generated; their number is limited because each needs
-// megabytes of memory. The caller must call done.
-func (s *Spec) working() (done func()) {
-	s.places <- struct{}{}
-	return func() { <-s.places }
+// reserveWork waits until the caller may generate a piece. The number of pieces that are generated
+// concurrently is limited, because each needs megabytes of memory. The caller must call done.
+func (s *Spec) reserveWork() (done func()) {
+	s.slots <- struct{}{}
+	return func() { <-s.slots }
 }
 
-// pack returns data as a compressed piece and counts its bytes for giveBack.
-func (s *Spec) pack(data []byte) (*piece, error) {
+// packCounted is like packPiece, but also counts the bytes of data for freeMemory.
+func (s *Spec) packCounted(data []byte) (*piece, error) {
 	s.written.Add(int64(len(data)))
-	return pack(data)
+	return packPiece(data)
 }
 
-// members returns a piece with the members of the JSON object of, without its braces. It returns
-// nil for an empty object.
-func (s *Spec) members(of any) (*piece, error) {
-	data, err := json.Marshal(of)
+// packMembers returns a piece with the members of the JSON object value, without its braces. It
+// returns nil for an empty object.
+func (s *Spec) packMembers(value any) (*piece, error) {
+	data, err := json.Marshal(value)
 	if err != nil {
 		return nil, err
 	}
 	if data = bytes.TrimSpace(data); len(data) <= len("{}") {
 		return nil, nil
 	}
-	return s.pack(data[1 : len(data)-1])
+	return s.packCounted(data[1 : len(data)-1])
 }
 
-// describe returns the description of a topic in a form, and generates it on first use.
-func (s *Spec) describe(of topic, f form) (*described, error) {
-	return once(s, s.topicsMade, topicKey{of, f}, func() (*described, error) {
-		if f.proto {
-			plain, err := s.describe(of, form{v3: f.v3})
+// describeTopic returns the description of a topic in a form. It is generated at the first call.
+func (s *Spec) describeTopic(topic topic, docForm form) (*description, error) {
+	return makeOnce(s, s.descriptions, topicKey{topic, docForm}, func() (*description, error) {
+		if docForm.proto {
+			plain, err := s.describeTopic(topic, form{v3: docForm.v3})
 			if err != nil {
 				return nil, err
 			}
-			defer s.working()()
-			return s.inProto(plain, f.v3)
+			defer s.reserveWork()()
+			return s.inProto(plain, docForm.v3)
 		}
-		defer s.working()()
-		d := &document{schemas: newSchemas(f.v3), paths: object{}}
-		if of.kind != nil {
-			d.add(of.kind)
+		defer s.reserveWork()()
+		d := &document{schemas: newSchemas(docForm.v3), paths: object{}}
+		if topic.kind != nil {
+			d.addKind(topic.kind)
 		} else {
-			d.addPlace(of.place)
+			d.addPlace(topic.place)
 		}
-		out := &described{types: d.types}
+		out := &description{types: d.types}
 		var err error
-		if out.paths, err = s.members(d.paths); err != nil {
-			return nil, fmt.Errorf("describing the paths of %s: %w", of.name(), err)
+		if out.paths, err = s.packMembers(d.paths); err != nil {
+			return nil, fmt.Errorf("describing the paths of %s: %w", topic.uniqueName(), err)
 		}
-		if out.definitions, err = s.members(d.defs); err != nil {
-			return nil, fmt.Errorf("describing %s: %w", of.name(), err)
+		if out.definitions, err = s.packMembers(d.defs); err != nil {
+			return nil, fmt.Errorf("describing %s: %w", topic.uniqueName(), err)
 		}
 		return out, nil
 	})
 }
 
-// shared returns the definitions of a set of Go types. Few different sets occur, because custom
-// resources reference types that all kinds reference.
-func (s *Spec) shared(types typeSet, f form) (*piece, error) {
-	return s.sharedBy(types, types.key(), f)
+// sharedDefinitions returns the definitions of a set of Go types. There are few different sets,
+// because custom resources reference only types that all kinds reference.
+func (s *Spec) sharedDefinitions(types typeSet, docForm form) (*piece, error) {
+	return s.sharedBy(types, types.hashKey(), docForm)
 }
 
-func (s *Spec) sharedBy(types typeSet, key [sha256.Size]byte, f form) (*piece, error) {
-	return once(s, s.typesMade, typesKey{types: key, form: f}, func() (*piece, error) {
-		if f.proto {
-			plain, err := s.sharedBy(types, key, form{v3: f.v3})
+func (s *Spec) sharedBy(types typeSet, key [sha256.Size]byte, docForm form) (*piece, error) {
+	return makeOnce(s, s.definitions, typesKey{types: key, form: docForm}, func() (*piece, error) {
+		if docForm.proto {
+			plain, err := s.sharedBy(types, key, form{v3: docForm.v3})
 			if err != nil {
 				return nil, err
 			}
-			defer s.working()()
-			d, err := s.inProto(&described{definitions: plain}, f.v3)
+			defer s.reserveWork()()
+			d, err := s.inProto(&description{definitions: plain}, docForm.v3)
 			if err != nil {
 				return nil, err
 			}
 			return d.definitions, nil
 		}
-		defer s.working()()
-		defs, err := definitions(types, f.v3)
+		defer s.reserveWork()()
+		defs, err := typeDefinitions(types, docForm.v3)
 		if err != nil {
 			return nil, err
 		}
-		return s.members(defs)
+		return s.packMembers(defs)
 	})
 }
 
-// sections are the pieces of a document by section.
+// sections contains the pieces of a document for each of its top-level sections: definitions
+// (schemas), paths and parameters.
 type sections struct {
 	definitions, paths, parameters []*piece
 }
 
-func (x *sections) add(d *described) {
+func (x *sections) addDescription(d *description) {
 	if d.paths != nil {
 		x.paths = append(x.paths, d.paths)
 	}
@@ -180,17 +186,19 @@ func (x *sections) add(d *described) {
 	}
 }
 
-// gather returns the sections of a document in form f about the given topics.
-func (s *Spec) gather(of []topic, f form) (*sections, error) {
-	of = slices.SortedFunc(slices.Values(of), func(a, b topic) int { // a fixed order, because all replicas must have the same hash
-		return strings.Compare(a.name(), b.name())
+// gatherSections returns the sections of a document that describes the selected topics in the form
+// docForm.
+func (s *Spec) gatherSections(selected []topic, docForm form) (*sections, error) {
+	selected = slices.SortedFunc(slices.Values(selected), func(a, b topic) int {
+		// a fixed order, because all replicas must have the same hash
+		return strings.Compare(a.uniqueName(), b.uniqueName())
 	})
-	topics, types, err := s.describeAll(of, f)
+	topics, types, err := s.describeAll(selected, docForm)
 	if err != nil {
 		return nil, err
 	}
 	out := &sections{}
-	shared, err := s.shared(types, f)
+	shared, err := s.sharedDefinitions(types, docForm)
 	if err != nil {
 		return nil, err
 	}
@@ -198,10 +206,10 @@ func (s *Spec) gather(of []topic, f form) (*sections, error) {
 		out.definitions = append(out.definitions, shared)
 	}
 	for _, d := range topics {
-		out.add(d)
+		out.addDescription(d)
 	}
-	if !f.v3 {
-		p, err := s.parameters(f)
+	if !docForm.v3 {
+		p, err := s.sharedParameters(docForm)
 		if err != nil {
 			return nil, err
 		}
@@ -210,28 +218,29 @@ func (s *Spec) gather(of []topic, f form) (*sections, error) {
 	return out, nil
 }
 
-// describeAll returns the descriptions of topics and the union of the types that they reference.
-func (s *Spec) describeAll(of []topic, f form) ([]*described, typeSet, error) {
-	out, types := make([]*described, len(of)), typeSet{}
-	for i, x := range of {
-		d, err := s.describe(x, f)
+// describeAll returns the descriptions of all topics, and the union of the types that they
+// reference.
+func (s *Spec) describeAll(topics []topic, docForm form) ([]*description, typeSet, error) {
+	out, types := make([]*description, len(topics)), typeSet{}
+	for i, x := range topics {
+		d, err := s.describeTopic(x, docForm)
 		if err != nil {
 			return nil, nil, err
 		}
 		out[i] = d
 		for t, gvks := range d.types {
-			types.add(t)
+			types.addType(t)
 			maps.Copy(types[t], gvks)
 		}
 	}
 	return out, types, nil
 }
 
-// parameters returns the piece with the shared parameters of v2 documents.
-func (s *Spec) parameters(f form) (*piece, error) {
-	return once(s, s.typesMade, typesKey{form: f, parameters: true}, func() (*piece, error) {
-		p, err := s.members(sharedParameters())
-		if err != nil || !f.proto {
+// sharedParameters returns the piece with the shared parameters of v2 documents.
+func (s *Spec) sharedParameters(docForm form) (*piece, error) {
+	return makeOnce(s, s.definitions, typesKey{form: docForm, parameters: true}, func() (*piece, error) {
+		p, err := s.packMembers(sharedParameters())
+		if err != nil || !docForm.proto {
 			return p, err
 		}
 		x, err := s.sectionsInProto(&sections{parameters: []*piece{p}}, false)
@@ -244,32 +253,35 @@ func (s *Spec) parameters(f form) (*piece, error) {
 
 // typesOf returns the v2 JSON definitions of the Go types that topics reference; nil if they
 // reference none.
-func (s *Spec) typesOf(of []topic) (*piece, error) {
-	_, types, err := s.describeAll(of, form{})
+func (s *Spec) typesOf(topics []topic) (*piece, error) {
+	_, types, err := s.describeAll(topics, form{})
 	if err != nil {
 		return nil, err
 	}
-	return s.shared(types, form{})
+	return s.sharedDefinitions(types, form{})
 }
 
-// bearerToken is the security scheme in documents, by which generated clients authenticate.
+// bearerToken is the security scheme in v2 documents. Generated clients authenticate with it.
 const bearerToken = `{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}`
 
-// plain returns the JSON document with these sections. info is its info section.
-func (x *sections) plain(v3 bool, info []byte) sequence {
+// asJSONDocument returns the JSON document that consists of these sections and the info section
+// info.
+func (x *sections) asJSONDocument(v3 bool, info []byte) sequence {
 	var out sequence
 	section := func(before string, pieces []*piece) {
-		out = append(append(out, words(before)), listed(pieces)...)
+		out = append(append(out, plainPiece(before)), joinWithCommas(pieces)...)
 	}
 	if v3 {
 		section(`{"components":{"schemas":{`, x.definitions)
-		section(`},"securitySchemes":{"BearerToken":`+bearerToken+`}},"info":`+string(info)+`,"openapi":"3.0.0","paths":{`, x.paths)
-		return append(out, words("}}"))
+		section(`},"securitySchemes":{"BearerToken":`+bearerToken+`}},"info":`+string(info)+
+			`,"openapi":"3.0.0","paths":{`, x.paths)
+		return append(out, plainPiece("}}"))
 	}
 	section(`{"definitions":{`, x.definitions)
 	if len(x.parameters) > 0 {
 		section(`},"parameters":{`, x.parameters)
 	}
 	section(`},"info":`+string(info)+`,"paths":{`, x.paths)
-	return append(out, words(`},"security":[{"BearerToken":[]}],"securityDefinitions":{"BearerToken":`+bearerToken+`},"swagger":"2.0"}`))
+	return append(out, plainPiece(`},"security":[{"BearerToken":[]}],"securityDefinitions":{"BearerToken":`+bearerToken+
+		`},"swagger":"2.0"}`))
 }

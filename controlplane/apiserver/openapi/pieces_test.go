@@ -25,9 +25,10 @@ import (
 func widget(t testing.TB, all *api.Kinds, i int, model func(v3 bool) (map[string]any, error)) *api.Kind {
 	t.Helper()
 	n := strconv.Itoa(i)
-	r := custom.Resource{Group: "g" + n + ".example.com", Kind: "Widget" + n, Plural: "widgets" + n, Singular: "widget" + n, Namespaced: true}
+	r := custom.Resource{Group: "g" + n + ".example.com", Kind: "Widget" + n, Plural: "widgets" + n,
+		Singular: "widget" + n, Namespaced: true}
 	k := custom.NewKind(r, "v1", true, custom.NewStorage(r, "v1"))
-	k.Model = model
+	k.Schema.Model = model
 	if err := all.Register(k); err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +46,8 @@ func twentyFields(bool) (map[string]any, error) {
 	return object{"type": "object", "properties": fields}, nil
 }
 
-// Whatever the pieces are, a document is one gzip stream, as long as it says, and its protobuf form says what the library
-// makes of its JSON form.
+// Whatever the pieces are, a document is one gzip stream, as long as it says, and its protobuf form
+// says what the library makes of its JSON form.
 func TestDocumentsOfPieces(t *testing.T) {
 	all := kinds.All()
 	widget(t, all, 0, twentyFields)
@@ -55,7 +56,8 @@ func TestDocumentsOfPieces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{"/openapi/v2", "/openapi/v2 merged", "/openapi/v3/api/v1", "/openapi/v3/apis/g0.example.com/v1"} {
+	for _, path := range []string{"/openapi/v2", "/openapi/v2 merged", "/openapi/v3/api/v1",
+		"/openapi/v3/apis/g0.example.com/v1"} {
 		path, merged := strings.CutSuffix(path, " merged")
 		var doc []byte
 		for _, accept := range []string{"application/json", protoV2[0] + "," + protoV3[0]} {
@@ -82,7 +84,8 @@ func TestDocumentsOfPieces(t *testing.T) {
 			zip.Multistream(false)
 			unzipped, err := io.ReadAll(zip)
 			if err != nil || !bytes.Equal(plain, unzipped) || zipped.Body.Len() > 0 {
-				t.Fatalf("%s as %s: %v, %d bytes and %d, %d more", path, accept, err, len(plain), len(unzipped), zipped.Body.Len())
+				t.Fatalf("%s as %s: %v, %d bytes and %d, %d more", path, accept, err, len(plain), len(unzipped),
+					zipped.Body.Len())
 			}
 			if doc == nil {
 				doc = plain
@@ -106,7 +109,8 @@ func TestDocumentsOfPieces(t *testing.T) {
 	}
 }
 
-// One more kind costs its own pieces, and what goes is forgotten; the documents of other groups stay the same ones.
+// One more kind costs its own pieces, and what goes is forgotten; the documents of other groups
+// stay the same ones.
 func TestOneMoreKind(t *testing.T) {
 	all := kinds.All()
 	s := New(all, "test")
@@ -128,7 +132,7 @@ func TestOneMoreKind(t *testing.T) {
 		widget(t, all, i, model("old"))
 	}
 	before := documents()
-	pieces, written := len(s.topicsMade), s.written.Load()
+	pieces, written := len(s.descriptions), s.written.Load()
 	more := widget(t, all, 5, model("new"))
 	after := documents()
 	if made["old v3=false"] != 5 || made["old v3=true"] != 5 || made["new v3=false"] != 1 || made["new v3=true"] != 1 {
@@ -146,13 +150,13 @@ func TestOneMoreKind(t *testing.T) {
 	if now := documents(); !slices.Equal(now, before) {
 		t.Errorf("documents were %v, and are %v", before, now)
 	}
-	if len(s.topicsMade) != pieces || len(s.index) != 1 {
-		t.Errorf("%d pieces are kept, %d indexes; it were %d", len(s.topicsMade), len(s.index), pieces)
+	if len(s.descriptions) != pieces || len(s.index) != 1 {
+		t.Errorf("%d pieces are kept, %d indexes; it were %d", len(s.descriptions), len(s.index), pieces)
 	}
 }
 
-// While a document takes its time, others that are made are answered, and so is what does not need it; a change of the kinds
-// meanwhile is in what is asked for after it.
+// While a document takes its time, others that are made are answered, and so is what does not need
+// it; a change of the kinds meanwhile is in what is asked for after it.
 func TestSlowMaking(t *testing.T) {
 	all := kinds.All()
 	s := New(all, "test")
@@ -167,7 +171,8 @@ func TestSlowMaking(t *testing.T) {
 	var waiting sync.WaitGroup
 	for range 4 {
 		waiting.Go(func() {
-			if w := ask(t, s, "/openapi/v2", "application/json"); w.Code != 200 || !strings.Contains(w.Body.String(), "Widget0") {
+			if w := ask(t, s, "/openapi/v2", "application/json"); w.Code != 200 ||
+				!strings.Contains(w.Body.String(), "Widget0") {
 				t.Errorf("%d, without the kind that it was asked for with", w.Code)
 			}
 		})
@@ -179,7 +184,8 @@ func TestSlowMaking(t *testing.T) {
 	if err := all.Drop(slow); err != nil {
 		t.Fatal(err)
 	}
-	if w := ask(t, s, "/openapi/v2", "application/json"); strings.Contains(w.Body.String(), "Widget0") || !strings.Contains(w.Body.String(), "Widget1") {
+	if w := ask(t, s, "/openapi/v2", "application/json"); strings.Contains(w.Body.String(), "Widget0") ||
+		!strings.Contains(w.Body.String(), "Widget1") {
 		t.Error("a document is of kinds that are no longer there")
 	}
 	close(on)
@@ -217,7 +223,8 @@ func BenchmarkManyKinds(b *testing.B) {
 		b.Fatal(err)
 	}
 	for _, x := range []struct{ path, accept string }{
-		{"/openapi/v2", "application/json"}, {"/openapi/v2 merged", "application/json"}, {"/openapi/v2", protoV2[0]}, {"/openapi/v3", "application/json"},
+		{"/openapi/v2", "application/json"}, {"/openapi/v2 merged", "application/json"}, {"/openapi/v2", protoV2[0]},
+		{"/openapi/v3", "application/json"},
 	} {
 		path, merged := strings.CutSuffix(x.path, " merged")
 		get := func(s *Spec) {

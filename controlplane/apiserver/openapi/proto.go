@@ -19,21 +19,21 @@ import (
 // concatenation of the messages of its parts. The length prefixes are computed from the sizes of
 // the compressed pieces.
 
-// Field numbers of the sections in the messages of gnostic.
+// Field numbers of the sections in the protobuf messages of gnostic.
 const (
 	v2Paths, v2Definitions, v2Parameters = 8, 9, 10
 	v3Paths, v3Components, v3Schemas     = 4, 5, 1
 )
 
 // inProto converts the description of a topic from JSON to protobuf.
-func (s *Spec) inProto(plain *described, v3 bool) (*described, error) {
+func (s *Spec) inProto(plain *description, v3 bool) (*description, error) {
 	var x sections
-	x.add(plain)
+	x.addDescription(plain)
 	x, err := s.sectionsInProto(&x, v3)
 	if err != nil {
 		return nil, err
 	}
-	out := &described{types: plain.types}
+	out := &description{types: plain.types}
 	if len(x.definitions) > 0 {
 		out.definitions = x.definitions[0]
 	}
@@ -43,11 +43,11 @@ func (s *Spec) inProto(plain *described, v3 bool) (*described, error) {
 	return out, nil
 }
 
-// sectionsInProto converts sections from JSON to protobuf. Each section that is not empty becomes
-// one piece.
+// sectionsInProto converts sections from JSON to protobuf. Each non-empty section becomes one
+// piece.
 func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err error) {
 	var doc bytes.Buffer
-	if err := plain.plain(v3, s.info).writePlain(&doc); err != nil {
+	if err := plain.asJSONDocument(v3, s.info).writePlain(&doc); err != nil {
 		return out, err
 	}
 	definitions, paths, parameters, err := protoSections(doc.Bytes(), v3)
@@ -61,7 +61,7 @@ func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err erro
 		if len(one.data) == 0 {
 			continue
 		}
-		p, err := s.pack(one.data)
+		p, err := s.packCounted(one.data)
 		if err != nil {
 			return out, err
 		}
@@ -72,7 +72,7 @@ func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err erro
 
 // protoDocument converts a JSON document to a protobuf message.
 func protoDocument(doc []byte, v3 bool) (proto.Message, error) {
-	root, err := nodes(json.NewDecoder(bytes.NewReader(doc)))
+	root, err := parseYAMLNodes(json.NewDecoder(bytes.NewReader(doc)))
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func protoDocument(doc []byte, v3 bool) (proto.Message, error) {
 }
 
 // protoSections returns the sections of a JSON document, each as an encoded protobuf message. The
-// bytes are deterministic, because all replicas must have the same hash.
+// encoding is deterministic, so that a document has the same hash on all replicas.
 func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, err error) {
 	message, err := protoDocument(doc, v3)
 	if err != nil {
@@ -107,11 +107,12 @@ func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, 
 	return parts[0], parts[1], parts[2], nil
 }
 
-// inProto returns the protobuf document with these sections, which are already protobuf. It starts
-// with the message of an empty document; protobuf merges fields that occur twice.
+// inProto returns the protobuf document that consists of these sections, which must be in protobuf
+// already. It starts with the message of a document that has only the info section; protobuf merges
+// fields that occur twice.
 func (x *sections) inProto(v3 bool, info []byte) (sequence, error) {
 	var head bytes.Buffer
-	if err := (&sections{}).plain(v3, info).writePlain(&head); err != nil {
+	if err := (&sections{}).asJSONDocument(v3, info).writePlain(&head); err != nil {
 		return nil, err
 	}
 	message, err := protoDocument(head.Bytes(), v3)
@@ -122,40 +123,40 @@ func (x *sections) inProto(v3 bool, info []byte) (sequence, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := sequence{words(string(data))}
+	out := sequence{plainPiece(string(data))}
 	if v3 {
-		out = append(out, field(v3Paths, x.paths)...)
-		return append(out, field(v3Components, field(v3Schemas, x.definitions))...), nil
+		out = append(out, lengthDelimited(v3Paths, x.paths)...)
+		return append(out, lengthDelimited(v3Components, lengthDelimited(v3Schemas, x.definitions))...), nil
 	}
-	out = append(append(out, field(v2Paths, x.paths)...), field(v2Definitions, x.definitions)...)
+	out = append(append(out, lengthDelimited(v2Paths, x.paths)...), lengthDelimited(v2Definitions, x.definitions)...)
 	if len(x.parameters) > 0 {
-		out = append(out, field(v2Parameters, x.parameters)...)
+		out = append(out, lengthDelimited(v2Parameters, x.parameters)...)
 	}
 	return out, nil
 }
 
-// field returns a length-delimited field that contains the pieces.
-func field(number protowire.Number, of sequence) sequence {
-	tag := protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.BytesType), uint64(of.bytes()))
-	return append(sequence{words(string(tag))}, of...)
+// lengthDelimited returns a length-delimited field that contains the pieces.
+func lengthDelimited(number protowire.Number, content sequence) sequence {
+	tag := protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.BytesType), uint64(content.plainSize()))
+	return append(sequence{plainPiece(string(tag))}, content...)
 }
 
-// nodes parses JSON into the YAML nodes from which gnostic builds documents. The YAML parser of
-// gnostic takes several times as long.
-func nodes(in *json.Decoder) (*yaml.Node, error) {
-	in.UseNumber()
-	root, err := node(in)
+// parseYAMLNodes parses JSON into the YAML nodes from which gnostic builds its messages. The YAML
+// parser of gnostic would take several times as long.
+func parseYAMLNodes(decoder *json.Decoder) (*yaml.Node, error) {
+	decoder.UseNumber()
+	root, err := parseYAMLNode(decoder)
 	if err != nil {
 		return nil, fmt.Errorf("decoding an OpenAPI document: %w", err)
 	}
-	if _, err := in.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("more stands after an OpenAPI document: %w", err)
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("unexpected data after an OpenAPI document: %w", err)
 	}
 	return root, nil
 }
 
-func node(in *json.Decoder) (*yaml.Node, error) {
-	token, err := in.Token()
+func parseYAMLNode(decoder *json.Decoder) (*yaml.Node, error) {
+	token, err := decoder.Token()
 	if err != nil {
 		return nil, err
 	}
@@ -179,13 +180,13 @@ func node(in *json.Decoder) (*yaml.Node, error) {
 	if token == json.Delim('[') {
 		out.Kind, out.Tag = yaml.SequenceNode, "!!seq"
 	}
-	for in.More() { // keys of members are tokens, too
-		child, err := node(in)
+	for decoder.More() { // keys of members are tokens, too
+		child, err := parseYAMLNode(decoder)
 		if err != nil {
 			return nil, err
 		}
 		out.Content = append(out.Content, child)
 	}
-	_, err = in.Token()
+	_, err = decoder.Token()
 	return out, err
 }

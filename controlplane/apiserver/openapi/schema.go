@@ -21,7 +21,7 @@ import (
 // object is a JSON object. encoding/json sorts its keys, so documents are deterministic.
 type object = map[string]any
 
-// Methods by which Kubernetes' API types describe their schema.
+// Methods with which Go types of the Kubernetes API describe their OpenAPI schema.
 type (
 	documented interface{ SwaggerDoc() map[string]string }
 	named      interface{ OpenAPIModelName() string }
@@ -37,36 +37,38 @@ type schemas struct {
 	v3    bool
 	defs  object
 	types typeSet
-	// define makes ref define the types that it references. Otherwise they are defined once for all
-	// kinds of a document.
+	// define makes typeRef define the types that it references. Otherwise they are defined once for
+	// all kinds of a document.
 	define bool
 	// known is the server-side apply schema of the built-in types.
 	known *smd.Schema
 }
 
-// typeSet is a set of Go types. Each type has the kinds that it represents as an object, list or
-// body.
+// typeSet is a set of Go types, with the kinds that each type represents as an object, list or
+// request body.
 type typeSet map[reflect.Type]map[schema.GroupVersionKind]bool
 
-func (s typeSet) add(t reflect.Type, of ...schema.GroupVersionKind) {
+func (s typeSet) addType(t reflect.Type, gvks ...schema.GroupVersionKind) {
 	if s[t] == nil {
 		s[t] = map[schema.GroupVersionKind]bool{}
 	}
-	for _, gvk := range of {
+	for _, gvk := range gvks {
 		s[t][gvk] = true
 	}
 }
 
-// kinds returns the kinds of a type in a fixed order.
-func (s typeSet) kinds(t reflect.Type) []schema.GroupVersionKind {
-	return slices.SortedFunc(maps.Keys(s[t]), func(a, b schema.GroupVersionKind) int { return strings.Compare(a.String(), b.String()) })
+// kindsOf returns the kinds of a type in a fixed order.
+func (s typeSet) kindsOf(t reflect.Type) []schema.GroupVersionKind {
+	return slices.SortedFunc(maps.Keys(s[t]), func(a, b schema.GroupVersionKind) int {
+		return strings.Compare(a.String(), b.String())
+	})
 }
 
-// key returns a hash that identifies the set.
-func (s typeSet) key() (sum [sha256.Size]byte) {
+// hashKey returns a hash that identifies the set.
+func (s typeSet) hashKey() (sum [sha256.Size]byte) {
 	lines := make([]string, 0, len(s))
 	for t := range s {
-		lines = append(lines, fmt.Sprintln(modelName(t), s.kinds(t)))
+		lines = append(lines, fmt.Sprintln(modelName(t), s.kindsOf(t)))
 	}
 	slices.Sort(lines)
 	return sha256.Sum256([]byte(strings.Join(lines, "")))
@@ -74,8 +76,8 @@ func (s typeSet) key() (sum [sha256.Size]byte) {
 
 func newSchemas(v3 bool) *schemas { return &schemas{v3: v3, defs: object{}, types: typeSet{}} }
 
-// definitions returns the definitions of Go types and of all types that they reference.
-func definitions(types typeSet, v3 bool) (object, error) {
+// typeDefinitions returns the definitions of Go types and of all types that they reference.
+func typeDefinitions(types typeSet, v3 bool) (object, error) {
 	s := newSchemas(v3)
 	s.define = true
 	var err error
@@ -83,9 +85,9 @@ func definitions(types typeSet, v3 bool) (object, error) {
 		return nil, err
 	}
 	for t := range types {
-		s.ref(t)
+		s.typeRef(t)
 		var list []object
-		for _, k := range types.kinds(t) {
+		for _, k := range types.kindsOf(t) {
 			list = append(list, object{"group": k.Group, "version": k.Version, "kind": k.Kind})
 		}
 		if list != nil {
@@ -95,34 +97,35 @@ func definitions(types typeSet, v3 bool) (object, error) {
 	return s.defs, nil
 }
 
-func (s *schemas) prefix() string {
+func (s *schemas) refPrefix() string {
 	if s.v3 {
 		return "#/components/schemas/"
 	}
 	return "#/definitions/"
 }
 
-// top returns a reference to the type of obj and records that it represents the kind gvk.
-func (s *schemas) top(obj runtime.Object, gvk schema.GroupVersionKind) object {
+// rootTypeRef returns a reference to the type of obj and records that it represents the kind gvk.
+func (s *schemas) rootTypeRef(obj runtime.Object, gvk schema.GroupVersionKind) object {
 	t := reflect.TypeOf(obj).Elem()
-	s.types.add(t, gvk)
-	return s.ref(t)
+	s.types.addType(t, gvk)
+	return s.typeRef(t)
 }
 
-// ref returns a reference to a named type, and defines the type if s.define is set.
-func (s *schemas) ref(t reflect.Type) object {
+// typeRef returns a reference to the definition of a named type. If s.define is true, it also adds
+// the definition.
+func (s *schemas) typeRef(t reflect.Type) object {
 	name := modelName(t)
-	s.types.add(t)
+	s.types.addType(t)
 	if _, ok := s.defs[name]; !ok && s.define {
 		def := object{}
 		s.defs[name] = def // set before its fields are described, because types may be recursive
-		s.describe(t, def)
+		s.describeType(t, def)
 	}
-	return object{"$ref": s.prefix() + name}
+	return object{"$ref": s.refPrefix() + name}
 }
 
-// modelName returns the definition name of a type: its own name, or else one like
-// "io.k8s.api.core.v1.Pod".
+// modelName returns the definition name of a type: the name that the type itself declares, or else
+// one like "io.k8s.api.core.v1.Pod".
 func modelName(t reflect.Type) string {
 	if n, ok := reflect.New(t).Interface().(named); ok {
 		return n.OpenAPIModelName()
@@ -138,7 +141,7 @@ func modelNameOf(pkg, name string) string {
 	return strings.Join(parts, ".") + "." + strings.ReplaceAll(rest, "/", ".") + "." + name
 }
 
-func (s *schemas) describe(t reflect.Type, def object) {
+func (s *schemas) describeType(t reflect.Type, def object) {
 	zero := reflect.New(t).Interface()
 	docs := map[string]string{}
 	if d, ok := zero.(documented); ok {
@@ -171,7 +174,7 @@ func (s *schemas) describe(t reflect.Type, def object) {
 	props := object{}
 	var required []string
 	known := mapOf(s.known, modelName(t))
-	s.fields(t, docs, known, props, &required)
+	s.addFields(t, docs, known, props, &required)
 	describeMap(def, known)
 	if len(props) > 0 {
 		def["properties"] = props
@@ -182,7 +185,8 @@ func (s *schemas) describe(t reflect.Type, def object) {
 	}
 }
 
-// freeForm reports whether the JSON of a type is unrelated to its Go fields.
+// freeForm reports whether a type has its own JSON encoding, so that its schema cannot be derived
+// from its Go fields.
 func freeForm(t reflect.Type) bool {
 	switch t.Name() {
 	case "RawExtension", "FieldsV1", "Unknown":
@@ -191,9 +195,9 @@ func freeForm(t reflect.Type) bool {
 	return false
 }
 
-// fields adds the schemas of a struct's JSON fields to props, including the fields of inlined
-// structs. It adds the names of required fields to required.
-func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map, props object, required *[]string) {
+// addFields adds the schemas of a struct's JSON fields to props, including the fields of inlined
+// structs. It appends the names of required fields to required.
+func (s *schemas) addFields(t reflect.Type, docs map[string]string, atoms *smd.Map, props object, required *[]string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag, ok := f.Tag.Lookup("json")
@@ -210,16 +214,16 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map,
 				if d, ok := reflect.New(in).Interface().(documented); ok {
 					inner = d.SwaggerDoc()
 				}
-				s.fields(in, inner, known, props, required)
+				s.addFields(in, inner, atoms, props, required)
 			}
 			continue
 		}
-		p := s.property(f.Type)
+		p := s.fieldSchema(f.Type)
 		if text := docs[name]; text != "" {
 			p["description"] = text
 		}
 		describeEnum(p, f.Type)
-		s.describeField(p, known, t, f, name)
+		s.describeField(p, atoms, t, f, name)
 		if v := f.Tag.Get("patchStrategy"); v != "" {
 			p["x-kubernetes-patch-strategy"] = v
 		}
@@ -231,31 +235,31 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map,
 			p = refs[0] // a reference without siblings needs no allOf
 		}
 		props[name] = p
-		if needed(t, name, opts) {
+		if isRequired(t, name, opts) {
 			*required = append(*required, name)
 		}
 	}
 }
 
-// property returns a new schema of a field of type t, which the caller may extend.
-func (s *schemas) property(t reflect.Type) object {
+// fieldSchema returns a new schema of a field of type t, which the caller may extend.
+func (s *schemas) fieldSchema(t reflect.Type) object {
 	switch t.Kind() {
 	case reflect.Pointer:
-		return s.property(t.Elem())
+		return s.fieldSchema(t.Elem())
 	case reflect.Struct:
-		ref := s.ref(t)
+		ref := s.typeRef(t)
 		if s.v3 {
 			// A sibling of $ref would be ignored.
 			return object{"allOf": []object{ref}}
 		}
 		return ref
 	case reflect.Map:
-		return object{"type": "object", "additionalProperties": s.element(t.Elem())}
+		return object{"type": "object", "additionalProperties": s.elementSchema(t.Elem())}
 	case reflect.Slice, reflect.Array:
 		if t.Elem().Kind() == reflect.Uint8 {
 			return object{"type": "string", "format": "byte"}
 		}
-		return object{"type": "array", "items": s.element(t.Elem())}
+		return object{"type": "array", "items": s.elementSchema(t.Elem())}
 	case reflect.String:
 		return object{"type": "string"}
 	case reflect.Bool:
@@ -270,12 +274,12 @@ func (s *schemas) property(t reflect.Type) object {
 	return object{"type": "object"}
 }
 
-func (s *schemas) element(t reflect.Type) object {
+func (s *schemas) elementSchema(t reflect.Type) object {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if t.Kind() == reflect.Struct {
-		return s.ref(t)
+		return s.typeRef(t)
 	}
-	return s.property(t)
+	return s.fieldSchema(t)
 }

@@ -17,34 +17,35 @@ import (
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// structure returns the server-side apply schema of the built-in types: merge behavior and keys of
-// lists and maps, and defaults. It is read from client-go once.
+// structure returns the server-side apply schema of the built-in types, which contains the merge
+// behavior and keys of lists and maps, and defaults. It is read from client-go once.
 var structure = sync.OnceValues(func() (*smd.Schema, error) {
 	s := runtime.NewScheme()
 	if err := corev1.AddToScheme(s); err != nil {
 		return nil, err
 	}
-	any := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}}
-	value, err := applyconfigurations.NewTypeConverter(s).ObjectToTyped(any)
+	example := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}}
+	value, err := applyconfigurations.NewTypeConverter(s).ObjectToTyped(example)
 	if err != nil {
 		return nil, fmt.Errorf("reading the schema of the built-in types: %w", err)
 	}
 	return value.Schema(), nil
 })
 
-// mapOf returns the server-side apply schema of a struct, nil if it has none.
-func mapOf(known *smd.Schema, model string) *smd.Map {
-	if known == nil {
+// mapOf returns the server-side apply schema of the struct with the definition name model; nil if
+// the schema has no such struct.
+func mapOf(schema *smd.Schema, model string) *smd.Map {
+	if schema == nil {
 		return nil
 	}
-	def, ok := known.FindNamedType(model)
+	def, ok := schema.FindNamedType(model)
 	if !ok {
 		return nil
 	}
 	return def.Map
 }
 
-// describeMap adds how server-side apply merges the fields of a struct.
+// describeMap adds to a struct's definition how server-side apply merges its fields.
 func describeMap(def object, m *smd.Map) {
 	if m == nil {
 		return
@@ -69,63 +70,67 @@ func describeMap(def object, m *smd.Map) {
 	}
 }
 
-// describeField adds the merge behavior and the default of a field to its schema.
-func (s *schemas) describeField(p object, m *smd.Map, in reflect.Type, f reflect.StructField, name string) {
+// describeField adds the merge behavior and the default of a field to the OpenAPI schema of the
+// field.
+func (s *schemas) describeField(
+	property object, m *smd.Map, owner reflect.Type, field reflect.StructField, name string,
+) {
 	if m == nil {
-		s.describeUnknown(p, in, f, name)
+		s.describeUnknown(property, owner, field, name)
 	} else if of, ok := m.FindField(name); ok {
-		s.describeKnown(p, of)
+		s.describeKnown(property, of)
 	}
-	if how := fieldMarker(mapTypes()[typeName(in)], name); how != "" {
-		p["x-kubernetes-map-type"] = how
+	if how := fieldMarker(mapTypes()[typeName(owner)], name); how != "" {
+		property["x-kubernetes-map-type"] = how
 	}
 }
 
-// describeKnown adds the merge behavior and default of a field from the server-side apply schema.
-func (s *schemas) describeKnown(p object, f smd.StructField) {
-	if s.v3 && f.Default != nil { // v2 documents have no defaults
-		p["default"] = asJSON(f.Default)
+// describeKnown adds the merge behavior and default of a field to its OpenAPI schema property. It
+// takes both from the server-side apply schema.
+func (s *schemas) describeKnown(property object, field smd.StructField) {
+	if s.v3 && field.Default != nil { // v2 documents have no defaults
+		property["default"] = asJSON(field.Default)
 	}
-	in := f.Type.Inlined
+	in := field.Type.Inlined
 	switch {
-	case in.List != nil && p["type"] == "array":
-		p["x-kubernetes-list-type"] = "atomic"
+	case in.List != nil && property["type"] == "array":
+		property["x-kubernetes-list-type"] = "atomic"
 		if in.List.ElementRelationship == smd.Associative {
-			p["x-kubernetes-list-type"] = "set"
+			property["x-kubernetes-list-type"] = "set"
 			if len(in.List.Keys) > 0 {
-				p["x-kubernetes-list-type"], p["x-kubernetes-list-map-keys"] = "map", in.List.Keys
+				property["x-kubernetes-list-type"], property["x-kubernetes-list-map-keys"] = "map", in.List.Keys
 			}
 		}
-	case in.Map != nil && p["type"] == "object" && in.Map.ElementRelationship == smd.Atomic,
-		f.Type.ElementRelationship != nil && *f.Type.ElementRelationship == smd.Atomic && s.v3:
-		p["x-kubernetes-map-type"] = "atomic"
+	case in.Map != nil && property["type"] == "object" && in.Map.ElementRelationship == smd.Atomic,
+		field.Type.ElementRelationship != nil && *field.Type.ElementRelationship == smd.Atomic && s.v3:
+		property["x-kubernetes-map-type"] = "atomic"
 	}
 }
 
-// describeUnknown adds the merge behavior and default of a field without a server-side apply
-// schema. Such types are lists, options and types of other modules.
-func (s *schemas) describeUnknown(p object, in reflect.Type, f reflect.StructField, name string) {
-	sort, keys, _ := strings.Cut(fieldMarker(listTypes()[typeName(in)], name), ":")
+// describeUnknown adds the merge behavior and default of a field of a type that has no server-side
+// apply schema: lists, options and types of other modules.
+func (s *schemas) describeUnknown(property object, owner reflect.Type, field reflect.StructField, name string) {
+	sort, keys, _ := strings.Cut(fieldMarker(listTypes()[typeName(owner)], name), ":")
 	if sort != "" {
-		p["x-kubernetes-list-type"] = sort
+		property["x-kubernetes-list-type"] = sort
 	}
 	if keys != "" {
-		p["x-kubernetes-list-map-keys"] = strings.Split(keys, ",")
+		property["x-kubernetes-list-map-keys"] = strings.Split(keys, ",")
 	}
 	if !s.v3 {
 		return
 	}
-	if text := fieldMarker(defaults()[typeName(in)], name); text != "" {
-		p["default"] = json.RawMessage(text)
-	} else if f.Type.Kind() == reflect.Struct || !strings.Contains(f.Tag.Get("json"), ",omit") {
-		if zero := zeroOf(f.Type); zero != nil {
-			p["default"] = zero
+	if text := fieldMarker(defaults()[typeName(owner)], name); text != "" {
+		property["default"] = json.RawMessage(text)
+	} else if field.Type.Kind() == reflect.Struct || !strings.Contains(field.Tag.Get("json"), ",omit") {
+		if zero := zeroOf(field.Type); zero != nil {
+			property["default"] = zero
 		}
 	}
 }
 
-// fieldMarker returns the value of a field in words like "conditions=map:type", "" if the field
-// does not occur.
+// fieldMarker returns the value of a field in markers like "conditions=map:type"; "" if the field
+// is not listed.
 func fieldMarker(words []string, field string) string {
 	for _, w := range words {
 		if name, value, _ := strings.Cut(w, "="); name == field {
@@ -135,7 +140,7 @@ func fieldMarker(words []string, field string) string {
 	return ""
 }
 
-// zeroOf returns the zero value of a type as its default, nil if it has no default.
+// zeroOf returns the zero value that is the default of a field of type t; nil if it has no default.
 func zeroOf(t reflect.Type) any {
 	switch t.Kind() {
 	case reflect.String:
@@ -177,9 +182,9 @@ func asJSON(v any) any {
 //go:embed markers.txt
 var markersText string
 
-// markers returns the values of all lines of a sort, by type. Values of enumerations are quoted and
-// may contain blanks.
-func markers(sort string) map[string][]string {
+// readMarkers returns the values of all lines of markers.txt that start with the word sort, by type
+// name. Values of enumerations are quoted and may contain blanks.
+func readMarkers(sort string) map[string][]string {
 	out := map[string][]string{}
 	for line := range strings.Lines(markersText) {
 		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
@@ -190,7 +195,8 @@ func markers(sort string) map[string][]string {
 	return out
 }
 
-// splitValues returns the words of a text. A quoted word is unquoted.
+// splitValues splits a text at blanks. A quoted value may contain blanks and is returned without
+// quotes.
 func splitValues(text string) (out []string) {
 	for text = strings.TrimSpace(text); text != ""; text = strings.TrimSpace(text) {
 		if quoted, err := strconv.QuotedPrefix(text); err == nil {
@@ -205,36 +211,37 @@ func splitValues(text string) (out []string) {
 }
 
 var (
-	enums     = sync.OnceValue(func() map[string][]string { return markers("enum") })
-	optional  = sync.OnceValue(func() map[string][]string { return markers("optional") })
-	required  = sync.OnceValue(func() map[string][]string { return markers("required") })
-	listTypes = sync.OnceValue(func() map[string][]string { return markers("list") })
-	bare      = sync.OnceValue(func() map[string][]string { return markers("bare") })
-	defaults  = sync.OnceValue(func() map[string][]string { return markers("default") })
-	mapTypes  = sync.OnceValue(func() map[string][]string { return markers("map") })
+	enums     = sync.OnceValue(func() map[string][]string { return readMarkers("enum") })
+	optional  = sync.OnceValue(func() map[string][]string { return readMarkers("optional") })
+	required  = sync.OnceValue(func() map[string][]string { return readMarkers("required") })
+	listTypes = sync.OnceValue(func() map[string][]string { return readMarkers("list") })
+	bare      = sync.OnceValue(func() map[string][]string { return readMarkers("bare") })
+	defaults  = sync.OnceValue(func() map[string][]string { return readMarkers("default") })
+	mapTypes  = sync.OnceValue(func() map[string][]string { return readMarkers("map") })
 )
 
 // typeName returns the name of a type in markers.txt.
 func typeName(t reflect.Type) string { return t.PkgPath() + "." + t.Name() }
 
-// needed reports whether a field is required.
-func needed(in reflect.Type, name, options string) bool {
+// isRequired reports whether the field name of the type owner is required. options are the options
+// in its JSON tag.
+func isRequired(owner reflect.Type, name, options string) bool {
 	if strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero") {
-		return slices.Contains(required()[typeName(in)], name)
+		return slices.Contains(required()[typeName(owner)], name)
 	}
-	return !slices.Contains(optional()[typeName(in)], name)
+	return !slices.Contains(optional()[typeName(owner)], name)
 }
 
-// describeEnum adds the possible values of a field to its schema p, if its type t is an
+// describeEnum adds the possible values of a field to its schema property, if its type t is an
 // enumeration.
-func describeEnum(p object, t reflect.Type) {
+func describeEnum(property object, t reflect.Type) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	into := p
+	into := property
 	if t.Kind() == reflect.Slice {
 		t = t.Elem()
-		into, _ = p["items"].(object)
+		into, _ = property["items"].(object)
 	}
 	values := enums()[t.PkgPath()+"."+t.Name()]
 	if t.Kind() != reflect.String || values == nil || into == nil {
@@ -242,12 +249,12 @@ func describeEnum(p object, t reflect.Type) {
 	}
 	into["enum"] = values
 	var text strings.Builder
-	if was, _ := p["description"].(string); was != "" {
+	if was, _ := property["description"].(string); was != "" {
 		text.WriteString(was + "\n\n")
 	}
 	text.WriteString("Possible enum values:")
 	for _, v := range values {
 		fmt.Fprintf(&text, "\n - `%q`", v)
 	}
-	p["description"] = text.String()
+	property["description"] = text.String()
 }

@@ -20,7 +20,7 @@ import (
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write markers.txt anew")
+var rewrite = flag.Bool("rewrite", false, "write markers.txt")
 
 // markers.txt is what the comments of the library say that is linked.
 func TestMarkersAreThoseOfTheLibrary(t *testing.T) {
@@ -46,7 +46,8 @@ func TestMarkersAreThoseOfTheLibrary(t *testing.T) {
 				t.Fatalf("%s/%s: %v", root, pkg, err)
 			}
 			for _, file := range files {
-				lines = append(lines, markersIn(t, file, module+filepath.ToSlash(strings.TrimPrefix(filepath.Dir(file), root)), known)...)
+				lines = append(lines, markersIn(t, file,
+					module+filepath.ToSlash(strings.TrimPrefix(filepath.Dir(file), root)), known)...)
 			}
 		}
 	}
@@ -59,7 +60,7 @@ func TestMarkersAreThoseOfTheLibrary(t *testing.T) {
 		return
 	}
 	if want != markersText || len(lines) < 50 {
-		t.Errorf("markers.txt is not what the library says; -rewrite writes it anew (%d types)", len(lines))
+		t.Errorf("markers.txt differs from the library's markers; -rewrite writes it (%d types)", len(lines))
 	}
 }
 
@@ -118,10 +119,11 @@ func markersIn(t *testing.T, file, pkg string, known *smd.Schema) (lines []strin
 }
 
 // marker finds one marker line of a comment: "+listType=map".
-var marker = regexp.MustCompile(`(?m)^\s*\+(optional|required|listType|listMapKey|mapType|structType|default)(?:=(\S+))?\s*$`)
+var marker = regexp.MustCompile(
+	`(?m)^\s*\+(optional|required|listType|listMapKey|mapType|structType|default)(?:=(\S+))?\s*$`)
 
-// fieldMarkers returns by sort what the comments of the fields of a struct say beyond their tags. How lists are merged is
-// left out of structs that server-side apply knows.
+// fieldMarkers returns by sort what the comments of the fields of a struct say beyond their tags.
+// How lists are merged is left out of structs that server-side apply knows.
 func fieldMarkers(s *ast.TypeSpec, known bool) map[string][]string {
 	out := map[string][]string{}
 	of, ok := s.Type.(*ast.StructType)

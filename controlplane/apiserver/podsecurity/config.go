@@ -37,8 +37,8 @@ const (
 	pluginName    = "PodSecurity"
 )
 
-// file is the file format of a PodSecurityConfiguration.
-type file struct {
+// podSecurityFile is a PodSecurityConfiguration as a file contains it.
+type podSecurityFile struct {
 	metav1.TypeMeta `json:",inline"`
 	Defaults        struct {
 		Enforce        string `json:"enforce,omitempty"`
@@ -55,9 +55,9 @@ type file struct {
 	} `json:"exemptions"`
 }
 
-// list is the file format of an AdmissionConfiguration, which contains or references the
-// configurations of plugins.
-type list struct {
+// admissionFile is an AdmissionConfiguration as a file contains it: it contains or references the
+// configurations of admission plugins.
+type admissionFile struct {
 	metav1.TypeMeta `json:",inline"`
 	Plugins         []struct {
 		Name          string          `json:"name"`
@@ -66,8 +66,8 @@ type list struct {
 	} `json:"plugins"`
 }
 
-// Load reads a PodSecurityConfiguration, alone or in an AdmissionConfiguration. An empty path
-// returns Default.
+// Load reads a PodSecurityConfiguration from a file. The file may also be an AdmissionConfiguration
+// that contains or references it. If path is empty, Load returns Default().
 func Load(path string) (Config, error) {
 	if path == "" {
 		return Default(), nil
@@ -76,14 +76,14 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("reading the admission configuration: %w", err)
 	}
-	c, err := parse(data, filepath.Dir(path))
+	c, err := parseConfig(data, filepath.Dir(path))
 	if err != nil {
 		return Config{}, fmt.Errorf("admission configuration %s: %w", path, err)
 	}
 	return c, nil
 }
 
-func parse(data []byte, dir string) (Config, error) {
+func parseConfig(data []byte, dir string) (Config, error) {
 	var kind metav1.TypeMeta
 	if err := yaml.Unmarshal(data, &kind); err != nil {
 		return Config{}, err
@@ -96,19 +96,19 @@ func parse(data []byte, dir string) (Config, error) {
 		return Config{}, fmt.Errorf("it is a %q of %q; want an %s of %s or a %s of %s",
 			kind.Kind, kind.APIVersion, listKind, listVersion, configKind, configVersion)
 	}
-	var l list
+	var l admissionFile
 	if err := yaml.UnmarshalStrict(data, &l); err != nil {
 		return Config{}, err
 	}
 	out := Default()
 	for i, p := range l.Plugins {
 		if p.Name != pluginName {
-			return Config{}, fmt.Errorf("plugins[%d]: %q takes no configuration here; only %s does", i, p.Name, pluginName)
+			return Config{}, fmt.Errorf("plugins[%d]: %q has no configuration here; only %s has", i, p.Name, pluginName)
 		}
 		one := []byte(p.Configuration)
 		if p.Path != "" {
 			if len(one) > 0 {
-				return Config{}, fmt.Errorf("plugins[%d]: path and configuration exclude each other", i)
+				return Config{}, fmt.Errorf("plugins[%d]: path and configuration are mutually exclusive", i)
 			}
 			if !filepath.IsAbs(p.Path) {
 				p.Path = filepath.Join(dir, p.Path)
@@ -130,12 +130,13 @@ func parseOne(data []byte) (Config, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return Default(), nil
 	}
-	var f file
+	var f podSecurityFile
 	if err := yaml.UnmarshalStrict(data, &f); err != nil {
 		return Config{}, err
 	}
 	if f.Kind != configKind || f.APIVersion != configVersion {
-		return Config{}, fmt.Errorf("it is a %q of %q; want a %s of %s", f.Kind, f.APIVersion, configKind, configVersion)
+		return Config{}, fmt.Errorf("it is a %q of %q; want a %s of %s", f.Kind, f.APIVersion,
+			configKind, configVersion)
 	}
 	var errs field.ErrorList
 	at := field.NewPath("defaults")
@@ -160,12 +161,13 @@ func parseOne(data []byte) (Config, error) {
 			Audit:   mode("audit", f.Defaults.Audit, f.Defaults.AuditVersion),
 			Warn:    mode("warn", f.Defaults.Warn, f.Defaults.WarnVersion),
 		},
-		Usernames: f.Exemptions.Usernames, Namespaces: f.Exemptions.Namespaces, RuntimeClasses: f.Exemptions.RuntimeClasses,
+		Usernames: f.Exemptions.Usernames, Namespaces: f.Exemptions.Namespaces,
+		RuntimeClasses: f.Exemptions.RuntimeClasses,
 	}
-	return c, append(errs, exemptions(&f)...).ToAggregate()
+	return c, append(errs, validateExemptions(&f)...).ToAggregate()
 }
 
-func exemptions(f *file) (errs field.ErrorList) {
+func validateExemptions(config *podSecurityFile) (errs field.ErrorList) {
 	at := field.NewPath("exemptions")
 	check := func(name string, values []string, form func(string) []string) {
 		seen := map[string]bool{}
@@ -179,14 +181,16 @@ func exemptions(f *file) (errs field.ErrorList) {
 			seen[v] = true
 		}
 	}
-	check("usernames", f.Exemptions.Usernames, func(s string) []string {
+	check("usernames", config.Exemptions.Usernames, func(s string) []string {
 		if s == "" {
 			return []string{"username must not be empty"}
 		}
 		return nil
 	})
-	check("namespaces", f.Exemptions.Namespaces, func(s string) []string { return validation.ValidateNamespaceName(s, false) })
-	check("runtimeClasses", f.Exemptions.RuntimeClasses,
+	check("namespaces", config.Exemptions.Namespaces, func(s string) []string {
+		return validation.ValidateNamespaceName(s, false)
+	})
+	check("runtimeClasses", config.Exemptions.RuntimeClasses,
 		func(s string) []string { return validation.NameIsDNSSubdomain(s, false) })
 	return errs
 }

@@ -17,26 +17,27 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Limits of the pods and time that a check of existing pods takes after a change of labels.
+// Limits of the check of existing pods after a change of a namespace's labels: number of pods, and
+// duration.
 const (
-	podsLookedAt = 3000
-	lookingTime  = time.Second
+	maxPodsChecked    = 3000
+	evaluationTimeout = time.Second
 )
 
-// namespace rejects invalid Pod Security labels. If an update enforces a stricter policy, it warns
-// of existing pods that violate it.
-func (p *Plugin) namespace(ctx context.Context, r *api.Request, ns, old *corev1.Namespace) error {
+// checkNamespace rejects invalid Pod Security labels. If an update enforces a stricter policy, it
+// warns of existing pods that violate it.
+func (p *Plugin) checkNamespace(ctx context.Context, r *api.Request, ns, old *corev1.Namespace) error {
 	now, errs := psa.PolicyToEvaluate(ns.Labels, p.config.Defaults)
 	if old == nil {
 		if len(errs) > 0 {
-			return invalid(r, ns, errs)
+			return newInvalid(r, ns, errs)
 		}
 		p.warnExempt(ctx, ns, now)
 		return nil
 	}
 	before, oldErrs := psa.PolicyToEvaluate(old.Labels, p.config.Defaults)
 	if len(errs) > 0 && !reflect.DeepEqual(errs, oldErrs) {
-		return invalid(r, ns, errs)
+		return newInvalid(r, ns, errs)
 	}
 	relaxed := now.Enforce.Version == before.Enforce.Version &&
 		psa.CompareLevels(now.Enforce.Level, before.Enforce.Level) < 1
@@ -47,36 +48,37 @@ func (p *Plugin) namespace(ctx context.Context, r *api.Request, ns, old *corev1.
 		p.warnExempt(ctx, ns, now)
 		return nil
 	}
-	for _, w := range p.violations(ctx, ns.Name, now.Enforce) {
+	for _, w := range p.namespaceViolations(ctx, ns.Name, now.Enforce) {
 		api.Warn(ctx, w)
 	}
 	return nil
 }
 
-func invalid(r *api.Request, ns *corev1.Namespace, errs field.ErrorList) error {
+func newInvalid(r *api.Request, ns *corev1.Namespace, errs field.ErrorList) error {
 	return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), ns.Name, errs)
 }
 
 // warnExempt warns the client that Pod Security labels have no effect in an exempt namespace.
-func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, now psa.Policy) {
-	if !slices.Contains(p.config.Namespaces, ns.Name) || now.FullyPrivileged() || now.Equivalent(&p.config.Defaults) {
+func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, level psa.Policy) {
+	if !slices.Contains(p.config.Namespaces, ns.Name) || level.FullyPrivileged() ||
+		level.Equivalent(&p.config.Defaults) {
 		return
 	}
 	api.Warn(ctx, fmt.Sprintf("namespace %q is exempt from Pod Security, and the policy (%s) will be ignored", ns.Name,
-		labelled(ns.Labels, now)))
+		describeLabels(ns.Labels, level)))
 }
 
-// labelled returns the part of a policy that labels set: "enforce=baseline:latest,
+// describeLabels returns the part of a policy that labels set: "enforce=baseline:latest,
 // warn=restricted:v1.30".
-func labelled(labels map[string]string, now psa.Policy) string {
+func describeLabels(labels map[string]string, level psa.Policy) string {
 	out := ""
 	for _, m := range []struct {
 		name, level, version string
 		lv                   psa.LevelVersion
 	}{
-		{"enforce", psa.EnforceLevelLabel, psa.EnforceVersionLabel, now.Enforce},
-		{"audit", psa.AuditLevelLabel, psa.AuditVersionLabel, now.Audit},
-		{"warn", psa.WarnLevelLabel, psa.WarnVersionLabel, now.Warn},
+		{"enforce", psa.EnforceLevelLabel, psa.EnforceVersionLabel, level.Enforce},
+		{"audit", psa.AuditLevelLabel, psa.AuditVersionLabel, level.Audit},
+		{"warn", psa.WarnLevelLabel, psa.WarnVersionLabel, level.Warn},
 	} {
 		_, level := labels[m.level]
 		_, version := labels[m.version]
@@ -91,16 +93,17 @@ func labelled(labels map[string]string, now psa.Policy) string {
 	return out
 }
 
-// same counts the pods that violate a level for the same reason. first is the first pod by name.
-type same struct {
+// violationCount counts the pods that violate a level for the same reason. first is the name of the
+// first of them.
+type violationCount struct {
 	reason, first string
 	count         int
 }
 
-// violations returns warnings about the pods of a namespace that violate a level. It checks one pod
-// of each controller first.
-func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.LevelVersion) []string {
-	ctx, cancel := context.WithTimeout(ctx, lookingTime)
+// namespaceViolations returns warnings about the pods of a namespace that violate a level. Because
+// the check is limited, it checks one pod of each controller first.
+func (p *Plugin) namespaceViolations(ctx context.Context, namespace string, enforce psa.LevelVersion) []string {
+	ctx, cancel := context.WithTimeout(ctx, evaluationTimeout)
 	defer cancel()
 	all, err := p.cluster.List(ctx, "pods", namespace, false)
 	if err != nil {
@@ -108,22 +111,23 @@ func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.L
 	}
 	pods := p.inOrder(all)
 	total := len(pods)
-	pods = pods[:min(total, podsLookedAt)]
-	var found []same
+	pods = pods[:min(total, maxPodsChecked)]
+	var found []violationCount
 	looked := 0
 	for _, pod := range pods {
 		if ctx.Err() != nil {
 			break
 		}
 		looked++
-		if got := p.judge(enforce, &pod.ObjectMeta, &pod.Spec); !got.Allowed {
-			found = count(found, got.ForbiddenReason(), pod.Name)
+		if got := p.evaluateLevel(enforce, &pod.ObjectMeta, &pod.Spec); !got.Allowed {
+			found = countViolation(found, got.ForbiddenReason(), pod.Name)
 		}
 	}
 	var out []string
 	if looked < total {
-		out = append(out, fmt.Sprintf("new PodSecurity enforce level only checked against the first %d of %d existing pods",
-			looked, total))
+		out = append(out,
+			fmt.Sprintf("new PodSecurity enforce level only checked against the first %d of %d existing pods",
+				looked, total))
 	}
 	if len(found) > 0 {
 		out = append(out, fmt.Sprintf("existing pods in namespace %q violate the new PodSecurity enforce level %q",
@@ -137,18 +141,18 @@ func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.L
 	return append(out, lines...)
 }
 
-func count(found []same, reason, pod string) []same {
-	for i := range found {
-		if found[i].reason == reason {
-			found[i].first = min(found[i].first, pod)
-			found[i].count++
-			return found
+func countViolation(violations []violationCount, reason, pod string) []violationCount {
+	for i := range violations {
+		if violations[i].reason == reason {
+			violations[i].first = min(violations[i].first, pod)
+			violations[i].count++
+			return violations
 		}
 	}
-	return append(found, same{reason, pod, 1})
+	return append(violations, violationCount{reason, pod, 1})
 }
 
-func (s same) String() string {
+func (s violationCount) String() string {
 	switch s.count {
 	case 1:
 		return fmt.Sprintf("%s: %s", s.first, s.reason)
@@ -158,12 +162,12 @@ func (s same) String() string {
 	return fmt.Sprintf("%s (and %d other pods): %s", s.first, s.count-1, s.reason)
 }
 
-// inOrder returns the pods to check, with one pod of each controller first, so that each kind of
+// inOrder returns the pods to check. One pod of each controller comes first, so that each kind of
 // pod is checked before the time limit. Pods with an exempt RuntimeClass are left out.
-func (p *Plugin) inOrder(all []api.Object) []*corev1.Pod {
+func (p *Plugin) inOrder(objects []api.Object) []*corev1.Pod {
 	var first, rest []*corev1.Pod
 	seen := map[types.UID]bool{}
-	for _, o := range all {
+	for _, o := range objects {
 		pod := o.(*corev1.Pod)
 		if c := pod.Spec.RuntimeClassName; c != nil && slices.Contains(p.config.RuntimeClasses, *c) {
 			continue

@@ -1,7 +1,7 @@
-// Package podsecurity implements Pod Security admission by the labels of namespaces. A label
-// defines the Pod Security Standard that pods must meet (enforce). Other labels define the
-// standards with violations that are added to the audit event (audit) or reported to the client as
-// warnings (warn). Each can select a version of the standards, which
+// Package podsecurity implements Pod Security admission by the labels of namespaces. The label
+// enforce defines the Pod Security Standard that pods must meet. Violations of the standard in the
+// label audit are added to the audit event. The client is warned of violations of the standard in
+// the label warn. Each label can select a version of the standards, which
 // k8s.io/pod-security-admission/policy implements.
 package podsecurity
 
@@ -11,8 +11,6 @@ import (
 	"reflect"
 	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,14 +19,16 @@ import (
 	"k8s.io/pod-security-admission/policy"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // Cluster reads the objects on which the plugin depends.
 type Cluster interface {
-	// Get returns a shared object; ok is false when it does not exist.
+	// Get returns an object, which the caller must not change. ok is false if the object does not
+	// exist.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
-	// List returns the shared objects of a namespace, from the store if fresh is set and otherwise
-	// from this replica's cache.
+	// List returns the objects of a namespace, which the caller must not change. It reads the store
+	// if fresh is true, and otherwise this replica's cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }
 
@@ -43,7 +43,8 @@ type Plugin struct {
 func New(cluster Cluster, config Config) *Plugin {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
-		panic(fmt.Sprintf("podsecurity: the standards contradict themselves: %v", err)) // cannot happen: the checks are constants of a library
+		// cannot happen: the checks are constants of a library
+		panic(fmt.Sprintf("podsecurity: creating the evaluator: %v", err))
 	}
 	return &Plugin{cluster: cluster, config: config, evaluator: evaluator}
 }
@@ -59,71 +60,49 @@ func (p *Plugin) Admit(ctx context.Context, a *api.Attempt) error {
 	case *corev1.Namespace:
 		if a.Facet == "" {
 			before, _ := a.Stored.(*corev1.Namespace)
-			return p.namespace(ctx, r, o, before)
+			return p.checkNamespace(ctx, r, o, before)
 		}
 	case *corev1.Pod:
 		before, _ := a.Stored.(*corev1.Pod)
-		if a.Facet != "status" && a.Facet != "binding" && (before == nil || significant(&o.Spec, &before.Spec)) {
-			return p.pod(ctx, r, o)
+		if a.Facet != "status" && a.Facet != "binding" &&
+			(before == nil || changesCheckedFields(&o.Spec, &before.Spec)) {
+			return p.checkPod(ctx, r, o)
 		}
 	default:
-		if t := template(o); t != nil && a.Facet == "" {
-			p.workload(ctx, r, t)
+		if t, _ := podspec.PodTemplateOf(o); t != nil && a.Facet == "" {
+			p.checkWorkload(ctx, r, t)
 		}
 	}
 	return nil
 }
 
-// template returns the pod template of a workload; nil for other kinds.
-func template(obj api.Object) *corev1.PodTemplateSpec {
-	switch o := obj.(type) {
-	case *corev1.PodTemplate:
-		return &o.Template
-	case *corev1.ReplicationController:
-		return o.Spec.Template
-	case *appsv1.ReplicaSet:
-		return &o.Spec.Template
-	case *appsv1.Deployment:
-		return &o.Spec.Template
-	case *appsv1.DaemonSet:
-		return &o.Spec.Template
-	case *appsv1.StatefulSet:
-		return &o.Spec.Template
-	case *batchv1.Job:
-		return &o.Spec.Template
-	case *batchv1.CronJob:
-		return &o.Spec.JobTemplate.Spec.Template
-	}
-	return nil
-}
-
-// significant reports whether an update of a pod changes fields that the standards check. Only
-// images and ephemeral containers are mutable. Comparing whole containers is cheap and remains
+// changesCheckedFields reports whether an update of a pod changes fields that the standards check.
+// Only images and ephemeral containers are mutable. Comparing whole containers is cheap and remains
 // correct if more fields become mutable.
-func significant(now, was *corev1.PodSpec) bool {
-	return !reflect.DeepEqual(now.Containers, was.Containers) ||
-		!reflect.DeepEqual(now.InitContainers, was.InitContainers) ||
-		!reflect.DeepEqual(now.EphemeralContainers, was.EphemeralContainers) ||
-		!reflect.DeepEqual(now.SecurityContext, was.SecurityContext)
+func changesCheckedFields(spec, old *corev1.PodSpec) bool {
+	return !reflect.DeepEqual(spec.Containers, old.Containers) ||
+		!reflect.DeepEqual(spec.InitContainers, old.InitContainers) ||
+		!reflect.DeepEqual(spec.EphemeralContainers, old.EphemeralContainers) ||
+		!reflect.DeepEqual(spec.SecurityContext, old.SecurityContext)
 }
 
-// pod rejects a pod that violates the enforced level. It records violations of the audit level and
-// warns the client of violations of the warn level.
-func (p *Plugin) pod(ctx context.Context, r *api.Request, pod *corev1.Pod) error {
-	if p.exempt(ctx, r, &pod.Spec) {
+// checkPod rejects a pod that violates the enforced level. It records violations of the audit level
+// and warns the client of violations of the warn level.
+func (p *Plugin) checkPod(ctx context.Context, r *api.Request, pod *corev1.Pod) error {
+	if p.isExempt(ctx, r, &pod.Spec) {
 		return nil
 	}
 	want, errs := p.policyOf(ctx, r.Namespace)
 	if len(errs) == 0 && want.FullyPrivileged() {
-		annotate(ctx, psa.EnforcedPolicyAnnotationKey, want.Enforce.String())
+		addAnnotation(ctx, psa.EnforcedPolicyAnnotationKey, want.Enforce.String())
 		return nil
 	}
 	if len(errs) > 0 {
-		annotate(ctx, "error", fmt.Sprintf("Failed to parse policy: %v", errs.ToAggregate()))
+		addAnnotation(ctx, "error", fmt.Sprintf("Failed to parse policy: %v", errs.ToAggregate()))
 	}
-	annotate(ctx, psa.EnforcedPolicyAnnotationKey, want.Enforce.String())
-	enforced := p.judge(want.Enforce, &pod.ObjectMeta, &pod.Spec)
-	p.note(ctx, want.Audit, &pod.ObjectMeta, &pod.Spec)
+	addAnnotation(ctx, psa.EnforcedPolicyAnnotationKey, want.Enforce.String())
+	enforced := p.evaluateLevel(want.Enforce, &pod.ObjectMeta, &pod.Spec)
+	p.auditViolations(ctx, want.Audit, &pod.ObjectMeta, &pod.Spec)
 	if !enforced.Allowed {
 		name := pod.Name
 		if name == "" {
@@ -132,26 +111,26 @@ func (p *Plugin) pod(ctx context.Context, r *api.Request, pod *corev1.Pod) error
 		return apierrors.NewForbidden(r.Kind.GroupResource(), name,
 			fmt.Errorf("violates PodSecurity %q: %s", want.Enforce, enforced.ForbiddenDetail()))
 	}
-	p.warn(ctx, want.Warn, &pod.ObjectMeta, &pod.Spec)
+	p.warnViolations(ctx, want.Warn, &pod.ObjectMeta, &pod.Spec)
 	return nil
 }
 
-// workload records and warns of violations by a pod template. It does not reject them; pods of the
-// template are rejected at creation.
-func (p *Plugin) workload(ctx context.Context, r *api.Request, t *corev1.PodTemplateSpec) {
-	if p.exempt(ctx, r, &t.Spec) {
+// checkWorkload records violations by a pod template in the audit event, and warns the client of
+// them. It does not reject them; the pods of the template are rejected when they are created.
+func (p *Plugin) checkWorkload(ctx context.Context, r *api.Request, t *corev1.PodTemplateSpec) {
+	if p.isExempt(ctx, r, &t.Spec) {
 		return
 	}
 	want, errs := p.policyOf(ctx, r.Namespace)
 	if len(errs) > 0 {
-		annotate(ctx, "error", fmt.Sprintf("Failed to parse policy: %v", errs.ToAggregate()))
+		addAnnotation(ctx, "error", fmt.Sprintf("Failed to parse policy: %v", errs.ToAggregate()))
 	}
-	p.note(ctx, want.Audit, &t.ObjectMeta, &t.Spec)
-	p.warn(ctx, want.Warn, &t.ObjectMeta, &t.Spec)
+	p.auditViolations(ctx, want.Audit, &t.ObjectMeta, &t.Spec)
+	p.warnViolations(ctx, want.Warn, &t.ObjectMeta, &t.Spec)
 }
 
-// policyOf returns the policy in a namespace's labels. A namespace that does not exist has no
-// labels; another plugin rejects requests for it.
+// policyOf returns the policy that the labels of a namespace define. A namespace that does not
+// exist has no labels; another plugin rejects requests in it.
 func (p *Plugin) policyOf(ctx context.Context, namespace string) (psa.Policy, field.ErrorList) {
 	var labels map[string]string
 	if o, ok := p.cluster.Get(ctx, "namespaces", "", namespace); ok {
@@ -160,25 +139,32 @@ func (p *Plugin) policyOf(ctx context.Context, namespace string) (psa.Policy, fi
 	return psa.PolicyToEvaluate(labels, p.config.Defaults)
 }
 
-func (p *Plugin) judge(lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec) policy.AggregateCheckResult {
+func (p *Plugin) evaluateLevel(
+	lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec,
+) policy.AggregateCheckResult {
 	return policy.AggregateCheckResults(p.evaluator.EvaluatePod(lv, meta, spec))
 }
 
-func (p *Plugin) note(ctx context.Context, lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
-	if got := p.judge(lv, meta, spec); !got.Allowed {
-		annotate(ctx, psa.AuditViolationsAnnotationKey,
+func (p *Plugin) auditViolations(
+	ctx context.Context, lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec,
+) {
+	if got := p.evaluateLevel(lv, meta, spec); !got.Allowed {
+		addAnnotation(ctx, psa.AuditViolationsAnnotationKey,
 			fmt.Sprintf("would violate PodSecurity %q: %s", lv, got.ForbiddenDetail()))
 	}
 }
 
-func (p *Plugin) warn(ctx context.Context, lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
-	if got := p.judge(lv, meta, spec); !got.Allowed {
+func (p *Plugin) warnViolations(
+	ctx context.Context, lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec,
+) {
+	if got := p.evaluateLevel(lv, meta, spec); !got.Allowed {
 		api.Warn(ctx, fmt.Sprintf("would violate PodSecurity %q: %s", lv, got.ForbiddenDetail()))
 	}
 }
 
-// exempt reports whether the request is exempt, and records the reason in the audit event.
-func (p *Plugin) exempt(ctx context.Context, r *api.Request, spec *corev1.PodSpec) bool {
+// isExempt reports whether a request is exempt from Pod Security, and records the reason in the
+// audit event.
+func (p *Plugin) isExempt(ctx context.Context, r *api.Request, spec *corev1.PodSpec) bool {
 	why := ""
 	switch {
 	case slices.Contains(p.config.Namespaces, r.Namespace):
@@ -190,10 +176,10 @@ func (p *Plugin) exempt(ctx context.Context, r *api.Request, spec *corev1.PodSpe
 	default:
 		return false
 	}
-	annotate(ctx, psa.ExemptionReasonAnnotationKey, why)
+	addAnnotation(ctx, psa.ExemptionReasonAnnotationKey, why)
 	return true
 }
 
-func annotate(ctx context.Context, key, value string) {
+func addAnnotation(ctx context.Context, key, value string) {
 	api.Annotate(ctx, psa.AuditAnnotationPrefix+key, value)
 }

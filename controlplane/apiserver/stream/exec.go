@@ -19,10 +19,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// wanted is the set of streams that an exec or attach request uses.
-type wanted struct{ stdin, stdout, stderr, tty bool }
+// wantedStreams is the set of streams that the client of an exec or attach request wants to use.
+type wantedStreams struct{ stdin, stdout, stderr, tty bool }
 
-// session is the client side of an exec or attach session, over SPDY or a WebSocket.
+// session is the API server's connection to the client of an exec or attach request, over SPDY or a
+// WebSocket.
 type session struct {
 	stdin  io.Reader
 	stdout io.Writer
@@ -35,39 +36,44 @@ type session struct {
 	close func()
 }
 
-// openStreams is the time in which a client must open all streams of its request.
-const openStreams = 30 * time.Second
+// openStreamsTimeout is the time limit within which a client must open all streams of its request.
+// A stream of a port-forward must get its counterpart within this time.
+const openStreamsTimeout = 30 * time.Second
 
-// exec runs a command in a container, or attaches to its process. An error is returned only before
-// the connection is upgraded; later errors are reported to the client as the final status.
-func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, want wanted, er api.ExecRequest) error {
+// serveExec runs a command in a container, or attaches to the container's process. It returns an
+// error only before the connection is upgraded; later errors are sent to the client as the final
+// status.
+func (s *Server) serveExec(
+	w http.ResponseWriter, r *http.Request, pod *corev1.Pod, streams wantedStreams, er api.ExecRequest,
+) error {
 	attach := er.Attach
-	er.PodUID, er.Namespace, er.Pod, er.TTY = pod.UID, pod.Namespace, pod.Name, want.tty
-	if want.tty {
-		want.stderr = false // a terminal has a single output stream
+	er.PodUID, er.Namespace, er.Pod, er.TTY = pod.UID, pod.Namespace, pod.Name, streams.tty
+	if streams.tty {
+		streams.stderr = false // a terminal has a single output stream
 	}
 	var err error
-	if er.Container, err = container(pod, er.Container); err != nil {
+	if er.Container, err = resolveContainer(pod, er.Container); err != nil {
 		return err
 	}
 	switch {
 	case !attach && len(er.Command) == 0:
 		return apierrors.NewBadRequest("you must specify at least one command to run in the container")
-	case !want.stdin && !want.stdout && !want.stderr:
+	case !streams.stdin && !streams.stdout && !streams.stderr:
 		return apierrors.NewBadRequest("you must specify at least 1 of stdin, stdout, stderr")
-	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		return apierrors.NewBadRequest(fmt.Sprintf("cannot exec into a container in a completed pod; current phase is %s", pod.Status.Phase))
+	case api.IsPodTerminal(pod):
+		return apierrors.NewBadRequest(fmt.Sprintf("cannot exec into a container in a completed pod; current phase "+
+			"is %s", pod.Status.Phase))
 	case !httpstream.IsUpgradeRequest(r):
 		return apierrors.NewBadRequest("Upgrade request required")
 	}
 	var ses *session
 	if wsstream.IsWebSocketRequest(r) {
-		ses, err = webSocketSession(w, r, want)
+		ses, err = webSocketSession(w, r, streams)
 	} else {
-		ses, err = spdySession(w, r, want)
+		ses, err = spdySession(w, r, streams)
 	}
 	if err != nil {
-		s.Log.Debug("exec was not begun", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+		s.Log.Debug("failed to start exec", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 		return nil // the client has received an error response
 	}
 	defer ses.close()
@@ -80,11 +86,11 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, w
 		case <-ctx.Done():
 		}
 	}()
-	ses.report(outcome(s.Nodes.Exec(ctx, pod.Spec.NodeName, er, ses.streams(ctx))))
+	ses.report(finalStatus(s.Nodes.Exec(ctx, pod.Spec.NodeName, er, ses.sessionStreams(ctx))))
 	return nil
 }
 
-func (ses *session) streams(ctx context.Context) api.Streams {
+func (ses *session) sessionStreams(ctx context.Context) api.Streams {
 	st := api.Streams{Stdin: ses.stdin, Stdout: ses.stdout, Stderr: ses.stderr}
 	if ses.resize != nil {
 		sizes := make(chan api.TermSize)
@@ -94,23 +100,23 @@ func (ses *session) streams(ctx context.Context) api.Streams {
 	return st
 }
 
-func pumpSizes(ctx context.Context, from io.Reader, to chan<- api.TermSize) {
-	defer close(to)
-	for dec := json.NewDecoder(from); ; {
+func pumpSizes(ctx context.Context, reader io.Reader, sizes chan<- api.TermSize) {
+	defer close(sizes)
+	for dec := json.NewDecoder(reader); ; {
 		var size api.TermSize
 		if dec.Decode(&size) != nil {
 			return
 		}
 		select {
-		case to <- size:
+		case sizes <- size:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// outcome returns the final Status of an exec session that ended with err.
-func outcome(err error) metav1.Status {
+// finalStatus returns the final Status of an exec session that ended with err.
+func finalStatus(err error) metav1.Status {
 	var exit *api.ExitError
 	switch {
 	case err == nil:
@@ -119,7 +125,8 @@ func outcome(err error) metav1.Status {
 		return metav1.Status{
 			Status: metav1.StatusFailure, Reason: "NonZeroExitCode",
 			Message: fmt.Sprintf("command terminated with non-zero exit code: %v", err),
-			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode", Message: strconv.Itoa(exit.Code)}}},
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode",
+				Message: strconv.Itoa(exit.Code)}}},
 		}
 	}
 	return apierrors.NewInternalError(fmt.Errorf("error executing command in container: %w", err)).ErrStatus

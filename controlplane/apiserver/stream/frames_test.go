@@ -142,20 +142,25 @@ func allocated(do func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// Whatever a client sends as frames of exec, attach and port-forward, in every form, the server does not panic, needs no
-// memory out of proportion, and lets go when the client leaves.
+// Whatever a client sends as frames of exec, attach and port-forward, in every form, the server
+// does not panic, needs no memory out of proportion, and lets go when the client leaves.
 func FuzzFrames(f *testing.F) {
 	data := func(id uint32, flags byte, payload string) []byte {
 		out := binary.BigEndian.AppendUint32(nil, id)
 		return append(append(out, flags, 0, 0, byte(len(payload))), payload...)
 	}
-	errors, stdin := opening(f, 1, http.Header{"streamtype": {"error"}}), opening(f, 1, http.Header{"streamtype": {"stdin"}})
+	errors, stdin := opening(f, 1, http.Header{"streamtype": {"error"}}),
+		opening(f, 1, http.Header{"streamtype": {"stdin"}})
 	pair := opening(f, 1, http.Header{"streamtype": {"error"}, "port": {"80"}, "requestid": {"0"}})
 	for form := range byte(len(forms)) {
-		for _, seed := range [][]byte{nil, message(2, "\x00input"), message(2, "\x04{\"Width\":80,\"Height\":24}"), message(2, "\xff\x00"),
-			message(1, "0"+base64.StdEncoding.EncodeToString([]byte("input"))), message(8, "\x03\xe8"), message(9, "ping"), message(2, ""),
-			errors, append(bytes.Clone(errors), data(1, 1, "abc")...), stdin, pair, message(2, string(pair)), data(7, 0, "abc"),
-			{0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1}, {0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff}, {0, 0, 0, 1, 0, 0xff, 0xff, 0xff}, {0x82, 0xff, 0x7f, 0xff, 0xff, 0xff}} {
+		for _, seed := range [][]byte{nil, message(2, "\x00input"), message(2, "\x04{\"Width\":80,\"Height\":24}"),
+			message(2, "\xff\x00"),
+			message(1, "0"+base64.StdEncoding.EncodeToString([]byte("input"))), message(8, "\x03\xe8"),
+			message(9, "ping"), message(2, ""),
+			errors, append(bytes.Clone(errors), data(1, 1, "abc")...), stdin, pair, message(2, string(pair)),
+			data(7, 0, "abc"),
+			{0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1}, {0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff},
+			{0, 0, 0, 1, 0, 0xff, 0xff, 0xff}, {0x82, 0xff, 0x7f, 0xff, 0xff, 0xff}} {
 			f.Add(form, seed)
 		}
 	}
@@ -169,8 +174,8 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// The headers of a stream are compressed: what unpacks to much more than any client has to say is refused before it is
-// unpacked. Data is not.
+// The headers of a stream are compressed: what unpacks to much more than any client has to say is
+// refused before it is unpacked. Data is not.
 func TestHeadersThatUnpack(t *testing.T) {
 	bomb := http.Header{"streamtype": {"error"}}
 	for i := range 24 {

@@ -9,37 +9,37 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// logSink writes a log to the client, as a response body or over a WebSocket.
+// logSink writes a log to the client: as a response body (textLog) or over a WebSocket (socketLog).
 type logSink interface {
-	begin() error // sends the response headers; further calls do nothing
-	write(data []byte) error
-	end()
+	startLog() error // sends the response headers; further calls do nothing
+	writeLog(data []byte) error
+	endLog()
 }
 
-// textLog writes a log as the body of a response.
+// textLog writes a log as the body of an HTTP response.
 type textLog struct {
-	w     http.ResponseWriter
-	begun bool
+	w       http.ResponseWriter
+	started bool
 }
 
-func (t *textLog) begin() error {
-	if t.begun {
+func (t *textLog) startLog() error {
+	if t.started {
 		return nil
 	}
-	t.begun = true
+	t.started = true
 	t.w.Header().Set("Content-Type", "text/plain")
 	t.w.WriteHeader(http.StatusOK)
 	return http.NewResponseController(t.w).Flush()
 }
 
-func (t *textLog) write(data []byte) error {
+func (t *textLog) writeLog(data []byte) error {
 	if _, err := t.w.Write(data); err != nil {
 		return err
 	}
 	return http.NewResponseController(t.w).Flush()
 }
 
-func (t *textLog) end() {}
+func (t *textLog) endLog() {}
 
 // Subprotocols of a log over a WebSocket, for browsers: binary messages, or text messages in
 // base64. The default is binary.
@@ -50,25 +50,25 @@ const (
 
 // socketLog writes a log as messages of a WebSocket.
 type socketLog struct {
-	w    http.ResponseWriter
-	r    *http.Request
-	left func() // called when the client has disconnected
+	w            http.ResponseWriter
+	r            *http.Request
+	onDisconnect func() // called when the client has disconnected
 
 	conn *websocket.Conn
 }
 
-func (s *socketLog) begin() error {
+func (s *socketLog) startLog() error {
 	if s.conn != nil {
 		return nil
 	}
-	conn, err := upgrader(logBinary, logBase64).Upgrade(s.w, s.r, nil)
+	conn, err := newUpgrader(logBinary, logBase64).Upgrade(s.w, s.r, nil)
 	if err != nil {
 		return err
 	}
 	s.conn = conn
 	conn.SetReadLimit(maxMessage)
 	go func() { // discards messages of the client, and detects that it has disconnected
-		defer s.left()
+		defer s.onDisconnect()
 		for {
 			_, in, err := conn.NextReader()
 			if err == nil {
@@ -82,10 +82,10 @@ func (s *socketLog) begin() error {
 	return nil
 }
 
-// unreadFor is how long a message may wait for a client that does not read.
+// unreadFor is how long the write of a message may wait for a client that does not read.
 const unreadFor = time.Minute
 
-func (s *socketLog) write(data []byte) error {
+func (s *socketLog) writeLog(data []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(unreadFor)); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (s *socketLog) write(data []byte) error {
 	return s.conn.WriteMessage(websocket.BinaryMessage, data)
 }
 
-func (s *socketLog) end() {
+func (s *socketLog) endLog() {
 	if s.conn == nil {
 		return
 	}

@@ -20,21 +20,22 @@ import (
 )
 
 // Subprotocols of port-forward: SPDY on the connection, and SPDY inside WebSocket messages.
-// Requests with the exec subprotocols use numbered channels.
+// Requests with the subprotocols of exec use numbered channels instead.
 const (
 	portForwardV1     = "portforward.k8s.io"
 	portForwardTunnel = "SPDY/3.1+portforward.k8s.io"
 )
 
-// forwarder forwards streams of a client to ports of one pod.
+// forwarder forwards the streams that a client opens to ports of one pod.
 type forwarder struct {
-	s   *Server
-	pod *corev1.Pod
+	server *Server
+	pod    *corev1.Pod
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, ports []int32) error {
 	if pod.Status.Phase != corev1.PodRunning {
-		return apierrors.NewBadRequest(fmt.Sprintf("unable to forward port because pod is not running. Current status=%v", pod.Status.Phase))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"unable to forward port because pod is not running. Current status=%v", pod.Status.Phase))
 	}
 	if !httpstream.IsUpgradeRequest(r) {
 		return apierrors.NewBadRequest("Upgrade request required")
@@ -43,14 +44,14 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1
 	var err error
 	switch {
 	case wsstream.IsWebSocketRequestWithTunnelingProtocol(r):
-		err = f.tunnelled(w, r)
+		err = f.serveTunneled(w, r)
 	case wsstream.IsWebSocketRequest(r):
 		if len(ports) == 0 {
-			return apierrors.NewBadRequest("query parameter \"ports\" is required: one to a hundred ports")
+			return apierrors.NewBadRequest("query parameter \"ports\" is required: 1 to 100 ports")
 		}
-		err = f.channels(w, r, ports)
+		err = f.serveChannels(w, r, ports)
 	default:
-		err = f.spdy(w, r)
+		err = f.serveSPDY(w, r)
 	}
 	if err != nil {
 		s.Log.Debug("port-forward ended", "pod", pod.Namespace+"/"+pod.Name, "err", err)
@@ -58,7 +59,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1
 	return nil // the client has received an error response
 }
 
-func (f forwarder) spdy(w http.ResponseWriter, r *http.Request) error {
+func (f forwarder) serveSPDY(w http.ResponseWriter, r *http.Request) error {
 	if _, err := httpstream.Handshake(r, w, []string{portForwardV1}); err != nil {
 		return err
 	}
@@ -68,41 +69,42 @@ func (f forwarder) spdy(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return f.pairs(r.Context(), conn, streams)
+	return f.forwardPairs(r.Context(), conn, streams)
 }
 
-// tunnelled serves port-forward over SPDY inside WebSocket messages.
-func (f forwarder) tunnelled(w http.ResponseWriter, r *http.Request) error {
-	ws, err := upgrader(portForwardTunnel).Upgrade(w, r, nil)
+// serveTunneled serves a port-forward request over SPDY inside WebSocket messages.
+func (f forwarder) serveTunneled(w http.ResponseWriter, r *http.Request) error {
+	ws, err := newUpgrader(portForwardTunnel).Upgrade(w, r, nil)
 	if err != nil {
 		return err
 	}
 	stop := make(chan struct{})
 	defer close(stop)
-	streams := make(chan opened)
-	conn, err := spdy.NewServerConnection(newFramedConn(portforward.NewTunnelingConnection("server", ws)), deliver(streams, stop))
+	streams := make(chan openedStream)
+	conn, err := spdy.NewServerConnection(newFramedConn(portforward.NewTunnelingConnection("server", ws)),
+		deliverStreams(streams, stop))
 	if err != nil {
 		return err
 	}
-	return f.pairs(r.Context(), conn, streams)
+	return f.forwardPairs(r.Context(), conn, streams)
 }
 
-// pair is the data stream and the error stream of one forwarded connection.
+// pair contains the two streams of one forwarded connection: the data stream and the error stream.
 type pair struct {
 	data, err httpstream.Stream
-	since     time.Time
+	openedAt  time.Time
 }
 
-// pairs matches data and error streams by request ID and forwards each pair, until the client
-// disconnects.
-func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, streams <-chan opened) error {
+// forwardPairs matches data and error streams by request ID and forwards each pair, until the
+// client disconnects.
+func (f forwarder) forwardPairs(ctx context.Context, conn httpstream.Connection, streams <-chan openedStream) error {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	half := map[string]*pair{}
-	sweep := time.NewTicker(openStreams)
+	sweep := time.NewTicker(openStreamsTimeout)
 	defer sweep.Stop()
 	for {
 		select {
@@ -112,7 +114,7 @@ func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, stream
 			return ctx.Err()
 		case now := <-sweep.C:
 			for id, p := range half {
-				if now.Sub(p.since) > openStreams {
+				if now.Sub(p.openedAt) > openStreamsTimeout {
 					delete(half, id)
 				}
 			}
@@ -120,7 +122,7 @@ func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, stream
 			id := st.Headers().Get("requestID")
 			p := half[id]
 			if p == nil {
-				p = &pair{since: time.Now()}
+				p = &pair{openedAt: time.Now()}
 				half[id] = p
 			}
 			switch st.Headers().Get(streamTypeHeader) {
@@ -140,37 +142,38 @@ func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, stream
 			go func() {
 				defer running.Done()
 				defer conn.RemoveStreams(p.data, p.err)
-				f.one(ctx, p, st.replied)
+				f.forwardPair(ctx, p, st.replied)
 			}()
 		}
 	}
 }
 
-// one forwards one connection after replied is closed. It writes an error to the error stream.
-func (f forwarder) one(ctx context.Context, p *pair, replied <-chan struct{}) {
+// forwardPair waits until replied is closed, and then forwards one connection. If an error occurs,
+// it writes the error to the error stream.
+func (f forwarder) forwardPair(ctx context.Context, streamPair *pair, replied <-chan struct{}) {
 	select {
 	case <-replied:
 	case <-ctx.Done():
 		return
 	}
-	defer p.err.Close()
-	port, err := strconv.ParseUint(p.data.Headers().Get("port"), 10, 16)
+	defer streamPair.err.Close()
+	port, err := strconv.ParseUint(streamPair.data.Headers().Get("port"), 10, 16)
 	if err == nil && port == 0 {
-		err = errors.New("0 is no port")
+		err = errors.New("0 is not a port")
 	}
 	if err == nil {
-		err = f.s.Nodes.PortForward(ctx, f.pod.Spec.NodeName, f.pod.UID, int32(port), p.data)
+		err = f.server.Nodes.PortForward(ctx, f.pod.Spec.NodeName, f.pod.UID, int32(port), streamPair.data)
 	}
-	_ = p.data.Close()
+	_ = streamPair.data.Close()
 	if err != nil && ctx.Err() == nil {
-		fmt.Fprintf(p.err, "error forwarding port %d to pod %s, uid : %v", port, f.pod.Name, err)
+		fmt.Fprintf(streamPair.err, "error forwarding port %d to pod %s, uid : %v", port, f.pod.Name, err)
 	}
 }
 
-// channels serves the older WebSocket protocol: one data channel and one error channel for each
-// requested port.
-func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int32) error {
-	conn, err := upgrader(channelV4, channelV4Base64).Upgrade(w, r, nil)
+// serveChannels serves the older WebSocket protocol: one data channel and one error channel for
+// each requested port.
+func (f forwarder) serveChannels(w http.ResponseWriter, r *http.Request, ports []int32) error {
+	conn, err := newUpgrader(channelV4, channelV4Base64).Upgrade(w, r, nil)
 	if err != nil {
 		return err
 	}
@@ -179,13 +182,13 @@ func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int3
 		inputs = append(inputs, byte(2*i))
 	}
 	m, readers := newMux(conn, conn.Subprotocol() == channelV4Base64, inputs...)
-	defer m.close()
+	defer m.closeConn()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	go func() { m.run(); cancel() }()
+	go func() { m.readMessages(); cancel() }()
 	var running sync.WaitGroup
 	for i, port := range ports {
-		data, fail := m.channel(byte(2*i)), m.channel(byte(2*i+1))
+		data, fail := m.channelWriter(byte(2*i)), m.channelWriter(byte(2*i+1))
 		// Each channel starts with its port number.
 		var hello [2]byte
 		binary.LittleEndian.PutUint16(hello[:], uint16(port))
@@ -197,7 +200,8 @@ func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int3
 		running.Add(1)
 		go func() {
 			defer running.Done()
-			err := f.s.Nodes.PortForward(ctx, f.pod.Spec.NodeName, f.pod.UID, port, joined{readers[byte(2*i)], data})
+			err := f.server.Nodes.PortForward(ctx, f.pod.Spec.NodeName, f.pod.UID, port,
+				joinedStream{readers[byte(2*i)], data})
 			if err != nil && ctx.Err() == nil {
 				fmt.Fprintf(fail, "error forwarding port %d to pod %s: %v", port, f.pod.Name, err)
 			}
@@ -207,14 +211,14 @@ func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int3
 	return nil
 }
 
-// joined is an io.ReadWriteCloser that consists of a reader and a writer.
-type joined struct {
+// joinedStream is an io.ReadWriteCloser that consists of a reader and a writer.
+type joinedStream struct {
 	io.Reader
 	io.Writer
 }
 
 // Close closes the reader. The channel itself is closed with the WebSocket.
-func (j joined) Close() error {
+func (j joinedStream) Close() error {
 	if c, ok := j.Reader.(io.Closer); ok {
 		return c.Close()
 	}

@@ -21,37 +21,40 @@ const (
 
 const streamTypeHeader = "streamType"
 
-// opened is a stream that the client has opened. It may be used after replied is closed.
-type opened struct {
+// openedStream is a stream that the client has opened. It must not be used before replied is
+// closed.
+type openedStream struct {
 	httpstream.Stream
 	replied <-chan struct{}
 }
 
 // upgradeSPDY upgrades the connection to SPDY. The returned channel receives the streams that the
 // client opens, until stop is closed.
-func upgradeSPDY(w http.ResponseWriter, r *http.Request, stop <-chan struct{}) (httpstream.Connection, <-chan opened, error) {
-	streams := make(chan opened)
-	conn := spdy.NewResponseUpgrader().UpgradeResponse(framedWriter{w}, r, deliver(streams, stop))
+func upgradeSPDY(w http.ResponseWriter, r *http.Request, stop <-chan struct{}) (
+	httpstream.Connection, <-chan openedStream, error,
+) {
+	streams := make(chan openedStream)
+	conn := spdy.NewResponseUpgrader().UpgradeResponse(framedWriter{w}, r, deliverStreams(streams, stop))
 	if conn == nil {
 		return nil, nil, errors.New("the connection could not be upgraded to SPDY")
 	}
 	return conn, streams, nil
 }
 
-func deliver(to chan<- opened, stop <-chan struct{}) httpstream.NewStreamHandler {
+func deliverStreams(streams chan<- openedStream, stop <-chan struct{}) httpstream.NewStreamHandler {
 	return func(st httpstream.Stream, replied <-chan struct{}) error {
 		select {
-		case to <- opened{st, replied}:
+		case streams <- openedStream{st, replied}:
 			return nil
 		case <-stop:
-			return errors.New("no more streams are taken")
+			return errors.New("the session accepts no more streams")
 		}
 	}
 }
 
 // spdySession starts an exec session over SPDY. It waits until the client has opened the error
-// stream and all streams in want, at most openStreams.
-func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session, error) {
+// stream and all streams in wanted, at most openStreamsTimeout.
+func spdySession(w http.ResponseWriter, r *http.Request, wanted wantedStreams) (*session, error) {
 	protocol, err := httpstream.Handshake(r, w, []string{channelV4, channelV3, channelV2})
 	if err != nil {
 		return nil, err
@@ -62,14 +65,15 @@ func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session,
 	if err != nil {
 		return nil, err
 	}
-	ses := &session{gone: gone(conn.CloseChan()), close: func() { _ = conn.Close() }}
+	ses := &session{gone: closeSignal(conn.CloseChan()), close: func() { _ = conn.Close() }}
 	need := map[string]bool{"error": true}
-	for name, w := range map[string]bool{"stdin": want.stdin, "stdout": want.stdout, "stderr": want.stderr, "resize": want.tty && protocol != channelV2} {
+	for name, w := range map[string]bool{"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr,
+		"resize": wanted.tty && protocol != channelV2} {
 		if w {
 			need[name] = true
 		}
 	}
-	late := time.NewTimer(openStreams)
+	late := time.NewTimer(openStreamsTimeout)
 	defer late.Stop()
 	for len(need) > 0 {
 		select {
@@ -77,10 +81,10 @@ func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session,
 			name := st.Headers().Get(streamTypeHeader)
 			if !need[name] {
 				_ = conn.Close()
-				return nil, fmt.Errorf("the client opened a stream %q that it had not announced", name)
+				return nil, fmt.Errorf("the client opened an unexpected stream %q", name)
 			}
 			delete(need, name)
-			if err := ses.attach(name, st, protocol, late.C); err != nil {
+			if err := ses.attachStream(name, st, protocol, late.C); err != nil {
 				_ = conn.Close()
 				return nil, err
 			}
@@ -88,23 +92,23 @@ func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session,
 			_ = conn.Close()
 			return nil, errors.New("timed out waiting for client to create streams")
 		case <-conn.CloseChan():
-			return nil, errors.New("the client left before it had opened its streams")
+			return nil, errors.New("the client disconnected before it opened its streams")
 		}
 	}
 	return ses, nil
 }
 
-func gone(c <-chan bool) <-chan struct{} {
+func closeSignal(c <-chan bool) <-chan struct{} {
 	out := make(chan struct{})
 	go func() { <-c; close(out) }()
 	return out
 }
 
-func (ses *session) attach(name string, st opened, protocol string, late <-chan time.Time) error {
+func (ses *session) attachStream(name string, st openedStream, protocol string, deadline <-chan time.Time) error {
 	select {
 	case <-st.replied:
-	case <-late:
-		return errors.New("timed out replying to a stream of the client")
+	case <-deadline:
+		return errors.New("timed out accepting a stream of the client")
 	}
 	switch name {
 	case "stdin":
@@ -123,8 +127,8 @@ func (ses *session) attach(name string, st opened, protocol string, late <-chan 
 	return nil
 }
 
-// reportBytes encodes the final status of an exec session: as JSON if structured is set, else as
-// the error message. It is empty for a success without structured.
+// reportBytes encodes the final status of an exec session: as JSON if structured is true, otherwise
+// as the error message. Without structured, the result for a success is empty.
 func reportBytes(s metav1.Status, structured bool) []byte {
 	if structured {
 		data, err := json.Marshal(s)

@@ -25,22 +25,24 @@ type Server struct {
 	Log   *slog.Logger
 }
 
-// join serves an exec, attach or port-forward request with the options that admission accepted.
-func (s *Server) join(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, options runtime.Object) error {
+// connectStreams serves an exec, attach or port-forward request. options are the options of the
+// request as admission has accepted them.
+func (s *Server) connectStreams(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, options runtime.Object) error {
 	switch o := options.(type) {
 	case *corev1.PodExecOptions:
-		want := wanted{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
-		return s.exec(w, r, pod, want, api.ExecRequest{Container: o.Container, Command: o.Command})
+		want := wantedStreams{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
+		return s.serveExec(w, r, pod, want, api.ExecRequest{Container: o.Container, Command: o.Command})
 	case *corev1.PodAttachOptions:
-		want := wanted{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
-		return s.exec(w, r, pod, want, api.ExecRequest{Container: o.Container, Attach: true})
+		want := wantedStreams{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
+		return s.serveExec(w, r, pod, want, api.ExecRequest{Container: o.Container, Attach: true})
 	case *corev1.PodPortForwardOptions:
 		return s.portForward(w, r, pod, o.Ports)
 	}
-	return apierrors.NewInternalError(fmt.Errorf("a connection with options of type %T", options))
+	return apierrors.NewInternalError(fmt.Errorf("unexpected options of type %T", options))
 }
 
-// ServeStream serves the subresource of a pod that the request names, until the stream ends.
+// ServeStream serves a subresource of the pod obj (log, exec, attach or port-forward), which req
+// specifies, until the stream ends.
 func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -52,15 +54,15 @@ func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Re
 		return
 	}
 	if s.Nodes == nil {
-		s.Error(w, r, apierrors.NewServiceUnavailable("this replica has no way to the nodes"))
+		s.Error(w, r, apierrors.NewServiceUnavailable("this replica cannot connect to nodes"))
 		return
 	}
 	var err error
 	switch req.Subresource {
 	case "log":
-		err = s.logs(w, r, pod)
+		err = s.serveLogs(w, r, pod)
 	case "exec", "attach", "portforward":
-		err = s.join(w, r, pod, req.Object)
+		err = s.connectStreams(w, r, pod, req.Object)
 	default:
 		err = apierrors.NewMethodNotSupported(req.Kind.GroupResource(), req.Subresource)
 	}
@@ -69,9 +71,9 @@ func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Re
 	}
 }
 
-// container returns the name of the container that the request means. An empty name means the
-// default container or the only container of the pod.
-func container(pod *corev1.Pod, name string) (string, error) {
+// resolveContainer returns the name of the container for a request that specifies name. An empty
+// name means the default container of the pod, or its only container.
+func resolveContainer(pod *corev1.Pod, name string) (string, error) {
 	var names, init, ephemeral []string
 	for i := range pod.Spec.Containers {
 		names = append(names, pod.Spec.Containers[i].Name)
@@ -97,25 +99,29 @@ func container(pod *corev1.Pod, name string) (string, error) {
 	if len(names) == 1 {
 		return names[0], nil
 	}
-	msg := fmt.Sprintf("a container name must be specified for pod %s, choose one of: [%s]", pod.Name, strings.Join(names, " "))
+	msg := fmt.Sprintf("a container name must be specified for pod %s, choose one of: [%s]", pod.Name,
+		strings.Join(names, " "))
 	if len(init) > 0 {
 		msg += fmt.Sprintf(" or one of the init containers: [%s]", strings.Join(init, " "))
 	}
 	return "", apierrors.NewBadRequest(msg)
 }
 
-// upstream returns the error response for an error from the node.
-func upstream(err error, pod *corev1.Pod) error {
+// nodeError returns the error response to the client for an error of the node's agent.
+func nodeError(err error, pod *corev1.Pod) error {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		return err
 	}
-	return apierrors.NewInternalError(fmt.Errorf("pod %s/%s on node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err))
+	return apierrors.NewInternalError(fmt.Errorf("pod %s/%s on node %s: %w", pod.Namespace, pod.Name,
+		pod.Spec.NodeName, err))
 }
 
-// waiting returns an error with the waiting reason if the container has not started, else nil.
-func waiting(pod *corev1.Pod, name string) error {
-	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses)
+// waitingError returns an error with the container's waiting reason if the container has not
+// started; otherwise nil.
+func waitingError(pod *corev1.Pod, name string) error {
+	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses)
 	reason := ""
 	for i := range all {
 		st := &all[i]
@@ -132,9 +138,12 @@ func waiting(pod *corev1.Pod, name string) error {
 	}
 	switch reason {
 	case "":
-		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: no reason given", name, pod.Name))
+		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: no reason given",
+			name, pod.Name))
 	case "ErrImagePull", "ImagePullBackOff":
-		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: trying and failing to pull image", name, pod.Name))
+		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: trying and failing to "+
+			"pull image", name, pod.Name))
 	}
-	return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: %s", name, pod.Name, reason))
+	return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: %s", name,
+		pod.Name, reason))
 }

@@ -31,7 +31,7 @@ func FuzzOpenMessage(f *testing.F) {
 	f.Add([]byte("0YWJj"), true)
 	f.Fuzz(func(t *testing.T, msg []byte, base64 bool) {
 		m := &mux{base64: base64}
-		_, data, err := m.open(msg)
+		_, data, err := m.openMessage(msg)
 		if err == nil && len(data) >= len(msg) {
 			t.Errorf("%q became %q", msg, data)
 		}
@@ -41,7 +41,8 @@ func FuzzOpenMessage(f *testing.F) {
 // The container that is meant, and the words when that is not clear.
 func TestContainer(t *testing.T) {
 	pod := func(init bool, annotation string, names ...string) *corev1.Pod {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{"kubectl.kubernetes.io/default-container": annotation}}}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p",
+			Annotations: map[string]string{"kubectl.kubernetes.io/default-container": annotation}}}
 		for _, n := range names {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: n})
 		}
@@ -60,10 +61,11 @@ func TestContainer(t *testing.T) {
 		{pod(true, "", "a"), "i", "i", ""},
 		{pod(false, "b", "a", "b"), "", "b", ""},
 		{pod(false, "", "a", "b"), "", "", "a container name must be specified for pod p, choose one of: [a b]"},
-		{pod(true, "", "a", "b"), "", "", "a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i]"},
+		{pod(true, "", "a", "b"), "", "", "a container name must be specified for pod p, choose one of: [a b] or one " +
+			"of the init containers: [i]"},
 		{pod(false, "", "a"), "z", "", "container z is not valid for pod p"},
 	} {
-		got, err := container(x.pod, x.ask)
+		got, err := resolveContainer(x.pod, x.ask)
 		said := ""
 		if err != nil {
 			said = err.Error()
@@ -77,8 +79,9 @@ func TestContainer(t *testing.T) {
 // A log is both outputs of a container; asking for one of them is refused, and so is what is none.
 func TestStreamOfALog(t *testing.T) {
 	for which, want := range map[string]string{
-		"": "", corev1.LogStreamAll: "", corev1.LogStreamStderr: "stream: Forbidden: the two outputs of a container are one log",
-		"stderr": `stream: Unsupported value: "stderr"`,
+		"": "", corev1.LogStreamAll: "",
+		corev1.LogStreamStderr: "stream: Forbidden: the two outputs of a container are one log",
+		"stderr":               `stream: Unsupported value: "stderr"`,
 	} {
 		_, err := logRequest(url.Values{"stream": {which}}, time.Now())
 		if err == nil && want != "" || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {

@@ -36,7 +36,7 @@ const (
 // maxMessage limits the size of a client's message.
 const maxMessage = 1 << 20
 
-func upgrader(protocols ...string) *websocket.Upgrader {
+func newUpgrader(protocols ...string) *websocket.Upgrader {
 	return &websocket.Upgrader{
 		Subprotocols: protocols,
 		// Access is controlled by credentials that browsers do not add on their own.
@@ -46,7 +46,7 @@ func upgrader(protocols ...string) *websocket.Upgrader {
 	}
 }
 
-// mux multiplexes numbered channels over one WebSocket.
+// mux multiplexes numbered channels over one WebSocket, as the subprotocols of exec require.
 type mux struct {
 	conn   *websocket.Conn
 	base64 bool
@@ -56,10 +56,10 @@ type mux struct {
 	done   chan struct{}
 }
 
-// newMux returns a mux and a reader for each channel in inputs. With base64 set, messages are text
-// in base64. Call run to read messages.
-func newMux(conn *websocket.Conn, base64 bool, inputs ...byte) (*mux, map[byte]io.Reader) {
-	m := &mux{conn: conn, base64: base64, inputs: map[byte]*io.PipeWriter{}, done: make(chan struct{})}
+// newMux returns a mux, and a reader for each channel in inputs. If encoded is true, messages are
+// text in base64. The caller must call readMessages to receive messages.
+func newMux(conn *websocket.Conn, encoded bool, inputs ...byte) (*mux, map[byte]io.Reader) {
+	m := &mux{conn: conn, base64: encoded, inputs: map[byte]*io.PipeWriter{}, done: make(chan struct{})}
 	readers := map[byte]io.Reader{}
 	for _, c := range inputs {
 		r, w := io.Pipe()
@@ -69,8 +69,8 @@ func newMux(conn *websocket.Conn, base64 bool, inputs ...byte) (*mux, map[byte]i
 	return m, readers
 }
 
-// run reads messages until the connection ends, then closes all inputs.
-func (m *mux) run() {
+// readMessages reads messages until the connection ends, then closes all inputs.
+func (m *mux) readMessages() {
 	defer close(m.done)
 	defer func() {
 		for _, w := range m.inputs {
@@ -82,7 +82,7 @@ func (m *mux) run() {
 		if err != nil {
 			return
 		}
-		channel, data, err := m.open(data)
+		channel, data, err := m.openMessage(data)
 		if err != nil {
 			return
 		}
@@ -98,7 +98,7 @@ func (m *mux) run() {
 	}
 }
 
-func (m *mux) open(msg []byte) (byte, []byte, error) {
+func (m *mux) openMessage(msg []byte) (byte, []byte, error) {
 	if len(msg) == 0 {
 		return 0, nil, errors.New("a message without a channel")
 	}
@@ -109,35 +109,35 @@ func (m *mux) open(msg []byte) (byte, []byte, error) {
 	return msg[0] - '0', data, err
 }
 
-// channel returns a Writer that sends messages on channel c.
-func (m *mux) channel(c byte) io.Writer { return muxWriter{m, c} }
+// channelWriter returns an io.Writer that sends messages on channel c.
+func (m *mux) channelWriter(c byte) io.Writer { return muxWriter{m, c} }
 
 type muxWriter struct {
-	m *mux
-	c byte
+	mux     *mux
+	channel byte
 }
 
 // Write sends data as one message. It implements io.Writer.
 func (w muxWriter) Write(data []byte) (int, error) {
 	kind := websocket.BinaryMessage
 	msg := make([]byte, 0, len(data)+1)
-	if w.m.base64 {
+	if w.mux.base64 {
 		kind = websocket.TextMessage
-		msg = append(msg, '0'+w.c)
+		msg = append(msg, '0'+w.channel)
 		msg = append(msg, base64.StdEncoding.EncodeToString(data)...)
 	} else {
-		msg = append(msg, w.c)
+		msg = append(msg, w.channel)
 		msg = append(msg, data...)
 	}
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	if err := w.m.conn.WriteMessage(kind, msg); err != nil {
+	w.mux.mu.Lock()
+	defer w.mux.mu.Unlock()
+	if err := w.mux.conn.WriteMessage(kind, msg); err != nil {
 		return 0, fmt.Errorf("writing to the client: %w", err)
 	}
 	return len(data), nil
 }
 
-func (m *mux) close() {
+func (m *mux) closeConn() {
 	m.mu.Lock()
 	_ = m.conn.WriteMessage(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""))
 	m.mu.Unlock()
@@ -148,36 +148,36 @@ func (m *mux) close() {
 }
 
 // webSocketSession upgrades the connection and starts an exec session over a WebSocket.
-func webSocketSession(w http.ResponseWriter, r *http.Request, want wanted) (*session, error) {
-	conn, err := upgrader(channelV5, channelV4, channelV4Base64, channelV1, channelV1Base64).Upgrade(w, r, nil)
+func webSocketSession(w http.ResponseWriter, r *http.Request, wanted wantedStreams) (*session, error) {
+	conn, err := newUpgrader(channelV5, channelV4, channelV4Base64, channelV1, channelV1Base64).Upgrade(w, r, nil)
 	if err != nil {
 		return nil, err
 	}
 	protocol := conn.Subprotocol()
 	inputs := []byte{wsResize}
-	if want.stdin {
+	if wanted.stdin {
 		inputs = append(inputs, wsStdin)
 	}
 	m, readers := newMux(conn, slices.Contains([]string{channelV4Base64, channelV1Base64}, protocol), inputs...)
-	ses := &session{gone: m.done, close: m.close}
-	if want.stdin {
+	ses := &session{gone: m.done, close: m.closeConn}
+	if wanted.stdin {
 		ses.stdin = readers[wsStdin]
 	}
-	if want.stdout {
-		ses.stdout = m.channel(wsStdout)
+	if wanted.stdout {
+		ses.stdout = m.channelWriter(wsStdout)
 	}
-	if want.stderr {
-		ses.stderr = m.channel(wsStderr)
+	if wanted.stderr {
+		ses.stderr = m.channelWriter(wsStderr)
 	}
-	if want.tty {
+	if wanted.tty {
 		ses.resize = readers[wsResize]
 	} else {
 		go func() { _, _ = io.Copy(io.Discard, readers[wsResize]) }()
 	}
 	structured := protocol == channelV5 || protocol == channelV4 || protocol == channelV4Base64
 	ses.report = func(s metav1.Status) {
-		_, _ = m.channel(wsError).Write(reportBytes(s, structured)) // fails only if the client has disconnected
+		_, _ = m.channelWriter(wsError).Write(reportBytes(s, structured)) // fails only if the client has disconnected
 	}
-	go m.run()
+	go m.readMessages()
 	return ses, nil
 }

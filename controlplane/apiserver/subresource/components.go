@@ -13,14 +13,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// tell performs a get or list of a virtual kind from current data. The result has no
-// resourceVersion.
-func (v *Verbs) tell(ctx context.Context, r *api.Request) (runtime.Object, error) {
-	chosen, err := selection(r)
+// readVirtual performs a get or list of a virtual kind. Objects of virtual kinds are not stored but
+// computed from current data. The result has no resourceVersion.
+func (v *Verbs) readVirtual(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	chosen, err := newSelector(r)
 	if err != nil {
 		return nil, err
 	}
-	all, err := v.told(ctx, r)
+	all, err := v.currentObjects(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -37,8 +37,8 @@ func (v *Verbs) tell(ctx context.Context, r *api.Request) (runtime.Object, error
 	case r.Verb == api.VerbGet:
 		return found[0], nil
 	}
-	if !r.Pointers {
-		return r.Kind.Ops.List(found), nil
+	if !r.Internal.Pointers {
+		return r.Kind.Type.Ops.List(found), nil
 	}
 	list := &api.ObjectList{Items: found}
 	list.SetGroupVersionKind(r.Kind.ListGVK())
@@ -50,9 +50,9 @@ func (v *Verbs) tell(ctx context.Context, r *api.Request) (runtime.Object, error
 	return list, nil
 }
 
-// told returns all current objects of a virtual kind in the namespace of the request.
-func (v *Verbs) told(ctx context.Context, r *api.Request) ([]api.Object, error) {
-	switch r.Kind.New().(type) {
+// currentObjects returns all current objects of a virtual kind in the namespace of the request.
+func (v *Verbs) currentObjects(ctx context.Context, r *api.Request) ([]api.Object, error) {
+	switch r.Kind.Type.New().(type) {
 	case *corev1.ComponentStatus:
 		var out []api.Object
 		if v.Components != nil {
@@ -62,25 +62,25 @@ func (v *Verbs) told(ctx context.Context, r *api.Request) ([]api.Object, error) 
 		}
 		return out, nil
 	case *metricsv1beta1.NodeMetrics:
-		return v.measured(ctx, "nodes", r)
+		return v.usageMetrics(ctx, "nodes", r)
 	case *metricsv1beta1.PodMetrics:
-		return v.measured(ctx, "pods", r)
+		return v.usageMetrics(ctx, "pods", r)
 	}
 	return nil, apierrors.NewMethodNotSupported(r.Kind.GroupResource(), string(r.Verb))
 }
 
-// measured returns the metrics of Nodes or pods. It includes only existing objects, so that clients
-// cannot read metrics of others.
-func (v *Verbs) measured(ctx context.Context, resource string, r *api.Request) ([]api.Object, error) {
+// usageMetrics returns the NodeMetrics of Nodes or the PodMetrics of pods. It includes only objects
+// that exist, so that clients cannot read metrics of others.
+func (v *Verbs) usageMetrics(ctx context.Context, resource string, r *api.Request) ([]api.Object, error) {
 	if v.Usage == nil {
 		return nil, nil
 	}
 	gvr := corev1.SchemeGroupVersion.WithResource(resource)
 	if r.Verb != api.VerbGet {
-		of, err := v.list(ctx, gvr, r.Namespace)
+		of, err := v.listStored(ctx, gvr, r.Namespace)
 		return v.Usage(of), err
 	}
-	one, err := v.get(ctx, gvr, r.Namespace, r.Name)
+	one, err := v.getStored(ctx, gvr, r.Namespace, r.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil // the caller then reports that the metrics do not exist
@@ -90,9 +90,9 @@ func (v *Verbs) measured(ctx context.Context, resource string, r *api.Request) (
 	return v.Usage([]api.Object{one}), nil
 }
 
-// selection returns a filter for the objects of a get or list: by name, or by the label and field
+// newSelector returns a filter for the objects of a get or list: by name, or by the label and field
 // selectors.
-func selection(r *api.Request) (func(api.Object) bool, error) {
+func newSelector(r *api.Request) (func(api.Object) bool, error) {
 	if r.Verb == api.VerbGet {
 		return func(o api.Object) bool { return o.GetName() == r.Name }, nil
 	}

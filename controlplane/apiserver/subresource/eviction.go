@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/policy"
 	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/internal/retry"
 )
 
 var (
@@ -37,40 +38,42 @@ func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission)
 	if e.Name != r.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
-	o, err := v.get(ctx, podsGVR, r.Namespace, r.Name)
+	o, err := v.getStored(ctx, podsGVR, r.Namespace, r.Name)
 	if err != nil {
 		return nil, err
 	}
 	pod := o.(*corev1.Pod)
-	t, err := judged(ctx, r, a, e, pod)
+	t, err := admittedAttempt(ctx, r, a, e, pod)
 	if err != nil {
 		return nil, err
 	}
 	e = t.Object.(*policyv1.Eviction)
 	opts := deletionBy(e, r, pod)
-	for range evictionTries {
-		again, err := v.evict(ctx, r, t, *opts.DeepCopy(), pod)
-		if !again {
-			if err != nil {
-				return nil, err
-			}
-			return success(), nil
+	err = retry.OnConflict(evictionTries, func() (again bool, err error) {
+		if again, err = v.tryEvict(ctx, r, t, *opts.DeepCopy(), pod); !again {
+			return false, err
 		}
-		if o, err = v.get(ctx, podsGVR, r.Namespace, r.Name); err != nil {
-			return nil, err
+		if o, err = v.getStored(ctx, podsGVR, r.Namespace, r.Name); err != nil {
+			return false, err
 		}
 		pod = o.(*corev1.Pod)
+		return true, apierrors.NewConflict(podsGVR.GroupResource(), r.Name,
+			errors.New("the pod changed during each attempt to evict it; try again"))
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, apierrors.NewConflict(podsGVR.GroupResource(), r.Name,
-		errors.New("the pod changed each time that it was about to be evicted; try again"))
+	return successStatus(), nil
 }
 
-// evictionTries is how often an eviction is tried if the pod changes meanwhile.
+// evictionTries is how often an eviction is tried at most, because the pod was changed meanwhile.
 const evictionTries = 10
 
-// evict checks the budget for the given version of the pod and deletes the pod. again reports that
-// the pod changed in a way that requires another check.
-func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts metav1.DeleteOptions, pod *corev1.Pod) (again bool, err error) {
+// tryEvict checks the budget for the given version of the pod and deletes the pod. again is true if
+// the pod was changed meanwhile so that another check is required.
+func (v *Verbs) tryEvict(
+	ctx context.Context, r *api.Request, t *api.Attempt, opts metav1.DeleteOptions, pod *corev1.Pod,
+) (again bool, err error) {
 	del := *r
 	del.Verb, del.Subresource, del.Object, del.Delete = api.VerbDelete, "", nil, opts
 	// A deletion that would be refused must not use up a disruption of the budget.
@@ -79,13 +82,13 @@ func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts 
 	}
 	dryRun := len(del.Delete.DryRun) > 0
 	guarded := false
-	if !over(pod) {
-		free, err := v.spend(ctx, pod, dryRun)
+	if !isFinished(pod) {
+		free, err := v.spendDisruption(ctx, pod, dryRun)
 		if err != nil {
 			return false, err
 		}
-		// A pod that is exempt because it is not ready may become ready. The precondition deletes
-		// only the checked version.
+		// A pod that needs no disruption because it is not ready may become ready. The precondition
+		// deletes only the checked version.
 		if guarded = free && del.Delete.Preconditions.ResourceVersion == nil; guarded {
 			version := pod.ResourceVersion
 			del.Delete.Preconditions.ResourceVersion = &version
@@ -95,13 +98,13 @@ func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts 
 		err = v.markEvicted(ctx, &del)
 	}
 	if err == nil {
-		_, _, err = v.Registry.Delete(ctx, &del, v.with(t))
+		_, _, err = v.Registry.Delete(ctx, &del, v.withAttempt(t))
 	}
 	return guarded && apierrors.IsConflict(err), err
 }
 
-// deletionBy returns the options of the deletion. Without a UID precondition in the Eviction, the
-// deletion is limited to the checked pod.
+// deletionBy returns the options for the deletion of an evicted pod. If the Eviction has no UID
+// precondition, the deletion still requires the UID of the checked pod.
 func deletionBy(e *policyv1.Eviction, r *api.Request, pod *corev1.Pod) metav1.DeleteOptions {
 	opts := metav1.DeleteOptions{}
 	if e.DeleteOptions != nil {
@@ -118,9 +121,9 @@ func deletionBy(e *policyv1.Eviction, r *api.Request, pod *corev1.Pod) metav1.De
 	return opts
 }
 
-// markEvicted sets the DisruptionTarget condition of the pod. Controllers use it, for example the
-// pod failure policy of a Job. It updates a resourceVersion precondition of del to the new version
-// of the pod.
+// markEvicted sets the DisruptionTarget condition of the pod. Controllers use it, for example for
+// the pod failure policy of a Job. If del has a resourceVersion precondition, it is updated to the
+// new version of the pod.
 func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 	req := &api.Request{
 		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
@@ -131,8 +134,10 @@ func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 			return err
 		}
 		s := &o.(*corev1.Pod).Status
-		c := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI",
-			Message: "Eviction API: evicting", LastTransitionTime: metav1.NewTime(v.Clock()), ObservedGeneration: o.GetGeneration()}
+		c := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+			Reason:  "EvictionByEvictionAPI",
+			Message: "Eviction API: evicting", LastTransitionTime: metav1.NewTime(v.Clock()),
+			ObservedGeneration: o.GetGeneration()}
 		at := slices.IndexFunc(s.Conditions, func(was corev1.PodCondition) bool { return was.Type == c.Type })
 		if at < 0 {
 			s.Conditions = append(s.Conditions, c)
@@ -154,15 +159,16 @@ func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 	return nil
 }
 
-// over reports whether the pod has terminated or is being deleted. Such a pod needs no budget.
-func over(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+// isFinished reports whether the pod has terminated or is being deleted. The eviction of such a pod
+// does not need the budget.
+func isFinished(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil || api.IsPodTerminal(pod)
 }
 
-// spend uses up one disruption of the pod's budget, or returns free = true if the pod in its
-// current state needs none. It commits the disruption to the budget's status, so that concurrent
-// evictions cannot use the same one.
-func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free bool, err error) {
+// spendDisruption uses up one of the disruptions that the pod's budget allows. It returns free =
+// true if the pod in its current state needs none. It commits the disruption to the budget's
+// status, so that concurrent evictions cannot use the same disruption.
+func (v *Verbs) spendDisruption(ctx context.Context, pod *corev1.Pod, dryRun bool) (free bool, err error) {
 	if pod.Status.Phase == corev1.PodPending {
 		return true, nil
 	}
@@ -174,7 +180,7 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free b
 		return true, nil
 	}
 	if dryRun {
-		_, err := v.afford(ctx, pdb, pod)
+		_, err := v.checkBudget(ctx, pdb, pod)
 		return false, err
 	}
 	req := &api.Request{
@@ -183,7 +189,7 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free b
 	}
 	_, err = v.Registry.Modify(ctx, req, nil, func(o api.Object) error {
 		now := o.(*policyv1.PodDisruptionBudget)
-		status, err := v.afford(ctx, now, pod)
+		status, err := v.checkBudget(ctx, now, pod)
 		if err == nil {
 			now.Status = *status
 		}
@@ -192,28 +198,32 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free b
 	return false, err
 }
 
-// disruptionLife is how long an evicted pod counts as disrupted if it is not deleted.
-const disruptionLife = 2 * time.Minute
+// disruptionTimeout is how long an evicted pod counts as disrupted if it is not deleted afterwards.
+const disruptionTimeout = 2 * time.Minute
 
-// afford returns the budget's status after the eviction of the pod, or a 429. It reads the pods
-// after the budget. Therefore a pod of a concurrent eviction is either in the budget's disrupted
-// pods or no longer healthy.
-func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) (*policyv1.PodDisruptionBudgetStatus, error) {
-	healthy, expected, unknown, err := v.count(ctx, pdb)
+// checkBudget returns the budget's status after an eviction of the pod, or a 429 if the budget does
+// not allow the eviction. It reads the pods after the budget. Therefore a pod of a concurrent
+// eviction is either in the budget's disrupted pods or no longer healthy.
+func (v *Verbs) checkBudget(ctx context.Context, pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) (
+	*policyv1.PodDisruptionBudgetStatus, error,
+) {
+	healthy, expected, unknown, err := v.countPods(ctx, pdb)
 	if err != nil {
 		return nil, err
 	}
 	if unknown != nil {
-		return nil, violation("The disruption budget %s does not allow evicting pods currently because it failed sync: %v",
-			pdb.Name, unknown)
+		return nil,
+			newViolation("The disruption budget %s does not allow evicting pods currently because it failed sync: %v",
+				pdb.Name, unknown)
 	}
 	desired, err := policy.DesiredHealthy(pdb, expected)
 	if err != nil {
-		return nil, apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
+		return nil, apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace,
+			pdb.Name, err))
 	}
 	going := map[string]metav1.Time{}
 	for name, at := range pdb.Status.DisruptedPods {
-		if name != pod.Name && healthy[name] && v.Clock().Sub(at.Time) < disruptionLife {
+		if name != pod.Name && healthy[name] && v.Clock().Sub(at.Time) < disruptionTimeout {
 			going[name] = at
 		}
 	}
@@ -223,7 +233,8 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 		after--
 	}
 	if after < desired || expected == 0 { // a budget without expected pods allows no eviction
-		return nil, violation("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, staying)
+		return nil, newViolation("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name,
+			desired, staying)
 	}
 	going[pod.Name] = metav1.NewTime(v.Clock())
 	out := pdb.Status.DeepCopy()
@@ -234,9 +245,9 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	return out, nil
 }
 
-// violation returns a 429 for an eviction that the pod's budget does not allow. cause and args are
-// the message of the status cause.
-func violation(cause string, args ...any) error {
+// newViolation returns a 429 for an eviction that the pod's budget does not allow. cause is the
+// format of the message in the status cause, and args are its arguments.
+func newViolation(cause string, args ...any) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
 		Type:    policyv1.DisruptionBudgetCause,
@@ -245,10 +256,10 @@ func violation(cause string, args ...any) error {
 	return err
 }
 
-// budgetOf returns the budget that selects the pod, nil if none exists. More than one budget is
-// an error.
+// budgetOf returns the PodDisruptionBudget that selects the pod; nil if no budget selects the pod.
+// More than one budget is an error.
 func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
-	list, err := v.list(ctx, budgetsGVR, pod.Namespace)
+	list, err := v.listStored(ctx, budgetsGVR, pod.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -260,37 +271,33 @@ func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDis
 			continue
 		}
 		if found != nil {
-			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError,
-				Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
+			return nil,
+				&apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
+					Code: http.StatusInternalServerError,
+					Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource " +
+						"does not support."}}
 		}
 		found = pdb
 	}
 	return found, nil
 }
 
-// unhealthyIsFree reports whether the pod is unhealthy and the budget always allows the eviction of
-// unhealthy pods.
+// unhealthyIsFree reports whether the pod is unhealthy and its eviction needs no disruption,
+// because the unhealthyPodEvictionPolicy of the budget is AlwaysAllow.
 func unhealthyIsFree(pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) bool {
-	return pdb.Spec.UnhealthyPodEvictionPolicy != nil && *pdb.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow && !healthyPod(pod)
+	return pdb.Spec.UnhealthyPodEvictionPolicy != nil && *pdb.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow &&
+		!healthyPod(pod)
 }
 
-func healthyPod(p *corev1.Pod) bool {
-	if p.DeletionTimestamp != nil {
-		return false
-	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+func healthyPod(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && api.IsPodReady(pod)
 }
 
-// count returns the names of the budget's healthy pods and the number of expected pods. unknown is
-// the reason if the number cannot be determined.
-func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
+// countPods returns the names of the healthy pods that a budget selects, and the number of expected
+// pods. If the number cannot be determined, unknown is the reason.
+func (v *Verbs) countPods(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 	healthy map[string]bool, expected int, unknown, err error) {
-	list, err := v.list(ctx, podsGVR, pdb.Namespace)
+	list, err := v.listStored(ctx, podsGVR, pdb.Namespace)
 	if err != nil {
 		return nil, 0, nil, err
 	}
@@ -310,20 +317,23 @@ func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 		}
 		selected = append(selected, p)
 	}
-	expected, _, unknown = policy.ExpectedPods(pdb, selected, func(namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
-		return v.scale(ctx, namespace, c)
-	})
+	expected, _, unknown = policy.ExpectedPods(pdb, selected,
+		func(namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
+			return v.requestedScale(ctx, namespace, c)
+		})
 	return healthy, expected, unknown, nil
 }
 
-// scale returns how many pods a controller requests, or nil if it does not exist. For a ReplicaSet
-// of a Deployment, it is the number of the Deployment.
-func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
+// requestedScale returns the number of replicas that a controller specifies; nil if the controller
+// does not exist. For a ReplicaSet of a Deployment, it is the number in the Deployment.
+func (v *Verbs) requestedScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (
+	*policy.PodScale, error,
+) {
 	k, err := policy.ScaleKind(v.Kinds, c)
 	if err != nil {
 		return nil, err
 	}
-	o, err := v.get(ctx, k.GVR(), namespace, c.Name)
+	o, err := v.getStored(ctx, k.GVR(), namespace, c.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
@@ -334,12 +344,12 @@ func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerRefe
 	}
 	if set, ok := o.(*appsv1.ReplicaSet); ok {
 		if up := metav1.GetControllerOf(set); up != nil && up.Kind == "Deployment" {
-			return v.scale(ctx, namespace, up)
+			return v.requestedScale(ctx, namespace, up)
 		}
 	}
 	scale, ok := k.Subresources["scale"].View(o).(*autoscalingv1.Scale)
 	if !ok {
 		return nil, fmt.Errorf("%s does not implement the scale subresource", k.GroupResource())
 	}
-	return policy.PodScaleOf(scale, c), nil
+	return policy.NewPodScale(scale, c), nil
 }

@@ -14,16 +14,16 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// Answer performs the verbs of virtual kinds, which are not stored. A create, such as of an access
-// review, returns the object with its status.
-func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
+// ServeVirtual performs the verbs of virtual kinds. Objects of virtual kinds are not stored. A
+// create, such as of an access review, returns the object with its status.
+func (v *Verbs) ServeVirtual(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	if r.Verb == api.VerbGet || r.Verb == api.VerbList {
-		return v.tell(ctx, r)
+		return v.readVirtual(ctx, r)
 	}
 	if r.Verb != api.VerbCreate || r.Object == nil {
 		return nil, apierrors.NewMethodNotSupported(r.Kind.GroupResource(), string(r.Verb))
 	}
-	body, err := Judge(ctx, r, a, r.Object, nil)
+	body, err := Admit(ctx, r, a, r.Object, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +33,8 @@ func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission
 	case *authenticationv1.TokenReview:
 		return v.tokenReview(ctx, o.DeepCopy())
 	case *authenticationv1.SelfSubjectReview:
-		out := &authenticationv1.SelfSubjectReview{TypeMeta: o.TypeMeta} // as in Kubernetes, the response contains no fields of the request
+		// as in Kubernetes, the response contains no fields of the request
+		out := &authenticationv1.SelfSubjectReview{TypeMeta: o.TypeMeta}
 		out.Status.UserInfo = userInfo(r.User)
 		out.CreationTimestamp = metav1.NewTime(v.Clock())
 		return out, nil
@@ -43,7 +44,7 @@ func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission
 		return v.localReview(ctx, r, o.DeepCopy())
 	case *authorizationv1.SelfSubjectAccessReview:
 		out := o.DeepCopy()
-		if err := invalidReview("SelfSubjectAccessReview", judgeSelf(out)); err != nil {
+		if err := invalidReview("SelfSubjectAccessReview", validateSelfReview(out)); err != nil {
 			return nil, err
 		}
 		out.Status = v.Allowed(ctx, r.User, out.Spec.ResourceAttributes, out.Spec.NonResourceAttributes)
@@ -79,7 +80,7 @@ func userInfo(u api.User) authenticationv1.UserInfo {
 	return out
 }
 
-func subject(s *authorizationv1.SubjectAccessReviewSpec) api.User {
+func subjectUser(s *authorizationv1.SubjectAccessReviewSpec) api.User {
 	u := api.User{Name: s.User, UID: s.UID, Groups: s.Groups, Extra: map[string][]string{}}
 	for k, values := range s.Extra {
 		u.Extra[k] = values
@@ -88,18 +89,21 @@ func subject(s *authorizationv1.SubjectAccessReviewSpec) api.User {
 }
 
 func (v *Verbs) subjectReview(ctx context.Context, o *authorizationv1.SubjectAccessReview) (runtime.Object, error) {
-	if err := invalidReview("SubjectAccessReview", append(judgeSubject(&o.Spec), judgeMeta(o.ObjectMeta, "", "must be empty")...)); err != nil {
+	if err := invalidReview("SubjectAccessReview",
+		append(validateSubjectReview(&o.Spec), validateReviewMeta(o.ObjectMeta, "", "must be empty")...)); err != nil {
 		return nil, err
 	}
-	o.Status = v.Allowed(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, o.Spec.NonResourceAttributes)
+	o.Status = v.Allowed(ctx, subjectUser(&o.Spec), o.Spec.ResourceAttributes, o.Spec.NonResourceAttributes)
 	return o, nil
 }
 
-func (v *Verbs) localReview(ctx context.Context, r *api.Request, o *authorizationv1.LocalSubjectAccessReview) (runtime.Object, error) {
-	if err := invalidReview("LocalSubjectAccessReview", judgeLocal(o, r.Namespace)); err != nil {
+func (v *Verbs) localReview(ctx context.Context, r *api.Request, o *authorizationv1.LocalSubjectAccessReview) (
+	runtime.Object, error,
+) {
+	if err := invalidReview("LocalSubjectAccessReview", validateLocalReview(o, r.Namespace)); err != nil {
 		return nil, err
 	}
-	o.Status = v.Allowed(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, nil)
+	o.Status = v.Allowed(ctx, subjectUser(&o.Spec), o.Spec.ResourceAttributes, nil)
 	return o, nil
 }
 
@@ -116,7 +120,8 @@ func (v *Verbs) rulesReview(u api.User, o *authorizationv1.SelfSubjectRulesRevie
 	}
 	for _, rule := range v.Rules(u, o.Spec.Namespace) {
 		if len(rule.NonResourceURLs) > 0 {
-			o.Status.NonResourceRules = append(o.Status.NonResourceRules, authorizationv1.NonResourceRule{Verbs: rule.Verbs, NonResourceURLs: rule.NonResourceURLs})
+			o.Status.NonResourceRules = append(o.Status.NonResourceRules,
+				authorizationv1.NonResourceRule{Verbs: rule.Verbs, NonResourceURLs: rule.NonResourceURLs})
 			continue
 		}
 		o.Status.ResourceRules = append(o.Status.ResourceRules, authorizationv1.ResourceRule{

@@ -14,15 +14,16 @@ import (
 	"time"
 )
 
-// Address describes how to reach a webhook that an API object configures.
+// Address contains how to reach a webhook that an API object configures.
 type Address struct {
 	URL string // an https URL
 	// ServerName is the host name in the server certificate; "" = the host of the URL.
 	ServerName string
-	// CA contains the CA certificates for the server certificate, in PEM; empty = the system's.
+	// CA contains the CA certificates that verify the server certificate, in PEM. If it is empty,
+	// the CAs of the system are used.
 	CA []byte
-	// Dial connects to the host of the URL. If it is nil, the system's resolver is used, and the
-	// proxy in HTTPS_PROXY if set. Connections by Dial never use a proxy.
+	// Dial connects to the host of the URL. If it is nil, the resolver of the system is used, and
+	// the proxy in HTTPS_PROXY if it is set. Connections by Dial never use a proxy.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -30,12 +31,12 @@ type Address struct {
 const (
 	maxHeader   = 64 << 10
 	maxIdle     = 4
-	idleFor     = 30 * time.Second
+	idleTimeout = 30 * time.Second
 	dialTimeout = 30 * time.Second
 )
 
-// Endpoint is a webhook to which each request is sent once, without retries and redirects. Safe for
-// concurrent use.
+// Endpoint is a client of a webhook. It sends each request once, without retries and redirects.
+// Safe for concurrent use.
 type Endpoint struct {
 	url       string
 	transport *http.Transport
@@ -47,7 +48,7 @@ func NewEndpoint(a Address) (*Endpoint, error) {
 	if len(a.CA) > 0 {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(a.CA) {
-			return nil, errors.New("unable to load root certificates: there is no certificate in the bundle")
+			return nil, errors.New("unable to load root certificates: the bundle contains no certificate")
 		}
 	}
 	dial, proxy := a.Dial, (func(*http.Request) (*url.URL, error))(nil)
@@ -58,16 +59,16 @@ func NewEndpoint(a Address) (*Endpoint, error) {
 	}
 	return &Endpoint{url: a.URL, transport: &http.Transport{
 		DialContext: dial, Proxy: proxy, TLSClientConfig: conf, TLSHandshakeTimeout: dialTimeout,
-		MaxIdleConnsPerHost: maxIdle, MaxConnsPerHost: maxAtOnce, IdleConnTimeout: idleFor,
+		MaxIdleConnsPerHost: maxIdle, MaxConnsPerHost: maxConcurrent, IdleConnTimeout: idleTimeout,
 		MaxResponseHeaderBytes: maxHeader, DisableCompression: true,
 	}}, nil
 }
 
-// Ask posts a JSON request, with query as the URL's query unless it is empty, and returns the
-// response body of at most most bytes. If the response is not a success, the error contains only
-// its status code.
-func (e *Endpoint) Ask(ctx context.Context, query string, question []byte, most int) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(question))
+// Ask posts a JSON request and returns the response body, which may have at most limit bytes. If
+// query is not empty, it is the query of the URL. If the response is not a success, the error
+// contains only its status code.
+func (e *Endpoint) Ask(ctx context.Context, query string, request []byte, limit int) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(request))
 	if err != nil {
 		return nil, err
 	}
@@ -81,20 +82,21 @@ func (e *Endpoint) Ask(ctx context.Context, query string, question []byte, most 
 		return nil, err // the error contains method and URL
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(most)+1))
-	// A server may respond because it sees the connection close at the deadline. Such a response is
+	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(limit)+1))
+	// A server may respond because the connection is closed at the deadline. Such a response is
 	// ignored.
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("asking %s: %w", e.url, context.Cause(ctx))
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 206 {
-		return nil, fmt.Errorf("the server responded with the status code %d but did not return more information", resp.StatusCode)
+		return nil, fmt.Errorf("the server responded with the status code %d but did not return more information",
+			resp.StatusCode)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("unexpected error when reading response body: %w", err)
 	}
-	if len(data) > most {
-		return nil, fmt.Errorf("the response is larger than %d bytes", most)
+	if len(data) > limit {
+		return nil, fmt.Errorf("the response exceeds %d bytes", limit)
 	}
 	return data, nil
 }

@@ -22,9 +22,10 @@ func TestProxies(t *testing.T) {
 	if outside.transport.Proxy == nil {
 		t.Error("a URL is asked past the proxy")
 	}
-	inside, err := NewEndpoint(Address{URL: "https://hooks.shop.svc/", Dial: func(context.Context, string, string) (net.Conn, error) {
-		return nil, net.ErrClosed
-	}})
+	inside, err := NewEndpoint(Address{URL: "https://hooks.shop.svc/",
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			return nil, net.ErrClosed
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,9 @@ func TestProxies(t *testing.T) {
 // A closed Service keeps no connection, even with a token in each request. F72
 func TestServiceIsLetGo(t *testing.T) {
 	closed := make(chan struct{}, 1)
-	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "{}")
+	}))
 	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
 		if s == http.StateClosed {
 			closed <- struct{}{}

@@ -18,7 +18,7 @@ import (
 func TestAnswersAtTheDeadline(t *testing.T) {
 	for _, says := range []string{``, `{"text":"late"}`} {
 		ctx := overdue.New(t.Context())
-		srv := httptest.NewTLSServer(ctx.Says(says))
+		srv := httptest.NewTLSServer(ctx.RespondWith(says))
 		t.Cleanup(srv.Close)
 		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})
 		e, err := NewEndpoint(Address{URL: srv.URL, CA: ca})
@@ -34,7 +34,7 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got message
-		if err := s.once(ctx, []byte(`{}`), &got); !errors.Is(err, context.DeadlineExceeded) || got.Text != "" {
+		if err := s.postOnce(ctx, []byte(`{}`), &got); !errors.Is(err, context.DeadlineExceeded) || got.Text != "" {
 			t.Errorf("a service that says %q: %+v, %v", says, got, err)
 		}
 	}

@@ -1,7 +1,7 @@
-// Package webhook calls HTTPS services outside the cluster, at the address and with the credentials
-// in a kubeconfig file. Requests and responses are JSON. The size and duration of a response and
-// the number of concurrent requests are limited: a slow or flooding service delays only its own
-// callers and cannot exhaust memory.
+// Package webhook calls HTTPS services outside the cluster, with the address and credentials in a
+// kubeconfig file. Requests and responses are JSON. The size and duration of a response and the
+// number of concurrent requests are limited. A service that is slow or sends too much therefore
+// delays only its own callers and cannot exhaust memory.
 package webhook
 
 import (
@@ -25,11 +25,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Limits for a service.
+// Limits of the requests to one service.
 const (
 	maxAnswer     = 1 << 20
 	maxKubeconfig = 1 << 20
-	maxAtOnce     = 128
+	maxConcurrent = 128
 	// maxTimeout is the maximum duration of a request with all retries.
 	maxTimeout = 30 * time.Second
 )
@@ -47,12 +47,12 @@ type Service struct {
 	url     string
 	client  *http.Client
 	timeout time.Duration
-	places  chan struct{}
-	delay   time.Duration // before the first retry; tests shorten it
+	slots   chan struct{}
+	delay   time.Duration // delay before the first retry; tests shorten it
 }
 
-// FromKubeconfig returns the service in the current context of a kubeconfig file. timeout limits
-// each request; 0 = 30 s.
+// FromKubeconfig returns a client for the service in the current context of a kubeconfig file.
+// timeout limits each request; 0 = 30 s.
 func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 	data, err := filewatch.Read(path, maxKubeconfig)
 	if err != nil {
@@ -61,8 +61,10 @@ func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 	if _, err := clientcmd.Load(data); err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
-	loading := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path} // resolves relative paths against the file's directory
-	conf, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, &clientcmd.ConfigOverrides{}).ClientConfig()
+	// resolves relative paths against the file's directory
+	loading := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path}
+	conf, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading,
+		&clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
@@ -73,7 +75,8 @@ func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 	return s, nil
 }
 
-// New returns the service at exactly the URL conf.Host.
+// New returns a client that sends requests to exactly the URL conf.Host. timeout limits each
+// request.
 func New(conf *rest.Config, timeout time.Duration) (*Service, error) {
 	conf = rest.CopyConfig(conf)
 	conf.Timeout = 0 // the context's deadline applies instead
@@ -89,35 +92,35 @@ func New(conf *rest.Config, timeout time.Duration) (*Service, error) {
 		timeout = maxTimeout
 	}
 	return &Service{
-		url: conf.Host, client: client, timeout: timeout, places: make(chan struct{}, maxAtOnce), delay: firstDelay,
+		url: conf.Host, client: client, timeout: timeout, slots: make(chan struct{}, maxConcurrent), delay: firstDelay,
 	}, nil
 }
 
-// Post sends question as JSON and decodes the response into answer. It retries after temporary
-// errors of the service or the connection.
-func (s *Service) Post(ctx context.Context, question, answer any) error {
-	body, err := json.Marshal(question)
+// Post sends request as JSON and decodes the response body into response. It retries after
+// temporary errors of the service or the connection.
+func (s *Service) Post(ctx context.Context, request, response any) error {
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout,
-		fmt.Errorf("%s did not answer within %v: %w", s.url, s.timeout, context.DeadlineExceeded))
+		fmt.Errorf("%s did not respond within %v: %w", s.url, s.timeout, context.DeadlineExceeded))
 	defer cancel()
 	select {
-	case s.places <- struct{}{}:
-		defer func() { <-s.places }()
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return fmt.Errorf("%d questions to %s wait for answers: %w", maxAtOnce, s.url, context.Cause(ctx))
+		return fmt.Errorf("%d calls of %s are in progress: %w", maxConcurrent, s.url, context.Cause(ctx))
 	}
 	delay := s.delay
 	for attempt := 1; ; attempt++ {
-		err := s.once(ctx, body, answer)
+		err := s.postOnce(ctx, body, response)
 		var again *transient
 		if err == nil || attempt == attempts || !errors.As(err, &again) || ctx.Err() != nil {
 			return err
 		}
 		pause := time.Duration(float64(delay) * (1 + jitter*rand.Float64()))
-		if wait.Delay(ctx, max(pause, again.after)) != nil {
+		if wait.Delay(ctx, max(pause, again.retryAfter)) != nil {
 			return err
 		}
 		delay = time.Duration(float64(delay) * growth)
@@ -126,21 +129,21 @@ func (s *Service) Post(ctx context.Context, question, answer any) error {
 
 // transient is an error after which the request is retried.
 type transient struct {
-	err   error
-	after time.Duration // Retry-After of the response
+	err        error
+	retryAfter time.Duration // value of the header Retry-After in the response
 }
 
 func (t *transient) Error() string { return t.err.Error() }
 func (t *transient) Unwrap() error { return t.err }
 
-// broke reports whether the connection was closed during a request. As in Kubernetes, other
-// connection errors are not retried: a refused connection or a wrong server is unlikely to recover
-// within moments.
-func broke(err error) bool {
+// isBrokenConn reports whether the connection was closed during a request. As in Kubernetes, other
+// connection errors are not retried, because a refused connection or a wrong server is unlikely to
+// recover soon.
+func isBrokenConn(err error) bool {
 	return utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err)
 }
 
-func (s *Service) once(ctx context.Context, body []byte, answer any) error {
+func (s *Service) postOnce(ctx context.Context, body []byte, response any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -152,7 +155,7 @@ func (s *Service) once(ctx context.Context, body []byte, answer any) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("asking: %w", context.Cause(ctx))
 		}
-		if broke(err) {
+		if isBrokenConn(err) {
 			return &transient{err: err}
 		}
 		return err
@@ -161,25 +164,25 @@ func (s *Service) once(ctx context.Context, body []byte, answer any) error {
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case ctx.Err() != nil: // the service may have responded only because the connection was closed
-		return fmt.Errorf("reading the answer: %w", context.Cause(ctx))
+		return fmt.Errorf("reading the response: %w", context.Cause(ctx))
 	case err != nil:
-		return &transient{err: fmt.Errorf("reading the answer of %s: %w", s.url, err)}
+		return &transient{err: fmt.Errorf("reading the response of %s: %w", s.url, err)}
 	case len(data) > maxAnswer:
-		return fmt.Errorf("the answer of %s is larger than %d bytes", s.url, maxAnswer)
+		return fmt.Errorf("the response of %s exceeds %d bytes", s.url, maxAnswer)
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return refused(s.url, resp, data)
+		return newRefusal(s.url, resp, data)
 	}
-	if err := json.Unmarshal(data, answer); err != nil {
-		return fmt.Errorf("decoding the answer of %s: %w", s.url, err)
+	if err := json.Unmarshal(data, response); err != nil {
+		return fmt.Errorf("decoding the response of %s: %w", s.url, err)
 	}
 	return nil
 }
 
-// quoted is the maximum number of bytes of an error response that are included in the error.
+// quoted is the maximum number of bytes of an error response that the returned error contains.
 const quoted = 256
 
-func refused(url string, resp *http.Response, data []byte) error {
+func newRefusal(url string, resp *http.Response, data []byte) error {
 	if len(data) > quoted {
 		data = data[:quoted]
 	}
@@ -187,7 +190,7 @@ func refused(url string, resp *http.Response, data []byte) error {
 	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
 	after := min(max(time.Duration(seconds)*time.Second, 0), maxTimeout)
 	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusInternalServerError || after > 0 {
-		return &transient{err: err, after: after}
+		return &transient{err: err, retryAfter: after}
 	}
 	return err
 }

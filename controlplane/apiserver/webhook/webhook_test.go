@@ -41,7 +41,8 @@ func serve(t *testing.T, timeout time.Duration, h http.HandlerFunc) *Service {
 // relative to the kubeconfig.
 func TestKubeconfig(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/authn/v1" || r.Header.Get("Authorization") != "Bearer secret" || r.Method != http.MethodPost {
+		if r.URL.Path != "/authn/v1" || r.Header.Get("Authorization") != "Bearer secret" ||
+			r.Method != http.MethodPost {
 			http.Error(w, "unexpected "+r.URL.Path, http.StatusBadRequest)
 			return
 		}
@@ -89,7 +90,8 @@ func TestRepetitions(t *testing.T) {
 	if err := s.Post(t.Context(), message{}, &got); err != nil || got.Text != "now" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for code, want := range map[int]int32{http.StatusTooManyRequests: attempts, http.StatusForbidden: 1, http.StatusFound: 1} {
+	for code, want := range map[int]int32{http.StatusTooManyRequests: attempts, http.StatusForbidden: 1,
+		http.StatusFound: 1} {
 		var asked atomic.Int32
 		s := serve(t, time.Minute, func(w http.ResponseWriter, r *http.Request) {
 			asked.Add(1)
@@ -118,7 +120,8 @@ func TestUnreachableService(t *testing.T) {
 		what, url string
 		ca        []byte
 		want      int32
-	}{{"nobody listens", gone.URL, ca, 1}, {"an unknown certificate", broken.URL, nil, 1}, {"a connection that breaks", broken.URL, ca, attempts}} {
+	}{{"nobody listens", gone.URL, ca, 1}, {"an unknown certificate", broken.URL, nil, 1},
+		{"a connection that breaks", broken.URL, ca, attempts}} {
 		var dialled atomic.Int32
 		s, err := New(&rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca},
 			Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -145,7 +148,8 @@ func TestHangingService(t *testing.T) {
 		}
 	})
 	defer close(hang)
-	if err := s.Post(t.Context(), message{}, &message{}); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "did not answer within 50ms") {
+	if err := s.Post(t.Context(), message{}, &message{}); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "did not respond within 50ms") {
 		t.Errorf("%v", err)
 	}
 }
@@ -164,7 +168,7 @@ func TestFloodingService(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	err := s.Post(t.Context(), message{}, &message{})
 	runtime.ReadMemStats(&after)
-	if err == nil || !strings.Contains(err.Error(), "larger than") {
+	if err == nil || !strings.Contains(err.Error(), "exceeds") {
 		t.Errorf("%v", err)
 	}
 	if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
@@ -174,7 +178,7 @@ func TestFloodingService(t *testing.T) {
 
 // The number of concurrent requests is limited.
 func TestQuestionsAtOnce(t *testing.T) {
-	hang, under := make(chan struct{}), make(chan struct{}, 2*maxAtOnce)
+	hang, under := make(chan struct{}), make(chan struct{}, 2*maxConcurrent)
 	// Without TLS: on a busy machine, this many concurrent handshakes exceed the timeout of a
 	// client.
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -188,11 +192,11 @@ func TestQuestionsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.timeout = time.Hour
-	done := make(chan error, maxAtOnce)
-	for range maxAtOnce {
+	done := make(chan error, maxConcurrent)
+	for range maxConcurrent {
 		go func() { done <- s.Post(context.Background(), message{}, &message{}) }()
 	}
-	for range maxAtOnce {
+	for range maxConcurrent {
 		select {
 		case <-under:
 		case err := <-done:
@@ -202,11 +206,11 @@ func TestQuestionsAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Post(ctx, message{}, &message{}); err == nil || !strings.Contains(err.Error(), "wait for answers") {
+	if err := s.Post(ctx, message{}, &message{}); err == nil || !strings.Contains(err.Error(), "are in progress") {
 		t.Errorf("one more: %v", err)
 	}
 	close(hang)
-	for range maxAtOnce {
+	for range maxConcurrent {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}

@@ -23,23 +23,24 @@ const (
 // signers maps the name of each signer that this controller implements to the check of its
 // requests.
 var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error{
-	certificatesv1.KubeAPIServerClientSignerName: func(_ *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
+	certificatesv1.KubeAPIServerClientSignerName: func(_ *x509.CertificateRequest,
+		usages []certificatesv1.KeyUsage) error {
 		return permitUsages(certificatesv1.UsageClientAuth, false, usages)
 	},
 	certificatesv1.KubeAPIServerClientKubeletSignerName: nodeClient,
 	certificatesv1.KubeletServingSignerName:             nodeServing,
 }
 
-// Permitted returns an error if the signer of this name must not sign request r with these usages.
-// reserved are organizations that no certificate may contain.
+// Permitted returns an error if the signer with the name signer must not sign request r with the
+// given usages. reserved are organizations that no certificate may contain.
 func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv1.KeyUsage, reserved []string) error {
 	permits, ok := signers[signer]
 	if !ok {
-		return fmt.Errorf("%q is no signer of this cluster", signer)
+		return fmt.Errorf("%q is not a signer of this cluster", signer)
 	}
 	for _, o := range r.Subject.Organization {
 		if slices.Contains(reserved, o) {
-			return fmt.Errorf("subject organization %q is the cluster's own and in no certificate that is asked for", o)
+			return fmt.Errorf("subject organization %q is reserved for the cluster itself", o)
 		}
 	}
 	return permits(r, usages)
@@ -92,10 +93,11 @@ func noMailNorURI(r *x509.CertificateRequest) error {
 	return nil
 }
 
-// permitUsages returns an error unless the usages are purpose, which is required, and optionally
-// digital signature and key encipherment. If signs is true, digital signature is required too.
+// permitUsages returns nil if usages consists of purpose and, optionally, digital signature and key
+// encipherment. Otherwise it returns an error. If signs is true, digital signature is required.
 func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certificatesv1.KeyUsage) error {
-	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, purpose}
+	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature,
+		certificatesv1.UsageKeyEncipherment, purpose}
 	for _, u := range usages {
 		if !slices.Contains(allowed, u) {
 			return fmt.Errorf("usage %q is not allowed with %q", u, purpose)
@@ -123,7 +125,8 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// x509Usages converts the usages of a request to those of an X.509 certificate.
+// x509Usages converts the usages of a CertificateSigningRequest to the key usage and the extended
+// key usages of an X.509 certificate.
 func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended []x509.ExtKeyUsage) {
 	for _, u := range usages {
 		switch u {
@@ -140,9 +143,8 @@ func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended
 	return usage, extended
 }
 
-// Life returns the lifetime of a certificate if the request asks for this number of seconds,
-// limited to the minimum and maximum lifetime. If the request asks for no lifetime (nil), it
-// returns the maximum.
+// Life returns the lifetime of a certificate for which the request asks for the given number of
+// seconds, limited to the minimum and maximum lifetime. If seconds is nil, it returns the maximum.
 func Life(seconds *int32) time.Duration {
 	if seconds == nil {
 		return longestLife

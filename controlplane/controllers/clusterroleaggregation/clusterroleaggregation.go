@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // PlanRules returns the rules that role must have, and whether they differ from its rules. They are
@@ -37,16 +37,16 @@ func PlanRules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rba
 	return rules, len(rules) != len(role.Rules) || len(rules) > 0 && !reflect.DeepEqual(rules, role.Rules)
 }
 
-// selectRoles returns the roles in all that a selector of role's aggregation rule matches, sorted
-// by name.
-func selectRoles(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
+// selectRoles returns those of the given roles that match a selector in the aggregation rule of
+// role, sorted by name.
+func selectRoles(role *rbacv1.ClusterRole, roles []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	var out []*rbacv1.ClusterRole
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		s, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
 		if err != nil {
 			continue // validation refuses invalid selectors
 		}
-		for _, one := range all {
+		for _, one := range roles {
 			if one.Name != role.Name && s.Matches(labels.Set(one.Labels)) && !slices.Contains(out, one) {
 				out = append(out, one)
 			}
@@ -57,16 +57,16 @@ func selectRoles(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.
 }
 
 // New returns the controller of aggregated ClusterRoles.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	roles := client.Informer[*rbacv1.ClusterRole](d.Informers)
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "clusterrole-aggregation-controller",
 		Workers: 1,
-		Watches: []controllers.Watch{controllers.OnInformer(roles, func(controllers.Change[*rbacv1.ClusterRole]) []controllers.Key {
-			var keys []controllers.Key
-			for _, r := range controllers.CachedAll[*rbacv1.ClusterRole](roles) {
+		Watches: []engine.Watch{engine.OnInformer(roles, func(engine.Change[*rbacv1.ClusterRole]) []engine.Key {
+			var keys []engine.Key
+			for _, r := range engine.CachedAll[*rbacv1.ClusterRole](roles) {
 				if r.AggregationRule != nil {
-					keys = append(keys, controllers.KeyOf(r))
+					keys = append(keys, engine.KeyOf(r))
 				}
 			}
 			return keys
@@ -78,16 +78,18 @@ func New(d controllers.Deps) *controllers.Controller {
 				Verbs: []string{"escalate", "get", "list", "update", "watch"},
 			},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			view := controllers.ViewOf[*rbacv1.ClusterRole](t, roles)
-			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+		Lead: func(t *engine.Term) engine.Reconcile {
+			view := engine.ViewOf[*rbacv1.ClusterRole](t, roles)
+			return func(ctx context.Context, key engine.Key) (time.Duration, error) {
 				return 0, reconcileClusterRole(ctx, t, view, key.Name)
 			}
 		},
 	}
 }
 
-func reconcileClusterRole(ctx context.Context, t *controllers.Term, view *controllers.View[*rbacv1.ClusterRole], name string) error {
+func reconcileClusterRole(
+	ctx context.Context, t *engine.Term, view *engine.View[*rbacv1.ClusterRole], name string,
+) error {
 	role, ok := view.Get("", name)
 	if !ok || role.DeletionTimestamp != nil {
 		return nil

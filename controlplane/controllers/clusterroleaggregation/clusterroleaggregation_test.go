@@ -13,7 +13,8 @@ func role(name, label string, verbs ...string) *rbacv1.ClusterRole {
 		r.Labels = map[string]string{label: "true"}
 	}
 	for _, v := range verbs {
-		r.Rules = append(r.Rules, rbacv1.PolicyRule{Verbs: []string{v}, APIGroups: []string{""}, Resources: []string{"pods"}})
+		r.Rules = append(r.Rules, rbacv1.PolicyRule{Verbs: []string{v}, APIGroups: []string{""},
+			Resources: []string{"pods"}})
 	}
 	return r
 }
@@ -37,11 +38,14 @@ func TestPlan(t *testing.T) {
 		want    []string
 		changed bool
 	}{
-		"no rule":                  {role: role("plain", "one", "get"), have: []string{"get"}},
-		"one selector":             {role: aggregated("x", "", "one"), want: []string{"get", "list"}, changed: true},
-		"two, each rule once":      {role: aggregated("x", "", "two", "one"), want: []string{"get", "list", "watch"}, changed: true},
-		"as it should be":          {role: aggregated("x", "", "one"), have: []string{"get", "list"}, want: []string{"get", "list"}},
-		"what is too much goes":    {role: aggregated("x", "", "one"), have: []string{"get", "list", "delete"}, want: []string{"get", "list"}, changed: true},
+		"no rule":      {role: role("plain", "one", "get"), have: []string{"get"}},
+		"one selector": {role: aggregated("x", "", "one"), want: []string{"get", "list"}, changed: true},
+		"two, each rule once": {role: aggregated("x", "", "two", "one"), want: []string{"get", "list", "watch"},
+			changed: true},
+		"as it should be": {role: aggregated("x", "", "one"), have: []string{"get", "list"},
+			want: []string{"get", "list"}},
+		"what is too much goes": {role: aggregated("x", "", "one"), have: []string{"get", "list", "delete"},
+			want: []string{"get", "list"}, changed: true},
 		"nothing selected":         {role: aggregated("x", "", "none"), have: []string{"get"}, changed: true},
 		"nothing to nothing":       {role: aggregated("x", "", "none")},
 		"itself is never selected": {role: own, want: []string{"get", "list"}, changed: true},

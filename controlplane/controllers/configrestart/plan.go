@@ -27,7 +27,7 @@ type Ref string
 // volumes.
 func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 	found := map[Ref]bool{}
-	for r := range podref.Of(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {
+	for r := range podref.References(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {
 		if (r.Resource == "configmaps" || r.Resource == "secrets") && isShown(r.Path()) {
 			found[Ref(r.Resource+"/"+r.Name)] = true
 		}
@@ -36,7 +36,8 @@ func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 }
 
 func isShown(path string) bool {
-	for _, part := range []string{".env[", ".envFrom[", ".volumes[].secret.", ".volumes[].configMap.", ".volumes[].projected."} {
+	for _, part := range []string{".env[", ".envFrom[", ".volumes[].secret.", ".volumes[].configMap.",
+		".volumes[].projected."} {
 		if strings.Contains(path, part) {
 			return true
 		}
@@ -91,16 +92,16 @@ func writeField(h hash.Hash, s string) {
 // in the order of names, cause no restart.
 const maxRefs = 200
 
-// PlanRestart compares the current digests now of a workload's references with the digests seen
-// that the workload stores. It returns the digests to store, and whether the pods must be replaced
-// because an object has changed. A deleted object causes no replacement, because new pods might not
-// start without it. A created object causes no replacement, because the pods that need it have
-// waited for it.
-func PlanRestart(refs []Ref, seen, now State) (next State, replace bool) {
+// PlanRestart compares the current digests of the objects to which a workload refers with the
+// digests stored in the workload. It returns the digests to store, and whether the pods must be
+// replaced because an object has changed. A deleted object causes no replacement, because new pods
+// might not start without it. A created object causes no replacement, because the pods that need it
+// have waited for it.
+func PlanRestart(refs []Ref, stored, current State) (next State, replace bool) {
 	next = State{}
 	for _, r := range refs[:min(len(refs), maxRefs)] {
-		was, known := seen[r]
-		is := now[r]
+		was, known := stored[r]
+		is := current[r]
 		switch {
 		case is == "":
 			next[r] = was

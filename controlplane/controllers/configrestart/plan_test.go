@@ -34,7 +34,8 @@ volumes:
 		t.Fatal(err)
 	}
 	got := Refs("default", &corev1.PodTemplateSpec{Spec: spec})
-	want := []Ref{"configmaps/five", "configmaps/init", "configmaps/one", "secrets/four", "secrets/six", "secrets/three", "secrets/two"}
+	want := []Ref{"configmaps/five", "configmaps/init", "configmaps/one", "secrets/four", "secrets/six",
+		"secrets/three", "secrets/two"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
@@ -49,15 +50,20 @@ func TestPlan(t *testing.T) {
 		next      State
 		replace   bool
 	}{
-		"the first look":                 {both, State{}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
-		"nothing new":                    {both, State{a: "1", b: "1"}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
-		"one has changed":                {both, State{a: "1", b: "1"}, State{a: "2", b: "1"}, State{a: "2", b: "1"}, true},
-		"one is gone":                    {both, State{a: "1", b: "1"}, State{b: "1"}, State{a: "1", b: "1"}, false},
-		"it is back as it was":           {both, State{a: "1", b: "1"}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
-		"one is gone, another changed":   {both, State{a: "1", b: "1"}, State{b: "2"}, State{a: "1", b: "2"}, true},
-		"one comes for the first time":   {both, State{a: "", b: "1"}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
+		"the first look": {both, State{}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
+		"nothing new": {both, State{a: "1", b: "1"}, State{a: "1", b: "1"},
+			State{a: "1", b: "1"}, false},
+		"one has changed": {both, State{a: "1", b: "1"}, State{a: "2", b: "1"},
+			State{a: "2", b: "1"}, true},
+		"one is gone": {both, State{a: "1", b: "1"}, State{b: "1"}, State{a: "1", b: "1"}, false},
+		"it is back as it was": {both, State{a: "1", b: "1"}, State{a: "1", b: "1"},
+			State{a: "1", b: "1"}, false},
+		"one is gone, another changed": {both, State{a: "1", b: "1"}, State{b: "2"}, State{a: "1", b: "2"}, true},
+		"one comes for the first time": {both, State{a: "", b: "1"}, State{a: "1", b: "1"},
+			State{a: "1", b: "1"}, false},
 		"the template refers to another": {both, State{a: "1"}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
-		"and to one no more":             {[]Ref{a}, State{a: "1", b: "1"}, State{a: "1", b: "2"}, State{a: "1"}, false},
+		"and to one no more": {[]Ref{a}, State{a: "1", b: "1"}, State{a: "1", b: "2"},
+			State{a: "1"}, false},
 	} {
 		next, replace := PlanRestart(c.refs, c.seen, c.now)
 		if replace != c.replace || !maps.Equal(next, c.next) {
@@ -108,9 +114,11 @@ func TestDigests(t *testing.T) {
 		seen[d] = string(raw)
 	}
 	secret := func(uid, v string) string {
-		return OfSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Data: map[string][]byte{"password": []byte(v)}})
+		return OfSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)},
+			Data: map[string][]byte{"password": []byte(v)}})
 	}
-	if secret("u", "x") != secret("u", "x") || secret("u", "x") == secret("u", "y") || secret("u", "x") == secret("v", "x") {
+	if secret("u", "x") != secret("u", "x") || secret("u", "x") == secret("u", "y") ||
+		secret("u", "x") == secret("v", "x") {
 		t.Error("digests of Secrets")
 	}
 }

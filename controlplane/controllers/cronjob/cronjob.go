@@ -16,31 +16,35 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the CronJob controller.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	crons := client.Informer[*batchv1.CronJob](d.Informers)
 	jobs := client.Informer[*batchv1.Job](d.Informers)
-	controllers.IndexControllers(jobs)
+	engine.IndexControllers(jobs)
 	none := func(*batchv1.CronJob) labels.Selector { return nil } // a CronJob adopts no jobs
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "cronjob-controller",
 		Workers: 5,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(crons, controllers.Self[*batchv1.CronJob]),
-			controllers.OnInformer(jobs, controllers.OwnersOf[*batchv1.CronJob, *batchv1.Job](crons, kind.GroupKind(), none)),
+		Watches: []engine.Watch{
+			engine.OnInformer(crons, engine.Self[*batchv1.CronJob]),
+			engine.OnInformer(jobs, engine.OwnersOf[*batchv1.CronJob, *batchv1.Job](crons, kind.GroupKind(), none)),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs"}, Verbs: []string{"get", "list", "update", "watch"}},
-			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
-			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs/status", "cronjobs/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs"},
+				Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs"},
+				Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs/status", "cronjobs/finalizers"},
+				Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, crons: controllers.ViewOf[*batchv1.CronJob](t, crons), jobs: controllers.ViewOf[*batchv1.Job](t, jobs)}
-			r.status = controllers.NewStatusWriter(t, r.crons, "cron job")
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, crons: engine.ViewOf[*batchv1.CronJob](t, crons),
+				jobs: engine.ViewOf[*batchv1.Job](t, jobs)}
+			r.status = engine.NewStatusWriter(t, r.crons, "cron job")
 			return r.reconcileCronJob
 		},
 	}
@@ -48,16 +52,16 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // reconciler reconciles CronJobs during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term   *controllers.Term
-	crons  *controllers.View[*batchv1.CronJob]
-	jobs   *controllers.View[*batchv1.Job]
-	status *controllers.StatusWriter[*batchv1.CronJob]
+	term   *engine.Term
+	crons  *engine.View[*batchv1.CronJob]
+	jobs   *engine.View[*batchv1.Job]
+	status *engine.StatusWriter[*batchv1.CronJob]
 
 	mu         sync.Mutex
-	lastEvents map[controllers.Key]map[Event]bool
+	lastEvents map[engine.Key]map[Event]bool
 }
 
-func (r *reconciler) reconcileCronJob(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileCronJob(ctx context.Context, key engine.Key) (time.Duration, error) {
 	c, ok := r.crons.Get(key.Namespace, key.Name)
 	if !ok {
 		r.recordNewEvents(key, nil, nil)
@@ -67,7 +71,7 @@ func (r *reconciler) reconcileCronJob(ctx context.Context, key controllers.Key) 
 	step := PlanCronJob(s)
 	r.recordNewEvents(key, c, step.Events)
 	ran, failure := r.performStep(ctx, c, step)
-	if controllers.IsNamespaceTerminating(failure) {
+	if engine.IsNamespaceTerminating(failure) {
 		return 0, nil // no object is needed in a terminating namespace
 	}
 	s.Jobs = r.ownedJobs(c)
@@ -83,7 +87,7 @@ func (r *reconciler) reconcileCronJob(ctx context.Context, key controllers.Key) 
 }
 
 func (r *reconciler) ownedJobs(c *batchv1.CronJob) []*batchv1.Job {
-	return r.jobs.By(controllers.ControllerIndex, string(c.UID))
+	return r.jobs.By(engine.ControllerIndex, string(c.UID))
 }
 
 // performStep deletes the jobs that a step replaces, and then creates the job of the step. ran is
@@ -104,7 +108,7 @@ func (r *reconciler) performStep(ctx context.Context, c *batchv1.CronJob, step S
 	case apierrors.IsAlreadyExists(err):
 		return r.resolveNameCollision(ctx, c, want, step.Run)
 	case err != nil:
-		if !controllers.IsNamespaceTerminating(err) && ctx.Err() == nil {
+		if !engine.IsNamespaceTerminating(err) && ctx.Err() == nil {
 			r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
 		}
 		return nil, fmt.Errorf("creating job %s/%s of cron job %s: %w", want.Namespace, want.Name, c.Name, err)
@@ -115,25 +119,27 @@ func (r *reconciler) performStep(ctx context.Context, c *batchv1.CronJob, step S
 	return step.Run, nil
 }
 
-// resolveNameCollision handles an existing job with the name of job want, which could not be
-// created. If CronJob c created it for the same minute, it returns the scheduled time at. Any other
-// job prevents the run, which is recorded as an event.
-func (r *reconciler) resolveNameCollision(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
-	have, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
+// resolveNameCollision handles the failure to create a job because a job with the same name exists.
+// If CronJob c created the existing job, it is the job for scheduledAt, and scheduledAt is
+// returned. Any other job prevents the run, which is recorded as an event.
+func (r *reconciler) resolveNameCollision(
+	ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, scheduledAt *time.Time,
+) (*time.Time, error) {
+	existing, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
 		return nil, fmt.Errorf("reading job %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
 	}
-	if metav1.IsControlledBy(have, c) {
-		r.jobs.RecordWrite(have)
-		return at, nil
+	if metav1.IsControlledBy(existing, c) {
+		r.jobs.RecordWrite(existing)
+		return scheduledAt, nil
 	}
 	err = fmt.Errorf("job %s exists and does not belong to this cron job: delete or rename it", want.Name)
 	r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
-	return nil, controllers.RaceError("cron job %s/%s: %w", c.Namespace, c.Name, err)
+	return nil, engine.RaceError("cron job %s/%s: %w", c.Namespace, c.Name, err)
 }
 
 func (r *reconciler) deleteJob(ctx context.Context, c *batchv1.CronJob, j *batchv1.Job) error {
-	o, background := controllers.DeleteOnlyUID(j), metav1.DeletePropagationBackground
+	o, background := engine.DeleteOnlyUID(j), metav1.DeletePropagationBackground
 	o.PropagationPolicy = &background
 	r.jobs.MarkDeleting(j)
 	err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o)
@@ -151,10 +157,13 @@ func (r *reconciler) deleteJob(ctx context.Context, c *batchv1.CronJob, j *batch
 	return fmt.Errorf("deleting job %s/%s of cron job %s: %w", j.Namespace, j.Name, c.Name, err)
 }
 
-// writeCronJobStatus writes the status of the CronJob if it changed. It must be called after the
-// other writes of this reconcile, because the status includes their results. ran is the result of
-// performStep.
-func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
+// writeCronJobStatus writes the status of the CronJob if it changed. If wait is not 0, the last
+// write was too recent and nothing was written: the CronJob must be reconciled again after wait. It
+// must be called after the other writes of this reconcile, because the status includes their
+// results. ran is the result of performStep.
+func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *time.Time) (
+	wait time.Duration, err error,
+) {
 	status, events := Status(s, ran)
 	if equality.Semantic.DeepEqual(status, s.CronJob.Status) {
 		return 0, nil
@@ -176,7 +185,7 @@ func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *ti
 
 // recordNewEvents records those events of CronJob c that were not passed in the last call for key.
 // If c is nil, the CronJob was deleted and its record is removed.
-func (r *reconciler) recordNewEvents(key controllers.Key, c *batchv1.CronJob, events []Event) {
+func (r *reconciler) recordNewEvents(key engine.Key, c *batchv1.CronJob, events []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.lastEvents[key]
@@ -185,7 +194,7 @@ func (r *reconciler) recordNewEvents(key controllers.Key, c *batchv1.CronJob, ev
 		return
 	}
 	if r.lastEvents == nil {
-		r.lastEvents = map[controllers.Key]map[Event]bool{}
+		r.lastEvents = map[engine.Key]map[Event]bool{}
 	}
 	now := map[Event]bool{}
 	for _, e := range events {

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 var kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
@@ -25,19 +25,20 @@ type Snapshot struct {
 	Jobs    []*batchv1.Job // the jobs that the cron job controls
 	Going   func(*batchv1.Job) bool
 	Now     time.Time
-	Local   *time.Location // time zone of schedules that name none
+	Local   *time.Location // time zone of CronJobs that specify no time zone
 }
 
 // Step is the result of PlanCronJob. Its writes are performed in this order: deletion of jobs that
 // are replaced, creation of the new job, the status, deletion of old jobs.
 type Step struct {
 	Replace []*batchv1.Job
-	Run     *time.Time // scheduled time of the job to create
+	Run     *time.Time // scheduled time of the job to create; nil if no job must be created
 	Events  []Event
 	Again   time.Duration
 }
 
-// Event is an event of a CronJob. It is recorded once, and again only after it has not applied.
+// Event is an event that describes the current state of a CronJob. It is recorded once. It is
+// recorded again only if PlanCronJob did not return it in between.
 type Event struct{ Type, Reason, Message string }
 
 // PlanCronJob returns the next writes for a CronJob.
@@ -46,7 +47,8 @@ func PlanCronJob(s Snapshot) Step {
 	c := s.CronJob
 	for _, j := range s.Jobs {
 		if _, ok := scheduledTime(j); !ok && finishedCondition(j) == nil && !isListedActive(c, j.UID) {
-			step.addEvent(warningEvent("UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", j.Name))
+			step.addEvent(warningEvent("UnexpectedJob", "Saw a job that the controller did not create or forgot: %s",
+				j.Name))
 		}
 	}
 	if c.DeletionTimestamp != nil || c.Spec.Suspend != nil && *c.Spec.Suspend {
@@ -64,7 +66,8 @@ func PlanCronJob(s Snapshot) Step {
 		next = t.nextTime(due)
 	}
 	if next.IsZero() {
-		step.addEvent(warningEvent("InvalidSchedule", "invalid schedule: %q : no time of it comes within five years", c.Spec.Schedule))
+		step.addEvent(warningEvent("InvalidSchedule",
+			"invalid schedule: %q : it has no time within the next five years", c.Spec.Schedule))
 	} else {
 		step.Again = max(time.Millisecond, next.Sub(s.Now))
 	}
@@ -74,22 +77,25 @@ func PlanCronJob(s Snapshot) Step {
 	return step
 }
 
-// planStart adds to step the start of a run for the latest scheduled time that has passed, if the
-// concurrency policy and the deadline permit it. Earlier missed times are skipped.
+// planStart adds to step the start of a run for due, the latest scheduled time that has passed. It
+// adds nothing if the concurrency policy or the deadline forbids the run. Scheduled times between
+// from and due were missed and are skipped; many of them cause a warning.
 func (s Snapshot) planStart(step *Step, t times, from, due time.Time) {
 	c := s.CronJob
 	if d := c.Spec.StartingDeadlineSeconds; d != nil {
-		earliest := s.Now.Add(-time.Duration(min(*d, longest)) * time.Second)
+		earliest := s.Now.Add(-time.Duration(min(*d, maxDeadlineSeconds)) * time.Second)
 		if due.Before(earliest) {
-			step.addEvent(warningEvent("MissSchedule", "Missed scheduled time to start a job: %s", due.UTC().Format(time.RFC1123Z)))
+			step.addEvent(warningEvent("MissSchedule", "Missed scheduled time to start a job: %s",
+				due.UTC().Format(time.RFC1123Z)))
 			return
 		}
 		if earliest.After(from) {
 			from = earliest
 		}
 	}
-	if t.tooMany(from, s.Now) {
-		step.addEvent(warningEvent("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"))
+	if t.hasManyMissed(from, s.Now) {
+		step.addEvent(warningEvent("TooManyMissedTimes",
+			"too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"))
 	}
 	var running []*batchv1.Job
 	for _, j := range s.Jobs {
@@ -112,14 +118,14 @@ func (s Snapshot) planStart(step *Step, t times, from, due time.Time) {
 	step.Run = &due
 }
 
-// longest is the longest deadline in seconds that a time.Duration can hold.
-const longest = int64(1<<63-1) / int64(time.Second)
+// maxDeadlineSeconds is the longest deadline, in seconds, that a time.Duration can hold.
+const maxDeadlineSeconds = int64(1<<63-1) / int64(time.Second)
 
 func (step *Step) addEvent(e *Event) { step.Events = append(step.Events, *e) }
 
-// earliestTime returns the time after which runs have to be started: the last scheduled time for
-// which a job was created, or the creation of the CronJob. A job that exists counts even if the
-// status does not include it yet.
+// earliestTime returns the time after which runs have to be started. It is the last scheduled time
+// for which a job was created or, before the first job, the creation time of the CronJob. A job
+// that exists counts even if the status does not include it yet.
 func (s Snapshot) earliestTime() time.Time {
 	if last := s.lastRun(); last != nil {
 		return last.Time
@@ -139,8 +145,8 @@ func (s Snapshot) lastRun() *metav1.Time {
 	return last
 }
 
-// isScheduledJob reports whether job j, which is not finished, is a scheduled run: it has a
-// scheduled time, or the status of the CronJob lists it.
+// isScheduledJob reports whether unfinished job j is a scheduled run: it has a scheduled time, or
+// the status of the CronJob lists it.
 func (s Snapshot) isScheduledJob(j *batchv1.Job) bool {
 	_, made := scheduledTime(j)
 	return finishedCondition(j) == nil && (made || isListedActive(s.CronJob, j.UID))
@@ -183,7 +189,7 @@ func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
 	}
 	maps.Copy(j.Annotations, t.Annotations)
 	j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] = at.Format(time.RFC3339)
-	controllers.CopyTrace(j, c)
+	engine.CopyTrace(j, c)
 	return j
 }
 
@@ -207,7 +213,8 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	})
 	for _, j := range jobs {
 		known[j.UID] = j
-		if done := j.Status.CompletionTime; done != nil && (out.LastSuccessfulTime == nil || done.After(out.LastSuccessfulTime.Time)) {
+		if done := j.Status.CompletionTime; done != nil &&
+			(out.LastSuccessfulTime == nil || done.After(out.LastSuccessfulTime.Time)) {
 			out.LastSuccessfulTime = done
 		}
 		if s.isScheduledJob(j) && (j.DeletionTimestamp != nil || !s.Going(j)) {
@@ -252,7 +259,8 @@ func Past(s Snapshot) []*batchv1.Job {
 			badly = append(badly, j)
 		}
 	}
-	return append(jobsOverLimit(well, s.CronJob.Spec.SuccessfulJobsHistoryLimit), jobsOverLimit(badly, s.CronJob.Spec.FailedJobsHistoryLimit)...)
+	return append(jobsOverLimit(well, s.CronJob.Spec.SuccessfulJobsHistoryLimit),
+		jobsOverLimit(badly, s.CronJob.Spec.FailedJobsHistoryLimit)...)
 }
 
 func jobsOverLimit(jobs []*batchv1.Job, limit *int32) []*batchv1.Job {
@@ -262,7 +270,7 @@ func jobsOverLimit(jobs []*batchv1.Job, limit *int32) []*batchv1.Job {
 	slices.SortFunc(jobs, func(a, b *batchv1.Job) int {
 		switch x, y := a.Status.StartTime, b.Status.StartTime; {
 		case x == nil || y == nil:
-			return cmp.Or(controllers.TrueFirst(x != nil, y != nil), cmp.Compare(a.Name, b.Name))
+			return cmp.Or(engine.TrueFirst(x != nil, y != nil), cmp.Compare(a.Name, b.Name))
 		default:
 			return cmp.Or(x.Compare(y.Time), cmp.Compare(a.Name, b.Name))
 		}

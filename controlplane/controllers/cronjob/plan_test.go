@@ -17,9 +17,12 @@ var epoch = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func cronJob(schedule string, change ...func(*batchv1.CronJob)) *batchv1.CronJob {
 	c := &batchv1.CronJob{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "tick", UID: "cron", CreationTimestamp: metav1.NewTime(epoch)},
-		Spec: batchv1.CronJobSpec{Schedule: schedule, ConcurrencyPolicy: batchv1.AllowConcurrent, JobTemplate: batchv1.JobTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "tick", UID: "cron",
+			CreationTimestamp: metav1.NewTime(epoch)},
+		Spec: batchv1.CronJobSpec{Schedule: schedule, ConcurrencyPolicy: batchv1.AllowConcurrent,
+			JobTemplate: batchv1.JobTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"},
+					Annotations: map[string]string{"c": "d"}}}},
 	}
 	for _, f := range change {
 		f(c)
@@ -63,7 +66,9 @@ func jobOf(c *batchv1.CronJob, at time.Duration, ended batchv1.JobConditionType)
 }
 
 func snapshot(c *batchv1.CronJob, now time.Duration, jobs ...*batchv1.Job) Snapshot {
-	return Snapshot{CronJob: c, Jobs: jobs, Now: epoch.Add(now), Local: time.UTC, Going: func(j *batchv1.Job) bool { return j.DeletionTimestamp != nil }}
+	return Snapshot{CronJob: c, Jobs: jobs, Now: epoch.Add(now), Local: time.UTC, Going: func(j *batchv1.Job) bool {
+		return j.DeletionTimestamp != nil
+	}}
 }
 
 // words formats a step: "replace tick-1, run 12:01, say MissSchedule, again 1m0s".
@@ -95,33 +100,53 @@ func TestPlan(t *testing.T) {
 		s    Snapshot
 		want string
 	}{
-		"before the first time":              {snapshot(cronJob("5 * * * *"), 0), "again 5m0s"},
-		"at the first time":                  {snapshot(cronJob("5 * * * *"), 5*time.Minute), "run 1 12:05:00, again 1h0m0s"},
-		"not twice":                          {snapshot(cronJob("5 * * * *", ranAt(5*time.Minute)), 5*time.Minute), "again 1h0m0s"},
-		"made, but not yet in the status":    {snapshot(minutely, 80*time.Second, jobOf(minutely, time.Minute, "")), "again 40s"},
-		"made by whom it is to be":           {snapshot(minutely, 80*time.Second, future), "run 1 12:01:00, again 40s"},
-		"of three missed the newest":         {snapshot(minutely, 200*time.Second), "run 1 12:03:00, again 40s"},
-		"a hundred missed":                   {snapshot(minutely, 100*time.Minute), "run 1 13:40:00, again 1m0s"},
-		"more than a hundred":                {snapshot(minutely, 101*time.Minute), "run 1 13:41:00, say TooManyMissedTimes, again 1m0s"},
-		"those within the deadline count":    {snapshot(cronJob("* * * * *", deadline(200)), 1000*time.Minute), "run 2 04:40:00, again 1m0s"},
-		"within the deadline":                {snapshot(cronJob("0 * * * *", deadline(30)), time.Hour+30*time.Second), "run 1 13:00:00, again 59m30s"},
-		"past the deadline":                  {snapshot(cronJob("0 * * * *", deadline(30)), time.Hour+31*time.Second), "say MissSchedule, again 59m29s"},
-		"a deadline without end":             {snapshot(cronJob("0 * * * *", deadline(1<<62)), 3*time.Hour), "run 1 15:00:00, again 1h0m0s"},
-		"suspended":                          {snapshot(cronJob("* * * * *", suspended), time.Hour), ""},
-		"an older one runs":                  {snapshot(minutely, 130*time.Second, jobOf(minutely, time.Minute, "")), "run 1 12:02:00, again 50s"},
-		"an older one runs and forbids":      {snapshot(forbid, 130*time.Second, jobOf(forbid, time.Minute, "")), "say JobAlreadyActive, again 50s"},
-		"an older one is over":               {snapshot(forbid, 130*time.Second, jobOf(forbid, time.Minute, batchv1.JobFailed)), "run 1 12:02:00, again 50s"},
-		"an older one is replaced":           {snapshot(replace, 130*time.Second, jobOf(replace, time.Minute, "")), "replace tick-29539441, run 1 12:02:00, again 50s"},
-		"one made by hand forbids nothing":   {snapshot(forbid, 70*time.Second, byHand), "run 1 12:01:00, say UnexpectedJob, again 50s"},
-		"a zone":                             {snapshot(cronJob("0 3 * * *", zone("Asia/Tokyo")), 6*time.Hour), "run 1 18:00:00, again 24h0m0s"},
-		"a zone that is no more":             {snapshot(cronJob("0 3 * * *", zone("Nowhere/Here")), 24*time.Hour), "say UnknownTimeZone"},
-		"a schedule that is none":            {snapshot(cronJob("every so often"), 24*time.Hour), "say UnparseableSchedule"},
-		"a day that never comes":             {snapshot(cronJob("0 0 30 2 *"), 24*time.Hour), "say InvalidSchedule"},
-		"a leap day":                         {snapshot(cronJob("0 0 29 2 *"), 0), "again 17508h0m0s"},
-		"hourly":                             {snapshot(cronJob("@hourly"), 61*time.Minute), "run 1 13:00:00, again 59m0s"},
-		"from one time to the next":          {snapshot(cronJob("@every 7m", ranAt(time.Minute)), 23*time.Minute), "run 1 12:22:00, again 6m0s"},
-		"every so often with a deadline":     {snapshot(cronJob("@every 7m", deadline(10)), 14*time.Minute), "run 1 12:14:00, again 7m0s"},
-		"after a clock that was years ahead": {snapshot(cronJob("* * * * *", ranAt(100000*time.Hour)), time.Minute), "again 100000h0m0s"},
+		"before the first time": {snapshot(cronJob("5 * * * *"), 0), "again 5m0s"},
+		"at the first time": {snapshot(cronJob("5 * * * *"), 5*time.Minute),
+			"run 1 12:05:00, again 1h0m0s"},
+		"not twice": {snapshot(cronJob("5 * * * *", ranAt(5*time.Minute)), 5*time.Minute),
+			"again 1h0m0s"},
+		"made, but not yet in the status": {snapshot(minutely, 80*time.Second, jobOf(minutely, time.Minute, "")),
+			"again 40s"},
+		"made by whom it is to be":   {snapshot(minutely, 80*time.Second, future), "run 1 12:01:00, again 40s"},
+		"of three missed the newest": {snapshot(minutely, 200*time.Second), "run 1 12:03:00, again 40s"},
+		"a hundred missed":           {snapshot(minutely, 100*time.Minute), "run 1 13:40:00, again 1m0s"},
+		"more than a hundred": {snapshot(minutely, 101*time.Minute),
+			"run 1 13:41:00, say TooManyMissedTimes, again 1m0s"},
+		"those within the deadline count": {snapshot(cronJob("* * * * *", deadline(200)), 1000*time.Minute),
+			"run 2 04:40:00, again 1m0s"},
+		"within the deadline": {snapshot(cronJob("0 * * * *", deadline(30)), time.Hour+30*time.Second),
+			"run 1 13:00:00, again 59m30s"},
+		"past the deadline": {snapshot(cronJob("0 * * * *", deadline(30)), time.Hour+31*time.Second),
+			"say MissSchedule, again 59m29s"},
+		"a deadline without end": {snapshot(cronJob("0 * * * *", deadline(1<<62)), 3*time.Hour),
+			"run 1 15:00:00, again 1h0m0s"},
+		"suspended": {snapshot(cronJob("* * * * *", suspended), time.Hour), ""},
+		"an older one runs": {snapshot(minutely, 130*time.Second, jobOf(minutely, time.Minute, "")),
+			"run 1 12:02:00, again 50s"},
+		"an older one runs and forbids": {snapshot(forbid, 130*time.Second, jobOf(forbid, time.Minute, "")),
+			"say JobAlreadyActive, again 50s"},
+		"an older one is over": {snapshot(forbid, 130*time.Second,
+			jobOf(forbid, time.Minute, batchv1.JobFailed)), "run 1 12:02:00, again 50s"},
+		"an older one is replaced": {snapshot(replace, 130*time.Second, jobOf(replace, time.Minute, "")),
+			"replace tick-29539441, run 1 12:02:00, again 50s"},
+		"one made by hand forbids nothing": {snapshot(forbid, 70*time.Second, byHand),
+			"run 1 12:01:00, say UnexpectedJob, again 50s"},
+		"a zone": {snapshot(cronJob("0 3 * * *", zone("Asia/Tokyo")), 6*time.Hour),
+			"run 1 18:00:00, again 24h0m0s"},
+		"a zone that is no more": {snapshot(cronJob("0 3 * * *", zone("Nowhere/Here")), 24*time.Hour),
+			"say UnknownTimeZone"},
+		"a schedule that is none": {snapshot(cronJob("every so often"), 24*time.Hour),
+			"say UnparseableSchedule"},
+		"a day that never comes": {snapshot(cronJob("0 0 30 2 *"), 24*time.Hour), "say InvalidSchedule"},
+		"a leap day":             {snapshot(cronJob("0 0 29 2 *"), 0), "again 17508h0m0s"},
+		"hourly": {snapshot(cronJob("@hourly"), 61*time.Minute),
+			"run 1 13:00:00, again 59m0s"},
+		"from one time to the next": {snapshot(cronJob("@every 7m", ranAt(time.Minute)), 23*time.Minute),
+			"run 1 12:22:00, again 6m0s"},
+		"every so often with a deadline": {snapshot(cronJob("@every 7m", deadline(10)), 14*time.Minute),
+			"run 1 12:14:00, again 7m0s"},
+		"after a clock that was years ahead": {snapshot(cronJob("* * * * *", ranAt(100000*time.Hour)), time.Minute),
+			"again 100000h0m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := words(PlanCronJob(c.s)); got != c.want {
@@ -134,7 +159,8 @@ func TestPlan(t *testing.T) {
 func TestNewJob(t *testing.T) {
 	c := cronJob("0 3 * * *", zone("Asia/Tokyo"))
 	j := newJob(c, *PlanCronJob(snapshot(c, 6*time.Hour)).Run)
-	if j.Name != "tick-29539800" || j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] != "2026-03-02T03:00:00+09:00" ||
+	if j.Name != "tick-29539800" || j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] !=
+		"2026-03-02T03:00:00+09:00" ||
 		j.Annotations["c"] != "d" || j.Labels["a"] != "b" || !metav1.IsControlledBy(j, c) {
 		t.Errorf("%+v", j.ObjectMeta)
 	}
@@ -149,10 +175,12 @@ func TestStatusAndHistory(t *testing.T) {
 	c.Status.Active = []corev1.ObjectReference{{UID: jobs[2].UID, Name: jobs[2].Name}, {UID: "lost", Name: "lost"}}
 	s, events := Status(snapshot(c, 6*time.Minute, jobs...), nil)
 	if len(s.Active) != 2 || s.Active[0].Name != jobs[4].Name || s.Active[1].Name != jobs[3].Name ||
-		!s.LastScheduleTime.Time.Equal(epoch.Add(5*time.Minute)) || !s.LastSuccessfulTime.Time.Equal(epoch.Add(3*time.Minute+time.Second)) {
+		!s.LastScheduleTime.Time.Equal(epoch.Add(5*time.Minute)) ||
+		!s.LastSuccessfulTime.Time.Equal(epoch.Add(3*time.Minute+time.Second)) {
 		t.Errorf("%+v", s)
 	}
-	if got := fmt.Sprint(events); got != "[{Normal SawCompletedJob Saw completed job: tick-29539443, condition: Complete} {Normal MissingJob Active job went missing: lost}]" {
+	if got := fmt.Sprint(events); got != "[{Normal SawCompletedJob Saw completed job: tick-29539443, condition: "+
+		"Complete} {Normal MissingJob Active job went missing: lost}]" {
 		t.Error(got)
 	}
 	var past []string
@@ -166,7 +194,8 @@ func TestStatusAndHistory(t *testing.T) {
 
 // The newest time is found as by going through all of them, also where clocks are put forward and back.
 func TestTimesAgainstTwin(t *testing.T) {
-	for _, schedule := range []string{"* * * * *", "*/7 * * * *", "30 1 * * *", "30 2 * * *", "15,45 0-3 * * 0", "0 0 31 * *", "@daily", "@every 90m", "@every 17s"} {
+	for _, schedule := range []string{"* * * * *", "*/7 * * * *", "30 1 * * *", "30 2 * * *", "15,45 0-3 * * 0",
+		"0 0 31 * *", "@daily", "@every 90m", "@every 17s"} {
 		for _, name := range []string{"UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland"} {
 			rnd := rand.New(rand.NewPCG(1, 2))
 			for range 6 {
@@ -174,7 +203,8 @@ func TestTimesAgainstTwin(t *testing.T) {
 				if wrong != nil {
 					t.Fatal(wrong)
 				}
-				from := time.Date(2026, []time.Month{3, 10, 4}[rnd.IntN(3)], 1+rnd.IntN(28), rnd.IntN(24), rnd.IntN(60), rnd.IntN(60), 0, time.UTC)
+				from := time.Date(2026, []time.Month{3, 10, 4}[rnd.IntN(3)], 1+rnd.IntN(28), rnd.IntN(24), rnd.IntN(60),
+					rnd.IntN(60), 0, time.UTC)
 				now := from.Add(time.Duration(rnd.IntN(50*3600))*time.Second + time.Duration(rnd.IntN(1e9)))
 				var last time.Time
 				n := 0
@@ -185,7 +215,7 @@ func TestTimesAgainstTwin(t *testing.T) {
 				if ok != (n > 0) || ok && !got.Equal(last) {
 					t.Errorf("%s in %s from %v until %v: %v, want %v of %d", schedule, name, from, now, got, last, n)
 				}
-				if got := at.tooMany(from, now); got != (n > many) {
+				if got := at.hasManyMissed(from, now); got != (n > manyMissed) {
 					t.Errorf("%s in %s from %v until %v: %d, too many: %v", schedule, name, from, now, n, got)
 				}
 			}
@@ -265,7 +295,8 @@ func (w *world) live() {
 	w.most = max(w.most, running)
 	for _, j := range w.jobs {
 		at, _ := scheduledTime(j)
-		if finishedCondition(j) != nil && w.c.Status.LastScheduleTime != nil && !at.After(w.c.Status.LastScheduleTime.Time) && w.rnd.IntN(2) == 0 {
+		if finishedCondition(j) != nil && w.c.Status.LastScheduleTime != nil &&
+			!at.After(w.c.Status.LastScheduleTime.Time) && w.rnd.IntN(2) == 0 {
 			w.remove(j)
 			return
 		}

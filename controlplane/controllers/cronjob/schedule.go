@@ -10,14 +10,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/batch"
 )
 
-// times computes the scheduled times of a CronJob: it is a schedule with its time zone.
+// times computes the scheduled times of a CronJob from its schedule and time zone.
 type times struct {
 	schedule cron.Schedule
 	zone     *time.Location
 }
 
-// timesOf parses the schedule and time zone of CronJob c. local is the time zone if c names none.
-// It returns an Event if the schedule or time zone is invalid.
+// timesOf parses the schedule and time zone of CronJob c. local is the time zone of a CronJob
+// without one. It returns an Event if the schedule or time zone is invalid.
 func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	t := times{zone: local}
 	if name := c.Spec.TimeZone; name != nil {
@@ -34,9 +34,9 @@ func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	return t, nil
 }
 
-// nextTime returns the first scheduled time after another time. It returns the zero time if there
-// is none within five years.
-func (t times) nextTime(after time.Time) time.Time { return t.schedule.Next(after.In(t.zone)) }
+// nextTime returns the first scheduled time later than start. It returns the zero time if none
+// follows within five years.
+func (t times) nextTime(start time.Time) time.Time { return t.schedule.Next(start.In(t.zone)) }
 
 // fixedInterval returns the interval of an @every schedule, or 0 for other schedules.
 func (t times) fixedInterval() time.Duration {
@@ -46,22 +46,23 @@ func (t times) fixedInterval() time.Duration {
 	return 0
 }
 
-// lastTime returns the latest scheduled time after from that is not after now. ok is false if there
-// is none. It takes a few dozen steps, however long ago from is.
-func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
-	first := t.nextTime(from)
-	if first.IsZero() || first.After(now) {
+// lastTime returns the latest scheduled time in the interval (start, end], which excludes start and
+// includes end. ok is false if the interval contains no scheduled time. It takes a few dozen steps,
+// however long the interval is.
+func (t times) lastTime(start, end time.Time) (last time.Time, ok bool) {
+	first := t.nextTime(start)
+	if first.IsZero() || first.After(end) {
 		return time.Time{}, false
 	}
 	if d := t.fixedInterval(); d > 0 {
-		return first.Add(now.Sub(first) / d * d), true
+		return first.Add(end.Sub(first) / d * d), true
 	}
 	// For times before the latest scheduled time, the next scheduled time has passed. For later
 	// times it has not.
-	low, high := from.Unix(), now.Unix()
+	low, high := start.Unix(), end.Unix()
 	for high-low > 1 {
 		mid := low + (high-low)/2
-		if next := t.nextTime(time.Unix(mid, 0)); next.IsZero() || next.After(now) {
+		if next := t.nextTime(time.Unix(mid, 0)); next.IsZero() || next.After(end) {
 			high = mid
 		} else {
 			low = mid
@@ -70,17 +71,17 @@ func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
 	return time.Unix(high, 0).In(t.zone), true
 }
 
-// many is the number of missed scheduled times above which a warning is recorded.
-const many = 100
+// manyMissed is the number of missed scheduled times above which a warning is recorded.
+const manyMissed = 100
 
-// tooMany reports whether there are more than many scheduled times between from and now.
-func (t times) tooMany(from, now time.Time) bool {
+// hasManyMissed reports whether more than manyMissed scheduled times lie between start and end.
+func (t times) hasManyMissed(start, end time.Time) bool {
 	if d := t.fixedInterval(); d > 0 {
-		return now.Sub(from)/d > many
+		return end.Sub(start)/d > manyMissed
 	}
-	for range many + 1 {
-		from = t.nextTime(from)
-		if from.IsZero() || from.After(now) {
+	for range manyMissed + 1 {
+		start = t.nextTime(start)
+		if start.IsZero() || start.After(end) {
 			return false
 		}
 	}

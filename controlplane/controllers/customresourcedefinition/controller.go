@@ -18,44 +18,48 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// lookAgain is the retry interval of a CustomResourceDefinition that is being deleted while objects
-// remain, or while this replica does not serve its kind yet.
-const lookAgain = time.Second
+// deletionRetryDelay is the delay until a CustomResourceDefinition that is being deleted is
+// reconciled again, while objects remain or while this replica does not serve its kind yet.
+const deletionRetryDelay = time.Second
 
 // New returns the controller of CustomResourceDefinitions.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	definitions := client.Informer[*v1.CustomResourceDefinition](d.Informers)
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name: "customresourcedefinition-controller",
 		// A single worker accepts names in the order of the requests.
 		Workers: 1,
-		Watches: []controllers.Watch{controllers.OnInformer(definitions, func(c controllers.Change[*v1.CustomResourceDefinition]) []controllers.Key {
-			var keys []controllers.Key
-			if c.Type != controllers.Deleted {
-				keys = append(keys, controllers.KeyOf(c.New))
-			}
-			if c.Type == controllers.Added || c.Type == controllers.Updated &&
-				equality.Semantic.DeepEqual(c.Old.Status.AcceptedNames, c.New.Status.AcceptedNames) {
-				return keys
-			}
-			// Other definitions may be waiting for names that are free now.
-			for _, other := range controllers.CachedAll[*v1.CustomResourceDefinition](definitions) {
-				if other.Spec.Group == c.New.Spec.Group && !apihelpers.IsCRDConditionTrue(other, v1.NamesAccepted) {
-					keys = append(keys, controllers.KeyOf(other))
+		Watches: []engine.Watch{engine.OnInformer(definitions,
+			func(c engine.Change[*v1.CustomResourceDefinition]) []engine.Key {
+				var keys []engine.Key
+				if c.Type != engine.Deleted {
+					keys = append(keys, engine.KeyOf(c.New))
 				}
-			}
-			return keys
-		})},
+				if c.Type == engine.Added || c.Type == engine.Updated &&
+					equality.Semantic.DeepEqual(c.Old.Status.AcceptedNames, c.New.Status.AcceptedNames) {
+					return keys
+				}
+				// Other definitions may be waiting for names that are free now.
+				for _, other := range engine.CachedAll[*v1.CustomResourceDefinition](definitions) {
+					if other.Spec.Group == c.New.Spec.Group && !apihelpers.IsCRDConditionTrue(other, v1.NamesAccepted) {
+						keys = append(keys, engine.KeyOf(other))
+					}
+				}
+				return keys
+			})},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"deletecollection", "list"}},
-			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"get", "list", "update", "watch"}},
-			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions"},
+				Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions/status"},
+				Verbs: []string{"update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, view: controllers.ViewOf[*v1.CustomResourceDefinition](t, definitions), kinds: d.Client.Kinds()}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, view: engine.ViewOf[*v1.CustomResourceDefinition](t, definitions),
+				kinds: d.Client.Kinds()}
 			return r.reconcileDefinition
 		},
 	}
@@ -64,29 +68,31 @@ func New(d controllers.Deps) *controllers.Controller {
 // reconciler reconciles CustomResourceDefinitions during one term of leadership. Every term has a
 // new reconciler.
 type reconciler struct {
-	term  *controllers.Term
-	view  *controllers.View[*v1.CustomResourceDefinition]
+	term  *engine.Term
+	view  *engine.View[*v1.CustomResourceDefinition]
 	kinds *api.Kinds
 
-	// looked caches the result of nonStructural for one definition. A definition is reconciled
-	// several times in a row as its status changes, and a schema may have thousands of properties.
-	looked struct {
+	// schemaCache holds the result of nonStructuralCondition for one definition. A definition is
+	// reconciled several times in a row as its status changes, and a schema may have thousands of
+	// properties.
+	schemaCache struct {
 		uid        types.UID
 		generation int64
 		found      *v1.CustomResourceDefinitionCondition
 	}
 }
 
-// cachedSchemaCondition returns the result of nonStructural for definition c, from the cache if c
-// is the last definition. It is not safe for concurrent use; the controller has one worker.
+// cachedSchemaCondition returns the result of nonStructuralCondition for definition c. The result
+// comes from the cache if the previous call was for c too. It is not safe for concurrent use; the
+// controller has one worker.
 func (r *reconciler) cachedSchemaCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
-	if l := &r.looked; l.uid != c.UID || l.generation != c.Generation {
-		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructural(c)
+	if l := &r.schemaCache; l.uid != c.UID || l.generation != c.Generation {
+		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructuralCondition(c)
 	}
-	return r.looked.found.DeepCopy()
+	return r.schemaCache.found.DeepCopy()
 }
 
-func (r *reconciler) reconcileDefinition(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDefinition(ctx context.Context, key engine.Key) (time.Duration, error) {
 	c, ok := r.view.Get("", key.Name)
 	switch {
 	case !ok:
@@ -97,29 +103,32 @@ func (r *reconciler) reconcileDefinition(ctx context.Context, key controllers.Ke
 		}
 		return r.finalizeDefinition(ctx, c)
 	}
-	taken := TakenBy(c, r.view.All())
-	r.builtIn(c.Spec.Group, taken)
-	return 0, r.writeDefinitionStatus(ctx, c, computeStatus(c, taken, r.cachedSchemaCondition(c), metav1.NewTime(r.term.Now())))
+	taken := FindUsedNames(c, r.view.All())
+	r.addBuiltInNames(c.Spec.Group, taken)
+	return 0, r.writeDefinitionStatus(ctx, c,
+		computeStatus(c, taken, r.cachedSchemaCondition(c), metav1.NewTime(r.term.Now())))
 }
 
-// builtIn adds to t the names of the built-in kinds of an API group.
-func (r *reconciler) builtIn(group string, t Taken) {
+// addBuiltInNames adds to t the names of the built-in kinds of an API group.
+func (r *reconciler) addBuiltInNames(group string, t UsedNames) {
 	for _, k := range r.kinds.All() {
-		if k.GVK.Group != group || k.Definition != "" {
+		if k.GVK.Group != group || k.Serving.Definition != "" {
 			continue
 		}
-		for _, name := range append([]string{k.Resource, k.Singular}, k.ShortNames...) {
+		for _, name := range append([]string{k.Resource, k.Naming.Singular}, k.Naming.ShortNames...) {
 			t.Resources[name] = true
 		}
 		t.Kinds[k.GVK.Kind], t.Kinds[k.ListGVK().Kind] = true, true
 	}
 }
 
-func (r *reconciler) writeDefinitionStatus(ctx context.Context, c *v1.CustomResourceDefinition, status v1.CustomResourceDefinitionStatus) error {
+func (r *reconciler) writeDefinitionStatus(
+	ctx context.Context, c *v1.CustomResourceDefinition, status v1.CustomResourceDefinitionStatus,
+) error {
 	if equality.Semantic.DeepEqual(c.Status, status) {
 		return nil
 	}
-	whole, err := custom.Unpacked(c)
+	whole, err := custom.Unpack(c)
 	if err != nil {
 		return fmt.Errorf("reading custom resource definition %s: %w", c.Name, err)
 	}
@@ -137,7 +146,8 @@ func (r *reconciler) writeDefinitionStatus(ctx context.Context, c *v1.CustomReso
 }
 
 // finalizeDefinition deletes the custom objects of definition c, which is being deleted. It removes
-// the finalizer of c when no objects remain.
+// the finalizer of c when no objects remain; until then it returns the delay after which it must be
+// called again.
 func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
 	if apihelpers.IsCRDConditionTrue(c, v1.Established) {
 		left, err := r.deleteObjects(ctx, c)
@@ -150,10 +160,10 @@ func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourc
 			}
 			next := withStatus(c)
 			setCondition(next, now)
-			return lookAgain, errors.Join(err, r.writeDefinitionStatus(ctx, c, next.Status))
+			return deletionRetryDelay, errors.Join(err, r.writeDefinitionStatus(ctx, c, next.Status))
 		}
 	}
-	whole, err := custom.Unpacked(c)
+	whole, err := custom.Unpack(c)
 	if err != nil {
 		return 0, fmt.Errorf("reading custom resource definition %s: %w", c.Name, err)
 	}
@@ -170,7 +180,7 @@ func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourc
 // the finalizers of these objects are unknown.
 func (r *reconciler) deleteObjects(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
 	stored := r.kinds.Table().Stored()
-	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
+	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Serving.Definition == c.Name })
 	if i < 0 {
 		return 1, nil // this replica does not serve the kind yet
 	}
@@ -186,7 +196,8 @@ func (r *reconciler) deleteObjects(ctx context.Context, c *v1.CustomResourceDefi
 			continue
 		}
 		done[ns] = true
-		if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err != nil {
+		if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err !=
+			nil {
 			return len(objs), fmt.Errorf("could not issue all deletes: %w", err)
 		}
 	}

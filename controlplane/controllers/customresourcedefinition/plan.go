@@ -17,14 +17,15 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// Taken holds the names in an API group that other definitions or built-in kinds already use.
+// UsedNames holds the names in an API group that other definitions or built-in kinds already use.
 // Resources includes singular and short names; Kinds includes list kinds.
-type Taken struct{ Resources, Kinds map[string]bool }
+type UsedNames struct{ Resources, Kinds map[string]bool }
 
-// TakenBy returns the names that other definitions in all use in the API group of c.
-func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition) Taken {
-	t := Taken{Resources: map[string]bool{}, Kinds: map[string]bool{}}
-	for _, other := range all {
+// FindUsedNames returns the names that the given definitions, except c itself, use in the API group
+// of c.
+func FindUsedNames(c *v1.CustomResourceDefinition, definitions []*v1.CustomResourceDefinition) UsedNames {
+	t := UsedNames{Resources: map[string]bool{}, Kinds: map[string]bool{}}
+	for _, other := range definitions {
 		if other.Spec.Group != c.Spec.Group || other.Name == c.Name {
 			continue
 		}
@@ -39,13 +40,15 @@ func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition)
 
 // DefinitionStatus returns the new status of definition c: its accepted names and its conditions. t
 // holds the names that c cannot use.
-func DefinitionStatus(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
-	return computeStatus(c, t, nonStructural(c), now)
+func DefinitionStatus(c *v1.CustomResourceDefinition, t UsedNames, now metav1.Time) v1.CustomResourceDefinitionStatus {
+	return computeStatus(c, t, nonStructuralCondition(c), now)
 }
 
-// computeStatus returns the result of DefinitionStatus. schemas is the result of nonStructural for
-// c.
-func computeStatus(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
+// computeStatus returns the result of DefinitionStatus. schemas is the result of
+// nonStructuralCondition for c.
+func computeStatus(
+	c *v1.CustomResourceDefinition, t UsedNames, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time,
+) v1.CustomResourceDefinitionStatus {
 	next := withStatus(c)
 	accepted := acceptNames(next, t)
 	accepted.LastTransitionTime = now
@@ -53,11 +56,13 @@ func computeStatus(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomRe
 	switch established := apihelpers.IsCRDConditionTrue(next, v1.Established); {
 	case established: // condition Established stays true: later names may be refused, but the first names stay accepted
 	case accepted.Status == v1.ConditionTrue:
-		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
-			Reason: "InitialNamesAccepted", Message: "the initial names have been accepted"})
+		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue,
+			LastTransitionTime: now,
+			Reason:             "InitialNamesAccepted", Message: "the initial names have been accepted"})
 	default:
-		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionFalse, LastTransitionTime: now,
-			Reason: "NotAccepted", Message: "not all names are accepted"})
+		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionFalse,
+			LastTransitionTime: now,
+			Reason:             "NotAccepted", Message: "not all names are accepted"})
 	}
 	for _, one := range []struct {
 		of  v1.CustomResourceDefinitionConditionType
@@ -81,24 +86,26 @@ func withStatus(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
 	return &next
 }
 
-// setCondition sets condition to in the status of c. The transition time is kept if the condition's
-// status does not change.
-func setCondition(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
+// setCondition adds a condition to the status of c, or replaces the condition of the same type. The
+// transition time is kept if the condition's status does not change.
+func setCondition(c *v1.CustomResourceDefinition, condition v1.CustomResourceDefinitionCondition) {
 	c.Status.Conditions = slices.Clone(c.Status.Conditions)
-	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool { return h.Type == to.Type })
+	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool {
+		return h.Type == condition.Type
+	})
 	if i < 0 {
-		c.Status.Conditions = append(c.Status.Conditions, to)
+		c.Status.Conditions = append(c.Status.Conditions, condition)
 		return
 	}
-	if have := c.Status.Conditions[i]; have.Status == to.Status {
-		to.LastTransitionTime = have.LastTransitionTime
+	if have := c.Status.Conditions[i]; have.Status == condition.Status {
+		condition.LastTransitionTime = have.LastTransitionTime
 	}
-	c.Status.Conditions[i] = to
+	c.Status.Conditions[i] = condition
 }
 
-// acceptNames writes those requested names of c that are free to its status. It returns condition
-// NamesAccepted, which lists the names that are not free.
-func acceptNames(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
+// acceptNames writes those requested names of c that are not in use to the status of c. It returns
+// condition NamesAccepted, which lists the names that are in use.
+func acceptNames(c *v1.CustomResourceDefinition, t UsedNames) v1.CustomResourceDefinitionCondition {
 	want, have := &c.Spec.Names, &c.Status.AcceptedNames
 	out := v1.CustomResourceDefinitionCondition{Type: v1.NamesAccepted, Status: v1.ConditionTrue,
 		Reason: "NoConflicts", Message: "no conflicts found"}
@@ -170,16 +177,16 @@ func approvalCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinit
 	return out
 }
 
-// nonStructural returns condition NonStructuralSchema of c, or nil if all schemas are structural.
-// Only definitions from old releases have other schemas.
-func nonStructural(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+// nonStructuralCondition returns condition NonStructuralSchema of c, or nil if all schemas are
+// structural. Only definitions from old releases have schemas that are not structural.
+func nonStructuralCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	var errs field.ErrorList
 	if c.Spec.PreserveUnknownFields {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
 	}
 	for i := range c.Spec.Versions {
 		v := &c.Spec.Versions[i]
-		schema, err := custom.SchemaOf(v)
+		schema, err := custom.UnpackSchema(v)
 		if err == nil && schema == nil {
 			continue
 		}
@@ -195,10 +202,12 @@ func nonStructural(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionC
 			return &v1.CustomResourceDefinitionCondition{Status: v1.ConditionUnknown, Reason: "StructuralError",
 				Message: fmt.Sprintf("failed to check validation schema for version %s: %v", v.Name, err)}
 		}
-		errs = append(errs, structural.ValidateStructural(field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema"), s)...)
+		errs = append(errs, structural.ValidateStructural(field.NewPath("spec", "versions").Index(i).Child("schema",
+			"openAPIV3Schema"), s)...)
 	}
 	if len(errs) == 0 {
 		return nil
 	}
-	return &v1.CustomResourceDefinitionCondition{Status: v1.ConditionTrue, Reason: "Violations", Message: errs.ToAggregate().Error()}
+	return &v1.CustomResourceDefinitionCondition{Status: v1.ConditionTrue, Reason: "Violations",
+		Message: errs.ToAggregate().Error()}
 }

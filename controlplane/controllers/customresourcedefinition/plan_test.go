@@ -21,7 +21,7 @@ func definition(group, plural, kind string, short ...string) *v1.CustomResourceD
 }
 
 func accepted(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
-	c.Status = DefinitionStatus(c, Taken{}, now)
+	c.Status = DefinitionStatus(c, UsedNames{}, now)
 	return c
 }
 
@@ -37,10 +37,12 @@ func TestNames(t *testing.T) {
 		"its own":       {first, "NoConflicts", "no conflicts found"},
 		"another group": {definition("b.example.com", "widgets", "Widget", "w"), "NoConflicts", "no conflicts found"},
 		"plural":        {definition("a.example.com", "w", "Other"), "PluralConflict", `"w" is already in use`},
-		"kind":          {definition("a.example.com", "others", "Widget"), "ListKindConflict", `"WidgetList" is already in use`},
-		"short names":   {definition("a.example.com", "others", "Other", "widgets", "w"), "ShortNamesConflict", `["widgets" is already in use, "w" is already in use]`},
+		"kind": {definition("a.example.com", "others", "Widget"), "ListKindConflict",
+			`"WidgetList" is already in use`},
+		"short names": {definition("a.example.com", "others", "Other", "widgets", "w"), "ShortNamesConflict",
+			`["widgets" is already in use, "w" is already in use]`},
 	} {
-		got := DefinitionStatus(c.of, TakenBy(c.of, []*v1.CustomResourceDefinition{first}), now)
+		got := DefinitionStatus(c.of, FindUsedNames(c.of, []*v1.CustomResourceDefinition{first}), now)
 		next := &v1.CustomResourceDefinition{Status: got}
 		cond := apihelpers.FindCRDCondition(next, v1.NamesAccepted)
 		if cond.Reason != c.reason || cond.Message != c.message {
@@ -57,7 +59,7 @@ func TestNames(t *testing.T) {
 func TestEstablishedStays(t *testing.T) {
 	c := accepted(definition("a.example.com", "widgets", "Widget"))
 	c.Spec.Names.ShortNames = []string{"w"}
-	c.Status = DefinitionStatus(c, Taken{Resources: map[string]bool{"w": true}}, metav1.NewTime(time.Unix(2000, 0)))
+	c.Status = DefinitionStatus(c, UsedNames{Resources: map[string]bool{"w": true}}, metav1.NewTime(time.Unix(2000, 0)))
 	if !apihelpers.IsCRDConditionTrue(c, v1.Established) || apihelpers.IsCRDConditionTrue(c, v1.NamesAccepted) ||
 		c.Status.AcceptedNames.ShortNames != nil || c.Status.AcceptedNames.Plural != "widgets" {
 		t.Errorf("%+v", c.Status)
@@ -76,11 +78,13 @@ func TestApproval(t *testing.T) {
 		if annotation != "" {
 			c.Annotations = map[string]string{v1.KubeAPIApprovedAnnotation: annotation}
 		}
-		if cond := apihelpers.FindCRDCondition(accepted(c), v1.KubernetesAPIApprovalPolicyConformant); cond == nil || cond.Reason != want {
+		if cond := apihelpers.FindCRDCondition(accepted(c), v1.KubernetesAPIApprovalPolicyConformant); cond == nil ||
+			cond.Reason != want {
 			t.Errorf("%q: %+v", annotation, cond)
 		}
 	}
-	if cond := apihelpers.FindCRDCondition(accepted(definition("a.example.com", "widgets", "Widget")), v1.KubernetesAPIApprovalPolicyConformant); cond != nil {
+	if cond := apihelpers.FindCRDCondition(accepted(definition("a.example.com", "widgets", "Widget")),
+		v1.KubernetesAPIApprovalPolicyConformant); cond != nil {
 		t.Errorf("an unprotected group has %+v", cond)
 	}
 }

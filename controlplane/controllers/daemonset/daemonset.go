@@ -16,12 +16,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the DaemonSet controller.
-func New(d controllers.Deps) *controllers.Controller {
-	own := controllers.RevisedFrom(d, controllers.RevisedKind[*appsv1.DaemonSet]{
+func New(d engine.Deps) *engine.Descriptor {
+	own := engine.RevisedFrom(d, engine.RevisedKind[*appsv1.DaemonSet]{
 		GVK: kind, Resource: "daemonsets", DisplayName: "daemon set",
 		Selector: func(s *appsv1.DaemonSet) *metav1.LabelSelector { return s.Spec.Selector },
 		Template: func(s *appsv1.DaemonSet) *corev1.PodTemplateSpec { return &s.Spec.Template },
@@ -30,11 +30,14 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 	})
 	nodes := client.Informer[*corev1.Node](d.Informers)
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name: "daemon-set-controller", Workers: 4,
-		Watches: own.Watches(controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(own.Owners, c) })),
-		Rules:   own.Rules(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list", "watch"}}),
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Watches: own.Watches(engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+			return ofNode(own.Owners, c)
+		})),
+		Rules: own.Rules(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"},
+			Verbs: []string{"list", "watch"}}),
+		Lead: func(t *engine.Term) engine.Reconcile {
 			return (&reconciler{RevisedOwners: own.Lead(t), nodes: nodes}).reconcileDaemonSet
 		},
 	}
@@ -42,50 +45,51 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // ofNode returns the keys of the DaemonSets that may have to create or delete a pod because of the
 // change of a node.
-func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
-	if c.Type == controllers.Updated && maps.Equal(c.Old.Labels, c.New.Labels) && equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
+func ofNode(sets cache.SharedIndexInformer, c engine.Change[*corev1.Node]) []engine.Key {
+	if c.Type == engine.Updated && maps.Equal(c.Old.Labels, c.New.Labels) &&
+		equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
 		return nil
 	}
-	var keys []controllers.Key
-	for _, set := range controllers.CachedAll[*appsv1.DaemonSet](sets) {
+	var keys []engine.Key
+	for _, set := range engine.CachedAll[*appsv1.DaemonSet](sets) {
 		t := podTemplate(set)
-		run, stay := Wants(t, c.New)
-		if c.Type == controllers.Updated {
-			if ran, stayed := Wants(t, c.Old); ran == run && stayed == stay {
+		run, stay := ShouldRun(t, c.New)
+		if c.Type == engine.Updated {
+			if ran, stayed := ShouldRun(t, c.Old); ran == run && stayed == stay {
 				continue
 			}
 		} else if !run && !stay {
 			continue
 		}
-		keys = append(keys, controllers.KeyOf(set))
+		keys = append(keys, engine.KeyOf(set))
 	}
 	return keys
 }
 
 // reconciler reconciles DaemonSets during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	controllers.RevisedOwners[*appsv1.DaemonSet]
+	engine.RevisedOwners[*appsv1.DaemonSet]
 	nodes cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcileDaemonSet(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDaemonSet(ctx context.Context, key engine.Key) (time.Duration, error) {
 	set, ok := r.Owners.Get(key.Namespace, key.Name)
 	if !ok || set.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	selector := controllers.SelectorOf(set.Spec.Selector)
+	selector := engine.SelectorOf(set.Spec.Selector)
 	if selector == nil {
 		return 0, nil
 	}
 	s, history, err := r.claimSnapshot(ctx, set, selector)
-	if controllers.IsNamespaceTerminating(err) {
+	if engine.IsNamespaceTerminating(err) {
 		return 0, nil // no object is needed in a terminating namespace
 	}
 	if err != nil {
 		return 0, err
 	}
 	again, failure := r.performStep(ctx, s)
-	if controllers.IsNamespaceTerminating(failure) {
+	if engine.IsNamespaceTerminating(failure) {
 		return 0, nil
 	}
 	s.Pods = r.OwnedPods(set)
@@ -101,9 +105,11 @@ func (r *reconciler) reconcileDaemonSet(ctx context.Context, key controllers.Key
 
 // claimSnapshot adopts and releases pods of a DaemonSet, and stores its template as a revision. It
 // returns the input of PlanDaemonSet and the revisions.
-func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
-	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.IsDeleting, Now: r.Term.Now()}
-	var h controllers.History
+func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (
+	Snapshot, engine.History, error,
+) {
+	s := Snapshot{Set: set, Nodes: engine.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.IsDeleting, Now: r.Term.Now()}
+	var h engine.History
 	var err error
 	if s.Pods, err = r.ClaimPodsAndRevisions(ctx, set, selector); err != nil {
 		return s, h, err
@@ -127,27 +133,28 @@ func (r *reconciler) performStep(ctx context.Context, s Snapshot) (again time.Du
 			}
 			continue
 		}
-		if i < controllers.MaxEvents {
-			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "FailedDaemonPod", "Replacing pod %s on node %s, which has ended as %s",
-				p.Name, nodeOf(p), controllers.DescribePodEnd(p))
+		if i < engine.MaxEvents {
+			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "FailedDaemonPod",
+				"Replacing pod %s on node %s, which has ended as %s",
+				p.Name, nodeOf(p), engine.DescribePodEnd(p))
 		}
 		if err := r.Pods.Delete(ctx, s.Set, p, false); err != nil {
 			return again, err
 		}
 	}
-	failure := controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
-		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
+	failure := engine.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
+		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < engine.MaxEvents)
 	})
 	t := podTemplate(s.Set)
-	_, err = controllers.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
-		_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, t, s.Hash, step.Create[i]), i < controllers.MaxEvents)
+	_, err = engine.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
+		_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, t, s.Hash, step.Create[i]), i < engine.MaxEvents)
 		return err
 	})
 	return again, errors.Join(failure, err)
 }
 
 // truncateRevisions deletes revisions that no pod uses, beyond the history limit of the DaemonSet.
-func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h controllers.History) error {
+func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h engine.History) error {
 	live := map[string]bool{}
 	for _, p := range s.Pods {
 		live[p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
@@ -157,9 +164,10 @@ func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h contro
 	})
 }
 
-// writeDaemonSetStatus writes the status of the DaemonSet if it changed. It must be called after
-// the other writes of this reconcile, because the status includes their results.
-func (r *reconciler) writeDaemonSetStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
+// writeDaemonSetStatus writes the status of the DaemonSet if it changed. It returns the delay after
+// which the DaemonSet must be reconciled again, or 0. It must be called after the other writes of
+// this reconcile, because the status includes their results.
+func (r *reconciler) writeDaemonSetStatus(ctx context.Context, s Snapshot, h engine.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {
 		return again, nil

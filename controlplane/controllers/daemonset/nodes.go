@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // daemonTolerations returns the tolerations that are added to every pod of a DaemonSet, so that it
@@ -19,13 +19,15 @@ func daemonTolerations(hostNetwork bool) []corev1.Toleration {
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 		{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
-		{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists,
+			Effect: corev1.TaintEffectNoSchedule},
 		{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
 		{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
 	}
 	if hostNetwork {
 		out = append(out, corev1.Toleration{
-			Key: corev1.TaintNodeNetworkUnavailable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+			Key: corev1.TaintNodeNetworkUnavailable, Operator: corev1.TolerationOpExists,
+			Effect: corev1.TaintEffectNoSchedule})
 	}
 	return out
 }
@@ -48,7 +50,7 @@ func podTemplate(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 // newPod returns the pod of a DaemonSet for a node, from template t with this revision hash. The
 // scheduler can bind the pod only to that node.
 func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string) *corev1.Pod {
-	p := controllers.PodFrom(set, ownerRef(set), t)
+	p := engine.PodFrom(set, ownerRef(set), t)
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
 	}
@@ -65,7 +67,7 @@ func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string)
 const extensionsTemplateGeneration = "pod-template-generation"
 
 // pinToNode sets the required node affinity of pod p to this node. It replaces the terms of the
-// template, which Wants has already evaluated.
+// template, which ShouldRun has already evaluated.
 func pinToNode(p *corev1.Pod, node string) {
 	if p.Spec.Affinity == nil {
 		p.Spec.Affinity = &corev1.Affinity{}
@@ -74,9 +76,12 @@ func pinToNode(p *corev1.Pod, node string) {
 	if a.NodeAffinity == nil {
 		a.NodeAffinity = &corev1.NodeAffinity{}
 	}
-	a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
-	}}}
+	a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution =
+		&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField,
+				Operator: corev1.NodeSelectorOpIn,
+				Values:   []string{node}}},
+		}}}
 }
 
 // nodeOf returns the node of pod p of a DaemonSet: the node to which it is bound or, before that,
@@ -85,7 +90,8 @@ func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
 	}
-	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil &&
+		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 		for _, t := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 			for _, f := range t.MatchFields {
 				if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
@@ -97,9 +103,9 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// Wants reports whether a pod of template t must run on node n, and whether an existing pod may
-// stay there. A taint with effect NoSchedule only prevents new pods.
-func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
+// ShouldRun reports whether a pod of template t must run on node n. stay reports whether an
+// existing pod may stay there. A taint with effect NoSchedule only prevents new pods.
+func ShouldRun(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 	if t.Spec.NodeName != "" && t.Spec.NodeName != n.Name {
 		return false, false
 	}
@@ -122,5 +128,5 @@ func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 }
 
 func isTaintTolerated(list []corev1.Toleration, taint *corev1.Taint) bool {
-	return slices.ContainsFunc(list, func(tol corev1.Toleration) bool { return controllers.ToleratesTaint(&tol, taint) })
+	return slices.ContainsFunc(list, func(tol corev1.Toleration) bool { return engine.ToleratesTaint(&tol, taint) })
 }

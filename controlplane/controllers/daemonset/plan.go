@@ -11,7 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 var kind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
@@ -35,53 +36,54 @@ type Step struct {
 	Create []string      // nodes for which a pod must be created
 	Delete []*corev1.Pod // excess pods, pods of an older template, and pods on nodes that are not eligible
 	Failed []*corev1.Pod // terminal pods that are deleted and will be replaced
-	Again  time.Duration // time until a ready pod becomes available; 0 means that no pod is about to
+	Again  time.Duration // time until a ready pod becomes available; 0 means that no pod waits for that
 }
 
-// place is one node with the pods of the DaemonSet on it.
-type place struct {
+// nodePods is the state of one node for a DaemonSet: its pods on the node, and whether one of its
+// pods must or may run there.
+type nodePods struct {
 	name        string
 	run, stay   bool
-	going       bool          // a pod of the DaemonSet is terminating
+	terminating bool          // a pod of the DaemonSet is terminating
 	recent, old *corev1.Pod   // oldest pod of the newest template, and oldest pod of an older template
 	excess      []*corev1.Pod // further pods, beyond recent and old
 	failed      []*corev1.Pod
 }
 
-// nodePlaces returns all nodes with their pods, sorted by name.
-func (s Snapshot) nodePlaces() []*place {
+// podsByNode returns the state of every node with its pods, sorted by the node's name.
+func (s Snapshot) podsByNode() []*nodePods {
 	t := podTemplate(s.Set)
-	places := make(map[string]*place, len(s.Nodes))
+	nodes := make(map[string]*nodePods, len(s.Nodes))
 	for _, n := range s.Nodes {
-		run, stay := Wants(t, n)
-		places[n.Name] = &place{name: n.Name, run: run, stay: stay}
+		run, stay := ShouldRun(t, n)
+		nodes[n.Name] = &nodePods{name: n.Name, run: run, stay: stay}
 	}
 	pods := slices.Clone(s.Pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int { // prefer the pod that is bound, then the older pod
-		return cmp.Or(controllers.TrueFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""),
+		return cmp.Or(engine.TrueFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	for _, p := range pods {
-		at := places[nodeOf(p)]
+		node := nodes[nodeOf(p)]
 		switch {
-		case at == nil: // other controllers delete the pods of deleted nodes
+		case node == nil: // other controllers delete the pods of deleted nodes
 		case s.Going(p):
-			at.going = true
-		case controllers.IsPodTerminal(p):
-			at.failed = append(at.failed, p)
-		case p.Labels[appsv1.ControllerRevisionHashLabelKey] == s.Hash && at.recent == nil:
-			at.recent = p
-		case p.Labels[appsv1.ControllerRevisionHashLabelKey] != s.Hash && at.old == nil:
-			at.old = p
+			node.terminating = true
+		case api.IsPodTerminal(p):
+			node.failed = append(node.failed, p)
+		case p.Labels[appsv1.ControllerRevisionHashLabelKey] == s.Hash && node.recent == nil:
+			node.recent = p
+		case p.Labels[appsv1.ControllerRevisionHashLabelKey] != s.Hash && node.old == nil:
+			node.old = p
 		default:
-			at.excess = append(at.excess, p)
+			node.excess = append(node.excess, p)
 		}
 	}
-	out := make([]*place, 0, len(places))
-	for _, at := range places {
-		out = append(out, at)
+	out := make([]*nodePods, 0, len(nodes))
+	for _, node := range nodes {
+		out = append(out, node)
 	}
-	slices.SortFunc(out, func(a, b *place) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(out, func(a, b *nodePods) int { return cmp.Compare(a.name, b.name) })
 	return out
 }
 
@@ -93,52 +95,52 @@ func PlanDaemonSet(s Snapshot) Step {
 	if s.Set.DeletionTimestamp != nil {
 		return step
 	}
-	places := s.nodePlaces()
-	surge, away := rollingUpdateBounds(s.Set, places)
-	for _, at := range places {
-		s.planNode(&step, at, surge > 0)
+	nodes := s.podsByNode()
+	maxSurge, maxUnavailable := rollingUpdateBounds(s.Set, nodes)
+	for _, node := range nodes {
+		s.planNode(&step, node, maxSurge > 0)
 	}
 	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
 		return step
 	}
-	if surge > 0 {
-		s.planSurge(&step, places, surge)
+	if maxSurge > 0 {
+		s.planSurge(&step, nodes, maxSurge)
 	} else {
-		s.planReplacements(&step, places, away)
+		s.planReplacements(&step, nodes, maxUnavailable)
 	}
 	return step
 }
 
 // planNode adds to step the writes for one node: an eligible node has one pod, and other nodes have
 // none. If surges is true, a pod of the old and a pod of the new template may run at the same time.
-func (s Snapshot) planNode(step *Step, at *place, surges bool) {
+func (s Snapshot) planNode(step *Step, node *nodePods, surges bool) {
 	switch {
-	case !at.stay:
-		step.Delete = append(step.Delete, at.allPods()...)
-		step.Delete = append(step.Delete, at.failed...)
+	case !node.stay:
+		step.Delete = append(step.Delete, node.allPods()...)
+		step.Delete = append(step.Delete, node.failed...)
 		return
-	case at.recent == nil && at.old == nil && len(at.failed) == 0:
-		if at.run && !at.going {
-			step.Create = append(step.Create, at.name)
+	case node.recent == nil && node.old == nil && len(node.failed) == 0:
+		if node.run && !node.terminating {
+			step.Create = append(step.Create, node.name)
 		}
 		return
 	}
-	step.Failed = append(step.Failed, at.failed...)
-	step.Delete = append(step.Delete, at.excess...)
-	if at.recent == nil || at.old == nil {
+	step.Failed = append(step.Failed, node.failed...)
+	step.Delete = append(step.Delete, node.excess...)
+	if node.recent == nil || node.old == nil {
 		return
 	}
-	ok, wait := controllers.IsPodAvailable(at.recent, s.Set.Spec.MinReadySeconds, s.Now)
-	if !surges || ok || !controllers.IsPodReady(at.old) {
-		step.Delete = append(step.Delete, at.old)
+	ok, wait := engine.IsPodAvailable(node.recent, s.Set.Spec.MinReadySeconds, s.Now)
+	if !surges || ok || !api.IsPodReady(node.old) {
+		step.Delete = append(step.Delete, node.old)
 		return
 	}
 	step.requestRetry(wait)
 }
 
-func (at *place) allPods() []*corev1.Pod {
-	out := slices.Clone(at.excess)
-	for _, p := range []*corev1.Pod{at.recent, at.old} {
+func (node *nodePods) allPods() []*corev1.Pod {
+	out := slices.Clone(node.excess)
+	for _, p := range []*corev1.Pod{node.recent, node.old} {
 		if p != nil {
 			out = append(out, p)
 		}
@@ -152,71 +154,72 @@ func (step *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// planReplacements adds to step the deletion of pods of older templates. At most away nodes may
-// lack an available pod. Unavailable pods of older templates are deleted at once.
-func (s Snapshot) planReplacements(step *Step, places []*place, away int) {
+// planReplacements adds to step the deletion of pods of older templates, so that at most
+// maxUnavailable nodes lack an available pod. Unavailable pods of older templates are always
+// deleted.
+func (s Snapshot) planReplacements(step *Step, nodes []*nodePods, maxUnavailable int) {
 	var candidates []*corev1.Pod
 	gone := 0
-	for _, at := range places {
-		if !at.stay || !at.run && at.recent == nil && at.old == nil {
+	for _, node := range nodes {
+		if !node.stay || !node.run && node.recent == nil && node.old == nil {
 			continue
 		}
-		only := at.old
-		if at.recent != nil {
-			only = at.recent
+		only := node.old
+		if node.recent != nil {
+			only = node.recent
 		}
 		available := false
 		if only != nil {
 			var wait time.Duration
-			available, wait = controllers.IsPodAvailable(only, s.Set.Spec.MinReadySeconds, s.Now)
+			available, wait = engine.IsPodAvailable(only, s.Set.Spec.MinReadySeconds, s.Now)
 			step.requestRetry(wait)
 		}
 		switch {
 		case !available:
 			gone++
-			if at.recent == nil && at.old != nil {
-				step.Delete = append(step.Delete, at.old)
+			if node.recent == nil && node.old != nil {
+				step.Delete = append(step.Delete, node.old)
 			}
-		case at.recent == nil:
-			candidates = append(candidates, at.old)
+		case node.recent == nil:
+			candidates = append(candidates, node.old)
 		}
 	}
-	step.Delete = append(step.Delete, candidates[:min(len(candidates), max(0, away-gone))]...)
+	step.Delete = append(step.Delete, candidates[:min(len(candidates), max(0, maxUnavailable-gone))]...)
 }
 
 // planSurge adds to step pods of the new template for nodes that still have a pod of an older
-// template. At most most nodes have two pods at a time. A node with an unavailable old pod gets its
-// new pod at once.
-func (s Snapshot) planSurge(step *Step, places []*place, most int) {
+// template. At most maxSurge nodes have two pods at a time. A node always gets a new pod if its old
+// pod is unavailable.
+func (s Snapshot) planSurge(step *Step, nodes []*nodePods, maxSurge int) {
 	var candidates []string
-	for _, at := range places {
-		if !at.run || at.going {
+	for _, node := range nodes {
+		if !node.run || node.terminating {
 			continue
 		}
 		switch {
-		case at.old == nil:
-		case at.recent != nil:
-			most--
+		case node.old == nil:
+		case node.recent != nil:
+			maxSurge--
 		default:
-			ok, wait := controllers.IsPodAvailable(at.old, s.Set.Spec.MinReadySeconds, s.Now)
+			ok, wait := engine.IsPodAvailable(node.old, s.Set.Spec.MinReadySeconds, s.Now)
 			step.requestRetry(wait)
 			if ok {
-				candidates = append(candidates, at.name)
+				candidates = append(candidates, node.name)
 			} else {
-				step.Create = append(step.Create, at.name)
+				step.Create = append(step.Create, node.name)
 			}
 		}
 	}
-	step.Create = append(step.Create, candidates[:min(len(candidates), max(0, most))]...)
+	step.Create = append(step.Create, candidates[:min(len(candidates), max(0, maxSurge))]...)
 }
 
-// rollingUpdateBounds returns maxSurge and maxUnavailable of a DaemonSet as numbers of nodes: how
-// many nodes may have an additional pod, and how many may lack an available pod. At least one is
-// positive.
-func rollingUpdateBounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
+// rollingUpdateBounds returns maxSurge and maxUnavailable of a DaemonSet as numbers of nodes. At
+// most maxSurge nodes may have an additional pod, and at most maxUnavailable nodes may lack an
+// available pod. At least one of the numbers is positive.
+func rollingUpdateBounds(set *appsv1.DaemonSet, nodes []*nodePods) (maxSurge, maxUnavailable int) {
 	wanted := 0
-	for _, at := range places {
-		if at.run {
+	for _, node := range nodes {
+		if node.run {
 			wanted++
 		}
 	}
@@ -234,22 +237,22 @@ func rollingUpdateBounds(set *appsv1.DaemonSet, places []*place) (surge, away in
 		}
 		return n
 	}
-	surge, away = scaled(u.MaxSurge, 0), scaled(u.MaxUnavailable, 1)
-	if surge == 0 && away == 0 {
-		away = 1
+	maxSurge, maxUnavailable = scaled(u.MaxSurge, 0), scaled(u.MaxUnavailable, 1)
+	if maxSurge == 0 && maxUnavailable == 0 {
+		maxUnavailable = 1
 	}
-	return surge, away
+	return maxSurge, maxUnavailable
 }
 
 // Status returns the new status of a DaemonSet. again is the time until a ready pod becomes
-// available, or
-// 0.
+// available, or zero.
 func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again time.Duration) {
-	out = appsv1.DaemonSetStatus{ObservedGeneration: s.Set.Generation, CollisionCount: collisions, Conditions: s.Set.Status.Conditions}
+	out = appsv1.DaemonSetStatus{ObservedGeneration: s.Set.Generation, CollisionCount: collisions,
+		Conditions: s.Set.Status.Conditions}
 	var step Step
-	for _, at := range s.nodePlaces() {
-		here := at.allPods()
-		if !at.run {
+	for _, node := range s.podsByNode() {
+		here := node.allPods()
+		if !node.run {
 			if len(here) > 0 {
 				out.NumberMisscheduled++
 			}
@@ -262,11 +265,11 @@ func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again ti
 		out.CurrentNumberScheduled++
 		ready, available := false, false
 		for _, p := range here {
-			if !controllers.IsPodReady(p) {
+			if !api.IsPodReady(p) {
 				continue
 			}
 			ready = true
-			ok, wait := controllers.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
+			ok, wait := engine.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
 			available = available || ok
 			step.requestRetry(wait)
 		}
@@ -276,7 +279,7 @@ func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again ti
 		if available {
 			out.NumberAvailable++
 		}
-		if at.recent != nil {
+		if node.recent != nil {
 			out.UpdatedNumberScheduled++
 		}
 	}

@@ -24,8 +24,10 @@ func daemonSet(change ...func(*appsv1.DaemonSet)) *appsv1.DaemonSet {
 	s := &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "log", UID: "set", Generation: 2},
 		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: l}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l}},
-			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{}},
+			Selector: &metav1.LabelSelector{MatchLabels: l},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l}},
+			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDaemonSet{}},
 		},
 	}
 	for _, c := range change {
@@ -109,7 +111,9 @@ func words(step Step) string {
 }
 
 func snapshotOf(set *appsv1.DaemonSet, nodes []*corev1.Node, pods []*corev1.Pod) Snapshot {
-	return Snapshot{Set: set, Nodes: nodes, Pods: pods, Hash: "new", Now: epoch, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }}
+	return Snapshot{Set: set, Nodes: nodes, Pods: pods, Hash: "new", Now: epoch, Going: func(p *corev1.Pod) bool {
+		return p.DeletionTimestamp != nil
+	}}
 }
 
 func TestPlan(t *testing.T) {
@@ -120,35 +124,45 @@ func TestPlan(t *testing.T) {
 		pods  string
 		want  string
 	}{
-		"one for each":                  {daemonSet(), three, "", "create w1, create w2, create w3"},
-		"where it belongs":              {daemonSet(onDisks), three, "w1:new w3:new", "create w2, delete w3-new-1"},
-		"a node that goes":              {daemonSet(), three[:1], "w1:new w9:new", ""},
-		"one that is placed counts":     {daemonSet(), three[:1], "w1:new,waiting", ""},
-		"a taint keeps new ones away":   {daemonSet(), []*corev1.Node{node("w1", "", "NoSchedule"), node("w2", "", "NoSchedule")}, "w1:new", ""},
-		"a taint drives out":            {daemonSet(), []*corev1.Node{node("w1", "", "NoExecute")}, "w1:new", "delete w1-new-0"},
-		"not the tolerant":              {daemonSet(tolerant), []*corev1.Node{node("w1", "", "NoExecute")}, "", "create w1"},
-		"a preference is none":          {daemonSet(), []*corev1.Node{node("w1", "", "PreferNoSchedule")}, "", "create w1"},
-		"states of nodes are tolerated": {daemonSet(), []*corev1.Node{node("w1", "", corev1.TaintNodeNotReady+":NoExecute", corev1.TaintNodeUnschedulable+":NoSchedule", corev1.TaintNodeDiskPressure+":NoSchedule")}, "", "create w1"},
-		"a network that is not there":   {daemonSet(), []*corev1.Node{node("w1", "", corev1.TaintNodeNetworkUnavailable+":NoSchedule")}, "", ""},
+		"one for each":              {daemonSet(), three, "", "create w1, create w2, create w3"},
+		"where it belongs":          {daemonSet(onDisks), three, "w1:new w3:new", "create w2, delete w3-new-1"},
+		"a node that goes":          {daemonSet(), three[:1], "w1:new w9:new", ""},
+		"one that is placed counts": {daemonSet(), three[:1], "w1:new,waiting", ""},
+		"a taint keeps new ones away": {daemonSet(),
+			[]*corev1.Node{node("w1", "", "NoSchedule"), node("w2", "", "NoSchedule")}, "w1:new", ""},
+		"a taint drives out": {daemonSet(), []*corev1.Node{node("w1", "", "NoExecute")}, "w1:new",
+			"delete w1-new-0"},
+		"not the tolerant": {daemonSet(tolerant), []*corev1.Node{node("w1", "", "NoExecute")},
+			"", "create w1"},
+		"a preference is none": {daemonSet(), []*corev1.Node{node("w1", "", "PreferNoSchedule")},
+			"", "create w1"},
+		"states of nodes are tolerated": {daemonSet(),
+			[]*corev1.Node{node("w1", "", corev1.TaintNodeNotReady+":NoExecute",
+				corev1.TaintNodeUnschedulable+":NoSchedule", corev1.TaintNodeDiskPressure+":NoSchedule")},
+			"", "create w1"},
+		"a network that is not there": {daemonSet(),
+			[]*corev1.Node{node("w1", "", corev1.TaintNodeNetworkUnavailable+":NoSchedule")}, "", ""},
 		"unless it is not needed": {daemonSet(func(s *appsv1.DaemonSet) { s.Spec.Template.Spec.HostNetwork = true }),
 			[]*corev1.Node{node("w1", "", corev1.TaintNodeNetworkUnavailable+":NoSchedule")}, "", "create w1"},
-		"the second of two":            {daemonSet(), three[:1], "w1:new w1:new", "delete w1-new-1"},
-		"an ended one":                 {daemonSet(), three[:1], "w1:new,failed", "replace w1-new-0"},
-		"beside one that runs":         {daemonSet(), three[:1], "w1:new,failed w1:new", "replace w1-new-0"},
-		"wait for one that goes":       {daemonSet(), three[:1], "w1:old,going", ""},
-		"an update begins":             {daemonSet(), three, "w1:old w2:old w3:old", "delete w1-old-0"},
-		"one at a time":                {daemonSet(), three, "w1:old,going w2:old w3:old", ""},
-		"until it is available":        {daemonSet(), three, "w1:new,starting w2:old w3:old", ""},
-		"for long enough":              {daemonSet(minReady), three, "w1:new,fresh w2:old w3:old", "again 20s"},
-		"what is broken goes first":    {daemonSet(), three, "w1:old w2:old,starting w3:old", "delete w2-old-1"},
-		"two of three":                 {daemonSet(away("50%")), three, "w1:old w2:old w3:old", "delete w1-old-0, delete w2-old-1"},
+		"the second of two":         {daemonSet(), three[:1], "w1:new w1:new", "delete w1-new-1"},
+		"an ended one":              {daemonSet(), three[:1], "w1:new,failed", "replace w1-new-0"},
+		"beside one that runs":      {daemonSet(), three[:1], "w1:new,failed w1:new", "replace w1-new-0"},
+		"wait for one that goes":    {daemonSet(), three[:1], "w1:old,going", ""},
+		"an update begins":          {daemonSet(), three, "w1:old w2:old w3:old", "delete w1-old-0"},
+		"one at a time":             {daemonSet(), three, "w1:old,going w2:old w3:old", ""},
+		"until it is available":     {daemonSet(), three, "w1:new,starting w2:old w3:old", ""},
+		"for long enough":           {daemonSet(minReady), three, "w1:new,fresh w2:old w3:old", "again 20s"},
+		"what is broken goes first": {daemonSet(), three, "w1:old w2:old,starting w3:old", "delete w2-old-1"},
+		"two of three": {daemonSet(away("50%")), three, "w1:old w2:old w3:old",
+			"delete w1-old-0, delete w2-old-1"},
 		"on delete":                    {daemonSet(onDelete), three[:1], "w1:old", ""},
 		"a surge":                      {daemonSet(surging("1")), three, "w1:old w2:old w3:old", "create w1"},
 		"that is under way":            {daemonSet(surging("1")), three, "w1:old w1:new,starting w2:old w3:old", ""},
 		"that is available":            {daemonSet(surging("1")), three[:2], "w1:old w1:new w2:old", "delete w1-old-0"},
 		"the old one is broken anyway": {daemonSet(surging("1")), three[:1], "w1:old,starting", "create w1"},
-		"and goes at once":             {daemonSet(surging("1")), three[:1], "w1:old,starting w1:new,starting", "delete w1-old-0"},
-		"no surge, both there":         {daemonSet(), three[:1], "w1:old w1:new,starting", "delete w1-old-0"},
+		"and goes at once": {daemonSet(surging("1")), three[:1], "w1:old,starting w1:new,starting",
+			"delete w1-old-0"},
+		"no surge, both there": {daemonSet(), three[:1], "w1:old w1:new,starting", "delete w1-old-0"},
 	} {
 		if got := words(PlanDaemonSet(snapshotOf(c.set, c.nodes, pods(c.set, c.pods)))); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -158,11 +172,14 @@ func TestPlan(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	set := daemonSet(onDisks, minReady)
-	nodes := []*corev1.Node{node("w1", "ssd"), node("w2", "ssd"), node("w3", "ssd"), node("w4", "hdd"), node("w5", "ssd")}
+	nodes := []*corev1.Node{node("w1", "ssd"), node("w2", "ssd"), node("w3", "ssd"), node("w4", "hdd"),
+		node("w5", "ssd")}
 	s, again := Status(snapshotOf(set, nodes, pods(set, "w1:old w2:new,fresh w3:new,starting w4:new")), nil)
-	got := fmt.Sprintf("desired %d, current %d, mis %d, ready %d, updated %d, available %d, not %d", s.DesiredNumberScheduled, s.CurrentNumberScheduled,
+	got := fmt.Sprintf("desired %d, current %d, mis %d, ready %d, updated %d, available %d, not %d",
+		s.DesiredNumberScheduled, s.CurrentNumberScheduled,
 		s.NumberMisscheduled, s.NumberReady, s.UpdatedNumberScheduled, s.NumberAvailable, s.NumberUnavailable)
-	if want := "desired 4, current 3, mis 1, ready 2, updated 2, available 1, not 3"; got != want || again != 20*time.Second || s.ObservedGeneration != 2 {
+	if want := "desired 4, current 3, mis 1, ready 2, updated 2, available 1, not 3"; got != want ||
+		again != 20*time.Second || s.ObservedGeneration != 2 {
 		t.Errorf("%s, want %s; again in %v", got, want, again)
 	}
 }
@@ -172,11 +189,14 @@ func TestPodIsPinned(t *testing.T) {
 	set.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 1}}}}
 	p := newPod(set, podTemplate(set), "h", "w7")
-	if nodeOf(p) != "w7" || p.Spec.NodeName != "" || len(p.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 ||
-		p.Labels[appsv1.ControllerRevisionHashLabelKey] != "h" || p.GenerateName != "log-" || len(p.Spec.Tolerations) != 6 {
+	if nodeOf(p) != "w7" || p.Spec.NodeName != "" ||
+		len(p.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 ||
+		p.Labels[appsv1.ControllerRevisionHashLabelKey] != "h" || p.GenerateName != "log-" ||
+		len(p.Spec.Tolerations) != 6 {
 		t.Errorf("%+v %+v", p.ObjectMeta, p.Spec)
 	}
-	if set.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil || len(set.Spec.Template.Spec.Tolerations) != 0 {
+	if set.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil ||
+		len(set.Spec.Template.Spec.Tolerations) != 0 {
 		t.Error("the template was changed")
 	}
 }
@@ -217,7 +237,9 @@ func TestPlanConverges(t *testing.T) {
 				break
 			}
 		}
-		if len(all) != len(nodes) || slices.ContainsFunc(all, func(p *corev1.Pod) bool { return p.Labels[appsv1.ControllerRevisionHashLabelKey] != "new" }) {
+		if len(all) != len(nodes) || slices.ContainsFunc(all, func(p *corev1.Pod) bool {
+			return p.Labels[appsv1.ControllerRevisionHashLabelKey] != "new"
+		}) {
 			t.Fatalf("seed %d: %d pods on %d nodes", seed, len(all), len(nodes))
 		}
 	}
@@ -227,7 +249,7 @@ func TestPlanConverges(t *testing.T) {
 // no node gets a second pod except by surge.
 func within(t *testing.T, seed uint64, s Snapshot, plan Step) {
 	t.Helper()
-	places := s.nodePlaces()
+	places := s.podsByNode()
 	surge, most := rollingUpdateBounds(s.Set, places)
 	ready := func(p *corev1.Pod) bool { return p != nil && len(p.Status.Conditions) > 0 }
 	down, both := 0, 0

@@ -17,38 +17,43 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the Deployment controller.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	deployments := client.Informer[*appsv1.Deployment](d.Informers)
 	sets := client.Informer[*appsv1.ReplicaSet](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.IndexControllers(sets)
-	controllers.IndexControllers(pods)
-	return &controllers.Controller{
+	engine.IndexControllers(sets)
+	engine.IndexControllers(pods)
+	return &engine.Descriptor{
 		Name:    "deployment-controller",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(deployments, controllers.Self[*appsv1.Deployment]),
-			controllers.OnInformer(sets, controllers.OwnersOf[*appsv1.Deployment, *appsv1.ReplicaSet](deployments,
-				kind.GroupKind(), func(d *appsv1.Deployment) labels.Selector { return controllers.SelectorOf(d.Spec.Selector) })),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(deployments, engine.Self[*appsv1.Deployment]),
+			engine.OnInformer(sets, engine.OwnersOf[*appsv1.Deployment, *appsv1.ReplicaSet](deployments,
+				kind.GroupKind(), func(d *appsv1.Deployment) labels.Selector {
+					return engine.SelectorOf(d.Spec.Selector)
+				})),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key {
 				return ofPod(deployments, sets, c)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get", "list", "update", "watch"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"deployments/status", "deployments/finalizers"}, Verbs: []string{"update"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"replicasets"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments"},
+				Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments/status", "deployments/finalizers"},
+				Verbs: []string{"update"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"replicasets"},
+				Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, deployments: controllers.ViewOf[*appsv1.Deployment](t, deployments),
-				sets: controllers.ViewOf[*appsv1.ReplicaSet](t, sets), pods: pods}
-			r.status = controllers.NewStatusWriter(t, r.deployments, "deployment")
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, deployments: engine.ViewOf[*appsv1.Deployment](t, deployments),
+				sets: engine.ViewOf[*appsv1.ReplicaSet](t, sets), pods: pods}
+			r.status = engine.NewStatusWriter(t, r.deployments, "deployment")
 			return r.reconcileDeployment
 		},
 	}
@@ -56,58 +61,61 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // ofPod returns the key of the Deployment of a pod in two cases: the pod ended and the Deployment
 // has strategy Recreate, or the pod crashes and the Deployment has automatic rollback.
-func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	ends := c.Type == controllers.Deleted || !mayPodRun(c.New)
+func ofPod(deployments, sets cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) []engine.Key {
+	ends := c.Type == engine.Deleted || !mayPodRun(c.New)
 	if !ends && !crashLoops(c.New) {
 		return nil
 	}
 	ref := metav1.GetControllerOfNoCopy(c.New)
-	if ref == nil || ref.Kind != "ReplicaSet" || controllers.GroupOf(ref) != appsv1.GroupName {
+	if ref == nil || ref.Kind != "ReplicaSet" || engine.GroupOf(ref) != appsv1.GroupName {
 		return nil
 	}
-	rs, ok := controllers.Cached[*appsv1.ReplicaSet](sets, c.New.Namespace, ref.Name)
+	rs, ok := engine.Cached[*appsv1.ReplicaSet](sets, c.New.Namespace, ref.Name)
 	if !ok {
 		return nil
 	}
 	if ref = metav1.GetControllerOfNoCopy(rs); ref == nil {
 		return nil
 	}
-	d, ok := controllers.Cached[*appsv1.Deployment](deployments, rs.Namespace, ref.Name)
-	if waits := ok && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType; !ok || ends && !waits || !ends && !rollsBack(d) {
+	d, ok := engine.Cached[*appsv1.Deployment](deployments, rs.Namespace, ref.Name)
+	if waits := ok && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType; !ok || ends && !waits ||
+		!ends && !rollsBack(d) {
 		return nil
 	}
-	return []controllers.Key{controllers.KeyOf(d)}
+	return []engine.Key{engine.KeyOf(d)}
 }
 
 // reconciler reconciles Deployments during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term        *controllers.Term
-	deployments *controllers.View[*appsv1.Deployment]
-	sets        *controllers.View[*appsv1.ReplicaSet]
+	term        *engine.Term
+	deployments *engine.View[*appsv1.Deployment]
+	sets        *engine.View[*appsv1.ReplicaSet]
 	pods        cache.SharedIndexInformer
-	status      *controllers.StatusWriter[*appsv1.Deployment]
+	status      *engine.StatusWriter[*appsv1.Deployment]
 }
 
-func (r *reconciler) reconcileDeployment(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDeployment(ctx context.Context, key engine.Key) (time.Duration, error) {
 	d, ok := r.deployments.Get(key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
 	}
-	selector := controllers.SelectorOf(d.Spec.Selector)
+	selector := engine.SelectorOf(d.Spec.Selector)
 	if selector == nil {
 		return 0, nil
 	}
-	candidates := r.sets.By(controllers.ControllerIndex, string(d.UID), controllers.OrphansOf(d.Namespace))
-	owned, err := controllers.ApplyOwnership[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d), controllers.SortByOwnership(d, selector, candidates))
+	candidates := r.sets.By(engine.ControllerIndex, string(d.UID), engine.OrphansOf(d.Namespace))
+	owned, err := engine.ApplyOwnership[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d),
+		engine.SortByOwnership(d, selector, candidates))
 	if err != nil {
 		return 0, err
 	}
-	if changed, err := r.giveUp(ctx, d, owned); changed || err != nil {
+	if changed, err := r.maintainRollback(ctx, d, owned); changed || err != nil {
 		return time.Millisecond, err
 	}
-	step, err := PlanDeployment(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
-		return r.oldPodsAlive(ctx, old)
-	}})
+	step, err := PlanDeployment(Snapshot{Deployment: d, Sets: owned,
+		OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
+			return r.oldPodsAlive(ctx, old)
+		}})
 	if err != nil {
 		return 0, fmt.Errorf("planning deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
@@ -130,7 +138,7 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 		return false, nil
 	}
 	for _, rs := range old {
-		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(rs.UID)) {
+		for _, p := range engine.CachedBy[*corev1.Pod](r.pods, engine.ControllerIndex, string(rs.UID)) {
 			if mayPodRun(p) {
 				return true, nil
 			}
@@ -150,8 +158,8 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	return false, nil
 }
 
-// performStep performs the writes of step. It returns what they mean for condition Progressing, or
-// nil.
+// performStep performs the writes of step. It returns the resulting reason and message of condition
+// Progressing, or nil if the writes do not change them.
 func (r *reconciler) performStep(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
 	if step.Create != nil {
 		return r.createReplicaSet(ctx, d, step.Create)
@@ -162,7 +170,7 @@ func (r *reconciler) performStep(ctx context.Context, d *appsv1.Deployment, step
 		}
 	}
 	for _, rs := range step.Delete {
-		err := client.Delete[*appsv1.ReplicaSet](ctx, r.term.Client, rs.Namespace, rs.Name, controllers.DeleteOnlyUID(rs))
+		err := client.Delete[*appsv1.ReplicaSet](ctx, r.term.Client, rs.Namespace, rs.Name, engine.DeleteOnlyUID(rs))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("deleting old replica set %s/%s: %w", rs.Namespace, rs.Name, err)
 		}
@@ -173,7 +181,9 @@ func (r *reconciler) performStep(ctx context.Context, d *appsv1.Deployment, step
 	return nil, nil
 }
 
-func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) (*Progress, error) {
+func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) (
+	*Progress, error,
+) {
 	start := r.term.Now()
 	rs, err := client.Create(ctx, r.term.Client, want.DeepCopy())
 	switch {
@@ -181,7 +191,8 @@ func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment,
 		r.sets.RecordWrite(rs)
 		r.term.Record("replicaset created", rs, "replicaset", start, "of deployment "+d.Name)
 		if n := specReplicas(rs); n > 0 {
-			r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from 0 to %d", rs.Name, n)
+			r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet",
+				"Scaled up replica set %s from 0 to %d", rs.Name, n)
 		}
 		return &Progress{Reason: reasonCreated, Message: fmt.Sprintf("Created new replica set %q", rs.Name)}, nil
 	case apierrors.IsAlreadyExists(err):
@@ -191,21 +202,23 @@ func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment,
 	}
 	message := fmt.Sprintf("Failed to create new replica set %q: %v", want.Name, err)
 	r.term.Events.Event(d, corev1.EventTypeWarning, reasonCreateFailed, message)
-	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true}, fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
+	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true},
+		fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
 }
 
-// resolveNameCollision handles an existing ReplicaSet with the name of want, which could not be
-// created. If it belongs to Deployment d and has the same template, the cache was stale, and a
-// retry suffices. Otherwise the hashes of two templates collide, and it increments the collision
-// count of d, so that the next hash differs.
-func (r *reconciler) resolveNameCollision(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
-	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, want.Namespace, want.Name)
+// resolveNameCollision handles the failure to create the ReplicaSet wanted because a ReplicaSet
+// with the same name exists. If the existing ReplicaSet belongs to Deployment d and has the same
+// template, the cache was stale, and a retry suffices. Otherwise the hashes of two templates
+// collide. resolveNameCollision then increments the collision count of d, so that the next hash
+// differs.
+func (r *reconciler) resolveNameCollision(ctx context.Context, d *appsv1.Deployment, wanted *appsv1.ReplicaSet) error {
+	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, wanted.Namespace, wanted.Name)
 	if err != nil {
-		return fmt.Errorf("reading replica set %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
+		return fmt.Errorf("reading replica set %s/%s, whose name is taken: %w", wanted.Namespace, wanted.Name, err)
 	}
 	if metav1.IsControlledBy(rs, d) && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
 		r.sets.RecordWrite(rs)
-		return controllers.RaceError("replica set %s/%s exists already", rs.Namespace, rs.Name)
+		return engine.RaceError("replica set %s/%s already exists", rs.Namespace, rs.Name)
 	}
 	next := d.DeepCopy()
 	n := int32(1)
@@ -218,7 +231,7 @@ func (r *reconciler) resolveNameCollision(ctx context.Context, d *appsv1.Deploym
 		return fmt.Errorf("incrementing the collision count of deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
 	r.deployments.RecordWrite(next)
-	return controllers.RaceError("another object has the replica set name %s/%s", want.Namespace, want.Name)
+	return engine.RaceError("another object has the replica set name %s/%s", wanted.Namespace, wanted.Name)
 }
 
 func (r *reconciler) updateReplicaSet(ctx context.Context, d *appsv1.Deployment, u Update) error {
@@ -229,17 +242,21 @@ func (r *reconciler) updateReplicaSet(ctx context.Context, d *appsv1.Deployment,
 	r.sets.RecordWrite(rs)
 	switch n := specReplicas(rs); {
 	case n > u.Was:
-		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from %d to %d", rs.Name, u.Was, n)
+		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from %d to %d",
+			rs.Name, u.Was, n)
 	case n < u.Was:
-		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled down replica set %s from %d to %d", rs.Name, u.Was, n)
+		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled down replica set %s from %d to %d",
+			rs.Name, u.Was, n)
 	}
 	return nil
 }
 
 // writeDeploymentStatus writes the revision annotation and the status of Deployment d if they
-// changed. It must be called after the other writes of this reconcile. did is the result of
-// performStep.
-func (r *reconciler) writeDeploymentStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
+// changed. It returns the delay after which d must be reconciled again, or 0. It must be called
+// after the other writes of this reconcile. progress is the result of performStep.
+func (r *reconciler) writeDeploymentStatus(
+	ctx context.Context, d *appsv1.Deployment, step Step, progress *Progress,
+) (time.Duration, error) {
 	if step.Revision != 0 && revisionOf(d) != step.Revision {
 		next := d.DeepCopy()
 		next.Annotations = withEntry(next.Annotations, RevisionAnnotation, fmt.Sprint(step.Revision))
@@ -250,14 +267,14 @@ func (r *reconciler) writeDeploymentStatus(ctx context.Context, d *appsv1.Deploy
 		r.deployments.RecordWrite(next)
 		d = next
 	}
-	owned := r.sets.By(controllers.ControllerIndex, string(d.UID))
-	status, again := Status(d, owned, did, r.term.Now())
+	owned := r.sets.By(engine.ControllerIndex, string(d.UID))
+	status, again := Status(d, owned, progress, r.term.Now())
 	if equality.Semantic.DeepEqual(status, d.Status) {
 		return again, nil
 	}
 	next := d.DeepCopy()
 	next.Status = status
-	if did != nil {
+	if progress != nil {
 		_, err := r.status.WriteNow(ctx, next)
 		return again, err
 	}

@@ -8,8 +8,10 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Snapshot is the input of PlanDeployment: a Deployment and its ReplicaSets.
@@ -89,7 +91,7 @@ func (p *planner) editableCopy(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	c := rs.DeepCopy()
 	p.changed[rs.Name] = len(p.step.Update)
 	p.step.Update = append(p.step.Update, Update{Set: c, Was: specReplicas(rs)})
-	controllers.CopyTrace(c, p.d)
+	engine.CopyTrace(c, p.d)
 	return c
 }
 
@@ -129,7 +131,7 @@ func (p *planner) planRecreate(s Snapshot) error {
 	if len(p.step.Update) > 0 {
 		return nil
 	}
-	if len(p.old) > 0 && (p.current == nil || specReplicas(p.current) != replicasOrDefault(p.d.Spec.Replicas)) {
+	if len(p.old) > 0 && (p.current == nil || specReplicas(p.current) != ptr.Deref(p.d.Spec.Replicas, 1)) {
 		if !areStatusesCurrent(p.old) {
 			return nil
 		}
@@ -140,7 +142,7 @@ func (p *planner) planRecreate(s Snapshot) error {
 	if !p.ensureCurrent() {
 		return nil
 	}
-	p.setReplicas(p.current, replicasOrDefault(p.d.Spec.Replicas))
+	p.setReplicas(p.current, ptr.Deref(p.d.Spec.Replicas, 1))
 	if len(p.step.Update) == 0 && isRolloutComplete(p.d, p.d.Status) {
 		p.cleanUp()
 	}
@@ -168,7 +170,7 @@ func (p *planner) ensureCurrent() bool {
 		e := p.editableCopy(p.current)
 		e.Annotations = c.Annotations
 		e.Spec.MinReadySeconds = c.Spec.MinReadySeconds
-		controllers.CopyTrace(e, p.d)
+		engine.CopyTrace(e, p.d)
 	}
 	if revisionOf(p.d) != revisionOf(c) {
 		p.step.Revision = revisionOf(c)
@@ -181,7 +183,7 @@ func (p *planner) ensureCurrent() bool {
 
 // sizeFor returns how many replicas rs, the ReplicaSet of the current template, may have now.
 func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
-	want := replicasOrDefault(p.d.Spec.Replicas)
+	want := ptr.Deref(p.d.Spec.Replicas, 1)
 	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return want
 	}
@@ -204,9 +206,10 @@ func (p *planner) shrinkOld() {
 		return
 	}
 	_, unavailable := rollingUpdateBounds(p.d)
-	least := replicasOrDefault(p.d.Spec.Replicas) - unavailable
+	least := ptr.Deref(p.d.Spec.Replicas, 1) - unavailable
 	// Pods that the current ReplicaSet has not started yet count as unavailable.
-	spare := sumReplicas(p.allReplicaSets(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
+	spare := sumReplicas(p.allReplicaSets(), specReplicas) - least -
+		max(0, specReplicas(p.current)-availableOf(p.current))
 	if spare <= 0 {
 		return
 	}
@@ -242,9 +245,12 @@ func (p *planner) cleanUp() {
 		return
 	}
 	byRevision := slices.Clone(p.old)
-	slices.SortStableFunc(byRevision, func(a, b *appsv1.ReplicaSet) int { return cmp.Compare(revisionOf(a), revisionOf(b)) })
+	slices.SortStableFunc(byRevision, func(a, b *appsv1.ReplicaSet) int {
+		return cmp.Compare(revisionOf(a), revisionOf(b))
+	})
 	for _, rs := range byRevision[:excess] {
-		if rs.Status.Replicas == 0 && specReplicas(rs) == 0 && rs.Generation <= rs.Status.ObservedGeneration && rs.DeletionTimestamp == nil {
+		if rs.Status.Replicas == 0 && specReplicas(rs) == 0 && rs.Generation <= rs.Status.ObservedGeneration &&
+			rs.DeletionTimestamp == nil {
 			p.step.Delete = append(p.step.Delete, rs)
 		}
 	}
@@ -252,4 +258,4 @@ func (p *planner) cleanUp() {
 
 // mayPodRun reports whether pod p is not terminal. Strategy Recreate waits until no old pod may
 // run.
-func mayPodRun(p *corev1.Pod) bool { return !controllers.IsPodTerminal(p) }
+func mayPodRun(p *corev1.Pod) bool { return !api.IsPodTerminal(p) }

@@ -41,7 +41,8 @@ func set(d *appsv1.Deployment, version int, spec, pods, available int32) *appsv1
 	rs.Name, rs.Generation = fmt.Sprint("v", version), 1
 	rs.CreationTimestamp = metav1.NewTime(epoch.Add(time.Duration(version) * time.Minute))
 	rs.Annotations[RevisionAnnotation] = fmt.Sprint(version)
-	rs.Status = appsv1.ReplicaSetStatus{Replicas: pods, ReadyReplicas: available, AvailableReplicas: available, ObservedGeneration: 1}
+	rs.Status = appsv1.ReplicaSetStatus{Replicas: pods, ReadyReplicas: available, AvailableReplicas: available,
+		ObservedGeneration: 1}
 	return rs
 }
 
@@ -87,35 +88,51 @@ func TestPlan(t *testing.T) {
 		{"first: all at once", rolling(3, "25%", "25%"), false, "create 3"},
 		{"nothing to do", rolling(3, "1", "0", [4]int32{9, 3, 3, 3}), false, ""},
 		{"a new template starts with the surge", rolling(10, "3", "2", [4]int32{1, 10, 10, 10}), false, "create 3"},
-		{"no surge: nothing new before something old went", rolling(4, "0", "1", [4]int32{1, 4, 4, 4}), false, "create 0"},
-		{"then the old shrink by what may be unavailable", rolling(10, "3", "2", [4]int32{1, 10, 10, 10}, [4]int32{9, 3, 3, 0}), false, "v1 10->8"},
+		{"no surge: nothing new before something old went", rolling(4, "0", "1", [4]int32{1, 4, 4, 4}),
+			false, "create 0"},
+		{"then the old shrink by what may be unavailable",
+			rolling(10, "3", "2", [4]int32{1, 10, 10, 10}, [4]int32{9, 3, 3, 0}), false, "v1 10->8"},
 		{"room made is used", rolling(10, "3", "2", [4]int32{1, 8, 8, 8}, [4]int32{9, 3, 3, 0}), false, "v9 3->5"},
-		{"old pods that are still there take room", rolling(10, "3", "2", [4]int32{1, 8, 10, 10}, [4]int32{9, 3, 3, 0}), false, ""},
-		{"available new ones let old ones go", rolling(10, "3", "2", [4]int32{1, 8, 8, 8}, [4]int32{9, 5, 5, 3}), false, "v1 8->5"},
-		{"broken old pods go first", rolling(4, "1", "1", [4]int32{1, 2, 2, 0}, [4]int32{2, 2, 2, 2}, [4]int32{9, 1, 1, 0}), false, "v1 2->1"},
-		{"the oldest shrink first", rolling(4, "1", "1", [4]int32{1, 2, 2, 2}, [4]int32{2, 2, 2, 2}, [4]int32{9, 1, 1, 1}), false, "v1 2->0"},
+		{"old pods that are still there take room", rolling(10, "3", "2", [4]int32{1, 8, 10, 10}, [4]int32{9, 3, 3, 0}),
+			false, ""},
+		{"available new ones let old ones go", rolling(10, "3", "2", [4]int32{1, 8, 8, 8}, [4]int32{9, 5, 5, 3}),
+			false, "v1 8->5"},
+		{"broken old pods go first", rolling(4, "1", "1", [4]int32{1, 2, 2, 0}, [4]int32{2, 2, 2, 2},
+			[4]int32{9, 1, 1, 0}), false, "v1 2->1"},
+		{"the oldest shrink first", rolling(4, "1", "1", [4]int32{1, 2, 2, 2}, [4]int32{2, 2, 2, 2},
+			[4]int32{9, 1, 1, 1}), false, "v1 2->0"},
 		{"too many of the current are removed", with(rolling(3, "1", "0", [4]int32{9, 5, 5, 5}), func(w world) {
 			w.sets[0].Annotations[DesiredReplicasAnnotation] = "3"
 		}), false, "v9 5->3"},
-		{"scaling is told by the annotation and is not a rollout", with(rolling(5, "1", "0", [4]int32{1, 3, 3, 3}), func(w world) {
-			w.sets[0].Annotations[DesiredReplicasAnnotation] = "3"
-		}), false, "v1 3->5"},
-		{"paused: no new template", with(rolling(3, "1", "0", [4]int32{1, 3, 3, 3}), func(w world) { w.d.Spec.Paused = true }), false, ""},
-		{"a size that was not counted yet is waited for", with(rolling(10, "3", "2", [4]int32{1, 8, 8, 8}, [4]int32{9, 3, 3, 0}), func(w world) {
-			w.sets[0].Generation = 2
+		{"the annotation shows a scaling, which is not a rollout",
+			with(rolling(5, "1", "0", [4]int32{1, 3, 3, 3}), func(w world) {
+				w.sets[0].Annotations[DesiredReplicasAnnotation] = "3"
+			}), false, "v1 3->5"},
+		{"paused: no new template", with(rolling(3, "1", "0", [4]int32{1, 3, 3, 3}), func(w world) {
+			w.d.Spec.Paused = true
 		}), false, ""},
+		{"a size that was not counted yet is waited for",
+			with(rolling(10, "3", "2", [4]int32{1, 8, 8, 8}, [4]int32{9, 3, 3, 0}), func(w world) {
+				w.sets[0].Generation = 2
+			}), false, ""},
 		{"recreate: first the old go", with(rolling(3, "1", "0", [4]int32{1, 3, 3, 3}), recreate), true, "v1 3->0"},
 		{"recreate: then it waits", with(rolling(3, "1", "0", [4]int32{1, 0, 0, 0}), recreate), true, ""},
 		{"recreate: then the new come", with(rolling(3, "1", "0", [4]int32{1, 0, 0, 0}), recreate), false, "create 3"},
-		{"a deleted one does nothing", with(rolling(3, "1", "0"), func(w world) { w.d.DeletionTimestamp = &metav1.Time{Time: epoch} }), false, ""},
-		{"history beyond the limit goes, lowest revision first", with(rolling(1, "1", "0", [4]int32{1, 0, 0, 0}, [4]int32{2, 0, 0, 0}, [4]int32{3, 0, 0, 0}, [4]int32{9, 1, 1, 1}), func(w world) {
-			one := int32(1)
-			w.d.Spec.RevisionHistoryLimit = &one
-			w.d.Status = appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1, ObservedGeneration: 1}
-		}), false, "delete v1, delete v2"},
+		{"a deleted one does nothing", with(rolling(3, "1", "0"), func(w world) {
+			w.d.DeletionTimestamp = &metav1.Time{Time: epoch}
+		}), false, ""},
+		{"history beyond the limit goes, lowest revision first",
+			with(rolling(1, "1", "0", [4]int32{1, 0, 0, 0}, [4]int32{2, 0, 0, 0}, [4]int32{3, 0, 0, 0},
+				[4]int32{9, 1, 1, 1}), func(w world) {
+				one := int32(1)
+				w.d.Spec.RevisionHistoryLimit = &one
+				w.d.Status = appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1,
+					ObservedGeneration: 1}
+			}), false, "delete v1, delete v2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			step, err := PlanDeployment(Snapshot{Deployment: c.world.d, Sets: c.world.sets, OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return c.alive, nil }})
+			step, err := PlanDeployment(Snapshot{Deployment: c.world.d, Sets: c.world.sets,
+				OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return c.alive, nil }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +168,8 @@ func TestScalingInProportion(t *testing.T) {
 			}
 			for _, u := range step.Update {
 				if u.Set.Annotations[DesiredReplicasAnnotation] != fmt.Sprint(c.to) {
-					t.Errorf("%s is annotated for %s replicas", u.Set.Name, u.Set.Annotations[DesiredReplicasAnnotation])
+					t.Errorf("%s is annotated for %s replicas", u.Set.Name,
+						u.Set.Annotations[DesiredReplicasAnnotation])
 				}
 			}
 		})
@@ -171,7 +189,8 @@ func TestRevisions(t *testing.T) {
 		t.Fatalf("got %q, revision %d", got, step.Revision)
 	}
 	a := step.Update[0].Set.Annotations
-	if a[RevisionAnnotation] != "3" || a[RevisionHistoryAnnotation] != "1" || a["note"] != "x" || a[corev1.LastAppliedConfigAnnotation] != "" {
+	if a[RevisionAnnotation] != "3" || a[RevisionHistoryAnnotation] != "1" || a["note"] != "x" ||
+		a[corev1.LastAppliedConfigAnnotation] != "" {
 		t.Errorf("annotations %v", a)
 	}
 }
@@ -191,7 +210,8 @@ func TestTemplateHash(t *testing.T) {
 	}
 	rs := newSet(a, nil, 1)
 	if rs.Name != "web-"+hash || rs.Labels[appsv1.DefaultDeploymentUniqueLabelKey] != hash ||
-		rs.Spec.Selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] != hash || rs.Spec.Template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] != hash {
+		rs.Spec.Selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] != hash ||
+		rs.Spec.Template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] != hash {
 		t.Errorf("replica set %+v", rs.ObjectMeta)
 	}
 	if len(a.Spec.Selector.MatchLabels) != 1 || len(a.Spec.Template.Labels) != 1 {
@@ -209,7 +229,8 @@ func TestBounds(t *testing.T) {
 		{3, "100%", "100%", 3, 3}, {2, "5", "5", 5, 2}, {0, "1", "0", 1, 0},
 	} {
 		if up, down := rollingUpdateBounds(deploy(c.n, 1, c.surge, c.unavailable)); up != c.up || down != c.down {
-			t.Errorf("%d replicas, surge %s, unavailable %s: %d and %d, want %d and %d", c.n, c.surge, c.unavailable, up, down, c.up, c.down)
+			t.Errorf("%d replicas, surge %s, unavailable %s: %d and %d, want %d and %d", c.n, c.surge, c.unavailable,
+				up, down, c.up, c.down)
 		}
 	}
 }

@@ -10,15 +10,16 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // CompletedAnnotation on a Deployment with automatic rollback is the revision of its last complete
 // rollout.
 const CompletedAnnotation = "keelson.dev/completed-revision"
 
-// crashes is the number of restarts from which a container in CrashLoopBackOff counts as crashing.
-const crashes = 3
+// minCrashRestarts is the number of restarts from which a container in CrashLoopBackOff counts as
+// crashing.
+const minCrashRestarts = 3
 
 // rollsBack reports whether Deployment d has the annotation for automatic rollback to its last
 // complete revision.
@@ -27,11 +28,12 @@ func rollsBack(d *appsv1.Deployment) bool {
 }
 
 // crashLoops reports whether a container of pod p is in CrashLoopBackOff and has restarted at least
-// crashes times.
+// minCrashRestarts times.
 func crashLoops(p *corev1.Pod) bool {
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for _, s := range list {
-			if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" && s.RestartCount >= crashes {
+			if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" &&
+				s.RestartCount >= minCrashRestarts {
 				return true
 			}
 		}
@@ -57,10 +59,10 @@ func lastCompleted(d *appsv1.Deployment) int64 {
 	return n
 }
 
-// Rollback returns the ReplicaSet of the last complete revision, and the reason, if the current
-// rollout of Deployment d has failed. Otherwise it returns nil. crashing is the name of a crashing
-// pod of the current template, or "". A status of an older generation is ignored. The last complete
-// revision is not rolled back.
+// Rollback returns the ReplicaSet of the last complete revision, and the reason for a rollback to
+// it. It returns nil if the current rollout of Deployment d has not failed. crashing is the name of
+// a crashing pod of the current template, or "". A status of an older generation is ignored. The
+// last complete revision is not rolled back.
 func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) (to *appsv1.ReplicaSet, why string) {
 	current, old := splitReplicaSets(d, sets)
 	last := lastCompleted(d)
@@ -72,7 +74,7 @@ func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) 
 	case c != nil && c.Status == corev1.ConditionFalse && c.Reason == reasonTimedOut:
 		why = c.Message
 	case crashing != "":
-		why = fmt.Sprintf("Pod %q ends again and again.", crashing)
+		why = fmt.Sprintf("Pod %q exits repeatedly.", crashing)
 	default:
 		return nil, ""
 	}
@@ -84,10 +86,12 @@ func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) 
 	return nil, ""
 }
 
-// giveUp stores the last complete revision of Deployment d, or resets its template to that revision
-// if the rollout has failed. It reports whether it changed d; the caller must then end this
-// reconcile.
-func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (bool, error) {
+// maintainRollback stores the last complete revision of Deployment d, or resets its template to
+// that revision if the rollout has failed. It reports whether it changed d; the caller must then
+// end this reconcile.
+func (r *reconciler) maintainRollback(
+	ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet,
+) (bool, error) {
 	if !rollsBack(d) {
 		return false, nil
 	}
@@ -105,7 +109,8 @@ func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*a
 	if err := r.updateDeployment(ctx, next, "rolling back"); err != nil {
 		return false, err
 	}
-	r.term.Events.Eventf(d, corev1.EventTypeWarning, "DeploymentRollback", "Rolled back to revision %d: %s", revisionOf(to), why)
+	r.term.Events.Eventf(d, corev1.EventTypeWarning, "DeploymentRollback", "Rolled back to revision %d: %s",
+		revisionOf(to), why)
 	return true, nil
 }
 
@@ -125,7 +130,7 @@ func (r *reconciler) findCrashingPod(d *appsv1.Deployment, sets []*appsv1.Replic
 	if current == nil {
 		return ""
 	}
-	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(current.UID)) {
+	for _, p := range engine.CachedBy[*corev1.Pod](r.pods, engine.ControllerIndex, string(current.UID)) {
 		if p.DeletionTimestamp == nil && crashLoops(p) {
 			return p.Name
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/utils/ptr"
 )
 
 // hasSizeChanged reports whether the replicas of the Deployment have changed since an active
@@ -15,7 +16,7 @@ func (p *planner) hasSizeChanged() bool {
 		if specReplicas(rs) == 0 {
 			continue
 		}
-		if n, ok := intAnnotation(rs, DesiredReplicasAnnotation); ok && n != replicasOrDefault(p.d.Spec.Replicas) {
+		if n, ok := intAnnotation(rs, DesiredReplicasAnnotation); ok && n != ptr.Deref(p.d.Spec.Replicas, 1) {
 			return true
 		}
 	}
@@ -26,7 +27,7 @@ func (p *planner) hasSizeChanged() bool {
 // rollout. A single active ReplicaSet gets all replicas. Several active ReplicaSets share them in
 // proportion.
 func (p *planner) planScale() {
-	want := replicasOrDefault(p.d.Spec.Replicas)
+	want := ptr.Deref(p.d.Spec.Replicas, 1)
 	var active []*appsv1.ReplicaSet
 	for _, rs := range p.allReplicaSets() {
 		if specReplicas(rs) > 0 {
@@ -58,7 +59,7 @@ func (p *planner) planScale() {
 }
 
 // latestReplicaSet returns the ReplicaSet of the current template. If it does not exist, it returns
-// the newest old ReplicaSet, or nil.
+// the newest old ReplicaSet, or nil if the Deployment has no ReplicaSet.
 func (p *planner) latestReplicaSet() *appsv1.ReplicaSet {
 	if p.current != nil {
 		return p.current
@@ -80,7 +81,7 @@ func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 // isSaturated reports whether all desired pods have the current template and are available. Pods of
 // other templates are then not needed.
 func (p *planner) isSaturated() bool {
-	want := replicasOrDefault(p.d.Spec.Replicas)
+	want := ptr.Deref(p.d.Spec.Replicas, 1)
 	if p.current == nil {
 		return false
 	}
@@ -88,13 +89,14 @@ func (p *planner) isSaturated() bool {
 	return ok && n == want && specReplicas(p.current) == want && p.current.Status.AvailableReplicas == want
 }
 
-// scaleInProportion plans to scale the active ReplicaSets so that they have want replicas together,
-// plus maxSurge. The difference is divided in proportion to their sizes. Rounding favors the
-// largest and newest ReplicaSet when scaling up, and the largest and oldest when scaling down.
-func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
+// scaleInProportion plans to scale the active ReplicaSets so that together they have the given
+// number of replicas, plus maxSurge. The difference is divided in proportion to their sizes.
+// Rounding favors the largest and newest ReplicaSet when scaling up, and the largest and oldest
+// when scaling down.
+func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, replicas int32) {
 	surge, _ := rollingUpdateBounds(p.d)
-	allowed := want + surge
-	if want == 0 {
+	allowed := replicas + surge
+	if replicas == 0 {
 		allowed = 0
 	}
 	diff := allowed - sumReplicas(active, specReplicas)
@@ -124,10 +126,10 @@ func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 }
 
 // proportionalShare returns how many replicas rs gains or loses if the active ReplicaSets together
-// gain or lose diff. most is the new total, and spent is the part of diff that other ReplicaSets
-// have already got. The share is in proportion to the size of rs relative to the total in its
+// gain or lose diff. total is the new total, and spent is the part of diff that is already assigned
+// to other ReplicaSets. The share is in proportion to the size of rs relative to the total in its
 // annotation.
-func proportionalShare(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
+func proportionalShare(rs *appsv1.ReplicaSet, total, diff, spent int32) int32 {
 	was, ok := intAnnotation(rs, MaxReplicasAnnotation)
 	if !ok || was == 0 {
 		was = rs.Status.Replicas
@@ -135,7 +137,7 @@ func proportionalShare(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
 	if was == 0 {
 		return 0
 	}
-	part := int32(math.Round(float64(specReplicas(rs))*float64(most)/float64(was))) - specReplicas(rs)
+	part := int32(math.Round(float64(specReplicas(rs))*float64(total)/float64(was))) - specReplicas(rs)
 	left := diff - spent
 	if diff > 0 {
 		return max(0, min(part, left))

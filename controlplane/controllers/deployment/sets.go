@@ -15,9 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Annotations of Deployments and ReplicaSets that kubectl also reads or writes.
@@ -45,13 +46,6 @@ var notCopied = map[string]bool{
 	api.TraceParentAnnotation:          true, // copied by CopyTrace together with other changes
 }
 
-func replicasOrDefault(n *int32) int32 {
-	if n == nil {
-		return 1
-	}
-	return *n
-}
-
 func sumReplicas(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
 	var n int32
 	for _, rs := range sets {
@@ -60,7 +54,7 @@ func sumReplicas(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) in
 	return n
 }
 
-func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicasOrDefault(rs.Spec.Replicas) }
+func specReplicas(rs *appsv1.ReplicaSet) int32 { return ptr.Deref(rs.Spec.Replicas, 1) }
 
 // maxPresentPods returns the maximum number of pods that rs may have now. Pods that rs is about to
 // delete count until its status shows that they no longer exist.
@@ -91,7 +85,7 @@ func rollingUpdateBounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return 0, 0
 	}
-	want := int(replicasOrDefault(d.Spec.Replicas))
+	want := int(ptr.Deref(d.Spec.Replicas, 1))
 	one := intstr.FromString("25%")
 	s, u := &one, &one
 	if r := d.Spec.Strategy.RollingUpdate; r != nil {
@@ -121,9 +115,11 @@ func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 }
 
 // splitReplicaSets returns the ReplicaSet with the current template of Deployment d, and all
-// others, oldest first. If several have the current template, current is the oldest. It is nil if
-// none has it.
-func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
+// others, oldest first. If several ReplicaSets have the current template, current is the oldest of
+// them. If no ReplicaSet has it, current is nil.
+func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (
+	current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet,
+) {
 	for _, rs := range oldestFirst(sets) {
 		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
 			current = rs
@@ -185,7 +181,7 @@ func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.Rep
 	}
 	syncAnnotations(rs, d, nextRevision(old))
 	setScaleAnnotations(rs, d)
-	controllers.CopyTrace(rs, d)
+	engine.CopyTrace(rs, d)
 	return rs
 }
 
@@ -249,20 +245,23 @@ func syncAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64
 	return changed
 }
 
-// setScaleAnnotations records the replicas of Deployment d in annotations of rs. By them, a later
-// scaling during a rollout is detected and made proportional. It reports whether rs changed.
+// setScaleAnnotations records the replicas of Deployment d in annotations of rs, and reports
+// whether rs changed. The annotations let a later reconcile detect that d was scaled during a
+// rollout, and scale the ReplicaSets in proportion.
 func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
 	surge, _ := rollingUpdateBounds(d)
-	desired := fmt.Sprint(replicasOrDefault(d.Spec.Replicas))
-	most := fmt.Sprint(replicasOrDefault(d.Spec.Replicas) + surge)
+	desired := fmt.Sprint(ptr.Deref(d.Spec.Replicas, 1))
+	most := fmt.Sprint(ptr.Deref(d.Spec.Replicas, 1) + surge)
 	if rs.Annotations[DesiredReplicasAnnotation] == desired && rs.Annotations[MaxReplicasAnnotation] == most {
 		return false
 	}
-	rs.Annotations = withEntry(withEntry(rs.Annotations, DesiredReplicasAnnotation, desired), MaxReplicasAnnotation, most)
+	rs.Annotations = withEntry(withEntry(rs.Annotations, DesiredReplicasAnnotation, desired),
+		MaxReplicasAnnotation, most)
 	return true
 }
 
-// intAnnotation parses an annotation as a number. It returns false if that fails.
+// intAnnotation returns the value of an annotation of rs as a number. It returns false if the
+// annotation is missing or not a number.
 func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	n, err := strconv.ParseInt(rs.Annotations[key], 10, 32)
 	return int32(n), err == nil

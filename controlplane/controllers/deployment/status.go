@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Reasons of the conditions of a Deployment. Clients such as kubectl compare them.
@@ -30,9 +31,12 @@ type Progress struct {
 	Failed          bool
 }
 
-// Status returns the new status of Deployment d. did is the result of this reconcile's writes, or
-// nil. again is the time until the progress deadline, or 0 if no deadline applies.
-func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now time.Time) (s appsv1.DeploymentStatus, again time.Duration) {
+// Status returns the new status of Deployment d. progress is the reason and message of condition
+// Progressing that the writes of this reconcile cause, or nil. again is the time until the progress
+// deadline, or 0 if no deadline applies.
+func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, progress *Progress, now time.Time) (
+	s appsv1.DeploymentStatus, again time.Duration,
+) {
 	current, _ := splitReplicaSets(d, sets)
 	s = *d.Status.DeepCopy()
 	s.ObservedGeneration = d.Generation
@@ -47,12 +51,12 @@ func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now 
 	s.TerminatingReplicas = terminatingPods(sets)
 	setAvailable(d, &s, now)
 	setFailure(sets, current, &s)
-	again = setProgressing(d, current, &s, did, now)
+	again = setProgressing(d, current, &s, progress, now)
 	return s, again
 }
 
-// terminatingPods returns the number of terminating pods, or nil if a ReplicaSet's status does not
-// have it yet.
+// terminatingPods returns the number of terminating pods of all sets, or nil if the status of a
+// ReplicaSet does not contain that number yet.
 func terminatingPods(sets []*appsv1.ReplicaSet) *int32 {
 	var n int32
 	for _, rs := range sets {
@@ -70,7 +74,7 @@ func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Tim
 		Type: appsv1.DeploymentAvailable, Status: corev1.ConditionTrue,
 		Reason: "MinimumReplicasAvailable", Message: "Deployment has minimum availability.",
 	}
-	if s.AvailableReplicas < replicasOrDefault(d.Spec.Replicas)-unavailable {
+	if s.AvailableReplicas < ptr.Deref(d.Spec.Replicas, 1)-unavailable {
 		c.Status, c.Reason = corev1.ConditionFalse, "MinimumReplicasUnavailable"
 		c.Message = "Deployment does not have minimum availability."
 	}
@@ -97,10 +101,12 @@ func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1
 	}, found.LastTransitionTime.Time, false)
 }
 
-// setProgressing sets condition Progressing in status s. The condition depends on did, on progress
-// since the previous status, on whether the rollout is complete, and on the progress deadline. It
-// returns the time until the deadline, or 0.
-func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus, did *Progress, now time.Time) time.Duration {
+// setProgressing sets condition Progressing in status s. The condition depends on progress, on
+// changes since the previous status, on whether the rollout is complete, and on the progress
+// deadline. It returns the time until the deadline, or 0.
+func setProgressing(
+	d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus, progress *Progress, now time.Time,
+) time.Duration {
 	if !hasDeadline(d) {
 		removeCondition(s, appsv1.DeploymentProgressing)
 		return 0
@@ -111,19 +117,19 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		}, now, renew)
 	}
 	have := findCondition(*s, appsv1.DeploymentProgressing)
-	if did != nil {
+	if progress != nil {
 		status := corev1.ConditionTrue
-		if did.Failed {
+		if progress.Failed {
 			status = corev1.ConditionFalse
 		}
-		progressing(status, did.Reason, did.Message, !did.Failed)
+		progressing(status, progress.Reason, progress.Message, !progress.Failed)
 		have = findCondition(*s, appsv1.DeploymentProgressing)
 	}
 	if d.Spec.Paused || have != nil && have.Reason == reasonPaused {
 		pausedOrResumed(d, have, progressing)
 		return 0
 	}
-	if have != nil && have.Reason == reasonAvailable && s.Replicas == s.UpdatedReplicas && did == nil {
+	if have != nil && have.Reason == reasonAvailable && s.Replicas == s.UpdatedReplicas && progress == nil {
 		return 0 // the rollout is complete; a pod lost afterwards does not start a rollout
 	}
 	subject := fmt.Sprintf("Deployment %q", d.Name)
@@ -135,7 +141,7 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		progressing(corev1.ConditionTrue, reasonAvailable, subject+" has successfully progressed.", true)
 		return 0
 	case hasProgressed(d.Status, *s):
-		if did == nil {
+		if progress == nil {
 			progressing(corev1.ConditionTrue, reasonUpdated, subject+" is progressing.", true)
 		}
 	case timedOut(d, have, now):
@@ -145,7 +151,10 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 	return untilDeadline(d, findCondition(*s, appsv1.DeploymentProgressing), now)
 }
 
-func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, progressing func(corev1.ConditionStatus, string, string, bool)) {
+func pausedOrResumed(
+	d *appsv1.Deployment, have *appsv1.DeploymentCondition,
+	progressing func(corev1.ConditionStatus, string, string, bool),
+) {
 	switch {
 	case have != nil && have.Reason == reasonTimedOut: // keep the timeout visible
 	case d.Spec.Paused && (have == nil || have.Reason != reasonPaused):
@@ -158,15 +167,18 @@ func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, pro
 // isRolloutComplete reports whether all desired pods have the current template and are available,
 // and no other pod exists.
 func isRolloutComplete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
-	want := replicasOrDefault(d.Spec.Replicas)
-	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
+	want := ptr.Deref(d.Spec.Replicas, 1)
+	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want &&
+		s.ObservedGeneration >= d.Generation
 }
 
-// hasProgressed reports whether the rollout advanced between the statuses was and is.
-func hasProgressed(was, is appsv1.DeploymentStatus) bool {
-	return is.UpdatedReplicas > was.UpdatedReplicas ||
-		is.Replicas-is.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
-		is.ReadyReplicas > was.ReadyReplicas || is.AvailableReplicas > was.AvailableReplicas
+// hasProgressed reports whether the rollout advanced from the previous status to the current one.
+// It advances by more pods of the current template, fewer old pods, or more ready or available
+// pods.
+func hasProgressed(previous, current appsv1.DeploymentStatus) bool {
+	return current.UpdatedReplicas > previous.UpdatedReplicas ||
+		current.Replicas-current.UpdatedReplicas < previous.Replicas-previous.UpdatedReplicas ||
+		current.ReadyReplicas > previous.ReadyReplicas || current.AvailableReplicas > previous.AvailableReplicas
 }
 
 // hasDeadline reports whether Deployment d has a progress deadline. The maximum int32 disables it.

@@ -13,10 +13,10 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-var eviction = controllers.Eviction{Reason: "DeletionByDeviceTaintManager",
+var eviction = engine.Eviction{Reason: "DeletionByDeviceTaintManager",
 	Message: "Device taint manager: deleting due to NoExecute taint of a device", Event: "DeviceTaintManagerEviction"}
 
 // poolIndex indexes ResourceSlices by their pool, and ResourceClaims by the pools of their devices,
@@ -46,41 +46,45 @@ func poolKeys(o api.Object) (out []string) {
 }
 
 // New returns the controller that evicts pods from devices with NoExecute taints.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
 	slices := client.Informer[*resourcev1.ResourceSlice](d.Informers)
-	controllers.Index(claims, poolIndex, poolKeys)
-	controllers.Index(slices, poolIndex, poolKeys)
-	return &controllers.Controller{
+	engine.Index(claims, poolIndex, poolKeys)
+	engine.Index(slices, poolIndex, poolKeys)
+	return &engine.Descriptor{
 		Name:    "device-taint-eviction-controller",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(claims, func(c controllers.Change[*resourcev1.ResourceClaim]) []controllers.Key {
-				if c.Type == controllers.Deleted || len(c.New.Status.ReservedFor) == 0 || c.New.Status.Allocation == nil {
+		Watches: []engine.Watch{
+			engine.OnInformer(claims, func(c engine.Change[*resourcev1.ResourceClaim]) []engine.Key {
+				if c.Type == engine.Deleted || len(c.New.Status.ReservedFor) == 0 || c.New.Status.Allocation == nil {
 					return nil
 				}
-				return []controllers.Key{controllers.KeyOf(c.New)}
+				return []engine.Key{engine.KeyOf(c.New)}
 			}),
-			controllers.OnInformer(slices, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
-				if c.Type == controllers.Deleted || !hasEvictingTaint(c.New) {
-					return nil // a claim that tolerates a taint for some time is reconciled again when that time has passed
+			engine.OnInformer(slices, func(c engine.Change[*resourcev1.ResourceSlice]) []engine.Key {
+				if c.Type == engine.Deleted || !hasEvictingTaint(c.New) {
+					// a claim that tolerates a taint for some time is reconciled again when that
+					// time has passed
+					return nil
 				}
-				var keys []controllers.Key
-				for _, claim := range controllers.CachedBy[*resourcev1.ResourceClaim](claims, poolIndex, poolOf(c.New.Spec.Driver, c.New.Spec.Pool.Name)) {
-					keys = append(keys, controllers.KeyOf(claim))
+				var keys []engine.Key
+				for _, claim := range engine.CachedBy[*resourcev1.ResourceClaim](claims, poolIndex,
+					poolOf(c.New.Spec.Driver, c.New.Spec.Pool.Name)) {
+					keys = append(keys, engine.KeyOf(claim))
 				}
 				return keys
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims", "resourceslices"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims", "resourceslices"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, claims: claims, slices: slices, pods: controllers.ViewOf[*corev1.Pod](t, pods)}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, claims: claims, slices: slices, pods: engine.ViewOf[*corev1.Pod](t, pods)}
 			return r.reconcileClaim
 		},
 	}
@@ -99,13 +103,13 @@ func hasEvictingTaint(s *resourcev1.ResourceSlice) bool {
 }
 
 type reconciler struct {
-	term           *controllers.Term
+	term           *engine.Term
 	claims, slices cache.SharedIndexInformer
-	pods           *controllers.View[*corev1.Pod]
+	pods           *engine.View[*corev1.Pod]
 }
 
-func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	c, ok := controllers.Cached[*resourcev1.ResourceClaim](r.claims, key.Namespace, key.Name)
+func (r *reconciler) reconcileClaim(ctx context.Context, key engine.Key) (time.Duration, error) {
+	c, ok := engine.Cached[*resourcev1.ResourceClaim](r.claims, key.Namespace, key.Name)
 	if !ok || len(c.Status.ReservedFor) == 0 {
 		return 0, nil
 	}
@@ -129,7 +133,7 @@ func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) (t
 
 // deviceTaints returns the taints of a device, or nil if the device does not exist.
 func (r *reconciler) deviceTaints(driver, pool, device string) []resourcev1.DeviceTaint {
-	for _, s := range Newest(controllers.CachedBy[*resourcev1.ResourceSlice](r.slices, poolIndex, poolOf(driver, pool))) {
+	for _, s := range Newest(engine.CachedBy[*resourcev1.ResourceSlice](r.slices, poolIndex, poolOf(driver, pool))) {
 		for i := range s.Spec.Devices {
 			if s.Spec.Devices[i].Name == device {
 				return s.Spec.Devices[i].Taints
@@ -139,21 +143,23 @@ func (r *reconciler) deviceTaints(driver, pool, device string) []resourcev1.Devi
 	return nil
 }
 
-// evictConsumer deletes the pod user, for which a ResourceClaim is reserved. If the pod is not
-// cached, it reads the pod from the API, because the reservation may be newer than the cache.
-func (r *reconciler) evictConsumer(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
-	p, ok := r.pods.Get(namespace, user.Name)
-	if !ok || p.UID != user.UID {
+// evictConsumer deletes the consumer of a ResourceClaim, a pod. If the pod is not cached, it reads
+// the pod from the API, because the claim's reservation may be newer than the cache.
+func (r *reconciler) evictConsumer(
+	ctx context.Context, namespace string, consumer resourcev1.ResourceClaimConsumerReference,
+) error {
+	p, ok := r.pods.Get(namespace, consumer.Name)
+	if !ok || p.UID != consumer.UID {
 		var err error
-		p, err = client.Get[*corev1.Pod](ctx, r.term.Client, namespace, user.Name)
+		p, err = client.Get[*corev1.Pod](ctx, r.term.Client, namespace, consumer.Name)
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
 		case err != nil:
-			return fmt.Errorf("reading pod %s/%s, whose device is tainted: %w", namespace, user.Name, err)
+			return fmt.Errorf("reading pod %s/%s, whose device is tainted: %w", namespace, consumer.Name, err)
 		}
 	}
-	if p.UID != user.UID || controllers.IsPodTerminal(p) || r.pods.IsDeleting(p) {
+	if p.UID != consumer.UID || api.IsPodTerminal(p) || r.pods.IsDeleting(p) {
 		return nil
 	}
 	return eviction.Evict(ctx, r.term, r.pods, p)

@@ -10,9 +10,11 @@ import (
 )
 
 // Eviction returns the time at which the pods that use ResourceClaim c must be deleted. A time in
-// the past means now. evict is false if the pods may stay. taints returns the taints of a device.
-// Claims with admin access are treated like other claims.
-func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device string) []resourcev1.DeviceTaint) (at time.Time, evict bool) {
+// the past means at once. evict is false if the pods may stay. taints returns the taints of a
+// device. Claims with admin access are treated like other claims.
+func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device string) []resourcev1.DeviceTaint) (
+	at time.Time, evict bool,
+) {
 	if c.Status.Allocation == nil {
 		return time.Time{}, false
 	}
@@ -39,7 +41,8 @@ func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device stri
 }
 
 // tolerationTime returns how long taint t is tolerated: the shortest time of the tolerations in
-// list that match t.
+// list that match t. stay is 0 if no toleration matches. forever is true if at least one toleration
+// matches and no matching toleration has a time.
 func tolerationTime(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
 	forever = true
 	matches := false

@@ -37,27 +37,34 @@ func TestEviction(t *testing.T) {
 		bears bears
 		want  string
 	}{
-		"no taint":                  {nil, nil, nil, "stays"},
-		"one only for new pods":     {list{taint("sick", sched, 0)}, nil, nil, "stays"},
-		"not borne":                 {list{sick}, nil, nil, "0s"},
-		"of the other device":       {nil, list{sick}, nil, "0s"},
-		"another is borne":          {list{sick}, nil, bears{toleration("old", forever)}, "0s"},
-		"borne for ever":            {list{sick}, nil, bears{toleration("sick", forever)}, "stays"},
-		"whatever it is":            {list{sick}, nil, bears{toleration("", forever)}, "stays"},
-		"borne for a while":         {list{sick}, nil, bears{toleration("sick", 30)}, "30s"},
-		"the shortest time counts":  {list{sick}, nil, bears{toleration("sick", 30), toleration("", forever), toleration("sick", 20)}, "20s"},
-		"less than none":            {list{sick}, nil, bears{toleration("sick", -5)}, "0s"},
-		"the first of two taints":   {list{taint("sick", run, time.Minute)}, list{taint("old", run, time.Second)}, bears{toleration("old", 3)}, "4s"},
-		"by value":                  {list{sick}, nil, bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpEqual, Value: "no"}}, "0s"},
-		"by value, the right one":   {list{sick}, nil, bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpEqual, Value: "yes"}}, "stays"},
-		"of another effect":         {list{sick}, nil, bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpExists, Effect: sched}}, "0s"},
+		"no taint":              {nil, nil, nil, "stays"},
+		"one only for new pods": {list{taint("sick", sched, 0)}, nil, nil, "stays"},
+		"not borne":             {list{sick}, nil, nil, "0s"},
+		"of the other device":   {nil, list{sick}, nil, "0s"},
+		"another is borne":      {list{sick}, nil, bears{toleration("old", forever)}, "0s"},
+		"borne for ever":        {list{sick}, nil, bears{toleration("sick", forever)}, "stays"},
+		"whatever it is":        {list{sick}, nil, bears{toleration("", forever)}, "stays"},
+		"borne for a while":     {list{sick}, nil, bears{toleration("sick", 30)}, "30s"},
+		"the shortest time counts": {list{sick}, nil,
+			bears{toleration("sick", 30), toleration("", forever), toleration("sick", 20)}, "20s"},
+		"less than none": {list{sick}, nil, bears{toleration("sick", -5)}, "0s"},
+		"the first of two taints": {list{taint("sick", run, time.Minute)}, list{taint("old", run, time.Second)},
+			bears{toleration("old", 3)}, "4s"},
+		"by value": {list{sick}, nil,
+			bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpEqual, Value: "no"}}, "0s"},
+		"by value, the right one": {list{sick}, nil,
+			bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpEqual, Value: "yes"}}, "stays"},
+		"of another effect": {list{sick}, nil,
+			bears{{Key: "sick", Operator: resourcev1.DeviceTolerationOpExists, Effect: sched}}, "0s"},
 		"nobody knows since when":   {list{{Key: "sick", Effect: run}}, nil, bears{toleration("sick", 30)}, "at once"},
 		"a taint of no consequence": {list{taint("sick", "None", 0)}, nil, nil, "stays"},
 	} {
-		claim := &resourcev1.ResourceClaim{Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{}}}
+		claim := &resourcev1.ResourceClaim{Status: resourcev1.ResourceClaimStatus{
+			Allocation: &resourcev1.AllocationResult{}}}
 		for _, device := range []string{"a", "b"} {
 			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results,
-				resourcev1.DeviceRequestAllocationResult{Driver: "gpu.example.com", Pool: "w1", Device: device, Tolerations: c.bears})
+				resourcev1.DeviceRequestAllocationResult{Driver: "gpu.example.com", Pool: "w1", Device: device,
+					Tolerations: c.bears})
 		}
 		at, evict := Eviction(claim, func(driver, pool, device string) []resourcev1.DeviceTaint {
 			return map[string]list{"gpu.example.com w1 a": c.a, "gpu.example.com w1 b": c.b}[driver+" "+pool+" "+device]
@@ -81,7 +88,8 @@ func TestEviction(t *testing.T) {
 // Of a pool that is being replaced, the newest generation counts.
 func TestNewest(t *testing.T) {
 	slice := func(name string, generation int64) *resourcev1.ResourceSlice {
-		return &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourcev1.ResourceSliceSpec{Pool: resourcev1.ResourcePool{Generation: generation}}}
+		return &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourcev1.ResourceSliceSpec{Pool: resourcev1.ResourcePool{Generation: generation}}}
 	}
 	var got []string
 	for _, s := range Newest([]*resourcev1.ResourceSlice{slice("a", 1), slice("b", 3), slice("c", 2), slice("d", 3)}) {

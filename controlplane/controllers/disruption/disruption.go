@@ -21,11 +21,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/policy"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the disruption controller.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	r := informers{
 		budgets:     client.Informer[*policyv1.PodDisruptionBudget](d.Informers),
 		pods:        client.Informer[*corev1.Pod](d.Informers),
@@ -35,39 +35,41 @@ func New(d controllers.Deps) *controllers.Controller {
 		replicated:  client.Informer[*corev1.ReplicationController](d.Informers),
 	}
 	read := []string{"get", "list", "watch"}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "disruption-controller",
 		Workers: 1,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(r.budgets, controllers.Self[*policyv1.PodDisruptionBudget]),
-			controllers.OnInformer(r.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(r.budgets, engine.Self[*policyv1.PodDisruptionBudget]),
+			engine.OnInformer(r.pods, func(c engine.Change[*corev1.Pod]) []engine.Key {
 				keys := r.budgetsOf(c.New)
 				if _, target := staleTarget(c.New, time.Time{}); target {
-					keys = append(keys, controllers.Key{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name})
+					keys = append(keys, engine.Key{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name})
 				}
 				return keys
 			}),
-			controllers.OnInformer(r.deployments, func(c controllers.Change[*appsv1.Deployment]) []controllers.Key {
+			engine.OnInformer(r.deployments, func(c engine.Change[*appsv1.Deployment]) []engine.Key {
 				return r.budgetsIn(c.New.Namespace, nil)
 			}),
-			controllers.OnInformer(r.stateful, func(c controllers.Change[*appsv1.StatefulSet]) []controllers.Key {
+			engine.OnInformer(r.stateful, func(c engine.Change[*appsv1.StatefulSet]) []engine.Key {
 				return r.budgetsIn(c.New.Namespace, nil)
 			}),
-			controllers.OnInformer(r.replicated, func(c controllers.Change[*corev1.ReplicationController]) []controllers.Key {
+			engine.OnInformer(r.replicated, func(c engine.Change[*corev1.ReplicationController]) []engine.Key {
 				return r.budgetsIn(c.New.Namespace, nil)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"pods", "replicationcontrollers"}, Verbs: read},
 			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"}, Verbs: read},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"},
+				Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
-			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets/status"},
+				Verbs: []string{"update"}},
 			{APIGroups: []string{"*"}, Resources: []string{"*/scale"}, Verbs: []string{"get"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&reconciler{informers: r, term: t, view: controllers.ViewOf[*policyv1.PodDisruptionBudget](t,
+		Lead: func(t *engine.Term) engine.Reconcile {
+			return (&reconciler{informers: r, term: t, view: engine.ViewOf[*policyv1.PodDisruptionBudget](t,
 				r.budgets)}).reconcileBudget
 		},
 	}
@@ -78,16 +80,16 @@ type informers struct {
 }
 
 // budgetsOf returns the keys of the PodDisruptionBudgets that select pod p.
-func (r informers) budgetsOf(p *corev1.Pod) []controllers.Key {
+func (r informers) budgetsOf(p *corev1.Pod) []engine.Key {
 	return r.budgetsIn(p.Namespace, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
 }
 
-func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool) []controllers.Key {
-	var keys []controllers.Key
-	for _, b := range controllers.CachedBy[*policyv1.PodDisruptionBudget](r.budgets,
-		controllers.NamespaceIndex, namespace) {
+func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool) []engine.Key {
+	var keys []engine.Key
+	for _, b := range engine.CachedBy[*policyv1.PodDisruptionBudget](r.budgets,
+		engine.NamespaceIndex, namespace) {
 		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && (covers == nil || covers(s)) {
-			keys = append(keys, controllers.Key{Namespace: b.Namespace, Name: b.Name})
+			keys = append(keys, engine.Key{Namespace: b.Namespace, Name: b.Name})
 		}
 	}
 	return keys
@@ -97,11 +99,11 @@ func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool
 // reconciler.
 type reconciler struct {
 	informers
-	term *controllers.Term
-	view *controllers.View[*policyv1.PodDisruptionBudget]
+	term *engine.Term
+	view *engine.View[*policyv1.PodDisruptionBudget]
 }
 
-func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileBudget(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == podKey {
 		return r.resetStaleTarget(ctx, key)
 	}
@@ -114,7 +116,7 @@ func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (
 		return 0, nil // nothing to do until a user corrects the invalid selector
 	}
 	var pods []*corev1.Pod
-	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.NamespaceIndex, b.Namespace) {
+	for _, p := range engine.CachedBy[*corev1.Pod](r.pods, engine.NamespaceIndex, b.Namespace) {
 		if selector.Matches(labels.Set(p.Labels)) {
 			pods = append(pods, p)
 		}
@@ -137,7 +139,7 @@ func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (
 		return 0, fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
 	if unknown != nil {
-		again = unknownAgain // retry, because the creation of the pods' controller queues no budget
+		again = unknownScaleRetryDelay // retry, because the creation of the pods' controller queues no budget
 	}
 	if equality.Semantic.DeepEqual(status, b.Status) {
 		return again, nil
@@ -159,39 +161,43 @@ const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %
 	"As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. " +
 	"To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
 
-// unknownAgain is the retry interval of a budget if the number of expected pods is unknown.
-const unknownAgain = 30 * time.Second
+// unknownScaleRetryDelay is the retry delay of a budget while the number of expected pods is
+// unknown.
+const unknownScaleRetryDelay = 30 * time.Second
 
 // controllerScale returns the number of pods that the controller of a pod requests, or nil if it
 // does not exist. For a ReplicaSet of a Deployment it returns the scale of the Deployment.
 // Controllers of kinds without a cache are read from the API.
-func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
+func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (
+	*policy.PodScale, error,
+) {
 	k, err := policy.ScaleKind(r.term.Client.Kinds(), c)
 	if err != nil {
 		return nil, err
 	}
 	switch k.GVK.GroupKind() {
 	case appsv1.SchemeGroupVersion.WithKind("ReplicaSet").GroupKind():
-		set, ok := controllers.Cached[*appsv1.ReplicaSet](r.sets, namespace, c.Name)
+		set, ok := engine.Cached[*appsv1.ReplicaSet](r.sets, namespace, c.Name)
 		if !ok || set.UID != c.UID {
 			return nil, nil
 		}
 		up := metav1.GetControllerOfNoCopy(set)
-		if up == nil || up.Kind != "Deployment" || controllers.GroupOf(up) != appsv1.GroupName {
+		if up == nil || up.Kind != "Deployment" || engine.GroupOf(up) != appsv1.GroupName {
 			return scaleFrom(set.UID, set.Spec.Replicas), nil
 		}
-		d, ok := controllers.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name)
+		d, ok := engine.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name)
 		if !ok || d.UID != up.UID {
 			return nil, nil
 		}
 		return scaleFrom(d.UID, d.Spec.Replicas), nil
 	case appsv1.SchemeGroupVersion.WithKind("StatefulSet").GroupKind():
-		if s, ok := controllers.Cached[*appsv1.StatefulSet](r.stateful, namespace, c.Name); ok && s.UID == c.UID {
+		if s, ok := engine.Cached[*appsv1.StatefulSet](r.stateful, namespace, c.Name); ok && s.UID == c.UID {
 			return scaleFrom(s.UID, s.Spec.Replicas), nil
 		}
 		return nil, nil
 	case corev1.SchemeGroupVersion.WithKind("ReplicationController").GroupKind():
-		if s, ok := controllers.Cached[*corev1.ReplicationController](r.replicated, namespace, c.Name); ok && s.UID == c.UID {
+		if s, ok := engine.Cached[*corev1.ReplicationController](r.replicated, namespace, c.Name); ok &&
+			s.UID == c.UID {
 			return scaleFrom(s.UID, s.Spec.Replicas), nil
 		}
 		return nil, nil
@@ -204,7 +210,7 @@ func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *m
 	case err != nil:
 		return nil, fmt.Errorf("reading the scale of %s %s/%s: %w", c.Kind, namespace, c.Name, err)
 	}
-	return policy.PodScaleOf(out.(*autoscalingv1.Scale), c), nil
+	return policy.NewPodScale(out.(*autoscalingv1.Scale), c), nil
 }
 
 func scaleFrom(uid types.UID, replicas *int32) *policy.PodScale {

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/policy"
-	"keelson.dev/keelson/controlplane/controllers"
 )
 
 // disruptionLife is how long an evicted pod counts as disrupted although its deletion was not
@@ -20,16 +20,16 @@ import (
 const disruptionLife = 2 * time.Minute
 
 // Status returns the new status of budget b. pods are the pods that b selects, and expected is the
-// number of pods that their controllers request. If unknown is not nil, that number is unknown: no
-// disruption is allowed, and the condition contains the reason. again is the time until an evicted
-// pod that was never deleted no longer counts as disrupted; 0 means never.
-func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, unknown error,
+// number of pods that their controllers request. If expected could not be determined, expectedErr
+// is the error: no disruption is allowed, and the condition contains the error. again is the time
+// until an evicted pod that was never deleted no longer counts as disrupted; 0 means never.
+func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, expectedErr error,
 	now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
 	s = *b.Status.DeepCopy()
-	if unknown != nil {
+	if expectedErr != nil {
 		s.DisruptionsAllowed = 0
 		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: policyv1.DisruptionAllowedCondition,
-			Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: unknown.Error(),
+			Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: expectedErr.Error(),
 			ObservedGeneration: b.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(now)})
 		return s, 0, nil
 	}
@@ -52,7 +52,7 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, u
 				continue
 			}
 		}
-		if controllers.IsPodReady(p) {
+		if api.IsPodReady(p) {
 			healthy++
 		}
 	}

@@ -32,26 +32,34 @@ func TestStatus(t *testing.T) {
 		healthy, desired, allowed, spends int32
 		again                             time.Duration
 	}{
-		{"half of four", policyv1.PodDisruptionBudgetSpec{MinAvailable: &half}, nil, append(three, pod("d", "True")), 4, 3, 2, 1, 0, 0},
-		{"one may be away, one is", policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one}, nil, three, 3, 2, 2, 0, 0, 0},
+		{"half of four", policyv1.PodDisruptionBudgetSpec{MinAvailable: &half}, nil, append(three, pod("d", "True")), 4,
+			3, 2, 1, 0, 0},
+		{"one may be away, one is", policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one}, nil, three, 3,
+			2, 2, 0, 0, 0},
 		{"all are there", policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one}, nil, three[:2], 2, 2, 1, 1, 0, 0},
-		{"one was evicted", policyv1.PodDisruptionBudgetSpec{MinAvailable: &one}, map[string]metav1.Time{"a": metav1.NewTime(now.Add(-time.Minute)), "gone": metav1.NewTime(now)},
+		{"one was evicted", policyv1.PodDisruptionBudgetSpec{MinAvailable: &one},
+			map[string]metav1.Time{"a": metav1.NewTime(now.Add(-time.Minute)), "gone": metav1.NewTime(now)},
 			three, 3, 1, 1, 0, 1, time.Minute},
-		{"one was evicted long ago", policyv1.PodDisruptionBudgetSpec{MinAvailable: &one}, map[string]metav1.Time{"a": metav1.NewTime(now.Add(-time.Hour))}, three, 3, 2, 1, 1, 0, 0},
+		{"one was evicted long ago", policyv1.PodDisruptionBudgetSpec{MinAvailable: &one},
+			map[string]metav1.Time{"a": metav1.NewTime(now.Add(-time.Hour))}, three, 3, 2, 1, 1, 0, 0},
 		{"no pods", policyv1.PodDisruptionBudgetSpec{MinAvailable: &one}, nil, nil, 0, 0, 1, 0, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Generation: 3}, Spec: c.spec, Status: policyv1.PodDisruptionBudgetStatus{DisruptedPods: c.spent}}
+			b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Generation: 3}, Spec: c.spec,
+				Status: policyv1.PodDisruptionBudgetStatus{DisruptedPods: c.spent}}
 			s, again, err := Status(b, c.pods, c.expected, nil, now)
-			if err != nil || s.CurrentHealthy != c.healthy || s.DesiredHealthy != c.desired || s.DisruptionsAllowed != c.allowed ||
-				int32(len(s.DisruptedPods)) != c.spends || s.ExpectedPods != int32(c.expected) || s.ObservedGeneration != 3 || again != c.again {
+			if err != nil || s.CurrentHealthy != c.healthy || s.DesiredHealthy != c.desired ||
+				s.DisruptionsAllowed != c.allowed ||
+				int32(len(s.DisruptedPods)) != c.spends || s.ExpectedPods != int32(c.expected) ||
+				s.ObservedGeneration != 3 || again != c.again {
 				t.Errorf("%+v again in %s, %v", s, again, err)
 			}
 			if meta.IsStatusConditionTrue(s.Conditions, policyv1.DisruptionAllowedCondition) != (c.allowed > 0) {
 				t.Errorf("conditions %+v", s.Conditions)
 			}
 			b.Status = s
-			if s2, _, _ := Status(b, c.pods, c.expected, nil, now.Add(time.Second)); !s2.Conditions[0].LastTransitionTime.Equal(&s.Conditions[0].LastTransitionTime) {
+			if s2, _, _ := Status(b, c.pods, c.expected, nil,
+				now.Add(time.Second)); !s2.Conditions[0].LastTransitionTime.Equal(&s.Conditions[0].LastTransitionTime) {
 				t.Error("the condition moves without a change")
 			}
 		})

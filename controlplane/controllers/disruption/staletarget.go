@@ -10,8 +10,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // podKey is the kind of the keys of pods in the queue, for resetStaleTarget. Keys of budgets have
@@ -22,7 +23,7 @@ const podKey = "pod"
 // the time until the condition is stale. A condition that an agent set is never stale, because an
 // agent deletes no pods.
 func staleTarget(p *corev1.Pod, now time.Time) (left time.Duration, target bool) {
-	if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+	if p.DeletionTimestamp != nil || api.IsPodTerminal(p) {
 		return 0, false
 	}
 	at := targetCondition(p)
@@ -43,9 +44,9 @@ func targetCondition(p *corev1.Pod) int {
 }
 
 // resetStaleTarget sets condition DisruptionTarget of a pod to False if the pod was not deleted
-// within disruptionLife. It returns the time until that must be checked again.
-func (r *reconciler) resetStaleTarget(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	p, ok := controllers.Cached[*corev1.Pod](r.pods, key.Namespace, key.Name)
+// within disruptionLife. Before that, it returns the remaining time; otherwise it returns 0.
+func (r *reconciler) resetStaleTarget(ctx context.Context, key engine.Key) (time.Duration, error) {
+	p, ok := engine.Cached[*corev1.Pod](r.pods, key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
 	}

@@ -18,9 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Labels of Endpoints objects, and the annotation of an object that could not contain all
@@ -73,7 +74,7 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 			s = &corev1.EndpointSubset{Ports: ports}
 			subsets[key] = s
 		}
-		if controllers.IsPodReady(p) || svc.Spec.PublishNotReadyAddresses {
+		if api.IsPodReady(p) || svc.Spec.PublishNotReadyAddresses {
 			s.Addresses = append(s.Addresses, address)
 		} else {
 			s.NotReadyAddresses = append(s.NotReadyAddresses, address)
@@ -84,7 +85,7 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 }
 
 func podRank(p *corev1.Pod) int {
-	if controllers.IsPodReady(p) {
+	if api.IsPodReady(p) {
 		return 1
 	}
 	return 0
@@ -94,14 +95,15 @@ func podRank(p *corev1.Pod) int {
 // if p is terminal or has no address. It also returns false if p is terminating, unless svc
 // publishes not-ready addresses.
 func endpointAddress(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
-	if controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
+	if api.IsPodTerminal(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
 		return corev1.EndpointAddress{}, false
 	}
-	ip, ok := controllers.PodAddress(p, ipv6)
+	ip, ok := engine.PodAddress(p, ipv6)
 	if !ok {
 		return corev1.EndpointAddress{}, false
 	}
-	a := corev1.EndpointAddress{IP: ip, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
+	a := corev1.EndpointAddress{IP: ip, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace,
+		Name: p.Name, UID: p.UID}}
 	if p.Spec.NodeName != "" {
 		a.NodeName = &p.Spec.NodeName
 	}
@@ -118,11 +120,12 @@ func endpointPorts(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, s
 	var key strings.Builder
 	for i := range svc.Spec.Ports {
 		sp := &svc.Spec.Ports[i]
-		n, ok := controllers.TargetPort(p, sp)
+		n, ok := engine.TargetPort(p, sp)
 		if !ok {
 			continue
 		}
-		out = append(out, corev1.EndpointPort{Name: sp.Name, Port: n, Protocol: cmp.Or(sp.Protocol, corev1.ProtocolTCP), AppProtocol: sp.AppProtocol})
+		out = append(out, corev1.EndpointPort{Name: sp.Name, Port: n, Protocol: cmp.Or(sp.Protocol, corev1.ProtocolTCP),
+			AppProtocol: sp.AppProtocol})
 		fmt.Fprintf(&key, "%s/%d/%s ", sp.Name, n, sp.Protocol)
 	}
 	return out, key.String()
@@ -145,37 +148,40 @@ func sortSubsets(subsets map[string]*corev1.EndpointSubset) []corev1.EndpointSub
 }
 
 // New returns the Endpoints controller.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	ranges := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
-	return &controllers.Controller{
+	engine.Index(pods, engine.PodNodeIndex, engine.PodNodeKeys)
+	return &engine.Descriptor{
 		Name:    "endpoint-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(services, controllers.Self[*corev1.Service]),
-			controllers.OnInformer(objects, controllers.Self[*corev1.Endpoints]),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
-				return controllers.ServicesOf(services, c)
+		Watches: []engine.Watch{
+			engine.OnInformer(services, engine.Self[*corev1.Service]),
+			engine.OnInformer(objects, engine.Self[*corev1.Endpoints]),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key {
+				return engine.ServicesOf(services, c)
 			}),
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				return controllers.ServicesOfNode(services, pods, d.PodAddresses, c)
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+				return engine.ServicesOfNode(services, pods, d.PodAddresses, c)
 			}),
-			controllers.OnInformer(ranges, func(c controllers.Change[*networkingv1.ServiceCIDR]) []controllers.Key {
-				return controllers.ServicesOfRange(services, d.PodAddresses, c)
+			engine.OnInformer(ranges, func(c engine.Change[*networkingv1.ServiceCIDR]) []engine.Key {
+				return engine.ServicesOfRange(services, d.PodAddresses, c)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services", "pods", "nodes"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"endpoints"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services", "pods", "nodes"},
+				Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"endpoints"},
+				Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"endpoints/restricted"}, Verbs: []string{"create"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, services: services, pods: pods, addresses: d.PodAddresses, objects: controllers.ViewOf[*corev1.Endpoints](t, objects)}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, services: services, pods: pods, addresses: d.PodAddresses,
+				objects: engine.ViewOf[*corev1.Endpoints](t, objects)}
 			return r.reconcileEndpoints
 		},
 	}
@@ -183,15 +189,15 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // reconciler reconciles Services during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term           *controllers.Term
+	term           *engine.Term
 	services, pods cache.SharedIndexInformer
 	addresses      *podaddress.Index
-	objects        *controllers.View[*corev1.Endpoints]
+	objects        *engine.View[*corev1.Endpoints]
 }
 
-func (r *reconciler) reconcileEndpoints(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileEndpoints(ctx context.Context, key engine.Key) (time.Duration, error) {
 	have, exists := r.objects.Get(key.Namespace, key.Name)
-	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
+	svc, ok := engine.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok {
 		if exists && have.Labels[managedByLabel] == managedBy {
 			return 0, r.deleteEndpoints(ctx, have)
@@ -201,7 +207,7 @@ func (r *reconciler) reconcileEndpoints(ctx context.Context, key controllers.Key
 	if svc.DeletionTimestamp != nil || len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil
 	}
-	want := Desired(svc, r.addresses.Peers(controllers.ListSelectedPods(r.pods, svc)))
+	want := Desired(svc, r.addresses.PeerPods(engine.ListSelectedPods(r.pods, svc)))
 	if !exists {
 		return 0, r.writeEndpoints(ctx, want, client.Create[*corev1.Endpoints])
 	}
@@ -210,14 +216,18 @@ func (r *reconciler) reconcileEndpoints(ctx context.Context, key controllers.Key
 	if next.Annotations[overCapacity] != want.Annotations[overCapacity] {
 		next.Annotations = want.Annotations
 	}
-	if equality.Semantic.DeepEqual(next.Labels, have.Labels) && equality.Semantic.DeepEqual(next.Subsets, have.Subsets) &&
+	if equality.Semantic.DeepEqual(next.Labels, have.Labels) &&
+		equality.Semantic.DeepEqual(next.Subsets, have.Subsets) &&
 		equality.Semantic.DeepEqual(next.Annotations, have.Annotations) {
 		return 0, nil
 	}
 	return 0, r.writeEndpoints(ctx, next, client.Update[*corev1.Endpoints])
 }
 
-func (r *reconciler) writeEndpoints(ctx context.Context, e *corev1.Endpoints, how func(context.Context, *client.Client, *corev1.Endpoints) (*corev1.Endpoints, error)) error {
+func (r *reconciler) writeEndpoints(
+	ctx context.Context, e *corev1.Endpoints,
+	how func(context.Context, *client.Client, *corev1.Endpoints) (*corev1.Endpoints, error),
+) error {
 	name := e.Namespace + "/" + e.Name
 	e, err := how(ctx, r.term.Client, e)
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -232,7 +242,8 @@ func (r *reconciler) writeEndpoints(ctx context.Context, e *corev1.Endpoints, ho
 
 // deleteEndpoints deletes Endpoints e, because its Service no longer exists.
 func (r *reconciler) deleteEndpoints(ctx context.Context, e *corev1.Endpoints) error {
-	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.DeleteOnlyUID(e)); err != nil && !apierrors.IsNotFound(err) {
+	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, engine.DeleteOnlyUID(e)); err !=
+		nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting endpoints %s/%s of a service that is gone: %w", e.Namespace, e.Name, err)
 	}
 	return nil

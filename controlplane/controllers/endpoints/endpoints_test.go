@@ -14,8 +14,10 @@ import (
 
 func pod(n int, ready bool, port int32) *corev1.Pod {
 	ip := fmt.Sprintf("10.244.%d.%d", n/250, n%250+1)
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("p%04d", n), UID: types.UID(fmt.Sprint(n))},
-		Spec:   corev1.PodSpec{NodeName: "w1", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: port}}}}},
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("p%04d", n),
+		UID: types.UID(fmt.Sprint(n))},
+		Spec: corev1.PodSpec{NodeName: "w1",
+			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: port}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip}}
 	if ready {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
@@ -43,8 +45,11 @@ func show(e *corev1.Endpoints) string {
 
 // F116
 func TestDesired(t *testing.T) {
-	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Labels: map[string]string{"team": "a"}},
-		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("web"), Protocol: corev1.ProtocolTCP}}}}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web",
+		Labels: map[string]string{"team": "a"}},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1",
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("web"),
+				Protocol: corev1.ProtocolTCP}}}}
 	published := svc.DeepCopy()
 	published.Spec.PublishNotReadyAddresses = true
 	going := pod(2, true, 8080)
@@ -58,10 +63,13 @@ func TestDesired(t *testing.T) {
 		want string
 	}{
 		{"nobody", svc, nil, ""},
-		{"sorted, ready and not", svc, []*corev1.Pod{pod(1, true, 8080), pod(4, false, 8080), pod(0, true, 8080)}, "10.244.0.1 10.244.0.2 (10.244.0.5) :8080"},
-		{"another port is another subset", svc, []*corev1.Pod{pod(0, true, 8080), pod(1, true, 9090)}, "10.244.0.1 :8080; 10.244.0.2 :9090"},
+		{"sorted, ready and not", svc, []*corev1.Pod{pod(1, true, 8080), pod(4, false, 8080), pod(0, true, 8080)},
+			"10.244.0.1 10.244.0.2 (10.244.0.5) :8080"},
+		{"another port is another subset", svc, []*corev1.Pod{pod(0, true, 8080), pod(1, true, 9090)},
+			"10.244.0.1 :8080; 10.244.0.2 :9090"},
 		{"going and ended are out", svc, []*corev1.Pod{going, ended}, ""},
-		{"published whatever their state", published, []*corev1.Pod{pod(0, false, 8080), going}, "10.244.0.1 10.244.0.3 :8080"},
+		{"published whatever their state", published, []*corev1.Pod{pod(0, false, 8080), going},
+			"10.244.0.1 10.244.0.3 :8080"},
 	} {
 		if got := show(Desired(c.svc, c.pods)); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -76,7 +84,9 @@ func TestDesired(t *testing.T) {
 		many = append(many, pod(i, i >= 300, 8080))
 	}
 	e = Desired(svc, many)
-	if len(e.Subsets[0].Addresses) != 900 || len(e.Subsets[0].NotReadyAddresses) != 100 || e.Annotations[overCapacity] != overCapacityReason {
-		t.Errorf("of 1200 pods %d ready and %d others are kept, %v", len(e.Subsets[0].Addresses), len(e.Subsets[0].NotReadyAddresses), e.Annotations)
+	if len(e.Subsets[0].Addresses) != 900 || len(e.Subsets[0].NotReadyAddresses) != 100 ||
+		e.Annotations[overCapacity] != overCapacityReason {
+		t.Errorf("of 1200 pods %d ready and %d others are kept, %v", len(e.Subsets[0].Addresses),
+			len(e.Subsets[0].NotReadyAddresses), e.Annotations)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/saturate"
@@ -28,8 +29,9 @@ const (
 	hintsDisabled = "TopologyAwareHintsDisabled"
 )
 
-// Note is an Event to record about the topology hints of a Service. The zero Note means no Event.
-type Note struct{ Type, Reason, Message string }
+// HintEvent is an Event to record about the topology hints of a Service. The zero HintEvent means
+// no Event.
+type HintEvent struct{ Type, Reason, Message string }
 
 // wantsTopologyHints reports whether an annotation of a Service requests that its endpoints are
 // allocated to zones in proportion to their CPUs. trafficDistribution is then ignored. As in
@@ -56,11 +58,11 @@ func spreadKey(o api.Object) []string {
 // endpoint e: its own zone and, with PreferSameNode, its own node. It returns nil if e is not
 // ready.
 func trafficDistributionHints(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
-	if !valueOrZero(e.Conditions.Ready) || wantsTopologyHints(svc) {
+	if !ptr.Deref(e.Conditions.Ready, false) || wantsTopologyHints(svc) {
 		return nil
 	}
 	var hints discoveryv1.EndpointHints
-	switch valueOrZero(svc.Spec.TrafficDistribution) {
+	switch ptr.Deref(svc.Spec.TrafficDistribution, "") {
 	case corev1.ServiceTrafficDistributionPreferSameNode:
 		if e.NodeName != nil {
 			hints.ForNodes = []discoveryv1.ForNode{{Name: *e.NodeName}}
@@ -78,30 +80,34 @@ func trafficDistributionHints(svc *corev1.Service, e *discoveryv1.Endpoint) *dis
 	return &hints
 }
 
-// shareOut sets zone hints on the ready endpoints of a family, in proportion to the CPUs of the
-// zones. cpu is the CPU by zone. Each zone gets at least its exact share divided by 1.2. While the
-// hints in the existing slices satisfy this, they are kept, so that few slices are written.
-// shareOut returns an Event if it starts to set hints or cannot set hints.
-func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, cpu map[string]int64) Note {
-	now := map[string]string{}
-	for _, s := range have {
+// setZoneHints sets zone hints on the ready endpoints of an address family, in proportion to the
+// CPUs of the zones. cpu is the CPU by zone. Each zone gets at least its exact share divided by
+// 1.2. While the hints in the existing slices satisfy this, they are kept, so that few slices are
+// written. setZoneHints returns an Event if it starts to set hints or cannot set hints.
+func (a addresses) setZoneHints(
+	family discoveryv1.AddressType, existing []*discoveryv1.EndpointSlice, cpu map[string]int64,
+) HintEvent {
+	hints := map[string]string{}
+	for _, s := range existing {
 		for i := range s.Endpoints {
 			if h := s.Endpoints[i].Hints; h != nil && len(h.ForZones) == 1 && s.AddressType == family {
-				now[endpointIdentity(s.Endpoints[i])] = h.ForZones[0].Name
+				hints[endpointIdentity(s.Endpoints[i])] = h.ForZones[0].Name
 			}
 		}
 	}
 	ready := a.readyEndpoints(family)
 	if why := hintObstacle(ready, cpu); why != "" {
-		return Note{corev1.EventTypeWarning, hintsDisabled, fmt.Sprintf("no hints for %s endpoints: %s", family, why)}
+		return HintEvent{corev1.EventTypeWarning, hintsDisabled,
+			fmt.Sprintf("no hints for %s endpoints: %s", family, why)}
 	}
-	for e, zone := range allocateZones(ready, now, cpu) {
+	for e, zone := range allocateZones(ready, hints, cpu) {
 		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
 	}
-	if len(now) > 0 {
-		return Note{}
+	if len(hints) > 0 {
+		return HintEvent{}
 	}
-	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are allocated to %d zones", family, len(cpu))}
+	return HintEvent{corev1.EventTypeNormal, hintsEnabled,
+		fmt.Sprintf("%s endpoints are allocated to %d zones", family, len(cpu))}
 }
 
 // readyEndpoints returns the ready endpoints of an address family, sorted by endpointIdentity.
@@ -109,17 +115,19 @@ func (a addresses) readyEndpoints(family discoveryv1.AddressType) []*discoveryv1
 	var out []*discoveryv1.Endpoint
 	for g, c := range a {
 		for i := range c.endpoints {
-			if g.family == family && valueOrZero(c.endpoints[i].Conditions.Ready) {
+			if g.family == family && ptr.Deref(c.endpoints[i].Conditions.Ready, false) {
 				out = append(out, &c.endpoints[i])
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b *discoveryv1.Endpoint) int { return cmp.Compare(endpointIdentity(*a), endpointIdentity(*b)) })
+	slices.SortFunc(out, func(a, b *discoveryv1.Endpoint) int {
+		return cmp.Compare(endpointIdentity(*a), endpointIdentity(*b))
+	})
 	return out
 }
 
-// hintObstacle returns why the ready endpoints cannot be allocated to zones with these CPUs. It
-// returns "" if they can.
+// hintObstacle returns why the ready endpoints cannot be allocated to zones with these CPUs, or ""
+// if they can be allocated.
 func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	switch {
 	case cpu == nil:
@@ -128,22 +136,23 @@ func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 		return "there are no ready nodes in two zones"
 	case len(ready) < len(cpu):
 		return fmt.Sprintf("there are %d ready endpoints for %d zones", len(ready), len(cpu))
-	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return valueOrZero(e.Zone) == "" }):
+	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return ptr.Deref(e.Zone, "") == "" }):
 		return "an endpoint is in no zone"
 	}
 	sum := 0
-	for _, least := range leastOf(len(ready), cpu) {
+	for _, least := range zoneMinimums(len(ready), cpu) {
 		sum += least
 	}
 	if sum > len(ready) {
-		return fmt.Sprintf("%d ready endpoints cannot be divided among %d zones without too few in one", len(ready), len(cpu))
+		return fmt.Sprintf("%d ready endpoints cannot be divided among %d zones without too few in one",
+			len(ready), len(cpu))
 	}
 	return ""
 }
 
-// leastOf returns the minimum number of endpoints of each zone if n endpoints are allocated: the
-// share of the zone in the total CPU, divided by 1.2 and rounded up.
-func leastOf(n int, cpu map[string]int64) map[string]int {
+// zoneMinimums returns the minimum number of endpoints of each zone if n endpoints are allocated:
+// the share of the zone in the total CPU, multiplied by n, divided by 1.2 and rounded up.
+func zoneMinimums(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
 		total = saturate.Add(total, c)
@@ -158,14 +167,15 @@ func leastOf(n int, cpu map[string]int64) map[string]int {
 	return out
 }
 
-// partsOf returns how many of n endpoints are allocated to each zone. Each zone gets its minimum.
-// Each remaining endpoint goes to the zone that is furthest below its share of the CPU.
-func partsOf(n int, cpu map[string]int64) map[string]int {
+// zoneCounts returns how many of n endpoints are allocated to each zone. Each zone gets its minimum
+// from zoneMinimums. Each remaining endpoint goes to the zone that is furthest below its share of
+// the CPU.
+func zoneCounts(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
 		total = saturate.Add(total, c)
 	}
-	parts := leastOf(n, cpu)
+	parts := zoneMinimums(n, cpu)
 	left := n
 	for _, p := range parts {
 		left -= p
@@ -178,15 +188,17 @@ func partsOf(n int, cpu map[string]int64) map[string]int {
 	return parts
 }
 
-// allocateZones returns the zone to which each endpoint is allocated. now is the current hint of an
-// endpoint, by endpointIdentity. An endpoint keeps its current hint; an endpoint without a hint
-// gets its own zone. If a zone then has less than its minimum, all endpoints are allocated again.
-// Each zone gets its number from partsOf: first endpoints in the zone, then endpoints that were
-// allocated to it before, then any other endpoints.
-func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
+// allocateZones returns the zone to which each endpoint is allocated. hints has the zone in an
+// endpoint's current hint, by endpointIdentity. An endpoint keeps its current hint; an endpoint
+// without a hint gets its own zone. If a zone then has less than its minimum, all endpoints are
+// allocated again. Each zone gets its number from zoneCounts: first endpoints in the zone, then
+// endpoints that were allocated to it before, then any other endpoints.
+func allocateZones(
+	ready []*discoveryv1.Endpoint, hints map[string]string, cpu map[string]int64,
+) map[*discoveryv1.Endpoint]string {
 	out, count := map[*discoveryv1.Endpoint]string{}, map[string]int{}
 	for _, e := range ready {
-		zone := now[endpointIdentity(*e)]
+		zone := hints[endpointIdentity(*e)]
 		if _, known := cpu[zone]; !known {
 			zone = *e.Zone
 		}
@@ -194,7 +206,7 @@ func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map
 		count[zone]++
 	}
 	enough := true
-	for zone, least := range leastOf(len(ready), cpu) {
+	for zone, least := range zoneMinimums(len(ready), cpu) {
 		enough = enough && count[zone] >= least
 	}
 	for zone := range count {
@@ -204,7 +216,7 @@ func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map
 	if enough {
 		return out
 	}
-	room := partsOf(len(ready), cpu)
+	room := zoneCounts(len(ready), cpu)
 	clear(out)
 	take := func(zone func(e *discoveryv1.Endpoint) string) {
 		for _, e := range ready {
@@ -215,7 +227,7 @@ func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map
 		}
 	}
 	stays := func(e *discoveryv1.Endpoint) string {
-		if now[endpointIdentity(*e)] != *e.Zone {
+		if hints[endpointIdentity(*e)] != *e.Zone {
 			return ""
 		}
 		return *e.Zone
@@ -224,10 +236,10 @@ func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map
 	// An endpoint that is already in another zone stays there if its own zone cannot hold all of
 	// its endpoints.
 	take(func(e *discoveryv1.Endpoint) string {
-		if now[endpointIdentity(*e)] == "" || room[*e.Zone] > 0 {
+		if hints[endpointIdentity(*e)] == "" || room[*e.Zone] > 0 {
 			return *e.Zone
 		}
-		return now[endpointIdentity(*e)]
+		return hints[endpointIdentity(*e)]
 	})
 	take(func(e *discoveryv1.Endpoint) string { return *e.Zone })
 	for _, zone := range slices.Sorted(maps.Keys(room)) {
@@ -254,14 +266,12 @@ func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	return out
 }
 
-// nodeCapacity returns the properties of node n that zoneCPUs needs. excluded reports that n is a
-// control-plane node.
+// nodeCapacity returns the properties of node n that zoneCPUs needs: its zone, whether it is
+// excluded as a control-plane node, whether it is ready, and its allocatable CPU in thousandths.
 func nodeCapacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	_, plane := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, master := n.Labels["node-role.kubernetes.io/master"]
-	ready = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
+	ready = api.IsNodeReady(n)
 	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, saturate.MilliValue(n.Status.Allocatable.Cpu())
 }
 

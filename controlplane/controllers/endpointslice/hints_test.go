@@ -11,13 +11,16 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 )
 
 // node is a ready one with CPUs in a zone.
 func node(name, zone string, cpus int64) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}},
-		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(cpus, resource.DecimalSI)},
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(cpus,
+			resource.DecimalSI)},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 }
 
@@ -112,8 +115,8 @@ func TestSharedOutAmongZones(t *testing.T) {
 	if count(have, "a") != 2 || count(have, "b") != 2 {
 		t.Errorf("four endpoints in one of two equal zones: %s", showHints(have))
 	}
-	if len(plan.Notes) != 1 || plan.Notes[0].Reason != hintsEnabled {
-		t.Errorf("told: %+v", plan.Notes)
+	if len(plan.HintEvents) != 1 || plan.HintEvents[0].Reason != hintsEnabled {
+		t.Errorf("told: %+v", plan.HintEvents)
 	}
 	// One more where there are enough already: no other endpoint changes its zone.
 	var dozen []*corev1.Pod
@@ -123,15 +126,17 @@ func TestSharedOutAmongZones(t *testing.T) {
 	have = apply(nil, Reconcile(svc, dozen, nil, two), &next)
 	before := showHints(have)
 	more := Reconcile(svc, append(slices.Clone(dozen), on(99, "w2", nil)), have, two)
-	if got := showHints(apply(have, more, &next)); strings.Replace(got, "10.244.0.100 zone=b; ", "", 1) != before || len(more.Notes) != 0 {
-		t.Errorf("one more: %s, before %s, told %+v", got, before, more.Notes)
+	if got := showHints(apply(have, more, &next)); strings.Replace(got, "10.244.0.100 zone=b; ", "", 1) != before ||
+		len(more.HintEvents) != 0 {
+		t.Errorf("one more: %s, before %s, told %+v", got, before, more.HintEvents)
 	}
 	// The annotation has precedence over the field.
 	both := service(func(s *corev1.Service) {
 		auto(s)
 		distribution(corev1.ServiceTrafficDistributionPreferSameNode)(s)
 	})
-	if got := showHints(Reconcile(both, crowd, nil, two).Create); strings.Contains(got, "node=") || !strings.Contains(got, "zone=b") {
+	if got := showHints(Reconcile(both, crowd, nil, two).Create); strings.Contains(got, "node=") ||
+		!strings.Contains(got, "zone=b") {
 		t.Errorf("annotation and field: %s", got)
 	}
 	for name, c := range map[string]struct {
@@ -139,8 +144,9 @@ func TestSharedOutAmongZones(t *testing.T) {
 		pods  []*corev1.Pod
 		why   string
 	}{
-		"one zone":               {zonesOf(node("w1", "a", 4)), crowd, "no ready nodes in two zones"},
-		"a node without a zone":  {zonesOf(node("w1", "a", 4), node("w2", "b", 4), node("w3", "", 4)), crowd, "no zone"},
+		"one zone": {zonesOf(node("w1", "a", 4)), crowd, "no ready nodes in two zones"},
+		"a node without a zone": {zonesOf(node("w1", "a", 4), node("w2", "b", 4), node("w3", "", 4)),
+			crowd, "no zone"},
 		"a node without CPU":     {zonesOf(node("w1", "a", 4), node("w2", "b", 0)), crowd, "no allocatable CPU"},
 		"fewer endpoints":        {two, crowd[:1], "1 ready endpoints for 2 zones"},
 		"three cannot be halved": {two, crowd[:3], "without too few in one"},
@@ -150,8 +156,9 @@ func TestSharedOutAmongZones(t *testing.T) {
 		if got := showHints(apply(have, plan, &next)); strings.Contains(got, "zone=") {
 			t.Errorf("%s: hints stay: %s", name, got)
 		}
-		if len(plan.Notes) != 1 || plan.Notes[0].Reason != hintsDisabled || !strings.Contains(plan.Notes[0].Message, c.why) {
-			t.Errorf("%s: told %+v", name, plan.Notes)
+		if len(plan.HintEvents) != 1 || plan.HintEvents[0].Reason != hintsDisabled ||
+			!strings.Contains(plan.HintEvents[0].Message, c.why) {
+			t.Errorf("%s: told %+v", name, plan.HintEvents)
 		}
 	}
 }
@@ -182,7 +189,8 @@ func TestHintsComeToRest(t *testing.T) {
 					}
 				}))
 			}
-			svc := service([]func(*corev1.Service){nil, auto, auto, distribution("PreferClose"), distribution("PreferSameNode")}[chance.IntN(5)])
+			svc := service([]func(*corev1.Service){nil, auto, auto, distribution("PreferClose"),
+				distribution("PreferSameNode")}[chance.IntN(5)])
 			have = apply(have, Reconcile(svc, pods, have, zones), &next)
 			if got, want := show(have), show(apply(nil, Reconcile(svc, pods, nil, zones), &next)); got != want {
 				t.Fatalf("got\n%s\nwant\n%s", got, want)
@@ -190,7 +198,7 @@ func TestHintsComeToRest(t *testing.T) {
 			fairly(t, svc, have, zones.CPU)
 			again := Reconcile(svc, pods, have, zones)
 			if len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
-				t.Fatalf("%+v %v not at rest: %+v", svc.Annotations, valueOrZero(svc.Spec.TrafficDistribution), again)
+				t.Fatalf("%+v %v not at rest: %+v", svc.Annotations, ptr.Deref(svc.Spec.TrafficDistribution, ""), again)
 			}
 		}
 	})
@@ -220,7 +228,7 @@ func fairly(t *rapid.T, svc *corev1.Service, have []*discoveryv1.EndpointSlice, 
 	if hinted == 0 {
 		return
 	}
-	for zone, least := range leastOf(ready, cpu) {
+	for zone, least := range zoneMinimums(ready, cpu) {
 		if hinted != ready || count[zone] < least {
 			t.Fatalf("%d of %d endpoints are for a zone, %v by zone where CPUs are %v", hinted, ready, count, cpu)
 		}

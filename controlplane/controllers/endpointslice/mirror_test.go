@@ -15,8 +15,10 @@ import (
 )
 
 func byHand(subsets ...corev1.EndpointSubset) *corev1.Endpoints {
-	return &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "e", Labels: map[string]string{"team": "a"},
-		Annotations: map[string]string{"a": "b", corev1.LastAppliedConfigAnnotation: "{}", corev1.EndpointsLastChangeTriggerTime: "x"}}, Subsets: subsets}
+	return &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "e",
+		Labels: map[string]string{"team": "a"},
+		Annotations: map[string]string{"a": "b", corev1.LastAppliedConfigAnnotation: "{}",
+			corev1.EndpointsLastChangeTriggerTime: "x"}}, Subsets: subsets}
 }
 
 func subset(port int32, ready, not string) corev1.EndpointSubset {
@@ -35,7 +37,8 @@ func mirrored(list []*discoveryv1.EndpointSlice) string {
 	var out []string
 	for _, s := range list {
 		for _, e := range s.Endpoints {
-			out = append(out, fmt.Sprintf("%s %s %v :%d", s.AddressType, e.Addresses[0], *e.Conditions.Ready, *s.Ports[0].Port))
+			out = append(out, fmt.Sprintf("%s %s %v :%d", s.AddressType, e.Addresses[0], *e.Conditions.Ready,
+				*s.Ports[0].Port))
 		}
 	}
 	slices.Sort(out)
@@ -48,34 +51,44 @@ func TestMirror(t *testing.T) {
 		name    string
 		subsets []corev1.EndpointSubset
 		want    string
-		skipped Skipped
+		skipped SkippedAddresses
 	}{
-		{"nobody", nil, "", Skipped{}},
-		{"ready and not", []corev1.EndpointSubset{subset(1, "192.0.2.1 192.0.2.2", "192.0.2.3")}, "IPv4 192.0.2.1 true :1; IPv4 192.0.2.2 true :1; IPv4 192.0.2.3 false :1", Skipped{}},
-		{"both families", []corev1.EndpointSubset{subset(1, "192.0.2.1 2001:db8::1", "")}, "IPv4 192.0.2.1 true :1; IPv6 2001:db8::1 true :1", Skipped{}},
-		{"the same twice", []corev1.EndpointSubset{subset(1, "192.0.2.1", ""), subset(1, "192.0.2.1", "192.0.2.1")}, "IPv4 192.0.2.1 true :1", Skipped{}},
-		{"on two ports", []corev1.EndpointSubset{subset(1, "192.0.2.1", ""), subset(2, "192.0.2.1", "")}, "IPv4 192.0.2.1 true :1; IPv4 192.0.2.1 true :2", Skipped{}},
-		{"no address", []corev1.EndpointSubset{subset(1, "example.com 192.0.2.1", "")}, "IPv4 192.0.2.1 true :1", Skipped{Invalid: 1}},
+		{"nobody", nil, "", SkippedAddresses{}},
+		{"ready and not", []corev1.EndpointSubset{subset(1, "192.0.2.1 192.0.2.2", "192.0.2.3")},
+			"IPv4 192.0.2.1 true :1; IPv4 192.0.2.2 true :1; IPv4 192.0.2.3 false :1", SkippedAddresses{}},
+		{"both families", []corev1.EndpointSubset{subset(1, "192.0.2.1 2001:db8::1", "")},
+			"IPv4 192.0.2.1 true :1; IPv6 2001:db8::1 true :1", SkippedAddresses{}},
+		{"the same twice", []corev1.EndpointSubset{subset(1, "192.0.2.1", ""), subset(1, "192.0.2.1", "192.0.2.1")},
+			"IPv4 192.0.2.1 true :1", SkippedAddresses{}},
+		{"on two ports", []corev1.EndpointSubset{subset(1, "192.0.2.1", ""), subset(2, "192.0.2.1", "")},
+			"IPv4 192.0.2.1 true :1; IPv4 192.0.2.1 true :2", SkippedAddresses{}},
+		{"no address", []corev1.EndpointSubset{subset(1, "example.com 192.0.2.1", "")}, "IPv4 192.0.2.1 true :1",
+			SkippedAddresses{Invalid: 1}},
 	} {
 		plan, skipped := Mirror(byHand(c.subsets...), nil)
-		if got := mirrored(plan.Create); got != c.want || skipped != c.skipped || len(plan.Update)+len(plan.Delete) > 0 {
+		if got := mirrored(plan.Create); got != c.want || skipped != c.skipped ||
+			len(plan.Update)+len(plan.Delete) > 0 {
 			t.Errorf("%s: %q, skipped %+v, want %q, %+v", c.name, got, skipped, c.want, c.skipped)
 		}
 	}
 	many := subset(1, "", "")
 	for i := range MaxMirrored + 30 {
-		many.NotReadyAddresses = append(many.NotReadyAddresses, corev1.EndpointAddress{IP: fmt.Sprintf("192.0.%d.%d", i/200, i%200+1)})
+		many.NotReadyAddresses = append(many.NotReadyAddresses,
+			corev1.EndpointAddress{IP: fmt.Sprintf("192.0.%d.%d", i/200, i%200+1)})
 	}
 	many.Addresses = []corev1.EndpointAddress{{IP: "198.51.100.1", Hostname: "db-0", NodeName: &many.Ports[0].Name}}
 	plan, skipped := Mirror(byHand(many), nil)
-	if len(plan.Create) != MaxMirrored/MaxEndpoints || skipped.TooMany != 31 || !strings.Contains(mirrored(plan.Create), "IPv4 198.51.100.1 true :1") {
+	if len(plan.Create) != MaxMirrored/MaxEndpoints || skipped.TooMany != 31 ||
+		!strings.Contains(mirrored(plan.Create), "IPv4 198.51.100.1 true :1") {
 		t.Errorf("%d slices of %d addresses, %+v", len(plan.Create), MaxMirrored+31, skipped)
 	}
 	s := plan.Create[0]
-	if ref := metav1.GetControllerOf(s); ref == nil || ref.Kind != "Endpoints" || ref.UID != "e" || s.GenerateName != "db-" {
+	if ref := metav1.GetControllerOf(s); ref == nil || ref.Kind != "Endpoints" || ref.UID != "e" ||
+		s.GenerateName != "db-" {
 		t.Errorf("made as %+v", s.ObjectMeta)
 	}
-	if want := map[string]string{"team": "a", discoveryv1.LabelServiceName: "db", discoveryv1.LabelManagedBy: MirroredBy}; !maps.Equal(s.Labels, want) {
+	if want := map[string]string{"team": "a", discoveryv1.LabelServiceName: "db",
+		discoveryv1.LabelManagedBy: MirroredBy}; !maps.Equal(s.Labels, want) {
 		t.Errorf("labels %v", s.Labels)
 	}
 	if !maps.Equal(s.Annotations, map[string]string{"a": "b"}) {
@@ -94,9 +107,13 @@ func TestWhatIsMirrored(t *testing.T) {
 		"a name outside":     {svc: func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }},
 		"made of pods":       {e: func(e *corev1.Endpoints) { e.Labels[endpointsManagedBy] = "endpoint-controller" }},
 		"not to be mirrored": {e: func(e *corev1.Endpoints) { e.Labels[discoveryv1.LabelSkipMirror] = "true" }},
-		"mirrored after all": {e: func(e *corev1.Endpoints) { e.Labels[discoveryv1.LabelSkipMirror] = "false" }, want: true},
-		"an election":        {e: func(e *corev1.Endpoints) { e.Annotations[leaderAnnotation] = "{}" }},
-		"on its way out":     {e: func(e *corev1.Endpoints) { e.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }},
+		"mirrored after all": {e: func(e *corev1.Endpoints) {
+			e.Labels[discoveryv1.LabelSkipMirror] = "false"
+		}, want: true},
+		"an election": {e: func(e *corev1.Endpoints) { e.Annotations[leaderAnnotation] = "{}" }},
+		"on its way out": {e: func(e *corev1.Endpoints) {
+			e.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+		}},
 	} {
 		svc, e := service(c.svc), byHand()
 		if c.e != nil {
@@ -123,7 +140,8 @@ func TestMirrorsFollow(t *testing.T) {
 					}
 					return strings.Join(out, " ")
 				}
-				subsets = append(subsets, subset(int32(rapid.IntRange(1, 2).Draw(t, "port")), ips("ready"), ips("not ready")))
+				subsets = append(subsets, subset(int32(rapid.IntRange(1, 2).Draw(t, "port")), ips("ready"),
+					ips("not ready")))
 			}
 			e := byHand(subsets...)
 			e.Labels["n"] = fmt.Sprint(rapid.IntRange(0, 1).Draw(t, "label"))
@@ -156,7 +174,8 @@ func TestMirrorMadeTwice(t *testing.T) {
 	}
 	plan, _ := Mirror(e, have)
 	have = apply(have, plan, &next)
-	if want := "IPv4 192.0.2.1 true :1; IPv4 192.0.2.2 true :1; IPv4 192.0.2.3 false :1"; len(have) != 1 || mirrored(have) != want {
+	if want := "IPv4 192.0.2.1 true :1; IPv4 192.0.2.2 true :1; IPv4 192.0.2.3 false :1"; len(have) != 1 ||
+		mirrored(have) != want {
 		t.Errorf("%d slices say %q", len(have), mirrored(have))
 	}
 	if plan, _ := Mirror(e, have); len(plan.Create)+len(plan.Update)+len(plan.Delete) > 0 {

@@ -15,8 +15,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // ManagedBy is the value of the managed-by label of EndpointSlices of this controller.
@@ -27,10 +29,10 @@ const MaxEndpoints = 100
 
 // Plan lists the EndpointSlices of one Service to create, to update and to delete.
 type Plan struct {
-	Create []*discoveryv1.EndpointSlice
-	Update []*discoveryv1.EndpointSlice
-	Delete []*discoveryv1.EndpointSlice
-	Notes  []Note // Events about topology hints
+	Create     []*discoveryv1.EndpointSlice
+	Update     []*discoveryv1.EndpointSlice
+	Delete     []*discoveryv1.EndpointSlice
+	HintEvents []HintEvent // Events about topology hints
 }
 
 // group identifies a set of endpoints that may be in one EndpointSlice.
@@ -47,7 +49,7 @@ type source struct {
 	labels          map[string]string
 	annotations     map[string]string // annotations of the slices; nil leaves their annotations unchanged
 	families        []discoveryv1.AddressType
-	empty           bool // if true, a family without endpoints has one empty slice
+	empty           bool // if true, an address family without endpoints has one empty slice
 }
 
 // addresses holds the endpoints that the slices of a source must contain, by group.
@@ -56,11 +58,13 @@ type addresses map[group]*content
 type content struct {
 	ports     []discoveryv1.EndpointPort
 	endpoints []discoveryv1.Endpoint
-	known     map[string]bool // endpoints by endpointIdentity
+	known     map[string]bool // endpointIdentity of every endpoint of the group
 }
 
 // addEndpoint adds endpoint e, with these ports, unless a already contains it.
-func (a addresses) addEndpoint(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
+func (a addresses) addEndpoint(
+	family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint,
+) {
 	g := group{family, portsKey(ports)}
 	if a[g] == nil {
 		a[g] = &content{ports: ports, known: map[string]bool{}}
@@ -80,9 +84,9 @@ func (a addresses) hasFamily(f discoveryv1.AddressType) bool {
 	return false
 }
 
-// Reconcile returns the writes that make the slices in have match the pods of a Service. Endpoints
-// stay in their slice, so that a change writes as few slices as possible.
-func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, nodes Nodes) Plan {
+// Reconcile returns the writes after which the slices of a Service match its pods. existing are the
+// current slices. Endpoints stay in their slice, so that a change writes as few slices as possible.
+func Reconcile(svc *corev1.Service, pods []*corev1.Pod, existing []*discoveryv1.EndpointSlice, nodes Nodes) Plan {
 	src, wanted := ofService(svc), addresses{}
 	for _, pod := range pods {
 		if !Serves(pod) {
@@ -95,17 +99,17 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 			}
 		}
 	}
-	var notes []Note
+	var notes []HintEvent
 	for _, family := range src.families {
 		if !wantsTopologyHints(svc) {
 			continue
 		}
-		if note := wanted.shareOut(family, have, nodes.CPU); note != (Note{}) {
+		if note := wanted.setZoneHints(family, existing, nodes.CPU); note != (HintEvent{}) {
 			notes = append(notes, note)
 		}
 	}
 	var owned, foreign []*discoveryv1.EndpointSlice
-	for _, s := range have {
+	for _, s := range existing {
 		switch {
 		case slices.ContainsFunc(s.OwnerReferences, src.isOwner):
 			owned = append(owned, s)
@@ -118,11 +122,11 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 	// a previous Service of the same name.
 	plan.Delete = append(plan.Delete, foreign...)
 	slices.SortFunc(plan.Delete, byName)
-	plan.Notes = notes
+	plan.HintEvents = notes
 	return plan
 }
 
-// isOwner reports whether owner reference ref names the owner of src.
+// isOwner reports whether owner reference ref refers to the owner of src.
 func (src *source) isOwner(ref metav1.OwnerReference) bool {
 	return ref.UID == src.owner.UID && ref.Kind == src.owner.Kind && ref.APIVersion == src.owner.APIVersion
 }
@@ -140,19 +144,22 @@ func ofService(svc *corev1.Service) source {
 	labels[discoveryv1.LabelServiceName] = svc.Name
 	labels[discoveryv1.LabelManagedBy] = ManagedBy
 	return source{
-		namespace: svc.Namespace, name: svc.Name, owner: *metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service")),
+		namespace: svc.Namespace, name: svc.Name,
+		owner:  *metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service")),
 		labels: labels, families: addressTypes(svc), empty: true,
 	}
 }
 
-// planSlices returns the writes that make the slices in have contain exactly the wanted endpoints.
-func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
+// planSlices returns the writes after which the existing slices contain exactly the wanted
+// endpoints.
+func (src *source) planSlices(wanted addresses, existing []*discoveryv1.EndpointSlice) Plan {
 	byGroup := map[group][]*discoveryv1.EndpointSlice{}
 	var plan Plan
-	for _, s := range have {
+	for _, s := range existing {
 		g := group{s.AddressType, portsKey(s.Ports)}
 		_, used := wanted[g]
-		if !used && (!src.empty || wanted.hasFamily(g.family) || !slices.Contains(src.families, g.family)) || s.DeletionTimestamp != nil {
+		if !used && (!src.empty || wanted.hasFamily(g.family) || !slices.Contains(src.families, g.family)) ||
+			s.DeletionTimestamp != nil {
 			if s.DeletionTimestamp == nil {
 				plan.Delete = append(plan.Delete, s)
 			}
@@ -162,7 +169,7 @@ func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlic
 	}
 	for _, family := range src.families {
 		if src.empty && !wanted.hasFamily(family) {
-			src.oneEmpty(family, byGroup, &plan)
+			src.keepOneEmptySlice(family, byGroup, &plan)
 		}
 	}
 	for g, c := range wanted {
@@ -173,25 +180,27 @@ func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlic
 	return plan
 }
 
-// oneEmpty adds writes to plan so that a family without endpoints has exactly one slice, which is
-// empty.
-func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
-	var have []*discoveryv1.EndpointSlice
+// keepOneEmptySlice adds writes to plan so that an address family without endpoints has exactly one
+// slice, which is empty. byGroup holds the existing slices.
+func (src *source) keepOneEmptySlice(
+	family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan,
+) {
+	var existing []*discoveryv1.EndpointSlice
 	for g, list := range byGroup {
 		if g.family == family {
-			have = append(have, list...)
+			existing = append(existing, list...)
 		}
 	}
-	if len(have) == 0 {
+	if len(existing) == 0 {
 		plan.Create = append(plan.Create, src.newSlice(family, nil, nil))
 		return
 	}
-	slices.SortFunc(have, byName)
-	plan.Delete = append(plan.Delete, have[1:]...)
-	next := have[0].DeepCopy()
+	slices.SortFunc(existing, byName)
+	plan.Delete = append(plan.Delete, existing[1:]...)
+	next := existing[0].DeepCopy()
 	next.Endpoints = []discoveryv1.Endpoint{}
 	next.Ports = []discoveryv1.EndpointPort{}
-	if src.labelSlice(next) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
+	if src.labelSlice(next) || len(existing[0].Endpoints) > 0 || len(existing[0].Ports) > 0 {
 		plan.Update = append(plan.Update, next)
 	}
 }
@@ -199,10 +208,12 @@ func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]
 // fillGroup adds to p the writes for the slices of group g, so that they contain the endpoints in
 // c. Existing endpoints stay in their slice or are updated there. New endpoints go to existing
 // slices with free capacity, then to new slices.
-func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
+func (p *Plan) fillGroup(src *source, g group, c *content, existing []*discoveryv1.EndpointSlice) {
 	wanted := c.endpoints
-	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(endpointIdentity(a), endpointIdentity(b)) })
-	slices.SortFunc(have, byName)
+	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int {
+		return cmp.Compare(endpointIdentity(a), endpointIdentity(b))
+	})
+	slices.SortFunc(existing, byName)
 	missing := map[string]discoveryv1.Endpoint{}
 	for _, e := range wanted {
 		missing[endpointIdentity(e)] = e
@@ -211,8 +222,8 @@ func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.E
 		slice   *discoveryv1.EndpointSlice
 		changed bool
 	}
-	drafts := make([]draft, 0, len(have))
-	for _, s := range have {
+	drafts := make([]draft, 0, len(existing))
+	for _, s := range existing {
 		d := draft{slice: s.DeepCopy()}
 		d.slice.Endpoints = d.slice.Endpoints[:0]
 		for _, old := range s.Endpoints {
@@ -236,7 +247,8 @@ func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.E
 	}
 	for i := range drafts {
 		// Fill slices that are written anyway first, then other slices with free capacity.
-		if n := min(len(rest), MaxEndpoints-len(drafts[i].slice.Endpoints)); n > 0 && (drafts[i].changed || len(rest) > 0) {
+		if n := min(len(rest), MaxEndpoints-len(drafts[i].slice.Endpoints)); n > 0 &&
+			(drafts[i].changed || len(rest) > 0) {
 			drafts[i].slice.Endpoints = append(drafts[i].slice.Endpoints, rest[:n]...)
 			drafts[i].changed = true
 			rest = rest[n:]
@@ -262,13 +274,16 @@ func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.E
 func (p *Plan) reuseDeleted() {
 	var create []*discoveryv1.EndpointSlice
 	for _, c := range p.Create {
-		i := slices.IndexFunc(p.Delete, func(d *discoveryv1.EndpointSlice) bool { return d.AddressType == c.AddressType })
+		i := slices.IndexFunc(p.Delete, func(d *discoveryv1.EndpointSlice) bool {
+			return d.AddressType == c.AddressType
+		})
 		if i < 0 {
 			create = append(create, c)
 			continue
 		}
 		next := p.Delete[i].DeepCopy()
-		next.Endpoints, next.Ports, next.Labels, next.OwnerReferences = c.Endpoints, c.Ports, c.Labels, c.OwnerReferences
+		next.Endpoints, next.Ports, next.Labels, next.OwnerReferences = c.Endpoints, c.Ports, c.Labels,
+			c.OwnerReferences
 		if c.Annotations != nil {
 			next.Annotations = c.Annotations
 		}
@@ -303,7 +318,7 @@ func endpointIdentity(e discoveryv1.Endpoint) string {
 // Serves reports whether pod p belongs in the slices of its Service: p has an address and is not
 // terminal. A terminating pod stays in the slices until it is deleted.
 func Serves(p *corev1.Pod) bool {
-	return !controllers.IsPodTerminal(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
+	return !api.IsPodTerminal(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
 }
 
 // addressTypes returns the IP families of a Service as address types of slices.
@@ -324,12 +339,14 @@ func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 
 // podEndpoint returns the endpoint of pod p for an address family. zones maps nodes to zones. It
 // returns false if p has no address of the family.
-func podEndpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
-	address, ok := controllers.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
+func podEndpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (
+	discoveryv1.Endpoint, bool,
+) {
+	address, ok := engine.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
 	if !ok {
 		return discoveryv1.Endpoint{}, false
 	}
-	serving := controllers.IsPodReady(p)
+	serving := api.IsPodReady(p)
 	terminating := p.DeletionTimestamp != nil
 	ready := svc.Spec.PublishNotReadyAddresses || serving && !terminating
 	e := discoveryv1.Endpoint{
@@ -356,12 +373,13 @@ func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
 	out := []discoveryv1.EndpointPort{}
 	for i := range svc.Spec.Ports {
 		sp := &svc.Spec.Ports[i]
-		n, ok := controllers.TargetPort(p, sp)
+		n, ok := engine.TargetPort(p, sp)
 		if !ok {
 			continue
 		}
 		name, protocol := sp.Name, cmp.Or(sp.Protocol, corev1.ProtocolTCP)
-		out = append(out, discoveryv1.EndpointPort{Name: &name, Port: &n, Protocol: &protocol, AppProtocol: sp.AppProtocol})
+		out = append(out, discoveryv1.EndpointPort{Name: &name, Port: &n, Protocol: &protocol,
+			AppProtocol: sp.AppProtocol})
 	}
 	return out
 }
@@ -370,22 +388,17 @@ func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
 func portsKey(ports []discoveryv1.EndpointPort) string {
 	parts := make([]string, 0, len(ports))
 	for _, p := range ports {
-		parts = append(parts, fmt.Sprint(valueOrZero(p.Name), "/", valueOrZero(p.Protocol), "/", valueOrZero(p.Port), "/", valueOrZero(p.AppProtocol)))
+		parts = append(parts, fmt.Sprint(ptr.Deref(p.Name, ""), "/", ptr.Deref(p.Protocol, ""), "/",
+			ptr.Deref(p.Port, 0), "/", ptr.Deref(p.AppProtocol, "")))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, " ")
 }
 
-func valueOrZero[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
-}
-
 // newSlice returns a new EndpointSlice of src with these ports and endpoints.
-func (src *source) newSlice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+func (src *source) newSlice(
+	family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint,
+) *discoveryv1.EndpointSlice {
 	if ports == nil {
 		ports = []discoveryv1.EndpointPort{}
 	}
@@ -393,7 +406,8 @@ func (src *source) newSlice(family discoveryv1.AddressType, ports []discoveryv1.
 		endpoints = []discoveryv1.Endpoint{}
 	}
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: src.namespace, GenerateName: src.name + "-", OwnerReferences: []metav1.OwnerReference{src.owner}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: src.namespace, GenerateName: src.name + "-",
+			OwnerReferences: []metav1.OwnerReference{src.owner}},
 		AddressType: family,
 		Ports:       ports,
 		Endpoints:   endpoints,

@@ -17,9 +17,11 @@ import (
 )
 
 func service(change func(s *corev1.Service)) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "svc", Labels: map[string]string{"team": "a"}},
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "svc",
+		Labels: map[string]string{"team": "a"}},
 		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("web"), Protocol: corev1.ProtocolTCP}}}}
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("web"),
+				Protocol: corev1.ProtocolTCP}}}}
 	if change != nil {
 		change(s)
 	}
@@ -29,9 +31,12 @@ func service(change func(s *corev1.Service)) *corev1.Service {
 // pod number n, ready, with the port named web.
 func pod(n int, change func(p *corev1.Pod)) *corev1.Pod {
 	ip := fmt.Sprintf("10.244.%d.%d", n/250, n%250+1)
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", n), UID: types.UID(fmt.Sprint("u", n))},
-		Spec: corev1.PodSpec{NodeName: "w1", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 8080}}}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}, {IP: fmt.Sprintf("fd00::%x", n+1)}},
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", n),
+		UID: types.UID(fmt.Sprint("u", n))},
+		Spec: corev1.PodSpec{NodeName: "w1",
+			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 8080}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip,
+			PodIPs:     []corev1.PodIP{{IP: ip}, {IP: fmt.Sprintf("fd00::%x", n+1)}},
 			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
 	if change != nil {
 		change(p)
@@ -48,7 +53,8 @@ func show(list []*discoveryv1.EndpointSlice) string {
 			for _, p := range s.Ports {
 				ports = append(ports, fmt.Sprint(*p.Name, ":", *p.Port))
 			}
-			out = append(out, fmt.Sprintf("%s %v/%v/%v %s", e.Addresses[0], *e.Conditions.Ready, *e.Conditions.Serving, *e.Conditions.Terminating, strings.Join(ports, ",")))
+			out = append(out, fmt.Sprintf("%s %v/%v/%v %s", e.Addresses[0], *e.Conditions.Ready, *e.Conditions.Serving,
+				*e.Conditions.Terminating, strings.Join(ports, ",")))
 		}
 	}
 	slices.Sort(out)
@@ -67,20 +73,34 @@ func TestEndpoints(t *testing.T) {
 	}{
 		{"ready", nil, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:8080"},
 		{"not ready", nil, []*corev1.Pod{pod(0, unready)}, "10.244.0.1 false/false/false http:8080"},
-		{"not ready but published", func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = true }, []*corev1.Pod{pod(0, unready)}, "10.244.0.1 true/false/false http:8080"},
+		{"not ready but published", func(s *corev1.Service) {
+			s.Spec.PublishNotReadyAddresses = true
+		}, []*corev1.Pod{pod(0, unready)}, "10.244.0.1 true/false/false http:8080"},
 		{"going and still serving", nil, []*corev1.Pod{pod(0, going)}, "10.244.0.1 false/true/true http:8080"},
-		{"without an address", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "", nil })}, ""},
+		{"without an address", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) {
+			p.Status.PodIP, p.Status.PodIPs = "", nil
+		})}, ""},
 		{"ended", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })}, ""},
-		{"named ports differ between pods", nil, []*corev1.Pod{pod(0, nil), pod(1, func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].ContainerPort = 9090 })},
+		{"named ports differ between pods", nil, []*corev1.Pod{pod(0, nil), pod(1, func(p *corev1.Pod) {
+			p.Spec.Containers[0].Ports[0].ContainerPort = 9090
+		})},
 			"10.244.0.1 true/true/false http:8080; 10.244.0.2 true/true/false http:9090"},
-		{"a pod without the named port", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil })}, "10.244.0.1 true/true/false "},
-		{"a number", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(81) }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:81"},
-		{"no target port means the same", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.IntOrString{} }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:80"},
+		{"a pod without the named port", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) {
+			p.Spec.Containers[0].Ports = nil
+		})}, "10.244.0.1 true/true/false "},
+		{"a number", func(s *corev1.Service) {
+			s.Spec.Ports[0].TargetPort = intstr.FromInt32(81)
+		}, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:81"},
+		{"no target port means the same", func(s *corev1.Service) {
+			s.Spec.Ports[0].TargetPort = intstr.IntOrString{}
+		}, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:80"},
 		{"both families", func(s *corev1.Service) {
 			s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 		}, []*corev1.Pod{pod(0, nil)},
 			"10.244.0.1 true/true/false http:8080; fd00::1 true/true/false http:8080"},
-		{"headless without ports", func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.Ports = "None", nil }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false "},
+		{"headless without ports", func(s *corev1.Service) {
+			s.Spec.ClusterIP, s.Spec.Ports = "None", nil
+		}, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			plan := Reconcile(service(c.svc), c.pods, nil, Nodes{Zone: map[string]string{"w1": "z"}})
@@ -97,8 +117,10 @@ func TestEndpoints(t *testing.T) {
 func TestSliceMetadata(t *testing.T) {
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = "None" }
 	hosted := func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "db-0", "web" }
-	s := Reconcile(service(headless), []*corev1.Pod{pod(0, hosted)}, nil, Nodes{Zone: map[string]string{"w1": "z"}}).Create[0]
-	if s.GenerateName != "web-" || s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[discoveryv1.LabelManagedBy] != ManagedBy || s.Labels["team"] != "a" {
+	s := Reconcile(service(headless), []*corev1.Pod{pod(0, hosted)}, nil,
+		Nodes{Zone: map[string]string{"w1": "z"}}).Create[0]
+	if s.GenerateName != "web-" || s.Labels[discoveryv1.LabelServiceName] != "web" ||
+		s.Labels[discoveryv1.LabelManagedBy] != ManagedBy || s.Labels["team"] != "a" {
 		t.Errorf("metadata %+v", s.ObjectMeta)
 	}
 	if _, ok := s.Labels[corev1.IsHeadlessService]; !ok {
@@ -220,14 +242,18 @@ func TestSlicesOfAnotherOwnerAreReplaced(t *testing.T) {
 			old := Reconcile(svc, pods, nil, Nodes{}).Create[0]
 			old.Name = "web-1"
 			kept := old.DeepCopy()
-			kept.OwnerReferences = append([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "n"}}, kept.OwnerReferences...)
-			if p := Reconcile(svc, pods, []*discoveryv1.EndpointSlice{kept}, Nodes{}); len(p.Create)+len(p.Update)+len(p.Delete) != 0 {
+			kept.OwnerReferences = append([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n",
+				UID: "n"}}, kept.OwnerReferences...)
+			if p := Reconcile(svc, pods, []*discoveryv1.EndpointSlice{kept}, Nodes{}); len(p.Create)+len(p.Update)+
+				len(p.Delete) != 0 {
 				t.Errorf("%s: an owned slice is changed: %+v", about, p)
 			}
 			disown(old)
 			p := Reconcile(svc, pods, []*discoveryv1.EndpointSlice{old}, Nodes{})
-			if len(p.Create) != 1 || len(p.Update) != 0 || len(p.Delete) != 1 || p.Delete[0] != old || show(p.Create) != show([]*discoveryv1.EndpointSlice{old}) {
-				t.Errorf("%s, %d pods: created %d, updated %d, deleted %d", about, len(pods), len(p.Create), len(p.Update), len(p.Delete))
+			if len(p.Create) != 1 || len(p.Update) != 0 || len(p.Delete) != 1 || p.Delete[0] != old ||
+				show(p.Create) != show([]*discoveryv1.EndpointSlice{old}) {
+				t.Errorf("%s, %d pods: created %d, updated %d, deleted %d", about, len(pods), len(p.Create),
+					len(p.Update), len(p.Delete))
 			}
 		}
 	}

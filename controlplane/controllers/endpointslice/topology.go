@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // topology caches the CPU of each zone, and the Events about topology hints that were recorded
@@ -18,12 +18,12 @@ type topology struct {
 
 	mu         sync.Mutex
 	cpu        map[string]int64
-	lastEvents map[controllers.Key]string // text of the Events that were recorded last for each Service
+	lastEvents map[engine.Key]string // text of the Events that were recorded last for each Service
 }
 
 func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology {
 	stale.Store(true)
-	return &topology{nodes: nodes, stale: stale, lastEvents: map[controllers.Key]string{}}
+	return &topology{nodes: nodes, stale: stale, lastEvents: map[engine.Key]string{}}
 }
 
 // zoneCPUs returns the current result of function zoneCPUs for all nodes. Callers must not modify
@@ -43,7 +43,7 @@ func (t *topology) zoneCPUs() map[string]int64 {
 
 // isNewEvent stores text as the last Events of the Service with this key. It reports whether Events
 // with this text must be recorded: text is not "" and differs from the text stored before.
-func (t *topology) isNewEvent(key controllers.Key, text string) bool {
+func (t *topology) isNewEvent(key engine.Key, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lastEvents[key] == text {
@@ -57,16 +57,17 @@ func (t *topology) isNewEvent(key controllers.Key, text string) bool {
 	return true
 }
 
-// ofCapacity returns the keys of all Services with endpoints allocated to zones if a change of a
-// node affects the CPU of a zone. It then also sets stale.
-func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c controllers.Change[*corev1.Node]) []controllers.Key {
-	if c.Type == controllers.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {
+// ofCapacity returns the keys of the Services to reconcile after change c of a node. If c affects
+// the CPU of a zone, it sets stale and returns all Services with endpoints that are allocated to
+// zones. Otherwise it returns nil.
+func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c engine.Change[*corev1.Node]) []engine.Key {
+	if c.Type == engine.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {
 		return nil
 	}
 	stale.Store(true)
-	var keys []controllers.Key
-	for _, svc := range controllers.CachedBy[*corev1.Service](services, spreadIndex, "auto") {
-		keys = append(keys, controllers.KeyOf(svc))
+	var keys []engine.Key
+	for _, svc := range engine.CachedBy[*corev1.Service](services, spreadIndex, "auto") {
+		keys = append(keys, engine.KeyOf(svc))
 	}
 	return keys
 }

@@ -13,18 +13,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Conflict is an ephemeral volume for which no claim can be created, because another claim has its
 // name.
 type Conflict struct{ Volume, Why string }
 
-// PlanClaims returns the claims that must be created for the ephemeral volumes of pod p, and the
-// volumes for which no claim can be created. claim returns a claim of the pod's namespace by name.
-func PlanClaims(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
-	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
+// PlanClaims returns the claims that must be created for the ephemeral volumes of pod p. It also
+// returns the volumes for which no claim can be created. claim looks up a claim of the pod's
+// namespace by name.
+func PlanClaims(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (
+	missing []*corev1.PersistentVolumeClaim, taken []Conflict,
+) {
+	if p.DeletionTimestamp != nil || api.IsPodTerminal(p) {
 		return nil, nil
 	}
 	for i := range p.Spec.Volumes {
@@ -47,36 +51,38 @@ func claimFor(p *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 	c := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: ephemeral.VolumeClaimName(p, v), Labels: t.Labels, Annotations: t.Annotations,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))},
+			OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))},
 		},
 		Spec: t.Spec,
 	}
-	controllers.CopyTrace(c, p)
+	engine.CopyTrace(c, p)
 	return c
 }
 
 // New returns the controller of ephemeral volumes.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
-	return &controllers.Controller{
+	engine.Index(pods, engine.PodClaimIndex, engine.PodClaimKeys)
+	return &engine.Descriptor{
 		Name:    "ephemeral-volume-controller",
 		Workers: 4,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
-				if c.Type != controllers.Added || !hasEphemeral(c.New) { // the volumes of a pod are immutable
+		Watches: []engine.Watch{
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key {
+				if c.Type != engine.Added || !hasEphemeral(c.New) { // the volumes of a pod are immutable
 					return nil
 				}
-				return controllers.Self(c)
+				return engine.Self(c)
 			}),
-			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-				if c.Type != controllers.Deleted {
+			engine.OnInformer(claims, func(c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
+				if c.Type != engine.Deleted {
 					return nil
 				}
-				var keys []controllers.Key
-				for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodClaimIndex, c.New.Namespace+"/"+c.New.Name) {
-					keys = append(keys, controllers.KeyOf(p))
+				var keys []engine.Key
+				for _, p := range engine.CachedBy[*corev1.Pod](pods, engine.PodClaimIndex,
+					c.New.Namespace+"/"+c.New.Name) {
+					keys = append(keys, engine.KeyOf(p))
 				}
 				return keys
 			}),
@@ -84,13 +90,14 @@ func New(d controllers.Deps) *controllers.Controller {
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/finalizers"}, Verbs: []string{"update"}},
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"},
+				Verbs: []string{"create", "get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			view := controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims)
-			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
-				p, ok := controllers.Cached[*corev1.Pod](pods, key.Namespace, key.Name)
+		Lead: func(t *engine.Term) engine.Reconcile {
+			view := engine.ViewOf[*corev1.PersistentVolumeClaim](t, claims)
+			return func(ctx context.Context, key engine.Key) (time.Duration, error) {
+				p, ok := engine.Cached[*corev1.Pod](pods, key.Namespace, key.Name)
 				if !ok {
 					return 0, nil
 				}
@@ -111,8 +118,12 @@ func hasEphemeral(p *corev1.Pod) bool {
 
 // reconcilePod creates the missing claims of pod p. If another claim has the name of one of them,
 // the deletion of that claim queues p again.
-func reconcilePod(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
-	missing, taken := PlanClaims(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
+func reconcilePod(
+	ctx context.Context, t *engine.Term, view *engine.View[*corev1.PersistentVolumeClaim], p *corev1.Pod,
+) error {
+	missing, taken := PlanClaims(p, func(name string) (*corev1.PersistentVolumeClaim, bool) {
+		return view.Get(p.Namespace, name)
+	})
 	for _, c := range taken {
 		t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume %s: %s", c.Volume, c.Why)
 	}
@@ -120,9 +131,10 @@ func reconcilePod(ctx context.Context, t *controllers.Term, view *controllers.Vi
 		made, err := client.Create(ctx, t.Client, c)
 		switch {
 		case apierrors.IsAlreadyExists(err): // wait until the existing claim is cached: it may belong to another pod
-			return controllers.RaceError("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
+			return engine.RaceError("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		case err != nil:
-			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume of claim %s: %v", c.Name, err)
+			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding",
+				"ephemeral volume of claim %s: %v", c.Name, err)
 			return fmt.Errorf("creating claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		}
 		view.RecordWrite(made)

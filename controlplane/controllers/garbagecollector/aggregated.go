@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // scanInterval is the time between two lists of all objects of aggregated APIs. The lists replace
@@ -32,23 +32,24 @@ const (
 )
 
 // scanKey is the key in the collector's queue that lists the objects of aggregated APIs.
-var scanKey = controllers.Key{Kind: "keelson.aggregated-apis"}
+var scanKey = engine.Key{Kind: "keelson.aggregated-apis"}
 
-// aggregated holds the collectable kinds of aggregated API servers and the objects that their last
-// lists returned. A nil *aggregated has no objects.
-type aggregated struct {
-	apis controllers.AggregatedAPIs
+// aggregatedObjects holds the collectable kinds of aggregated API servers and the objects that the
+// most recent lists of these kinds returned. A nil *aggregatedObjects has no objects.
+type aggregatedObjects struct {
+	apis engine.AggregatedAPIs
 
 	lists chan struct{} // semaphore of capacity one, held while objects are listed
-	began time.Time     // time at which the last lists were started; guarded by lists
+	began time.Time     // time at which the most recent lists were started; guarded by lists
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*aggregatedKind
 	owned map[types.UID][]dependent // the objects of all kinds, by the UIDs of their owners
 }
 
-func newAggregated(apis controllers.AggregatedAPIs) *aggregated {
-	return &aggregated{apis: apis, lists: make(chan struct{}, 1), kinds: map[schema.GroupResource]*aggregatedKind{}}
+func newAggregated(apis engine.AggregatedAPIs) *aggregatedObjects {
+	return &aggregatedObjects{apis: apis, lists: make(chan struct{}, 1),
+		kinds: map[schema.GroupResource]*aggregatedKind{}}
 }
 
 // aggregatedKind is a resource of an aggregated API that supports list and delete, and the objects
@@ -59,13 +60,14 @@ type aggregatedKind struct {
 	err     error // error of the last list; nil means that objects is complete
 }
 
-func sourceOf(r controllers.AggregatedResource) source {
+func sourceOf(r engine.AggregatedResource) source {
 	return source{aggregated: &r, kind: &api.Kind{Resource: r.Resource, Namespaced: r.Namespaced,
 		GVK: r.GroupVersionResource.GroupVersion().WithKind(r.Kind)}}
 }
 
-// listDependents returns the objects in the last lists that have uid as an owner.
-func (a *aggregated) listDependents(uid types.UID) []dependent {
+// listDependents returns the objects in the most recent lists of the aggregated APIs that have uid
+// as an owner.
+func (a *aggregatedObjects) listDependents(uid types.UID) []dependent {
 	if a == nil {
 		return nil
 	}
@@ -76,7 +78,7 @@ func (a *aggregated) listDependents(uid types.UID) []dependent {
 
 // findListed returns the owner that r names, from the last list of resource gr. It returns nil if
 // that list failed or has no object with the name and UID of r.
-func (a *aggregated) findListed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
+func (a *aggregatedObjects) findListed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if k := a.kinds[gr]; k != nil && k.err == nil && k.objects[r.UID] != nil && k.objects[r.UID].GetName() == r.Name {
@@ -115,7 +117,7 @@ func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind
 // refreshLists lists all collectable resources that discovery returns, and replaces the stored
 // lists. It returns the UIDs of objects that no longer exist. If a server does not respond, its
 // kinds keep the objects of their last successful list.
-func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
+func (a *aggregatedObjects) refreshLists(ctx context.Context) (gone []types.UID) {
 	found, unknown := a.apis.Discover(ctx)
 	fresh := map[schema.GroupResource]*aggregatedKind{}
 	servers := map[schema.GroupVersion][]*aggregatedKind{}
@@ -130,7 +132,7 @@ func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
 		servers[gv] = append(servers[gv], k)
 	}
 	lists := slices.Collect(maps.Values(servers))
-	_ = controllers.InParallel(ctx, len(lists), func(ctx context.Context, i int) error {
+	_ = engine.InParallel(ctx, len(lists), func(ctx context.Context, i int) error {
 		a.listKinds(ctx, lists[i])
 		return nil
 	})
@@ -167,14 +169,14 @@ func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
 
 // listKinds lists the objects of kinds, which belong to one group version, and stores the objects
 // or the error in each kind.
-func (a *aggregated) listKinds(ctx context.Context, kinds []*aggregatedKind) {
+func (a *aggregatedObjects) listKinds(ctx context.Context, kinds []*aggregatedKind) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	left := listBytes
 	for _, k := range kinds {
 		var objs []api.Object
 		var used int
-		if objs, used, k.err = controllers.ListAggregated(ctx, a.apis, *k.aggregated, "", left); k.err != nil {
+		if objs, used, k.err = engine.ListAggregated(ctx, a.apis, *k.aggregated, "", left); k.err != nil {
 			continue
 		}
 		left -= used
@@ -195,7 +197,7 @@ func (c *collector) scanAggregated(ctx context.Context, all sources) {
 	}
 	for _, k := range kinds {
 		if k.err != nil {
-			c.term.Log.Warn("the objects of an aggregated API are not known: none is collected",
+			c.term.Log.Warn("the objects of an aggregated API cannot be listed: they are not collected",
 				"resource", k.kind.GroupResource().String(), "err", k.err)
 			continue
 		}
@@ -204,7 +206,8 @@ func (c *collector) scanAggregated(ctx context.Context, all sources) {
 				return
 			}
 			if err := c.reconcileAggregated(ctx, all, k.source, o); err != nil {
-				c.term.Log.Warn("collecting an object of an aggregated API failed", "resource", k.kind.GroupResource().String(),
+				c.term.Log.Warn("collecting an object of an aggregated API failed", "resource",
+					k.kind.GroupResource().String(),
 					"object", o.GetNamespace()+"/"+o.GetName(), "err", err)
 			}
 		}
@@ -246,7 +249,7 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 	}
 	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
-		return c.deleteJudged(ctx, s, obj, v.Delete)
+		return c.deleteGarbage(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
 		return c.removeReferences(ctx, s, obj, v.Detach...)
 	}
@@ -256,8 +259,11 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 // resolveOwner returns the state of owner r of obj, and the owner if it exists. The kind of r is
 // not stored by this API server. The state is Absent only if the owner's server has returned 404 or
 // an object with another UID, and discovery still contains the resource afterwards. After any other
-// failure the state is Solid. If cached is true, the last list may also show that the owner exists.
-func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
+// failure the state is Solid. If cached is true, an owner that the last list contains is not read
+// from its server.
+func (a *aggregatedObjects) resolveOwner(
+	ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool,
+) Owner {
 	unanswered := Owner{Ref: r, State: Solid, Unanswered: true}
 	res, ok, stale := a.findResource(ctx, r)
 	if !ok || res.Namespaced && !s.kind.Namespaced || !res.Supports("get") {
@@ -267,13 +273,15 @@ func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object,
 	if !res.Namespaced {
 		namespace = ""
 	}
-	if o := a.findListed(r, res.GroupVersionResource.GroupResource()); cached && o != nil && o.GetNamespace() == namespace {
+	if o := a.findListed(r, res.GroupVersionResource.GroupResource()); cached && o != nil &&
+		o.GetNamespace() == namespace {
 		return Owner{Ref: r, State: stateOf(o), Object: o}
 	}
 	body, err := a.apis.Call(ctx, http.MethodGet, res.Path(namespace, r.Name), nil, nil)
 	if err == nil {
 		owner := &metav1.PartialObjectMetadata{}
-		if json.Unmarshal(body, owner) != nil || owner.UID == "" || owner.Name != r.Name || owner.Namespace != namespace {
+		if json.Unmarshal(body, owner) != nil || owner.UID == "" || owner.Name != r.Name ||
+			owner.Namespace != namespace {
 			return unanswered
 		}
 		if owner.UID == r.UID {
@@ -292,7 +300,7 @@ func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object,
 
 // ownerSource returns the kind of owner reference r as discovery of the aggregated APIs returns it.
 // It returns false if discovery does not contain the kind.
-func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (source, bool) {
+func (a *aggregatedObjects) ownerSource(ctx context.Context, r metav1.OwnerReference) (source, bool) {
 	if a == nil {
 		return source{}, false
 	}
@@ -305,7 +313,9 @@ func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (
 
 // findResource returns the resource of owner reference r from discovery of the aggregated APIs. If
 // ok is false, stale reports that a server of the reference's group does not respond.
-func (a *aggregated) findResource(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
+func (a *aggregatedObjects) findResource(ctx context.Context, r metav1.OwnerReference) (
+	res engine.AggregatedResource, ok, stale bool,
+) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
 		return res, false, false
@@ -339,7 +349,7 @@ func (c *collector) orphanAggregated(ctx context.Context, all sources, s source,
 		}
 		for _, o := range k.objects {
 			if ownedBy(o, owner.GetUID()) {
-				kept := controllers.WithoutOwners(o.GetOwnerReferences(), owner.GetUID())
+				kept := engine.WithoutOwners(o.GetOwnerReferences(), owner.GetUID())
 				errs = append(errs, c.patchAggregated(ctx, k.source, o, map[string]any{"ownerReferences": kept}))
 			}
 		}
@@ -360,7 +370,9 @@ func (c *collector) patchAggregated(ctx context.Context, s source, obj api.Objec
 
 // deleteAggregated deletes obj. The deletion fails if the stored object has another UID or
 // resourceVersion than obj.
-func (c *collector) deleteAggregated(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
+func (c *collector) deleteAggregated(
+	ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation,
+) error {
 	uid, rv := obj.GetUID(), obj.GetResourceVersion()
 	return c.callAggregated(ctx, http.MethodDelete, s, obj, metav1.DeleteOptions{
 		TypeMeta:          metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},

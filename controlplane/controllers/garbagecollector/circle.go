@@ -25,9 +25,10 @@ import (
 // kept until one of them is deleted.
 const maxCircle = 1000
 
-// Held reports whether an existing owner keeps obj: an owner of obj or, if obj is in a circle of
-// owner references, an owner of any member that is not itself a member. circular reports whether
-// obj is in a circle. ownersOf returns the owners of an object.
+// Held reports whether an existing owner keeps obj. For an object outside of circles of owner
+// references, this is any owner of obj. For an object in a circle, it is an owner of any member
+// that is not itself a member. circular reports whether obj is in a circle. ownersOf returns the
+// owners of an object.
 func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, circular bool, err error) {
 	owners := map[types.UID][]Owner{}
 	children := map[types.UID][]types.UID{}
@@ -65,10 +66,9 @@ func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, c
 	return false, circular, nil
 }
 
-// MayGo reports whether owner, which is in foreground deletion, does not have to wait for
-// dependents any longer. It still waits if an object that blocks its deletion, directly or not, is
-// not in foreground deletion or does not wait for owner in turn. dependentsOf returns the objects
-// that block the deletion of an object.
+// MayGo reports whether the foreground deletion of owner may be completed. This is so if every
+// object that blocks it, directly or through other objects, is itself in foreground deletion and
+// waits for owner in turn. dependentsOf returns the objects that block the deletion of an object.
 func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool {
 	owners := map[types.UID][]types.UID{}
 	seen := map[types.UID]bool{owner.GetUID(): true}
@@ -91,11 +91,10 @@ func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool 
 	return len(reachableFrom(owner.GetUID(), owners)) == len(seen)
 }
 
-// reachableFrom returns the UIDs that are reachable from the given UID along edges, including
-// itself.
-func reachableFrom(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
-	found := map[types.UID]bool{from: true}
-	queue := []types.UID{from}
+// reachableFrom returns the UIDs that are reachable from start along edges, including start itself.
+func reachableFrom(start types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
+	found := map[types.UID]bool{start: true}
+	queue := []types.UID{start}
 	for len(queue) > 0 {
 		next := edges[queue[0]]
 		queue = queue[1:]

@@ -99,7 +99,9 @@ func (g *graph) visit(o *corev1.ConfigMap) bool {
 		g.delete(o.UID, v.Delete)
 	case len(v.Detach) > 0:
 		g.steps = append(g.steps, fmt.Sprintf("%s let go of %s", o.Name, uids(v.Detach)))
-		o.OwnerReferences = slices.DeleteFunc(o.OwnerReferences, func(r metav1.OwnerReference) bool { return slices.Contains(uids(v.Detach), r.UID) })
+		o.OwnerReferences = slices.DeleteFunc(o.OwnerReferences, func(r metav1.OwnerReference) bool {
+			return slices.Contains(uids(v.Detach), r.UID)
+		})
 	default:
 		return false
 	}
@@ -220,7 +222,8 @@ func TestRandomGraphs(t *testing.T) {
 			if left := g.uids(); len(left) > 0 {
 				uid := left[random.IntN(len(left))]
 				deleted = append(deleted, uid)
-				g.delete(uid, []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground}[random.IntN(2)])
+				g.delete(uid, []metav1.DeletionPropagation{metav1.DeletePropagationBackground,
+					metav1.DeletePropagationForeground}[random.IntN(2)])
 			}
 			for range random.IntN(10) {
 				if all := g.inAnyOrder(random); len(all) > 0 {
@@ -230,7 +233,8 @@ func TestRandomGraphs(t *testing.T) {
 		}
 		ended := g.settle(random)
 		if got, want := g.uids(), survivors(refs, deleted); !ended || !slices.Equal(got, want) {
-			t.Fatalf("seed %d: %s\n%s\nsettled %v with %v, want %v", seed, strings.Join(objects, " "), strings.Join(g.steps, "\n"), ended, got, want)
+			t.Fatalf("seed %d: %s\n%s\nsettled %v with %v, want %v", seed, strings.Join(objects, " "),
+				strings.Join(g.steps, "\n"), ended, got, want)
 		}
 	}
 }
@@ -248,7 +252,8 @@ func TestCircles(t *testing.T) {
 		{"a circle of one", []string{"a:a!"}, "a", foreground, "[]"},
 		{"a circle of two", []string{"a:b!", "b:a!"}, "a", foreground, "[]"},
 		{"a circle of three", []string{"a:b!", "b:c!", "c:a!"}, "a", foreground, "[]"},
-		{"a circle of five, in the background", []string{"a:b!", "b:c!", "c:d!", "d:e!", "e:a!"}, "c", background, "[]"},
+		{"a circle of five, in the background", []string{"a:b!", "b:c!", "c:d!", "d:e!", "e:a!"}, "c",
+			background, "[]"},
 		{"two circles through one object", []string{"a:b!", "b:a!,c!", "c:b!"}, "c", foreground, "[]"},
 		{"a circle and what hangs on it", []string{"a:b!", "b:c!", "c:a!", "d:b!", "e:d!"}, "a", foreground, "[]"},
 		{"a circle loses its only outer owner", []string{"x:", "a:b,x", "b:a"}, "x", background, "[]"},

@@ -10,13 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// processForegroundDeletion queues the dependents of owner, which is in foreground deletion. It
-// removes the foreground finalizer of owner when no dependent blocks its deletion any longer.
-// Before that it lists the dependents from the API, because a dependent that is not cached yet
-// would outlive owner.
+// processForegroundDeletion queues the dependents of owner, which is in foreground deletion. When
+// no dependent blocks the deletion any longer, it removes the foreground finalizer of owner. Before
+// that it lists the dependents from the API, because a dependent that is not cached yet would
+// outlive owner.
 func (c *collector) processForegroundDeletion(ctx context.Context, all sources, s source, owner api.Object) error {
 	for name, deps := range all.cachedDependents(owner.GetUID()) {
 		for _, d := range deps {
@@ -32,7 +32,7 @@ func (c *collector) processForegroundDeletion(ctx context.Context, all sources, 
 	})
 	if !MayGo(owner, cached.listBlockers) {
 		if cached.aggregated {
-			return controllers.RaceError("%s %s/%s still has dependents in an aggregated API",
+			return engine.RaceError("%s %s/%s still has dependents in an aggregated API",
 				s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 		}
 		return nil // the deletion of each dependent queues the owner again
@@ -50,17 +50,17 @@ func (c *collector) processForegroundDeletion(ctx context.Context, all sources, 
 		return append(slices.Clone(stored[uid]), c.aggregated.listDependents(uid)...)
 	})
 	if !MayGo(owner, live.listBlockers) {
-		return controllers.RaceError("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+		return engine.RaceError("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 	}
 	if s.aggregated != nil {
 		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerDeleteDependents)
 	}
-	return c.updateJudged(ctx, s, owner, func(o api.Object) {
+	return c.updateUnchanged(ctx, s, owner, func(o api.Object) {
 		o.SetFinalizers(withoutString(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	})
 }
 
-// dependent is an object that has an owner reference.
+// dependent is an object with an owner reference to another object.
 type dependent struct {
 	api.Object
 	kind       *api.Kind
@@ -114,13 +114,14 @@ func (c *collector) listStored(ctx context.Context, all sources, s source, owner
 	}
 	out := storedObjects{}
 	var mu sync.Mutex
-	return out, controllers.InParallel(ctx, len(deps), func(ctx context.Context, i int) error {
+	return out, engine.InParallel(ctx, len(deps), func(ctx context.Context, i int) error {
 		objs, err := c.term.Client.ListKind(ctx, deps[i].kind, owner.GetNamespace())
 		if c.term.Client.Dropped(deps[i].kind, err) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("listing %s that may depend on %s/%s: %w", deps[i].kind.Resource, owner.GetNamespace(), owner.GetName(), err)
+			return fmt.Errorf("listing %s that may depend on %s/%s: %w", deps[i].kind.Resource, owner.GetNamespace(),
+				owner.GetName(), err)
 		}
 		mu.Lock()
 		defer mu.Unlock()

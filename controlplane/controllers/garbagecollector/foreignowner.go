@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // foreignOwner identifies an owner reference to an object in another namespace.
@@ -31,8 +31,9 @@ func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o 
 		return
 	}
 	apiVersion, kind := s.kind.GVK.ToAPIVersionAndKind()
-	of := &corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName(),
-		UID: obj.GetUID()}
+	of := &corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: obj.GetNamespace(),
+		Name: obj.GetName(),
+		UID:  obj.GetUID()}
 	c.term.Events.Eventf(of, corev1.EventTypeWarning, "OwnerRefInvalidNamespace",
 		"ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
 		r.APIVersion, r.Kind, obj.GetNamespace(), r.Name, r.UID, obj.GetNamespace())
@@ -44,7 +45,7 @@ func (all sources) isElsewhere(o source, namespace string, r metav1.OwnerReferen
 	if namespaces == nil {
 		return false
 	}
-	for _, ns := range controllers.CachedAll[api.Object](namespaces) {
+	for _, ns := range engine.CachedAll[api.Object](namespaces) {
 		if ns.GetName() == namespace {
 			continue
 		}

@@ -19,7 +19,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // ownerIndex indexes objects by the UIDs of all their owners.
@@ -39,7 +39,7 @@ type source struct {
 	kind     *api.Kind
 	informer cache.SharedIndexInformer
 
-	aggregated *controllers.AggregatedResource // nil means that this API server stores the kind
+	aggregated *engine.AggregatedResource // nil means that this API server stores the kind
 }
 
 // sources holds all collectable kinds, by group and resource. It is immutable.
@@ -48,26 +48,26 @@ type sources map[string]source
 // currentKinds tracks the collectable kinds. CustomResourceDefinitions add and remove kinds at run
 // time.
 type currentKinds struct {
-	kinds *client.EveryKind
-	now   atomic.Pointer[drawn]
-	heard sync.Map // set of *api.Kind: kinds of which the collector has received a change
+	kinds    *client.EveryKind
+	now      atomic.Pointer[drawn]
+	observed sync.Map // set of *api.Kind: kinds of which the collector has received a change
 }
 
 // observesDeletions reports whether the collector is notified when a cached object of kind k is
 // deleted. This is not certain at first for a custom resource: its informer may cache an object
 // before the collector's handler is registered.
 func (g *currentKinds) observesDeletions(k *api.Kind) bool {
-	if k.Definition == "" {
+	if k.Serving.Definition == "" {
 		return true
 	}
-	_, ok := g.heard.Load(k)
+	_, ok := g.observed.Load(k)
 	return ok
 }
 
 // recordObserved records that the collector has received a change of an object of kind k.
 func (g *currentKinds) recordObserved(k *api.Kind) {
 	if !g.observesDeletions(k) {
-		g.heard.Store(k, true)
+		g.observed.Store(k, true)
 	}
 }
 
@@ -91,9 +91,9 @@ func (g *currentKinds) currentSources() sources {
 		all[one.Kind.GroupResource().String()] = source{kind: one.Kind, informer: one.Informer}
 	}
 	g.now.Store(&drawn{of, all})
-	g.heard.Range(func(k, _ any) bool {
+	g.observed.Range(func(k, _ any) bool {
 		if kind := k.(*api.Kind); all[kind.GroupResource().String()].kind != kind {
-			g.heard.Delete(k)
+			g.observed.Delete(k)
 		}
 		return true
 	})
@@ -104,9 +104,9 @@ func (g *currentKinds) currentSources() sources {
 // owners and as dependents.
 func isCollectable(k *api.Kind) bool { return k.Resource != "events" }
 
-// byOwners adds ownerIndex to an informer.
-func byOwners(inf cache.SharedIndexInformer) {
-	controllers.Index(inf, ownerIndex, func(o api.Object) []string {
+// addOwnerIndex adds an index of objects by the UIDs of their owners, ownerIndex, to an informer.
+func addOwnerIndex(inf cache.SharedIndexInformer) {
+	engine.Index(inf, ownerIndex, func(o api.Object) []string {
 		var uids []string
 		for _, r := range o.GetOwnerReferences() {
 			uids = append(uids, string(r.UID))
@@ -117,22 +117,25 @@ func byOwners(inf cache.SharedIndexInformer) {
 
 // New returns the garbage collector. It handles all kinds except Events, including kinds of
 // aggregated APIs.
-func New(d controllers.Deps) *controllers.Controller {
-	g := &currentKinds{kinds: client.Every(d.Informers, isCollectable, byOwners)}
-	return &controllers.Controller{
+func New(d engine.Deps) *engine.Descriptor {
+	g := &currentKinds{kinds: client.Every(d.Informers, isCollectable, addOwnerIndex)}
+	return &engine.Descriptor{
 		Name:    "generic-garbage-collector",
 		Workers: 48,
-		Dynamic: &controllers.DynamicWatch{Current: g.kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-			g.recordObserved(k)
-			return g.currentSources().affectedKeys(k.GroupResource().String(), c)
-		}},
+		Dynamic: &engine.DynamicWatch{Current: g.kinds.Now,
+			Keys: func(k *api.Kind, c engine.Change[api.Object]) []engine.Key {
+				g.recordObserved(k)
+				return g.currentSources().affectedKeys(k.GroupResource().String(), c)
+			}},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{"*"}, Resources: []string{"*"},
+				Verbs: []string{"delete", "get", "list", "patch", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			c := &collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{},
-				reported: map[foreignOwner]bool{}}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			c := &collector{term: t, living: g, absent: map[coordinates]bool{},
+				recheckDelays: map[engine.Key]time.Duration{},
+				reported:      map[foreignOwner]bool{}}
 			if d.Aggregated != nil {
 				c.aggregated = newAggregated(d.Aggregated)
 				t.Enqueue(scanKey)
@@ -142,17 +145,17 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-func objectKey(name string, o metav1.Object) controllers.Key {
-	return controllers.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
+func objectKey(name string, o metav1.Object) engine.Key {
+	return engine.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // affectedKeys returns the keys of the objects to check when an object of the kind called name
 // changes: the object itself, the dependents of a deleted object, and owners that wait for the
 // object.
-func (all sources) affectedKeys(name string, c controllers.Change[api.Object]) []controllers.Key {
-	var out []controllers.Key
+func (all sources) affectedKeys(name string, c engine.Change[api.Object]) []engine.Key {
+	var out []engine.Key
 	switch {
-	case c.Type == controllers.Deleted:
+	case c.Type == engine.Deleted:
 		out = all.waitingOwners(c.New)
 		for depName, deps := range all.cachedDependents(c.New.GetUID()) {
 			for _, d := range deps {
@@ -160,9 +163,9 @@ func (all sources) affectedKeys(name string, c controllers.Change[api.Object]) [
 			}
 		}
 		return out
-	case c.Type == controllers.Updated && c.Old != nil && !isRelevantUpdate(c.Old, c.New):
+	case c.Type == engine.Updated && c.Old != nil && !isRelevantUpdate(c.Old, c.New):
 		return nil
-	case c.Type == controllers.Updated && c.Old != nil:
+	case c.Type == engine.Updated && c.Old != nil:
 		out = all.waitingOwners(c.Old)
 	}
 	if len(c.New.GetOwnerReferences()) > 0 || c.New.GetDeletionTimestamp() != nil && len(c.New.GetFinalizers()) > 0 {
@@ -181,8 +184,8 @@ func isRelevantUpdate(a, b api.Object) bool {
 }
 
 // waitingOwners returns the keys of the cached owners of o that are in foreground deletion.
-func (all sources) waitingOwners(o api.Object) []controllers.Key {
-	var out []controllers.Key
+func (all sources) waitingOwners(o api.Object) []engine.Key {
+	var out []engine.Key
 	for _, r := range o.GetOwnerReferences() {
 		s, ok := all.findSource(r)
 		if !ok {
@@ -202,14 +205,15 @@ func (all sources) cachedDependents(uid types.UID) map[string][]api.Object {
 		if s.informer == nil {
 			continue
 		}
-		if list := controllers.CachedBy[api.Object](s.informer, ownerIndex, string(uid)); len(list) > 0 {
+		if list := engine.CachedBy[api.Object](s.informer, ownerIndex, string(uid)); len(list) > 0 {
 			out[name] = list
 		}
 	}
 	return out
 }
 
-// findSource returns the kind of owner reference r. The version of the reference may differ.
+// findSource returns the kind of owner reference r, and false if no collectable kind has its group
+// and kind. The version of the reference may differ.
 func (all sources) findSource(r metav1.OwnerReference) (source, bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
@@ -223,7 +227,8 @@ func (all sources) findSource(r metav1.OwnerReference) (source, bool) {
 	return source{}, false
 }
 
-// cachedOwner returns the owner of r if the cache holds it with the UID of r.
+// cachedOwner returns the object to which owner reference r refers, if the cache has it with the
+// UID of r. Otherwise it returns false. The reference is in an object in namespace.
 func (s source) cachedOwner(namespace string, r metav1.OwnerReference) (api.Object, bool) {
 	if !s.kind.Namespaced {
 		namespace = ""
@@ -231,7 +236,7 @@ func (s source) cachedOwner(namespace string, r metav1.OwnerReference) (api.Obje
 	if s.informer == nil {
 		return nil, false
 	}
-	o, ok := controllers.Cached[api.Object](s.informer, namespace, r.Name)
+	o, ok := engine.Cached[api.Object](s.informer, namespace, r.Name)
 	if !ok || o.GetUID() != r.UID {
 		return nil, false
 	}
@@ -240,18 +245,20 @@ func (s source) cachedOwner(namespace string, r metav1.OwnerReference) (api.Obje
 
 // collector collects objects during one term of leadership. Every term has a new collector.
 type collector struct {
-	term   *controllers.Term
+	term   *engine.Term
 	living *currentKinds
 
-	mu     sync.Mutex
-	absent map[coordinates]bool // owners that the API does not have; an owner that was deleted never returns, because UIDs are unique
-	// strangers holds the last delay between two checks of an object (see recheckDelay). It
+	mu sync.Mutex
+	// owners that the API does not have; an owner that was deleted never returns, because UIDs are
+	// unique
+	absent map[coordinates]bool
+	// recheckDelays holds the last delay between two checks of an object (see recheckDelay). It
 	// contains objects with an owner of an unknown kind, or with an owner that may be deleted
 	// without a notification.
-	strangers map[controllers.Key]time.Duration
-	reported  map[foreignOwner]bool // references for which reportForeignOwner has recorded an Event
+	recheckDelays map[engine.Key]time.Duration
+	reported      map[foreignOwner]bool // references for which reportForeignOwner has recorded an Event
 
-	aggregated *aggregated // nil means that the cluster has no aggregated API
+	aggregated *aggregatedObjects // nil means that the cluster has no aggregated API
 }
 
 // coordinates identify an owner by all parts of an owner reference. The UID alone is not
@@ -263,11 +270,11 @@ type coordinates struct {
 	uid             types.UID
 }
 
-// maxAbsent is the maximum number of entries in each of the maps absent, strangers and reported of
-// collector.
+// maxAbsent is the maximum number of entries in each of the maps absent, recheckDelays and reported
+// of collector.
 const maxAbsent = 10000
 
-func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (time.Duration, error) {
+func (c *collector) reconcileObject(ctx context.Context, k engine.Key) (time.Duration, error) {
 	all := c.living.currentSources()
 	if k == scanKey {
 		c.scanAggregated(ctx, all)
@@ -277,7 +284,7 @@ func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (tim
 	if !ok || s.informer == nil {
 		return 0, nil
 	}
-	obj, ok := controllers.Cached[api.Object](s.informer, k.Namespace, k.Name)
+	obj, ok := engine.Cached[api.Object](s.informer, k.Namespace, k.Name)
 	if !ok {
 		return 0, nil
 	}
@@ -303,15 +310,15 @@ func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (tim
 	}
 	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
-		return 0, c.deleteJudged(ctx, s, obj, v.Delete)
+		return 0, c.deleteGarbage(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
 		return again, c.removeReferences(ctx, s, obj, v.Detach...)
 	}
 	return again, nil
 }
 
-// hasDependents reports whether an object with obj as an owner is cached or is in the last lists of
-// aggregated APIs.
+// hasDependents reports whether an object with obj as an owner is cached or is in the most recent
+// lists of aggregated APIs.
 func (c *collector) hasDependents(all sources, obj api.Object) bool {
 	return len(all.cachedDependents(obj.GetUID())) > 0 || len(c.aggregated.listDependents(obj.GetUID())) > 0
 }
@@ -319,18 +326,18 @@ func (c *collector) hasDependents(all sources, obj api.Object) bool {
 // recheckDelay returns the delay until the object with key k is checked again. If unseen is true,
 // one of its owners is of an unknown kind or may be deleted without a notification; the delay then
 // doubles with each call. Otherwise recheckDelay returns 0: no check is necessary.
-func (c *collector) recheckDelay(k controllers.Key, unseen bool) time.Duration {
+func (c *collector) recheckDelay(k engine.Key, unseen bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !unseen {
-		delete(c.strangers, k)
+		delete(c.recheckDelays, k)
 		return 0
 	}
-	if len(c.strangers) >= maxAbsent {
-		clear(c.strangers)
+	if len(c.recheckDelays) >= maxAbsent {
+		clear(c.recheckDelays)
 	}
-	c.strangers[k] = min(max(2*c.strangers[k], minStrangerRetry), maxStrangerRetry)
-	return c.strangers[k]
+	c.recheckDelays[k] = min(max(2*c.recheckDelays[k], minStrangerRetry), maxStrangerRetry)
+	return c.recheckDelays[k]
 }
 
 // isHeldFromOutside returns the first result of Held for obj. If obj is in a circle of owner
@@ -345,7 +352,8 @@ func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source
 			owners, _, err := c.resolveOwners(ctx, all, kinds[o.GetUID()], o, live)
 			for _, owner := range owners {
 				if owner.Unanswered {
-					return nil, controllers.RaceError("the server of owner %s %s does not answer", owner.Ref.Kind, owner.Ref.Name)
+					return nil, engine.RaceError("the server of owner %s %s does not respond", owner.Ref.Kind,
+						owner.Ref.Name)
 				}
 				if owner.Object == nil {
 					continue
@@ -353,7 +361,8 @@ func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source
 				kind, ok := all.findSource(owner.Ref)
 				if !ok {
 					if kind, ok = c.aggregated.ownerSource(ctx, owner.Ref); !ok {
-						return nil, controllers.RaceError("discovery no longer contains %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
+						return nil, engine.RaceError("discovery no longer contains %s %s", owner.Ref.APIVersion,
+							owner.Ref.Kind)
 					}
 				}
 				kinds[owner.Ref.UID] = kind
@@ -373,7 +382,9 @@ func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source
 // resolveOwners returns the state of every owner of obj. It reads the cache first unless live is
 // true. An owner counts as Absent only if the API server confirms that it does not exist. unseen
 // reports that an owner is of an unknown kind, or exists and may be deleted without a notification.
-func (c *collector) resolveOwners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
+func (c *collector) resolveOwners(ctx context.Context, all sources, s source, obj api.Object, live bool) (
+	out []Owner, unseen bool, err error,
+) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.findSource(r)
 		if !ok && c.aggregated != nil {
@@ -415,7 +426,9 @@ func (c *collector) resolveOwners(ctx context.Context, all sources, s source, ob
 
 // lookUp reads the owner that r names, an object of kind o, from the API. It returns nil if no
 // object with the name and UID of r exists.
-func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (api.Object, error) {
+func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (
+	api.Object, error,
+) {
 	if !o.kind.Namespaced {
 		namespace = ""
 	}
@@ -448,9 +461,11 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	return nil, nil
 }
 
-// deleteJudged deletes obj. The deletion fails if the stored object has another UID or
-// resourceVersion than obj.
-func (c *collector) deleteJudged(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
+// deleteGarbage deletes obj, which Judge has found to be garbage. The deletion fails if the stored
+// object has another UID or resourceVersion than obj.
+func (c *collector) deleteGarbage(
+	ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation,
+) error {
 	if s.aggregated != nil {
 		return c.deleteAggregated(ctx, s, obj, policy)
 	}
@@ -468,10 +483,10 @@ func (c *collector) deleteJudged(ctx context.Context, s source, obj api.Object, 
 	return nil
 }
 
-// updateJudged stores a copy of obj with a change. The update fails if the stored object has
-// another resourceVersion than obj.
-func (c *collector) updateJudged(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
-	whole, err := s.kind.Whole(obj)
+// updateUnchanged stores a copy of obj that change has modified. The update fails if the stored
+// object has another resourceVersion than obj.
+func (c *collector) updateUnchanged(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
+	whole, err := s.kind.UnpackObject(obj)
 	if err != nil {
 		return fmt.Errorf("reading %s %s/%s: %w", s.kind.GVK.Kind, obj.GetNamespace(), obj.GetName(), err)
 	}
@@ -486,9 +501,12 @@ func (c *collector) updateJudged(ctx context.Context, s source, obj api.Object, 
 	return nil
 }
 
-// removeReferences removes the owner references lost from obj. A reference is removed only if all
-// its parts match, because obj may have two references with one UID, only one of which is wrong.
-func (c *collector) removeReferences(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
+// removeReferences removes the owner references in lost from those of obj. A reference is removed
+// only if all its parts match, because obj may have two references with one UID, only one of which
+// is wrong.
+func (c *collector) removeReferences(
+	ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference,
+) error {
 	kept := slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
 		return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
 			return r.APIVersion == l.APIVersion && r.Kind == l.Kind && r.Name == l.Name && r.UID == l.UID
@@ -497,7 +515,7 @@ func (c *collector) removeReferences(ctx context.Context, s source, obj api.Obje
 	if s.aggregated != nil {
 		return c.patchAggregated(ctx, s, obj, map[string]any{"ownerReferences": kept})
 	}
-	return c.updateJudged(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
+	return c.updateUnchanged(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
 }
 
 // orphanDependents removes the references to owner from all its dependents, and then the orphan
@@ -518,7 +536,7 @@ func (c *collector) orphanDependents(ctx context.Context, all sources, s source,
 	if s.aggregated != nil {
 		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerOrphanDependents)
 	}
-	return c.updateJudged(ctx, s, owner, func(o api.Object) {
+	return c.updateUnchanged(ctx, s, owner, func(o api.Object) {
 		o.SetFinalizers(withoutString(o.GetFinalizers(), metav1.FinalizerOrphanDependents))
 	})
 }
@@ -529,7 +547,8 @@ func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("listing %s to orphan the dependents of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
+		return fmt.Errorf("listing %s to orphan the dependents of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(),
+			owner.GetName(), err)
 	}
 	mine := objs[:0:0]
 	for _, o := range objs {
@@ -537,9 +556,9 @@ func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object
 			mine = append(mine, o)
 		}
 	}
-	return controllers.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {
-		return c.updateJudged(ctx, dep, mine[i], func(o api.Object) {
-			o.SetOwnerReferences(controllers.WithoutOwners(o.GetOwnerReferences(), owner.GetUID()))
+	return engine.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {
+		return c.updateUnchanged(ctx, dep, mine[i], func(o api.Object) {
+			o.SetOwnerReferences(engine.WithoutOwners(o.GetOwnerReferences(), owner.GetUID()))
 		})
 	})
 }

@@ -68,7 +68,8 @@ func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool)
 	case solid > 0 && held:
 		return Verdict{Detach: lost}
 	case waiting > 0 && dependents():
-		return Verdict{Delete: metav1.DeletePropagationForeground} // the waiting owner also waits for the dependents of obj
+		// the waiting owner also waits for the dependents of obj
+		return Verdict{Delete: metav1.DeletePropagationForeground}
 	case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
 		return Verdict{Delete: metav1.DeletePropagationOrphan}
 	case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):

@@ -44,13 +44,19 @@ func TestJudge(t *testing.T) {
 		{"the owner waits: a leaf", nil, owners(Waiting), false, false, "[] Background"},
 		{"the owner waits: a branch", nil, owners(Waiting), true, false, "[] Foreground"},
 		{"one waits, one is gone", nil, owners(Waiting, Absent), true, false, "[] Foreground"},
-		{"its owner is gone, another holds it only in a circle", nil, owners(Solid, Absent), true, true, "[] Background"},
-		{"its owner waits, another holds it only in a circle", nil, owners(Solid, Waiting), true, true, "[] Foreground"},
-		{"it wants its own dependents orphaned", []string{metav1.FinalizerOrphanDependents}, owners(Absent), true, false, "[] Orphan"},
-		{"it waits for its own dependents", []string{metav1.FinalizerDeleteDependents}, owners(Absent), true, false, "[] Foreground"},
+		{"its owner is gone, another holds it only in a circle", nil, owners(Solid, Absent), true, true,
+			"[] Background"},
+		{"its owner waits, another holds it only in a circle", nil, owners(Solid, Waiting), true, true,
+			"[] Foreground"},
+		{"it wants its own dependents orphaned", []string{metav1.FinalizerOrphanDependents}, owners(Absent), true,
+			false, "[] Orphan"},
+		{"it waits for its own dependents", []string{metav1.FinalizerDeleteDependents}, owners(Absent), true, false,
+			"[] Foreground"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := Judge(&metav1.ObjectMeta{Finalizers: c.finalizers}, c.owners, !c.circle, func() bool { return c.dependents })
+			v := Judge(&metav1.ObjectMeta{Finalizers: c.finalizers}, c.owners, !c.circle, func() bool {
+				return c.dependents
+			})
 			if got := fmt.Sprint(uids(v.Detach), " ", v.Delete); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
@@ -75,8 +81,9 @@ func TestHoldsUp(t *testing.T) {
 		{"the UID under another kind", "a", "v1", "Secret", "o", &yes, false},
 		{"the UID under another group", "a", "example.com/v1", "ConfigMap", "o", &yes, false},
 	} {
-		d := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, UID: "d", OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: c.version, Kind: c.kind, Name: c.name, UID: "o", BlockOwnerDeletion: c.block}}}}
+		d := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, UID: "d",
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: c.version, Kind: c.kind, Name: c.name, UID: "o", BlockOwnerDeletion: c.block}}}}
 		if got := holdsUp(d, owner, k); got != c.want {
 			t.Errorf("%s: %v", c.why, got)
 		}

@@ -17,7 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
@@ -39,13 +39,17 @@ func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gate
 		var err error
 		switch o := o.(type) {
 		case *corev1.ServiceAccount:
-			err = ensureObject(ctx, r, r.inf.accounts, o, func(next, _ *corev1.ServiceAccount) {}, func(*corev1.ServiceAccount) bool { return true })
+			err = ensureObject(ctx, r, r.inf.accounts, o, func(next, _ *corev1.ServiceAccount) {},
+				func(*corev1.ServiceAccount) bool { return true })
 		case *corev1.Service:
 			err = ensureObject(ctx, r, r.inf.services, o, func(next, want *corev1.Service) {
-				next.Spec.Type, next.Spec.Selector, next.Spec.Ports, next.Spec.LoadBalancerIP = want.Spec.Type, want.Spec.Selector, want.Spec.Ports, want.Spec.LoadBalancerIP
+				next.Spec.Type, next.Spec.Selector, next.Spec.Ports, next.Spec.LoadBalancerIP = want.Spec.Type,
+					want.Spec.Selector, want.Spec.Ports, want.Spec.LoadBalancerIP
 			}, func(have *corev1.Service) bool { return equality.Semantic.DeepDerivative(o.Spec, have.Spec) })
 		case *policyv1.PodDisruptionBudget:
-			err = ensureObject(ctx, r, r.inf.budgets, o, func(next, want *policyv1.PodDisruptionBudget) { next.Spec = want.Spec },
+			err = ensureObject(ctx, r, r.inf.budgets, o, func(next, want *policyv1.PodDisruptionBudget) {
+				next.Spec = want.Spec
+			},
 				func(have *policyv1.PodDisruptionBudget) bool {
 					return equality.Semantic.DeepDerivative(o.Spec, have.Spec)
 				})
@@ -66,57 +70,66 @@ func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gate
 	return errors.Join(errs...)
 }
 
-// ensureObject creates object want if it does not exist. It updates the existing object if its
-// digest (madeOf) differs or same returns false; into copies the fields of want to the object to
-// write. It returns an error if the existing object is not that of a proxy.
-func ensureObject[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
-	have, ok := controllers.Cached[T](inf, want.GetNamespace(), want.GetName())
+// ensureObject creates the object wanted if it does not exist. It updates the existing object if
+// isCurrent returns false for it, or the digests in annotation madeOf of the two objects differ.
+// copyFields copies the fields of wanted to the object to write. ensureObject returns an error if
+// the existing object does not belong to a proxy.
+func ensureObject[T api.Object](
+	ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, wanted T, copyFields func(next, want T),
+	isCurrent func(existing T) bool,
+) error {
+	existing, ok := engine.Cached[T](inf, wanted.GetNamespace(), wanted.GetName())
 	if !ok {
-		_, err := client.Create(ctx, r.term.Client, want)
+		_, err := client.Create(ctx, r.term.Client, wanted)
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("making %T %s: %w", want, controllers.KeyOf(want), err)
+			return fmt.Errorf("making %T %s: %w", wanted, engine.KeyOf(wanted), err)
 		}
 		return nil
 	}
-	if have.GetLabels()[ofLabel] != want.GetName() {
-		return fmt.Errorf("%T %s was not made for Gateways: remove or rename it", want, controllers.KeyOf(want))
+	if existing.GetLabels()[ofLabel] != wanted.GetName() {
+		return fmt.Errorf("%T %s was not created for Gateways: delete or rename it", wanted, engine.KeyOf(wanted))
 	}
-	if have.GetAnnotations()[madeOf] == want.GetAnnotations()[madeOf] && same(have) {
+	if existing.GetAnnotations()[madeOf] == wanted.GetAnnotations()[madeOf] && isCurrent(existing) {
 		return nil
 	}
-	next := have.DeepCopyObject().(T)
-	into(next, want)
-	next.SetLabels(want.GetLabels())
-	notes := want.GetAnnotations()
-	for k, v := range have.GetAnnotations() {
+	next := existing.DeepCopyObject().(T)
+	copyFields(next, wanted)
+	next.SetLabels(wanted.GetLabels())
+	notes := wanted.GetAnnotations()
+	for k, v := range existing.GetAnnotations() {
 		// Keep annotations of other controllers; remove annotations that the Gateway no longer
 		// requests.
-		if _, ours := notes[k]; !ours && (strings.Contains(k, "kubernetes.io/") || strings.HasPrefix(k, "keelson.dev/")) {
+		if _, ours := notes[k]; !ours &&
+			(strings.Contains(k, "kubernetes.io/") || strings.HasPrefix(k, "keelson.dev/")) {
 			notes[k] = v
 		}
 	}
 	next.SetAnnotations(notes)
-	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("updating %T %s: %w", want, controllers.KeyOf(want), err)
+	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) &&
+		!apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating %T %s: %w", wanted, engine.KeyOf(wanted), err)
 	}
 	return nil
 }
 
-// removeProxy deletes the objects of the proxy with this name.
+// removeProxy deletes the objects of the proxy with the given name.
 func (r *reconciler) removeProxy(ctx context.Context, name string) error {
 	return errors.Join(
-		deleteIfOwned[*appsv1.Deployment](ctx, r, r.inf.deployments, name), deleteIfOwned[*corev1.Service](ctx, r, r.inf.services, name),
-		deleteIfOwned[*policyv1.PodDisruptionBudget](ctx, r, r.inf.budgets, name), deleteIfOwned[*corev1.Secret](ctx, r, r.inf.secrets, name),
+		deleteIfOwned[*appsv1.Deployment](ctx, r, r.inf.deployments, name),
+		deleteIfOwned[*corev1.Service](ctx, r, r.inf.services, name),
+		deleteIfOwned[*policyv1.PodDisruptionBudget](ctx, r, r.inf.budgets, name),
+		deleteIfOwned[*corev1.Secret](ctx, r, r.inf.secrets, name),
 		deleteIfOwned[*corev1.ServiceAccount](ctx, r, r.inf.accounts, name))
 }
 
 func deleteIfOwned[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, name string) error {
-	o, ok := controllers.Cached[T](inf, Namespace, name)
+	o, ok := engine.Cached[T](inf, Namespace, name)
 	if !ok || o.GetLabels()[ofLabel] != name || o.GetDeletionTimestamp() != nil {
 		return nil
 	}
 	uid := o.GetUID()
-	if err := client.Delete[T](ctx, r.term.Client, Namespace, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil &&
+	if err := client.Delete[T](ctx, r.term.Client, Namespace, name,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil &&
 		!apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("removing %T %s/%s: %w", o, Namespace, name, err)
 	}
@@ -125,7 +138,9 @@ func deleteIfOwned[T api.Object](ctx context.Context, r *reconciler, inf cache.S
 
 // removeOrphanedProxies deletes the proxies of Gateways that no longer exist. It reads each Gateway
 // from the API first, because a kind has no cached objects before its informer has started.
-func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer) error {
+func (r *reconciler) removeOrphanedProxies(
+	ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer,
+) error {
 	wanted := map[string]bool{}
 	for _, g := range j.Gateways {
 		wanted[nameOf(g.Object.Namespace, g.Object.Name)] = true
@@ -140,7 +155,8 @@ func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evalu
 	for name, of := range gone {
 		if k := r.gatewayKind(); k != nil {
 			namespace, object, _ := strings.Cut(of, "/")
-			_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: object})
+			_, err := r.term.Client.Do(ctx,
+				&api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: object})
 			if err == nil && kinds["Gateway"].Kind == nil {
 				continue // the informer of the kind has not started
 			}
@@ -164,15 +180,15 @@ func (r *reconciler) gatewayKind() *api.Kind {
 	return nil
 }
 
-// collectOrphans adds to gone the names of proxies in the cache inf that are not in wanted. The
-// value is the Gateway of the proxy, as namespace/name.
-func collectOrphans(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
+// collectOrphans adds to orphans the names of the proxies that are in the cache inf but not in
+// wanted. Each value in orphans is the Gateway of the proxy, as namespace/name.
+func collectOrphans(inf cache.SharedIndexInformer, wanted map[string]bool, orphans map[string]string) {
 	list, _ := inf.GetIndexer().ByIndex(cache.NamespaceIndex, Namespace)
 	for _, found := range list {
 		o, ok := found.(api.Object)
 		if name := ""; ok {
 			if name = o.GetLabels()[ofLabel]; name != "" && name == o.GetName() && !wanted[name] {
-				gone[name] = o.GetAnnotations()[gatewayNote]
+				orphans[name] = o.GetAnnotations()[gatewayNote]
 			}
 		}
 	}
@@ -185,7 +201,7 @@ func (r *reconciler) servingState(g *gateway.Gateway, failed error) (s gateway.P
 	if failed != nil {
 		s.Waiting = failed.Error()
 	}
-	service, ok := controllers.Cached[*corev1.Service](r.inf.services, Namespace, name)
+	service, ok := engine.Cached[*corev1.Service](r.inf.services, Namespace, name)
 	if ok {
 		for _, i := range service.Status.LoadBalancer.Ingress {
 			a := gw.GatewayStatusAddress{Value: i.IP}
@@ -198,12 +214,14 @@ func (r *reconciler) servingState(g *gateway.Gateway, failed error) (s gateway.P
 		}
 	}
 	if len(s.Addresses) == 0 {
-		s.Unaddressed = fmt.Sprintf("Service %s/%s of type LoadBalancer has no address: check that a pool of addresses is configured; for details: kubectl describe service -n %s %s",
+		s.Unaddressed = fmt.Sprintf("Service %s/%s of type LoadBalancer has no address: check that a pool of "+
+			"addresses is configured; for details: kubectl describe service -n %s %s",
 			Namespace, name, Namespace, name)
 	}
-	d, ok := controllers.Cached[*appsv1.Deployment](r.inf.deployments, Namespace, name)
+	d, ok := engine.Cached[*appsv1.Deployment](r.inf.deployments, Namespace, name)
 	if s.Waiting == "" && (!ok || d.Status.AvailableReplicas == 0) {
-		s.Waiting = fmt.Sprintf("no pod of Deployment %s/%s is ready; for the reason: kctl why deployment/%s -n %s", Namespace, name, name, Namespace)
+		s.Waiting = fmt.Sprintf("no pod of Deployment %s/%s is ready; for the reason: kctl why deployment/%s -n %s",
+			Namespace, name, name, Namespace)
 	}
 	return s
 }

@@ -67,16 +67,19 @@ func proxyObjects(g *gateway.Gateway, ports []int32, image string, certificates 
 	labels[gw.GatewayClassNameLabelKey] = labelValue(string(o.Spec.GatewayClassName))
 	notes[gatewayNote] = o.Namespace + "/" + o.Name
 	meta := func() metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: Namespace, Name: name, Labels: maps.Clone(labels), Annotations: maps.Clone(notes)}
+		return metav1.ObjectMeta{Namespace: Namespace, Name: name, Labels: maps.Clone(labels),
+			Annotations: maps.Clone(notes)}
 	}
 	service := &corev1.Service{ObjectMeta: meta(), Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeLoadBalancer, Selector: selector, LoadBalancerIP: g.Address(),
 	}}
 	var open []corev1.ContainerPort
 	for _, p := range ports {
-		port := corev1.ServicePort{Name: fmt.Sprint("port-", p), Port: p, TargetPort: intstr.FromInt32(p), Protocol: corev1.ProtocolTCP}
+		port := corev1.ServicePort{Name: fmt.Sprint("port-", p), Port: p, TargetPort: intstr.FromInt32(p),
+			Protocol: corev1.ProtocolTCP}
 		service.Spec.Ports = append(service.Spec.Ports, port)
-		open = append(open, corev1.ContainerPort{Name: fmt.Sprint("port-", p), ContainerPort: p, Protocol: corev1.ProtocolTCP})
+		open = append(open, corev1.ContainerPort{Name: fmt.Sprint("port-", p), ContainerPort: p,
+			Protocol: corev1.ProtocolTCP})
 	}
 	one, yes, no, grace := intstr.FromInt32(1), true, false, int64(45)
 	user := int64(65534)
@@ -96,22 +99,28 @@ func proxyObjects(g *gateway.Gateway, ports []int32, image string, certificates 
 		Spec: corev1.PodSpec{
 			ServiceAccountName: name, TerminationGracePeriodSeconds: &grace,
 			// Listeners may use ports below 1024.
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user, FSGroup: &user,
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user,
+				FSGroup:        &user,
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 				Sysctls:        []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}}},
-			Volumes: []corev1.Volume{{Name: "certificates", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}}},
+			Volumes: []corev1.Volume{{Name: "certificates",
+				VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}}},
 			TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: corev1.LabelHostname,
 				WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: &metav1.LabelSelector{MatchLabels: selector}}},
 			Containers: []corev1.Container{{
-				Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Env: []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
-				Args:         []string{"--gateway", o.Namespace + "/" + o.Name, "--certificates", "/certificates"},
-				Ports:        append(open, corev1.ContainerPort{Name: "status", ContainerPort: statusPort, Protocol: corev1.ProtocolTCP}),
+				Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+				Env:  []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
+				Args: []string{"--gateway", o.Namespace + "/" + o.Name, "--certificates", "/certificates"},
+				Ports: append(open, corev1.ContainerPort{Name: "status", ContainerPort: statusPort,
+					Protocol: corev1.ProtocolTCP}),
 				VolumeMounts: []corev1.VolumeMount{{Name: "certificates", MountPath: "/certificates", ReadOnly: true}},
 				Resources: corev1.ResourceRequirements{
-					Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
-					Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}},
+					Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"),
+						corev1.ResourceMemory: resource.MustParse("64Mi")},
+					Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}},
 				ReadinessProbe: &corev1.Probe{ProbeHandler: get("/readyz"), PeriodSeconds: 2},
-				LivenessProbe:  &corev1.Probe{ProbeHandler: get("/healthz"), PeriodSeconds: 10, FailureThreshold: 6, TimeoutSeconds: 5},
+				LivenessProbe: &corev1.Probe{ProbeHandler: get("/healthz"), PeriodSeconds: 10, FailureThreshold: 6,
+					TimeoutSeconds: 5},
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
 			}},

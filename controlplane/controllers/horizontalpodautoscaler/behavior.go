@@ -12,41 +12,42 @@ import (
 // leader it starts with the current replicas as the only recommendation, which delays a scale-down
 // by a whole stabilization window.
 type History struct {
-	Wanted  []Moment // recommended replicas, before the rules of behavior are applied
-	Added   []Moment // replicas added by each scale-up
-	Removed []Moment // replicas removed by each scale-down
+	Wanted  []HistoryEntry // recommended replicas, before the rules of behavior are applied
+	Added   []HistoryEntry // replicas added by each scale-up
+	Removed []HistoryEntry // replicas removed by each scale-down
 }
 
-// Moment is one entry of a History: a number of replicas and its time.
-type Moment struct {
+// HistoryEntry is one entry of a History: a number of replicas and its time.
+type HistoryEntry struct {
 	At time.Time
 	N  int32
 }
 
-// memory is how long a History keeps an entry. Validation limits stabilization windows and policy
-// periods to one hour.
-const memory = time.Hour
+// historyLifetime is how long a History keeps an entry. Validation limits stabilization windows and
+// policy periods to one hour.
+const historyLifetime = time.Hour
 
-// most is the maximum number of entries in each list of a History. An hour has 240 periodic
+// maxHistory is the maximum number of entries in each list of a History. An hour has 240 periodic
 // recommendations; further recommendations follow changes of objects.
-const most = 1024
+const maxHistory = 1024
 
-// appendMoment returns a new list: the entries of list that are younger than memory at the time of
-// m, and then m. If these are more than most, the oldest entries are dropped. list is not modified.
-func appendMoment(list []Moment, m Moment) []Moment {
-	out := make([]Moment, 0, len(list)+1)
+// appendEntry returns a new list: the entries of list that are younger than historyLifetime at the
+// time of entry m, and then m. If the new list has more than maxHistory entries, the oldest are
+// dropped. list is not modified.
+func appendEntry(list []HistoryEntry, m HistoryEntry) []HistoryEntry {
+	out := make([]HistoryEntry, 0, len(list)+1)
 	for _, old := range list {
-		if old.At.After(m.At.Add(-memory)) {
+		if old.At.After(m.At.Add(-historyLifetime)) {
 			out = append(out, old)
 		}
 	}
 	out = append(out, m)
-	return out[max(0, len(out)-most):]
+	return out[max(0, len(out)-maxHistory):]
 }
 
 // sumSince returns the sum of the replicas in the entries of list that are younger than period at
-// now.
-func sumSince(list []Moment, period time.Duration, now time.Time) (n int64) {
+// the time now.
+func sumSince(list []HistoryEntry, period time.Duration, now time.Time) (n int64) {
 	for _, m := range list {
 		if m.At.After(now.Add(-period)) {
 			n += int64(m.N)
@@ -94,7 +95,8 @@ func (r *rules) applyRules(h *autoscalingv2.HPAScalingRules) {
 	}
 }
 
-// toleranceOf returns the tolerances of behavior b; those of o are the default.
+// toleranceOf returns the tolerances of behavior b. A tolerance that b does not specify is
+// o.Tolerance.
 func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) tolerance {
 	t := tolerance{down: o.Tolerance, up: o.Tolerance}
 	if b == nil {
@@ -112,7 +114,7 @@ func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) to
 // stabilizeReplicas returns the wanted number of replicas, limited by the past recommendations. A
 // scale-up goes at most to the lowest recommendation in the scale-up window. A scale-down goes at
 // least to the highest recommendation in the scale-down window.
-func stabilizeReplicas(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
+func stabilizeReplicas(wanted, current int32, past []HistoryEntry, down, up rules, now time.Time) int32 {
 	least, highest := wanted, wanted
 	for _, m := range past {
 		if m.At.After(now.Add(-up.window)) {
@@ -160,8 +162,9 @@ func (r rules) scaleDownLimit(current int32, h History, now time.Time) int32 {
 }
 
 // policyLimit returns the number of replicas that the policies permit, or current if scaling in
-// this direction is disabled. For each policy, apply computes a number from the replicas at the
-// start of the policy's period. choose selects one of two such numbers.
+// this direction is disabled. apply returns the limit of one policy, from the number of replicas at
+// the start of the policy's period and from the policy's value. choose combines the limits of two
+// policies: it returns one of them.
 func (r rules) policyLimit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
 	choose func(a, b int64) int64) int64 {
 	if r.choose == autoscalingv2.DisabledPolicySelect || len(r.policies) == 0 {

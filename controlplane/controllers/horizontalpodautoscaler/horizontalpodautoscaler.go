@@ -20,7 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Period is the interval between two evaluations of an autoscaler.
@@ -29,40 +29,46 @@ const Period = 15 * time.Second
 // Source reads metrics from the metrics APIs. All values are in thousandths of the metric's unit.
 // Every call returns when its context is canceled.
 type Source interface {
-	// Resource returns the usage of resource name by each pod that the selector matches. If
-	// container is not "", only the usage of that container counts.
-	Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error)
+	// Resource returns each matching pod's usage of a resource, such as cpu. If container is not
+	// "", only the usage of that container counts.
+	Resource(ctx context.Context, namespace string, selector labels.Selector, name corev1.ResourceName,
+		container string) (Samples, error)
 	// Pods returns the value of custom metric m for each pod that the selector matches.
-	Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error)
-	// Object returns the value of custom metric m for one object.
-	Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error)
+	Pods(ctx context.Context, namespace string, selector labels.Selector, m autoscalingv2.MetricIdentifier) (
+		Samples, error)
+	// Object returns the value of custom metric m for the object to which ref refers.
+	Object(ctx context.Context, namespace string, ref autoscalingv2.CrossVersionObjectReference,
+		m autoscalingv2.MetricIdentifier) (int64, error)
 	// External returns the sum of all values of external metric m that its selector matches.
 	External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error)
 }
 
 // New returns the controller of HorizontalPodAutoscalers. It reads metrics from source. o applies
 // to all autoscalers.
-func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
+func New(d engine.Deps, source Source, o Options) *engine.Descriptor {
 	autoscalers := client.Informer[*autoscalingv2.HorizontalPodAutoscaler](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	read := []string{"get", "list", "watch"}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "horizontal-pod-autoscaler",
 		Workers: 5,
-		Watches: []controllers.Watch{controllers.OnInformer(autoscalers, specChanges)},
+		Watches: []engine.Watch{engine.OnInformer(autoscalers, specChanges)},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"autoscaling"}, Resources: []string{"horizontalpodautoscalers"}, Verbs: read},
-			{APIGroups: []string{"autoscaling"}, Resources: []string{"horizontalpodautoscalers/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"autoscaling"}, Resources: []string{"horizontalpodautoscalers/status"},
+				Verbs: []string{"update"}},
 			{APIGroups: []string{"*"}, Resources: []string{"*/scale"}, Verbs: []string{"get", "update"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read},
 			{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods"}, Verbs: []string{"list"}},
-			{APIGroups: []string{"custom.metrics.k8s.io", "external.metrics.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"get", "list"}},
+			{APIGroups: []string{"custom.metrics.k8s.io", "external.metrics.k8s.io"}, Resources: []string{"*"},
+				Verbs: []string{"get", "list"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{term: t, source: source, options: o, pods: pods,
-				view: controllers.ViewOf[*autoscalingv2.HorizontalPodAutoscaler](t, autoscalers), known: map[controllers.Key]memo{}}
-			r.status = controllers.NewStatusWriter(t, r.view, "horizontal pod autoscaler")
+				view:  engine.ViewOf[*autoscalingv2.HorizontalPodAutoscaler](t, autoscalers),
+				known: map[engine.Key]memo{}}
+			r.status = engine.NewStatusWriter(t, r.view, "horizontal pod autoscaler")
 			return r.reconcileAutoscaler
 		},
 	}
@@ -70,11 +76,11 @@ func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 
 // specChanges returns the key of a changed autoscaler, or nil if only its status has changed. The
 // controller writes the status itself; a reconciliation for each write would shorten its period.
-func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) []controllers.Key {
-	if c.Type == controllers.Updated && c.Old.UID == c.New.UID && c.Old.Generation == c.New.Generation {
+func specChanges(c engine.Change[*autoscalingv2.HorizontalPodAutoscaler]) []engine.Key {
+	if c.Type == engine.Updated && c.Old.UID == c.New.UID && c.Old.Generation == c.New.Generation {
 		return nil
 	}
-	return []controllers.Key{controllers.KeyOf(c.New)}
+	return []engine.Key{engine.KeyOf(c.New)}
 }
 
 // memo is the state of one autoscaler that the controller keeps in memory.
@@ -86,18 +92,18 @@ type memo struct {
 
 // reconciler reconciles autoscalers during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term    *controllers.Term
+	term    *engine.Term
 	source  Source
 	options Options
 	pods    cache.SharedIndexInformer
-	view    *controllers.View[*autoscalingv2.HorizontalPodAutoscaler]
-	status  *controllers.StatusWriter[*autoscalingv2.HorizontalPodAutoscaler]
+	view    *engine.View[*autoscalingv2.HorizontalPodAutoscaler]
+	status  *engine.StatusWriter[*autoscalingv2.HorizontalPodAutoscaler]
 
 	mu    sync.Mutex
-	known map[controllers.Key]memo
+	known map[engine.Key]memo
 }
 
-func (r *reconciler) reconcileAutoscaler(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileAutoscaler(ctx context.Context, key engine.Key) (time.Duration, error) {
 	h, ok := r.view.Get(key.Namespace, key.Name)
 	if !ok || h.DeletionTimestamp != nil {
 		r.mu.Lock()
@@ -117,7 +123,7 @@ func (r *reconciler) reconcileAutoscaler(ctx context.Context, key controllers.Ke
 	if step.Rescale {
 		err := r.writeScale(ctx, kind, h.Namespace, scale, step.Replicas)
 		if apierrors.IsConflict(err) {
-			return 0, controllers.RaceError("scaling %s %s/%s: %w", kind.GVK.Kind, h.Namespace, scale.Name, err)
+			return 0, engine.RaceError("scaling %s %s/%s: %w", kind.GVK.Kind, h.Namespace, scale.Name, err)
 		}
 		step = s.Rescaled(step, err)
 	}
@@ -138,7 +144,7 @@ func (r *reconciler) reconcileAutoscaler(ctx context.Context, key controllers.Ke
 
 // readPodsAndMetrics adds the pods of the scaled object to s and, if the metrics are needed, their
 // current values.
-func (r *reconciler) readPodsAndMetrics(ctx context.Context, key controllers.Key, s *Snapshot) {
+func (r *reconciler) readPodsAndMetrics(ctx context.Context, key engine.Key, s *Snapshot) {
 	if s.Target.Selector == "" {
 		return
 	}
@@ -147,13 +153,13 @@ func (r *reconciler) readPodsAndMetrics(ctx context.Context, key controllers.Key
 		s.PodsErr = err
 		return
 	}
-	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.NamespaceIndex, key.Namespace) {
+	for _, p := range engine.CachedBy[*corev1.Pod](r.pods, engine.NamespaceIndex, key.Namespace) {
 		if selector.Matches(labels.Set(p.Labels)) {
 			s.Pods = append(s.Pods, p)
 		}
 	}
-	s.Shared = r.findOverlapping(key, s.Autoscaler.UID, selector, s.Pods)
-	if !Measures(s.Autoscaler, s.Target) || len(s.Shared) > 0 {
+	s.Shared = r.recordSelector(key, s.Autoscaler.UID, selector, s.Pods)
+	if !UsesMetrics(s.Autoscaler, s.Target) || len(s.Shared) > 0 {
 		return
 	}
 	for i := range s.Autoscaler.Spec.Metrics {
@@ -161,12 +167,15 @@ func (r *reconciler) readPodsAndMetrics(ctx context.Context, key controllers.Key
 	}
 }
 
-func (r *reconciler) readMetric(ctx context.Context, namespace string, of labels.Selector, m *autoscalingv2.MetricSpec) (out Reading) {
+func (r *reconciler) readMetric(
+	ctx context.Context, namespace string, of labels.Selector, m *autoscalingv2.MetricSpec,
+) (out Reading) {
 	switch {
 	case m.Resource != nil:
 		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.Resource.Name, "")
 	case m.ContainerResource != nil:
-		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.ContainerResource.Name, m.ContainerResource.Container)
+		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.ContainerResource.Name,
+			m.ContainerResource.Container)
 	case m.Pods != nil:
 		out.Samples, out.Err = r.source.Pods(ctx, namespace, of, m.Pods.Metric)
 	case m.Object != nil:
@@ -179,7 +188,7 @@ func (r *reconciler) readMetric(ctx context.Context, namespace string, of labels
 
 // storedHistory returns the History of the autoscaler with this key and UID. It is empty for a new
 // autoscaler, also if a deleted autoscaler had the same name.
-func (r *reconciler) storedHistory(key controllers.Key, uid types.UID) History {
+func (r *reconciler) storedHistory(key engine.Key, uid types.UID) History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m, ok := r.known[key]
@@ -190,7 +199,7 @@ func (r *reconciler) storedHistory(key controllers.Key, uid types.UID) History {
 	return m.history
 }
 
-func (r *reconciler) storeHistory(key controllers.Key, h History) {
+func (r *reconciler) storeHistory(key engine.Key, h History) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.known[key]
@@ -198,9 +207,11 @@ func (r *reconciler) storeHistory(key controllers.Key, h History) {
 	r.known[key] = m
 }
 
-// findOverlapping stores the pod selector of the autoscaler with this key and UID. It returns the
+// recordSelector stores the pod selector of the autoscaler with this key and UID. It returns the
 // names of other autoscalers in the namespace that scale some of the same pods.
-func (r *reconciler) findOverlapping(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
+func (r *reconciler) recordSelector(
+	key engine.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod,
+) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.known[key]
@@ -220,7 +231,9 @@ func (r *reconciler) findOverlapping(key controllers.Key, uid types.UID, selecto
 }
 
 // scaleOf returns the kind of the object that h scales, and the object's scale subresource.
-func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*api.Kind, *autoscalingv1.Scale, error) {
+func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (
+	*api.Kind, *autoscalingv1.Scale, error,
+) {
 	ref := h.Spec.ScaleTargetRef
 	kind, err := kindOf(r.term.Client.Kinds(), ref)
 	if err != nil {
@@ -229,7 +242,8 @@ func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPod
 	if kind.Subresources["scale"] == nil || !kind.Namespaced {
 		return nil, nil, fmt.Errorf("a %s cannot be scaled: its kind has no subresource scale in a namespace", ref.Kind)
 	}
-	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Subresource: "scale", Namespace: h.Namespace, Name: ref.Name})
+	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Subresource: "scale",
+		Namespace: h.Namespace, Name: ref.Name})
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the scale of %s %s/%s: %w", ref.Kind, h.Namespace, ref.Name, err)
 	}
@@ -240,8 +254,8 @@ func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPod
 	return kind, scale, nil
 }
 
-// kindOf returns the kind that ref names. If the version of ref is not served, it returns another
-// version of the kind.
+// kindOf returns the kind to which ref refers. If the version of ref is not served, it returns
+// another version of the kind.
 func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*api.Kind, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -258,12 +272,15 @@ func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*a
 	return nil, fmt.Errorf("no matches for kind %q in group %q", ref.Kind, gv.Group)
 }
 
-// writeScale writes the replicas to the scale subresource of an object of this kind. It fails with
-// a conflict if the object has changed since scale was read.
-func (r *reconciler) writeScale(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
+// writeScale writes the replicas to the scale subresource of an object of the given kind. It fails
+// with a conflict if the object has changed since scale was read.
+func (r *reconciler) writeScale(
+	ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32,
+) error {
 	next := scale.DeepCopy()
 	next.Spec.Replicas = replicas
-	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: kind, Subresource: "scale", Namespace: namespace,
-		Name: scale.Name, Object: next})
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: kind, Subresource: "scale",
+		Namespace: namespace,
+		Name:      scale.Name, Object: next})
 	return err
 }

@@ -22,7 +22,8 @@ type proposal struct {
 // of this type.
 func failureReason(t autoscalingv2.MetricSourceType) string {
 	switch t {
-	case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.PodsMetricSourceType,
+	case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType,
+		autoscalingv2.PodsMetricSourceType,
 		autoscalingv2.ObjectMetricSourceType, autoscalingv2.ExternalMetricSourceType:
 		return "FailedGet" + string(t) + "Metric"
 	}
@@ -64,12 +65,14 @@ func (s Snapshot) proposeReplicas(m *autoscalingv2.MetricSpec, r Reading) propos
 	return p
 }
 
-// proposeResource sets in p the replicas that a resource metric requires, and in now the current
-// value. If container is not "", only the usage of that container of each pod counts.
-func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, container string, t autoscalingv2.MetricTarget, r Reading,
-	now *autoscalingv2.MetricValueStatus) {
+// proposeResource stores in p the number of replicas that a resource metric requires, and in
+// current the metric's current value. If container is not "", only the usage of that container of
+// each pod counts.
+func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, container string,
+	t autoscalingv2.MetricTarget, r Reading,
+	current *autoscalingv2.MetricValueStatus) {
 	if t.AverageUtilization == nil {
-		s.proposeAverage(p, name, t, r, now)
+		s.proposeAverage(p, name, t, r, current)
 		return
 	}
 	requests, err := requestsOf(s.Pods, container, name)
@@ -85,13 +88,13 @@ func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, contain
 	}
 	var u usage
 	p.replicas, u, p.err = l.desiredReplicas()
-	now.AverageUtilization, now.AverageValue = &u.percent, milliQuantity(u.average)
+	current.AverageUtilization, current.AverageValue = &u.percent, milliQuantity(u.average)
 }
 
-// proposeAverage sets in p the replicas that a metric with a target average per pod requires, and
-// in now the current average.
+// proposeAverage stores in p the number of replicas that a metric with a target average per pod
+// requires, and in current the current average.
 func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autoscalingv2.MetricTarget, r Reading,
-	now *autoscalingv2.MetricValueStatus) {
+	current *autoscalingv2.MetricValueStatus) {
 	if t.AverageValue == nil {
 		p.err = fmt.Errorf("the target of %s has no averageValue", p.name)
 		return
@@ -102,29 +105,33 @@ func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autosc
 	l.full = func(*corev1.Pod) int64 { return target }
 	var u usage
 	p.replicas, u, p.err = l.desiredReplicas()
-	now.AverageValue = milliQuantity(u.average)
+	current.AverageValue = milliQuantity(u.average)
 }
 
-// proposeValue sets in p the replicas that an Object or External metric requires, and in now the
-// current value.
-func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Reading, now *autoscalingv2.MetricValueStatus) {
+// proposeValue stores in p the number of replicas that an Object or External metric requires, and
+// in current the metric's current value.
+func (s Snapshot) proposeValue(
+	p *proposal, t autoscalingv2.MetricTarget, r Reading, current *autoscalingv2.MetricValueStatus,
+) {
 	tolerance := toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)
 	switch {
 	case t.AverageValue != nil && (t.Value == nil || t.Type != autoscalingv2.ValueMetricType):
 		var average int64
-		p.replicas, average, p.err = byShare(r.Value, saturate.MilliValue(t.AverageValue), s.Target.Status, tolerance)
-		now.AverageValue = milliQuantity(average)
+		p.replicas, average, p.err = replicasByAverage(r.Value, saturate.MilliValue(t.AverageValue), s.Target.Status,
+			tolerance)
+		current.AverageValue = milliQuantity(average)
 	case t.Value != nil:
-		p.replicas, p.err = byValue(r.Value, saturate.MilliValue(t.Value), s.Target.Spec, s.Pods, tolerance)
-		now.Value = milliQuantity(r.Value)
+		p.replicas, p.err = replicasByValue(r.Value, saturate.MilliValue(t.Value), s.Target.Spec, s.Pods, tolerance)
+		current.Value = milliQuantity(r.Value)
 	default:
 		p.err = fmt.Errorf("the target of %s has neither value nor averageValue", p.name)
 	}
 }
 
 func (s Snapshot) resourceLoad(name corev1.ResourceName, r Reading) load {
-	return load{current: s.Target.Spec, samples: r.Samples, sorted: sortPods(s.Pods, r.Samples, name, s.Now, s.Options),
-		tolerance: toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)}
+	return load{current: s.Target.Spec, samples: r.Samples,
+		groupedPods: groupPods(s.Pods, r.Samples, name, s.Now, s.Options),
+		tolerance:   toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)}
 }
 
 func milliQuantity(v int64) *resource.Quantity {

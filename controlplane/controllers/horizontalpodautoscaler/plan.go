@@ -19,10 +19,14 @@ import (
 
 // Options are settings of the controller that apply to all autoscalers.
 type Options struct {
-	Tolerance              float64       // if current and target value deviate by at most this ratio, the replicas are not changed
-	CPUInitialization      time.Duration // time after the start of a pod during which its CPU usage may be caused by the start
-	InitialReadiness       time.Duration // a pod that became unready within this time after its start counts as never ready
-	DownscaleStabilization time.Duration // stabilization window for a scale-down if an autoscaler specifies none
+	// largest deviation of the ratio of current to target value from 1 at which the number of
+	// replicas is not changed
+	Tolerance float64
+	// time after the start of a pod during which its CPU usage may be caused by the start
+	CPUInitialization time.Duration
+	// a pod that became unready within this time after its start counts as never ready
+	InitialReadiness       time.Duration
+	DownscaleStabilization time.Duration // scale-down window for autoscalers that specify none
 }
 
 // Defaults are the default options of Kubernetes.
@@ -37,8 +41,8 @@ type Target struct {
 
 // Reading is the current value of one metric of an autoscaler, or the error of reading it.
 type Reading struct {
-	Samples Samples // for metrics of pods: Resource, ContainerResource, Pods
-	Value   int64   // for Object and External metrics, in thousandths
+	Samples Samples // values by pod, for metrics of type Resource, ContainerResource and Pods
+	Value   int64   // value in thousandths, for metrics of type Object and External
 	Err     error
 }
 
@@ -51,7 +55,7 @@ type Snapshot struct {
 	Pods       []*corev1.Pod // pods that the target's selector matches
 	PodsErr    error         // error of parsing the selector
 	Shared     []string      // names of other autoscalers that scale some of the same pods
-	Readings   []Reading     // one for each element of spec.metrics; unused unless Measures returns true
+	Readings   []Reading     // one for each element of spec.metrics; unused unless UsesMetrics returns true
 	History    History
 	Options    Options
 	Now        time.Time
@@ -63,7 +67,7 @@ type Event struct{ Type, Reason, Message string }
 // Step is the result of PlanAutoscaler: the new status, the new replicas, and events to record.
 type Step struct {
 	Rescale  bool
-	Replicas int32  // number to write to the scale subresource if Rescale is true
+	Replicas int32  // number of replicas to write to the scale subresource if Rescale is true
 	Reason   string // reason of the change, for the event
 	Status   autoscalingv2.HorizontalPodAutoscalerStatus
 	Events   []Event
@@ -81,9 +85,9 @@ func replicaBounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32)
 	return least, h.Spec.MaxReplicas
 }
 
-// Measures reports whether the metrics of h decide the number of replicas. They do not if a user
-// has scaled t to zero, or if the current number is outside the bounds of h.
-func Measures(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
+// UsesMetrics reports whether the metrics of h decide the number of replicas. It returns false
+// while t is scaled to zero by a user, and while the current number is outside the bounds of h.
+func UsesMetrics(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	least, most := replicaBounds(h)
 	return !switchedOff(h, t) && t.Spec >= least && t.Spec <= most
 }
@@ -166,16 +170,18 @@ func (s Snapshot) Rescaled(step Step, err error) Step {
 	s.setCondition(&step, autoscalingv2.AbleToScale, true, "SucceededRescale",
 		fmt.Sprintf("the target was scaled to %d", step.Replicas))
 	if s.Target.Spec > 0 && step.Replicas == 0 {
-		s.setCondition(&step, autoscalingv2.ScaledToZero, true, "ScaledToZero", "the HPA controller scaled the workload to zero")
+		s.setCondition(&step, autoscalingv2.ScaledToZero, true, "ScaledToZero",
+			"the HPA controller scaled the workload to zero")
 	} else {
-		s.setCondition(&step, autoscalingv2.ScaledToZero, false, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
+		s.setCondition(&step, autoscalingv2.ScaledToZero, false, "NotScaledToZero",
+			"the HPA controller did not scale the workload to zero")
 	}
 	at := metav1.NewTime(s.Now)
 	step.Status.LastScaleTime = &at
 	if by := step.Replicas - s.Target.Spec; by > 0 {
-		step.History.Added = appendMoment(step.History.Added, Moment{s.Now, by})
+		step.History.Added = appendEntry(step.History.Added, HistoryEntry{s.Now, by})
 	} else {
-		step.History.Removed = appendMoment(step.History.Removed, Moment{s.Now, -by})
+		step.History.Removed = appendEntry(step.History.Removed, HistoryEntry{s.Now, -by})
 	}
 	return step
 }
@@ -218,7 +224,8 @@ func (s Snapshot) evaluateMetrics(step *Step) (wanted int32, name string, err er
 			fmt.Sprintf("the number of replicas cannot be calculated: %v", first))
 		return 0, "", fmt.Errorf("%d of %d metrics cannot be used, the first: %w", failed, len(specs), first)
 	}
-	s.setCondition(step, autoscalingv2.ScalingActive, true, "ValidMetricFound", "the number of replicas was calculated from "+name)
+	s.setCondition(step, autoscalingv2.ScalingActive, true, "ValidMetricFound",
+		"the number of replicas was calculated from "+name)
 	return wanted, name, nil
 }
 
@@ -259,13 +266,14 @@ func (s Snapshot) limitReplicas(step *Step, wanted int32) int32 {
 	down, up := rulesOf(s.Autoscaler.Spec.Behavior, s.Options)
 	past := s.History.Wanted
 	if len(past) == 0 { // after a change of the leader, the current number counts as the last recommendation
-		past = appendMoment(nil, Moment{s.Now, current})
+		past = appendEntry(nil, HistoryEntry{s.Now, current})
 	}
-	step.History.Wanted = appendMoment(past, Moment{s.Now, wanted})
+	step.History.Wanted = appendEntry(past, HistoryEntry{s.Now, wanted})
 	steady := stabilizeReplicas(wanted, current, past, down, up, s.Now)
 	switch {
 	case steady == wanted:
-		s.setCondition(step, autoscalingv2.AbleToScale, true, "ReadyForNewScale", "no window holds the recommended size back")
+		s.setCondition(step, autoscalingv2.AbleToScale, true, "ReadyForNewScale",
+			"no stabilization window limits the recommended size")
 	case wanted < steady:
 		s.setCondition(step, autoscalingv2.AbleToScale, true, "ScaleDownStabilized",
 			"recent recommendations were higher than the current one, the highest of the window is taken")
@@ -281,7 +289,8 @@ func (s Snapshot) limitReplicas(step *Step, wanted int32) int32 {
 		high := up.scaleUpLimit(current, s.History, s.Now)
 		switch {
 		case steady > high && high < most:
-			return limit(high, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate")
+			return limit(high, "ScaleUpLimit",
+				"the desired replica count is increasing faster than the maximum scale rate")
 		case steady > most:
 			return limit(most, "TooManyReplicas", "the desired replica count is more than the maximum replica count")
 		}
@@ -290,12 +299,14 @@ func (s Snapshot) limitReplicas(step *Step, wanted int32) int32 {
 		low := down.scaleDownLimit(current, s.History, s.Now)
 		switch {
 		case steady < low && low > least:
-			return limit(low, "ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate")
+			return limit(low, "ScaleDownLimit",
+				"the desired replica count is decreasing faster than the maximum scale rate")
 		case steady < least:
 			return limit(least, "TooFewReplicas", "the desired replica count is less than the minimum replica count")
 		}
 	}
-	s.setCondition(step, autoscalingv2.ScalingLimited, false, "DesiredWithinRange", "the desired count is within the acceptable range")
+	s.setCondition(step, autoscalingv2.ScalingLimited, false, "DesiredWithinRange",
+		"the desired count is within the acceptable range")
 	return steady
 }
 
@@ -305,13 +316,18 @@ func (s *Step) addWarning(reason, format string, args ...any) {
 
 // setCondition sets a condition in the status of step. The transition time changes only if the
 // status of the condition changes.
-func (s Snapshot) setCondition(step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string) {
-	c := autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
+func (s Snapshot) setCondition(
+	step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string,
+) {
+	c := autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason,
+		Message:            message,
 		LastTransitionTime: metav1.NewTime(s.Now), ObservedGeneration: new(s.Autoscaler.Generation)}
 	if is {
 		c.Status = corev1.ConditionTrue
 	}
-	i := slices.IndexFunc(step.Status.Conditions, func(have autoscalingv2.HorizontalPodAutoscalerCondition) bool { return have.Type == t })
+	i := slices.IndexFunc(step.Status.Conditions, func(have autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return have.Type == t
+	})
 	if i < 0 {
 		step.Status.Conditions = append(step.Status.Conditions, c)
 		return

@@ -13,8 +13,8 @@ import (
 // twin judges by the whole past, in the plainest way.
 type twin struct {
 	first    int32
-	replicas []Moment // the replicas from a time on
-	wanted   []Moment
+	replicas []HistoryEntry // the replicas from a time on
+	wanted   []HistoryEntry
 }
 
 // at is how many replicas there were at a time.
@@ -41,7 +41,7 @@ func (w *twin) next(h *autoscalingv2.HorizontalPodAutoscaler, wanted, current in
 			highest = max(highest, m.N)
 		}
 	}
-	w.wanted = append(w.wanted, Moment{now, wanted})
+	w.wanted = append(w.wanted, HistoryEntry{now, wanted})
 	n := current
 	n = max(n, lowest)
 	n = min(n, highest)
@@ -80,12 +80,14 @@ func (w *twin) edge(r *autoscalingv2.HPAScalingRules, direction float64, current
 }
 
 func someRules(rnd *rand.Rand) *autoscalingv2.HPAScalingRules {
-	selects := []autoscalingv2.ScalingPolicySelect{autoscalingv2.MaxChangePolicySelect, autoscalingv2.MinChangePolicySelect,
+	selects := []autoscalingv2.ScalingPolicySelect{autoscalingv2.MaxChangePolicySelect,
+		autoscalingv2.MinChangePolicySelect,
 		autoscalingv2.MaxChangePolicySelect, autoscalingv2.MinChangePolicySelect, autoscalingv2.DisabledPolicySelect}
 	r := &autoscalingv2.HPAScalingRules{SelectPolicy: &selects[rnd.IntN(len(selects))],
 		StabilizationWindowSeconds: new([]int32{0, 20, 60, 300, 3600}[rnd.IntN(5)])}
 	for range 1 + rnd.IntN(3) {
-		p := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PodsScalingPolicy, Value: 1 + rnd.Int32N(6), PeriodSeconds: 1 + rnd.Int32N(120)}
+		p := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PodsScalingPolicy, Value: 1 + rnd.Int32N(6),
+			PeriodSeconds: 1 + rnd.Int32N(120)}
 		if rnd.IntN(2) == 0 {
 			p.Type, p.Value = autoscalingv2.PercentScalingPolicy, 1+rnd.Int32N(220)
 		}
@@ -104,17 +106,19 @@ func TestThePlanAgreesWithItsTwin(t *testing.T) {
 	for seed := range uint64(150) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		h := autoscaler(1+rnd.Int32N(4), 5+rnd.Int32N(60), ofOutside("average 1"))
-		h.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: someRules(rnd), ScaleDown: someRules(rnd)}
+		h.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: someRules(rnd),
+			ScaleDown: someRules(rnd)}
 		current := *h.Spec.MinReplicas + rnd.Int32N(h.Spec.MaxReplicas-*h.Spec.MinReplicas+1)
 		now := epoch
-		w := &twin{first: current, wanted: []Moment{{epoch, current}}}
+		w := &twin{first: current, wanted: []HistoryEntry{{epoch, current}}}
 		var history History
 		load := rnd.Int64N(80)
 		for tick := range 120 {
 			if rnd.IntN(4) == 0 {
 				load = rnd.Int64N(80)
 			}
-			s := Snapshot{Autoscaler: h, Target: Target{Spec: current, Status: current, Selector: "a=b"}, History: history,
+			s := Snapshot{Autoscaler: h, Target: Target{Spec: current, Status: current, Selector: "a=b"},
+				History:  history,
 				Readings: []Reading{{Value: load * 1000}}, Options: options, Now: now}
 			step := PlanAutoscaler(s)
 			got := current
@@ -128,15 +132,16 @@ func TestThePlanAgreesWithItsTwin(t *testing.T) {
 					seed, tick, current, got, load, want, h.Spec.Behavior)
 			}
 			if got < *h.Spec.MinReplicas || got > h.Spec.MaxReplicas {
-				t.Fatalf("seed %d, tick %d: %d replicas, bounds %d and %d", seed, tick, got, *h.Spec.MinReplicas, h.Spec.MaxReplicas)
+				t.Fatalf("seed %d, tick %d: %d replicas, bounds %d and %d", seed, tick, got, *h.Spec.MinReplicas,
+					h.Spec.MaxReplicas)
 			}
 			if got != current {
-				w.replicas = append(w.replicas, Moment{now, got})
+				w.replicas = append(w.replicas, HistoryEntry{now, got})
 			}
 			current, history = got, step.History
 			now = now.Add(time.Duration(1+rnd.IntN(40)) * time.Second)
 		}
-		if n := len(history.Wanted) + len(history.Added) + len(history.Removed); n > 3*most {
+		if n := len(history.Wanted) + len(history.Added) + len(history.Removed); n > 3*maxHistory {
 			t.Fatalf("%d moments are remembered", n)
 		}
 	}
@@ -154,17 +159,19 @@ func TestPodsOfWhichNothingIsKnownTurnNothingAround(t *testing.T) {
 		n := 1 + rnd.IntN(8)
 		words := ""
 		for range n {
-			words += []string{"", "", "", "young:", "pending:"}[rnd.IntN(5)] + []string{"100", "300", "500", "900", "2000", "-"}[rnd.IntN(6)] + " "
+			words += []string{"", "", "", "young:", "pending:"}[rnd.IntN(5)] +
+				[]string{"100", "300", "500", "900", "2000", "-"}[rnd.IntN(6)] + " "
 		}
 		pods, samples := podsOf(t, words)
 		metric := percent(corev1.ResourceCPU, 50)
-		s := Snapshot{Autoscaler: autoscaler(1, 100, metric), Pods: pods, Options: Defaults, Now: epoch, Target: Target{Spec: int32(n), Selector: "a=b"}}
+		s := Snapshot{Autoscaler: autoscaler(1, 100, metric), Pods: pods, Options: Defaults, Now: epoch,
+			Target: Target{Spec: int32(n), Selector: "a=b"}}
 		p := s.proposeReplicas(&metric, Reading{Samples: samples})
 		if p.err != nil {
 			continue
 		}
 		known := *p.status.Resource.Current.AverageUtilization
-		sorted := sortPods(pods, samples, corev1.ResourceCPU, epoch, Defaults)
+		sorted := groupPods(pods, samples, corev1.ResourceCPU, epoch, Defaults)
 		if known > 50 && p.replicas < int32(n) && len(sorted.unready)+len(sorted.missing) > 0 {
 			t.Fatalf("round %d: %s: at %d%% of 50%% the %d replicas become %d", round, words, known, n, p.replicas)
 		}

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/saturate"
 )
 
@@ -23,8 +23,9 @@ type Sample struct {
 // Samples holds the values of a metric by pod name.
 type Samples map[string]Sample
 
-// tolerance is the deviation from the target within which the replicas are not changed. down and up
-// apply to a ratio of current to target value below and above 1.
+// tolerance is the deviation from the target within which the replicas are not changed: down if the
+// current value is below the target, and up if it is above. Both are differences of the ratio of
+// current to target value from 1.
 type tolerance struct{ down, up float64 }
 
 func (t tolerance) isWithinTolerance(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
@@ -44,17 +45,19 @@ func roundUpReplicas(f float64) int32 {
 // errNoSamples is returned if no pod of the target has a usable sample.
 var errNoSamples = errors.New("no metrics of the target's pods: they may not be ready, or none are collected yet")
 
-// sorted holds the pods of the scaled object, divided by whether their samples can be used.
-type sorted struct {
+// groupedPods holds the pods of the scaled object, divided by whether their samples can be used.
+type groupedPods struct {
 	ready   []*corev1.Pod // pods with a usable sample
-	unready []*corev1.Pod // pods that are starting or pending: their sample cannot be used
+	unready []*corev1.Pod // pods that are starting or pending: their samples are not used
 	missing []*corev1.Pod // pods without a sample
 }
 
-// sortPods divides pods by whether their samples of a resource can be used. Terminating and failed
+// groupPods divides pods by whether their samples of a resource can be used. Terminating and failed
 // pods are in none of the lists, because their load moves to other pods.
-func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName, now time.Time, o Options) sorted {
-	var s sorted
+func groupPods(
+	pods []*corev1.Pod, samples Samples, resource corev1.ResourceName, now time.Time, o Options,
+) groupedPods {
+	var s groupedPods
 	for _, p := range pods {
 		sample, measured := samples[p.Name]
 		switch {
@@ -74,9 +77,10 @@ func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName,
 
 // isPodStarting reports whether the CPU usage s of pod p may still be caused by the start of p.
 // During o.CPUInitialization this is so until p has been ready for a whole measurement interval.
-// Later it is so only if p is unready and became unready within o.InitialReadiness after its start.
+// Later it is so only for an unready pod that became unready within o.InitialReadiness after its
+// start.
 func isPodStarting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
-	ready := controllers.PodCondition(p, corev1.PodReady)
+	ready := api.PodCondition(p, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
 		return true
 	}
@@ -91,7 +95,7 @@ func isPodStarting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 // the target.
 type usage struct {
 	ratio   float64
-	average int64 // average per pod, in thousandths
+	average int64 // average value per pod, in thousandths
 	percent int32 // percentage of the requests; only for a target utilization
 }
 
@@ -99,7 +103,7 @@ type usage struct {
 // that the metric requires.
 type load struct {
 	current int32
-	sorted
+	groupedPods
 	samples   Samples
 	tolerance tolerance
 	// measure returns the usage of a set of pods. use holds the pods' values by pod name.
@@ -185,11 +189,12 @@ func utilizationOf(percent int32, requests map[string]int64) func(map[string]int
 		}
 		all := sumValues(requested)
 		if all <= 0 {
-			return usage{}, errors.New("the pods that are measured request nothing of it")
+			return usage{}, errors.New("the measured pods have no request of this resource")
 		}
 		used := sumValues(use)
 		now := int32(min(math.MaxInt32, max(0, used*100/all)))
-		return usage{ratio: float64(now) / float64(percent), average: truncateToInt64(used / float64(len(use))), percent: now}, nil
+		return usage{ratio: float64(now) / float64(percent), average: truncateToInt64(used / float64(len(use))),
+			percent: now}, nil
 	}
 }
 
@@ -253,9 +258,9 @@ func runningContainers(p *corev1.Pod) []*corev1.Container {
 	return out
 }
 
-// byValue returns the number of replicas for a metric with one value for all pods and a target for
-// that value. The value is assumed to decrease as replicas are added.
-func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance) (int32, error) {
+// replicasByValue returns the number of replicas for a metric with one value for all pods and a
+// target for that value. The value is assumed to decrease as replicas are added.
+func replicasByValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance) (int32, error) {
 	if target <= 0 {
 		return 0, errTarget
 	}
@@ -271,16 +276,16 @@ func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance
 	}
 	ready := 0
 	for _, p := range pods {
-		if p.Status.Phase == corev1.PodRunning && controllers.IsPodReady(p) {
+		if p.Status.Phase == corev1.PodRunning && api.IsPodReady(p) {
 			ready++
 		}
 	}
 	return roundUpReplicas(ratio * float64(ready)), nil
 }
 
-// byShare returns the number of replicas for a metric with one value for all pods and a target per
-// replica. average is the current value per replica.
-func byShare(value, target int64, replicas int32, t tolerance) (n int32, average int64, err error) {
+// replicasByAverage returns the number of replicas for a metric with one value for all pods and a
+// target per replica. average is the current value per replica.
+func replicasByAverage(value, target int64, replicas int32, t tolerance) (n int32, average int64, err error) {
 	if target <= 0 {
 		return 0, 0, errTarget
 	}

@@ -37,17 +37,20 @@ type APIs struct {
 
 var _ Source = (*APIs)(nil)
 
-// aMinute is the measurement window that is assumed for a custom metric without a window.
-const aMinute = time.Minute
+// defaultWindow is the measurement window that is assumed for a custom metric without a window.
+const defaultWindow = time.Minute
 
 // Resource implements Source with metrics.k8s.io.
-func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error) {
-	list, err := a.podMetrics(ctx, namespace, of)
+func (a *APIs) Resource(
+	ctx context.Context, namespace string, selector labels.Selector, name corev1.ResourceName, container string,
+) (Samples, error) {
+	list, err := a.podMetrics(ctx, namespace, selector)
 	if err != nil {
 		return nil, fmt.Errorf("unable to get metrics for resource %s: %w", name, err)
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("unable to get metrics for resource %s: no metrics returned from resource metrics API", name)
+		return nil, fmt.Errorf("unable to get metrics for resource %s: no metrics returned from resource metrics API",
+			name)
 	}
 	out := make(Samples, len(list))
 	for i := range list {
@@ -63,10 +66,13 @@ func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selecto
 	return out, nil
 }
 
-// sumOf returns the usage of resource name by all containers, or by the named container. found
-// reports whether such a container exists. measured is false if a container has no value.
-func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, container string) (value int64, measured, found bool) {
-	for _, c := range all {
+// sumOf returns the usage of resource name by the given containers. If container is not "", only
+// the container with this name counts. found reports whether such a container exists. measured is
+// false if a counted container has no value.
+func sumOf(containers []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, container string) (
+	value int64, measured, found bool,
+) {
+	for _, c := range containers {
 		if container != "" && c.Name != container {
 			continue
 		}
@@ -82,15 +88,19 @@ func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, cont
 
 // podMetrics returns the PodMetrics of the pods that the selector matches, from an installed
 // metrics-server or from this API server.
-func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selector) ([]metricsv1beta1.PodMetrics, error) {
-	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selectorQuery("labelSelector", of.String()))
+func (a *APIs) podMetrics(ctx context.Context, namespace string, selector labels.Selector) (
+	[]metricsv1beta1.PodMetrics, error,
+) {
+	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods",
+		selectorQuery("labelSelector", selector.String()))
 	if err == nil {
 		return decodePodMetrics(body)
 	}
 	if !errors.Is(err, ErrNotRegistered) {
 		return nil, err
 	}
-	found, err := client.List[*metricsv1beta1.PodMetrics](ctx, a.Client, namespace, metav1.ListOptions{LabelSelector: of.String()})
+	found, err := client.List[*metricsv1beta1.PodMetrics](ctx, a.Client, namespace,
+		metav1.ListOptions{LabelSelector: selector.String()})
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +125,7 @@ func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
 		}
 	}
 	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("reading the answer of the metrics API: %w", err)
+		return nil, fmt.Errorf("reading the response of the metrics API: %w", err)
 	}
 	out := make([]metricsv1beta1.PodMetrics, len(list.Items))
 	for i, item := range list.Items {
@@ -132,17 +142,17 @@ func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
 	return out, nil
 }
 
-// value is an item of a list of custom metrics, in either version, or of external metrics.
-type value struct {
+// metricValue is an item of a list of custom metrics, in either version, or of external metrics.
+type metricValue struct {
 	DescribedObject struct{ Name string }
 	Timestamp       metav1.Time
-	Window          *int64 // of v1beta1 and of external metrics
-	WindowSeconds   *int64 // of v1beta2
+	Window          *int64 // window in seconds, in v1beta1 and in external metrics
+	WindowSeconds   *int64 // window in seconds, in v1beta2
 	Value           quantity
 }
 
-func (v *value) toSample() Sample {
-	s := Sample{Value: saturate.MilliValue(&v.Value), At: v.Timestamp.Time, Window: aMinute}
+func (v *metricValue) toSample() Sample {
+	s := Sample{Value: saturate.MilliValue(&v.Value), At: v.Timestamp.Time, Window: defaultWindow}
 	for _, w := range []*int64{v.Window, v.WindowSeconds} {
 		if w != nil {
 			s.Window = time.Duration(max(0, min(*w, int64(time.Hour/time.Second)))) * time.Second
@@ -158,15 +168,19 @@ type quantity struct{ resource.Quantity }
 func (q *quantity) UnmarshalJSON(b []byte) error {
 	const most, digits = 64, 3
 	text := strings.Trim(string(b), `"`)
-	if i := strings.IndexAny(text, "eE"); len(text) > most || i >= 0 && len(strings.TrimLeft(text[i+1:], "+-0")) > digits {
+	if i := strings.IndexAny(text, "eE"); len(text) > most ||
+		i >= 0 && len(strings.TrimLeft(text[i+1:], "+-0")) > digits {
 		return errors.New("a value that is too long")
 	}
 	return q.Quantity.UnmarshalJSON(b)
 }
 
 // Pods implements Source with custom.metrics.k8s.io.
-func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error) {
-	items, err := a.getCustomMetrics(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name), of.String(), m)
+func (a *APIs) Pods(ctx context.Context, namespace string, selector labels.Selector, m autoscalingv2.MetricIdentifier) (
+	Samples, error,
+) {
+	items, err := a.getCustomMetrics(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name),
+		selector.String(), m)
 	if err == nil && len(items) == 0 {
 		err = errors.New("no metrics returned from custom metrics API")
 	}
@@ -181,41 +195,52 @@ func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m
 }
 
 // Object implements Source with custom.metrics.k8s.io.
-func (a *APIs) Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
-	v, err := a.getObjectMetric(ctx, namespace, of, m)
+func (a *APIs) Object(
+	ctx context.Context, namespace string, ref autoscalingv2.CrossVersionObjectReference,
+	m autoscalingv2.MetricIdentifier,
+) (int64, error) {
+	v, err := a.getObjectMetric(ctx, namespace, ref, m)
 	if err != nil {
-		return 0, fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Name, of.Kind, namespace, of.Name, err)
+		return 0, fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Name, ref.Kind, namespace, ref.Name, err)
 	}
 	return v, nil
 }
 
-func (a *APIs) getObjectMetric(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
-	kind, err := kindOf(a.Client.Kinds(), of)
+func (a *APIs) getObjectMetric(
+	ctx context.Context, namespace string, ref autoscalingv2.CrossVersionObjectReference,
+	m autoscalingv2.MetricIdentifier,
+) (int64, error) {
+	kind, err := kindOf(a.Client.Kinds(), ref)
 	if err != nil {
 		return 0, err
 	}
-	path := "namespaces/" + url.PathEscape(namespace) + "/" + kind.GroupResource().String() + "/" + url.PathEscape(of.Name) + "/" + url.PathEscape(m.Name)
+	path := "namespaces/" + url.PathEscape(namespace) + "/" + kind.GroupResource().String() + "/" +
+		url.PathEscape(ref.Name) + "/" + url.PathEscape(m.Name)
 	if kind.Resource == "namespaces" && kind.GVK.Group == "" {
-		path = "namespaces/" + url.PathEscape(of.Name) + "/metrics/" + url.PathEscape(m.Name)
+		path = "namespaces/" + url.PathEscape(ref.Name) + "/metrics/" + url.PathEscape(m.Name)
 	}
 	items, err := a.getCustomMetrics(ctx, path, "", m)
 	switch {
 	case err != nil:
 		return 0, err
 	case len(items) != 1:
-		return 0, fmt.Errorf("the custom metrics API server returned %d results when we asked for exactly one", len(items))
+		return 0, fmt.Errorf("the custom metrics API server returned %d results when we asked for exactly one",
+			len(items))
 	}
 	return saturate.MilliValue(&items[0].Value), nil
 }
 
 // getCustomMetrics returns the values at a path of custom.metrics.k8s.io, in the newest registered
-// version of the API.
-func (a *APIs) getCustomMetrics(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
+// version of the API. podSelector, in text form, selects the pods; "" selects nothing, for a path
+// that contains the object's name.
+func (a *APIs) getCustomMetrics(ctx context.Context, path, podSelector string, m autoscalingv2.MetricIdentifier) (
+	[]metricValue, error,
+) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
 		return nil, fmt.Errorf("the metric's selector: %w", err)
 	}
-	query := selectorQuery("labelSelector", of, "metricLabelSelector", metric.String())
+	query := selectorQuery("labelSelector", podSelector, "metricLabelSelector", metric.String())
 	for _, version := range []string{"v1beta2", "v1beta1"} {
 		body, err := a.Read(ctx, "/apis/custom.metrics.k8s.io/"+version+"/"+path, query)
 		if errors.Is(err, ErrNotRegistered) {
@@ -238,12 +263,15 @@ func (a *APIs) External(ctx context.Context, namespace string, m autoscalingv2.M
 	return sum, nil
 }
 
-func (a *APIs) getExternalMetric(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (sum int64, err error) {
+func (a *APIs) getExternalMetric(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (
+	sum int64, err error,
+) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
 		return 0, fmt.Errorf("the metric's selector: %w", err)
 	}
-	body, err := a.Read(ctx, "/apis/external.metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/"+url.PathEscape(m.Name),
+	body, err := a.Read(ctx, "/apis/external.metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/"+
+		url.PathEscape(m.Name),
 		selectorQuery("labelSelector", metric.String()))
 	if errors.Is(err, ErrNotRegistered) {
 		return 0, errors.New("no external metrics API (external.metrics.k8s.io) registered")
@@ -261,10 +289,10 @@ func (a *APIs) getExternalMetric(ctx context.Context, namespace string, m autosc
 	return sum, err
 }
 
-func decodeValues(body []byte) ([]value, error) {
-	var list struct{ Items []value }
+func decodeValues(body []byte) ([]metricValue, error) {
+	var list struct{ Items []metricValue }
 	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("reading the answer of the metrics API: %w", err)
+		return nil, fmt.Errorf("reading the response of the metrics API: %w", err)
 	}
 	return list.Items, nil
 }

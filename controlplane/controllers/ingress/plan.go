@@ -32,17 +32,19 @@ const (
 	pairsFolder = "/certificates"
 )
 
-// Made holds the objects of the proxies of one IngressClass. They have the name of the class, and
-// the class owns them, so that they are deleted with it.
-type Made struct {
+// ProxyObjects holds the objects of the proxies of one IngressClass. They have the name of the
+// class, and the class owns them, so that they are deleted with it.
+type ProxyObjects struct {
 	Deployment *appsv1.Deployment
 	Service    *corev1.Service
 	Budget     *policyv1.PodDisruptionBudget // nil if there is a single replica
 }
 
 // PlanPairs returns the Secrets with TLS key pairs that the proxies of a class mount. given holds
-// the files of each Secret. An empty entry has no Secret.
-func PlanPairs(class *networkingv1.IngressClass, given [ingress.MaxShards]map[string][]byte) (out [ingress.MaxShards]*corev1.Secret) {
+// the contents of each Secret: data by file name. The result for a Secret without files is nil.
+func PlanPairs(class *networkingv1.IngressClass, given [ingress.MaxShards]map[string][]byte) (
+	out [ingress.MaxShards]*corev1.Secret,
+) {
 	for i, data := range given {
 		if len(data) > 0 {
 			meta := metaOf(class)
@@ -55,7 +57,8 @@ func PlanPairs(class *networkingv1.IngressClass, given [ingress.MaxShards]map[st
 
 func metaOf(class *networkingv1.IngressClass) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: Namespace, Name: class.Name, Labels: labelsOf(class.Name),
-		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(class, networkingv1.SchemeGroupVersion.WithKind("IngressClass"))}}
+		OwnerReferences: []metav1.OwnerReference{
+			*metav1.NewControllerRef(class, networkingv1.SchemeGroupVersion.WithKind("IngressClass"))}}
 }
 
 func labelsOf(class string) map[string]string {
@@ -64,28 +67,32 @@ func labelsOf(class string) map[string]string {
 
 // PlanProxy returns the objects of the proxies of a class. nodes is the number of nodes in the
 // cluster: with more than one node there are two replicas.
-func PlanProxy(class *networkingv1.IngressClass, image string, nodes int) Made {
+func PlanProxy(class *networkingv1.IngressClass, image string, nodes int) ProxyObjects {
 	labels, meta := labelsOf(class.Name), metaOf(class)
 	selector := &metav1.LabelSelector{MatchLabels: labels}
 	replicas := int32(1)
 	if nodes > 1 {
 		replicas = 2
 	}
-	m := Made{
+	m := ProxyObjects{
 		Deployment: &appsv1.Deployment{ObjectMeta: *meta.DeepCopy(), Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: selector,
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec(class.Name, image, selector)},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: podSpec(class.Name, image, selector)},
 		}},
 		Service: &corev1.Service{ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: []corev1.ServicePort{
-				{Name: "http", Port: ingress.HTTPPort, TargetPort: intstr.FromInt32(ingress.HTTPPort), Protocol: corev1.ProtocolTCP},
-				{Name: "https", Port: ingress.HTTPSPort, TargetPort: intstr.FromInt32(ingress.HTTPSPort), Protocol: corev1.ProtocolTCP},
+				{Name: "http", Port: ingress.HTTPPort, TargetPort: intstr.FromInt32(ingress.HTTPPort),
+					Protocol: corev1.ProtocolTCP},
+				{Name: "https", Port: ingress.HTTPSPort, TargetPort: intstr.FromInt32(ingress.HTTPSPort),
+					Protocol: corev1.ProtocolTCP},
 			},
 		}},
 	}
 	if replicas > 1 {
 		one := intstr.FromInt32(1)
-		m.Budget = &policyv1.PodDisruptionBudget{ObjectMeta: *meta.DeepCopy(), Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: selector}}
+		m.Budget = &policyv1.PodDisruptionBudget{ObjectMeta: *meta.DeepCopy(),
+			Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: selector}}
 	}
 	specDigest(m.Deployment, m.Deployment.Spec)
 	specDigest(m.Service, m.Service.Spec)
@@ -125,24 +132,30 @@ func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec
 			Sysctls:        []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}},
 		},
 		TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
-			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: selector,
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
+			LabelSelector: selector,
 		}},
 		Volumes: []corev1.Volume{{Name: "pairs", VolumeSource: corev1.VolumeSource{Projected: given}}},
 		Containers: []corev1.Container{{
-			Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"--ingress-class=" + class, "--certificates=" + pairsFolder},
+			Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+			Args:         []string{"--ingress-class=" + class, "--certificates=" + pairsFolder},
 			VolumeMounts: []corev1.VolumeMount{{Name: "pairs", MountPath: pairsFolder, ReadOnly: true}},
 			Env:          []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
 			Ports: []corev1.ContainerPort{
-				{Name: "http", ContainerPort: ingress.HTTPPort}, {Name: "https", ContainerPort: ingress.HTTPSPort}, {Name: "status", ContainerPort: 10254},
+				{Name: "http", ContainerPort: ingress.HTTPPort}, {Name: "https", ContainerPort: ingress.HTTPSPort},
+				{Name: "status", ContainerPort: 10254},
 			},
 			Resources: corev1.ResourceRequirements{
-				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
-				Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"),
+					corev1.ResourceMemory: resource.MustParse("64Mi")},
+				Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
 			},
 			ReadinessProbe: &corev1.Probe{ProbeHandler: get("/readyz"), PeriodSeconds: 2},
-			LivenessProbe:  &corev1.Probe{ProbeHandler: get("/healthz"), PeriodSeconds: 10, FailureThreshold: 6, TimeoutSeconds: 5},
+			LivenessProbe: &corev1.Probe{ProbeHandler: get("/healthz"), PeriodSeconds: 10, FailureThreshold: 6,
+				TimeoutSeconds: 5},
 			SecurityContext: &corev1.SecurityContext{
-				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			},
 		}},
 	}
@@ -155,7 +168,8 @@ func Addresses(s *corev1.Service) []networkingv1.IngressLoadBalancerIngress {
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		entry := networkingv1.IngressLoadBalancerIngress{IP: in.IP, Hostname: in.Hostname}
 		for _, p := range in.Ports {
-			entry.Ports = append(entry.Ports, networkingv1.IngressPortStatus{Port: p.Port, Protocol: p.Protocol, Error: p.Error})
+			entry.Ports = append(entry.Ports, networkingv1.IngressPortStatus{Port: p.Port, Protocol: p.Protocol,
+				Error: p.Error})
 		}
 		out = append(out, entry)
 	}

@@ -25,19 +25,22 @@ func TestPlanBySize(t *testing.T) {
 	if one.Deployment.Annotations[madeAnnotation] == two.Deployment.Annotations[madeAnnotation] {
 		t.Error("another Deployment has the same digest")
 	}
-	if again := PlanProxy(class, DefaultImage, 3); again.Deployment.Annotations[madeAnnotation] != two.Deployment.Annotations[madeAnnotation] {
+	if again := PlanProxy(class, DefaultImage, 3); again.Deployment.Annotations[madeAnnotation] !=
+		two.Deployment.Annotations[madeAnnotation] {
 		t.Error("the same Deployment has another digest")
 	}
 }
 
 // Proxies of the previous release, which --entry-image may name, exit at an unknown flag.
 func TestProxiesOfTheReleaseBeforeKnowTheirFlags(t *testing.T) {
-	known := []string{"ingress-class", "gateway", "certificates", "status-address", "access-log", "trusted-proxies", "linger"}
+	known := []string{"ingress-class", "gateway", "certificates", "status-address", "access-log",
+		"trusted-proxies", "linger"}
 	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "own", UID: "u"}}
 	for _, arg := range PlanProxy(class, DefaultImage, 1).Deployment.Spec.Template.Spec.Containers[0].Args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		if !slices.Contains(known, name) {
-			t.Errorf("proxies are given --%s, which those of the release before do not know: read it in one release, and give it in the next", name)
+			t.Errorf("proxies are given --%s, which those of the release before do not know: read it in one release, "+
+				"and give it in the next", name)
 		}
 	}
 }

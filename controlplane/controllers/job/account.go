@@ -33,11 +33,11 @@ type account struct {
 	Snapshot
 	status batchv1.JobStatus
 
-	done, lost indexes // completion indexes that have succeeded and failed
-	release    []*corev1.Pod
-	active     []*corev1.Pod
-	going      int // pods that are terminating but have not ended
-	waiting    int // pods that have ended but are not counted yet
+	done, lost  indexes // completion indexes that have succeeded and failed
+	release     []*corev1.Pod
+	active      []*corev1.Pod
+	terminating int // pods that are terminating but have not ended
+	uncounted   int // pods that have ended but are not counted yet
 }
 
 // newAccount returns an account for a Job. It counts the pods with a UID in the status that no
@@ -72,13 +72,13 @@ func newAccount(s Snapshot) *account {
 	return a
 }
 
-// classifyPods sets active and going from the pods of the Job.
+// classifyPods sets active and terminating from the pods of the Job.
 func (a *account) classifyPods() {
 	for _, p := range a.Pods {
 		switch {
 		case hasPodStopped(p):
 		case a.Going(p):
-			a.going++
+			a.terminating++
 		default:
 			a.active = append(a.active, p)
 		}
@@ -102,7 +102,7 @@ func (a *account) isFailedPod(p *corev1.Pod) bool {
 // fail.
 func (a *account) countFinishedPods(ending, failing bool) {
 	u := a.status.UncountedTerminatedPods
-	a.waiting = 0
+	a.uncounted = 0
 	for _, p := range a.Pods {
 		if !isTracked(p) || slices.Contains(a.release, p) {
 			continue
@@ -115,7 +115,7 @@ func (a *account) countFinishedPods(ending, failing bool) {
 			continue
 		}
 		if len(a.release) >= mostUncounted {
-			a.waiting++
+			a.uncounted++
 			continue
 		}
 		a.countOne(p, u, ending, failing)
@@ -144,12 +144,13 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 		if known && perIndex(a.Job) && !a.lost.hasIndex(i) && !a.done.hasIndex(i) {
 			before, _ := failuresOf(p)
 			out := v.action == batchv1.PodFailurePolicyActionFailIndex ||
-				v.action != batchv1.PodFailurePolicyActionIgnore && before >= valueOr(a.Job.Spec.BackoffLimitPerIndex, 0)
+				v.action != batchv1.PodFailurePolicyActionIgnore &&
+					before >= valueOr(a.Job.Spec.BackoffLimitPerIndex, 0)
 			switch {
 			case out:
 				a.lost = a.lost.withIndex(i)
 			case !ending && !a.isReplaced(p, i):
-				a.waiting++ // keep this pod: the failure count of the next pod of the index is computed from it
+				a.uncounted++ // keep this pod: the failure count of the next pod of the index is computed from it
 				return
 			}
 		}
@@ -185,7 +186,7 @@ func (a *account) countSuccesses() int {
 // isCountingPods reports whether some ended pods are not completely counted yet.
 func (a *account) isCountingPods() bool {
 	u := a.status.UncountedTerminatedPods
-	return a.waiting+len(a.release)+len(u.Succeeded)+len(u.Failed) > 0
+	return a.uncounted+len(a.release)+len(u.Succeeded)+len(u.Failed) > 0
 }
 
 // Bounds of the delay before a failed pod is replaced. The delay doubles with each further failure

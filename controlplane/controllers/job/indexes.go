@@ -10,7 +10,7 @@ import (
 // overlap nor touch.
 type indexes []span
 
-type span struct{ from, to int } // both ends inclusive
+type span struct{ from, to int } // span is a range of indexes that includes both from and to.
 
 // parseIndexes parses a set such as "1,3-5,7". It ignores indexes that are not below limit, and
 // invalid parts, which validation refuses.

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // orphan is the kind of the keys of pods that have a tracking finalizer although their Job was
@@ -25,34 +25,37 @@ import (
 const orphan = "Pod"
 
 // New returns the Job controller.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	jobs := client.Informer[*batchv1.Job](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.IndexControllers(pods)
-	owners := controllers.OwnersOf[*batchv1.Job, *corev1.Pod](jobs, kind.GroupKind(), jobSelector)
-	return &controllers.Controller{
+	engine.IndexControllers(pods)
+	owners := engine.OwnersOf[*batchv1.Job, *corev1.Pod](jobs, kind.GroupKind(), jobSelector)
+	return &engine.Descriptor{
 		Name:    "job-controller",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(jobs, func(c controllers.Change[*batchv1.Job]) []controllers.Key { return ofJob(pods, c) }),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(jobs, func(c engine.Change[*batchv1.Job]) []engine.Key { return ofJob(pods, c) }),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key {
 				keys := owners(c)
-				if c.Type != controllers.Deleted && isTracked(c.New) && !hasJob(jobs, c.New) {
+				if c.Type != engine.Deleted && isTracked(c.New) && !hasJob(jobs, c.New) {
 					keys = append(keys, orphanKey(c.New))
 				}
 				return keys
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"delete", "get", "list", "update", "patch", "watch"}},
-			{APIGroups: []string{"batch"}, Resources: []string{"jobs/status", "jobs/finalizers"}, Verbs: []string{"update", "patch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs"},
+				Verbs: []string{"delete", "get", "list", "update", "patch", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs/status", "jobs/finalizers"},
+				Verbs: []string{"update", "patch"}},
 			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs"}, Verbs: []string{"get"}},
-			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"},
+				Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, jobs: controllers.ViewOf[*batchv1.Job](t, jobs), pods: controllers.OwnedPodsOf(t, pods)}
-			r.status = controllers.NewStatusWriter(t, r.jobs, "job")
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, jobs: engine.ViewOf[*batchv1.Job](t, jobs), pods: engine.OwnedPodsOf(t, pods)}
+			r.status = engine.NewStatusWriter(t, r.jobs, "job")
 			return r.reconcileJob
 		},
 	}
@@ -62,7 +65,7 @@ func jobSelector(j *batchv1.Job) labels.Selector {
 	if othersManage(j) {
 		return nil
 	}
-	return controllers.SelectorOf(j.Spec.Selector)
+	return engine.SelectorOf(j.Spec.Selector)
 }
 
 // othersManage reports whether spec.managedBy of Job j names another controller.
@@ -72,10 +75,10 @@ func othersManage(j *batchv1.Job) bool {
 
 // ofJob returns the key of a changed Job. For a deleted Job it also returns the keys of the
 // remaining pods, with kind orphan.
-func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) []controllers.Key {
-	keys := []controllers.Key{controllers.KeyOf(c.New)}
-	if c.Type == controllers.Deleted {
-		for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.ControllerIndex, string(c.New.UID)) {
+func ofJob(pods cache.SharedIndexInformer, c engine.Change[*batchv1.Job]) []engine.Key {
+	keys := []engine.Key{engine.KeyOf(c.New)}
+	if c.Type == engine.Deleted {
+		for _, p := range engine.CachedBy[*corev1.Pod](pods, engine.ControllerIndex, string(c.New.UID)) {
 			if isTracked(p) {
 				keys = append(keys, orphanKey(p))
 			}
@@ -84,30 +87,30 @@ func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) [
 	return keys
 }
 
-func orphanKey(p *corev1.Pod) controllers.Key {
-	return controllers.Key{Kind: orphan, Namespace: p.Namespace, Name: p.Name}
+func orphanKey(p *corev1.Pod) engine.Key {
+	return engine.Key{Kind: orphan, Namespace: p.Namespace, Name: p.Name}
 }
 
 // hasJob reports whether the Job that controls pod p is cached.
 func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
-	if ref == nil || ref.Kind != kind.Kind || controllers.GroupOf(ref) != kind.Group {
+	if ref == nil || ref.Kind != kind.Kind || engine.GroupOf(ref) != kind.Group {
 		return false
 	}
-	j, ok := controllers.Cached[*batchv1.Job](jobs, p.Namespace, ref.Name)
+	j, ok := engine.Cached[*batchv1.Job](jobs, p.Namespace, ref.Name)
 	return ok && j.UID == ref.UID
 }
 
 // reconciler reconciles Jobs during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term *controllers.Term
-	jobs *controllers.View[*batchv1.Job]
-	pods *controllers.OwnedPods
+	term *engine.Term
+	jobs *engine.View[*batchv1.Job]
+	pods *engine.OwnedPods
 
-	status *controllers.StatusWriter[*batchv1.Job]
+	status *engine.StatusWriter[*batchv1.Job]
 }
 
-func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileJob(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == orphan {
 		return 0, r.freeOrphan(ctx, key)
 	}
@@ -115,12 +118,12 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 	if !ok || othersManage(j) {
 		return 0, nil
 	}
-	selector := controllers.SelectorOf(j.Spec.Selector)
+	selector := engine.SelectorOf(j.Spec.Selector)
 	if selector == nil {
 		return 0, nil
 	}
-	owned, err := controllers.ApplyOwnership[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
-		controllers.SortByOwnership(j, selector, r.pods.Candidates(j)), batchv1.JobTrackingFinalizer)
+	owned, err := engine.ApplyOwnership[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
+		engine.SortByOwnership(j, selector, r.pods.Candidates(j)), batchv1.JobTrackingFinalizer)
 	if err != nil {
 		return 0, err
 	}
@@ -129,7 +132,7 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 		return r.expireJob(ctx, j)
 	}
 	failure := r.movePods(ctx, j, &step)
-	if controllers.IsNamespaceTerminating(failure) {
+	if engine.IsNamespaceTerminating(failure) {
 		failure = nil // no pod can be created in a terminating namespace; existing pods are still counted
 	}
 	stored, wait, err := r.writeJobStatus(ctx, j, step)
@@ -142,7 +145,7 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 	for _, e := range step.Events {
 		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
 	}
-	err = controllers.InParallel(ctx, len(step.Release), func(ctx context.Context, i int) error {
+	err = engine.InParallel(ctx, len(step.Release), func(ctx context.Context, i int) error {
 		return r.removeFinalizer(ctx, step.Release[i])
 	})
 	if err == nil && len(step.Release) > 0 {
@@ -155,15 +158,19 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) error {
 	var errs []error
 	// Remove the finalizer first: excess pods must not count as failed.
-	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
+	errs = append(errs, engine.InBatches(ctx, func() int {
+		return len(step.Delete)
+	}, func(ctx context.Context, i int) error {
 		p := step.Delete[i]
 		if err := r.removeFinalizer(ctx, p); err != nil {
 			return err
 		}
-		return r.pods.Delete(ctx, j, p, i < controllers.MaxEvents)
+		return r.pods.Delete(ctx, j, p, i < engine.MaxEvents)
 	}))
-	made, err := controllers.SlowStart(ctx, func() int { return r.remainingCreations(j, step) }, func(ctx context.Context, i int) error {
-		_, err := r.pods.Create(ctx, j, newPod(j, step.Create[i]), i < controllers.MaxEvents)
+	made, err := engine.SlowStart(ctx, func() int {
+		return r.remainingCreations(j, step)
+	}, func(ctx context.Context, i int) error {
+		_, err := r.pods.Create(ctx, j, newPod(j, step.Create[i]), i < engine.MaxEvents)
 		return err
 	})
 	step.Status.Active -= int32(len(step.Create) - made)
@@ -172,12 +179,12 @@ func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) e
 
 // endPods deletes pods of a Job that is finishing. They are counted when they have ended.
 func (r *reconciler) endPods(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
-	return controllers.InBatches(ctx, func() int { return len(pods) }, func(ctx context.Context, i int) error {
-		return r.pods.Delete(ctx, j, pods[i], i < controllers.MaxEvents)
+	return engine.InBatches(ctx, func() int { return len(pods) }, func(ctx context.Context, i int) error {
+		return r.pods.Delete(ctx, j, pods[i], i < engine.MaxEvents)
 	})
 }
 
-// remainingCreations returns how many pods of step must still be created. It is 0 if Job j has
+// remainingCreations returns how many pods of step must still be created. It returns 0 if Job j has
 // changed since step was planned.
 func (r *reconciler) remainingCreations(j *batchv1.Job, step *Step) int {
 	now, ok := r.jobs.Get(j.Namespace, j.Name)
@@ -192,8 +199,10 @@ func (r *reconciler) removeFinalizer(ctx context.Context, p *corev1.Pod) error {
 	if !isTracked(p) {
 		return nil
 	}
-	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
-	next, err := client.Patch[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, "", types.StrategicMergePatchType, []byte(patch))
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID,
+		batchv1.JobTrackingFinalizer)
+	next, err := client.Patch[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, "",
+		types.StrategicMergePatchType, []byte(patch))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -205,12 +214,13 @@ func (r *reconciler) removeFinalizer(ctx context.Context, p *corev1.Pod) error {
 }
 
 // freeOrphan removes the finalizer of a pod if the Job that controlled it no longer exists.
-func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error {
+func (r *reconciler) freeOrphan(ctx context.Context, key engine.Key) error {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok || !isTracked(p) {
 		return nil
 	}
-	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind && controllers.GroupOf(ref) == kind.Group {
+	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind &&
+		engine.GroupOf(ref) == kind.Group {
 		// Read the Job from the API: if only the cache lacked it, the pod would never be counted.
 		j, err := client.Get[*batchv1.Job](ctx, r.term.Client, p.Namespace, ref.Name)
 		if err == nil && j.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
@@ -220,33 +230,35 @@ func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error 
 	return r.removeFinalizer(ctx, p)
 }
 
-// unrecorded is the retry delay for the deletion of an expired Job while the status of its CronJob
-// does not include the run.
-const unrecorded = time.Second
+// cronJobRetryDelay is the delay after which an expired Job is reconciled again because the status
+// of its CronJob does not include the run yet.
+const cronJobRetryDelay = time.Second
 
-// expireJob deletes Job j, the TTL of which has passed. If a CronJob owns j, it waits until
+// expireJob deletes Job j after its TTL has passed. If a CronJob owns j, it waits until
 // lastScheduleTime of the CronJob includes the run of j. Otherwise the CronJob would start that run
 // again.
 func (r *reconciler) expireJob(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
 	ref := metav1.GetControllerOfNoCopy(j)
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
-	if err == nil && ref != nil && ref.Kind == "CronJob" && controllers.GroupOf(ref) == kind.Group {
+	if err == nil && ref != nil && ref.Kind == "CronJob" && engine.GroupOf(ref) == kind.Group {
 		c, err := client.Get[*batchv1.CronJob](ctx, r.term.Client, j.Namespace, ref.Name)
 		switch {
 		case err != nil && !apierrors.IsNotFound(err):
 			return 0, fmt.Errorf("reading cron job %s/%s of job %s: %w", j.Namespace, ref.Name, j.Name, err)
-		case err == nil && c.UID == ref.UID && (c.Status.LastScheduleTime == nil || c.Status.LastScheduleTime.Time.Before(at)):
-			return unrecorded, nil
+		case err == nil && c.UID == ref.UID &&
+			(c.Status.LastScheduleTime == nil || c.Status.LastScheduleTime.Time.Before(at)):
+			return cronJobRetryDelay, nil
 		}
 	}
 	return 0, r.deleteExpired(ctx, j)
 }
 
 func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
-	o := controllers.DeleteOnlyUID(j)
+	o := engine.DeleteOnlyUID(j)
 	policy := metav1.DeletePropagationForeground
 	o.PropagationPolicy, o.Preconditions.ResourceVersion = &policy, &j.ResourceVersion
-	if err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o); err != nil && !apierrors.IsNotFound(err) {
+	if err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o); err != nil &&
+		!apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting job %s/%s after its ttlSecondsAfterFinished: %w", j.Namespace, j.Name, err)
 	}
 	return nil
@@ -255,7 +267,9 @@ func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
 // writeJobStatus stores the status of step. If wait is not 0, nothing was stored because of the
 // limit on status writes. The caller must then not perform the writes that require the stored
 // status.
-func (r *reconciler) writeJobStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
+func (r *reconciler) writeJobStatus(ctx context.Context, j *batchv1.Job, step Step) (
+	stored *batchv1.Job, wait time.Duration, err error,
+) {
 	if equality.Semantic.DeepEqual(step.Status, j.Status) {
 		return j, 0, nil
 	}

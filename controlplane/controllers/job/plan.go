@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // Step is the result of PlanJob. Its writes are performed in this order: Delete and Create, Status,
@@ -32,7 +32,8 @@ type Event struct{ Type, Reason, Message string }
 // PlanJob returns the next writes for a Job and its pods.
 func PlanJob(s Snapshot) Step {
 	j := s.Job
-	if over := cmp.Or(findTrueCondition(&j.Status, batchv1.JobComplete), findTrueCondition(&j.Status, batchv1.JobFailed)); over != nil {
+	if over := cmp.Or(findTrueCondition(&j.Status, batchv1.JobComplete),
+		findTrueCondition(&j.Status, batchv1.JobFailed)); over != nil {
 		return planFinished(s, over)
 	}
 	a := newAccount(s)
@@ -49,12 +50,13 @@ func PlanJob(s Snapshot) Step {
 	a.countFinishedPods(failing != nil || met != nil, failing != nil)
 	if failing == nil && met == nil {
 		a.decideOutcome(&step)
-		failing, met = findTrueCondition(&a.status, batchv1.JobFailureTarget), findTrueCondition(&a.status, batchv1.JobSuccessCriteriaMet)
+		failing, met = findTrueCondition(&a.status, batchv1.JobFailureTarget),
+			findTrueCondition(&a.status, batchv1.JobSuccessCriteriaMet)
 	}
 	switch {
 	case failing != nil || met != nil:
 		step.End = a.active
-		a.going += len(a.active)
+		a.terminating += len(a.active)
 		a.active = nil
 		a.finishJob(&step, failing, met)
 	case j.DeletionTimestamp == nil:
@@ -63,11 +65,11 @@ func PlanJob(s Snapshot) Step {
 	a.status.Active = int32(len(a.active) - len(step.Delete) + len(step.Create))
 	a.status.Ready = new(int32)
 	for _, p := range a.active {
-		if controllers.IsPodReady(p) && !slices.Contains(step.Delete, p) {
+		if api.IsPodReady(p) && !slices.Contains(step.Delete, p) {
 			*a.status.Ready++
 		}
 	}
-	going := int32(a.going + len(step.Delete))
+	going := int32(a.terminating + len(step.Delete))
 	a.status.Terminating = &going
 	step.Status, step.Release = a.status, a.release
 	return step
@@ -84,8 +86,9 @@ func (a *account) resumeJob(step *Step) {
 	a.status.StartTime = &now
 }
 
-// decideOutcome sets the condition that the Job is failing, or that it is succeeding, if that is
-// decided now. Failures have precedence over successes.
+// decideOutcome sets condition FailureTarget for a Job that has failed, and SuccessCriteriaMet for
+// a Job that has succeeded. Otherwise it sets neither. Failures have precedence over successes.
+// finishJob later sets the final condition.
 func (a *account) decideOutcome(step *Step) {
 	j := a.Job
 	for _, p := range a.Pods {
@@ -123,7 +126,8 @@ func (a *account) decideOutcome(step *Step) {
 		a.failJob(step, batchv1.JobReasonMaxFailedIndexesExceeded,
 			"Job has exceeded the specified maximal number of failed indexes")
 		return
-	case perIndex(j) && a.lost.countIndexes() > 0 && a.done.countIndexes()+a.lost.countIndexes() >= completionsWanted(j):
+	case perIndex(j) && a.lost.countIndexes() > 0 &&
+		a.done.countIndexes()+a.lost.countIndexes() >= completionsWanted(j):
 		a.failJob(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
 		return
 	}
@@ -133,7 +137,8 @@ func (a *account) decideOutcome(step *Step) {
 	}
 	n := a.countSuccesses()
 	if c := completionsWanted(j); c >= 0 && n >= c || c < 0 && n > 0 && len(a.active) == 0 {
-		a.setCondition(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+		a.setCondition(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonCompletionsReached,
+			"Reached expected number of succeeded pods")
 	}
 }
 
@@ -147,7 +152,7 @@ func (a *account) failJob(step *Step, reason, message string) {
 // finishJob sets condition Complete or Failed once all pods have ended and are counted. failing and
 // met are the conditions FailureTarget and SuccessCriteriaMet; one of them is nil.
 func (a *account) finishJob(step *Step, failing, met *batchv1.JobCondition) {
-	if a.going > 0 || a.isCountingPods() {
+	if a.terminating > 0 || a.isCountingPods() {
 		return
 	}
 	now := metav1.NewTime(a.Now)
@@ -172,9 +177,9 @@ func (step *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// planFinished returns the step of a finished Job with final condition over. It removes the
-// finalizers of the pods, and deletes the Job after its TTL.
-func planFinished(s Snapshot, over *batchv1.JobCondition) Step {
+// planFinished returns the step of a finished Job. final is its condition Complete or Failed. The
+// step removes the finalizers of the pods, and deletes the Job after its TTL.
+func planFinished(s Snapshot, final *batchv1.JobCondition) Step {
 	step := Step{Status: s.Job.Status}
 	for _, p := range s.Pods {
 		if isTracked(p) {
@@ -182,7 +187,7 @@ func planFinished(s Snapshot, over *batchv1.JobCondition) Step {
 		}
 	}
 	if ttl := s.Job.Spec.TTLSecondsAfterFinished; ttl != nil && s.Job.DeletionTimestamp == nil {
-		left := over.LastTransitionTime.Add(time.Duration(*ttl) * time.Second).Sub(s.Now)
+		left := final.LastTransitionTime.Add(time.Duration(*ttl) * time.Second).Sub(s.Now)
 		step.Expired = left <= 0
 		step.requestRetry(left)
 	}
@@ -202,7 +207,7 @@ func (a *account) planPods(step *Step) {
 	}
 	keep := a.active
 	if isIndexed(j) {
-		keep, step.Delete = a.oneOfEach()
+		keep, step.Delete = a.divideByIndex()
 	}
 	want := maxParallelism(j)
 	if c := completionsWanted(j); c >= 0 {
@@ -214,12 +219,12 @@ func (a *account) planPods(step *Step) {
 		want = min(want, len(keep)) // a pod has succeeded: no further pods are created, and active pods may finish
 	}
 	if len(keep) > want {
-		step.Delete = append(step.Delete, leastMissed(keep)[:len(keep)-max(0, want)]...)
+		step.Delete = append(step.Delete, sortByProgress(keep)[:len(keep)-max(0, want)]...)
 		return
 	}
 	more := want - len(keep)
 	if waitsForEnd(j) {
-		more -= a.going
+		more -= a.terminating
 	}
 	if more <= 0 {
 		return
@@ -237,9 +242,9 @@ func (a *account) planPods(step *Step) {
 	}
 }
 
-// createIndexes adds to step the creation of at most more pods, for the first completion indexes
+// createIndexes adds to step the creation of at most count pods, for the first completion indexes
 // that have no pod and are not finished. keep are the active pods.
-func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
+func (a *account) createIndexes(step *Step, keep []*corev1.Pod, count int) {
 	var busy indexes
 	for _, p := range keep {
 		busy = busy.withIndex(indexOf(p))
@@ -257,8 +262,8 @@ func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 			return
 		}
 	}
-	for len(step.Create) < more {
-		next := missingIndexes(more-len(step.Create), completionsWanted(a.Job), a.done, a.lost, busy)
+	for len(step.Create) < count {
+		next := missingIndexes(count-len(step.Create), completionsWanted(a.Job), a.done, a.lost, busy)
 		if len(next) == 0 {
 			return
 		}
@@ -297,11 +302,11 @@ func (a *account) failuresBefore(index int) (counted, ignored int) {
 	return counted, ignored
 }
 
-// oneOfEach divides the active pods of an indexed Job: keep has one pod for each unfinished index,
-// and excess has all other pods.
-func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
+// divideByIndex divides the active pods of an indexed Job: keep has one pod for each unfinished
+// index, and excess has all other pods.
+func (a *account) divideByIndex() (keep, excess []*corev1.Pod) {
 	seen := map[int]bool{}
-	for _, p := range slices.Backward(leastMissed(a.active)) {
+	for _, p := range slices.Backward(sortByProgress(a.active)) {
 		i := indexOf(p)
 		if i < 0 || i >= completionsWanted(a.Job) || seen[i] || a.done.hasIndex(i) || a.lost.hasIndex(i) {
 			excess = append(excess, p)
@@ -314,23 +319,24 @@ func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	return keep, excess
 }
 
-// leastMissed returns pods sorted by progress. Pods with the least progress are first; they are
-// deleted first.
-func leastMissed(pods []*corev1.Pod) []*corev1.Pod {
+// sortByProgress returns a copy of pods, sorted by progress. Pods with the least progress are
+// first, because they are deleted first.
+func sortByProgress(pods []*corev1.Pod) []*corev1.Pod {
 	rank := func(p *corev1.Pod) int {
 		switch {
 		case p.Spec.NodeName == "":
 			return 0
 		case p.Status.Phase == corev1.PodPending:
 			return 1
-		case !controllers.IsPodReady(p):
+		case !api.IsPodReady(p):
 			return 2
 		}
 		return 3
 	}
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(x, y *corev1.Pod) int {
-		return cmp.Or(cmp.Compare(rank(x), rank(y)), y.CreationTimestamp.Compare(x.CreationTimestamp.Time), cmp.Compare(y.Name, x.Name))
+		return cmp.Or(cmp.Compare(rank(x), rank(y)), y.CreationTimestamp.Compare(x.CreationTimestamp.Time),
+			cmp.Compare(y.Name, x.Name))
 	})
 	return pods
 }

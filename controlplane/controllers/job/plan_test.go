@@ -20,7 +20,8 @@ func jobOf(n, parallel int32, change ...func(*batchv1.Job)) *batchv1.Job {
 	j := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "work", UID: "job"},
 		Spec: batchv1.JobSpec{Completions: &n, Parallelism: &parallel, BackoffLimit: ptr(6),
-			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c"}}}}},
+			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever,
+				Containers: []corev1.Container{{Name: "c"}}}}},
 	}
 	started := metav1.NewTime(epoch.Add(-time.Minute))
 	j.Status.StartTime = &started
@@ -89,7 +90,8 @@ func podsOf(j *batchv1.Job, list string) (out []*corev1.Pod) {
 			case w == "free":
 				p.Finalizers = nil
 			case w == "disrupted":
-				p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue})
+				p.Status.Conditions = append(p.Status.Conditions,
+					corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue})
 			case w[0] >= '0' && w[0] <= '9':
 				var code int32
 				_, _ = fmt.Sscan(w, &code)
@@ -97,14 +99,18 @@ func podsOf(j *batchv1.Job, list string) (out []*corev1.Pod) {
 					Terminated: &corev1.ContainerStateTerminated{ExitCode: code}}}}
 			}
 		}
-		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at)})
+		p.Status.Conditions = append(p.Status.Conditions,
+			corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(at)})
 		out = append(out, p)
 	}
 	return out
 }
 
 func snapshotOf(j *batchv1.Job, pods []*corev1.Pod) Snapshot {
-	return Snapshot{Job: j, Pods: pods, Now: epoch, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }}
+	return Snapshot{Job: j, Pods: pods, Now: epoch, Going: func(p *corev1.Pod) bool {
+		return p.DeletionTimestamp != nil
+	}}
 }
 
 // words formats a step: its actions, and the new conditions.
@@ -142,85 +148,114 @@ func words(j *batchv1.Job, s Step) string {
 	return strings.Join(out, ", ")
 }
 
+func planHalf(j *batchv1.Job) { j.Status.Succeeded = 2 }
+
+func planFailing(j *batchv1.Job) {
+	j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue,
+		Reason: "DeadlineExceeded"}}
+}
+
+func planOver(ttl int32, ago time.Duration) func(*batchv1.Job) {
+	return func(j *batchv1.Job) {
+		j.Spec.TTLSecondsAfterFinished = &ttl
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.NewTime(epoch.Add(-ago))}}
+	}
+}
+
+func planDeadline(n int64) func(*batchv1.Job) {
+	return func(j *batchv1.Job) { j.Spec.ActiveDeadlineSeconds = &n }
+}
+
+func planWhenFailed(j *batchv1.Job) { p := batchv1.Failed; j.Spec.PodReplacementPolicy = &p }
+
+func planSuccess(indexes string, n int32) func(*batchv1.Job) {
+	return func(j *batchv1.Job) {
+		byIndex(j)
+		j.Spec.SuccessPolicy = &batchv1.SuccessPolicy{
+			Rules: []batchv1.SuccessPolicyRule{{SucceededIndexes: &indexes, SucceededCount: &n}}}
+	}
+}
+
+func planLost(text string, most int32) func(*batchv1.Job) {
+	return func(j *batchv1.Job) { indexLimit(0)(j); j.Status.FailedIndexes, j.Spec.MaxFailedIndexes = &text, &most }
+}
+
+// planCases are the cases of TestPlan.
+var planCases = map[string]struct {
+	job  *batchv1.Job
+	pods string
+	want string
+}{
+	"as many as may run":            {jobOf(5, 2), "", "create, create"},
+	"as many as are left":           {jobOf(3, 2, planHalf), "", "create"},
+	"one that runs counts":          {jobOf(5, 2), "run", "create"},
+	"too many":                      {jobOf(5, 1), "run run", "delete p1"},
+	"a success is counted":          {jobOf(5, 1), "ok", "create, count p0"},
+	"what was counted is not":       {jobOf(5, 1), "free:ok", "create"},
+	"done":                          {jobOf(1, 1), "ok", "count p0, SuccessCriteriaMet CompletionsReached"},
+	"a failure is followed by rest": {jobOf(5, 1), "fail:new", "count p0, again 7s"},
+	"two by a longer one":           {jobOf(5, 1), "fail:new free:fail:new", "count p0, again 17s"},
+	"not after a while":             {jobOf(5, 1), "fail", "create, count p0"},
+	"too many failures": {jobOf(5, 2, limit(0)), "run fail",
+		"end p0, count p1, FailureTarget BackoffLimitExceeded"},
+	"failures go before success": {jobOf(3, 1, planSuccess("0", 1), limit(0)), "0=ok 1=fail",
+		"count p0, count p1, FailureTarget BackoffLimitExceeded"},
+	"deadline goes before failed indexes": {jobOf(2, 2, indexLimit(0), planDeadline(60)), "0=fail 1=ok",
+		"count p0, count p1, FailureTarget DeadlineExceeded"},
+	"deadline restarts on resume": {jobOf(5, 1, planDeadline(30), wasPaused), "", "create, again 30s"},
+	"restarts reach the limit": {jobOf(1, 1, limit(2), onFailure), "run:restarted2",
+		"end p0, FailureTarget BackoffLimitExceeded"},
+	"restarts stay below": {jobOf(1, 1, limit(2), onFailure), "run:restarted1", ""},
+	"one restart is too many": {jobOf(1, 1, limit(0), onFailure), "run:restarted1",
+		"end p0, FailureTarget BackoffLimitExceeded"},
+	"restarts of a deleted pod count": {jobOf(1, 1, limit(2), onFailure), "run:going:new:restarted2",
+		"count p0, FailureTarget BackoffLimitExceeded"},
+	"it ends with its pods":     {jobOf(5, 2, planFailing), "run:going", "count p0"},
+	"and when they have ended":  {jobOf(5, 2, planFailing), "free:fail", "Failed DeadlineExceeded"},
+	"a deadline":                {jobOf(5, 1, planDeadline(60)), "run", "end p0, FailureTarget DeadlineExceeded"},
+	"a deadline to come":        {jobOf(5, 1, planDeadline(90)), "run", "again 30s"},
+	"a deleted pod has failed":  {jobOf(5, 1), "run:going:new", "count p0, again 7s"},
+	"or only when it has ended": {jobOf(5, 1, planWhenFailed), "run:going", ""},
+	"open end":                  {jobOf(0, 2, openEnd), "", "create, create"},
+	"open end: one is done":     {jobOf(0, 2, openEnd), "ok run", "count p0"},
+	"open end: all are": {jobOf(0, 2, openEnd), "ok free:ok",
+		"count p0, SuccessCriteriaMet CompletionsReached"},
+	"suspended": {jobOf(5, 2, paused), "run run",
+		"delete p0, delete p1, Suspended JobSuspended"},
+	"indexes":                      {jobOf(5, 3, byIndex), "1=run", "create 0, create 2"},
+	"the index of a failure again": {jobOf(3, 3, byIndex), "0=run 1=fail 2=ok", "create 1, count p1, count p2"},
+	"two of an index":              {jobOf(3, 3, byIndex), "0=run 0=run 1=run 2=run", "delete p1"},
+	"one beyond the last":          {jobOf(2, 2, byIndex), "0=run 1=run 2=run", "delete p2"},
+	"one of a done index":          {jobOf(2, 2, byIndex), "0=ok 0=run 1=run", "delete p1, count p0"},
+	"exit code fails the job": {jobOf(3, 1, rules(onExit("FailJob", 42))), "fail:42",
+		"count p0, FailureTarget PodFailurePolicy"},
+	"exit code is ignored": {jobOf(3, 1, limit(0), rules(onExit("Ignore", 42))), "fail:42",
+		"create, count p0"},
+	"another exit code counts": {jobOf(3, 1, limit(0), rules(onExit("Ignore", 42))), "fail:1",
+		"count p0, FailureTarget BackoffLimitExceeded"},
+	"an index may fail once":   {jobOf(2, 2, indexLimit(1)), "0=fail 1=run", "create 0(1,0)"},
+	"its successor lets it go": {jobOf(2, 2, indexLimit(1)), "0=fail 0=run:after1 1=run", "count p0"},
+	"it has failed":            {jobOf(2, 2, indexLimit(1)), "0=fail:after1 1=run", "count p0"},
+	"all others are done": {jobOf(2, 2, indexLimit(0)), "0=fail 1=ok",
+		"count p0, count p1, FailureTarget FailedIndexes"},
+	"an index fails by a rule": {jobOf(2, 2, indexLimit(5), rules(onExit("FailIndex", 3))),
+		"0=fail:3 1=run", "count p0"},
+	"an index' failure is ignored": {jobOf(2, 2, indexLimit(0), rules(onExit("Ignore", 3))), "0=fail:3 1=run",
+		"create 0(0,1)"},
+	"too many indexes have failed": {jobOf(5, 1, planLost("0,1", 1)), "2=run",
+		"end p0, FailureTarget MaxFailedIndexesExceeded"},
+	"success by some indexes": {jobOf(5, 3, planSuccess("0-2", 2)), "0=ok 2=ok 1=run 3=run",
+		"end p2, end p3, count p0, count p1, SuccessCriteriaMet SuccessPolicy"},
+	"not by others": {jobOf(5, 3, planSuccess("0-2", 2)), "0=ok 4=ok 1=run",
+		"create 2, create 3, count p0, count p1"},
+	"its time is over":               {jobOf(1, 1, planOver(60, time.Minute)), "", "expired"},
+	"not yet":                        {jobOf(1, 1, planOver(60, 20*time.Second)), "", "again 40s"},
+	"a finished job holds back none": {jobOf(1, 1, planOver(60, 0)), "ok run:going", "count p0, count p1, again 1m0s"},
+}
+
 func TestPlan(t *testing.T) {
-	half := func(j *batchv1.Job) { j.Status.Succeeded = 2 }
-	failing := func(j *batchv1.Job) {
-		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue, Reason: "DeadlineExceeded"}}
-	}
-	over := func(ttl int32, ago time.Duration) func(*batchv1.Job) {
-		return func(j *batchv1.Job) {
-			j.Spec.TTLSecondsAfterFinished = &ttl
-			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch.Add(-ago))}}
-		}
-	}
-	deadline := func(n int64) func(*batchv1.Job) { return func(j *batchv1.Job) { j.Spec.ActiveDeadlineSeconds = &n } }
-	whenFailed := func(j *batchv1.Job) { p := batchv1.Failed; j.Spec.PodReplacementPolicy = &p }
-	success := func(indexes string, n int32) func(*batchv1.Job) {
-		return func(j *batchv1.Job) {
-			byIndex(j)
-			j.Spec.SuccessPolicy = &batchv1.SuccessPolicy{Rules: []batchv1.SuccessPolicyRule{{SucceededIndexes: &indexes, SucceededCount: &n}}}
-		}
-	}
-	lost := func(text string, most int32) func(*batchv1.Job) {
-		return func(j *batchv1.Job) { indexLimit(0)(j); j.Status.FailedIndexes, j.Spec.MaxFailedIndexes = &text, &most }
-	}
-	for name, c := range map[string]struct {
-		job  *batchv1.Job
-		pods string
-		want string
-	}{
-		"as many as may run":            {jobOf(5, 2), "", "create, create"},
-		"as many as are left":           {jobOf(3, 2, half), "", "create"},
-		"one that runs counts":          {jobOf(5, 2), "run", "create"},
-		"too many":                      {jobOf(5, 1), "run run", "delete p1"},
-		"a success is counted":          {jobOf(5, 1), "ok", "create, count p0"},
-		"what was counted is not":       {jobOf(5, 1), "free:ok", "create"},
-		"done":                          {jobOf(1, 1), "ok", "count p0, SuccessCriteriaMet CompletionsReached"},
-		"a failure is followed by rest": {jobOf(5, 1), "fail:new", "count p0, again 7s"},
-		"two by a longer one":           {jobOf(5, 1), "fail:new free:fail:new", "count p0, again 17s"},
-		"not after a while":             {jobOf(5, 1), "fail", "create, count p0"},
-		"too many failures":             {jobOf(5, 2, limit(0)), "run fail", "end p0, count p1, FailureTarget BackoffLimitExceeded"},
-		"failures go before success": {jobOf(3, 1, success("0", 1), limit(0)), "0=ok 1=fail",
-			"count p0, count p1, FailureTarget BackoffLimitExceeded"},
-		"deadline goes before failed indexes": {jobOf(2, 2, indexLimit(0), deadline(60)), "0=fail 1=ok",
-			"count p0, count p1, FailureTarget DeadlineExceeded"},
-		"deadline restarts on resume": {jobOf(5, 1, deadline(30), wasPaused), "", "create, again 30s"},
-		"restarts reach the limit":    {jobOf(1, 1, limit(2), onFailure), "run:restarted2", "end p0, FailureTarget BackoffLimitExceeded"},
-		"restarts stay below":         {jobOf(1, 1, limit(2), onFailure), "run:restarted1", ""},
-		"one restart is too many":     {jobOf(1, 1, limit(0), onFailure), "run:restarted1", "end p0, FailureTarget BackoffLimitExceeded"},
-		"restarts of a deleted pod count": {jobOf(1, 1, limit(2), onFailure), "run:going:new:restarted2",
-			"count p0, FailureTarget BackoffLimitExceeded"},
-		"it ends with its pods":          {jobOf(5, 2, failing), "run:going", "count p0"},
-		"and when they have ended":       {jobOf(5, 2, failing), "free:fail", "Failed DeadlineExceeded"},
-		"a deadline":                     {jobOf(5, 1, deadline(60)), "run", "end p0, FailureTarget DeadlineExceeded"},
-		"a deadline to come":             {jobOf(5, 1, deadline(90)), "run", "again 30s"},
-		"a deleted pod has failed":       {jobOf(5, 1), "run:going:new", "count p0, again 7s"},
-		"or only when it has ended":      {jobOf(5, 1, whenFailed), "run:going", ""},
-		"open end":                       {jobOf(0, 2, openEnd), "", "create, create"},
-		"open end: one is done":          {jobOf(0, 2, openEnd), "ok run", "count p0"},
-		"open end: all are":              {jobOf(0, 2, openEnd), "ok free:ok", "count p0, SuccessCriteriaMet CompletionsReached"},
-		"suspended":                      {jobOf(5, 2, paused), "run run", "delete p0, delete p1, Suspended JobSuspended"},
-		"indexes":                        {jobOf(5, 3, byIndex), "1=run", "create 0, create 2"},
-		"the index of a failure again":   {jobOf(3, 3, byIndex), "0=run 1=fail 2=ok", "create 1, count p1, count p2"},
-		"two of an index":                {jobOf(3, 3, byIndex), "0=run 0=run 1=run 2=run", "delete p1"},
-		"one beyond the last":            {jobOf(2, 2, byIndex), "0=run 1=run 2=run", "delete p2"},
-		"one of a done index":            {jobOf(2, 2, byIndex), "0=ok 0=run 1=run", "delete p1, count p0"},
-		"exit code fails the job":        {jobOf(3, 1, rules(onExit("FailJob", 42))), "fail:42", "count p0, FailureTarget PodFailurePolicy"},
-		"exit code is ignored":           {jobOf(3, 1, limit(0), rules(onExit("Ignore", 42))), "fail:42", "create, count p0"},
-		"another exit code counts":       {jobOf(3, 1, limit(0), rules(onExit("Ignore", 42))), "fail:1", "count p0, FailureTarget BackoffLimitExceeded"},
-		"an index may fail once":         {jobOf(2, 2, indexLimit(1)), "0=fail 1=run", "create 0(1,0)"},
-		"its successor lets it go":       {jobOf(2, 2, indexLimit(1)), "0=fail 0=run:after1 1=run", "count p0"},
-		"it has failed":                  {jobOf(2, 2, indexLimit(1)), "0=fail:after1 1=run", "count p0"},
-		"all others are done":            {jobOf(2, 2, indexLimit(0)), "0=fail 1=ok", "count p0, count p1, FailureTarget FailedIndexes"},
-		"an index fails by a rule":       {jobOf(2, 2, indexLimit(5), rules(onExit("FailIndex", 3))), "0=fail:3 1=run", "count p0"},
-		"an index' failure is ignored":   {jobOf(2, 2, indexLimit(0), rules(onExit("Ignore", 3))), "0=fail:3 1=run", "create 0(0,1)"},
-		"too many indexes have failed":   {jobOf(5, 1, lost("0,1", 1)), "2=run", "end p0, FailureTarget MaxFailedIndexesExceeded"},
-		"success by some indexes":        {jobOf(5, 3, success("0-2", 2)), "0=ok 2=ok 1=run 3=run", "end p2, end p3, count p0, count p1, SuccessCriteriaMet SuccessPolicy"},
-		"not by others":                  {jobOf(5, 3, success("0-2", 2)), "0=ok 4=ok 1=run", "create 2, create 3, count p0, count p1"},
-		"its time is over":               {jobOf(1, 1, over(60, time.Minute)), "", "expired"},
-		"not yet":                        {jobOf(1, 1, over(60, 20*time.Second)), "", "again 40s"},
-		"a finished job holds back none": {jobOf(1, 1, over(60, 0)), "ok run:going", "count p0, count p1, again 1m0s"},
-	} {
+	for name, c := range planCases {
 		if got := words(c.job, PlanJob(snapshotOf(c.job, podsOf(c.job, c.pods)))); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
@@ -229,7 +264,8 @@ func TestPlan(t *testing.T) {
 
 func TestIndexes(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "", "3": "3", "1,2": "1,2", "1-3": "1-3", "1,2,3,5": "1-3,5", "5,1": "1,5", "4-9": "4-7", "8": "", "x,2-y,-1,3": "3", "0-2,2-4,6": "0-4,6",
+		"": "", "3": "3", "1,2": "1,2", "1-3": "1-3", "1,2,3,5": "1-3,5", "5,1": "1,5", "4-9": "4-7", "8": "",
+		"x,2-y,-1,3": "3", "0-2,2-4,6": "0-4,6",
 	} {
 		x := parseIndexes(text, 8)
 		if got := x.String(); got != want || parseIndexes(got, 8).String() != want {
@@ -252,7 +288,8 @@ func TestNewPod(t *testing.T) {
 	j := jobOf(3, 1, indexLimit(2))
 	j.Name = strings.Repeat("long", 15)
 	p := newPod(j, Creation{Index: 12, Failed: 2, Ignored: 1})
-	if indexOf(p) != 12 || !isTracked(p) || p.Labels[batchv1.JobCompletionIndexAnnotation] != "12" || p.Spec.Containers[0].Env[0].Name != indexVariable ||
+	if indexOf(p) != 12 || !isTracked(p) || p.Labels[batchv1.JobCompletionIndexAnnotation] != "12" ||
+		p.Spec.Containers[0].Env[0].Name != indexVariable ||
 		len(p.GenerateName) > 58 || !strings.HasSuffix(p.GenerateName, "-12-") {
 		t.Errorf("%+v %+v", p.ObjectMeta, p.Spec)
 	}
@@ -281,7 +318,9 @@ type world struct {
 func (w *world) killed() bool { return w.rnd.IntN(12) == 0 }
 
 func (w *world) reconcile() {
-	step := PlanJob(Snapshot{Job: w.job, Pods: w.pods, Now: w.now, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }})
+	step := PlanJob(Snapshot{Job: w.job, Pods: w.pods, Now: w.now, Going: func(p *corev1.Pod) bool {
+		return p.DeletionTimestamp != nil
+	}})
 	for _, p := range step.Delete {
 		if w.killed() {
 			return
@@ -383,7 +422,8 @@ func TestNothingIsMiscounted(t *testing.T) {
 		}
 		s := w.job.Status
 		if s.Succeeded != n || !isIndexed(w.job) && int(s.Succeeded) != w.succeeded || int(s.Failed) != w.failed {
-			t.Fatalf("seed %d: counted %d and %d, there were %d and %d of %d", seed, s.Succeeded, s.Failed, w.succeeded, w.failed, n)
+			t.Fatalf("seed %d: counted %d and %d, there were %d and %d of %d", seed, s.Succeeded, s.Failed,
+				w.succeeded, w.failed, n)
 		}
 		if u := s.UncountedTerminatedPods; u != nil && len(u.Succeeded)+len(u.Failed) > 0 {
 			t.Fatalf("seed %d: uncounted %v", seed, u)

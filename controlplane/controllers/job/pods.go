@@ -10,7 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 var kind = batchv1.SchemeGroupVersion.WithKind("Job")
@@ -77,13 +78,14 @@ type Creation struct {
 const indexVariable = "JOB_COMPLETION_INDEX"
 
 func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
-	p := controllers.PodFrom(j, ownerRef(j), &j.Spec.Template)
+	p := engine.PodFrom(j, ownerRef(j), &j.Spec.Template)
 	p.Finalizers = append(p.Finalizers, batchv1.JobTrackingFinalizer)
 	if c.Index < 0 {
 		return p
 	}
 	index := strconv.Itoa(c.Index)
-	p.Labels, p.Annotations = setEntry(p.Labels, batchv1.JobCompletionIndexAnnotation, index), setEntry(p.Annotations, batchv1.JobCompletionIndexAnnotation, index)
+	p.Labels, p.Annotations = setEntry(p.Labels, batchv1.JobCompletionIndexAnnotation, index),
+		setEntry(p.Annotations, batchv1.JobCompletionIndexAnnotation, index)
 	if perIndex(j) {
 		p.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(c.Failed)
 		if c.Ignored > 0 {
@@ -126,7 +128,8 @@ func setEntry(m map[string]string, k, v string) map[string]string {
 // hasPodStopped reports whether no container of pod p runs any more: p is terminal, its node has
 // confirmed its deletion, or p never had a node.
 func hasPodStopped(p *corev1.Pod) bool {
-	return controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
+	return api.IsPodTerminal(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil &&
+		*p.DeletionGracePeriodSeconds == 0
 }
 
 // podEndTime returns the best known time at which a pod ended.
@@ -140,7 +143,7 @@ func podEndTime(p *corev1.Pod) time.Time {
 	if !at.IsZero() {
 		return at
 	}
-	if c := controllers.PodCondition(p, corev1.PodReady); c != nil && !c.LastTransitionTime.IsZero() {
+	if c := api.PodCondition(p, corev1.PodReady); c != nil && !c.LastTransitionTime.IsZero() {
 		return c.LastTransitionTime.Time
 	}
 	if p.DeletionTimestamp != nil {

@@ -11,7 +11,7 @@ import (
 
 // verdict is the result of applying the pod failure policy of a Job to a failed pod.
 type verdict struct {
-	action batchv1.PodFailurePolicyAction // action Count if no rule matches
+	action batchv1.PodFailurePolicyAction // action to take; Count if no rule matches
 	why    string                         // description of the matching rule, or ""
 }
 
@@ -44,8 +44,10 @@ func byExitCode(r *batchv1.PodFailurePolicyOnExitCodesRequirement, p *corev1.Pod
 			if t == nil || t.ExitCode == 0 || r.ContainerName != nil && *r.ContainerName != c.Name {
 				continue
 			}
-			if in := slices.Contains(r.Values, t.ExitCode); in == (r.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn) {
-				return fmt.Sprintf("Container %s for pod %s/%s failed with exit code %d", c.Name, p.Namespace, p.Name, t.ExitCode)
+			if in := slices.Contains(r.Values, t.ExitCode); in ==
+				(r.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn) {
+				return fmt.Sprintf("Container %s for pod %s/%s failed with exit code %d", c.Name, p.Namespace,
+					p.Name, t.ExitCode)
 			}
 		}
 	}
@@ -63,8 +65,8 @@ func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *c
 	return ""
 }
 
-// matchSuccessPolicy returns a description of the rule in the success policy of Job j that the
-// succeeded indexes done satisfy. It returns "" if they satisfy none.
+// matchSuccessPolicy returns a description of the first rule in the success policy of Job j that is
+// satisfied by done, the succeeded indexes. It returns "" if no rule is satisfied.
 func matchSuccessPolicy(j *batchv1.Job, done indexes) string {
 	if j.Spec.SuccessPolicy == nil {
 		return ""

@@ -14,32 +14,32 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// patience is how long a Service without a loadBalancerClass may wait for an address from another
-// controller. After that, an event reports that no address pools are configured.
-const patience = 15 * time.Second
+// poolWarningDelay is how long a Service without a loadBalancerClass may wait for an address from
+// another controller. After that, an event reports that no address pools are configured.
+const poolWarningDelay = 15 * time.Second
 
 // configuredPools returns the address pools that the ConfigMap defines, or nil if it does not
 // exist. It returns an error if the ConfigMap is invalid, which admission usually prevents.
 func (r *reconciler) configuredPools() ([]*balancer.Pool, error) {
-	c, ok := controllers.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
+	c, ok := engine.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
 	if !ok {
 		return nil, nil
 	}
-	return balancer.Parse(c.Data)
+	return balancer.ParsePools(c.Data)
 }
 
 // reservedAddresses returns the IPAddresses that are reserved for a Service and that the Service
 // may use.
-func (r *reconciler) reservedAddresses(key controllers.Key) []*networkingv1.IPAddress {
+func (r *reservations) reservedAddresses(key engine.Key) []*networkingv1.IPAddress {
 	return slices.DeleteFunc(r.removableAddresses(key), r.deletionPending)
 }
 
 // removableAddresses returns the IPAddresses that are reserved for a Service and are not being
 // deleted. It includes those for which a deletion has failed (see deletionPending).
-func (r *reconciler) removableAddresses(key controllers.Key) []*networkingv1.IPAddress {
+func (r *reservations) removableAddresses(key engine.Key) []*networkingv1.IPAddress {
 	var out []*networkingv1.IPAddress
 	for _, a := range r.held.By(heldIndex, key.String()) {
 		if !r.held.IsDeleting(a) {
@@ -51,7 +51,7 @@ func (r *reconciler) removableAddresses(key controllers.Key) []*networkingv1.IPA
 
 // deletionPending reports whether the last deletion of IPAddress a returned an error. That deletion
 // may still be committed. No Service may use the address before another deletion has succeeded.
-func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
+func (r *reservations) deletionPending(a *networkingv1.IPAddress) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unconfirmed[a.Name] == a.UID
@@ -59,28 +59,31 @@ func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
 
 // isFreeFor reports whether the Service with this key may use address a: neither a node nor another
 // Service has it.
-func (r *reconciler) isFreeFor(key controllers.Key, a netip.Addr) bool {
-	if held, ok := r.held.Get("", a.String()); ok {
-		if by, ours := reservingService(held); !ours || by != key || r.held.IsDeleting(held) || r.deletionPending(held) {
+func (r *reconciler) isFreeFor(key engine.Key, a netip.Addr) bool {
+	if held, ok := r.reservations.held.Get("", a.String()); ok {
+		if by, ours := reservingService(held); !ours || by != key || r.reservations.held.IsDeleting(held) ||
+			r.reservations.deletionPending(held) {
 			return false
 		}
 	}
-	if len(controllers.CachedBy[*corev1.Node](r.nodes, nodeAddressIndex, a.String())) > 0 {
+	if len(engine.CachedBy[*corev1.Node](r.nodes, nodeAddressIndex, a.String())) > 0 {
 		return false
 	}
-	others := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, atAddress(a.String()))
-	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return controllers.KeyOf(s) != key })
+	others := engine.CachedBy[*corev1.Service](r.services, serviceIndex, atAddress(a.String()))
+	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return engine.KeyOf(s) != key })
 }
 
 // allocateAddresses allocates addresses for Service s. It reserves them, writes the status, and
 // releases addresses that are no longer needed. If it is interrupted, the next call finds the
-// reservations, which name the Service. now is s as stored last. foreign reports that another
-// controller manages the addresses of s.
-func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
-	key := controllers.KeyOf(s)
+// reservations, which name the Service. stored is the version of s that was stored last. foreign
+// reports that another controller manages the addresses of s.
+func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (
+	stored *corev1.Service, foreign bool, again time.Duration, err error,
+) {
+	key := engine.KeyOf(s)
 	pools, broken := r.configuredPools()
 	var labels map[string]string
-	if ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", s.Namespace); ok {
+	if ns, ok := engine.Cached[*corev1.Namespace](r.namespaces, "", s.Namespace); ok {
 		labels = ns.Labels
 	}
 	answer, foreign, err := r.reserveAddresses(ctx, s, pools, labels)
@@ -88,87 +91,93 @@ func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (
 		return s, foreign, 0, err
 	}
 	if broken != nil && answer.Refusal != nil {
-		answer.Refusal = &balancer.Refusal{Reason: balancer.ReasonNone, Message: fmt.Sprintf("ConfigMap %s/%s cannot be read: %s", balancer.Namespace, balancer.ConfigMap, broken)}
+		answer.Refusal = &balancer.Refusal{Reason: balancer.ReasonNone,
+			Message: fmt.Sprintf("ConfigMap %s/%s cannot be read: %s", balancer.Namespace, balancer.ConfigMap, broken)}
 	}
-	if len(pools) == 0 && broken == nil && len(answer.Addresses) == 0 && !balancer.Asked(s) && !isRefused(s) {
+	if len(pools) == 0 && broken == nil && len(answer.Addresses) == 0 && !balancer.HasClass(s) && !isRefused(s) {
 		return s, false, r.warnWithoutPools(s, answer), nil
 	}
 	next := s.DeepCopy()
 	next.Status = ServiceStatus(s, answer, pools, metav1.NewTime(r.term.Now()))
 	if !sameStatus(next.Status, s.Status) {
-		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+		saved, err := client.UpdateStatus(ctx, r.term.Client, next)
 		if err != nil {
 			if apierrors.IsNotFound(err) {
-				err = controllers.RaceError("service %s no longer exists", key)
+				err = engine.RaceError("service %s no longer exists", key)
 			}
 			return s, false, 0, fmt.Errorf("writing the status of service %s: %w", key, err)
 		}
-		r.view.RecordWrite(stored)
+		r.view.RecordWrite(saved)
 		if kind, reason, message := statusEvent(s.Status, next.Status); reason != "" {
 			r.term.Events.Event(s, kind, reason, message)
 		}
-		s = stored
+		s = saved
 	}
-	for _, a := range r.removableAddresses(key) {
+	for _, a := range r.reservations.removableAddresses(key) {
 		ip, err := netip.ParseAddr(a.Name)
 		if err == nil && slices.Contains(answer.Addresses, ip) {
 			continue
 		}
-		if err := r.deleteReservation(ctx, a); err != nil {
+		if err := r.reservations.deleteReservation(ctx, a); err != nil {
 			return s, false, 0, err
 		}
 	}
 	return s, false, 0, nil
 }
 
-// reserveAddresses chooses the addresses of Service s and creates their IPAddresses. labels are
-// those of the namespace. It returns true if another controller manages the addresses of s.
-func (r *reconciler) reserveAddresses(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
-	key := controllers.KeyOf(s)
-	r.allocating.Lock()
-	defer r.allocating.Unlock()
+// reserveAddresses chooses the addresses of Service s and creates their IPAddresses. labels are the
+// labels of the Service's namespace. The bool result is true if another controller manages the
+// addresses of s; no address is then reserved.
+func (r *reconciler) reserveAddresses(
+	ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string,
+) (balancer.ChooseResult, bool, error) {
+	key := engine.KeyOf(s)
+	r.reservations.allocating.Lock()
+	defer r.reservations.allocating.Unlock()
 	free := func(a netip.Addr) bool { return r.isFreeFor(key, a) }
 	var reserved []netip.Addr
-	for _, a := range r.reservedAddresses(key) {
+	for _, a := range r.reservations.reservedAddresses(key) {
 		if ip, err := netip.ParseAddr(a.Name); err == nil {
 			reserved = append(reserved, ip)
 		}
 	}
-	slices.SortFunc(reserved, func(a, b netip.Addr) int { // addresses in the status precede reservations that are not in use yet
+	slices.SortFunc(reserved, func(a, b netip.Addr) int {
+		// addresses in the status precede reservations that are not in use yet
 		in := func(a netip.Addr) int { return slices.Index(append(statusAddresses(s), a), a) }
 		return in(a) - in(b)
 	})
 	had, foreign := currentAddresses(s, reserved, pools, free)
 	if foreign {
-		return balancer.Answer{}, true, nil
+		return balancer.ChooseResult{}, true, nil
 	}
-	answer := balancer.Choose(balancer.Question{Service: s, Namespace: labels, Pools: pools, Has: had, Free: free, After: r.after})
+	answer := balancer.ChooseAddresses(balancer.ChooseInput{Service: s, Namespace: labels, Pools: pools, Reserved: had,
+		Free: free, After: r.reservations.after})
 	for _, a := range answer.Addresses {
 		if slices.Contains(reserved, a) {
 			continue
 		}
 		made, err := client.Create(ctx, r.term.Client, Reservation(s, a))
 		if apierrors.IsAlreadyExists(err) {
-			return balancer.Answer{}, false, controllers.RaceError("address %s was reserved concurrently", a)
+			return balancer.ChooseResult{}, false, engine.RaceError("address %s was reserved concurrently", a)
 		}
 		if err != nil {
-			return balancer.Answer{}, false, fmt.Errorf("reserving address %s for service %s: %w", a, key, err)
+			return balancer.ChooseResult{}, false, fmt.Errorf("reserving address %s for service %s: %w", a, key, err)
 		}
-		r.held.RecordWrite(made)
-		if p := balancer.PoolOf(pools, a); p != nil {
-			r.after[p.Name] = a
+		r.reservations.held.RecordWrite(made)
+		if p := balancer.FindPool(pools, a); p != nil {
+			r.reservations.after[p.Name] = a
 		}
 	}
 	return answer, false, nil
 }
 
 // warnWithoutPools records one event of Service s that no address pools are configured. It does so
-// only if s is older than patience; before that, it returns the remaining time.
-func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
-	if left := patience - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
+// only if s is older than poolWarningDelay; before that, it returns the remaining time.
+func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.ChooseResult) (again time.Duration) {
+	if left := poolWarningDelay - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
 		return left
 	}
-	key := controllers.KeyOf(s)
+	key := engine.KeyOf(s)
 	r.mu.Lock()
 	told := r.reportedNoPools[key]
 	r.reportedNoPools[key] = true
@@ -181,23 +190,23 @@ func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.Answer)
 
 // releaseAddresses deletes the IPAddresses that are reserved for a Service that does not exist or
 // needs no address. Before that it reads the Service from the API.
-func (r *reconciler) releaseAddresses(ctx context.Context, key controllers.Key) error {
+func (r *reconciler) releaseAddresses(ctx context.Context, key engine.Key) error {
 	r.mu.Lock()
 	delete(r.reportedNoPools, key)
 	r.mu.Unlock()
-	held := r.removableAddresses(key)
+	held := r.reservations.removableAddresses(key)
 	if len(held) == 0 {
 		return nil
 	}
 	s, err := client.Get[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name)
 	switch {
-	case err == nil && balancer.Ours(s):
-		return controllers.RaceError("service %s needs an address again", key)
+	case err == nil && balancer.IsManaged(s):
+		return engine.RaceError("service %s needs an address again", key)
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("reading service %s: %w", key, err)
 	}
 	for _, a := range held {
-		if err := r.deleteReservation(ctx, a); err != nil {
+		if err := r.reservations.deleteReservation(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -206,9 +215,9 @@ func (r *reconciler) releaseAddresses(ctx context.Context, key controllers.Key) 
 
 // deleteReservation deletes IPAddress a. If that fails, the address is not used again for its
 // Service until another deletion has succeeded (see deletionPending).
-func (r *reconciler) deleteReservation(ctx context.Context, a *networkingv1.IPAddress) error {
+func (r *reservations) deleteReservation(ctx context.Context, a *networkingv1.IPAddress) error {
 	r.held.MarkDeleting(a)
-	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.DeleteOnlyUID(a))
+	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, engine.DeleteOnlyUID(a))
 	failed := err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err)
 	r.mu.Lock()
 	delete(r.unconfirmed, a.Name)

@@ -13,7 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // chooseAnnouncer ensures that a suitable node announces the addresses of Service s. The current
@@ -25,19 +25,19 @@ func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) err
 		_, err := r.writeAnnouncer(ctx, s, "")
 		return err
 	}
-	key := controllers.KeyOf(s)
+	key := engine.KeyOf(s)
 	var only map[string]bool
 	if isLocalTraffic(s) {
-		only = withEndpoints(controllers.CachedBy[*discoveryv1.EndpointSlice](r.slices, sliceIndex, key.String()))
+		only = withEndpoints(engine.CachedBy[*discoveryv1.EndpointSlice](r.slices, sliceIndex, key.String()))
 	}
-	now := r.currentAnnouncer(s)
+	now := r.announcers.currentAnnouncer(s)
 	why := r.unfitReason(now)
 	if why == "" && only != nil && !only[now] {
 		why = "it has no ready endpoint"
 	}
 	next := now
 	if why != "" {
-		next = Pick(key, r.announcerCandidates(key, only))
+		next = PickAnnouncer(key, r.announcerCandidates(key, only))
 		if next == "" && only == nil {
 			next = now // no node is suitable: the current node may still announce, although it appears to have failed
 		}
@@ -50,7 +50,8 @@ func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) err
 	for _, a := range addresses {
 		named = append(named, a.String())
 	}
-	if message := fmt.Sprintf("node %s announces %s now", next, strings.Join(named, " and ")); now == "" || now == next {
+	if message := fmt.Sprintf("node %s announces %s now", next, strings.Join(named, " and ")); now == "" ||
+		now == next {
 		r.term.Events.Event(s, corev1.EventTypeNormal, "Announced", message)
 	} else {
 		r.term.Events.Eventf(s, corev1.EventTypeNormal, "AnnouncementMoved", "%s, no longer %s: %s", message, now, why)
@@ -58,20 +59,20 @@ func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) err
 	return nil
 }
 
-// announcerCandidates returns the nodes that may announce the Service with this key. If only is not
-// nil, other nodes are excluded.
-func (r *reconciler) announcerCandidates(key controllers.Key, only map[string]bool) []Candidate {
+// announcerCandidates returns the nodes that may announce the Service with this key. If allowed is
+// not nil, nodes that are not in it are excluded.
+func (r *reconciler) announcerCandidates(key engine.Key, allowed map[string]bool) []Candidate {
 	var out []Candidate
-	nodes := controllers.CachedAll[*corev1.Node](r.nodes)
-	r.loadAnnouncers()
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	nodes := engine.CachedAll[*corev1.Node](r.nodes)
+	r.announcers.loadAnnouncers()
+	r.announcers.mu.Lock()
+	defer r.announcers.mu.Unlock()
 	for _, n := range nodes {
-		if only != nil && !only[n.Name] || r.unfitReason(n.Name) != "" {
+		if allowed != nil && !allowed[n.Name] || r.unfitReason(n.Name) != "" {
 			continue
 		}
-		load := r.load[n.Name]
-		if r.by[key] == n.Name {
+		load := r.announcers.load[n.Name]
+		if r.announcers.by[key] == n.Name {
 			load--
 		}
 		out = append(out, Candidate{n.Name, load})
@@ -81,58 +82,59 @@ func (r *reconciler) announcerCandidates(key controllers.Key, only map[string]bo
 
 // loadAnnouncers reads, once in a term of leadership, the announcing node of each Service from the
 // cache. It skips Services for which this term has already written a node.
-func (r *reconciler) loadAnnouncers() {
-	services := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, allOurs)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.seeded {
+func (a *announcers) loadAnnouncers() {
+	services := engine.CachedBy[*corev1.Service](a.services, serviceIndex, allOurs)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.seeded {
 		return
 	}
-	r.seeded = true
+	a.seeded = true
 	for _, s := range services {
-		if key := controllers.KeyOf(s); r.by[key] == "" {
-			r.isAnnouncer(key, s.Annotations[balancer.AnnouncedBy])
+		if key := engine.KeyOf(s); a.by[key] == "" {
+			a.setAnnouncer(key, s.Annotations[balancer.AnnouncedBy])
 		}
 	}
 }
 
 // currentAnnouncer returns the node that announces Service s: the node that this term wrote last,
 // even if a user has removed the annotation since. Otherwise it returns the node in the annotation.
-func (r *reconciler) currentAnnouncer(s *corev1.Service) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if node, ok := r.by[controllers.KeyOf(s)]; ok {
+func (a *announcers) currentAnnouncer(s *corev1.Service) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if node, ok := a.by[engine.KeyOf(s)]; ok {
 		return node
 	}
 	return s.Annotations[balancer.AnnouncedBy]
 }
 
-// recordAnnouncer records in memory which node announces the Service with this key; "" means none.
-func (r *reconciler) recordAnnouncer(key controllers.Key, node string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.isAnnouncer(key, node)
+// recordAnnouncer records in memory which node announces the Service with this key; "" means that
+// no node announces it.
+func (a *announcers) recordAnnouncer(key engine.Key, node string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.setAnnouncer(key, node)
 }
 
-func (r *reconciler) isAnnouncer(key controllers.Key, node string) {
-	if before := r.by[key]; before != "" {
-		if r.load[before]--; r.load[before] == 0 {
-			delete(r.load, before)
+func (a *announcers) setAnnouncer(key engine.Key, node string) {
+	if before := a.by[key]; before != "" {
+		if a.load[before]--; a.load[before] == 0 {
+			delete(a.load, before)
 		}
 	}
 	if node == "" {
-		delete(r.by, key)
+		delete(a.by, key)
 		return
 	}
-	r.by[key] = node
-	r.load[node]++
+	a.by[key] = node
+	a.load[node]++
 }
 
 // writeAnnouncer writes the node that announces Service s to an annotation of s; "" removes the
 // annotation. It reports whether the annotation changed.
 func (r *reconciler) writeAnnouncer(ctx context.Context, s *corev1.Service, node string) (bool, error) {
-	key := controllers.KeyOf(s)
-	r.recordAnnouncer(key, node)
+	key := engine.KeyOf(s)
+	r.announcers.recordAnnouncer(key, node)
 	has, there := s.Annotations[balancer.AnnouncedBy]
 	if has == node && there == (node != "") {
 		return false, nil
@@ -141,16 +143,18 @@ func (r *reconciler) writeAnnouncer(ctx context.Context, s *corev1.Service, node
 	if node != "" {
 		value = node
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{balancer.AnnouncedBy: value}}})
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{balancer.AnnouncedBy: value}}})
 	if err != nil {
-		return false, fmt.Errorf("writing who answers for service %s: %w", key, err)
+		return false, fmt.Errorf("writing the announcing node of service %s: %w", key, err)
 	}
-	stored, err := client.Patch[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name, "", types.MergePatchType, patch)
+	stored, err := client.Patch[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name, "",
+		types.MergePatchType, patch)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("writing who answers for service %s: %w", key, err)
+		return false, fmt.Errorf("writing the announcing node of service %s: %w", key, err)
 	}
 	r.view.RecordWrite(stored)
 	return true, nil

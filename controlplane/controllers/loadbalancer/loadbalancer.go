@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Names of informer indexes.
@@ -47,8 +47,9 @@ const (
 func atAddress(a string) string     { return "address/" + a }
 func announcerKey(by string) string { return "node/" + by }
 
-// serviceKeys is the index function of serviceIndex. It returns the addresses of a Service and, if
-// this controller manages it, allOurs, its announcing node, and pending if it lacks addresses.
+// serviceKeys is the index function of serviceIndex. It returns the addresses of a Service. For a
+// Service that this controller manages, it also returns allOurs and the announcing node, and
+// pending while the Service lacks addresses.
 func serviceKeys(o api.Object) []string {
 	s := o.(*corev1.Service)
 	var out []string
@@ -60,7 +61,7 @@ func serviceKeys(o api.Object) []string {
 			out = append(out, atAddress(a.String()))
 		}
 	}
-	if !balancer.Ours(s) {
+	if !balancer.IsManaged(s) {
 		return out
 	}
 	out = append(out, allOurs, announcerKey(s.Annotations[balancer.AnnouncedBy]))
@@ -84,74 +85,86 @@ type caches struct {
 	services, addresses, nodes, leases, slices, namespaces, configs cache.SharedIndexInformer
 }
 
-func (c caches) keysByIndex(value string) []controllers.Key {
-	var out []controllers.Key
-	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, value) {
-		out = append(out, controllers.KeyOf(s))
+func (c caches) keysByIndex(value string) []engine.Key {
+	var out []engine.Key
+	for _, s := range engine.CachedBy[*corev1.Service](c.services, serviceIndex, value) {
+		out = append(out, engine.KeyOf(s))
 	}
 	return out
 }
 
-// unfitReason returns why the node of this name may not announce addresses. It returns "" if it
-// may.
+// unfitReason returns why the node with the given name may not announce addresses, or "" if the
+// node may announce them.
 func (c caches) unfitReason(node string) string {
-	n, ok := controllers.Cached[*corev1.Node](c.nodes, "", node)
+	n, ok := engine.Cached[*corev1.Node](c.nodes, "", node)
 	if !ok {
-		return Fit(nil, nil)
+		return UnfitReason(nil, nil)
 	}
-	l, _ := controllers.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, node)
-	return Fit(n, l)
+	l, _ := engine.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, node)
+	return UnfitReason(n, l)
 }
 
-// misplacedServices returns the Services with an announcing node that may not announce addresses,
-// or with none.
-func (c caches) misplacedServices() []controllers.Key {
-	var out []controllers.Key
-	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
+// misplacedServices returns the keys of the Services that have no announcing node, or have an
+// announcing node that may no longer announce addresses.
+func (c caches) misplacedServices() []engine.Key {
+	var out []engine.Key
+	for _, s := range engine.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
 		if c.unfitReason(s.Annotations[balancer.AnnouncedBy]) != "" {
-			out = append(out, controllers.KeyOf(s))
+			out = append(out, engine.KeyOf(s))
 		}
 	}
 	return out
 }
 
 // New returns the controller that allocates and assigns addresses of Services of type LoadBalancer.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	c := caches{
-		services: client.Informer[*corev1.Service](d.Informers), addresses: client.Informer[*networkingv1.IPAddress](d.Informers),
-		nodes: client.Informer[*corev1.Node](d.Informers), leases: client.Informer[*coordinationv1.Lease](d.Informers),
-		slices: client.Informer[*discoveryv1.EndpointSlice](d.Informers), namespaces: client.Informer[*corev1.Namespace](d.Informers),
-		configs: client.Informer[*corev1.ConfigMap](d.Informers),
+		services:   client.Informer[*corev1.Service](d.Informers),
+		addresses:  client.Informer[*networkingv1.IPAddress](d.Informers),
+		nodes:      client.Informer[*corev1.Node](d.Informers),
+		leases:     client.Informer[*coordinationv1.Lease](d.Informers),
+		slices:     client.Informer[*discoveryv1.EndpointSlice](d.Informers),
+		namespaces: client.Informer[*corev1.Namespace](d.Informers),
+		configs:    client.Informer[*corev1.ConfigMap](d.Informers),
 	}
-	controllers.Index(c.services, serviceIndex, serviceKeys)
-	controllers.Index(c.addresses, heldIndex, func(o api.Object) []string {
+	engine.Index(c.services, serviceIndex, serviceKeys)
+	engine.Index(c.addresses, heldIndex, func(o api.Object) []string {
 		if k, ok := reservingService(o.(*networkingv1.IPAddress)); ok {
 			return []string{k.String()}
 		}
 		return nil
 	})
-	controllers.Index(c.nodes, nodeAddressIndex, func(o api.Object) []string { return addressesOf(o.(*corev1.Node)) })
-	controllers.Index(c.slices, sliceIndex, func(o api.Object) []string {
+	engine.Index(c.nodes, nodeAddressIndex, func(o api.Object) []string { return addressesOf(o.(*corev1.Node)) })
+	engine.Index(c.slices, sliceIndex, func(o api.Object) []string {
 		return []string{o.GetNamespace() + "/" + o.GetLabels()[discoveryv1.LabelServiceName]}
 	})
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "load-balancer-controller",
 		Workers: 8, // a node that fails may announce many Services
 		Watches: c.serviceWatches(),
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "patch", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services"},
+				Verbs: []string{"get", "list", "patch", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"services/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces", "nodes"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"}, Verbs: []string{"create", "delete", "get", "list", "watch"}},
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces", "nodes"},
+				Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"},
+				Verbs: []string{"create", "delete", "get", "list", "watch"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
+				Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{
-				term: t, caches: c, view: controllers.ViewOf[*corev1.Service](t, c.services), held: controllers.ViewOf[*networkingv1.IPAddress](t, c.addresses),
-				after: map[string]netip.Addr{}, reportedNoPools: map[controllers.Key]bool{}, by: map[controllers.Key]string{}, load: map[string]int{},
-				unconfirmed: map[string]types.UID{},
+				term: t, caches: c, view: engine.ViewOf[*corev1.Service](t, c.services),
+				reservations: reservations{
+					term: t, held: engine.ViewOf[*networkingv1.IPAddress](t, c.addresses),
+					after: map[string]netip.Addr{}, unconfirmed: map[string]types.UID{},
+				},
+				announcers:      announcers{services: c.services, by: map[engine.Key]string{}, load: map[string]int{}},
+				reportedNoPools: map[engine.Key]bool{},
 			}
 			return r.reconcileService
 		},
@@ -160,61 +173,65 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // serviceWatches returns the watches of the controller. Each maps a changed object to the Services
 // that depend on it.
-func (c caches) serviceWatches() []controllers.Watch {
-	return []controllers.Watch{
-		controllers.OnInformer(c.services, func(n controllers.Change[*corev1.Service]) []controllers.Key {
-			keys := []controllers.Key{controllers.KeyOf(n.New)}
-			if n.Type == controllers.Deleted || n.Type == controllers.Updated && len(statusAddresses(n.Old)) > len(statusAddresses(n.New)) {
+func (c caches) serviceWatches() []engine.Watch {
+	return []engine.Watch{
+		engine.OnInformer(c.services, func(n engine.Change[*corev1.Service]) []engine.Key {
+			keys := []engine.Key{engine.KeyOf(n.New)}
+			if n.Type == engine.Deleted || n.Type == engine.Updated &&
+				len(statusAddresses(n.Old)) > len(statusAddresses(n.New)) {
 				keys = append(keys, c.keysByIndex(pending)...)
 			}
 			return keys
 		}),
-		controllers.OnInformer(c.addresses, func(n controllers.Change[*networkingv1.IPAddress]) []controllers.Key {
-			var keys []controllers.Key
+		engine.OnInformer(c.addresses, func(n engine.Change[*networkingv1.IPAddress]) []engine.Key {
+			var keys []engine.Key
 			if k, ok := reservingService(n.New); ok {
 				keys = append(keys, k)
 			}
-			if n.Type == controllers.Deleted {
+			if n.Type == engine.Deleted {
 				keys = append(keys, c.keysByIndex(pending)...)
 			}
 			return keys
 		}),
-		controllers.OnInformer(c.configs, func(n controllers.Change[*corev1.ConfigMap]) []controllers.Key {
+		engine.OnInformer(c.configs, func(n engine.Change[*corev1.ConfigMap]) []engine.Key {
 			if n.New.Namespace != balancer.Namespace || n.New.Name != balancer.ConfigMap {
 				return nil
 			}
 			return c.keysByIndex(allOurs)
 		}),
-		controllers.OnInformer(c.namespaces, func(n controllers.Change[*corev1.Namespace]) []controllers.Key {
-			if n.Type == controllers.Deleted {
+		engine.OnInformer(c.namespaces, func(n engine.Change[*corev1.Namespace]) []engine.Key {
+			if n.Type == engine.Deleted {
 				return nil
 			}
 			return c.keysByIndex(pending)
 		}),
-		controllers.OnInformer(c.slices, func(n controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
-			key := controllers.Key{Namespace: n.New.Namespace, Name: n.New.Labels[discoveryv1.LabelServiceName]}
-			if s, ok := controllers.Cached[*corev1.Service](c.services, key.Namespace, key.Name); !ok || !balancer.Ours(s) || !isLocalTraffic(s) {
+		engine.OnInformer(c.slices, func(n engine.Change[*discoveryv1.EndpointSlice]) []engine.Key {
+			key := engine.Key{Namespace: n.New.Namespace, Name: n.New.Labels[discoveryv1.LabelServiceName]}
+			if s, ok := engine.Cached[*corev1.Service](c.services, key.Namespace, key.Name); !ok ||
+				!balancer.IsManaged(s) || !isLocalTraffic(s) {
 				return nil
 			}
-			return []controllers.Key{key}
+			return []engine.Key{key}
 		}),
-		controllers.OnInformer(c.nodes, func(n controllers.Change[*corev1.Node]) []controllers.Key {
-			lease, _ := controllers.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, n.New.Name)
+		engine.OnInformer(c.nodes, func(n engine.Change[*corev1.Node]) []engine.Key {
+			lease, _ := engine.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, n.New.Name)
 			switch {
-			case n.Type == controllers.Updated && n.Old != n.New && Fit(n.Old, lease) == Fit(n.New, lease):
+			case n.Type == engine.Updated && n.Old != n.New && UnfitReason(n.Old, lease) == UnfitReason(n.New, lease):
 				return nil
-			case n.Type == controllers.Deleted || Fit(n.New, lease) != "":
+			case n.Type == engine.Deleted || UnfitReason(n.New, lease) != "":
 				return c.keysByIndex(announcerKey(n.New.Name))
 			}
 			return c.misplacedServices()
 		}),
-		controllers.OnInformer(c.leases, func(n controllers.Change[*coordinationv1.Lease]) []controllers.Key {
+		engine.OnInformer(c.leases, func(n engine.Change[*coordinationv1.Lease]) []engine.Key {
 			switch {
-			case n.New.Namespace != corev1.NamespaceNodeLease || n.Type == controllers.Added && n.New.Annotations[balancer.Unheard] == "":
+			case n.New.Namespace != corev1.NamespaceNodeLease ||
+				n.Type == engine.Added && n.New.Annotations[balancer.MissingSince] == "":
 				return nil
-			case n.Type == controllers.Updated && n.Old.Annotations[balancer.Unheard] == n.New.Annotations[balancer.Unheard]:
+			case n.Type == engine.Updated && n.Old.Annotations[balancer.MissingSince] ==
+				n.New.Annotations[balancer.MissingSince]:
 				return nil
-			case n.Type != controllers.Deleted && n.New.Annotations[balancer.Unheard] != "":
+			case n.Type != engine.Deleted && n.New.Annotations[balancer.MissingSince] != "":
 				return c.keysByIndex(announcerKey(n.New.Name))
 			}
 			return c.misplacedServices()
@@ -225,7 +242,7 @@ func (c caches) serviceWatches() []controllers.Watch {
 // addressesOf returns the IP addresses in the status of node n.
 func addressesOf(n *corev1.Node) []string {
 	var out []string
-	for _, a := range balancer.OfMachine(n) {
+	for _, a := range balancer.NodeAddresses(n) {
 		out = append(out, a.String())
 	}
 	return out
@@ -234,33 +251,49 @@ func addressesOf(n *corev1.Node) []string {
 // reconciler reconciles Services during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	caches
-	term *controllers.Term
-	view *controllers.View[*corev1.Service]
-	held *controllers.View[*networkingv1.IPAddress]
-
-	allocating sync.Mutex            // held while an address is chosen and reserved, so that two workers do not choose the same address
-	after      map[string]netip.Addr // the last allocated address of each pool
+	term         *engine.Term
+	view         *engine.View[*corev1.Service]
+	reservations reservations
 
 	mu              sync.Mutex
-	reportedNoPools map[controllers.Key]bool   // Services for which warnWithoutPools has recorded an event
-	by              map[controllers.Key]string // the announcing node of each Service, as last written
-	load            map[string]int             // number of Services that each node announces
+	reportedNoPools map[engine.Key]bool // Services for which warnWithoutPools has recorded an event
+	announcers      announcers
+}
+
+// announcers records which node announces each Service, and how many Services each node announces.
+// It is safe for concurrent use.
+type announcers struct {
+	services cache.SharedIndexInformer
+	mu       sync.Mutex
+	by       map[engine.Key]string // the announcing node of each Service, as last written
+	load     map[string]int        // number of Services that each node announces
+	seeded   bool                  // loadAnnouncers has added the annotations of all Services to by and load
+}
+
+// reservations holds the IPAddresses that are reserved for Services, including the writes of this
+// term of leadership. It is safe for concurrent use.
+type reservations struct {
+	term *engine.Term
+	mu   sync.Mutex
+	held *engine.View[*networkingv1.IPAddress]
+	// held while an address is chosen and reserved, so that two workers do not choose the same
+	// address
+	allocating sync.Mutex
+	after      map[string]netip.Addr // the last allocated address of each pool
 	// unconfirmed holds the UIDs of IPAddresses, by name, for which the last deletion returned an
 	// error. The deletion may still be committed.
 	unconfirmed map[string]types.UID
-
-	seeded bool // loadAnnouncers has completed by and load
 }
 
-func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileService(ctx context.Context, key engine.Key) (time.Duration, error) {
 	s, ok := r.view.Get(key.Namespace, key.Name)
 	switch {
 	case !ok:
-		r.recordAnnouncer(key, "")
+		r.announcers.recordAnnouncer(key, "")
 		return 0, r.releaseAddresses(ctx, key)
 	case s.DeletionTimestamp != nil:
 		return 0, nil // the Service keeps its addresses until it is deleted
-	case !balancer.Ours(s):
+	case !balancer.IsManaged(s):
 		if err := r.releaseAddresses(ctx, key); err != nil {
 			return 0, err
 		}

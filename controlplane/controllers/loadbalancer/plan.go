@@ -16,27 +16,29 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Reservation returns the IPAddress object that reserves address a for Service s. The address is
 // its name. Names are unique in the store, so that two Services cannot have one address.
 func Reservation(s *corev1.Service, a netip.Addr) *networkingv1.IPAddress {
-	out := networking.AddressOf(s, a.String())
+	out := networking.NewServiceIPAddress(s, a.String())
 	out.Labels[networkingv1.LabelManagedBy] = balancer.Allocator
 	return out
 }
 
 // reservingService returns the Service for which IPAddress a reserves its address. ok is false if
 // this controller did not create a.
-func reservingService(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
+func reservingService(a *networkingv1.IPAddress) (key engine.Key, ok bool) {
 	ref := a.Spec.ParentRef
-	if a.Labels[networkingv1.LabelManagedBy] != balancer.Allocator || ref == nil || ref.Group != "" || ref.Resource != "services" {
-		return controllers.Key{}, false
+	if a.Labels[networkingv1.LabelManagedBy] != balancer.Allocator || ref == nil || ref.Group != "" ||
+		ref.Resource != "services" {
+		return engine.Key{}, false
 	}
-	return controllers.Key{Namespace: ref.Namespace, Name: ref.Name}, true
+	return engine.Key{Namespace: ref.Namespace, Name: ref.Name}, true
 }
 
 // statusAddresses returns the addresses in the status of a Service.
@@ -54,35 +56,41 @@ func statusAddresses(s *corev1.Service) []netip.Addr {
 // its status that belong to a pool. If s names the loadBalancerClass of this controller, all
 // addresses in its status count. free reports whether s may use an address. foreign reports that
 // another controller manages the addresses of s.
-func currentAddresses(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (out []netip.Addr, foreign bool) {
+func currentAddresses(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (
+	out []netip.Addr, foreign bool,
+) {
 	out = slices.Clone(reserved)
 	for _, a := range statusAddresses(s) {
 		if slices.Contains(out, a) || !free(a) {
 			continue
 		}
-		if balancer.Asked(s) || balancer.PoolOf(pools, a) != nil {
+		if balancer.HasClass(s) || balancer.FindPool(pools, a) != nil {
 			out = append(out, a) // the status still has the address, but its reservation was deleted
 		}
 	}
-	return out, len(out) == 0 && len(s.Status.LoadBalancer.Ingress) > 0 && !balancer.Asked(s)
+	return out, len(out) == 0 && len(s.Status.LoadBalancer.Ingress) > 0 && !balancer.HasClass(s)
 }
 
 // ServiceStatus returns the new status of Service s for the result of the address allocation.
-func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, now metav1.Time) corev1.ServiceStatus {
+func ServiceStatus(
+	s *corev1.Service, answer balancer.ChooseResult, pools []*balancer.Pool, now metav1.Time,
+) corev1.ServiceStatus {
 	out := *s.Status.DeepCopy()
 	mode := corev1.LoadBalancerIPModeVIP
 	out.LoadBalancer.Ingress = nil
 	var named []string
 	for _, a := range answer.Addresses {
-		out.LoadBalancer.Ingress = append(out.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode})
+		out.LoadBalancer.Ingress = append(out.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode})
 		text := a.String()
-		if p := balancer.PoolOf(pools, a); p != nil {
+		if p := balancer.FindPool(pools, a); p != nil {
 			text += " of pool " + p.Name
 		}
 		named = append(named, text)
 	}
 	c := metav1.Condition{Type: balancer.Condition, Status: metav1.ConditionTrue, Reason: balancer.ReasonReady,
-		Message: "the Service has " + strings.Join(named, " and "), ObservedGeneration: s.Generation, LastTransitionTime: now}
+		Message: "the Service has " + strings.Join(named, " and "), ObservedGeneration: s.Generation,
+		LastTransitionTime: now}
 	switch {
 	case answer.Refusal != nil:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, answer.Refusal.Reason, answer.Refusal.Message
@@ -93,10 +101,11 @@ func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.
 	return out
 }
 
-// statusEvent returns the Event for a change of the Service's condition from before to after.
-// reason is "" if the change needs no Event.
-func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message string) {
-	a, b := meta.FindStatusCondition(before.Conditions, balancer.Condition), meta.FindStatusCondition(after.Conditions, balancer.Condition)
+// statusEvent returns type, reason and message of the Event for a change of the Service's condition
+// between the statuses previous and current. reason is "" if the change needs no Event.
+func statusEvent(previous, current corev1.ServiceStatus) (eventType, reason, message string) {
+	a, b := meta.FindStatusCondition(previous.Conditions, balancer.Condition),
+		meta.FindStatusCondition(current.Conditions, balancer.Condition)
 	if b == nil || a != nil && a.Reason == b.Reason && a.Message == b.Message {
 		return "", "", ""
 	}
@@ -107,23 +116,23 @@ func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message
 	return eventType, b.Reason, b.Message
 }
 
-// sameStatus compares the statuses.
+// sameStatus reports whether two Service statuses are semantically equal.
 func sameStatus(a, b corev1.ServiceStatus) bool { return equality.Semantic.DeepEqual(a, b) }
 
-// Fit returns why node n may not announce addresses. It returns "" if it may. lease is the Lease
-// that records the session of the node's agent, or nil.
-func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
+// UnfitReason returns why node n may not announce addresses, or "" if the node may announce them.
+// lease is the Lease that records the session of the node's agent, or nil.
+func UnfitReason(n *corev1.Node, lease *coordinationv1.Lease) string {
 	if n == nil || n.DeletionTimestamp != nil {
 		return "it is gone"
 	}
-	if c := controllers.NodeCondition(n, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
+	if !api.IsNodeReady(n) {
 		return "it is not Ready"
 	}
-	if c := controllers.NodeCondition(n, corev1.NodeNetworkUnavailable); c != nil && c.Status == corev1.ConditionTrue {
+	if c := api.NodeCondition(n, corev1.NodeNetworkUnavailable); c != nil && c.Status == corev1.ConditionTrue {
 		return "its network is not available"
 	}
-	if lease != nil && lease.Annotations[balancer.Unheard] != "" {
-		return "it is not heard"
+	if lease != nil && lease.Annotations[balancer.MissingSince] != "" {
+		return "it does not report"
 	}
 	if n.Spec.Unschedulable {
 		return "it is cordoned"
@@ -132,7 +141,7 @@ func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 		return "it has label " + corev1.LabelNodeExcludeBalancers
 	}
 	if n.Annotations[balancer.Announces] != "true" {
-		return "its agent answers for no addresses"
+		return "its agent does not announce addresses"
 	}
 	return ""
 }
@@ -140,13 +149,13 @@ func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 // Candidate is a node that may announce the addresses of a Service.
 type Candidate struct {
 	Node string
-	Load int // number of Services that it announces
+	Load int // number of Services that the node announces
 }
 
-// Pick returns the candidate that announces the fewest Services, or "" if there are no candidates.
-// Among equal candidates, a hash of the Service's name decides. Services created at the same time
-// are therefore spread.
-func Pick(service controllers.Key, among []Candidate) string {
+// PickAnnouncer returns the candidate that announces the fewest Services, or "" if there are no
+// candidates. Among equal candidates, a hash of the Service's name decides. Services created at the
+// same time are therefore spread.
+func PickAnnouncer(service engine.Key, among []Candidate) string {
 	weigh := func(c Candidate) uint64 {
 		sum := sha256.Sum256([]byte(service.String() + " " + c.Node))
 		return binary.BigEndian.Uint64(sum[:])
@@ -160,9 +169,9 @@ func Pick(service controllers.Key, among []Candidate) string {
 }
 
 // withEndpoints returns the nodes that have ready endpoints in the EndpointSlices of a Service.
-func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
+func withEndpoints(endpointSlices []*discoveryv1.EndpointSlice) map[string]bool {
 	out := map[string]bool{}
-	for _, part := range slices {
+	for _, part := range endpointSlices {
 		for _, e := range part.Endpoints {
 			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
 				out[*e.NodeName] = true

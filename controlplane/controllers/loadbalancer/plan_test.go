@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api/balancer"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // F117: which nodes may answer for addresses, and why the others do not.
@@ -19,30 +19,38 @@ func TestFit(t *testing.T) {
 		change func(n *corev1.Node, l *coordinationv1.Lease)
 	}{
 		{"", func(*corev1.Node, *coordinationv1.Lease) {}},
-		{"it is not Ready", func(n *corev1.Node, _ *coordinationv1.Lease) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }},
+		{"it is not Ready", func(n *corev1.Node, _ *coordinationv1.Lease) {
+			n.Status.Conditions[0].Status = corev1.ConditionUnknown
+		}},
 		{"it is not Ready", func(n *corev1.Node, _ *coordinationv1.Lease) { n.Status.Conditions = nil }},
 		{"its network is not available", func(n *corev1.Node, _ *coordinationv1.Lease) {
-			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue})
+			n.Status.Conditions = append(n.Status.Conditions,
+				corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue})
 		}},
-		{"it is not heard", func(_ *corev1.Node, l *coordinationv1.Lease) {
-			l.Annotations = map[string]string{balancer.Unheard: "2026-01-02T03:04:05Z"}
+		{"it does not report", func(_ *corev1.Node, l *coordinationv1.Lease) {
+			l.Annotations = map[string]string{balancer.MissingSince: "2026-01-02T03:04:05Z"}
 		}},
 		{"it is cordoned", func(n *corev1.Node, _ *coordinationv1.Lease) { n.Spec.Unschedulable = true }},
-		{"it has label node.kubernetes.io/exclude-from-external-load-balancers", func(n *corev1.Node, _ *coordinationv1.Lease) {
-			n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+		{"it has label node.kubernetes.io/exclude-from-external-load-balancers",
+			func(n *corev1.Node, _ *coordinationv1.Lease) {
+				n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+			}},
+		{"its agent does not announce addresses", func(n *corev1.Node, _ *coordinationv1.Lease) {
+			n.Annotations = nil
 		}},
-		{"its agent answers for no addresses", func(n *corev1.Node, _ *coordinationv1.Lease) { n.Annotations = nil }},
 		{"it is gone", func(n *corev1.Node, _ *coordinationv1.Lease) { n.DeletionTimestamp = &metav1.Time{} }},
 	} {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: map[string]string{balancer.Announces: "true"}},
-			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
+			Annotations: map[string]string{balancer.Announces: "true"}},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady,
+				Status: corev1.ConditionTrue}}}}
 		l := &coordinationv1.Lease{}
 		c.change(n, l)
-		if got := Fit(n, l); got != c.want {
+		if got := UnfitReason(n, l); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
 		}
 	}
-	if Fit(nil, nil) == "" {
+	if UnfitReason(nil, nil) == "" {
 		t.Error("a node that is not there is fit")
 	}
 }
@@ -52,20 +60,20 @@ func TestFit(t *testing.T) {
 func TestPickSpreads(t *testing.T) {
 	load, blind := map[string]int{}, map[string]int{}
 	for i := range 300 {
-		key := controllers.Key{Namespace: "ns", Name: fmt.Sprint("s", i)}
+		key := engine.Key{Namespace: "ns", Name: fmt.Sprint("s", i)}
 		var know, not []Candidate
 		for _, n := range []string{"w1", "w2", "w3"} {
 			know, not = append(know, Candidate{n, load[n]}), append(not, Candidate{n, 0})
 		}
-		load[Pick(key, know)]++
-		blind[Pick(key, not)]++
+		load[PickAnnouncer(key, know)]++
+		blind[PickAnnouncer(key, not)]++
 	}
 	for _, n := range []string{"w1", "w2", "w3"} {
 		if load[n] != 100 || blind[n] < 60 || blind[n] > 140 {
 			t.Errorf("%s answers for %d, and for %d where nobody counts", n, load[n], blind[n])
 		}
 	}
-	if Pick(controllers.Key{}, nil) != "" {
+	if PickAnnouncer(engine.Key{}, nil) != "" {
 		t.Error("somebody answers where nobody can")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // discoveryFailure is the error that discovery of some group versions failed.
@@ -68,11 +68,12 @@ func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Con
 // emptyResource deletes the objects of one resource of an aggregated API in namespace ns. It uses
 // deletecollection if the API server supports it. It returns the objects that still exist.
 func (r *reconciler) emptyResource(
-	ctx context.Context, res controllers.AggregatedResource, ns string,
+	ctx context.Context, res engine.AggregatedResource, ns string,
 ) ([]api.Object, error) {
 	path := res.Path(ns, "")
 	background := metav1.DeletePropagationBackground
-	options, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+	options, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1",
+		Kind: "DeleteOptions"},
 		PropagationPolicy: &background})
 	if err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func (r *reconciler) emptyResource(
 
 // listAggregated returns the metadata of the first objects in the list at path.
 func (r *reconciler) listAggregated(ctx context.Context, path string) ([]api.Object, error) {
-	objs, err := controllers.ListAggregatedPage(ctx, r.aggregated, path)
+	objs, err := engine.ListAggregatedPage(ctx, r.aggregated, path)
 	if apierrors.IsMethodNotSupported(err) {
 		return nil, nil
 	}

@@ -16,46 +16,50 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// lookAgain is the retry interval of a terminating namespace that still has objects.
-const lookAgain = 5 * time.Second
+// contentRetryDelay is the retry delay of a terminating namespace that still has objects.
+const contentRetryDelay = 5 * time.Second
 
 // New returns the controller that empties terminating namespaces.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	namespaces := client.Informer[*corev1.Namespace](d.Informers)
-	watches := []controllers.Watch{controllers.OnInformer(namespaces, func(c controllers.Change[*corev1.Namespace]) []controllers.Key {
-		if c.Type == controllers.Deleted || c.New.DeletionTimestamp == nil {
+	watches := []engine.Watch{engine.OnInformer(namespaces, func(c engine.Change[*corev1.Namespace]) []engine.Key {
+		if c.Type == engine.Deleted || c.New.DeletionTimestamp == nil {
 			return nil
 		}
-		return []controllers.Key{{Name: c.New.Name}}
+		return []engine.Key{{Name: c.New.Name}}
 	})}
 	// Events are numerous and never block the deletion.
 	wanted := func(k *api.Kind) bool { return k.Namespaced && k.Resource != "events" }
 	contents := client.Every(d.Informers, wanted, func(cache.SharedIndexInformer) {})
-	left := func(_ *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-		if c.Type != controllers.Deleted {
+	left := func(_ *api.Kind, c engine.Change[api.Object]) []engine.Key {
+		if c.Type != engine.Deleted {
 			return nil
 		}
-		ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", c.New.GetNamespace())
+		ns, ok := engine.Cached[*corev1.Namespace](namespaces, "", c.New.GetNamespace())
 		if !ok || ns.DeletionTimestamp == nil {
 			return nil
 		}
-		return []controllers.Key{{Name: ns.Name}}
+		return []engine.Key{{Name: ns.Name}}
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "namespace-controller",
 		Workers: 4,
 		Watches: watches,
-		Dynamic: &controllers.DynamicWatch{Current: contents.Now, Keys: left},
+		Dynamic: &engine.DynamicWatch{Current: contents.Now, Keys: left},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "deletecollection", "get", "list"}},
-			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"delete", "get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"*"}, Resources: []string{"*"},
+				Verbs: []string{"delete", "deletecollection", "get", "list"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"},
+				Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"},
+				Verbs: []string{"update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, kinds: d.Client.Kinds(),
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")),
+				namespaces: namespaces, kinds: d.Client.Kinds(),
 				aggregated: d.Aggregated}
 			return r.reconcileNamespace
 		},
@@ -64,15 +68,15 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // reconciler reconciles namespaces during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term       *controllers.Term
+	term       *engine.Term
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
 	kinds      *api.Kinds
-	aggregated controllers.AggregatedAPIs // nil means that the cluster has no aggregated APIs
+	aggregated engine.AggregatedAPIs // nil means that the cluster has no aggregated APIs
 }
 
-func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", key.Name)
+func (r *reconciler) reconcileNamespace(ctx context.Context, key engine.Key) (time.Duration, error) {
+	ns, ok := engine.Cached[*corev1.Namespace](r.namespaces, "", key.Name)
 	if !ok || ns.DeletionTimestamp == nil || !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
 		return 0, nil
 	}
@@ -80,7 +84,7 @@ func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key
 	if len(left) == 0 && len(failures) == 0 {
 		return 0, r.finalizeNamespace(ctx, ns)
 	}
-	return lookAgain, errors.Join(r.writeNamespaceStatus(ctx, ns, left, failures), errors.Join(failures...))
+	return contentRetryDelay, errors.Join(r.writeNamespaceStatus(ctx, ns, left, failures), errors.Join(failures...))
 }
 
 // deleteContents deletes the objects in namespace ns. It deletes pods first; the objects that they
@@ -112,7 +116,8 @@ func (r *reconciler) deleteContents(ctx context.Context, ns string) (left []Cont
 	return left, failures
 }
 
-// emptyKind deletes the objects of one kind in namespace ns and returns those that still exist.
+// emptyKind deletes the objects of one kind in namespace ns and returns the objects that still
+// exist.
 func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.listObjects(ctx, k, ns)
 	if err != nil || len(objs) == 0 {
@@ -145,15 +150,20 @@ func (r *reconciler) listObjects(ctx context.Context, k *api.Kind, ns string) ([
 // deletion.
 func (r *reconciler) finalizeNamespace(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
-	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
-	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: r.kind, Subresource: "finalize", Name: ns.Name, Object: next})
+	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool {
+		return f == corev1.FinalizerKubernetes
+	})
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: r.kind, Subresource: "finalize",
+		Name: ns.Name, Object: next})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("finalizing namespace %s: %w", ns.Name, err)
 	}
 	return nil
 }
 
-func (r *reconciler) writeNamespaceStatus(ctx context.Context, ns *corev1.Namespace, left []Content, failures []error) error {
+func (r *reconciler) writeNamespaceStatus(
+	ctx context.Context, ns *corev1.Namespace, left []Content, failures []error,
+) error {
 	status := TerminatingStatus(ns, left, failures, r.term.Now())
 	if equality.Semantic.DeepEqual(status, ns.Status) {
 		return nil

@@ -15,7 +15,7 @@ import (
 
 // Content holds the objects of one kind that still exist in a terminating namespace.
 type Content struct {
-	Resource string // "configmaps", "deployments.apps"
+	Resource string // resource and API group, such as "configmaps" or "deployments.apps"
 	Objects  []api.Object
 }
 
@@ -28,7 +28,8 @@ func TerminatingStatus(ns *corev1.Namespace, left []Content, failures []error, n
 	s := *ns.Status.DeepCopy()
 	s.Phase = corev1.NamespaceTerminating
 	set := func(t corev1.NamespaceConditionType, bad bool, reason, message string) {
-		c := corev1.NamespaceCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
+		c := corev1.NamespaceCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
+			LastTransitionTime: metav1.NewTime(now)}
 		if bad {
 			c.Status = corev1.ConditionTrue
 		}
@@ -47,18 +48,22 @@ func TerminatingStatus(ns *corev1.Namespace, left []Content, failures []error, n
 		set(corev1.NamespaceDeletionDiscoveryFailure, true, "DiscoveryFailed", failures[unknown].Error())
 		failures = slices.DeleteFunc(slices.Clone(failures), isDiscoveryFailure)
 	} else {
-		set(corev1.NamespaceDeletionDiscoveryFailure, false, "ResourcesDiscovered", "All resources successfully discovered")
+		set(corev1.NamespaceDeletionDiscoveryFailure, false, "ResourcesDiscovered",
+			"All resources successfully discovered")
 	}
-	set(corev1.NamespaceDeletionGVParsingFailure, false, "ParsedGroupVersions", "All legacy kube types successfully parsed")
+	set(corev1.NamespaceDeletionGVParsingFailure, false, "ParsedGroupVersions",
+		"All legacy kube types successfully parsed")
 	if len(failures) > 0 {
 		var all []string
 		for _, f := range failures {
 			all = append(all, f.Error())
 		}
-		set(corev1.NamespaceDeletionContentFailure, true, "ContentDeletionFailed", "Failed to delete all resource types, "+
-			fmt.Sprintf("%d remaining: %s", len(failures), strings.Join(all, ", ")))
+		set(corev1.NamespaceDeletionContentFailure, true, "ContentDeletionFailed",
+			"Failed to delete all resource types, "+
+				fmt.Sprintf("%d remaining: %s", len(failures), strings.Join(all, ", ")))
 	} else {
-		set(corev1.NamespaceDeletionContentFailure, false, "ContentDeleted", "All content successfully deleted, may be waiting on finalization")
+		set(corev1.NamespaceDeletionContentFailure, false, "ContentDeleted",
+			"All content successfully deleted, may be waiting on finalization")
 	}
 	if remaining := describeContents(left); remaining != "" {
 		set(corev1.NamespaceContentRemaining, true, "SomeResourcesRemain", "Some resources are remaining: "+remaining)
@@ -66,18 +71,20 @@ func TerminatingStatus(ns *corev1.Namespace, left []Content, failures []error, n
 		set(corev1.NamespaceContentRemaining, false, "ContentRemoved", "All content successfully removed")
 	}
 	if finalizers := describeFinalizers(left); finalizers != "" {
-		set(corev1.NamespaceFinalizersRemaining, true, "SomeFinalizersRemain", "Some content in the namespace has finalizers remaining: "+finalizers)
+		set(corev1.NamespaceFinalizersRemaining, true, "SomeFinalizersRemain",
+			"Some content in the namespace has finalizers remaining: "+finalizers)
 	} else {
-		set(corev1.NamespaceFinalizersRemaining, false, "ContentHasNoFinalizers", "All content-preserving finalizers finished")
+		set(corev1.NamespaceFinalizersRemaining, false, "ContentHasNoFinalizers",
+			"All content-preserving finalizers finished")
 	}
 	return s
 }
 
-// describeContents returns number and names of the objects in left: "configmaps. has 1 resource
-// instances (settings)".
-func describeContents(left []Content) string {
+// describeContents returns the number and the names of the remaining objects: "configmaps. has 1
+// resource instances (settings)".
+func describeContents(remaining []Content) string {
 	var parts []string
-	for _, c := range left {
+	for _, c := range remaining {
 		if len(c.Objects) == 0 {
 			continue
 		}
@@ -85,7 +92,8 @@ func describeContents(left []Content) string {
 		if !strings.Contains(resource, ".") {
 			resource += "."
 		}
-		parts = append(parts, fmt.Sprintf("%s has %d resource instances (%s)", resource, len(c.Objects), joinNames(c.Objects)))
+		parts = append(parts, fmt.Sprintf("%s has %d resource instances (%s)", resource, len(c.Objects),
+			joinNames(c.Objects)))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ", ")
@@ -103,10 +111,10 @@ func joinNames(objs []api.Object) string {
 	return strings.Join(out, ", ")
 }
 
-// describeFinalizers returns, for each finalizer, the number of objects in left that have it.
-func describeFinalizers(left []Content) string {
+// describeFinalizers returns, for each finalizer, the number of remaining objects that have it.
+func describeFinalizers(remaining []Content) string {
 	count := map[string]int{}
-	for _, c := range left {
+	for _, c := range remaining {
 		for _, o := range c.Objects {
 			for _, f := range o.GetFinalizers() {
 				count[f]++

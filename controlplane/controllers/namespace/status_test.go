@@ -27,10 +27,14 @@ func TestStatusNamesTheBlocker(t *testing.T) {
 	s := TerminatingStatus(&corev1.Namespace{}, left, []error{errors.New("listing things: refused")}, epoch)
 	want := map[corev1.NamespaceConditionType]string{
 		corev1.NamespaceDeletionDiscoveryFailure: "False ResourcesDiscovered: All resources successfully discovered",
-		corev1.NamespaceDeletionGVParsingFailure: "False ParsedGroupVersions: All legacy kube types successfully parsed",
-		corev1.NamespaceDeletionContentFailure:   "True ContentDeletionFailed: Failed to delete all resource types, 1 remaining: listing things: refused",
-		corev1.NamespaceContentRemaining:         "True SomeResourcesRemain: Some resources are remaining: deployments.apps has 1 resource instances (web), pods. has 4 resource instances (a, b, c, ...)",
-		corev1.NamespaceFinalizersRemaining:      "True SomeFinalizersRemain: Some content in the namespace has finalizers remaining: example.com/x in 1 resource instances, foregroundDeletion in 1 resource instances",
+		corev1.NamespaceDeletionGVParsingFailure: "False ParsedGroupVersions: All legacy kube types " +
+			"successfully parsed",
+		corev1.NamespaceDeletionContentFailure: "True ContentDeletionFailed: Failed to delete all resource types, 1 " +
+			"remaining: listing things: refused",
+		corev1.NamespaceContentRemaining: "True SomeResourcesRemain: Some resources are remaining: " +
+			"deployments.apps has 1 resource instances (web), pods. has 4 resource instances (a, b, c, ...)",
+		corev1.NamespaceFinalizersRemaining: "True SomeFinalizersRemain: Some content in the namespace has " +
+			"finalizers remaining: example.com/x in 1 resource instances, foregroundDeletion in 1 resource instances",
 	}
 	if s.Phase != corev1.NamespaceTerminating || len(s.Conditions) != len(want) {
 		t.Fatalf("status %+v", s)
@@ -44,7 +48,8 @@ func TestStatusNamesTheBlocker(t *testing.T) {
 	later := TerminatingStatus(&corev1.Namespace{Status: s}, left[:1], nil, epoch.Add(time.Hour))
 	for _, c := range later.Conditions {
 		moved := c.LastTransitionTime.Time.After(epoch)
-		if changes := c.Type == corev1.NamespaceDeletionContentFailure || c.Type == corev1.NamespaceFinalizersRemaining; moved != changes {
+		if changes := c.Type == corev1.NamespaceDeletionContentFailure ||
+			c.Type == corev1.NamespaceFinalizersRemaining; moved != changes {
 			t.Errorf("%s: transition time moved: %v", c.Type, moved)
 		}
 	}

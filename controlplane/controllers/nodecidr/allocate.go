@@ -55,22 +55,24 @@ func (r Range) Block(i int) netip.Prefix {
 	return netip.PrefixFrom(addr, r.bits)
 }
 
-// shiftLeft returns n shifted left by some bits as a number of 128 bits.
-func shiftLeft(n uint64, by int) (hi, lo uint64) {
-	if by >= 64 {
-		return n << (by - 64), 0
+// shiftLeft returns n, shifted left by count bits, as a number of 128 bits.
+func shiftLeft(n uint64, count int) (hi, lo uint64) {
+	if count >= 64 {
+		return n << (count - 64), 0
 	}
-	if by == 0 {
+	if count == 0 {
 		return 0, n
 	}
-	return n >> (64 - by), n << by
+	return n >> (64 - count), n << count
 }
 
-// Next returns the first free block at or after position from; it wraps around at the end of the
+// Next returns the first free block at or after position start; it wraps around at the end of the
 // range. taken reports whether a node has the block at a position. wide are prefixes of nodes that
 // span several blocks. ok is false if no block is free. Callers pass the position after the newest
 // allocation, so that a freed block is reused late: routes to its previous node may still exist.
-func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
+func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, start int) (
+	block netip.Prefix, position int, ok bool,
+) {
 	under := func(i int) bool {
 		for _, w := range wide {
 			if first, last, in := r.positionSpan(w); in && first <= i && i <= last {
@@ -80,7 +82,7 @@ func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int
 		return false
 	}
 	for n := range r.Size() {
-		if i := (from + n) % r.Size(); !under(i) && !taken(i) {
+		if i := (start + n) % r.Size(); !under(i) && !taken(i) {
 			return r.Block(i), i, true
 		}
 	}
@@ -88,15 +90,15 @@ func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int
 }
 
 // prefixPosition returns the position of the first block that prefix p overlaps. wide reports that
-// p overlaps several blocks. in is false if p does not overlap the range.
-func (r Range) prefixPosition(p netip.Prefix) (position int, wide, in bool) {
-	first, last, in := r.positionSpan(p)
-	return first, last > first, in
+// p overlaps several blocks. ok is false if p does not overlap the range.
+func (r Range) prefixPosition(p netip.Prefix) (position int, wide, ok bool) {
+	first, last, ok := r.positionSpan(p)
+	return first, last > first, ok
 }
 
-// positionSpan returns the positions of the first and last block that prefix p overlaps. in is
+// positionSpan returns the positions of the first and last block that prefix p overlaps. ok is
 // false if p does not overlap the range.
-func (r Range) positionSpan(p netip.Prefix) (first, last int, in bool) {
+func (r Range) positionSpan(p netip.Prefix) (first, last int, ok bool) {
 	if !p.IsValid() || !p.Masked().Overlaps(r.cluster) {
 		return 0, 0, false
 	}

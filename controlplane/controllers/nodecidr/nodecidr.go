@@ -18,11 +18,11 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// retryFull is the retry interval of a node if no block is free.
-const retryFull = time.Minute
+// fullRetryDelay is the retry delay of a node if no block is free.
+const fullRetryDelay = time.Minute
 
 // Options configures the allocator of node CIDRs.
 type Options struct {
@@ -57,29 +57,29 @@ func (o Options) Ranges() ([]Range, error) {
 
 // New returns the controller that assigns one block of each range to every node. It panics if the
 // pod network is invalid; callers must call Ranges before to check it.
-func New(d controllers.Deps, o Options) *controllers.Controller {
+func New(d engine.Deps, o Options) *engine.Descriptor {
 	ranges, err := o.Ranges()
 	if err != nil {
 		panic("nodecidr: " + err.Error())
 	}
 	nodes := client.Informer[*corev1.Node](d.Informers)
-	controllers.Index(nodes, byBlock, func(o api.Object) []string { return blocksOf(o.(*corev1.Node), ranges) })
-	return &controllers.Controller{
+	engine.Index(nodes, byBlock, func(o api.Object) []string { return blocksOf(o.(*corev1.Node), ranges) })
+	return &engine.Descriptor{
 		Name:    "node-ipam-controller",
 		Workers: 1, // two workers could choose the same block
-		Watches: []controllers.Watch{controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-			if c.Type == controllers.Deleted || len(Missing(c.New, ranges)) == 0 {
+		Watches: []engine.Watch{engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+			if c.Type == engine.Deleted || len(Missing(c.New, ranges)) == 0 {
 				return nil
 			}
-			return []controllers.Key{{Name: c.New.Name}}
+			return []engine.Key{{Name: c.New.Name}}
 		})},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{term: t, ranges: ranges, next: make([]int, len(ranges)), offered: map[string]offer{},
-				nodes: controllers.ViewOf[*corev1.Node](t, nodes)}
+				nodes: engine.ViewOf[*corev1.Node](t, nodes)}
 			return r.reconcileNode
 		},
 	}
@@ -115,10 +115,10 @@ func blocksOf(n *corev1.Node, ranges []Range) []string {
 // reads the blocks in use from the nodes each time. next is only the position at which the search
 // for a free block starts.
 type reconciler struct {
-	term   *controllers.Term
+	term   *engine.Term
 	ranges []Range
 	next   []int
-	nodes  *controllers.View[*corev1.Node]
+	nodes  *engine.View[*corev1.Node]
 	// offered holds, by node name, the blocks of writes that are not visible in nodes yet.
 	offered map[string]offer
 }
@@ -132,9 +132,9 @@ type offer struct {
 	positions map[int]int // position of the block in each range, by the index of the range
 }
 
-// settleOffers removes the offers that can no longer be committed or are visible in the view: the
-// Node has another version, or no longer exists.
-func (r *reconciler) settleOffers() {
+// removeSettledOffers removes the offers that can no longer be committed or are visible in the
+// view: the Node has another version, or no longer exists.
+func (r *reconciler) removeSettledOffers() {
 	maps.DeleteFunc(r.offered, func(name string, o offer) bool {
 		n, ok := r.nodes.Get("", name)
 		return !ok || n.UID != o.uid || n.ResourceVersion != o.version
@@ -152,8 +152,8 @@ func (r *reconciler) isTaken(n *corev1.Node, i, position int) bool {
 	return len(r.nodes.By(byBlock, blockKey(i, position))) > 0
 }
 
-func (r *reconciler) reconcileNode(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	r.settleOffers()
+func (r *reconciler) reconcileNode(ctx context.Context, key engine.Key) (time.Duration, error) {
+	r.removeSettledOffers()
 	n, ok := r.nodes.Get("", key.Name)
 	if !ok || n.DeletionTimestamp != nil {
 		return 0, nil
@@ -175,8 +175,9 @@ func (r *reconciler) reconcileNode(ctx context.Context, key controllers.Key) (ti
 		}
 		block, position, ok := rng.Next(func(at int) bool { return r.isTaken(n, i, at) }, wide, from)
 		if !ok {
-			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
-			return retryFull, nil
+			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable",
+				"Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
+			return fullRetryDelay, nil
 		}
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, block.String())
 		positions[i] = position

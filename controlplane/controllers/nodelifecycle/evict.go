@@ -6,7 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // EvictionAnnotation on a pod is the number of seconds after which the pod is evicted from a node
@@ -15,9 +16,9 @@ import (
 const EvictionAnnotation = "keelson.dev/eviction-seconds"
 
 // Eviction returns the time at which a pod must leave a node with these taints. A time in the past
-// means now. evict is false if the pod may stay. For the taints of a lost or not ready node, the
-// toleration time starts at since or at the time of the taint, whichever is later.
-func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Time, evict bool) {
+// means at once. evict is false if the pod may stay. For the taints of a lost or not ready node,
+// the toleration time starts at notBefore or at the time of the taint, whichever is later.
+func Eviction(p *corev1.Pod, taints []corev1.Taint, notBefore time.Time) (at time.Time, evict bool) {
 	for i := range taints {
 		t := &taints[i]
 		if t.Effect != corev1.TaintEffectNoExecute {
@@ -31,8 +32,8 @@ func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Ti
 		if t.TimeAdded != nil {
 			leave = t.TimeAdded.Time
 		}
-		if isLost(t) && leave.Before(since) {
-			leave = since
+		if isLost(t) && leave.Before(notBefore) {
+			leave = notBefore
 		}
 		leave = leave.Add(stay)
 		if !evict || leave.Before(at) {
@@ -46,9 +47,10 @@ func isLost(t *corev1.Taint) bool {
 	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
-// tolerationTime returns how long pod p may stay on a node with taint t. If t is the taint of a
-// lost or not ready node, EvictionAnnotation has precedence over the pod's tolerations, including
-// those that admission added.
+// tolerationTime returns how long pod p may stay on a node with taint t. forever is true if the
+// time is unlimited; stay is then 0. If t is the taint of a lost or not ready node,
+// EvictionAnnotation has precedence over the pod's tolerations, including those that admission
+// added.
 func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
 	if v, ok := p.Annotations[EvictionAnnotation]; ok && isLost(t) {
 		if v == "never" {
@@ -59,7 +61,7 @@ func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever
 		}
 	}
 	for i := range p.Spec.Tolerations { // the first toleration that matches the taint applies, as in Kubernetes
-		if tol := &p.Spec.Tolerations[i]; controllers.ToleratesTaint(tol, t) {
+		if tol := &p.Spec.Tolerations[i]; engine.ToleratesTaint(tol, t) {
 			if tol.TolerationSeconds == nil {
 				return 0, true
 			}
@@ -73,7 +75,7 @@ func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever
 // for a pod of a lost node, because the node's agent cannot. changed is false if the condition was
 // not True.
 func NotReady(p *corev1.Pod, now time.Time) (s corev1.PodStatus, changed bool) {
-	c := controllers.PodCondition(p, corev1.PodReady)
+	c := api.PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
 		return p.Status, false
 	}

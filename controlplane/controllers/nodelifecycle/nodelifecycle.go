@@ -12,8 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Kinds of keys in the controller's queue: nodes and pods.
@@ -22,25 +23,26 @@ const (
 	podKey  = "pod"
 )
 
-var eviction = controllers.Eviction{Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint", Event: "TaintManagerEviction"}
+var eviction = engine.Eviction{Reason: "DeletionByTaintManager",
+	Message: "Taint manager: deleting due to NoExecute taint", Event: "TaintManagerEviction"}
 
 // New returns the node lifecycle controller. It acts on condition Ready of nodes. The node gateway,
 // the server to which agents connect, sets that condition to Unknown when the session of an agent
 // is lost.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
+	engine.Index(pods, engine.PodNodeIndex, engine.PodNodeKeys)
 	changed := &atomic.Bool{} // a node has changed since the zones were updated
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "node-controller",
 		Workers: 16,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
 				changed.Store(true)
 				return ofNode(pods, c)
 			}),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key { return ofPod(nodes, c) }),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "update", "watch"}},
@@ -48,11 +50,11 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{
-				term: t, nodes: nodes, changed: changed, pace: NewPace(),
-				nodeView: controllers.ViewOf[*corev1.Node](t, nodes),
-				pods:     controllers.ViewOf[*corev1.Pod](t, pods),
+				term: t, nodes: nodes, changed: changed, limiter: NewEvictionLimiter(),
+				nodeView: engine.ViewOf[*corev1.Node](t, nodes),
+				pods:     engine.ViewOf[*corev1.Pod](t, pods),
 			}
 			return r.reconcileKey
 		},
@@ -61,32 +63,33 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // ofNode returns the keys to reconcile when a node changes: the node and, if its taints or its
 // readiness changed, its pods.
-func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
-	if c.Type == controllers.Deleted {
+func ofNode(pods cache.SharedIndexInformer, c engine.Change[*corev1.Node]) []engine.Key {
+	if c.Type == engine.Deleted {
 		return nil
 	}
-	keys := []controllers.Key{{Kind: nodeKey, Name: c.New.Name}}
-	if c.Type == controllers.Updated && c.Old != nil && sameTaints(c.Old.Spec.Taints, c.New.Spec.Taints) && readyStatus(c.Old) == readyStatus(c.New) {
+	keys := []engine.Key{{Kind: nodeKey, Name: c.New.Name}}
+	if c.Type == engine.Updated && c.Old != nil && sameTaints(c.Old.Spec.Taints, c.New.Spec.Taints) &&
+		readyStatus(c.Old) == readyStatus(c.New) {
 		return keys
 	}
-	if c.Type == controllers.Added && !hasTrouble(c.New) {
+	if c.Type == engine.Added && !hasTrouble(c.New) {
 		return keys
 	}
-	for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
-		keys = append(keys, controllers.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name})
+	for _, p := range engine.CachedBy[*corev1.Pod](pods, engine.PodNodeIndex, c.New.Name) {
+		keys = append(keys, engine.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name})
 	}
 	return keys
 }
 
 // ofPod returns the key of a changed pod if its node is not ready or has a NoExecute taint.
-func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type == controllers.Deleted || c.New.Spec.NodeName == "" {
+func ofPod(nodes cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) []engine.Key {
+	if c.Type == engine.Deleted || c.New.Spec.NodeName == "" {
 		return nil
 	}
-	if n, ok := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName); !ok || !hasTrouble(n) {
+	if n, ok := engine.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName); !ok || !hasTrouble(n) {
 		return nil
 	}
-	return []controllers.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+	return []engine.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
 }
 
 // hasTrouble reports whether node n is not ready or has a NoExecute taint. Its pods may then have
@@ -106,32 +109,34 @@ func hasTrouble(n *corev1.Node) bool {
 // reconciler reconciles nodes and pods during one term of leadership. Every term has a new
 // reconciler.
 type reconciler struct {
-	term     *controllers.Term
+	term     *engine.Term
 	nodes    cache.SharedIndexInformer
 	changed  *atomic.Bool
-	pace     *Pace
-	nodeView *controllers.View[*corev1.Node]
-	pods     *controllers.View[*corev1.Pod]
+	limiter  *EvictionLimiter
+	nodeView *engine.View[*corev1.Node]
+	pods     *engine.View[*corev1.Pod]
 
-	mu     sync.Mutex
-	looked time.Time // time at which the zones were last updated
+	mu           sync.Mutex
+	zonesUpdated time.Time // time at which the state of the zones was last updated
 }
 
-// lookPeriod is the interval at which the zones of the Pace are updated if no node has changed.
-const lookPeriod = 5 * time.Second
+// zoneUpdatePeriod is the interval at which the EvictionLimiter counts the ready and lost nodes of
+// each zone if no node has changed.
+const zoneUpdatePeriod = 5 * time.Second
 
-// updateZones updates the zones of the Pace if a node has changed since the last update, or if that
-// update is older than lookPeriod.
+// updateZones passes all nodes to the EvictionLimiter, which then updates the eviction rate of each
+// zone. It does nothing if no node has changed since the last update, unless that update is older
+// than zoneUpdatePeriod.
 func (r *reconciler) updateZones(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.changed.Swap(false) || now.Sub(r.looked) >= lookPeriod {
-		r.looked = now
-		r.pace.Look(controllers.CachedAll[*corev1.Node](r.nodes), now)
+	if r.changed.Swap(false) || now.Sub(r.zonesUpdated) >= zoneUpdatePeriod {
+		r.zonesUpdated = now
+		r.limiter.UpdateZones(engine.CachedAll[*corev1.Node](r.nodes), now)
 	}
 }
 
-func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileKey(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == nodeKey {
 		return 0, r.reconcileNode(ctx, key.Name)
 	}
@@ -160,7 +165,8 @@ func (r *reconciler) reconcileNode(ctx context.Context, name string) error {
 	}
 	r.nodeView.RecordWrite(next)
 	if was, is := readyTaint(n.Spec.Taints), readyTaint(want); was != is {
-		r.term.Events.Eventf(n, corev1.EventTypeNormal, "Node"+reasonOf(is), "Node %s status is now: Node%s", name, reasonOf(is))
+		r.term.Events.Eventf(n, corev1.EventTypeNormal, "Node"+reasonOf(is), "Node %s status is now: Node%s",
+			name, reasonOf(is))
 	}
 	return nil
 }
@@ -184,17 +190,17 @@ func reasonOf(taint string) string {
 // reconcilePod marks a pod as not ready if its node is not ready, so that Services do not route to
 // the pod. It evicts the pod when its toleration time has passed. It returns the delay until the
 // next check.
-func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcilePod(ctx context.Context, key engine.Key) (time.Duration, error) {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
-	if !ok || p.Spec.NodeName == "" || controllers.IsPodTerminal(p) {
+	if !ok || p.Spec.NodeName == "" || api.IsPodTerminal(p) {
 		return 0, nil
 	}
-	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
+	n, ok := engine.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
 	if !ok {
 		return 0, nil // controller podgc deletes the pods of deleted nodes
 	}
 	now := r.term.Now()
-	if readyStatus(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
+	if readyStatus(n) != corev1.ConditionTrue && api.NodeCondition(n, corev1.NodeReady) != nil {
 		if status, changed := NotReady(p, now); changed {
 			next := p.DeepCopy()
 			next.Status = status
@@ -213,7 +219,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (tim
 		return 0, nil
 	}
 	// Use the computed taints: a node that is ready again may still have the taints of a lost node.
-	at, evict := Eviction(p, Taints(n, now), r.pace.Since(n))
+	at, evict := Eviction(p, Taints(n, now), r.limiter.Since(n))
 	switch {
 	case !evict:
 		return 0, nil
@@ -221,7 +227,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (tim
 		return at.Sub(now), nil
 	}
 	if readyStatus(n) != corev1.ConditionTrue {
-		if ok, again := r.pace.Admit(n, now); !ok {
+		if ok, again := r.limiter.Admit(n, now); !ok {
 			return again, nil
 		}
 	}

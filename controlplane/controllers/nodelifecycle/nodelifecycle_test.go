@@ -37,7 +37,8 @@ func TestTaints(t *testing.T) {
 	cordoned := node(corev1.ConditionTrue)
 	cordoned.Spec.Unschedulable = true
 	tainted := node(corev1.ConditionTrue)
-	tainted.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}, {Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute}}
+	tainted.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute}}
 	for _, c := range []struct {
 		name string
 		node *corev1.Node
@@ -48,7 +49,8 @@ func TestTaints(t *testing.T) {
 		{"lost", node(corev1.ConditionUnknown), "unreachable:NoExecute unreachable:NoSchedule"},
 		{"never heard of", node(""), "not-ready:NoSchedule"},
 		{"cordoned", cordoned, "unschedulable:NoSchedule"},
-		{"short of memory and disk", node(corev1.ConditionTrue, corev1.NodeMemoryPressure, corev1.NodeDiskPressure), "disk-pressure:NoSchedule memory-pressure:NoSchedule"},
+		{"short of memory and disk", node(corev1.ConditionTrue, corev1.NodeMemoryPressure, corev1.NodeDiskPressure),
+			"disk-pressure:NoSchedule memory-pressure:NoSchedule"},
 		{"back: ours go, others stay", tainted, "team:NoSchedule"},
 	} {
 		if got := show(Taints(c.node, epoch)); got != c.want {
@@ -70,7 +72,8 @@ func TestEviction(t *testing.T) {
 	const unreachable = corev1.TaintNodeUnreachable
 	seconds := func(n int64) *int64 { return &n }
 	exists := func(key string, s *int64) corev1.Toleration {
-		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: s}
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
+			TolerationSeconds: s}
 	}
 	for _, c := range []struct {
 		name        string
@@ -80,13 +83,16 @@ func TestEviction(t *testing.T) {
 		want        string
 	}{
 		{"not tolerated", unreachable, nil, "", "0s"},
-		{"five minutes mean five minutes", unreachable, []corev1.Toleration{exists(unreachable, seconds(300))}, "", "5m0s"},
+		{"five minutes mean five minutes", unreachable, []corev1.Toleration{exists(unreachable, seconds(300))}, "",
+			"5m0s"},
 		{"asked for", unreachable, []corev1.Toleration{exists(unreachable, seconds(60))}, "", "1m0s"},
 		{"for ever", unreachable, []corev1.Toleration{exists(unreachable, nil)}, "", "never"},
 		{"everything for ever", unreachable, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, "", "never"},
 		{"another taint is tolerated", unreachable, []corev1.Toleration{exists("other", nil)}, "", "0s"},
-		{"the first counts", unreachable, []corev1.Toleration{exists(unreachable, seconds(60)), exists(unreachable, seconds(30))}, "", "1m0s"},
-		{"the first, before everything", unreachable, []corev1.Toleration{exists(unreachable, seconds(20)), {Operator: corev1.TolerationOpExists}}, "", "20s"},
+		{"the first counts", unreachable, []corev1.Toleration{exists(unreachable, seconds(60)),
+			exists(unreachable, seconds(30))}, "", "1m0s"},
+		{"the first, before everything", unreachable,
+			[]corev1.Toleration{exists(unreachable, seconds(20)), {Operator: corev1.TolerationOpExists}}, "", "20s"},
 		{"by annotation", unreachable, []corev1.Toleration{exists(unreachable, seconds(300))}, "300", "5m0s"},
 		{"never by annotation", unreachable, nil, "never", "never"},
 		{"300 s on another taint is meant", "team", []corev1.Toleration{exists("team", seconds(300))}, "", "5m0s"},
@@ -98,11 +104,13 @@ func TestEviction(t *testing.T) {
 			if c.annotation != "" {
 				p.Annotations = map[string]string{EvictionAnnotation: c.annotation}
 			}
-			taint := corev1.Taint{Key: c.taint, Effect: corev1.TaintEffectNoExecute, TimeAdded: &metav1.Time{Time: epoch}}
+			taint := corev1.Taint{Key: c.taint, Effect: corev1.TaintEffectNoExecute,
+				TimeAdded: &metav1.Time{Time: epoch}}
 			if c.taint == "team" {
 				taint.Value = "a"
 			}
-			at, evict := Eviction(p, []corev1.Taint{{Key: c.taint, Effect: corev1.TaintEffectNoSchedule}, taint}, time.Time{})
+			at, evict := Eviction(p, []corev1.Taint{{Key: c.taint, Effect: corev1.TaintEffectNoSchedule}, taint},
+				time.Time{})
 			got := "never"
 			if evict {
 				got = fmt.Sprint(at.Sub(epoch))
@@ -112,11 +120,13 @@ func TestEviction(t *testing.T) {
 			}
 		})
 	}
-	if _, evict := Eviction(&corev1.Pod{}, []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}}, time.Time{}); evict {
+	if _, evict := Eviction(&corev1.Pod{}, []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}},
+		time.Time{}); evict {
 		t.Error("NoSchedule evicts")
 	}
 	// After a disruption, the time of lost nodes starts again; the time of other taints does not.
-	for key, want := range map[string]time.Duration{unreachable: time.Minute + 20*time.Second, "team": 20 * time.Second} {
+	for key, want := range map[string]time.Duration{unreachable: time.Minute + 20*time.Second,
+		"team": 20 * time.Second} {
 		p := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{exists(key, seconds(20))}}}
 		taint := corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute, TimeAdded: &metav1.Time{Time: epoch}}
 		if at, _ := Eviction(p, []corev1.Taint{taint}, epoch.Add(time.Minute)); at.Sub(epoch) != want {
@@ -126,9 +136,12 @@ func TestEviction(t *testing.T) {
 }
 
 func TestNotReady(t *testing.T) {
-	p := &corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
+	p :=
+		&corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+			Status: corev1.ConditionTrue}}}}
 	s, changed := NotReady(p, epoch)
-	if !changed || s.Conditions[0].Status != corev1.ConditionFalse || !s.Conditions[0].LastTransitionTime.Time.Equal(epoch) {
+	if !changed || s.Conditions[0].Status != corev1.ConditionFalse ||
+		!s.Conditions[0].LastTransitionTime.Time.Equal(epoch) {
 		t.Errorf("%v %+v", changed, s)
 	}
 	if p.Status.Conditions[0].Status != corev1.ConditionTrue {

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // conditionTaints maps conditions to the keys of the NoSchedule taints that a node has while the
@@ -58,7 +58,8 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	switch readyStatus(n) {
 	case corev1.ConditionFalse:
 		add(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule)
-		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // a node without condition Ready has never reported and has no pods to evict
+		if api.NodeCondition(n, corev1.NodeReady) != nil {
+			// a node without condition Ready has never reported and has no pods to evict
 			add(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute)
 		}
 	case corev1.ConditionUnknown:
@@ -66,7 +67,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 		add(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
 	}
 	for _, c := range conditionTaints {
-		if have := controllers.NodeCondition(n, c.condition); have != nil && have.Status == corev1.ConditionTrue {
+		if have := api.NodeCondition(n, c.condition); have != nil && have.Status == corev1.ConditionTrue {
 			add(c.key, corev1.TaintEffectNoSchedule)
 		}
 	}
@@ -79,7 +80,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 // readyStatus returns the status of condition Ready of node n. It returns False if n has no such
 // condition.
 func readyStatus(n *corev1.Node) corev1.ConditionStatus {
-	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil {
+	if c := api.NodeCondition(n, corev1.NodeReady); c != nil {
 		return c.Status
 	}
 	return corev1.ConditionFalse

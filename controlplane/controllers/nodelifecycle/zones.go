@@ -24,13 +24,14 @@ const (
 	smallZone        = 50
 )
 
-// lookAgain is the retry interval of an eviction that Pace.Admit has refused.
-const lookAgain = 10 * time.Second
+// admissionRetryDelay is the retry delay of an eviction that EvictionLimiter.Admit has refused.
+const admissionRetryDelay = 10 * time.Second
 
-// Pace decides when the pods of a lost node may be evicted. The toleration times of these pods
-// start again when a disruption of the zone ends, and after a change of the leader. Nodes that
-// return one after the other therefore lose no pods, and a new leader does not evict pods at once.
-type Pace struct {
+// EvictionLimiter decides when the pods of a lost node may be evicted. The toleration times of
+// these pods start again when a disruption of the zone ends, and after a change of the leader.
+// Nodes that return one after the other therefore lose no pods, and a new leader does not evict
+// pods at once.
+type EvictionLimiter struct {
 	mu    sync.Mutex
 	zones map[string]*zone
 }
@@ -44,18 +45,18 @@ type zone struct {
 	since       time.Time       // when the normal eviction rate last started
 }
 
-// NewPace returns a Pace without nodes.
-func NewPace() *Pace { return &Pace{zones: map[string]*zone{}} }
+// NewEvictionLimiter returns an EvictionLimiter without nodes.
+func NewEvictionLimiter() *EvictionLimiter { return &EvictionLimiter{zones: map[string]*zone{}} }
 
-// zoneOf returns region and zone of a node from its labels. All nodes without these labels form one
-// zone.
+// zoneOf returns the region and zone in the labels of a node as one text. All nodes without these
+// labels form one zone.
 func zoneOf(n *corev1.Node) string {
 	return n.Labels[corev1.LabelTopologyRegion] + "/" + n.Labels[corev1.LabelTopologyZone]
 }
 
-// Look counts the ready and lost nodes of each zone and updates the eviction rates. nodes are all
-// nodes of the cluster.
-func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
+// UpdateZones counts the ready and lost nodes of each zone and updates the eviction rates. nodes
+// are all nodes of the cluster.
+func (p *EvictionLimiter) UpdateZones(nodes []*corev1.Node, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, z := range p.zones {
@@ -94,11 +95,11 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 }
 
 // evictionInterval returns the interval between the evictions of two nodes in z. 0 means that
-// nothing is evicted. all reports that no zone has a ready node.
-func (z *zone) evictionInterval(all bool) time.Duration {
+// nothing is evicted. allLost reports that no zone has a ready node.
+func (z *zone) evictionInterval(allLost bool) time.Duration {
 	total := z.ready + z.lost
 	switch {
-	case all:
+	case allLost:
 		return 0
 	case z.ready == 0, z.lost <= fewNodes, 100*z.lost < unhealthyPercent*total:
 		return evictEvery
@@ -124,8 +125,9 @@ func (z *zone) setEvictionInterval(every time.Duration, now time.Time) {
 	z.every = every
 }
 
-// Since returns the earliest time at which toleration times of pods on lost node n start.
-func (p *Pace) Since(n *corev1.Node) time.Time {
+// Since returns the earliest time from which toleration times of the pods on lost node n are
+// counted.
+func (p *EvictionLimiter) Since(n *corev1.Node) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if z := p.zones[zoneOf(n)]; z != nil {
@@ -137,17 +139,17 @@ func (p *Pace) Since(n *corev1.Node) time.Time {
 // Admit reports whether the pods of lost node n may be evicted now. Otherwise again is the delay
 // until the next call. An admitted node stays admitted until it is ready again or the rate of its
 // zone changes.
-func (p *Pace) Admit(n *corev1.Node, now time.Time) (ok bool, again time.Duration) {
+func (p *EvictionLimiter) Admit(n *corev1.Node, now time.Time) (ok bool, again time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	z := p.zones[zoneOf(n)]
 	switch {
 	case z == nil || z.every == 0:
-		return false, lookAgain
+		return false, admissionRetryDelay
 	case z.admitted[n.Name]:
 		return true, 0
 	case now.Before(z.next):
-		return false, min(z.next.Sub(now), lookAgain)
+		return false, min(z.next.Sub(now), admissionRetryDelay)
 	}
 	z.admitted[n.Name] = true
 	z.next = now.Add(z.every)

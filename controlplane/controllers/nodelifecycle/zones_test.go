@@ -23,10 +23,10 @@ func zoned(zone string, lost, ready int) (out []*corev1.Node) {
 }
 
 // admittedWithin calls Admit for all lost nodes every second and returns how many were admitted.
-func admittedWithin(p *Pace, nodes []*corev1.Node, from time.Time, d time.Duration) int {
+func admittedWithin(p *EvictionLimiter, nodes []*corev1.Node, from time.Time, d time.Duration) int {
 	got := map[string]bool{}
 	for now := from; !now.After(from.Add(d)); now = now.Add(time.Second) {
-		p.Look(nodes, now)
+		p.UpdateZones(nodes, now)
 		for _, n := range nodes {
 			if readyStatus(n) == corev1.ConditionTrue {
 				continue
@@ -66,9 +66,9 @@ func TestPace(t *testing.T) {
 		{"nothing", zoned("a", 0, 3), time.Hour, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := NewPace()
+			p := NewEvictionLimiter()
 			calm := join(zoned("a", 0, 3), zoned("b", 0, 3))
-			p.Look(calm, epoch.Add(-time.Hour))
+			p.UpdateZones(calm, epoch.Add(-time.Hour))
 			if got := admittedWithin(p, c.nodes, epoch, c.d); got != c.want {
 				t.Errorf("the pods of %d nodes may be evicted within %v, want %d", got, c.d, c.want)
 			}
@@ -78,12 +78,12 @@ func TestPace(t *testing.T) {
 
 // Nodes that come back one by one after a disruption are given their time again.
 func TestPaceAfterADisruption(t *testing.T) {
-	p := NewPace()
-	p.Look(zoned("a", 0, 10), epoch)
-	p.Look(zoned("a", 6, 4), epoch.Add(time.Second))
+	p := NewEvictionLimiter()
+	p.UpdateZones(zoned("a", 0, 10), epoch)
+	p.UpdateZones(zoned("a", 6, 4), epoch.Add(time.Second))
 	back := epoch.Add(31 * time.Second)
 	half := zoned("a", 5, 5)
-	p.Look(half, back)
+	p.UpdateZones(half, back)
 	if got := p.Since(half[0]); !got.Equal(back) {
 		t.Errorf("the time runs from %v, want %v", got, back)
 	}
@@ -91,8 +91,8 @@ func TestPaceAfterADisruption(t *testing.T) {
 		t.Error("a node that stays lost afterwards keeps its pods for ever")
 	}
 	// An admitted node that returned must be admitted again.
-	p.Look(zoned("a", 0, 10), back.Add(2*time.Minute))
-	p.Look(half, back.Add(3*time.Minute))
+	p.UpdateZones(zoned("a", 0, 10), back.Add(2*time.Minute))
+	p.UpdateZones(half, back.Add(3*time.Minute))
 	ok1, _ := p.Admit(half[1], back.Add(3*time.Minute))
 	ok0, again := p.Admit(half[0], back.Add(3*time.Minute))
 	if !ok1 || ok0 || again <= 0 || again > evictEvery {

@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Kinds of keys in the binder's queue: PersistentVolumeClaims and PersistentVolumes.
@@ -33,57 +33,62 @@ const (
 )
 
 // New returns the controller that binds PersistentVolumeClaims to PersistentVolumes.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	classes := client.Informer[*storagev1.StorageClass](d.Informers)
 	drivers := client.Informer[*storagev1.CSIDriver](d.Informers)
-	controllers.Index(volumes, claimRefIndex, func(o api.Object) []string {
+	engine.Index(volumes, claimRefIndex, func(o api.Object) []string {
 		if v, ok := o.(*corev1.PersistentVolume); ok && v.Spec.ClaimRef != nil {
 			return []string{v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name}
 		}
 		return nil
 	})
-	controllers.Index(claims, unboundIndex, func(o api.Object) []string {
+	engine.Index(claims, unboundIndex, func(o api.Object) []string {
 		if !metav1.HasAnnotation(metav1.ObjectMeta{Annotations: o.GetAnnotations()}, volume.AnnBindCompleted) {
 			return []string{"yes"}
 		}
 		return nil
 	})
-	unbound := func() []controllers.Key {
-		var keys []controllers.Key
-		for _, c := range controllers.CachedBy[*corev1.PersistentVolumeClaim](claims, unboundIndex, "yes") {
+	unbound := func() []engine.Key {
+		var keys []engine.Key
+		for _, c := range engine.CachedBy[*corev1.PersistentVolumeClaim](claims, unboundIndex, "yes") {
 			keys = append(keys, keyOf(c))
 		}
 		return keys
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "persistent-volume-binder",
 		Workers: 4,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(claims, func(c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
 				return ofClaim(volumes, c)
 			}),
-			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key { return ofVolume(c, unbound) }),
-			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.StorageClass]) []controllers.Key {
-				if c.Type == controllers.Deleted {
+			engine.OnInformer(volumes, func(c engine.Change[*corev1.PersistentVolume]) []engine.Key {
+				return ofVolume(c, unbound)
+			}),
+			engine.OnInformer(classes, func(c engine.Change[*storagev1.StorageClass]) []engine.Key {
+				if c.Type == engine.Deleted {
 					return nil
 				}
 				return unbound()
 			}),
-			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return unbound() }),
+			engine.OnInformer(drivers, func(engine.Change[*storagev1.CSIDriver]) []engine.Key { return unbound() }),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes/status", "persistentvolumeclaims/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"},
+				Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes/status", "persistentvolumeclaims/status"},
+				Verbs: []string{"update"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &binder{
 				term:    t,
-				claims:  controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
-				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes),
+				claims:  engine.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+				volumes: engine.ViewOf[*corev1.PersistentVolume](t, volumes),
 				classes: classes, drivers: drivers,
 			}
 			return r.reconcileKey
@@ -91,34 +96,35 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-func keyOf(c *corev1.PersistentVolumeClaim) controllers.Key {
-	return controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}
+func keyOf(c *corev1.PersistentVolumeClaim) engine.Key {
+	return engine.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}
 }
 
 // ofClaim returns the keys to reconcile when a claim changes: the claim, its volume, and the
 // volumes that refer to it.
-func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-	var keys []controllers.Key
-	if c.Type != controllers.Deleted {
+func ofClaim(volumes cache.SharedIndexInformer, c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
+	var keys []engine.Key
+	if c.Type != engine.Deleted {
 		keys = append(keys, keyOf(c.New))
 	}
 	if name := c.New.Spec.VolumeName; name != "" {
-		keys = append(keys, controllers.Key{Kind: volumeKey, Name: name})
+		keys = append(keys, engine.Key{Kind: volumeKey, Name: name})
 	}
-	for _, v := range controllers.CachedBy[*corev1.PersistentVolume](volumes, claimRefIndex, c.New.Namespace+"/"+c.New.Name) {
-		keys = append(keys, controllers.Key{Kind: volumeKey, Name: v.Name})
+	for _, v := range engine.CachedBy[*corev1.PersistentVolume](volumes, claimRefIndex,
+		c.New.Namespace+"/"+c.New.Name) {
+		keys = append(keys, engine.Key{Kind: volumeKey, Name: v.Name})
 	}
 	return keys
 }
 
 // ofVolume returns the keys to reconcile when a volume changes: the volume and its claim. If the
 // volume is available, it also returns the keys of all unbound claims.
-func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []controllers.Key) []controllers.Key {
-	keys := []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
+func ofVolume(c engine.Change[*corev1.PersistentVolume], unbound func() []engine.Key) []engine.Key {
+	keys := []engine.Key{{Kind: volumeKey, Name: c.New.Name}}
 	if ref := c.New.Spec.ClaimRef; ref != nil {
-		keys = append(keys, controllers.Key{Kind: claimKey, Namespace: ref.Namespace, Name: ref.Name})
+		keys = append(keys, engine.Key{Kind: claimKey, Namespace: ref.Namespace, Name: ref.Name})
 	}
-	if c.Type != controllers.Deleted && c.New.Spec.ClaimRef == nil && c.New.Status.Phase == corev1.VolumeAvailable {
+	if c.Type != engine.Deleted && c.New.Spec.ClaimRef == nil && c.New.Status.Phase == corev1.VolumeAvailable {
 		keys = append(keys, unbound()...)
 	}
 	return keys
@@ -126,26 +132,26 @@ func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []c
 
 // binder reconciles claims and volumes during one term of leadership. Every term has a new binder.
 type binder struct {
-	term    *controllers.Term
-	claims  *controllers.View[*corev1.PersistentVolumeClaim]
-	volumes *controllers.View[*corev1.PersistentVolume]
+	term    *engine.Term
+	claims  *engine.View[*corev1.PersistentVolumeClaim]
+	volumes *engine.View[*corev1.PersistentVolume]
 
 	classes, drivers cache.SharedIndexInformer
 }
 
-func (b *binder) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (b *binder) reconcileKey(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == claimKey {
 		return 0, b.reconcileClaim(ctx, key)
 	}
 	return 0, b.reconcileVolume(ctx, key.Name)
 }
 
-func (b *binder) reconcileClaim(ctx context.Context, key controllers.Key) error {
+func (b *binder) reconcileClaim(ctx context.Context, key engine.Key) error {
 	c, ok := b.claims.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
 	}
-	a := PlanClaim(c, b.volumes.All(), controllers.CachedAll[*storagev1.StorageClass](b.classes))
+	a := PlanClaim(c, b.volumes.All(), engine.CachedAll[*storagev1.StorageClass](b.classes))
 	switch {
 	case a.Bind != nil:
 		return b.bindVolume(ctx, a.Bind, c)
@@ -165,7 +171,7 @@ func (b *binder) reconcileClaim(ctx context.Context, key controllers.Key) error 
 		}
 		c = next
 	}
-	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.IsServedByAgent(d) {
+	if d, _ := engine.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); engine.IsServedByAgent(d) {
 		a.Event = "" // the volume provisioner of this control plane records its own events
 	}
 	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
@@ -210,7 +216,8 @@ func (b *binder) bindVolume(ctx context.Context, v *corev1.PersistentVolume, c *
 	if c.Status.Phase != corev1.ClaimBound || status.Capacity == nil {
 		status.Capacity = v.Spec.Capacity
 	}
-	if c.Status.Phase != corev1.ClaimBound { // this field is set here once; afterwards the volumeattributes controller updates it
+	if c.Status.Phase != corev1.ClaimBound {
+		// this field is set here once; afterwards the volumeattributes controller updates it
 		status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
 	}
 	return b.claimStatus(ctx, bound, status)
@@ -227,7 +234,7 @@ func (b *binder) reconcileVolume(ctx context.Context, name string) error {
 	}
 	a := PlanVolume(v, c)
 	if a.Claim {
-		b.term.Enqueue(controllers.Key{Kind: claimKey, Namespace: v.Spec.ClaimRef.Namespace, Name: v.Spec.ClaimRef.Name})
+		b.term.Enqueue(engine.Key{Kind: claimKey, Namespace: v.Spec.ClaimRef.Namespace, Name: v.Spec.ClaimRef.Name})
 	}
 	if a.Unbind {
 		if v, err = b.updateVolume(ctx, Unbound(v)); err != nil {
@@ -284,7 +291,9 @@ func (b *binder) volumePhase(ctx context.Context, v *corev1.PersistentVolume, a 
 	return nil
 }
 
-func (b *binder) claimStatus(ctx context.Context, c *corev1.PersistentVolumeClaim, s corev1.PersistentVolumeClaimStatus) error {
+func (b *binder) claimStatus(
+	ctx context.Context, c *corev1.PersistentVolumeClaim, s corev1.PersistentVolumeClaimStatus,
+) error {
 	if equality.Semantic.DeepEqual(s, c.Status) {
 		return nil
 	}
@@ -301,7 +310,9 @@ func (b *binder) claimStatus(ctx context.Context, c *corev1.PersistentVolumeClai
 	return nil
 }
 
-func (b *binder) updateClaim(ctx context.Context, c *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+func (b *binder) updateClaim(ctx context.Context, c *corev1.PersistentVolumeClaim) (
+	*corev1.PersistentVolumeClaim, error,
+) {
 	next, err := client.Update(ctx, b.term.Client, c)
 	if err != nil {
 		return nil, fmt.Errorf("updating claim %s/%s: %w", c.Namespace, c.Name, err)

@@ -19,11 +19,13 @@ const defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
 // ClaimAction is the result of PlanClaim: the next writes for a PersistentVolumeClaim.
 type ClaimAction struct {
-	Bind        *corev1.PersistentVolume          // volume to bind to the claim, or with which a started binding must be completed
-	Phase       corev1.PersistentVolumeClaimPhase // new phase of a claim that is not bound; "" leaves it unchanged
-	Class       string                            // class to assign to a claim without a class
-	Provisioner string                            // provisioner that must create the volume: it is written to the claim's annotations
-	Event       string                            // type of the event to record; "" means no event
+	// volume to bind to the claim, or with which a started binding must be completed
+	Bind  *corev1.PersistentVolume
+	Phase corev1.PersistentVolumeClaimPhase // new phase of a claim that is not bound; "" leaves it unchanged
+	Class string                            // class to assign to a claim without a class
+	// provisioner that must create the volume: it is written to the claim's annotations
+	Provisioner string
+	Event       string // type of the event to record; "" means no event
 	Reason      string
 	Message     string
 }
@@ -38,7 +40,9 @@ func lostAction(reason, message string) ClaimAction {
 
 // PlanClaim returns the next writes for a claim. volumes and classes are all PersistentVolumes and
 // StorageClasses of the cluster.
-func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
+func PlanClaim(
+	claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass,
+) ClaimAction {
 	if metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
 		return planBound(claim, findVolume(volumes, claim.Spec.VolumeName))
 	}
@@ -61,7 +65,8 @@ func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.Persistent
 func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case claim.Spec.VolumeName == "":
-		return lostAction("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
+		return lostAction("ClaimLost",
+			"Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
 	case v == nil:
 		return lostAction("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
 	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID == claim.UID:
@@ -75,19 +80,22 @@ func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) 
 func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case v == nil:
-		return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q does not exist", claim.Spec.VolumeName)
+		return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q does not exist",
+			claim.Spec.VolumeName)
 	case v.Spec.ClaimRef == nil:
 		if why := mismatchReason(claim, v); why != "" {
-			return pendingAction(corev1.EventTypeWarning, "VolumeMismatch", "Cannot bind to requested volume %q: %s", v.Name, why)
+			return pendingAction(corev1.EventTypeWarning, "VolumeMismatch",
+				"Cannot bind to requested volume %q: %s", v.Name, why)
 		}
 		return ClaimAction{Bind: v}
 	case volume.IsVolumeBoundToClaim(v, claim):
 		return ClaimAction{Bind: v}
 	}
-	return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
+	return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.",
+		v.Name)
 }
 
-// mismatchReason returns why volume v cannot be bound to the claim. It returns "" if it can.
+// mismatchReason returns why volume v cannot be bound to the claim, or "" if it can be bound.
 func mismatchReason(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	have, want := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
@@ -107,14 +115,17 @@ func mismatchReason(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVol
 
 // planFree returns the action for an unbound claim that names no volume: it binds the smallest
 // volume that matches. If no volume matches, an event reports what the claim waits for.
-func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
+func planFree(
+	claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass,
+) ClaimAction {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	i := slices.IndexFunc(classes, func(c *storagev1.StorageClass) bool { return c.Name == name })
 	var class *storagev1.StorageClass
 	if i >= 0 {
 		class = classes[i]
 	}
-	waits := class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
+	waits := class != nil && class.VolumeBindingMode != nil &&
+		*class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
 		!metav1.HasAnnotation(claim.ObjectMeta, volume.AnnSelectedNode)
 	var fitting []*corev1.PersistentVolume
 	for _, v := range volumes {
@@ -123,33 +134,40 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 		}
 	}
 	slices.SortFunc(fitting, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
-	match, err := volume.FindMatchingVolume(withMade(claim, fitting), fitting, nil, nil, waits, true)
+	match, err := volume.FindMatchingVolume(claimForMatching(claim, fitting), fitting, nil, nil, waits, true)
 	switch {
 	case err != nil:
 		return pendingAction(corev1.EventTypeWarning, "FailedBinding", "%v", err)
 	case match != nil:
 		return ClaimAction{Bind: match}
 	case waits:
-		return pendingAction(corev1.EventTypeNormal, "WaitForFirstConsumer", "waiting for first consumer to be created before binding")
+		return pendingAction(corev1.EventTypeNormal, "WaitForFirstConsumer",
+			"waiting for first consumer to be created before binding")
 	case name == "":
-		return pendingAction(corev1.EventTypeNormal, "FailedBinding", "no persistent volumes available for this claim and no storage class is set")
+		return pendingAction(corev1.EventTypeNormal, "FailedBinding",
+			"no persistent volumes available for this claim and no storage class is set")
 	case class == nil:
-		return pendingAction(corev1.EventTypeWarning, "ProvisioningFailed", "storageclass.storage.k8s.io %q not found", name)
+		return pendingAction(corev1.EventTypeWarning, "ProvisioningFailed",
+			"storageclass.storage.k8s.io %q not found", name)
 	case class.Provisioner == volume.NotSupportedProvisioner:
-		return pendingAction(corev1.EventTypeNormal, "FailedBinding", "no persistent volume of class %q fits and the class provisions none", name)
+		return pendingAction(corev1.EventTypeNormal, "FailedBinding",
+			"no persistent volume of class %q fits and the class provisions none", name)
 	}
 	a := pendingAction(corev1.EventTypeNormal, "ExternalProvisioning",
-		"waiting for a volume to be made by the external provisioner %q or by an administrator", class.Provisioner)
+		"waiting for a volume to be created by the external provisioner %q or by an administrator", class.Provisioner)
 	a.Provisioner = class.Provisioner
 	return a
 }
 
-// withMade returns the claim to compare with volumes. If a volume was provisioned for the claim,
-// the result has the VolumeAttributesClass of that volume, because the claim may have named another
-// class since. That class is applied after the binding.
-func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) *corev1.PersistentVolumeClaim {
+// claimForMatching returns the claim to compare with volumes. If a volume was provisioned for the
+// claim, the result has the VolumeAttributesClass of that volume, because the claim may refer to
+// another class by now. That class is applied after the binding.
+func claimForMatching(
+	claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume,
+) *corev1.PersistentVolumeClaim {
 	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool {
-		return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim.UID && metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned)
+		return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim.UID &&
+			metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned)
 	})
 	if i < 0 {
 		return claim
@@ -188,7 +206,7 @@ type VolumeAction struct {
 	Reason  string                       // reason of phase Failed
 	Message string
 	Unbind  bool // remove the reference to a claim that is bound to another volume
-	Claim   bool // the claim must be reconciled first
+	Claim   bool // the claim must be reconciled before the volume
 }
 
 // PlanVolume returns the next writes for volume v. claim is the claim that claimRef names, or nil
@@ -199,14 +217,16 @@ func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim)
 	case ref == nil:
 		return VolumeAction{Phase: corev1.VolumeAvailable}
 	case ref.UID == "":
-		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // reserved for a claim of this name, which may be created later
+		// reserved for a claim of this name, which may be created later
+		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true}
 	case claim == nil:
 		return releasedAction(v)
 	case claim.Spec.VolumeName == v.Name:
 		return VolumeAction{Phase: corev1.VolumeBound}
 	case claim.Spec.VolumeName == "":
 		return VolumeAction{Claim: true} // the binding is not complete: reconcile the claim
-	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
+	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) &&
+		v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
 		return releasedAction(v) // provisioned for a claim that was bound to another volume
 	}
 	return VolumeAction{Unbind: true}
@@ -219,20 +239,26 @@ func releasedAction(v *corev1.PersistentVolume) VolumeAction {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
 		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle",
 			Message: "No recycler plugin found for the volume!"}
-	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned):
-		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete", Message: "the volume was not provisioned dynamically, so no provisioner can delete its data"}
+	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete &&
+		!metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned):
+		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete",
+			Message: "the volume was not provisioned dynamically, so no provisioner can delete its data"}
 	}
 	return VolumeAction{Phase: corev1.VolumeReleased}
 }
 
 // BoundVolume returns a copy of v that refers to claim. changed is false if v already refers to it.
-func BoundVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (next *corev1.PersistentVolume, changed bool, err error) {
+func BoundVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (
+	next *corev1.PersistentVolume, changed bool, err error,
+) {
 	return volume.GetBindVolumeToClaim(v, claim)
 }
 
 // BoundClaim returns a copy of claim that is bound to v and has the annotation that the binding is
-// complete. changed is false if claim already is like that.
-func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (next *corev1.PersistentVolumeClaim, changed bool) {
+// complete. changed is false if claim already has both.
+func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (
+	next *corev1.PersistentVolumeClaim, changed bool,
+) {
 	next = claim.DeepCopy()
 	if next.Spec.VolumeName != v.Name {
 		next.Spec.VolumeName = v.Name

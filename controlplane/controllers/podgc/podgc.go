@@ -20,7 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Kinds of keys in the controller's queue: podKey is for one pod, and finishedKey for all
@@ -39,19 +39,19 @@ type Options struct {
 	Quarantine time.Duration
 }
 
-// Why is the reason why a pod is deleted by force.
-type Why string
+// DeletionReason is the reason why a pod is deleted by force.
+type DeletionReason string
 
 // Reasons to delete a pod. Stays means that the pod is not deleted.
 const (
-	Stays        Why = ""
-	Orphaned     Why = "PodGC: node no longer exists"
-	Unscheduled  Why = "PodGC: deleted before it had a node"
-	OutOfService Why = "PodGC: node is out of service"
+	Stays        DeletionReason = ""
+	Orphaned     DeletionReason = "PodGC: node no longer exists"
+	Unscheduled  DeletionReason = "PodGC: deleted before it had a node"
+	OutOfService DeletionReason = "PodGC: node is out of service"
 )
 
 // Judge returns why pod p is deleted, or Stays. node is nil if the node of p does not exist.
-func Judge(p *corev1.Pod, node *corev1.Node) Why {
+func Judge(p *corev1.Pod, node *corev1.Node) DeletionReason {
 	switch {
 	case p.Spec.NodeName == "" && p.DeletionTimestamp != nil:
 		return Unscheduled
@@ -59,7 +59,7 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 		return Stays
 	case node == nil:
 		return Orphaned
-	case p.DeletionTimestamp != nil && api.OutOfService(node):
+	case p.DeletionTimestamp != nil && api.IsOutOfService(node):
 		return OutOfService
 	}
 	return Stays
@@ -70,7 +70,7 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 	var finished []*corev1.Pod
 	for _, p := range pods {
-		if controllers.IsPodTerminal(p) && p.DeletionTimestamp == nil {
+		if api.IsPodTerminal(p) && p.DeletionTimestamp == nil {
 			finished = append(finished, p)
 		}
 	}
@@ -91,27 +91,27 @@ func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 }
 
 // New returns the pod garbage collector.
-func New(d controllers.Deps, o Options) *controllers.Controller {
+func New(d engine.Deps, o Options) *engine.Descriptor {
 	o.Finished = cmp.Or(o.Finished, 12500)
 	o.Quarantine = cmp.Or(o.Quarantine, 40*time.Second)
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
+	engine.Index(pods, engine.PodNodeIndex, engine.PodNodeKeys)
 	missing := &absences{since: map[string]time.Time{}}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "pod-garbage-collector",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				if c.Type != controllers.Deleted {
+		Watches: []engine.Watch{
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key { return ofPod(nodes, c) }),
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+				if c.Type != engine.Deleted {
 					missing.removeAbsence(c.New.Name)
 				}
-				if c.Type == controllers.Added || c.Type == controllers.Updated && !api.OutOfService(c.New) {
+				if c.Type == engine.Added || c.Type == engine.Updated && !api.IsOutOfService(c.New) {
 					return nil
 				}
-				var keys []controllers.Key
-				for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
+				var keys []engine.Key
+				for _, p := range engine.CachedBy[*corev1.Pod](pods, engine.PodNodeIndex, c.New.Name) {
 					keys = append(keys, keyOf(p))
 				}
 				return keys
@@ -123,10 +123,10 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{
 				term: t, options: o, nodes: nodes, informer: pods,
-				pods:    controllers.ViewOf[*corev1.Pod](t, pods),
+				pods:    engine.ViewOf[*corev1.Pod](t, pods),
 				missing: missing,
 			}
 			missing.clearAbsences() // absences were not observed while another replica was leader
@@ -135,19 +135,19 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-func keyOf(p *corev1.Pod) controllers.Key {
-	return controllers.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name}
+func keyOf(p *corev1.Pod) engine.Key {
+	return engine.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name}
 }
 
-func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type == controllers.Deleted {
+func ofPod(nodes cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) []engine.Key {
+	if c.Type == engine.Deleted {
 		return nil
 	}
-	var keys []controllers.Key
-	if controllers.IsPodTerminal(c.New) && (c.Old == nil || !controllers.IsPodTerminal(c.Old)) {
-		keys = append(keys, controllers.Key{Kind: finishedKey})
+	var keys []engine.Key
+	if api.IsPodTerminal(c.New) && (c.Old == nil || !api.IsPodTerminal(c.Old)) {
+		keys = append(keys, engine.Key{Kind: finishedKey})
 	}
-	node, _ := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName)
+	node, _ := engine.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName)
 	if Judge(c.New, node) != Stays {
 		keys = append(keys, keyOf(c.New))
 	}
@@ -156,18 +156,18 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 
 // reconciler reconciles pods during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term     *controllers.Term
+	term     *engine.Term
 	options  Options
 	nodes    cache.SharedIndexInformer
 	informer cache.SharedIndexInformer
-	pods     *controllers.View[*corev1.Pod]
+	pods     *engine.View[*corev1.Pod]
 
 	missing *absences
 }
 
-// absences records since when this leader has observed that the Node of a pod does not exist. The
-// record is removed when the Node is observed: a Node that exists in between starts a new
-// quarantine.
+// absences records, for each Node that does not exist although a pod is bound to it, when this
+// leader first observed that. The record is removed when the Node is observed: a Node that exists
+// in between starts a new quarantine.
 type absences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
@@ -177,9 +177,9 @@ type absences struct {
 // into a pod. When it is reached, records older than two quarantines are removed.
 const maxAbsences = 10_000
 
-// absentSince returns the time at which it was first called for a node that does not exist; at the
-// first call this is now. If there are maxAbsences records, it removes records older than two
-// quarantines.
+// absentSince returns the time of its first call for a node that does not exist. The first call for
+// such a node records the time now and returns it. If there are maxAbsences records, it removes
+// records older than two quarantines.
 func (a *absences) absentSince(node string, now time.Time, quarantine time.Duration) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -205,7 +205,7 @@ func (a *absences) clearAbsences() {
 	clear(a.since)
 }
 
-func (r *reconciler) reconcilePodGC(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcilePodGC(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == finishedKey {
 		return 0, r.deleteExcessTerminated(ctx)
 	}
@@ -213,7 +213,7 @@ func (r *reconciler) reconcilePodGC(ctx context.Context, key controllers.Key) (t
 	if !ok {
 		return 0, nil
 	}
-	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
+	node, _ := engine.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
 	why := Judge(p, node)
 	if why == Orphaned {
 		left, err := r.remainingQuarantine(ctx, p.Spec.NodeName)
@@ -235,9 +235,10 @@ func (r *reconciler) reconcilePodGC(ctx context.Context, key controllers.Key) (t
 func (r *reconciler) remainingQuarantine(ctx context.Context, node string) (time.Duration, error) {
 	now := r.term.Now()
 	since := r.missing.absentSince(node, now, r.options.Quarantine)
-	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // the Node was created after the caller had looked it up
+	if _, back := engine.Cached[*corev1.Node](r.nodes, "", node); back {
+		// the Node was created after the caller had looked it up
 		r.missing.removeAbsence(node)
-		return 0, controllers.RaceError("node %s has come back", node)
+		return 0, engine.RaceError("node %s has come back", node)
 	}
 	if left := r.options.Quarantine - now.Sub(since); left > 0 {
 		return left, nil
@@ -250,19 +251,20 @@ func (r *reconciler) remainingQuarantine(ctx context.Context, node string) (time
 		return 0, fmt.Errorf("reading node %s: %w", node, err)
 	}
 	r.missing.removeAbsence(node)
-	return 0, controllers.RaceError("node %s exists, but the cache was stale", node)
+	return 0, engine.RaceError("node %s exists, but the cache was stale", node)
 }
 
 // forceDeletePod sets pod p to phase Failed and deletes it with grace period 0, because no agent
 // will confirm that it has stopped.
-func (r *reconciler) forceDeletePod(ctx context.Context, p *corev1.Pod, why Why) error {
-	if !controllers.IsPodTerminal(p) {
+func (r *reconciler) forceDeletePod(ctx context.Context, p *corev1.Pod, why DeletionReason) error {
+	if !api.IsPodTerminal(p) {
 		next := p.DeepCopy()
 		next.Status.Phase = corev1.PodFailed
 		if why != Unscheduled {
 			next.Status.Conditions = append(next.Status.Conditions, corev1.PodCondition{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC",
-				Message: string(why), LastTransitionTime: metav1.NewTime(r.term.Now()), ObservedGeneration: p.Generation,
+				Message: string(why), LastTransitionTime: metav1.NewTime(r.term.Now()),
+				ObservedGeneration: p.Generation,
 			})
 		}
 		next, err := client.UpdateStatus(ctx, r.term.Client, next)
@@ -278,10 +280,11 @@ func (r *reconciler) forceDeletePod(ctx context.Context, p *corev1.Pod, why Why)
 }
 
 func (r *reconciler) deletePod(ctx context.Context, p *corev1.Pod, why string) error {
-	o := controllers.DeleteOnlyUID(p)
+	o := engine.DeleteOnlyUID(p)
 	now := int64(0)
 	o.GracePeriodSeconds = &now
-	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
+	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil &&
+		!apierrors.IsNotFound(err) {
 		return fmt.Errorf("removing pod %s/%s (%s): %w", p.Namespace, p.Name, why, err)
 	}
 	return nil
@@ -293,7 +296,7 @@ func (r *reconciler) deleteExcessTerminated(ctx context.Context) error {
 		return nil
 	}
 	surplus := Surplus(r.pods.All(), r.options.Finished)
-	return controllers.InParallel(ctx, len(surplus), func(ctx context.Context, i int) error {
+	return engine.InParallel(ctx, len(surplus), func(ctx context.Context, i int) error {
 		return r.deletePod(ctx, surplus[i], "finished")
 	})
 }

@@ -13,10 +13,12 @@ import (
 func TestJudge(t *testing.T) {
 	going := &metav1.Time{Time: time.Unix(1, 0)}
 	pod := func(node string, deleted *metav1.Time) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: deleted}, Spec: corev1.PodSpec{NodeName: node}}
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: deleted},
+			Spec: corev1.PodSpec{NodeName: node}}
 	}
 	node := func(ready corev1.ConditionStatus, taints ...string) *corev1.Node {
-		n := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}}}
+		n := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady,
+			Status: ready}}}}
 		for _, k := range taints {
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: k})
 		}
@@ -26,16 +28,18 @@ func TestJudge(t *testing.T) {
 		name string
 		pod  *corev1.Pod
 		node *corev1.Node
-		want Why
+		want DeletionReason
 	}{
 		{"runs", pod("w1", nil), node(corev1.ConditionTrue), Stays},
 		{"waits for a node", pod("", nil), nil, Stays},
 		{"deleted before it had one", pod("", going), nil, Unscheduled},
 		{"its node is gone", pod("w1", nil), nil, Orphaned},
 		{"its node is lost", pod("w1", going), node(corev1.ConditionUnknown), Stays},
-		{"its node is declared dead", pod("w1", going), node(corev1.ConditionUnknown, corev1.TaintNodeOutOfService), OutOfService},
+		{"its node is declared dead", pod("w1", going), node(corev1.ConditionUnknown, corev1.TaintNodeOutOfService),
+			OutOfService},
 		{"declared dead but alive", pod("w1", going), node(corev1.ConditionTrue, corev1.TaintNodeOutOfService), Stays},
-		{"declared dead, not deleted", pod("w1", nil), node(corev1.ConditionUnknown, corev1.TaintNodeOutOfService), Stays},
+		{"declared dead, not deleted", pod("w1", nil), node(corev1.ConditionUnknown, corev1.TaintNodeOutOfService),
+			Stays},
 	} {
 		if got := Judge(c.pod, c.node); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -46,8 +50,9 @@ func TestJudge(t *testing.T) {
 func TestSurplus(t *testing.T) {
 	var pods []*corev1.Pod
 	add := func(name string, phase corev1.PodPhase, reason string, age int) {
-		pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(int64(1000-age), 0)},
-			Status: corev1.PodStatus{Phase: phase, Reason: reason}})
+		pods = append(pods,
+			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(int64(1000-age), 0)},
+				Status: corev1.PodStatus{Phase: phase, Reason: reason}})
 	}
 	add("young", corev1.PodSucceeded, "", 1)
 	add("old", corev1.PodFailed, "", 100)

@@ -15,30 +15,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/scheduling"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the controller that protects PodGroups.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	groups := client.Informer[*schedulingv1beta1.PodGroup](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodGroupIndex, controllers.PodGroupKeys)
-	return &controllers.Controller{
+	engine.Index(pods, engine.PodGroupIndex, engine.PodGroupKeys)
+	return &engine.Descriptor{
 		Name:    "podgroup-protection-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(groups, func(c controllers.Change[*schedulingv1beta1.PodGroup]) []controllers.Key {
-				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Name}}
+		Watches: []engine.Watch{
+			engine.OnInformer(groups, func(c engine.Change[*schedulingv1beta1.PodGroup]) []engine.Key {
+				return []engine.Key{{Namespace: c.New.Namespace, Name: c.New.Name}}
 			}),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(groups, c) }),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key { return ofPod(groups, c) }),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"},
+				Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{term: t, groups: groups, pods: pods}
 			return r.reconcilePodGroup
 		},
@@ -46,15 +48,16 @@ func New(d controllers.Deps) *controllers.Controller {
 }
 
 // ofPod returns the key of the PodGroup of a pod that has ended, if the PodGroup is being deleted.
-func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
+func ofPod(groups cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) []engine.Key {
+	if c.Type != engine.Deleted && !api.IsPodTerminal(c.New) {
 		return nil
 	}
-	var keys []controllers.Key
-	for _, name := range controllers.PodGroupKeys(c.New) {
+	var keys []engine.Key
+	for _, name := range engine.PodGroupKeys(c.New) {
 		_, name, _ = strings.Cut(name, "/")
-		if g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](groups, c.New.Namespace, name); ok && g.DeletionTimestamp != nil {
-			keys = append(keys, controllers.Key{Namespace: g.Namespace, Name: g.Name})
+		if g, ok := engine.Cached[*schedulingv1beta1.PodGroup](groups, c.New.Namespace, name); ok &&
+			g.DeletionTimestamp != nil {
+			keys = append(keys, engine.Key{Namespace: g.Namespace, Name: g.Name})
 		}
 	}
 	return keys
@@ -62,12 +65,12 @@ func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 
 // reconciler reconciles PodGroups during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term         *controllers.Term
+	term         *engine.Term
 	groups, pods cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcilePodGroup(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](r.groups, key.Namespace, key.Name)
+func (r *reconciler) reconcilePodGroup(ctx context.Context, key engine.Key) (time.Duration, error) {
+	g, ok := engine.Cached[*schedulingv1beta1.PodGroup](r.groups, key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
 	}
@@ -75,7 +78,7 @@ func (r *reconciler) reconcilePodGroup(ctx context.Context, key controllers.Key)
 	if err != nil {
 		return 0, err
 	}
-	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, g, scheduling.PodGroupProtection, inUse)
+	return 0, engine.UpdateFinalizer(ctx, r.term.Client, g, scheduling.PodGroupProtection, inUse)
 }
 
 // inUse reports whether a pod that has not ended names PodGroup g. Before it returns false, it
@@ -86,9 +89,9 @@ func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (
 	}
 	name := g.Namespace + "/" + g.Name
 	of := func(p *corev1.Pod) bool {
-		return !controllers.IsPodTerminal(p) && slices.Contains(controllers.PodGroupKeys(p), name)
+		return !api.IsPodTerminal(p) && slices.Contains(engine.PodGroupKeys(p), name)
 	}
-	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, controllers.PodGroupIndex, name), of) {
+	if slices.ContainsFunc(engine.CachedBy[*corev1.Pod](r.pods, engine.PodGroupIndex, name), of) {
 		return true, nil
 	}
 	live, err := client.List[*corev1.Pod](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})

@@ -11,12 +11,13 @@ import (
 
 // Ready returns the conditions of a pod that has been ready since a time.
 func Ready(since time.Time) []corev1.PodCondition {
-	return []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(since)}}
+	return []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(since)}}
 }
 
-// Live simulates an hour before now. Terminating pods may be deleted, and pending pods may become
-// ready. One in fails of the other pods fails; 0 means none. moved reports whether something
-// happened or is still pending.
+// Live simulates the hour before the time now. Terminating pods may be deleted, and pending pods
+// may become ready. Each other pod fails with probability 1/fails, or never if fails is 0. It
+// returns the pods that remain. moved reports whether a pod was pending or terminating.
 func Live(pods []*corev1.Pod, now time.Time, rnd *rand.Rand, fails int) (out []*corev1.Pod, moved bool) {
 	for _, p := range pods {
 		switch {
@@ -38,8 +39,9 @@ func Live(pods []*corev1.Pod, now time.Time, rnd *rand.Rand, fails int) (out []*
 	return out, moved
 }
 
-// SetState sets one of the states that tests name: "" is ready for an hour, "fresh" for 10 seconds,
-// "starting" is pending, "going" is terminating with unchanged conditions, and "failed" is failed.
+// SetState changes pod p to one of the states that tests use: "" means ready for an hour, "fresh"
+// ready for 10 seconds, and "starting" pending. "going" means terminating with unchanged
+// conditions, and "failed" means failed.
 func SetState(p *corev1.Pod, state string, now time.Time) {
 	p.Status.Phase = corev1.PodRunning
 	switch state {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
 )
 
 // MinGain is the minimum difference of scheduler scores for a move, unless a scheduling rule
@@ -27,35 +26,37 @@ const (
 	MinFuller = 10.0
 )
 
-// MostWeighed is the maximum number of pods for which the scheduler is simulated in one round.
-const MostWeighed = 64
+// MaxEvaluated is the maximum number of pods for which the scheduler is simulated in one round.
+const MaxEvaluated = 64
 
 // systemCritical is the minimum priority of pods that the cluster itself needs.
 const systemCritical = 2_000_000_000
 
-// Verdict is the result of Trial.Weigh for a running pod: the scheduler's decision if the pod were
-// pending and not on its node. Utilizations are percentages of CPU or memory, whichever is scarcer.
+// Verdict is the result of Trial.Evaluate for a running pod: the scheduler's decision if the pod
+// were pending and not on its node. Utilizations are percentages of CPU or memory, whichever is
+// scarcer.
 type Verdict struct {
-	// Passed is the reason why the pod was not evaluated, or "".
-	Passed string
-	// Stays is the reason why the pod's node would not accept the pod again, or "".
-	Stays string
+	// SkipReason is the reason why the pod was not evaluated, or "".
+	SkipReason string
+	// Refusal is the reason why the pod's node would not accept the pod again, or "" if the node
+	// would accept it.
+	Refusal string
 	// Best are the nodes with the highest score. Gain is that score minus the score of the pod's
 	// node.
 	Best []string
 	Gain int64
-	// Full is the utilization of the pod's node with the pod, and Left is that without the pod.
-	// There is the highest utilization of a node in Best with the pod.
-	Full, Left, There float64
+	// WithPod and WithoutPod are the utilizations of the pod's node with the pod and without it.
+	// InBest is the highest utilization that a node in Best would have with the pod.
+	WithPod, WithoutPod, InBest float64
 }
 
 // Trial simulates the scheduler on a copy of the cluster state.
 type Trial interface {
-	// Weigh returns the scheduler's decision for a pod if it were pending.
-	Weigh(ctx context.Context, pod *corev1.Pod) (Verdict, error)
-	// Harms returns the name of another pod with scheduling rules that would be violated if pod
-	// moved to node to. It returns "" if there is no such pod.
-	Harms(ctx context.Context, pod *corev1.Pod, to string) (string, error)
+	// Evaluate returns the scheduler's decision for a pod if it were pending.
+	Evaluate(ctx context.Context, pod *corev1.Pod) (Verdict, error)
+	// FindHarmedPod returns the name of another pod with scheduling rules that would be violated if
+	// pod moved to this node. It returns "" if no such pod exists.
+	FindHarmedPod(ctx context.Context, pod *corev1.Pod, node string) (string, error)
 }
 
 // Workload is a workload that requests rebalancing and can lose one pod now.
@@ -79,7 +80,7 @@ type Surroundings struct {
 	Interval time.Duration // time for which a pod must have been ready before it is moved
 	Budgets  []*policyv1.PodDisruptionBudget
 	Zone     func(node string) string
-	Skip     map[types.UID]time.Time // pods that must not be moved before the given time
+	Skip     map[types.UID]time.Time // by UID: time until which a pod must not be moved
 }
 
 // Choose returns the best move of a pod in list, or nil. A pod that its node would not accept again
@@ -100,14 +101,14 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 	weighed := 0
 	for _, w := range list {
 		for _, p := range w.Pods {
-			if weighed == MostWeighed {
+			if weighed == MaxEvaluated {
 				break
 			}
 			if Unmovable(p, s) != "" {
 				continue
 			}
 			weighed++
-			v, err := t.Weigh(ctx, p)
+			v, err := t.Evaluate(ctx, p)
 			if err != nil {
 				return nil, err
 			}
@@ -116,7 +117,9 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 			}
 		}
 	}
-	slices.SortStableFunc(found, func(a, b rated) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.gain, a.gain)) })
+	slices.SortStableFunc(found, func(a, b rated) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.gain, a.gain))
+	})
 	for i := range found {
 		m := &found[i].move
 		if harms, err := wouldHarm(ctx, t, m.Pod, found[i].best); err != nil || !harms {
@@ -130,7 +133,7 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 // of the nodes.
 func wouldHarm(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool, error) {
 	for _, node := range nodes {
-		if harmed, err := t.Harms(ctx, p, node); err != nil || harmed != "" {
+		if harmed, err := t.FindHarmedPod(ctx, p, node); err != nil || harmed != "" {
 			return true, err
 		}
 	}
@@ -140,24 +143,24 @@ func wouldHarm(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (boo
 // Unmovable returns why pod p must not be evicted, whatever the scheduler's decision is. It returns
 // "" if p may be evicted.
 func Unmovable(p *corev1.Pod, s Surroundings) string {
-	ready := controllers.PodCondition(p, corev1.PodReady)
+	ready := api.PodCondition(p, corev1.PodReady)
 	switch {
-	case p.Spec.NodeName == "" || p.DeletionTimestamp != nil || controllers.IsPodTerminal(p):
+	case p.Spec.NodeName == "" || p.DeletionTimestamp != nil || api.IsPodTerminal(p):
 		return "it does not run"
 	case ready == nil || ready.Status != corev1.ConditionTrue:
 		return "it is not ready"
 	case s.Now.Sub(ready.LastTransitionTime.Time) < s.Interval:
 		return "it has only just become ready"
 	case metav1.GetControllerOf(p) == nil:
-		return "nothing would replace it"
+		return "no controller would replace it"
 	case p.Annotations[corev1.MirrorPodAnnotationKey] != "":
-		return "it is its node's own"
+		return "it is bound to its node"
 	case p.Spec.SchedulingGroup != nil:
-		return "it runs with the others of its group, which one that goes would hold up"
+		return "its group would stop working without it"
 	case p.Spec.Priority != nil && *p.Spec.Priority >= systemCritical:
 		return "the cluster needs it"
 	case s.Skip[p.UID].After(s.Now):
-		return "its eviction was refused lately"
+		return "its eviction was refused recently"
 	}
 	for i := range p.Spec.Volumes {
 		if v := &p.Spec.Volumes[i]; v.EmptyDir != nil || v.HostPath != nil || v.Ephemeral != nil {
@@ -193,17 +196,17 @@ const (
 	rankRoom
 )
 
-// Judge returns to which node pod p of workload w should move, the reason, and the rank of the
-// reason. to is "" if p stays. All nodes that the scheduler may choose (v.Best) must be better than
-// the current node.
+// Judge returns the node to which pod p of workload w should move, the reason, and the rank of the
+// reason. The node is "" if p should stay. All nodes that the scheduler may choose (v.Best) must be
+// better than the current node. zone returns the zone of a node.
 func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, why string, rank int) {
 	here := p.Spec.NodeName
-	if v.Passed != "" || len(v.Best) == 0 || slices.Contains(v.Best, here) {
+	if v.SkipReason != "" || len(v.Best) == 0 || slices.Contains(v.Best, here) {
 		return "", "", 0
 	}
 	to = v.Best[0]
-	if v.Stays != "" {
-		return to, fmt.Sprintf("node %s would not take it again: %s", here, v.Stays), rankRule
+	if v.Refusal != "" {
+		return to, fmt.Sprintf("node %s would not accept it again: %s", here, v.Refusal), rankRule
 	}
 	if v.Gain < MinGain {
 		return "", "", 0
@@ -218,16 +221,18 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 		}
 	}
 	if !even {
-		return to, fmt.Sprintf("more pods of %s %s are beside it than on node %s", w.Kind, w.Object.GetName(), to), rankSpread
+		return to, fmt.Sprintf("its node runs more pods of %s %s than node %s", w.Kind, w.Object.GetName(), to),
+			rankSpread
 	}
-	if v.Left < v.Full && v.Full-v.There >= MinFuller {
-		return to, fmt.Sprintf("node %s is %.0f%% full, node %s would be %.0f%% full with it", here, v.Full, to, v.There), rankRoom
+	if v.WithoutPod < v.WithPod && v.WithPod-v.InBest >= MinFuller {
+		return to, fmt.Sprintf("node %s is %.0f%% full, node %s would be %.0f%% full with it", here, v.WithPod, to,
+			v.InBest), rankRoom
 	}
 	return "", "", 0
 }
 
-// compareSpread returns how a move between two nodes changes the spread of a workload's pods: -1 if
-// it is more even, 0 if it is equal, and 1 if it is less even. It compares zones first, then nodes.
+// compareSpread returns how a move between two nodes changes the spread of a workload's pods: -1
+// means more even, 0 unchanged, and 1 less even. It compares zones first, then nodes.
 func compareSpread(pods []*corev1.Pod, from, to string, zone func(string) string) int {
 	level := func(of func(string) string) int {
 		a, b := of(from), of(to)

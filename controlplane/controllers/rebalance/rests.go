@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
 )
 
 // Unsettled returns why no pod of workload o may be evicted now: o is not in its desired state, or
@@ -28,8 +27,8 @@ func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	for _, p := range pods {
 		switch {
 		case p.DeletionTimestamp != nil:
-			return fmt.Sprintf("pod %s is still going", p.Name)
-		case controllers.IsPodReady(p):
+			return fmt.Sprintf("pod %s is still terminating", p.Name)
+		case api.IsPodReady(p):
 			ready++
 		}
 	}
@@ -52,10 +51,11 @@ func workloadDemand(o api.Object) (want int, behind bool, keeps string) {
 	case *appsv1.Deployment:
 		want = number(w.Spec.Replicas)
 		s := w.Status
-		behind = s.ObservedGeneration < w.Generation || int(s.UpdatedReplicas) != want || int(s.AvailableReplicas) != want || int(s.Replicas) != want
+		behind = s.ObservedGeneration < w.Generation || int(s.UpdatedReplicas) != want ||
+			int(s.AvailableReplicas) != want || int(s.Replicas) != want
 		if r := w.Spec.Strategy.RollingUpdate; r != nil && r.MaxUnavailable != nil && want > 0 {
 			if n, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, want, false); err != nil || n < 1 {
-				keeps = fmt.Sprintf("of %d pods its maxUnavailable %s lets none be missing", want, r.MaxUnavailable)
+				keeps = fmt.Sprintf("with %d pods, maxUnavailable %s allows no eviction", want, r.MaxUnavailable)
 			}
 		}
 	case *appsv1.ReplicaSet:
@@ -64,7 +64,8 @@ func workloadDemand(o api.Object) (want int, behind bool, keeps string) {
 	case *appsv1.StatefulSet:
 		want = number(w.Spec.Replicas)
 		s := w.Status
-		behind = s.ObservedGeneration < w.Generation || int(s.UpdatedReplicas) != want || int(s.AvailableReplicas) != want
+		behind = s.ObservedGeneration < w.Generation || int(s.UpdatedReplicas) != want ||
+			int(s.AvailableReplicas) != want
 	}
 	return want, behind, keeps
 }

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // kind describes ReplicaSets or ReplicationControllers, so that both share one implementation.
@@ -22,7 +22,7 @@ type kind[T api.Object] struct {
 	set        func(T) *appsv1.ReplicaSet // converts an object to a ReplicaSet that shares memory with it
 	withStatus func(T, appsv1.ReplicaSetStatus) T
 
-	terminating bool // the status of the kind has terminatingReplicas
+	terminating bool // objects of the kind have the field status.terminatingReplicas
 }
 
 func (k kind[T]) controllerRef(o T) metav1.OwnerReference { return *metav1.NewControllerRef(o, k.gvk) }
@@ -30,7 +30,7 @@ func (k kind[T]) controllerRef(o T) metav1.OwnerReference { return *metav1.NewCo
 var replicaSets = kind[*appsv1.ReplicaSet]{
 	gvk: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), resource: "replicasets",
 	controller: "replicaset-controller", word: "replica set", terminating: true,
-	selector: func(rs *appsv1.ReplicaSet) labels.Selector { return controllers.SelectorOf(rs.Spec.Selector) },
+	selector: func(rs *appsv1.ReplicaSet) labels.Selector { return engine.SelectorOf(rs.Spec.Selector) },
 	set:      func(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet { return rs },
 	withStatus: func(rs *appsv1.ReplicaSet, s appsv1.ReplicaSetStatus) *appsv1.ReplicaSet {
 		next := rs.DeepCopy()
@@ -43,7 +43,7 @@ var replicationControllers = kind[*corev1.ReplicationController]{
 	gvk: corev1.SchemeGroupVersion.WithKind("ReplicationController"), resource: "replicationcontrollers",
 	controller: "replication-controller", word: "replication controller",
 	selector: func(rc *corev1.ReplicationController) labels.Selector {
-		return controllers.SelectorOf(&metav1.LabelSelector{MatchLabels: rc.Spec.Selector})
+		return engine.SelectorOf(&metav1.LabelSelector{MatchLabels: rc.Spec.Selector})
 	},
 	set: fromReplicationController,
 	withStatus: func(rc *corev1.ReplicationController, s appsv1.ReplicaSetStatus) *corev1.ReplicationController {
@@ -70,7 +70,8 @@ func fromReplicationController(rc *corev1.ReplicationController) *appsv1.Replica
 			Selector: &metav1.LabelSelector{MatchLabels: rc.Spec.Selector},
 		},
 		Status: appsv1.ReplicaSetStatus{
-			Replicas: rc.Status.Replicas, FullyLabeledReplicas: rc.Status.FullyLabeledReplicas, ReadyReplicas: rc.Status.ReadyReplicas,
+			Replicas: rc.Status.Replicas, FullyLabeledReplicas: rc.Status.FullyLabeledReplicas,
+			ReadyReplicas:     rc.Status.ReadyReplicas,
 			AvailableReplicas: rc.Status.AvailableReplicas, ObservedGeneration: rc.Status.ObservedGeneration,
 		},
 	}

@@ -13,7 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Scaling is the result of PlanScaling: pods to create or to delete. At most one field is set.
@@ -70,14 +71,15 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(
-			controllers.TrueFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
+			engine.TrueFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
 			cmp.Compare(phaseRank[a.Status.Phase], phaseRank[b.Status.Phase]),
-			controllers.TrueFirst(!controllers.IsPodReady(a), !controllers.IsPodReady(b)),
+			engine.TrueFirst(!api.IsPodReady(a), !api.IsPodReady(b)),
 			cmp.Compare(deletionCost(a), deletionCost(b)),
 			cmp.Compare(related[b.Spec.NodeName], related[a.Spec.NodeName]),
 			cmp.Compare(ageMagnitude(now.Sub(readySince(a, now))), ageMagnitude(now.Sub(readySince(b, now)))),
 			cmp.Compare(maxRestarts(b), maxRestarts(a)),
-			cmp.Compare(ageMagnitude(now.Sub(a.CreationTimestamp.Time)), ageMagnitude(now.Sub(b.CreationTimestamp.Time))),
+			cmp.Compare(ageMagnitude(now.Sub(a.CreationTimestamp.Time)),
+				ageMagnitude(now.Sub(b.CreationTimestamp.Time))),
 			cmp.Compare(a.UID, b.UID),
 		)
 	})
@@ -94,7 +96,7 @@ func ageMagnitude(d time.Duration) int {
 }
 
 func readySince(p *corev1.Pod, now time.Time) time.Time {
-	if c := controllers.PodCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+	if c := api.PodCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
 		return c.LastTransitionTime.Time
 	}
 	return now
@@ -108,23 +110,25 @@ func maxRestarts(p *corev1.Pod) int32 {
 	return n
 }
 
-// Status returns the new status of rs. active are its active pods and going is the number of its
-// terminating pods. failure is the error of creating or deleting pods in this reconcile, or nil.
-// again is the time until a ready pod becomes available.
-func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
+// Status returns the new status of rs. active are its active pods and terminating is the number of
+// its terminating pods. failure is the error of creating or deleting pods in this reconcile, or
+// nil. again is the time until a ready pod becomes available.
+func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, failure error, now time.Time) (
+	s appsv1.ReplicaSetStatus, again time.Duration,
+) {
 	s = *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
-	s.ObservedGeneration, s.TerminatingReplicas = rs.Generation, &going
+	s.ObservedGeneration, s.TerminatingReplicas = rs.Generation, &terminating
 	template := labels.SelectorFromSet(rs.Spec.Template.Labels)
 	for _, p := range active {
 		if template.Matches(labels.Set(p.Labels)) {
 			s.FullyLabeledReplicas++
 		}
-		if !controllers.IsPodReady(p) {
+		if !api.IsPodReady(p) {
 			continue
 		}
 		s.ReadyReplicas++
-		ok, wait := controllers.IsPodAvailable(p, rs.Spec.MinReadySeconds, now)
+		ok, wait := engine.IsPodAvailable(p, rs.Spec.MinReadySeconds, now)
 		if ok {
 			s.AvailableReplicas++
 		} else if wait > 0 && (again == 0 || wait < again) {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -21,15 +21,18 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func set(n int32) *appsv1.ReplicaSet {
 	l := map[string]string{"app": "web"}
 	return &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-1", UID: "rs", Generation: 2, Annotations: map[string]string{api.TraceParentAnnotation: "trace"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-1", UID: "rs", Generation: 2,
+			Annotations: map[string]string{api.TraceParentAnnotation: "trace"}},
 		Spec: appsv1.ReplicaSetSpec{Replicas: &n, Selector: &metav1.LabelSelector{MatchLabels: l},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l, Annotations: map[string]string{"a": "b"}}}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l,
+				Annotations: map[string]string{"a": "b"}}}},
 	}
 }
 
 // pod is a pod in a state: "node=w1 ready=60 phase=Running cost=5 restarts=1 age=600".
 func pod(name, state string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"app": "web"}}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name),
+		Labels: map[string]string{"app": "web"}}}
 	p.CreationTimestamp = metav1.NewTime(epoch.Add(-time.Hour))
 	p.Status.Phase = corev1.PodRunning
 	for _, f := range strings.Fields(state) {
@@ -43,7 +46,8 @@ func pod(name, state string) *corev1.Pod {
 		case "phase":
 			p.Status.Phase = corev1.PodPhase(v)
 		case "ready":
-			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+				LastTransitionTime: at}}
 		case "cost":
 			p.Annotations = map[string]string{corev1.PodDeletionCost: v}
 		case "restarts":
@@ -110,9 +114,10 @@ func TestDeletionOrder(t *testing.T) {
 // F70
 func TestNewPod(t *testing.T) {
 	rs := set(1)
-	p := controllers.PodFrom(rs, replicaSets.controllerRef(rs), &rs.Spec.Template)
+	p := engine.PodFrom(rs, replicaSets.controllerRef(rs), &rs.Spec.Template)
 	ref := metav1.GetControllerOf(p)
-	if p.GenerateName != "web-1-" || p.Labels["app"] != "web" || p.Annotations["a"] != "b" || p.Annotations[api.TraceParentAnnotation] != "trace" {
+	if p.GenerateName != "web-1-" || p.Labels["app"] != "web" || p.Annotations["a"] != "b" ||
+		p.Annotations[api.TraceParentAnnotation] != "trace" {
 		t.Errorf("pod %+v", p.ObjectMeta)
 	}
 	if ref == nil || ref.UID != rs.UID || ref.Kind != "ReplicaSet" || !*ref.BlockOwnerDeletion {
@@ -129,8 +134,10 @@ func TestStatus(t *testing.T) {
 	rs.Spec.MinReadySeconds = 30
 	stranger := pod("d", "node=w1 ready=60")
 	stranger.Labels = map[string]string{"other": "x"}
-	s, again := Status(rs, []*corev1.Pod{pod("a", "node=w1 ready=60"), pod("b", "node=w1 ready=10"), pod("c", "node=w1"), stranger}, 2, nil, epoch)
-	if got := fmt.Sprint(s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas, s.ObservedGeneration); got != "4 3 3 2 2" {
+	s, again := Status(rs, []*corev1.Pod{pod("a", "node=w1 ready=60"), pod("b", "node=w1 ready=10"),
+		pod("c", "node=w1"), stranger}, 2, nil, epoch)
+	if got := fmt.Sprint(s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas,
+		s.ObservedGeneration); got != "4 3 3 2 2" {
 		t.Errorf("replicas, labelled, ready, available, generation: %s", got)
 	}
 	if again != 20*time.Second {

@@ -13,38 +13,41 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // New returns the ReplicaSet controller.
-func New(d controllers.Deps) *controllers.Controller { return newController(d, replicaSets) }
+func New(d engine.Deps) *engine.Descriptor { return newController(d, replicaSets) }
 
 // NewForReplicationControllers returns the controller of the core group's ReplicationControllers.
-func NewForReplicationControllers(d controllers.Deps) *controllers.Controller {
+func NewForReplicationControllers(d engine.Deps) *engine.Descriptor {
 	return newController(d, replicationControllers)
 }
 
-func newController[T api.Object](d controllers.Deps, k kind[T]) *controllers.Controller {
+func newController[T api.Object](d engine.Deps, k kind[T]) *engine.Descriptor {
 	sets := client.Informer[T](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.IndexControllers(sets)
-	controllers.IndexControllers(pods)
-	return &controllers.Controller{
+	engine.IndexControllers(sets)
+	engine.IndexControllers(pods)
+	return &engine.Descriptor{
 		Name:    k.controller,
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(sets, controllers.Self[T]),
-			controllers.OnInformer(pods, controllers.OwnersOf[T, *corev1.Pod](sets, k.gvk.GroupKind(), k.selector)),
+		Watches: []engine.Watch{
+			engine.OnInformer(sets, engine.Self[T]),
+			engine.OnInformer(pods, engine.OwnersOf[T, *corev1.Pod](sets, k.gvk.GroupKind(), k.selector)),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource}, Verbs: []string{"get", "list", "watch", "update"}},
-			{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource + "/status", k.resource + "/finalizers"}, Verbs: []string{"update"}},
-			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"create", "delete", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource},
+				Verbs: []string{"get", "list", "watch", "update"}},
+			{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource + "/status", k.resource + "/finalizers"},
+				Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"},
+				Verbs: []string{"create", "delete", "list", "patch", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler[T]{kind: k, term: t, sets: controllers.ViewOf[T](t, sets), pods: controllers.OwnedPodsOf(t, pods)}
-			r.status = controllers.NewStatusWriter(t, r.sets, k.word)
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler[T]{kind: k, term: t, sets: engine.ViewOf[T](t, sets), pods: engine.OwnedPodsOf(t, pods)}
+			r.status = engine.NewStatusWriter(t, r.sets, k.word)
 			return r.reconcileReplicaSet
 		},
 	}
@@ -54,15 +57,15 @@ func newController[T api.Object](d controllers.Deps, k kind[T]) *controllers.Con
 // term has a new reconciler.
 type reconciler[T api.Object] struct {
 	kind kind[T]
-	term *controllers.Term
-	sets *controllers.View[T]
-	pods *controllers.OwnedPods
+	term *engine.Term
+	sets *engine.View[T]
+	pods *engine.OwnedPods
 
-	refused controllers.RefusalLog
-	status  *controllers.StatusWriter[T]
+	refused engine.RefusalLog
+	status  *engine.StatusWriter[T]
 }
 
-func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key engine.Key) (time.Duration, error) {
 	owner, ok := r.sets.Get(key.Namespace, key.Name)
 	if !ok {
 		r.refused.Forget(key)
@@ -73,11 +76,12 @@ func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers
 		return 0, nil
 	}
 	rs := r.kind.set(owner)
-	claims := controllers.SortByOwnership(owner, selector, r.pods.Candidates(owner))
+	claims := engine.SortByOwnership(owner, selector, r.pods.Candidates(owner))
 	// Terminal and terminating pods are neither adopted nor released.
-	isInactive := func(p *corev1.Pod) bool { return controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil }
-	claims.Adopt, claims.Release = slices.DeleteFunc(claims.Adopt, isInactive), slices.DeleteFunc(claims.Release, isInactive)
-	owned, err := controllers.ApplyOwnership[T](ctx, r.term.Client, r.pods.View, owner, r.kind.controllerRef(owner), claims)
+	isInactive := func(p *corev1.Pod) bool { return api.IsPodTerminal(p) || p.DeletionTimestamp != nil }
+	claims.Adopt, claims.Release = slices.DeleteFunc(claims.Adopt, isInactive),
+		slices.DeleteFunc(claims.Release, isInactive)
+	owned, err := engine.ApplyOwnership[T](ctx, r.term.Client, r.pods.View, owner, r.kind.controllerRef(owner), claims)
 	if err != nil {
 		return 0, err
 	}
@@ -87,7 +91,7 @@ func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers
 		related = r.countRelatedPods(owner)
 	}
 	plan := PlanScaling(rs, active, related, r.term.Now())
-	refusals := controllers.CountRefusals(owned, r.term.Now())
+	refusals := engine.CountRefusals(owned, r.term.Now())
 	wanted := plan.Create
 	var refusal error
 	if wanted > 0 {
@@ -98,9 +102,9 @@ func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers
 	again, err := r.writeStatus(ctx, owner, cmp.Or(failure, refusal))
 	switch {
 	case more:
-		again = goOn
+		again = scalingPause
 	case wanted > plan.Create && (again == 0 || refusals.Wait < again):
-		again = max(refusals.Wait, goOn)
+		again = max(refusals.Wait, scalingPause)
 	}
 	return again, errors.Join(failure, err)
 }
@@ -111,22 +115,22 @@ func (r *reconciler[T]) countRelatedPods(owner T) map[string]int {
 	uids := []string{string(owner.GetUID())}
 	if ref := metav1.GetControllerOfNoCopy(owner); ref != nil {
 		uids = uids[:0]
-		for _, other := range r.sets.By(controllers.ControllerIndex, string(ref.UID)) {
+		for _, other := range r.sets.By(engine.ControllerIndex, string(ref.UID)) {
 			uids = append(uids, string(other.GetUID()))
 		}
 	}
 	count := map[string]int{}
-	for _, p := range r.pods.Active(r.pods.By(controllers.ControllerIndex, uids...)) {
+	for _, p := range r.pods.Active(r.pods.By(engine.ControllerIndex, uids...)) {
 		count[p.Spec.NodeName]++
 	}
 	return count
 }
 
 // A scaling is interrupted after maxScaling, so that the status shows its progress. It continues
-// after goOn.
+// after scalingPause.
 const (
-	maxScaling = time.Second
-	goOn       = time.Millisecond
+	maxScaling   = time.Second
+	scalingPause = time.Millisecond
 )
 
 // performScaling creates or deletes the pods of plan, which was computed for a number of active
@@ -147,20 +151,20 @@ func (r *reconciler[T]) performScaling(ctx context.Context, owner T, plan Scalin
 	}
 	if plan.Create > 0 {
 		template := &r.kind.set(owner).Spec.Template
-		_, err := controllers.SlowStart(ctx, func() int { return min(plan.Create, wanted()-active) },
+		_, err := engine.SlowStart(ctx, func() int { return min(plan.Create, wanted()-active) },
 			func(ctx context.Context, i int) error {
-				pod := controllers.PodFrom(owner, r.kind.controllerRef(owner), template)
-				_, err := r.pods.Create(ctx, owner, pod, i < controllers.MaxEvents)
+				pod := engine.PodFrom(owner, r.kind.controllerRef(owner), template)
+				_, err := r.pods.Create(ctx, owner, pod, i < engine.MaxEvents)
 				return err
 			})
-		if controllers.IsNamespaceTerminating(err) {
+		if engine.IsNamespaceTerminating(err) {
 			return false, nil // no pod can be created in a terminating namespace
 		}
 		return more, err
 	}
-	err = controllers.InBatches(ctx, func() int { return min(len(plan.Delete), active-wanted()) },
+	err = engine.InBatches(ctx, func() int { return min(len(plan.Delete), active-wanted()) },
 		func(ctx context.Context, i int) error {
-			return r.pods.Delete(ctx, owner, plan.Delete[i], i < controllers.MaxEvents)
+			return r.pods.Delete(ctx, owner, plan.Delete[i], i < engine.MaxEvents)
 		})
 	return more, err
 }
@@ -168,18 +172,19 @@ func (r *reconciler[T]) performScaling(ctx context.Context, owner T, plan Scalin
 // countTerminating returns how many of the pods are terminating and not terminal.
 func (r *reconciler[T]) countTerminating(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
-		if r.pods.IsDeleting(p) && !controllers.IsPodTerminal(p) {
+		if r.pods.IsDeleting(p) && !api.IsPodTerminal(p) {
 			n++
 		}
 	}
 	return n
 }
 
-// writeStatus writes the status of owner if it changed. It must be called after the other writes of
-// this reconcile. failure is the error of these writes, or nil.
+// writeStatus writes the status of owner if it changed. It returns the delay after which owner must
+// be reconciled again, or 0. It must be called after the other writes of this reconcile. failure is
+// the error of these writes, or nil.
 func (r *reconciler[T]) writeStatus(ctx context.Context, owner T, failure error) (time.Duration, error) {
 	rs := r.kind.set(owner)
-	owned := r.pods.By(controllers.ControllerIndex, string(owner.GetUID()))
+	owned := r.pods.By(engine.ControllerIndex, string(owner.GetUID()))
 	status, again := Status(rs, r.pods.Active(owned), r.countTerminating(owned), failure, r.term.Now())
 	if !r.kind.terminating {
 		status.TerminatingReplicas = nil

@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // maxNames is the maximum number of names that are tried for a new ResourceClaim. The names are
@@ -23,20 +24,21 @@ const maxNames = 8
 // maxBase is the maximum length of a ResourceClaim's name without its suffix of five characters.
 const maxBase = 63 - 5
 
-// Missing is a ResourceClaim that must be created for an entry in spec.resourceClaims of a pod.
-type Missing struct {
-	Entry string // name of the entry
+// MissingClaim is a ResourceClaim that must be created for an entry in spec.resourceClaims of a
+// pod.
+type MissingClaim struct {
+	Entry string // name of the entry in spec.resourceClaims
 	Claim *resourcev1.ResourceClaim
 }
 
-// Trouble is an entry in spec.resourceClaims of a pod for which no ResourceClaim can be created,
-// with the reason.
-type Trouble struct{ Entry, Why string }
+// FailedEntry is an entry in spec.resourceClaims of a pod for which no ResourceClaim can be
+// created, with the reason.
+type FailedEntry struct{ Entry, Why string }
 
 // PodPlan is the result of PlanPod: the ResourceClaims to create and the status to write for a pod.
 type PodPlan struct {
-	Missing  []Missing
-	Troubles []Trouble
+	Missing  []MissingClaim
+	Troubles []FailedEntry
 	// Statuses is the new status.resourceClaimStatuses of the pod. It is nil if the status is
 	// current, or if claims must be created first.
 	Statuses []corev1.PodResourceClaimStatus
@@ -55,7 +57,7 @@ type Cluster struct {
 // of the pod's namespace.
 func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	var plan PodPlan
-	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
+	if p.DeletionTimestamp != nil || api.IsPodTerminal(p) {
 		return plan
 	}
 	var statuses []corev1.PodResourceClaimStatus
@@ -67,9 +69,9 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 		name, made, trouble := c.claimOf(p, entry)
 		switch {
 		case trouble != "":
-			plan.Troubles = append(plan.Troubles, Trouble{entry.Name, trouble})
+			plan.Troubles = append(plan.Troubles, FailedEntry{entry.Name, trouble})
 		case made != nil:
-			plan.Missing = append(plan.Missing, Missing{entry.Name, made})
+			plan.Missing = append(plan.Missing, MissingClaim{entry.Name, made})
 		default:
 			statuses = append(statuses, corev1.PodResourceClaimStatus{Name: entry.Name, ResourceClaimName: &name})
 		}
@@ -88,8 +90,11 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 }
 
 // claimOf returns the name of the existing ResourceClaim for an entry that names a template. If no
-// claim exists, it returns the claim to create or, in trouble, the reason why none can be created.
-func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name string, made *resourcev1.ResourceClaim, trouble string) {
+// claim exists, it returns the claim to create. If no claim can be created, trouble contains the
+// reason.
+func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (
+	name string, made *resourcev1.ResourceClaim, trouble string,
+) {
 	for _, s := range p.Status.ResourceClaimStatuses {
 		if s.Name != entry.Name || s.ResourceClaimName == nil {
 			continue
@@ -116,7 +121,7 @@ func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name st
 		}
 		return "", claimFor(p, entry.Name, name, t), ""
 	}
-	return "", nil, "the names that a claim of this pod could have are all taken by others: delete those claims"
+	return "", nil, "all names that a claim of this pod can have are in use by other claims: delete these claims"
 }
 
 // claimName returns the name of the ResourceClaim for an entry of pod p. try selects one of several
@@ -139,11 +144,12 @@ func claimFor(p *corev1.Pod, entry, name string, t *resourcev1.ResourceClaimTemp
 	c := &resourcev1.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: name, Labels: maps.Clone(t.Spec.Labels), Annotations: about,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))},
+			OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))},
 		},
 		Spec: *t.Spec.Spec.DeepCopy(),
 	}
-	controllers.CopyTrace(c, p)
+	engine.CopyTrace(c, p)
 	return c
 }
 
@@ -155,7 +161,8 @@ func (c Cluster) unreservedClaims(p *corev1.Pod) []*resourcev1.ResourceClaim {
 		if !ok || own && resourceclaim.IsForPod(p, claim, false) != nil || slices.Contains(out, claim) {
 			continue
 		}
-		if claim.Status.Allocation != nil && claim.DeletionTimestamp == nil && !resourceclaim.IsReservedForPod(p, claim, false) &&
+		if claim.Status.Allocation != nil && claim.DeletionTimestamp == nil &&
+			!resourceclaim.IsReservedForPod(p, claim, false) &&
 			len(claim.Status.ReservedFor) < resourcev1.ResourceClaimReservedForMaxSize {
 			out = append(out, claim)
 		}
@@ -163,23 +170,23 @@ func (c Cluster) unreservedClaims(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	return out
 }
 
-// User is the state of a pod for which a ResourceClaim is reserved or was created.
-type User int
+// UserState is the state of a pod for which a ResourceClaim is reserved or was created.
+type UserState int
 
-// States of a pod. UserGone: no pod with this name and UID exists. UserDone: the pod no longer
-// needs the claim. UserThere: the pod may need the claim.
+// States of a pod for which a claim is reserved or was created. UserGone: no pod with this name and
+// UID exists. UserDone: the pod no longer needs the claim. UserThere: the pod may need the claim.
 const (
-	UserGone User = iota
+	UserGone UserState = iota
 	UserDone
 	UserThere
 )
 
 // JudgeUser returns the state of the pod with this UID. p is the current pod of its name, or nil.
-func JudgeUser(p *corev1.Pod, uid string) User {
+func JudgeUser(p *corev1.Pod, uid string) UserState {
 	switch {
 	case p == nil || string(p.UID) != uid:
 		return UserGone
-	case controllers.IsPodTerminal(p), p.DeletionTimestamp != nil && p.Spec.NodeName == "":
+	case api.IsPodTerminal(p), p.DeletionTimestamp != nil && p.Spec.NodeName == "":
 		return UserDone
 	}
 	return UserThere
@@ -206,7 +213,7 @@ type ClaimPlan struct {
 // PlanClaim returns the next write for ResourceClaim c. It first removes reservations of pods that
 // have ended. A claim without reservations is deallocated. If c was created for a pod that will not
 // run, c is deleted. user returns the state of a pod in the namespace of c.
-func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) User) ClaimPlan {
+func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) UserState) ClaimPlan {
 	var valid []resourcev1.ResourceClaimConsumerReference
 	for _, r := range c.Status.ReservedFor {
 		// Reservations for objects other than pods belong to other controllers.

@@ -24,8 +24,11 @@ type devices struct {
 
 func (d devices) cluster() Cluster {
 	return Cluster{
-		Claim:    func(name string) (*resourcev1.ResourceClaim, bool) { c, ok := d.claims[name]; return c, ok },
-		Template: func(name string) (*resourcev1.ResourceClaimTemplate, bool) { t, ok := d.templates[name]; return t, ok },
+		Claim: func(name string) (*resourcev1.ResourceClaim, bool) { c, ok := d.claims[name]; return c, ok },
+		Template: func(name string) (*resourcev1.ResourceClaimTemplate, bool) {
+			t, ok := d.templates[name]
+			return t, ok
+		},
 	}
 }
 
@@ -89,7 +92,9 @@ func TestPlanPod(t *testing.T) {
 		{"the claim is made", func() { first = made() }, "name gpu"},
 		{"it is named", func() { p.Status.ResourceClaimStatuses = PlanPod(p, d.cluster()).Statuses }, ""},
 		{"the template goes", func() { delete(d.templates, "t") }, ""},
-		{"the claim goes with it", func() { delete(d.claims, first.Name) }, `gpu: resource claim template "t": not found`},
+		{"the claim goes with it", func() {
+			delete(d.claims, first.Name)
+		}, `gpu: resource claim template "t": not found`},
 		{"both come again", func() { d.templates["t"] = gpuTemplate(); second = made() }, ""},
 		{"somebody takes the name", func() { second.OwnerReferences[0].UID = "u0" },
 			"gpu: ResourceClaim ns/" + claimName(p, "gpu", 0) + " was not created for Pod ns/p (Pod is not owner)"},
@@ -107,8 +112,10 @@ func TestPlanPod(t *testing.T) {
 		t.Error("a name that was taken was used")
 	}
 	ref := metav1.GetControllerOf(second)
-	if ref == nil || ref.UID != "u1" || ref.Kind != "Pod" || second.Namespace != "ns" || second.Labels["l"] != "1" || second.Annotations["a"] != "2" ||
-		second.Annotations[resourcev1.PodResourceClaimAnnotation] != "gpu" || second.Spec.Devices.Requests[0].Exactly.DeviceClassName != "gpu.example.com" {
+	if ref == nil || ref.UID != "u1" || ref.Kind != "Pod" || second.Namespace != "ns" || second.Labels["l"] != "1" ||
+		second.Annotations["a"] != "2" ||
+		second.Annotations[resourcev1.PodResourceClaimAnnotation] != "gpu" ||
+		second.Spec.Devices.Requests[0].Exactly.DeviceClassName != "gpu.example.com" {
 		t.Errorf("claim %+v", second)
 	}
 }
@@ -130,11 +137,13 @@ func TestPlanPodReserves(t *testing.T) {
 		{"there", func() { p.Spec.NodeName = "w1" }, "reserve common"},
 		{"as many as there may be", func() {
 			for i := range resourcev1.ResourceClaimReservedForMaxSize {
-				common.Status.ReservedFor = append(common.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", UID: "x", Name: fmt.Sprint(i)})
+				common.Status.ReservedFor = append(common.Status.ReservedFor,
+					resourcev1.ResourceClaimConsumerReference{Resource: "pods", UID: "x", Name: fmt.Sprint(i)})
 			}
 		}, ""},
 		{"reserved", func() {
-			common.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u1"}}
+			common.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods",
+				Name: "p", UID: "u1"}}
 		}, ""},
 	} {
 		step.change()
@@ -165,10 +174,11 @@ func TestClaimNames(t *testing.T) {
 func TestPlanClaimProperty(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		pods := map[string]User{"a": User(r.IntN(3)), "b": User(r.IntN(3)), "c": User(r.IntN(3))}
+		pods := map[string]UserState{"a": UserState(r.IntN(3)), "b": UserState(r.IntN(3)), "c": UserState(r.IntN(3))}
 		c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
 		if r.IntN(2) == 0 {
-			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "a", UID: "a", Controller: of(true)}}
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "a", UID: "a",
+				Controller: of(true)}}
 		}
 		if r.IntN(3) == 0 {
 			c.DeletionTimestamp = &metav1.Time{}
@@ -182,19 +192,21 @@ func TestPlanClaimProperty(t *testing.T) {
 			c.Status.Allocation = &resourcev1.AllocationResult{}
 			for name := range pods {
 				if r.IntN(2) == 0 {
-					c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(name)})
+					c.Status.ReservedFor = append(c.Status.ReservedFor,
+						resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(name)})
 					needed = needed || pods[name] == UserThere
 				}
 			}
 			if foreign {
-				c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{APIGroup: "x", Resource: "jobs", Name: "j", UID: "j"})
+				c.Status.ReservedFor = append(c.Status.ReservedFor,
+					resourcev1.ResourceClaimConsumerReference{APIGroup: "x", Resource: "jobs", Name: "j", UID: "j"})
 			}
 		}
 		needed = needed || foreign && c.Status.Allocation != nil
 		had, removed, steps := c.Status.Allocation != nil, false, 0
 		reserved := len(c.Status.ReservedFor) > 0
 		for ; ; steps++ {
-			plan := PlanClaim(c, func(name, _ string) User { return pods[name] })
+			plan := PlanClaim(c, func(name, _ string) UserState { return pods[name] })
 			if plan.Step == Remove {
 				removed = true
 			}
@@ -216,7 +228,8 @@ func TestPlanClaimProperty(t *testing.T) {
 			t.Fatalf("seed %d: removed: %+v", seed, c)
 		case !removed && !needed && c.DeletionTimestamp == nil && len(c.OwnerReferences) > 0 && pods["a"] != UserThere:
 			t.Fatalf("seed %d: the claim of a pod that is no more stays: %+v", seed, c)
-		case c.DeletionTimestamp != nil && !needed && len(c.Finalizers) > 0 && c.Finalizers[len(c.Finalizers)-1] == resourcev1.Finalizer:
+		case c.DeletionTimestamp != nil && !needed && len(c.Finalizers) > 0 &&
+			c.Finalizers[len(c.Finalizers)-1] == resourcev1.Finalizer:
 			t.Fatalf("seed %d: a deleted claim is held: %+v", seed, c)
 		}
 		for _, ref := range c.Status.ReservedFor {

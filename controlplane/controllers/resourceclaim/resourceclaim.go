@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Kinds of keys in the controller's queue: pods and ResourceClaims.
@@ -48,37 +48,37 @@ func claimsOf(o api.Object) []string {
 	return out
 }
 
-func keyOf(kind, namespace, name string) controllers.Key {
-	return controllers.Key{Kind: kind, Namespace: namespace, Name: name}
+func keyOf(kind, namespace, name string) engine.Key {
+	return engine.Key{Kind: kind, Namespace: namespace, Name: name}
 }
 
 // New returns the controller of ResourceClaims that are created from templates.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
 	templates := client.Informer[*resourcev1.ResourceClaimTemplate](d.Informers)
-	controllers.Index(pods, claimsIndex, claimsOf)
-	users := func(of string) []controllers.Key {
-		var keys []controllers.Key
-		for _, p := range controllers.CachedBy[*corev1.Pod](pods, claimsIndex, of) {
+	engine.Index(pods, claimsIndex, claimsOf)
+	users := func(of string) []engine.Key {
+		var keys []engine.Key
+		for _, p := range engine.CachedBy[*corev1.Pod](pods, claimsIndex, of) {
 			keys = append(keys, keyOf(podKey, p.Namespace, p.Name))
 		}
 		return keys
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "resourceclaim-controller",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(pods, ofPod),
-			controllers.OnInformer(claims, func(c controllers.Change[*resourcev1.ResourceClaim]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(pods, ofPod),
+			engine.OnInformer(claims, func(c engine.Change[*resourcev1.ResourceClaim]) []engine.Key {
 				keys := users(c.New.Namespace + "/" + c.New.Name)
 				if name, _ := owningPod(c.New); name != "" {
 					keys = append(keys, keyOf(podKey, c.New.Namespace, name))
 				}
 				return append(keys, keyOf(claimKey, c.New.Namespace, c.New.Name))
 			}),
-			controllers.OnInformer(templates, func(c controllers.Change[*resourcev1.ResourceClaimTemplate]) []controllers.Key {
-				if c.Type != controllers.Added { // templates are immutable
+			engine.OnInformer(templates, func(c engine.Change[*resourcev1.ResourceClaimTemplate]) []engine.Key {
+				if c.Type != engine.Added { // templates are immutable
 					return nil
 				}
 				return users("template:" + c.New.Namespace + "/" + c.New.Name)
@@ -90,13 +90,15 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims"},
 				Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
-			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaimtemplates"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims/status"},
+				Verbs: []string{"update"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaimtemplates"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{term: t, podCache: pods, templates: templates,
-				pods: controllers.ViewOf[*corev1.Pod](t, pods), claims: controllers.ViewOf[*resourcev1.ResourceClaim](t, claims)}
+				pods: engine.ViewOf[*corev1.Pod](t, pods), claims: engine.ViewOf[*resourcev1.ResourceClaim](t, claims)}
 			return r.reconcileKey
 		},
 	}
@@ -104,16 +106,16 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // ofPod returns the keys to reconcile when a pod changes: the pod itself and, if it was deleted or
 // has ended, its ResourceClaims.
-func ofPod(c controllers.Change[*corev1.Pod]) []controllers.Key {
+func ofPod(c engine.Change[*corev1.Pod]) []engine.Key {
 	p := c.New
 	if len(p.Spec.ResourceClaims) == 0 {
 		return nil
 	}
-	var keys []controllers.Key
-	if c.Type != controllers.Deleted {
+	var keys []engine.Key
+	if c.Type != engine.Deleted {
 		keys = append(keys, keyOf(podKey, p.Namespace, p.Name))
 	}
-	if c.Type == controllers.Deleted || JudgeUser(p, string(p.UID)) != UserThere {
+	if c.Type == engine.Deleted || JudgeUser(p, string(p.UID)) != UserThere {
 		for name := range names.PodClaims(p) {
 			keys = append(keys, keyOf(claimKey, p.Namespace, name))
 		}
@@ -122,14 +124,14 @@ func ofPod(c controllers.Change[*corev1.Pod]) []controllers.Key {
 }
 
 type reconciler struct {
-	term      *controllers.Term
+	term      *engine.Term
 	podCache  cache.SharedIndexInformer
 	templates cache.SharedIndexInformer
-	pods      *controllers.View[*corev1.Pod]
-	claims    *controllers.View[*resourcev1.ResourceClaim]
+	pods      *engine.View[*corev1.Pod]
+	claims    *engine.View[*resourcev1.ResourceClaim]
 }
 
-func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileKey(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == podKey {
 		p, ok := r.pods.Get(key.Namespace, key.Name)
 		if !ok {
@@ -152,7 +154,7 @@ func (r *reconciler) clusterState(namespace string) Cluster {
 	return Cluster{
 		Claim: func(name string) (*resourcev1.ResourceClaim, bool) { return r.claims.Get(namespace, name) },
 		Template: func(name string) (*resourcev1.ResourceClaimTemplate, bool) {
-			return controllers.Cached[*resourcev1.ResourceClaimTemplate](r.templates, namespace, name)
+			return engine.Cached[*resourcev1.ResourceClaimTemplate](r.templates, namespace, name)
 		},
 	}
 }
@@ -163,7 +165,8 @@ func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 	cluster := r.clusterState(p.Namespace)
 	plan := PlanPod(p, cluster)
 	for _, t := range plan.Troubles { // the pod is queued again when the template or the claim is created
-		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s", t.Entry, t.Why)
+		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s",
+			t.Entry, t.Why)
 	}
 	for _, m := range plan.Missing {
 		if err := r.createClaim(ctx, p, m); err != nil {
@@ -181,9 +184,9 @@ func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 		case apierrors.IsNotFound(err):
 			return nil
 		case apierrors.IsConflict(err):
-			return controllers.RaceError("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
+			return engine.RaceError("writing the claim names of pod %s/%s: %w", p.Namespace, p.Name, err)
 		case err != nil:
-			return fmt.Errorf("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
+			return fmt.Errorf("writing the claim names of pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
 		r.pods.RecordWrite(stored)
 		plan = PlanPod(stored, cluster)
@@ -199,13 +202,14 @@ func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 	return nil
 }
 
-func (r *reconciler) createClaim(ctx context.Context, p *corev1.Pod, m Missing) error {
+func (r *reconciler) createClaim(ctx context.Context, p *corev1.Pod, m MissingClaim) error {
 	made, err := client.Create(ctx, r.term.Client, m.Claim)
 	switch {
 	case apierrors.IsAlreadyExists(err): // wait until the existing claim is cached: it may belong to another pod
-		return controllers.RaceError("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
+		return engine.RaceError("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	case err != nil:
-		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", m.Entry, err)
+		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation",
+			"PodResourceClaim %s: %v", m.Entry, err)
 		return fmt.Errorf("creating claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	}
 	r.claims.RecordWrite(made)
@@ -219,7 +223,7 @@ func (r *reconciler) reconcileClaim(ctx context.Context, c *resourcev1.ResourceC
 		return false, nil
 	}
 	var failed error
-	plan := PlanClaim(c, func(name, uid string) User {
+	plan := PlanClaim(c, func(name, uid string) UserState {
 		u, err := r.resolveConsumer(ctx, c.Namespace, name, uid)
 		if err != nil {
 			failed = err
@@ -251,8 +255,8 @@ func (r *reconciler) reconcileClaim(ctx context.Context, c *resourcev1.ResourceC
 
 // resolveConsumer returns the state of the pod with this name and UID. If the pod is not cached, it
 // reads the pod from the API, because the scheduler may use newer pods than the cache has.
-func (r *reconciler) resolveConsumer(ctx context.Context, namespace, name, uid string) (User, error) {
-	p, ok := controllers.Cached[*corev1.Pod](r.podCache, namespace, name)
+func (r *reconciler) resolveConsumer(ctx context.Context, namespace, name, uid string) (UserState, error) {
+	p, ok := engine.Cached[*corev1.Pod](r.podCache, namespace, name)
 	if !ok || string(p.UID) != uid {
 		now, err := client.Get[*corev1.Pod](ctx, r.term.Client, namespace, name)
 		switch {
@@ -279,7 +283,7 @@ func (r *reconciler) recordResult(next, stored *resourcev1.ResourceClaim, err er
 	case apierrors.IsNotFound(err):
 		return nil
 	case apierrors.IsConflict(err):
-		return controllers.RaceError("updating claim %s/%s: %w", next.Namespace, next.Name, err)
+		return engine.RaceError("updating claim %s/%s: %w", next.Namespace, next.Name, err)
 	case err != nil:
 		return fmt.Errorf("updating claim %s/%s: %w", next.Namespace, next.Name, err)
 	}

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/quota"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Objects lists the objects of a resource in the namespace of a quota. The list must be at least as
@@ -32,14 +32,14 @@ type Objects func(of schema.GroupResource) (list []api.Object, ok bool, err erro
 func PlanQuota(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	status corev1.ResourceQuotaStatus, changed bool, again time.Duration, err error,
 ) {
-	used, err := quota.Count(&q.Spec, now, func(of schema.GroupResource) ([]api.Object, bool, error) {
+	used, err := quota.TotalUsage(&q.Spec, now, func(of schema.GroupResource) ([]api.Object, bool, error) {
 		list, ok, err := objects(of)
 		for _, o := range list {
 			pod, isPod := o.(*corev1.Pod)
 			if !isPod {
 				break
 			}
-			if at, stuck := quota.Stuck(pod); stuck && !at.Before(now) {
+			if at, stuck := quota.UncountedFrom(pod); stuck && !at.Before(now) {
 				if wait := at.Sub(now) + time.Millisecond; again == 0 || wait < again {
 					again = wait
 				}
@@ -58,23 +58,24 @@ func PlanQuota(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 const namespaceIndex = "keelson.namespace"
 
 // New returns the controller that recounts ResourceQuotas.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	quotas := client.Informer[*corev1.ResourceQuota](d.Informers)
-	controllers.Index(quotas, namespaceIndex, func(o api.Object) []string { return []string{o.GetNamespace()} })
+	engine.Index(quotas, namespaceIndex, func(o api.Object) []string { return []string{o.GetNamespace()} })
 	every := client.Every(d.Informers, isCountable, func(cache.SharedIndexInformer) {})
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "resourcequota-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{controllers.OnInformer(quotas, controllers.Self[*corev1.ResourceQuota])},
-		Dynamic: &controllers.DynamicWatch{Current: every.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-			return affectedQuotas(quotas, k, c)
-		}},
+		Watches: []engine.Watch{engine.OnInformer(quotas, engine.Self[*corev1.ResourceQuota])},
+		Dynamic: &engine.DynamicWatch{Current: every.Now,
+			Keys: func(k *api.Kind, c engine.Change[api.Object]) []engine.Key {
+				return affectedQuotas(quotas, k, c)
+			}},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"resourcequotas/status"}, Verbs: []string{"update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, quotas: controllers.ViewOf[*corev1.ResourceQuota](t, quotas)}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &reconciler{term: t, quotas: engine.ViewOf[*corev1.ResourceQuota](t, quotas)}
 			return r.reconcileQuota
 		},
 	}
@@ -82,53 +83,55 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // isCountable reports whether quotas can count objects of kind k. Kinds with objects that expire
 // cannot be counted.
-func isCountable(k *api.Kind) bool { return k.Namespaced && !k.Virtual && k.TTL == 0 }
+func isCountable(k *api.Kind) bool { return k.Namespaced && !k.Serving.Virtual && k.Commit.TTL == 0 }
 
 // affectedQuotas returns the keys of the quotas that must be recounted because of change c of an
 // object of kind k. Creations and updates need no recount, because their commit updates the usage.
 // For a deletion, the replica that processed it may not have known the quota yet.
-func affectedQuotas(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-	if c.Type != controllers.Deleted && !isPodEnding(c) {
+func affectedQuotas(quotas cache.SharedIndexInformer, k *api.Kind, c engine.Change[api.Object]) []engine.Key {
+	if c.Type != engine.Deleted && !isPodEnding(c) {
 		return nil
 	}
-	var keys []controllers.Key
-	for _, q := range controllers.CachedBy[*corev1.ResourceQuota](quotas, namespaceIndex, c.New.GetNamespace()) {
-		if quota.Concerns(&q.Spec, k.GroupResource()) {
-			keys = append(keys, controllers.KeyOf(q))
+	var keys []engine.Key
+	for _, q := range engine.CachedBy[*corev1.ResourceQuota](quotas, namespaceIndex, c.New.GetNamespace()) {
+		if quota.LimitsResource(&q.Spec, k.GroupResource()) {
+			keys = append(keys, engine.KeyOf(q))
 		}
 	}
 	return keys
 }
 
 // isPodEnding reports whether change c is an update by which a pod becomes terminating or terminal.
-func isPodEnding(c controllers.Change[api.Object]) bool {
+func isPodEnding(c engine.Change[api.Object]) bool {
 	pod, ok := c.New.(*corev1.Pod)
-	if !ok || c.Type != controllers.Updated {
+	if !ok || c.Type != engine.Updated {
 		return false
 	}
 	was, ok := c.Old.(*corev1.Pod)
-	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) || controllers.IsPodTerminal(pod) != controllers.IsPodTerminal(was)
+	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) ||
+		api.IsPodTerminal(pod) != api.IsPodTerminal(was)
 }
 
 // reconciler reconciles quotas during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
-	term   *controllers.Term
-	quotas *controllers.View[*corev1.ResourceQuota]
+	term   *engine.Term
+	quotas *engine.View[*corev1.ResourceQuota]
 }
 
-func (r *reconciler) reconcileQuota(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileQuota(ctx context.Context, key engine.Key) (time.Duration, error) {
 	q, ok := r.quotas.Get(key.Namespace, key.Name)
 	if !ok || q.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	status, changed, again, err := PlanQuota(q, r.term.Now(), func(of schema.GroupResource) ([]api.Object, bool, error) {
-		k := r.kindOf(of)
-		if k == nil {
-			return nil, false, nil
-		}
-		list, err := r.term.Client.ListKind(ctx, k, q.Namespace)
-		return list, true, err
-	})
+	status, changed, again, err := PlanQuota(q, r.term.Now(),
+		func(of schema.GroupResource) ([]api.Object, bool, error) {
+			k := r.kindOf(of)
+			if k == nil {
+				return nil, false, nil
+			}
+			list, err := r.term.Client.ListKind(ctx, k, q.Namespace)
+			return list, true, err
+		})
 	if err != nil {
 		return 0, fmt.Errorf("counting the objects of quota %s: %w", key, err)
 	}

@@ -16,8 +16,9 @@ func TestJudge(t *testing.T) {
 	}
 	for _, c := range []struct {
 		node *corev1.Node
-		want Why
-	}{{nil, NoNode}, {&corev1.Node{}, Kept}, {node(""), DriverGone}, {node("a.example.com"), Kept}, {node("b.example.com,a.example.com"), Kept},
+		want DeletionReason
+	}{{nil, NoNode}, {&corev1.Node{}, Kept}, {node(""), DriverGone}, {node("a.example.com"), Kept},
+		{node("b.example.com,a.example.com"), Kept},
 		{node("a.example.com.org,xa.example.com"), DriverGone}} {
 		if got := Judge(c.node, "a.example.com"); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.node, got, c.want)

@@ -21,7 +21,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Drivers is the annotation of a Node in which its agent lists the registered DRA drivers,
@@ -35,20 +35,20 @@ const Grace = 30 * time.Second
 // nodeIndex indexes ResourceSlices by their node.
 const nodeIndex = "resourceslice-node"
 
-// Why is the reason why the ResourceSlices of a driver on a node are deleted.
-type Why string
+// DeletionReason is the reason why the ResourceSlices of a driver on a node are deleted.
+type DeletionReason string
 
 // Reasons to delete ResourceSlices. Kept means that they are not deleted.
 const (
-	Kept       Why = ""
-	NoNode     Why = "their node no longer exists"
-	DriverGone Why = "their driver is not registered on the node"
+	Kept       DeletionReason = ""
+	NoNode     DeletionReason = "their node no longer exists"
+	DriverGone DeletionReason = "their driver is not registered on the node"
 )
 
 // Judge returns why the ResourceSlices of a driver on a node are deleted, or Kept. node is nil if
 // the Node does not exist. A Node without annotation Drivers has an agent of an older release or
 // one that has never connected; its slices are kept.
-func Judge(node *corev1.Node, driver string) Why {
+func Judge(node *corev1.Node, driver string) DeletionReason {
 	if node == nil {
 		return NoNode
 	}
@@ -60,40 +60,41 @@ func Judge(node *corev1.Node, driver string) Why {
 }
 
 // New returns the controller that deletes abandoned ResourceSlices.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	all := client.Informer[*resourcev1.ResourceSlice](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
-	controllers.Index(all, nodeIndex, func(o api.Object) []string {
+	engine.Index(all, nodeIndex, func(o api.Object) []string {
 		if s, ok := o.(*resourcev1.ResourceSlice); ok && s.Spec.NodeName != nil {
 			return []string{*s.Spec.NodeName}
 		}
 		return nil
 	})
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "resourceslice-cleanup-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(all, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(all, func(c engine.Change[*resourcev1.ResourceSlice]) []engine.Key {
 				if c.New.Spec.NodeName == nil {
 					return nil
 				}
-				return []controllers.Key{{Name: *c.New.Spec.NodeName}}
+				return []engine.Key{{Name: *c.New.Spec.NodeName}}
 			}),
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				if c.Type == controllers.Updated {
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+				if c.Type == engine.Updated {
 					now, tells := c.New.Annotations[Drivers]
 					if before, told := c.Old.Annotations[Drivers]; tells == told && now == before {
 						return nil
 					}
 				}
-				return []controllers.Key{{Name: c.New.Name}}
+				return []engine.Key{{Name: c.New.Name}}
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "delete"}},
+			{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"},
+				Verbs: []string{"get", "list", "watch", "delete"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			c := &cleaner{term: t, slices: all, nodes: nodes, since: map[string]map[string]time.Time{}}
 			return c.reconcileNodeSlices
 		},
@@ -103,7 +104,7 @@ func New(d controllers.Deps) *controllers.Controller {
 // cleaner reconciles the ResourceSlices of nodes during one term of leadership. Every term has a
 // new cleaner.
 type cleaner struct {
-	term          *controllers.Term
+	term          *engine.Term
 	slices, nodes cache.SharedIndexInformer
 
 	mu    sync.Mutex
@@ -112,10 +113,10 @@ type cleaner struct {
 
 // reconcileNodeSlices deletes the ResourceSlices of a node that have been abandoned for Grace.
 // again is the delay until the next check.
-func (c *cleaner) reconcileNodeSlices(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
-	node, _ := controllers.Cached[*corev1.Node](c.nodes, "", key.Name)
-	all := controllers.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
-	left := map[string]Why{}
+func (c *cleaner) reconcileNodeSlices(ctx context.Context, key engine.Key) (again time.Duration, err error) {
+	node, _ := engine.Cached[*corev1.Node](c.nodes, "", key.Name)
+	all := engine.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
+	left := map[string]DeletionReason{}
 	for _, s := range all {
 		if why := Judge(node, s.Spec.Driver); why != Kept {
 			left[s.Spec.Driver] = why
@@ -126,24 +127,30 @@ func (c *cleaner) reconcileNodeSlices(ctx context.Context, key controllers.Key) 
 		if !due[s.Spec.Driver] || s.DeletionTimestamp != nil {
 			continue
 		}
-		err := client.Delete[*resourcev1.ResourceSlice](ctx, c.term.Client, "", s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+		err := client.Delete[*resourcev1.ResourceSlice](ctx, c.term.Client, "", s.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return 0, fmt.Errorf("deleting ResourceSlice %s of driver %s on node %s: %w", s.Name, s.Spec.Driver, key.Name, err)
+			return 0, fmt.Errorf("deleting ResourceSlice %s of driver %s on node %s: %w", s.Name,
+				s.Spec.Driver, key.Name, err)
 		}
-		c.term.Log.Info("deleted an abandoned ResourceSlice", "resourceslice", s.Name, "driver", s.Spec.Driver, "node", key.Name, "because", left[s.Spec.Driver])
+		c.term.Log.Info("deleted an abandoned ResourceSlice", "resourceslice", s.Name, "driver", s.Spec.Driver, "node",
+			key.Name, "because", left[s.Spec.Driver])
 	}
 	return again, nil
 }
 
-// overdueDrivers returns the drivers in left, which have abandoned ResourceSlices on a node, for
-// which this has lasted for Grace. again is the time until the next driver is overdue.
-func (c *cleaner) overdueDrivers(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
+// overdueDrivers returns the drivers with ResourceSlices on a node that have been abandoned for at
+// least Grace. abandoned has all drivers with abandoned ResourceSlices on the node. again is the
+// time until the next driver is overdue, or 0.
+func (c *cleaner) overdueDrivers(node string, abandoned map[string]DeletionReason, now time.Time) (
+	due map[string]bool, again time.Duration,
+) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before, next := c.since[node], map[string]time.Time{}
 	delete(c.since, node)
 	due = map[string]bool{}
-	for driver := range left {
+	for driver := range abandoned {
 		since, known := before[driver]
 		if !known {
 			since = now

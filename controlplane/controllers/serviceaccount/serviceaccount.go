@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Names of the two objects that the controller creates in every namespace: the ServiceAccount
@@ -30,8 +30,9 @@ const (
 
 const rootCADescription = "The certificates by which clients inside the cluster verify its API server."
 
-// Needs is the result of PlanNamespace: the writes for a namespace. nil fields mean no write.
-type Needs struct {
+// NamespacePlan is the result of PlanNamespace: the writes for a namespace. A nil field means no
+// write.
+type NamespacePlan struct {
 	Account *corev1.ServiceAccount // ServiceAccount to create
 	Create  *corev1.ConfigMap
 	Update  *corev1.ConfigMap
@@ -40,8 +41,8 @@ type Needs struct {
 // PlanNamespace returns the writes that give namespace ns its ServiceAccount and its ConfigMap with
 // the root certificates pem. account reports whether the ServiceAccount exists. ca is the existing
 // ConfigMap, or nil.
-func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
-	var n Needs
+func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) NamespacePlan {
+	var n NamespacePlan
 	if ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating {
 		return n
 	}
@@ -68,47 +69,49 @@ func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem
 // Roots provides the root certificates of the cluster, which may change at run time.
 type Roots interface {
 	PEM() []byte
-	Changed() <-chan struct{} // returns a channel that is closed when PEM changes after the call
+	Changed() <-chan struct{} // Changed returns a channel that is closed at the first change of PEM after the call.
 }
 
-// Fixed is an implementation of Roots with certificates that never change.
-type Fixed []byte
+// FixedRoots is an implementation of Roots with certificates that never change.
+type FixedRoots []byte
 
 // PEM implements Roots.
-func (f Fixed) PEM() []byte { return f }
+func (f FixedRoots) PEM() []byte { return f }
 
 // Changed implements Roots.
-func (Fixed) Changed() <-chan struct{} { return nil }
+func (FixedRoots) Changed() <-chan struct{} { return nil }
 
 // New returns the controller that creates the default ServiceAccount and the root certificate
 // ConfigMap in every namespace.
-func New(d controllers.Deps, roots Roots) *controllers.Controller {
+func New(d engine.Deps, roots Roots) *engine.Descriptor {
 	namespaces := client.Informer[*corev1.Namespace](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
 	maps := client.Informer[*corev1.ConfigMap](d.Informers)
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:       "service-account-controller",
 		Workers:    2,
 		RequeueAll: roots.Changed,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(namespaces, controllers.Self[*corev1.Namespace]),
-			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(namespaces, engine.Self[*corev1.Namespace]),
+			engine.OnInformer(accounts, func(c engine.Change[*corev1.ServiceAccount]) []engine.Key {
 				return ofMember(c.New.Namespace, c.New.Name == DefaultAccount)
 			}),
-			controllers.OnInformer(maps, func(c controllers.Change[*corev1.ConfigMap]) []controllers.Key {
+			engine.OnInformer(maps, func(c engine.Change[*corev1.ConfigMap]) []engine.Key {
 				return ofMember(c.New.Namespace, c.New.Name == RootCAMap)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"create", "get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
+				Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"},
+				Verbs: []string{"create", "get", "list", "update", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			account := controllers.ViewOf[*corev1.ServiceAccount](t, accounts)
-			ca := controllers.ViewOf[*corev1.ConfigMap](t, maps)
-			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
-				ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", key.Name)
+		Lead: func(t *engine.Term) engine.Reconcile {
+			account := engine.ViewOf[*corev1.ServiceAccount](t, accounts)
+			ca := engine.ViewOf[*corev1.ConfigMap](t, maps)
+			return func(ctx context.Context, key engine.Key) (time.Duration, error) {
+				ns, ok := engine.Cached[*corev1.Namespace](namespaces, "", key.Name)
 				if !ok {
 					return 0, nil
 				}
@@ -128,27 +131,30 @@ func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	}
 }
 
-// ofMember returns the key of a namespace if ours is true: the object that changed there is one
-// that the controller creates.
-func ofMember(namespace string, ours bool) []controllers.Key {
+// ofMember returns the key of namespace if ours is true, which means that the changed object is one
+// that the controller creates. Otherwise it returns nil.
+func ofMember(namespace string, ours bool) []engine.Key {
 	if !ours {
 		return nil
 	}
-	return []controllers.Key{{Name: namespace}}
+	return []engine.Key{{Name: namespace}}
 }
 
-// writeObject writes obj by calling how, which creates or updates it, and records the result in v.
-// It does nothing if obj is nil.
+// writeObject stores obj by calling write, which creates or updates an object, and records the
+// result in v. It does nothing if obj is nil.
 func writeObject[T interface {
 	comparable
 	api.Object
-}](ctx context.Context, t *controllers.Term, v *controllers.View[T], obj T, how func(context.Context, *client.Client, T) (T, error)) error {
+}](
+	ctx context.Context, t *engine.Term, v *engine.View[T], obj T,
+	write func(context.Context, *client.Client, T) (T, error),
+) error {
 	var none T
 	if obj == none {
 		return nil
 	}
 	namespace, name := obj.GetNamespace(), obj.GetName()
-	stored, err := how(ctx, t.Client, obj)
+	stored, err := write(ctx, t.Client, obj)
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsAlreadyExists(err):
 		return nil // the namespace is terminating, or the existing object is not cached yet

@@ -58,7 +58,8 @@ func TestPlanToken(t *testing.T) {
 		{"without a namespace", data("t", "PEM", ""), "true false PEM ns"},
 		{"with a namespace of its own", data("t", "old", "mine"), "true false PEM mine"},
 	} {
-		s := &corev1.Secret{Type: corev1.SecretTypeServiceAccountToken, ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Data: c.data}
+		s := &corev1.Secret{Type: corev1.SecretTypeServiceAccountToken,
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Data: c.data}
 		next, token := PlanToken(s, account, []byte("PEM"))
 		got := fmt.Sprint(next != nil, token)
 		if next != nil {

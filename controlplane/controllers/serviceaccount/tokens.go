@@ -15,17 +15,18 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// Sign returns a token of a ServiceAccount that is bound to a Secret of the account's namespace.
-type Sign func(account *corev1.ServiceAccount, secret string) (string, error)
+// TokenSigner returns a token of a ServiceAccount that is bound to a Secret of the account's
+// namespace.
+type TokenSigner func(account *corev1.ServiceAccount, secret string) (string, error)
 
 // accountIndex indexes Secrets with service account tokens by their ServiceAccount, as
 // namespace/name.
 const accountIndex = "keelson.token-account"
 
-// accountOf returns the name of the ServiceAccount of which Secret s requests a token, or "".
+// accountOf returns the name of the ServiceAccount for which Secret s requests a token, or "".
 func accountOf(s *corev1.Secret) string {
 	if s.Type != corev1.SecretTypeServiceAccountToken {
 		return ""
@@ -45,7 +46,8 @@ func Represents(s *corev1.Secret, account *corev1.ServiceAccount) bool {
 // token.
 func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (next *corev1.Secret, token bool) {
 	token = len(s.Data[corev1.ServiceAccountTokenKey]) == 0
-	if !token && len(s.Data[corev1.ServiceAccountNamespaceKey]) > 0 && bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], caPEM) {
+	if !token && len(s.Data[corev1.ServiceAccountNamespaceKey]) > 0 &&
+		bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], caPEM) {
 		return nil, false
 	}
 	next = s.DeepCopy()
@@ -63,56 +65,58 @@ func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (
 
 // NewTokens returns the controller that fills Secrets of type service-account-token, and deletes
 // such Secrets if their ServiceAccount no longer exists.
-func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controller {
+func NewTokens(d engine.Deps, roots Roots, sign TokenSigner) *engine.Descriptor {
 	secrets := client.Informer[*corev1.Secret](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
-	controllers.Index(secrets, accountIndex, func(o api.Object) []string {
+	engine.Index(secrets, accountIndex, func(o api.Object) []string {
 		if s, ok := o.(*corev1.Secret); ok && accountOf(s) != "" {
 			return []string{s.Namespace + "/" + accountOf(s)}
 		}
 		return nil
 	})
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:       "serviceaccount-token-controller",
 		Workers:    2,
 		RequeueAll: roots.Changed,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(secrets, func(c controllers.Change[*corev1.Secret]) []controllers.Key {
-				if c.Type == controllers.Deleted || accountOf(c.New) == "" {
+		Watches: []engine.Watch{
+			engine.OnInformer(secrets, func(c engine.Change[*corev1.Secret]) []engine.Key {
+				if c.Type == engine.Deleted || accountOf(c.New) == "" {
 					return nil
 				}
-				return []controllers.Key{controllers.KeyOf(c.New)}
+				return []engine.Key{engine.KeyOf(c.New)}
 			}),
-			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
-				var keys []controllers.Key
-				for _, s := range controllers.CachedBy[*corev1.Secret](secrets, accountIndex, c.New.Namespace+"/"+c.New.Name) {
-					keys = append(keys, controllers.KeyOf(s))
+			engine.OnInformer(accounts, func(c engine.Change[*corev1.ServiceAccount]) []engine.Key {
+				var keys []engine.Key
+				for _, s := range engine.CachedBy[*corev1.Secret](secrets, accountIndex,
+					c.New.Namespace+"/"+c.New.Name) {
+					keys = append(keys, engine.KeyOf(s))
 				}
 				return keys
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"},
+				Verbs: []string{"delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"get", "list", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &tokens{term: t, secrets: secrets, accounts: accounts, roots: roots, sign: sign}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &tokenReconciler{term: t, secrets: secrets, accounts: accounts, roots: roots, sign: sign}
 			return r.reconcileSecret
 		},
 	}
 }
 
-// tokens reconciles Secrets with service account tokens during one term of leadership. Every term
-// has a new tokens value.
-type tokens struct {
-	term              *controllers.Term
+// tokenReconciler reconciles Secrets with service account tokens during one term of leadership.
+// Every term has a new tokenReconciler.
+type tokenReconciler struct {
+	term              *engine.Term
 	secrets, accounts cache.SharedIndexInformer
 	roots             Roots
-	sign              Sign
+	sign              TokenSigner
 }
 
-func (r *tokens) reconcileSecret(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	s, ok := controllers.Cached[*corev1.Secret](r.secrets, key.Namespace, key.Name)
+func (r *tokenReconciler) reconcileSecret(ctx context.Context, key engine.Key) (time.Duration, error) {
+	s, ok := engine.Cached[*corev1.Secret](r.secrets, key.Namespace, key.Name)
 	if !ok || s.DeletionTimestamp != nil || accountOf(s) == "" {
 		return 0, nil
 	}
@@ -128,8 +132,8 @@ func (r *tokens) reconcileSecret(ctx context.Context, key controllers.Key) (time
 
 // secretAccount returns the ServiceAccount of Secret s, or nil if it does not exist. If the account
 // is not cached, it is read from the API.
-func (r *tokens) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
-	if a, ok := controllers.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
+func (r *tokenReconciler) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
+	if a, ok := engine.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
 		return a, nil
 	}
 	a, err := client.Get[*corev1.ServiceAccount](ctx, r.term.Client, s.Namespace, accountOf(s))
@@ -144,7 +148,7 @@ func (r *tokens) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.S
 
 // deleteSecret deletes Secret s. The deletion fails if the stored Secret has changed; it is then
 // queued again.
-func (r *tokens) deleteSecret(ctx context.Context, s *corev1.Secret) error {
+func (r *tokenReconciler) deleteSecret(ctx context.Context, s *corev1.Secret) error {
 	err := client.Delete[*corev1.Secret](ctx, r.term.Client, s.Namespace, s.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion},
 	})
@@ -154,7 +158,7 @@ func (r *tokens) deleteSecret(ctx context.Context, s *corev1.Secret) error {
 	return nil
 }
 
-func (r *tokens) fillSecret(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
+func (r *tokenReconciler) fillSecret(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
 	next, token := PlanToken(s, account, r.roots.PEM())
 	if next == nil {
 		return nil
@@ -166,7 +170,8 @@ func (r *tokens) fillSecret(ctx context.Context, s *corev1.Secret, account *core
 		}
 		next.Data[corev1.ServiceAccountTokenKey] = []byte(text)
 	}
-	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsNotFound(err) &&
+		!apierrors.IsConflict(err) {
 		return fmt.Errorf("writing the token into Secret %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	return nil

@@ -38,8 +38,8 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	case c.DeletionTimestamp == nil && !marked:
 		return Step{Finalizers: append(slices.Clone(c.Finalizers), Finalizer)}
 	case c.DeletionTimestamp == nil:
-		message := "Services get addresses from it"
-		if slices.ContainsFunc(networking.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		message := "Services get addresses from this range"
+		if slices.ContainsFunc(networking.ParseRanges(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 			message = "Services are assigned IPv4 addresses of this range. IPv6 addresses are not assigned"
 		}
 		return Step{Ready: changedCondition(c, metav1.ConditionTrue, "Ready", message)}
@@ -47,45 +47,56 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 		return Step{}
 	case needed:
 		return Step{Ready: changedCondition(c, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
-			"Services have addresses that are in no other ServiceCIDR: delete those Services, or create a ServiceCIDR that has their addresses")}
+			"Services have addresses that are in no other ServiceCIDR: delete those Services, or create a ServiceCIDR "+
+				"that has their addresses")}
 	}
-	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool { return f == Finalizer })}
+	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool {
+		return f == Finalizer
+	})}
 }
 
 // changedCondition returns condition Ready with these values, or nil if ServiceCIDR c already has
 // it.
-func changedCondition(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
+func changedCondition(
+	c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string,
+) *metav1.Condition {
 	have := meta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 	if have != nil && have.Status == status && have.Reason == reason && have.Message == message {
 		return nil
 	}
-	return &metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message}
+	return &metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason,
+		Message: message}
 }
 
 // Needed reports whether one of the addresses is in c and in no other ServiceCIDR, not counting
 // ServiceCIDRs that are being deleted. all are the ServiceCIDRs of the cluster.
 func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addresses []netip.Addr) bool {
-	own := networking.RangesOf(c)
+	own := networking.ParseRanges(c)
 	var others []netip.Prefix
 	for _, o := range all {
 		if o.Name != c.Name && o.DeletionTimestamp == nil {
-			others = append(others, networking.RangesOf(o)...)
+			others = append(others, networking.ParseRanges(o)...)
 		}
 	}
-	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return networking.InRanges(a, own) && !networking.InRanges(a, others) })
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+		return networking.IsInRanges(a, own) && !networking.IsInRanges(a, others)
+	})
 }
 
 // Fault is a problem with a cluster IP or a node port of a Service, and its repair.
 type Fault struct {
-	Reason, Message string // of the Event to record; empty means no Event
+	Reason, Message string // reason and message of the Event to record; empty means no Event
 	Create          bool   // the missing IPAddress must be created
 	Replace         bool   // the existing IPAddress is wrong and must be replaced
 }
 
-// Judge compares a cluster IP of Service svc with the IPAddress of that name, have, which is nil if
-// it does not exist. It returns the zero Fault if they agree. ranges are the ranges of all
-// ServiceCIDRs. parent is the Service that have names, or nil.
-func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *networkingv1.IPAddress, parent *corev1.Service) Fault {
+// Judge compares a cluster IP of Service svc with the existing IPAddress of that name, which is nil
+// if it does not exist. It returns the zero Fault if they agree. ranges are the ranges of all
+// ServiceCIDRs. parent is the Service to which the existing IPAddress refers, or nil.
+func Judge(
+	svc *corev1.Service, address string, ranges []netip.Prefix, existing *networkingv1.IPAddress,
+	parent *corev1.Service,
+) Fault {
 	ip, err := netip.ParseAddr(address)
 	family := corev1.IPv4Protocol
 	if ip.Is6() {
@@ -93,25 +104,28 @@ func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *net
 	}
 	switch {
 	case err != nil:
-		return Fault{Reason: "ClusterIPNotValid", Message: fmt.Sprintf("Cluster IP %s is no IP address; create the Service again", address)}
-	case !networking.InRanges(ip, ranges):
+		return Fault{Reason: "ClusterIPNotValid",
+			Message: fmt.Sprintf("Cluster IP %s is not an IP address; create the Service again", address)}
+	case !networking.IsInRanges(ip, ranges):
 		return Fault{Reason: "ClusterIPOutOfRange", Message: fmt.Sprintf(
-			"Cluster IP [%s]: %s is in no ServiceCIDR; create one that has it, or the Service again", family, address)}
-	case have == nil:
+			"Cluster IP [%s]: %s is not within any ServiceCIDR; create a ServiceCIDR that contains it, or create the "+
+				"Service again", family, address)}
+	case existing == nil:
 		return Fault{Reason: "ClusterIPNotAllocated", Create: true, Message: fmt.Sprintf(
-			"Cluster IP [%s]: %s had no IPAddress, which is made", family, address)}
-	case networking.IsAddressOf(have, svc):
-		want := networking.AddressOf(svc, address)
+			"Cluster IP [%s]: %s had no IPAddress; the IPAddress is created", family, address)}
+	case networking.IsServiceIPAddress(existing, svc):
+		want := networking.NewServiceIPAddress(svc, address)
 		for k, v := range want.Labels {
-			if have.Labels[k] != v {
+			if existing.Labels[k] != v {
 				return Fault{Replace: true}
 			}
 		}
 		return Fault{}
 	case parent != nil && slices.Contains(networking.ClusterAddresses(parent), address):
 		return Fault{Reason: "ClusterIPAlreadyAllocated", Message: fmt.Sprintf(
-			"Cluster IP [%s]: %s is that of Service %s/%s too; create this Service again", family, address, parent.Namespace, parent.Name)}
+			"Cluster IP [%s]: %s is also assigned to Service %s/%s; create this Service again", family, address,
+			parent.Namespace, parent.Name)}
 	}
 	return Fault{Reason: "ClusterIPNotAllocated", Replace: true, Message: fmt.Sprintf(
-		"Cluster IP [%s]: %s had the IPAddress of something else, which is replaced", family, address)}
+		"Cluster IP [%s]: %s had the IPAddress of another object; the IPAddress is replaced", family, address)}
 }

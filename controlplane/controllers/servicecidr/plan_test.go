@@ -31,7 +31,8 @@ func TestRepairComesToRest(t *testing.T) {
 			services[name] = serviceAt(name, address.Draw(t, name))
 		}
 		for range rapid.IntRange(0, 4).Draw(t, "addresses") {
-			a := networking.AddressOf(serviceAt(rapid.SampledFrom([]string{"a", "b", "c", "gone"}).Draw(t, "parent"), ""), address.Draw(t, "address"))
+			a := networking.NewServiceIPAddress(serviceAt(rapid.SampledFrom([]string{"a", "b", "c", "gone"}).Draw(t,
+				"parent"), ""), address.Draw(t, "address"))
 			switch rapid.IntRange(0, 3).Draw(t, "harm") {
 			case 0:
 				a.Labels = nil
@@ -57,7 +58,7 @@ func TestRepairComesToRest(t *testing.T) {
 				}
 			}
 			if f.Create || f.Replace {
-				have[s.Spec.ClusterIP] = networking.AddressOf(s, s.Spec.ClusterIP)
+				have[s.Spec.ClusterIP] = networking.NewServiceIPAddress(s, s.Spec.ClusterIP)
 			}
 			return f.Create || f.Replace
 		}
@@ -78,18 +79,19 @@ func TestRepairComesToRest(t *testing.T) {
 		}
 		for _, s := range services {
 			at := s.Spec.ClusterIP
-			inside := networking.InRanges(netip.MustParseAddr(at), ranges)
+			inside := networking.IsInRanges(netip.MustParseAddr(at), ranges)
 			f, a := judge(s), have[at]
 			switch {
 			case !inside:
 				if f.Reason != "ClusterIPOutOfRange" {
 					t.Fatalf("%s outside of all ranges: %+v", at, f)
 				}
-			case a == nil || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator || services[a.Spec.ParentRef.Name].Spec.ClusterIP != at:
+			case a == nil || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator ||
+				services[a.Spec.ParentRef.Name].Spec.ClusterIP != at:
 				t.Fatalf("%s is told by %+v", at, a)
-			case !networking.IsAddressOf(a, s) && f.Reason != "ClusterIPAlreadyAllocated":
+			case !networking.IsServiceIPAddress(a, s) && f.Reason != "ClusterIPAlreadyAllocated":
 				t.Fatalf("a second Service at %s: %+v", at, f)
-			case networking.IsAddressOf(a, s) && f != (Fault{}):
+			case networking.IsServiceIPAddress(a, s) && f != (Fault{}):
 				t.Fatalf("the Service that has %s: %+v", at, f)
 			}
 		}
@@ -100,7 +102,8 @@ func TestRepairComesToRest(t *testing.T) {
 // steps, and it is deleted only when no address needs it.
 func TestServiceCIDRComesToRest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.97.0.0/24"}}}
+		c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+			Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.97.0.0/24"}}}
 		if rapid.Bool().Draw(t, "marked") {
 			c.Finalizers = []string{"example.org/hold", Finalizer}
 		}
@@ -108,10 +111,12 @@ func TestServiceCIDRComesToRest(t *testing.T) {
 			c.DeletionTimestamp = &metav1.Time{}
 		}
 		if rapid.Bool().Draw(t, "was ready") {
-			c.Status.Conditions = []metav1.Condition{{Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}}
+			c.Status.Conditions = []metav1.Condition{{Type: networkingv1.ServiceCIDRConditionReady,
+				Status: metav1.ConditionTrue, Reason: "Ready"}}
 		}
 		other := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "other"},
-			Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{rapid.SampledFrom([]string{"10.97.0.0/16", "10.98.0.0/16"}).Draw(t, "other")}}}
+			Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{
+				rapid.SampledFrom([]string{"10.97.0.0/16", "10.98.0.0/16"}).Draw(t, "other")}}}
 		var used []netip.Addr
 		if rapid.Bool().Draw(t, "used") {
 			used = append(used, netip.MustParseAddr("10.97.0.9"))
@@ -138,7 +143,8 @@ func TestServiceCIDRComesToRest(t *testing.T) {
 			}
 		}
 		held := slices.Contains(c.Finalizers, Finalizer)
-		if c.DeletionTimestamp == nil && (!held || len(networking.ServiceRanges(c)) != 1) || c.DeletionTimestamp != nil && (held && !needed || len(networking.ServiceRanges(c)) != 0) {
+		if c.DeletionTimestamp == nil && (!held || len(networking.ServiceRanges(c)) != 1) ||
+			c.DeletionTimestamp != nil && (held && !needed || len(networking.ServiceRanges(c)) != 0) {
 			t.Fatalf("deleted %v, needed %v: %+v", c.DeletionTimestamp != nil, needed, c)
 		}
 	})

@@ -18,71 +18,77 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// lookAgain is the interval at which the existence of the default ServiceCIDR is checked.
-const lookAgain = time.Minute
+// defaultCheckPeriod is the interval at which the existence of the default ServiceCIDR is checked.
+const defaultCheckPeriod = time.Minute
 
 // defaultKey is the key in the controller's queue that checks the default ServiceCIDR.
-var defaultKey = controllers.Key{Kind: "default", Name: networking.DefaultServiceCIDR}
+var defaultKey = engine.Key{Kind: "default", Name: networking.DefaultServiceCIDR}
 
 // New returns the controller of ServiceCIDRs. serviceCIDR holds the ranges of the default
 // ServiceCIDR, separated by a comma.
-func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
+func New(d engine.Deps, serviceCIDR string) *engine.Descriptor {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
 	services := client.Informer[*corev1.Service](d.Informers)
-	ending := func() []controllers.Key { // ServiceCIDRs that are being deleted and may wait for addresses to be released
-		var keys []controllers.Key
-		for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](cidrs) {
+	ending := func() []engine.Key { // ServiceCIDRs that are being deleted and may wait for addresses to be released
+		var keys []engine.Key
+		for _, c := range engine.CachedAll[*networkingv1.ServiceCIDR](cidrs) {
 			if c.DeletionTimestamp != nil {
-				keys = append(keys, controllers.KeyOf(c))
+				keys = append(keys, engine.KeyOf(c))
 			}
 		}
 		return keys
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "service-cidr-controller",
 		Workers: 1,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(cidrs, func(c controllers.Change[*networkingv1.ServiceCIDR]) []controllers.Key {
-				return append(ending(), controllers.KeyOf(c.New), defaultKey)
+		Watches: []engine.Watch{
+			engine.OnInformer(cidrs, func(c engine.Change[*networkingv1.ServiceCIDR]) []engine.Key {
+				return append(ending(), engine.KeyOf(c.New), defaultKey)
 			}),
-			controllers.OnInformer(addresses, func(c controllers.Change[*networkingv1.IPAddress]) []controllers.Key { return ending() }),
-			controllers.OnInformer(services, func(c controllers.Change[*corev1.Service]) []controllers.Key {
-				if c.Type != controllers.Deleted {
+			engine.OnInformer(addresses, func(c engine.Change[*networkingv1.IPAddress]) []engine.Key {
+				return ending()
+			}),
+			engine.OnInformer(services, func(c engine.Change[*corev1.Service]) []engine.Key {
+				if c.Type != engine.Deleted {
 					return nil
 				}
 				return ending()
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
-			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs/status", "servicecidrs/finalizers"}, Verbs: []string{"update"}},
-			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"},
+				Verbs: []string{"create", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"},
+				Resources: []string{"servicecidrs/status", "servicecidrs/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &ranges{term: t, cidrs: cidrs, cluster: serviceCIDR}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			r := &rangeReconciler{term: t, cidrs: cidrs, cluster: serviceCIDR}
 			t.Enqueue(defaultKey)
 			return r.reconcileRange
 		},
 	}
 }
 
-// ranges reconciles ServiceCIDRs during one term of leadership. Every term has a new ranges.
-type ranges struct {
-	term    *controllers.Term
+// rangeReconciler reconciles ServiceCIDRs during one term of leadership. Every term has a new
+// rangeReconciler.
+type rangeReconciler struct {
+	term    *engine.Term
 	cidrs   cache.SharedIndexInformer
 	cluster string
 }
 
-func (r *ranges) reconcileRange(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *rangeReconciler) reconcileRange(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key == defaultKey {
-		return lookAgain, r.ensureDefaultRange(ctx)
+		return defaultCheckPeriod, r.ensureDefaultRange(ctx)
 	}
-	c, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", key.Name)
+	c, ok := engine.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", key.Name)
 	if !ok {
 		return 0, nil
 	}
@@ -98,18 +104,20 @@ func (r *ranges) reconcileRange(ctx context.Context, key controllers.Key) (time.
 
 // ensureDefaultRange creates the default ServiceCIDR if it does not exist. If the cluster has
 // become dual-stack since, it adds the second range.
-func (r *ranges) ensureDefaultRange(ctx context.Context) error {
+func (r *rangeReconciler) ensureDefaultRange(ctx context.Context) error {
 	cidrs := strings.Split(r.cluster, ",")
 	for i := range cidrs {
 		cidrs[i] = strings.TrimSpace(cidrs[i])
 	}
-	if have, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", networking.DefaultServiceCIDR); ok {
-		if len(have.Spec.CIDRs) != 1 || len(cidrs) != 2 || have.Spec.CIDRs[0] != cidrs[0] || have.DeletionTimestamp != nil {
+	if have, ok := engine.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", networking.DefaultServiceCIDR); ok {
+		if len(have.Spec.CIDRs) != 1 || len(cidrs) != 2 || have.Spec.CIDRs[0] != cidrs[0] ||
+			have.DeletionTimestamp != nil {
 			return nil
 		}
 		next := have.DeepCopy()
 		next.Spec.CIDRs = cidrs
-		if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) &&
+			!apierrors.IsNotFound(err) {
 			return fmt.Errorf("adding range %s to the default ServiceCIDR: %w", cidrs[1], err)
 		}
 		return nil
@@ -125,7 +133,7 @@ func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 // isRangeNeeded reports whether an address is in ServiceCIDR c, which is being deleted, and in no
 // other ServiceCIDR. It lists all objects from the API instead of the cache. No later allocation
 // can use c, because an allocation fails if c has changed.
-func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
+func (r *rangeReconciler) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := client.List[*networkingv1.ServiceCIDR](ctx, r.term.Client, "", metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("listing ServiceCIDRs: %w", err)
@@ -153,7 +161,7 @@ func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR)
 	return Needed(c, all, used), nil
 }
 
-func (r *ranges) performStep(ctx context.Context, c *networkingv1.ServiceCIDR, step Step) error {
+func (r *rangeReconciler) performStep(ctx context.Context, c *networkingv1.ServiceCIDR, step Step) error {
 	next := c.DeepCopy()
 	var err error
 	switch {

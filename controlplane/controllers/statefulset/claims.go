@@ -10,11 +10,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// claimsOf calls do with each existing claim of the pod with this ordinal until do returns false.
-func (r *reconciler) claimsOf(set *appsv1.StatefulSet, ordinal int, do func(*corev1.PersistentVolumeClaim) bool) {
+// forEachClaim calls do with each existing claim of the pod with this ordinal until do returns
+// false.
+func (r *reconciler) forEachClaim(set *appsv1.StatefulSet, ordinal int, do func(*corev1.PersistentVolumeClaim) bool) {
 	for i := range set.Spec.VolumeClaimTemplates {
 		c, ok := r.claims.Get(set.Namespace, claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal))
 		if ok && !do(c) {
@@ -26,10 +27,10 @@ func (r *reconciler) claimsOf(set *appsv1.StatefulSet, ordinal int, do func(*cor
 // awaitsStaleClaim reports whether the pod with this ordinal cannot be created yet because of a
 // claim for which isStaleClaim returns true. It then records an event.
 func (r *reconciler) awaitsStaleClaim(set *appsv1.StatefulSet, ordinal int) (stale bool) {
-	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
+	r.forEachClaim(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
 		if stale = isStaleClaim(set, podName(set, ordinal), c); stale {
 			r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate",
-				"Claim %s belongs to a deleted owner and is going to be deleted: pod %s is created when the claim is gone",
+				"Claim %s belongs to a deleted owner and is going to be deleted: pod %s is created after the deletion",
 				c.Name, podName(set, ordinal))
 		}
 		return !stale
@@ -42,7 +43,8 @@ func (r *reconciler) awaitsStaleClaim(set *appsv1.StatefulSet, ordinal int) (sta
 func (r *reconciler) reportOtherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) {
 	if (deletesWithSet(set) || deletesWhenScaled(set)) && otherController(set, pod, c) != nil {
 		r.Term.Events.Eventf(set, corev1.EventTypeWarning, "ConflictingController", "PersistentVolumeClaim %s has a "+
-			"conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for this claim", c.Name)
+			"conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for "+
+			"this claim", c.Name)
 	}
 }
 
@@ -57,17 +59,19 @@ func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, or
 			continue
 		}
 		if ok {
-			err := fmt.Errorf("claim %s is being deleted: pod %s is made when it is gone", want.Name, podName(set, ordinal))
+			err := fmt.Errorf("claim %s is being deleted: pod %s is created after the deletion", want.Name,
+				podName(set, ordinal))
 			r.Term.Events.Event(set, corev1.EventTypeWarning, "FailedCreate", err.Error())
-			return controllers.RaceError("stateful set %s/%s: %w", set.Namespace, set.Name, err)
+			return engine.RaceError("stateful set %s/%s: %w", set.Namespace, set.Name, err)
 		}
 		made, err := client.Create(ctx, r.Term.Client, want)
 		switch {
 		case apierrors.IsAlreadyExists(err):
-			return controllers.RaceError("claim %s/%s exists already", want.Namespace, want.Name)
+			return engine.RaceError("claim %s/%s already exists", want.Namespace, want.Name)
 		case err != nil:
-			if !controllers.IsNamespaceTerminating(err) && ctx.Err() == nil {
-				r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate", "Error creating claim %s: %v", want.Name, err)
+			if !engine.IsNamespaceTerminating(err) && ctx.Err() == nil {
+				r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate", "Error creating claim %s: %v",
+					want.Name, err)
 			}
 			return fmt.Errorf("creating claim %s/%s of stateful set %s: %w", want.Namespace, want.Name, set.Name, err)
 		}
@@ -114,10 +118,10 @@ func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Po
 }
 
 // setOwners writes the owner references that the retention policy requires to the claims of the pod
-// with this ordinal. condemned is that pod if a scale-down deletes it, otherwise nil.
+// with this ordinal. condemned is that pod if a scale-down is about to delete it, otherwise nil.
 func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, ordinal int,
 	condemned *corev1.Pod) (err error) {
-	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
+	r.forEachClaim(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
 		if c.DeletionTimestamp != nil {
 			return true
 		}
@@ -129,7 +133,8 @@ func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, ord
 		next := c.DeepCopy()
 		next.OwnerReferences = refs
 		if next, err = client.Update(ctx, r.Term.Client, next); err != nil {
-			err = fmt.Errorf("setting the owners of claim %s/%s of stateful set %s: %w", c.Namespace, c.Name, set.Name, err)
+			err = fmt.Errorf("setting the owners of claim %s/%s of stateful set %s: %w", c.Namespace,
+				c.Name, set.Name, err)
 			return false
 		}
 		r.claims.RecordWrite(next)

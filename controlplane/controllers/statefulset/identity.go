@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 var kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
@@ -55,7 +55,7 @@ func claimName(set *appsv1.StatefulSet, template *corev1.PersistentVolumeClaim, 
 
 // newPod returns the pod with this ordinal. template is the pod template of revision.
 func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision string, ordinal int) *corev1.Pod {
-	p := controllers.PodFrom(set, ownerRef(set), template)
+	p := engine.PodFrom(set, ownerRef(set), template)
 	p.GenerateName, p.Name = "", podName(set, ordinal)
 	p.Spec.Hostname, p.Spec.Subdomain = p.Name, set.Spec.ServiceName
 	setIdentity(set, p, ordinal)
@@ -118,7 +118,8 @@ func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeC
 		t := set.Spec.VolumeClaimTemplates[i].DeepCopy()
 		c := &corev1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: set.Namespace, Name: claimName(set, t, ordinal), Annotations: t.Annotations, Labels: t.Labels,
+				Namespace: set.Namespace, Name: claimName(set, t, ordinal), Annotations: t.Annotations,
+				Labels: t.Labels,
 			},
 			Spec: t.Spec,
 		}
@@ -128,7 +129,7 @@ func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeC
 		if set.Spec.Selector != nil {
 			maps.Copy(c.Labels, set.Spec.Selector.MatchLabels)
 		}
-		controllers.CopyTrace(c, set)
+		engine.CopyTrace(c, set)
 		if refs, changed := claimOwners(set, podName(set, ordinal), nil, c); changed {
 			c.OwnerReferences = refs
 		}

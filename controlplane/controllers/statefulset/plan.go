@@ -10,7 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Snapshot is the input of PlanStatefulSet: a StatefulSet, its pods and revisions.
@@ -30,13 +31,13 @@ type Step struct {
 	Replace []*corev1.Pod // terminal pods that are deleted and will be replaced
 	Delete  []*corev1.Pod // excess pods, or pods of an older revision
 	Label   []*corev1.Pod // pods that lack the labels of their ordinal
-	Again   time.Duration // time until a ready pod becomes available; 0 means that no pod is about to
+	Again   time.Duration // time until a ready pod becomes available; 0 means that no pod waits for that
 }
 
 // Creation is a pod that must be created.
 type Creation struct {
 	Ordinal int
-	Current bool // use revision Snapshot.Current instead of Snapshot.Update
+	Current bool // the pod is created from revision Snapshot.Current instead of Snapshot.Update
 }
 
 // state is the state of one pod of a StatefulSet.
@@ -51,10 +52,10 @@ type state struct {
 }
 
 func (s Snapshot) podState(p *corev1.Pod, ordinal int) *state {
-	st := &state{pod: p, ordinal: ordinal, going: s.Going(p), ended: controllers.IsPodTerminal(p)}
-	st.ready = !st.ended && !st.going && p.Status.Phase == corev1.PodRunning && controllers.IsPodReady(p)
+	st := &state{pod: p, ordinal: ordinal, going: s.Going(p), ended: api.IsPodTerminal(p)}
+	st.ready = !st.ended && !st.going && p.Status.Phase == corev1.PodRunning && api.IsPodReady(p)
 	if st.ready {
-		st.available, st.wait = controllers.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
+		st.available, st.wait = engine.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
 	}
 	return st
 }

@@ -74,7 +74,9 @@ func members(set *appsv1.StatefulSet, list string) (pods []*corev1.Pod) {
 }
 
 func snapshotOf(set *appsv1.StatefulSet, pods []*corev1.Pod) Snapshot {
-	return Snapshot{Set: set, Pods: pods, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }, Current: "old", Update: "new", Now: epoch}
+	return Snapshot{Set: set, Pods: pods, Going: func(p *corev1.Pod) bool {
+		return p.DeletionTimestamp != nil
+	}, Current: "old", Update: "new", Now: epoch}
 }
 
 // words is a step as text: "create 1(old) replace db-0 delete db-2 label db-1".
@@ -107,35 +109,39 @@ func TestPlan(t *testing.T) {
 		pods string
 		want string
 	}{
-		"the first comes first":              {statefulSet(3), "", "create 0"},
-		"the next waits for it":              {statefulSet(3), "0:new,starting", ""},
-		"the next":                           {statefulSet(3), "0:new", "create 1"},
-		"a gap is filled first":              {statefulSet(3), "0:new 2:new", "create 1"},
-		"all at once":                        {statefulSet(3, parallel), "1:new,starting", "create 0, create 2"},
-		"from another ordinal":               {statefulSet(2, startAt(5)), "0:new 5:new", "create 6"},
-		"what is below the first goes":       {statefulSet(1, startAt(5)), "0:new 5:new", "delete db-0"},
-		"too short ready":                    {statefulSet(2, minReady), "0:new,fresh", "again 20s"},
-		"an ended one is replaced":           {statefulSet(2), "0:new,failed 1:new", "replace db-0"},
-		"a going one is waited for":          {statefulSet(2), "0:new,going 1:new", ""},
-		"and not in parallel":                {statefulSet(3, parallel), "0:new,going 1:new", "create 2"},
-		"the highest goes first":             {statefulSet(1), "0:new 1:new 2:new", "delete db-2"},
-		"one after the other":                {statefulSet(1), "0:new 1:new 2:new,going", ""},
-		"none goes while one is not well":    {statefulSet(1), "0:new,starting 1:new 2:new", ""},
-		"the highest may be the unwell one":  {statefulSet(1), "0:new 1:new 2:new,starting", "delete db-2"},
-		"it waits for one below":             {statefulSet(1), "0:new 1:new,starting 2:new,starting", ""},
-		"all that are too many":              {statefulSet(1, parallel), "0:new 1:new,starting 2:new", "delete db-2, delete db-1"},
-		"an update begins at the top":        {statefulSet(3), "0:old 1:old 2:old", "delete db-2"},
-		"and goes down":                      {statefulSet(3), "0:old 1:old 2:new", "delete db-1"},
-		"when the higher one is well":        {statefulSet(3), "0:old 1:old 2:new,starting", ""},
-		"the partition stays":                {statefulSet(3, partitioned(2)), "0:old 1:old 2:new", ""},
-		"and is made of the old":             {statefulSet(3, partitioned(2)), "0:old 2:new", "create 1(old)"},
-		"above it of the new":                {statefulSet(3, partitioned(1)), "0:old 2:new", "create 1"},
-		"partition above all":                {statefulSet(2, partitioned(9)), "0:old 1:old", ""},
-		"on delete":                          {statefulSet(2, onDelete), "0:old 1:old", ""},
-		"on delete made of the new":          {statefulSet(2, onDelete), "0:old", "create 1"},
-		"two at a time":                      {statefulSet(4, unavailable(intstr.FromInt32(2))), "0:old 1:old 2:old 3:old", "delete db-3, delete db-2"},
-		"half at a time":                     {statefulSet(4, parallel, unavailable(intstr.FromString("50%"))), "0:old 1:old 2:old 3:new,starting", "delete db-2"},
-		"a share of less than one is one":    {statefulSet(4, unavailable(intstr.FromString("10%"))), "0:old 1:old 2:old 3:old", "delete db-3"},
+		"the first comes first":             {statefulSet(3), "", "create 0"},
+		"the next waits for it":             {statefulSet(3), "0:new,starting", ""},
+		"the next":                          {statefulSet(3), "0:new", "create 1"},
+		"a gap is filled first":             {statefulSet(3), "0:new 2:new", "create 1"},
+		"all at once":                       {statefulSet(3, parallel), "1:new,starting", "create 0, create 2"},
+		"from another ordinal":              {statefulSet(2, startAt(5)), "0:new 5:new", "create 6"},
+		"what is below the first goes":      {statefulSet(1, startAt(5)), "0:new 5:new", "delete db-0"},
+		"too short ready":                   {statefulSet(2, minReady), "0:new,fresh", "again 20s"},
+		"an ended one is replaced":          {statefulSet(2), "0:new,failed 1:new", "replace db-0"},
+		"a going one is waited for":         {statefulSet(2), "0:new,going 1:new", ""},
+		"and not in parallel":               {statefulSet(3, parallel), "0:new,going 1:new", "create 2"},
+		"the highest goes first":            {statefulSet(1), "0:new 1:new 2:new", "delete db-2"},
+		"one after the other":               {statefulSet(1), "0:new 1:new 2:new,going", ""},
+		"none goes while one is not well":   {statefulSet(1), "0:new,starting 1:new 2:new", ""},
+		"the highest may be the unwell one": {statefulSet(1), "0:new 1:new 2:new,starting", "delete db-2"},
+		"it waits for one below":            {statefulSet(1), "0:new 1:new,starting 2:new,starting", ""},
+		"all that are too many": {statefulSet(1, parallel), "0:new 1:new,starting 2:new",
+			"delete db-2, delete db-1"},
+		"an update begins at the top": {statefulSet(3), "0:old 1:old 2:old", "delete db-2"},
+		"and goes down":               {statefulSet(3), "0:old 1:old 2:new", "delete db-1"},
+		"when the higher one is well": {statefulSet(3), "0:old 1:old 2:new,starting", ""},
+		"the partition stays":         {statefulSet(3, partitioned(2)), "0:old 1:old 2:new", ""},
+		"and is made of the old":      {statefulSet(3, partitioned(2)), "0:old 2:new", "create 1(old)"},
+		"above it of the new":         {statefulSet(3, partitioned(1)), "0:old 2:new", "create 1"},
+		"partition above all":         {statefulSet(2, partitioned(9)), "0:old 1:old", ""},
+		"on delete":                   {statefulSet(2, onDelete), "0:old 1:old", ""},
+		"on delete made of the new":   {statefulSet(2, onDelete), "0:old", "create 1"},
+		"two at a time": {statefulSet(4, unavailable(intstr.FromInt32(2))),
+			"0:old 1:old 2:old 3:old", "delete db-3, delete db-2"},
+		"half at a time": {statefulSet(4, parallel, unavailable(intstr.FromString("50%"))),
+			"0:old 1:old 2:old 3:new,starting", "delete db-2"},
+		"a share of less than one is one": {statefulSet(4, unavailable(intstr.FromString("10%"))),
+			"0:old 1:old 2:old 3:old", "delete db-3"},
 		"what is broken already costs none":  {statefulSet(3, parallel), "0:old,starting 1:old 2:new", "delete db-0"},
 		"a broken new one stops the rest":    {statefulSet(3, parallel), "0:old 1:old 2:new,starting", ""},
 		"labels come back":                   {statefulSet(1), "0:new,bare", "label db-0"},
@@ -158,7 +164,9 @@ func TestPlan(t *testing.T) {
 func TestStatus(t *testing.T) {
 	set := statefulSet(3, minReady)
 	s, again := Status(snapshotOf(set, members(set, "0:old 1:new,fresh 2:new,starting 3:new,going")), nil)
-	if got := fmt.Sprintf("%d %d %d %d %d %s %s %d", s.Replicas, s.ReadyReplicas, s.AvailableReplicas, s.CurrentReplicas, s.UpdatedReplicas, s.CurrentRevision, s.UpdateRevision, s.ObservedGeneration); got != "4 2 1 1 2 old new 3" || again != 20*time.Second {
+	if got := fmt.Sprintf("%d %d %d %d %d %s %s %d", s.Replicas, s.ReadyReplicas, s.AvailableReplicas,
+		s.CurrentReplicas, s.UpdatedReplicas, s.CurrentRevision, s.UpdateRevision, s.ObservedGeneration); got !=
+		"4 2 1 1 2 old new 3" || again != 20*time.Second {
 		t.Errorf("%s, again in %v", got, again)
 	}
 	set = statefulSet(2)
@@ -174,7 +182,8 @@ func TestStatus(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	set := statefulSet(1)
-	for name, want := range map[string]int{"db-0": 0, "db-10": 10, "db-01": -1, "db--1": -1, "db-": -1, "db-x": -1, "other-0": -1, "db-1-2": -1, "db-99999999999999999999": -1} {
+	for name, want := range map[string]int{"db-0": 0, "db-10": 10, "db-01": -1, "db--1": -1, "db-": -1, "db-x": -1,
+		"other-0": -1, "db-1-2": -1, "db-99999999999999999999": -1} {
 		n, ok := ordinalOf(set, name)
 		if !ok {
 			n = -1
@@ -227,7 +236,8 @@ func TestPlanConverges(t *testing.T) {
 func show(pods []*corev1.Pod) string {
 	var out []string
 	for _, p := range pods {
-		out = append(out, fmt.Sprintf("%s:%s,%s,going=%v", p.Name, revisionOf(p), p.Status.Phase, p.DeletionTimestamp != nil))
+		out = append(out, fmt.Sprintf("%s:%s,%s,going=%v", p.Name, revisionOf(p), p.Status.Phase,
+			p.DeletionTimestamp != nil))
 	}
 	return strings.Join(out, " ")
 }
@@ -260,7 +270,8 @@ func promises(t *testing.T, seed uint64, s Snapshot, plan Step) {
 			continue
 		}
 		if place < updatePartition(s.Set) || revisionOf(p) == s.Update {
-			t.Fatalf("seed %d: %s of revision %s is deleted below the partition or up to date", seed, p.Name, revisionOf(p))
+			t.Fatalf("seed %d: %s of revision %s is deleted below the partition or up to date", seed,
+				p.Name, revisionOf(p))
 		}
 		if wanted[place].available {
 			away++

@@ -19,13 +19,13 @@ func deletesWithSet(set *appsv1.StatefulSet) bool {
 	return p != nil && p.WhenDeleted == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
 }
 
-// namesSet reports whether owner reference r names the StatefulSet, with its UID or with the UID of
-// a deleted StatefulSet of the same name.
+// namesSet reports whether owner reference r refers to the StatefulSet, with its UID or with the
+// UID of a deleted StatefulSet of the same name.
 func namesSet(r *metav1.OwnerReference, set *appsv1.StatefulSet) bool {
 	return r.APIVersion == kind.GroupVersion().String() && r.Kind == kind.Kind && r.Name == set.Name
 }
 
-// namesPod reports whether owner reference r names a pod with this name, with any UID.
+// namesPod reports whether owner reference r refers to a pod with this name, with any UID.
 func namesPod(r *metav1.OwnerReference, pod string) bool {
 	return r.APIVersion == podKind.GroupVersion().String() && r.Kind == podKind.Kind && r.Name == pod
 }
@@ -50,7 +50,8 @@ func isStaleClaim(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolum
 func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) *metav1.OwnerReference {
 	for i := range c.OwnerReferences {
 		r := &c.OwnerReferences[i]
-		if namesSet(r, set) && r.UID != set.UID || ptr.Deref(r.Controller, false) && !namesSet(r, set) && !namesPod(r, pod) {
+		if namesSet(r, set) && r.UID != set.UID ||
+			ptr.Deref(r.Controller, false) && !namesSet(r, set) && !namesPod(r, pod) {
 			return r
 		}
 	}
@@ -59,11 +60,11 @@ func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVo
 
 // claimOwners returns the owner references that claim c of a pod must have according to the
 // retention policy of the set. changed reports whether they differ from the current references.
-// condemned is the pod if a scale-down deletes it, otherwise nil.
+// condemned is the pod that a scale-down is about to delete, or nil.
 //
-// The controller of the claim is the set (whenDeleted: Delete), the condemned pod (whenScaled:
-// Delete), or neither of the two. A claim that another controller manages has no reference to the
-// set or the pod.
+// The controller of the claim is the condemned pod if whenScaled is Delete. Otherwise it is the
+// set, provided that whenDeleted is Delete. In all other cases, the claim has no reference to the
+// set or the pod; nor has a claim that another controller manages.
 func claimOwners(set *appsv1.StatefulSet, pod string, condemned *corev1.Pod, c *corev1.PersistentVolumeClaim) (
 	refs []metav1.OwnerReference, changed bool) {
 	var want *metav1.OwnerReference

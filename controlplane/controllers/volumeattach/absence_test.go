@@ -15,10 +15,12 @@ import (
 // any longer. The Node counts as fenced once the agent has stopped the pods.
 func TestDeletedNodeKeepsItsFence(t *testing.T) {
 	for _, fence := range []string{"300", "0"} {
-		s := &silences{since: map[string]time.Time{}}
+		s := &fenceTracker{since: map[string]time.Time{}}
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: map[string]string{api.AnnotationFencesAfter: fence}},
-			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
+			Annotations: map[string]string{api.AnnotationFencesAfter: fence}},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady,
+				Status: corev1.ConditionTrue}}}}
 		s.observeNode(n) // the node is ready and reports its fence
 		if h := s.assessNode("w1", n, now); h.Fenced {
 			t.Fatal("a ready node counts as fenced")
@@ -51,7 +53,7 @@ func TestFencesOfADeletedNode(t *testing.T) {
 		{"never", "", []string{"20", "0"}, 0},
 		{"no number", "", []string{"soon"}, 0},
 	} {
-		s := &silences{since: map[string]time.Time{}}
+		s := &fenceTracker{since: map[string]time.Time{}}
 		if c.reported != "" {
 			s.observeNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
 				Annotations: map[string]string{api.AnnotationFencesAfter: c.reported}}})
@@ -77,7 +79,7 @@ func TestFencesOfADeletedNode(t *testing.T) {
 
 // F110: the number of recorded fences is bounded, however many node names there are.
 func TestRememberedFencesAreBounded(t *testing.T) {
-	s := &silences{since: map[string]time.Time{}}
+	s := &fenceTracker{since: map[string]time.Time{}}
 	for i := range 3 * maxSilent {
 		s.observeNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
 			Annotations: map[string]string{api.AnnotationFencesAfter: "20"}}})

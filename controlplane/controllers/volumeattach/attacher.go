@@ -20,7 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 const (
@@ -38,8 +38,9 @@ const (
 	mostNodes = 8
 )
 
-// published is the content of publishedAnnotation. Fields may be added; unknown fields are ignored.
-type published struct {
+// publishRecord is the content of publishedAnnotation. Fields may be added; unknown fields are
+// ignored.
+type publishRecord struct {
 	Handle string                  `json:"handle"`
 	NodeID string                  `json:"nodeID"`
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
@@ -87,32 +88,34 @@ func (r *reconciler) serveAttachment(ctx context.Context, name string) (again ti
 	case !ok || r.calls == nil:
 		return 0, nil
 	}
-	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", a.Spec.Attacher)
-	switch attachmentDuty(a, controllers.IsServedByAgent(d)) {
+	d, _ := engine.Cached[*storagev1.CSIDriver](r.informers.drivers, "", a.Spec.Attacher)
+	switch attachmentDuty(a, engine.IsServedByAgent(d)) {
 	case recordIntent:
 		return 0, r.recordPublishIntent(ctx, a)
 	case publishTask:
-		for _, k := range r.ofAttachment(a) {
-			if r.volumeState(k.Namespace, k.Name).possibleHolder(a.Spec.NodeName, &Step{}) != "" { // recordEvents reports the reason to the pods
-				return unheardAgain, nil
+		for _, k := range r.informers.ofAttachment(a) {
+			if r.volumeState(k.Namespace, k.Name).possibleHolder(a.Spec.NodeName, &Step{}) != "" {
+				// recordEvents reports the reason to the pods
+				return reportRetryDelay, nil
 			}
 		}
 		return 0, r.publishVolume(ctx, a)
 	case unpublishTask:
-		n, _ := controllers.Cached[*corev1.Node](r.nodes, "", a.Spec.NodeName)
-		if h := r.silences.assessNode(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
-			return unheardAgain, nil // the node has not reported yet whether it uses the volume
+		n, _ := engine.Cached[*corev1.Node](r.informers.nodes, "", a.Spec.NodeName)
+		if h := r.silences.assessNode(a.Spec.NodeName, n, r.term.Now()); n != nil && api.IsUnconfirmed(n) && !h.Fenced {
+			return reportRetryDelay, nil // the node has not reported yet whether it uses the volume
 		}
 		return 0, r.unpublishVolume(ctx, a)
 	case attacherClash:
-		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("CSI driver %s has an attacher of its own, and annotation %s of its CSIDriver asks "+
-			"the cluster to be it: remove the annotation", a.Spec.Attacher, controllers.ServedByAnnotation))
+		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume",
+			fmt.Sprintf("CSI driver %s has its own attacher, and annotation %s of its CSIDriver declares "+
+				"the cluster as the attacher: remove the annotation", a.Spec.Attacher, engine.ServedByAnnotation))
 	}
 	return 0, nil
 }
 
-// markAttached sets status.attached of an attachment of an iSCSI volume. Such a volume needs no
-// call of a driver.
+// markAttached sets status.attached of an attachment of an iSCSI volume. No driver needs to be
+// called for such a volume.
 func (r *reconciler) markAttached(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	if a.Status.Attached || a.DeletionTimestamp != nil {
 		return nil
@@ -125,16 +128,21 @@ func (r *reconciler) markAttached(ctx context.Context, a *storagev1.VolumeAttach
 // recordPublishIntent adds the finalizer to an attachment and stores the parameters of its
 // ControllerPublishVolume call there. This happens before the driver is called.
 func (r *reconciler) recordPublishIntent(ctx context.Context, a *storagev1.VolumeAttachment) error {
-	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	v, ok := engine.Cached[*corev1.PersistentVolume](r.informers.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil || v.Spec.CSI.Driver != a.Spec.Attacher {
-		return r.recordFailure(ctx, a, fmt.Errorf("persistentvolume %q is not there, or is none of CSI driver %s", volumeOf(a), a.Spec.Attacher))
+		return r.recordFailure(ctx, a,
+			fmt.Errorf("persistentvolume %q does not exist, or does not belong to CSI driver %s", volumeOf(a),
+				a.Spec.Attacher))
 	}
-	has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", a.Spec.NodeName)
-	d := controllers.FindNodeDriver(has, a.Spec.Attacher)
+	has, _ := engine.Cached[*storagev1.CSINode](r.informers.csiNodes, "", a.Spec.NodeName)
+	d := engine.FindNodeDriver(has, a.Spec.Attacher)
 	if d == nil {
-		return r.recordFailure(ctx, a, fmt.Errorf("node %s has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry", a.Spec.NodeName, a.Spec.Attacher))
+		return r.recordFailure(ctx, a,
+			fmt.Errorf("node %s has no CSI driver %s: a driver registers by a socket in its kubelet folder's "+
+				"plugins_registry", a.Spec.NodeName, a.Spec.Attacher))
 	}
-	note, err := json.Marshal(published{Handle: v.Spec.CSI.VolumeHandle, NodeID: d.NodeID, Secret: v.Spec.CSI.ControllerPublishSecretRef})
+	note, err := json.Marshal(publishRecord{Handle: v.Spec.CSI.VolumeHandle, NodeID: d.NodeID,
+		Secret: v.Spec.CSI.ControllerPublishSecretRef})
 	if err != nil {
 		return err
 	}
@@ -151,21 +159,23 @@ func (r *reconciler) recordAttachment(a *storagev1.VolumeAttachment, err error) 
 		return err
 	}
 	r.attachments.RecordWrite(a)
-	r.term.Enqueue(controllers.Key{Kind: attachmentKey, Name: a.Name})
-	for _, k := range r.ofAttachment(a) {
+	r.term.Enqueue(engine.Key{Kind: attachmentKey, Name: a.Name})
+	for _, k := range r.informers.ofAttachment(a) {
 		r.term.Enqueue(k)
 	}
 	return nil
 }
 
-// recordedPublish returns the parameters of the publish call that an attachment stores, and the
-// data of the Secret that the parameters name.
-func (r *reconciler) recordedPublish(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
-	var p published
+// recordedPublish returns the parameters of the ControllerPublishVolume call that attachment a
+// stores, and the data of the Secret that these parameters name.
+func (r *reconciler) recordedPublish(ctx context.Context, a *storagev1.VolumeAttachment) (
+	publishRecord, map[string]string, error,
+) {
+	var p publishRecord
 	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
 		return p, nil, fmt.Errorf("annotation %s of VolumeAttachment %s: %w", publishedAnnotation, a.Name, err)
 	}
-	out, err := controllers.ReadDriverSecret(ctx, r.term.Client, p.Secret)
+	out, err := engine.ReadDriverSecret(ctx, r.term.Client, p.Secret)
 	if err != nil {
 		return p, nil, fmt.Errorf("controllerPublishSecretRef of the volume: %v", err)
 	}
@@ -174,7 +184,7 @@ func (r *reconciler) recordedPublish(ctx context.Context, a *storagev1.VolumeAtt
 
 // publishVolume calls ControllerPublishVolume and marks the attachment as attached.
 func (r *reconciler) publishVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {
-	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	v, ok := engine.Cached[*corev1.PersistentVolume](r.informers.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil {
 		return nil // the attachment will be deleted too
 	}
@@ -193,8 +203,10 @@ func (r *reconciler) publishVolume(ctx context.Context, a *storagev1.VolumeAttac
 			return nil
 		}
 		readonly := v.Spec.CSI.ReadOnly && hasCapability(can, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
-		res, err = driver.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Readonly: readonly,
-			Secrets: secrets, VolumeContext: v.Spec.CSI.VolumeAttributes, VolumeCapability: volumeCapability(v, can)})
+		res, err = driver.ControllerPublishVolume(ctx,
+			&csi.ControllerPublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Readonly: readonly,
+				Secrets: secrets, VolumeContext: v.Spec.CSI.VolumeAttributes,
+				VolumeCapability: volumeCapability(v, can)})
 		return err
 	})
 	if err != nil {
@@ -216,7 +228,8 @@ func (r *reconciler) unpublishVolume(ctx context.Context, a *storagev1.VolumeAtt
 		if err != nil || !hasCapability(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
 			return err
 		}
-		_, err = driver.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Secrets: secrets})
+		_, err = driver.ControllerUnpublishVolume(ctx,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Secrets: secrets})
 		if status.Code(err) == codes.NotFound { // the volume or the node no longer exists
 			return nil
 		}
@@ -232,7 +245,7 @@ func (r *reconciler) unpublishVolume(ctx context.Context, a *storagev1.VolumeAtt
 
 // recordFailure writes an error to the attachment's status and returns the error.
 func (r *reconciler) recordFailure(ctx context.Context, a *storagev1.VolumeAttachment, err error) error {
-	words := controllers.DriverErrorText(err)
+	words := engine.DriverErrorText(err)
 	next := a.DeepCopy()
 	said := &storagev1.VolumeError{Time: metav1.NewTime(r.term.Now()), Message: words}
 	was := &next.Status.AttachError
@@ -246,7 +259,7 @@ func (r *reconciler) recordFailure(ctx context.Context, a *storagev1.VolumeAttac
 			return errors.Join(err, wrong)
 		}
 		r.attachments.RecordWrite(next)
-		for _, k := range r.ofAttachment(a) {
+		for _, k := range r.informers.ofAttachment(a) {
 			r.term.Enqueue(k)
 		}
 	}
@@ -258,11 +271,12 @@ func (r *reconciler) recordFailure(ctx context.Context, a *storagev1.VolumeAttac
 func (r *reconciler) callController(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
 	nodes := r.controllerNodes(a)
 	if len(nodes) == 0 {
-		return fmt.Errorf("no node of the cluster is ready and has CSI driver %s (kubectl get csinodes -o yaml lists those that have)", a.Spec.Attacher)
+		return fmt.Errorf("no node of the cluster is ready and has CSI driver %s (kubectl get csinodes -o yaml lists "+
+			"the registered drivers)", a.Spec.Attacher)
 	}
 	var err error
 	for _, node := range nodes[:min(len(nodes), mostNodes)] {
-		err = call(controllers.DriverController(r.calls, node, a.Spec.Attacher))
+		err = call(engine.DriverController(r.calls, node, a.Spec.Attacher))
 		if err == nil {
 			return nil
 		}
@@ -278,7 +292,7 @@ func (r *reconciler) callController(a *storagev1.VolumeAttachment, call func(csi
 // controllerNodes returns the ready nodes that have the attachment's driver. The node of the
 // attachment comes first, then nodes that reach the volume, then other nodes.
 func (r *reconciler) controllerNodes(a *storagev1.VolumeAttachment) []string {
-	v, _ := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	v, _ := engine.Cached[*corev1.PersistentVolume](r.informers.volumes, "", volumeOf(a))
 	rank := func(n *corev1.Node) int {
 		switch {
 		case n.Name == a.Spec.NodeName:
@@ -289,13 +303,15 @@ func (r *reconciler) controllerNodes(a *storagev1.VolumeAttachment) []string {
 		return 2
 	}
 	var found []*corev1.Node
-	for _, n := range controllers.CachedAll[*corev1.Node](r.nodes) {
-		has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", n.Name)
-		if controllers.IsNodeReady(n) && controllers.FindNodeDriver(has, a.Spec.Attacher) != nil {
+	for _, n := range engine.CachedAll[*corev1.Node](r.informers.nodes) {
+		has, _ := engine.Cached[*storagev1.CSINode](r.informers.csiNodes, "", n.Name)
+		if api.IsNodeReady(n) && engine.FindNodeDriver(has, a.Spec.Attacher) != nil {
 			found = append(found, n)
 		}
 	}
-	slices.SortFunc(found, func(a, b *corev1.Node) int { return cmp.Or(rank(a)-rank(b), strings.Compare(a.Name, b.Name)) })
+	slices.SortFunc(found, func(a, b *corev1.Node) int {
+		return cmp.Or(rank(a)-rank(b), strings.Compare(a.Name, b.Name))
+	})
 	out := make([]string, len(found))
 	for i, n := range found {
 		out[i] = n.Name
@@ -305,7 +321,9 @@ func (r *reconciler) controllerNodes(a *storagev1.VolumeAttachment) []string {
 
 // controllerCapabilities returns the capabilities of a driver's Controller service. They are empty
 // for a driver without this service.
-func controllerCapabilities(ctx context.Context, driver csi.ControllerClient) (*csi.ControllerGetCapabilitiesResponse, error) {
+func controllerCapabilities(ctx context.Context, driver csi.ControllerClient) (
+	*csi.ControllerGetCapabilitiesResponse, error,
+) {
 	can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if status.Code(err) == codes.Unimplemented {
 		return &csi.ControllerGetCapabilitiesResponse{}, nil
@@ -314,7 +332,9 @@ func controllerCapabilities(ctx context.Context, driver csi.ControllerClient) (*
 }
 
 func hasCapability(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapability_RPC_Type) bool {
-	return slices.ContainsFunc(c.GetCapabilities(), func(x *csi.ControllerServiceCapability) bool { return x.GetRpc().GetType() == t })
+	return slices.ContainsFunc(c.GetCapabilities(), func(x *csi.ControllerServiceCapability) bool {
+		return x.GetRpc().GetType() == t
+	})
 }
 
 // volumeCapability returns the CSI capability for the access modes and volume mode of a volume.
@@ -338,7 +358,8 @@ func volumeCapability(v *corev1.PersistentVolume, can *csi.ControllerGetCapabili
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.Spec.CSI.FSType, MountFlags: v.Spec.MountOptions}}
+		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.Spec.CSI.FSType,
+			MountFlags: v.Spec.MountOptions}}
 	}
 	return out
 }

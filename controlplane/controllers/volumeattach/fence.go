@@ -14,28 +14,28 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 const (
 	// margin is added to the time after which a disconnected agent stops its pods with attached
-	// volumes (api.FencesAfter). The agent needs it to stop the pods and to unmount their volumes.
+	// volumes (api.FenceDelay). The agent needs it to stop the pods and to unmount their volumes.
 	margin = 5 * time.Second
 	// absence is the minimum time from the deletion of a Node until the node counts as fenced:
 	// nothing on it uses attached volumes any more. The deletion revoked the node's certificate, so
 	// that its agent cannot connect again.
 	absence = 40 * time.Second
-	// maxSilent is the maximum number of nodes in each of the maps of silences.
+	// maxSilent is the maximum number of nodes in each of the maps of fenceTracker.
 	maxSilent = 10_000
 )
 
-// silences decides when a node that is not connected or was deleted counts as fenced: it is certain
-// that nothing on the node uses attached volumes. A node's fence delay is its agent's
+// fenceTracker decides when a node that is not connected or was deleted counts as fenced: it is
+// certain that nothing on the node uses attached volumes. A node's fence delay is its agent's
 // --fence-after. An agent that reaches no replica of the control plane for that long stops its pods
-// with attached volumes. silences measures since when this leader has observed that a node is not
-// connected. A new leader starts to measure again, because it does not trust the clocks of other
-// machines.
-type silences struct {
+// with attached volumes. fenceTracker measures since when this leader has observed that a node is
+// not connected. A new leader starts to measure again, because it does not trust the clocks of
+// other machines.
+type fenceTracker struct {
 	mu    sync.Mutex
 	since map[string]time.Time
 	// reported holds the fence delay (api.AnnotationFencesAfter) that each node reported last. The
@@ -46,13 +46,13 @@ type silences struct {
 // isNodeLost reports whether the node's condition Ready is Unknown: no replica of the control plane
 // has a session with its agent.
 func isNodeLost(n *corev1.Node) bool {
-	c := controllers.NodeCondition(n, corev1.NodeReady)
+	c := api.NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionUnknown
 }
 
 // observeNode records the current state of a Node. It must be called for every change of a Node. If
 // the node is connected, the measured time since it was lost is discarded.
-func (s *silences) observeNode(n *corev1.Node) {
+func (s *fenceTracker) observeNode(n *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recordFence(n)
@@ -64,19 +64,20 @@ func (s *silences) observeNode(n *corev1.Node) {
 // recordFence records the fence delay that a node reports (api.AnnotationFencesAfter). After this
 // time without the control plane, the node's agent stops its pods with attached volumes. s.mu must
 // be held.
-func (s *silences) recordFence(n *corev1.Node) {
+func (s *fenceTracker) recordFence(n *corev1.Node) {
 	after, reports := n.Annotations[api.AnnotationFencesAfter]
 	if !reports {
 		delete(s.reported, n.Name)
 		return
 	}
-	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // clearing is safe: the VolumeAttachments store the fence delays too
+	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" {
+		// clearing is safe: the VolumeAttachments store the fence delays too
 		s.reported = map[string]string{}
 	}
 	s.reported[n.Name] = after
 }
 
-func (s *silences) clearSilences() {
+func (s *fenceTracker) clearSilences() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.since)
@@ -84,7 +85,7 @@ func (s *silences) clearSilences() {
 
 // silentSince returns the time at which this leader first observed that a node is lost or deleted.
 // The first call for such a node records now and returns it.
-func (s *silences) silentSince(node string, now time.Time) time.Time {
+func (s *fenceTracker) silentSince(node string, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t, ok := s.since[node]; ok {
@@ -104,19 +105,19 @@ func (s *silences) silentSince(node string, now time.Time) time.Time {
 // assessNode returns whether a node is fenced (nothing on it uses attached volumes) and, if it is
 // not, the remaining time until it is. n is nil if the Node was deleted. Only then kept is used:
 // the fence delays (api.AnnotationNodeFencesAfter) that the node's VolumeAttachments store.
-func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept ...string) Host {
+func (s *fenceTracker) assessNode(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
 	var limit time.Duration
 	if n != nil {
 		s.observeNode(n)
-		if api.OutOfService(n) {
+		if api.IsOutOfService(n) {
 			h.Fenced = true
 			return h
 		}
 		if !isNodeLost(n) {
 			return h
 		}
-		after := api.FencesAfter(n)
+		after := api.FenceDelay(n)
 		if after == 0 {
 			return h
 		}
@@ -138,7 +139,7 @@ func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept .
 // absence or, if longer, the longest fence delay plus margin. The fence delays are those in kept,
 // which the node's VolumeAttachments store, and the delay that the node reported last. fences is
 // false if one of them is 0: the agent never stops its pods by itself.
-func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
+func (s *fenceTracker) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
 	s.mu.Lock()
 	if after, reported := s.reported[name]; reported {
 		kept = append(slices.Clone(kept), after)
@@ -146,7 +147,7 @@ func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, f
 	s.mu.Unlock()
 	limit = absence
 	for _, after := range kept {
-		d := api.ParseFence(after)
+		d := api.ParseFenceDelay(after)
 		if d == 0 {
 			return 0, false
 		}
@@ -170,7 +171,7 @@ func (r *reconciler) keptFences(node string) (kept []string) {
 // cached Node. If the Node was deleted, it uses the fence delays that the node's VolumeAttachments
 // store.
 func (r *reconciler) assessNode(name string, now time.Time) Host {
-	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", name)
+	n, ok := engine.Cached[*corev1.Node](r.informers.nodes, "", name)
 	if !ok {
 		return r.silences.assessNode(name, nil, now, r.keptFences(name)...)
 	}
@@ -186,17 +187,18 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 		if n == nil || a.DeletionTimestamp != nil {
 			continue
 		}
-		if _, changed := api.KeepFence(a, n); !changed {
+		if _, changed := api.RecordFenceDelay(a, n); !changed {
 			continue
 		}
-		n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", n.Name) // the cached Node may be older than the attachment
+		// the cached Node may be older than the attachment
+		n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", n.Name)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("reading the fence of node %s: %w", a.Spec.NodeName, err)
 		}
-		next, changed := api.KeepFence(a, n)
+		next, changed := api.RecordFenceDelay(a, n)
 		if !changed {
 			continue
 		}
@@ -215,8 +217,9 @@ func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error 
 		if !ok {
 			return nil // the volume will soon be removed from the node's status
 		}
-		if _, behind := api.KeepFence(a, n); behind {
-			return controllers.RaceError("node %s reports another --fence-after than VolumeAttachment %s stores", node, a.Name)
+		if _, behind := api.RecordFenceDelay(a, n); behind {
+			return engine.RaceError("node %s reports another --fence-after than VolumeAttachment %s stores", node,
+				a.Name)
 		}
 		return nil
 	}
@@ -232,8 +235,8 @@ const (
 	mostStrange  = 10 * time.Minute
 )
 
-// unmark is the merge patch that removes annotation api.AnnotationUnheard.
-var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard)
+// unmark is the merge patch that removes annotation api.AnnotationUnconfirmed.
+var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnconfirmed)
 
 // unrecordedWait measures how long volumes still wait for nodes that are not in a restored store.
 // The wait starts with the first call of remainingWait and uses the leader's own clock.
@@ -245,8 +248,8 @@ type unrecordedWait struct {
 func (s *unrecordedWait) remainingWait(now time.Time, nodes cache.SharedIndexInformer) time.Duration {
 	s.once.Do(func() {
 		wait := leastStrange
-		for _, n := range controllers.CachedAll[*corev1.Node](nodes) {
-			wait = max(wait, api.FencesAfter(n)+margin)
+		for _, n := range engine.CachedAll[*corev1.Node](nodes) {
+			wait = max(wait, api.FenceDelay(n)+margin)
 		}
 		s.till = now.Add(min(wait, mostStrange))
 	})
@@ -256,11 +259,13 @@ func (s *unrecordedWait) remainingWait(now time.Time, nodes cache.SharedIndexInf
 // removePod sets a pod of a fenced node to phase Failed and deletes it with grace period 0. The
 // agent of such a node cannot confirm that the pod has stopped.
 func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
-	message := fmt.Sprintf("node %s is lost, and has ended the pod by itself or will before it uses volumes again", p.Spec.NodeName)
+	message := fmt.Sprintf("node %s is lost: its agent stops the pod before it uses volumes again", p.Spec.NodeName)
 	next := p.DeepCopy()
 	next.Status.Phase = corev1.PodFailed
-	next.Status.Conditions = append(next.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
-		Reason: "DeletionByPodGC", Message: message, LastTransitionTime: metav1.NewTime(r.term.Now()), ObservedGeneration: p.Generation})
+	next.Status.Conditions = append(next.Status.Conditions,
+		corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+			Reason: "DeletionByPodGC", Message: message, LastTransitionTime: metav1.NewTime(r.term.Now()),
+			ObservedGeneration: p.Generation})
 	next, err := client.UpdateStatus(ctx, r.term.Client, next)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -270,9 +275,10 @@ func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	}
 	r.pods.RecordWrite(next)
 	r.term.Events.Event(p, corev1.EventTypeWarning, "NodeFenced", message)
-	o, now := controllers.DeleteOnlyUID(p), int64(0)
+	o, now := engine.DeleteOnlyUID(p), int64(0)
 	o.GracePeriodSeconds = &now
-	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
+	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil &&
+		!apierrors.IsNotFound(err) {
 		return fmt.Errorf("removing pod %s/%s of fenced node %s: %w", p.Namespace, p.Name, p.Spec.NodeName, err)
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Host is the state of a node that may have the volume or needs it.
+// Host is the state of a node that may have the volume of a State, or needs it.
 type Host struct {
 	Node *corev1.Node // nil if the Node does not exist
 	// Fenced reports that nothing on the node uses the volume, and that nothing will use it until
@@ -24,8 +24,8 @@ type Host struct {
 	Fences time.Duration
 }
 
-// User is a pod that uses the volume, is bound to a node and is not terminal. Volume is the
-// PersistentVolume to which the pod's claim is bound.
+// User is a pod that uses the volume of a State, is bound to a node and is not terminal. Volume is
+// the PersistentVolume to which the pod's claim is bound.
 type User struct {
 	Pod    *corev1.Pod
 	Volume *corev1.PersistentVolume
@@ -36,17 +36,18 @@ type User struct {
 // modes, but a node has only one attachment of the volume.
 type State struct {
 	Attacher, Handle string
-	Volumes          []*corev1.PersistentVolume // the PersistentVolumes that refer to the volume; empty if all were deleted
-	Required         bool                       // the driver requires attachment
-	Users            []User
-	Attachments      []*storagev1.VolumeAttachment
-	Hosts            map[string]Host
-	// Strangers is the remaining time during which a node that is not in a restored store may have
-	// the volume.
-	Strangers time.Duration
+	// the PersistentVolumes that refer to the volume; empty if all were deleted
+	Volumes     []*corev1.PersistentVolume
+	Required    bool // the driver requires attachment
+	Users       []User
+	Attachments []*storagev1.VolumeAttachment
+	Hosts       map[string]Host
+	// UnrecordedNodeWait is the remaining time during which a node that is not in a restored store
+	// may have the volume.
+	UnrecordedNodeWait time.Duration
 }
 
-// Refusal is a pod with the reason why the volume is not attached to the pod's node.
+// Refusal is a pod with the reason why the volume of a State is not attached to the pod's node.
 type Refusal struct {
 	Pod     *corev1.Pod
 	Message string
@@ -59,8 +60,10 @@ type Step struct {
 	Listed  []string                      // nodes that get the volume added to status.volumesAttached
 	Remove  []*corev1.Pod                 // terminating pods of fenced nodes: they are deleted by force
 	Refused []Refusal
-	Settled []*corev1.PersistentVolume // PersistentVolumes that lose annotation api.AnnotationUnheard: no node outside the store can have them
-	Again   time.Duration              // delay until the next plan if nothing changes; 0 means never
+	// PersistentVolumes that lose annotation api.AnnotationUnconfirmed: no node outside the store
+	// can have them
+	Settled []*corev1.PersistentVolume
+	Again   time.Duration // delay until the next plan if nothing changes; 0 means never
 }
 
 func (s *Step) requestRetry(d time.Duration) {
@@ -69,9 +72,9 @@ func (s *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// unheardAgain is the retry interval of a volume that waits for a node to report its volumes after
+// reportRetryDelay is the retry delay of a volume that waits for a node to report its volumes after
 // a backup was restored.
-const unheardAgain = 3 * time.Second
+const reportRetryDelay = 3 * time.Second
 
 // PlanVolume returns the writes that are due for one volume. A volume that allows a single node is
 // attached for the oldest pod that needs it. It is attached to another node only after all its
@@ -99,7 +102,9 @@ func PlanVolume(in State) Step {
 		node := u.Pod.Spec.NodeName
 		if why := in.possibleHolder(node, &out); why != "" {
 			if !in.isVolumeListed(node) {
-				out.Refused = append(out.Refused, Refusal{u.Pod, fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and %s", u.Volume.Name, why)})
+				out.Refused = append(out.Refused, Refusal{u.Pod,
+					fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and %s",
+						u.Volume.Name, why)})
 			}
 			continue
 		}
@@ -120,40 +125,44 @@ func PlanVolume(in State) Step {
 }
 
 // endUnrecordedWait adds to out.Settled the PersistentVolumes that no longer wait for nodes outside
-// the restored store (see State.Strangers).
+// the restored store (see State.UnrecordedNodeWait).
 func (in State) endUnrecordedWait(out *Step) {
 	for _, v := range in.Volumes {
-		if !api.Unheard(v) || api.SinglePod(v) { // single-pod volumes keep the annotation for longer, see settleSole
+		if !api.IsUnconfirmed(v) || api.IsSinglePod(v) {
+			// single-pod volumes keep the annotation for longer, see confirmSingleUse
 			continue
 		}
 		switch {
-		case in.Strangers > 0:
-			out.requestRetry(in.Strangers)
+		case in.UnrecordedNodeWait > 0:
+			out.requestRetry(in.UnrecordedNodeWait)
 		case in.findJoiningNode() != "":
-			out.requestRetry(unheardAgain)
+			out.requestRetry(reportRetryDelay)
 		default:
 			out.Settled = append(out.Settled, v)
 		}
 	}
 }
 
-// unrecordedHolderReason returns why the volume is not given to a node after a backup was restored:
-// a node that is not in the restored store, or has just joined, may have the volume. It returns ""
-// if no such node is possible, or if the given node itself reports that it has the volume mounted.
+// unrecordedHolderReason returns why the volume is not given to the given node after a backup was
+// restored. The reason is a node that may have the volume and is not in the restored store, or has
+// just joined. It returns "" if no such node is possible. It also returns "" if the given node
+// itself reports that it has the volume mounted.
 func (in State) unrecordedHolderReason(node string, out *Step) string {
-	if h := in.Hosts[node]; h.Node != nil && !api.Unheard(h.Node) {
-		if holds, told := api.Holds(h.Node, in.uniqueVolumeName()); holds && told {
+	if h := in.Hosts[node]; h.Node != nil && !api.IsUnconfirmed(h.Node) {
+		if holds, told := api.MayHoldVolume(h.Node, in.uniqueVolumeName()); holds && told {
 			return ""
 		}
 	}
 	switch other := in.findJoiningNode(); {
-	case !slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.Unheard(v) }):
-	case in.Strangers > 0:
-		out.requestRetry(in.Strangers)
-		return "a backup was restored: a node that joined after it was made may have it mounted, and is waited for a while"
+	case !slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.IsUnconfirmed(v) }):
+	case in.UnrecordedNodeWait > 0:
+		out.requestRetry(in.UnrecordedNodeWait)
+		return "a backup was restored: a node that joined after the backup may have the volume mounted, and its " +
+			"report is awaited for a limited time"
 	case other != "" && other != node:
-		out.requestRetry(unheardAgain)
-		return fmt.Sprintf("a backup was restored, and node %s, which has just joined, has not said yet what it has mounted", other)
+		out.requestRetry(reportRetryDelay)
+		return fmt.Sprintf("a backup was restored, and node %s, which has just joined, has not reported its mounted "+
+			"volumes yet", other)
 	}
 	return ""
 }
@@ -162,24 +171,26 @@ func (in State) unrecordedHolderReason(node string, out *Step) string {
 // which volumes it uses. It returns "" if none exists.
 func (in State) findJoiningNode() (first string) {
 	for node, h := range in.Hosts {
-		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
+		if h.Node != nil && !h.Fenced && api.IsJoining(h.Node) && (first == "" || node < first) {
 			first = node
 		}
 	}
 	return first
 }
 
-// findExclusiveVolume returns why the volume cannot be attached to the node of u as well. taken are
-// the nodes that have the volume, and leaving those of them that are losing it. rule is the
-// PersistentVolume with access modes that allow a single node: that of u, or that of another node.
-// rule is nil if nothing forbids the attachment. other is the node that has the volume, or "" if
-// all such nodes are losing it.
-func (in State) findExclusiveVolume(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
-	if api.SingleNode(u.Volume) && len(taken) > 0 {
+// findExclusiveVolume returns what forbids attaching the volume to the node of u in addition to the
+// nodes that have it. taken are these nodes, and leaving are those of them that are losing the
+// volume. rule is a PersistentVolume with access modes that allow a single node: that of u, or one
+// through which a node in taken uses the volume. rule is nil if nothing forbids the attachment.
+// other is the node that has the volume, or "" if all such nodes are losing it.
+func (in State) findExclusiveVolume(u User, taken, leaving map[string]bool) (
+	rule *corev1.PersistentVolume, other string,
+) {
+	if api.IsSingleNode(u.Volume) && len(taken) > 0 {
 		return u.Volume, findHolder(taken, leaving)
 	}
 	for _, node := range slices.Sorted(maps.Keys(taken)) {
-		if i := slices.IndexFunc(in.shownOn(node), api.SingleNode); i >= 0 {
+		if i := slices.IndexFunc(in.shownOn(node), api.IsSingleNode); i >= 0 {
 			rule = in.shownOn(node)[i]
 			if !leaving[node] {
 				return rule, node
@@ -201,7 +212,9 @@ func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 		return by
 	}
 	for _, a := range in.Attachments {
-		if i := slices.IndexFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return v.Name == volumeOf(a) }); i >= 0 && a.Spec.NodeName == node {
+		if i := slices.IndexFunc(in.Volumes, func(v *corev1.PersistentVolume) bool {
+			return v.Name == volumeOf(a)
+		}); i >= 0 && a.Spec.NodeName == node {
 			by = append(by, in.Volumes[i])
 		}
 	}
@@ -232,13 +245,14 @@ func (in State) wantedNodes(out *Step) map[string]User {
 	return wanted
 }
 
-// possibleHolder returns the reason if a node other than the given node has the volume, or may have
-// it, without an attachment. It returns "" if no such node exists. Attachments may be missing after
-// a backup was restored. A single-node volume is then not given to a node until every other node
-// has reported its mounts and no other node has the volume mounted. An agent unmounts a volume that
-// no pod needs. A node with a pod for the volume keeps it and gets the attachment.
+// possibleHolder returns the reason why the volume must not be attached to the given node: another
+// node has the volume, or may have it, without an attachment. It returns "" if no such node exists.
+// Attachments may be missing after a backup was restored. A single-node volume is then not given to
+// a node until every other node has reported its mounts and no other node has the volume mounted.
+// An agent unmounts a volume that no pod needs. A node with a pod for the volume keeps it and gets
+// the attachment.
 func (in State) possibleHolder(node string, out *Step) string {
-	if !slices.ContainsFunc(in.Volumes, api.SingleNode) {
+	if !slices.ContainsFunc(in.Volumes, api.IsSingleNode) {
 		return ""
 	}
 	first, why := "", ""
@@ -247,12 +261,16 @@ func (in State) possibleHolder(node string, out *Step) string {
 			continue
 		}
 		switch {
-		case api.Unheard(h.Node):
-			first, why = other, fmt.Sprintf("node %s has not been heard since a backup was restored: it may have it mounted (if its machine is gone for good: kubectl delete node %[1]s)", other)
+		case api.IsUnconfirmed(h.Node):
+			first, why = other,
+				fmt.Sprintf("node %s has not reported since a backup was restored: it may have the volume mounted (if "+
+					"its machine no longer exists: kubectl delete node %[1]s)", other)
 		case in.hasUnrecordedVolume(other):
-			first, why = other, fmt.Sprintf("node %s has it mounted for a pod that is not there any more: it moves when that is unmounted", other)
+			first, why = other,
+				fmt.Sprintf("node %s has it mounted for a deleted pod: it is detached after the unmount", other)
 			if p := in.userOn(other); p != nil {
-				why = fmt.Sprintf("node %s has it mounted, or may, and keeps it for pod %s/%s: it moves when that pod is gone", other, p.Namespace, p.Name)
+				why = fmt.Sprintf("node %s has it mounted, or may have it mounted, for pod %s/%s: it is detached when "+
+					"that pod has ended", other, p.Namespace, p.Name)
 			}
 		}
 	}
@@ -261,8 +279,8 @@ func (in State) possibleHolder(node string, out *Step) string {
 	}
 	if h := in.Hosts[first]; h.Fences > 0 {
 		out.requestRetry(h.Fences)
-	} else if api.Unheard(h.Node) {
-		out.requestRetry(unheardAgain) // the report of that node need not queue this volume
+	} else if api.IsUnconfirmed(h.Node) {
+		out.requestRetry(reportRetryDelay) // the report of that node need not queue this volume
 	}
 	return why
 }
@@ -275,7 +293,7 @@ func (in State) hasUnrecordedVolume(node string) bool {
 	if h.Node == nil || h.Fenced || in.attachedTo(node) {
 		return false
 	}
-	holds, told := api.Holds(h.Node, in.uniqueVolumeName())
+	holds, told := api.MayHoldVolume(h.Node, in.uniqueVolumeName())
 	return holds && (told || in.userOn(node) == nil)
 }
 
@@ -286,19 +304,20 @@ func (in State) hasUnrecordedVolume(node string) bool {
 func (in State) mustYield(a *storagev1.VolumeAttachment) bool {
 	node := a.Spec.NodeName
 	h := in.Hosts[node]
-	if in.isVolumeListed(node) || !slices.ContainsFunc(in.Volumes, api.SingleNode) {
+	if in.isVolumeListed(node) || !slices.ContainsFunc(in.Volumes, api.IsSingleNode) {
 		return false
 	}
 	if !h.Fenced {
-		if h.Node == nil || api.Unheard(h.Node) {
+		if h.Node == nil || api.IsUnconfirmed(h.Node) {
 			return false
 		}
-		if holds, _ := api.Holds(h.Node, in.uniqueVolumeName()); holds {
+		if holds, _ := api.MayHoldVolume(h.Node, in.uniqueVolumeName()); holds {
 			return false
 		}
 	}
 	return slices.ContainsFunc(in.Users, func(u User) bool {
-		return u.Pod.Spec.NodeName != node && in.hasUnrecordedVolume(u.Pod.Spec.NodeName) && !api.Unheard(in.Hosts[u.Pod.Spec.NodeName].Node)
+		return u.Pod.Spec.NodeName != node && in.hasUnrecordedVolume(u.Pod.Spec.NodeName) &&
+			!api.IsUnconfirmed(in.Hosts[u.Pod.Spec.NodeName].Node)
 	})
 }
 
@@ -314,11 +333,15 @@ func (in State) userOn(node string) *corev1.Pod {
 // isVolumeListed reports whether a node's status.volumesAttached contains the volume.
 func (in State) isVolumeListed(node string) bool {
 	h := in.Hosts[node]
-	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == in.uniqueVolumeName() })
+	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool {
+		return a.Name == in.uniqueVolumeName()
+	})
 }
 
 func (in State) attachedTo(node string) bool {
-	return slices.ContainsFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return a.Spec.NodeName == node })
+	return slices.ContainsFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool {
+		return a.Spec.NodeName == node
+	})
 }
 
 // isHeldByNode reports whether attachment a must be kept although no pod needs the volume, because
@@ -328,8 +351,8 @@ func (in State) isHeldByNode(a *storagev1.VolumeAttachment, out *Step) bool {
 	if h.Fenced {
 		return false
 	}
-	if h.Node != nil && api.Unheard(h.Node) {
-		out.requestRetry(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse is as old as the restored backup
+	if h.Node != nil && api.IsUnconfirmed(h.Node) {
+		out.requestRetry(cmp.Or(h.Fences, reportRetryDelay)) // its status.volumesInUse is as old as the restored backup
 		return true
 	}
 	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.uniqueVolumeName()) {
@@ -341,7 +364,7 @@ func (in State) isHeldByNode(a *storagev1.VolumeAttachment, out *Step) bool {
 
 // uniqueVolumeName returns the name of the volume in status.volumesAttached of a Node.
 func (in State) uniqueVolumeName() corev1.UniqueVolumeName {
-	return api.AttachedName(in.Attacher, in.Handle)
+	return api.AttachedVolumeName(in.Attacher, in.Handle)
 }
 
 // findHolder returns the first node, by name, that is in taken and not in leaving. It returns "" if
@@ -357,37 +380,44 @@ func findHolder(taken, leaving map[string]bool) string {
 }
 
 // multiAttachMessage returns the message of the event for a pod u that does not get the volume.
-// node is the node that has the volume, and has is the oldest pod there that uses it, if any. rule
-// is the PersistentVolume with access modes that allow only a single node.
-func (in State) multiAttachMessage(u User, rule *corev1.PersistentVolume, node string, has User) string {
+// node is the node that has the volume, and holder is the oldest pod there that uses it, if any.
+// rule is the PersistentVolume with access modes that allow only a single node.
+func (in State) multiAttachMessage(u User, rule *corev1.PersistentVolume, node string, holder User) string {
 	h, known := in.Hosts[node]
 	gone := known && h.Node == nil
 	why := fmt.Sprintf("node %s has not unmounted it yet", node)
-	switch pod := has.Pod; {
+	switch pod := holder.Pod; {
 	case gone && h.Fences > 0:
-		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted, and loses it in %s at the latest",
+		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted until it is fenced, in "+
+			"%s at the latest",
 			node, h.Fences.Round(time.Second))
 	case gone && !h.Fenced:
-		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted for ever, since its agent has --fence-after=0 "+
-			"(if its machine is gone for good: kubectl delete volumeattachment %s)",
+		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted without a time limit, because its "+
+			"agent has --fence-after=0 "+
+			"(if its machine no longer exists: kubectl delete volumeattachment %s)",
 			node, api.AttachmentName(in.Handle, in.Attacher, node))
 	case pod != nil && h.Node != nil && h.Fences > 0:
-		why = fmt.Sprintf("lost node %s has it for pod %s/%s, and loses it in %s at the latest", node, pod.Namespace, pod.Name, h.Fences.Round(time.Second))
+		why = fmt.Sprintf("lost node %s holds it for pod %s/%s until it is fenced, in %s at the latest", node,
+			pod.Namespace, pod.Name, h.Fences.Round(time.Second))
 	case pod != nil:
-		why = fmt.Sprintf("node %s has it for pod %s/%s: it moves when that pod is gone", node, pod.Namespace, pod.Name)
+		why = fmt.Sprintf("node %s holds it for pod %s/%s: it is released when that pod has ended", node,
+			pod.Namespace, pod.Name)
 	case h.Node != nil && h.Fences > 0:
-		why = fmt.Sprintf("lost node %s has it, and loses it in %s at the latest", node, h.Fences.Round(time.Second))
+		why = fmt.Sprintf("lost node %s holds it until it is fenced, in %s at the latest", node,
+			h.Fences.Round(time.Second))
 	}
 	whose := "its access modes let"
 	if rule.Name != u.Volume.Name {
 		whose = fmt.Sprintf("the access modes of volume %q let", rule.Name)
 	}
-	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.sharedVolumeName(u, node), whose, why)
+	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name,
+		in.sharedVolumePrefix(u, node), whose, why)
 }
 
-// sharedVolumeName returns the beginning of a message, which names the PersistentVolume through
-// which node uses the volume. It returns "" if that is the PersistentVolume of u.
-func (in State) sharedVolumeName(u User, node string) string {
+// sharedVolumePrefix returns a phrase for multiAttachMessage if the node uses the volume through
+// another PersistentVolume than that of u. The phrase names that PersistentVolume and what both
+// have in common. Otherwise it returns "".
+func (in State) sharedVolumePrefix(u User, node string) string {
 	by := in.shownOn(node)
 	if len(by) == 0 || slices.Contains(by, u.Volume) {
 		return ""
@@ -396,11 +426,12 @@ func (in State) sharedVolumeName(u User, node string) string {
 	if in.Attacher == api.ISCSIAttacher {
 		what = "iSCSI disk " + in.Handle
 	}
-	return fmt.Sprintf("it shows the same as volume %q (%s), ", by[0].Name, what)
+	return fmt.Sprintf("it has the same storage as volume %q (%s), ", by[0].Name, what)
 }
 
 func compareAge(a, b User) int {
-	return cmp.Or(a.Pod.CreationTimestamp.Compare(b.Pod.CreationTimestamp.Time), cmp.Compare(a.Pod.Namespace+"/"+a.Pod.Name, b.Pod.Namespace+"/"+b.Pod.Name),
+	return cmp.Or(a.Pod.CreationTimestamp.Compare(b.Pod.CreationTimestamp.Time),
+		cmp.Compare(a.Pod.Namespace+"/"+a.Pod.Name, b.Pod.Namespace+"/"+b.Pod.Name),
 		cmp.Compare(a.Volume.Name, b.Volume.Name))
 }
 

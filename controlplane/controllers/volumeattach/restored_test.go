@@ -24,7 +24,9 @@ type history struct {
 	has      int    // the node that has the volume mounted; -1 = none
 	unknown  bool   // by a pod that is not in the backup
 	becomes  [3]string
-	stranger string // a node that joined after the backup and has the volume: when it connects, if it does; "" means no such node
+	// a node that joined after the backup and has the volume: when it connects, if it does; ""
+	// means no such node
+	stranger string
 }
 
 // stranger is the name of that node.
@@ -38,7 +40,9 @@ const (
 )
 
 func (h history) String() string {
-	return fmt.Sprintf("pods of ages %v (late %v), attached to %d (going %v), mounted on %d (by an unknown pod %v), nodes become %v, one that joined since and has it %q", h.waits, h.late, h.attached, h.going, h.has, h.unknown, h.becomes, h.stranger)
+	return fmt.Sprintf("pods of ages %v (late %v), attached to %d (going %v), mounted on %d (by an unknown pod %v), "+
+		"nodes become %v, one that joined since and has it %q", h.waits, h.late, h.attached, h.going, h.has, h.unknown,
+		h.becomes, h.stranger)
 }
 
 // The fate of a node after a restore.
@@ -61,10 +65,11 @@ type cluster struct {
 func nodeName(i int) string { return fmt.Sprintf("w%d", i+1) }
 
 func restoredCluster(t *testing.T, h history) *cluster {
-	c := &cluster{t: t, history: h, mounted: map[string]bool{}, in: given{Volume: disk(corev1.ReadWriteOnce), Required: true, Hosts: map[string]Host{}}}
+	c := &cluster{t: t, history: h, mounted: map[string]bool{},
+		in: given{Volume: disk(corev1.ReadWriteOnce), Required: true, Hosts: map[string]Host{}}}
 	for i := range h.waits {
 		n := host(nodeName(i), h.waits[i] > 0 || h.attached == i) // of the time of the backup
-		n.Node.Annotations = map[string]string{api.AnnotationUnheard: ""}
+		n.Node.Annotations = map[string]string{api.AnnotationUnconfirmed: ""}
 		c.in.Hosts[nodeName(i)] = n
 	}
 	if h.attached >= 0 {
@@ -76,8 +81,8 @@ func restoredCluster(t *testing.T, h history) *cluster {
 	}
 	if h.stranger != "" {
 		c.mounted[stranger] = true
-		c.in.Strangers = time.Minute
-		c.in.Volume.Annotations = map[string]string{api.AnnotationUnheard: ""}
+		c.in.UnrecordedNodeWait = time.Minute
+		c.in.Volume.Annotations = map[string]string{api.AnnotationUnconfirmed: ""}
 	}
 	if h.has >= 0 {
 		c.mounted[nodeName(h.has)] = true
@@ -105,10 +110,11 @@ func (c *cluster) podOn(node string) bool {
 // what is attached to it. It reports whether anything changed.
 func (c *cluster) speak(node string) bool {
 	h := c.in.Hosts[node]
-	if h.Node == nil || h.Fenced || api.Unheard(h.Node) || api.Joining(h.Node) {
+	if h.Node == nil || h.Fenced || api.IsUnconfirmed(h.Node) || api.IsJoining(h.Node) {
 		return false
 	}
-	if c.podOn(node) && c.in.state().isVolumeListed(node) && slices.Contains(h.Node.Status.VolumesInUse, "kubernetes.io/csi/disk.example^h") {
+	if c.podOn(node) && c.in.state().isVolumeListed(node) &&
+		slices.Contains(h.Node.Status.VolumesInUse, "kubernetes.io/csi/disk.example^h") {
 		c.mounted[node] = true
 	}
 	n, held := host(node, c.mounted[node] || c.podOn(node)), []corev1.UniqueVolumeName{}
@@ -122,7 +128,8 @@ func (c *cluster) speak(node string) bool {
 	}
 	n.Node.Annotations = map[string]string{api.AnnotationVolumesHeld: string(told)}
 	c.in.Hosts[node] = n
-	return h.Node.Annotations[api.AnnotationVolumesHeld] != string(told) || !slices.Equal(h.Node.Status.VolumesInUse, n.Node.Status.VolumesInUse)
+	return h.Node.Annotations[api.AnnotationVolumesHeld] != string(told) ||
+		!slices.Equal(h.Node.Status.VolumesInUse, n.Node.Status.VolumesInUse)
 }
 
 // grant judges a step by which a node is to have the volume.
@@ -132,7 +139,7 @@ func (c *cluster) grant(what, node string) {
 		c.t.Errorf("%s %s while %s, which joined since, has it: %s", what, node, stranger, c.history)
 	}
 	for other, h := range c.in.Hosts {
-		if other == node || h.Node == nil || h.Fenced || !api.Unheard(h.Node) && !c.mounted[other] {
+		if other == node || h.Node == nil || h.Fenced || !api.IsUnconfirmed(h.Node) && !c.mounted[other] {
 			continue
 		}
 		c.wrong = true
@@ -151,7 +158,8 @@ func (c *cluster) settle() {
 		}
 		c.in.Attachments = slices.DeleteFunc(c.in.Attachments, func(a *storagev1.VolumeAttachment) bool {
 			h := c.in.Hosts[a.Spec.NodeName]
-			goes := a.DeletionTimestamp != nil && (h.Node == nil || h.Fenced || !api.Unheard(h.Node)) || slices.Contains(step.Detach, a)
+			goes := a.DeletionTimestamp != nil && (h.Node == nil || h.Fenced || !api.IsUnconfirmed(h.Node)) ||
+				slices.Contains(step.Detach, a)
 			if goes && h.Node != nil {
 				if c.mounted[a.Spec.NodeName] && !h.Fenced && a.DeletionTimestamp == nil {
 					c.wrong = true
@@ -195,17 +203,19 @@ func (c *cluster) settle() {
 // remedy.
 func (c *cluster) explained(step Step) {
 	for _, r := range step.Refused {
-		if !strings.Contains(r.Message, "node w") && !strings.Contains(r.Message, "a node that joined after it was made") || strings.Contains(r.Message, "not been heard") && !strings.Contains(r.Message, "kubectl delete node w") {
+		if !strings.Contains(r.Message, "node w") &&
+			!strings.Contains(r.Message, "a node that joined after the backup") ||
+			strings.Contains(r.Message, "not reported since") && !strings.Contains(r.Message, "kubectl delete node w") {
 			c.t.Errorf("%s is told %q: %s", r.Pod.Name, r.Message, c.history)
 		}
 	}
 	for _, p := range c.in.Pods {
 		told := slices.ContainsFunc(step.Refused, func(r Refusal) bool { return r.Pod == p })
-		if c.in.Strangers > 0 && !told {
+		if c.in.UnrecordedNodeWait > 0 && !told {
 			c.t.Errorf("%s is not told that it waits for nodes that are not known: %s", p.Name, c.history)
 		}
 		for other, h := range c.in.Hosts {
-			if other != p.Spec.NodeName && h.Node != nil && !h.Fenced && api.Unheard(h.Node) && !told {
+			if other != p.Spec.NodeName && h.Node != nil && !h.Fenced && api.IsUnconfirmed(h.Node) && !told {
 				c.t.Errorf("%s is not told that it waits for %s: %s", p.Name, other, c.history)
 			}
 		}
@@ -217,7 +227,7 @@ func (c *cluster) become(node, what string) {
 	h := c.in.Hosts[node]
 	switch what {
 	case heard:
-		delete(h.Node.Annotations, api.AnnotationUnheard)
+		delete(h.Node.Annotations, api.AnnotationUnconfirmed)
 		c.speak(node)
 	case deleted:
 		c.in.Hosts[node] = Host{Fenced: true}
@@ -251,19 +261,19 @@ func (c *cluster) come(over bool) {
 		n.Node.Annotations = map[string]string{api.AnnotationFencesAfter: "20"}
 		c.in.Hosts[stranger] = n
 		if over {
-			c.in.Strangers = 0
+			c.in.UnrecordedNodeWait = 0
 		}
 		c.settle()
 		n.Node.Annotations[api.AnnotationVolumesInUse] = "told"
 		c.speak(stranger)
 		c.settle()
-		c.in.Strangers = 0
+		c.in.UnrecordedNodeWait = 0
 		c.settle()
 		delete(c.mounted, stranger) // its pod is not in the backup
 		c.speak(stranger)
 	case silentEarly, silently:
 		delete(c.mounted, stranger)
-		c.in.Strangers = 0
+		c.in.UnrecordedNodeWait = 0
 	}
 	c.settle()
 }
@@ -302,7 +312,7 @@ func (h history) play(t *testing.T) bool {
 	if c.wrong {
 		return false
 	}
-	if api.Unheard(c.in.Volume) {
+	if api.IsUnconfirmed(c.in.Volume) {
 		t.Errorf("the mark of the restore stays: %s", h)
 		return false
 	}
@@ -322,7 +332,8 @@ func (h history) play(t *testing.T) bool {
 // by itself. F110
 func TestNoVolumeIsOnTwoNodesAfterARestore(t *testing.T) {
 	bad, count := 0, 0
-	ages := [][3]int{{}, {1}, {0, 1}, {0, 0, 1}, {1, 2}, {2, 1}, {1, 0, 2}, {2, 0, 1}, {0, 1, 2}, {0, 2, 1}, {1, 2, 3}, {1, 3, 2}, {2, 1, 3}, {2, 3, 1}, {3, 1, 2}, {3, 2, 1}}
+	ages := [][3]int{{}, {1}, {0, 1}, {0, 0, 1}, {1, 2}, {2, 1}, {1, 0, 2}, {2, 0, 1}, {0, 1, 2}, {0, 2, 1}, {1, 2, 3},
+		{1, 3, 2}, {2, 1, 3}, {2, 3, 1}, {3, 1, 2}, {3, 2, 1}}
 	fates := []string{heard, deleted, dead}
 	strangers := []string{"", early, late, silentEarly, silently}
 	for i := range len(ages) * 7 * 7 * 2 * 27 * len(strangers) {

@@ -18,32 +18,60 @@ import (
 // soleHistory describes how a single-pod volume that is not attached was restored, and the events
 // after that. Pod "u" is in the store.
 type soleHistory struct {
-	on      int    // the node of pod u in the store; -1 = it has none
-	has     int    // the node that has the volume mounted; -1 = none
-	by      string // for which pod
-	former  bool   // through a deleted claim, whose name another claim has now
-	anew    bool   // through a PersistentVolume of another name
-	becomes [3]string
-	over    bool // the time of nodes that are not known is over before they do
-	ends    int  // after this number of node fates the pod has ended, if its node is connected
+	on          int    // the node of pod u in the store; -1 = it has none
+	has         int    // the node that has the volume mounted; -1 = none
+	by          string // for which pod
+	former      bool   // through a deleted claim, whose name another claim has now
+	otherVolume bool   // through a PersistentVolume of another name
+	becomes     [3]string
+	over        bool // the time of nodes that are not known is over before they do
+	ends        int  // after this number of node fates the pod has ended, if its node is connected
 }
 
 func (h soleHistory) String() string {
-	return fmt.Sprintf("pod u on %d, mounted on %d by %s (a former claim %v, another volume %v), nodes become %v (the time of others is over %v), it ends after %d", h.on, h.has, h.by, h.former, h.anew, h.becomes, h.over, h.ends)
+	return fmt.Sprintf("pod u on %d, mounted on %d by %s (a former claim %v, another volume %v), nodes become %v (the "+
+		"time of others is over %v), it ends after %d", h.on, h.has, h.by, h.former, h.otherVolume, h.becomes,
+		h.over, h.ends)
+}
+
+// reportHeld returns the claims that a node reports: those of another pod, and those of h.by if the
+// node has it.
+func (h soleHistory) reportHeld(t *testing.T, has bool) string {
+	t.Helper()
+	list := []api.HeldClaim{{Pod: "another", Claim: "other", Volume: "another"}}
+	if has {
+		held := api.HeldClaim{Pod: types.UID(h.by), Claim: "c", Volume: "v"}
+		if h.former {
+			held.Claim = "former"
+		}
+		if h.otherVolume {
+			held.Volume = ""
+		}
+		list = append(list, held)
+	}
+	reported, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(reported)
 }
 
 // play runs a whole history: at the end the pod of the store has the volume, if its node runs, and
 // never at the same time as another pod.
 func (h soleHistory) play(t *testing.T) bool {
-	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", Annotations: map[string]string{api.AnnotationUnheard: ""}}}
-	v.Spec.AccessModes, v.Spec.ClaimRef = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}, &corev1.ObjectReference{UID: "c"}
-	s, good := sole{Volume: v, Strangers: time.Minute}, true
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v",
+		Annotations: map[string]string{api.AnnotationUnconfirmed: ""}}}
+	v.Spec.AccessModes, v.Spec.ClaimRef = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+		&corev1.ObjectReference{UID: "c"}
+	s, good := singlePodVolume{Volume: v, UnrecordedNodeWait: time.Minute}, true
 	wrong := func(format string, args ...any) {
 		good = false
 		t.Errorf("%s: %s", fmt.Sprintf(format, args...), h)
 	}
 	for i := range h.becomes {
-		s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Annotations: map[string]string{api.AnnotationUnheard: ""}}})
+		s.Nodes = append(s.Nodes,
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
+				Annotations: map[string]string{api.AnnotationUnconfirmed: ""}}})
 	}
 	if h.on >= 0 {
 		s.Users = []User{{user("u", nodeName(h.on), false), v}}
@@ -54,35 +82,23 @@ func (h soleHistory) play(t *testing.T) bool {
 	}
 	settle := func() {
 		for _, n := range s.Nodes {
-			if api.Unheard(n) {
+			if api.IsUnconfirmed(n) {
 				continue
 			}
-			list := []api.ClaimHeld{{Pod: "another", Claim: "other", Volume: "another"}}
-			if node, is := mounted[h.by]; is && nodeName(node) == n.Name {
-				held := api.ClaimHeld{Pod: types.UID(h.by), Claim: "c", Volume: "v"}
-				if h.former {
-					held.Claim = "former"
-				}
-				if h.anew {
-					held.Volume = ""
-				}
-				list = append(list, held)
-			}
-			told, err := json.Marshal(list)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n.Annotations[api.AnnotationClaimsHeld] = string(told)
+			node, is := mounted[h.by]
+			n.Annotations[api.AnnotationClaimsHeld] = h.reportHeld(t, is && nodeName(node) == n.Name)
 		}
 		why := s.waitingReason()
 		if why == "" {
-			delete(v.Annotations, api.AnnotationUnheard)
-		} else if s.Strangers == 0 && !strings.Contains(why, "node w") {
+			delete(v.Annotations, api.AnnotationUnconfirmed)
+		} else if s.UnrecordedNodeWait == 0 && !strings.Contains(why, "node w") {
 			wrong("it is told %q", why)
 		}
 		at, has := mounted["u"]
-		alive := h.on >= 0 && slices.ContainsFunc(s.Nodes, func(n *corev1.Node) bool { return n.Name == nodeName(h.on) && !api.Unheard(n) })
-		if alive && !api.Unheard(v) && (!has || at != h.on) {
+		alive := h.on >= 0 && slices.ContainsFunc(s.Nodes, func(n *corev1.Node) bool {
+			return n.Name == nodeName(h.on) && !api.IsUnconfirmed(n)
+		})
+		if alive && !api.IsUnconfirmed(v) && (!has || at != h.on) {
 			if has {
 				wrong("given to the pod on %d, and it runs on %d", h.on, at)
 			}
@@ -99,14 +115,14 @@ func (h soleHistory) play(t *testing.T) bool {
 	}
 	settle()
 	if h.over {
-		s.Strangers = 0
+		s.UnrecordedNodeWait = 0
 		settle()
 	}
 	for i, what := range h.becomes {
 		at := slices.IndexFunc(s.Nodes, func(n *corev1.Node) bool { return n.Name == nodeName(i) })
 		switch what {
 		case heard:
-			delete(s.Nodes[at].Annotations, api.AnnotationUnheard)
+			delete(s.Nodes[at].Annotations, api.AnnotationUnconfirmed)
 		case deleted:
 			s.Nodes = slices.Delete(s.Nodes, at, at+1)
 			s.Users = slices.DeleteFunc(s.Users, func(u User) bool { return u.Pod.Spec.NodeName == nodeName(i) })
@@ -120,11 +136,11 @@ func (h soleHistory) play(t *testing.T) bool {
 		end(i + 1)
 		settle()
 	}
-	s.Strangers = 0
+	s.UnrecordedNodeWait = 0
 	settle()
 	end(10)
 	settle()
-	if api.Unheard(v) {
+	if api.IsUnconfirmed(v) {
 		wrong("it waits for ever: %s", s.waitingReason())
 	}
 	if h.on >= 0 && h.becomes[h.on] == heard && mounted["u"] != h.on {
@@ -143,7 +159,7 @@ func TestNoVolumeIsOfTwoPodsAfterARestore(t *testing.T) {
 		next := func(n int) (out int) { out, i = i%n, i/n; return out }
 		h := soleHistory{on: next(4) - 1, has: next(4) - 1, by: []string{"u", "gone"}[next(2)]}
 		how := next(3)
-		h.former, h.anew = how == 1, how == 2
+		h.former, h.otherVolume = how == 1, how == 2
 		for i := range h.becomes {
 			h.becomes[i] = fates[next(3)]
 		}
@@ -172,15 +188,20 @@ func TestWhomAVolumeOfOnePodWaitsFor(t *testing.T) {
 	}{
 		{nil, 0, ""},
 		{map[string]string{api.AnnotationClaimsHeld: "[]"}, 0, ""},
-		{map[string]string{api.AnnotationClaimsHeld: "[]"}, time.Second, "a node that joined after it was made may use it"},
-		{map[string]string{api.AnnotationClaimsHeld: "all"}, 0, "node w1 has it for a pod that is not there any more (uid any)"},
-		{map[string]string{api.AnnotationClaimsHeld: `[{"pod":"p","claim":"c","volume":"v","since":1}]`}, 0, "(uid p): it is free when that has ended"},
+		{map[string]string{api.AnnotationClaimsHeld: "[]"}, time.Second,
+			"a node that joined after the backup may use the volume"},
+		{map[string]string{api.AnnotationClaimsHeld: "all"}, 0, "node w1 holds it for a deleted pod (uid any)"},
+		{map[string]string{api.AnnotationClaimsHeld: `[{"pod":"p","claim":"c","volume":"v","since":1}]`}, 0,
+			"(uid p): it is released when that pod has ended"},
 		{map[string]string{api.AnnotationClaimsHeld: `[{"pod":"p","claim":"c","volume":"w"}]`}, 0, ""},
 		{map[string]string{api.AnnotationClaimsHeld: `[{"pod":"p","claim":""}]`}, 0, ""},
-		{map[string]string{api.AnnotationUnheard: ""}, 0, "kubectl delete node w1"},
-		{map[string]string{api.AnnotationFencesAfter: "20"}, 0, "node w1, which has just joined, has not said yet"},
+		{map[string]string{api.AnnotationUnconfirmed: ""}, 0, "kubectl delete node w1"},
+		{map[string]string{api.AnnotationFencesAfter: "20"}, 0,
+			"node w1, which has just joined, has not reported the volumes of its pods yet"},
 	} {
-		got := sole{Volume: v, Strangers: c.strangers, Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: c.annotations}}}}.waitingReason()
+		got := singlePodVolume{Volume: v, UnrecordedNodeWait: c.strangers,
+			Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1",
+				Annotations: c.annotations}}}}.waitingReason()
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%v: %q, want %q", c.annotations, got, c.want)
 		}

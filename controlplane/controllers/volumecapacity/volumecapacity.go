@@ -1,5 +1,5 @@
 // Package volumecapacity maintains CSIStorageCapacity objects for drivers that the agents serve
-// (controllers.IsServedByAgent). Each object holds the capacity for new volumes of a StorageClass
+// (engine.IsServedByAgent). Each object holds the capacity for new volumes of a StorageClass
 // on a node. The scheduler uses the objects.
 package volumecapacity
 
@@ -25,7 +25,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Namespace is the namespace of the CSIStorageCapacity objects.
@@ -39,68 +39,75 @@ const (
 	manager      = "keelson"
 )
 
-// asked is the minimum interval between two queries of the capacity of a node. With many nodes the
-// interval is longer, so that the cluster makes at most 20 queries per second.
-const asked = time.Minute
+// minQueryInterval is the minimum interval between two queries of the capacity of a node. With many
+// nodes the interval is longer, so that the cluster makes at most 20 queries per second.
+const minQueryInterval = time.Minute
 
-// New returns the controller of CSIStorageCapacity objects. calls reaches CSI drivers through the
-// agents of the nodes. If calls is nil, the controller calls no driver.
-func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+// New returns the controller of CSIStorageCapacity objects. calls is the client with which CSI
+// drivers are called through the agents of the nodes. If calls is nil, the controller calls no
+// driver.
+func New(d engine.Deps, calls api.NodeDrivers) *engine.Descriptor {
 	i := d.Informers
 	nodes, csiNodes := client.Informer[*corev1.Node](i), client.Informer[*storagev1.CSINode](i)
 	classes, drivers := client.Informer[*storagev1.StorageClass](i), client.Informer[*storagev1.CSIDriver](i)
 	objects, volumes := client.Informer[*storagev1.CSIStorageCapacity](i), client.Informer[*corev1.PersistentVolume](i)
-	every := func() []controllers.Key {
-		var keys []controllers.Key
-		for _, n := range controllers.CachedAll[*storagev1.CSINode](csiNodes) {
-			keys = append(keys, controllers.Key{Name: n.Name})
+	every := func() []engine.Key {
+		var keys []engine.Key
+		for _, n := range engine.CachedAll[*storagev1.CSINode](csiNodes) {
+			keys = append(keys, engine.Key{Name: n.Name})
 		}
 		return keys
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "volume-capacity",
 		Workers: 4,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(csiNodes, controllers.Self[*storagev1.CSINode]),
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				if c.Type != controllers.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
+		Watches: []engine.Watch{
+			engine.OnInformer(csiNodes, engine.Self[*storagev1.CSINode]),
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+				if c.Type != engine.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
 					return nil
 				}
-				return []controllers.Key{{Name: c.New.Name}}
+				return []engine.Key{{Name: c.New.Name}}
 			}),
-			controllers.OnInformer(classes, func(controllers.Change[*storagev1.StorageClass]) []controllers.Key { return every() }),
-			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return every() }),
-			controllers.OnInformer(objects, func(c controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key {
-				if name := c.New.Labels[nodeLabel]; name != "" && c.Type != controllers.Updated {
-					return []controllers.Key{{Name: name}}
+			engine.OnInformer(classes, func(engine.Change[*storagev1.StorageClass]) []engine.Key { return every() }),
+			engine.OnInformer(drivers, func(engine.Change[*storagev1.CSIDriver]) []engine.Key { return every() }),
+			engine.OnInformer(objects, func(c engine.Change[*storagev1.CSIStorageCapacity]) []engine.Key {
+				if name := c.New.Labels[nodeLabel]; name != "" && c.Type != engine.Updated {
+					return []engine.Key{{Name: name}}
 				}
 				return nil
 			}),
 			// Creating or deleting a volume changes the capacity.
-			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-				if c.Type == controllers.Updated || c.New.Spec.CSI == nil {
+			engine.OnInformer(volumes, func(c engine.Change[*corev1.PersistentVolume]) []engine.Key {
+				if c.Type == engine.Updated || c.New.Spec.CSI == nil {
 					return nil
 				}
 				return onNodes(c.New)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"nodes", "persistentvolumes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"},
+				Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes"},
+				Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes", "persistentvolumes"},
+				Verbs: []string{"get", "list", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			k := &keeper{term: t, calls: t.Drivers(calls)}
-			k.list = func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity) {
-				c, _ := controllers.Cached[*storagev1.CSINode](csiNodes, "", node)
-				n, _ := controllers.Cached[*corev1.Node](nodes, "", node)
-				return c, n, controllers.CachedAll[*storagev1.StorageClass](classes), controllers.CachedAll[*storagev1.CSIStorageCapacity](objects)
+			k.list = func(node string) (
+				*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity,
+			) {
+				c, _ := engine.Cached[*storagev1.CSINode](csiNodes, "", node)
+				n, _ := engine.Cached[*corev1.Node](nodes, "", node)
+				return c, n, engine.CachedAll[*storagev1.StorageClass](classes),
+					engine.CachedAll[*storagev1.CSIStorageCapacity](objects)
 			}
 			k.wanted = func(driver string) bool {
-				d, _ := controllers.Cached[*storagev1.CSIDriver](drivers, "", driver)
-				return controllers.IsServedByAgent(d) && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
+				d, _ := engine.Cached[*storagev1.CSIDriver](drivers, "", driver)
+				return engine.IsServedByAgent(d) && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
 			}
-			k.period = func() time.Duration { return max(asked, time.Duration(len(every()))*time.Second/20) }
+			k.period = func() time.Duration { return max(minQueryInterval, time.Duration(len(every()))*time.Second/20) }
 			return k.reconcileNode
 		},
 	}
@@ -108,15 +115,15 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 
 // onNodes returns the keys of the nodes that the node affinity of volume v names. It returns all
 // values in the affinity, because the value of a topology label usually is the name of a node.
-func onNodes(v *corev1.PersistentVolume) []controllers.Key {
-	var keys []controllers.Key
+func onNodes(v *corev1.PersistentVolume) []engine.Key {
+	var keys []engine.Key
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
 		return nil
 	}
 	for _, t := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		for _, e := range t.MatchExpressions {
 			for _, value := range e.Values {
-				keys = append(keys, controllers.Key{Name: value})
+				keys = append(keys, engine.Key{Name: value})
 			}
 		}
 	}
@@ -126,14 +133,15 @@ func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 // keeper reconciles the capacity of nodes during one term of leadership. Every term has a new
 // keeper.
 type keeper struct {
-	term   *controllers.Term
-	calls  *controllers.LeaderDrivers
-	list   func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity)
+	term  *engine.Term
+	calls *engine.LeaderDrivers
+	list  func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass,
+		[]*storagev1.CSIStorageCapacity)
 	wanted func(driver string) bool
 	period func() time.Duration
 }
 
-func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (k *keeper) reconcileNode(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if k.calls == nil {
 		return 0, nil
 	}
@@ -142,8 +150,9 @@ func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.D
 	var failed error
 	asks := false
 	for _, class := range classes {
-		d := controllers.FindNodeDriver(csiNode, class.Provisioner)
-		if d == nil || node == nil || len(d.TopologyKeys) == 0 || controllers.MissingTopologyLabel(d, node) != "" || !k.wanted(class.Provisioner) {
+		d := engine.FindNodeDriver(csiNode, class.Provisioner)
+		if d == nil || node == nil || len(d.TopologyKeys) == 0 || engine.MissingTopologyLabel(d, node) != "" ||
+			!k.wanted(class.Provisioner) {
 			continue
 		}
 		asks = true
@@ -163,9 +172,12 @@ func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.D
 		var err error
 		switch {
 		case !ok:
-			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
-		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // the field is immutable: recreate the object
-			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
+			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name,
+				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
+		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology):
+			// the field is immutable: recreate the object
+			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name,
+				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
 				want[o.Name] = next
 			}
 		case next != nil && !isSameCapacity(o, next):
@@ -196,7 +208,8 @@ func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.D
 }
 
 func isSameCapacity(a, b *storagev1.CSIStorageCapacity) bool {
-	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) && equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize) &&
+	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) &&
+		equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize) &&
 		a.Annotations[api.NoRoomAnnotation] == b.Annotations[api.NoRoomAnnotation]
 }
 
@@ -210,23 +223,27 @@ const longestReason = 512
 // getCapacity returns the CSIStorageCapacity for a class on a node, from a GetCapacity call of
 // driver d. If the driver returns FailedPrecondition, it can create no volume there: the capacity
 // is then 0, and an annotation contains the reason.
-func (k *keeper) getCapacity(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
-	segments := controllers.TopologySegments(d, node)
+func (k *keeper) getCapacity(
+	ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass,
+) (*storagev1.CSIStorageCapacity, error) {
+	segments := engine.TopologySegments(d, node)
 	params := maps.Clone(class.Parameters)
 	maps.DeleteFunc(params, func(k, _ string) bool { return strings.HasPrefix(k, reserved) })
 	var why map[string]string
-	res, err := controllers.DriverController(k.calls, node.Name, d.Name).GetCapacity(ctx, &csi.GetCapacityRequest{
+	res, err := engine.DriverController(k.calls, node.Name, d.Name).GetCapacity(ctx, &csi.GetCapacityRequest{
 		Parameters: params, AccessibleTopology: &csi.Topology{Segments: segments}})
 	switch {
 	case status.Code(err) == codes.FailedPrecondition:
 		text := status.Convert(err).Message()
-		res, why = &csi.GetCapacityResponse{}, map[string]string{api.NoRoomAnnotation: strings.ToValidUTF8(text[:min(len(text), longestReason)], "")}
+		res, why = &csi.GetCapacityResponse{},
+			map[string]string{api.NoRoomAnnotation: strings.ToValidUTF8(text[:min(len(text), longestReason)], "")}
 	case err != nil:
 		return nil, err
 	}
 	o := &storagev1.CSIStorageCapacity{
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: capacityName(node.Name, class.Name), Annotations: why,
-			Labels:          map[string]string{managedLabel: manager, nodeLabel: node.Name, "csi.storage.k8s.io/drivername": d.Name},
+			Labels: map[string]string{managedLabel: manager, nodeLabel: node.Name,
+				"csi.storage.k8s.io/drivername": d.Name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
 		NodeTopology: &metav1.LabelSelector{MatchLabels: segments}, StorageClassName: class.Name,
 		Capacity: roundedQuantity(res.GetAvailableCapacity()),

@@ -1,5 +1,5 @@
 // Package volumeexpansion expands the volumes of PersistentVolumeClaims that request more storage.
-// For drivers that the agents serve (controllers.IsServedByAgent) it calls the driver through the
+// For drivers that the agents serve (engine.IsServedByAgent) it calls the driver through the
 // agent of a node that can reach the volume. For other drivers, the resizer of the driver does that
 // part and maintains the claim's status. Then, for every driver, this controller requests the
 // expansion on nodes from the agents of all nodes with pods that use the volume. If there is no
@@ -37,7 +37,8 @@ func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, 
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
 		return Step{}
 	}
-	want, has, size := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage], v.Spec.Capacity[corev1.ResourceStorage]
+	want, has, size := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage],
+		v.Spec.Capacity[corev1.ResourceStorage]
 	state := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
 	if v.Spec.CSI != nil && onNodes(c) && size.Cmp(has) > 0 && want.Cmp(size) <= 0 {
 		return Step{OnNodes: true} // regardless of which controller expanded the volume
@@ -47,14 +48,18 @@ func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, 
 		if want.Cmp(size) <= 0 {
 			return Step{}
 		}
-		return Step{Reason: "ExternalExpanding", Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name, want.String(), responsibleResizer(v))}
+		return Step{Reason: "ExternalExpanding",
+			Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name,
+				want.String(), responsibleResizer(v))}
 	case want.Cmp(has) <= 0:
 		return settledStep(c, c.Status.Capacity) // the claim has enough storage, or the request was reduced
 	case state == corev1.PersistentVolumeClaimNodeResizeInfeasible && want.Cmp(size) <= 0:
 		return Step{} // no node can expand the volume, until a user requests another size
-	case state != corev1.PersistentVolumeClaimControllerResizeInProgress && state != corev1.PersistentVolumeClaimControllerResizeInfeasible ||
+	case state != corev1.PersistentVolumeClaimControllerResizeInProgress &&
+		state != corev1.PersistentVolumeClaimControllerResizeInfeasible ||
 		!equality.Semantic.DeepEqual(c.Status.AllocatedResources[corev1.ResourceStorage], want):
-		return Step{Status: resizingStatus(c, now), Reason: "Resizing", Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
+		return Step{Status: resizingStatus(c, now), Reason: "Resizing",
+			Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
 	}
 	return Step{Grow: true}
 }
@@ -79,8 +84,10 @@ func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes 
 	if byNodes {
 		s := c.Status.DeepCopy()
 		setResourceStatus(s, corev1.PersistentVolumeClaimNodeResizePending)
-		setTrueCondition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "Waiting for user to (re-)start a pod to finish file system resize of volume on node.", now)
-		return Step{Status: s, Reason: "FileSystemResizeRequired", Message: fmt.Sprintf("volume %s has %s: what its node has of it grows after it", v.Name, size.String())}
+		setTrueCondition(s, corev1.PersistentVolumeClaimFileSystemResizePending,
+			"Waiting for user to (re-)start a pod to finish file system resize of volume on node.", now)
+		return Step{Status: s, Reason: "FileSystemResizeRequired",
+			Message: fmt.Sprintf("volume %s has %s: it is expanded on its node next", v.Name, size.String())}
 	}
 	step := settledStep(c, v.Spec.Capacity)
 	step.Reason, step.Message = "VolumeResizeSuccessful", fmt.Sprintf("volume %s has %s", v.Name, size.String())
@@ -89,10 +96,11 @@ func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes 
 
 // Failed returns the step of claim c after a call of the driver failed, or the zero Step if its
 // status does not change. byNode selects the conditions of the expansion on nodes. infeasible means
-// that the same request will always fail. words is the message.
+// that the same request will always fail. words is the message of the condition.
 func Failed(c *corev1.PersistentVolumeClaim, byNode, infeasible bool, words string, now time.Time) Step {
 	s := c.Status.DeepCopy()
-	kind, never := corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimControllerResizeInfeasible
+	kind, never := corev1.PersistentVolumeClaimControllerResizeError,
+		corev1.PersistentVolumeClaimControllerResizeInfeasible
 	if byNode {
 		kind, never = corev1.PersistentVolumeClaimNodeResizeError, corev1.PersistentVolumeClaimNodeResizeInfeasible
 	}
@@ -115,14 +123,17 @@ func setResourceStatus(s *corev1.PersistentVolumeClaimStatus, to corev1.ClaimRes
 
 // setTrueCondition sets the condition of this type to True. It removes the other conditions of an
 // expansion, except the condition that an expansion is in progress.
-func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time) {
+func setTrueCondition(
+	s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time,
+) {
 	keep := func(t corev1.PersistentVolumeClaimConditionType) bool {
 		if kind == corev1.PersistentVolumeClaimNodeResizeError {
 			return t == corev1.PersistentVolumeClaimFileSystemResizePending
 		}
 		return t == corev1.PersistentVolumeClaimResizing && kind == corev1.PersistentVolumeClaimControllerResizeError
 	}
-	next := corev1.PersistentVolumeClaimCondition{Type: kind, Status: corev1.ConditionTrue, Message: words, LastTransitionTime: metav1.NewTime(now)}
+	next := corev1.PersistentVolumeClaimCondition{Type: kind, Status: corev1.ConditionTrue, Message: words,
+		LastTransitionTime: metav1.NewTime(now)}
 	var out []corev1.PersistentVolumeClaimCondition
 	for _, c := range s.Conditions {
 		switch {
@@ -141,7 +152,7 @@ func responsibleResizer(v *corev1.PersistentVolume) string {
 	if v.Spec.CSI != nil {
 		return "that of CSI driver " + v.Spec.CSI.Driver
 	}
-	return "nothing in this cluster grows volumes of its kind"
+	return "this cluster cannot expand volumes of its kind"
 }
 
 // resizingStatus returns the status of claim c while the driver expands its volume.

@@ -19,7 +19,8 @@ func storage(size string) corev1.ResourceList {
 // bound returns a claim of 1Gi that requests another size, and its volume.
 func bound(asks, driver string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "c"},
-		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", Resources: corev1.VolumeResourceRequirements{Requests: storage(asks)}}}
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v",
+			Resources: corev1.VolumeResourceRequirements{Requests: storage(asks)}}}
 	c.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi")}
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: corev1.PersistentVolumeSpec{
 		Capacity: storage("1Gi"), ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "c"}}}
@@ -64,7 +65,8 @@ func TestOwnVolumesGrow(t *testing.T) {
 	if steps := grow(t, c, v, false); !equality.Semantic.DeepEqual(steps, want) {
 		t.Errorf("steps %q", steps)
 	}
-	wanted := corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"), AllocatedResources: storage("3Gi")}
+	wanted := corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"),
+		AllocatedResources: storage("3Gi")}
 	if !equality.Semantic.DeepEqual(c.Status, wanted) {
 		t.Errorf("%+v", c.Status)
 	}
@@ -84,7 +86,8 @@ func TestOwnVolumesGrow(t *testing.T) {
 	c.Status = *PlanExpansion(c, v, own(v), now).Status
 	c.Spec.Resources.Requests = storage("1Gi")
 	grow(t, c, v, false)
-	wanted = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi"), AllocatedResources: storage("1Gi")}
+	wanted = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi"),
+		AllocatedResources: storage("1Gi")}
 	if !equality.Semantic.DeepEqual(c.Status, wanted) {
 		t.Errorf("%+v", c.Status)
 	}
@@ -97,12 +100,18 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		"nothing to grow": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
 			c.Spec.Resources.Requests = storage("1Gi")
 		},
-		"not bound": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { c.Status.Phase = corev1.ClaimLost },
+		"not bound": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
+			c.Status.Phase = corev1.ClaimLost
+		},
 		"being deleted": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
 			c.DeletionTimestamp = &metav1.Time{}
 		},
-		"another one's volume": func(_ *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" },
-		"another volume":       func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { c.Spec.VolumeName = "w" },
+		"another one's volume": func(_ *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) {
+			v.Spec.ClaimRef.UID = "other"
+		},
+		"another volume": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
+			c.Spec.VolumeName = "w"
+		},
 	} {
 		for _, driver := range []string{local.DriverName, "other"} {
 			c, v := bound("3Gi", driver)
@@ -113,12 +122,14 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		}
 	}
 	c, v := bound("3Gi", "other.example.com")
-	want := Step{Reason: "ExternalExpanding", Message: "waiting for an external controller to expand volume v to 3Gi: that of CSI driver other.example.com"}
+	want := Step{Reason: "ExternalExpanding",
+		Message: "waiting for an external controller to expand volume v to 3Gi: that of CSI driver other.example.com"}
 	if s := PlanExpansion(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{}
-	want.Message = "waiting for an external controller to expand volume v to 3Gi: nothing in this cluster grows volumes of its kind"
+	want.Message = "waiting for an external controller to expand volume v to 3Gi: this cluster cannot expand " +
+		"volumes of its kind"
 	if s := PlanExpansion(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
@@ -135,11 +146,14 @@ func TestOthersAreLeftAlone(t *testing.T) {
 // that.
 func TestNodesFollow(t *testing.T) {
 	c, v := bound("3Gi", local.DriverName)
-	want := []string{"ControllerResizeInProgress Resizing", "volume NodeResizePending FileSystemResizeRequired", "nodes  "}
+	want := []string{"ControllerResizeInProgress Resizing", "volume NodeResizePending FileSystemResizeRequired",
+		"nodes  "}
 	if steps := grow(t, c, v, true); !equality.Semantic.DeepEqual(steps, want) {
 		t.Errorf("steps %q", steps)
 	}
-	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"), AllocatedResources: storage("3Gi")}) {
+	if !equality.Semantic.DeepEqual(c.Status,
+		corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"),
+			AllocatedResources: storage("3Gi")}) {
 		t.Errorf("%+v", c.Status)
 	}
 	// The resizer of another driver has expanded it, with the status of current and of older
@@ -165,7 +179,9 @@ func TestNodesFollow(t *testing.T) {
 	v.Spec.Capacity = storage("3Gi")
 	c.Status = *Grown(c, v, true, now).Status
 	c.Spec.Resources.Requests = storage("4Gi")
-	if s := PlanExpansion(c, v, true, now); s.Status == nil || s.Status.AllocatedResourceStatuses[corev1.ResourceStorage] != corev1.PersistentVolumeClaimControllerResizeInProgress {
+	if s := PlanExpansion(c, v, true, now); s.Status == nil ||
+		s.Status.AllocatedResourceStatuses[corev1.ResourceStorage] !=
+			corev1.PersistentVolumeClaimControllerResizeInProgress {
 		t.Errorf("%+v", s)
 	}
 }
@@ -176,8 +192,10 @@ func TestInfeasible(t *testing.T) {
 	c, v := bound("900Ti", local.DriverName)
 	c.Status = *PlanExpansion(c, v, true, now).Status
 	c.Status = *Failed(c, false, true, "too much", now).Status
-	if st := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; st != corev1.PersistentVolumeClaimControllerResizeInfeasible || len(c.Status.Conditions) != 2 ||
-		c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimControllerResizeError || c.Status.Conditions[1].Message != "too much" {
+	if st := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; st !=
+		corev1.PersistentVolumeClaimControllerResizeInfeasible || len(c.Status.Conditions) != 2 ||
+		c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimControllerResizeError ||
+		c.Status.Conditions[1].Message != "too much" {
 		t.Errorf("%+v", c.Status)
 	}
 	if s := Failed(c, false, true, "too much", now.Add(time.Hour)); s != (Step{}) {
@@ -188,7 +206,9 @@ func TestInfeasible(t *testing.T) {
 	}
 	c.Spec.Resources.Requests = storage("2Gi")
 	grow(t, c, v, false)
-	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("2Gi"), AllocatedResources: storage("2Gi")}) {
+	if !equality.Semantic.DeepEqual(c.Status,
+		corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("2Gi"),
+			AllocatedResources: storage("2Gi")}) {
 		t.Errorf("%+v", c.Status)
 	}
 	// On a node the failure is final: only another size starts again.

@@ -20,67 +20,73 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// New returns the controller that expands volumes. calls reaches CSI drivers through the agents of
-// the nodes. If calls is nil, the controller calls no driver.
-func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
-	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers), client.Informer[*storagev1.CSINode](d.Informers)
+// New returns the controller that expands volumes. calls is the client with which CSI drivers are
+// called through the agents of the nodes. If calls is nil, the controller calls no driver.
+func New(d engine.Deps, calls api.NodeDrivers) *engine.Descriptor {
+	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers),
+		client.Informer[*storagev1.CSINode](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
-	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers), client.Informer[*corev1.PersistentVolume](d.Informers)
+	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers),
+		client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
-	return &controllers.Controller{
+	engine.Index(pods, engine.PodClaimIndex, engine.PodClaimKeys)
+	return &engine.Descriptor{
 		Name:    "expand-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-				if c.Type == controllers.Deleted || c.New.Status.Phase != corev1.ClaimBound {
+		Watches: []engine.Watch{
+			engine.OnInformer(claims, func(c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
+				if c.Type == engine.Deleted || c.New.Status.Phase != corev1.ClaimBound {
 					return nil
 				}
-				return controllers.Self(c)
+				return engine.Self(c)
 			}),
-			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
+			engine.OnInformer(volumes, func(c engine.Change[*corev1.PersistentVolume]) []engine.Key {
 				ref := c.New.Spec.ClaimRef
-				if c.Type == controllers.Deleted || ref == nil {
+				if c.Type == engine.Deleted || ref == nil {
 					return nil
 				}
-				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
+				return []engine.Key{{Namespace: ref.Namespace, Name: ref.Name}}
 			}),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return waitingFor(claims, c) }),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key { return waitingFor(claims, c) }),
 			// These informers are only read: unfinished expansions are retried.
-			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
-			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
-			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+			engine.OnInformer(drivers, func(engine.Change[*storagev1.CSIDriver]) []engine.Key { return nil }),
+			engine.OnInformer(csiNodes, func(engine.Change[*storagev1.CSINode]) []engine.Key { return nil }),
+			engine.OnInformer(nodes, func(engine.Change[*corev1.Node]) []engine.Key { return nil }),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"},
+				Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"},
+				Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			g := &grower{term: t, calls: t.Drivers(calls), drivers: drivers, csiNodes: csiNodes, nodes: nodes, pods: pods, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
-				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), lastWaits: map[controllers.Key]string{}}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			g := &grower{term: t, calls: t.Drivers(calls), drivers: drivers, csiNodes: csiNodes, nodes: nodes,
+				pods: pods, claims: engine.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+				volumes: engine.ViewOf[*corev1.PersistentVolume](t, volumes), lastWaits: map[engine.Key]string{}}
 			return g.reconcileClaim
 		},
 	}
 }
 
 // waitingFor returns the keys of the claims of a running pod that wait for expansion on a node.
-func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) (keys []controllers.Key) {
-	if c.Type == controllers.Deleted || !hasMountedVolumes(c.New) {
+func waitingFor(claims cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) (keys []engine.Key) {
+	if c.Type == engine.Deleted || !hasMountedVolumes(c.New) {
 		return nil
 	}
-	for _, name := range controllers.PodClaimKeys(c.New) {
+	for _, name := range engine.PodClaimKeys(c.New) {
 		name = name[len(c.New.Namespace)+1:]
-		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && onNodes(pvc) {
-			keys = append(keys, controllers.Key{Namespace: pvc.Namespace, Name: pvc.Name})
+		if pvc, ok := engine.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && onNodes(pvc) {
+			keys = append(keys, engine.Key{Namespace: pvc.Namespace, Name: pvc.Name})
 		}
 	}
 	return keys
@@ -94,25 +100,25 @@ func hasMountedVolumes(p *corev1.Pod) bool {
 
 // grower reconciles claims during one term of leadership. Every term has a new grower.
 type grower struct {
-	term  *controllers.Term
-	calls *controllers.LeaderDrivers
+	term  *engine.Term
+	calls *engine.LeaderDrivers
 
 	drivers, csiNodes, nodes, pods cache.SharedIndexInformer
 
-	claims  *controllers.View[*corev1.PersistentVolumeClaim]
-	volumes *controllers.View[*corev1.PersistentVolume]
+	claims  *engine.View[*corev1.PersistentVolumeClaim]
+	volumes *engine.View[*corev1.PersistentVolume]
 
 	mu        sync.Mutex
-	lastWaits map[controllers.Key]string // text of the last event about what each claim waits for
+	lastWaits map[engine.Key]string // text of the last event about what each claim waits for
 }
 
-func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (g *grower) reconcileClaim(ctx context.Context, key engine.Key) (time.Duration, error) {
 	c, ok := g.claims.Get(key.Namespace, key.Name)
 	var step Step
 	var v *corev1.PersistentVolume
 	if ok {
 		v, _ = g.volumes.Get("", c.Spec.VolumeName)
-		step = PlanExpansion(c, v, g.calls != nil && controllers.IsVolumeServedByAgent(g.drivers, v), g.term.Now())
+		step = PlanExpansion(c, v, g.calls != nil && engine.IsVolumeServedByAgent(g.drivers, v), g.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && !step.Grow && !step.OnNodes {
@@ -132,14 +138,14 @@ func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.
 	}
 	if err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return 0, controllers.RaceError("%s: %w", key, err)
+			return 0, engine.RaceError("%s: %w", key, err)
 		}
 		return 0, fmt.Errorf("expanding the volume of claim %s: %w", key, err)
 	}
 	return 0, nil
 }
 
-// writeStep writes the status of step to claim c and records its event.
+// writeStep writes the claim status that step contains to claim c, and records the event of step.
 func (g *grower) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
@@ -173,19 +179,24 @@ func (g *grower) expandVolume(ctx context.Context, c *corev1.PersistentVolumeCla
 
 // callExpand calls ControllerExpandVolume for volume v of claim c. It returns the new size. byNodes
 // reports that nodes must expand the volume too.
-func (g *grower) callExpand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
+func (g *grower) callExpand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (
+	got resource.Quantity, byNodes bool, err error,
+) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
-	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
-	if q.Secrets, err = controllers.ReadDriverSecret(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
-		return got, false, errors.New(err.Error()) // drop the type of the error: the caller would treat NotFound as a conflict of the claim
+	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
+	if q.Secrets, err = engine.ReadDriverSecret(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
+		// drop the type of the error: the caller would treat NotFound as a conflict of the claim
+		return got, false, errors.New(err.Error())
 	}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
-		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		q.VolumeCapability = &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 	}
 	var res *csi.ControllerExpandVolumeResponse
-	node, err := controllers.CallReachingNodes(v, g.csiNodes, g.nodes, func(node string) (err error) {
-		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, q)
+	node, err := engine.CallReachingNodes(v, g.csiNodes, g.nodes, func(node string) (err error) {
+		res, err = engine.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, q)
 		return err
 	})
 	switch {
@@ -209,7 +220,7 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 		return nil
 	}
 	var nodes []string
-	for _, p := range controllers.CachedBy[*corev1.Pod](g.pods, controllers.PodClaimIndex, c.Namespace+"/"+c.Name) {
+	for _, p := range engine.CachedBy[*corev1.Pod](g.pods, engine.PodClaimIndex, c.Namespace+"/"+c.Name) {
 		if hasMountedVolumes(p) && !slices.Contains(nodes, p.Spec.NodeName) {
 			nodes = append(nodes, p.Spec.NodeName)
 		}
@@ -220,22 +231,27 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 	slices.Sort(nodes)
 	size := v.Spec.Capacity[corev1.ResourceStorage]
 	for _, node := range nodes {
-		_, err := controllers.DriverNode(g.calls, node, v.Spec.CSI.Driver).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&size)}})
+		_, err := engine.DriverNode(g.calls, node, v.Spec.CSI.Driver).NodeExpandVolume(ctx,
+			&csi.NodeExpandVolumeRequest{
+				VolumeId:      v.Spec.CSI.VolumeHandle,
+				CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&size)}})
 		if err != nil {
 			return g.recordFailure(ctx, c, v, true, fmt.Errorf("node %s: %w", node, err))
 		}
 	}
 	step := settledStep(c, v.Spec.Capacity)
-	step.Reason, step.Message = "FileSystemResizeSuccessful", fmt.Sprintf("volume %s has %s, and so has what its node has of it", v.Name, size.String())
+	step.Reason, step.Message = "FileSystemResizeSuccessful",
+		fmt.Sprintf("volume %s has %s, also on its node", v.Name, size.String())
 	return g.writeStep(ctx, c, step)
 }
 
-// recordFailure records an event of claim c about failed call err, and returns err. If the driver
-// has responded, it also writes the error to the claim's status. byNode is true for an expansion on
-// a node.
-func (g *grower) recordFailure(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
-	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.DriverErrorText(err))
+// recordFailure records an event of claim c about err, the error of a failed call, and returns err.
+// If the driver has responded, it also writes the error to the claim's status. byNode is true for
+// an expansion on a node.
+func (g *grower) recordFailure(
+	ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error,
+) error {
+	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, engine.DriverErrorText(err))
 	g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed", words)
 	if !isFinalAnswer(err) {
 		return err
@@ -265,9 +281,10 @@ func isInfeasible(err error) bool {
 	return false
 }
 
-// isNew reports whether an event of a claim must be recorded: the claim does not wait (waits is
-// ""), or waits is not the text of its last event. It stores waits as that text.
-func (g *grower) isNew(key controllers.Key, waits string) bool {
+// isNew reports whether an event of a claim must be recorded. waits is the text about what the
+// claim waits for; "" means that it does not wait. The result is false only for a text that equals
+// the text of the claim's last event. isNew stores waits as that text.
+func (g *grower) isNew(key engine.Key, waits string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	before := g.lastWaits[key]
@@ -280,7 +297,7 @@ func (g *grower) isNew(key controllers.Key, waits string) bool {
 
 // recordResult returns a function that takes the result of a write: it records the stored object in
 // view v, and returns the error of the write.
-func recordResult[T api.Object](v *controllers.View[T]) func(o T, err error) error {
+func recordResult[T api.Object](v *engine.View[T]) func(o T, err error) error {
 	return func(o T, err error) error {
 		if err == nil {
 			v.RecordWrite(o)

@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Finalizers that keep claims, volumes and VolumeAttributesClasses in use.
@@ -42,67 +42,72 @@ const classIndex = "keelson.attributesClassOfVolume"
 // a node and is not terminal. The claim of an ephemeral volume is used only by the pod for which it
 // was created, not by a later pod of the same name.
 func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
-	if p.Spec.NodeName == "" || controllers.IsPodTerminal(p) || p.Namespace != claim.Namespace {
+	if p.Spec.NodeName == "" || api.IsPodTerminal(p) || p.Namespace != claim.Namespace {
 		return false
 	}
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name ||
-			v.Ephemeral != nil && ephemeral.VolumeClaimName(p, &v) == claim.Name && ephemeral.VolumeIsForPod(p, claim) == nil
+			v.Ephemeral != nil && ephemeral.VolumeClaimName(p, &v) == claim.Name &&
+				ephemeral.VolumeIsForPod(p, claim) == nil
 	})
 }
 
 // New returns the controller that protects claims, volumes and VolumeAttributesClasses in use.
-func New(d controllers.Deps) *controllers.Controller {
+func New(d engine.Deps) *engine.Descriptor {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	classes := client.Informer[*storagev1.VolumeAttributesClass](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
-	controllers.Index(claims, controllers.AttributesClassIndex, controllers.ClaimAttributesClasses)
-	controllers.Index(volumes, classIndex, func(o api.Object) []string {
+	engine.Index(pods, engine.PodClaimIndex, engine.PodClaimKeys)
+	engine.Index(claims, engine.AttributesClassIndex, engine.ClaimAttributesClasses)
+	engine.Index(volumes, classIndex, func(o api.Object) []string {
 		if v, ok := o.(*corev1.PersistentVolume); ok {
 			return classOf(v)
 		}
 		return nil
 	})
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "volume-protection-controller",
 		Workers: 2,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-				keys := []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
-				return append(keys, freedClassKeys(classes, c, api.AttributesClasses)...)
+		Watches: []engine.Watch{
+			engine.OnInformer(claims, func(c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
+				keys := []engine.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+				return append(keys, freedClassKeys(classes, c, api.VolumeAttributesClasses)...)
 			}),
-			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-				return append([]controllers.Key{{Kind: volumeKey, Name: c.New.Name}}, freedClassKeys(classes, c, classOf)...)
+			engine.OnInformer(volumes, func(c engine.Change[*corev1.PersistentVolume]) []engine.Key {
+				return append([]engine.Key{{Kind: volumeKey, Name: c.New.Name}}, freedClassKeys(classes, c, classOf)...)
 			}),
-			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.VolumeAttributesClass]) []controllers.Key {
-				return []controllers.Key{{Kind: classKey, Name: c.New.Name}}
+			engine.OnInformer(classes, func(c engine.Change[*storagev1.VolumeAttributesClass]) []engine.Key {
+				return []engine.Key{{Kind: classKey, Name: c.New.Name}}
 			}),
-			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(claims, c) }),
+			engine.OnInformer(pods, func(c engine.Change[*corev1.Pod]) []engine.Key { return ofPod(claims, c) }),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"},
+				Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"},
+				Verbs: []string{"get", "list", "update", "watch"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
+		Lead: func(t *engine.Term) engine.Reconcile {
 			r := &reconciler{term: t, claims: claims, volumes: volumes, pods: pods, classes: classes}
 			return r.reconcileProtection
 		},
 	}
 }
 
-// ofPod returns the keys of the claims of a pod that has ended which are being deleted.
-func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
+// ofPod returns the keys of those claims of a pod that are being deleted, if the pod has ended or
+// was deleted. Otherwise it returns nil.
+func ofPod(claims cache.SharedIndexInformer, c engine.Change[*corev1.Pod]) []engine.Key {
+	if c.Type != engine.Deleted && !api.IsPodTerminal(c.New) {
 		return nil
 	}
-	var keys []controllers.Key
-	for _, name := range controllers.PodClaimKeys(c.New) {
+	var keys []engine.Key
+	for _, name := range engine.PodClaimKeys(c.New) {
 		name = name[len(c.New.Namespace)+1:]
-		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && pvc.DeletionTimestamp != nil {
-			keys = append(keys, controllers.Key{Kind: claimKey, Namespace: pvc.Namespace, Name: pvc.Name})
+		if pvc, ok := engine.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok &&
+			pvc.DeletionTimestamp != nil {
+			keys = append(keys, engine.Key{Kind: claimKey, Namespace: pvc.Namespace, Name: pvc.Name})
 		}
 	}
 	return keys
@@ -111,22 +116,22 @@ func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 // reconciler reconciles claims, volumes and classes during one term of leadership. Every term has a
 // new reconciler.
 type reconciler struct {
-	term                           *controllers.Term
+	term                           *engine.Term
 	claims, volumes, pods, classes cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcileProtection(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileProtection(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if key.Kind == classKey {
 		return 0, r.reconcileClass(ctx, key.Name)
 	}
 	if key.Kind == volumeKey {
-		v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", key.Name)
+		v, ok := engine.Cached[*corev1.PersistentVolume](r.volumes, "", key.Name)
 		if !ok {
 			return 0, nil
 		}
-		return 0, controllers.UpdateFinalizer(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
+		return 0, engine.UpdateFinalizer(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
 	}
-	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
+	c, ok := engine.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
 	}
@@ -134,7 +139,7 @@ func (r *reconciler) reconcileProtection(ctx context.Context, key controllers.Ke
 	if err != nil {
 		return 0, err
 	}
-	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, c, ClaimFinalizer, inUse)
+	return 0, engine.UpdateFinalizer(ctx, r.term.Client, c, ClaimFinalizer, inUse)
 }
 
 // inUse reports whether a pod uses claim c, which is being deleted. Before it returns false, it
@@ -144,7 +149,9 @@ func (r *reconciler) inUse(ctx context.Context, c *corev1.PersistentVolumeClaim)
 		return false, nil
 	}
 	name := c.Namespace + "/" + c.Name
-	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, controllers.PodClaimIndex, name), func(p *corev1.Pod) bool { return Uses(p, c) }) {
+	if slices.ContainsFunc(engine.CachedBy[*corev1.Pod](r.pods, engine.PodClaimIndex, name), func(p *corev1.Pod) bool {
+		return Uses(p, c)
+	}) {
 		return true, nil
 	}
 	live, err := client.List[*corev1.Pod](ctx, r.term.Client, c.Namespace, metav1.ListOptions{})
@@ -161,21 +168,24 @@ func classOf(v *corev1.PersistentVolume) []string {
 	return []string{*v.Spec.VolumeAttributesClassName}
 }
 
-// freedClassKeys returns the keys of VolumeAttributesClasses that are being deleted and that an
-// object named before change c, but no longer names. names returns the classes that an object
-// names.
-func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
+// freedClassKeys returns the keys of the terminating VolumeAttributesClasses to which the changed
+// object referred before change c and no longer refers. classNames returns the names of the classes
+// to which an object refers.
+func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c engine.Change[T], classNames func(T) []string) (
+	keys []engine.Key,
+) {
 	var were []string
 	switch c.Type {
-	case controllers.Deleted:
-		were = names(c.New)
-	case controllers.Updated:
-		were = names(c.Old)
+	case engine.Deleted:
+		were = classNames(c.New)
+	case engine.Updated:
+		were = classNames(c.Old)
 	}
 	for _, name := range were {
-		class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](classes, "", name)
-		if ok && class.DeletionTimestamp != nil && (c.Type == controllers.Deleted || !slices.Contains(names(c.New), name)) {
-			keys = append(keys, controllers.Key{Kind: classKey, Name: name})
+		class, ok := engine.Cached[*storagev1.VolumeAttributesClass](classes, "", name)
+		if ok && class.DeletionTimestamp != nil &&
+			(c.Type == engine.Deleted || !slices.Contains(classNames(c.New), name)) {
+			keys = append(keys, engine.Key{Kind: classKey, Name: name})
 		}
 	}
 	return keys
@@ -185,14 +195,14 @@ func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c controlle
 // deleted and not in use. Before it removes the finalizer, it lists claims and volumes from the
 // API.
 func (r *reconciler) reconcileClass(ctx context.Context, name string) error {
-	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
+	class, ok := engine.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
 	if !ok {
 		return nil
 	}
 	inUse := false
 	if class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, ClassFinalizer) {
-		inUse = len(controllers.CachedBy[*corev1.PersistentVolumeClaim](r.claims, controllers.AttributesClassIndex, name)) > 0 ||
-			len(controllers.CachedBy[*corev1.PersistentVolume](r.volumes, classIndex, name)) > 0
+		inUse = len(engine.CachedBy[*corev1.PersistentVolumeClaim](r.claims, engine.AttributesClassIndex, name)) > 0 ||
+			len(engine.CachedBy[*corev1.PersistentVolume](r.volumes, classIndex, name)) > 0
 		if !inUse {
 			claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, "", metav1.ListOptions{})
 			if err != nil {
@@ -202,9 +212,13 @@ func (r *reconciler) reconcileClass(ctx context.Context, name string) error {
 			if err != nil {
 				return fmt.Errorf("listing the volumes that may have VolumeAttributesClass %s: %w", name, err)
 			}
-			inUse = slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool { return slices.Contains(api.AttributesClasses(c), name) }) ||
-				slices.ContainsFunc(volumes, func(v *corev1.PersistentVolume) bool { return slices.Contains(classOf(v), name) })
+			inUse = slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool {
+				return slices.Contains(api.VolumeAttributesClasses(c), name)
+			}) ||
+				slices.ContainsFunc(volumes, func(v *corev1.PersistentVolume) bool {
+					return slices.Contains(classOf(v), name)
+				})
 		}
 	}
-	return controllers.UpdateFinalizer(ctx, r.term.Client, class, ClassFinalizer, inUse)
+	return engine.UpdateFinalizer(ctx, r.term.Client, class, ClassFinalizer, inUse)
 }

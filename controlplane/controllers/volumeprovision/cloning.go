@@ -11,7 +11,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // cloningFinalizer is on the source claim while its volume is being cloned. All provisioners use
@@ -24,7 +24,8 @@ const ofSource = "keelson.claimsOfSource"
 
 // cloneSource returns the name of the claim from which a claim's volume is to be cloned, or "".
 func cloneSource(c *corev1.PersistentVolumeClaim) string {
-	if from := c.Spec.DataSource; from != nil && from.Kind == "PersistentVolumeClaim" && (from.APIGroup == nil || *from.APIGroup == "") {
+	if from := c.Spec.DataSource; from != nil && from.Kind == "PersistentVolumeClaim" &&
+		(from.APIGroup == nil || *from.APIGroup == "") {
 		return from.Name
 	}
 	return ""
@@ -39,10 +40,10 @@ func sourcesOf(o api.Object) []string {
 
 // keysOfClaim returns the keys to reconcile when claim c changes: c itself and its clone source,
 // which may no longer need cloningFinalizer.
-func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
-	keys := []controllers.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
+func keysOfClaim(c *corev1.PersistentVolumeClaim) []engine.Key {
+	keys := []engine.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
 	if from := cloneSource(c); from != "" {
-		keys = append(keys, controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: from})
+		keys = append(keys, engine.Key{Kind: claimKey, Namespace: c.Namespace, Name: from})
 	}
 	return keys
 }
@@ -78,15 +79,16 @@ func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolume
 	return apierrors.IsNotFound(err)
 }
 
-// isCopying reports whether claim from must be kept as the clone source of claim c. It must be kept
-// once provisioning for c has started, until c no longer has ClaimFinalizer. Before that, it must
-// be kept only while from is not being deleted, because provisioning does not start after that.
-func isCopying(c, from *corev1.PersistentVolumeClaim) bool {
-	if cloneSource(c) != from.Name || c.Namespace != from.Namespace {
+// isCopying reports whether claim source must be kept as the clone source of claim c. It must be
+// kept once provisioning for c has started, until c no longer has ClaimFinalizer. Before
+// provisioning starts, it must be kept only while source is not being deleted, because provisioning
+// does not start after that.
+func isCopying(c, source *corev1.PersistentVolumeClaim) bool {
+	if cloneSource(c) != source.Name || c.Namespace != source.Namespace {
 		return false
 	}
 	begun := slices.Contains(c.Finalizers, ClaimFinalizer)
-	return begun || from.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
+	return begun || source.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
 }
 
 // unprotectSource removes cloningFinalizer from claim c if no claim is being cloned from it. Before
@@ -100,7 +102,7 @@ func (p *provisioner) unprotectSource(ctx context.Context, c *corev1.PersistentV
 		return err
 	}
 	keeps := func(o *corev1.PersistentVolumeClaim) bool { return isCopying(o, c) }
-	for _, o := range controllers.CachedBy[*corev1.PersistentVolumeClaim](p.claimsCache, ofSource, c.Namespace+"/"+c.Name) {
+	for _, o := range engine.CachedBy[*corev1.PersistentVolumeClaim](p.claimsCache, ofSource, c.Namespace+"/"+c.Name) {
 		if now, ok := p.claims.Get(o.Namespace, o.Name); ok && keeps(now) {
 			return nil
 		}

@@ -1,5 +1,5 @@
 // Package volumeprovision creates volumes for claims and deletes released volumes, for CSI drivers
-// that have no provisioner of their own (controllers.IsServedByAgent). The agent of a node forwards
+// that have no provisioner of their own (engine.IsServedByAgent). The agent of a node forwards
 // the calls to the driver's socket.
 //
 // No volume is leaked. Before a driver is first called for a claim, the claim gets a finalizer and
@@ -23,8 +23,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 	"keelson.dev/keelson/internal/saturate"
 )
 
@@ -49,10 +51,11 @@ type startedProvision struct {
 	Driver     string            `json:"driver"`
 	Node       string            `json:"node"`
 	Parameters map[string]string `json:"parameters,omitempty"`
-	Segments   map[string]string `json:"segments,omitempty"` // topology of the node, by label
-	Snapshot   string            `json:"snapshot,omitempty"` // driver's ID of the snapshot or volume from which the volume is filled
-	Volume     string            `json:"volume,omitempty"`
-	Options    []string          `json:"mountOptions,omitempty"`
+	Segments   map[string]string `json:"segments,omitempty"` // topology of the node: values by topology key
+	// driver's ID of the snapshot or volume from which the volume is filled
+	Snapshot string   `json:"snapshot,omitempty"`
+	Volume   string   `json:"volume,omitempty"`
+	Options  []string `json:"mountOptions,omitempty"`
 	// Class is the claim's VolumeAttributesClass. Mutable are the parameters of that class.
 	Class   string            `json:"class,omitempty"`
 	Mutable map[string]string `json:"mutable,omitempty"`
@@ -80,7 +83,8 @@ func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string
 // matchesClass reports whether b has the driver, parameters and mount options of a StorageClass.
 // The StorageClass may have been changed or recreated since provisioning started.
 func (b *startedProvision) matchesClass(class *storagev1.StorageClass) bool {
-	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) && slices.Equal(b.Options, class.MountOptions)
+	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) &&
+		slices.Equal(b.Options, class.MountOptions)
 }
 
 // claimAction is the next action of the provisioner for a claim.
@@ -99,7 +103,8 @@ const (
 // reports whether this controller provisions volumes for the driver of the class.
 func planClaim(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) claimAction {
 	wanted := c.DeletionTimestamp == nil && c.Spec.VolumeName == "" && class != nil && served &&
-		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner && volume.GetPersistentVolumeClaimClass(c) == class.Name &&
+		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner &&
+		volume.GetPersistentVolumeClaimClass(c) == class.Name &&
 		(!waitsForConsumer(class) || c.Annotations[volume.AnnSelectedNode] != "")
 	switch {
 	case noted && made:
@@ -187,7 +192,9 @@ func createRequest(c *corev1.PersistentVolumeClaim, b *startedProvision) *csi.Cr
 	return q
 }
 
-func volumeCapability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, b *startedProvision) *csi.VolumeCapability {
+func volumeCapability(
+	c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, b *startedProvision,
+) *csi.VolumeCapability {
 	m := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	switch mode {
 	case corev1.ReadOnlyMany:
@@ -207,24 +214,26 @@ func volumeCapability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVol
 
 // volumeOf returns the PersistentVolume for volume v, which a driver created for claim c with the
 // parameters of b.
-func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision, v *csi.Volume) *corev1.PersistentVolume {
+func volumeOf(
+	c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision, v *csi.Volume,
+) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
 		size = *resource.NewQuantity(v.GetCapacityBytes(), resource.BinarySI)
 	}
-	reclaim := corev1.PersistentVolumeReclaimDelete
-	if class.ReclaimPolicy != nil {
-		reclaim = *class.ReclaimPolicy
-	}
+	reclaim := ptr.Deref(class.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: volumeName(c), Finalizers: []string{VolumeFinalizer},
 			Annotations: map[string]string{volume.AnnDynamicallyProvisioned: b.Driver}},
 		Spec: corev1.PersistentVolumeSpec{
-			Capacity: corev1.ResourceList{corev1.ResourceStorage: size}, AccessModes: c.Spec.AccessModes, VolumeMode: c.Spec.VolumeMode,
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: size}, AccessModes: c.Spec.AccessModes,
+			VolumeMode:                    c.Spec.VolumeMode,
 			PersistentVolumeReclaimPolicy: reclaim, StorageClassName: class.Name, MountOptions: class.MountOptions,
-			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name, UID: c.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: b.Driver, VolumeHandle: v.GetVolumeId(),
-				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace,
+				Name: c.Name, UID: c.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: b.Driver, VolumeHandle: v.GetVolumeId(),
+					FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
 		},
 	}
 	b.Secrets.annotateVolume(pv)
@@ -235,7 +244,9 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 	for _, t := range v.GetAccessibleTopology() {
 		var term corev1.NodeSelectorTerm
 		for _, k := range slices.Sorted(maps.Keys(t.GetSegments())) {
-			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn, Values: []string{t.GetSegments()[k]}})
+			term.MatchExpressions = append(term.MatchExpressions,
+				corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn,
+					Values: []string{t.GetSegments()[k]}})
 		}
 		if len(term.MatchExpressions) > 0 {
 			terms = append(terms, term)
@@ -267,9 +278,11 @@ func planVolume(v *corev1.PersistentVolume) volumeAction {
 	free := v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed ||
 		v.DeletionTimestamp != nil && (v.Status.Phase == corev1.VolumeAvailable || v.Spec.ClaimRef == nil)
 	switch {
-	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && free && (ours || v.DeletionTimestamp == nil):
+	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && free &&
+		(ours || v.DeletionTimestamp == nil):
 		return deleteData
-	case v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete && v.DeletionTimestamp != nil && ours:
+	case v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete &&
+		v.DeletionTimestamp != nil && ours:
 		return forgetVolume
 	}
 	return leaveVolume
@@ -280,35 +293,44 @@ func planVolume(v *corev1.PersistentVolume) volumeAction {
 // considered. Otherwise the allowedTopologies of the class restrict the nodes. Ready nodes are
 // preferred, then nodes with more free capacity. If no node is suitable, why is the reason;
 // otherwise it is "".
-func chooseNode(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b startedProvision, why string) {
+func chooseNode(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (
+	b startedProvision, why string,
+) {
 	b = startedProvision{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
 	best, unlabelled := -1, ""
 	for i, n := range nodes {
-		missing := controllers.MissingTopologyLabel(n.driver, n.node)
+		missing := engine.MissingTopologyLabel(n.driver, n.node)
 		switch {
-		case selected != "" && n.node.Name != selected, selected == "" && !isTopologyAllowed(class.AllowedTopologies, n.node.Labels):
+		case selected != "" && n.node.Name != selected,
+			selected == "" && !isTopologyAllowed(class.AllowedTopologies, n.node.Labels):
 			continue
 		case missing != "":
-			unlabelled = fmt.Sprintf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it", n.node.Name, missing, class.Provisioner)
+			unlabelled = fmt.Sprintf("node %s lacks topology label %s of CSI driver %s: the driver's registration "+
+				"sets the label", n.node.Name, missing, class.Provisioner)
 		case best < 0 || n.isPreferredTo(nodes[best]):
 			best = i
 		}
 	}
 	switch {
 	case best >= 0:
-		b.Node, b.Segments = nodes[best].node.Name, controllers.TopologySegments(nodes[best].driver, nodes[best].node)
+		b.Node, b.Segments = nodes[best].node.Name, engine.TopologySegments(nodes[best].driver, nodes[best].node)
 		return b, ""
 	case unlabelled != "":
 		return b, unlabelled
 	case selected != "":
-		return b, fmt.Sprintf("node %s, which was chosen for the pod, has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry "+
-			"(kubectl get csinode %s -o yaml lists those that have)", selected, class.Provisioner, selected)
+		return b,
+			fmt.Sprintf("node %s, which was chosen for the pod, has no CSI driver %s: a driver registers by a socket "+
+				"in its kubelet folder's plugins_registry "+
+				"(kubectl get csinode %s -o yaml lists the registered drivers)", selected, class.Provisioner, selected)
 	case len(nodes) > 0:
-		return b, fmt.Sprintf("no node with CSI driver %s is within the allowedTopologies of StorageClass %s", class.Provisioner, class.Name)
+		return b, fmt.Sprintf("no node with CSI driver %s is within the allowedTopologies of StorageClass %s",
+			class.Provisioner, class.Name)
 	}
-	return b, fmt.Sprintf("no node has CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry "+
-		"(kubectl get csinodes -o yaml lists those that have)", class.Provisioner)
+	return b,
+		fmt.Sprintf("no node has CSI driver %s: a driver registers by a socket in its kubelet folder's "+
+			"plugins_registry "+
+			"(kubectl get csinodes -o yaml lists the registered drivers)", class.Provisioner)
 }
 
 // candidate is a node that has registered the driver of the StorageClass.
@@ -318,10 +340,10 @@ type candidate struct {
 	room   int64 // free capacity in bytes, as far as known
 }
 
-// isPreferredTo reports whether n precedes o in the choice of a node: a ready node first, then the
-// node with more free capacity, then the node with the lesser name.
+// isPreferredTo reports whether n precedes o in the choice of a node. A ready node comes first,
+// then the node with more free capacity, then the node with the lesser name.
 func (n candidate) isPreferredTo(o candidate) bool {
-	if a := controllers.IsNodeReady(n.node); a != controllers.IsNodeReady(o.node) {
+	if a := api.IsNodeReady(n.node); a != api.IsNodeReady(o.node) {
 		return a
 	}
 	return n.room > o.room || n.room == o.room && n.node.Name < o.node.Name
@@ -329,13 +351,13 @@ func (n candidate) isPreferredTo(o candidate) bool {
 
 // isTopologyAllowed reports whether a node with these labels is within terms, the allowedTopologies
 // of a StorageClass. Empty terms allow every node.
-func isTopologyAllowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
+func isTopologyAllowed(terms []corev1.TopologySelectorTerm, nodeLabels map[string]string) bool {
 	if len(terms) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(terms, func(t corev1.TopologySelectorTerm) bool {
 		return !slices.ContainsFunc(t.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
-			return !slices.Contains(e.Values, labels[e.Key])
+			return !slices.Contains(e.Values, nodeLabels[e.Key])
 		})
 	})
 }

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // populatorGroup is the API group of VolumePopulators. A cluster serves it once their
@@ -52,26 +52,29 @@ func (p *provisioner) reportPopulator(ctx context.Context, c *corev1.PersistentV
 	}
 	kinds := p.term.Client.Kinds().Table().Stored()
 	find := func(k metav1.GroupKind) *api.Kind {
-		i := slices.IndexFunc(kinds, func(have *api.Kind) bool { return have.GVK.Group == k.Group && have.GVK.Kind == k.Kind })
+		i := slices.IndexFunc(kinds, func(have *api.Kind) bool {
+			return have.GVK.Group == k.Group && have.GVK.Kind == k.Kind
+		})
 		if i < 0 {
 			return nil
 		}
 		return kinds[i]
 	}
 	if find(kind) == nil {
-		unknown("the cluster serves no such kind: install the populator that brings it")
+		unknown("the cluster does not serve this kind: install the populator that defines it")
 		return nil
 	}
 	if k := find(metav1.GroupKind{Group: populatorGroup, Kind: "VolumePopulator"}); k != nil {
-		all, err := controllers.ListTyped[populator](ctx, p.term.Client, k, "")
+		all, err := engine.ListTyped[populator](ctx, p.term.Client, k, "")
 		if err != nil {
 			return fmt.Errorf("listing VolumePopulators for claim %s/%s: %w", c.Namespace, c.Name, err)
 		}
-		if !slices.ContainsFunc(all, func(s controllers.TypedObject[populator]) bool { return s.Typed.SourceKind == kind }) {
-			unknown("no VolumePopulator is for that kind (kubectl get volumepopulators lists them): install one")
+		if !slices.ContainsFunc(all, func(s engine.TypedObject[populator]) bool { return s.Typed.SourceKind == kind }) {
+			unknown("no VolumePopulator supports this kind (kubectl get volumepopulators lists them): install one")
 			return nil
 		}
 	}
-	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning", what+": the populator of that kind is waited for, which makes the volume and fills it")
+	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
+		what+": waiting for the populator of that kind, which creates and fills the volume")
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Kinds of driver calls for which a StorageClass may name a Secret, by two parameters:
@@ -30,7 +30,8 @@ const (
 	forModifying    = "controller-modify-"
 )
 
-var secretCalls = []string{forAny, forProvisioning, forAttaching, forStaging, forPublishing, forGrowing, forNodeGrowing, forModifying}
+var secretCalls = []string{forAny, forProvisioning, forAttaching, forStaging, forPublishing, forGrowing,
+	forNodeGrowing, forModifying}
 
 // Annotations of a PersistentVolume that name the Secret for the DeleteVolume call.
 const (
@@ -50,10 +51,12 @@ func namesSecret(parameter string) bool {
 	})
 }
 
-// secretFor returns the Secret for a kind of call, from the parameters of a StorageClass. Variables
-// in the parameters are replaced by values of claim c. secretFor returns nil if the class names no
-// Secret.
-func secretFor(call string, parameters map[string]string, c *corev1.PersistentVolumeClaim) (*corev1.SecretReference, error) {
+// secretFor returns the Secret for one kind of driver call, such as forStaging, from the parameters
+// of a StorageClass. Variables in the parameters are replaced with values of claim c. secretFor
+// returns nil if the class names no Secret.
+func secretFor(call string, parameters map[string]string, c *corev1.PersistentVolumeClaim) (
+	*corev1.SecretReference, error,
+) {
 	nameParam, namespaceParam := secretParams(call)
 	name, namespace := parameters[nameParam], parameters[namespaceParam]
 	switch {
@@ -62,7 +65,7 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	case name == "" && namespace == "":
 		return nil, nil
 	case name == "" || namespace == "":
-		return nil, fmt.Errorf("there is one of the parameters %s and %s: both belong together", nameParam, namespaceParam)
+		return nil, fmt.Errorf("only one of the parameters %s and %s is set: set both", nameParam, namespaceParam)
 	}
 	// Users who write claims choose their names and annotations. They must not choose the namespace
 	// in which a Secret is read.
@@ -72,7 +75,8 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 		return nil, err
 	}
 	if len(validation.IsDNS1123Label(namespace)) > 0 {
-		return nil, fmt.Errorf("parameter %s says %q, which is no name of a namespace", namespaceParam, namespace)
+		return nil, fmt.Errorf("parameter %s has the value %q, which is not a valid name of a namespace",
+			namespaceParam, namespace)
 	}
 	known["pvc.name"] = c.Name
 	for k, v := range c.Annotations {
@@ -82,7 +86,8 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 		return nil, err
 	}
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return nil, fmt.Errorf("parameter %s says %.253q, which is no name of a Secret", nameParam, name)
+		return nil, fmt.Errorf("parameter %s has the value %.253q, which is not a valid name of a Secret",
+			nameParam, name)
 	}
 	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 }
@@ -99,8 +104,12 @@ func expandVariables(parameter, text string, known map[string]string) (string, e
 		return v
 	})
 	if len(missing) > 0 {
-		return "", fmt.Errorf("parameter %s has %s, which is not known for claim and parameter: there are ${pv.name} and ${pvc.namespace}, "+
-			"and in names also ${pvc.name} and ${pvc.annotations['KEY']} if the claim has that annotation", parameter, strings.Join(missing, ", "))
+		return "",
+			fmt.Errorf("parameter %s has the unknown variable %s: known variables are ${pv.name} and "+
+				"${pvc.namespace}, "+
+				"and in names also ${pvc.name} and ${pvc.annotations['KEY']} if the claim has that annotation",
+				parameter,
+				strings.Join(missing, ", "))
 	}
 	return out, nil
 }
@@ -126,31 +135,34 @@ func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (s
 // of PersistentVolume v.
 func (s secrets) annotateVolume(v *corev1.PersistentVolume) {
 	csi := v.Spec.CSI
-	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging], s[forPublishing]
+	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging],
+		s[forPublishing]
 	csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef = s[forGrowing], s[forNodeGrowing]
 	if ref := s[forProvisioning]; ref != nil {
 		metav1.SetMetaDataAnnotation(&v.ObjectMeta, deletionSecretName, ref.Name)
 		metav1.SetMetaDataAnnotation(&v.ObjectMeta, deletionSecretNamespace, ref.Namespace)
 	}
 	if ref := s[forModifying]; ref != nil {
-		metav1.SetMetaDataAnnotation(&v.ObjectMeta, controllers.ModifySecretName, ref.Name)
-		metav1.SetMetaDataAnnotation(&v.ObjectMeta, controllers.ModifySecretNamespace, ref.Namespace)
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, engine.ModifySecretName, ref.Name)
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, engine.ModifySecretNamespace, ref.Namespace)
 	}
 }
 
 // readSecret returns the data of a Secret for the CreateVolume call. It returns nil if ref is nil.
 func (p *provisioner) readSecret(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
+	out, err := engine.ReadDriverSecret(ctx, p.term.Client, ref)
 	if err != nil {
-		return nil, errors.New(err.Error()) // drop the type of the error: the caller would treat NotFound as a conflict of the claim
+		// drop the type of the error: the caller would treat NotFound as a conflict of the claim
+		return nil, errors.New(err.Error())
 	}
 	return out, nil
 }
 
-// givenStill returns the data of the Secret for the deletion of a volume. It returns nil without an
-// error if the Secret no longer exists; the driver then decides whether it needs the Secret.
-func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
+// readDeletionSecret returns the data of the Secret for the deletion of a volume. It returns nil
+// without an error if the Secret no longer exists; the driver then decides whether it needs the
+// Secret.
+func (p *provisioner) readDeletionSecret(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out, err := engine.ReadDriverSecret(ctx, p.term.Client, ref)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -21,7 +21,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 	"keelson.dev/keelson/internal/saturate"
 )
 
@@ -34,77 +34,90 @@ const (
 // ofVolume indexes VolumeAttachments by the name of their PersistentVolume.
 const ofVolume = "keelson.attachmentsOfVolume"
 
-// New returns the volume provisioner. calls reaches CSI drivers through the agents of the nodes. If
-// calls is nil, the controller does nothing.
-func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+// New returns the volume provisioner. calls is the client with which CSI drivers are called through
+// the agents of the nodes. If calls is nil, the controller does nothing.
+func New(d engine.Deps, calls api.NodeDrivers) *engine.Descriptor {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
 	classes, drivers := client.Informer[*storagev1.StorageClass](i), client.Informer[*storagev1.CSIDriver](i)
 	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
 	attributeClasses := client.Informer[*storagev1.VolumeAttributesClass](i)
-	capacities, attachments := client.Informer[*storagev1.CSIStorageCapacity](i), client.Informer[*storagev1.VolumeAttachment](i)
-	controllers.Index(attachments, ofVolume, func(o api.Object) []string {
+	capacities, attachments := client.Informer[*storagev1.CSIStorageCapacity](i),
+		client.Informer[*storagev1.VolumeAttachment](i)
+	engine.Index(attachments, ofVolume, func(o api.Object) []string {
 		if a, ok := o.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
 			return []string{*a.Spec.Source.PersistentVolumeName}
 		}
 		return nil
 	})
-	controllers.Index(claims, ofSource, sourcesOf)
-	unbound := func() []controllers.Key {
-		var keys []controllers.Key
-		for _, c := range controllers.CachedAll[*corev1.PersistentVolumeClaim](claims) {
+	engine.Index(claims, ofSource, sourcesOf)
+	unbound := func() []engine.Key {
+		var keys []engine.Key
+		for _, c := range engine.CachedAll[*corev1.PersistentVolumeClaim](claims) {
 			if c.Spec.VolumeName == "" {
-				keys = append(keys, controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name})
+				keys = append(keys, engine.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name})
 			}
 		}
 		return keys
 	}
-	return &controllers.Controller{
+	return &engine.Descriptor{
 		Name:    "volume-provisioner",
 		Workers: 8,
-		Watches: []controllers.Watch{
-			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+		Watches: []engine.Watch{
+			engine.OnInformer(claims, func(c engine.Change[*corev1.PersistentVolumeClaim]) []engine.Key {
 				return keysOfClaim(c.New)
 			}),
-			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-				return []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
+			engine.OnInformer(volumes, func(c engine.Change[*corev1.PersistentVolume]) []engine.Key {
+				return []engine.Key{{Kind: volumeKey, Name: c.New.Name}}
 			}),
-			controllers.OnInformer(classes, func(controllers.Change[*storagev1.StorageClass]) []controllers.Key { return unbound() }),
-			controllers.OnInformer(attributeClasses, func(controllers.Change[*storagev1.VolumeAttributesClass]) []controllers.Key { return unbound() }),
-			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return unbound() }),
-			controllers.OnInformer(csiNodes, func(c controllers.Change[*storagev1.CSINode]) []controllers.Key {
-				if c.Type == controllers.Deleted {
+			engine.OnInformer(classes, func(engine.Change[*storagev1.StorageClass]) []engine.Key { return unbound() }),
+			engine.OnInformer(attributeClasses, func(engine.Change[*storagev1.VolumeAttributesClass]) []engine.Key {
+				return unbound()
+			}),
+			engine.OnInformer(drivers, func(engine.Change[*storagev1.CSIDriver]) []engine.Key { return unbound() }),
+			engine.OnInformer(csiNodes, func(c engine.Change[*storagev1.CSINode]) []engine.Key {
+				if c.Type == engine.Deleted {
 					return nil
 				}
 				return unbound()
 			}),
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				if c.Type != controllers.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
+			engine.OnInformer(nodes, func(c engine.Change[*corev1.Node]) []engine.Key {
+				if c.Type != engine.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
 					return nil
 				}
 				return unbound() // a node's labels determine its topology
 			}),
-			controllers.OnInformer(capacities, func(controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key { return nil }),
-			controllers.OnInformer(attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
-				if from := c.New.Spec.Source.PersistentVolumeName; from != nil && c.Type == controllers.Deleted {
-					return []controllers.Key{{Kind: volumeKey, Name: *from}}
+			engine.OnInformer(capacities, func(engine.Change[*storagev1.CSIStorageCapacity]) []engine.Key {
+				return nil
+			}),
+			engine.OnInformer(attachments, func(c engine.Change[*storagev1.VolumeAttachment]) []engine.Key {
+				if from := c.New.Spec.Source.PersistentVolumeName; from != nil && c.Type == engine.Deleted {
+					return []engine.Key{{Kind: volumeKey, Name: *from}}
 				}
 				return nil
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"},
+				Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"},
+				Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 			{APIGroups: []string{populatorGroup}, Resources: []string{"volumepopulators"}, Verbs: []string{"list"}},
-			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments", "volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{engine.SnapshotGroup},
+				Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
+			{APIGroups: []string{"storage.k8s.io"},
+				Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities",
+					"volumeattachments", "volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: func(t *controllers.Term) controllers.Reconcile {
-			p := &provisioner{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses, claimsCache: claims,
-				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
+		Lead: func(t *engine.Term) engine.Reconcile {
+			p := &provisioner{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes,
+				nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses,
+				claimsCache: claims,
+				claims:      engine.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+				volumes:     engine.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return p.reconcileKey
 		},
 	}
@@ -113,15 +126,15 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 // provisioner reconciles claims and volumes during one term of leadership. Every term has a new
 // provisioner.
 type provisioner struct {
-	term    *controllers.Term
-	calls   *controllers.LeaderDrivers
-	claims  *controllers.View[*corev1.PersistentVolumeClaim]
-	volumes *controllers.View[*corev1.PersistentVolume]
+	term    *engine.Term
+	calls   *engine.LeaderDrivers
+	claims  *engine.View[*corev1.PersistentVolumeClaim]
+	volumes *engine.View[*corev1.PersistentVolume]
 
 	classes, drivers, csiNodes, nodes, capacities, attachments, attributeClasses, claimsCache cache.SharedIndexInformer
 }
 
-func (p *provisioner) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (p *provisioner) reconcileKey(ctx context.Context, key engine.Key) (time.Duration, error) {
 	if p.calls == nil {
 		return 0, nil
 	}
@@ -132,17 +145,17 @@ func (p *provisioner) reconcileKey(ctx context.Context, key controllers.Key) (ti
 		err = p.reconcileVolume(ctx, key.Name)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		err = controllers.RaceError("%s: %w", key, err)
+		err = engine.RaceError("%s: %w", key, err)
 	}
 	return 0, err
 }
 
 func (p *provisioner) isServed(driver string) bool {
-	d, _ := controllers.Cached[*storagev1.CSIDriver](p.drivers, "", driver)
-	return controllers.IsServedByAgent(d)
+	d, _ := engine.Cached[*storagev1.CSIDriver](p.drivers, "", driver)
+	return engine.IsServedByAgent(d)
 }
 
-func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) error {
+func (p *provisioner) reconcileClaim(ctx context.Context, key engine.Key) error {
 	c, ok := p.claims.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
@@ -154,12 +167,13 @@ func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) e
 	if err != nil {
 		return err
 	}
-	class, _ := controllers.Cached[*storagev1.StorageClass](p.classes, "", volume.GetPersistentVolumeClaimClass(c))
+	class, _ := engine.Cached[*storagev1.StorageClass](p.classes, "", volume.GetPersistentVolumeClaimClass(c))
 	_, made := p.volumes.Get("", volumeName(c))
 	if b == nil && !made && isPopulatedExternally(c) {
 		return p.reportPopulator(ctx, c)
 	}
-	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil && class != nil && p.isServed(class.Provisioner) &&
+	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil &&
+		class != nil && p.isServed(class.Provisioner) &&
 		waitsForConsumer(class) && c.Annotations[volume.AnnSelectedNode] == "" {
 		o, err := p.findOrigin(ctx, c, class)
 		if err != nil {
@@ -183,9 +197,13 @@ func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) e
 
 // startProvision chooses a node for the volume of claim c, and stores the parameters of the driver
 // call in the claim. The driver is called when the claim is reconciled again.
-func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+func (p *provisioner) startProvision(
+	ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass,
+) error {
 	if k := unknownParameter(class); k != "" {
-		return p.recordFailure(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
+		return p.recordFailure(c,
+			fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out",
+				k, class.Name))
 	}
 	given, err := secretsOf(class.Parameters, c)
 	if err != nil {
@@ -202,7 +220,8 @@ func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVo
 	reach := slices.DeleteFunc(slices.Clone(nodes), func(n candidate) bool { return !o.isReachableFrom(n.node) })
 	b, why := chooseNode(c, class, reach)
 	if why != "" && len(reach) < len(nodes) {
-		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " of the claim lists them; " + why
+		why = "the source of the volume is on other nodes: the claim's annotation " + engine.ReachedFromAnnotation +
+			" of the claim lists them; " + why
 	}
 	b.Snapshot, b.Volume, b.Secrets = o.snapshot, o.volume, given
 	if why != "" {
@@ -212,7 +231,7 @@ func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVo
 		return p.updateClaim(ctx, withoutProvisionNote(c, true))
 	}
 	if err := p.addAttributes(ctx, c, &b); err != nil {
-		return p.recordFailure(c, errors.New(controllers.DriverErrorText(err)))
+		return p.recordFailure(c, errors.New(engine.DriverErrorText(err)))
 	}
 	if err := p.protectSource(ctx, c); err != nil {
 		return err
@@ -230,14 +249,14 @@ func (p *provisioner) addAttributes(ctx context.Context, c *corev1.PersistentVol
 		return nil
 	}
 	name := *c.Spec.VolumeAttributesClassName
-	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](p.attributeClasses, "", name)
+	class, ok := engine.Cached[*storagev1.VolumeAttributesClass](p.attributeClasses, "", name)
 	switch {
 	case !ok:
-		return fmt.Errorf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", name)
+		return fmt.Errorf("VolumeAttributesClass %q does not exist: create it, or set another class in the claim", name)
 	case class.DriverName != b.Driver:
-		return controllers.ClassDriverMismatch(class, b.Driver)
+		return engine.ClassDriverMismatch(class, b.Driver)
 	}
-	if err := controllers.CheckModifyVolume(ctx, p.calls, b.Node, b.Driver); err != nil {
+	if err := engine.CheckModifyVolume(ctx, p.calls, b.Node, b.Driver); err != nil {
 		return err
 	}
 	b.Class, b.Mutable = name, class.Parameters
@@ -246,11 +265,11 @@ func (p *provisioner) addAttributes(ctx context.Context, c *corev1.PersistentVol
 
 // candidateNodes returns the nodes that have registered the driver of a StorageClass.
 func (p *provisioner) candidateNodes(class *storagev1.StorageClass) []candidate {
-	rooms := controllers.CachedAll[*storagev1.CSIStorageCapacity](p.capacities)
+	rooms := engine.CachedAll[*storagev1.CSIStorageCapacity](p.capacities)
 	var out []candidate
-	for _, n := range controllers.CachedAll[*storagev1.CSINode](p.csiNodes) {
-		d := controllers.FindNodeDriver(n, class.Provisioner)
-		node, ok := controllers.Cached[*corev1.Node](p.nodes, "", n.Name)
+	for _, n := range engine.CachedAll[*storagev1.CSINode](p.csiNodes) {
+		d := engine.FindNodeDriver(n, class.Provisioner)
+		node, ok := engine.Cached[*corev1.Node](p.nodes, "", n.Name)
 		if d == nil || !ok || node.DeletionTimestamp != nil {
 			continue
 		}
@@ -270,10 +289,10 @@ func (p *provisioner) candidateNodes(class *storagev1.StorageClass) []candidate 
 
 // currentSegments returns the current topology labels of the node of b, or nil if they are unknown.
 func (p *provisioner) currentSegments(b *startedProvision) map[string]string {
-	has, _ := controllers.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
-	node, _ := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
-	if d := controllers.FindNodeDriver(has, b.Driver); controllers.MissingTopologyLabel(d, node) == "" {
-		return controllers.TopologySegments(d, node)
+	has, _ := engine.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
+	node, _ := engine.Cached[*corev1.Node](p.nodes, "", b.Node)
+	if d := engine.FindNodeDriver(has, b.Driver); engine.MissingTopologyLabel(d, node) == "" {
+		return engine.TopologySegments(d, node)
 	}
 	return nil
 }
@@ -283,14 +302,15 @@ func (p *provisioner) currentSegments(b *startedProvision) map[string]string {
 // deleted, callingNode returns another ready node. ok is false if the node of b was deleted and no
 // other node can be used.
 func (p *provisioner) callingNode(b *startedProvision) (node string, ok bool) {
-	n, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
-	if ok && controllers.IsNodeReady(n) || len(b.Segments) > 0 {
+	n, ok := engine.Cached[*corev1.Node](p.nodes, "", b.Node)
+	if ok && api.IsNodeReady(n) || len(b.Segments) > 0 {
 		return b.Node, ok
 	}
 	var others []string
-	for _, has := range controllers.CachedAll[*storagev1.CSINode](p.csiNodes) {
-		d := controllers.FindNodeDriver(has, b.Driver)
-		if o, there := controllers.Cached[*corev1.Node](p.nodes, "", has.Name); there && controllers.IsNodeReady(o) && d != nil && len(d.TopologyKeys) == 0 {
+	for _, has := range engine.CachedAll[*storagev1.CSINode](p.csiNodes) {
+		d := engine.FindNodeDriver(has, b.Driver)
+		if o, there := engine.Cached[*corev1.Node](p.nodes, "", has.Name); there && api.IsNodeReady(o) && d != nil &&
+			len(d.TopologyKeys) == 0 {
 			others = append(others, has.Name)
 		}
 	}
@@ -304,16 +324,20 @@ func (p *provisioner) callingNode(b *startedProvision) (node string, ok bool) {
 // claim c. Every step may be repeated after an interruption. If the class has changed, it deletes
 // the volume instead. If the node is full or was deleted, it removes or changes the choice of the
 // node.
-func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision) error {
+func (p *provisioner) createVolume(
+	ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision,
+) error {
 	if !b.matchesClass(class) {
 		return p.undoProvision(ctx, c, b) // provisioning then starts again with the current class
 	}
 	node, ok := p.callingNode(b)
 	if !ok {
-		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being created, no longer exists", b.Node, volumeName(c)))
+		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed",
+			fmt.Sprintf("node %s, on which volume %s was being created, no longer exists", b.Node, volumeName(c)))
 		return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class)))
 	}
-	if at := p.currentSegments(b); at != nil && !maps.Equal(at, b.Segments) { // the node's topology was unknown or different when provisioning started
+	if at := p.currentSegments(b); at != nil && !maps.Equal(at, b.Segments) {
+		// the node's topology was unknown or different when provisioning started
 		next := *b
 		next.Segments = at
 		moved, err := withProvisionNote(c, next)
@@ -328,11 +352,12 @@ func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolu
 		return p.recordFailure(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
-		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node, c.Namespace, c.Name))
-	res, err := controllers.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, q)
+		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node,
+			c.Namespace, c.Name))
+	res, err := engine.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, q)
 	switch {
-	case err != nil && controllers.IsDriverExhausted(err):
-		err = p.recordFailure(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.DriverErrorText(err)))
+	case err != nil && engine.IsDriverExhausted(err):
+		err = p.recordFailure(c, fmt.Errorf("StorageClass %q: %s", class.Name, engine.DriverErrorText(err)))
 		if waitsForConsumer(class) {
 			return p.updateClaim(ctx, withoutProvisionNote(c, true)) // the scheduler chooses another node
 		}
@@ -350,13 +375,16 @@ func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolu
 		}
 		return p.updateClaim(ctx, moved)
 	case err != nil:
-		why := p.recordFailure(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.DriverErrorText(err)))
+		why := p.recordFailure(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node,
+			engine.DriverErrorText(err)))
 		if status.Code(err) == codes.NotFound && p.sourceGone(ctx, c) {
-			return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class))) // the clone source was deleted before it got cloningFinalizer
+			// the clone source was deleted before it got cloningFinalizer
+			return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class)))
 		}
 		return why
 	case res.GetVolume().GetVolumeId() == "":
-		return p.recordFailure(c, fmt.Errorf("StorageClass %q: CSI driver %s returned a volume without an ID", class.Name, b.Driver))
+		return p.recordFailure(c, fmt.Errorf("StorageClass %q: CSI driver %s returned a volume without an ID",
+			class.Name, b.Driver))
 	}
 	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, res.GetVolume()))
 	if apierrors.IsAlreadyExists(err) {
@@ -387,18 +415,22 @@ func (p *provisioner) undoProvision(ctx context.Context, c *corev1.PersistentVol
 		return p.updateClaim(ctx, withoutProvisionNote(c, false)) // the node was deleted, and with it the volume
 	}
 	q := createRequest(c, b)
-	if q.Secrets, err = p.givenStill(ctx, b.Secrets[forProvisioning]); err != nil {
+	if q.Secrets, err = p.readDeletionSecret(ctx, b.Secrets[forProvisioning]); err != nil {
 		return p.recordFailure(c, err)
 	}
-	driver := controllers.DriverController(p.calls, node, b.Driver)
+	driver := engine.DriverController(p.calls, node, b.Driver)
 	res, err := driver.CreateVolume(ctx, q)
 	if err == nil {
-		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId(), Secrets: q.Secrets})
+		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId(),
+			Secrets: q.Secrets})
 		if err != nil {
-			return p.recordFailure(c, fmt.Errorf("the volume that was begun cannot be deleted: %s", controllers.DriverErrorText(err)))
+			return p.recordFailure(c, fmt.Errorf("the partly created volume cannot be deleted: %s",
+				engine.DriverErrorText(err)))
 		}
-	} else if !controllers.IsCallWithoutEffect(err) {
-		return p.recordFailure(c, fmt.Errorf("whether CSI driver %s on node %s has begun a volume is not known: %s", b.Driver, node, controllers.DriverErrorText(err)))
+	} else if !engine.IsCallWithoutEffect(err) {
+		return p.recordFailure(c,
+			fmt.Errorf("it is not known whether CSI driver %s on node %s has started to create a volume: %s", b.Driver,
+				node, engine.DriverErrorText(err)))
 	}
 	return p.updateClaim(ctx, withoutProvisionNote(c, false))
 }
@@ -426,7 +458,7 @@ func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 	if what == deleteData {
 		gone, err := p.deleteVolume(ctx, v)
 		if err != nil {
-			p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete", controllers.DriverErrorText(err))
+			p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete", engine.DriverErrorText(err))
 			return fmt.Errorf("deleting volume %s: %w", v.Name, err)
 		}
 		if !gone {
@@ -434,7 +466,8 @@ func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 		}
 	}
 	if v.DeletionTimestamp == nil {
-		err := client.Delete[*corev1.PersistentVolume](ctx, p.term.Client, "", v.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &v.UID}})
+		err := client.Delete[*corev1.PersistentVolume](ctx, p.term.Client, "", v.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &v.UID}})
 		if err != nil {
 			return err
 		}
@@ -462,25 +495,26 @@ func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 // exist. It is false while the volume is attached to a node. If no node can reach the volume any
 // more, gone is true only if a user has deleted v.
 func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolume) (gone bool, err error) {
-	if len(controllers.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
+	if len(engine.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
 		return false, nil
 	}
-	node, err := controllers.FirstReachingNode(v, p.csiNodes, p.nodes)
+	node, err := engine.FirstReachingNode(v, p.csiNodes, p.nodes)
 	switch {
-	case errors.Is(err, controllers.ErrNoNode) && v.DeletionTimestamp != nil:
+	case errors.Is(err, engine.ErrNoNode) && v.DeletionTimestamp != nil:
 		return true, nil
-	case errors.Is(err, controllers.ErrNoNode):
+	case errors.Is(err, engine.ErrNoNode):
 		p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete",
-			"the node that has the volume is no part of the cluster any more: delete this object (kubectl delete pv "+v.Name+") to remove it from the cluster")
+			"the node that has the volume is no longer part of the cluster: delete this object (kubectl delete pv "+
+				v.Name+") to remove it from the cluster")
 		return false, nil
 	case err != nil:
 		return false, err
 	}
 	q := &csi.DeleteVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle}
-	if q.Secrets, err = p.givenStill(ctx, deletionSecret(v)); err != nil {
+	if q.Secrets, err = p.readDeletionSecret(ctx, deletionSecret(v)); err != nil {
 		return false, err
 	}
-	_, err = controllers.DriverController(p.calls, node, v.Spec.CSI.Driver).DeleteVolume(ctx, q)
+	_, err = engine.DriverController(p.calls, node, v.Spec.CSI.Driver).DeleteVolume(ctx, q)
 	if err != nil {
 		return false, fmt.Errorf("node %s: %w", node, err)
 	}
@@ -493,6 +527,6 @@ func (p *provisioner) updateClaim(ctx context.Context, c *corev1.PersistentVolum
 		return err
 	}
 	p.claims.RecordWrite(next)
-	p.term.Enqueue(controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name})
+	p.term.Enqueue(engine.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name})
 	return nil
 }

@@ -13,20 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
-// groupNamed reconciles the VolumeGroupSnapshot of a key: it binds its content, creates the
-// VolumeSnapshots of its volumes, and updates its status.
-func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	if !r.isBinder() {
+// reconcileGroup reconciles the VolumeGroupSnapshot with this key: it binds its content, creates
+// the VolumeSnapshots of its volumes, and updates its status. It returns the delay until the next
+// attempt; 0 means none.
+func (r *groupReconciler) reconcileGroup(ctx context.Context, key engine.Key) (time.Duration, error) {
+	if !r.snapshots.isBinder() {
 		return 0, nil
 	}
-	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshot"), key.Namespace, key.Name)
+	g, err := engine.GetTyped[groups.VolumeGroupSnapshot](ctx, r.snapshots.term.Client,
+		r.snapshots.snapshotKind("VolumeGroupSnapshot"), key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
@@ -34,99 +37,107 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 		return 0, err
 	}
 	if g.Typed.DeletionTimestamp != nil {
-		return r.groupDeleted(ctx, g)
+		return r.finalizeGroup(ctx, g)
 	}
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
-		if g, err = writeChange(ctx, r, g, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) }); err != nil {
+		if g, err = writeChange(ctx, r.snapshots, g, func(o *custom.Object) {
+			o.Finalizers = append(o.Finalizers, groupFinalizer)
+		}); err != nil {
 			return 0, err
 		}
 	}
 	var c *groupContent
 	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
-		c, err = r.groupGiven(ctx, g)
+		c, err = r.staticGroupContent(ctx, g)
 	} else {
-		g, c, err = r.groupDynamic(ctx, g)
+		g, c, err = r.dynamicGroupContent(ctx, g)
 	}
 	if apierrors.IsConflict(err) {
 		return 0, err
 	}
 	if err != nil {
-		return again, r.recordError(ctx, g.Object, "GroupSnapshotContentMissing", err.Error())
+		return retryInterval, r.snapshots.recordError(ctx, g.Object, "GroupSnapshotContentMissing", err.Error())
 	}
-	return r.groupTold(ctx, g, *c)
+	return r.copyGroupStatus(ctx, g, *c)
 }
 
-// groupGiven returns the pre-provisioned VolumeGroupSnapshotContent that VolumeGroupSnapshot g
-// names, and binds it to g.
-func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, error) {
+// staticGroupContent returns the pre-provisioned VolumeGroupSnapshotContent that
+// VolumeGroupSnapshot g names, and binds it to g.
+func (r *groupReconciler) staticGroupContent(ctx context.Context, g group) (*groupContent, error) {
 	name := *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
-	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
+	c, err := findContent[groups.VolumeGroupSnapshotContent](ctx, r.snapshots, ofGroups, name)
 	switch {
 	case err != nil:
 		return nil, err
 	case c == nil:
 		return nil, fmt.Errorf("VolumeGroupSnapshotContent %s does not exist", name)
 	}
-	if err := groupBelongs(g.Typed, c.Typed); err != nil {
+	if err := checkGroupOwnership(g.Typed, c.Typed); err != nil {
 		return nil, err
 	}
-	bound, err := bindContent(ctx, r, ofGroups, *c, c.Typed.Spec.VolumeGroupSnapshotRef, g.Typed.UID)
+	bound, err := bindContent(ctx, r.snapshots, ofGroups, *c, c.Typed.Spec.VolumeGroupSnapshotRef, g.Typed.UID)
 	return &bound, err
 }
 
-// groupDynamic returns the VolumeGroupSnapshotContent for VolumeGroupSnapshot g, which selects
-// claims by labels. It creates the content if necessary. Before that it adds a finalizer to the
-// claims, which keeps them until the group snapshot is taken. It also returns g as stored last.
-func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupContent, error) {
-	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, groupContentName(g.Typed.UID))
+// dynamicGroupContent returns the VolumeGroupSnapshotContent for VolumeGroupSnapshot g, which
+// selects claims by labels. It creates the content if necessary. Before that it adds a finalizer to
+// the claims, which keeps them until the group snapshot is taken. It also returns the version of g
+// that was stored last.
+func (r *groupReconciler) dynamicGroupContent(ctx context.Context, g group) (group, *groupContent, error) {
+	c, err := findContent[groups.VolumeGroupSnapshotContent](ctx, r.snapshots, ofGroups, groupContentName(g.Typed.UID))
 	if err != nil {
 		return g, nil, err
 	}
 	if c != nil {
-		return g, c, groupBelongs(g.Typed, c.Typed)
+		return g, c, checkGroupOwnership(g.Typed, c.Typed)
 	}
 	if g.Typed.Status != nil && g.Typed.Status.BoundVolumeGroupSnapshotContentName != nil {
-		return g, nil, fmt.Errorf("VolumeGroupSnapshotContent %s no longer exists: it was deleted while it was in use", *g.Typed.Status.BoundVolumeGroupSnapshotContentName)
+		return g, nil, fmt.Errorf("VolumeGroupSnapshotContent %s no longer exists: it was deleted while it was in use",
+			*g.Typed.Status.BoundVolumeGroupSnapshotContentName)
 	}
-	claims, volumes, err := r.groupSources(ctx, g.Typed)
+	claims, volumes, err := r.listGroupSources(ctx, g.Typed)
 	if err != nil {
 		return g, nil, err
 	}
-	driver, err := oneDriver(claims, volumes)
+	driver, err := commonDriver(claims, volumes)
 	if err != nil {
 		return g, nil, err
 	}
-	class, err := chooseClass(ctx, r, ofGroups, g.Typed.Spec.VolumeGroupSnapshotClassName, driver, groupClassOf)
+	class, err := chooseClass(ctx, r.snapshots, ofGroups, g.Typed.Spec.VolumeGroupSnapshotClassName,
+		driver, groupClassOf)
 	if err != nil {
 		return g, nil, err
 	}
-	if err := r.oneNode(driver, claims, volumes); err != nil {
+	if err := r.checkCommonNode(driver, claims, volumes); err != nil {
 		return g, nil, err
 	}
 	made, err := groupContentOf(g.Typed, class, volumes)
 	if err != nil {
 		return g, nil, err
 	}
-	if g, err = withClass(ctx, r, ofGroups, g, g.Typed.Spec.VolumeGroupSnapshotClassName, class); err != nil {
+	if g, err = withClass(ctx, r.snapshots, ofGroups, g, g.Typed.Spec.VolumeGroupSnapshotClassName, class); err != nil {
 		return g, nil, err
 	}
 	for _, claim := range claims {
-		if err := r.protectClaim(ctx, claim); err != nil {
+		if err := r.snapshots.protectClaim(ctx, claim); err != nil {
 			return g, nil, err
 		}
 	}
-	o, err := r.createObject(ctx, "VolumeGroupSnapshotContent", made)
+	o, err := r.snapshots.createObject(ctx, "VolumeGroupSnapshotContent", made)
 	if err != nil {
 		return g, nil, err
 	}
-	stored, err := controllers.TypedOf[groups.VolumeGroupSnapshotContent](o)
+	stored, err := engine.TypedOf[groups.VolumeGroupSnapshotContent](o)
 	return g, &stored, err
 }
 
-// groupSources returns the claims that VolumeGroupSnapshot g selects, and the PersistentVolumes of
-// these claims in the same order.
-func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnapshot) ([]*corev1.PersistentVolumeClaim, []*corev1.PersistentVolume, error) {
-	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})
+// listGroupSources returns the claims that VolumeGroupSnapshot g selects, and the PersistentVolumes
+// of these claims in the same order.
+func (r *groupReconciler) listGroupSources(ctx context.Context, g *groups.VolumeGroupSnapshot) (
+	[]*corev1.PersistentVolumeClaim, []*corev1.PersistentVolume, error,
+) {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.snapshots.term.Client, g.Namespace,
+		metav1.ListOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -136,7 +147,7 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	}
 	var volumes []*corev1.PersistentVolume
 	for _, c := range claims {
-		v, err := r.volumeOf(ctx, c)
+		v, err := r.snapshots.volumeOf(ctx, c)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -145,16 +156,18 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	return claims, volumes, nil
 }
 
-// oneNode returns an error if no node reaches all the volumes of the claims. It checks this only
-// for drivers that the agents of the nodes serve; other drivers may run anywhere.
-func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) error {
-	if !r.isServed(driver) {
+// checkCommonNode returns an error if no node reaches all the volumes of the claims. It checks this
+// only for drivers that the agents of the nodes serve; other drivers may run anywhere.
+func (r *groupReconciler) checkCommonNode(
+	driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume,
+) error {
+	if !r.snapshots.isServed(driver) {
 		return nil
 	}
 	var all []string
 	var where []string
 	for i, v := range volumes {
-		nodes, err := controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
+		nodes, err := engine.ListReachingNodes(v, r.snapshots.csiNodes, r.snapshots.nodes)
 		if err != nil {
 			return fmt.Errorf("claim %s: %w", claims[i].Name, err)
 		}
@@ -166,7 +179,8 @@ func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeCla
 		all = slices.DeleteFunc(all, func(n string) bool { return !slices.Contains(nodes, n) })
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("no node reaches the volumes of all claims (%s): a group is of one moment on one node; narrow spec.source.selector to claims of one",
+		return fmt.Errorf("no node reaches the volumes of all claims (%s): a group snapshot is taken on one node; "+
+			"restrict spec.source.selector to the claims of one node",
 			strings.Join(where, ", "))
 	}
 	return nil
@@ -179,10 +193,11 @@ func firstOf(nodes []string) string {
 	return nodes[0]
 }
 
-// groupTold copies the status of VolumeGroupSnapshotContent c to VolumeGroupSnapshot g. If the
-// group snapshot was taken, it also creates the VolumeSnapshots of the volumes, and releases the
-// claims.
-func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (time.Duration, error) {
+// copyGroupStatus copies the status of VolumeGroupSnapshotContent c to VolumeGroupSnapshot g. If
+// the group snapshot was taken, it also creates the VolumeSnapshots of the volumes, and releases
+// the claims. It returns the delay until the next attempt, or 0 if g is ready or must wait for a
+// change of c.
+func (r *groupReconciler) copyGroupStatus(ctx context.Context, g group, c groupContent) (time.Duration, error) {
 	no := false
 	next := &groups.VolumeGroupSnapshotStatus{}
 	if g.Typed.Status != nil {
@@ -193,38 +208,41 @@ func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (ti
 	if s := c.Typed.Status; s != nil {
 		next.Error = s.Error
 		if s.VolumeGroupSnapshotHandle != nil {
-			ready, err := r.groupMembers(ctx, g, c)
+			ready, err := r.createMembers(ctx, g, c)
 			if err != nil {
 				return 0, err
 			}
 			next.CreationTime = s.CreationTime
 			yes := ready && s.ReadyToUse != nil && *s.ReadyToUse
 			if next.ReadyToUse = &yes; !yes {
-				wait = again
+				wait = retryInterval
 			}
 		}
 	}
 	if !equality.Semantic.DeepEqual(g.Typed.Status, next) {
-		if *next.ReadyToUse && (g.Typed.Status == nil || g.Typed.Status.ReadyToUse == nil || !*g.Typed.Status.ReadyToUse) {
-			r.recordEvent(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group snapshot %s is ready to use", controllers.KeyOf(g.Object)))
+		if *next.ReadyToUse && (g.Typed.Status == nil || g.Typed.Status.ReadyToUse == nil ||
+			!*g.Typed.Status.ReadyToUse) {
+			r.snapshots.recordEvent(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady",
+				fmt.Sprintf("Group snapshot %s is ready to use", engine.KeyOf(g.Object)))
 		}
-		if err := r.writeStatus(ctx, g.Object, next); err != nil {
+		if err := r.snapshots.writeStatus(ctx, g.Object, next); err != nil {
 			return 0, err
 		}
 	}
 	if next.CreationTime == nil {
 		return wait, nil
 	}
-	return wait, r.groupRelease(ctx, g.Typed.Namespace)
+	return wait, r.releaseGroupClaims(ctx, g.Typed.Namespace)
 }
 
-// groupMembers creates the missing VolumeSnapshots of the volumes in group snapshot g, each with
+// createMembers creates the missing VolumeSnapshots of the volumes in group snapshot g, each with
 // its content. ready reports whether all of them are ready to use.
-func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) (ready bool, err error) {
+func (r *groupReconciler) createMembers(ctx context.Context, g group, c groupContent) (ready bool, err error) {
 	ready = true
 	var claims map[string]string
 	for _, info := range c.Typed.Status.VolumeSnapshotInfoList {
-		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), g.Typed.Namespace, memberName(g.Typed.UID, info.SnapshotHandle))
+		s, err := engine.GetTyped[snap.VolumeSnapshot](ctx, r.snapshots.term.Client,
+			r.snapshots.snapshotKind("VolumeSnapshot"), g.Typed.Namespace, memberName(g.Typed.UID, info.SnapshotHandle))
 		if apierrors.IsNotFound(err) {
 			if claims == nil {
 				if claims, err = r.claimsOf(ctx, g.Typed.Namespace, c.Typed.Spec.Driver); err != nil {
@@ -232,28 +250,31 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 				}
 			}
 			var o *custom.Object
-			if o, err = r.createObject(ctx, "VolumeSnapshot", memberOf(g.Typed, info, claims[info.VolumeHandle])); err == nil {
-				s, err = controllers.TypedOf[snap.VolumeSnapshot](o)
+			if o, err = r.snapshots.createObject(ctx, "VolumeSnapshot",
+				memberOf(g.Typed, info, claims[info.VolumeHandle])); err == nil {
+				s, err = engine.TypedOf[snap.VolumeSnapshot](o)
 			}
 		}
 		if err != nil {
 			return false, err
 		}
 		if !ownedBy(s.Typed, g.Typed.UID) {
-			return false, fmt.Errorf("VolumeSnapshot %s does not belong to group %s: delete it", s.Typed.Name, g.Typed.Name)
+			return false, fmt.Errorf("VolumeSnapshot %s does not belong to group %s: delete it",
+				s.Typed.Name, g.Typed.Name)
 		}
-		if err := r.createContent(ctx, memberContentOf(s.Typed, c.Typed, info.SnapshotHandle)); err != nil {
+		if err := r.snapshots.createContent(ctx, memberContentOf(s.Typed, c.Typed, info.SnapshotHandle)); err != nil {
 			return false, err
 		}
-		ready = ready && controllers.IsSnapshotReady(s.Typed)
+		ready = ready && engine.IsSnapshotReady(s.Typed)
 	}
 	return ready, nil
 }
 
 // claimsOf returns the names of the claims in a namespace that have a volume of the driver and are
 // protected by claimFinalizer. The keys are the handles of their volumes.
-func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (map[string]string, error) {
-	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
+func (r *groupReconciler) claimsOf(ctx context.Context, namespace, driver string) (map[string]string, error) {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.snapshots.term.Client, namespace,
+		metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +283,7 @@ func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (ma
 		if !slices.Contains(c.Finalizers, claimFinalizer) || c.Spec.VolumeName == "" {
 			continue
 		}
-		v, err := client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", c.Spec.VolumeName)
+		v, err := client.Get[*corev1.PersistentVolume](ctx, r.snapshots.term.Client, "", c.Spec.VolumeName)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, err
 		}
@@ -273,16 +294,19 @@ func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (ma
 	return out, nil
 }
 
-// groupRelease removes claimFinalizer from the claims of a namespace that no VolumeSnapshot or
-// VolumeGroupSnapshot still needs as a source.
-func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
-	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
+// releaseGroupClaims removes claimFinalizer from the claims of a namespace that no VolumeSnapshot
+// or VolumeGroupSnapshot still needs as a source.
+func (r *groupReconciler) releaseGroupClaims(ctx context.Context, namespace string) error {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.snapshots.term.Client, namespace,
+		metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	for _, c := range all {
 		if slices.Contains(c.Finalizers, claimFinalizer) {
-			if err := r.letGo(ctx, namespace, c.Name, func(s *snap.VolumeSnapshot) bool { return s.DeletionTimestamp == nil }); err != nil {
+			if err := r.snapshots.releaseUnneededClaim(ctx, namespace, c.Name, func(s *snap.VolumeSnapshot) bool {
+				return s.DeletionTimestamp == nil
+			}); err != nil {
 				return err
 			}
 		}
@@ -291,18 +315,19 @@ func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 }
 
 // heldByGroup reports whether a VolumeGroupSnapshot that has not been taken yet selects a claim.
-func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
-	k := r.snapshotKind("VolumeGroupSnapshot")
+func (r *groupReconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
+	k := r.snapshots.snapshotKind("VolumeGroupSnapshot")
 	if k == nil {
 		return false, nil
 	}
-	all, err := controllers.ListTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, k, claim.Namespace)
+	all, err := engine.ListTyped[groups.VolumeGroupSnapshot](ctx, r.snapshots.term.Client, k, claim.Namespace)
 	if err != nil {
 		return false, err
 	}
 	for _, one := range all {
 		g := one.Typed
-		if g.DeletionTimestamp != nil || g.Spec.Source.Selector == nil || g.Status != nil && g.Status.CreationTime != nil {
+		if g.DeletionTimestamp != nil || g.Spec.Source.Selector == nil ||
+			g.Status != nil && g.Status.CreationTime != nil {
 			continue
 		}
 		if mine, err := selectClaims(g, []*corev1.PersistentVolumeClaim{claim}); err == nil && len(mine) == 1 {
@@ -314,8 +339,8 @@ func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVo
 
 // staysWithGroup reports whether VolumeSnapshot s, which is being deleted, must be kept because its
 // VolumeGroupSnapshot is not being deleted. It then records an event of s.
-func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
-	k := r.snapshotKind("VolumeGroupSnapshot")
+func (r *groupReconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
+	k := r.snapshots.snapshotKind("VolumeGroupSnapshot")
 	if k == nil || !slices.Contains(s.Typed.Finalizers, memberFinalizer) {
 		return false, nil
 	}
@@ -323,26 +348,30 @@ func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, erro
 		if o.Kind != k.GVK.Kind {
 			continue
 		}
-		g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, k, s.Typed.Namespace, o.Name)
+		g, err := engine.GetTyped[groups.VolumeGroupSnapshot](ctx, r.snapshots.term.Client, k,
+			s.Typed.Namespace, o.Name)
 		if apierrors.IsNotFound(err) || err == nil && (g.Typed.UID != o.UID || g.Typed.DeletionTimestamp != nil) {
 			continue
 		}
 		if err != nil {
 			return false, err
 		}
-		r.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the snapshot belongs to VolumeGroupSnapshot "+o.Name+" and is deleted with it: delete the group")
+		r.snapshots.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending",
+			"the snapshot belongs to VolumeGroupSnapshot "+o.Name+" and is deleted with it: delete the group")
 		return true, nil
 	}
 	return false, nil
 }
 
-// groupDeleted finalizes VolumeGroupSnapshot g, which is being deleted. It deletes the group's
-// VolumeSnapshots first. Then it deletes the content if the deletion policy is Delete.
-func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, error) {
+// finalizeGroup finalizes VolumeGroupSnapshot g, which is being deleted. It deletes the group's
+// VolumeSnapshots first. Then it deletes the content if the deletion policy is Delete. It returns
+// the delay until the next attempt, or 0 when g has no finalizer any more.
+func (r *groupReconciler) finalizeGroup(ctx context.Context, g group) (time.Duration, error) {
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
 		return 0, nil
 	}
-	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), g.Typed.Namespace)
+	all, err := engine.ListTyped[snap.VolumeSnapshot](ctx, r.snapshots.term.Client,
+		r.snapshots.snapshotKind("VolumeSnapshot"), g.Typed.Namespace)
 	if err != nil {
 		return 0, err
 	}
@@ -353,41 +382,39 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 		}
 		left = true
 		if s.Typed.DeletionTimestamp == nil {
-			if err := r.deleteObject(ctx, s.Object); err != nil {
+			if err := r.snapshots.deleteObject(ctx, s.Object); err != nil {
 				return 0, err
 			}
 		}
 	}
 	if left {
-		return again, nil // the deletion of each VolumeSnapshot queues this group again
+		return retryInterval, nil // the deletion of each VolumeSnapshot queues this group again
 	}
-	name := groupContentName(g.Typed.UID)
-	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
-		name = *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
-	}
-	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
+	name := ptr.Deref(g.Typed.Spec.Source.VolumeGroupSnapshotContentName, groupContentName(g.Typed.UID))
+	c, err := findContent[groups.VolumeGroupSnapshotContent](ctx, r.snapshots, ofGroups, name)
 	if err != nil {
 		return 0, err
 	}
-	if c != nil && c.Typed.Spec.VolumeGroupSnapshotRef.UID == g.Typed.UID && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+	if c != nil && c.Typed.Spec.VolumeGroupSnapshotRef.UID == g.Typed.UID &&
+		c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
 		if c.Typed.DeletionTimestamp == nil {
-			err = r.deleteObject(ctx, c.Object)
+			err = r.snapshots.deleteObject(ctx, c.Object)
 		}
-		return again, err
+		return retryInterval, err
 	}
-	if _, err := r.writeObject(ctx, g.Object, func(o *custom.Object) {
+	if _, err := r.snapshots.writeObject(ctx, g.Object, func(o *custom.Object) {
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == groupFinalizer })
 	}); err != nil {
 		return 0, err
 	}
-	return 0, r.groupRelease(ctx, g.Typed.Namespace)
+	return 0, r.releaseGroupClaims(ctx, g.Typed.Namespace)
 }
 
 // deleteObject deletes an object of one of the snapshot kinds, with its UID as precondition.
 func (r *reconciler) deleteObject(ctx context.Context, o *custom.Object) error {
 	k := r.snapshotKind(o.Kind)
 	if k == nil {
-		return fmt.Errorf("%s is not served any more", o.Kind)
+		return fmt.Errorf("%s is no longer served", o.Kind)
 	}
 	uid := o.UID
 	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDelete, Kind: k, Namespace: o.Namespace, Name: o.Name,

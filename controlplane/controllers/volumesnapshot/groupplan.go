@@ -13,8 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // Finalizers, annotations and class parameters of group snapshots. They are those of the upstream
@@ -54,15 +55,17 @@ func memberName(group types.UID, handle string) string {
 	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
 }
 
-// selectClaims returns the claims among all that VolumeGroupSnapshot g selects, sorted by name. It
-// returns an error if g selects no claim or more than mostInGroup.
-func selectClaims(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
+// selectClaims returns those of the given claims that VolumeGroupSnapshot g selects, sorted by
+// name. It returns an error if g selects no claim or more than mostInGroup.
+func selectClaims(g *groups.VolumeGroupSnapshot, claims []*corev1.PersistentVolumeClaim) (
+	[]*corev1.PersistentVolumeClaim, error,
+) {
 	selector, err := metav1.LabelSelectorAsSelector(g.Spec.Source.Selector)
 	if err != nil {
 		return nil, fmt.Errorf("spec.source.selector: %w", err)
 	}
 	var out []*corev1.PersistentVolumeClaim
-	for _, c := range all {
+	for _, c := range claims {
 		if selector.Matches(labels.Set(c.Labels)) {
 			out = append(out, c)
 		}
@@ -71,22 +74,25 @@ func selectClaims(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeC
 	case len(out) == 0:
 		return nil, fmt.Errorf("no PersistentVolumeClaim of namespace %s has the labels %s", g.Namespace, selector)
 	case len(out) > mostInGroup:
-		return nil, fmt.Errorf("%d PersistentVolumeClaims match the labels %s: a group may have at most %d", len(out), selector, mostInGroup)
+		return nil, fmt.Errorf("%d PersistentVolumeClaims match the labels %s: a group may have at most %d", len(out),
+			selector, mostInGroup)
 	}
 	slices.SortFunc(out, func(a, b *corev1.PersistentVolumeClaim) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
-// oneDriver returns the CSI driver of all volumes of a group snapshot, or an error if they have
+// commonDriver returns the CSI driver of all volumes of a group snapshot, or an error if they have
 // several drivers or cannot have snapshots.
-func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
+func commonDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
 	for i, v := range volumes {
 		if err := checkSource(claims[i], v); err != nil {
 			return "", err
 		}
 		if first := volumes[0].Spec.CSI.Driver; v.Spec.CSI.Driver != first {
-			return "", fmt.Errorf("the volume of claim %s is of CSI driver %s, and that of %s of %s: a group is of volumes of one driver",
-				claims[0].Name, first, claims[i].Name, v.Spec.CSI.Driver)
+			return "",
+				fmt.Errorf("the volume of claim %s belongs to CSI driver %s, and the volume of claim %s to %s: a "+
+					"group snapshot covers volumes of one driver",
+					claims[0].Name, first, claims[i].Name, v.Spec.CSI.Driver)
 		}
 	}
 	return volumes[0].Spec.CSI.Driver, nil
@@ -120,7 +126,8 @@ func commonAffinity(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffin
 		var both []corev1.NodeSelectorTerm
 		for _, a := range all {
 			for _, b := range terms {
-				both = append(both, corev1.NodeSelectorTerm{MatchExpressions: slices.Concat(a.MatchExpressions, b.MatchExpressions),
+				both = append(both, corev1.NodeSelectorTerm{MatchExpressions: slices.Concat(a.MatchExpressions,
+					b.MatchExpressions),
 					MatchFields: slices.Concat(a.MatchFields, b.MatchFields)})
 			}
 		}
@@ -136,11 +143,14 @@ func commonAffinity(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffin
 
 // groupContentOf returns the VolumeGroupSnapshotContent to create for VolumeGroupSnapshot g with
 // class c and these volumes.
-func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
+func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.PersistentVolume) (
+	*groups.VolumeGroupSnapshotContent, error,
+) {
 	out := &groups.VolumeGroupSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: groupContentName(g.UID), Finalizers: []string{groupContentFinalizer}},
 		Spec: groups.VolumeGroupSnapshotContentSpec{
-			VolumeGroupSnapshotRef: corev1.ObjectReference{APIVersion: groups.GroupName + "/v1", Kind: "VolumeGroupSnapshot",
+			VolumeGroupSnapshotRef: corev1.ObjectReference{APIVersion: groups.GroupName + "/v1",
+				Kind:      "VolumeGroupSnapshot",
 				Namespace: g.Namespace, Name: g.Name, UID: g.UID},
 			DeletionPolicy: c.policy, Driver: c.driver, VolumeGroupSnapshotClassName: &c.name,
 		},
@@ -155,9 +165,9 @@ func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.Pe
 	return out, ofGroups.annotateContent(&out.ObjectMeta, c, g, from)
 }
 
-// groupBelongs returns an error if content c, which VolumeGroupSnapshot g names, does not belong to
-// g.
-func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
+// checkGroupOwnership returns an error if content c, which VolumeGroupSnapshot g names, does not
+// belong to g.
+func checkGroupOwnership(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
 	made := c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil
 	return ofGroups.checkOwnership(g, c, c.Spec.VolumeGroupSnapshotRef, made)
 }
@@ -180,21 +190,22 @@ func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, cla
 // memberContentOf returns the VolumeSnapshotContent for VolumeSnapshot s, which belongs to the
 // group snapshot with content c. It has the form of a pre-provisioned content, because its data
 // already exist. They are deleted with the group snapshot.
-func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotContent, handle string) *snap.VolumeSnapshotContent {
-	name := contentName(s)
-	if s.Spec.Source.VolumeSnapshotContentName != nil {
-		name = *s.Spec.Source.VolumeSnapshotContentName
-	}
+func memberContentOf(
+	s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotContent, handle string,
+) *snap.VolumeSnapshotContent {
+	name := ptr.Deref(s.Spec.Source.VolumeSnapshotContentName, contentName(s))
 	out := &snap.VolumeSnapshotContent{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{contentFinalizer}, Annotations: map[string]string{inGroup: c.Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{contentFinalizer},
+			Annotations: map[string]string{inGroup: c.Name}},
 		Spec: snap.VolumeSnapshotContentSpec{
 			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot",
 				Namespace: s.Namespace, Name: s.Name, UID: s.UID},
-			DeletionPolicy: c.Spec.DeletionPolicy, Driver: c.Spec.Driver, Source: snap.VolumeSnapshotContentSource{SnapshotHandle: &handle},
+			DeletionPolicy: c.Spec.DeletionPolicy, Driver: c.Spec.Driver,
+			Source: snap.VolumeSnapshotContentSource{SnapshotHandle: &handle},
 		},
 	}
-	if v, ok := c.Annotations[controllers.ReachedFromAnnotation]; ok {
-		out.Annotations[controllers.ReachedFromAnnotation] = v
+	if v, ok := c.Annotations[engine.ReachedFromAnnotation]; ok {
+		out.Annotations[engine.ReachedFromAnnotation] = v
 	}
 	if v, ok := c.Annotations[groupSecretName]; ok { // the Secret with which the driver was called for the group
 		out.Annotations[secretName], out.Annotations[secretNamespace] = v, c.Annotations[groupSecretNamespace]

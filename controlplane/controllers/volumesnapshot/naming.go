@@ -21,38 +21,61 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // naming holds the names of kinds, fields and annotations that differ between snapshots and group
-// snapshots, so that both can share code.
+// snapshots, so that both share one implementation.
 type naming struct {
-	kind           string // VolumeSnapshot or VolumeGroupSnapshot; with suffix Class or Content, the other kinds
-	thing          string // noun in error messages and events
-	field, ref     string // fields of spec: field names the class, and ref in a content the bound snapshot
-	handle         string // field of a content's spec: handle of a pre-provisioned snapshot
-	claims, of     string // phrases for error messages
-	owner, content string // names of the variables in Secret parameters of a class
+	kind       string // VolumeSnapshot or VolumeGroupSnapshot; suffix Class or Content gives the related kinds
+	thing      string // noun for a snapshot in error messages and events
+	field, ref string // names of spec fields: the class in a snapshot, and the reference to the snapshot in a content
+	handle     string // name of the spec field of a content with the handle of a pre-provisioned snapshot
+	claims, of string // phrases about the claims of a snapshot, and about their volumes, for messages
 
-	// Annotations of classes and contents, the finalizer of contents, and parameters of classes.
-	defaultClass, secretName, secretNamespace, beingCreated, finalizer, nameParam, namespaceParam string
+	defaultClass            string // annotation that marks the default class of a driver
+	beingCreated, finalizer string // annotation during the creation of a content's snapshot, and finalizer
+	secret                  secretNaming
+}
+
+// secretNaming holds the names with which a class names a Secret for its driver, and with which a
+// content stores the name of that Secret.
+type secretNaming struct {
+	nameParam, namespaceParam           string // parameters of a class that name the Secret
+	ownerVariable, contentVariable      string // names of the variables in the values of these parameters
+	nameAnnotation, namespaceAnnotation string // annotations of a content that name the Secret
 }
 
 var (
-	ofSnapshots = naming{kind: "VolumeSnapshot", thing: "snapshot", field: "volumeSnapshotClassName", ref: "volumeSnapshotRef", handle: "source.snapshotHandle",
-		claims: "a claim", of: "the volume of the claim is",
-		owner: "volumesnapshot", content: "volumesnapshotcontent", defaultClass: defaultClass, secretName: secretName, secretNamespace: secretNamespace,
-		beingCreated: beingCreated, finalizer: contentFinalizer, nameParam: secretNameParam, namespaceParam: secretNamespaceParam}
-	ofGroups = naming{kind: "VolumeGroupSnapshot", thing: "group of snapshots", field: "volumeGroupSnapshotClassName", ref: "volumeGroupSnapshotRef",
+	ofSnapshots = naming{
+		kind: "VolumeSnapshot", thing: "snapshot", field: "volumeSnapshotClassName", ref: "volumeSnapshotRef",
+		handle: "source.snapshotHandle", claims: "a claim", of: "the volume of the claim is",
+		defaultClass: defaultClass, beingCreated: beingCreated, finalizer: contentFinalizer,
+		secret: secretNaming{
+			nameParam: secretNameParam, namespaceParam: secretNamespaceParam,
+			ownerVariable: "volumesnapshot", contentVariable: "volumesnapshotcontent",
+			nameAnnotation: secretName, namespaceAnnotation: secretNamespace,
+		},
+	}
+	ofGroups = naming{
+		kind: "VolumeGroupSnapshot", thing: "group of snapshots", field: "volumeGroupSnapshotClassName",
+		ref:    "volumeGroupSnapshotRef",
 		handle: "source.groupSnapshotHandles", claims: "claims", of: "the volumes of the claims are",
-		owner: "volumegroupsnapshot", content: "volumegroupsnapshotcontent", defaultClass: groupDefaultClass, secretName: groupSecretName, secretNamespace: groupSecretNamespace,
-		beingCreated: groupBeingCreated, finalizer: groupContentFinalizer, nameParam: groupSecretNameParam, namespaceParam: groupSecretNamespaceParam}
+		defaultClass: groupDefaultClass, beingCreated: groupBeingCreated, finalizer: groupContentFinalizer,
+		secret: secretNaming{
+			nameParam: groupSecretNameParam, namespaceParam: groupSecretNamespaceParam,
+			ownerVariable: "volumegroupsnapshot", contentVariable: "volumegroupsnapshotcontent",
+			nameAnnotation: groupSecretName, namespaceAnnotation: groupSecretNamespace,
+		},
+	}
 )
 
-// eventReason returns the reason of an event: what, prefixed with "Snapshot" or "GroupSnapshot".
-func (n naming) eventReason(what string) string { return strings.TrimPrefix(n.kind, "Volume") + what }
+// eventReason returns the reason of an event: "Snapshot" or "GroupSnapshot", followed by suffix.
+func (n naming) eventReason(suffix string) string {
+	return strings.TrimPrefix(n.kind, "Volume") + suffix
+}
 
-// class is a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
+// class has the fields that a VolumeSnapshotClass and a VolumeGroupSnapshotClass have in common.
 type class struct {
 	name, driver            string
 	policy                  snap.DeletionPolicy
@@ -67,70 +90,83 @@ func groupClassOf(c *groups.VolumeGroupSnapshotClass) class {
 	return class{c.Name, c.Driver, c.DeletionPolicy, c.Annotations, c.Parameters}
 }
 
-// classFor returns the class in all that named names. If named is nil or empty, it returns the
-// default class of the driver.
-func (n naming) classFor(named *string, driver string, all []class) (class, error) {
-	if named != nil && *named != "" {
-		i := slices.IndexFunc(all, func(c class) bool { return c.name == *named })
+// classFor returns the class called className from the given classes. If className is nil or empty,
+// it returns the default class of the driver.
+func (n naming) classFor(className *string, driver string, classes []class) (class, error) {
+	if className != nil && *className != "" {
+		i := slices.IndexFunc(classes, func(c class) bool { return c.name == *className })
 		switch {
 		case i < 0:
-			return class{}, fmt.Errorf("%sClass %q does not exist", n.kind, *named)
-		case all[i].driver != driver:
-			return class{}, fmt.Errorf("%sClass %q is of CSI driver %s, and %s of %s: name a class of that driver", n.kind, *named, all[i].driver, n.of, driver)
+			return class{}, fmt.Errorf("%sClass %q does not exist", n.kind, *className)
+		case classes[i].driver != driver:
+			return class{},
+				fmt.Errorf("%sClass %q belongs to CSI driver %s, and %s of %s: choose a class of that driver", n.kind,
+					*className, classes[i].driver, n.of, driver)
 		}
-		return all[i], nil
+		return classes[i], nil
 	}
 	var defaults []class
 	var names []string
-	for _, c := range all {
+	for _, c := range classes {
 		if c.driver == driver && c.annotations[n.defaultClass] == "true" {
 			defaults, names = append(defaults, c), append(names, c.name)
 		}
 	}
 	switch len(defaults) {
 	case 0:
-		return class{}, fmt.Errorf("no %sClass is the default of CSI driver %s: name a class in spec.%s, or annotate a class with %s=true", n.kind, driver, n.field, n.defaultClass)
+		return class{},
+			fmt.Errorf("no %sClass is the default of CSI driver %s: set spec.%s, or annotate a class with %s=true",
+				n.kind, driver, n.field, n.defaultClass)
 	case 1:
 		return defaults[0], nil
 	}
 	slices.Sort(names)
-	return class{}, fmt.Errorf("%sClasses %s are all the default of CSI driver %s: name one in spec.%s, or leave the annotation to one", n.kind, strings.Join(names, ", "), driver, n.field)
+	return class{},
+		fmt.Errorf("%sClasses %s are all the default of CSI driver %s: choose one in spec.%s, or keep the annotation "+
+			"on only one of them", n.kind, strings.Join(names, ", "), driver, n.field)
 }
 
-// chooseClass lists the classes and returns the class that named names. If named is nil or empty,
-// it returns the default class of the driver. of converts an object of kind T to a class.
-func chooseClass[T any](ctx context.Context, r *reconciler, n naming, named *string, driver string, of func(*T) class) (class, error) {
-	list, err := controllers.ListTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "")
+// chooseClass lists the classes and returns the class called className. If className is nil or
+// empty, it returns the default class of the driver. toClass converts an object of kind T to a
+// class.
+func chooseClass[T any](
+	ctx context.Context, r *reconciler, n naming, className *string, driver string, toClass func(*T) class,
+) (class, error) {
+	list, err := engine.ListTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "")
 	if err != nil {
 		return class{}, err
 	}
 	var all []class
 	for _, one := range list {
-		all = append(all, of(one.Typed))
+		all = append(all, toClass(one.Typed))
 	}
-	return n.classFor(named, driver, all)
+	return n.classFor(className, driver, all)
 }
 
-// withClass writes the name of class c to the spec of snapshot s if named is nil: s names no class.
-// It returns s as stored.
-func withClass[T any](ctx context.Context, r *reconciler, n naming, s controllers.TypedObject[T], named *string, c class) (controllers.TypedObject[T], error) {
-	if named != nil {
+// withClass writes the name of class c to the spec of snapshot s if className, the class in that
+// spec, is nil. It returns s as stored.
+func withClass[T any](
+	ctx context.Context, r *reconciler, n naming, s engine.TypedObject[T], className *string, c class,
+) (engine.TypedObject[T], error) {
+	if className != nil {
 		return s, nil
 	}
 	return writeChange(ctx, r, s, func(o *custom.Object) { o.Content["spec"].(map[string]any)[n.field] = c.name })
 }
 
 // classParameters returns the parameters for the driver of the class with this name. It returns nil
-// if name is nil. of converts an object of kind T to a class.
-func classParameters[T any](ctx context.Context, r *reconciler, n naming, name *string, of func(*T) class) (map[string]string, error) {
+// if name is nil. toClass converts an object of kind T to a class.
+func classParameters[T any](ctx context.Context, r *reconciler, n naming, name *string, toClass func(*T) class) (
+	map[string]string, error,
+) {
 	if name == nil {
 		return nil, nil
 	}
-	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "", *name)
+	c, err := engine.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "", *name)
 	if err != nil {
 		return nil, fmt.Errorf("%sClass %s: %w", n.kind, *name, err)
 	}
-	return n.driverParameters(of(c.Typed))
+	return n.driverParameters(toClass(c.Typed))
 }
 
 // driverParameters returns the parameters of class c that are passed to the driver. Parameters with
@@ -141,38 +177,46 @@ func (n naming) driverParameters(c class) (map[string]string, error) {
 		switch {
 		case !strings.HasPrefix(k, reserved):
 			out[k] = c.parameters[k]
-		case k != n.nameParam && k != n.namespaceParam:
-			return nil, fmt.Errorf("parameter %s of %sClass %s is not served for drivers that the agents serve: leave it out", k, n.kind, c.name)
+		case k != n.secret.nameParam && k != n.secret.namespaceParam:
+			return nil,
+				fmt.Errorf("parameter %s of %sClass %s is not served for drivers that the agents serve: leave it out",
+					k, n.kind, c.name)
 		}
 	}
 	return out, nil
 }
 
-// annotateContent sets the annotations of a new snapshot content: the Secret for calls of its
-// driver, from class c, and the nodes that can reach the snapshot, from affinity from. owner is the
-// snapshot.
-func (n naming) annotateContent(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
-	name, namespace := c.parameters[n.nameParam], c.parameters[n.namespaceParam]
+// annotateContent sets the annotations of a new snapshot content. They name the Secret for calls to
+// its driver, which class c specifies, and the nodes that can reach the snapshot, which affinity
+// selects. If affinity is nil, every node can reach it. owner is the snapshot.
+func (n naming) annotateContent(
+	content *metav1.ObjectMeta, c class, owner metav1.Object, affinity *corev1.VolumeNodeAffinity,
+) error {
+	name, namespace := c.parameters[n.secret.nameParam], c.parameters[n.secret.namespaceParam]
 	if (name == "") != (namespace == "") {
-		return fmt.Errorf("%sClass %s has one of the parameters %s and %s: both belong together", n.kind, c.name, n.nameParam, n.namespaceParam)
+		return fmt.Errorf("%sClass %s has only one of the parameters %s and %s: set both", n.kind, c.name,
+			n.secret.nameParam, n.secret.namespaceParam)
 	}
-	fill := strings.NewReplacer("${"+n.owner+".name}", owner.GetName(), "${"+n.owner+".namespace}", owner.GetNamespace(), "${"+n.content+".name}", content.Name)
+	fill := strings.NewReplacer("${"+n.secret.ownerVariable+".name}", owner.GetName(),
+		"${"+n.secret.ownerVariable+".namespace}", owner.GetNamespace(),
+		"${"+n.secret.contentVariable+".name}", content.Name)
 	name, namespace = fill.Replace(name), fill.Replace(namespace)
 	if strings.Contains(name+namespace, "${") {
-		return fmt.Errorf("%sClass %s: its Secret %s/%s has a variable that there is not", n.kind, c.name, namespace, name)
+		return fmt.Errorf("%sClass %s: the name of its Secret %s/%s contains an unknown variable", n.kind, c.name,
+			namespace, name)
 	}
 	if name != "" {
-		metav1.SetMetaDataAnnotation(content, n.secretName, name)
-		metav1.SetMetaDataAnnotation(content, n.secretNamespace, namespace)
+		metav1.SetMetaDataAnnotation(content, n.secret.nameAnnotation, name)
+		metav1.SetMetaDataAnnotation(content, n.secret.namespaceAnnotation, namespace)
 	}
-	if from == nil {
+	if affinity == nil {
 		return nil
 	}
-	text, err := json.Marshal(from)
+	text, err := json.Marshal(affinity)
 	if err != nil {
 		return err
 	}
-	metav1.SetMetaDataAnnotation(content, controllers.ReachedFromAnnotation, string(text))
+	metav1.SetMetaDataAnnotation(content, engine.ReachedFromAnnotation, string(text))
 	return nil
 }
 
@@ -187,17 +231,17 @@ func (n naming) checkOwnership(owner, content metav1.Object, ref corev1.ObjectRe
 	case ref.UID != "" && ref.UID != owner.GetUID():
 		return fmt.Errorf("%s belongs to an earlier %s of this name", c, n.kind)
 	case made:
-		return fmt.Errorf("%s is one that was made for %s, and has no %s", c, n.claims, n.handle)
+		return fmt.Errorf("%s was created for %s, and has no %s", c, n.claims, n.handle)
 	case content.GetDeletionTimestamp() != nil:
 		return fmt.Errorf("%s is being deleted", c)
 	}
 	return nil
 }
 
-// contentNamed reads the snapshot content of this name from the API. It returns nil if it does not
+// findContent reads the snapshot content of this name from the API. It returns nil if it does not
 // exist.
-func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.TypedObject[T], error) {
-	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Content"), "", name)
+func findContent[T any](ctx context.Context, r *reconciler, n naming, name string) (*engine.TypedObject[T], error) {
+	c, err := engine.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Content"), "", name)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -207,7 +251,9 @@ func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name stri
 // bindContent binds snapshot content c to the snapshot with UID owner. ref is the current reference
 // of c to the snapshot. bindContent also adds the finalizer that keeps c until its data are
 // deleted. It returns c as stored.
-func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controllers.TypedObject[T], ref corev1.ObjectReference, owner types.UID) (controllers.TypedObject[T], error) {
+func bindContent[T any](
+	ctx context.Context, r *reconciler, n naming, c engine.TypedObject[T], ref corev1.ObjectReference, owner types.UID,
+) (engine.TypedObject[T], error) {
 	if ref.UID != "" && slices.Contains(c.Object.Finalizers, n.finalizer) {
 		return c, nil
 	}
@@ -221,7 +267,9 @@ func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controll
 
 // volumeOf returns the PersistentVolume of a claim. It returns an error if no snapshot can be taken
 // of the claim.
-func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (v *corev1.PersistentVolume, err error) {
+func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (
+	v *corev1.PersistentVolume, err error,
+) {
 	if claim.Spec.VolumeName != "" {
 		if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", claim.Spec.VolumeName); err != nil {
 			v = nil
@@ -243,12 +291,14 @@ func (r *reconciler) protectClaim(ctx context.Context, claim *corev1.PersistentV
 
 // contentSecrets returns the data of the Secret that snapshot content o names for calls of its
 // driver. It returns nil if o names no Secret.
-func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
-	namespace, name := o.Annotations[n.secretNamespace], o.Annotations[n.secretName]
+func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Object, driver string) (
+	map[string]string, error,
+) {
+	namespace, name := o.Annotations[n.secret.namespaceAnnotation], o.Annotations[n.secret.nameAnnotation]
 	if name == "" {
 		return nil, nil
 	}
-	out, err := controllers.ReadDriverSecret(ctx, r.term.Client, &corev1.SecretReference{Namespace: namespace, Name: name})
+	out, err := engine.ReadDriverSecret(ctx, r.term.Client, &corev1.SecretReference{Namespace: namespace, Name: name})
 	if err != nil {
 		return nil, fmt.Errorf("CSI driver %s: %w", driver, err)
 	}
@@ -258,24 +308,24 @@ func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Obj
 // contentNodes returns the nodes that have the driver and reach the snapshot of snapshot content o.
 // The driver is called through these nodes. It returns an error if none exist.
 func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, error) {
-	from, err := controllers.ReachableNodeAffinity(o)
+	from, err := engine.ReachableNodeAffinity(o)
 	if err != nil {
 		return nil, err
 	}
 	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver}}}}
-	return controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
+	return engine.ListReachingNodes(v, r.csiNodes, r.nodes)
 }
 
-// markInProgress sets the annotation n.beingCreated of snapshot content o if on is true, and
-// removes it otherwise. The annotation means that the driver may have been called to create the
+// markInProgress sets the annotation n.beingCreated of snapshot content o if inProgress is true,
+// and removes it otherwise. The annotation means that the driver may have been called to create the
 // snapshot.
-func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Object, on bool) error {
-	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == on {
+func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Object, inProgress bool) error {
+	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == inProgress {
 		return nil
 	}
 	_, err := r.writeObject(ctx, o, func(o *custom.Object) {
-		if on {
+		if inProgress {
 			metav1.SetMetaDataAnnotation(&o.ObjectMeta, n.beingCreated, "yes")
 		} else {
 			delete(o.Annotations, n.beingCreated)
@@ -287,7 +337,8 @@ func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Obj
 // recordRefusal writes cause, the reason why a snapshot was not taken or found, to the status of
 // snapshot content o and to an event. It returns cause.
 func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Object, cause error) error {
-	if err := r.recordError(ctx, o, n.eventReason("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
+	if err := r.recordError(ctx, o, n.eventReason("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err !=
+		nil {
 		return err
 	}
 	return fmt.Errorf("%s %s: %w", o.Kind, o.Name, cause)
@@ -301,9 +352,10 @@ func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Obje
 	case err == nil:
 		return 0, r.releaseContent(ctx, n, o)
 	case status.Code(err) == codes.Aborted:
-		return poll, nil
+		return pollInterval, nil
 	}
-	r.recordEvent(o, corev1.EventTypeWarning, n.eventReason("DeleteError"), n.thing+" is not deleted: "+controllers.DriverErrorText(err))
+	r.recordEvent(o, corev1.EventTypeWarning, n.eventReason("DeleteError"),
+		n.thing+" is not deleted: "+engine.DriverErrorText(err))
 	return 0, fmt.Errorf("deleting the %s of %s %s: %w", n.thing, o.Kind, o.Name, err)
 }
 
@@ -326,7 +378,7 @@ func (r *reconciler) recordError(ctx context.Context, o *custom.Object, reason, 
 	r.recordEvent(o, corev1.EventTypeWarning, reason, message)
 	had, _, err := unstructured.NestedMap(o.Content, "status")
 	if err != nil {
-		return fmt.Errorf("the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
+		return fmt.Errorf("the status of %s %s: %w", o.Kind, engine.KeyOf(o), err)
 	}
 	if said, _, _ := unstructured.NestedString(had, "error", "message"); said == message {
 		return nil

@@ -2,7 +2,7 @@
 // which other clusters run two programs. It binds VolumeSnapshots to VolumeSnapshotContents if the
 // CustomResourceDefinition of VolumeSnapshots asks for it (ServedBy). A cluster with its own
 // snapshot controller installs definitions without that annotation. And it takes and deletes
-// snapshots for drivers that have no snapshotter of their own (controllers.IsServedByAgent). It
+// snapshots for drivers that have no snapshotter of their own (engine.IsServedByAgent). It
 // does the same for group snapshots (groupsnapshot.storage.k8s.io), and creates the member snapshot
 // of each claim in a group.
 //
@@ -18,17 +18,18 @@ import (
 	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // ServedBy is an annotation of the CustomResourceDefinition of VolumeSnapshots. With value
 // ControlPlane it makes this controller bind VolumeSnapshots to their contents.
 const (
-	ServedBy     = controllers.ServedByAnnotation
+	ServedBy     = engine.ServedByAnnotation
 	ControlPlane = "control-plane"
 	// Definition is the name of the CustomResourceDefinition of VolumeSnapshots.
-	Definition = "volumesnapshots." + controllers.SnapshotGroup
+	Definition = "volumesnapshots." + engine.SnapshotGroup
 )
 
 // Finalizers, annotations and class parameters of snapshots. They are those of the upstream
@@ -70,9 +71,10 @@ func checkSource(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume
 	case v == nil:
 		return fmt.Errorf("PersistentVolume %s of claim %s does not exist", claim.Spec.VolumeName, claim.Name)
 	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != claim.UID:
-		return fmt.Errorf("PersistentVolume %s is not that of claim %s", v.Name, claim.Name)
+		return fmt.Errorf("PersistentVolume %s is not bound to claim %s", v.Name, claim.Name)
 	case v.Spec.CSI == nil:
-		return fmt.Errorf("PersistentVolume %s is not one of a CSI driver: there are snapshots of such alone", v.Name)
+		return fmt.Errorf("PersistentVolume %s does not belong to a CSI driver: only volumes of CSI drivers can have "+
+			"snapshots", v.Name)
 	}
 	return nil
 }
@@ -80,15 +82,13 @@ func checkSource(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume
 // contentOf returns the VolumeSnapshotContent to create for VolumeSnapshot s with class c and
 // PersistentVolume v.
 func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
-	mode := corev1.PersistentVolumeFilesystem
-	if v.Spec.VolumeMode != nil {
-		mode = *v.Spec.VolumeMode
-	}
+	mode := ptr.Deref(v.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	out := &snap.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: contentName(s), Finalizers: []string{contentFinalizer}},
 		Spec: snap.VolumeSnapshotContentSpec{
-			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot", Namespace: s.Namespace, Name: s.Name, UID: s.UID},
-			DeletionPolicy:    c.policy, Driver: c.driver, VolumeSnapshotClassName: &c.name,
+			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot",
+				Namespace: s.Namespace, Name: s.Name, UID: s.UID},
+			DeletionPolicy: c.policy, Driver: c.driver, VolumeSnapshotClassName: &c.name,
 			Source: snap.VolumeSnapshotContentSource{VolumeHandle: &v.Spec.CSI.VolumeHandle}, SourceVolumeMode: &mode,
 		},
 	}
@@ -104,7 +104,8 @@ func checkOwnership(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error
 // isDataDeletable reports whether VolumeSnapshotContent c is being deleted and no VolumeSnapshot
 // uses its data any more. The data may then be deleted, if the deletion policy is Delete.
 func isDataDeletable(c *snap.VolumeSnapshotContent) bool {
-	return c.DeletionTimestamp != nil && (c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
+	return c.DeletionTimestamp != nil &&
+		(c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
 }
 
 // isSourceOf reports whether VolumeSnapshot s is the data source of claim c, and c has no volume

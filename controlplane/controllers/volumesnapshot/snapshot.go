@@ -14,11 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/engine"
 )
 
 // reconcileSnapshot binds VolumeSnapshot s to its content and copies the status of the content to
@@ -48,7 +49,7 @@ func (r *reconciler) reconcileSnapshot(ctx context.Context, s snapshot) (_ time.
 		return 0, err
 	}
 	if err != nil {
-		return again, r.recordError(ctx, s.Object, "SnapshotContentMissing", err.Error())
+		return retryInterval, r.recordError(ctx, s.Object, "SnapshotContentMissing", err.Error())
 	}
 	return 0, r.copyContentStatus(ctx, s, c)
 }
@@ -56,7 +57,7 @@ func (r *reconciler) reconcileSnapshot(ctx context.Context, s snapshot) (_ time.
 // staticContent returns the pre-provisioned content that VolumeSnapshot s names, and binds it to s.
 func (r *reconciler) staticContent(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
 	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
-	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
+	c, err := findContent[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -71,9 +72,9 @@ func (r *reconciler) staticContent(ctx context.Context, s snapshot) (*snap.Volum
 }
 
 // dynamicContent returns the content of VolumeSnapshot s, the source of which is a claim. It
-// creates the content if necessary. It also returns s as stored last.
+// creates the content if necessary. It also returns the version of s that was stored last.
 func (r *reconciler) dynamicContent(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
-	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
+	c, err := findContent[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
 	if err != nil {
 		return s, nil, err
 	}
@@ -81,10 +82,11 @@ func (r *reconciler) dynamicContent(ctx context.Context, s snapshot) (snapshot, 
 		return s, c.Typed, checkOwnership(s.Typed, c.Typed)
 	}
 	if slices.Contains(s.Typed.Finalizers, memberFinalizer) {
-		return s, nil, errors.New("its group has not made its VolumeSnapshotContent yet")
+		return s, nil, errors.New("its group has not created its VolumeSnapshotContent yet")
 	}
 	if s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
-		return s, nil, fmt.Errorf("VolumeSnapshotContent %s no longer exists: it was deleted while it was in use", *s.Typed.Status.BoundVolumeSnapshotContentName)
+		return s, nil, fmt.Errorf("VolumeSnapshotContent %s no longer exists: it was deleted while it was in use",
+			*s.Typed.Status.BoundVolumeSnapshotContentName)
 	}
 	name := *s.Typed.Spec.Source.PersistentVolumeClaimName
 	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, name)
@@ -125,7 +127,7 @@ func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotCo
 func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
 	k := r.snapshotKind(kind)
 	if k == nil {
-		return nil, fmt.Errorf("%s is not served any more", kind)
+		return nil, fmt.Errorf("%s is no longer served", kind)
 	}
 	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
 	if err != nil {
@@ -137,7 +139,8 @@ func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1
 	if err != nil {
 		return nil, fmt.Errorf("making %s %s: %w", kind, typed.GetName(), err)
 	}
-	made, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbCreate, Kind: k, Namespace: typed.GetNamespace(), Object: o})
+	made, err := r.term.Client.Do(ctx,
+		&api.Request{Verb: api.VerbCreate, Kind: k, Namespace: typed.GetNamespace(), Object: o})
 	if err != nil {
 		return nil, err
 	}
@@ -149,8 +152,9 @@ func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1
 func (r *reconciler) copyContentStatus(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
 	next := statusOf(s.Typed, c)
 	if !equality.Semantic.DeepEqual(s.Typed.Status, next) {
-		if next.ReadyToUse != nil && *next.ReadyToUse && !controllers.IsSnapshotReady(s.Typed) {
-			r.recordEvent(s.Object, corev1.EventTypeNormal, "SnapshotReady", fmt.Sprintf("Snapshot %s is ready to use", controllers.KeyOf(s.Object)))
+		if next.ReadyToUse != nil && *next.ReadyToUse && !engine.IsSnapshotReady(s.Typed) {
+			r.recordEvent(s.Object, corev1.EventTypeNormal, "SnapshotReady",
+				fmt.Sprintf("Snapshot %s is ready to use", engine.KeyOf(s.Object)))
 		}
 		if err := r.writeStatus(ctx, s.Object, next); err != nil {
 			return err
@@ -194,29 +198,33 @@ func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.Volum
 	return next
 }
 
-// unprotectClaim removes claimFinalizer from the claim of VolumeSnapshot of, unless another
-// snapshot still has to be taken from the claim.
-func (r *reconciler) unprotectClaim(ctx context.Context, of *snap.VolumeSnapshot) error {
-	name := of.Spec.Source.PersistentVolumeClaimName
+// unprotectClaim removes claimFinalizer from the claim of VolumeSnapshot s, unless another snapshot
+// still has to be taken from the claim.
+func (r *reconciler) unprotectClaim(ctx context.Context, s *snap.VolumeSnapshot) error {
+	name := s.Spec.Source.PersistentVolumeClaimName
 	if name == nil {
 		return nil
 	}
-	return r.letGo(ctx, of.Namespace, *name, func(o *snap.VolumeSnapshot) bool { return o.UID != of.UID && o.DeletionTimestamp == nil })
+	return r.releaseUnneededClaim(ctx, s.Namespace, *name, func(o *snap.VolumeSnapshot) bool {
+		return o.UID != s.UID && o.DeletionTimestamp == nil
+	})
 }
 
 // reconcileClaim removes claimFinalizer from a claim that no snapshot needs. Usually the deletion
 // of the last snapshot removes it, but a user may have removed the snapshot's own finalizers.
-func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) error {
-	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
+func (r *reconciler) reconcileClaim(ctx context.Context, key engine.Key) error {
+	c, ok := engine.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.isBinder() {
 		return nil
 	}
-	return r.letGo(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
+	return r.releaseUnneededClaim(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
 }
 
-// letGo removes claimFinalizer from a claim. It keeps the finalizer while a group snapshot, or a
-// VolumeSnapshot for which counts returns true, still has to be taken from the claim.
-func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts func(*snap.VolumeSnapshot) bool) error {
+// releaseUnneededClaim removes claimFinalizer from a claim, unless a snapshot still has to be taken
+// from the claim: by a group snapshot, or by a VolumeSnapshot for which counts returns true.
+func (r *reconciler) releaseUnneededClaim(
+	ctx context.Context, namespace, name string, counts func(*snap.VolumeSnapshot) bool,
+) error {
 	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(claim.Finalizers, claimFinalizer) {
 		return nil
@@ -224,17 +232,18 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 	if err != nil {
 		return err
 	}
-	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), namespace)
+	all, err := engine.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), namespace)
 	if err != nil {
 		return err
 	}
 	for _, one := range all {
 		s := one.Typed
-		if from := s.Spec.Source.PersistentVolumeClaimName; from != nil && *from == name && counts(s) && (s.Status == nil || s.Status.CreationTime == nil) {
+		if from := s.Spec.Source.PersistentVolumeClaimName; from != nil && *from == name && counts(s) &&
+			(s.Status == nil || s.Status.CreationTime == nil) {
 			return nil
 		}
 	}
-	if held, err := r.heldByGroup(ctx, claim); err != nil || held {
+	if held, err := r.groups.heldByGroup(ctx, claim); err != nil || held {
 		return err
 	}
 	next := claim.DeepCopy()
@@ -245,53 +254,57 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 
 // finalizeSnapshot finalizes VolumeSnapshot s, which is being deleted. If the deletion policy of
 // its content is Delete, it deletes the content first. s is kept while a claim is being created
-// from it.
+// from it. finalizeSnapshot returns the delay until the next attempt; 0 means none.
 func (r *reconciler) finalizeSnapshot(ctx context.Context, s snapshot) (time.Duration, error) {
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
 		return 0, nil
 	}
-	if stays, err := r.staysWithGroup(ctx, s); err != nil || stays {
-		return again, err
+	if stays, err := r.groups.staysWithGroup(ctx, s); err != nil || stays {
+		return retryInterval, err
 	}
-	claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, metav1.ListOptions{})
+	claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace,
+		metav1.ListOptions{})
 	if err != nil {
 		return 0, err
 	}
 	for _, c := range claims {
 		if isSourceOf(s.Typed, c) {
-			r.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+": it is deleted after the claim's volume has been created")
-			return again, nil
+			r.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending",
+				"the volume of claim "+c.Name+": it is deleted after the claim's volume has been created")
+			return retryInterval, nil
 		}
 	}
-	name := contentName(s.Typed)
-	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
-		name = *s.Typed.Spec.Source.VolumeSnapshotContentName
-	}
-	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
+	name := ptr.Deref(s.Typed.Spec.Source.VolumeSnapshotContentName, contentName(s.Typed))
+	c, err := findContent[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
 	if err != nil {
 		return 0, err
 	}
 	if c != nil && c.Typed.Spec.VolumeSnapshotRef.UID == s.Typed.UID {
 		stays, err := r.prepareContentDeletion(ctx, *c)
 		if err != nil || !stays && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
-			return again, err // the deletion of the content queues the VolumeSnapshot again
+			return retryInterval, err // the deletion of the content queues the VolumeSnapshot again
 		}
 	}
 	if err := r.unprotectClaim(ctx, s.Typed); err != nil {
 		return 0, err
 	}
 	_, err = r.writeObject(ctx, s.Object, func(o *custom.Object) {
-		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == boundFinalizer || f == sourceFinalizer || f == memberFinalizer })
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool {
+			return f == boundFinalizer || f == sourceFinalizer || f == memberFinalizer
+		})
 	})
 	return 0, err
 }
 
 // prepareContentDeletion adds annotation beingDeleted to content c: its VolumeSnapshot is being
-// deleted. It then deletes c if its deletion policy is Delete. Otherwise it returns stays true.
+// deleted. It then deletes c if its deletion policy is Delete. Otherwise c is kept and stays is
+// true.
 func (r *reconciler) prepareContentDeletion(ctx context.Context, c content) (stays bool, err error) {
 	o := c.Object
 	if !metav1.HasAnnotation(o.ObjectMeta, beingDeleted) {
-		if o, err = r.writeObject(ctx, o, func(o *custom.Object) { metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingDeleted, "yes") }); err != nil {
+		if o, err = r.writeObject(ctx, o, func(o *custom.Object) {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingDeleted, "yes")
+		}); err != nil {
 			return false, err
 		}
 	}
@@ -311,14 +324,15 @@ func (r *reconciler) deleteOrphanedContent(ctx context.Context, c content) (cont
 	if ref.UID == "" || metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted) && c.Typed.DeletionTimestamp != nil {
 		return c, nil
 	}
-	s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), ref.Namespace, ref.Name)
+	s, err := engine.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"),
+		ref.Namespace, ref.Name)
 	if err == nil && s.Typed.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
 		return c, err
 	}
 	if stays, err := r.prepareContentDeletion(ctx, c); err != nil || stays {
 		return c, err
 	}
-	next, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, c.Typed.Name)
+	next, err := findContent[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, c.Typed.Name)
 	if next == nil {
 		return content{}, err
 	}

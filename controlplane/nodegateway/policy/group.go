@@ -17,14 +17,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
-// peer selects the pods of one peer of a NetworkPolicy, or of one named port.
+// peer selects the pods of one peer of a NetworkPolicy's rule, or the pods with one named port.
 type peer struct {
-	namespace  string          // namespace of the pods if namespaces is nil
-	namespaces labels.Selector // selects namespaces; nil: only namespace
+	namespace  string          // namespace of the pods, if namespaces is nil
+	namespaces labels.Selector // selector of the namespaces; nil selects only namespace
 	pods       labels.Selector
-	// port, unless zero, restricts the peer to pods with a container that declares this named port.
+	// port restricts the peer to pods with a container that declares this named port, unless it is
+	// zero.
 	port portName
 }
 
@@ -34,17 +37,17 @@ type portName struct {
 	proto v1.Protocol
 }
 
-// String returns the port as PROTOCOL/NAME, the form in PortAnnotation.
+// String returns the port as PROTOCOL/NAME, the format in PortAnnotation.
 func (p portName) String() string { return strings.ToLower(string(p.proto)) + "/" + p.name }
 
-// means reports whether the peer selects a pod of one of its namespaces. m is the pod's group
-// member; nil never matches.
-func (p peer) means(pod *v1.Pod, m *member) bool {
-	return m != nil && p.pods.Matches(labels.Set(pod.Labels)) && (p.port == portName{} || m.names(p.port))
+// selectsPod reports whether the peer selects a pod in one of its namespaces. m is the pod as a
+// group member; the result is false if it is nil.
+func (p peer) selectsPod(pod *v1.Pod, m *member) bool {
+	return m != nil && p.pods.Matches(labels.Set(pod.Labels)) && (p.port == portName{} || m.hasPort(p.port))
 }
 
-// name returns the name of the peer's address group. Equivalent peers have the same name.
-func (p peer) name() string {
+// groupName returns the name of the peer's address group. Equivalent peers have the same name.
+func (p peer) groupName() string {
 	text := "pods " + p.pods.String()
 	if p.namespaces != nil {
 		text += "\nof namespaces " + p.namespaces.String()
@@ -58,8 +61,8 @@ func (p peer) name() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// selector parses a validated label selector; an invalid one selects nothing.
-func selector(s *metav1.LabelSelector) labels.Selector {
+// parseSelector parses a validated label selector. If it is invalid, the result selects nothing.
+func parseSelector(s *metav1.LabelSelector) labels.Selector {
 	out, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
 		return labels.Nothing()
@@ -67,43 +70,45 @@ func selector(s *metav1.LabelSelector) labels.Selector {
 	return out
 }
 
-// peersOf returns the peers of a policy that have selectors, in the order of Annotation.
-func peersOf(p *networkingv1.NetworkPolicy) (out []peer) {
+// policyPeers returns the peers of a policy that have selectors, in the order in which Annotation
+// lists them.
+func policyPeers(networkPolicy *networkingv1.NetworkPolicy) (out []peer) {
 	add := func(peers []networkingv1.NetworkPolicyPeer) {
-		for _, at := range peers {
-			if at.PodSelector == nil && at.NamespaceSelector == nil {
+		for _, policyPeer := range peers {
+			if policyPeer.PodSelector == nil && policyPeer.NamespaceSelector == nil {
 				continue
 			}
-			one := peer{namespace: p.Namespace, pods: labels.Everything()}
-			if at.PodSelector != nil {
-				one.pods = selector(at.PodSelector)
+			selected := peer{namespace: networkPolicy.Namespace, pods: labels.Everything()}
+			if policyPeer.PodSelector != nil {
+				selected.pods = parseSelector(policyPeer.PodSelector)
 			}
-			if at.NamespaceSelector != nil {
-				one.namespace, one.namespaces = "", selector(at.NamespaceSelector)
+			if policyPeer.NamespaceSelector != nil {
+				selected.namespace, selected.namespaces = "", parseSelector(policyPeer.NamespaceSelector)
 			}
-			out = append(out, one)
+			out = append(out, selected)
 		}
 	}
-	for _, r := range p.Spec.Ingress {
+	for _, r := range networkPolicy.Spec.Ingress {
 		add(r.From)
 	}
-	for _, r := range p.Spec.Egress {
+	for _, r := range networkPolicy.Spec.Egress {
 		add(r.To)
 	}
 	return out
 }
 
-// portsOf returns the named ports of egress rules that allow all destinations or address blocks.
-// Such a port applies to pods of all namespaces with a container that declares it. The result is
-// sorted and without duplicates.
-func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
-	for _, r := range p.Spec.Egress {
-		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
+// egressPorts returns the named ports in egress rules that allow all destinations or address
+// blocks. Such a port applies to the pods of all namespaces with a container that declares it. The
+// result is sorted and without duplicates.
+func egressPorts(networkPolicy *networkingv1.NetworkPolicy) (out []portName) {
+	for _, r := range networkPolicy.Spec.Egress {
+		if len(r.To) > 0 && !slices.ContainsFunc(r.To,
+			func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
 			continue
 		}
 		for _, port := range r.Ports {
 			if port.Port == nil || port.Port.Type != intstr.String || strings.ContainsAny(port.Port.StrVal, ",=") {
-				continue // not a valid port name
+				continue // the name is not a valid port name
 			}
 			out = append(out, portName{port.Port.StrVal, cmp.Or(ptr.Deref(port.Protocol, ""), v1.ProtocolTCP)})
 		}
@@ -112,9 +117,10 @@ func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
 	return slices.Compact(out)
 }
 
-// annotated returns a policy as it is sent to nodes, with its groups in annotations. In groups, the
-// groups of ports follow those of the peers.
-func annotated(p *networkingv1.NetworkPolicy, groups []string, ports []portName) *networkingv1.NetworkPolicy {
+// annotatePolicy returns a policy as it is sent to nodes, with the names of its address groups in
+// annotations. groups contains first the groups of peers and then those of ports.
+func annotatePolicy(networkPolicy *networkingv1.NetworkPolicy, groups []string,
+	ports []portName) *networkingv1.NetworkPolicy {
 	peers := len(groups) - len(ports)
 	annotations := map[string]string{Annotation: strings.Join(groups[:peers], ",")}
 	if len(ports) > 0 {
@@ -125,20 +131,21 @@ func annotated(p *networkingv1.NetworkPolicy, groups []string, ports []portName)
 		annotations[PortAnnotation] = strings.Join(named, ",")
 	}
 	return &networkingv1.NetworkPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		ObjectMeta: metav1.ObjectMeta{Namespace: networkPolicy.Namespace, Name: networkPolicy.Name,
+			UID: networkPolicy.UID, ResourceVersion: networkPolicy.ResourceVersion,
 			Annotations: annotations},
-		Spec: p.Spec,
+		Spec: networkPolicy.Spec,
 	}
 }
 
-// group is an address group: the addresses and named ports of the pods of a peer.
+// group is an address group: the addresses and named ports of the pods that a peer selects.
 type group struct {
 	peer
 	name     string
-	users    int                           // references by policies, counted with repetitions
-	members  map[string]map[string]*member // by namespace and name
+	users    int                           // number of references by policies, including repeated references
+	members  map[string]map[string]*member // by namespace, then by name
 	revision uint64
-	built    *v1.Endpoints // cached wire object; nil after a change
+	built    *v1.Endpoints // cached result of buildEndpoints; nil after a change
 }
 
 // member is a pod in an address group. It is immutable.
@@ -147,18 +154,18 @@ type member struct {
 	ports     []v1.EndpointPort // named container ports, sorted by name, protocol and number
 }
 
-// memberOf returns the group member of a pod, or nil if the pod has no address of its own or has
-// ended.
-func memberOf(p *v1.Pod) *member {
-	if p.Spec.HostNetwork || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+// buildMember returns the group member for a pod. It returns nil if the pod has no address of its
+// own or has terminated.
+func buildMember(pod *v1.Pod) *member {
+	if pod.Spec.HostNetwork || api.IsPodTerminal(pod) {
 		return nil
 	}
 	m := &member{}
-	for _, ip := range p.Status.PodIPs {
+	for _, ip := range pod.Status.PodIPs {
 		m.addresses = append(m.addresses, ip.IP)
 	}
-	if len(m.addresses) == 0 && p.Status.PodIP != "" {
-		m.addresses = []string{p.Status.PodIP}
+	if len(m.addresses) == 0 && pod.Status.PodIP != "" {
+		m.addresses = []string{pod.Status.PodIP}
 	}
 	if len(m.addresses) == 0 {
 		return nil
@@ -170,13 +177,14 @@ func memberOf(p *v1.Pod) *member {
 			}
 			for _, port := range containers[i].Ports {
 				if port.Name != "" {
-					m.ports = append(m.ports, v1.EndpointPort{Name: port.Name, Port: port.ContainerPort, Protocol: cmp.Or(port.Protocol, v1.ProtocolTCP)})
+					m.ports = append(m.ports, v1.EndpointPort{Name: port.Name, Port: port.ContainerPort,
+						Protocol: cmp.Or(port.Protocol, v1.ProtocolTCP)})
 				}
 			}
 		}
 	}
-	name(p.Spec.InitContainers, false) // sidecars, which run beside the other containers
-	name(p.Spec.Containers, true)
+	name(pod.Spec.InitContainers, false) // sidecar containers, which run as long as the other containers
+	name(pod.Spec.Containers, true)
 	slices.SortFunc(m.ports, func(a, b v1.EndpointPort) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 	})
@@ -184,29 +192,32 @@ func memberOf(p *v1.Pod) *member {
 	return m
 }
 
-// names reports whether a container of the pod declares the named port.
-func (m *member) names(p portName) bool {
-	return slices.ContainsFunc(m.ports, func(have v1.EndpointPort) bool { return have.Name == p.name && have.Protocol == p.proto })
+// hasPort reports whether a container of the pod declares the named port.
+func (m *member) hasPort(port portName) bool {
+	return slices.ContainsFunc(m.ports, func(have v1.EndpointPort) bool {
+		return have.Name == port.name &&
+			have.Protocol == port.proto
+	})
 }
 
-func (m *member) equal(o *member) bool {
+func (m *member) equalsMember(o *member) bool {
 	return slices.Equal(m.addresses, o.addresses) && slices.Equal(m.ports, o.ports)
 }
 
-// sameMember reports whether a change of a pod affects no group. Container ports need no
-// comparison: they are immutable.
-func sameMember(a, b *v1.Pod) bool {
-	ended := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed }
-	return a.UID == b.UID && ended(a) == ended(b) && a.Status.PodIP == b.Status.PodIP &&
+// equalsForGroups reports whether the change of a pod from a to b affects no group. Container ports
+// need no comparison: they are immutable.
+func equalsForGroups(a, b *v1.Pod) bool {
+	return a.UID == b.UID && api.IsPodTerminal(a) == api.IsPodTerminal(b) && a.Status.PodIP == b.Status.PodIP &&
 		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Labels, b.Labels)
 }
 
-// UID returns the UID of an address group; it is the same for all revisions.
+// UID returns the UID of the address group with a name. It is the same for all revisions of the
+// group.
 func UID(group string) types.UID { return types.UID("addresses-of-" + group) }
 
-// put adds or replaces a member and reports whether the group changed.
-func (g *group) put(namespace, name string, m *member) bool {
-	if old := g.members[namespace][name]; old != nil && old.equal(m) {
+// setMember adds or replaces the member with a name, and reports whether the group has changed.
+func (g *group) setMember(namespace, name string, m *member) bool {
+	if old := g.members[namespace][name]; old != nil && old.equalsMember(m) {
 		return false
 	}
 	if g.members[namespace] == nil {
@@ -216,8 +227,8 @@ func (g *group) put(namespace, name string, m *member) bool {
 	return true
 }
 
-// remove removes a member and reports whether the group changed.
-func (g *group) remove(namespace, name string) bool {
+// removeMember removes the member with a name, and reports whether the group has changed.
+func (g *group) removeMember(namespace, name string) bool {
 	if g.members[namespace][name] == nil {
 		return false
 	}
@@ -228,9 +239,9 @@ func (g *group) remove(namespace, name string) bool {
 	return true
 }
 
-// endpoints returns the group as an Endpoints object with one subset per list of ports, sorted. The
-// index's lock must be held. The result is shared.
-func (g *group) endpoints() *v1.Endpoints {
+// buildEndpoints returns the group as an Endpoints object with one subset for each distinct list of
+// ports, sorted. The index's lock must be held. The result is shared.
+func (g *group) buildEndpoints() *v1.Endpoints {
 	if g.built != nil {
 		return g.built
 	}
@@ -246,7 +257,8 @@ func (g *group) endpoints() *v1.Endpoints {
 			}
 		}
 	}
-	e := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: g.name, UID: UID(g.name), ResourceVersion: strconv.FormatUint(g.revision, 10)}}
+	e := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: g.name, UID: UID(g.name),
+		ResourceVersion: strconv.FormatUint(g.revision, 10)}}
 	for _, k := range slices.Sorted(maps.Keys(subsets)) {
 		s := subsets[k]
 		slices.SortFunc(s.Addresses, func(a, b v1.EndpointAddress) int { return cmp.Compare(a.IP, b.IP) })

@@ -1,9 +1,10 @@
-// Package policy indexes the NetworkPolicies that select each pod and the addresses of the pods
-// that each policy's peers select. The index is updated incrementally as pods, namespaces and
-// policies change.
+// Package policy indexes which NetworkPolicies select each pod, and the addresses of the pods that
+// each policy's peers select. The index is updated incrementally when pods, namespaces and policies
+// change.
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -14,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Source gives an index access to the existing pods and namespaces, for the members of a new group.
+// Source gives an Index access to the existing pods and namespaces, for the members of a new group.
 // It must contain every object that was already passed to a method of Index.
 type Source interface {
 	Pods(namespace string) []*v1.Pod
@@ -25,16 +26,18 @@ type Source interface {
 	Peer(p *v1.Pod) *v1.Pod
 }
 
-// Annotation is the annotation of a policy sent to nodes that lists the address group of each peer
-// with selectors. The ingress rules' peers come first, then those of egress, separated by commas.
+// Annotation is the annotation, of a policy that is sent to nodes, with the name of the address
+// group of each peer with selectors. The names are separated by commas, those of the ingress rules'
+// peers first.
 const Annotation = "keelson.dev/address-groups"
 
-// PortAnnotation is the annotation of a policy sent to nodes that lists groups of named ports, as
-// PROTOCOL/NAME=GROUP separated by commas. It covers egress rules that allow destinations without
-// selectors. Agents of earlier releases ignore it and allow nothing by such a port.
+// PortAnnotation is the annotation, of a policy that is sent to nodes, with the address groups of
+// named ports, as PROTOCOL/NAME=GROUP separated by commas. It contains the ports of egress rules
+// that allow destinations without selectors. Agents of earlier releases ignore it and allow nothing
+// by such a port.
 const PortAnnotation = "keelson.dev/named-port-groups"
 
-// The virtual pod that represents the cluster's DNS in policies. Every node answers DNS itself.
+// The virtual pod that represents the cluster's DNS in policies. Every node serves DNS itself.
 const (
 	DNSNamespace = metav1.NamespaceSystem
 	dnsName      = "(the cluster's DNS)" // not a valid pod name
@@ -43,86 +46,87 @@ const (
 	dnsPort      = 53
 )
 
-// Index holds the NetworkPolicies and the address groups of their peers. It is safe for concurrent
-// use.
+// Index contains the NetworkPolicies and the address groups of their peers. It is safe for
+// concurrent use.
 type Index struct {
-	src Source
+	source Source
 
-	mu       sync.Mutex
-	policies map[string]map[string]*policy // by namespace and name
-	groups   map[string]*group             // by name
-	within   map[string]map[string]*group  // groups of one namespace's pods, by namespace and group name
-	across   map[string]*group             // groups with a namespace selector, by name
-	revision uint64
-	dns      *v1.Pod
+	mu              sync.Mutex
+	policies        map[string]map[string]*policy // by namespace, then by name
+	groups          map[string]*group             // by name
+	namespaceGroups map[string]map[string]*group  // groups with pods of one namespace, by namespace and group name
+	selectorGroups  map[string]*group             // groups with a namespace selector, by name
+	revision        uint64
+	dns             *v1.Pod
 }
 
 // policy is an indexed NetworkPolicy.
 type policy struct {
-	sent   *networkingv1.NetworkPolicy
-	pods   labels.Selector
-	groups []string
+	sent        *networkingv1.NetworkPolicy
+	podSelector labels.Selector
+	groups      []string
 }
 
-// New returns an empty index.
+// New returns an empty index. src provides the pods and namespaces.
 func New(src Source) *Index {
 	return &Index{
-		src: src, policies: make(map[string]map[string]*policy), groups: make(map[string]*group),
-		within: make(map[string]map[string]*group), across: make(map[string]*group),
+		source: src, policies: make(map[string]map[string]*policy), groups: make(map[string]*group),
+		namespaceGroups: make(map[string]map[string]*group), selectorGroups: make(map[string]*group),
 	}
 }
 
-// Policy adds or replaces a policy, or deletes it if now is nil. It returns the names of the groups
-// that were created and deleted. A created group may have existed before under the same name.
-func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) (made, gone []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	old := x.policies[namespace][name]
-	if now == nil {
-		delete(x.policies[namespace], name)
-		if len(x.policies[namespace]) == 0 {
-			delete(x.policies, namespace)
+// SetPolicy adds or replaces the policy with a name, or deletes it if current is nil. It returns
+// the names of the groups that were created and deleted. A group with the name of a created group
+// may have existed before.
+func (i *Index) SetPolicy(namespace, name string, current *networkingv1.NetworkPolicy) (created, deleted []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	old := i.policies[namespace][name]
+	if current == nil {
+		delete(i.policies[namespace], name)
+		if len(i.policies[namespace]) == 0 {
+			delete(i.policies, namespace)
 		}
 	} else {
-		p := &policy{pods: selector(&now.Spec.PodSelector)}
-		ports := portsOf(now)
-		peers := peersOf(now)
+		indexed := &policy{podSelector: parseSelector(&current.Spec.PodSelector)}
+		ports := egressPorts(current)
+		peers := policyPeers(current)
 		for _, port := range ports {
 			peers = append(peers, peer{namespaces: labels.Everything(), pods: labels.Everything(), port: port})
 		}
 		for _, s := range peers {
-			g, fresh := x.use(s)
-			if p.groups = append(p.groups, g); fresh {
-				made = append(made, g)
+			g, fresh := i.addGroupUser(s)
+			if indexed.groups = append(indexed.groups, g); fresh {
+				created = append(created, g)
 			}
 		}
-		p.sent = annotated(now, p.groups, ports)
-		if x.policies[namespace] == nil {
-			x.policies[namespace] = make(map[string]*policy)
+		indexed.sent = annotatePolicy(current, indexed.groups, ports)
+		if i.policies[namespace] == nil {
+			i.policies[namespace] = make(map[string]*policy)
 		}
-		x.policies[namespace][name] = p
+		i.policies[namespace][name] = indexed
 	}
 	if old != nil {
-		for _, g := range old.groups { // after the new groups are in use, so that common groups stay
-			if x.leave(g) {
-				gone = append(gone, g)
+		for _, g := range old.groups { // after the new groups are referenced, so that common groups are not deleted
+			if i.removeGroupUser(g) {
+				deleted = append(deleted, g)
 			}
 		}
 	}
-	return made, gone
+	return created, deleted
 }
 
-// Selecting returns the sorted names of the policies in the pod's namespace that select the pod.
-// For a pod with host network it returns none.
-func (x *Index) Selecting(p *v1.Pod) []string {
-	if p.Spec.HostNetwork {
+// PoliciesOfPod returns the sorted names of the policies in the pod's namespace that select the
+// pod. It returns none for a pod with host network.
+func (i *Index) PoliciesOfPod(pod *v1.Pod) []string {
+	if pod.Spec.HostNetwork {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	var names []string
-	for name, policy := range x.policies[p.Namespace] {
-		if policy.pods.Matches(labels.Set(p.Labels)) {
+	for name, policy := range i.policies[pod.Namespace] {
+		if policy.podSelector.Matches(labels.Set(pod.Labels)) {
 			names = append(names, name)
 		}
 	}
@@ -130,210 +134,209 @@ func (x *Index) Selecting(p *v1.Pod) []string {
 	return names
 }
 
-// Sent returns a policy in the form in which nodes get it.
-func (x *Index) Sent(namespace, name string) (*networkingv1.NetworkPolicy, bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p := x.policies[namespace][name]
+// SentPolicy returns the policy with a name as it is sent to nodes, with annotations.
+func (i *Index) SentPolicy(namespace, name string) (*networkingv1.NetworkPolicy, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	p := i.policies[namespace][name]
 	if p == nil {
 		return nil, false
 	}
 	return p.sent, true
 }
 
-// Groups returns the names of a policy's groups.
-func (x *Index) Groups(namespace, name string) []string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p := x.policies[namespace][name]
+// GroupsOfPolicy returns the names of the address groups of the policy with a name.
+func (i *Index) GroupsOfPolicy(namespace, name string) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	p := i.policies[namespace][name]
 	if p == nil {
 		return nil
 	}
 	return p.groups
 }
 
-// Group returns an address group in the form in which nodes get it: addresses of pods, by their
+// Group returns the address group with a name as it is sent to nodes: addresses of pods, by their
 // named ports.
-func (x *Index) Group(name string) (*v1.Endpoints, bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	g := x.groups[name]
+func (i *Index) Group(name string) (*v1.Endpoints, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	g := i.groups[name]
 	if g == nil {
 		return nil, false
 	}
-	return g.endpoints(), true
+	return g.buildEndpoints(), true
 }
 
-// Pod handles the creation, change or deletion of a pod and returns the names of the changed
-// groups.
-func (x *Index) Pod(old, now *v1.Pod) (changed []string) {
-	if old != nil && now != nil && sameMember(old, now) {
+// UpdatePod updates the groups after the creation, change or deletion of a pod and returns the
+// names of the changed groups. old is nil on creation, current on deletion.
+func (i *Index) UpdatePod(old, current *v1.Pod) (changed []string) {
+	if old != nil && current != nil && equalsForGroups(old, current) {
 		return nil
 	}
-	any := now
-	if any == nil {
-		any = old
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.pod(any.Namespace, any.Name, now)
+	pod := cmp.Or(current, old)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.updateGroups(pod.Namespace, pod.Name, current)
 }
 
-// Rejudge evaluates Source.Peer again for a pod, after a change outside the pod. It returns the
-// names of the changed groups.
-func (x *Index) Rejudge(namespace, name string) (changed []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p, ok := x.src.Pod(namespace, name) // under the lock, so that a concurrently deleted pod is not added again
+// ReevaluatePod calls Source.Peer again for a pod whose valid addresses may have changed, and
+// updates the groups. It returns the names of the changed groups.
+func (i *Index) ReevaluatePod(namespace, name string) (changed []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	p, ok := i.source.Pod(namespace, name) // under the lock: a deleted pod is not added again
 	if !ok {
 		return nil
 	}
-	return x.pod(namespace, name, p)
+	return i.updateGroups(namespace, name, p)
 }
 
-// member returns the group member of a pod, or nil if no peer can select it.
-func (x *Index) member(p *v1.Pod) *member {
-	if p != x.dns {
-		p = x.src.Peer(p)
+// buildPodMember returns the group member for a pod, or nil if no peer can select it.
+func (i *Index) buildPodMember(pod *v1.Pod) *member {
+	if pod != i.dns {
+		pod = i.source.Peer(pod)
 	}
-	if p == nil {
+	if pod == nil {
 		return nil
 	}
-	return memberOf(p)
+	return buildMember(pod)
 }
 
-// pod updates all groups for one pod; now is nil after its deletion. The lock must be held.
-func (x *Index) pod(namespace, name string, now *v1.Pod) (changed []string) {
+// updateGroups adds the pod with a name to all groups that select it, and removes it from the
+// others. pod is nil after its deletion. It returns the names of the changed groups. The lock must
+// be held.
+func (i *Index) updateGroups(namespace, name string, pod *v1.Pod) (changed []string) {
 	var m *member
-	if now != nil {
-		m = x.member(now)
+	if pod != nil {
+		m = i.buildPodMember(pod)
 	}
-	look := func(g *group) {
-		if g.means(now, m) {
-			if g.put(namespace, name, m) {
-				changed = append(changed, x.touch(g))
+	update := func(g *group) {
+		if g.selectsPod(pod, m) {
+			if g.setMember(namespace, name, m) {
+				changed = append(changed, i.touchGroup(g))
 			}
-		} else if g.remove(namespace, name) {
-			changed = append(changed, x.touch(g))
+		} else if g.removeMember(namespace, name) {
+			changed = append(changed, i.touchGroup(g))
 		}
 	}
-	for _, g := range x.within[namespace] {
-		look(g)
+	for _, g := range i.namespaceGroups[namespace] {
+		update(g)
 	}
-	if len(x.across) == 0 {
+	if len(i.selectorGroups) == 0 {
 		return changed
 	}
-	ns, ok := x.src.Namespace(namespace)
-	for _, g := range x.across {
+	ns, ok := i.source.Namespace(namespace)
+	for _, g := range i.selectorGroups {
 		if ok && g.namespaces.Matches(labels.Set(ns.Labels)) {
-			look(g)
-		} else if g.remove(namespace, name) {
-			changed = append(changed, x.touch(g))
+			update(g)
+		} else if g.removeMember(namespace, name) {
+			changed = append(changed, i.touchGroup(g))
 		}
 	}
 	return changed
 }
 
-// Namespace handles the creation, change or deletion of a namespace and returns the names of the
-// changed groups.
-func (x *Index) Namespace(old, now *v1.Namespace) (changed []string) {
-	if old != nil && now != nil && maps.Equal(old.Labels, now.Labels) {
+// UpdateNamespace updates the groups after the creation, change or deletion of a namespace and
+// returns the names of the changed groups. old is nil on creation, current on deletion.
+func (i *Index) UpdateNamespace(old, current *v1.Namespace) (changed []string) {
+	if old != nil && current != nil && maps.Equal(old.Labels, current.Labels) {
 		return nil
 	}
-	any := now
-	if any == nil {
-		any = old
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, g := range x.across {
-		before := len(g.members[any.Name]) > 0
-		delete(g.members, any.Name)
-		if now != nil && g.namespaces.Matches(labels.Set(now.Labels)) {
-			x.fill(g, now.Name)
+	name := cmp.Or(current, old).Name
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, g := range i.selectorGroups {
+		before := len(g.members[name]) > 0
+		delete(g.members, name)
+		if current != nil && g.namespaces.Matches(labels.Set(current.Labels)) {
+			i.fillGroup(g, name)
 		}
-		if before || len(g.members[any.Name]) > 0 {
-			changed = append(changed, x.touch(g))
+		if before || len(g.members[name]) > 0 {
+			changed = append(changed, i.touchGroup(g))
 		}
 	}
 	return changed
 }
 
-// DNS sets the addresses at which nodes answer cluster DNS and returns the names of the changed
-// groups.
-func (x *Index) DNS(addresses []string) (changed []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: DNSNamespace, Name: dnsName, Labels: map[string]string{dnsLabel: dnsValue}}}
+// SetDNSAddresses sets the addresses at which nodes serve cluster DNS and returns the names of the
+// changed groups.
+func (i *Index) SetDNSAddresses(addresses []string) (changed []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: DNSNamespace, Name: dnsName,
+		Labels: map[string]string{dnsLabel: dnsValue}}}
 	p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{
-		{Name: "dns", ContainerPort: dnsPort, Protocol: v1.ProtocolUDP}, {Name: "dns-tcp", ContainerPort: dnsPort, Protocol: v1.ProtocolTCP}}}}
+		{Name: "dns", ContainerPort: dnsPort, Protocol: v1.ProtocolUDP}, {Name: "dns-tcp", ContainerPort: dnsPort,
+			Protocol: v1.ProtocolTCP}}}}
 	for _, a := range addresses {
 		p.Status.PodIPs = append(p.Status.PodIPs, v1.PodIP{IP: a})
 	}
-	x.dns = p
-	return x.pod(DNSNamespace, dnsName, p)
+	i.dns = p
+	return i.updateGroups(DNSNamespace, dnsName, p)
 }
 
-// use adds a reference to the group of a peer and returns its name. fresh is true if the group was
-// created. The lock must be held.
-func (x *Index) use(s peer) (name string, fresh bool) {
-	name = s.name()
-	g := x.groups[name]
+// addGroupUser adds a reference to the group of the peer s and returns the group's name. fresh is
+// true if the group was created. The lock must be held.
+func (i *Index) addGroupUser(s peer) (name string, fresh bool) {
+	name = s.groupName()
+	g := i.groups[name]
 	if fresh = g == nil; fresh {
 		g = &group{name: name, peer: s, members: make(map[string]map[string]*member)}
-		x.groups[name] = g
+		i.groups[name] = g
 		if s.namespaces == nil {
-			if x.within[s.namespace] == nil {
-				x.within[s.namespace] = make(map[string]*group)
+			if i.namespaceGroups[s.namespace] == nil {
+				i.namespaceGroups[s.namespace] = make(map[string]*group)
 			}
-			x.within[s.namespace][name] = g
-			x.fill(g, s.namespace)
+			i.namespaceGroups[s.namespace][name] = g
+			i.fillGroup(g, s.namespace)
 		} else {
-			x.across[name] = g
-			for _, ns := range x.src.Namespaces() {
+			i.selectorGroups[name] = g
+			for _, ns := range i.source.Namespaces() {
 				if s.namespaces.Matches(labels.Set(ns.Labels)) {
-					x.fill(g, ns.Name)
+					i.fillGroup(g, ns.Name)
 				}
 			}
 		}
-		x.touch(g)
+		i.touchGroup(g)
 	}
 	g.users++
 	return name, fresh
 }
 
-// leave drops a reference to a group and reports whether the group was deleted. The lock must be
-// held.
-func (x *Index) leave(name string) bool {
-	g := x.groups[name]
+// removeGroupUser removes a reference to the group with a name, and reports whether the group was
+// deleted. The lock must be held.
+func (i *Index) removeGroupUser(name string) bool {
+	g := i.groups[name]
 	if g.users--; g.users > 0 {
 		return false
 	}
-	delete(x.groups, name)
-	delete(x.across, name)
-	delete(x.within[g.namespace], name)
-	if len(x.within[g.namespace]) == 0 {
-		delete(x.within, g.namespace)
+	delete(i.groups, name)
+	delete(i.selectorGroups, name)
+	delete(i.namespaceGroups[g.namespace], name)
+	if len(i.namespaceGroups[g.namespace]) == 0 {
+		delete(i.namespaceGroups, g.namespace)
 	}
 	return true
 }
 
-// fill adds the pods of a namespace that a group selects. The lock must be held.
-func (x *Index) fill(g *group, namespace string) {
-	pods := x.src.Pods(namespace)
-	if namespace == DNSNamespace && x.dns != nil {
-		pods = append(slices.Clone(pods), x.dns)
+// fillGroup adds the pods in a namespace that the group selects. The lock must be held.
+func (i *Index) fillGroup(g *group, namespace string) {
+	pods := i.source.Pods(namespace)
+	if namespace == DNSNamespace && i.dns != nil {
+		pods = append(slices.Clone(pods), i.dns)
 	}
 	for _, p := range pods {
-		if m := x.member(p); g.means(p, m) {
-			g.put(namespace, p.Name, m)
+		if m := i.buildPodMember(p); g.selectsPod(p, m) {
+			g.setMember(namespace, p.Name, m)
 		}
 	}
 }
 
-// touch gives a changed group a new revision and returns its name. The lock must be held.
-func (x *Index) touch(g *group) string {
-	x.revision++
-	g.revision, g.built = x.revision, nil
+// touchGroup sets a new revision for a changed group and returns the group's name. The lock must be
+// held.
+func (i *Index) touchGroup(g *group) string {
+	i.revision++
+	g.revision, g.built = i.revision, nil
 	return g.name
 }

@@ -25,7 +25,8 @@ type world struct {
 }
 
 func newWorld() *world {
-	return &world{pods: map[string]map[string]*v1.Pod{}, namespaces: map[string]*v1.Namespace{}, policies: map[string]*networkingv1.NetworkPolicy{}}
+	return &world{pods: map[string]map[string]*v1.Pod{}, namespaces: map[string]*v1.Namespace{},
+		policies: map[string]*networkingv1.NetworkPolicy{}}
 }
 
 func (w *world) Pods(namespace string) []*v1.Pod {
@@ -54,11 +55,13 @@ func (w *world) Peer(p *v1.Pod) *v1.Pod {
 func (w *world) meant(p peer) []string {
 	var out []string
 	for name, ns := range w.namespaces {
-		if p.namespaces == nil && name != p.namespace || p.namespaces != nil && !p.namespaces.Matches(labels.Set(ns.Labels)) {
+		if p.namespaces == nil && name != p.namespace ||
+			p.namespaces != nil && !p.namespaces.Matches(labels.Set(ns.Labels)) {
 			continue
 		}
 		for _, pod := range w.pods[name] {
-			if pod.Spec.HostNetwork || pod.Status.PodIP == "" || pod.Status.Phase == v1.PodFailed || !p.pods.Matches(labels.Set(pod.Labels)) {
+			if pod.Spec.HostNetwork || pod.Status.PodIP == "" || pod.Status.Phase == v1.PodFailed ||
+				!p.pods.Matches(labels.Set(pod.Labels)) {
 				continue
 			}
 			port := "none"
@@ -115,22 +118,19 @@ func TestIndexFollowsTheWorld(t *testing.T) {
 		}
 		left := len(x.groups)
 		for _, p := range w.policies {
-			_, gone := x.Policy(p.Namespace, p.Name, nil)
+			_, gone := x.SetPolicy(p.Namespace, p.Name, nil)
 			left -= len(gone)
 		}
 		if left != 0 {
 			t.Fatalf("%d groups went without a word", left)
 		}
-		if len(x.groups)+len(x.within)+len(x.across)+len(x.policies) > 0 {
+		if len(x.groups)+len(x.namespaceGroups)+len(x.selectorGroups)+len(x.policies) > 0 {
 			t.Fatalf("without policies %d groups are left", len(x.groups))
 		}
 	})
 }
 
 func step(t *rapid.T, w *world, x *Index) []string {
-	labelled := func(what string) map[string]string {
-		return map[string]string{"app": rapid.SampledFrom([]string{"a", "b"}).Draw(t, what)}
-	}
 	ns := fmt.Sprint("n", rapid.IntRange(0, 2).Draw(t, "namespace"))
 	gone := rapid.IntRange(0, 4).Draw(t, "gone") == 0
 	switch rapid.IntRange(0, 2).Draw(t, "kind") {
@@ -141,16 +141,16 @@ func step(t *rapid.T, w *world, x *Index) []string {
 				return nil
 			}
 			delete(w.namespaces, ns)
-			changed := x.Namespace(old, nil)
+			changed := x.UpdateNamespace(old, nil)
 			for name, p := range w.pods[ns] { // a namespace is empty when it is deleted
 				delete(w.pods[ns], name)
-				changed = append(changed, x.Pod(p, nil)...)
+				changed = append(changed, x.UpdatePod(p, nil)...)
 			}
 			return changed
 		}
-		now := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns, Labels: labelled("namespace's label")}}
+		now := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns, Labels: drawLabels(t, "namespace's label")}}
 		w.namespaces[ns] = now
-		return x.Namespace(old, now)
+		return x.UpdateNamespace(old, now)
 	case 1:
 		if w.namespaces[ns] == nil {
 			return nil
@@ -162,11 +162,13 @@ func step(t *rapid.T, w *world, x *Index) []string {
 				return nil
 			}
 			delete(w.pods[ns], name)
-			return x.Pod(old, nil)
+			return x.UpdatePod(old, nil)
 		}
-		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: labelled("label"), UID: types.UID(ns + name)}}
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: drawLabels(t, "label"),
+			UID: types.UID(ns + name)}}
 		p.Spec.HostNetwork = name == "p3"
-		p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{Name: strings.TrimPrefix(ns, "n0"), ContainerPort: 80}}}}
+		p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{Name: strings.TrimPrefix(ns, "n0"),
+			ContainerPort: 80}}}}
 		if rapid.Bool().Draw(t, "has an address") {
 			p.Status.PodIP = "10.0.0." + strings.TrimPrefix(name, "p")
 		}
@@ -177,39 +179,53 @@ func step(t *rapid.T, w *world, x *Index) []string {
 			w.pods[ns] = map[string]*v1.Pod{}
 		}
 		w.pods[ns][name] = p
-		return x.Pod(old, p)
+		return x.UpdatePod(old, p)
 	}
+	stepPolicy(t, w, x, ns, gone)
+	return nil
+}
+
+// drawLabels returns a label with one of two values.
+func drawLabels(t *rapid.T, what string) map[string]string {
+	return map[string]string{"app": rapid.SampledFrom([]string{"a", "b"}).Draw(t, what)}
+}
+
+// stepPolicy changes or deletes a network policy of namespace ns.
+func stepPolicy(t *rapid.T, w *world, x *Index, ns string, gone bool) {
 	name := fmt.Sprint("np", rapid.IntRange(0, 2).Draw(t, "policy"))
 	if gone {
 		delete(w.policies, ns+"/"+name)
-		x.Policy(ns, name, nil)
-		return nil
+		x.SetPolicy(ns, name, nil)
+		return
 	}
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
-	p.Spec.PodSelector.MatchLabels = labelled("selects")
+	p.Spec.PodSelector.MatchLabels = drawLabels(t, "selects")
 	for range rapid.IntRange(0, 2).Draw(t, "peers") {
 		var at networkingv1.NetworkPolicyPeer
 		if rapid.Bool().Draw(t, "of pods") {
-			at.PodSelector = &metav1.LabelSelector{MatchLabels: labelled("of")}
+			at.PodSelector = &metav1.LabelSelector{MatchLabels: drawLabels(t, "of")}
 		}
 		if rapid.Bool().Draw(t, "of namespaces") {
 			at.NamespaceSelector = &metav1.LabelSelector{}
 			if rapid.Bool().Draw(t, "of some") {
-				at.NamespaceSelector.MatchLabels = labelled("in")
+				at.NamespaceSelector.MatchLabels = drawLabels(t, "in")
 			}
 		}
 		if at.PodSelector == nil && at.NamespaceSelector == nil {
 			at.IPBlock = &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}
 		}
 		if rapid.Bool().Draw(t, "ingress") {
-			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{at}})
+			p.Spec.Ingress = append(p.Spec.Ingress,
+				networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{at}})
 		} else {
-			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{at}})
+			p.Spec.Egress = append(p.Spec.Egress,
+				networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{at}})
 		}
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "rules by port") {
-		rule := networkingv1.NetworkPolicyEgressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString(
-			rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "port")))}}}
+		rule := networkingv1.NetworkPolicyEgressRule{
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString(
+				rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "port")))}}}
 		if rapid.Bool().Draw(t, "of UDP") {
 			rule.Ports[0].Protocol = new(v1.ProtocolUDP)
 		}
@@ -217,32 +233,33 @@ func step(t *rapid.T, w *world, x *Index) []string {
 		case 0:
 			rule.To = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}}
 		case 1:
-			rule.To = []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}} // the named port is looked up in the selected pods
+			// the named port is looked up in the selected pods
+			rule.To = []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}
 		}
 		p.Spec.Egress = append(p.Spec.Egress, rule)
 	}
 	w.policies[ns+"/"+name] = p
-	x.Policy(ns, name, p)
-	return nil
+	x.SetPolicy(ns, name, p)
 }
 
 func checkWorld(t *rapid.T, w *world, x *Index) {
 	used := map[string]bool{}
 	for _, p := range w.policies {
-		sent, ok := x.Sent(p.Namespace, p.Name)
+		sent, ok := x.SentPolicy(p.Namespace, p.Name)
 		if !ok {
 			t.Fatalf("policy %s/%s is not there", p.Namespace, p.Name)
 		}
-		groups := x.Groups(p.Namespace, p.Name)
-		peers, named := peersOf(p), []string{}
+		groups := x.GroupsOfPolicy(p.Namespace, p.Name)
+		peers, named := policyPeers(p), []string{}
 		of := len(peers)
-		for i, port := range portsOf(p) {
+		for i, port := range egressPorts(p) {
 			peers = append(peers, peer{namespaces: labels.Everything(), pods: labels.Everything(), port: port})
 			named = append(named, port.String()+"="+groups[of+i])
 		}
 		if len(groups) != len(peers) || sent.Annotations[Annotation] != strings.Join(groups[:of], ",") ||
 			sent.Annotations[PortAnnotation] != strings.Join(named, ",") {
-			t.Fatalf("policy %s/%s has groups %v for %d peers: %v", p.Namespace, p.Name, groups, len(peers), sent.Annotations)
+			t.Fatalf("policy %s/%s has groups %v for %d peers: %v", p.Namespace, p.Name, groups, len(peers),
+				sent.Annotations)
 		}
 		for i, g := range groups {
 			used[g] = true
@@ -259,12 +276,13 @@ func checkWorld(t *rapid.T, w *world, x *Index) {
 		for _, pod := range pods {
 			var want []string
 			for _, p := range w.policies {
-				if p.Namespace == pod.Namespace && !pod.Spec.HostNetwork && p.Spec.PodSelector.MatchLabels["app"] == pod.Labels["app"] {
+				if p.Namespace == pod.Namespace && !pod.Spec.HostNetwork &&
+					p.Spec.PodSelector.MatchLabels["app"] == pod.Labels["app"] {
 					want = append(want, p.Name)
 				}
 			}
 			slices.Sort(want)
-			if got := x.Selecting(pod); !slices.Equal(got, want) {
+			if got := x.PoliciesOfPod(pod); !slices.Equal(got, want) {
 				t.Fatalf("pod %s/%s is selected by %v, want %v", pod.Namespace, pod.Name, got, want)
 			}
 		}
@@ -274,14 +292,15 @@ func checkWorld(t *rapid.T, w *world, x *Index) {
 // A policy that allows cluster DNS by its usual label contains the addresses at which nodes answer.
 func TestDNSIsAPeer(t *testing.T) {
 	w := newWorld()
-	w.namespaces[DNSNamespace] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DNSNamespace, Labels: map[string]string{v1.LabelMetadataName: DNSNamespace}}}
+	w.namespaces[DNSNamespace] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DNSNamespace,
+		Labels: map[string]string{v1.LabelMetadataName: DNSNamespace}}}
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "dns"}}
 	p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{
 		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{v1.LabelMetadataName: DNSNamespace}},
 		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"k8s-app": "kube-dns"}}}}}}
 	x := New(w)
-	x.Policy("n", "dns", p)
-	name := x.Groups("n", "dns")[0]
+	x.SetPolicy("n", "dns", p)
+	name := x.GroupsOfPolicy("n", "dns")[0]
 	expect := func(want string) {
 		t.Helper()
 		e, _ := x.Group(name)
@@ -290,12 +309,12 @@ func TestDNSIsAPeer(t *testing.T) {
 		}
 	}
 	expect("[]")
-	if changed := x.DNS([]string{"10.96.0.10", "169.254.20.10"}); !slices.Equal(changed, []string{name}) {
+	if changed := x.SetDNSAddresses([]string{"10.96.0.10", "169.254.20.10"}); !slices.Equal(changed, []string{name}) {
 		t.Errorf("changed %v", changed)
 	}
 	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
-	x.Policy("n", "dns", nil)
-	x.Policy("n", "dns", p)
+	x.SetPolicy("n", "dns", nil)
+	x.SetPolicy("n", "dns", p)
 	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
 }
 
@@ -315,17 +334,19 @@ func TestNamedPortsWithoutSelectors(t *testing.T) {
 	pod("d", "10.0.0.4", true, v1.ContainerPort{Name: "http", ContainerPort: 80})
 	pod("e", "10.0.0.5", false, v1.ContainerPort{ContainerPort: 80})
 	named := func(name string, proto *v1.Protocol) []networkingv1.NetworkPolicyPort {
-		return []networkingv1.NetworkPolicyPort{{Protocol: proto, Port: new(intstr.FromString(name))}, {Port: new(intstr.FromInt32(443))}}
+		return []networkingv1.NetworkPolicyPort{{Protocol: proto, Port: new(intstr.FromString(name))},
+			{Port: new(intstr.FromInt32(443))}}
 	}
 	block := []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}}
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "out"}}
 	p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
-		{Ports: named("http", nil)}, {Ports: named("http", new(v1.ProtocolTCP)), To: block}, {Ports: named("http", new(v1.ProtocolSCTP))},
+		{Ports: named("http", nil)}, {Ports: named("http", new(v1.ProtocolTCP)), To: block},
+		{Ports: named("http", new(v1.ProtocolSCTP))},
 		{Ports: named("metrics", nil), To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}
 	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{Ports: named("http", nil)}}
 	x := New(w)
-	x.Policy("a", "out", p)
-	sent, _ := x.Sent("a", "out")
+	x.SetPolicy("a", "out", p)
+	sent, _ := x.SentPolicy("a", "out")
 	got := map[string]string{}
 	for part := range strings.SplitSeq(sent.Annotations[PortAnnotation], ",") {
 		port, group, _ := strings.Cut(part, "=")

@@ -19,9 +19,11 @@ func TestRejudge(t *testing.T) {
 	w.namespaces["n"] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	w.pods["n"] = map[string]*v1.Pod{"web": web}
 	w.refused = map[string]bool{"10.0.0.1": true}
-	made, _ := x.Policy("n", "p", &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p"},
-		Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{
-			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}}}}}}})
+	made, _ := x.SetPolicy("n", "p",
+		&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p"},
+			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{From: []networkingv1.NetworkPolicyPeer{{
+					PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}}}}}}})
 	want := func(step string, addresses ...string) {
 		t.Helper()
 		e, _ := x.Group(made[0])
@@ -30,18 +32,18 @@ func TestRejudge(t *testing.T) {
 		}
 	}
 	want("a policy for a pod whose address does not count")
-	x.Pod(nil, web)
+	x.UpdatePod(nil, web)
 	want("the pod is new")
 	w.refused = nil
-	if changed := x.Rejudge("n", "web"); !slices.Equal(changed, made) {
+	if changed := x.ReevaluatePod("n", "web"); !slices.Equal(changed, made) {
 		t.Errorf("the address counts, and groups %v changed", changed)
 	}
 	want("the address counts", "10.0.0.1 none")
 	w.refused = map[string]bool{"10.0.0.1": true}
-	x.Rejudge("n", "web")
+	x.ReevaluatePod("n", "web")
 	want("the address no longer counts")
 	w.refused, w.pods["n"] = nil, nil
-	x.Pod(web, nil)
-	x.Rejudge("n", "web")
+	x.UpdatePod(web, nil)
+	x.ReevaluatePod("n", "web")
 	want("the pod is deleted")
 }

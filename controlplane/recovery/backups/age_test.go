@@ -17,17 +17,17 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// keyPair makes an identity of age: its file, and its recipient.
+// keyPair creates an age identity and returns its file and its recipient.
 func keyPair(t testing.TB) (file, recipient string) {
 	t.Helper()
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return write(t, "# made for a test\n"+id.String()+"\n", 0o600), id.Recipient().String()
+	return writeTempFile(t, "# made for a test\n"+id.String()+"\n", 0o600), id.Recipient().String()
 }
 
-func write(t testing.TB, text string, mode os.FileMode) string {
+func writeTempFile(t testing.TB, text string, mode os.FileMode) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
@@ -36,8 +36,8 @@ func write(t testing.TB, text string, mode os.FileMode) string {
 	return path
 }
 
-// opened is what Open finds in a file.
-func opened(t testing.TB, path, identity string) (string, error) {
+// openBackup returns the content that Open reads from a file.
+func openBackup(t testing.TB, path, identity string) (string, error) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -49,7 +49,7 @@ func opened(t testing.TB, path, identity string) (string, error) {
 		return "", err
 	}
 	var twice [2]string
-	for i := range twice { // a restore reads it more than once
+	for i := range twice { // a restore reads the content more than once
 		if _, err := in.Seek(0, io.SeekStart); err != nil {
 			t.Fatal(err)
 		}
@@ -60,48 +60,52 @@ func opened(t testing.TB, path, identity string) (string, error) {
 		twice[i] = string(raw)
 	}
 	if twice[0] != twice[1] {
-		t.Error("it holds something else when it is read again")
+		t.Error("the second read differs")
 	}
 	return twice[0], nil
 }
 
-// F52: a backup in a folder that is sealed by age opens with the identity of each recipient, in the command line's recipients and
-// the file's, by age itself too, and with no other; nothing of it is in clear.
+// F52: a backup in a folder that is encrypted with age can be decrypted with the identity of each
+// recipient, by this package and by age itself, and with no other identity. Recipients come from
+// flags and from a file. The file contains no plaintext.
 func TestSealedToFolder(t *testing.T) {
 	one, first := keyPair(t)
 	other, second := keyPair(t)
 	stranger, _ := keyPair(t)
-	to := Recipients{Keys: []string{first}, File: write(t, "# the vault's\n"+second+"\n\n", 0o644)}
+	to := Recipients{Keys: []string{first}, File: writeTempFile(t, "# the vault's\n"+second+"\n\n", 0o644)}
 	dir, state := t.TempDir(), strings.Repeat("the state ", 100_000)
 	virtual.Test(t, func(t *testing.T) {
-		s := &store{content: "sealed as the store is"}
-		k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 2, To: to}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1",
-			Write: s.write, Clear: content(state), Log: slog.New(slog.DiscardHandler)})
+		s := &fakeStore{content: "sealed as the store is"}
+		k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 2, Recipients: to},
+			Cluster: "prod",
+			ID:      "prod-1a2b", Replica: "cp1",
+			Write: s.write, WriteUnencrypted: writerOf(state), Log: slog.New(slog.DiscardHandler)})
 		if err == nil {
-			err = k.once(t.Context())
+			err = k.makeBackup(t.Context())
 		}
-		if err != nil || s.backups() != 0 {
-			t.Fatalf("%v; the store's own way was asked %d times", err, s.backups())
+		if err != nil || s.countCalls() != 0 {
+			t.Fatalf("%v; the encrypted form was written %d times", err, s.countCalls())
 		}
 	})
-	found, err := Look(t.Context(), Options{Folder: dir})
+	found, err := ListBackups(t.Context(), Options{Folder: dir})
 	if err != nil || len(found) != 1 {
-		t.Fatalf("there are %v, %v", found, err)
+		t.Fatalf("got %v, %v", found, err)
 	}
 	path := found[0].Name
 	raw, err := os.ReadFile(path)
 	if err != nil || bytes.Contains(raw, []byte("the state")) {
-		t.Errorf("it is in clear, or %v", err)
+		t.Errorf("the backup is not encrypted: %v", err)
 	}
 	for _, id := range []string{one, other} {
-		if text, err := opened(t, path, id); err != nil || text != state {
-			t.Errorf("an identity opens %d bytes of %d, %v", len(text), len(state), err)
+		if text, err := openBackup(t, path, id); err != nil || text != state {
+			t.Errorf("an identity decrypts %d bytes of %d, %v", len(text), len(state), err)
 		}
 	}
-	if _, err := opened(t, path, stranger); !errors.Is(err, ErrOtherIdentity) {
-		t.Errorf("a stranger's identity: %v", err)
+	if _, err := openBackup(t, path, stranger); !errors.Is(err, ErrOtherIdentity) {
+		t.Errorf("an unrelated identity: %v", err)
 	}
-	if _, err := opened(t, path, ""); !errors.Is(err, ErrNeedsIdentity) || !strings.Contains(err.Error(), "2 recipients (X25519)") {
+	if _, err := openBackup(t, path, ""); !errors.Is(err, ErrNeedsIdentity) ||
+		!strings.Contains(err.Error(), "2 recipients (X25519)") {
 		t.Errorf("without an identity: %v", err)
 	}
 	text, err := os.ReadFile(one)
@@ -117,7 +121,7 @@ func TestSealedToFolder(t *testing.T) {
 	} else if plain, err := io.ReadAll(r); err != nil || string(plain) != state {
 		t.Errorf("age itself reads %d bytes, %v", len(plain), err)
 	}
-	// And the other way: what age itself has sealed.
+	// A file that age itself has encrypted can be read.
 	foreign := filepath.Join(t.TempDir(), "foreign")
 	var sealed bytes.Buffer
 	w, err := age.Encrypt(&sealed, ids[0].(*age.X25519Identity).Recipient())
@@ -127,56 +131,58 @@ func TestSealedToFolder(t *testing.T) {
 	if err = errors.Join(err, w.Close(), os.WriteFile(foreign, sealed.Bytes(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := opened(t, foreign, one); err != nil || text != state {
-		t.Errorf("of age's own file %d bytes are read, %v", len(text), err)
+	if text, err := openBackup(t, foreign, one); err != nil || text != state {
+		t.Errorf("read %d bytes of age's own file, %v", len(text), err)
 	}
 }
 
-// F52: the same in a bucket, and it is found and brought back from there.
+// F52: a backup in a bucket that is encrypted with age is listed, fetched and decrypted.
 func TestSealedToBucket(t *testing.T) {
-	s := open(t, nil)
+	s := startBucket(t, nil)
 	id, recipient := keyPair(t)
 	state := strings.Repeat("the state ", 200_000)
-	o := Options{Schedule: "@daily", S3: s.s3, Keep: 2, To: Recipients{Keys: []string{recipient}}}
-	k, err := New(Config{Options: o, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Clear: content(state),
-		Leads: func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
+	o := Options{Schedule: "@daily", S3: s.s3, Keep: 2, Recipients: Recipients{Keys: []string{recipient}}}
+	k, err := New(Config{Options: o, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1",
+		WriteUnencrypted: writerOf(state),
+		IsLeader:         func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
-		err = k.once(t.Context())
+		err = k.makeBackup(t.Context())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.put(t, "of/ours/notes.txt", "of/ours/prod-1a2b_cp1_19990101T000000Z.backup")
-	found, err := Look(t.Context(), Options{S3: s.s3})
-	if err != nil || len(found) != 2 || found[1].Of.Year() != 1999 {
-		t.Fatalf("there are %v, %v", found, err)
+	s.putObjects(t, "of/ours/notes.txt", "of/ours/prod-1a2b_cp1_19990101T000000Z.backup")
+	found, err := ListBackups(t.Context(), Options{S3: s.s3})
+	if err != nil || len(found) != 2 || found[1].MadeAt.Year() != 1999 {
+		t.Fatalf("got %v, %v", found, err)
 	}
 	var raw bytes.Buffer
 	if err := Fetch(t.Context(), Options{S3: s.s3}, found[0], diskheadroom.Target{}, &raw); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := opened(t, write(t, raw.String(), 0o600), id); err != nil || text != state {
-		t.Errorf("%d bytes come back of %d, %v", len(text), len(state), err)
+	if text, err := openBackup(t, writeTempFile(t, raw.String(), 0o600), id); err != nil || text != state {
+		t.Errorf("decrypted %d bytes of %d, %v", len(text), len(state), err)
 	}
-	if err := Fetch(t.Context(), Options{S3: s.s3}, Found{Name: "of/ours/none"}, diskheadroom.Target{}, io.Discard); err == nil {
-		t.Error("what is not there was fetched")
+	if err := Fetch(t.Context(), Options{S3: s.s3}, FoundBackup{Name: "of/ours/none"}, diskheadroom.Target{},
+		io.Discard); err == nil {
+		t.Error("a missing backup was fetched")
 	}
 }
 
-// A backup that breaks off is no whole file of age's.
-func TestSealingBreaksOff(t *testing.T) {
+// An encrypted backup that was interrupted is not a complete age file.
+func TestIncompleteEncryption(t *testing.T) {
 	id, recipient := keyPair(t)
 	broken := errors.New("no more")
 	var out bytes.Buffer
-	err := Seal(Recipients{Keys: []string{recipient}}, func(_ context.Context, w io.Writer) error {
+	err := EncryptWith(Recipients{Keys: []string{recipient}}, func(_ context.Context, w io.Writer) error {
 		_, err := io.WriteString(w, strings.Repeat("half ", 50_000))
 		return errors.Join(err, broken)
 	})(t.Context(), &out)
 	if !errors.Is(err, broken) {
 		t.Fatal(err)
 	}
-	if _, err := opened(t, write(t, out.String(), 0o600), id); err == nil {
-		t.Error("it opens as if it were whole")
+	if _, err := openBackup(t, writeTempFile(t, out.String(), 0o600), id); err == nil {
+		t.Error("the incomplete backup was decrypted")
 	}
 }
 
@@ -188,7 +194,7 @@ func TestRecipientsAreStrict(t *testing.T) {
 	}
 	for what, c := range map[string]struct {
 		of   Recipients
-		want string // part of the error; "" = none
+		want string // part of the error; "" = no error
 	}{
 		"none":           {Recipients{}, ""},
 		"one":            {Recipients{Keys: []string{recipient}}, ""},
@@ -197,12 +203,14 @@ func TestRecipientsAreStrict(t *testing.T) {
 		"two in one":     {Recipients{Keys: []string{recipient + "\n" + recipient}}, "want one recipient"},
 		"a letter wrong": {Recipients{Keys: []string{recipient[:len(recipient)-1] + "b"}}, "--backup-recipient"},
 		"an SSH key":     {Recipients{Keys: []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBob"}}, "no SSH keys"},
-		"an identity":    {Recipients{Keys: []string{strings.Fields(string(secret))[5]}}, "that is an identity, a secret"},
-		"in a file":      {Recipients{File: id}, "--backup-recipients-file: that is an identity"},
-		"no file":        {Recipients{File: id + "x"}, "--backup-recipients-file: open"},
-		"an empty file":  {Recipients{File: write(t, "# nobody\n", 0o600)}, "--backup-recipients-file"},
-		"a large file":   {Recipients{File: write(t, strings.Repeat("#\n", maxAgeFile), 0o600)}, "bytes"},
-		"too many":       {Recipients{File: write(t, strings.Repeat(recipient+"\n", mostAgeStanza+1), 0o600)}, "at most"},
+		"an identity": {Recipients{Keys: []string{strings.Fields(string(secret))[5]}},
+			"that is an identity, a secret"},
+		"in a file":     {Recipients{File: id}, "--backup-recipients-file: that is an identity"},
+		"no file":       {Recipients{File: id + "x"}, "--backup-recipients-file: open"},
+		"an empty file": {Recipients{File: writeTempFile(t, "# nobody\n", 0o600)}, "--backup-recipients-file"},
+		"a large file":  {Recipients{File: writeTempFile(t, strings.Repeat("#\n", maxAgeFile), 0o600)}, "bytes"},
+		"too many": {Recipients{File: writeTempFile(t, strings.Repeat(recipient+"\n", maxRecipients+1), 0o600)},
+			"at most"},
 	} {
 		err := c.of.Check()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -212,37 +220,41 @@ func TestRecipientsAreStrict(t *testing.T) {
 			t.Errorf("%s: the error repeats the secret: %v", what, err)
 		}
 	}
-	if err := (Options{To: Recipients{Keys: []string{recipient}}}).Check(); err == nil || !strings.Contains(err.Error(), "--backup-schedule") {
+	if err := (Options{Recipients: Recipients{Keys: []string{recipient}}}).Check(); err == nil ||
+		!strings.Contains(err.Error(), "--backup-schedule") {
 		t.Errorf("recipients without a schedule: %v", err)
 	}
 	sealed := filepath.Join(t.TempDir(), "sealed")
 	f, err := os.Create(sealed)
 	if err == nil {
-		err = errors.Join(Seal(Recipients{Keys: []string{recipient}}, content("x"))(t.Context(), f), f.Close())
+		err = errors.Join(EncryptWith(Recipients{Keys: []string{recipient}}, writerOf("x"))(t.Context(), f), f.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	for what, c := range map[string][2]string{
-		"open to others":   {write(t, string(secret), 0o644), "others must not read it"},
-		"no file":          {id + "x", "--identity: open"},
-		"a recipient":      {write(t, recipient, 0o600), "want identities of age"},
-		"no identity":      {write(t, "AGE-SECRET-KEY-1BOB", 0o600), "want identities of age"},
-		"a folder":         {t.TempDir(), "--identity"},
-		"far too large":    {write(t, strings.Repeat("#\n", maxAgeFile), 0o600), "at most"},
-		"nothing in there": {write(t, "", 0o600), "want identities of age"},
+		"readable by others": {writeTempFile(t, string(secret), 0o644), "others must not read it"},
+		"no file":            {id + "x", "--identity: open"},
+		"a recipient":        {writeTempFile(t, recipient, 0o600), "want identities of age"},
+		"no identity":        {writeTempFile(t, "AGE-SECRET-KEY-1BOB", 0o600), "want identities of age"},
+		"a folder":           {t.TempDir(), "--identity"},
+		"far too large":      {writeTempFile(t, strings.Repeat("#\n", maxAgeFile), 0o600), "at most"},
+		"empty":              {writeTempFile(t, "", 0o600), "want identities of age"},
 	} {
-		if _, err := opened(t, sealed, c[0]); err == nil || !strings.Contains(err.Error(), c[1]) || strings.Contains(err.Error(), "BOB") {
+		if _, err := openBackup(t, sealed, c[0]); err == nil || !strings.Contains(err.Error(), c[1]) ||
+			strings.Contains(err.Error(), "BOB") {
 			t.Errorf("identity file, %s: %v, want %q", what, err, c[1])
 		}
 	}
 }
 
-// FuzzOpen: whatever a file holds, opening it ends, within its own size.
+// FuzzOpen checks that Open terminates for any content, and returns at most as many bytes as the
+// file has.
 func FuzzOpen(f *testing.F) {
 	id, recipient := keyPair(f)
 	var good bytes.Buffer
-	if err := Seal(Recipients{Keys: []string{recipient}}, content("the state"))(f.Context(), &good); err != nil {
+	if err := EncryptWith(Recipients{Keys: []string{recipient}}, writerOf("the state"))(f.Context(), &good); err !=
+		nil {
 		f.Fatal(err)
 	}
 	f.Add(good.Bytes())
@@ -268,10 +280,10 @@ func FuzzOpen(f *testing.F) {
 		}
 		text, err := io.ReadAll(in)
 		if err == nil && (len(text) > len(raw) || sealed == nil && !bytes.Equal(text, raw)) {
-			t.Errorf("%d bytes come out of %d", len(text), len(raw))
+			t.Errorf("read %d bytes from a file of %d", len(text), len(raw))
 		}
 		if err == nil && sealed != nil && string(text) != "the state" {
-			t.Errorf("%q is taken for what was sealed", text)
+			t.Errorf("decrypted %q", text)
 		}
 	})
 }

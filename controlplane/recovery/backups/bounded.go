@@ -10,23 +10,26 @@ import (
 	"time"
 )
 
-// bounded are the ways to a server of which nothing good is to be expected: a call that moves no byte for a while ends, and
-// an answer that is no backup has a size.
-type bounded struct {
-	ways    http.RoundTripper
-	silence time.Duration
+// boundedTransport is an HTTP transport for requests to an untrusted S3 server. It cancels a
+// request that sends and receives no data for the duration stallTimeout. It limits the size of all
+// responses except backups.
+type boundedTransport struct {
+	ways         http.RoundTripper
+	stallTimeout time.Duration
 }
 
-var errAnswerTooLarge = errors.New("the server's answer is longer than any that is right")
+var errResponseTooLarge = errors.New("the response of the server is too large")
 
-// RoundTrip implements http.RoundTripper.
-func (b *bounded) RoundTrip(req *http.Request) (*http.Response, error) {
+// RoundTrip sends req and returns the response. The request is canceled if no data is sent or
+// received for stallTimeout. Reading a response that is not a backup fails if the response is too
+// large.
+func (b *boundedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
-	stop := func() { cancel(fmt.Errorf("the server neither took nor gave anything for %s", b.silence)) }
-	p := &pulse{timer: time.AfterFunc(b.silence, stop), silence: b.silence}
+	stop := func() { cancel(fmt.Errorf("the server made no progress for %s", b.stallTimeout)) }
+	p := &stallTimer{timer: time.AfterFunc(b.stallTimeout, stop), stallTimeout: b.stallTimeout}
 	again := req.Clone(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
-		again.Body = &beating{ReadCloser: req.Body, p: p, left: -1}
+		again.Body = &monitoredBody{ReadCloser: req.Body, p: p, left: -1}
 	}
 	resp, err := b.ways.RoundTrip(again)
 	if err != nil {
@@ -37,42 +40,46 @@ func (b *bounded) RoundTrip(req *http.Request) (*http.Response, error) {
 		cancel(nil)
 		return nil, err
 	}
-	left := int64(answerBytes)
+	left := int64(maxResponseBytes)
 	if req.Method == http.MethodGet && req.URL.RawQuery == "" && resp.StatusCode < 300 {
-		left = -1 // a backup: who reads it knows how long it is
+		left = -1 // for a backup: the code that reads it checks its size
 	}
-	resp.Body = &beating{ReadCloser: resp.Body, p: p, left: left, done: func() { p.timer.Stop(); cancel(nil) }, cause: func() error { return context.Cause(ctx) }}
+	resp.Body = &monitoredBody{ReadCloser: resp.Body, p: p, left: left, done: func() {
+		p.timer.Stop()
+		cancel(nil)
+	}, cause: func() error { return context.Cause(ctx) }}
 	return resp, nil
 }
 
-// pulse ends a call when nothing has moved for a while.
-type pulse struct {
-	timer   *time.Timer
-	silence time.Duration
+// stallTimer cancels a request when no data was sent or received for the duration stallTimeout.
+type stallTimer struct {
+	timer        *time.Timer
+	stallTimeout time.Duration
 }
 
-// beating is a body that tells when it moves.
-type beating struct {
+// monitoredBody is a request or response body. Each read of data resets a stallTimer, which
+// otherwise cancels the request. After left bytes, Read returns an error.
+type monitoredBody struct {
 	io.ReadCloser
-	p     *pulse
-	left  int64 // how much may come; -1 = any
+	p     *stallTimer
+	left  int64 // remaining bytes; -1 = unlimited
 	done  func()
 	cause func() error
 }
 
 // Read implements io.Reader.
-func (b *beating) Read(p []byte) (int, error) {
+func (b *monitoredBody) Read(p []byte) (int, error) {
 	if b.left >= 0 && int64(len(p)) > b.left+1 {
 		p = p[:b.left+1]
 	}
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.p.timer.Reset(b.p.silence)
+		b.p.timer.Reset(b.p.stallTimeout)
 	}
 	if b.left >= 0 {
 		if b.left -= int64(n); b.left < 0 {
 			b.left = 0
-			return 0, errAnswerTooLarge
+			return 0, errResponseTooLarge
 		}
 	}
 	if err != nil && err != io.EOF && b.cause != nil {
@@ -84,7 +91,7 @@ func (b *beating) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer.
-func (b *beating) Close() error {
+func (b *monitoredBody) Close() error {
 	err := b.ReadCloser.Close()
 	if b.done != nil {
 		b.done()
@@ -92,14 +99,14 @@ func (b *beating) Close() error {
 	return err
 }
 
-// summing counts what passes and makes a sum of it.
-type summing struct {
+// checksumWriter is an io.Writer that counts and hashes the data, and stores none of it.
+type checksumWriter struct {
 	h hash.Hash
 	n int64
 }
 
 // Write implements io.Writer.
-func (s *summing) Write(p []byte) (int, error) {
+func (s *checksumWriter) Write(p []byte) (int, error) {
 	s.n += int64(len(p))
 	return s.h.Write(p)
 }

@@ -16,50 +16,54 @@ import (
 	"time"
 
 	"keelson.dev/keelson/internal/diskheadroom"
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
 const (
-	suffix  = ".backup"
-	partial = ".partial"
-	stamp   = "20060102T150405Z" // UTC
+	suffix     = ".backup"
+	partial    = ".partial"
+	timeFormat = "20060102T150405Z" // UTC
 )
 
-// folder is where the backups of one replica are. What has other names there is nobody's business: backups of other
-// replicas and of other clusters, and files that a person put there.
+// folder is a directory with the backups of one replica. It may also contain backups of other
+// replicas and clusters, and unrelated files, which are ignored.
 type folder struct {
 	path   string
-	prefix string // of the names of this replica's backups
-	// before is what the names began with that the release before gave. It has the cluster's name and not its ID, so that
-	// another cluster's backups may have it, too: such a file is this replica's when its head names id.
-	before string
-	id     string // of the cluster
-	// disk is the folder's, and maybe the store's: a store that finds its disk full ends its replica, and backups that go by one
-	// schedule would fill those of all replicas in the same minute.
+	prefix string // common prefix of the names of this replica's backups
+	// previousPrefix is the prefix of names that previous releases used. It contains the cluster's
+	// name instead of its ID, so that it also matches backups of other clusters with the same name.
+	// A file with this prefix belongs to this replica only if the cluster ID in its header is id.
+	previousPrefix string
+	id             string // ID of the cluster
+	// disk checks the free space on the disk of the directory. If the store is on the same disk,
+	// some space stays reserved for it. Otherwise scheduled backups could fill the disks of all
+	// replicas at the same time, and a store stops its replica when the disk is full.
 	disk diskheadroom.Target
 }
 
 func newFolder(c Config) folder {
-	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID,
+	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_",
+		previousPrefix: c.Cluster + "_" + c.Replica + "_", id: c.ID,
 		disk: diskheadroom.Target{Dir: c.Folder, ProtectedPath: c.Store}}
 }
 
-// one is a backup in a folder.
-type one struct {
-	path string
-	of   time.Time // the time for which it was made
+// storedBackup is a backup in a directory or bucket.
+type storedBackup struct {
+	path   string
+	madeAt time.Time // the time in the name of the backup
 }
 
 func (f folder) String() string { return f.path }
 
-func (f folder) name(at time.Time) string {
-	return filepath.Join(f.path, f.prefix+at.UTC().Format(stamp)+suffix)
+func (f folder) backupName(at time.Time) string {
+	return filepath.Join(f.path, f.prefix+at.UTC().Format(timeFormat)+suffix)
 }
 
-// list returns this replica's backups, the oldest first. Those of times to come, made before the clock was set back, count as
-// older than all others: nobody knows when they were made. What was never whole is removed: only this replica makes such
-// files, one after the other.
-func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
+// listBackups returns this replica's backups, oldest first. It removes incomplete files: only this
+// replica creates them, one at a time. A backup with a time in the future was made before the clock
+// was set back. It is sorted before all others, because its age is unknown.
+func (f folder) listBackups(_ context.Context, now time.Time) (out []storedBackup, err error) {
 	entries, err := os.ReadDir(f.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -69,14 +73,14 @@ func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
 	}
 	for _, e := range entries {
 		whole, left := strings.CutSuffix(e.Name(), partial)
-		at, named := f.made(whole, f.prefix)
-		atBefore, namedBefore := f.made(whole, f.before)
+		at, named := f.parseName(whole, f.prefix)
+		atBefore, namedBefore := f.parseName(whole, f.previousPrefix)
 		path := filepath.Join(f.path, e.Name())
 		switch {
 		case !e.Type().IsRegular():
 			continue
 		case named:
-		case namedBefore && f.ours(path):
+		case namedBefore && f.belongsToCluster(path):
 			at = atBefore
 		default:
 			continue
@@ -87,54 +91,60 @@ func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
 			}
 			continue
 		}
-		out = append(out, one{path: path, of: at})
+		out = append(out, storedBackup{path: path, madeAt: at})
 	}
-	inOrder(out, now)
+	sortBackups(out, now)
 	return out, nil
 }
 
-// made is the time that a name with a prefix says.
-func (f folder) made(name, prefix string) (at time.Time, named bool) {
-	rest, named := strings.CutSuffix(name, suffix)
-	rest, ours := strings.CutPrefix(rest, prefix)
-	at, err := time.Parse(stamp, rest)
-	return at, named && ours && err == nil
+// parseName returns the time in name, if name consists of prefix, a time and the suffix of backups.
+// Otherwise ok is false.
+func (f folder) parseName(name, prefix string) (at time.Time, ok bool) {
+	rest, hasSuffix := strings.CutSuffix(name, suffix)
+	rest, hasPrefix := strings.CutPrefix(rest, prefix)
+	at, err := time.Parse(timeFormat, rest)
+	return at, hasSuffix && hasPrefix && err == nil
 }
 
-// ours says whether the head of a file, which is in clear, says that it is a backup of this cluster. Of one that age has
-// sealed nobody can say whose it is: a person removes it.
-func (f folder) ours(path string) bool {
+// belongsToCluster reports whether the header of the backup file path contains the ID of this
+// cluster. It returns false for a file that is encrypted with age, because its header is not
+// readable. Such a file must be removed manually.
+func (f folder) belongsToCluster(path string) bool {
 	in, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}
 	defer in.Close()
-	id, err := disk.BackupCluster(in)
+	id, err := disk.ReadBackupCluster(in)
 	return err == nil && id == f.id
 }
 
-// inOrder sorts backups, the oldest first, those of times to come before all others.
-func inOrder(out []one, now time.Time) {
-	age := func(b one) int { // 0 or 1
-		if b.of.After(now) {
+// sortBackups sorts backups by time, oldest first. Backups with a time after now are sorted before
+// all others.
+func sortBackups(out []storedBackup, now time.Time) {
+	age := func(b storedBackup) int { // 0 for a time in the future, otherwise 1
+		if b.madeAt.After(now) {
 			return 0
 		}
 		return 1
 	}
-	slices.SortFunc(out, func(a, b one) int { return cmp.Or(age(a)-age(b), a.of.Compare(b.of)) })
+	slices.SortFunc(out, func(a, b storedBackup) int { return cmp.Or(age(a)-age(b), a.madeAt.Compare(b.madeAt)) })
 }
 
-// write makes the backup of a time. It has its name once it was read back from the file system and says what was written;
-// until then it has another one, and goes when anything fails.
-func (f folder) write(ctx context.Context, at time.Time, content func(context.Context, io.Writer) error) (size int64, err error) {
+// writeBackup writes a backup to a file with a temporary name and reads it back. If the content
+// equals the written data, it gives the file its final name. After an error, the file is removed.
+func (f folder) writeBackup(ctx context.Context, at time.Time, content func(context.Context, io.Writer) error) (
+	size int64, err error,
+) {
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return 0, err
 	}
-	if err := f.disk.CheckFree(f.likely(ctx, at)); err != nil {
+	if err := f.disk.CheckFree(f.expectedSize(ctx, at)); err != nil {
 		return 0, fmt.Errorf("--backup-folder: %w", err)
 	}
-	path := f.name(at)
-	out, err := os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // as secret as the cluster
+	path := f.backupName(at)
+	// the backup contains all secrets of the cluster
+	out, err := os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return 0, err
 	}
@@ -159,20 +169,18 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 		return 0, err
 	}
 	if !bytes.Equal(sum.Sum(nil), again.Sum(nil)) {
-		return 0, fmt.Errorf("%s does not hold what was written to it", out.Name())
+		return 0, fmt.Errorf("%s differs from the data that was written", out.Name())
 	}
-	if err := ctx.Err(); err != nil { // who asked for it was told that none exists
+	if err := ctx.Err(); err != nil { // the caller has abandoned the operation
 		return 0, err
 	}
-	if err := os.Rename(path+partial, path); err != nil {
-		return 0, err
-	}
-	return size, f.sync()
+	return size, durable.Rename(path+partial, path)
 }
 
-// likely is how long the next backup will be: as long as the one before it, as far as that tells.
-func (f folder) likely(ctx context.Context, now time.Time) int64 {
-	all, err := f.list(ctx, now)
+// expectedSize returns the size of the last backup in bytes, as an estimate for the next backup. It
+// returns 0 if the folder contains no backup.
+func (f folder) expectedSize(ctx context.Context, now time.Time) int64 {
+	all, err := f.listBackups(ctx, now)
 	if err != nil || len(all) == 0 {
 		return 0
 	}
@@ -183,17 +191,9 @@ func (f folder) likely(ctx context.Context, now time.Time) int64 {
 	return info.Size()
 }
 
-func (f folder) sync() error {
-	d, err := os.Open(f.path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// prune removes the oldest backups until there are as many as are to be kept.
-func (f folder) prune(ctx context.Context, now time.Time, keep int) (removed []string, err error) {
-	all, err := f.list(ctx, now)
+// pruneBackups removes the oldest backups until keep backups are left.
+func (f folder) pruneBackups(ctx context.Context, now time.Time, keep int) (removed []string, err error) {
+	all, err := f.listBackups(ctx, now)
 	if err != nil {
 		return nil, err
 	}

@@ -19,56 +19,58 @@ import (
 	"keelson.dev/keelson/raftstore/disk"
 )
 
-// Found is a backup in a folder or bucket, of whichever cluster and replica.
-type Found struct {
-	Name    string    // of the file, or of the object in the bucket
-	Cluster string    // its ID, or what the release before put in place of it where nothing tells the ID
-	Of      time.Time // the time that its name says
-	Ahead   bool      // that time is still to come
-	Size    int64
+// FoundBackup is a backup, of any cluster and replica, that ListBackups has found in a directory or
+// bucket.
+type FoundBackup struct {
+	Name     string    // path of the file, or name of the object in the bucket
+	Cluster  string    // ID of the cluster, or its name for a file of a previous release
+	MadeAt   time.Time // the time in its name
+	InFuture bool      // MadeAt is further in the future than maxClockSkew
+	Size     int64
 }
 
-// ErrNone says that there is no backup.
-var ErrNone = errors.New("there is no backup there")
+// ErrNone is returned by Newest if no backup is suitable.
+var ErrNone = errors.New("no backup found")
 
-// skew is how far the clocks of two machines may be apart: so far ahead a backup may be of a replica's now.
-const skew = 5 * time.Minute
+// maxClockSkew is the accepted difference between the clocks of two machines. A backup is marked
+// with FoundBackup.InFuture if its time is further in the future.
+const maxClockSkew = 5 * time.Minute
 
-// Look lists the backups in the folder or the bucket of o, the newest first. Those of times to come count as older than all
-// others, as they do for the replica that made them: nobody knows when that was. What has other names is left out.
-func Look(ctx context.Context, o Options) (out []Found, err error) {
+// ListBackups returns the backups in the directory or the bucket of o, newest first. Backups with a
+// time in the future are last, because their age is unknown. Other files are ignored.
+func ListBackups(ctx context.Context, o Options) (out []FoundBackup, err error) {
 	switch {
 	case o.Folder != "" && o.S3.URL != "":
 		return nil, errors.New("--backup-folder and --backup-s3: want one of them")
 	case o.S3.URL != "":
-		out, err = lookInBucket(ctx, o.S3)
+		out, err = listBucket(ctx, o.S3)
 	case o.Folder != "":
-		out, err = lookInFolder(o.Folder)
+		out, err = listFolder(o.Folder)
 	default:
-		return nil, errors.New("nothing says where backups are: name a file, or give --backup-folder or --backup-s3")
+		return nil, errors.New("no backup is selected: name a file, or set --backup-folder or --backup-s3")
 	}
-	now := time.Now().Add(skew)
-	age := func(f Found) int { // 0 or 1
-		if f.Ahead {
+	now := time.Now().Add(maxClockSkew)
+	age := func(f FoundBackup) int { // 0 for a time in the future, otherwise 1
+		if f.InFuture {
 			return 1
 		}
 		return 0
 	}
 	for i := range out {
-		out[i].Ahead = out[i].Of.After(now)
+		out[i].InFuture = out[i].MadeAt.After(now)
 	}
-	slices.SortFunc(out, func(a, b Found) int {
-		return cmp.Or(age(a)-age(b), b.Of.Compare(a.Of), cmp.Compare(a.Name, b.Name))
+	slices.SortFunc(out, func(a, b FoundBackup) int {
+		return cmp.Or(age(a)-age(b), b.MadeAt.Compare(a.MadeAt), cmp.Compare(a.Name, b.Name))
 	})
 	return out, err
 }
 
-// Newest is the newest of the backups of a cluster, which are the newest first. Where nobody says of which one, "", there
-// must be those of one alone.
-func Newest(all []Found, cluster string) (Found, error) {
+// Newest returns the newest backup of a cluster. candidates must be sorted, newest first. cluster
+// is the ID of the cluster; it may be empty if all candidates are backups of the same cluster.
+func Newest(candidates []FoundBackup, cluster string) (FoundBackup, error) {
 	var others []string
-	for _, f := range all {
-		if cluster != "" && f.of(cluster) {
+	for _, f := range candidates {
+		if cluster != "" && f.belongsTo(cluster) {
 			return f, nil
 		}
 		if !slices.Contains(others, f.Cluster) {
@@ -77,111 +79,121 @@ func Newest(all []Found, cluster string) (Found, error) {
 	}
 	slices.Sort(others)
 	switch {
-	case len(all) == 0:
-		return Found{}, fmt.Errorf("%w: neither --backup-folder nor --backup-s3 has one", ErrNone)
+	case len(candidates) == 0:
+		return FoundBackup{}, fmt.Errorf("%w: neither --backup-folder nor --backup-s3 has one", ErrNone)
 	case cluster != "":
-		return Found{}, fmt.Errorf("%w of cluster %s: --backup-cluster takes the newest of another one; there are those of %s", ErrNone, cluster, strings.Join(others, ", "))
+		return FoundBackup{},
+			fmt.Errorf("%w of cluster %s: --backup-cluster selects another cluster; there are backups of %s",
+				ErrNone, cluster, strings.Join(others, ", "))
 	case len(others) > 1:
-		return Found{}, fmt.Errorf("there are backups of several clusters, of %s: --backup-cluster says whose newest is meant", strings.Join(others, ", "))
+		return FoundBackup{},
+			fmt.Errorf("there are backups of several clusters (%s): --backup-cluster selects one",
+				strings.Join(others, ", "))
 	}
-	return all[0], nil
+	return candidates[0], nil
 }
 
-// of says whether a backup is of a cluster: by its name, as the replica that made it goes by, or else by its head.
-func (f Found) of(cluster string) bool {
+// belongsTo reports whether a backup belongs to the cluster with the ID cluster. The ID is in the
+// header of the backup or is the prefix of its name.
+func (f FoundBackup) belongsTo(cluster string) bool {
 	return f.Cluster == cluster || strings.HasPrefix(path.Base(f.Name), cluster+"_")
 }
 
-// clusterOf is what stands for the cluster in the name of a backup.
-func clusterOf(name string) string {
+// clusterInName returns the part of a backup's name before the first "_": the ID or the name of the
+// cluster.
+func clusterInName(name string) string {
 	cluster, _, _ := strings.Cut(name, "_")
 	return cluster
 }
 
-// headOf is the ID of the cluster in the head of a file, or what its name says where the head cannot be read: age may have
-// sealed it.
-func headOf(file string) string {
+// clusterInFile returns the cluster ID in the header of a backup file. If the header is not
+// readable, as in a file that is encrypted with age, it returns the first part of the file name.
+func clusterInFile(file string) string {
 	if in, err := os.Open(file); err == nil {
 		defer in.Close()
-		if id, err := disk.BackupCluster(in); err == nil && id != "" {
+		if id, err := disk.ReadBackupCluster(in); err == nil && id != "" {
 			return id
 		}
 	}
-	return clusterOf(filepath.Base(file))
+	return clusterInName(filepath.Base(file))
 }
 
-// timeOf is the time in the name of a backup.
-func timeOf(name string) (time.Time, bool) {
+// timeInName returns the time in the name of a backup. It returns false if name is not the name of
+// a backup.
+func timeInName(name string) (time.Time, bool) {
 	rest, named := strings.CutSuffix(name, suffix)
-	at, err := time.Parse(stamp, rest[strings.LastIndexByte(rest, '_')+1:])
+	at, err := time.Parse(timeFormat, rest[strings.LastIndexByte(rest, '_')+1:])
 	return at, named && err == nil && strings.Contains(rest, "_")
 }
 
-func lookInFolder(dir string) (out []Found, err error) {
+func listFolder(dir string) (out []FoundBackup, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		at, ok := timeOf(e.Name())
+		at, ok := timeInName(e.Name())
 		if !ok || !e.Type().IsRegular() {
 			continue
 		}
 		info, err := e.Info()
-		if errors.Is(err, os.ErrNotExist) { // it has just made room for a newer one
+		if errors.Is(err, os.ErrNotExist) { // it was pruned meanwhile
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
 		name := filepath.Join(dir, e.Name())
-		out = append(out, Found{Name: name, Cluster: headOf(name), Of: at, Size: info.Size()})
+		out = append(out, FoundBackup{Name: name, Cluster: clusterInFile(name), MadeAt: at, Size: info.Size()})
 	}
 	return out, nil
 }
 
-// wholeBucket is a bucket in which whatever is below the prefix is looked at.
-func wholeBucket(s S3) (*bucket, error) {
-	if err := s.check(); err != nil {
+// newListingBucket returns a bucket for listing the backups of all clusters below the prefix in
+// s.URL.
+func newListingBucket(s S3) (*bucket, error) {
+	if err := s.checkFlags(); err != nil {
 		return nil, err
 	}
-	name, prefix, err := s.place()
-	return &bucket{s3: s, bucket: name, prefix: prefix, silence: silence}, err
+	name, prefix, err := s.parseURL()
+	return &bucket{s3: s, bucket: name, prefix: prefix, stallTimeout: stallTimeout}, err
 }
 
-func lookInBucket(ctx context.Context, s S3) (out []Found, err error) {
-	b, err := wholeBucket(s)
+func listBucket(ctx context.Context, s S3) (out []FoundBackup, err error) {
+	b, err := newListingBucket(s)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	err = b.with(func(c *minio.Client) error {
+	err = b.withClient(func(c *minio.Client) error {
 		n := 0
 		for o := range c.ListObjects(ctx, b.bucket, minio.ListObjectsOptions{Prefix: b.prefix, Recursive: true}) {
 			if o.Err != nil {
 				return fmt.Errorf("listing: %w", o.Err)
 			}
-			if n++; n > mostListed {
-				return fmt.Errorf("there are more than %d names: give the backups a prefix of their own", mostListed)
+			if n++; n > maxListed {
+				return fmt.Errorf("there are more than %d names: give the backups a prefix of their own", maxListed)
 			}
-			if at, ok := timeOf(path.Base(o.Key)); ok {
-				out = append(out, Found{Name: o.Key, Cluster: clusterOf(path.Base(o.Key)), Of: at, Size: o.Size})
+			if at, ok := timeInName(path.Base(o.Key)); ok {
+				out = append(out, FoundBackup{Name: o.Key, Cluster: clusterInName(path.Base(o.Key)),
+					MadeAt: at, Size: o.Size})
 			}
 		}
-		return context.Cause(ctx) // the list may have ended early
+		return context.Cause(ctx) // the list may be incomplete
 	})
 	return out, err
 }
 
-// Fetch writes a backup that Look has named to w, which is a file on a disk, as long as there is room. It may take an hour at
-// most.
-func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Target, w io.Writer) error {
-	if err := on.CheckFree(f.Size); err != nil {
+// Fetch copies the backup f from the directory or bucket of o to w, a file on the disk that
+// destination describes. It returns an error if that disk has not enough free space, or if the copy
+// takes more than an hour.
+func Fetch(ctx context.Context, o Options, f FoundBackup, destination diskheadroom.Target, w io.Writer) error {
+	if err := destination.CheckFree(f.Size); err != nil {
 		return err
 	}
-	w = on.Writer(w)
-	ctx, cancel := context.WithTimeout(ctx, mostTime)
+	w = destination.Writer(w)
+	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 	defer cancel()
 	if o.S3.URL == "" {
 		in, err := os.Open(f.Name)
@@ -192,11 +204,11 @@ func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Target, w io
 		_, err = io.Copy(w, in)
 		return err
 	}
-	b, err := wholeBucket(o.S3)
+	b, err := newListingBucket(o.S3)
 	if err != nil {
 		return err
 	}
-	return b.with(func(c *minio.Client) error {
+	return b.withClient(func(c *minio.Client) error {
 		in, err := c.GetObject(ctx, b.bucket, f.Name, minio.GetObjectOptions{})
 		if err != nil {
 			return fmt.Errorf("reading %s: %w", f.Name, err)
@@ -204,7 +216,7 @@ func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Target, w io
 		defer in.Close()
 		n, err := io.Copy(w, io.LimitReader(in, f.Size+1))
 		if err == nil && n != f.Size {
-			err = fmt.Errorf("%d bytes came of %d", n, f.Size)
+			err = fmt.Errorf("received %d bytes of %d", n, f.Size)
 		}
 		if err != nil {
 			return fmt.Errorf("reading %s: %w", f.Name, err)

@@ -2,23 +2,27 @@ package backups
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Collectors are the metrics of a keeper.
+// Collectors returns the collectors of the metrics about the scheduled backups.
 func (k *Keeper) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		lastMetric{k},
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "keelson_backup_size_bytes", Help: "How long the last backup is that this process made."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "keelson_backup_size_bytes",
+			Help: "Size of the last backup that this process made, in bytes."},
 			func() float64 { return float64(k.State().Size) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "keelson_backup_failures_total", Help: "Attempts at a backup that failed."},
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "keelson_backup_failures_total",
+			Help: "Number of failed attempts to make a backup."},
 			func() float64 { return float64(k.failed.Load()) }),
 	}
 }
 
-// lastMetric says how old the newest backup is, where this replica is the one to know: one that leaves a bucket to the leader
-// would say 0 for ever.
+// lastMetric is a Prometheus collector for the time of the newest backup. It has a value only on a
+// replica that makes backups. Otherwise a follower that does not use the bucket would report 0
+// forever, which raises an alert.
 type lastMetric struct{ k *Keeper }
 
 var lastSuccess = prometheus.NewDesc("keelson_backup_last_success_timestamp_seconds",
-	"For which time the newest good backup was made, in seconds since 1970; 0 = there is none. Absent where another replica makes them, as the leader does those to a bucket, and until this one has looked.", nil, nil)
+	"Time of the newest valid backup, in seconds since 1970; 0 if there is none. Absent on replicas that do not "+
+		"make the backups, and until the existing backups are listed.", nil, nil)
 
 // Describe implements prometheus.Collector.
 func (lastMetric) Describe(ch chan<- *prometheus.Desc) { ch <- lastSuccess }
@@ -26,7 +30,7 @@ func (lastMetric) Describe(ch chan<- *prometheus.Desc) { ch <- lastSuccess }
 // Collect implements prometheus.Collector.
 func (m lastMetric) Collect(ch chan<- prometheus.Metric) {
 	s := m.k.State()
-	if !m.k.Mine() || s.Next.IsZero() { // who has looked knows when the next one is due
+	if !m.k.MakesBackups() || s.Next.IsZero() { // Next is zero until the target has been listed
 		return
 	}
 	last := 0.0

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// backupOf is a whole backup of a cluster.
-func backupOf(t *testing.T, id string) []byte {
+// newBackup returns a complete backup of a cluster.
+func newBackup(t *testing.T, id string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := disk.WriteClearBackup(&b, id, time.Unix(0, 0), mvcc.New().View()); err != nil {
@@ -23,7 +23,7 @@ func backupOf(t *testing.T, id string) []byte {
 	return b.Bytes()
 }
 
-func put(t *testing.T, dir string, files map[string][]byte) {
+func writeFiles(t *testing.T, dir string, files map[string][]byte) {
 	t.Helper()
 	for name, raw := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), raw, 0o600); err != nil {
@@ -32,59 +32,64 @@ func put(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
-// A cluster that was made anew under the name of one that is lost leaves that one's backups alone, also those that the
-// release before has named without an ID, and makes its own although there is one of yesterday.
+// A new cluster with the name of a lost cluster does not remove the backups of the lost cluster,
+// even if a previous release has named them without an ID. It makes its own backup although the
+// lost cluster has a recent one.
 func TestClusterOfTheSameName(t *testing.T) {
 	dir := t.TempDir()
 	_, recipient := keyPair(t)
 	var sealed bytes.Buffer
-	if err := Seal(Recipients{Keys: []string{recipient}}, content(string(backupOf(t, "prod-1a2b"))))(t.Context(), &sealed); err != nil {
+	if err := EncryptWith(Recipients{Keys: []string{recipient}},
+		writerOf(string(newBackup(t, "prod-1a2b"))))(t.Context(),
+		&sealed); err != nil {
 		t.Fatal(err)
 	}
 	lost := map[string][]byte{
-		"prod-9f8e_cp1_19991231T210000Z.backup":         backupOf(t, "prod-9f8e"),
-		"prod-9f8e_cp1_19991231T220000Z.backup.partial": nil, // it lives, and is writing
-		"prod_cp1_19991230T000000Z.backup":              backupOf(t, "prod-9f8e"),
-		"prod_cp1_19991231T000000Z.backup":              backupOf(t, "prod-9f8e"),
-		"prod_cp1_19991231T010000Z.backup.partial":      backupOf(t, "prod-9f8e")[:100],
+		"prod-9f8e_cp1_19991231T210000Z.backup":         newBackup(t, "prod-9f8e"),
+		"prod-9f8e_cp1_19991231T220000Z.backup.partial": nil, // another cluster that is writing it
+		"prod_cp1_19991230T000000Z.backup":              newBackup(t, "prod-9f8e"),
+		"prod_cp1_19991231T000000Z.backup":              newBackup(t, "prod-9f8e"),
+		"prod_cp1_19991231T010000Z.backup.partial":      newBackup(t, "prod-9f8e")[:100],
 		"prod_cp1_19991231T020000Z.backup":              []byte("no backup"),
-		"prod_cp1_19991231T030000Z.backup":              sealed.Bytes(), // nobody can say whose it is
+		"prod_cp1_19991231T030000Z.backup":              sealed.Bytes(), // its cluster is unknown
 	}
-	put(t, dir, lost)
+	writeFiles(t, dir, lost)
 	virtual.Test(t, func(t *testing.T) {
-		begin(t, Options{Schedule: "TZ=UTC 0 0 * * *", Folder: dir, Keep: 1}, &store{})
-		pass(48 * time.Hour)
+		startKeeper(t, Options{Schedule: "TZ=UTC 0 0 * * *", Folder: dir, Keep: 1}, &fakeStore{})
+		advanceTime(48 * time.Hour)
 	})
-	want(t, dir, append([]string{"prod-1a2b_cp1_20000103T000000Z.backup"}, sortedNames(lost)...)...)
+	checkFiles(t, dir, append([]string{"prod-1a2b_cp1_20000103T000000Z.backup"}, sortedNames(lost)...)...)
 }
 
-// What the release before has named without an ID is this replica's when its head says so: it counts for the schedule, goes
-// when it is too old, and goes when it was never whole.
-func TestNamesOfTheReleaseBefore(t *testing.T) {
+// A backup that a previous release has named without an ID belongs to this replica if its header
+// has the cluster's ID. It counts for the schedule and is pruned. Its incomplete files are removed.
+func TestNamesOfThePreviousRelease(t *testing.T) {
 	dir := t.TempDir()
-	put(t, dir, map[string][]byte{
-		"prod_cp1_19991229T000000Z.backup":         backupOf(t, "prod-1a2b"),
-		"prod_cp1_19991230T000000Z.backup.partial": backupOf(t, "prod-1a2b")[:200],
-		"prod_cp1_19991231T120000Z.backup":         backupOf(t, "prod-1a2b"),
+	writeFiles(t, dir, map[string][]byte{
+		"prod_cp1_19991229T000000Z.backup":         newBackup(t, "prod-1a2b"),
+		"prod_cp1_19991230T000000Z.backup.partial": newBackup(t, "prod-1a2b")[:200],
+		"prod_cp1_19991231T120000Z.backup":         newBackup(t, "prod-1a2b"),
 	})
+
 	virtual.Test(t, func(t *testing.T) {
-		s := &store{}
-		begin(t, Options{Schedule: "TZ=UTC 0 12 * * *", Folder: dir, Keep: 2}, s)
-		if n := s.backups(); n != 0 {
-			t.Fatalf("%d backups were made, and that of yesterday was good", n)
+		s := &fakeStore{}
+		startKeeper(t, Options{Schedule: "TZ=UTC 0 12 * * *", Folder: dir, Keep: 2}, s)
+		if n := s.countCalls(); n != 0 {
+			t.Fatalf("%d backups were made, although yesterday's backup is valid", n)
 		}
-		want(t, dir, "prod_cp1_19991229T000000Z.backup", "prod_cp1_19991231T120000Z.backup")
-		found, err := Look(t.Context(), Options{Folder: dir})
+		checkFiles(t, dir, "prod_cp1_19991229T000000Z.backup", "prod_cp1_19991231T120000Z.backup")
+		found, err := ListBackups(t.Context(), Options{Folder: dir})
 		if err != nil || len(found) != 2 {
-			t.Fatalf("a person sees %v, %v", found, err)
+			t.Fatalf("listed %v, %v", found, err)
 		}
-		pass(12 * time.Hour)
-		want(t, dir, "prod-1a2b_cp1_20000101T120000Z.backup", "prod_cp1_19991231T120000Z.backup")
-		if found, err = Look(t.Context(), Options{Folder: dir}); err != nil || len(found) != 2 || filepath.Base(found[0].Name) != "prod-1a2b_cp1_20000101T120000Z.backup" {
-			t.Fatalf("a person sees %v, %v", found, err)
+		advanceTime(12 * time.Hour)
+		checkFiles(t, dir, "prod-1a2b_cp1_20000101T120000Z.backup", "prod_cp1_19991231T120000Z.backup")
+		if found, err = ListBackups(t.Context(), Options{Folder: dir}); err != nil || len(found) != 2 ||
+			filepath.Base(found[0].Name) != "prod-1a2b_cp1_20000101T120000Z.backup" {
+			t.Fatalf("listed %v, %v", found, err)
 		}
-		pass(24 * time.Hour)
-		want(t, dir, "prod-1a2b_cp1_20000101T120000Z.backup", "prod-1a2b_cp1_20000102T120000Z.backup")
+		advanceTime(24 * time.Hour)
+		checkFiles(t, dir, "prod-1a2b_cp1_20000101T120000Z.backup", "prod-1a2b_cp1_20000102T120000Z.backup")
 	})
 }
 

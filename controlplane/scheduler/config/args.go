@@ -16,8 +16,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Args are the arguments of the plugins of one profile. The arguments of a plugin that the file
-// does not set are nil.
+// Args are the arguments of the plugins of one profile. A field is nil if the configuration file
+// does not set the arguments of that plugin.
 type Args struct {
 	Fit        *file.NodeResourcesFitArgs
 	Balanced   *file.NodeResourcesBalancedAllocationArgs
@@ -29,8 +29,8 @@ type Args struct {
 	Devices    *file.DynamicResourcesArgs
 }
 
-// readArgs decodes and checks the pluginConfig of a profile. profile is the path of the profile in
-// the file, for errors.
+// readArgs decodes and checks the plugin arguments of a profile (its pluginConfig). profile is the
+// path of the profile in the configuration file, for error messages.
 func readArgs(profile string, list []file.PluginConfig) (Args, error) {
 	var a Args
 	seen := map[string]bool{}
@@ -53,7 +53,9 @@ func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 	case "NodeResourcesFit":
 		return decodePluginArgs(at, c, &a.Fit, checkFit)
 	case "NodeResourcesBalancedAllocation":
-		return decodePluginArgs(at, c, &a.Balanced, func(x *file.NodeResourcesBalancedAllocationArgs) error { return checkBalanced(x.Resources) })
+		return decodePluginArgs(at, c, &a.Balanced, func(x *file.NodeResourcesBalancedAllocationArgs) error {
+			return checkBalanced(x.Resources)
+		})
 	case "PodTopologySpread":
 		return decodePluginArgs(at, c, &a.Spread, checkSpread)
 	case "InterPodAffinity":
@@ -61,7 +63,9 @@ func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 			return checkRange("hardPodAffinityWeight", x.HardPodAffinityWeight, 0, 100)
 		})
 	case "NodeAffinity":
-		return decodePluginArgs(at, c, &a.Nodes, func(x *file.NodeAffinityArgs) error { return checkAdded(x.AddedAffinity) })
+		return decodePluginArgs(at, c, &a.Nodes, func(x *file.NodeAffinityArgs) error {
+			return checkAdded(x.AddedAffinity)
+		})
 	case "DefaultPreemption":
 		return decodePluginArgs(at, c, &a.Preemption, checkPreemption)
 	case "VolumeBinding":
@@ -69,28 +73,32 @@ func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 	case "DynamicResources":
 		return decodePluginArgs(at, c, &a.Devices, checkDevices)
 	}
-	return fmt.Errorf("%s.name: plugin %q takes no arguments here: remove it; plugins with arguments are DefaultPreemption, DynamicResources, InterPodAffinity, "+
-		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
+	return fmt.Errorf("%s.name: plugin %q takes no arguments here: remove it; plugins with arguments are "+
+		"DefaultPreemption, DynamicResources, InterPodAffinity, "+
+		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field,
+		c.Name)
 }
 
-// decodePluginArgs decodes the arguments of one plugin into a new T and calls check. The arguments
-// may contain apiVersion and kind, which must then match the plugin.
-func decodePluginArgs[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
-	*into = new(T)
+// decodePluginArgs decodes the arguments of one plugin into a new T, stores the T in target, and
+// calls check. The arguments may contain apiVersion and kind, which must then match the plugin.
+func decodePluginArgs[T any](field string, c file.PluginConfig, target **T, check func(*T) error) error {
+	*target = new(T)
 	if len(c.Args.Raw) == 0 || string(c.Args.Raw) == "null" {
 		return nil
 	}
-	if err := decodeStrict(c.Args.Raw, *into); err != nil {
+	if err := decodeStrict(c.Args.Raw, *target); err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
 	var own metav1.TypeMeta
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(c.Args.Raw, &own); err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
-	if kind := c.Name + "Args"; own.Kind != "" && own.Kind != kind || own.APIVersion != "" && own.APIVersion != file.SchemeGroupVersion.String() {
-		return fmt.Errorf("%s: apiVersion %q, kind %q: want %s, %s, or leave both out", field, own.APIVersion, own.Kind, file.SchemeGroupVersion, kind)
+	if kind := c.Name + "Args"; own.Kind != "" && own.Kind != kind ||
+		own.APIVersion != "" && own.APIVersion != file.SchemeGroupVersion.String() {
+		return fmt.Errorf("%s: apiVersion %q, kind %q: want %s, %s, or leave both out", field, own.APIVersion, own.Kind,
+			file.SchemeGroupVersion, kind)
 	}
-	if err := check(*into); err != nil {
+	if err := check(*target); err != nil {
 		return fmt.Errorf("%s.%w", field, err)
 	}
 	return nil
@@ -105,13 +113,16 @@ func checkRange(field string, n *int32, least, most int32) error {
 
 func checkFit(a *file.NodeResourcesFitArgs) error {
 	for i, r := range a.IgnoredResources {
-		if !strings.Contains(r, "/") || strings.HasPrefix(r, v1.ResourceDefaultNamespacePrefix) || len(validation.IsQualifiedName(r)) > 0 {
-			return fmt.Errorf("ignoredResources[%d]: %q: want the name of an extended resource, such as example.com/gpu", i, r)
+		if !strings.Contains(r, "/") || strings.HasPrefix(r, v1.ResourceDefaultNamespacePrefix) ||
+			len(validation.IsQualifiedName(r)) > 0 {
+			return fmt.Errorf("ignoredResources[%d]: %q: want the name of an extended resource, such as "+
+				"example.com/gpu", i, r)
 		}
 	}
 	for i, g := range a.IgnoredResourceGroups {
 		if strings.Contains(g, "/") || len(validation.IsDNS1123Subdomain(g)) > 0 {
-			return fmt.Errorf("ignoredResourceGroups[%d]: %q: want the group before the / of extended resources, such as example.com", i, g)
+			return fmt.Errorf("ignoredResourceGroups[%d]: %q: want the group before the / of extended resources, such "+
+				"as example.com", i, g)
 		}
 	}
 	s := a.ScoringStrategy
@@ -133,13 +144,15 @@ func checkFit(a *file.NodeResourcesFitArgs) error {
 		}
 		return checkShape("scoringStrategy.requestedToCapacityRatio.shape", s.RequestedToCapacityRatio.Shape)
 	default:
-		return fmt.Errorf("scoringStrategy.type: %q: want %s, %s or %s", s.Type, file.LeastAllocated, file.MostAllocated, file.RequestedToCapacityRatio)
+		return fmt.Errorf("scoringStrategy.type: %q: want %s, %s or %s", s.Type, file.LeastAllocated,
+			file.MostAllocated, file.RequestedToCapacityRatio)
 	}
 	return nil
 }
 
-// checkResources checks the names and weights of a list of resources. It sets a weight that is not
-// given to 1.
+// checkResources returns an error if a resource in the list has an invalid name or weight. It sets
+// a weight that is missing to 1. field is the path of the list in the configuration file, for error
+// messages.
 func checkResources(field string, list []file.ResourceSpec) error {
 	for i := range list {
 		r := &list[i]
@@ -159,7 +172,8 @@ func checkResources(field string, list []file.ResourceSpec) error {
 func checkBalanced(list []file.ResourceSpec) error {
 	for i, r := range list {
 		if r.Weight != 0 && r.Weight != 1 {
-			return fmt.Errorf("resources[%d].weight: %d: all resources have the same weight for balance: want 1", i, r.Weight)
+			return fmt.Errorf("resources[%d].weight: %d: all resources have the same weight for balance: want 1", i,
+				r.Weight)
 		}
 	}
 	return checkResources("resources", list)
@@ -174,7 +188,8 @@ func checkShape(field string, shape []file.UtilizationShapePoint) error {
 		case p.Utilization < 0 || p.Utilization > 100:
 			return fmt.Errorf("%s[%d].utilization: %d: want 0 to 100", field, i, p.Utilization)
 		case i > 0 && p.Utilization <= shape[i-1].Utilization:
-			return fmt.Errorf("%s[%d].utilization: %d: want points in increasing order of utilization", field, i, p.Utilization)
+			return fmt.Errorf("%s[%d].utilization: %d: want points in increasing order of utilization", field,
+				i, p.Utilization)
 		case p.Score < 0 || p.Score > 10:
 			return fmt.Errorf("%s[%d].score: %d: want 0 to 10", field, i, p.Score)
 		}
@@ -198,9 +213,11 @@ func checkSpread(a *file.PodTopologySpreadArgs) error {
 		case len(validation.IsQualifiedName(c.TopologyKey)) > 0:
 			return fmt.Errorf("%s.topologyKey: %q: want the key of a node label", field, c.TopologyKey)
 		case c.WhenUnsatisfiable != v1.DoNotSchedule && c.WhenUnsatisfiable != v1.ScheduleAnyway:
-			return fmt.Errorf("%s.whenUnsatisfiable: %q: want DoNotSchedule or ScheduleAnyway", field, c.WhenUnsatisfiable)
+			return fmt.Errorf("%s.whenUnsatisfiable: %q: want DoNotSchedule or ScheduleAnyway", field,
+				c.WhenUnsatisfiable)
 		case c.LabelSelector != nil || len(c.MatchLabelKeys) > 0:
-			return fmt.Errorf("%s.labelSelector: the pods are determined by the pod's owner: leave it and matchLabelKeys out", field)
+			return fmt.Errorf("%s.labelSelector: the pods are determined by the pod's owner: leave it and "+
+				"matchLabelKeys out", field)
 		case c.MinDomains != nil && (*c.MinDomains < 1 || c.WhenUnsatisfiable != v1.DoNotSchedule):
 			return fmt.Errorf("%s.minDomains: %d: want 1 or more, with DoNotSchedule", field, *c.MinDomains)
 		case slices.ContainsFunc(a.DefaultConstraints[:i], func(o v1.TopologySpreadConstraint) bool {
@@ -208,7 +225,8 @@ func checkSpread(a *file.PodTopologySpreadArgs) error {
 		}):
 			return fmt.Errorf("%s: %s is listed twice with %s", field, c.TopologyKey, c.WhenUnsatisfiable)
 		}
-		for name, p := range map[string]*v1.NodeInclusionPolicy{"nodeAffinityPolicy": c.NodeAffinityPolicy, "nodeTaintsPolicy": c.NodeTaintsPolicy} {
+		for name, p := range map[string]*v1.NodeInclusionPolicy{"nodeAffinityPolicy": c.NodeAffinityPolicy,
+			"nodeTaintsPolicy": c.NodeTaintsPolicy} {
 			if p != nil && *p != v1.NodeInclusionPolicyHonor && *p != v1.NodeInclusionPolicyIgnore {
 				return fmt.Errorf("%s.%s: %q: want Honor or Ignore", field, name, *p)
 			}
@@ -226,7 +244,8 @@ func checkAdded(a *v1.NodeAffinity) error {
 			return fmt.Errorf("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution: %w", err)
 		}
 		if len(r.NodeSelectorTerms) == 0 {
-			return errors.New("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: want at least one: an empty list matches no node")
+			return errors.New("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: want " +
+				"at least one: an empty list matches no node")
 		}
 	}
 	const preferred = "addedAffinity.preferredDuringSchedulingIgnoredDuringExecution"
@@ -235,7 +254,8 @@ func checkAdded(a *v1.NodeAffinity) error {
 			return fmt.Errorf("%s[%d].weight: %d: want 1 to 100", preferred, i, t.Weight)
 		}
 	}
-	if _, err := nodeaffinity.NewPreferredSchedulingTerms(a.PreferredDuringSchedulingIgnoredDuringExecution); err != nil {
+	if _, err := nodeaffinity.NewPreferredSchedulingTerms(a.PreferredDuringSchedulingIgnoredDuringExecution); err !=
+		nil {
 		return fmt.Errorf("%s: %w", preferred, err)
 	}
 	return nil
@@ -264,13 +284,15 @@ func checkVolumes(a *file.VolumeBindingArgs) error {
 	return nil
 }
 
-// maxSearch is the largest filterTimeout of DynamicResources. The scheduler handles no other pods
-// during a search for devices.
+// maxSearch is the largest permitted filterTimeout, an argument of the plugin DynamicResources.
+// That timeout bounds the search for devices in one attempt, during which no other pod is
+// scheduled.
 const maxSearch = 10 * time.Second
 
 func checkDevices(a *file.DynamicResourcesArgs) error {
 	if d := a.FilterTimeout; d != nil && (d.Duration <= 0 || d.Duration > maxSearch) {
-		return fmt.Errorf("filterTimeout: %v: want more than 0s and at most %v, because other pods wait meanwhile", d.Duration, maxSearch)
+		return fmt.Errorf("filterTimeout: %v: want more than 0s and at most %v, because other pods wait meanwhile",
+			d.Duration, maxSearch)
 	}
 	if d := a.BindingTimeout; d != nil && (d.Duration < time.Second || d.Duration > 24*time.Hour) {
 		return fmt.Errorf("bindingTimeout: %v: want 1s to 24h", d.Duration)

@@ -1,7 +1,7 @@
 // Package config reads the scheduler's configuration file: a KubeSchedulerConfiguration
 // (kubescheduler.config.k8s.io/v1). All functions but Load are pure. Every accepted field takes
-// effect. A field that is not supported is an error that names the field and the remedy. A field
-// that concerns kube-scheduler only as a separate process causes a warning.
+// effect, with one exception: a field that concerns only kube-scheduler as a separate process
+// causes a warning. A field that is not supported is an error that names the field and the remedy.
 package config
 
 import (
@@ -29,20 +29,22 @@ const (
 // Config is the content of a scheduler configuration file.
 type Config struct {
 	Profiles []Profile
-	// InitialBackoff and MaxBackoff bound the delay before an unschedulable pod is retried; 0 = the
-	// scheduler's default.
+	// InitialBackoff and MaxBackoff are the bounds of the delay before an unschedulable pod is
+	// tried again; 0 means the scheduler's default.
 	InitialBackoff, MaxBackoff time.Duration
 	Extenders                  []file.Extender
 	// Warnings describe the fields of the file that have no effect.
 	Warnings []string
 }
 
-// Profile is the configuration for the pods of one schedulerName.
+// Profile is a profile of the configuration file: the plugins, and their arguments, for the pods
+// with one schedulerName.
 type Profile struct {
 	SchedulerName string
-	Field         string // path of the profile in the file, for errors
-	// Percentage is how many percent of the nodes must be found feasible before filtering stops
-	// (percentageOfNodesToScore). 0 = a percentage that decreases with the number of nodes.
+	Field         string // path of the profile in the file, for error messages
+	// Percentage is percentageOfNodesToScore: filtering stops when this percentage of the nodes
+	// fits the pod.
+	// 0 means a percentage that decreases with the number of nodes.
 	Percentage int
 	Plugins    file.Plugins
 	Args       Args
@@ -63,8 +65,8 @@ func (c *Config) Names() []string {
 	return out
 }
 
-// Load reads the configuration file at path and checks it, except the names and order of plugins.
-// For an empty path it returns Default.
+// Load reads the configuration file at path and checks it, except the names and order of plugins,
+// which plugins.Build checks. For an empty path it returns Default.
 func Load(path string) (*Config, error) {
 	if path == "" {
 		return Default(), nil
@@ -95,7 +97,8 @@ func Parse(data []byte) (*Config, error) {
 		return nil, err
 	}
 	if f.APIVersion != file.SchemeGroupVersion.String() || f.Kind != "KubeSchedulerConfiguration" {
-		return nil, fmt.Errorf("apiVersion %q, kind %q: want %s, KubeSchedulerConfiguration", f.APIVersion, f.Kind, file.SchemeGroupVersion)
+		return nil, fmt.Errorf("apiVersion %q, kind %q: want %s, KubeSchedulerConfiguration", f.APIVersion, f.Kind,
+			file.SchemeGroupVersion)
 	}
 	c := &Config{Extenders: f.Extenders, Warnings: processFields(&f)}
 	if err := c.setBackoffs(&f); err != nil {
@@ -107,10 +110,10 @@ func Parse(data []byte) (*Config, error) {
 	return c, c.checkExtenders()
 }
 
-// decodeStrict decodes JSON into a value. Field names must match exactly. Duplicate and unknown
-// fields are errors.
-func decodeStrict(text []byte, into any) error {
-	wrong, err := kjson.UnmarshalStrict(text, into)
+// decodeStrict decodes the JSON text into the value to which target points. Field names must match
+// exactly, including case. Duplicate and unknown fields are errors.
+func decodeStrict(text []byte, target any) error {
+	wrong, err := kjson.UnmarshalStrict(text, target)
 	if err != nil {
 		return err
 	}
@@ -120,8 +123,8 @@ func decodeStrict(text []byte, into any) error {
 	return nil
 }
 
-// processFields returns warnings for fields of the file that are set, but concern only
-// kube-scheduler as a separate process.
+// processFields returns one warning for each field of the file that is set but has no effect here,
+// because it concerns only kube-scheduler as a separate process.
 func processFields(f *file.KubeSchedulerConfiguration) []string {
 	var out []string
 	for _, x := range []struct {
@@ -129,13 +132,16 @@ func processFields(f *file.KubeSchedulerConfiguration) []string {
 		field, why string
 	}{
 		{f.Parallelism != nil, "parallelism", "nodes are filtered sequentially, which incremental counts make cheap"},
-		{f.LeaderElection.LeaderElect != nil || f.LeaderElection.ResourceName != "" || f.LeaderElection.LeaseDuration.Duration != 0,
+		{f.LeaderElection.LeaderElect != nil || f.LeaderElection.ResourceName != "" ||
+			f.LeaderElection.LeaseDuration.Duration != 0,
 			"leaderElection", "the raft leader runs the scheduler"},
 		{f.ClientConnection.Kubeconfig != "" || f.ClientConnection.QPS != 0 || f.ClientConnection.Burst != 0 ||
 			f.ClientConnection.ContentType != "" || f.ClientConnection.AcceptContentTypes != "",
 			"clientConnection", "the scheduler is part of the control plane and calls the API in the same process"},
-		{f.EnableProfiling != nil || f.EnableContentionProfiling != nil, "enableProfiling", "the scheduler has no server of its own"},
-		{f.DelayCacheUntilActive, "delayCacheUntilActive", "every replica keeps its cache up to date before it becomes the leader"},
+		{f.EnableProfiling != nil || f.EnableContentionProfiling != nil, "enableProfiling",
+			"the scheduler has no server of its own"},
+		{f.DelayCacheUntilActive, "delayCacheUntilActive",
+			"every replica keeps its cache up to date before it becomes the leader"},
 	} {
 		if x.is {
 			out = append(out, x.field+" has no effect: "+x.why)
@@ -149,7 +155,8 @@ func (c *Config) setBackoffs(f *file.KubeSchedulerConfiguration) error {
 		field string
 		from  *int64
 		to    *time.Duration
-	}{{"podInitialBackoffSeconds", f.PodInitialBackoffSeconds, &c.InitialBackoff}, {"podMaxBackoffSeconds", f.PodMaxBackoffSeconds, &c.MaxBackoff}} {
+	}{{"podInitialBackoffSeconds", f.PodInitialBackoffSeconds, &c.InitialBackoff},
+		{"podMaxBackoffSeconds", f.PodMaxBackoffSeconds, &c.MaxBackoff}} {
 		if x.from == nil {
 			continue
 		}
@@ -186,7 +193,8 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 		f.Profiles = make([]file.KubeSchedulerProfile, 1)
 	}
 	for i := range f.Profiles {
-		p, from := Profile{SchedulerName: v1.DefaultSchedulerName, Field: fmt.Sprintf("profiles[%d]", i), Percentage: global}, &f.Profiles[i]
+		p, from := Profile{SchedulerName: v1.DefaultSchedulerName, Field: fmt.Sprintf("profiles[%d]", i),
+			Percentage: global}, &f.Profiles[i]
 		if from.SchedulerName != nil {
 			p.SchedulerName = *from.SchedulerName
 		}
@@ -194,10 +202,12 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 			return fmt.Errorf("%s.schedulerName: %w", p.Field, err)
 		}
 		if slices.Contains(c.Names(), p.SchedulerName) {
-			return fmt.Errorf("%s.schedulerName: another profile is named %s: use a different name", p.Field, p.SchedulerName)
+			return fmt.Errorf("%s.schedulerName: another profile is named %s: use a different name", p.Field,
+				p.SchedulerName)
 		}
 		if from.PercentageOfNodesToScore != nil {
-			if p.Percentage, err = checkPercentage(p.Field+".percentageOfNodesToScore", from.PercentageOfNodesToScore); err != nil {
+			if p.Percentage, err = checkPercentage(p.Field+".percentageOfNodesToScore",
+				from.PercentageOfNodesToScore); err != nil {
 				return err
 			}
 		}

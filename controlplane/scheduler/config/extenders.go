@@ -12,15 +12,17 @@ import (
 	file "k8s.io/kube-scheduler/config/v1"
 )
 
-// Limits of extenders: their number and the timeout of a request.
+// Limits on the number of extenders and on the timeout of a request to an extender.
 const (
 	maxExtenders = 16
-	// Pods are scheduled one after the other: each request to an extender delays all later pods.
+	// largest permitted timeout: pods are scheduled one after the other, so a request delays all
+	// later pods
 	maxTimeout = 30 * time.Second
 )
 
-// checkExtenders checks the configured extenders. It also makes all profiles ignore the resources
-// that an extender manages with ignoredByScheduler.
+// checkExtenders returns an error if a configured extender is invalid. It also makes the plugin
+// NodeResourcesFit of all profiles ignore the resources that an extender manages with
+// ignoredByScheduler.
 func (c *Config) checkExtenders() error {
 	if len(c.Extenders) > maxExtenders {
 		return fmt.Errorf("extenders: %d extenders: want at most %d", len(c.Extenders), maxExtenders)
@@ -45,7 +47,7 @@ func (c *Config) checkExtenders() error {
 	return nil
 }
 
-// ignoreResource adds a resource to those that the plugin NodeResourcesFit ignores, in all
+// ignoreResource adds the resource to the ignoredResources of the plugin NodeResourcesFit in all
 // profiles.
 func (c *Config) ignoreResource(resource string) {
 	for i := range c.Profiles {
@@ -68,7 +70,8 @@ func checkExtender(e *file.Extender) error {
 		return errors.New("urlPrefix: it contains a user: leave it out, and use the certificates of tlsConfig")
 	}
 	verbs := 0
-	for field, verb := range map[string]string{"filterVerb": e.FilterVerb, "prioritizeVerb": e.PrioritizeVerb, "preemptVerb": e.PreemptVerb, "bindVerb": e.BindVerb} {
+	for field, verb := range map[string]string{"filterVerb": e.FilterVerb, "prioritizeVerb": e.PrioritizeVerb,
+		"preemptVerb": e.PreemptVerb, "bindVerb": e.BindVerb} {
 		if verb != "" {
 			verbs++
 		}
@@ -98,7 +101,8 @@ func checkExtender(e *file.Extender) error {
 	}
 	for i, r := range e.ManagedResources {
 		if !strings.Contains(r.Name, "/") || len(validation.IsQualifiedName(r.Name)) > 0 {
-			return fmt.Errorf("managedResources[%d].name: %q: want the name of an extended resource, such as example.com/gpu", i, r.Name)
+			return fmt.Errorf("managedResources[%d].name: %q: want the name of an extended resource, such as "+
+				"example.com/gpu", i, r.Name)
 		}
 	}
 	return nil

@@ -24,10 +24,10 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Default timeout of a request, and limits of sizes in bytes.
+// The default timeout of a request to an extender, and limits of sizes in bytes.
 const (
 	defaultTimeout = 5 * time.Second
-	// answerBytes is how much longer than twice the request a response may be.
+	// A response may be at most twice as long as the request plus answerBytes.
 	answerBytes = 1 << 20
 	fileBytes   = 1 << 20
 )
@@ -58,14 +58,15 @@ func New(conf file.Extender) (*Extender, error) {
 	e.client = &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: secured, MaxIdleConnsPerHost: 4, MaxConnsPerHost: 64,
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: secured, MaxIdleConnsPerHost: 4,
+			MaxConnsPerHost: 64,
 			IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10, ForceAttemptHTTP2: true},
 	}
 	return e, nil
 }
 
-// tlsOf returns the TLS configuration of an extender's client. Without a configured CA, the CAs of
-// the system are used.
+// tlsOf returns the TLS configuration for the connections to an extender. Without a configured CA,
+// the CAs of the system are used.
 func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 	out := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c == nil {
@@ -77,7 +78,7 @@ func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 		field, path string
 		into        *[]byte
 	}{{"caFile", c.CAFile, &authority}, {"certFile", c.CertFile, &cert}, {"keyFile", c.KeyFile, &key}} {
-		if f.path == "" || len(*f.into) > 0 { // data has priority over files
+		if f.path == "" || len(*f.into) > 0 { // inline data in the configuration has priority over a file
 			continue
 		}
 		data, err := filewatch.Read(f.path, fileBytes)
@@ -102,10 +103,11 @@ func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 	return out, nil
 }
 
-// Name implements framework.Extender.
+// Name implements framework.Extender: it returns the extender's name in messages.
 func (e *Extender) Name() string { return e.name }
 
-// Ignorable implements framework.Extender.
+// Ignorable implements framework.Extender: it reports whether the configuration lets scheduling
+// continue if a call of the extender fails.
 func (e *Extender) Ignorable() bool { return e.conf.Ignorable }
 
 func (e *Extender) verbURL(v framework.Verb) string {
@@ -113,11 +115,12 @@ func (e *Extender) verbURL(v framework.Verb) string {
 		framework.VerbPreempt: e.conf.PreemptVerb, framework.VerbBind: e.conf.BindVerb}[v]
 }
 
-// Does implements framework.Extender: it reports whether a URL is configured for the verb.
+// Does implements framework.Extender: it reports whether the extender implements the operation v,
+// which means that the configuration contains a URL for it.
 func (e *Extender) Does(v framework.Verb) bool { return e.verbURL(v) != "" }
 
-// Interested implements framework.Extender. If managedResources are configured, the pod must
-// request one of them.
+// Interested implements framework.Extender: it reports whether the pod requests one of the
+// extender's managedResources. If none are configured, it returns true.
 func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	if len(e.managed) == 0 {
 		return true
@@ -130,10 +133,11 @@ func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	return false
 }
 
-// callVerb sends question as JSON to the URL of the verb and decodes the JSON response into answer.
-// A response with another status than 200 or beyond the size limit is an error.
-func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, answer any) error {
-	body, err := json.Marshal(question)
+// callVerb posts request as JSON to the extender's URL for the operation v, and decodes the JSON
+// response into response. It returns an error if the status is not 200 or the response exceeds the
+// size limit.
+func (e *Extender) callVerb(ctx context.Context, v framework.Verb, request, response any) error {
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
@@ -158,14 +162,14 @@ func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, ans
 	case resp.StatusCode != http.StatusOK:
 		return fmt.Errorf("it answered %d: %s", resp.StatusCode, framework.Brief(string(data)))
 	}
-	if err := json.Unmarshal(data, answer); err != nil {
+	if err := json.Unmarshal(data, response); err != nil {
 		return fmt.Errorf("decoding the response: %w", err)
 	}
 	return nil
 }
 
-// extenderArgs returns the request for Filter and Prioritize. It contains the node objects, or only
-// their names if the extender has its own node cache (nodeCacheCapable).
+// extenderArgs returns the body of a Filter or Prioritize request. It contains the node objects, or
+// only their names if the extender has its own node cache (nodeCacheCapable).
 func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.ExtenderArgs {
 	q := &wire.ExtenderArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
@@ -183,9 +187,12 @@ func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.
 	return q
 }
 
-// Filter implements framework.Extender. A response with a node that was not in the request is an
-// error.
-func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) (map[string]*framework.Status, error) {
+// Filter implements framework.Extender: it requests from the service which nodes fit the pod, and
+// returns the refused nodes with their reasons. A response with a node that was not in the request
+// is an error.
+func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) (
+	map[string]*framework.Status, error,
+) {
 	var a wire.ExtenderFilterResult
 	if err := e.callVerb(ctx, framework.VerbFilter, e.extenderArgs(pod, nodes), &a); err != nil {
 		return nil, err
@@ -205,7 +212,7 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	}
 	asked := make(map[string]bool, len(nodes))
 	refused := make(map[string]*framework.Status)
-	kept := make(map[string]*framework.Status) // one status per reason
+	kept := make(map[string]*framework.Status) // by reason: nodes that are refused for the same reason share one status
 	for _, n := range nodes {
 		name := n.Node.Name
 		asked[name] = true
@@ -226,25 +233,27 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	return refused, nil
 }
 
-// refuseNode returns the status for a node that the extender refuses for a reason. kept caches one
-// status per reason. If forGood is set, preemption on the node cannot help.
-func (e *Extender) refuseNode(kept map[string]*framework.Status, reason string, forGood bool) *framework.Status {
+// refuseNode returns the status for a node that the extender refuses. cache holds the statuses of
+// this request by reason: nodes with the same reason share one status. forGood means that
+// preemption on the node cannot help; the code is then Unresolvable, and otherwise Unschedulable.
+func (e *Extender) refuseNode(cache map[string]*framework.Status, reason string, forGood bool) *framework.Status {
 	if reason = framework.Brief(reason); reason == "" {
 		reason = "node(s) left out"
 	}
 	key := fmt.Sprint(forGood, reason)
-	if kept[key] == nil {
+	if cache[key] == nil {
 		text := fmt.Sprintf("%s (%s)", reason, e.name)
-		kept[key] = framework.Refuse(e.name, text)
+		cache[key] = framework.Refuse(e.name, text)
 		if forGood {
-			kept[key] = framework.RefuseForGood(e.name, text)
+			cache[key] = framework.RefuseForGood(e.name, text)
 		}
 	}
-	return kept[key]
+	return cache[key]
 }
 
-// Prioritize implements framework.Extender. Scores from 0 to 10 are scaled to framework.MaxScore
-// and multiplied by the extender's weight.
+// Prioritize implements framework.Extender: it requests a score from 0 to 10 for each node. It
+// scales each score to the range up to framework.MaxScore and multiplies it by the extender's
+// weight.
 func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) ([]int64, error) {
 	var list wire.HostPriorityList
 	if err := e.callVerb(ctx, framework.VerbPrioritize, e.extenderArgs(pod, nodes), &list); err != nil {
@@ -258,16 +267,20 @@ func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framewo
 	for _, h := range list {
 		i, ok := at[h.Host]
 		if !ok || h.Score < wire.MinExtenderPriority || h.Score > wire.MaxExtenderPriority {
-			return nil, fmt.Errorf("the response contains score %d for node %q: want 0 to 10 for nodes of the request", h.Score, framework.Brief(h.Host))
+			return nil, fmt.Errorf("the response contains score %d for node %q: want 0 to 10 for nodes of the request",
+				h.Score, framework.Brief(h.Host))
 		}
 		out[i] = h.Score * e.conf.Weight * (framework.MaxScore / wire.MaxExtenderPriority)
 	}
 	return out, nil
 }
 
-// Preempt implements framework.Extender. A response with a node or pod that was not in the request
-// is an error.
-func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]framework.Victims) (map[string]framework.Victims, error) {
+// Preempt implements framework.Extender: it returns the nodes on which the service accepts
+// preemption, each with the pods to evict. A response with a node or pod that was not in the
+// request is an error.
+func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]framework.Victims) (
+	map[string]framework.Victims, error,
+) {
 	q := &wire.ExtenderPreemptionArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
 		q.NodeNameToMetaVictims = make(map[string]*wire.MetaVictims, len(nodes))
@@ -275,7 +288,8 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 		q.NodeNameToVictims = make(map[string]*wire.Victims, len(nodes))
 	}
 	for name, v := range nodes {
-		ids, full := &wire.MetaVictims{NumPDBViolations: int64(v.Violations)}, &wire.Victims{NumPDBViolations: int64(v.Violations)}
+		ids, full := &wire.MetaVictims{NumPDBViolations: int64(v.Violations)},
+			&wire.Victims{NumPDBViolations: int64(v.Violations)}
 		for _, p := range v.Pods {
 			ids.Pods, full.Pods = append(ids.Pods, &wire.MetaPod{UID: string(p.Pod.UID)}), append(full.Pods, p.Pod)
 		}
@@ -304,14 +318,14 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 	return out, nil
 }
 
-// chosenVictims returns the victims on one node that the response now contains. Each of them must
-// be in was, the victims of the request.
-func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Victims, error) {
-	out := framework.Victims{Violations: int(min(max(now.NumPDBViolations, 0), int64(len(was.Pods))))}
+// chosenVictims returns the pods on one node that the extender's response lists for eviction. It
+// returns an error if a pod is not in requested, the victims in the request, or occurs twice.
+func chosenVictims(requested framework.Victims, response *wire.MetaVictims) (framework.Victims, error) {
+	out := framework.Victims{Violations: int(min(max(response.NumPDBViolations, 0), int64(len(requested.Pods))))}
 	seen := make(map[string]bool)
-	for _, id := range now.Pods {
+	for _, id := range response.Pods {
 		found := false
-		for _, pod := range was.Pods {
+		for _, pod := range requested.Pods {
 			if id != nil && string(pod.Pod.UID) == id.UID && !seen[id.UID] {
 				out.Pods, seen[id.UID], found = append(out.Pods, pod), true, true
 			}
@@ -323,10 +337,12 @@ func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Vict
 	return out, nil
 }
 
-// Bind implements framework.Extender.
+// Bind implements framework.Extender: it requests that the service binds the pod to the node.
 func (e *Extender) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 	var a wire.ExtenderBindingResult
-	if err := e.callVerb(ctx, framework.VerbBind, &wire.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node}, &a); err != nil {
+	if err := e.callVerb(ctx, framework.VerbBind,
+		&wire.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node},
+		&a); err != nil {
 		return err
 	}
 	if a.Error != "" {

@@ -9,16 +9,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// podClass is a set of pods on nodes with the same namespace and the same labels, all terminating
-// or all not terminating. A label selector of an affinity term or spread constraint matches either
-// all or none of them. Lookups iterate over classes, of which there are usually as many as pod
-// templates. A pod of an existing class is not matched against any selector.
+// podClass is the set of all pods on nodes that have the same namespace and labels; either all or
+// none of them are terminating. A label selector of an affinity term or spread constraint matches
+// all or none of them. The Index matches selectors against classes and not against pods: usually
+// there are only as many classes as pod templates.
 type podClass struct {
 	podSubject
 	hash    uint64
 	pods    int
-	perNode sparseCounts // number of pods by node slot
-	sets    []*PodSet    // the sets that contain these pods
+	perNode sparseCounts // number of the class's pods on each node, indexed by NodeInfo.slot
+	sets    []*PodSet    // the PodSets that include the pods of this class
 }
 
 func (c *podClass) addPods(x *Index, slot int32, by int) {
@@ -32,9 +32,9 @@ func (c *podClass) addPods(x *Index, slot int32, by int) {
 	}
 }
 
-// classOf returns the podClass of a pod: the set of all pods in the Index with the same namespace
-// and labels that are terminating like this pod, or not terminating like it. It creates the class
-// if necessary, and determines the PodSets that contain it.
+// classOf returns the podClass of a pod: the set of all pods in the Index that have the same
+// namespace, labels and deletion state (terminating or not). If the class does not exist, it is
+// created, and the PodSets that include its pods are determined.
 func (x *Index) classOf(pod *v1.Pod) *podClass {
 	s := podSubject{pod.Namespace, pod.Labels, pod.DeletionTimestamp != nil}
 	hash := x.hashLabels(&s)
@@ -69,8 +69,8 @@ func (x *Index) removeClass(c *podClass) {
 	}
 }
 
-// hashLabels returns a hash of the labels and of whether the pod is terminating. It does not depend
-// on the order of the labels.
+// hashLabels returns a hash of the pod's labels and of whether the pod is terminating. It does not
+// depend on the order of the labels.
 func (x *Index) hashLabels(s *podSubject) uint64 {
 	sum := uint64(len(s.labels))
 	for k, v := range s.labels {
@@ -82,9 +82,10 @@ func (x *Index) hashLabels(s *podSubject) uint64 {
 	return sum
 }
 
-// eachClass calls f for each podClass in the namespaces that the Peers select. It does not check
-// their label selector.
-func (x *Index) eachClass(p *Peers, f func(*podClass)) {
+// eachClass calls f for each podClass (a set of pods with the same namespace and labels) in the
+// namespaces that p selects. It ignores the label selector of p, which the caller must match
+// itself.
+func (x *Index) eachClass(p *PodSelector, f func(*podClass)) {
 	each := func(ns map[uint64][]*podClass) {
 		for _, same := range ns {
 			for _, c := range same {
@@ -92,7 +93,7 @@ func (x *Index) eachClass(p *Peers, f func(*podClass)) {
 			}
 		}
 	}
-	if !p.BySelector() {
+	if !p.HasNamespaceSelector() {
 		for _, ns := range p.namespaces {
 			each(x.classes[ns])
 		}

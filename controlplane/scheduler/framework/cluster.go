@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Resources are amounts of resources: CPU in millicores, memory and ephemeral storage in bytes, and
-// extended resources.
+// Resources contains an amount of each resource: CPU in millicores, memory and ephemeral storage in
+// bytes, and extended resources.
 type Resources struct {
 	MilliCPU, Memory, EphemeralStorage int64
 	Scalar                             map[v1.ResourceName]int64 // extended resources and huge pages; nil = none
@@ -50,7 +50,8 @@ func Native(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage
 }
 
-// Of returns the amount of the named resource, in millicores for CPU.
+// Of returns the amount of the resource with the given name: millicores of CPU, bytes of memory and
+// ephemeral storage, units of extended resources.
 func (r *Resources) Of(name v1.ResourceName) int64 {
 	switch name {
 	case v1.ResourceCPU:
@@ -79,7 +80,8 @@ func (r *Resources) addScaled(o Resources, sign int64) {
 // addScaledAmount returns a + sign * b, saturated at the limits of int64.
 func addScaledAmount(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
 
-// hasOverflowed reports whether an amount has reached the largest value and is no longer exact.
+// hasOverflowed reports whether an amount has reached the limit of int64, so that it may no longer
+// be the exact sum.
 func (r *Resources) hasOverflowed() bool {
 	most := max(r.MilliCPU, r.Memory, r.EphemeralStorage)
 	for _, n := range r.Scalar {
@@ -88,9 +90,10 @@ func (r *Resources) hasOverflowed() bool {
 	return most == math.MaxInt64
 }
 
-// Equal reports whether r and o have the same amounts of all resources.
+// Equal reports whether r and o contain the same amount of every resource.
 func (r Resources) Equal(o Resources) bool {
-	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage && maps.Equal(r.Scalar, o.Scalar)
+	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage &&
+		maps.Equal(r.Scalar, o.Scalar)
 }
 
 func (r Resources) deepCopy() Resources {
@@ -105,7 +108,8 @@ func (r Resources) deepCopy() Resources {
 	return r
 }
 
-// HostPort is a port in use on a node. IP "0.0.0.0" means all addresses.
+// HostPort is a host port that a pod uses on its node. The IP "0.0.0.0" means all addresses of the
+// node.
 type HostPort struct {
 	IP       string
 	Protocol v1.Protocol
@@ -117,17 +121,18 @@ func (p HostPort) conflictsWith(o HostPort) bool {
 	return p.Port == o.Port && p.Protocol == o.Protocol && (p.IP == o.IP || p.IP == all || o.IP == all)
 }
 
-// PodInfo is a pod with the properties that scheduling needs, which are computed once.
+// PodInfo is a pod with the properties that scheduling needs, such as the sums of its requests.
+// They are computed once, by NewPodInfo.
 type PodInfo struct {
 	Pod      *v1.Pod
 	Requests Resources
-	// CountedCPU and CountedMemory are the requests for scores. Containers without a request are
-	// counted with a default, so that scores spread such pods too.
+	// CountedCPU and CountedMemory are the requests that Score plugins use. A container without a
+	// request is counted with a default, so that such pods are spread too.
 	CountedCPU, CountedMemory int64
 	Ports                     []HostPort
 	Priority                  int32
-	Affinity                  *Affinity // inter-pod affinity; nil = none
-	Claims                    []string  // PersistentVolumeClaims of its volumes, in its namespace
+	Affinity                  *Affinity // the pod's inter-pod affinity and anti-affinity terms; nil = none
+	Claims                    []string  // names of the PersistentVolumeClaims that the pod's volumes use
 }
 
 // NewPodInfo returns the PodInfo of a pod. The pod is shared and not modified.
@@ -164,15 +169,18 @@ func ClaimsOf(pod *v1.Pod) []string {
 	return out
 }
 
-// OwnsClaim reports whether claim is the name of the PersistentVolumeClaim of an ephemeral volume
-// of the pod.
+// OwnsClaim reports whether the pod has an ephemeral volume whose PersistentVolumeClaim has the
+// name claim.
 func OwnsClaim(pod *v1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool {
+		return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim
+	})
 }
 
-// AwaitsClaim returns the reason that is reported while a pod waits for the PersistentVolumeClaim
-// of its ephemeral volume to be created.
-func AwaitsClaim(claim string) string {
+// PendingClaimReason returns the message with which a pod is refused while the
+// PersistentVolumeClaim of its ephemeral volume has not been created. claim is the name of that
+// PersistentVolumeClaim.
+func PendingClaimReason(claim string) string {
 	return fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", claim)
 }
 
@@ -210,14 +218,15 @@ type NodeInfo struct {
 	// Images are the container images on the node, by name, with their sizes in bytes.
 	Images map[string]int64
 
-	// Generation increases with every change of the node, so that a snapshot copies only changed
-	// nodes.
+	// Generation increases with every change of the NodeInfo. A snapshot copies only the nodes
+	// whose generation has changed.
 	Generation int64
 
-	slot int32 // slot of the node in the Index of its snapshot; 0 = none
+	slot int32 // index of the node in the slices of the snapshot's Index; 0 = the node is not in an Index
 }
 
-// SetNode sets the node object and the fields that are derived from it.
+// SetNode sets the node object and the fields of the NodeInfo that are derived from it, such as the
+// allocatable resources and the images.
 func (n *NodeInfo) SetNode(node *v1.Node) {
 	n.Node, n.Taints, n.Cordoned = node, node.Spec.Taints, node.Spec.Unschedulable
 	n.Allocatable = resourcesOf(node.Status.Allocatable)
@@ -233,15 +242,16 @@ func (n *NodeInfo) SetNode(node *v1.Node) {
 	}
 }
 
-// AddPod adds a pod to the node's pods, sums and host ports.
+// AddPod adds a pod to the list of the node's pods, to the sums of their requests and to the used
+// ports.
 func (n *NodeInfo) AddPod(pod *PodInfo) {
 	n.Pods = append(n.Pods, pod)
 	n.addAmounts(pod, 1)
 	n.Ports = append(n.Ports, pod.Ports...)
 }
 
-// RemovePod removes a pod from the node's pods, sums and host ports. It reports whether the pod was
-// on the node.
+// RemovePod removes a pod from the list of the node's pods, from the sums of their requests and
+// from the used ports. It reports whether the pod was on the node.
 func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	i := slices.IndexFunc(n.Pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid })
 	if i < 0 {
@@ -260,9 +270,9 @@ func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	return true
 }
 
-// addAmounts adds the amounts of a pod to the sums if sign is 1. If sign is -1 it subtracts them;
-// the pod must no longer be in n.Pods. A sum that has overflowed is computed again from the
-// remaining pods.
+// addAmounts adds the pod's requests to the node's sums if sign is 1, and subtracts them if sign is
+// -1. For
+// -1, the pod must no longer be in n.Pods: a sum that has overflowed is computed again from n.Pods.
 func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
 	if sign < 0 && (n.Requested.hasOverflowed() || max(n.CountedCPU, n.CountedMem) == math.MaxInt64) {
 		n.Requested, n.CountedCPU, n.CountedMem = Resources{}, 0, 0
@@ -276,9 +286,9 @@ func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
 	n.CountedMem = addScaledAmount(n.CountedMem, sign, pod.CountedMemory)
 }
 
-// PortConflict reports whether one of the host ports in want is in use on the node.
-func (n *NodeInfo) PortConflict(want []HostPort) bool {
-	for _, w := range want {
+// PortConflict reports whether one of the given host ports is in use on the node.
+func (n *NodeInfo) PortConflict(ports []HostPort) bool {
+	for _, w := range ports {
 		for _, have := range n.Ports {
 			if w.conflictsWith(have) {
 				return true
@@ -288,8 +298,8 @@ func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	return false
 }
 
-// Clone returns a copy that can be modified. The node object, pods and images are immutable and
-// shared.
+// Clone returns a copy of the NodeInfo that can be modified. The node object, the pods and the
+// images are immutable and shared with the original.
 func (n *NodeInfo) Clone() *NodeInfo {
 	c := *n
 	c.Pods = slices.Clone(n.Pods)
@@ -298,19 +308,20 @@ func (n *NodeInfo) Clone() *NodeInfo {
 	return &c
 }
 
-// Snapshot is the state of the cluster on which one scheduling attempt is based.
+// Snapshot is the state of nodes, pods and other objects on which one scheduling attempt is based.
 type Snapshot struct {
 	Nodes  []*NodeInfo // nodes with a node object, sorted by name
 	ByName map[string]*NodeInfo
-	Index  *Index // index of these nodes
-	// Nominated holds the pods for which preemption has reserved a node (status.nominatedNodeName),
-	// by node.
+	Index  *Index // pod counts of these nodes, for inter-pod affinity and topology spread
+	// Nominated holds, by node name, the pods without a node for which preemption has reserved
+	// resources on that node (status.nominatedNodeName).
 	Nominated map[string][]*PodInfo
 	Volumes
 	Workloads
 }
 
-// NominationOf returns the name of the node that is nominated for the pod, or "".
+// NominationOf returns the name of the pod's nominated node, on which preemption has reserved
+// resources for the pod. It returns "" if the pod has none.
 func (s *Snapshot) NominationOf(uid types.UID) string {
 	for node, pods := range s.Nominated {
 		if slices.ContainsFunc(pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid }) {
@@ -320,7 +331,8 @@ func (s *Snapshot) NominationOf(uid types.UID) string {
 	return ""
 }
 
-// Workloads looks up the Services and controllers of pods. A field that is nil finds nothing.
+// Workloads contains functions that look up the Services and controllers of pods, for default
+// topology spread. A nil function counts as one that finds nothing.
 type Workloads struct {
 	// Services returns the selectors of the Services that select the pod.
 	Services func(pod *v1.Pod) []map[string]string
@@ -329,16 +341,18 @@ type Workloads struct {
 	Owner func(namespace string, ref *metav1.OwnerReference) labels.Selector
 }
 
-// Volumes looks up storage objects. A field that is nil finds nothing.
+// Volumes contains functions that look up storage objects. A nil function counts as one that finds
+// nothing.
 type Volumes struct {
 	Claim             func(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume  func(name string) (*v1.PersistentVolume, bool)
 	PersistentVolumes func() []*v1.PersistentVolume
 	StorageClass      StorageClassLookup
-	// KnowsRoom reports whether a CSI driver publishes CSIStorageCapacity objects. RoomFor returns
-	// the CSIStorageCapacity objects of a storage class.
-	KnowsRoom func(driver string) bool
-	RoomFor   func(class string) []*storagev1.CSIStorageCapacity
+	// PublishesCapacity reports whether the CSI driver publishes CSIStorageCapacity objects.
+	// StorageCapacities returns the CSIStorageCapacity objects of the StorageClass with the given
+	// name.
+	PublishesCapacity func(driver string) bool
+	StorageCapacities func(class string) []*storagev1.CSIStorageCapacity
 }
 
 // NewSnapshot returns a snapshot of the given nodes, which must have node objects.

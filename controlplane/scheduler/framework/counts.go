@@ -2,20 +2,20 @@ package framework
 
 import "slices"
 
-// sparseCounts maps indexes to numbers, most of which are zero. It is a sorted list of the other
-// numbers, or a dense slice if that takes little more memory. Either takes memory in proportion to
-// the count of numbers that are not zero.
+// sparseCounts stores a count for each index from 0, most of which are zero. It uses either a
+// sorted list of the nonzero counts or a dense slice of all counts. In both cases, the memory is
+// proportional to the number of nonzero counts.
 type sparseCounts struct {
 	sorted []count
-	dense  []int32 // used in place of sorted if not nil
-	used   int     // count of numbers that are not zero
+	dense  []int32 // all counts; if it is not nil, sorted is not used
+	used   int     // number of nonzero counts
 }
 
 type count struct{ at, n int32 }
 
-// Limits for the form of sparseCounts. A dense slice is used for up to smallSlice indexes, and for
-// more if at least one in denseShare numbers is not zero. It is replaced by a sorted list if fewer
-// than one in sparseShare numbers are not zero.
+// Limits that decide whether sparseCounts uses a dense slice or a sorted list. A dense slice is
+// used for up to smallSlice indexes, and for more if at least one in denseShare counts is nonzero.
+// It is replaced by a sorted list if fewer than one in sparseShare counts are nonzero.
 const (
 	smallSlice  = 16
 	denseShare  = 32
@@ -47,24 +47,24 @@ func (c *sparseCounts) findIndex(at int32) (int, bool) {
 	return low, low < len(c.sorted) && c.sorted[low].at == at
 }
 
-// addTo adds by to the number at an index and returns the sum.
-func (c *sparseCounts) addTo(at int32, by int) int {
-	if by == 0 {
-		return c.value(at)
+// addTo adds delta to the count at the given index and returns the sum.
+func (c *sparseCounts) addTo(index int32, delta int) int {
+	if delta == 0 {
+		return c.value(index)
 	}
-	if c.dense != nil && int(at) >= len(c.dense) {
-		if isDense(int(at)+1, c.used+1) {
-			c.dense = append(c.dense, make([]int32, int(at)+1-len(c.dense))...)
+	if c.dense != nil && int(index) >= len(c.dense) {
+		if isDense(int(index)+1, c.used+1) {
+			c.dense = append(c.dense, make([]int32, int(index)+1-len(c.dense))...)
 		} else {
 			c.toSorted()
 		}
 	}
 	if c.dense == nil {
-		return c.addToSorted(at, int32(by))
+		return c.addToSorted(index, int32(delta))
 	}
-	was := c.dense[at]
-	now := was + int32(by)
-	c.dense[at] = now
+	was := c.dense[index]
+	now := was + int32(delta)
+	c.dense[index] = now
 	switch {
 	case was == 0:
 		c.used++
@@ -119,14 +119,14 @@ func (c *sparseCounts) toSorted() {
 	c.dense = nil
 }
 
-// forEach calls f with the index and the value of every number that is not zero.
-func (c *sparseCounts) forEach(f func(at int32, n int)) {
+// forEach calls f with the index and the value of every nonzero count.
+func (c *sparseCounts) forEach(f func(index int32, n int)) {
 	for _, x := range c.sorted {
 		f(x.at, int(x.n))
 	}
-	for at, n := range c.dense {
+	for index, n := range c.dense {
 		if n != 0 {
-			f(int32(at), int(n))
+			f(int32(index), int(n))
 		}
 	}
 }

@@ -19,35 +19,38 @@ const (
 	VerbBind
 )
 
-// Extender is an external service that takes part in scheduling. An implementation must check the
-// responses of the service: the results contain only nodes and pods of the request.
+// Extender is an external service that takes part in scheduling. The implementation of this
+// interface must check the responses of the service: a result contains only nodes and pods that
+// were in the request.
 type Extender interface {
 	Name() string
 	Does(v Verb) bool
-	// Interested reports whether the extender must be called for the pod.
+	// Interested reports whether the extender takes part in the scheduling of the pod. If it does
+	// not, it is not called for the pod.
 	Interested(pod *PodInfo) bool
-	// Ignorable reports whether scheduling continues without the extender if it fails. Otherwise
-	// the attempt fails.
+	// Ignorable reports whether scheduling continues without the extender when a call of the
+	// extender fails. If it returns false, such a failure fails the attempt.
 	Ignorable() bool
 	// Filter returns the nodes that the extender refuses, by name.
 	Filter(ctx context.Context, pod *v1.Pod, nodes []*NodeInfo) (refused map[string]*Status, err error)
 	// Prioritize returns the extender's weighted score of each node.
 	Prioritize(ctx context.Context, pod *v1.Pod, nodes []*NodeInfo) ([]int64, error)
-	// Preempt returns the nodes on which the extender accepts preemption, with the victims, which
-	// it may have changed.
+	// Preempt returns the nodes on which the extender accepts preemption, by name. The extender may
+	// have replaced the victims, the pods to evict from the node.
 	Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]Victims) (map[string]Victims, error)
 	Bind(ctx context.Context, pod *v1.Pod, node string) error
 }
 
-// Victims are the pods on one node that preemption evicts.
+// Victims are the pods that preemption evicts from one node.
 type Victims struct {
 	Pods []*PodInfo
 	// Violations is how many of these evictions violate a PodDisruptionBudget.
 	Violations int
 }
 
-// Asked returns the extenders of the list that implement the verb and are interested in the pod.
-func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
+// InterestedExtenders returns the extenders in the list that implement the operation v and take
+// part in the scheduling of the pod.
+func InterestedExtenders(list []Extender, v Verb, pod *PodInfo) []Extender {
 	var out []Extender
 	for _, e := range list {
 		if e.Does(v) && e.Interested(pod) {
@@ -57,11 +60,11 @@ func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	return out
 }
 
-// runExtenderFilters calls the Filter of each extender in asked, and removes the refused nodes from
-// the feasible nodes r.fit. An error of an extender that is not ignorable is returned. If no node
-// is left, the reasons are added to why.
-func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scratch, why *FitError) error {
-	for _, e := range asked {
+// runExtenderFilters calls Filter of each extender, and removes the nodes that it refuses from the
+// feasible nodes r.fit. If all nodes are removed, the reasons are added to why. It returns the
+// error of an extender that fails, unless the extender is ignorable.
+func runExtenderFilters(ctx context.Context, extenders []Extender, c *Cycle, r *scratch, why *FitError) error {
+	for _, e := range extenders {
 		if len(r.fit) == 0 {
 			break
 		}
@@ -86,10 +89,10 @@ func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scra
 	return nil
 }
 
-// addExtenderScores adds the scores of the extenders in asked to the totals of the feasible nodes.
-// An extender that fails adds nothing, as in kube-scheduler.
-func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scratch) {
-	for _, e := range asked {
+// addExtenderScores adds the scores of the extenders to the nodes' total scores in r. An extender
+// whose call fails adds nothing, as in kube-scheduler.
+func addExtenderScores(ctx context.Context, extenders []Extender, c *Cycle, r *scratch) {
+	for _, e := range extenders {
 		scores, err := e.Prioritize(ctx, c.Pod.Pod, r.fit)
 		if err != nil {
 			continue
@@ -100,21 +103,21 @@ func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scrat
 	}
 }
 
-// bindBy binds the pod with the first extender that implements Bind and is interested in the pod.
-// It returns false if none exists.
-func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, bool) {
-	asked := Asked(p.Extenders, VerbBind, c.Pod)
-	if len(asked) == 0 {
+// bindWithExtender lets an extender bind the pod to the node: the first one that implements Bind
+// and takes part in the scheduling of the pod. It returns false if no such extender exists.
+func (p *Profile) bindWithExtender(ctx context.Context, c *Cycle, node string) (*Status, bool) {
+	extenders := InterestedExtenders(p.Extenders, VerbBind, c.Pod)
+	if len(extenders) == 0 {
 		return nil, false
 	}
-	if err := asked[0].Bind(ctx, c.Pod.Pod, node); err != nil {
-		return Fail(asked[0].Name(), fmt.Errorf("bind: %w", err)), true
+	if err := extenders[0].Bind(ctx, c.Pod.Pod, node); err != nil {
+		return Fail(extenders[0].Name(), fmt.Errorf("bind: %w", err)), true
 	}
 	return nil, true
 }
 
-// Brief returns a text from an external source as a single line of at most about 256 bytes of valid
-// UTF-8.
+// Brief returns the first part of a text from an external service, for messages: a single line of
+// valid UTF-8 of at most about 256 bytes.
 func Brief(text string) string {
 	const most = 256
 	if len(text) > 4*most {

@@ -2,14 +2,15 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// GangScheduling is the name of the plugin with a Permit that delays pods until enough pods of
-// their PodGroup have a node. A profile without it places the pods of groups like any other pods.
+// GangScheduling is the name of the plugin whose Permit delays the pods of a PodGroup until enough
+// of them have a node. A profile without this plugin schedules the pods of a PodGroup like any
+// other pods.
 const GangScheduling = "GangScheduling"
 
-// GroupKey names a PodGroup.
+// GroupKey is the namespace and name of a PodGroup.
 type GroupKey struct{ Namespace, Name string }
 
-// GroupOf returns the PodGroup of a pod; false if it has none.
+// GroupOf returns the PodGroup to which a pod belongs, and false if the pod belongs to no PodGroup.
 func GroupOf(pod *v1.Pod) (GroupKey, bool) {
 	g := pod.Spec.SchedulingGroup
 	if g == nil || g.PodGroupName == nil {
@@ -18,21 +19,21 @@ func GroupOf(pod *v1.Pod) (GroupKey, bool) {
 	return GroupKey{pod.Namespace, *g.PodGroupName}, true
 }
 
-// Group is the scheduling state of a PodGroup and its pods. Terminal and terminating pods are not
-// counted.
+// Group is the scheduling state of a PodGroup: what its policy requires, and how many of its pods
+// have a node. Pods that have terminated or are terminating are not counted.
 type Group struct {
 	GroupKey
 	// Known means that the PodGroup object exists.
 	Known bool
-	// Least is how many pods of the group must be placed together (minCount); 1 if each pod may be
-	// placed alone.
+	// Least is minCount of the PodGroup's gang policy: how many pods must be placed together. It is
+	// 1 if each pod may be placed alone.
 	Least int
-	// Able is the number of pods that have a node or are not held back by scheduling gates. Placed
-	// is the number of pods that are bound or assumed on a node.
+	// Able is the number of pods that have a node or could be scheduled, because they have no
+	// scheduling gates. Placed is the number of pods that are bound to a node or assumed on one.
 	Able, Placed int
-	// Mixed means that the pods of the group name different schedulers.
+	// Mixed means that the pods of the group have different schedulerNames.
 	Mixed bool
 }
 
-// Needs returns how many more pods must get a node for the group to be placed.
+// Needs returns how many more pods of the group must get a node to reach the minimum, Least.
 func (g Group) Needs() int { return max(g.Least-g.Placed, 0) }

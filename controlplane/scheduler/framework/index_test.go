@@ -100,8 +100,9 @@ func (r *rows) change() {
 			now.RemovePod(now.Pods[r.IntN(len(now.Pods))].Pod.UID)
 		} else {
 			r.made++
-			now.AddPod(NewPodInfo(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(fmt.Sprint(r.made)), Namespace: "one",
-				Labels: map[string]string{"app": fmt.Sprint(r.IntN(4)), "tier": fmt.Sprint(r.IntN(2))}}}))
+			now.AddPod(NewPodInfo(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(fmt.Sprint(r.made)),
+				Namespace: "one",
+				Labels:    map[string]string{"app": fmt.Sprint(r.IntN(4)), "tier": fmt.Sprint(r.IntN(2))}}}))
 		}
 	}
 	r.x.Replace(old, now)
@@ -113,9 +114,9 @@ func (r *rows) change() {
 }
 
 // recount compares what the index says of one selector and key with a look at all nodes.
-func (r *rows) recount(t *testing.T, app, key string, choice Nodes) {
+func (r *rows) recount(t *testing.T, app, key string, choice NodeSelection) {
 	selector := labels.SelectorFromSet(labels.Set{"app": app})
-	set := r.x.Set(PeersIn("one", selector))
+	set := r.x.Set(NewNamespacePodSelector("one", selector))
 	d := r.x.Domains(set, key, choice)
 	pods, all := map[string]int{}, 0
 	for _, n := range r.nodes {
@@ -144,7 +145,8 @@ func (r *rows) recount(t *testing.T, app, key string, choice Nodes) {
 		value, ok := n.Node.Labels[key]
 		at := d.At(n)
 		if (at != NoDomain) != ok || d.Counts(n) != (ok && choice.Has(n.Node)) || d.Pods(at) != pods[value] {
-			t.Errorf("node %s: domain %d, counted %t, %d pods; want %d in %q", n.Node.Name, at, d.Counts(n), d.Pods(at), pods[value], value)
+			t.Errorf("node %s: domain %d, counted %t, %d pods; want %d in %q", n.Node.Name, at, d.Counts(n), d.Pods(at),
+				pods[value], value)
 		}
 		for _, more := range []int{-1, 2} {
 			if have, in := pods[value]; in && have+more >= 0 {
@@ -169,7 +171,7 @@ func (r *rows) recount(t *testing.T, app, key string, choice Nodes) {
 // F84, F85: in clusters with many domains, where nodes come, go and change their labels, what is counted change by
 // change is what a look at all pods finds. When all is gone, nothing is kept.
 func TestIndexEqualsRecount(t *testing.T) {
-	fast := Nodes{ID: "fast", Has: func(n *v1.Node) bool { return n.Labels["disk"] == "fast" }}
+	fast := NodeSelection{ID: "fast", Has: func(n *v1.Node) bool { return n.Labels["disk"] == "fast" }}
 	for seed := range uint64(30) {
 		r := &rows{Rand: rand.New(rand.NewPCG(seed, 3)), x: NewIndex(), nodes: map[string]*NodeInfo{}}
 		for step := range 1200 {
@@ -189,7 +191,8 @@ func TestIndexEqualsRecount(t *testing.T) {
 			r.x.Replace(n, nil)
 		}
 		if len(r.x.classes) > 0 || len(r.x.free) != len(r.x.nodes)-1 {
-			t.Errorf("%d classes, %d of %d slots are left", len(r.x.classes), len(r.x.nodes)-1-len(r.x.free), len(r.x.nodes)-1)
+			t.Errorf("%d classes, %d of %d slots are left", len(r.x.classes), len(r.x.nodes)-1-len(r.x.free),
+				len(r.x.nodes)-1)
 		}
 		for key, v := range r.x.values {
 			if len(v.ids) > 0 {
@@ -211,19 +214,25 @@ func TestIndexForgets(t *testing.T) {
 	n.SetNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"host": "n"}}})
 	x.Replace(nil, n)
 	now := n.Clone()
-	now.AddPod(NewPodInfo(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "1", Namespace: "one", Labels: map[string]string{"app": "a"}},
-		Spec: v1.PodSpec{Affinity: &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
-			{TopologyKey: "host", LabelSelector: &metav1.LabelSelector{}}}}}}}))
+	now.AddPod(NewPodInfo(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "1", Namespace: "one",
+		Labels: map[string]string{"app": "a"}},
+		Spec: v1.PodSpec{Affinity: &v1.Affinity{
+			PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+				{TopologyKey: "host", LabelSelector: &metav1.LabelSelector{}}}}}}}))
 	x.Replace(n, now)
-	if got := x.Avoiding(now.Pods[0].Pod); len(got) != 1 || got[0].Pods(got[0].At(now)) != 1 || len(x.values) != 1 {
+	if got := x.AntiAffinityTerms(now.Pods[0].Pod); len(got) != 1 || got[0].Pods(got[0].At(now)) != 1 ||
+		len(x.values) != 1 {
 		t.Fatalf("the term is not counted: %v", got)
 	}
 	every := labels.Everything()
 	for i := range maxSets + 10 {
-		x.Domains(x.Set(PeersIn("one", every), PeersIn(fmt.Sprint("other-", i), every)), fmt.Sprint("key-", i), EveryNode)
-		x.Domains(x.Set(PeersIn("one", labels.SelectorFromSet(labels.Set{"x": fmt.Sprint(i)})), PeersIn("one", every)), "host", EveryNode)
+		x.Domains(x.Set(NewNamespacePodSelector("one", every), NewNamespacePodSelector(fmt.Sprint("other-", i), every)),
+			fmt.Sprint("key-", i), EveryNode)
+		x.Domains(x.Set(NewNamespacePodSelector("one", labels.SelectorFromSet(labels.Set{"x": fmt.Sprint(i)})),
+			NewNamespacePodSelector("one", every)),
+			"host", EveryNode)
 	}
-	if got := x.Set(PeersIn("one", every)).OnNode(now); got != 1 {
+	if got := x.Set(NewNamespacePodSelector("one", every)).OnNode(now); got != 1 {
 		t.Errorf("%d pods on the node, want 1", got)
 	}
 	for _, classes := range x.classes["one"] {
@@ -243,7 +252,7 @@ func TestIndexForgets(t *testing.T) {
 			users++
 		}
 	}
-	if len(x.carried) != 0 || x.values["host"] != nil && x.values["host"].users != users {
-		t.Errorf("%d terms are left", len(x.carried))
+	if len(x.termCounts) != 0 || x.values["host"] != nil && x.values["host"].users != users {
+		t.Errorf("%d terms are left", len(x.termCounts))
 	}
 }

@@ -20,13 +20,32 @@ const (
 	AtPostBind   Point = "postBind"
 )
 
+// QueuePlugins contains the plugins of a profile that the scheduling queue calls. Requeues
+// contains, by name, the plugins that decide which events make the queue try a refused pod again.
+type QueuePlugins struct {
+	Sort        QueueSort
+	PreEnqueues []PreEnqueue
+	Requeues    map[string]Requeue
+}
+
+// BindingPlugins contains the plugins of a profile that run after a node was chosen: from Reserve
+// to PostBind.
+type BindingPlugins struct {
+	Reserves  []Reserve
+	Permits   []Permit
+	PreBinds  []PreBind
+	Binds     []Bind
+	PostBinds []PostBind
+}
+
 // Points returns all extension points in the order in which a pod passes them.
 func Points() []Point {
-	return []Point{AtPreEnqueue, AtQueueSort, AtPreFilter, AtFilter, AtPostFilter, AtPreScore, AtScore, AtReserve, AtPermit,
+	return []Point{AtPreEnqueue, AtQueueSort, AtPreFilter, AtFilter, AtPostFilter, AtPreScore, AtScore,
+		AtReserve, AtPermit,
 		AtPreBind, AtBind, AtPostBind}
 }
 
-// Has reports whether the plugin implements this extension point.
+// Has reports whether the plugin p implements the extension point.
 func (at Point) Has(p Plugin) bool {
 	ok := false
 	switch at {
@@ -58,12 +77,13 @@ func (at Point) Has(p Plugin) bool {
 	return ok
 }
 
-// Layout lists the plugins of each extension point, in the order in which they run. Weights apply
-// to AtScore only.
-type Layout map[Point][]Weighted
+// Layout contains the plugins of a profile by extension point, in the order in which they run.
+// Their weights have an effect only at the extension point Score.
+type Layout map[Point][]WeightedPlugin
 
-// pluginsOfType returns the plugins of the list that implement the interface T.
-func pluginsOfType[T any](list []Weighted) []T {
+// pluginsOfType returns the plugins in the list that implement T, the interface of an extension
+// point.
+func pluginsOfType[T any](list []WeightedPlugin) []T {
 	var out []T
 	for _, w := range list {
 		if t, ok := w.Plugin.(T); ok {

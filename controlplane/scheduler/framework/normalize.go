@@ -1,7 +1,7 @@
 package framework
 
-// Normalize scales the scores in place so that the highest becomes MaxScore. If reverse is set, the
-// lowest scores become the best: a score of 0 becomes MaxScore, and the highest becomes 0.
+// Normalize scales the scores of a Score plugin in place, so that the highest becomes MaxScore. If
+// reverse is true, low scores are better: 0 becomes MaxScore, and the highest score becomes 0.
 func Normalize(scores []int64, reverse bool) {
 	var most int64
 	for _, s := range scores {

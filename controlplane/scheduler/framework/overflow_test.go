@@ -14,9 +14,10 @@ import (
 // pods go.
 func TestAmountsDoNotOverflow(t *testing.T) {
 	asks := func(uid, cpu, memory string) *PodInfo {
-		pod := &PodInfo{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Spec: v1.PodSpec{Containers: []v1.Container{{
-			Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
-				v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)}}}}}}}
+		pod := &PodInfo{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)},
+			Spec: v1.PodSpec{Containers: []v1.Container{{
+				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
+					v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)}}}}}}}
 		pod.setRequests()
 		return pod
 	}

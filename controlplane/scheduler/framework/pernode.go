@@ -2,22 +2,22 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// maxPerNode is how many PerNode caches an Index holds. When it is reached, the least recently used
-// quarter is dropped.
+// maxPerNode is the maximum number of PerNode caches of an Index. When it is reached, the least
+// recently used quarter of them is removed.
 const maxPerNode = 512
 
-// PerNode caches, for each node, a number that depends only on the node's name, labels, taints and
-// unschedulable flag. It is computed when it is first needed, and again after one of these
-// properties has changed.
+// PerNode caches one number for each node, for example whether the node matches a pod's node
+// affinity. The number may depend only on the node's name, labels, taints and unschedulable flag.
+// It is computed when it is first requested, and again after one of these properties has changed.
 type PerNode struct {
 	compute func(n *v1.Node) int32
-	cached  []int32 // by slot: the number plus 1; 0 = not computed
+	cached  []int32 // the node's number plus 1, indexed by NodeInfo.slot; 0 = not computed
 	used    uint64
 }
 
-// PerNode returns the cache with the given ID. If it does not exist, prepare is called, which
-// returns the function that computes the number of a node. Equal IDs must mean equal functions. The
-// result is nil if prepare returns false.
+// PerNode returns the PerNode cache with the given ID. If it does not exist, it is created with the
+// function that prepare returns, which computes the number of a node. If prepare returns false,
+// PerNode returns nil. Callers must use different IDs for different functions.
 func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok bool)) *PerNode {
 	x.clock++
 	p := x.perNode[id]
@@ -43,8 +43,8 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 	return p
 }
 
-// Of returns the number of a node. It computes the number if it is not cached. The number must not
-// be negative.
+// Of returns the number that the cache p holds for the node, and computes it if necessary. Numbers
+// must not be negative.
 func (p *PerNode) Of(n *NodeInfo) int32 {
 	if n.slot == 0 {
 		return p.compute(n.Node)

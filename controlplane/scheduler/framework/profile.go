@@ -13,45 +13,39 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// StorageClassLookup returns a StorageClass by name.
+// StorageClassLookup returns the StorageClass with the given name, and false if it does not exist.
 type StorageClassLookup func(name string) (*storagev1.StorageClass, bool)
 
-// Weighted is a plugin with the weight of its score; a weight of 0 means 1.
-type Weighted struct {
+// WeightedPlugin is a plugin with the weight of its score; a weight of 0 means 1.
+type WeightedPlugin struct {
 	Plugin Plugin
 	Weight int64
 }
 
-// Profile contains the plugins for the pods of one schedulerName, by extension point. It is
-// immutable once it is used.
+// Profile contains the plugins for the pods of one schedulerName, by extension point. It must not
+// be modified after its first use.
 type Profile struct {
-	QueueSort   QueueSort
-	PreEnqueues []PreEnqueue
+	Queueing    QueuePlugins
 	PreFilters  []PreFilter
 	Filters     []Filter
 	PostFilters []PostFilter
 	PreScores   []PreScore
 	Scores      []Score
-	Reserves    []Reserve
-	Permits     []Permit
-	PreBinds    []PreBind
-	Binds       []Bind
-	PostBinds   []PostBind
-	Requeues    map[string]Requeue
-	// Extenders are external services that are called after the plugins. They must be set before
-	// the profile is used.
+	Binding     BindingPlugins
+	// Extenders are the external services that take part in filtering, scoring and binding, after
+	// the plugins. They must be set before the first use of the profile.
 	Extenders []Extender
 
 	weights     []int64
 	filterIndex map[string]int
 	scoreIndex  map[string]int
 
-	scratchPool sync.Pool // of *scratch
+	scratchPool sync.Pool // holds *scratch
 }
 
 // NewProfile returns a profile in which each plugin runs at all extension points that it
 // implements. Plugins run in the given order.
-func NewProfile(plugins ...Weighted) (*Profile, error) {
+func NewProfile(plugins ...WeightedPlugin) (*Profile, error) {
 	seen := make(map[string]bool)
 	for _, w := range plugins {
 		if seen[w.Plugin.Name()] {
@@ -70,10 +64,11 @@ func NewProfile(plugins ...Weighted) (*Profile, error) {
 	return NewProfileOf(l)
 }
 
-// NewProfileOf returns a profile with the plugins that are listed for each extension point, in that
-// order.
+// NewProfileOf returns a profile that runs the plugins which the layout lists for each extension
+// point, in the order of that list. It returns an error if the layout is invalid.
 func NewProfileOf(l Layout) (*Profile, error) {
-	p := &Profile{Requeues: make(map[string]Requeue), filterIndex: make(map[string]int), scoreIndex: make(map[string]int)}
+	p := &Profile{Queueing: QueuePlugins{Requeues: make(map[string]Requeue)}, filterIndex: make(map[string]int),
+		scoreIndex: make(map[string]int)}
 	sorts := pluginsOfType[QueueSort](l[AtQueueSort])
 	switch {
 	case len(sorts) == 0:
@@ -81,13 +76,15 @@ func NewProfileOf(l Layout) (*Profile, error) {
 	case len(sorts) > 1:
 		return nil, fmt.Errorf("scheduler: both %s and %s sort the queue", sorts[0].Name(), sorts[1].Name())
 	}
-	p.QueueSort = sorts[0]
-	p.PreEnqueues, p.PreFilters = pluginsOfType[PreEnqueue](l[AtPreEnqueue]), pluginsOfType[PreFilter](l[AtPreFilter])
+	p.Queueing.Sort = sorts[0]
+	p.Queueing.PreEnqueues, p.PreFilters = pluginsOfType[PreEnqueue](l[AtPreEnqueue]),
+		pluginsOfType[PreFilter](l[AtPreFilter])
 	p.Filters, p.PostFilters = pluginsOfType[Filter](l[AtFilter]), pluginsOfType[PostFilter](l[AtPostFilter])
 	p.PreScores, p.Scores = pluginsOfType[PreScore](l[AtPreScore]), pluginsOfType[Score](l[AtScore])
-	p.Reserves, p.Permits = pluginsOfType[Reserve](l[AtReserve]), pluginsOfType[Permit](l[AtPermit])
-	p.PreBinds, p.Binds, p.PostBinds = pluginsOfType[PreBind](l[AtPreBind]), pluginsOfType[Bind](l[AtBind]), pluginsOfType[PostBind](l[AtPostBind])
-	if len(p.Binds) == 0 {
+	p.Binding.Reserves, p.Binding.Permits = pluginsOfType[Reserve](l[AtReserve]), pluginsOfType[Permit](l[AtPermit])
+	p.Binding.PreBinds, p.Binding.Binds, p.Binding.PostBinds = pluginsOfType[PreBind](l[AtPreBind]),
+		pluginsOfType[Bind](l[AtBind]), pluginsOfType[PostBind](l[AtPostBind])
+	if len(p.Binding.Binds) == 0 {
 		return nil, errors.New("scheduler: no plugin binds")
 	}
 	if len(p.Filters) > 64 || len(p.Scores) > 64 {
@@ -105,26 +102,28 @@ func NewProfileOf(l Layout) (*Profile, error) {
 	for _, list := range l {
 		for _, w := range list {
 			if r, ok := w.Plugin.(Requeue); ok {
-				p.Requeues[w.Plugin.Name()] = r
+				p.Queueing.Requeues[w.Plugin.Name()] = r
 			}
 		}
 	}
 	return p, nil
 }
 
-// Options are the inputs of Profile.Schedule in addition to the snapshot and the pod.
+// Options are the options of Profile.Schedule.
 type Options struct {
-	// Sample is how many feasible nodes must be found before filtering stops; 0 = filter all nodes.
+	// Sample is the number of nodes that fit the pod after which filtering stops; 0 = filter all
+	// nodes.
 	Sample int
-	// Start is the index in the snapshot's nodes of the first node to filter.
+	// Start is the index in Snapshot.Nodes of the node that is filtered first.
 	Start int
-	// Rand chooses among nodes with the same score. If it is nil, the first node is chosen.
+	// Rand chooses one of the nodes with the highest score. If it is nil, the first of them is
+	// chosen.
 	Rand *rand.Rand
 }
 
-// SampleSize returns how many feasible nodes must be found before filtering stops, in a cluster of
-// n nodes. Up to 100 nodes the result is n. Otherwise it is the given percentage of n, but at least
-// 100. 0 percent means a percentage that decreases with the number of nodes.
+// SampleSize returns the number of feasible nodes after which filtering stops in a cluster of n
+// nodes. For up to 100 nodes it is n. Otherwise it is the given percentage of n, but at least 100.
+// If percent is 0, the percentage decreases with the number of nodes, as in kube-scheduler.
 func SampleSize(n, percent int) int {
 	const least = 100
 	if n <= least {
@@ -136,40 +135,44 @@ func SampleSize(n, percent int) int {
 	return max(n*percent/100, least)
 }
 
-// Result is the node that Profile.Schedule chose.
+// Result is the result of Profile.Schedule: the chosen node with its score, the number of nodes
+// that were filtered, and the number of those that fit the pod.
 type Result struct {
 	Node      string
 	Score     int64
-	Evaluated int // number of filtered nodes
-	Feasible  int // number of nodes that fit
+	Evaluated int // number of nodes for which the Filter plugins ran
+	Feasible  int // number of these nodes that fit the pod
 	Total     int
 }
 
-// Explain returns the result as text for the pod's timeline.
+// Explain returns the result as text, for the timeline of the pod.
 func (r Result) Explain() string {
 	return fmt.Sprintf("filtered %d of %d nodes, score %d on %s", r.Evaluated-r.Feasible, r.Total, r.Score, r.Node)
 }
 
-// FitError is the error that no node fits the pod, with the reasons.
+// FitError is the error that no node fits the pod. It contains the reasons and the plugins that
+// refused nodes.
 type FitError struct {
 	Total     int
-	Reasons   map[string]int  // number of nodes by reason
-	Plugins   map[string]bool // plugins that refused
-	PreFilter string          // a refusal by PreFilter, which applies to all nodes; "" = none
-	Post      string          // message of PostFilter
-	// Mendable are the nodes on which preemption of pods may help.
-	Mendable []*NodeInfo
+	Reasons   map[string]int  // number of refused nodes by reason
+	Plugins   map[string]bool // names of the plugins that refused nodes
+	PreFilter string          // reason if a PreFilter plugin refused the pod, and so all nodes; otherwise ""
+	Post      string          // messages of the PostFilter plugins, for example about preemption
+	// PreemptableNodes are the nodes that may fit the pod after preemption: their refusals have the
+	// code Unschedulable and not Unresolvable.
+	PreemptableNodes []*NodeInfo
 }
 
-// MayMend reports whether preemption of pods on the named node may help.
-func (e *FitError) MayMend(node string) bool {
-	return slices.ContainsFunc(e.Mendable, func(n *NodeInfo) bool { return n.Node.Name == node })
+// PreemptionMayHelp reports whether the node with the given name may fit the pod after preemption
+// of pods on that node.
+func (e *FitError) PreemptionMayHelp(node string) bool {
+	return slices.ContainsFunc(e.PreemptableNodes, func(n *NodeInfo) bool { return n.Node.Name == node })
 }
 
 // NoNodes is the message of a FitError if the cluster has no nodes.
 const NoNodes = "no nodes available to schedule pods"
 
-// Error returns the reasons in the format of kube-scheduler's events.
+// Error returns the reasons in the format of the FailedScheduling Events of kube-scheduler.
 func (e *FitError) Error() string {
 	if e.Total == 0 {
 		return NoNodes
@@ -195,15 +198,17 @@ func (e *FitError) Error() string {
 // this name implements Requeue, so every event causes a retry of the pod.
 const noNodes = "NoNodes"
 
-// RefusedBy returns the names of the plugins that refused the pod. The result is never empty.
+// RefusedBy returns the names of the plugins that refused the pod or nodes for it. The set is never
+// empty: if no plugin refused anything, it contains the constant noNodes.
 func (e *FitError) RefusedBy() map[string]bool {
-	if len(e.Plugins) == 0 { // no nodes: any event that adds one helps
+	if len(e.Plugins) == 0 { // the cluster has no nodes
 		return map[string]bool{noNodes: true}
 	}
 	return e.Plugins
 }
 
-// addRefusal records that a plugin refused the given number of nodes.
+// addRefusal records the reasons and the plugin of the refusal s, which applies to the given number
+// of nodes.
 func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	if s.Plugin != "" {
 		plugin = s.Plugin
@@ -214,8 +219,9 @@ func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	}
 }
 
-// Schedule chooses the best node for the cycle's pod. It modifies only the cycle. The error is
-// *FitError if no node fits; any other error means that a plugin or an extender failed.
+// Schedule runs the extension points from PreFilter to Score and returns the node with the highest
+// score. It modifies only the cycle. If no node fits the pod, the error is a *FitError. Any other
+// error means that a plugin or an extender failed.
 func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, error) {
 	nodes := c.Snapshot.Nodes
 	why := &FitError{Total: len(nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
@@ -235,7 +241,7 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	if err != nil {
 		return Result{}, err
 	}
-	if asked := Asked(p.Extenders, VerbFilter, c.Pod); len(asked) > 0 && len(r.fit) > 0 {
+	if asked := InterestedExtenders(p.Extenders, VerbFilter, c.Pod); len(asked) > 0 && len(r.fit) > 0 {
 		if err := runExtenderFilters(ctx, asked, c, r, why); err != nil {
 			return Result{}, err
 		}
@@ -254,16 +260,16 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	if err != nil {
 		return res, err
 	}
-	addExtenderScores(ctx, Asked(p.Extenders, VerbPrioritize, c.Pod), c, r)
+	addExtenderScores(ctx, InterestedExtenders(p.Extenders, VerbPrioritize, c.Pod), c, r)
 	best := pickBest(totals, o.Rand)
 	res.Node, res.Score = fit[best].Node.Name, totals[best]
 	return res, nil
 }
 
-// nodesNamed returns the nodes of the snapshot with the names in only, sorted by name.
-func nodesNamed(s *Snapshot, only map[string]struct{}) []*NodeInfo {
-	out := make([]*NodeInfo, 0, len(only))
-	for name := range only {
+// nodesNamed returns the nodes of the snapshot with the given names, sorted by name.
+func nodesNamed(s *Snapshot, names map[string]struct{}) []*NodeInfo {
+	out := make([]*NodeInfo, 0, len(names))
+	for name := range names {
 		if n := s.ByName[name]; n != nil && n.Node != nil {
 			out = append(out, n)
 		}
@@ -307,11 +313,13 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 	return only, nil
 }
 
-// filterNodes runs the filters for nodes, from o.Start on and around the end of the list, until
-// o.Sample nodes fit. It stores the feasible nodes in r.fit and returns how many nodes it
-// evaluated. The pod's nominated node, if it fits, is the only result. If no node fits, the reasons
-// are added to why.
-func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *scratch) (evaluated int, err error) {
+// filterNodes runs the Filter plugins for nodes until o.Sample nodes fit. It starts at index
+// o.Start and, after the end of the list, continues at index 0. It stores the nodes that fit in
+// r.fit and returns the number of evaluated nodes. If the pod's nominated node fits, only that node
+// is stored. If no node fits, the reasons are added to why.
+func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *scratch) (
+	evaluated int, err error,
+) {
 	enough := o.Sample
 	if enough <= 0 || enough > len(nodes) {
 		enough = len(nodes)
@@ -319,7 +327,7 @@ func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, 
 	r.active = p.activeFilters(c, r.active)
 	// The pod's nominated node is preferred if the pod fits.
 	if n := c.Snapshot.ByName[c.Snapshot.NominationOf(c.Pod.Pod.UID)]; n != nil && slices.Contains(nodes, n) &&
-		len(Asked(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender must see all nodes that fit
+		len(InterestedExtenders(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender must receive all nodes that fit
 		if s, _ := fitsNode(ctx, r.active, c, n); s.OK() {
 			r.fit = append(r.fit, n)
 			return 1, nil
@@ -353,8 +361,8 @@ func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, 
 	return evaluated, nil
 }
 
-// activeFilters appends to out the filters of the profile that PreFilter has not disabled for this
-// cycle.
+// activeFilters appends to out the profile's Filter plugins, without those that PreFilter has
+// disabled for the cycle with the code Skip.
 func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	for i, f := range p.Filters {
 		if c.skip&(1<<i) == 0 {
@@ -364,16 +372,16 @@ func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	return out
 }
 
-// Fits runs all filters for one node and returns the first refusal, or nil. PreFilter must have run
-// in the cycle.
+// Fits runs all Filter plugins for the node n and returns the first refusal, or nil if the node
+// fits the cycle's pod. The PreFilter plugins must have run in the cycle before.
 func (p *Profile) Fits(ctx context.Context, c *Cycle, n *NodeInfo) *Status {
 	s, _ := fitsNode(ctx, p.activeFilters(c, nil), c, n)
 	return s
 }
 
-// fitsNode runs the filters for one node and returns the first refusal with the name of the plugin.
-// The pod must fit together with the pods of equal or higher priority that are nominated for the
-// node. It must also fit without them, because some rules require other pods, and nominated pods
+// fitsNode runs the Filter plugins for the node n. It returns the first refusal and the name of its
+// plugin, or nil. If pods of equal or higher priority are nominated for the node, the pod must fit
+// both with these pods added to the node and without them. Without them it must fit because they
 // may still be placed elsewhere.
 func fitsNode(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
 	if len(c.Snapshot.Nominated) > 0 {
@@ -412,8 +420,8 @@ func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*S
 	return nil, ""
 }
 
-// scoreOne returns the score of the only feasible node. It does not affect the choice; it is shown
-// in the pod's timeline.
+// scoreOne returns the score of the only node in r.fit. The score does not affect the choice; it is
+// recorded in the pod's timeline.
 func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, error) {
 	totals, err := p.scoreNodes(ctx, c, r)
 	if err != nil {
@@ -422,7 +430,8 @@ func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, er
 	return totals[0], nil
 }
 
-// scoreNodes returns, for each node in r.fit, the sum of the weighted scores of all plugins.
+// scoreNodes runs the Score plugins and returns the total score of each node in r.fit: the sum of
+// the plugins' normalized scores, each multiplied by the plugin's weight.
 func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64, error) {
 	fit := r.fit
 	for _, s := range p.PreScores {
@@ -460,8 +469,8 @@ func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64
 	return totals, nil
 }
 
-// pickBest returns the index of the highest total. Among equal totals it chooses a random one, or
-// the first one if r is nil.
+// pickBest returns the index of the highest total score. If several are highest, it returns a
+// random one of them, or the first one if r is nil.
 func pickBest(totals []int64, r *rand.Rand) int {
 	best, equals := 0, 1
 	for i := 1; i < len(totals); i++ {
@@ -487,8 +496,8 @@ func pickBest(totals []int64, r *rand.Rand) int {
 	}
 }
 
-// PostFilter runs the PostFilter plugins until one returns success, and adds their messages to why.
-// It returns the nominated node of that plugin, or "".
+// PostFilter runs the PostFilter plugins until one of them returns success, and adds their messages
+// to why. It returns the node that this plugin has nominated for the pod, or "".
 func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominated string) {
 	for _, f := range p.PostFilters {
 		node, s := f.PostFilter(ctx, c, why)
@@ -502,10 +511,10 @@ func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nomi
 	return ""
 }
 
-// Reserve runs the Reserve plugins. If one of them does not return success, it runs Unreserve of
-// all plugins and returns the status.
+// Reserve runs the Reserve plugins for the node that was chosen. If one of them does not return
+// success, Reserve calls Unreserve of all these plugins and returns the failed plugin's status.
 func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
-	for _, r := range p.Reserves {
+	for _, r := range p.Binding.Reserves {
 		if s := r.Reserve(ctx, c, node); !s.OK() {
 			p.Unreserve(ctx, c, node)
 			return withPlugin(s, r.Name())
@@ -514,17 +523,18 @@ func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	return nil
 }
 
-// Unreserve runs Unreserve of all Reserve plugins, in reverse order.
+// Unreserve calls Unreserve of all Reserve plugins, in reverse order.
 func (p *Profile) Unreserve(ctx context.Context, c *Cycle, node string) {
-	for _, r := range slices.Backward(p.Reserves) {
+	for _, r := range slices.Backward(p.Binding.Reserves) {
 		r.Unreserve(ctx, c, node)
 	}
 }
 
-// Permit runs the Permit plugins. It returns the first status that is neither success nor Wait.
-// waiting contains the plugins that delay the binding, with the maximum delay of each.
+// Permit runs the Permit plugins for the node that was chosen. s is the first status that is
+// neither success nor Wait, or nil. waiting contains, by plugin name, the maximum delays of the
+// plugins that returned Wait.
 func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status, waiting map[string]time.Duration) {
-	for _, r := range p.Permits {
+	for _, r := range p.Binding.Permits {
 		st, d := r.Permit(ctx, c, node)
 		switch {
 		case st.Is(Wait):
@@ -539,22 +549,22 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 	return nil, waiting
 }
 
-// Bind runs the PreBind plugins and binds the pod to the node. An extender that binds has priority;
-// otherwise the first Bind plugin binds that does not skip the pod. Bind then runs the PostBind
-// plugins.
+// Bind runs the PreBind plugins, binds the pod to the node, and runs the PostBind plugins. An
+// extender that implements Bind binds the pod; without such an extender, the first Bind plugin that
+// does not return Skip does.
 func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
-	for _, b := range p.PreBinds {
+	for _, b := range p.Binding.PreBinds {
 		if s := b.PreBind(ctx, c, node); !s.OK() {
 			return withPlugin(s, b.Name())
 		}
 	}
-	if s, done := p.bindBy(ctx, c, node); done {
+	if s, done := p.bindWithExtender(ctx, c, node); done {
 		if s.OK() {
 			p.postBind(ctx, c, node)
 		}
 		return s
 	}
-	for _, b := range p.Binds {
+	for _, b := range p.Binding.Binds {
 		s := b.Bind(ctx, c, node)
 		if s.Is(Skip) {
 			continue
@@ -569,7 +579,7 @@ func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 }
 
 func (p *Profile) postBind(ctx context.Context, c *Cycle, node string) {
-	for _, post := range p.PostBinds {
+	for _, post := range p.Binding.PostBinds {
 		post.PostBind(ctx, c, node)
 	}
 }

@@ -10,11 +10,12 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Rating is how a profile evaluates all nodes for one pod.
+// Rating is the result of Profile.Rate: the scores of all nodes that fit a pod, and whether its
+// node fits.
 type Rating struct {
 	// Scores are the total scores of the feasible nodes.
 	Scores map[string]int64
-	// Refusal is the reason why the node passed to Rate does not fit; nil if it fits.
+	// Refusal is the reason why the node that was passed to Rate does not fit; nil if it fits.
 	Refusal *Status
 }
 
@@ -34,8 +35,8 @@ func (r Rating) Best() []string {
 	return out
 }
 
-// Rate returns the scores of all feasible nodes for the cycle's pod, and the reason if the given
-// node does not fit. Extenders are not called.
+// Rate runs the Filter and Score plugins for all nodes. It returns the scores of the nodes that fit
+// the cycle's pod, and the reason if the given node does not fit. Extenders are not called.
 func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, error) {
 	out := Rating{Scores: map[string]int64{}}
 	nodes, refused, err := p.nodesToRate(ctx, c)
@@ -62,9 +63,9 @@ func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, erro
 	return out, err
 }
 
-// Takes returns the reason why the given node does not fit the cycle's pod, or nil if it fits.
+// RefusalBy returns the reason why the given node does not fit the cycle's pod, or nil if it fits.
 // Extenders are not called.
-func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
+func (p *Profile) RefusalBy(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
 	nodes, refusal, err := p.nodesToRate(ctx, c)
 	if refusal != nil || err != nil {
 		return refusal, err
@@ -72,8 +73,8 @@ func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *St
 	return p.fitsOn(ctx, c, nodes, node)
 }
 
-// nodesToRate runs PreFilter and returns the nodes that it allows. If PreFilter refuses the pod,
-// the refusal applies to all nodes and is returned.
+// nodesToRate runs the PreFilter plugins and returns the nodes to which they restrict the pod. If
+// one of them refuses the pod, it returns that refusal, which applies to all nodes.
 func (p *Profile) nodesToRate(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
 	why := &FitError{Total: len(c.Snapshot.Nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	only, err := p.preFilter(ctx, c, why)
@@ -101,13 +102,13 @@ func (p *Profile) fitsOn(ctx context.Context, c *Cycle, nodes []*NodeInfo, node 
 	}
 }
 
-// Fullness returns the utilization of the node's CPU or memory by requests, whichever is higher, in
-// percent. The pod with, if not nil, is added. Containers without requests are counted with
-// defaults, as for scores.
-func (n *NodeInfo) Fullness(with *PodInfo) float64 {
+// Fullness returns the percentage of the node's allocatable CPU or memory that its pods request,
+// whichever is higher. If added is not nil, this pod is included. Containers without requests count
+// with defaults, as in Score plugins.
+func (n *NodeInfo) Fullness(added *PodInfo) float64 {
 	cpu, memory := n.CountedCPU, n.CountedMem
-	if with != nil {
-		cpu, memory = saturate.Add(cpu, with.CountedCPU), saturate.Add(memory, with.CountedMemory)
+	if added != nil {
+		cpu, memory = saturate.Add(cpu, added.CountedCPU), saturate.Add(memory, added.CountedMemory)
 	}
 	part := func(used, of int64) float64 {
 		if of <= 0 {

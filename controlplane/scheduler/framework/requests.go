@@ -8,34 +8,37 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// guess are the requests that containers without requests are assumed to have, for scores only.
+// defaultRequests are the CPU and memory requests with which Score plugins count a container that
+// has none.
 var (
-	guess = v1.ResourceList{
-		v1.ResourceCPU:    *resource.NewMilliQuantity(guessCPU, resource.DecimalSI),
-		v1.ResourceMemory: *resource.NewQuantity(guessMemory, resource.BinarySI),
+	defaultRequests = v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewMilliQuantity(defaultCPU, resource.DecimalSI),
+		v1.ResourceMemory: *resource.NewQuantity(defaultMemory, resource.BinarySI),
 	}
 )
 
 const (
-	guessCPU    = 100 // millicores
-	guessMemory = 200 << 20
+	defaultCPU    = 100 // millicores
+	defaultMemory = 200 << 20
 )
 
-// setRequests computes the resource requests of the pod and stores them in info. For a pod that is
-// being resized it uses the maximum of the desired, allocated and actual resources.
+// setRequests computes the resource requests of the pod and stores them in info. During an in-place
+// resize, the request of a container is the maximum of its desired, allocated and actual resources.
 func (info *PodInfo) setRequests() {
 	pod := info.Pod
 	if info.setPlainRequests() {
 		return
 	}
-	info.Requests = resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true}))
-	counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
+	info.Requests = resourcesOf(podresources.PodRequests(pod,
+		podresources.PodResourcesOptions{UseStatusResources: true}))
+	counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true,
+		NonMissingContainerRequests: defaultRequests})
 	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
-// setPlainRequests computes the requests if they are the plain sum over the containers, as for most
-// pending pods. It avoids the allocations of the general computation. It returns false if the
-// general computation is necessary.
+// setPlainRequests sets the requests of info to the sum over the pod's containers and returns true.
+// It returns false if a different computation is necessary, for example because of init containers.
+// It needs no memory allocations, unlike the general computation.
 func (info *PodInfo) setPlainRequests() bool {
 	pod := info.Pod
 	if len(pod.Spec.InitContainers) > 0 || pod.Spec.Resources != nil || len(pod.Spec.Overhead) > 0 ||
@@ -47,16 +50,16 @@ func (info *PodInfo) setPlainRequests() bool {
 	for i := range pod.Spec.Containers {
 		list := pod.Spec.Containers[i].Resources.Requests
 		for name, q := range list {
-			if !exactShare(name, q) {
-				return false // only the sum may be rounded
+			if !isWholeAmount(name, q) {
+				return false // rounding each container's request would differ from rounding the sum
 			}
 		}
 		sum.addScaled(resourcesOf(list), 1)
 		if _, ok := list[v1.ResourceCPU]; !ok {
-			guessed[0] += guessCPU
+			guessed[0] += defaultCPU
 		}
 		if _, ok := list[v1.ResourceMemory]; !ok {
-			guessed[1] += guessMemory
+			guessed[1] += defaultMemory
 		}
 	}
 	info.Requests = sum
@@ -64,9 +67,9 @@ func (info *PodInfo) setPlainRequests() bool {
 	return true
 }
 
-// exactShare reports whether the amount is an integer in the unit in which the resource is counted:
-// millicores for CPU, otherwise 1.
-func exactShare(name v1.ResourceName, q resource.Quantity) bool {
+// isWholeAmount reports whether the amount q of a resource is a whole number: of millicores for
+// CPU, of bytes or units for other resources.
+func isWholeAmount(name v1.ResourceName, q resource.Quantity) bool {
 	if name == v1.ResourceCPU {
 		return resource.NewMilliQuantity(saturate.MilliValue(&q), q.Format).Cmp(q) == 0
 	}

@@ -13,7 +13,8 @@ import (
 
 func randomRequests(d *rand.Rand) v1.ResourceList {
 	out := v1.ResourceList{}
-	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage, "example.com/gpu", v1.ResourcePods} {
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage,
+		"example.com/gpu", v1.ResourcePods} {
 		if d.IntN(3) == 0 {
 			continue
 		}
@@ -36,7 +37,8 @@ func randomPod(d *rand.Rand) *v1.Pod {
 	pod := &v1.Pod{}
 	always := v1.ContainerRestartPolicyAlways
 	for i := range 1 + d.IntN(3) {
-		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: fmt.Sprint("c", i), Resources: v1.ResourceRequirements{Requests: randomRequests(d)}})
+		pod.Spec.Containers = append(pod.Spec.Containers,
+			v1.Container{Name: fmt.Sprint("c", i), Resources: v1.ResourceRequirements{Requests: randomRequests(d)}})
 	}
 	if d.IntN(6) == 0 {
 		c := v1.Container{Name: "init", Resources: v1.ResourceRequirements{Requests: randomRequests(d)}}
@@ -68,9 +70,12 @@ func TestRequestsEqualKubernetes(t *testing.T) {
 		pod := randomPod(rand.New(rand.NewPCG(seed, 5)))
 		got := NewPodInfo(pod)
 		want := resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true}))
-		counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
-		if !got.Requests.Equal(want) || got.CountedCPU != counted.Cpu().MilliValue() || got.CountedMemory != counted.Memory().Value() {
-			t.Fatalf("seed %d: %+v, counted %d and %d; want %+v, %d and %d", seed, got.Requests, got.CountedCPU, got.CountedMemory,
+		counted := podresources.PodRequests(pod,
+			podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: defaultRequests})
+		if !got.Requests.Equal(want) || got.CountedCPU != counted.Cpu().MilliValue() ||
+			got.CountedMemory != counted.Memory().Value() {
+			t.Fatalf("seed %d: %+v, counted %d and %d; want %+v, %d and %d", seed, got.Requests, got.CountedCPU,
+				got.CountedMemory,
 				want, counted.Cpu().MilliValue(), counted.Memory().Value())
 		}
 		if (&PodInfo{Pod: pod}).setPlainRequests() {
@@ -87,10 +92,11 @@ func TestRequestsEqualKubernetes(t *testing.T) {
 
 // A label that everything has does not make a pod look at the terms of all applications.
 func TestTermsAreFoundByWhatTellsThemApart(t *testing.T) {
-	x := newPeerIndex(func(p *Peers) *Peers { return p })
-	var all []*Peers
+	x := newPodSelectorIndex(func(p *PodSelector) *PodSelector { return p })
+	var all []*PodSelector
 	for i := range 500 {
-		p := NewPeers("one", nil, nil, &metav1.LabelSelector{MatchLabels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}})
+		p := NewPodSelector("one", nil, nil,
+			&metav1.LabelSelector{MatchLabels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}})
 		all = append(all, p)
 		x.addItem(p)
 	}
@@ -101,7 +107,8 @@ func TestTermsAreFoundByWhatTellsThemApart(t *testing.T) {
 	}
 	for i, want := range all {
 		found := 0
-		x.forEachMatch(&podSubject{namespace: "one", labels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}}, nil, func(p *Peers) {
+		x.forEachMatch(&podSubject{namespace: "one",
+			labels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}}, nil, func(p *PodSelector) {
 			if found++; p != want {
 				t.Errorf("pod %d: found %q", i, p.ID)
 			}

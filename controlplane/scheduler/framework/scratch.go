@@ -2,32 +2,33 @@ package framework
 
 import "slices"
 
-// scratch holds temporary lists of one scheduling attempt. Later attempts reuse them to avoid
-// allocations.
+// scratch contains temporary slices of one scheduling attempt. They are reused by later attempts,
+// to avoid memory allocations.
 type scratch struct {
-	active       []Filter
-	fit, mend    []*NodeInfo
-	totals, part []int64
-	refusals     []refusals
+	active           []Filter
+	fit, preemptable []*NodeInfo
+	totals, part     []int64
+	refusals         []refusals
 }
 
-// refusals counts the nodes that a plugin refused with the same *Status. A plugin that refuses many
-// nodes for one reason returns the same pointer.
+// refusals is the number of nodes that a plugin refused with the same *Status. A plugin that
+// refuses many nodes for the same reason returns the same pointer.
 type refusals struct {
 	status *Status
 	plugin string
 	nodes  int
 }
 
-// maxRefusals is how many different statuses are counted in a scratch. The nodes of further ones
-// are added to the FitError at once.
+// maxRefusals is the maximum number of different statuses that a scratch counts. Refusals with
+// further statuses are added to the FitError immediately.
 const maxRefusals = 8
 
-// addRefusal records that a plugin refused a node with status s. The reasons are added to why
-// later, and only if no node fits, unless there are more than maxRefusals different statuses.
+// addRefusal records that the plugin refused the node n with status s. If no node fits,
+// explainRefusals adds the recorded refusals to the FitError. If maxRefusals other statuses are
+// already recorded, addRefusal itself adds the refusal to why.
 func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitError) {
 	if s.Is(Unschedulable) {
-		r.mend = append(r.mend, n)
+		r.preemptable = append(r.preemptable, n)
 	}
 	for i := range r.refusals {
 		if have := &r.refusals[i]; have.status == s && have.plugin == plugin {
@@ -42,12 +43,13 @@ func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitErro
 	why.addRefusal(s, plugin, 1)
 }
 
-// explainRefusals adds the recorded refusals to the FitError.
+// explainRefusals adds the refusals that addRefusal recorded to why, after no node was found that
+// fits.
 func (r *scratch) explainRefusals(why *FitError) {
 	for _, x := range r.refusals {
 		why.addRefusal(x.status, x.plugin, x.nodes)
 	}
-	why.Mendable = slices.Clone(r.mend)
+	why.PreemptableNodes = slices.Clone(r.preemptable)
 }
 
 func (p *Profile) getScratch() *scratch {
@@ -57,13 +59,13 @@ func (p *Profile) getScratch() *scratch {
 	return &scratch{}
 }
 
-// putScratch returns the lists to the pool, after it has removed their references to nodes and
-// statuses.
+// putScratch returns r to the pool for reuse by a later attempt. It first clears the slices, so
+// that the pool keeps no references to nodes and statuses.
 func (p *Profile) putScratch(r *scratch) {
 	clear(r.fit)
-	clear(r.mend)
+	clear(r.preemptable)
 	clear(r.refusals)
-	r.active, r.fit, r.mend, r.refusals = r.active[:0], r.fit[:0], r.mend[:0], r.refusals[:0]
+	r.active, r.fit, r.preemptable, r.refusals = r.active[:0], r.fit[:0], r.preemptable[:0], r.refusals[:0]
 	p.scratchPool.Put(r)
 }
 

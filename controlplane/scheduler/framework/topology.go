@@ -4,25 +4,25 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Domain identifies a topology domain: the nodes with the same value of a topology key. It is a
-// number that the Index assigns to the value. The number is reused after the last node with the
-// value is removed.
+// Domain identifies a topology domain: the set of nodes with the same value of a topology key. It
+// is a number that the Index assigns to the value. After the last node with the value is removed,
+// the number may be assigned to another value.
 type Domain int32
 
-// NoDomain is the Domain of nodes that do not have the topology key.
+// NoDomain is the Domain of a node that does not have the topology key as a label.
 const NoDomain Domain = 0
 
-// topologyValues assigns Domains to the values of one topology key, so that lookups and counts by
-// domain need no map.
+// topologyValues assigns a Domain, which is a small number, to each value of one topology key. Pods
+// per domain can therefore be counted in slices instead of maps.
 type topologyValues struct {
 	key   string
-	of    []Domain // by node slot
+	of    []Domain // domain of each node, indexed by NodeInfo.slot
 	ids   map[string]Domain
-	nodes []int32 // by domain: number of nodes
+	nodes []int32 // number of nodes in each domain, indexed by Domain
 	free  []Domain
-	users int // number of Topology and Carried objects that use this key
+	users int // number of Topology and TermCount objects that refer to this object
 
-	marks []uint32 // by domain: the value of mark in the last call of Distinct that counted the domain
+	marks []uint32 // indexed by Domain: the value of mark when Distinct last counted the domain
 	mark  uint32
 }
 
@@ -65,7 +65,7 @@ func (v *topologyValues) domainOf(n *NodeInfo) Domain {
 	return NoDomain
 }
 
-// growTo returns the list, extended with zero values if necessary so that the index is valid.
+// growTo returns the slice, extended with zero values if necessary, so that list[index] exists.
 func growTo[T any](list []T, index int32) []T {
 	if more := int(index) + 1 - len(list); more > 0 {
 		return append(list, make([]T, more)...)
@@ -73,8 +73,8 @@ func growTo[T any](list []T, index int32) []T {
 	return list
 }
 
-// valuesOf returns the domains of a topology key and increments their number of users.
-// releaseValues undoes it.
+// valuesOf returns the topologyValues of the topology key and increments the number of its users.
+// The caller must call releaseValues when it no longer uses the result.
 func (x *Index) valuesOf(key string) *topologyValues {
 	v := x.values[key]
 	if v == nil {
@@ -96,22 +96,24 @@ func (x *Index) releaseValues(v *topologyValues) {
 	}
 }
 
-// Nodes is a function that selects the nodes for which a topology spread constraint counts pods.
-type Nodes struct {
-	ID  string // equal for functions that select the same nodes
+// NodeSelection selects nodes by a function, for example the nodes on which a topology spread
+// constraint counts pods.
+type NodeSelection struct {
+	ID  string // equal for all NodeSelections that select the same nodes
 	Has func(n *v1.Node) bool
 }
 
-// EveryNode is the Nodes that selects all nodes.
-var EveryNode = Nodes{Has: func(*v1.Node) bool { return true }}
+// EveryNode is the NodeSelection that selects all nodes.
+var EveryNode = NodeSelection{Has: func(*v1.Node) bool { return true }}
 
-// Topology contains the topology domains of one key, restricted to the nodes that a Nodes selects.
+// Topology contains the domains of one topology key, and the nodes in them that the field choice
+// selects. The other nodes are excluded.
 type Topology struct {
 	values  *topologyValues
-	choice  Nodes
-	in      []bool  // by slot: the node is selected and has the key
-	size    []int32 // by domain: number of selected nodes
-	domains int     // number of domains with selected nodes
+	choice  NodeSelection
+	in      []bool  // indexed by NodeInfo.slot: the node is selected by choice and has the topology key
+	size    []int32 // number of selected nodes in each domain, indexed by Domain
+	domains int     // number of domains with at least one selected node
 	used    uint64
 }
 
@@ -141,7 +143,7 @@ func (t *Topology) removeNode(n *NodeInfo) {
 
 func (t *Topology) hasNode(slot int32) bool { return int(slot) < len(t.in) && t.in[slot] }
 
-func (x *Index) topologyFor(key string, choice Nodes) *Topology {
+func (x *Index) topologyFor(key string, choice NodeSelection) *Topology {
 	id := topologyID{key, choice.ID}
 	t := x.topologies[id]
 	if t == nil {
@@ -172,9 +174,10 @@ func (x *Index) forgetTopologies() {
 	}
 }
 
-// Domains returns the counts of the pods in the set per domain of the topology key, on the nodes
-// that choice selects.
-func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
+// Domains returns the number of pods of the PodSet s in each domain of the topology key. Only pods
+// on the nodes that choice selects are counted. The result is cached and updated when pods or nodes
+// change.
+func (x *Index) Domains(s *PodSet, key string, choice NodeSelection) *Domains {
 	t := x.topologyFor(key, choice)
 	d := s.domains[t]
 	if d == nil {
@@ -185,24 +188,26 @@ func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 	return d
 }
 
-// Domains counts the pods of a PodSet per topology domain. It also maintains the lowest count, so
-// that Least needs no scan.
+// Domains contains the number of pods of a PodSet in each topology domain, counting only pods on
+// the selected nodes of the Topology. It also maintains the lowest number, so that Least need not
+// compare all domains.
 type Domains struct {
 	topology *Topology
-	pods     sparseCounts // by domain
-	times    map[int]int  // number of domains by pod count; domains without pods are not included
+	pods     sparseCounts // number of pods in each domain, indexed by Domain
+	times    map[int]int  // number of domains that have a given number of pods, by that number; 0 is not included
 	least    int          // lowest key of times
 	all      int
 }
 
-// addPods adds by to the count of the domain of the node in the slot, if the node is selected.
-func (d *Domains) addPods(slot int32, by int) {
-	if !d.topology.hasNode(slot) || by == 0 {
+// addPods adds delta to the number of pods in the domain of the node with the given NodeInfo.slot.
+// It does nothing if Counts is false for that node.
+func (d *Domains) addPods(slot int32, delta int) {
+	if !d.topology.hasNode(slot) || delta == 0 {
 		return
 	}
-	now := d.pods.addTo(int32(d.topology.values.of[slot]), by)
-	was := now - by
-	d.all += by
+	now := d.pods.addTo(int32(d.topology.values.of[slot]), delta)
+	was := now - delta
+	d.all += delta
 	if was != 0 {
 		if d.times[was]--; d.times[was] == 0 {
 			delete(d.times, was)
@@ -219,12 +224,13 @@ func (d *Domains) addPods(slot int32, by int) {
 	}
 }
 
-// minCount returns the lowest pod count of any domain, where times maps pod counts to numbers of
-// domains. One domain with the count without is left out. It returns 0 if no domain is left.
-func minCount(times map[int]int, without int) int {
+// minCount returns the lowest key of times, a map from a pod count to the number of domains with
+// that count. One domain with the pod count excluded is ignored. It returns 0 if no other domain
+// exists.
+func minCount(times map[int]int, excluded int) int {
 	least := 0
 	for n, domains := range times {
-		if n == without {
+		if n == excluded {
 			domains--
 		}
 		if domains > 0 && (least == 0 || n < least) {
@@ -234,28 +240,31 @@ func minCount(times map[int]int, without int) int {
 	return least
 }
 
-// At returns the domain of the node, even if the node is not selected. It is NoDomain if the node
-// does not have the topology key.
+// At returns the topology domain of the node, even if Counts is false for the node. It returns
+// NoDomain if the node does not have the topology key.
 func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.domainOf(n) }
 
-// Counts reports whether the pods on the node are counted: the node is selected and has the
-// topology key.
+// Counts reports whether d counts the pods on the node: the node has the topology key, and the
+// NodeSelection that was passed to Index.Domains selects it.
 func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.hasNode(n.slot) }
 
-// Pods returns the number of counted pods in the domain.
+// Pods returns the number of pods of the PodSet in the given topology domain. Only nodes for which
+// Counts is true are included.
 func (d *Domains) Pods(at Domain) int { return d.pods.value(int32(at)) }
 
-// All returns the number of counted pods in all domains.
+// All returns the number of pods of the PodSet in all topology domains. Only nodes for which Counts
+// is true are included.
 func (d *Domains) All() int { return d.all }
 
-// Size returns the number of domains with at least one selected node.
+// Size returns the number of topology domains that contain at least one node for which Counts is
+// true.
 func (d *Domains) Size() int { return d.topology.domains }
 
-// Distinct returns the number of different domains among the given nodes. Nodes without the
-// topology key count as one domain.
+// Distinct returns the number of different topology domains to which the given nodes belong. All
+// nodes without the topology key together count as one domain.
 func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	v, found := d.topology.values, 0
-	if v.mark++; v.mark == 0 { // the counter has wrapped around: old marks would be ambiguous
+	if v.mark++; v.mark == 0 { // the number has overflowed: marks of earlier calls could be equal to new ones
 		clear(v.marks)
 		v.mark = 1
 	}
@@ -268,7 +277,9 @@ func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	return found
 }
 
-// Least returns the pod count of the domain with the fewest pods.
+// Least returns the lowest number of pods that a topology domain has. Only domains and pods on
+// nodes for which Counts is true are included. It is 0 if one of these domains has no pods of the
+// PodSet.
 func (d *Domains) Least() int {
 	if d.pods.used < d.topology.domains {
 		return 0
@@ -276,22 +287,23 @@ func (d *Domains) Least() int {
 	return d.least
 }
 
-// LeastWith returns the result that Least would have if the given domain held more additional pods.
-func (d *Domains) LeastWith(at Domain, more int) int {
-	if more == 0 || int(at) >= len(d.topology.size) || d.topology.size[at] == 0 {
+// LeastWith returns what Least would return if the given domain had count more pods (fewer if count
+// is negative).
+func (d *Domains) LeastWith(domain Domain, count int) int {
+	if count == 0 || int(domain) >= len(d.topology.size) || d.topology.size[domain] == 0 {
 		return d.Least()
 	}
-	have := d.Pods(at)
+	have := d.Pods(domain)
 	others := d.topology.domains - 1
-	with := d.pods.used // number of other domains with pods
+	with := d.pods.used // number of other domains that have pods
 	if have > 0 {
 		with--
 	}
 	switch {
 	case others == 0:
-		return have + more
+		return have + count
 	case with < others:
-		return min(0, have+more)
+		return min(0, have+count)
 	}
-	return min(minCount(d.times, have), have+more)
+	return min(minCount(d.times, have), have+count)
 }

@@ -21,27 +21,28 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
 )
 
-// Shared is the state that all profiles of one scheduler share: the volumes and devices that were
-// chosen for pods that are not bound yet.
-type Shared struct {
+// SharedState is the plugin state that all profiles of one scheduler share: the volumes and devices
+// that are reserved for pods that are not bound yet.
+type SharedState struct {
 	Promises *volumebinding.Promises
 	Ledger   *dynamicresources.Ledger
 }
 
-// NewShared returns a new Shared without chosen volumes and devices.
-func NewShared() *Shared {
-	return &Shared{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
+// NewShared returns a SharedState in which no volumes and devices are reserved.
+func NewShared() *SharedState {
+	return &SharedState{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
 }
 
-// elsewhere are plugins of kube-scheduler that this scheduler does not have. A profile may disable
-// them without an error.
-var elsewhere = []string{"NodeDeclaredFeatures"}
+// notImplemented are plugins of kube-scheduler that this scheduler does not have. A profile may
+// disable them without an error.
+var notImplemented = []string{"NodeDeclaredFeatures"}
 
-// Build returns the plugins of a profile by extension point: the default plugins with the changes
-// that the profile p configures. The error contains the path of the invalid field.
-func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, error) {
+// Build returns the plugins of the profile p by extension point: the default plugins with the
+// changes in the profile. s is the state that the plugins of all profiles share. The error contains
+// the path of the invalid field.
+func Build(h *framework.Handle, s *SharedState, p config.Profile) (framework.Layout, error) {
 	defaults := Default(h)
-	b := builder{known: make(map[string]framework.Weighted)}
+	b := builder{known: make(map[string]framework.WeightedPlugin)}
 	for _, w := range defaults {
 		w.Plugin = withArgs(w.Plugin, h, s, p.Args)
 		b.known[w.Plugin.Name()] = w
@@ -51,7 +52,8 @@ func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, 
 	for name, set := range map[string]file.PluginSet{"placementGenerate": p.Plugins.PlacementGenerate,
 		"placementScore": p.Plugins.PlacementScore, "podGroupPostFilter": p.Plugins.PodGroupPostFilter} {
 		if len(set.Enabled)+len(set.Disabled) > 0 {
-			return nil, fmt.Errorf("%s%s: plugins for the placement of pod groups are not supported: leave it out", field, name)
+			return nil, fmt.Errorf("%s%s: plugins for the placement of pod groups are not supported: leave it out",
+				field, name)
 		}
 	}
 	var err error
@@ -71,21 +73,23 @@ func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, 
 func bySet(p *file.Plugins) map[framework.Point]file.PluginSet {
 	return map[framework.Point]file.PluginSet{
 		framework.AtPreEnqueue: p.PreEnqueue, framework.AtQueueSort: p.QueueSort, framework.AtPreFilter: p.PreFilter,
-		framework.AtFilter: p.Filter, framework.AtPostFilter: p.PostFilter, framework.AtPreScore: p.PreScore, framework.AtScore: p.Score,
-		framework.AtReserve: p.Reserve, framework.AtPermit: p.Permit, framework.AtPreBind: p.PreBind, framework.AtBind: p.Bind,
+		framework.AtFilter: p.Filter, framework.AtPostFilter: p.PostFilter, framework.AtPreScore: p.PreScore,
+		framework.AtScore:   p.Score,
+		framework.AtReserve: p.Reserve, framework.AtPermit: p.Permit, framework.AtPreBind: p.PreBind,
+		framework.AtBind:     p.Bind,
 		framework.AtPostBind: p.PostBind,
 	}
 }
 
 type builder struct {
-	known map[string]framework.Weighted
-	multi []framework.Weighted // plugins that run at every extension point that they implement
+	known map[string]framework.WeightedPlugin
+	multi []framework.WeightedPlugin // plugins that run at every extension point that they implement
 }
 
-// mergeMultiPoint applies a profile's multiPoint set to the default plugins. A disabled plugin is
-// removed, and appended again if it is also enabled. An enabled default plugin keeps its position
-// and gets the given weight. Other enabled plugins are appended.
-func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework.Weighted, error) {
+// mergeMultiPoint returns the default plugins with the changes in the profile's multiPoint set. A
+// disabled plugin is removed. An enabled default plugin keeps its position, unless it is also
+// disabled, and gets the given weight. Other enabled plugins are appended.
+func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework.WeightedPlugin, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
 		return nil, err
@@ -94,9 +98,9 @@ func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework
 	if err != nil {
 		return nil, err
 	}
-	var out []framework.Weighted
+	var out []framework.WeightedPlugin
 	for _, w := range b.multi {
-		i := slices.IndexFunc(on, func(x framework.Weighted) bool { return x.Plugin.Name() == w.Plugin.Name() })
+		i := slices.IndexFunc(on, func(x framework.WeightedPlugin) bool { return x.Plugin.Name() == w.Plugin.Name() })
 		switch {
 		case off["*"] || off[w.Plugin.Name()]:
 		case i >= 0:
@@ -109,15 +113,17 @@ func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework
 	return append(out, on...), nil
 }
 
-// pluginsAt returns the plugins of one extension point in their order. First come the multiPoint
-// plugins that the profile also lists for this extension point, in the order of that list. Then
-// come the other multiPoint plugins, then the other plugins of the list.
-func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
+// pluginsAt returns the plugins of one extension point in the order in which they run. First come
+// the multiPoint plugins that the profile also lists for this extension point, in the order of that
+// list. Then come the other multiPoint plugins, and then the other plugins of the list.
+func (b *builder) pluginsAt(
+	field string, point framework.Point, set file.PluginSet,
+) ([]framework.WeightedPlugin, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
 		return nil, err
 	}
-	on, err := b.lookUpEnabled(field, at, set.Enabled)
+	on, err := b.lookUpEnabled(field, point, set.Enabled)
 	if err != nil || off["*"] {
 		return on, err
 	}
@@ -125,18 +131,18 @@ func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet
 	for _, w := range on {
 		named[w.Plugin.Name()] = true
 	}
-	override, multi := make(map[string]bool), []framework.Weighted(nil)
+	override, multi := make(map[string]bool), []framework.WeightedPlugin(nil)
 	for _, w := range b.multi {
 		name := w.Plugin.Name()
 		switch {
-		case !at.Has(w.Plugin) || off[name]:
+		case !point.Has(w.Plugin) || off[name]:
 		case named[name]:
 			override[name] = true
 		default:
 			multi = append(multi, w)
 		}
 	}
-	var first, last []framework.Weighted
+	var first, last []framework.WeightedPlugin
 	for _, w := range on {
 		if override[w.Plugin.Name()] {
 			first = append(first, w)
@@ -150,27 +156,31 @@ func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet
 func (b *builder) disabledNames(field string, list []file.Plugin) (map[string]bool, error) {
 	out := make(map[string]bool)
 	for i, x := range list {
-		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(elsewhere, x.Name) {
-			return nil, fmt.Errorf("%s.disabled[%d].name: plugin %q does not exist: want * or some of %s", field, i, x.Name, b.pluginNames())
+		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(notImplemented, x.Name) {
+			return nil, fmt.Errorf("%s.disabled[%d].name: plugin %q does not exist: want * or some of %s", field, i,
+				x.Name, b.pluginNames())
 		}
 		out[x.Name] = true
 	}
 	return out, nil
 }
 
-// lookUpEnabled returns the plugins of a list of enabled plugins with their weights. A plugin must
-// implement the extension point at; an empty at means multiPoint.
-func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
-	var out []framework.Weighted
+// lookUpEnabled returns the plugins that a list of enabled plugins names, with their weights. It
+// returns an error for a plugin that is unknown or does not implement the given extension point; an
+// empty point means multiPoint.
+func (b *builder) lookUpEnabled(
+	field string, point framework.Point, list []file.Plugin,
+) ([]framework.WeightedPlugin, error) {
+	var out []framework.WeightedPlugin
 	for i, x := range list {
 		field := fmt.Sprintf("%s.enabled[%d]", field, i)
 		w, ok := b.known[x.Name]
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("%s.name: plugin %q does not exist: want some of %s", field, x.Name, b.pluginNames())
-		case at != "" && !at.Has(w.Plugin):
-			return nil, fmt.Errorf("%s.name: %s does not implement %s: remove it", field, x.Name, at)
-		case slices.ContainsFunc(out, func(o framework.Weighted) bool { return o.Plugin.Name() == x.Name }):
+		case point != "" && !point.Has(w.Plugin):
+			return nil, fmt.Errorf("%s.name: %s does not implement %s: remove it", field, x.Name, point)
+		case slices.ContainsFunc(out, func(o framework.WeightedPlugin) bool { return o.Plugin.Name() == x.Name }):
 			return nil, fmt.Errorf("%s.name: %s is listed twice", field, x.Name)
 		}
 		w.Weight = 1
@@ -178,7 +188,7 @@ func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Pl
 			if *x.Weight < 0 {
 				return nil, fmt.Errorf("%s.weight: %d: want 1 or more", field, *x.Weight)
 			}
-			if !framework.AtScore.Has(w.Plugin) || at != "" && at != framework.AtScore {
+			if !framework.AtScore.Has(w.Plugin) || point != "" && point != framework.AtScore {
 				return nil, fmt.Errorf("%s.weight: %s does not score there: remove it", field, x.Name)
 			}
 			w.Weight = int64(*x.Weight)
@@ -197,14 +207,15 @@ func (b *builder) pluginNames() string {
 	return strings.Join(out, ", ")
 }
 
-// withArgs returns the plugin p, created again with its arguments in a. VolumeBinding and
-// DynamicResources are always created again, with the shared state s. Any other plugin without
-// arguments is returned unchanged.
-func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args) framework.Plugin {
+// withArgs returns a plugin like p that uses the arguments in a. VolumeBinding and DynamicResources
+// also get the state s that all profiles share. Any other plugin without arguments in a is returned
+// unchanged.
+func withArgs(p framework.Plugin, h *framework.Handle, s *SharedState, a config.Args) framework.Plugin {
 	switch p.Name() {
 	case noderesourcesfit.Name:
 		if a.Fit != nil {
-			return noderesourcesfit.Plugin{Ignored: a.Fit.IgnoredResources, IgnoredGroups: a.Fit.IgnoredResourceGroups, Strategy: scoringStrategy(a.Fit.ScoringStrategy)}
+			return noderesourcesfit.Plugin{Ignored: a.Fit.IgnoredResources, IgnoredGroups: a.Fit.IgnoredResourceGroups,
+				Strategy: scoringStrategy(a.Fit.ScoringStrategy)}
 		}
 	case balancedallocation.Name:
 		if a.Balanced != nil {
@@ -216,11 +227,13 @@ func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args)
 		}
 	case podtopologyspread.Name:
 		if a.Spread != nil {
-			return podtopologyspread.Plugin{Listed: a.Spread.DefaultingType == file.ListDefaulting, Defaults: a.Spread.DefaultConstraints}
+			return podtopologyspread.Plugin{Listed: a.Spread.DefaultingType == file.ListDefaulting,
+				Defaults: a.Spread.DefaultConstraints}
 		}
 	case interpodaffinity.Name:
 		if a.Affinity != nil {
-			return interpodaffinity.Plugin{HardWeight: a.Affinity.HardPodAffinityWeight, OwnOnly: a.Affinity.IgnorePreferredTermsOfExistingPods}
+			return interpodaffinity.Plugin{HardWeight: a.Affinity.HardPodAffinityWeight,
+				OwnOnly: a.Affinity.IgnorePreferredTermsOfExistingPods}
 		}
 	case nodeaffinity.Name:
 		if a.Nodes != nil {
@@ -228,7 +241,8 @@ func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args)
 		}
 	case defaultpreemption.Name:
 		if a.Preemption != nil {
-			return defaultpreemption.Plugin{H: h, Percent: a.Preemption.MinCandidateNodesPercentage, Least: a.Preemption.MinCandidateNodesAbsolute}
+			return defaultpreemption.Plugin{H: h, Percent: a.Preemption.MinCandidateNodesPercentage,
+				Least: a.Preemption.MinCandidateNodesAbsolute}
 		}
 	case volumebinding.Name:
 		patience := volumebinding.DefaultPatience
@@ -255,7 +269,8 @@ func scoringStrategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
 	}
 	out := &noderesourcesfit.Strategy{}
 	for _, r := range s.Resources {
-		out.Resources = append(out.Resources, noderesourcesfit.Resource{Name: v1.ResourceName(r.Name), Weight: r.Weight})
+		out.Resources = append(out.Resources, noderesourcesfit.Resource{Name: v1.ResourceName(r.Name),
+			Weight: r.Weight})
 	}
 	switch s.Type {
 	case file.MostAllocated:
@@ -263,8 +278,10 @@ func scoringStrategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
 	case file.RequestedToCapacityRatio:
 		out.Kind = noderesourcesfit.Ratio
 		for _, p := range s.RequestedToCapacityRatio.Shape {
-			// Scores of shapes are at most 10, scores of nodes at most MaxScore.
-			out.Shape = append(out.Shape, noderesourcesfit.Step{Utilization: int64(p.Utilization), Score: int64(p.Score) * framework.MaxScore / 10})
+			// In the configuration, scores of a shape are at most 10; in the plugin, at most
+			// framework.MaxScore.
+			out.Shape = append(out.Shape, noderesourcesfit.Step{Utilization: int64(p.Utilization),
+				Score: int64(p.Score) * framework.MaxScore / 10})
 		}
 	}
 	return out

@@ -28,19 +28,22 @@ func app(name string) *metav1.LabelSelector {
 func avoids(name, key string) func(*v1.Pod) {
 	return func(p *v1.Pod) {
 		p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{LabelSelector: app(name), TopologyKey: key}}}}
+			RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{LabelSelector: app(name),
+				TopologyKey: key}}}}
 	}
 }
 
 func joins(name, key string) func(*v1.Pod) {
 	return func(p *v1.Pod) {
 		p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{LabelSelector: app(name), TopologyKey: key}}}}
+			RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{LabelSelector: app(name),
+				TopologyKey: key}}}}
 	}
 }
 
 func spreads(name, key string, skew int32, change ...func(*v1.TopologySpreadConstraint)) func(*v1.Pod) {
-	c := v1.TopologySpreadConstraint{MaxSkew: skew, TopologyKey: key, WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: app(name)}
+	c := v1.TopologySpreadConstraint{MaxSkew: skew, TopologyKey: key, WhenUnsatisfiable: v1.DoNotSchedule,
+		LabelSelector: app(name)}
 	for _, f := range change {
 		f(&c)
 	}
@@ -68,7 +71,8 @@ func TestPlacementByOtherPods(t *testing.T) {
 		want  string
 	}{
 		{"one per host", pod(web, avoids("web", host)), nodes{with(node("a"), pod(web)), node("b")}, "b"},
-		{"one per host, all taken", pod(web, avoids("web", host)), nodes{with(node("a"), pod(web)), with(node("b"), pod(web)), node("c", cordoned)},
+		{"one per host, all taken", pod(web, avoids("web", host)),
+			nodes{with(node("a"), pod(web)), with(node("b"), pod(web)), node("c", cordoned)},
 			"0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match pod anti-affinity rules."},
 		{"existing pods refuse", pod(web), nodes{with(node("a"), pod(avoids("web", host)))},
 			"0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules."},
@@ -77,17 +81,25 @@ func TestPlacementByOtherPods(t *testing.T) {
 		{"beside nobody", pod(joins("web", zone)), nodes{in("a", "x"), node("c")},
 			"0/2 nodes are available: 2 node(s) didn't match pod affinity rules."},
 		{"the first of its group", pod(web, joins("web", zone)), nodes{node("c"), in("a", "x")}, "a"},
-		{"a group elsewhere", pod(web, joins("web", zone)), nodes{in("a", "x"), in("b", "y", pod(web)), in("c", "y")}, "c"},
-		{"another namespace does not count", pod(web, avoids("web", host)), nodes{with(node("a"), pod(web, func(p *v1.Pod) { p.Namespace = "other" }))}, "a"},
+		{"a group elsewhere", pod(web, joins("web", zone)), nodes{in("a", "x"), in("b", "y", pod(web)), in("c", "y")},
+			"c"},
+		{"another namespace does not count", pod(web, avoids("web", host)),
+			nodes{with(node("a"), pod(web, func(p *v1.Pod) { p.Namespace = "other" }))}, "a"},
 		{"skew", pod(web, spreads("web", zone, 1)), nodes{in("a", "x", pod(web)), in("b", "y")}, "b"},
-		{"skew too large", pod(web, spreads("web", zone, 1), asks(v1.ResourceCPU, "1")), nodes{in("a", "x", pod(web)), in("b", "y", pod(asks(v1.ResourceCPU, "4"))), node("c")},
-			"0/3 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod topology spread constraints, 1 node(s) didn't match pod topology spread constraints (missing required label)."},
-		{"a terminating pod does not count", pod(web, spreads("web", host, 1)), nodes{with(node("a"), pod(web, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} })), node("b", cordoned)}, "a"},
+		{"skew too large", pod(web, spreads("web", zone, 1), asks(v1.ResourceCPU, "1")),
+			nodes{in("a", "x", pod(web)), in("b", "y", pod(asks(v1.ResourceCPU, "4"))), node("c")},
+			"0/3 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod topology spread constraints, 1 " +
+				"node(s) didn't match pod topology spread constraints (missing required label)."},
+		{"a terminating pod does not count", pod(web, spreads("web", host, 1)),
+			nodes{with(node("a"), pod(web, func(p *v1.Pod) {
+				p.DeletionTimestamp = &metav1.Time{}
+			})), node("b", cordoned)}, "a"},
 		{"too few domains", pod(web, spreads("web", zone, 1, minDomains(2))), nodes{in("a", "x", pod(web))},
 			"0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints."},
 		{"both constraints", pod(web, spreads("web", zone, 1), spreads("web", host, 1)),
 			nodes{in("a", "x", pod(web)), in("b", "x"), in("c", "y", pod(web)), in("d", "y", pod(web))}, "b"},
-		{"rather where fewer are", pod(web, spreads("web", zone, 1, soft)), nodes{in("a", "x", pod(web)), in("b", "y")}, "b"},
+		{"rather where fewer are", pod(web, spreads("web", zone, 1, soft)),
+			nodes{in("a", "x", pod(web)), in("b", "y")}, "b"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			res, err := schedule(profile(t, newStorage().handle()), tt.pod, tt.nodes...)
@@ -107,7 +119,8 @@ func TestSpreadByDefault(t *testing.T) {
 	web := labelled("app", "web", "pod-template-hash", "1")
 	yes := true
 	owned := func(p *v1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "rs", Controller: &yes}}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "rs",
+			Controller: &yes}}
 	}
 	zoned := func(name, z string, pods ...*v1.Pod) *framework.NodeInfo {
 		return with(node(name, label(v1.LabelTopologyZone, z)), pods...)
@@ -116,7 +129,8 @@ func TestSpreadByDefault(t *testing.T) {
 	snap := framework.NewSnapshot(zoned("a", "x", pod(web, asks(v1.ResourceCPU, "0"), asks(v1.ResourceMemory, "0"))),
 		zoned("b", "y", pod(labelled("app", "other"), asks(v1.ResourceCPU, "1"), asks(v1.ResourceMemory, "2Gi"))))
 	choose := func(p *v1.Pod) string {
-		res, err := profile(t, newStorage().handle()).Schedule(t.Context(), framework.NewCycle(framework.NewPodInfo(p), snap), framework.Options{})
+		res, err := profile(t, newStorage().handle()).Schedule(t.Context(),
+			framework.NewCycle(framework.NewPodInfo(p), snap), framework.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +186,8 @@ func TestPlacementHints(t *testing.T) {
 		{"avoided went", affinity, p(avoids("db", "zone")), framework.PodRemoved, p(db), true},
 		{"other went", affinity, p(avoids("db", "zone")), framework.PodRemoved, p(web), false},
 		{"avoiding went", affinity, p(web), framework.PodRemoved, p(avoids("web", "zone")), true},
-		{"avoided in another namespace", affinity, p(avoids("db", "zone")), framework.PodRemoved, p(db, func(p *v1.Pod) { p.Namespace = "o" }), false},
+		{"avoided in another namespace", affinity, p(avoids("db", "zone")), framework.PodRemoved,
+			p(db, func(p *v1.Pod) { p.Namespace = "o" }), false},
 		{"became wanted", affinity, p(joins("db", "zone")), framework.PodUpdated, update(p(web), p(db)), true},
 		{"no more avoided", affinity, p(avoids("db", "zone")), framework.PodUpdated, update(p(db), p(web)), true},
 		{"became avoided", affinity, p(avoids("db", "zone")), framework.PodUpdated, update(p(web), p(db)), false},
@@ -180,11 +195,13 @@ func TestPlacementHints(t *testing.T) {
 		{"counted came", spread, p(web, spreads("web", "zone", 1)), framework.PodAdded, p(web), true},
 		{"other came", spread, p(web, spreads("web", "zone", 1)), framework.PodAdded, p(db), false},
 		{"counted went", spread, p(web, spreads("web", "zone", 1)), framework.PodRemoved, p(web), true},
-		{"counted is no more", spread, p(web, spreads("web", "zone", 1)), framework.PodUpdated, update(p(web), p(db)), true},
+		{"counted is no more", spread, p(web, spreads("web", "zone", 1)), framework.PodUpdated,
+			update(p(web), p(db)), true},
 		{"other changed", spread, p(web, spreads("web", "zone", 1)), framework.PodUpdated, update(p(db), p(db)), false},
 		{"node with the key", spread, p(web, spreads("web", "zone", 1)), framework.NodeAdded, n, true},
 		{"node without it", spread, p(web, spreads("web", "rack", 1)), framework.NodeAdded, n, false},
-		{"claim", spread, p(web, spreads("web", "zone", 1)), framework.ClaimChanged, &v1.PersistentVolumeClaim{}, false},
+		{"claim", spread, p(web, spreads("web", "zone", 1)), framework.ClaimChanged,
+			&v1.PersistentVolumeClaim{}, false},
 	} {
 		if got := tt.plugin.MayHelp(tt.event, tt.waits, tt.obj); got != tt.want {
 			t.Errorf("%s, %s: %v, want %v", tt.plugin.Name(), tt.name, got, tt.want)

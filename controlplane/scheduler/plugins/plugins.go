@@ -1,4 +1,4 @@
-// Package plugins contains the default profile: plugins, their order and their weights.
+// Package plugins contains the default profile, and builds the plugins of a configured profile.
 package plugins
 
 import (
@@ -25,10 +25,10 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumezone"
 )
 
-// Default returns the plugins of the default profile, with their weights. Filters run in this
-// order, so cheap and selective ones come first.
-func Default(h *framework.Handle) []framework.Weighted {
-	return []framework.Weighted{
+// Default returns the plugins of the default profile, with their weights. Filter plugins run in
+// this order, so those that are cheap or refuse many nodes come first.
+func Default(h *framework.Handle) []framework.WeightedPlugin {
+	return []framework.WeightedPlugin{
 		{Plugin: schedulinggates.Plugin{}},
 		{Plugin: prioritysort.Plugin{}},
 		{Plugin: gangscheduling.Plugin{H: h}},
@@ -44,7 +44,8 @@ func Default(h *framework.Handle) []framework.Weighted {
 		{Plugin: volumezone.Plugin{H: h}},
 		{Plugin: podtopologyspread.Plugin{}, Weight: 2},
 		{Plugin: interpodaffinity.Plugin{}, Weight: 2},
-		{Plugin: dynamicresources.New(h, dynamicresources.NewLedger(), dynamicresources.DefaultSearch, dynamicresources.DefaultPatience), Weight: 2},
+		{Plugin: dynamicresources.New(h, dynamicresources.NewLedger(), dynamicresources.DefaultSearch,
+			dynamicresources.DefaultPatience), Weight: 2},
 		{Plugin: defaultpreemption.Plugin{H: h}},
 		{Plugin: balancedallocation.Plugin{}, Weight: 1},
 		{Plugin: imagelocality.Plugin{}, Weight: 1},

@@ -58,8 +58,9 @@ var uids int
 func pod(change ...func(*v1.Pod)) *v1.Pod {
 	uids++
 	p := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("p", uids), UID: types.UID(fmt.Sprint("u", uids))},
-		Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "c"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("p", uids),
+			UID: types.UID(fmt.Sprint("u", uids))},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}},
 	}
 	for _, c := range change {
 		c(p)
@@ -81,7 +82,8 @@ func overhead(k v1.ResourceName, v string) func(*v1.Pod) {
 }
 func hostPort(port int32, proto v1.Protocol, ip string) func(*v1.Pod) {
 	return func(p *v1.Pod) {
-		p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports, v1.ContainerPort{HostPort: port, Protocol: proto, HostIP: ip})
+		p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports,
+			v1.ContainerPort{HostPort: port, Protocol: proto, HostIP: ip})
 	}
 }
 func tolerates(t v1.Toleration) func(*v1.Pod) {
@@ -113,7 +115,8 @@ type storage struct {
 }
 
 func newStorage() *storage {
-	return &storage{map[string]*v1.PersistentVolumeClaim{}, map[string]*v1.PersistentVolume{}, map[string]*storagev1.StorageClass{}}
+	return &storage{map[string]*v1.PersistentVolumeClaim{}, map[string]*v1.PersistentVolume{},
+		map[string]*storagev1.StorageClass{}}
 }
 
 func (s *storage) handle() *framework.Handle {
@@ -135,11 +138,13 @@ func (s *storage) handle() *framework.Handle {
 }
 
 func (s *storage) class(name, provisioner string, mode storagev1.VolumeBindingMode) {
-	s.classes[name] = &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner, VolumeBindingMode: &mode}
+	s.classes[name] = &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner,
+		VolumeBindingMode: &mode}
 }
 
 func (s *storage) claim(name, class, volume string) *v1.PersistentVolumeClaim {
-	c := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("c-" + name)}}
+	c := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+		UID: types.UID("c-" + name)}}
 	c.Spec.StorageClassName, c.Spec.VolumeName = &class, volume
 	c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}
 	c.Spec.Resources.Requests = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
@@ -157,7 +162,9 @@ func (s *storage) volume(name, class, onNode string) *v1.PersistentVolume {
 	v.Spec.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
 	v.Status.Phase = v1.VolumeAvailable
 	if onNode != "" {
-		v.Spec.NodeAffinity = &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{term(v1.LabelHostname, v1.NodeSelectorOpIn, onNode)}}}
+		v.Spec.NodeAffinity = &v1.VolumeNodeAffinity{
+			Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{term(v1.LabelHostname,
+				v1.NodeSelectorOpIn, onNode)}}}
 	}
 	s.volumes[name] = v
 	return v
@@ -177,6 +184,106 @@ func schedule(p *framework.Profile, pd *v1.Pod, nodes ...*framework.NodeInfo) (f
 	return p.Schedule(context.Background(), c, framework.Options{})
 }
 
+const filtersGpu = v1.ResourceName("nvidia.com/gpu")
+
+var filtersPrefer = v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{
+	{Weight: 10,
+		Preference: term("zone", v1.NodeSelectorOpIn, "two")}}}
+
+func filtersRequire(terms ...v1.NodeSelectorTerm) v1.NodeAffinity {
+	return v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+		NodeSelectorTerms: terms}}
+}
+
+var filtersBusy = pod(asks(v1.ResourceCPU, "3500m"))
+
+// filtersCases are the cases of TestFilters.
+var filtersCases = []placing{
+	{"fits anywhere", pod(), []*framework.NodeInfo{node("a")}, "a"},
+	{"no nodes", pod(), nil, "no nodes available to schedule pods"},
+	{"cpu", pod(asks(v1.ResourceCPU, "1")), []*framework.NodeInfo{with(node("a"), filtersBusy), node("b")}, "b"},
+	{"cpu nowhere", pod(asks(v1.ResourceCPU, "5")), []*framework.NodeInfo{node("a"), node("b")},
+		"0/2 nodes are available: 2 Insufficient cpu."},
+	{"exactly full", pod(asks(v1.ResourceCPU, "500m")), []*framework.NodeInfo{with(node("a"), filtersBusy)}, "a"},
+	{"a thousandth too much", pod(asks(v1.ResourceCPU, "501m")), []*framework.NodeInfo{with(node("a"), filtersBusy)},
+		"0/1 nodes are available: 1 Insufficient cpu."},
+	{"overhead", pod(asks(v1.ResourceCPU, "500m"), overhead(v1.ResourceCPU, "1m")),
+		[]*framework.NodeInfo{with(node("a"), filtersBusy), node("b")}, "b"},
+	{"overhead of a pod that asks for nothing", pod(overhead(v1.ResourceMemory, "9Gi")),
+		[]*framework.NodeInfo{node("a")},
+		"0/1 nodes are available: 1 Insufficient memory."},
+	{"overhead of those that are there", pod(asks(v1.ResourceCPU, "2")),
+		[]*framework.NodeInfo{with(node("a"), pod(asks(v1.ResourceCPU, "1"), overhead(v1.ResourceCPU, "1001m"))),
+			node("b", cordoned)},
+		"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."},
+	{"overhead and balance", pod(), []*framework.NodeInfo{with(node("a"), pod(overhead(v1.ResourceCPU, "3"))),
+		node("b")}, "b"},
+	{"memory and disk", pod(asks(v1.ResourceMemory, "9Gi"), asks(v1.ResourceEphemeralStorage, "11Gi")),
+		[]*framework.NodeInfo{node("a")},
+		"0/1 nodes are available: 1 Insufficient ephemeral-storage, 1 Insufficient memory."},
+	{"pods", pod(), []*framework.NodeInfo{with(node("a", allocatable(v1.ResourcePods, "1")), pod())},
+		"0/1 nodes are available: 1 Too many pods."},
+	{"extended", pod(asks(filtersGpu, "2")), []*framework.NodeInfo{node("a", allocatable(filtersGpu, "1")), node("b"),
+		node("c", allocatable(filtersGpu, "2"))}, "c"},
+	{"extended nowhere", pod(asks(filtersGpu, "2")), []*framework.NodeInfo{node("a", allocatable(filtersGpu, "1"))},
+		"0/1 nodes are available: 1 Insufficient nvidia.com/gpu."},
+	{"taint", pod(), []*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoSchedule)),
+		node("b")}, "b"},
+	{"taint tolerated", pod(tolerates(v1.Toleration{Key: "dedicated", Operator: v1.TolerationOpExists})),
+		[]*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoExecute))}, "a"},
+	{"taint of another value", pod(tolerates(v1.Toleration{Key: "dedicated", Value: "web"})),
+		[]*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoSchedule))},
+		"0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: db}."},
+	{"prefer no schedule", pod(), []*framework.NodeInfo{node("a", taint("x", "", v1.TaintEffectPreferNoSchedule)),
+		node("b")}, "b"},
+	{"cordoned", pod(), []*framework.NodeInfo{node("a", cordoned)},
+		"0/1 nodes are available: 1 node(s) were unschedulable."},
+	{"cordon tolerated",
+		pod(tolerates(v1.Toleration{Key: v1.TaintNodeUnschedulable, Operator: v1.TolerationOpExists})),
+		[]*framework.NodeInfo{node("a", cordoned)}, "a"},
+	{"selector", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a"), node("b", label("disk", "ssd"))},
+		"b"},
+	{"selector nowhere", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a")},
+		"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."},
+	{"affinity or",
+		pod(affinity(filtersRequire(term("zone", v1.NodeSelectorOpIn, "x"),
+			term("zone", v1.NodeSelectorOpNotIn, "one")))),
+		[]*framework.NodeInfo{node("a", label("zone", "one")), node("b", label("zone", "two"))}, "b"},
+	{"affinity by name",
+		pod(
+			affinity(filtersRequire(v1.NodeSelectorTerm{MatchFields: []v1.NodeSelectorRequirement{{Key: "metadata.name",
+				Operator: v1.NodeSelectorOpIn, Values: []string{"b"}}}}))),
+		[]*framework.NodeInfo{node("a"), node("b"), node("c")}, "b"},
+	{"preferred", pod(affinity(filtersPrefer)), []*framework.NodeInfo{node("a", label("zone", "one")),
+		node("b", label("zone", "two"))}, "b"},
+	{"host port", pod(hostPort(80, "", "")),
+		[]*framework.NodeInfo{with(node("a"), pod(hostPort(80, v1.ProtocolTCP, "10.0.0.1"))), node("b")}, "b"},
+	{"host port nowhere", pod(hostPort(80, "", "")),
+		[]*framework.NodeInfo{with(node("a"), pod(hostPort(80, "", "")))},
+		"0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."},
+	{"host port of another protocol", pod(hostPort(80, v1.ProtocolUDP, "")),
+		[]*framework.NodeInfo{with(node("a"), pod(hostPort(80, v1.ProtocolTCP, "")))}, "a"},
+	{"host port of another address", pod(hostPort(80, "", "10.0.0.2")),
+		[]*framework.NodeInfo{with(node("a"), pod(hostPort(80, "", "10.0.0.1")))}, "a"},
+	{"several filters", pod(asks(v1.ResourceCPU, "1")),
+		[]*framework.NodeInfo{with(node("a"), filtersBusy), with(node("b"), filtersBusy),
+			node("c", taint("key", "value", v1.TaintEffectNoSchedule))},
+		"0/3 nodes are available: 1 node(s) had untolerated taint {key: value}, 2 Insufficient cpu."},
+	{"bound volume", pod(claims("bound-to-b")), []*framework.NodeInfo{node("a"), node("b")}, "b"},
+	{"bound volume elsewhere", pod(claims("bound-to-b")), []*framework.NodeInfo{node("a")},
+		"0/1 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity."},
+	{"static volume", pod(claims("waits-local")), []*framework.NodeInfo{node("a"), node("c")}, "a"},
+	{"static volume nowhere", pod(claims("waits-local")), []*framework.NodeInfo{node("c")},
+		"0/1 nodes are available: 1 node(s) didn't find available persistent volumes to bind."},
+	{"to be provisioned", pod(claims("waits-dynamic")), []*framework.NodeInfo{node("c")}, "c"},
+	{"immediate claim", pod(claims("immediate")), []*framework.NodeInfo{node("a"), node("b")},
+		"0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."},
+	{"missing claim", pod(claims("nope")), []*framework.NodeInfo{node("a")},
+		`0/1 nodes are available: persistentvolumeclaim "nope" not found.`},
+	{"volume gone", pod(claims("dangling")), []*framework.NodeInfo{node("a")},
+		"0/1 nodes are available: node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)."},
+}
+
 // F80, F81, F82, F83, F87, F91: what each filter keeps away, and in which words.
 func TestFilters(t *testing.T) {
 	st := newStorage()
@@ -192,61 +299,7 @@ func TestFilters(t *testing.T) {
 	st.claim("immediate", "now", "")
 	st.claim("dangling", "now", "no-such-volume")
 
-	const gpu = v1.ResourceName("nvidia.com/gpu")
-	prefer := v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 10, Preference: term("zone", v1.NodeSelectorOpIn, "two")}}}
-	require := func(terms ...v1.NodeSelectorTerm) v1.NodeAffinity {
-		return v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{NodeSelectorTerms: terms}}
-	}
-	busy := pod(asks(v1.ResourceCPU, "3500m"))
-	tests := []placing{
-		{"fits anywhere", pod(), []*framework.NodeInfo{node("a")}, "a"},
-		{"no nodes", pod(), nil, "no nodes available to schedule pods"},
-		{"cpu", pod(asks(v1.ResourceCPU, "1")), []*framework.NodeInfo{with(node("a"), busy), node("b")}, "b"},
-		{"cpu nowhere", pod(asks(v1.ResourceCPU, "5")), []*framework.NodeInfo{node("a"), node("b")}, "0/2 nodes are available: 2 Insufficient cpu."},
-		{"exactly full", pod(asks(v1.ResourceCPU, "500m")), []*framework.NodeInfo{with(node("a"), busy)}, "a"},
-		{"a thousandth too much", pod(asks(v1.ResourceCPU, "501m")), []*framework.NodeInfo{with(node("a"), busy)}, "0/1 nodes are available: 1 Insufficient cpu."},
-		{"overhead", pod(asks(v1.ResourceCPU, "500m"), overhead(v1.ResourceCPU, "1m")), []*framework.NodeInfo{with(node("a"), busy), node("b")}, "b"},
-		{"overhead of a pod that asks for nothing", pod(overhead(v1.ResourceMemory, "9Gi")), []*framework.NodeInfo{node("a")},
-			"0/1 nodes are available: 1 Insufficient memory."},
-		{"overhead of those that are there", pod(asks(v1.ResourceCPU, "2")),
-			[]*framework.NodeInfo{with(node("a"), pod(asks(v1.ResourceCPU, "1"), overhead(v1.ResourceCPU, "1001m"))), node("b", cordoned)},
-			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."},
-		{"overhead and balance", pod(), []*framework.NodeInfo{with(node("a"), pod(overhead(v1.ResourceCPU, "3"))), node("b")}, "b"},
-		{"memory and disk", pod(asks(v1.ResourceMemory, "9Gi"), asks(v1.ResourceEphemeralStorage, "11Gi")), []*framework.NodeInfo{node("a")},
-			"0/1 nodes are available: 1 Insufficient ephemeral-storage, 1 Insufficient memory."},
-		{"pods", pod(), []*framework.NodeInfo{with(node("a", allocatable(v1.ResourcePods, "1")), pod())}, "0/1 nodes are available: 1 Too many pods."},
-		{"extended", pod(asks(gpu, "2")), []*framework.NodeInfo{node("a", allocatable(gpu, "1")), node("b"), node("c", allocatable(gpu, "2"))}, "c"},
-		{"extended nowhere", pod(asks(gpu, "2")), []*framework.NodeInfo{node("a", allocatable(gpu, "1"))}, "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."},
-		{"taint", pod(), []*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoSchedule)), node("b")}, "b"},
-		{"taint tolerated", pod(tolerates(v1.Toleration{Key: "dedicated", Operator: v1.TolerationOpExists})), []*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoExecute))}, "a"},
-		{"taint of another value", pod(tolerates(v1.Toleration{Key: "dedicated", Value: "web"})), []*framework.NodeInfo{node("a", taint("dedicated", "db", v1.TaintEffectNoSchedule))},
-			"0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: db}."},
-		{"prefer no schedule", pod(), []*framework.NodeInfo{node("a", taint("x", "", v1.TaintEffectPreferNoSchedule)), node("b")}, "b"},
-		{"cordoned", pod(), []*framework.NodeInfo{node("a", cordoned)}, "0/1 nodes are available: 1 node(s) were unschedulable."},
-		{"cordon tolerated", pod(tolerates(v1.Toleration{Key: v1.TaintNodeUnschedulable, Operator: v1.TolerationOpExists})), []*framework.NodeInfo{node("a", cordoned)}, "a"},
-		{"selector", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a"), node("b", label("disk", "ssd"))}, "b"},
-		{"selector nowhere", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a")}, "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."},
-		{"affinity or", pod(affinity(require(term("zone", v1.NodeSelectorOpIn, "x"), term("zone", v1.NodeSelectorOpNotIn, "one")))),
-			[]*framework.NodeInfo{node("a", label("zone", "one")), node("b", label("zone", "two"))}, "b"},
-		{"affinity by name", pod(affinity(require(v1.NodeSelectorTerm{MatchFields: []v1.NodeSelectorRequirement{{Key: "metadata.name", Operator: v1.NodeSelectorOpIn, Values: []string{"b"}}}}))),
-			[]*framework.NodeInfo{node("a"), node("b"), node("c")}, "b"},
-		{"preferred", pod(affinity(prefer)), []*framework.NodeInfo{node("a", label("zone", "one")), node("b", label("zone", "two"))}, "b"},
-		{"host port", pod(hostPort(80, "", "")), []*framework.NodeInfo{with(node("a"), pod(hostPort(80, v1.ProtocolTCP, "10.0.0.1"))), node("b")}, "b"},
-		{"host port nowhere", pod(hostPort(80, "", "")), []*framework.NodeInfo{with(node("a"), pod(hostPort(80, "", "")))},
-			"0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."},
-		{"host port of another protocol", pod(hostPort(80, v1.ProtocolUDP, "")), []*framework.NodeInfo{with(node("a"), pod(hostPort(80, v1.ProtocolTCP, "")))}, "a"},
-		{"host port of another address", pod(hostPort(80, "", "10.0.0.2")), []*framework.NodeInfo{with(node("a"), pod(hostPort(80, "", "10.0.0.1")))}, "a"},
-		{"several filters", pod(asks(v1.ResourceCPU, "1")), []*framework.NodeInfo{with(node("a"), busy), with(node("b"), busy), node("c", taint("key", "value", v1.TaintEffectNoSchedule))},
-			"0/3 nodes are available: 1 node(s) had untolerated taint {key: value}, 2 Insufficient cpu."},
-		{"bound volume", pod(claims("bound-to-b")), []*framework.NodeInfo{node("a"), node("b")}, "b"},
-		{"bound volume elsewhere", pod(claims("bound-to-b")), []*framework.NodeInfo{node("a")}, "0/1 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity."},
-		{"static volume", pod(claims("waits-local")), []*framework.NodeInfo{node("a"), node("c")}, "a"},
-		{"static volume nowhere", pod(claims("waits-local")), []*framework.NodeInfo{node("c")}, "0/1 nodes are available: 1 node(s) didn't find available persistent volumes to bind."},
-		{"to be provisioned", pod(claims("waits-dynamic")), []*framework.NodeInfo{node("c")}, "c"},
-		{"immediate claim", pod(claims("immediate")), []*framework.NodeInfo{node("a"), node("b")}, "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."},
-		{"missing claim", pod(claims("nope")), []*framework.NodeInfo{node("a")}, `0/1 nodes are available: persistentvolumeclaim "nope" not found.`},
-		{"volume gone", pod(claims("dangling")), []*framework.NodeInfo{node("a")}, "0/1 nodes are available: node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)."},
-	}
+	tests := filtersCases
 	for _, tt := range tests {
 		tt.run(t, st)
 	}
@@ -282,11 +335,13 @@ func TestEveryRefusalCounts(t *testing.T) {
 		name := fmt.Sprintf("n%02d", i)
 		switch i % 4 {
 		case 0:
-			nodes = append(nodes, with(node(name), pod(asks(v1.ResourceCPU, "3"), asks(v1.ResourceMemory, fmt.Sprint(i%3*3, "Gi")))))
+			nodes = append(nodes, with(node(name),
+				pod(asks(v1.ResourceCPU, "3"), asks(v1.ResourceMemory, fmt.Sprint(i%3*3, "Gi")))))
 		case 1:
 			nodes = append(nodes, node(name, taint("kept", fmt.Sprint("for-", i%20), v1.TaintEffectNoSchedule)))
 		case 2:
-			nodes = append(nodes, node(name, allocatable(v1.ResourcePods, "0"), allocatable(v1.ResourceCPU, fmt.Sprint(i%8))))
+			nodes = append(nodes, node(name, allocatable(v1.ResourcePods, "0"),
+				allocatable(v1.ResourceCPU, fmt.Sprint(i%8))))
 		default:
 			nodes = append(nodes, node(name, cordoned))
 		}
@@ -313,7 +368,7 @@ func TestEveryRefusalCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, n := range why.Mendable {
+		for _, n := range why.PreemptableNodes {
 			got = append(got, n.Node.Name)
 		}
 		if !maps.Equal(why.Reasons, reasons) || !slices.Equal(got, mendable) {
@@ -344,7 +399,8 @@ func TestScores(t *testing.T) {
 		if res.Node != tt.want || res.Score != tt.score {
 			t.Errorf("chose %s with %d, want %s with %d", res.Node, res.Score, tt.want, tt.score)
 		}
-		if want := fmt.Sprintf("filtered 0 of %d nodes, score %d on %s", len(tt.nodes), tt.score, tt.want); res.Explain() != want {
+		if want := fmt.Sprintf("filtered 0 of %d nodes, score %d on %s", len(tt.nodes), tt.score,
+			tt.want); res.Explain() != want {
 			t.Errorf("explained as %q, want %q", res.Explain(), want)
 		}
 	}
@@ -354,7 +410,9 @@ func TestScores(t *testing.T) {
 func TestImageLocality(t *testing.T) {
 	img := v1.ContainerImage{Names: []string{"hello:latest"}, SizeBytes: 900 << 20}
 	holds := func(n *v1.Node) { n.Status.Images = []v1.ContainerImage{img} }
-	res, err := schedule(profile(t, newStorage().handle()), pod(func(p *v1.Pod) { p.Spec.Containers[0].Image = "hello" }),
+	res, err := schedule(profile(t, newStorage().handle()), pod(func(p *v1.Pod) {
+		p.Spec.Containers[0].Image = "hello"
+	}),
 		node("a"), node("b", holds), node("c", holds))
 	if err != nil || res.Node == "a" {
 		t.Errorf("chose %s, %v", res.Node, err)
@@ -379,7 +437,8 @@ func TestVolumeReservedOnce(t *testing.T) {
 		t.Fatal(s.AsError())
 	}
 	second := pod(claims("two"))
-	if _, err := schedule(prof, second, node("a")); err == nil || !strings.Contains(err.Error(), "didn't find available persistent volumes") {
+	if _, err := schedule(prof, second, node("a")); err == nil ||
+		!strings.Contains(err.Error(), "didn't find available persistent volumes") {
 		t.Errorf("the second pod got the same volume: %v", err)
 	}
 	prof.Unreserve(ctx, first, res.Node)
@@ -446,7 +505,8 @@ func fits(n *framework.NodeInfo, p *framework.PodInfo) bool {
 		}
 	}
 	a, want := n.Node.Status.Allocatable, p.Requests
-	return len(n.Pods) < int(a.Pods().Value()) && (want.MilliCPU == 0 || cpu <= a.Cpu().MilliValue()) && (want.Memory == 0 || memory <= a.Memory().Value())
+	return len(n.Pods) < int(a.Pods().Value()) && (want.MilliCPU == 0 || cpu <= a.Cpu().MilliValue()) &&
+		(want.Memory == 0 || memory <= a.Memory().Value())
 }
 
 func checkSums(t *rapid.T, n *framework.NodeInfo) {
@@ -455,7 +515,8 @@ func checkSums(t *rapid.T, n *framework.NodeInfo) {
 	for _, p := range n.Pods {
 		fresh.AddPod(p)
 	}
-	if fresh.Requested.MilliCPU != n.Requested.MilliCPU || fresh.Requested.Memory != n.Requested.Memory || len(fresh.Ports) != len(n.Ports) {
+	if fresh.Requested.MilliCPU != n.Requested.MilliCPU || fresh.Requested.Memory != n.Requested.Memory ||
+		len(fresh.Ports) != len(n.Ports) {
 		t.Fatalf("sums of %s: %+v, recounted %+v", n.Node.Name, n.Requested, fresh.Requested)
 	}
 }
@@ -477,7 +538,8 @@ func BenchmarkSchedule1000Nodes(b *testing.B) {
 	b.ReportAllocs()
 	start := 0
 	for b.Loop() {
-		res, err := prof.Schedule(context.Background(), framework.NewCycle(info, snap), framework.Options{Sample: framework.SampleSize(1000, 0), Start: start, Rand: r})
+		res, err := prof.Schedule(context.Background(), framework.NewCycle(info, snap),
+			framework.Options{Sample: framework.SampleSize(1000, 0), Start: start, Rand: r})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -114,12 +114,14 @@ func TestStrategiesEqualTwin(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := func(what string, zero bool) v1.ResourceList {
 			out := v1.ResourceList{}
-			for name, unit := range map[v1.ResourceName]string{v1.ResourceCPU: "m", v1.ResourceMemory: "Mi", v1.ResourceEphemeralStorage: "Mi", "example.com/gpu": ""} {
+			for name, unit := range map[v1.ResourceName]string{v1.ResourceCPU: "m", v1.ResourceMemory: "Mi",
+				v1.ResourceEphemeralStorage: "Mi", "example.com/gpu": ""} {
 				if least := 1; zero || rapid.Bool().Draw(t, what+" has "+string(name)) {
 					if zero {
 						least = 0
 					}
-					out[name] = resource.MustParse(fmt.Sprintf("%d%s", rapid.IntRange(least, 4000).Draw(t, what+" "+string(name)), unit))
+					out[name] = resource.MustParse(fmt.Sprintf("%d%s",
+						rapid.IntRange(least, 4000).Draw(t, what+" "+string(name)), unit))
 				}
 			}
 			return out
@@ -138,23 +140,28 @@ func TestStrategiesEqualTwin(t *testing.T) {
 			info.AddPod(framework.NewPodInfo(q))
 		}
 		s := &noderesourcesfit.Strategy{Kind: noderesourcesfit.Kind(rapid.IntRange(0, 2).Draw(t, "kind"))}
-		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage, "example.com/gpu"} {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage,
+			"example.com/gpu"} {
 			if rapid.Bool().Draw(t, "counts "+string(name)) {
-				s.Resources = append(s.Resources, noderesourcesfit.Resource{Name: name, Weight: rapid.Int64Range(1, 100).Draw(t, "weight")})
+				s.Resources = append(s.Resources, noderesourcesfit.Resource{Name: name,
+					Weight: rapid.Int64Range(1, 100).Draw(t, "weight")})
 			}
 		}
 		if len(s.Resources) == 0 {
-			s.Resources = []noderesourcesfit.Resource{{Name: v1.ResourceCPU, Weight: 1}, {Name: v1.ResourceMemory, Weight: 1}}
+			s.Resources = []noderesourcesfit.Resource{{Name: v1.ResourceCPU, Weight: 1},
+				{Name: v1.ResourceMemory, Weight: 1}}
 		}
 		if s.Kind == noderesourcesfit.Ratio {
 			at := rapid.Int64Range(0, 40).Draw(t, "first step")
 			for range rapid.IntRange(1, 4).Draw(t, "steps") {
-				s.Shape = append(s.Shape, noderesourcesfit.Step{Utilization: at, Score: 10 * rapid.Int64Range(0, 10).Draw(t, "score")})
+				s.Shape = append(s.Shape, noderesourcesfit.Step{Utilization: at,
+					Score: 10 * rapid.Int64Range(0, 10).Draw(t, "score")})
 				at += rapid.Int64Range(1, 20).Draw(t, "further")
 			}
 		}
 		p := newPod("new")
-		got, _ := noderesourcesfit.Plugin{Strategy: s}.Score(t.Context(), framework.NewCycle(framework.NewPodInfo(p), nil), info)
+		got, _ := noderesourcesfit.Plugin{Strategy: s}.Score(t.Context(),
+			framework.NewCycle(framework.NewPodInfo(p), nil), info)
 		want := twinStrategy(s, n, there, p)
 		if got != want {
 			t.Fatalf("%+v: %d, want %d", s, got, want)

@@ -16,7 +16,8 @@ func owns(names ...string) func(*v1.Pod) {
 	return func(p *v1.Pod) {
 		p.Name = "web"
 		for _, n := range names {
-			p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: n, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}})
+			p.Spec.Volumes = append(p.Spec.Volumes,
+				v1.Volume{Name: n, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}})
 		}
 	}
 }
@@ -34,18 +35,25 @@ func TestClaimsOfOnePod(t *testing.T) {
 	}
 	st.claims["sole"].Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
 	mine := pod(owns("made"))
-	st.claims["web-made"].OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(mine, v1.SchemeGroupVersion.WithKind("Pod"))}
-	const taken = "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode."
+	st.claims["web-made"].OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(mine, v1.SchemeGroupVersion.WithKind("Pod"))}
+	const taken = "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and " +
+		"ReadWriteOncePod access mode."
 	for _, tt := range []placing{
 		{"nobody uses it", pod(claims("sole")), []*framework.NodeInfo{node("a")}, "a"},
-		{"used on one node", pod(claims("sole")), []*framework.NodeInfo{node("a"), with(node("b"), pod(claims("sole")))}, taken},
-		{"used by two volumes", pod(claims("sole", "sole")), []*framework.NodeInfo{node("a"), with(node("b"), pod(claims("sole", "sole")))}, taken},
-		{"its name in another namespace", pod(claims("sole")), []*framework.NodeInfo{with(node("a"), pod(claims("sole"), elsewhere))}, "a"},
+		{"used on one node", pod(claims("sole")),
+			[]*framework.NodeInfo{node("a"), with(node("b"), pod(claims("sole")))}, taken},
+		{"used by two volumes", pod(claims("sole", "sole")),
+			[]*framework.NodeInfo{node("a"), with(node("b"), pod(claims("sole", "sole")))}, taken},
+		{"its name in another namespace", pod(claims("sole")),
+			[]*framework.NodeInfo{with(node("a"), pod(claims("sole"), elsewhere))}, "a"},
 		{"a claim of many", pod(claims("shared")), []*framework.NodeInfo{with(node("a"), pod(claims("shared")))}, "a"},
 		{"another claim", pod(claims("shared")), []*framework.NodeInfo{with(node("a"), pod(claims("sole")))}, "a"},
-		{"missing", pod(claims("nope")), []*framework.NodeInfo{node("a")}, `0/1 nodes are available: persistentvolumeclaim "nope" not found.`},
+		{"missing", pod(claims("nope")), []*framework.NodeInfo{node("a")},
+			`0/1 nodes are available: persistentvolumeclaim "nope" not found.`},
 		{"still to be made", pod(owns("tmp")), []*framework.NodeInfo{node("a")},
-			`0/1 nodes are available: waiting for ephemeral volume controller to create the persistentvolumeclaim "web-tmp".`},
+			`0/1 nodes are available: waiting for ephemeral volume controller to create the ` +
+				`persistentvolumeclaim "web-tmp".`},
 		{"somebody else's", pod(owns("taken")), []*framework.NodeInfo{node("a")},
 			"0/1 nodes are available: PVC default/web-taken was not created for pod default/web (pod is not owner)."},
 		{"made for it", mine, []*framework.NodeInfo{node("a")}, "a"},
@@ -95,20 +103,30 @@ func TestDisksOfTargets(t *testing.T) {
 	other := func(p *v1.Pod) { p.Spec.Volumes[0].ISCSI.TargetPortal = "192.0.2.2" }
 	for _, tt := range []placing{
 		{"nobody has it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{node("a")}, "a"},
-		{"another pod writes to it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
-		{"another reads it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, none},
-		{"this one reads it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
-		{"by another portal", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false), other))}, none},
-		{"in capitals", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.A", 1, false)))}, none},
-		{"both read it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, "a"},
-		{"another disk of the target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 2, false)))}, "a"},
-		{"another target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.b", 1, false)))}, "a"},
-		{"on another node", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false))), node("b")}, "b"},
+		{"another pod writes to it", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
+		{"another reads it", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, none},
+		{"this one reads it", pod(disk("iqn.a", 1, true)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
+		{"by another portal", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false), other))}, none},
+		{"in capitals", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.A", 1, false)))}, none},
+		{"both read it", pod(disk("iqn.a", 1, true)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, "a"},
+		{"another disk of the target", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 2, false)))}, "a"},
+		{"another target", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.b", 1, false)))}, "a"},
+		{"on another node", pod(disk("iqn.a", 1, false)),
+			[]*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false))), node("b")}, "b"},
 	} {
 		tt.run(t, newStorage())
 	}
 	plugin, waits := volumerestrictions.Plugin{}, pod(disk("iqn.a", 1, false))
-	if !plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 1, true))) || plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 2, false), elsewhere)) {
+	if !plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 1, true))) ||
+		plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 2, false), elsewhere)) {
 		t.Error("who waits for a disk is woken by others than those who had it")
 	}
 }

@@ -53,7 +53,8 @@ func TestVolumeFilters(t *testing.T) {
 	}{
 		{"in the zone", pod(claims("one")), zoned("a", "y"), "a"},
 		{"by the older label", pod(claims("one")), node("a", label(v1.LabelFailureDomainBetaZone, "x")), "a"},
-		{"in another zone", pod(claims("one")), zoned("a", "z"), "0/1 nodes are available: 1 node(s) had no available volume zone."},
+		{"in another zone", pod(claims("one")), zoned("a", "z"),
+			"0/1 nodes are available: 1 node(s) had no available volume zone."},
 		{"without zones", pod(claims("one")), node("a"), "a"},
 		{"no volume there", pod(claims("two")), node("a"), "a"},
 		{"as many as it takes", pod(claims("two")), with(node("a"), pod(claims("three"))), full},
@@ -74,7 +75,8 @@ func TestOriginsOfVolumes(t *testing.T) {
 	from := func(name, text string) {
 		st.claim(name, "late", "").Annotations = map[string]string{"keelson.dev/reached-from": text}
 	}
-	from("there", `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"In","values":["there"]}]}]}}`)
+	from("there",
+		`{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"In","values":["there"]}]}]}}`)
 	from("anywhere", `null`)
 	from("garbled", `{"required":`)
 	st.claim("empty", "late", "")
@@ -109,17 +111,19 @@ func TestRoomForVolumes(t *testing.T) {
 	h := st.handle()
 	room := func(class, zone, capacity, most string) *storagev1.CSIStorageCapacity {
 		q := resource.MustParse(capacity)
-		c := &storagev1.CSIStorageCapacity{StorageClassName: class, Capacity: &q, NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"zone": zone}}}
+		c := &storagev1.CSIStorageCapacity{StorageClassName: class, Capacity: &q,
+			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"zone": zone}}}
 		if most != "" {
 			q := resource.MustParse(most)
 			c.MaximumVolumeSize = &q
 		}
 		return c
 	}
-	all := []*storagev1.CSIStorageCapacity{room("told", "full", "1023Mi", ""), room("told", "one", "1Gi", ""), room("told", "two", "2Gi", ""),
+	all := []*storagev1.CSIStorageCapacity{room("told", "full", "1023Mi", ""), room("told", "one", "1Gi", ""),
+		room("told", "two", "2Gi", ""),
 		room("told", "small", "9Gi", "512Mi"), room("other", "full", "9Gi", "")}
-	h.KnowsRoom = func(driver string) bool { return driver == "told.example" }
-	h.RoomFor = func(class string) (out []*storagev1.CSIStorageCapacity) {
+	h.Volumes.PublishesCapacity = func(driver string) bool { return driver == "told.example" }
+	h.Volumes.StorageCapacities = func(class string) (out []*storagev1.CSIStorageCapacity) {
 		for _, c := range all {
 			if c.StorageClassName == class {
 				out = append(out, c)
@@ -143,7 +147,9 @@ func TestRoomForVolumes(t *testing.T) {
 		{"for one of two", pod(claims("a", "b")), at("one"), full},
 		{"for both", pod(claims("a", "b")), at("two"), "two"},
 		{"no volume as large", pod(claims("a")), at("small"), full},
-		{"it can have none, for a reason", pod(claims("a")), at("none"), "0/1 nodes are available: 1 node(s) can have no volumes of StorageClass told: its disk has no project quotas."},
+		{"it can have none, for a reason", pod(claims("a")), at("none"),
+			"0/1 nodes are available: 1 node(s) can have no volumes of StorageClass told: its disk has no " +
+				"project quotas."},
 		{"nobody has said", pod(claims("a")), at("unknown"), full},
 		{"a driver that says nothing", pod(claims("silent")), at("full"), "full"},
 		{"it is being made there", pod(claims("begun")), at("full"), "full"},

@@ -8,19 +8,19 @@ import (
 	"keelson.dev/keelson/controlplane/server"
 )
 
-// accessFlags adds what an operator may choose of authentication and authorization, under Kubernetes' names. finish
-// checks what goes with what.
+// accessFlags adds the flags of authentication and authorization, with the names that
+// kube-apiserver uses. After the flags are parsed, finish validates their combination.
 func accessFlags(c *cobra.Command, cfg *server.Config) (finish func() error) {
-	anonymous := authenticationFlags(c, &cfg.Authentication)
-	authorizationFlags(c, &cfg.Authorization)
+	anonymous := authenticationFlags(c, &cfg.Access.Authentication)
+	authorizationFlags(c, &cfg.Access.Authorization)
 	return func() error {
 		if c.Flags().Changed("anonymous-auth") {
-			cfg.Authentication.Anonymous = anonymous
+			cfg.Access.Authentication.Anonymous = anonymous
 		}
-		if err := cfg.Authentication.Check(); err != nil {
+		if err := cfg.Access.Authentication.Check(); err != nil {
 			return err
 		}
-		return cfg.Authorization.Check()
+		return cfg.Access.Authorization.Check()
 	}
 }
 
@@ -36,9 +36,11 @@ func authenticationFlags(c *cobra.Command, o *authnfile.Options) (anonymous *boo
 	f.StringVar(&o.OIDC.ClientID, "oidc-client-id", "", "client ID that OIDC tokens must have as their audience")
 	f.StringVar(&o.OIDC.CAFile, "oidc-ca-file", "",
 		"file with the CA certificates of the OIDC issuer (default: the system's)")
-	f.StringVar(&o.OIDC.UsernameClaim, "oidc-username-claim", o.OIDC.UsernameClaim, "claim of OIDC tokens that is used as the user name")
+	f.StringVar(&o.OIDC.UsernameClaim, "oidc-username-claim", o.OIDC.UsernameClaim,
+		"claim of OIDC tokens that is used as the user name")
 	f.StringVar(&o.OIDC.UsernamePrefix, "oidc-username-prefix", "",
-		"prefix of the user names of OIDC tokens; '-' for none (default: the issuer's URL and '#'; none for the claim email)")
+		"prefix of the user names of OIDC tokens; '-' for none (default: the issuer's URL and '#'; none for "+
+			"the claim email)")
 	f.StringVar(&o.OIDC.GroupsClaim, "oidc-groups-claim", "", "claim of OIDC tokens that is used as the user's groups")
 	f.StringVar(&o.OIDC.GroupsPrefix, "oidc-groups-prefix", "", "prefix of the groups of OIDC tokens")
 	f.StringSliceVar(&o.OIDC.SigningAlgs, "oidc-signing-algs", o.OIDC.SigningAlgs,

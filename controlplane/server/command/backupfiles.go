@@ -23,10 +23,12 @@ import (
 	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/diskheadroom"
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
-// backupCommand holds what is done with backups that are there. None of it needs a daemon, or changes a backup.
+// backupCommand returns the command 'backup' with its subcommands, which read existing backups.
+// They need no running replica and change no backup.
 func backupCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backup",
@@ -34,31 +36,34 @@ func backupCommand(version string) *cobra.Command {
 		Long: "List, inspect, fetch and serve backups. Without FILE, the newest backup of this cluster is used. It\n" +
 			"is read from the directory or bucket to which replicas write their backups. That place is set by\n" +
 			"flags, by the environment or by the configuration file.",
-		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup serve",
+		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup inspect /backups/today\n  " +
+			"keelson-controlplane backup serve",
 	}
 	c.AddCommand(backupInspectCommand(), backupListCommand(), backupFetchCommand(), backupServeCommand(version))
 	return c
 }
 
-// opener are the flags that say what opens a backup.
-type opener struct {
+// backupKeys contains the values of the flags that name files with keys. The keys decrypt a backup.
+type backupKeys struct {
 	store   datadir.StoreOptions
 	dataDir string
 }
 
-func (o *opener) flags(c *cobra.Command) {
+func (o *backupKeys) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&o.store.Keys, "encryption-keys", "",
 		"key file for an encrypted backup (default: pki/store.keys of the data directory, if it exists)")
 	identityFlag(c, &o.store.Identity)
 	c.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "data directory of this machine's replica")
 }
 
-func identityFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "identity", "", "file with an age identity (mode 0600), for a backup that is encrypted with age")
+func identityFlag(c *cobra.Command, path *string) {
+	c.Flags().StringVar(path, "identity", "",
+		"file with an age identity (mode 0600), for a backup that is encrypted with age")
 }
 
-// ready takes the keys of this machine's replica where no others are named.
-func (o *opener) ready() datadir.StoreOptions {
+// storeOptions returns the store options for decrypting a backup. If no key file is configured,
+// they name the key file of this machine's replica, if it exists.
+func (o *backupKeys) storeOptions() datadir.StoreOptions {
 	if own := datadir.KeyFile(o.dataDir); o.store.Keys == "" {
 		if _, err := os.Stat(own); err == nil {
 			o.store.Keys = own
@@ -67,80 +72,94 @@ func (o *opener) ready() datadir.StoreOptions {
 	return o.store
 }
 
-// opens adds to the error of a backup whose key is not there what to do.
-func opens(err error) error {
+// explainSealed adds a hint to err, if it means that a backup is encrypted and its key is missing
+// (disk.ErrSealed): --encryption-keys must name the key file. It returns other errors unchanged.
+func explainSealed(err error) error {
 	if errors.Is(err, disk.ErrSealed) {
-		return fmt.Errorf("%w: --encryption-keys names the key file of that time", err)
+		return fmt.Errorf("%w: --encryption-keys must name the key file of the backup", err)
 	}
 	return err
 }
 
-// newest says of which cluster the newest backup is taken, and where it is.
-type newest struct {
-	place   backups.Options
-	cluster string
+// backupSelector contains the values of the flags that say where to look for the newest backup, and
+// of which cluster.
+type backupSelector struct {
+	location backups.Options
+	cluster  string
 }
 
-func (n *newest) flags(c *cobra.Command) {
-	placeFlags(c, &n.place)
+func (n *backupSelector) addFlags(c *cobra.Command) {
+	locationFlags(c, &n.location)
 	c.Flags().StringVar(&n.cluster, "backup-cluster", "",
 		"ID of the cluster whose newest backup is used, if there are backups of several clusters (default: the "+
 			"cluster of the data directory)")
 }
 
-// find looks for it. What the time in a name makes unlikely is told, since it counts as the oldest.
-func (n *newest) find(ctx context.Context, dataDir string, note io.Writer) (backups.Found, error) {
-	all, err := backups.Look(ctx, n.place)
+// newestBackup returns the newest backup of the cluster. A backup with a time in the future is
+// considered the oldest, and a message about it is written to warnings.
+func (n *backupSelector) newestBackup(ctx context.Context, dataDir string, warnings io.Writer) (
+	backups.FoundBackup, error,
+) {
+	all, err := backups.ListBackups(ctx, n.location)
 	if err != nil {
-		return backups.Found{}, err
+		return backups.FoundBackup{}, err
 	}
-	tellAhead(note, all)
+	printFutureBackups(warnings, all)
 	return backups.Newest(all, cmp.Or(n.cluster, datadir.ClusterID(dataDir)))
 }
 
-// tellAhead names the backups whose time is still to come.
-func tellAhead(w io.Writer, all []backups.Found) {
+// printFutureBackups writes a message to w for each backup with a time in the future.
+func printFutureBackups(w io.Writer, all []backups.FoundBackup) {
 	for _, b := range all {
-		if b.Ahead {
-			fmt.Fprintf(w, "%s: its time is still to come, so a clock was wrong: it counts as the oldest\n", b.Name)
+		if b.InFuture {
+			fmt.Fprintf(w, "%s: its time is in the future, because a clock was wrong: it counts as the oldest\n",
+				b.Name)
 		}
 	}
 }
 
-// chosen is the backup that a verb is about, on this machine's disk. done removes what was fetched for it.
-func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir string, note io.Writer) (path string, done func() error, err error) {
+// selectBackup returns the path of the backup that a command works on: the file in args, or the
+// newest backup. A backup in a bucket is first copied to workDir; the function done removes that
+// copy.
+func (n *backupSelector) selectBackup(ctx context.Context, args []string, dataDir, workDir string, warnings io.Writer) (
+	path string, done func() error, err error,
+) {
 	if len(args) > 0 {
 		return args[0], func() error { return nil }, nil
 	}
-	found, err := n.find(ctx, dataDir, note)
+	found, err := n.newestBackup(ctx, dataDir, warnings)
 	if err != nil {
 		return "", nil, err
 	}
-	if n.place.S3.URL == "" {
+	if n.location.S3.URL == "" {
 		return found.Name, func() error { return nil }, nil
 	}
-	if _, err := recovery.SweepServed(workDir, ""); err != nil {
+	if _, err := recovery.RemoveLeftovers(workDir, ""); err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
-	f, err := recovery.FetchedFile(workDir)
+	f, err := recovery.CreateFetchedFile(workDir)
 	if err != nil {
 		return "", nil, err
 	}
 	done = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
-	if err := backups.Fetch(ctx, n.place, found, diskheadroom.Target{Dir: workDir, ProtectedPath: dataDir}, f); err != nil {
+	if err := backups.Fetch(ctx, n.location, found, diskheadroom.Target{Dir: workDir, ProtectedPath: dataDir},
+		f); err !=
+		nil {
 		return "", nil, errors.Join(err, done())
 	}
 	return f.Name(), done, nil
 }
 
-// workDirFlag says where large files are for a while. /tmp is in memory on many machines.
+// workDirFlag adds the flag for the directory of large temporary files. The default is not /tmp,
+// which is in memory on many machines.
 func workDirFlag(c *cobra.Command) *string {
-	return c.Flags().String("work-dir", "/var/tmp", "directory to which the backup is unpacked; its copy is removed when the command exits")
+	return c.Flags().String("work-dir", "/var/tmp",
+		"directory to which the backup is unpacked; its copy is removed when the command exits")
 }
 
 func backupInspectCommand() *cobra.Command {
-	var o opener
-	var n newest
+	var o backupKeys
+	var n backupSelector
 	output := ""
 	c := &cobra.Command{
 		Use:   "inspect [FILE]",
@@ -155,12 +174,12 @@ func backupInspectCommand() *cobra.Command {
 	}
 	workDir := workDirFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		path, done, err := n.chosen(c.Context(), args, o.dataDir, *workDir, c.ErrOrStderr())
+		path, done, err := n.selectBackup(c.Context(), args, o.dataDir, *workDir, c.ErrOrStderr())
 		if err != nil {
 			return err
 		}
-		b, err := recovery.InspectBackup(o.ready(), path)
-		err = errors.Join(opens(err), done())
+		b, err := recovery.InspectBackup(o.storeOptions(), path)
+		err = errors.Join(explainSealed(err), done())
 		if b.Cluster == "" && !b.Sealed {
 			return err
 		}
@@ -169,13 +188,13 @@ func backupInspectCommand() *cobra.Command {
 		}
 		return errors.Join(printBackup(c.OutOrStdout(), path, b), err)
 	}
-	o.flags(c)
-	n.flags(c)
+	o.addFlags(c)
+	n.addFlags(c)
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	return c
 }
 
-// printBackup writes what is in a backup for a person.
+// printBackup writes a description of a backup as text.
 func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
@@ -184,16 +203,16 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 		row("cluster", "%s", b.Cluster)
 		row("made", "%s", time.UnixMilli(b.Created).UTC().Format(time.RFC3339))
 		row("revision", "%d", b.Revision)
-		row("holds", "%d keys, %s", b.Keys, size(b.Bytes))
+		row("holds", "%d keys, %s", b.Keys, formatSize(b.Bytes))
 		row("format", "%d", b.Format)
 	}
 	switch {
 	case len(b.Recipients) > 0:
-		row("sealed", "by age, to %s", &backups.Sealed{Recipients: b.Recipients})
+		row("sealed", "by age, to %s", &backups.AgeHeader{Recipients: b.Recipients})
 	case b.Sealed:
 		row("sealed", "under key %s of the store's key file", b.KeyID)
 	default:
-		row("sealed", "no: it is in clear")
+		row("sealed", "no: it is not encrypted")
 	}
 	if b.Kinds != nil {
 		row("level", "%d", b.FeatureLevel)
@@ -206,13 +225,14 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	fmt.Fprintln(t, "RESOURCE\tOBJECTS\tSIZE")
 	for _, k := range b.Kinds {
 		if k.Objects > 0 {
-			fmt.Fprintf(t, "%s\t%d\t%s\n", resourceOf(k), k.Objects, size(k.Bytes))
+			fmt.Fprintf(t, "%s\t%d\t%s\n", resourceOf(k), k.Objects, formatSize(k.Bytes))
 		}
 	}
 	return t.Flush()
 }
 
-// resourceOf is what a person calls the kind: pods, deployments.apps, or where its records lie.
+// resourceOf returns the name of a resource, such as pods or deployments.apps. For records that
+// belong to no resource, it returns their key prefix.
 func resourceOf(k api.ClusterBackupKind) string {
 	switch {
 	case k.Resource == "":
@@ -227,78 +247,86 @@ func backupListCommand() *cobra.Command {
 	var place backups.Options
 	c := &cobra.Command{
 		Use:     "list",
-		Short:   "List the backups in the directory or bucket, newest first",
+		Short:   "List the scheduled backups in their directory or bucket, newest first",
 		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup list --backup-folder /backups",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := backups.Look(c.Context(), place)
+			all, err := backups.ListBackups(c.Context(), place)
 			if err != nil {
 				return err
 			}
-			tellAhead(c.ErrOrStderr(), all)
+			printFutureBackups(c.ErrOrStderr(), all)
 			t := tabwriter.NewWriter(c.OutOrStdout(), 0, 8, 3, ' ', 0)
 			fmt.Fprintln(t, "MADE\tSIZE\tNAME")
 			for _, b := range all {
-				fmt.Fprintf(t, "%s\t%s\t%s\n", b.Of.UTC().Format(time.RFC3339), size(b.Size), b.Name)
+				fmt.Fprintf(t, "%s\t%s\t%s\n", b.MadeAt.UTC().Format(time.RFC3339), formatSize(b.Size), b.Name)
 			}
 			return t.Flush()
 		},
 	}
-	placeFlags(c, &place)
+	locationFlags(c, &place)
 	return c
 }
 
 func backupFetchCommand() *cobra.Command {
-	var n newest
+	var n backupSelector
 	name, dataDir := "", ""
 	c := &cobra.Command{
-		Use:     "fetch FILE",
-		Short:   "Copy a backup from the directory or bucket to a file; the newest without --backup",
-		Example: "  keelson-controlplane backup fetch /root/newest\n  keelson-controlplane backup fetch /root/b --backup prod/ID_cp1_20260401T020000Z.backup",
-		Args:    cobra.ExactArgs(1),
+		Use:   "fetch FILE",
+		Short: "Copy a scheduled backup (default: the newest) from its directory or bucket to FILE",
+		Example: "  keelson-controlplane backup fetch /root/newest\n  keelson-controlplane backup fetch /root/b " +
+			"--backup prod/ID_cp1_20260401T020000Z.backup",
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if name == "" {
-				b, err := n.find(c.Context(), dataDir, c.ErrOrStderr())
+				b, err := n.newestBackup(c.Context(), dataDir, c.ErrOrStderr())
 				if err != nil {
 					return err
 				}
-				return fetch(c, n.place, b, dataDir, args[0])
+				return fetchBackup(c, n.location, b, dataDir, args[0])
 			}
-			all, err := backups.Look(c.Context(), n.place)
+			all, err := backups.ListBackups(c.Context(), n.location)
 			if err != nil {
 				return err
 			}
 			for _, b := range all {
 				if name == b.Name || name == filepath.Base(b.Name) {
-					return fetch(c, n.place, b, dataDir, args[0])
+					return fetchBackup(c, n.location, b, dataDir, args[0])
 				}
 			}
-			return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' shows which there are: %w", name, backups.ErrNone)
+			return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' lists the backups: %w", name,
+				backups.ErrNone)
 		},
 	}
-	n.flags(c)
-	c.Flags().StringVar(&name, "backup", "", "name of the backup to copy, as printed by 'backup list' (default: the newest)")
+	n.addFlags(c)
+	c.Flags().StringVar(&name, "backup", "",
+		"name of the backup to copy, as printed by 'backup list' (default: the newest)")
 	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "data directory of this machine's replica")
 	return c
 }
 
-// fetch brings a backup to a file that is not there yet. What is not whole goes again.
-func fetch(c *cobra.Command, place backups.Options, b backups.Found, dataDir, path string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+// fetchBackup copies the backup b from its directory or bucket to the new file path, which must not
+// exist. If that fails, it removes the incomplete file.
+func fetchBackup(c *cobra.Command, location backups.Options, b backups.FoundBackup, dataDir, path string) error {
+	f, err := durable.Create(path, durable.Options{Level: durable.Intact, Exclusive: true})
 	if err != nil {
 		return err
 	}
-	err = backups.Fetch(c.Context(), place, b, diskheadroom.Target{Dir: filepath.Dir(path), ProtectedPath: dataDir}, f)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(path))
+	err = backups.Fetch(c.Context(), location, b,
+		diskheadroom.Target{Dir: filepath.Dir(path), ProtectedPath: dataDir}, f)
+	if err != nil {
+		return errors.Join(err, f.Discard())
 	}
-	fmt.Fprintf(c.OutOrStdout(), "%s: %s, %s\n", path, b.Name, size(b.Size))
+	if err := f.Commit(); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.OutOrStdout(), "%s: %s, %s\n", path, b.Name, formatSize(b.Size))
 	return nil
 }
 
 func backupServeCommand(version string) *cobra.Command {
-	var o opener
-	var n newest
+	var o backupKeys
+	var n backupSelector
 	output, stdin, debug := "", false, false
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
@@ -320,7 +348,7 @@ func backupServeCommand(version string) *cobra.Command {
 		if stdin {
 			go func() { _, _ = io.Copy(io.Discard, c.InOrStdin()); stop() }()
 		}
-		path, done, err := n.chosen(ctx, args, o.dataDir, *workDir, c.ErrOrStderr())
+		path, done, err := n.selectBackup(ctx, args, o.dataDir, *workDir, c.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -328,28 +356,32 @@ func backupServeCommand(version string) *cobra.Command {
 		if debug {
 			level = slog.LevelDebug
 		}
-		options := recovery.ServeOptions{Path: path, WorkDir: *workDir, DataDir: o.dataDir, Store: o.ready(), Version: version,
-			Log: slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))}
-		err = server.ServeBackup(ctx, options, func(s recovery.Served) error { return tellServed(c.OutOrStdout(), output, path, s) })
+		options := recovery.ServeOptions{Path: path, WorkDir: *workDir, DataDir: o.dataDir, Store: o.storeOptions(),
+			Version: version,
+			Log:     slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))}
+		err = server.ServeBackup(ctx, options, func(s recovery.ServedBackup) error {
+			return printServed(c.OutOrStdout(), output, path, s)
+		})
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			err = nil
 		}
-		return errors.Join(opens(err), done())
+		return errors.Join(explainSealed(err), done())
 	}
-	o.flags(c)
-	n.flags(c)
+	o.addFlags(c)
+	n.addFlags(c)
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	c.Flags().BoolVar(&stdin, "until-stdin-ends", false, "also exit when standard input ends")
 	c.Flags().BoolVar(&debug, "debug", false, "log debug messages")
 	return c
 }
 
-func tellServed(w io.Writer, output, path string, s recovery.Served) error {
+func printServed(w io.Writer, output, path string, s recovery.ServedBackup) error {
 	if output == "json" {
 		return json.NewEncoder(w).Encode(s)
 	}
 	_, err := fmt.Fprintf(w, "%s: cluster %s at revision %d of %s is served at %s. In another terminal:\n\n"+
-		"  export KUBECONFIG=%s\n  kubectl get namespaces\n\nCtrl-C ends it and removes %s.\n",
-		path, s.Backup.Cluster, s.Backup.Revision, time.UnixMilli(s.Backup.Created).UTC().Format(time.RFC3339), s.API, s.Kubeconfig, s.Folder)
+		"  export KUBECONFIG=%s\n  kubectl get namespaces\n\nCtrl-C stops it and removes %s.\n",
+		path, s.Backup.Cluster, s.Backup.Revision, time.UnixMilli(s.Backup.Created).UTC().Format(time.RFC3339), s.API,
+		s.Kubeconfig, s.Folder)
 	return err
 }

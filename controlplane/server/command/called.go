@@ -8,14 +8,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// AsKctl is the name under which 'kctl cluster' runs this program for the verbs that work on a machine's disk: help
-// and errors then name kctl's verb, which is what the person has typed.
+// AsKctl is the program name with which 'kctl cluster' runs this program for commands that work on
+// a data directory. Help and errors then contain the kctl command that the user has typed.
 const AsKctl = "kctl cluster"
 
 const programName = "keelson-controlplane"
 
-// callAs makes the help of a command tree say the name under which it was called.
-func callAs(root *cobra.Command, name string) *cobra.Command {
+// useProgramName makes the help of root and its subcommands show the program name AsKctl, if name
+// is AsKctl. Otherwise it changes nothing. It returns root.
+func useProgramName(root *cobra.Command, name string) *cobra.Command {
 	if name != AsKctl {
 		return root
 	}
@@ -31,7 +32,8 @@ func callAs(root *cobra.Command, name string) *cobra.Command {
 	return root
 }
 
-// Failure is the line in which a person reads the error of a command.
+// Failure returns the message that the program prints for the error of a command. The message
+// starts with the name with which the program was called.
 func Failure(c *cobra.Command, err error) string {
 	if os.Args[0] == AsKctl && c != nil {
 		return fmt.Sprintf("%s: %v", c.CommandPath(), err)
@@ -39,8 +41,8 @@ func Failure(c *cobra.Command, err error) string {
 	return fmt.Sprintf("%s: %v", programName, err)
 }
 
-// withPreviousName gives a command its previous name and hides it. Each renamed command has such a second command for one
-// release.
+// withPreviousName gives the command c its previous name and hides it from help. A renamed command
+// is registered a second time with this name, so that the previous name works for one more release.
 func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	current := c.Name()
 	c.Use = name + strings.TrimPrefix(c.Use, current)
@@ -49,9 +51,10 @@ func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	return c
 }
 
-// group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
-// an error. Without this cobra shows the help for any word, and the program exits with 0.
-func group(c *cobra.Command) *cobra.Command {
+// requireSubcommand makes c a command that only has subcommands. Without arguments it prints its
+// help, and an unknown subcommand is an error. By default, cobra prints the help for an unknown
+// subcommand, and the program exits with 0.
+func requireSubcommand(c *cobra.Command) *cobra.Command {
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// run runs the program with arguments and returns what it prints, and its error.
-func run(args ...string) (string, error) {
+// runCommandLine runs the program with arguments and returns its output and its error.
+func runCommandLine(args ...string) (string, error) {
 	c := New("test")
 	var out bytes.Buffer
 	c.SetOut(&out)
@@ -20,14 +20,14 @@ func run(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// Every verb explains itself with an example of itself.
+// The help of every verb has an example of the verb.
 func TestHelp(t *testing.T) {
 	all := New("test").Commands()
 	for len(all) > 0 {
 		v := all[0]
 		all = append(all[1:], v.Commands()...)
 		if v.Short == "" || !strings.Contains(v.Example, strings.TrimPrefix(v.CommandPath(), "keelson-controlplane ")) {
-			t.Errorf("%s: no short text, or no example of it: %q", v.CommandPath(), v.Example)
+			t.Errorf("%s: no short text or no example: %q", v.CommandPath(), v.Example)
 		}
 	}
 }
@@ -35,19 +35,20 @@ func TestHelp(t *testing.T) {
 // local is an address of this machine that outgoing connections do not use.
 const local = "127.0.0.21"
 
-// founded is a data folder as init leaves it.
-func founded(t *testing.T) string {
+// initDataDir returns a data directory that init has created.
+func initDataDir(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
-	if out, err := run("init", "--name=cp1", "--data-dir="+dir, "--advertise-address="+local); err != nil {
+	if out, err := runCommandLine("init", "--name=cp1", "--data-dir="+dir, "--advertise-address="+local); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return dir
 }
 
-// What is wrong is refused, by the name of the flag or the file, before anything happens.
+// Invalid flags and files are refused before anything is changed. The error names the flag or the
+// file.
 func TestRefusals(t *testing.T) {
-	dir := founded(t)
+	dir := initDataDir(t)
 	loose := filepath.Join(t.TempDir(), "keys")
 	if err := os.WriteFile(loose, []byte("k "+strings.Repeat("A", 43)+"=\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -87,43 +88,44 @@ func TestRefusals(t *testing.T) {
 		{"restore", "accepts 1 arg"},
 		{"restore /does/not/exist", "/does/not/exist: no such file"},
 		{"restore " + junk, junk},
-		{"recover", "no replica's data: run this where a replica's disk is left"},
+		{"recover", "no replica's data: run this command on a machine with a replica's disk"},
 		{"convert-log --to=wal", "no replica's data"},
-		{"rebuild", "--server: this replica knows of no other one"},
+		{"rebuild", "--server: no other replica is known"},
 		{"rebuild --server=:6445", `--server ":6445": give the address`},
 	} {
-		_, err := run(append(strings.Fields(c.args), at...)...)
+		_, err := runCommandLine(append(strings.Fields(c.args), at...)...)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.args, err, c.want)
 		}
 	}
 	for _, verb := range []string{"inspect", "rebuild", "recover", "run", "convert-log --to=wal", "restore " + junk} {
 		empty := t.TempDir()
-		_, err := run(append(strings.Fields(verb), "--name=cp1", "--data-dir="+empty, "--advertise-address=127.0.0.1")...)
+		_, err := runCommandLine(append(strings.Fields(verb), "--name=cp1", "--data-dir="+empty,
+			"--advertise-address=127.0.0.1")...)
 		if err == nil || !strings.Contains(err.Error(), "run 'init' on the first replica or 'join' on a further one") {
-			t.Errorf("%s in a folder of no cluster: %v", verb, err)
+			t.Errorf("%s in a directory without a cluster: %v", verb, err)
 		}
 	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != 6 { // as init left it, and the lock
-		t.Errorf("the folder after all the refusals: %v %v", err, files)
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 6 { // the files of init, and the lock
+		t.Errorf("the directory after the refusals: %v %v", err, files)
 	}
 }
 
-// Key files: made, extended, listed without a secret; never overwritten.
+// Key files are created, extended, and listed without secrets. They are never overwritten.
 func TestKeys(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys")
 	var all string
 	for _, args := range [][]string{
 		{"keys", "init", path, "--id=first"}, {"keys", "add", path, "--id=second"}, {"keys", "list", path},
 	} {
-		out, err := run(args...)
+		out, err := runCommandLine(args...)
 		if err != nil {
 			t.Fatalf("%v: %v", args, err)
 		}
 		all += strings.ReplaceAll(out, path, "FILE")
 	}
-	const want = "FILE holds key first. Copy it to every replica, and start them with --encryption-keys FILE\n" +
-		"FILE encrypts with key second from now on. Copy the file to every replica.\n" +
+	const want = "FILE contains key first. Copy it to every replica, and start them with --encryption-keys FILE\n" +
+		"FILE now encrypts with key second. Copy the file to every replica.\n" +
 		"KEY      USE\nsecond   encrypts and decrypts\nfirst    decrypts\n"
 	if all != want {
 		t.Errorf("got:\n%s\nwant:\n%s", all, want)
@@ -132,8 +134,9 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"keys", "init", path, "--id=third"}, {"keys", "add", path, "--id=first"}, {"keys", "add", path, "--id=a b"}, {"keys", "list", path + "x"}} {
-		if _, err := run(args...); err == nil {
+	for _, args := range [][]string{{"keys", "init", path, "--id=third"}, {"keys", "add", path, "--id=first"},
+		{"keys", "add", path, "--id=a b"}, {"keys", "list", path + "x"}} {
+		if _, err := runCommandLine(args...); err == nil {
 			t.Errorf("%v: no error", args)
 		}
 	}
@@ -142,13 +145,13 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// The authority of the replicas, from making to forgetting.
+// The peer CA, from its creation to the removal of the previous CA.
 func TestPeerCA(t *testing.T) {
-	dir, file := founded(t), filepath.Join(t.TempDir(), "authority")
+	dir, file := initDataDir(t), filepath.Join(t.TempDir(), "authority")
 	at := "--data-dir=" + dir
 	use := func() string {
 		t.Helper()
-		out, err := run("peer-ca", "list", at)
+		out, err := runCommandLine("peer-ca", "list", at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +164,7 @@ func TestPeerCA(t *testing.T) {
 	}
 	step := func(want string, args ...string) {
 		t.Helper()
-		if _, err := run(append([]string{"peer-ca"}, args...)...); err != nil {
+		if _, err := runCommandLine(append([]string{"peer-ca"}, args...)...); err != nil {
 			t.Fatalf("%v: %v", args, err)
 		}
 		if got := use(); got != want {
@@ -170,9 +173,10 @@ func TestPeerCA(t *testing.T) {
 	}
 	step("keelson-ca@keelson signs", "create", file, at)
 	step("keelson-ca@keelson signs, keelson-ca@keelson-peers believed", "trust", file, at)
-	step("keelson-ca@keelson-peers signs, keelson-ca@keelson-peers believed, keelson-ca@keelson believed", "use", file, at)
+	step("keelson-ca@keelson-peers signs, keelson-ca@keelson-peers believed, keelson-ca@keelson believed",
+		"use", file, at)
 	step("keelson-ca@keelson-peers signs", "prune", at)
-	if _, err := run("peer-ca", "use", filepath.Join(dir, "cluster.json"), at); err == nil {
-		t.Error("a file that is no authority was taken")
+	if _, err := runCommandLine("peer-ca", "use", filepath.Join(dir, "cluster.json"), at); err == nil {
+		t.Error("a file that is not a CA was accepted")
 	}
 }

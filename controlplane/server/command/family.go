@@ -22,8 +22,9 @@ func addFamilyCommand() *cobra.Command {
 			"For one replica after the other: stop its daemon, run this command with the same ranges, and start\n" +
 			"its daemon. Running pods keep their addresses. New pods get an address of each family. A Service\n" +
 			"gets a second address if its ipFamilyPolicy requests it.",
-		Example: "  keelson-controlplane add-address-family --cluster-cidr fd00:10:244::/48 --service-cidr fd00:10:96::/112",
-		Args:    cobra.NoArgs,
+		Example: "  keelson-controlplane add-address-family --cluster-cidr fd00:10:244::/48 --service-cidr " +
+			"fd00:10:96::/112",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if pods == "" || services == "" {
 				return errors.New("--cluster-cidr and --service-cidr are needed: the ranges of the second family")
@@ -32,8 +33,9 @@ func addFamilyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "pods have addresses of %s, Services of %s. Start this replica with 'keelson-controlplane run', "+
-				"and do the same on every other one.\n", cluster.ClusterCIDR, cluster.ServiceCIDR)
+			fmt.Fprintf(c.OutOrStdout(),
+				"pods have addresses of %s, Services of %s. Start this replica with 'keelson-controlplane run', "+
+					"and do the same on every other one.\n", cluster.ClusterCIDR, cluster.ServiceCIDR)
 			return nil
 		},
 	}

@@ -10,15 +10,15 @@ import (
 	"keelson.dev/keelson/test/helptext"
 )
 
-// The help of every verb, word for word.
+// The help text of every verb.
 func TestHelpTexts(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := helptext.Cobra(New("v1"), func(*cobra.Command) bool { return true })
+	got := helptext.CommandHelp(New("v1"), func(*cobra.Command) bool { return true })
 	got = strings.ReplaceAll(got, "--name string (default "+host+")", "--name string (default HOSTNAME)")
-	helptext.Golden(t, "testdata/help.golden", got, *rewrite)
+	helptext.CompareGolden(t, "testdata/help.golden", got, *rewrite)
 }
 
 // Each renamed verb accepts its previous name, which the help does not list.
@@ -34,19 +34,21 @@ func TestPreviousNames(t *testing.T) {
 		if err != nil || err2 != nil || len(rest)+len(rest2) > 0 {
 			t.Fatalf("%s: %v %v", previous, err, err2)
 		}
-		if was == is || !was.Hidden || is.Hidden || was.Short != is.Short || was.Flags().FlagUsages() != is.Flags().FlagUsages() {
-			t.Errorf("%s is not a hidden second %s", previous, line)
+		if was == is || !was.Hidden || is.Hidden || was.Short != is.Short ||
+			was.Flags().FlagUsages() != is.Flags().FlagUsages() {
+			t.Errorf("%s is not a hidden alias of %s", previous, line)
 		}
 	}
-	dir := founded(t)
-	for _, args := range [][]string{{"make", dir + "/authority"}, {"trust", dir + "/authority"}, {"use", dir + "/authority"}, {"forget"}} {
-		if _, err := run(append([]string{"peer-ca", "--data-dir=" + dir}, args...)...); err != nil {
+	dir := initDataDir(t)
+	for _, args := range [][]string{{"make", dir + "/authority"}, {"trust", dir + "/authority"},
+		{"use", dir + "/authority"}, {"forget"}} {
+		if _, err := runCommandLine(append([]string{"peer-ca", "--data-dir=" + dir}, args...)...); err != nil {
 			t.Errorf("peer-ca %v: %v", args, err)
 		}
 	}
 }
 
-// The texts of all errors that the command line makes itself, by file.
+// The texts of all errors in this package, by file.
 func TestErrorTexts(t *testing.T) {
-	helptext.Golden(t, "testdata/errors.golden", helptext.Errors(t, "."), *rewrite)
+	helptext.CompareGolden(t, "testdata/errors.golden", helptext.ErrorTexts(t, "."), *rewrite)
 }

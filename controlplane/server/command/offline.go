@@ -22,10 +22,10 @@ import (
 	"keelson.dev/keelson/raftstore/disk"
 )
 
-// offline adds the flags of the verbs that work on a stopped replica's disk.
-func offline(c *cobra.Command, cfg *server.Config) {
-	identity(c, cfg)
-	mayKnow(c)
+// addOfflineFlags adds the flags of commands that work on the data directory of a stopped replica.
+func addOfflineFlags(c *cobra.Command, cfg *server.Config) {
+	addIdentityFlags(c, cfg)
+	describeAddressDefault(c)
 	diskFlags(c, &cfg.Store)
 }
 
@@ -56,58 +56,65 @@ func restoreCommand() *cobra.Command {
 				return err
 			}
 			w := c.OutOrStdout()
-			fmt.Fprintf(w, "restored %s\n", describe(r.Backup))
-			if r.Moved != "" {
-				fmt.Fprintf(w, "the previous data is in %s\n", r.Moved)
+			fmt.Fprintf(w, "restored %s\n", describeBackup(r.Backup))
+			if r.MovedTo != "" {
+				fmt.Fprintf(w, "the previous data is in %s\n", r.MovedTo)
 			}
-			tellCarried(w, r)
-			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
+			printKeptChanges(w, r)
+			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again "+
+				"empty: stop it, run\n"+
 				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", r.Address)
-			tellReset(w, r.Abandoned, r.Address)
+			printReset(w, r.Abandoned, r.Address)
 			return nil
 		},
 	}
-	offline(c, &cfg)
+	addOfflineFlags(c, &cfg)
 	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "allow a backup of another cluster")
 	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "",
 		"key file of the backup, if it was encrypted by another cluster or with a key that is no longer in use")
 	identityFlag(c, &o.Identity)
-	c.Flags().BoolVar(&o.Beside, "leave-others-behind", false,
+	c.Flags().BoolVar(&o.LeaveOthers, "leave-others-behind", false,
 		"restore although other replicas are reachable; they continue as a second cluster with the same keys")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move existing data of this replica aside")
 	return c
 }
 
-// tellCarried says what was revoked or used up since the backup was made, and stays so.
-func tellCarried(w io.Writer, r recovery.Restored) {
+// printKeptChanges lists the changes that a restore has made to the state in the backup:
+// revocations, joined nodes, and the number of deleted join tokens. If the previous data of the
+// replica could not be read, it also prints a warning.
+func printKeptChanges(w io.Writer, r recovery.RestoreReport) {
 	if len(r.Revoked) > 0 {
-		fmt.Fprintf(w, "nodes that were revoked since the backup was made stay so: %s\n", strings.Join(r.Revoked, ", "))
+		fmt.Fprintf(w, "nodes that were revoked after the backup stay revoked: %s\n", strings.Join(r.Revoked, ", "))
 	}
 	if len(r.Joined) > 0 {
-		fmt.Fprintf(w, "nodes that joined since the backup was made are kept, and volumes for one node wait until they are heard: %s\n"+
-			"for a machine that is gone for good: 'kubectl delete node NAME'\n", strings.Join(r.Joined, ", "))
+		fmt.Fprintf(w, "nodes that joined after the backup are kept, and volumes for one node wait until these "+
+			"nodes report: %s\n"+
+			"for a machine that no longer exists: 'kubectl delete node NAME'\n", strings.Join(r.Joined, ", "))
 	}
 	if r.Unread != nil {
-		fmt.Fprintf(w, "which nodes were revoked or deleted since the backup was made is not known for certain (%v):\n"+
-			"unless the cluster's CA is newer than the backup, their certificates are good again; 'kctl cluster revoke node/NAME' ends them.\n"+
-			"Nor is it known which nodes joined: volumes for one node wait a minute for them. See that the agents of such machines run, or that the machines are off\n", r.Unread)
+		fmt.Fprintf(w, "it is not certain which nodes were revoked or deleted after the backup (%v):\n"+
+			"unless the cluster's CA is newer than the backup, their certificates are valid again; 'kctl cluster "+
+			"revoke node/NAME' revokes them.\n"+
+			"It is also unknown which nodes joined: volumes for one node wait a minute for them. Check that the "+
+			"agents of such machines run, or that the machines are off\n", r.Unread)
 	}
 	if r.Tokens > 0 {
-		fmt.Fprintf(w, "join tokens of the backup are not good any more (%d): 'kctl cluster token create' makes new ones\n", r.Tokens)
+		fmt.Fprintf(w, "join tokens of the backup are invalid (%d): 'kctl cluster token create' creates new ones\n",
+			r.Tokens)
 	}
 }
 
-func describe(i disk.BackupInfo) string {
+func describeBackup(i disk.BackupInfo) string {
 	text := fmt.Sprintf("cluster %s at revision %d of %s, %d keys, %s, format %d",
-		i.Cluster, i.Revision, i.Created.UTC().Format(time.RFC3339), i.Keys, size(i.Bytes), i.Format)
+		i.Cluster, i.Revision, i.Created.UTC().Format(time.RFC3339), i.Keys, formatSize(i.Bytes), i.Format)
 	if i.Sealed {
 		text += ", encrypted under key " + i.KeyID
 	}
 	return text
 }
 
-// size is a number of bytes for a person.
-func size(n int64) string {
+// formatSize formats a number of bytes with a binary unit.
+func formatSize(n int64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%d bytes", n)
 	}
@@ -118,10 +125,11 @@ func verifyCommand() *cobra.Command {
 	var o datadir.StoreOptions
 	dataDir := ""
 	c := &cobra.Command{
-		Use:     "verify FILE",
-		Short:   "Verify that a backup is complete, and show a summary",
-		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today --encryption-keys /etc/keelson/keys",
-		Args:    cobra.ExactArgs(1),
+		Use:   "verify FILE",
+		Short: "Verify that a backup is complete, and show a summary",
+		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today " +
+			"--encryption-keys /etc/keelson/keys",
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if own := datadir.KeyFile(dataDir); o.Keys == "" {
 				if _, err := os.Stat(own); err == nil {
@@ -132,7 +140,7 @@ func verifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s: whole, %s\n", args[0], describe(info))
+			fmt.Fprintf(c.OutOrStdout(), "%s: complete, %s\n", args[0], describeBackup(info))
 			return nil
 		},
 	}
@@ -143,24 +151,28 @@ func verifyCommand() *cobra.Command {
 	return c
 }
 
-// tellLost says what a recovery would go on with, and without.
-func tellLost(w io.Writer, lost recovery.Lost) {
+// printRecovery lists the data and the members that a recovery keeps, and those that it loses.
+func printRecovery(w io.Writer, lost recovery.RecoveryReport) {
 	index, term := recovery.LastEntry(lost.Disk)
-	fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n", index, term)
+	fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n",
+		index, term)
 	if all := lost.Disk.Snapshots; len(all) > 0 && all[0].Revision > 0 {
-		fmt.Fprintf(w, "its newest snapshot is of revision %d, %s; the log goes on from there\n", all[0].Revision, all[0].Taken.UTC().Format(time.RFC3339))
+		fmt.Fprintf(w, "its newest snapshot is of revision %d, %s; the log continues from there\n", all[0].Revision,
+			all[0].Taken.UTC().Format(time.RFC3339))
 	}
 	if len(lost.Members) > 0 {
-		fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
-		fmt.Fprintf(w, "their machines must be reset before they boot again: %s\n", machines(lost.Addresses))
+		fmt.Fprintf(w, "no longer members: %s\n", strings.Join(lost.Members, ", "))
+		fmt.Fprintf(w, "their machines must be reset before they boot again: %s\n", formatMachines(lost.Addresses))
 	}
-	if len(lost.Answer) > 0 {
-		fmt.Fprintf(w, "of them %s still answer: stop them, compare 'inspect' of each, and recover the one that has most\n", strings.Join(lost.Answer, ", "))
+	if len(lost.Reachable) > 0 {
+		fmt.Fprintf(w, "of them %s still respond: stop them, compare the output of 'inspect' on each, and "+
+			"recover the replica with the most entries\n", strings.Join(lost.Reachable, ", "))
 	}
 }
 
-// machines returns the names and hosts of replicas.
-func machines(addresses map[string]string) string {
+// formatMachines returns one text with the names of replicas and the hosts on which they run.
+// addresses maps the names to peer addresses.
+func formatMachines(addresses map[string]string) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(addresses)) {
 		host, _, err := net.SplitHostPort(addresses[name])
@@ -172,22 +184,28 @@ func machines(addresses map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// tellReset writes which machines must be reset before they boot, and how.
-func tellReset(w io.Writer, addresses map[string]string, to string) {
+// printReset prints instructions to reset the machines of the other replicas before they boot,
+// because these replicas still have old data. addresses maps the names of these replicas to their
+// peer addresses. joinAddress is the address of the replica that they join.
+func printReset(w io.Writer, addresses map[string]string, joinAddress string) {
 	if len(addresses) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "RESET BEFORE THEY BOOT: %s. While they cannot reach this replica, they would serve their old data beside it, and\n"+
-		"clients other than agents and kctl cannot see the difference. On each of them, without its network or in its rescue system:\n"+
+	fmt.Fprintf(w, "RESET BEFORE THEY BOOT: %s. While they cannot reach this replica, they would serve their old data "+
+		"beside it, and\n"+
+		"clients other than agents and kctl cannot see the difference. On each of them, without its network or in its "+
+		"rescue system:\n"+
 		"  systemctl stop keelson-controlplane\n"+
 		"  keelson-controlplane rebuild --server %s\n"+
-		"then give it its network and 'systemctl start keelson-controlplane'. A machine that is gone for good needs nothing.\n",
-		machines(addresses), to)
+		"then give it its network and 'systemctl start keelson-controlplane'. A machine that no longer exists "+
+		"needs nothing.\n",
+		formatMachines(addresses), joinAddress)
 }
 
-// asks says whether somebody can be asked: a terminal, or whom a caller has put in its place.
-func asks(in io.Reader) bool {
-	f, ok := in.(*os.File)
+// canConfirm reports whether the user can be asked to confirm an operation. It returns false if
+// input is a file but not a terminal.
+func canConfirm(input io.Reader) bool {
+	f, ok := input.(*os.File)
 	if !ok {
 		return true
 	}
@@ -195,24 +213,25 @@ func asks(in io.Reader) bool {
 	return err == nil
 }
 
-// confirmed asks for the cluster's name, twice at most.
-func confirmed(in io.Reader, w io.Writer, cluster string) error {
-	lines := bufio.NewScanner(io.LimitReader(in, 4096))
+// confirmCluster asks the user to type the cluster's name, at most twice. It returns an error
+// unless a line of input is the name.
+func confirmCluster(input io.Reader, w io.Writer, cluster string) error {
+	lines, typed := bufio.NewScanner(io.LimitReader(input, 4096)), ""
 	for range 2 {
-		fmt.Fprintf(w, "type the name of the cluster to go on with this replica alone (%s): ", cluster)
+		fmt.Fprintf(w, "type the name of the cluster to continue with this replica alone (%s): ", cluster)
 		if !lines.Scan() {
 			break
 		}
-		if strings.TrimSpace(lines.Text()) == cluster {
+		if typed = strings.TrimSpace(lines.Text()); typed == cluster {
 			return nil
 		}
 	}
-	return fmt.Errorf("that is not the name of the cluster, and nothing was changed: %w", recovery.ErrUnsafe)
+	return fmt.Errorf("nothing was changed, because %q is not the name of the cluster: %w", typed, recovery.ErrUnsafe)
 }
 
 func recoverCommand() *cobra.Command {
 	var cfg server.Config
-	really := false
+	confirmed := false
 	c := &cobra.Command{
 		Use:   "recover",
 		Short: "Recover a cluster that has lost its quorum, with this replica alone (unsafe)",
@@ -228,31 +247,36 @@ func recoverCommand() *cobra.Command {
 			"The command prints what it found, and asks for the name of the cluster. Without a terminal, it\n" +
 			"requires --unsafe-lost-majority. It is refused while this replica and the reachable members are a\n" +
 			"quorum.",
-		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover\n  keelson-controlplane recover --unsafe-lost-majority",
-		Args:    cobra.NoArgs,
+		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover\n  keelson-controlplane recover " +
+			"--unsafe-lost-majority",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			lost, err := recovery.Recover(cfg.Dir(), really)
+			lost, err := recovery.Recover(cfg.Dir(), confirmed)
 			w := c.OutOrStdout()
 			if err == nil || errors.Is(err, recovery.ErrUnsafe) {
-				tellLost(w, lost)
+				printRecovery(w, lost)
 			}
-			if in := c.InOrStdin(); errors.Is(err, recovery.ErrUnsafe) && asks(in) {
-				if err = confirmed(in, w, lost.Cluster); err == nil {
+			if in := c.InOrStdin(); errors.Is(err, recovery.ErrUnsafe) && canConfirm(in) {
+				if err = confirmCluster(in, w, lost.Cluster); err == nil {
 					lost, err = recovery.Recover(cfg.Dir(), true)
 				}
 			}
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(w, "This replica is alone in its group. Start it with 'keelson-controlplane run'. On every other machine run\n"+
-				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n", lost.Address)
-			tellReset(w, lost.Addresses, lost.Address)
+			fmt.Fprintf(w, "This replica is the only member of its raft cluster. Start it with "+
+				"'keelson-controlplane run'. On every "+
+				"other machine run\n"+
+				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n",
+				lost.Address)
+			printReset(w, lost.Addresses, lost.Address)
 			return nil
 		},
 	}
-	offline(c, &cfg)
-	c.Flags().BoolVar(&really, "unsafe-lost-majority", false, "recover without a prompt, because a majority is permanently lost; without this flag and a terminal, "+
-		"only print what would be lost")
+	addOfflineFlags(c, &cfg)
+	c.Flags().BoolVar(&confirmed, "unsafe-lost-majority", false,
+		"recover without a prompt, because a majority is permanently lost; if neither this flag nor a terminal is "+
+			"present, the command only prints what would be lost")
 	return c
 }
 
@@ -275,15 +299,17 @@ func rebuildCommand() *cobra.Command {
 				return err
 			}
 			w := c.OutOrStdout()
-			if r.Moved != "" {
-				fmt.Fprintf(w, "the previous data is in %s\n", r.Moved)
+			if r.MovedTo != "" {
+				fmt.Fprintf(w, "the previous data is in %s\n", r.MovedTo)
 			}
-			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run': it asks %s for the data.\n", strings.Join(r.Asks, ", "))
+			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run': it copies the data from %s.\n",
+				strings.Join(r.JoinVia, ", "))
 			return nil
 		},
 	}
-	offline(c, &cfg)
-	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica from which the data is copied (repeatable; default: the last known replicas)")
+	addOfflineFlags(c, &cfg)
+	c.Flags().StringArrayVar(&servers, "server", nil,
+		"address of a replica from which the data is copied (repeatable; default: the last known replicas)")
 	return c
 }
 
@@ -299,22 +325,22 @@ func convertCommand() *cobra.Command {
 		Example: "  keelson-controlplane convert-log --to wal",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var said time.Time
+			var printedAt time.Time
 			err := recovery.ConvertLog(c.Context(), cfg.Dir(), to, func(done, total uint64) {
-				if now := time.Now(); now.Sub(said) > time.Second || done == total {
-					said = now
+				if now := time.Now(); now.Sub(printedAt) > time.Second || done == total {
+					printedAt = now
 					fmt.Fprintf(c.ErrOrStderr(), "%d of %d entries\n", done, total)
 				}
 			})
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "the log store is %s now\n", to)
+			fmt.Fprintf(c.OutOrStdout(), "the format of the raft log is now %s\n", to)
 			return nil
 		},
 	}
-	offline(c, &cfg)
-	c.Flags().StringVar(&to, "to", "", "format of the raft log: wal or bolt")
+	addOfflineFlags(c, &cfg)
+	c.Flags().StringVar(&to, "to", "", "format to which the raft log is converted: wal or bolt")
 	return c
 }
 
@@ -327,12 +353,14 @@ func keysCommand() *cobra.Command {
 			"\n" +
 			"To change the key, run 'keys add' and copy the file to every replica. Running replicas reload it.\n" +
 			"Remove the line of the previous key when no backup needs it any longer.",
-		Example: "  keelson-controlplane keys init /etc/keelson/keys\n  keelson-controlplane keys add /etc/keelson/keys\n  keelson-controlplane keys list /etc/keelson/keys",
+		Example: "  keelson-controlplane keys init /etc/keelson/keys\n  keelson-controlplane keys add " +
+			"/etc/keelson/keys\n  keelson-controlplane keys list /etc/keelson/keys",
 	}
 	id := ""
 	verb := func(use, short string, do func(w io.Writer, path, id string) error) *cobra.Command {
 		return &cobra.Command{
-			Use: use + " FILE", Short: short, Args: cobra.ExactArgs(1), Example: "  keelson-controlplane keys " + use + " /etc/keelson/keys",
+			Use: use + " FILE", Short: short, Args: cobra.ExactArgs(1),
+			Example: "  keelson-controlplane keys " + use + " /etc/keelson/keys",
 			RunE: func(c *cobra.Command, args []string) error {
 				if id == "" {
 					id = "key-" + time.Now().UTC().Format("20060102-150405")
@@ -342,17 +370,18 @@ func keysCommand() *cobra.Command {
 		}
 	}
 	initial := verb("init", "Create a key file with one key", func(w io.Writer, path, id string) error {
-		if err := disk.NewKeyFile(path, id); err != nil {
+		if err := disk.CreateKeyFile(path, id); err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s holds key %s. Copy it to every replica, and start them with --encryption-keys %s\n", path, id, path)
+		fmt.Fprintf(w, "%s contains key %s. Copy it to every replica, and start them with --encryption-keys %s\n",
+			path, id, path)
 		return nil
 	})
 	add := verb("add", "Add a key, which encrypts all new data", func(w io.Writer, path, id string) error {
 		if err := disk.AddKey(path, id); err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s encrypts with key %s from now on. Copy the file to every replica.\n", path, id)
+		fmt.Fprintf(w, "%s now encrypts with key %s. Copy the file to every replica.\n", path, id)
 		return nil
 	})
 	for _, v := range []*cobra.Command{initial, add} {
@@ -398,7 +427,7 @@ func inspectCommand() *cobra.Command {
 			return err
 		},
 	}
-	offline(c, &cfg)
+	addOfflineFlags(c, &cfg)
 	return c
 }
 
@@ -407,12 +436,12 @@ func printInspection(w io.Writer, i recovery.Inspection) error {
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
 	row("cluster", "%s (%s)", i.Cluster.Name, i.Cluster.ID)
 	if i.Disk.Owner == "" {
-		row("replica", "none: there is no data of a store")
+		row("replica", "none: there is no store data")
 	} else {
 		row("replica", "%s", i.Disk.Owner)
 	}
 	if i.Joining {
-		row("state", "asks for membership at the next start")
+		row("state", "requests membership at the next start")
 	}
 	for _, name := range slices.Sorted(maps.Keys(i.Members)) {
 		row("member", "%s at %s", name, i.Members[name])
@@ -426,7 +455,7 @@ func printInspection(w io.Writer, i recovery.Inspection) error {
 	if index, term := recovery.LastEntry(i.Disk); index > 0 {
 		row("last entry", "%d of term %d", index, term)
 	}
-	row("disk", "%s", size(i.Disk.Bytes))
+	row("disk", "%s", formatSize(i.Disk.Bytes))
 	if len(i.Disk.Sealed) > 0 {
 		row("keys", "%s", strings.Join(i.Disk.Sealed, ", "))
 	}
@@ -435,7 +464,8 @@ func printInspection(w io.Writer, i recovery.Inspection) error {
 		if s.Sealed {
 			what = "encrypted"
 		}
-		row("snapshot", "%s: entry %d, %s, %s, %s", s.File, s.Index, what, size(s.Bytes), s.Taken.UTC().Format(time.RFC3339))
+		row("snapshot", "%s: entry %d, %s, %s, %s", s.File, s.Index, what, formatSize(s.Bytes),
+			s.Taken.UTC().Format(time.RFC3339))
 	}
 	return t.Flush()
 }

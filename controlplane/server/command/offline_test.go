@@ -27,12 +27,12 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the transcript in testdata anew")
+var rewrite = flag.Bool("rewrite", false, "overwrite the transcript in testdata with the current output")
 
-// withPorts gives a cluster that was just made ports that are free.
-func withPorts(t *testing.T, dir string) (url string) { return withPortsAt(t, dir, local) }
+// assignPorts assigns free ports to a new cluster.
+func assignPorts(t *testing.T, dir string) (url string) { return assignPortsAt(t, dir, local) }
 
-func withPortsAt(t *testing.T, dir, address string) (url string) {
+func assignPortsAt(t *testing.T, dir, address string) (url string) {
 	t.Helper()
 	path := filepath.Join(dir, "cluster.json")
 	raw, err := os.ReadFile(path)
@@ -44,7 +44,8 @@ func withPortsAt(t *testing.T, dir, address string) (url string) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"apiPort", "fleetPort", "peerPort"} {
-		// Below what the kernel gives to those who name no port: a test beside this one is not given it meanwhile.
+		// Below the range from which the kernel assigns ports, so that no concurrent test gets the
+		// port.
 		var l net.Listener
 		port := 0
 		for l == nil {
@@ -63,18 +64,19 @@ func withPortsAt(t *testing.T, dir, address string) (url string) {
 	return fmt.Sprintf("https://%s:%v", address, cluster["apiPort"])
 }
 
-// serving runs the replica of a data folder for as long as do takes.
-func serving(t *testing.T, dir, url string, do func(*http.Client)) {
+// runReplica runs the replica of a data directory while do runs.
+func runReplica(t *testing.T, dir, url string, do func(*http.Client)) {
 	t.Helper()
-	running(t, dir, url, func(ctx context.Context) error {
+	runUntilDone(t, dir, url, func(ctx context.Context) error {
 		return server.Run(ctx, server.Config{
-			Name: "cp1", DataDir: dir, Version: "test", Log: slog.New(slog.DiscardHandler),
+			Name: "cp1", DataDir: dir, Process: server.ProcessConfig{Version: "test",
+				Log: slog.New(slog.DiscardHandler)},
 		})
 	}, do)
 }
 
-// running has replica run the replica of a data folder, and do what is to be done once that is ready.
-func running(t *testing.T, dir, url string, replica func(context.Context) error, do func(*http.Client)) {
+// runUntilDone runs the replica function, and calls do when the replica is ready.
+func runUntilDone(t *testing.T, dir, url string, replica func(context.Context) error, do func(*http.Client)) {
 	t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
 	if err != nil {
@@ -112,23 +114,23 @@ func running(t *testing.T, dir, url string, replica func(context.Context) error,
 	}
 }
 
-// What init prints as the next step is one: no flag, file or variable has to say the address again.
+// After init, run needs no other flag, file or variable for the address.
 func TestRunAfterInit(t *testing.T) {
-	dir := founded(t)
-	url := withPorts(t, dir)
+	dir := initDataDir(t)
+	url := assignPorts(t, dir)
 	of := []string{"--name=cp1", "--data-dir=" + dir, "--shutdown-delay-duration=0s", "--config="}
-	if out, err := run(append([]string{"check"}, of...)...); err != nil || out != "" {
+	if out, err := runCommandLine(append([]string{"check"}, of...)...); err != nil || out != "" {
 		t.Errorf("check: %v: %s", err, out)
 	}
-	running(t, dir, url, func(ctx context.Context) error {
+	runUntilDone(t, dir, url, func(ctx context.Context) error {
 		c := New("test")
 		c.SetArgs(append([]string{"run"}, of...))
 		return c.ExecuteContext(ctx)
 	}, func(*http.Client) {})
 }
 
-// vary is what differs from run to run, and what stands for it in the transcript.
-var vary = []struct {
+// replacements replaces the parts of the transcript that differ between runs.
+var replacements = []struct {
 	is   *regexp.Regexp
 	says string
 }{
@@ -144,12 +146,12 @@ var vary = []struct {
 	{regexp.MustCompile(`, <n>, <n>, format \d+`), ", <n>, <n>, format <n>"},
 }
 
-// What the verbs on a stopped replica's disk print, word by word.
+// The output of the verbs on the data directory of a stopped replica.
 func TestOfflineVerbs(t *testing.T) {
-	dir := founded(t)
-	url := withPorts(t, dir)
+	dir := initDataDir(t)
+	url := assignPorts(t, dir)
 	backup, damaged := filepath.Join(t.TempDir(), "today"), filepath.Join(t.TempDir(), "damaged")
-	serving(t, dir, url, func(client *http.Client) {
+	runReplica(t, dir, url, func(client *http.Client) {
 		resp, err := client.Post(url+api.PathClusterBackup, "", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -180,14 +182,14 @@ func TestOfflineVerbs(t *testing.T) {
 		if args[0] != "verify" && !strings.Contains(line, "--name") {
 			args = append(args, "--name=cp1")
 		}
-		text, err := typing(args)
+		text, err := runWithInput(args)
 		if out.WriteString(text); err != nil {
 			fmt.Fprintf(&out, "keelson-controlplane: %v\n", err)
 		}
 		out.WriteString("\n")
 	}
 	got := strings.NewReplacer(dir, "DATA", backup, "TODAY", damaged, "DAMAGED").Replace(out.String())
-	for _, v := range vary {
+	for _, v := range replacements {
 		got = v.is.ReplaceAllString(got, v.says)
 	}
 	path := filepath.Join("testdata", "offline.txt")
@@ -205,11 +207,12 @@ func TestOfflineVerbs(t *testing.T) {
 	}
 }
 
-// typing runs a verb, with somebody at the terminal where the line says what is typed.
-func typing(args []string) (string, error) {
+// runWithInput runs a verb. If the line has a redirection, it provides the named input as a
+// terminal.
+func runWithInput(args []string) (string, error) {
 	typed := map[string]string{"WRONG": "yes\nkeelson-2\nkeelson\n", "RIGHT": "kelson\nkeelson\n"}
 	if len(args) < 3 || args[1] != "<" {
-		return run(args...)
+		return runCommandLine(args...)
 	}
 	c := New("test")
 	var out bytes.Buffer

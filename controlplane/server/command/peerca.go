@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/server"
 )
 
-// peerCACommand exchanges the authority of the connections between replicas.
-// A running replica sees the files change; nothing has to be stopped.
+// peerCACommand returns the command 'peer-ca' with its subcommands, which rotate the CA of the
+// connections between replicas. A running replica reloads the changed files, so it need not be
+// stopped.
 func peerCACommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "peer-ca",
@@ -37,7 +38,8 @@ func peerCACommand() *cobra.Command {
 			"  keelson-controlplane peer-ca prune",
 	}
 	var cfg server.Config
-	newVerb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error) *cobra.Command {
+	newVerb := func(use, short string, args cobra.PositionalArgs,
+		do func(w io.Writer, args []string) error) *cobra.Command {
 		v := &cobra.Command{
 			Use: use, Short: short, Args: args,
 			RunE: func(c *cobra.Command, args []string) error { return do(c.OutOrStdout(), args) },
@@ -46,44 +48,49 @@ func peerCACommand() *cobra.Command {
 		v.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "data directory of this replica")
 		return v
 	}
-	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error, previousNames ...string) {
+	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error,
+		previousNames ...string) {
 		c.AddCommand(newVerb(use, short, args, do))
 		for _, name := range previousNames {
 			c.AddCommand(withPreviousName(newVerb(use, short, args, do), name))
 		}
 	}
-	verb("create FILE", "Create a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cluster, err := recovery.Identity(cfg.Dir())
-		if err != nil {
+	verb("create FILE", "Create a CA for the connections between replicas, and write its certificate and key to FILE",
+		cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+			cluster, err := recovery.LoadCluster(cfg.Dir())
+			if err != nil {
+				return err
+			}
+			cert, err := pki.MakePeerCA(args[0], cluster.Name, time.Now())
+			if err == nil {
+				fmt.Fprintf(w, "%s contains a new CA: %s\n", args[0], describeCertificate(cert))
+			}
 			return err
-		}
-		cert, err := pki.MakePeerCA(args[0], cluster.Name, time.Now())
-		if err == nil {
-			fmt.Fprintf(w, "%s holds a new authority: %s\n", args[0], short(cert))
-		}
-		return err
-	}, "make")
-	verb("trust FILE", "Trust a CA in addition to the current one", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cert, err := pki.TrustPeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
-		if err == nil {
-			fmt.Fprintf(w, "this replica believes %s too\n", short(cert))
-		}
-		return err
-	})
-	verb("use FILE", "Sign this replica's certificates with a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cert, err := pki.UsePeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
-		if err == nil {
-			fmt.Fprintf(w, "%s signs this replica's certificates; the former authority is still believed\n", short(cert))
-		}
-		return err
-	})
+		}, "make")
+	verb("trust FILE", "Trust a CA in addition to the current one", cobra.ExactArgs(1),
+		func(w io.Writer, args []string) error {
+			cert, err := pki.TrustPeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
+			if err == nil {
+				fmt.Fprintf(w, "this replica now trusts %s, too\n", describeCertificate(cert))
+			}
+			return err
+		})
+	verb("use FILE", "Sign this replica's certificates with a CA", cobra.ExactArgs(1),
+		func(w io.Writer, args []string) error {
+			cert, err := pki.UsePeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
+			if err == nil {
+				fmt.Fprintf(w, "%s signs this replica's certificates; the previous CA is still trusted\n",
+					describeCertificate(cert))
+			}
+			return err
+		})
 	verb("prune", "Stop trusting all CAs except the current one", cobra.NoArgs, func(w io.Writer, _ []string) error {
-		if err := pki.ForgetPeerCAs(recovery.TrustFolder(cfg.Dir())); err != nil {
+		if err := pki.RemovePreviousPeerCAs(recovery.TrustFolder(cfg.Dir())); err != nil {
 			return err
 		}
 		trust, err := pki.Load(recovery.TrustFolder(cfg.Dir()))
 		if err == nil {
-			fmt.Fprintf(w, "this replica believes %s alone\n", short(trust.PeerAuthorities()[0]))
+			fmt.Fprintf(w, "this replica trusts only %s\n", describeCertificate(trust.PeerAuthorities()[0]))
 		}
 		return err
 	}, "forget")
@@ -99,13 +106,14 @@ func peerCACommand() *cobra.Command {
 			if i == 0 {
 				use = "signs"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", cert.Subject.CommonName, pki.SPKIHash(cert)[:16], cert.NotAfter.UTC().Format(time.DateOnly), use)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", cert.Subject.CommonName, pki.SPKIHash(cert)[:16],
+				cert.NotAfter.UTC().Format(time.DateOnly), use)
 		}
 		return t.Flush()
 	})
 	return c
 }
 
-func short(c *x509.Certificate) string {
+func describeCertificate(c *x509.Certificate) string {
 	return fmt.Sprintf("%s (key %s)", c.Subject.CommonName, pki.SPKIHash(c)[:16])
 }

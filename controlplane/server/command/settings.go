@@ -9,19 +9,23 @@ import (
 	"keelson.dev/keelson/internal/settings"
 )
 
-// DefaultConfig is the file that is read where --config names none, if it is there.
+// DefaultConfig is the path of the configuration file that is read without --config, if it exists.
 const DefaultConfig = "/etc/keelson/controlplane.yaml"
 
-// lasting are the verbs whose flags are keys of the file. init and join take what is theirs of it, which counts at that time alone.
-var lasting = []string{"run", "init", "join"}
+// settingsVerbs are the commands with the flags that define the keys of the configuration file.
+// Every other command reads only the keys that it shares with run, and ignores the keys of init and
+// join.
+var settingsVerbs = []string{"run", "init", "join"}
 
-// configured gives every verb what the environment and the file say. Other verbs than the lasting ones take what they share with run.
-func configured(root *cobra.Command) {
-	root.PersistentFlags().String("config", DefaultConfig, "configuration file with lines of 'key: value'; the default file may be missing; '' reads no file")
-	keys := keysOf(root)
-	for _, c := range all(root) {
+// applySettings makes every command read its settings from the environment and the configuration
+// file. Commands that are not in settingsVerbs accept only the keys that they share with run.
+func applySettings(root *cobra.Command) {
+	root.PersistentFlags().String("config", DefaultConfig,
+		"configuration file with lines of 'key: value'; the default file may be missing; '' reads no file")
+	keys := settingsKeys(root)
+	for _, c := range listCommands(root) {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if takes(keys, c, f.Name) {
+			if acceptsKey(keys, c, f.Name) {
 				f.Usage = settings.Usage(f.Name, f.Usage)
 			}
 		})
@@ -32,33 +36,34 @@ func configured(root *cobra.Command) {
 			return err
 		}
 		var flags []settings.Flag
-		any := false
+		accepted := false
 		for _, k := range keys {
 			f := settings.Flag{Name: k.name, Kind: k.kind}
-			if takes(keys, c, k.name) {
-				any = true
+			if acceptsKey(keys, c, k.name) {
+				accepted = true
 				f.OnCommandLine = c.Flags().Changed(k.name)
 				f.Set = func(s string) error { return c.Flags().Set(k.name, s) }
 			}
 			flags = append(flags, f)
 		}
-		if !any {
+		if !accepted {
 			return nil
 		}
-		return settings.Apply(flags, settings.File{Path: path, Required: c.Flags().Changed("config")}, settings.FromEnvironment)
+		return settings.Apply(flags, settings.File{Path: path, Required: c.Flags().Changed("config")},
+			settings.FromEnvironment)
 	}
 }
 
-// key is one of the file's.
+// key is a key of the configuration file. It has the name of a flag.
 type key struct {
 	name  string
 	kind  settings.Kind
 	ofRun bool
 }
 
-func keysOf(root *cobra.Command) []key {
+func settingsKeys(root *cobra.Command) []key {
 	var keys []key
-	for _, verb := range lasting {
+	for _, verb := range settingsVerbs {
 		for _, c := range root.Commands() {
 			if c.Name() != verb {
 				continue
@@ -67,37 +72,26 @@ func keysOf(root *cobra.Command) []key {
 				if f.Name == "output" || slices.ContainsFunc(keys, func(k key) bool { return k.name == f.Name }) {
 					return
 				}
-				keys = append(keys, key{f.Name, kindOf(f), verb == "run"})
+				keys = append(keys, key{f.Name, settings.KindOf(f.Value.Type()), verb == "run"})
 			})
 		}
 	}
 	return keys
 }
 
-// takes says whether a verb takes a key of the file or its name in the environment.
-func takes(keys []key, c *cobra.Command, name string) bool {
+// acceptsKey reports whether the command c reads the setting with the given name from the
+// configuration file or the environment. keys are all settings.
+func acceptsKey(keys []key, c *cobra.Command, name string) bool {
 	return c.Flags().Lookup(name) != nil && slices.ContainsFunc(keys, func(k key) bool {
-		return k.name == name && (k.ofRun || slices.Contains(lasting, c.Name()))
+		return k.name == name && (k.ofRun || slices.Contains(settingsVerbs, c.Name()))
 	})
 }
 
-func kindOf(f *pflag.Flag) settings.Kind {
-	switch f.Value.Type() {
-	case "bool":
-		return settings.Bool
-	case "int", "int32", "int64", "uint", "uint16", "uint32", "uint64":
-		return settings.Integer
-	case "stringSlice", "stringArray", "stringToString":
-		return settings.List
-	}
-	return settings.Text
-}
-
-// all are the commands of a tree.
-func all(c *cobra.Command) []*cobra.Command {
+// listCommands returns c and all its subcommands, recursively.
+func listCommands(c *cobra.Command) []*cobra.Command {
 	out := []*cobra.Command{c}
 	for _, below := range c.Commands() {
-		out = append(out, all(below)...)
+		out = append(out, listCommands(below)...)
 	}
 	return out
 }

@@ -23,19 +23,19 @@ import (
 // are ready, and sets their labels and taints. It stops at the first error.
 func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	steps = plan.SortSteps(steps)
-	if err := s.uploadAll(ctx, stepsDoing(steps, plan.Upload)); err != nil {
+	if err := s.uploadAll(ctx, stepsWithAction(steps, plan.Upload)); err != nil {
 		return err
 	}
-	if err := s.applyReplicas(ctx, stepsDoing(steps, plan.ControlPlane)); err != nil {
+	if err := s.applyReplicas(ctx, stepsWithAction(steps, plan.ControlPlane)); err != nil {
 		return err
 	}
-	agents := stepsDoing(steps, plan.Agent)
+	agents := stepsWithAction(steps, plan.Agent)
 	if err := s.applyAgents(ctx, agents); err != nil {
 		return err
 	}
 	begun := machineNames(agents)
 	names := slices.Clone(begun)
-	for _, m := range stepsDoing(steps, plan.Mark) {
+	for _, m := range stepsWithAction(steps, plan.Mark) {
 		if !slices.Contains(names, m.Machine) {
 			names = append(names, m.Machine)
 		}
@@ -50,10 +50,10 @@ func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	return s.applyMarks(ctx, names, nodes)
 }
 
-// stepsDoing returns the steps with the action d, in the same order.
-func stepsDoing(steps []plan.Step, d plan.Action) (out []plan.Step) {
+// stepsWithAction returns those of the given steps that have the given action, in the same order.
+func stepsWithAction(steps []plan.Step, action plan.Action) (out []plan.Step) {
 	for _, s := range steps {
-		if s.Do == d {
+		if s.Do == action {
 			out = append(out, s)
 		}
 	}
@@ -99,25 +99,27 @@ func (s *Site) uploadFile(ctx context.Context, name string, file plan.File) erro
 	return m.WriteFile(ctx, f, file.Size, machines.Cache+"/"+file.Name, 0o600)
 }
 
-// applyReplicas installs or changes one replica after the other, and waits until each is ready. A
-// running replica is only changed while the raft cluster keeps its quorum without it. If the
-// cluster does not answer, replicas may be started without that check where mayStartUnasked allows
-// it.
+// applyReplicas installs or changes one replica after the other, and waits until each is ready. It
+// changes a running replica only while the raft cluster keeps its quorum without that replica. If
+// the cluster does not respond, it skips this check for the replicas for which canStartUnchecked
+// returns true.
 func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
 	var begun []string // started while the cluster does not answer; a quorum may need several
 	for _, step := range steps {
 		if step.Start == "" {
 			_, err := s.queryMembers(ctx)
 			switch {
-			case err != nil && s.mayStartUnasked(step.Machine):
+			case err != nil && s.canStartUnchecked(step.Machine):
 				if err := s.runInstaller(ctx, step, ""); err != nil {
 					return err
 				}
 				begun = append(begun, step.Machine)
 				continue
 			case err != nil && len(begun) == 0:
-				return fmt.Errorf("%s is not restarted: enough replicas run for the cluster to answer, and it does not, so that nobody can tell whether the others can spare one. "+
-					"See to that and run it again, or stop keelson-controlplane where it is of no use: what is stopped is started. %w", step.Machine, err)
+				return fmt.Errorf("%s is not restarted: enough replicas run for the cluster to answer, and it does "+
+					"not, so that nobody can tell whether the others can spare one. "+
+					"See to that and run it again, or stop keelson-controlplane where it is of no use: what is "+
+					"stopped is started. %w", step.Machine, err)
 			}
 		}
 		if len(begun) > 0 {
@@ -127,7 +129,7 @@ func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
 			begun = nil
 		}
 		if step.Start == "" {
-			if err := s.awaitSpare(ctx, step.Machine); err != nil {
+			if err := s.awaitQuorumWithout(ctx, step.Machine); err != nil {
 				return err
 			}
 		}
@@ -141,12 +143,13 @@ func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
 	return nil
 }
 
-// mayStartUnasked reports whether the named replica may be started or restarted while the cluster
-// does not answer. That is true if it was not running when the machines were inspected, or if too
-// few voters for a quorum were running. It is also true if there is only one voter. Otherwise, the
-// replicas may serve although the cluster does not answer, for example because the administrator's
-// kubeconfig has expired. They must then not be restarted one after the other without a check.
-func (s *Site) mayStartUnasked(name string) bool {
+// canStartUnchecked reports whether the named replica may be started or restarted while the cluster
+// does not respond. It returns true if the replica was not running when the machines were
+// inspected. It also returns true if too few voters for a quorum were running, or if there is only
+// one voter. In other cases, the replicas may serve although the cluster does not respond, for
+// example because the administrator's kubeconfig has expired. They must then not be restarted one
+// after the other without a check.
+func (s *Site) canStartUnchecked(name string) bool {
 	unit := machines.ControlPlane.UnitName()
 	voters, run := 0, 0
 	for _, h := range s.Cluster.ReplicaHosts() {
@@ -178,10 +181,10 @@ func (s *Site) applyReplica(ctx context.Context, step plan.Step) error {
 	return s.awaitReplicas(ctx, []string{step.Machine})
 }
 
-// awaitSpare waits until the raft cluster would keep its quorum without the named replica. It
-// returns at once if there are fewer than three voters, because a restart then always interrupts
+// awaitQuorumWithout waits until the raft cluster would keep its quorum without the named replica.
+// It returns at once if there are fewer than three voters, because a restart then always interrupts
 // the quorum. It also returns at once if the replica has no vote or is not ready.
-func (s *Site) awaitSpare(ctx context.Context, name string) error {
+func (s *Site) awaitQuorumWithout(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("that did not change in %v", readyTimeout))
 	defer cancel()
 	err := wait.For(ctx, pollInterval, func() error {
@@ -235,7 +238,8 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 		return errors.Join(errs...)
 	})
 	if err != nil {
-		return s.withJournal(ctx, names[0], machines.ControlPlane, fmt.Errorf("waiting for the replica of %s: %w", strings.Join(names, ", "), err))
+		return s.withJournal(ctx, names[0], machines.ControlPlane,
+			fmt.Errorf("waiting for the replica of %s: %w", strings.Join(names, ", "), err))
 	}
 	for _, name := range names {
 		what := "replica"
@@ -247,9 +251,9 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 	return nil
 }
 
-// applyAgents installs or changes agents: the first one alone, then the others in parallel. A
+// applyAgents installs or changes the agents: one agent alone, then the others in parallel. A
 // defect of the release or of the settings then affects only one worker. After an error, it starts
-// no further one.
+// no further installation.
 func (s *Site) applyAgents(ctx context.Context, steps []plan.Step) error {
 	if len(steps) > 1 {
 		if err := s.applyAgent(ctx, steps[0]); err != nil {
@@ -349,7 +353,7 @@ func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) e
 		}
 	}
 	if step.Admin {
-		admin, err := s.adminFor(ctx, step.Machine)
+		admin, err := s.adminKubeconfig(ctx, step.Machine)
 		if err != nil {
 			return fmt.Errorf("an administrator's kubeconfig for %s: %w", step.Machine, err)
 		}
@@ -370,11 +374,11 @@ func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) e
 	return nil
 }
 
-// joinAddresses returns the addresses of the replicas that the replica on the machine newcomer may
+// joinAddresses returns the addresses of the replicas that the replica on the joining machine may
 // contact to join the raft cluster.
-func (s *Site) joinAddresses(newcomer string) (out []string) {
+func (s *Site) joinAddresses(joining string) (out []string) {
 	for _, name := range s.adminMachines() {
-		if h, err := s.Cluster.Host(name); err == nil && name != newcomer {
+		if h, err := s.Cluster.Host(name); err == nil && name != joining {
 			out = append(out, h.Address)
 		}
 	}

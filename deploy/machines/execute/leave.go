@@ -28,7 +28,8 @@ func (s *Site) removeStep(ctx context.Context, step plan.Step) (err error) {
 	name := step.Machine
 	switch step.Do {
 	case plan.Drain:
-		_, err = s.runKctl(ctx, drainTimeout+apiTimeout, "drain", name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+drainTimeout.String())
+		_, err = s.runKctl(ctx, drainTimeout+apiTimeout, "drain", name, "--ignore-daemonsets", "--delete-emptydir-data",
+			"--force", "--timeout="+drainTimeout.String())
 	case plan.Cordon:
 		_, err = s.runKctl(ctx, apiTimeout, "cordon", name)
 	case plan.Leave:
@@ -59,8 +60,8 @@ func (s *Site) awaitRemoved(ctx context.Context, name string) error {
 }
 
 // runUninstaller runs uninstall.sh on a machine, which removes all programs and data of Keelson. If
-// an installation was interrupted early, uninstall.sh is not installed. Then the script of an
-// uploaded release is run.
+// uninstall.sh is not installed, because an installation was interrupted early, it runs
+// uninstall.sh of an uploaded release.
 func (s *Site) runUninstaller(ctx context.Context, name string) error {
 	_, err := s.runScript(ctx, name, installTimeout, `root=${DESTDIR:-}
 at=$root/usr/lib/keelson/uninstall.sh
@@ -75,12 +76,12 @@ exit 1`, nil)
 	return err
 }
 
-// Reset uninstalls Keelson from machines with the steps of plan.Reset. The steps of one rank are
-// carried out in parallel, and the next rank follows. After an error on a machine, it continues
-// with the others, and returns all errors.
-func (s *Site) Reset(ctx context.Context, ranks ...[]plan.Step) error {
+// Reset uninstalls Keelson from machines with the steps of plan.Reset, in groups. The steps of a
+// group are carried out in parallel, and the next group follows. After an error on a machine, it
+// continues with the other machines, and returns all errors.
+func (s *Site) Reset(ctx context.Context, groups ...[]plan.Step) error {
 	var errs []error
-	for _, steps := range ranks {
+	for _, steps := range groups {
 		failed := make([]error, len(steps))
 		var g errgroup.Group
 		g.SetLimit(maxAgents)

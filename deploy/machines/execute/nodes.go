@@ -18,9 +18,9 @@ import (
 )
 
 // awaitNodes waits until all named nodes are ready, and prints a line for each. It returns the
-// state of all nodes. The argument begun contains nodes with an agent that was just installed or
-// changed. The pod network of these nodes must also work.
-func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map[string]plan.Node, err error) {
+// state of all nodes of the cluster. changed contains the names of the nodes with an agent that was
+// just installed or changed. For these nodes, it also waits until their pod network works.
+func (s *Site) awaitNodes(ctx context.Context, names, changed []string) (nodes map[string]plan.Node, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready in %v", readyTimeout))
 	defer cancel()
 	told, seen := map[string]bool{}, readyCounts{}
@@ -31,7 +31,7 @@ func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map
 		}
 		var errs []error
 		for _, name := range names {
-			if err := seen.checkNode(name, slices.Contains(begun, name), nodes); err != nil {
+			if err := seen.checkNode(name, slices.Contains(changed, name), nodes); err != nil {
 				errs = append(errs, err)
 				missing = name
 			} else if !told[name] {
@@ -53,10 +53,11 @@ func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map
 // readyCounts contains, by node, the number of successive checks in which the node was ready.
 type readyCounts map[string]int
 
-// checkNode returns the reason why a node is not ready, or nil. With begun, its agent was just
-// installed or changed. Then the pod network must also work in two successive checks, because an
-// agent reports Ready before it has set up routes and rules. It reports failures of these later.
-func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.Node) error {
+// checkNode returns the reason why a node is not ready, or nil. changed means that the node's agent
+// was just installed or changed. The pod network of such a node must also work in two successive
+// checks. The reason is that an agent reports Ready before it has set up routes and rules, and
+// reports their failures later.
+func (l readyCounts) checkNode(name string, changed bool, nodes map[string]plan.Node) error {
 	n, ok := nodes[name]
 	well := l[name]
 	l[name] = 0
@@ -65,17 +66,17 @@ func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.No
 		return fmt.Errorf("there is no node %s yet", name)
 	case !n.Ready:
 		return fmt.Errorf("node %s: %s", name, n.Why)
-	case begun && n.Network != "":
+	case changed && n.Network != "":
 		return fmt.Errorf("node %s: its pods are not reachable: %s", name, n.Network)
 	}
-	if l[name] = well + 1; begun && well == 0 {
+	if l[name] = well + 1; changed && well == 0 {
 		return fmt.Errorf("node %s: its agent has just started", name)
 	}
 	return nil
 }
 
 // withJournal returns err with the last lines of a daemon's log. The daemon is the replica or the
-// agent, according to the role r, on the named machine. If the log cannot be read, it returns err
+// agent on the named machine, according to the role r. If the log cannot be read, it returns err
 // unchanged.
 func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -87,9 +88,9 @@ func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, er
 	return err
 }
 
-// applyMarks sets the labels and taints of the cluster file on the named Nodes, and then the
+// applyMarks sets the labels and taints of the cluster file on the named Nodes, and then their
 // annotation plan.RecordAnnotation. It removes labels and taints that are no longer in the cluster
-// file. The argument nodes contains the current state of the Nodes by name.
+// file. nodes contains the current state of the Nodes by name.
 func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
 	for _, name := range names {
 		h, err := s.Cluster.Host(name)
@@ -117,7 +118,8 @@ func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]
 			if len(of.words) == 0 || of.verb == "annotate" && m.Record == "" {
 				continue
 			}
-			if _, err := s.runKctl(ctx, apiTimeout, append([]string{of.verb, "node", name, "--overwrite"}, of.words...)...); err != nil {
+			if _, err := s.runKctl(ctx, apiTimeout,
+				append([]string{of.verb, "node", name, "--overwrite"}, of.words...)...); err != nil {
 				return fmt.Errorf("%s of node %s: %w", of.verb, name, err)
 			}
 		}
@@ -128,10 +130,10 @@ func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]
 	return nil
 }
 
-// adminFor returns an administrator's kubeconfig that root of the named machine will use. Its
-// server is the replica on that machine. If 'init' got the flag --kubeconfig-server, the server is
-// that address.
-func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
+// adminKubeconfig returns the content of an administrator's kubeconfig for the user root on the
+// named machine. Its server is the replica on that machine. If 'keelson-controlplane init' got the
+// flag --kubeconfig-server, the server is that address.
+func (s *Site) adminKubeconfig(ctx context.Context, name string) (string, error) {
 	raw, err := s.Kubeconfig(ctx)
 	if err != nil {
 		return "", err

@@ -22,12 +22,17 @@ func TestNodesAreOfUse(t *testing.T) {
 		{"one that was there, without traffic", false, []plan.Node{down}, []string{""}},
 		{"one that was there, not ready", false, []plan.Node{ill, well}, []string{"node w1: no runtime", ""}},
 		{"a new one", true, []plan.Node{well, well}, []string{"node w1: its agent has just started", ""}},
-		{"a new one without traffic", true, []plan.Node{down, down, well, well}, []string{"node w1: its pods are not reachable: routes: no vxlan", "node w1: its pods are not reachable", "node w1: its agent", ""}},
-		{"a new one that fails a moment later", true, []plan.Node{well, down, well, well}, []string{"node w1: its agent", "node w1: its pods", "node w1: its agent", ""}},
-		{"a new one that is ready now and then", true, []plan.Node{well, ill, well, well}, []string{"node w1: its agent", "node w1: no runtime", "node w1: its agent", ""}},
+		{"a new one without traffic", true, []plan.Node{down, down, well, well},
+			[]string{"node w1: its pods are not reachable: routes: no vxlan", "node w1: its pods are not reachable",
+				"node w1: its agent", ""}},
+		{"a new one that fails a moment later", true, []plan.Node{well, down, well, well},
+			[]string{"node w1: its agent", "node w1: its pods", "node w1: its agent", ""}},
+		{"a new one that is ready now and then", true, []plan.Node{well, ill, well, well},
+			[]string{"node w1: its agent", "node w1: no runtime", "node w1: its agent", ""}},
 	} {
 		seen := readyCounts{}
-		if err := seen.checkNode("w1", c.begun, map[string]plan.Node{"w2": well}); err == nil || err.Error() != "there is no node w1 yet" {
+		if err := seen.checkNode("w1", c.begun, map[string]plan.Node{"w2": well}); err == nil ||
+			err.Error() != "there is no node w1 yet" {
 			t.Errorf("%s: before it is there: %v", c.name, err)
 		}
 		for i, n := range c.looks {

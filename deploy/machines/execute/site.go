@@ -57,8 +57,11 @@ type Site struct {
 // Connect connects to machines of the cluster file in parallel, and reads their facts. It changes
 // nothing on them. With names, it connects only to these machines. It returns an Observation with
 // the facts or the error of each machine. Later operations of the Site print progress to out.
-func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Observation) {
-	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, admins: map[string]bool{}, leaderless: map[string]bool{}}
+func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (
+	*Site, map[string]plan.Observation,
+) {
+	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{},
+		facts: map[string]machines.Facts{}, admins: map[string]bool{}, leaderless: map[string]bool{}}
 	seen := map[string]plan.Observation{}
 	var g errgroup.Group
 	g.SetLimit(maxConnects)
@@ -112,7 +115,9 @@ func (s *Site) Printf(format string, args ...any) {
 // runScript runs a shell script as root on the named machine, with input as its standard input, and
 // returns its standard output. It fails after the time limit. If the connection has failed, the
 // next call connects again.
-func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, script string, input io.Reader) (string, error) {
+func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, script string, input io.Reader) (
+	string, error,
+) {
 	m, err := s.connection(ctx, name)
 	if err != nil {
 		return "", err
@@ -127,8 +132,8 @@ func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, 
 	return out, err
 }
 
-// connection returns the connection to the named machine. If none exists, or if it was dropped
-// after an error, it connects.
+// connection returns the SSH connection to the named machine. It connects if there is no connection
+// yet, or if the previous connection was dropped after an error.
 func (s *Site) connection(ctx context.Context, name string) (*machines.Machine, error) {
 	s.mu.Lock()
 	m := s.conns[name]
@@ -162,9 +167,9 @@ func (s *Site) dropConnection(name string, m *machines.Machine) {
 	}
 }
 
-// adminMachines returns the machines that can run kctl as an administrator, in the order of the
-// cluster file. If the replica of a machine last reported no leader, the machine comes last.
-// Leaving is omitted.
+// adminMachines returns the names of the machines that can run kctl as an administrator, in the
+// order of the cluster file. If the replica of a machine last reported no leader, the machine comes
+// last. The machine s.Leaving is omitted.
 func (s *Site) adminMachines() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,18 +196,22 @@ func (s *Site) markAdmin(name string) {
 	s.admins[name] = true
 }
 
-var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be queried")
+var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's " +
+	"kubeconfig: the cluster cannot be queried")
 
 // Kctl runs kctl with the given arguments on a machine with an administrator's kubeconfig, and
-// returns its output. If the cluster does not answer there, it tries the next machine. The argument
-// limit is the maximum time on each machine.
+// returns its output. If the cluster does not respond there, it tries the next such machine. limit
+// is the maximum time on each machine.
 func (s *Site) Kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.runKctl(ctx, limit, words...)
 }
 
-// DaemonVersions returns the output of --version of keelson-controlplane and keelson-agent in a
-// release tarball. It runs them on the named machine, where the tarball was uploaded.
-func (s *Site) DaemonVersions(ctx context.Context, name string, tarball plan.File) (controlplane, agent string, err error) {
+// DaemonVersions runs keelson-controlplane and keelson-agent from a release tarball with --version,
+// and returns their output. It runs them on the named machine, to which the tarball must have been
+// uploaded.
+func (s *Site) DaemonVersions(ctx context.Context, name string, tarball plan.File) (
+	controlplane, agent string, err error,
+) {
 	top := strings.TrimSuffix(tarball.Name, ".tar.gz")
 	script := fmt.Sprintf(`set -eu
 cd "${DESTDIR:-}%[1]s"
@@ -222,23 +231,27 @@ echo %[4]s
 	return controlplane, agent, nil
 }
 
-// versionSeparator is the line between the versions of keelson-controlplane and keelson-agent in
-// the output of the script of DaemonVersions.
+// versionSeparator is a line in the output of the script that DaemonVersions runs. It separates the
+// version of keelson-controlplane from the version of keelson-agent.
 const versionSeparator = "-----"
 
-// noAnswerTexts are texts in errors of kctl after which another machine is tried, because the error
-// is not an answer of the cluster. Either the replica is not available, has no leader, or refuses
-// the kubeconfig, for example because it has expired. Or the kctl on the machine is too old for the
-// command.
+// noAnswerTexts are parts of error texts of kctl. An error with such a text does not come from the
+// cluster, and kctl is run on another machine. A cause may be that the replica is not available,
+// has no leader, or refuses the kubeconfig, for example because it has expired. Another cause is
+// that the kctl on the machine is too old for the command.
 var noAnswerTexts = []string{
-	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server", "no route to host", "network is unreachable", "connection reset",
-	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
-	"no leader", "serviceunavailable", "internalerror", "(timeout)", "unable to handle the request", "in the time allotted",
-	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration", "unknown flag", "unknown command",
+	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server",
+	"no route to host", "network is unreachable", "connection reset",
+	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout",
+	"client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
+	"no leader", "serviceunavailable", "internalerror", "(timeout)", "unable to handle the request",
+	"in the time allotted",
+	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration",
+	"unknown flag", "unknown command",
 }
 
-// isClusterAnswer reports whether an error of kctl is an answer of the cluster, such as "not
-// found". kctl is then not tried on other machines.
+// isClusterAnswer reports whether the cluster itself returned this error of kctl, such as "not
+// found". Another machine would then return the same error, so kctl is not run there.
 func isClusterAnswer(err error) bool {
 	var failed *machines.CommandError
 	if !errors.As(err, &failed) || failed.Status != 1 {
@@ -248,19 +261,20 @@ func isClusterAnswer(err error) bool {
 	return !slices.ContainsFunc(noAnswerTexts, func(words string) bool { return strings.Contains(said, words) })
 }
 
-// runKctl is Kctl for callers in this package.
+// runKctl does the same as Kctl, for callers in this package.
 func (s *Site) runKctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.runKctlOn(ctx, s.adminMachines(), limit, words...)
 }
 
-// runKctlOn runs kctl with the given arguments on the machines at, one after the other, until one
-// gets an answer of the cluster. It returns the output, or an error. An error that is the cluster's
-// answer is returned at once.
-func (s *Site) runKctlOn(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
+// runKctlOn runs kctl with the given arguments on each of the named machines in turn, until the
+// cluster responds. It returns the output of kctl. timeout is the maximum time on each machine. An
+// error that the cluster itself returned ends the search and is returned. If the cluster responds
+// on no machine, the errors of all machines are returned.
+func (s *Site) runKctlOn(ctx context.Context, names []string, timeout time.Duration, words ...string) (string, error) {
 	script := kctlScript(words)
 	var errs []error
-	for _, name := range at {
-		out, err := s.runScript(ctx, name, limit, script, nil)
+	for _, name := range names {
+		out, err := s.runScript(ctx, name, timeout, script, nil)
 		if err == nil {
 			return out, nil
 		}
@@ -275,12 +289,14 @@ func (s *Site) runKctlOn(ctx context.Context, at []string, limit time.Duration, 
 	return "", errors.Join(errs...)
 }
 
-// kctlScript returns a shell script that runs the kctl of a machine with its administrator's
-// kubeconfig. Each of words is one argument. The proxy settings of the machine, for example in
-// /etc/environment, are not used, because they are for other networks.
+// kctlScript returns a shell script that runs the kctl of a machine with the administrator's
+// kubeconfig on that machine. Each of words is one argument. The proxy settings of the machine, for
+// example in /etc/environment, are not used, because they are for other networks.
 func kctlScript(words []string) string {
 	// The discovery cache of kctl is below machines.Cache, which is removed as a whole.
-	script := `unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
+	script := `unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; root=${DESTDIR:-}; export ` +
+		`KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` +
+		adminKubeconfig + `"`
 	for _, w := range words {
 		script += " " + machines.ShellQuote(w)
 	}

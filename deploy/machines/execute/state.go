@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// State returns the state of the cluster from 'kctl cluster status' and its Nodes. If the cluster
-// does not answer or has no leader, the state is the zero value, and the error is the reason.
+// State returns the state of the cluster, which it reads from 'kctl cluster status' and from the
+// Nodes. If the cluster does not respond or has no leader, the state is the zero value, and the
+// error is the reason.
 func (s *Site) State(ctx context.Context) (plan.State, error) {
 	status, err := s.queryStatus(ctx)
 	if err == nil && status.Leader == "" {
@@ -25,7 +26,8 @@ func (s *Site) State(ctx context.Context) (plan.State, error) {
 	if err != nil {
 		return plan.State{}, err
 	}
-	out := plan.State{Known: true, Level: status.Level, Members: status.membersByName(), Nodes: nodes, Replaced: map[string]string{}}
+	out := plan.State{Known: true, Level: status.Level, Members: status.membersByName(), Nodes: nodes,
+		Replaced: map[string]string{}}
 	for _, d := range status.Autopilot.Done {
 		out.Replaced[d.Dead] = d.Standby
 	}
@@ -54,9 +56,9 @@ type clusterStatus struct {
 }
 
 // queryStatus returns the cluster status of the first replica that reports a leader. If no replica
-// reports a leader, it returns the status of the first one that responds. A replica without a
-// leader may have been removed from the raft cluster while it was down, and its members and nodes
-// are outdated.
+// reports a leader, it returns the status of the first replica that responds. A replica without a
+// leader may have been removed from the raft cluster while it was down. The members and nodes in
+// its status are then outdated.
 func (s *Site) queryStatus(ctx context.Context) (clusterStatus, error) {
 	var errs []error
 	var leaderless *clusterStatus
@@ -122,7 +124,8 @@ func (s clusterStatus) membersByName() map[string]plan.Member {
 // nodeJSONPath is an output format of 'kctl get nodes' with one line for each Node and only the
 // fields that this package uses. The complete output would be too large for a thousand nodes.
 // Fields that can contain any text are printed as JSON, so that they contain no line breaks.
-const nodeJSONPath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
+const nodeJSONPath = `jsonpath={range ` +
+	`.items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
 	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\t"}` +
 	`{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\n"}{end}`
 
@@ -146,7 +149,10 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 		}
 		cells := strings.Split(line, "\t")
 		if len(cells) != 8 {
-			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 8: %.100q. A Node whose annotation keelson.dev/cluster-file is not as 'kctl cluster up' wrote it says such a thing: take it off", len(cells), line)
+			return nil,
+				fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 8: %.100q. A Node whose annotation "+
+					"keelson.dev/cluster-file is not as 'kctl cluster up' wrote it says such a thing: take it off",
+					len(cells), line)
 		}
 		n := plan.Node{Record: cells[3], Unschedulable: cells[6] == "true"}
 		var taints []struct{ Key, Value, Effect string }
@@ -155,7 +161,8 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 		for _, of := range []struct {
 			cell string
 			to   any
-		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}, {cells[5], &ready}, {cells[7], &network}} {
+		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}, {cells[5], &ready},
+			{cells[7], &network}} {
 			if of.cell == "" {
 				continue
 			}

@@ -37,24 +37,32 @@ func printed(t *testing.T, nodes ...v1.Node) string {
 
 // A Node is read whatever it says of itself, in as many lines as it likes.
 func TestNodesAreRead(t *testing.T) {
-	well := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "a\tb"}, Annotations: map[string]string{"keelson.dev/cluster-file": `{"labels":["disk"]}`}}}
+	well := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "a\tb"},
+		Annotations: map[string]string{"keelson.dev/cluster-file": `{"labels":["disk"]}`}}}
 	well.Spec.Taints = []v1.Taint{{Key: "a", Value: "b", Effect: "NoSchedule"}, {Key: "c", Effect: "NoExecute"}}
 	well.Spec.Unschedulable = true
-	well.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "w1"}, {Type: v1.NodeInternalIP, Address: "192.0.2.21"}, {Type: v1.NodeInternalIP, Address: "2001:db8::1"}}
-	well.Status.Conditions = []v1.NodeCondition{{Type: "MemoryPressure", Status: v1.ConditionFalse}, {Type: v1.NodeReady, Status: v1.ConditionTrue}}
+	well.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "w1"},
+		{Type: v1.NodeInternalIP, Address: "192.0.2.21"}, {Type: v1.NodeInternalIP, Address: "2001:db8::1"}}
+	well.Status.Conditions = []v1.NodeCondition{{Type: "MemoryPressure", Status: v1.ConditionFalse},
+		{Type: v1.NodeReady, Status: v1.ConditionTrue}}
 	ill := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}
-	ill.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionFalse, Message: "no runtime:\n\tline 2\n"}}
+	ill.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionFalse,
+		Message: "no runtime:\n\tline 2\n"}}
 	silent := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w3"}}
 	network := func(name string, status v1.ConditionStatus, reason string) v1.Node {
 		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}, {Type: v1.NodeNetworkUnavailable, Status: status, Reason: reason, Message: "routes:\tno\nvxlan"}}
+		n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue},
+			{Type: v1.NodeNetworkUnavailable, Status: status, Reason: reason, Message: "routes:\tno\nvxlan"}}
 		return n
 	}
-	nodes, err := parseNodes(printed(t, well, ill, silent, network("w4", v1.ConditionTrue, "NetworkPartFailed"), network("w5", v1.ConditionFalse, "NetworkReady"), network("w6", v1.ConditionTrue, "CalicoIsDown")))
+	nodes, err := parseNodes(printed(t, well, ill, silent, network("w4", v1.ConditionTrue, "NetworkPartFailed"),
+		network("w5", v1.ConditionFalse, "NetworkReady"), network("w6", v1.ConditionTrue, "CalicoIsDown")))
 	if err != nil || len(nodes) != 6 {
 		t.Fatalf("%+v, %v", nodes, err)
 	}
-	if n := nodes["w1"]; !n.Ready || !n.Unschedulable || n.Address != "192.0.2.21" || n.Record != `{"labels":["disk"]}` || !maps.Equal(n.Labels, well.Labels) || !slices.Equal(n.Taints, []string{"a=b:NoSchedule", "c:NoExecute"}) {
+	if n := nodes["w1"]; !n.Ready || !n.Unschedulable || n.Address != "192.0.2.21" ||
+		n.Record != `{"labels":["disk"]}` || !maps.Equal(n.Labels, well.Labels) ||
+		!slices.Equal(n.Taints, []string{"a=b:NoSchedule", "c:NoExecute"}) {
 		t.Errorf("w1 is %+v", n)
 	}
 	if n := nodes["w2"]; n.Ready || n.Why != "no runtime:\n\tline 2\n" {

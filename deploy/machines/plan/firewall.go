@@ -13,10 +13,10 @@ var replicaPorts = []int{6443, 6444, 6445}
 
 const kubeletPort = 10250
 
-// checkFirewalls adds a warning for each firewall of a machine that may block traffic of other
-// machines or pods. Daemons become healthy nevertheless, and the rules themselves are not
-// inspected. It adds nothing for a machine that already has its roles, because blocked traffic
-// would be visible there.
+// checkFirewalls adds a warning for each firewall of the machine h that may block traffic of other
+// machines or pods. Daemons become healthy even if their traffic is blocked, and the rules of the
+// firewall are not inspected. It adds nothing for a machine that already has its roles, because
+// blocked traffic would be visible there.
 func (j *inspector) checkFirewalls(h machines.Host, f machines.Facts) {
 	if !lacksRole(h, f) {
 		return
@@ -25,20 +25,24 @@ func (j *inspector) checkFirewalls(h machines.Host, f machines.Facts) {
 	for _, one := range f.Firewalls {
 		switch one {
 		case "firewalld":
-			j.addWarning(h.Name, "runs firewalld: what it does not know of pods and of other machines it refuses", "let it: "+j.firewalldCommands(h, node))
+			j.addWarning(h.Name, "runs firewalld: what it does not know of pods and of other machines it refuses",
+				"let it: "+j.firewalldCommands(h, node))
 		case "ufw":
-			j.addWarning(h.Name, "has ufw in force: what it does not know of pods and of other machines it refuses", "let it: "+ufwCommands(h, node))
+			j.addWarning(h.Name, "has ufw in force: what it does not know of pods and of other machines it refuses",
+				"let it: "+ufwCommands(h, node))
 		case "forward":
 			if node {
-				j.addWarning(h.Name, "has rules by which only what they name is forwarded, as Docker makes them: pods may reach nobody but each other",
-					"iptables -I FORWARD -i keelson0 -j ACCEPT && iptables -I FORWARD -o keelson0 -j ACCEPT, at each boot, and with ip6tables for pods of IPv6")
+				j.addWarning(h.Name, "has rules by which only what they name is forwarded, as Docker makes them: pods "+
+					"may reach nobody but each other",
+					"iptables -I FORWARD -i keelson0 -j ACCEPT && iptables -I FORWARD -o keelson0 -j ACCEPT, at each "+
+						"boot, and with ip6tables for pods of IPv6")
 			}
 		}
 	}
 }
 
 // firewalldCommands returns the shell commands that make firewalld accept traffic to the machine h.
-// If node is set, they also accept the traffic of pods.
+// If node is true, the commands also make it accept the traffic of pods.
 func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 	const change = "firewall-cmd --permanent"
 	var do []string
@@ -50,7 +54,7 @@ func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 		}
 		all, _ := j.clusterRanges()
 		for _, r := range all {
-			if r.of == pods {
+			if r.purpose == pods {
 				do = append(do, change+" --zone=trusted --add-source="+r.String())
 			}
 		}
@@ -63,7 +67,7 @@ func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 }
 
 // ufwCommands returns the shell commands that make ufw accept traffic to the machine h. If node is
-// set, they also accept the traffic of pods.
+// true, the commands also make it accept the traffic of pods.
 func ufwCommands(h machines.Host, node bool) string {
 	var do []string
 	if node {

@@ -8,11 +8,14 @@ import (
 )
 
 // FindDowngrade checks whether steps would install a release r that is not later than the releases
-// in the cluster. For a machine of the cluster, r must be known to be later than its release. For a
-// machine that joins, r must not be earlier than the release of any other machine. If r cannot be
-// compared with it, some machine of the cluster must already run r. If the release of a machine
-// violates this, FindDowngrade returns the machine and its release. It returns "" if none exists.
-func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
+// in the cluster. A machine that is already in the cluster may only get r if r is known to be later
+// than its release. A machine that joins may get r unless a machine in the cluster has a later
+// release. If the two releases cannot be compared, a machine in the cluster must already have r.
+// FindDowngrade returns the first machine with a release that violates these rules, and that
+// release. It returns "" if there is no such machine.
+func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (
+	machine, runs string,
+) {
 	running := map[string]string{}
 	also := false // a machine of the cluster already has the release r
 	for _, h := range c.Hosts {
@@ -67,9 +70,9 @@ func compareReleases(a, b string) (order int, ok bool) {
 	return 0, false
 }
 
-// releaseNumbers returns the numbers of a release version such as v1.2.3, and 0 for missing ones.
-// It ignores anything after - or +. ok is false for another text. Without the v, there must be at
-// least two numbers, because a single number may be the hash of a commit.
+// releaseNumbers returns the numbers of a release version such as v1.2.3, and 0 for missing
+// numbers. It ignores anything after - or +. ok is false for another text. Without the v, there
+// must be at least two numbers, because a single number may be the hash of a commit.
 func releaseNumbers(s string) (n [3]int, ok bool) {
 	s, v := strings.CutPrefix(s, "v")
 	if i := strings.IndexAny(s, "-+"); i >= 0 {

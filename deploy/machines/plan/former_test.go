@@ -11,7 +11,8 @@ import (
 // Machines of a cluster go to a release that is known to be later, and to no other one; who joins comes with no earlier one.
 func TestFormer(t *testing.T) {
 	join := func(w *world) {
-		w.cluster.Hosts = append(w.cluster.Hosts, machines.Host{Name: "w9", Address: "192.0.2.59", Roles: []machines.Role{machines.Worker}})
+		w.cluster.Hosts = append(w.cluster.Hosts,
+			machines.Host{Name: "w9", Address: "192.0.2.59", Roles: []machines.Role{machines.Worker}})
 		w.facts["w9"] = emptyFacts()
 	}
 	for _, c := range []struct {

@@ -17,8 +17,8 @@ type Observation struct {
 	Err   error
 }
 
-// Finding is a problem of a machine or of the whole cluster, with its remedy. No plan may be
-// carried out while there is a blocking finding.
+// Finding is a problem of a machine or of the whole cluster, with its remedy. A plan must not be
+// carried out while there is a finding with Blocking set.
 type Finding struct {
 	Machine      string // "" for the whole cluster
 	Blocking     bool
@@ -31,12 +31,13 @@ type Finding struct {
 const (
 	minKernel, recommendedKernel       = "5.6", "5.14"
 	minFreeBytes, recommendedFreeBytes = 1 << 30, 8 << 30
-	minMemory, recommendedMemory       = 400 << 20, 1 << 30 // bytes of a machine with a replica
+	minMemory, recommendedMemory       = 400 << 20, 1 << 30 // memory of a machine with a replica, in bytes
 	slowSync                           = 50 * time.Millisecond
 	// The limit of errors is below five minutes, because certificates are valid from five minutes
 	// before their creation.
 	skewWarning, skewError = 2 * time.Second, 4 * time.Minute
-	// unpackFactor times the size of the tarball is the free space that an installation needs.
+	// unpackFactor is the free space that an installation needs, as a multiple of the tarball's
+	// size.
 	unpackFactor = 6
 )
 
@@ -60,7 +61,8 @@ func Inspect(c machines.Cluster, seen map[string]Observation, r Release, s State
 		case one.Err != nil:
 			remedy := ""
 			if other := s.Replaced[h.Name]; other != "" && s.Known && !s.isMember(h.Name) {
-				remedy = "it died, and " + other + " has its vote: take it out of the file; " + rejoinRemedy(h.Name) + ", once it is back"
+				remedy = "it died, and " + other + " has its vote: take it out of the file; " + rejoinRemedy(h.Name) +
+					", once it is back"
 			}
 			j.addError(h.Name, one.Err.Error(), remedy)
 		default:
@@ -103,7 +105,8 @@ func (j *inspector) addWarning(machine, what, remedy string) {
 func (j *inspector) checkCluster() {
 	j.checkStandbys()
 	if n := j.plannedVotes(); n%2 == 0 && n > 0 {
-		j.addWarning("", fmt.Sprintf("%d control planes outlive the loss of %d, as %d would", n, (n-1)/2, n-1), "have an odd number of them")
+		j.addWarning("", fmt.Sprintf("%d control planes outlive the loss of %d, as %d would", n, (n-1)/2, n-1),
+			"have an odd number of them")
 	}
 	// Two entries of the cluster file for one machine would install it twice.
 	first := map[string]string{}
@@ -120,26 +123,33 @@ func (j *inspector) checkCluster() {
 
 func (j *inspector) checkMachine(h machines.Host, f machines.Facts) {
 	if !f.Root {
-		j.addError(h.Name, h.SSH.User+" does not become root there", "name root in ssh.user, or a user who may use sudo without a password")
+		j.addError(h.Name, h.SSH.User+" does not become root there",
+			"name root in ssh.user, or a user who may use sudo without a password")
 	}
 	if !f.Systemd {
-		j.addError(h.Name, "is not run by systemd, which has to keep the daemons running", "install another system on it")
+		j.addError(h.Name, "is not run by systemd, which has to keep the daemons running",
+			"install another system on it")
 	}
 	archive, ok := j.release.Archives[f.Arch]
 	if !ok {
-		j.addError(h.Name, fmt.Sprintf("is %s, and the release has no file for that: there are %s", quotePrintable(f.Arch), strings.Join(slices.Sorted(maps.Keys(j.release.Archives)), ", ")),
+		j.addError(h.Name, fmt.Sprintf("is %s, and the release has no file for that: there are %s",
+			quotePrintable(f.Arch), strings.Join(slices.Sorted(maps.Keys(j.release.Archives)), ", ")),
 			"take a release that has keelson-"+j.release.Version+"-linux-"+printable(f.Arch)+".tar.gz")
 	}
 	switch {
 	case isOlderVersion(f.Kernel, minKernel):
-		j.addError(h.Name, "has Linux "+quotePrintable(f.Kernel)+", and "+minKernel+" is needed", "install a newer kernel")
+		j.addError(h.Name, "has Linux "+quotePrintable(f.Kernel)+", and "+minKernel+" is needed",
+			"install a newer kernel")
 	case isOlderVersion(f.Kernel, recommendedKernel):
-		j.addWarning(h.Name, "has Linux "+quotePrintable(f.Kernel)+": before "+recommendedKernel+" some things are missing, such as project quotas of volumes", "install a newer kernel")
+		j.addWarning(h.Name, "has Linux "+quotePrintable(f.Kernel)+": before "+recommendedKernel+
+			" some things are missing, such as project quotas of volumes", "install a newer kernel")
 	}
 	if len(f.Cgroup) == 0 {
 		j.addError(h.Name, "has no cgroup v2 at /sys/fs/cgroup", "boot it with systemd.unified_cgroup_hierarchy=1")
-	} else if missing := missingFrom(f.Cgroup, "cpu", "memory", "pids"); len(missing) > 0 && h.HasRole(machines.Worker) {
-		j.addError(h.Name, "has cgroup v2 without "+strings.Join(missing, ", "), "boot it without cgroup_disable, and with cgroup_enable=memory on boards that need it")
+	} else if missing := missingFrom(f.Cgroup, "cpu", "memory", "pids"); len(missing) > 0 &&
+		h.HasRole(machines.Worker) {
+		j.addError(h.Name, "has cgroup v2 without "+strings.Join(missing, ", "),
+			"boot it without cgroup_disable, and with cgroup_enable=memory on boards that need it")
 	}
 	needed := []string{"tar", "gzip", "sha256sum"}
 	if h.HasRole(machines.Worker) {
@@ -155,13 +165,16 @@ func (j *inspector) checkMachine(h machines.Host, f machines.Facts) {
 		j.checkNetwork(h, f)
 	}
 	if !slices.Contains(f.Addresses, h.Address) && len(f.Addresses) > 0 {
-		j.addError(h.Name, "does not have the address "+h.Address+" of the file: it has "+printable(strings.Join(f.Addresses[:min(8, len(f.Addresses))], ", ")),
-			"put the address by which the others reach it into the file, and that by which you reach it into ssh.address")
+		j.addError(h.Name, "does not have the address "+h.Address+" of the file: it has "+
+			printable(strings.Join(f.Addresses[:min(8, len(f.Addresses))], ", ")),
+			"put the address by which the others reach it into the file, and that by which you reach it "+
+				"into ssh.address")
 	}
 	j.checkResources(h, f, archive)
 }
 
-var packages = map[string]string{"tar": "tar", "gzip": "gzip", "sha256sum": "coreutils", "nft": "nftables", "ip": "iproute2"}
+var packages = map[string]string{"tar": "tar", "gzip": "gzip", "sha256sum": "coreutils", "nft": "nftables",
+	"ip": "iproute2"}
 
 func (j *inspector) checkResources(h machines.Host, f machines.Facts, a Archive) {
 	least := int64(minFreeBytes)
@@ -170,26 +183,31 @@ func (j *inspector) checkResources(h machines.Host, f machines.Facts, a Archive)
 	}
 	switch {
 	case f.FreeBytes < least:
-		j.addError(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson, and %s is needed", formatBytes(f.FreeBytes), formatBytes(least)), "use a larger disk, or free some space")
+		j.addError(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson, and %s is needed",
+			formatBytes(f.FreeBytes), formatBytes(least)), "use a larger disk, or free some space")
 	case f.FreeBytes < recommendedFreeBytes:
-		j.addWarning(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson: images and data want more", formatBytes(f.FreeBytes)), "give it a larger disk there")
+		j.addWarning(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson: images and data want more",
+			formatBytes(f.FreeBytes)), "give it a larger disk there")
 	}
 	if !h.HasReplica() {
 		return
 	}
 	switch {
 	case f.Memory < minMemory:
-		j.addError(h.Name, fmt.Sprintf("has %s of memory, and a replica needs %s", formatBytes(f.Memory), formatBytes(minMemory)), "give it more")
+		j.addError(h.Name, fmt.Sprintf("has %s of memory, and a replica needs %s", formatBytes(f.Memory),
+			formatBytes(minMemory)), "give it more")
 	case f.Memory < recommendedMemory:
-		j.addWarning(h.Name, fmt.Sprintf("has %s of memory: a replica of more than a small cluster wants more", formatBytes(f.Memory)), "give it more")
+		j.addWarning(h.Name, fmt.Sprintf("has %s of memory: a replica of more than a small cluster wants more",
+			formatBytes(f.Memory)), "give it more")
 	}
 	if f.SyncLatency > slowSync {
-		j.addWarning(h.Name, fmt.Sprintf("takes %v for a synchronous write: every change of the cluster waits for it", f.SyncLatency.Round(time.Millisecond)), "give a replica a disk of its own, an SSD")
+		j.addWarning(h.Name, fmt.Sprintf("takes %v for a synchronous write: every change of the cluster waits for it",
+			f.SyncLatency.Round(time.Millisecond)), "give a replica a disk of its own, an SSD")
 	}
 }
 
-// checkPorts adds an error for each TCP port that a daemon of the machine h needs, if another
-// program uses it. Ports of a running daemon are not checked.
+// checkPorts adds an error for each TCP port that a daemon of the machine h needs, but that another
+// program uses. The ports of a daemon that is running already are not checked.
 func (j *inspector) checkPorts(h machines.Host, f machines.Facts) {
 	taken := func(r machines.Role, port int, setting string) {
 		if !f.Ports[port] || f.Active[r.UnitName()] {
@@ -218,11 +236,11 @@ func (j *inspector) checkPorts(h machines.Host, f machines.Facts) {
 	}
 }
 
-// portOf returns the port in the setting v, which is PORT or ADDRESS:PORT. It returns otherwise if
-// v is not set, and 0 if v contains no port.
-func portOf(v machines.Value, otherwise int) int {
+// portOf returns the port in the setting v, which is PORT or ADDRESS:PORT. It returns defaultPort
+// if v is not set, and 0 if v contains no port.
+func portOf(v machines.Value, defaultPort int) int {
 	if len(v.Text) == 0 {
-		return otherwise
+		return defaultPort
 	}
 	s := strings.Trim(v.Text[0], `"`)
 	n, err := strconv.ParseUint(s[strings.LastIndex(s, ":")+1:], 10, 16)
@@ -232,9 +250,9 @@ func portOf(v machines.Value, otherwise int) int {
 	return int(n)
 }
 
-// checkMembership adds findings if the machine h belongs to another cluster, or has another name
-// there than in the cluster file. It also adds a warning for each role that h has but the cluster
-// file does not give it.
+// checkMembership adds a finding if the machine h belongs to another cluster, or has another name
+// in the cluster than in the cluster file. It also adds a warning for each role that the machine
+// has, but that the cluster file does not give it.
 func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 	const away = "'/usr/lib/keelson/uninstall.sh' there takes away what it has"
 	why := ForeignReason(j.c, j.facts, h.Name)
@@ -247,7 +265,8 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 	}
 	_, ca, _ := j.fileCluster()
 	if f.Node && ca == "" {
-		j.addError(h.Name, "is a node of a cluster, of which no machine of the file has a replica", "name the control planes of that cluster in the file; or "+away)
+		j.addError(h.Name, "is a node of a cluster, of which no machine of the file has a replica",
+			"name the control planes of that cluster in the file; or "+away)
 	}
 	if why == "" && !(f.Node && ca == "") && !j.checkNames(h, f) {
 		return // Further findings would be about another machine, because the names differ.
@@ -256,22 +275,26 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 		has, is bool
 		role    machines.Role
 		what    string
-	}{{f.ReplicaWhole, h.HasReplica(), machines.ControlPlane, "a replica"}, {f.Node, h.HasRole(machines.Worker), machines.Worker, "a node"}} {
+	}{{f.ReplicaWhole, h.HasReplica(), machines.ControlPlane, "a replica"},
+		{f.Node, h.HasRole(machines.Worker), machines.Worker, "a node"}} {
 		if of.has && !of.is {
-			j.addWarning(h.Name, fmt.Sprintf("is %s, and the file gives it no role %s: it stays one", of.what, of.role), "'kctl cluster remove "+h.Name+"' takes it out of the cluster, and 'up' takes it in again as the file says")
+			j.addWarning(h.Name, fmt.Sprintf("is %s, and the file gives it no role %s: it stays one", of.what, of.role),
+				"'kctl cluster remove "+h.Name+"' takes it out of the cluster, and 'up' takes it in again "+
+					"as the file says")
 		}
 	}
 	j.checkVote(h, f)
 	n, known := j.state.Nodes[h.Name]
 	if known && h.HasRole(machines.Worker) && !f.Node && n.Ready && n.Address != h.Address {
-		j.addError(h.Name, "the cluster has a node of this name that is ready, at "+printable(n.Address), "give one of them another name")
+		j.addError(h.Name, "the cluster has a node of this name that is ready, at "+printable(n.Address),
+			"give one of them another name")
 	}
 }
 
 // fileCluster returns the ID and the CA of the cluster to which the machines of the cluster file
-// belong. The result from is the name of the machine that they are read from: the first one with a
-// complete replica. All results are "" if no machine has a complete replica.
-func (j *inspector) fileCluster() (id, ca, from string) {
+// belong. It reads them from the first machine with a complete replica, and also returns the name
+// of that machine. All results are "" if no machine has a complete replica.
+func (j *inspector) fileCluster() (id, ca, machine string) {
 	for _, h := range j.c.Hosts {
 		if f := j.facts[h.Name]; f.ReplicaWhole {
 			return f.ClusterID, f.ReplicaCA, h.Name
@@ -298,7 +321,8 @@ func (j *inspector) checkClock(h machines.Host, f machines.Facts, middle, unsure
 	if apart < skewWarning {
 		return
 	}
-	what := fmt.Sprintf("its clock is %v from the median of the machines", (f.Skew - middle).Abs().Round(100*time.Millisecond))
+	what := fmt.Sprintf("its clock is %v from the median of the machines",
+		(f.Skew - middle).Abs().Round(100*time.Millisecond))
 	const remedy = "have it follow a time server: 'timedatectl set-ntp true', or install chrony"
 	if apart > skewError {
 		j.addError(h.Name, what+": it would treat certificates as not yet valid, or as expired", remedy)
@@ -307,9 +331,8 @@ func (j *inspector) checkClock(h machines.Host, f machines.Facts, middle, unsure
 	j.addWarning(h.Name, what, remedy)
 }
 
-// medianSkew returns the median of the clock skews of all machines, and the maximum error of that
-// value.
-func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (middle, unsure time.Duration) {
+// medianSkew returns the median of the clock skews of all machines, and its maximum error.
+func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (median, maxError time.Duration) {
 	var all []machines.Facts
 	for _, h := range c.Hosts {
 		if f, ok := facts[h.Name]; ok {
@@ -324,12 +347,11 @@ func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (middle, un
 	return m.Skew, m.SkewError
 }
 
-// isOlderVersion reports whether its first argument, such as 5.15.0-91-generic, is a lower kernel
-// version than want. Only the first two numbers are compared. It returns false if the first
-// argument is not a version.
-func isOlderVersion(is, want string) bool {
-	a, ok := twoNumbers(is)
-	b, _ := twoNumbers(want)
+// isOlderVersion reports whether kernel, such as 5.15.0-91-generic, is a lower kernel version than
+// required. Only the first two numbers are compared. It returns false if kernel is not a version.
+func isOlderVersion(kernel, required string) bool {
+	a, ok := twoNumbers(kernel)
+	b, _ := twoNumbers(required)
 	return ok && (a[0] < b[0] || a[0] == b[0] && a[1] < b[1])
 }
 
@@ -379,16 +401,18 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%d MiB", n>>20)
 }
 
-// ForeignReason returns an explanation if the named machine belongs to another cluster. That is a
-// cluster with another name than in the cluster file, or another one than the machine that
-// fileCluster returns. It returns "" otherwise.
+// ForeignReason returns an explanation if the named machine belongs to another cluster than the
+// cluster file c describes, and "" otherwise. For a machine with a replica, it compares the
+// cluster's name with c.Name, and the cluster ID with that of the first replica in c. For a node,
+// it compares the CA with that of the first replica in c.
 func ForeignReason(c machines.Cluster, facts map[string]machines.Facts, name string) string {
 	j := inspector{c: c, facts: facts}
 	id, ca, from := j.fileCluster()
 	f := facts[name]
 	switch {
 	case f.ReplicaWhole && f.ClusterName != c.Name:
-		return fmt.Sprintf("%s is a replica of the cluster %s, and the file's is %q", name, quotePrintable(f.ClusterName), c.Name)
+		return fmt.Sprintf("%s is a replica of the cluster %s, and the file's is %q", name,
+			quotePrintable(f.ClusterName), c.Name)
 	case f.ReplicaWhole && f.ClusterID != id:
 		return name + " is a replica of another cluster than " + from
 	case f.Node && ca != "" && !shareCertificate(f.NodeCA, ca):

@@ -42,11 +42,16 @@ func TestResetLeavesOtherClustersAlone(t *testing.T) {
 		{"what a reset has left", func(w *world) {
 			others(w, func(f *machines.Facts) { f.Agent, f.Active = "", nil })
 		}, true},
-		{"a machine without anything", func(w *world) { others(w, func(f *machines.Facts) { *f = emptyFacts() }) }, true},
+		{"a machine without anything", func(w *world) {
+			others(w, func(f *machines.Facts) {
+				*f = emptyFacts()
+			})
+		}, true},
 	} {
 		w := settled(t)
 		c.damage(w)
-		if err := CheckForeignNodes(w.cluster, w.facts); (err == nil) != c.ours || err != nil && !strings.HasPrefix(err.Error(), "w1: ") {
+		if err := CheckForeignNodes(w.cluster, w.facts); (err == nil) != c.ours ||
+			err != nil && !strings.HasPrefix(err.Error(), "w1: ") {
 			t.Errorf("%s: %v; ours: %v", c.name, err, c.ours)
 		}
 	}

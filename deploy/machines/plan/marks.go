@@ -9,9 +9,9 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// RecordAnnotation is the annotation of a Node that lists its labels and taints from the cluster
-// file. A listed label or taint is removed from the Node when it is removed from the cluster file.
-// Labels and taints that are not listed are left alone.
+// RecordAnnotation is the annotation of a Node that lists which labels and taints of the Node come
+// from the cluster file. A listed label or taint is removed from the Node when it is removed from
+// the cluster file. Labels and taints that are not listed are never changed.
 const RecordAnnotation = "keelson.dev/cluster-file"
 
 // marksRecord is the JSON value of RecordAnnotation. Unknown fields are ignored.
@@ -20,9 +20,9 @@ type marksRecord struct {
 	Taints []string `json:"taints,omitempty"` // KEY:EFFECT
 }
 
-// Marks are the changes to the labels and taints of a Node that make them equal to the cluster
-// file. Record is the new value of RecordAnnotation, to be written after the other changes. It is
-// "-" if the annotation is to be removed, and "" if it does not change.
+// Marks are the changes to a Node after which it has the labels and taints that the cluster file
+// gives it. Record is the new value of RecordAnnotation, to be written after the other changes. It
+// is "-" if RecordAnnotation must be removed, and "" if it does not change.
 type Marks struct {
 	Label   []string // labels to set: KEY=VALUE
 	Unlabel []string // labels to remove: KEY
@@ -54,12 +54,13 @@ func (m Marks) describe() (out []string) {
 // in the cluster file.
 func NodeMarks(h machines.Host, n Node) Marks { return computeMarks(h, n, true) }
 
-// computeMarks returns the changes that give the Node n the labels and taints of the host h. If the
-// Node does not exist yet, only the annotation is a change. The agent creates the Node with the
-// labels and taints in its settings.
+// computeMarks returns the changes that give the Node n the labels and taints of the host h, and
+// the value of RecordAnnotation that lists them. If exists is false, there is no Node yet, and the
+// only change is RecordAnnotation. The agent then creates the Node with the labels and taints in
+// its settings.
 func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	var before marksRecord
-	_ = json.Unmarshal([]byte(n.Record), &before) // a damaged annotation counts as empty
+	_ = json.Unmarshal([]byte(n.Record), &before) // a damaged RecordAnnotation counts as empty
 	if !exists {
 		n = Node{Labels: h.Labels, Taints: h.Taints}
 	}
@@ -95,25 +96,25 @@ func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	return m
 }
 
-// recordChange returns the new value of RecordAnnotation for the labels and taints now. The
-// argument is contains the current value. It returns "" if the value does not change, and "-" if
-// the annotation is to be removed.
-func recordChange(is string, now marksRecord) string {
-	if len(now.Labels)+len(now.Taints) == 0 {
-		if is != "" {
+// recordChange returns the value to which RecordAnnotation must be set so that it lists the wanted
+// labels and taints. current is the current value of RecordAnnotation. It returns "" if current is
+// already right, and "-" if RecordAnnotation must be removed.
+func recordChange(current string, wanted marksRecord) string {
+	if len(wanted.Labels)+len(wanted.Taints) == 0 {
+		if current != "" {
 			return "-"
 		}
 		return ""
 	}
-	raw, err := json.Marshal(now)
-	if err != nil || string(raw) == is {
+	raw, err := json.Marshal(wanted)
+	if err != nil || string(raw) == current {
 		return "" // a list of strings can always be marshaled
 	}
 	return string(raw)
 }
 
-// taintKeyEffect returns KEY:EFFECT of a taint KEY[=VALUE]:EFFECT. A Node has at most one taint
-// with the same key and effect.
+// taintKeyEffect returns the part KEY:EFFECT of a taint KEY[=VALUE]:EFFECT. A Node has at most one
+// taint with the same key and effect.
 func taintKeyEffect(t string) string {
 	rest, effect, _ := strings.Cut(t, ":")
 	k, _, _ := strings.Cut(rest, "=")

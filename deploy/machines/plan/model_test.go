@@ -22,12 +22,16 @@ type world struct {
 }
 
 func emptyFacts() machines.Facts {
-	f := machines.Facts{Arch: "amd64", Kernel: "6.1.0-18-amd64", Root: true, Systemd: true, Cgroup: []string{"cpu", "memory", "pids"}, Memory: 2 << 30, FreeBytes: 20 << 30,
-		Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{}, Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
-	for _, p := range []string{"tar", "gzip", "sha256sum", "nft", "ip", "iptables", "iptables-save", "iptables-restore"} {
+	f := machines.Facts{Arch: "amd64", Kernel: "6.1.0-18-amd64", Root: true, Systemd: true,
+		Cgroup: []string{"cpu", "memory", "pids"}, Memory: 2 << 30, FreeBytes: 20 << 30,
+		Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
+		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
+	for _, p := range []string{"tar", "gzip", "sha256sum", "nft", "ip", "iptables", "iptables-save",
+		"iptables-restore"} {
 		f.Programs[p] = true
 	}
-	for _, m := range []string{"overlay", "nf_tables", "nf_conntrack", "br_netfilter", "vxlan", "wireguard", "ip_vs", "ip_vs_rr", "dummy"} {
+	for _, m := range []string{"overlay", "nf_tables", "nf_conntrack", "br_netfilter", "vxlan", "wireguard", "ip_vs",
+		"ip_vs_rr", "dummy"} {
 		f.Modules[m] = true
 	}
 	return f
@@ -38,8 +42,10 @@ func aRelease(version string) Release {
 	for _, arch := range []string{"amd64", "arm64"} {
 		top := "keelson-" + version + "-linux-" + arch
 		r.Archives[arch] = Archive{
-			Tarball: File{Name: top + ".tar.gz", Sum: "tarball of " + version + arch, Size: 64 << 20}, Images: &File{Name: top + "-images.tar", Sum: "images of " + version + arch, Size: 20 << 20},
-			Sums:      map[string]string{"/usr/bin/kctl": version + "kctl", "/usr/bin/keelson-agent": version + "agent", "/usr/lib/keelson/uninstall.sh": "one for all"},
+			Tarball: File{Name: top + ".tar.gz", Sum: "tarball of " + version + arch, Size: 64 << 20},
+			Images:  &File{Name: top + "-images.tar", Sum: "images of " + version + arch, Size: 20 << 20},
+			Sums: map[string]string{"/usr/bin/kctl": version + "kctl", "/usr/bin/keelson-agent": version + "agent",
+				"/usr/lib/keelson/uninstall.sh": "one for all"},
 			ImageSums: map[string]string{"/var/lib/keelson/images.d/entry.tar": version + "entry"},
 		}
 	}
@@ -50,11 +56,13 @@ func aRelease(version string) Release {
 func aCluster(replicas, workers int) machines.Cluster {
 	c := machines.Cluster{Name: "prod", Init: []string{"--cluster-cidr=10.1.0.0/16"}}
 	for i := range replicas {
-		h := machines.Host{Name: fmt.Sprintf("cp%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 11+i), Roles: []machines.Role{machines.ControlPlane}, SSH: machines.SSH{User: "root"}}
+		h := machines.Host{Name: fmt.Sprintf("cp%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 11+i),
+			Roles: []machines.Role{machines.ControlPlane}, SSH: machines.SSH{User: "root"}}
 		c.Hosts = append(c.Hosts, h)
 	}
 	for i := range workers {
-		c.Hosts = append(c.Hosts, machines.Host{Name: fmt.Sprintf("w%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 51+i), Roles: []machines.Role{machines.Worker}, SSH: machines.SSH{User: "root"}})
+		c.Hosts = append(c.Hosts, machines.Host{Name: fmt.Sprintf("w%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 51+i),
+			Roles: []machines.Role{machines.Worker}, SSH: machines.SSH{User: "root"}})
 	}
 	return c
 }
@@ -62,7 +70,8 @@ func aCluster(replicas, workers int) machines.Cluster {
 // withStandbys adds standbys.
 func withStandbys(c machines.Cluster, standbys int) machines.Cluster {
 	for i := range standbys {
-		h := machines.Host{Name: fmt.Sprintf("sb%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 31+i), Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}}
+		h := machines.Host{Name: fmt.Sprintf("sb%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 31+i),
+			Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}}
 		c.Hosts = slices.Insert(c.Hosts, i, h)
 	}
 	return c
@@ -73,7 +82,8 @@ func newWorld(c machines.Cluster) *world {
 	for _, h := range c.Hosts {
 		f := emptyFacts()
 		f.MachineID, f.Addresses = h.Name, []string{h.Address}
-		f.Networks = []machines.Network{{Link: "lo", Prefix: netip.MustParsePrefix("127.0.0.1/8")}, {Link: "eth0", Prefix: netip.MustParsePrefix(h.Address + "/24")}}
+		f.Networks = []machines.Network{{Link: "lo", Prefix: netip.MustParsePrefix("127.0.0.1/8")},
+			{Link: "eth0", Prefix: netip.MustParsePrefix(h.Address + "/24")}}
 		w.facts[h.Name] = f
 	}
 	return w
@@ -112,7 +122,8 @@ func (w *world) do(t *testing.T, s Step) {
 		if s.Start == Join && !w.state.Known {
 			t.Fatalf("%s joins before there is a cluster", s.Machine)
 		}
-		f.ControlPlane, f.Replica, f.ReplicaWhole, f.ClusterID, f.ClusterName, f.ReplicaCA = s.Settings, true, true, "id", w.cluster.Name, aCA
+		f.ControlPlane, f.Replica, f.ReplicaWhole, f.ClusterID, f.ClusterName, f.ReplicaCA = s.Settings, true, true,
+			"id", w.cluster.Name, aCA
 		f.Admin = f.Admin || s.Admin || s.Start == Init
 		w.state.Known = true
 		if w.state.Members == nil {
@@ -132,7 +143,8 @@ func (w *world) do(t *testing.T, s Step) {
 		if _, exists := w.state.Nodes[s.Machine]; s.Start == Join && exists && !s.Replace {
 			t.Fatalf("%s: its token does not take over the Node", s.Machine)
 		} else if !exists {
-			w.state.Nodes[s.Machine] = Node{Ready: true, Address: h.Address, Labels: maps.Clone(h.Labels), Taints: slices.Clone(h.Taints)}
+			w.state.Nodes[s.Machine] = Node{Ready: true, Address: h.Address, Labels: maps.Clone(h.Labels),
+				Taints: slices.Clone(h.Taints)}
 		}
 		f.Node, f.NodeCA = true, aCA
 	case Mark:
@@ -159,7 +171,9 @@ func marked(n Node, m Marks) Node {
 		delete(n.Labels, k)
 	}
 	n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), func(t string) bool {
-		return slices.Contains(m.Untaint, taintKeyEffect(t)) || slices.ContainsFunc(m.Taint, func(new string) bool { return taintKeyEffect(new) == taintKeyEffect(t) })
+		return slices.Contains(m.Untaint, taintKeyEffect(t)) || slices.ContainsFunc(m.Taint, func(new string) bool {
+			return taintKeyEffect(new) == taintKeyEffect(t)
+		})
 	})
 	n.Taints = append(n.Taints, m.Taint...)
 	if m.Record != "" {
@@ -179,7 +193,7 @@ func (w *world) disturb(r *rand.Rand) string {
 	case 16, 17:
 		if dead, by := w.replace(r); dead != "" {
 			f = w.facts[h.Name]
-			return dead + ": dead, replaced by " + by + " and installed anew"
+			return dead + ": dead, replaced by " + by + " and reinstalled"
 		}
 	case 18:
 		if h.HasRole(machines.Standby) && w.state.Members[h.Name].Voter {
@@ -240,7 +254,7 @@ func (w *world) disturb(r *rand.Rand) string {
 		if !f.ReplicaWhole || len(w.state.Members) > 1 && !w.onlyAdmin(h.Name) {
 			f = emptyFacts()
 			f.Addresses = []string{h.Address}
-			return h.Name + ": installed anew"
+			return h.Name + ": reinstalled"
 		}
 	case 13:
 		if !h.HasRole(machines.Worker) {
@@ -259,7 +273,8 @@ func (w *world) disturb(r *rand.Rand) string {
 		n := len(w.cluster.Hosts)
 		role := []machines.Role{machines.ControlPlane, machines.Worker, machines.Standby}[r.IntN(3)]
 		name := fmt.Sprintf("m%d", n)
-		w.cluster.Hosts = append(w.cluster.Hosts, machines.Host{Name: name, Address: fmt.Sprintf("192.0.2.%d", 100+n), Roles: []machines.Role{role}})
+		w.cluster.Hosts = append(w.cluster.Hosts,
+			machines.Host{Name: name, Address: fmt.Sprintf("192.0.2.%d", 100+n), Roles: []machines.Role{role}})
 		fresh := emptyFacts()
 		fresh.Addresses = []string{fmt.Sprintf("192.0.2.%d", 100+n)}
 		w.facts[name] = fresh
@@ -341,7 +356,8 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 				t.Fatalf("seed %d, after %q there is still to do\n%s", seed, story, out.String())
 			}
 			if is, want := w.voters(), len(w.cluster.HostsWithRole(machines.ControlPlane)); is != want {
-				t.Fatalf("seed %d, after %q there are %d votes, want %d, as the file has control planes: %+v", seed, story, is, want, w.state.Members)
+				t.Fatalf("seed %d, after %q there are %d votes, want %d, as the file has control planes: %+v", seed,
+					story, is, want, w.state.Members)
 			}
 			for _, h := range w.cluster.Hosts {
 				if _, is := w.state.Members[h.Name]; is != h.HasReplica() {
@@ -349,7 +365,8 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 				}
 				for _, r := range h.Roles {
 					f := w.facts[h.Name]
-					if u := r.UnitName(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] || f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
+					if u := r.UnitName(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] ||
+						f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
 						t.Fatalf("seed %d: nothing is to be done any more, and %s has %+v", seed, h.Name, f)
 					}
 				}
@@ -384,18 +401,22 @@ func (w *world) voters() (n int) {
 
 // What comes from the file goes with it, and what others gave a Node stays.
 func TestMarks(t *testing.T) {
-	h := machines.Host{Name: "w1", Roles: []machines.Role{machines.Worker}, Labels: map[string]string{"a": "1", "b": "2"}, Taints: []string{"t=1:NoSchedule", "u:NoExecute"}}
-	n := marked(Node{Labels: map[string]string{"other": "x", "a": "by hand"}, Taints: []string{"other:NoSchedule"}}, NodeMarks(h, Node{Labels: map[string]string{"other": "x", "a": "by hand"}}))
+	h := machines.Host{Name: "w1", Roles: []machines.Role{machines.Worker},
+		Labels: map[string]string{"a": "1", "b": "2"}, Taints: []string{"t=1:NoSchedule", "u:NoExecute"}}
+	n := marked(Node{Labels: map[string]string{"other": "x", "a": "by hand"}, Taints: []string{"other:NoSchedule"}},
+		NodeMarks(h, Node{Labels: map[string]string{"other": "x", "a": "by hand"}}))
 	h.Labels, h.Taints = map[string]string{"b": "3"}, []string{"t=2:NoSchedule"}
 	got := NodeMarks(h, n)
-	want := Marks{Label: []string{"b=3"}, Unlabel: []string{"a"}, Taint: []string{"t=2:NoSchedule"}, Untaint: []string{"u:NoExecute"}, Record: `{"labels":["b"],"taints":["t:NoSchedule"]}`}
+	want := Marks{Label: []string{"b=3"}, Unlabel: []string{"a"}, Taint: []string{"t=2:NoSchedule"},
+		Untaint: []string{"u:NoExecute"}, Record: `{"labels":["b"],"taints":["t:NoSchedule"]}`}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("is\n%+v\nwant\n%+v", got, want)
 	}
 	h.Labels, h.Taints = nil, nil
 	n = marked(n, got)
 	n = marked(n, NodeMarks(h, n))
-	if !maps.Equal(n.Labels, map[string]string{"other": "x"}) || !slices.Equal(n.Taints, []string{"other:NoSchedule"}) || n.Record != "" {
+	if !maps.Equal(n.Labels, map[string]string{"other": "x"}) ||
+		!slices.Equal(n.Taints, []string{"other:NoSchedule"}) || n.Record != "" {
 		t.Errorf("of the file there stays %+v", n)
 	}
 	if m := NodeMarks(h, Node{Record: "{broken"}); m.Record != "-" || len(m.Unlabel) > 0 {

@@ -6,10 +6,10 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// checkMounts adds findings if the disk with Keelson's data on the machine h may not be mounted. An
-// installation below the empty mount point would start a replica with empty data. After the disk is
-// mounted, the replica would have its old data again, without its later raft log and votes. The
-// script install.sh also refuses to install there.
+// checkMounts adds findings for the machine h if a disk for Keelson's data is possibly not mounted.
+// An installation would then write to the empty mount point and start a replica with empty data.
+// After the disk is mounted, the replica would have its old data again, without its later raft log
+// and votes. The script install.sh also refuses to install there.
 func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 	const none = "take it out of /etc/fstab, or its unit out of /etc/systemd/system"
 	begin, runs := "'kctl cluster up' again", false
@@ -30,10 +30,14 @@ func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 		case lacksRole(h, f):
 			j.addError(h.Name, what+"its data would be considered lost", mount+"; if it is no longer needed, "+none)
 		case runs:
-			j.addWarning(h.Name, what+"nothing is installed there, and when a daemon starts again systemd mounts it over what lies there",
-				"where what lies there is to stay, "+none+", or move it to the disk, with the daemons stopped and in place of what is on it; where it is of no use, stop the daemons; then "+mount)
+			j.addWarning(h.Name, what+"nothing is installed there, and when a daemon starts again systemd mounts it "+
+				"over what lies there",
+				"where what lies there is to stay, "+none+
+					", or move it to the disk, with the daemons stopped and in place of what is on it; where it is of "+
+					"no use, stop the daemons; then "+mount)
 		default:
-			j.addWarning(h.Name, what+"nothing is installed there, and the daemons do not start by themselves", mount+"; if it is no longer needed, "+none)
+			j.addWarning(h.Name, what+"nothing is installed there, and the daemons do not start by themselves",
+				mount+"; if it is no longer needed, "+none)
 		}
 	}
 	if len(f.Unmounted) > 0 {
@@ -41,9 +45,10 @@ func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 	}
 	const see = "see that no disk of its data waits to be mounted; else go on"
 	if h.HasReplica() && f.ControlPlane != "" && !f.Replica && j.state.Known && j.state.isMember(h.Name) {
-		j.addWarning(h.Name, "is a replica of the cluster, and nothing of its data is there: 'up' would have it join anew", see)
+		j.addWarning(h.Name, "is a replica of the cluster, and its data directory is empty: 'up' would join it "+
+			"again", see)
 	}
 	if _, known := j.state.Nodes[h.Name]; h.HasRole(machines.Worker) && f.Agent != "" && !f.Node && known {
-		j.addWarning(h.Name, "is a node of the cluster, and nothing of its data is there: 'up' would have it join anew", see)
+		j.addWarning(h.Name, "is a node of the cluster, and its data directory is empty: 'up' would join it again", see)
 	}
 }

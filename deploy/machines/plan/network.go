@@ -29,7 +29,8 @@ func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 	case "iptables":
 		for _, p := range []string{"iptables", "iptables-save", "iptables-restore"} {
 			if !f.Programs[p] {
-				j.addError(h.Name, "has no "+p, "install the package that has it, such as iptables, or take another agent.proxy-mode")
+				j.addError(h.Name, "has no "+p, "install the package that has it, such as iptables, or take another "+
+					"agent.proxy-mode")
 				break
 			}
 		}
@@ -48,8 +49,10 @@ func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 	if agentSetting(h, "dns-local-address") != "none" && !f.Active[machines.Worker.UnitName()] {
 		for _, at := range f.UDP {
 			if at.Port() == dnsPort && at.Addr().IsUnspecified() {
-				j.addWarning(h.Name, "UDP port 53 of all addresses is taken: the agent's DNS for pods may not get it at addresses of its own",
-					"'ss -lunp sport = :53' there says by whom: have it listen at the addresses that it means, as bind-interfaces does of dnsmasq")
+				j.addWarning(h.Name, "UDP port 53 of all addresses is taken: the agent's DNS for pods may not get it "+
+					"at addresses of its own",
+					"'ss -lunp sport = :53' there says by whom: have it listen at the addresses that it means, as "+
+						"bind-interfaces does of dnsmasq")
 				break
 			}
 		}
@@ -57,11 +60,14 @@ func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 	j.checkTunnel(h, f)
 }
 
-// otherNetwork reports whether another CNI product, not Keelson, attaches the pods of the machine h
-// to the network. If any machine has the configuration of such a product, it is assumed for all.
+// otherNetwork reports whether another CNI product than Keelson attaches the pods of the machine h
+// to the network. If any machine has the configuration of such a product, all machines are assumed
+// to use it.
 func (j *inspector) otherNetwork(h machines.Host) bool {
 	_, elsewhere := h.Agent["cni-conf-dir"]
-	return elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool { return f.OtherNetwork })
+	return elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool {
+		return f.OtherNetwork
+	})
 }
 
 // checkTunnel adds findings if the machine h lacks the requirements of the tunnel to pods of other
@@ -80,29 +86,33 @@ func (j *inspector) checkTunnel(h machines.Host, f machines.Facts) {
 		if far == "" || other {
 			return
 		}
-		j.checkKernelParts(h, f, " (pods of "+far+" are reached by VXLAN), or have agent.pod-network: routes where another network product attaches pods", "vxlan")
+		j.checkKernelParts(h, f, " (pods of "+far+
+			" are reached by VXLAN), or have agent.pod-network: routes where another network product attaches pods",
+			"vxlan")
 		j.checkUDPPort(h, f, vxlanPort, "end that: pods of "+far+" are reached by VXLAN")
 	}
 }
 
-// checkKernelParts adds an error for each named kernel module that the machine h lacks, with more
+// checkKernelParts adds an error for each named kernel module that the machine h lacks. hint is
 // appended to the remedy. If it is unknown whether a module is available, it adds a warning
 // instead. A machine with a running agent gets no such warning, because its Node reports missing
 // modules.
-func (j *inspector) checkKernelParts(h machines.Host, f machines.Facts, more string, names ...string) {
+func (j *inspector) checkKernelParts(h machines.Host, f machines.Facts, hint string, names ...string) {
 	for _, m := range names {
 		switch has, known := f.Modules[m]; {
 		case known && !has:
-			j.addError(h.Name, "its kernel has no "+m, otherModules+more)
+			j.addError(h.Name, "its kernel has no "+m, otherModules+hint)
 		case !known && !f.Active[machines.Worker.UnitName()]:
-			j.addWarning(h.Name, "does not tell whether its kernel has "+m+", which is needed", "see whether 'modprobe "+m+"' works there; else "+otherModules+more)
+			j.addWarning(h.Name, "does not tell whether its kernel has "+m+", which is needed",
+				"see whether 'modprobe "+m+"' works there; else "+otherModules+hint)
 		}
 	}
 }
 
 // checkUDPPort adds a finding if another program uses the UDP port at the address of the machine h.
-// It is an error only if the use is certain: not for an ephemeral port, and not for a socket of all
-// IPv6 addresses. A machine with a running agent is not checked.
+// The finding is an error only if the conflict is certain. It is a warning for an ephemeral port,
+// and for a socket that listens at all IPv6 addresses. A machine with a running agent is not
+// checked.
 func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, remedy string) {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil || f.Active[machines.Worker.UnitName()] {
@@ -130,9 +140,10 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 	}
 }
 
-// firstTunnelPeer returns the name of the first other node to which traffic of pods needs a VXLAN
-// tunnel. It returns "" if none exists. In mode auto, a node with an address in a network of the
-// same interface is reached without a tunnel, as the agent decides (agent/network).
+// firstTunnelPeer returns the name of the first node in otherNodes to which pod traffic of the
+// machine h needs a VXLAN tunnel. It returns "" if no tunnel is needed. In mode vxlan, traffic to
+// every node needs a tunnel. In mode auto, a node needs no tunnel if its address is in a network of
+// the interface that has the address of h. Package agent/network uses the same rule.
 func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil {
@@ -162,14 +173,15 @@ func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode stri
 type peerNode struct {
 	name string
 	addr netip.Addr
-	ours bool // it is in the cluster file
+	ours bool // the node is in the cluster file
 }
 
-// otherNodes returns the nodes of the cluster file, and then the nodes that are only in the
-// cluster. It omits nodes without a valid address, and the node with the name in the argument but.
-func (j *inspector) otherNodes(but string) (out []peerNode) {
+// otherNodes returns the nodes of the cluster file, and then the nodes that are in the cluster but
+// not in the cluster file. It omits nodes without a valid address, and the node with the name
+// excluded.
+func (j *inspector) otherNodes(excluded string) (out []peerNode) {
 	add := func(name, address string, ours bool) {
-		if a, err := netip.ParseAddr(address); err == nil && name != but {
+		if a, err := netip.ParseAddr(address); err == nil && name != excluded {
 			out = append(out, peerNode{name, a, ours})
 		}
 	}

@@ -12,10 +12,11 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Release is the release that the steps of a plan install.
+// Release is the release of Keelson that the steps of a plan install: its version, and its files
+// for each architecture.
 type Release struct {
 	Version  string
-	Archives map[string]Archive // by architecture: amd64 or arm64
+	Archives map[string]Archive // keys are architectures: amd64 or arm64
 }
 
 // Archive contains the files of a release for one architecture.
@@ -38,36 +39,36 @@ type File struct {
 // does not answer or does not exist.
 type State struct {
 	Known    bool
-	Level    uint32 // feature level; replicas of releases with a lower one do not start
+	Level    uint32 // feature level of the store; a release that only supports lower levels does not start
 	Members  map[string]Member
 	Nodes    map[string]Node
-	Replaced map[string]string // name of a dead replica → name of the standby that got its vote
+	Replaced map[string]string // from the name of a dead replica to the name of the standby that got its vote
 }
 
 // Member is the state of a member of the raft cluster, a replica.
 type Member struct {
 	Address       string // without port
 	Voter, Leader bool
-	Standby       bool   // it reports that it has no vote yet
-	Ready         string // "yes", or the reason why it is not ready
+	Standby       bool   // the replica reports that it has no vote yet
+	Ready         string // "yes", or the reason why the replica is not ready
 }
 
 // Node is the state of a Node object.
 type Node struct {
 	Ready, Unschedulable bool
-	Why                  string // why it is not ready
-	Network              string // why its agent reports unreachable pods; "": no problem
+	Why                  string // why the Node is not ready
+	Network              string // why the node's agent reports unreachable pods; "": no problem
 	Address              string
 	Labels               map[string]string
 	Taints               []string // KEY[=VALUE]:EFFECT
 	Record               string   // value of RecordAnnotation
 }
 
-// Action is the kind of a step.
+// Action is what a Step does, such as Upload or Drain.
 type Action string
 
-// The actions. NewPlan uses Upload to Mark, and Remove uses Drain to DeleteNode. They are carried
-// out in this order.
+// The actions, in the order in which they are carried out. NewPlan uses Upload to Mark, and Remove
+// uses Drain to DeleteNode.
 const (
 	Upload       Action = "upload"    // uploads files of the release to machines.Cache
 	ControlPlane Action = "replica"   // installs or changes a replica with install.sh
@@ -81,10 +82,11 @@ const (
 )
 
 // StartMode is how a daemon becomes part of the cluster at its first start: Init or Join. It is ""
-// if it is part of the cluster already.
+// if the daemon is part of the cluster already.
 type StartMode string
 
-// Init creates the cluster. Join joins an existing cluster with a token.
+// Init means that the daemon creates the cluster. Join means that it joins an existing cluster with
+// a token.
 const (
 	Init StartMode = "init"
 	Join StartMode = "join"
@@ -110,13 +112,13 @@ type Step struct {
 }
 
 // NewPlan returns the steps that make the machines match the cluster file c: the release r,
-// daemons, settings, labels, and taints. Inspect must have returned no blocking finding. If
-// machines are named in only, the result contains only their steps. The steps are in the order of
-// the hosts; see SortSteps.
-func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, only ...string) []Step {
+// daemons, settings, labels, and taints. Inspect must have returned no blocking finding. If names
+// is not empty, the result contains only the steps of the machines with these names. The steps are
+// in the order of the hosts; see SortSteps.
+func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, names ...string) []Step {
 	p := planner{Cluster: c, facts: facts, release: r, state: s}
 	for _, h := range c.Hosts {
-		if len(only) == 0 || slices.Contains(only, h.Name) {
+		if len(names) == 0 || slices.Contains(names, h.Name) {
 			p.planHost(h)
 		}
 	}
@@ -129,8 +131,9 @@ func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s S
 // that creates the cluster is first. Then come existing replicas, which joining replicas need, with
 // the raft leader last. Then come joining replicas, and standbys last, when all votes are assigned.
 //
-// With the leader last, there is only one election. A follower that gets a shorter election timeout
-// would otherwise have a leader with longer pauses (docs/explanation/leader-election.md).
+// With the leader last, there is only one election. If the steps shorten the heartbeat timeout, the
+// timeout of a changed follower can expire between two heartbeats until the leader is changed as
+// well. The follower is then briefly not ready (docs/explanation/leader-election.md).
 func SortSteps(steps []Step) []Step {
 	rank := func(s Step) int {
 		at := 10 * slices.Index([]Action{Upload, ControlPlane, Agent, Mark}, s.Do)
@@ -194,7 +197,8 @@ func (p *planner) planHost(h machines.Host) {
 	var todo []Step
 	programs := programReasons(f, p.release.Version, archive.Sums)
 	if h.HasReplica() {
-		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs),
+		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h),
+			Why:   slices.Clone(programs),
 			Leads: p.state.Members[h.Name].Leader, ChangesPrograms: len(programs) > 0}
 		switch {
 		case f.ReplicaWhole:
@@ -203,7 +207,8 @@ func (p *planner) planHost(h machines.Host) {
 			s.Why = append(s.Why, "makes the cluster "+p.Name)
 		default:
 			s.Start, s.Admin = Join, true
-			s.Standby = h.HasRole(machines.Standby) && !hasVote(h.Name, f, p.state) // a replica that has lost its disk gets its vote again
+			// a replica that has lost its disk gets its vote again
+			s.Standby = h.HasRole(machines.Standby) && !hasVote(h.Name, f, p.state)
 			if other := standIns(p.Cluster, p.facts, p.state)[h.Name]; other != "" {
 				s.Standby = true
 				s.Why = append(s.Why, "waits for a vote: its own is that of "+other+" now")
@@ -220,7 +225,8 @@ func (p *planner) planHost(h machines.Host) {
 		todo = append(todo, s)
 	}
 	if h.HasRole(machines.Worker) {
-		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h), Why: slices.Clone(programs), ChangesPrograms: len(programs) > 0}
+		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h),
+			Why: slices.Clone(programs), ChangesPrograms: len(programs) > 0}
 		if archive.Images != nil {
 			s.Files = append(s.Files, *archive.Images)
 			if n := countDiffering(f.Sums, archive.ImageSums); n > 0 {
@@ -249,12 +255,12 @@ func (p *planner) nodeExists(h machines.Host) bool {
 	return ok
 }
 
-// addSteps adds the steps of todo that have a reason. Before them, it adds one step that uploads
-// their files, if the machine does not have them.
-func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
-	todo = slices.DeleteFunc(todo, func(s Step) bool { return len(s.Why) == 0 })
+// addSteps adds the candidates that have a reason. Before them, it adds one step that uploads
+// the files of these steps, if the machine does not have the files.
+func (p *planner) addSteps(h machines.Host, f machines.Facts, candidates []Step) {
+	candidates = slices.DeleteFunc(candidates, func(s Step) bool { return len(s.Why) == 0 })
 	var missing []File
-	for _, s := range todo {
+	for _, s := range candidates {
 		for _, file := range s.Files {
 			if f.Sums[machines.Cache+"/"+file.Name] != file.Sum && !slices.Contains(missing, file) {
 				missing = append(missing, file)
@@ -264,15 +270,15 @@ func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	if len(missing) > 0 {
 		p.steps = append(p.steps, Step{Machine: h.Name, Do: Upload, Files: missing})
 	}
-	for _, s := range todo {
+	for _, s := range candidates {
 		s.Machine = h.Name
 		p.steps = append(p.steps, s)
 	}
 }
 
-// programReasons returns the reason why programs must be installed, or nil if all installed files
-// equal the release. The argument sums contains the SHA-256 sums of the release's files by
-// installed path.
+// programReasons returns the reason why programs must be installed. It returns nil if all installed
+// files equal the files of the release. sums contains the SHA-256 sums of the release's files by
+// the path at which they are installed.
 func programReasons(f machines.Facts, version string, sums map[string]string) []string {
 	n := countDiffering(f.Sums, sums)
 	switch {
@@ -281,32 +287,34 @@ func programReasons(f machines.Facts, version string, sums map[string]string) []
 	case !f.HasPrograms():
 		return []string{"installs " + version}
 	case f.Version != "" && !strings.HasSuffix(f.Version, " "+version):
-		return []string{fmt.Sprintf("installs %s instead of %s", version, f.Version[strings.LastIndex(f.Version, " ")+1:])}
+		return []string{fmt.Sprintf("installs %s instead of %s", version,
+			f.Version[strings.LastIndex(f.Version, " ")+1:])}
 	}
 	return []string{countNoun(n, "file") + " of " + version + " differ"}
 }
 
-// countDiffering compares SHA-256 sums by path. It returns the number of paths in want that have
-// another sum in the first argument, or no sum.
-func countDiffering(is, want map[string]string) (n int) {
-	for path, sum := range want {
-		if is[path] != sum {
+// countDiffering compares SHA-256 sums by path. It returns the number of paths in wanted that have
+// another sum in current, or no sum.
+func countDiffering(current, wanted map[string]string) (n int) {
+	for path, sum := range wanted {
+		if current[path] != sum {
 			n++
 		}
 	}
 	return n
 }
 
-// daemonReasons returns the reasons why the daemon of a role must be changed or started, or nil.
-// The argument is contains the content of its settings file, and want the wanted content.
-func daemonReasons(f machines.Facts, r machines.Role, is, want string) (why []string) {
+// daemonReasons returns the reasons why the daemon of a role must be changed or started. It returns
+// nil if there is no reason. current is the content of the daemon's settings file, and wanted is
+// the content that the plan writes.
+func daemonReasons(f machines.Facts, r machines.Role, current, wanted string) (why []string) {
 	unit := r.UnitName()
-	switch is {
-	case want:
+	switch current {
+	case wanted:
 	case "":
 		why = append(why, "has no settings of "+unit)
 	default:
-		why = append(append(why, "settings:"), lineDiff(is, want)...)
+		why = append(append(why, "settings:"), lineDiff(current, wanted)...)
 	}
 	switch {
 	case !f.Active[unit]:

@@ -47,8 +47,8 @@ func AgentSettings(c machines.Cluster, h machines.Host) string {
 	return b.String()
 }
 
-// gatewayAddresses returns the addresses, as HOST:PORT, of all replicas for agents and joining
-// replicas.
+// gatewayAddresses returns the addresses, as HOST:PORT, at which agents and joining replicas
+// connect to the replicas.
 func gatewayAddresses(c machines.Cluster) []string {
 	var out []string
 	for _, h := range c.ReplicaHosts() {
@@ -77,11 +77,11 @@ func yamlSettings(s machines.Settings) string {
 	return b.String()
 }
 
-// lineDiff returns the lines by which two settings files differ: "- LINE" for lines only in is, and
-// "+ LINE" for lines only in want. Comments are ignored. If no line differs, it returns one text
-// that states this.
-func lineDiff(is, want string) (out []string) {
-	a, b := settingLines(is), settingLines(want)
+// lineDiff returns the lines by which two settings files differ. A line that is only in current is
+// returned as "- LINE", and a line that is only in wanted as "+ LINE". Comments are ignored. If no
+// line differs, it returns one text that states this.
+func lineDiff(current, wanted string) (out []string) {
+	a, b := settingLines(current), settingLines(wanted)
 	for _, l := range a {
 		if !slices.Contains(b, l) {
 			out = append(out, "- "+l)

@@ -59,7 +59,8 @@ func Show(w io.Writer, steps []Step) {
 		last = s.Machine
 		fmt.Fprintf(w, "%-12s  %s\n", name, s)
 		for _, why := range s.Why {
-			if s.Start != "" && strings.HasPrefix(why, "joins as") || s.Start == Init && strings.HasPrefix(why, "makes the cluster") {
+			if s.Start != "" && strings.HasPrefix(why, "joins as") ||
+				s.Start == Init && strings.HasPrefix(why, "makes the cluster") {
 				continue // the description of the step already contains this reason
 			}
 			fmt.Fprintf(w, "%-12s    %s\n", "", why)
@@ -108,7 +109,8 @@ func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Observation) 
 		if f.SyncLatency > 0 {
 			sync = f.SyncLatency.Round(100 * time.Microsecond).String()
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Arch), printable(f.Kernel), formatBytes(f.Memory), formatBytes(f.FreeBytes), sync, formatSkew(f), describeInstalled(f))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Arch), printable(f.Kernel), formatBytes(f.Memory),
+			formatBytes(f.FreeBytes), sync, formatSkew(f), describeInstalled(f))
 	}
 	t.Flush()
 }

@@ -19,7 +19,7 @@ func (s State) isMember(name string) bool {
 	return ok
 }
 
-// hasVote reports whether the replica of the machine has a vote in the raft cluster. The state s
+// hasVote reports whether the replica with this name has a vote in the raft cluster. The state s
 // takes precedence over the facts f of the machine, which are updated later.
 func hasVote(name string, f machines.Facts, s State) bool {
 	if m, ok := s.Members[name]; ok && s.Known && (m.Voter || m.Standby) {
@@ -28,15 +28,16 @@ func hasVote(name string, f machines.Facts, s State) bool {
 	return f.ReplicaWhole && !f.WithoutVote
 }
 
-// isRemovedMember reports whether the raft cluster has removed the replica of the machine h. The
-// replica has joined once, and now the raft cluster has no member with its name.
+// isRemovedMember reports whether the raft cluster has removed the replica on the machine h. That
+// is the case if the replica joined once, and the raft cluster no longer has a member with its
+// name.
 func isRemovedMember(h machines.Host, f machines.Facts, s State) bool {
 	return s.Known && f.ReplicaWhole && !f.Joining && !s.isMember(h.Name) && otherReplica(h, f, s) == ""
 }
 
-// standIns returns the control planes of the cluster file that have lost their vote. The value of
-// each is a standby of the cluster file that has a vote instead. No standby occurs twice. If there
-// are fewer such standbys than control planes without a vote, some control planes are omitted.
+// standIns returns a map of replicas with the role ControlPlane that have lost their vote. The
+// value is the name of a standby in the cluster file that has a vote instead. No standby occurs
+// twice. If there are fewer such standbys than replicas without a vote, some replicas are omitted.
 // Replicas that already run without a vote take precedence, then replicas in State.Replaced, then
 // the order of the cluster file.
 func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[string]string {
@@ -76,7 +77,8 @@ func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[
 	return out
 }
 
-// plannedVotes returns the number of replicas in the cluster file that have a vote after the plan.
+// plannedVotes returns the number of replicas in the cluster file that have a vote after the plan
+// has been carried out.
 func (j *inspector) plannedVotes() (n int) {
 	stood := standIns(j.c, j.facts, j.state)
 	for _, h := range j.c.ReplicaHosts() {
@@ -90,8 +92,8 @@ func (j *inspector) plannedVotes() (n int) {
 	return n
 }
 
-// checkStandbys adds a warning if the cluster file has standbys, and its setting ReplaceDead is 0
-// on all replicas, or differs between them.
+// checkStandbys adds a warning if the cluster file has standbys, but the setting ReplaceDead is 0
+// on all replicas or differs between the replicas.
 func (j *inspector) checkStandbys() {
 	waiting := j.c.HostsWithRole(machines.Standby)
 	if len(waiting) == 0 {
@@ -110,14 +112,16 @@ func (j *inspector) checkStandbys() {
 	}
 	switch {
 	case len(never) == len(all):
-		j.addWarning("", machines.ReplaceDead+" is 0: "+joinNames(waiting)+" would never get the vote of a replica that dies", remedy)
+		j.addWarning("", machines.ReplaceDead+" is 0: "+joinNames(waiting)+
+			" would never get the vote of a replica that dies", remedy)
 	case differ:
 		j.addWarning("", machines.ReplaceDead+" is not the same on every replica: who leads goes by its own", remedy)
 	}
 }
 
-// checkVote adds a finding if the replica of the machine h was removed from the raft cluster. It
-// adds a warning if the replica has a vote as a standby, or no vote as a control plane.
+// checkVote adds a finding if the replica on the machine h was removed from the raft cluster. It
+// adds a warning if a standby of the cluster file has a vote, or a control plane has no vote. A
+// control plane without a vote is correct if a standby has a vote instead; see standIns.
 func (j *inspector) checkVote(h machines.Host, f machines.Facts) {
 	if !f.ReplicaWhole || !h.HasReplica() {
 		return
@@ -143,7 +147,8 @@ func (j *inspector) checkVote(h machines.Host, f machines.Facts) {
 		}
 		j.addWarning(h.Name, what, remedy)
 	case h.HasRole(machines.ControlPlane) && !has && f.WithoutVote && standIns(j.c, j.facts, j.state)[h.Name] == "":
-		j.addWarning(h.Name, "is a standby without a vote, and the file gives it the role controlplane: it stays a standby",
+		j.addWarning(h.Name, "is a standby without a vote, and the file gives it the role controlplane: "+
+			"it stays a standby",
 			"'kctl cluster remove "+h.Name+"' takes it out of the cluster, and 'up' takes it in again, with a vote")
 	}
 }
@@ -155,8 +160,8 @@ func rejoinRemedy(name string) string {
 }
 
 // MissingReplaceDead returns a finding if steps add a standby, while other running replicas lack
-// the setting ReplaceDead and no step changes them. As leaders, these would never give the standby
-// a vote. It returns nil otherwise.
+// the setting ReplaceDead and no step changes them. Such a replica, as the leader, would never give
+// the standby a vote. It returns nil otherwise.
 func MissingReplaceDead(c machines.Cluster, facts map[string]machines.Facts, steps []Step) *Finding {
 	joins := slices.ContainsFunc(steps, func(s Step) bool { return s.Standby })
 	var without []machines.Host

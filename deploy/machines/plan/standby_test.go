@@ -12,7 +12,8 @@ import (
 func settled(t *testing.T) *world {
 	t.Helper()
 	c := aCluster(3, 1)
-	c.Hosts = append(c.Hosts, machines.Host{Name: "cp4", Address: "192.0.2.14", Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}})
+	c.Hosts = append(c.Hosts, machines.Host{Name: "cp4", Address: "192.0.2.14",
+		Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}})
 	for i := range c.Hosts {
 		c.Hosts[i].ControlPlane = machines.Settings{machines.ReplaceDead: {Text: []string{`"10m"`}}}
 	}
@@ -61,17 +62,21 @@ func (w *world) finds(t *testing.T, when string, seen map[string]Observation, wa
 }
 
 // A standby that has got the vote of a dead replica keeps it, whatever the file says. The dead one, back with what it had, is refused with
-// what to do; then it joins anew as a standby, and the file needs no change. Written as it is, nothing is to be done either. F53
+// what to do; then it joins again as a standby, and the file needs no change. Written as it is, nothing is to be done either. F53
 func TestPromotedStandbyIsLeftAlone(t *testing.T) {
 	w := settled(t)
 	w.finds(t, "made", w.seen())
 	w.promote("cp2", "cp4")
-	promoted := "warning cp4: is a standby in the file, and has the vote of cp2, which it keeps -> nothing has to be done; give it the role controlplane to have the file say so, and cp2 the role standby"
-	const back = "'kctl cluster remove cp2' takes away what it has, and 'kctl cluster up' takes it in again, as a standby where another one has its vote"
+	promoted := "warning cp4: is a standby in the file, and has the vote of cp2, which it keeps -> nothing has to be " +
+		"done; give it the role controlplane to have the file say so, and cp2 the role standby"
+	const back = "'kctl cluster remove cp2' takes away what it has, and 'kctl cluster up' takes it in again, as a " +
+		"standby where another one has its vote"
 	away := w.seen()
 	away["cp2"] = Observation{Err: errors.New("reaching cp2: no route to host")}
-	w.finds(t, "away", away, "ERROR cp2: reaching cp2: no route to host -> it died, and cp4 has its vote: take it out of the file; "+back+", once it is back", promoted)
-	w.finds(t, "back", w.seen(), "ERROR cp2: was replaced by cp4 while it was away, and cannot rejoin with its data -> "+back, promoted)
+	w.finds(t, "away", away, "ERROR cp2: reaching cp2: no route to host -> it died, and cp4 has its vote: take it out "+
+		"of the file; "+back+", once it is back", promoted)
+	w.finds(t, "back", w.seen(), "ERROR cp2: was replaced by cp4 while it was away, and cannot rejoin with its "+
+		"data -> "+back, promoted)
 	if steps := w.plan(); len(steps) > 0 {
 		t.Errorf("something is done about a vote that has gone to a standby: %+v", steps)
 	}
@@ -84,7 +89,9 @@ func TestPromotedStandbyIsLeftAlone(t *testing.T) {
 	w.facts["cp2"] = f
 	w.finds(t, "empty", w.seen(), promoted)
 	said := w.carryOut(t)
-	if m := w.state.Members["cp2"]; m.Voter || !m.Standby || w.voters() != 3 || !strings.Contains(said, "join as a standby\n") || !strings.Contains(said, "waits for a vote: its own is that of cp4 now\n") {
+	if m := w.state.Members["cp2"]; m.Voter || !m.Standby || w.voters() != 3 ||
+		!strings.Contains(said, "join as a standby\n") ||
+		!strings.Contains(said, "waits for a vote: its own is that of cp4 now\n") {
 		t.Errorf("it joins as %+v:\n%s", m, said)
 	}
 	w.finds(t, "in again", w.seen(), promoted)
@@ -152,11 +159,13 @@ func TestJudgeOfStandbys(t *testing.T) {
 	replaces := func(times ...string) func(*world) {
 		return func(w *world) {
 			for i := range w.cluster.Hosts {
-				w.cluster.Hosts[i].ControlPlane = machines.Settings{machines.ReplaceDead: {Text: []string{times[i%len(times)]}}}
+				w.cluster.Hosts[i].ControlPlane = machines.Settings{
+					machines.ReplaceDead: {Text: []string{times[i%len(times)]}}}
 			}
 		}
 	}
-	const name = "name a time of 30s or more under controlplane of the whole file, or leave the key out there: it is 10m then"
+	const name = "name a time of 30s or more under controlplane of the whole file, or leave the key out " +
+		"there: it is 10m then"
 	of := func(name string, change func(*machines.Facts)) func(*world) {
 		return func(w *world) {
 			f := w.facts[name]
@@ -169,16 +178,27 @@ func TestJudgeOfStandbys(t *testing.T) {
 		damage func(*world)
 		want   string
 	}{
-		{"never", replaces("0"), "warning : replace-dead-after is 0: cp4 would never get the vote of a replica that dies -> " + name},
-		{"never, as a text", replaces(`"0s"`), "warning : replace-dead-after is 0: cp4 would never get the vote of a replica that dies -> " + name},
-		{"two times", replaces(`"1m"`, `"2m"`), "warning : replace-dead-after is not the same on every replica: who leads goes by its own -> " + name},
-		{"never on one", replaces(`"1m"`, `"1m"`, "0"), "warning : replace-dead-after is not the same on every replica: who leads goes by its own -> " + name},
-		{"no memory", of("cp4", func(f *machines.Facts) { f.Memory = 256 << 20 }), "ERROR cp4: has 256 MiB of memory, and a replica needs 400 MiB -> give it more"},
-		{"a port", of("cp4", func(f *machines.Facts) { f.Ports[6445], f.Active = true, nil }), "ERROR cp4: port 6445, which keelson-controlplane needs, is taken -> 'ss -ltnp sport = :6445' there says by whom"},
+		{"never", replaces("0"), "warning : replace-dead-after is 0: cp4 would never get the vote of a replica that " +
+			"dies -> " + name},
+		{"never, as a text", replaces(`"0s"`),
+			"warning : replace-dead-after is 0: cp4 would never get the vote of a replica that dies -> " + name},
+		{"two times", replaces(`"1m"`, `"2m"`),
+			"warning : replace-dead-after is not the same on every replica: who leads goes by its own -> " + name},
+		{"never on one", replaces(`"1m"`, `"1m"`, "0"),
+			"warning : replace-dead-after is not the same on every replica: who leads goes by its own -> " + name},
+		{"no memory", of("cp4", func(f *machines.Facts) {
+			f.Memory = 256 << 20
+		}), "ERROR cp4: has 256 MiB of memory, and a replica needs 400 MiB -> give it more"},
+		{"a port", of("cp4", func(f *machines.Facts) {
+			f.Ports[6445], f.Active = true, nil
+		}), "ERROR cp4: port 6445, which keelson-controlplane needs, is taken -> 'ss -ltnp sport = :6445' " +
+			"there says by whom"},
 		{"a vote by hand", func(w *world) { w.role("cp3", machines.Standby); w.role("cp4", machines.ControlPlane) },
-			"warning cp3: is a standby in the file, and has a vote, which it keeps -> nothing has to be done; give it the role controlplane to have the file say so"},
+			"warning cp3: is a standby in the file, and has a vote, which it keeps -> nothing has to " +
+				"be done; give it the role controlplane to have the file say so"},
 		{"taken out", func(w *world) { delete(w.state.Members, "cp4") },
-			"ERROR cp4: its replica was removed from the raft cluster, and cannot rejoin with its data -> " + rejoinRemedy("cp4")},
+			"ERROR cp4: its replica was removed from the raft cluster, and cannot rejoin with its data -> " +
+				rejoinRemedy("cp4")},
 		{"not yet taken in", func(w *world) {
 			delete(w.state.Members, "cp4")
 			of("cp4", func(f *machines.Facts) { f.Joining = true })(w)
@@ -197,7 +217,8 @@ func TestJudgeOfStandbys(t *testing.T) {
 	}
 	w := settled(t)
 	w.role("cp4", machines.ControlPlane) // by hand: it joined without a vote
-	w.finds(t, "no vote by hand", w.seen(), "warning cp4: is a standby without a vote, and the file gives it the role controlplane: it stays a standby -> "+
+	w.finds(t, "no vote by hand", w.seen(), "warning cp4: is a standby without a vote, and the file gives it the role "+
+		"controlplane: it stays a standby -> "+
 		"'kctl cluster remove cp4' takes it out of the cluster, and 'up' takes it in again, with a vote")
 }
 
@@ -212,7 +233,8 @@ func TestUnready(t *testing.T) {
 	delete(w.state.Members, "cp4")
 	steps := NewPlan(w.cluster, w.facts, w.release, w.state, "cp4")
 	got := MissingReplaceDead(w.cluster, w.facts, steps)
-	if got == nil || got.Blocking || got.What != "cp3: without replace-dead-after, and no standby gets a vote while one of these leads" || got.Remedy == "" {
+	if got == nil || got.Blocking || got.What !=
+		"cp3: without replace-dead-after, and no standby gets a vote while one of these leads" || got.Remedy == "" {
 		t.Errorf("it says %+v", got)
 	}
 	if got := MissingReplaceDead(w.cluster, w.facts, w.plan()); got != nil {
@@ -230,8 +252,10 @@ func TestStandbyLeaves(t *testing.T) {
 	if err != nil || len(steps) != 2 || steps[0].Do != Leave || steps[1].Do != Uninstall {
 		t.Errorf("a standby leaves by %+v, %v", steps, err)
 	}
-	only := State{Known: true, Members: map[string]Member{"cp1": {Voter: true, Ready: "yes"}, "cp4": {Standby: true, Ready: "yes"}}}
-	if _, err := Remove(w.cluster, "cp1", w.facts["cp1"], only, false); err == nil || !strings.Contains(err.Error(), "cp1 is the last replica with a vote") {
+	only := State{Known: true, Members: map[string]Member{"cp1": {Voter: true, Ready: "yes"},
+		"cp4": {Standby: true, Ready: "yes"}}}
+	if _, err := Remove(w.cluster, "cp1", w.facts["cp1"], only, false); err == nil ||
+		!strings.Contains(err.Error(), "cp1 is the last replica with a vote") {
 		t.Errorf("the last vote leaves: %v", err)
 	}
 	workers, rest := Reset(w.cluster, w.facts)

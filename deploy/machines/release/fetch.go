@@ -14,17 +14,19 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 // fetchTimeout is the maximum duration of the download of one file.
 const fetchTimeout = 30 * time.Minute
 
-// fetchRelease downloads the files of a release into a folder below cache, and returns this folder.
-// The argument where is the URL of one tarball of the release. A file that already has the SHA-256
-// sum in SHA256SUMS is not downloaded again. SHA256SUMS is downloaded each time. It is not signed,
-// and comes from the same place as the release.
-func fetchRelease(ctx context.Context, where, cache string) (folder string, err error) {
-	u, err := url.Parse(where)
+// fetchRelease downloads the files of a release into a folder below the folder cache, and returns
+// the path of that folder. location is the URL of one tarball of the release. A file that already
+// has the SHA-256 sum in SHA256SUMS is not downloaded again. SHA256SUMS is downloaded each time. It
+// is not signed, and comes from the same place as the release.
+func fetchRelease(ctx context.Context, location, cache string) (folder string, err error) {
+	u, err := url.Parse(location)
 	if err != nil {
 		return "", err
 	}
@@ -68,8 +70,8 @@ func fetchRelease(ctx context.Context, where, cache string) (folder string, err 
 	return folder, nil
 }
 
-func fileSHA256(path string) (string, error) {
-	f, err := os.Open(path)
+func fileSHA256(file string) (string, error) {
+	f, err := os.Open(file)
 	if err != nil {
 		return "", err
 	}
@@ -81,17 +83,18 @@ func fileSHA256(path string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// downloadFile downloads the URL from to the file to. The file gets the complete content or is not
-// changed. More than limit bytes are an error.
-func downloadFile(ctx context.Context, from, to string, limit int64) (err error) {
+// downloadFile downloads the content of sourceURL to the file destination. The file gets the
+// complete content, or it is not changed. downloadFile returns an error if the content has more
+// than limit bytes.
+func downloadFile(ctx context.Context, sourceURL, destination string, limit int64) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("fetching %s: %w", from, err)
+			err = fmt.Errorf("fetching %s: %w", sourceURL, err)
 		}
 	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, sourceURL, nil)
 	if err != nil {
 		return err
 	}
@@ -103,17 +106,16 @@ func downloadFile(ctx context.Context, from, to string, limit int64) (err error)
 	if resp.StatusCode != http.StatusOK {
 		return errors.New(strings.ToLower(resp.Status))
 	}
-	f, err := os.CreateTemp(filepath.Dir(to), ".part-")
+	f, err := durable.Create(destination, durable.Options{Level: durable.Atomic, TempPattern: ".part-"})
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
 	n, err := io.Copy(f, io.LimitReader(resp.Body, limit+1))
 	if err == nil && n > limit {
 		err = fmt.Errorf("it has more than %d bytes", limit)
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
+	if err != nil {
+		return errors.Join(err, f.Discard())
 	}
-	return os.Rename(f.Name(), to)
+	return f.Commit()
 }

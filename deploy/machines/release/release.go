@@ -1,7 +1,7 @@
-// Package release reads a release of Keelson. It is a folder with the result of 'make dist', a
-// tarball in such a folder, or a tarball at a URL. The latter is downloaded first. The file
-// SHA256SUMS beside the tarball must contain the SHA-256 sum of each file; a file with another sum
-// is refused.
+// Package release reads a release of Keelson. The release is a folder with the result of 'make
+// dist', a tarball in such a folder, or a tarball at a URL. A tarball at a URL is downloaded first.
+// The file SHA256SUMS beside the tarball must contain the SHA-256 sum of each file. A file with
+// another sum is refused.
 package release
 
 import (
@@ -38,21 +38,23 @@ const sumsFile = "SHA256SUMS"
 
 var tarballName = regexp.MustCompile(`^keelson-([A-Za-z0-9._+-]{1,100})-linux-(amd64|arm64)\.tar\.gz$`)
 
-// Open reads the release at where: a folder, a tarball, or the URL of a tarball. It verifies the
-// SHA-256 sums of all files. Files at a URL are downloaded into the folder cache first.
-func Open(ctx context.Context, where, cache string) (plan.Release, error) {
-	r, err := openRelease(ctx, where, cache)
+// Open reads the release at location: a folder, a tarball, or the URL of a tarball. It verifies the
+// SHA-256 sums of all files. Files at a URL are first downloaded into a folder below the folder
+// cache.
+func Open(ctx context.Context, location, cache string) (plan.Release, error) {
+	r, err := openRelease(ctx, location, cache)
 	if err != nil {
-		return plan.Release{}, fmt.Errorf("release %s: %w", where, err)
+		return plan.Release{}, fmt.Errorf("release %s: %w", location, err)
 	}
 	return r, nil
 }
 
-// Version returns the version of the release at where, a folder, a tarball, or a URL. It reads only
-// file names. It returns "" if there is no tarball, or if there are tarballs of different versions.
-func Version(where string) (version string) {
-	names := []string{path.Base(where)}
-	if entries, err := os.ReadDir(where); err == nil {
+// Version returns the version of the release at location, a folder, a tarball, or a URL. It reads
+// only file names. It returns "" if there is no tarball, or if there are tarballs of different
+// versions.
+func Version(location string) (version string) {
+	names := []string{path.Base(location)}
+	if entries, err := os.ReadDir(location); err == nil {
 		names = nil
 		for _, e := range entries {
 			names = append(names, e.Name())
@@ -90,8 +92,8 @@ func openRelease(ctx context.Context, where, cache string) (plan.Release, error)
 }
 
 // readRelease reads the release in a folder: the tarballs and image archives of all architectures.
-// It verifies their SHA-256 sums. If tarball is a file name, the release is that of its version. If
-// tarball is "", all tarballs in the folder must have the same version.
+// It verifies their SHA-256 sums. If tarball is a file name, readRelease reads the version of that
+// tarball. If tarball is "", all tarballs in the folder must have the same version.
 func readRelease(folder, tarball string) (plan.Release, error) {
 	sums, err := readSums(filepath.Join(folder, sumsFile))
 	if err != nil {
@@ -101,7 +103,8 @@ func readRelease(folder, tarball string) (plan.Release, error) {
 	if tarball != "" {
 		m := tarballName.FindStringSubmatch(tarball)
 		if m == nil {
-			return plan.Release{}, errors.New("want a folder of 'make dist', or keelson-VERSION-linux-ARCH.tar.gz in one")
+			return plan.Release{},
+				errors.New("want a folder of 'make dist', or keelson-VERSION-linux-ARCH.tar.gz in one")
 		}
 		version = m[1]
 	}
@@ -141,7 +144,9 @@ func readArchive(folder, name string, sums map[string]string) (plan.Archive, err
 		if err != nil {
 			return err
 		}
-		return sumMembers(zip, func(member string) string { return installedPath(strings.TrimPrefix(member, top)) }, a.Sums)
+		return sumMembers(zip, func(member string) string {
+			return installedPath(strings.TrimPrefix(member, top))
+		}, a.Sums)
 	}); err != nil {
 		return a, err
 	}
@@ -153,7 +158,9 @@ func readArchive(folder, name string, sums map[string]string) (plan.Archive, err
 		return a, nil
 	}
 	f, err := readFile(folder, images, sums, func(r io.Reader) error {
-		return sumMembers(r, func(member string) string { return "/var/lib/keelson/images.d/" + path.Base(member) }, a.ImageSums)
+		return sumMembers(r, func(member string) string {
+			return "/var/lib/keelson/images.d/" + path.Base(member)
+		}, a.ImageSums)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return a, nil // nodes that can pull from a registry do not need the images
@@ -162,9 +169,9 @@ func readArchive(folder, name string, sums map[string]string) (plan.Archive, err
 	return a, err
 }
 
-// installedPath returns the path on a machine at which install.sh installs a file. The argument
+// installedPath returns the path on a machine at which install.sh installs a file of a release.
 // member is the path of the file in the tarball, below the top folder. It returns "" if install.sh
-// does not install the file, or changes it.
+// does not install the file, or changes its content.
 func installedPath(member string) string {
 	switch dir, name := path.Split(member); dir {
 	case "/usr/bin/", "/opt/cni/bin/", "/usr/lib/systemd/system/":
@@ -177,9 +184,10 @@ func installedPath(member string) string {
 	return ""
 }
 
-// sumMembers reads a tar, and stores the SHA-256 sum of each regular file in sums. The key is the
-// result of at for the name in the tar; files with "" are omitted.
-func sumMembers(r io.Reader, at func(member string) string, sums map[string]string) error {
+// sumMembers reads a tar, and stores the SHA-256 sum of each regular file in sums. It passes the
+// name of the file in the tar to keyFor, and uses the result as the key in sums. Files for which
+// keyFor returns "" are omitted.
+func sumMembers(r io.Reader, keyFor func(member string) string, sums map[string]string) error {
 	t := tar.NewReader(io.LimitReader(r, maxUnpacked))
 	for n := 0; ; n++ {
 		h, err := t.Next()
@@ -192,7 +200,7 @@ func sumMembers(r io.Reader, at func(member string) string, sums map[string]stri
 		if n > maxFiles {
 			return fmt.Errorf("it has more than %d files", maxFiles)
 		}
-		to := at(h.Name)
+		to := keyFor(h.Name)
 		if h.Typeflag != tar.TypeReg || to == "" {
 			continue
 		}
@@ -204,12 +212,14 @@ func sumMembers(r io.Reader, at func(member string) string, sums map[string]stri
 	}
 }
 
-// readFile calls each with a reader of a file of the release, and returns the name, path, SHA-256
-// sum, and size of the file. It returns an error if the file is not in sums, or if its sum differs.
-func readFile(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
+// readFile passes the content of a file of the release to process, and returns the name, path,
+// SHA-256 sum, and size of the file. It returns an error if sums does not contain the file, or
+// contains another sum.
+func readFile(folder, name string, sums map[string]string, process func(io.Reader) error) (plan.File, error) {
 	want, ok := sums[name]
 	if !ok {
-		return plan.File{}, fmt.Errorf("%s is not in %s: it may have been renamed, or is of another release", name, sumsFile)
+		return plan.File{}, fmt.Errorf("%s is not in %s: it may have been renamed, or is of another release",
+			name, sumsFile)
 	}
 	out := plan.File{Name: name, Path: filepath.Join(folder, name), Sum: want}
 	f, err := os.Open(out.Path)
@@ -226,12 +236,13 @@ func readFile(folder, name string, sums map[string]string, each func(io.Reader) 
 	}
 	sum := sha256.New()
 	r := io.TeeReader(bufio.NewReaderSize(f, 1<<20), sum)
-	err = each(r)
+	err = process(r)
 	if _, rest := io.Copy(io.Discard, r); rest != nil {
 		return out, fmt.Errorf("reading %s: %w", name, rest)
 	}
 	if is := hex.EncodeToString(sum.Sum(nil)); is != want {
-		return out, fmt.Errorf("%s is not what its release has: its SHA-256 is %s, and %s says %s", name, is, sumsFile, want)
+		return out, fmt.Errorf("%s is not what its release has: its SHA-256 is %s, and %s says %s", name, is,
+			sumsFile, want)
 	}
 	if err != nil {
 		return out, fmt.Errorf("reading %s: %w", name, err)
@@ -241,8 +252,8 @@ func readFile(folder, name string, sums map[string]string, each func(io.Reader) 
 
 var sumLine = regexp.MustCompile(`^([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._+-]*)$`)
 
-func readSums(path string) (map[string]string, error) {
-	f, err := os.Open(path)
+func readSums(file string) (map[string]string, error) {
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("the sums of its files: %w", err)
 	}
@@ -258,7 +269,7 @@ func readSums(path string) (map[string]string, error) {
 		}
 	}
 	if len(sums) == 0 {
-		return nil, fmt.Errorf("%s has no sums", path)
+		return nil, fmt.Errorf("%s has no sums", file)
 	}
 	return sums, nil
 }
@@ -266,9 +277,9 @@ func readSums(path string) (map[string]string, error) {
 // architectures are the architectures that a release may contain.
 var architectures = []string{"amd64", "arm64"}
 
-// releaseFiles returns the names of the files that a release may consist of: a tarball and an image
-// archive for each architecture. The argument is the name of one tarball, which comes first. Any
-// other file may be missing in the release.
+// releaseFiles returns the names of the files that a release may contain: a tarball and an image
+// archive for each architecture. tarball is the name of one of these tarballs, which comes first in
+// the result. Any other file may be missing in the release.
 func releaseFiles(tarball string) (names []string, err error) {
 	m := tarballName.FindStringSubmatch(tarball)
 	if m == nil {

@@ -21,7 +21,8 @@ func packed(t *testing.T, files map[string]string, zip bool) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(files[name]))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755,
+			Size: int64(len(files[name]))}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write([]byte(files[name])); err != nil {
@@ -53,8 +54,10 @@ func folder(t *testing.T, versions ...string) string {
 	for _, v := range versions {
 		top := "keelson-" + v + "-linux-amd64"
 		for name, raw := range map[string][]byte{
-			top + ".tar.gz": packed(t, map[string]string{top + "/usr/bin/kctl": "kctl", top + "/opt/cni/bin/bridge": "bridge", top + "/etc/keelson/agent.yaml": "an example",
-				top + "/usr/lib/systemd/system/keelson.slice": "slice", top + "/install.sh": "install", top + "/uninstall.sh": "uninstall", "elsewhere/usr/bin/x": "x"}, true),
+			top + ".tar.gz": packed(t, map[string]string{top + "/usr/bin/kctl": "kctl",
+				top + "/opt/cni/bin/bridge": "bridge", top + "/etc/keelson/agent.yaml": "an example",
+				top + "/usr/lib/systemd/system/keelson.slice": "slice", top + "/install.sh": "install",
+				top + "/uninstall.sh": "uninstall", "elsewhere/usr/bin/x": "x"}, true),
 			top + "-images.tar": packed(t, map[string]string{"entry.tar": "entry"}, false),
 		} {
 			if err := os.WriteFile(filepath.Join(dir, name), raw, 0o644); err != nil {
@@ -77,14 +80,17 @@ func TestOpen(t *testing.T) {
 	served := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	defer served.Close()
 	cache := t.TempDir()
-	for _, where := range []string{dir, filepath.Join(dir, "keelson-v1-linux-amd64.tar.gz"), served.URL + "/keelson-v1-linux-amd64.tar.gz", served.URL + "/keelson-v1-linux-amd64.tar.gz"} {
+	for _, where := range []string{dir, filepath.Join(dir, "keelson-v1-linux-amd64.tar.gz"),
+		served.URL + "/keelson-v1-linux-amd64.tar.gz", served.URL + "/keelson-v1-linux-amd64.tar.gz"} {
 		r, err := Open(t.Context(), where, cache)
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := r.Archives["amd64"]
-		want := map[string]string{"/usr/bin/kctl": sum("kctl"), "/opt/cni/bin/bridge": sum("bridge"), "/usr/lib/systemd/system/keelson.slice": sum("slice"), "/usr/lib/keelson/uninstall.sh": sum("uninstall")}
-		if r.Version != "v1" || !maps.Equal(a.Sums, want) || a.Images == nil || !maps.Equal(a.ImageSums, map[string]string{"/var/lib/keelson/images.d/entry.tar": sum("entry")}) {
+		want := map[string]string{"/usr/bin/kctl": sum("kctl"), "/opt/cni/bin/bridge": sum("bridge"),
+			"/usr/lib/systemd/system/keelson.slice": sum("slice"), "/usr/lib/keelson/uninstall.sh": sum("uninstall")}
+		if r.Version != "v1" || !maps.Equal(a.Sums, want) || a.Images == nil ||
+			!maps.Equal(a.ImageSums, map[string]string{"/var/lib/keelson/images.d/entry.tar": sum("entry")}) {
 			t.Errorf("%s is %+v", where, r)
 		}
 		if info, err := os.Stat(a.Tarball.Path); err != nil || info.Size() != a.Tarball.Size {
@@ -102,7 +108,8 @@ func TestOpen(t *testing.T) {
 // What is no release, or has been changed, is refused.
 func TestOpenRefuses(t *testing.T) {
 	broken := folder(t, "v1")
-	if err := os.WriteFile(filepath.Join(broken, "keelson-v1-linux-amd64.tar.gz"), packed(t, map[string]string{"keelson-v1-linux-amd64/usr/bin/kctl": "evil"}, true), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(broken, "keelson-v1-linux-amd64.tar.gz"),
+		packed(t, map[string]string{"keelson-v1-linux-amd64/usr/bin/kctl": "evil"}, true), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	two := folder(t, "v1", "v2")
@@ -113,16 +120,21 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for where, want := range map[string]string{
-		broken: "keelson-v1-linux-amd64.tar.gz is not what its release has: its SHA-256 is", two: "there are v1 and v2: name one tarball",
-		t.TempDir(): "the sums of its files", filepath.Join(two, "none.tar.gz"): "no such file", unlisted: "is not in SHA256SUMS",
-		served.URL + "/keelson-v1-linux-amd64.tar.gz": "is not what its release has", served.URL + "/keelson-v9-linux-amd64.tar.gz": "is not in SHA256SUMS",
-		served.URL + "/none/keelson-v1-linux-amd64.tar.gz": "404", served.URL + "/x": "want the URL of keelson-VERSION-linux-ARCH.tar.gz",
+		broken:      "keelson-v1-linux-amd64.tar.gz is not what its release has: its SHA-256 is",
+		two:         "there are v1 and v2: name one tarball",
+		t.TempDir(): "the sums of its files", filepath.Join(two, "none.tar.gz"): "no such file",
+		unlisted: "is not in SHA256SUMS",
+		served.URL + "/keelson-v1-linux-amd64.tar.gz":      "is not what its release has",
+		served.URL + "/keelson-v9-linux-amd64.tar.gz":      "is not in SHA256SUMS",
+		served.URL + "/none/keelson-v1-linux-amd64.tar.gz": "404",
+		served.URL + "/x": "want the URL of keelson-VERSION-linux-ARCH.tar.gz",
 	} {
 		if r, err := Open(t.Context(), where, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v\nwant %s", where, r, err, want)
 		}
 	}
-	if r, err := Open(t.Context(), filepath.Join(two, "keelson-v2-linux-amd64.tar.gz"), ""); err != nil || r.Version != "v2" {
+	if r, err := Open(t.Context(), filepath.Join(two, "keelson-v2-linux-amd64.tar.gz"), ""); err != nil ||
+		r.Version != "v2" {
 		t.Errorf("one of two: %+v, %v", r, err)
 	}
 }
@@ -131,7 +143,8 @@ func TestOpenRefuses(t *testing.T) {
 func TestVersion(t *testing.T) {
 	one, two := folder(t, "v1"), folder(t, "v1", "v2")
 	for where, want := range map[string]string{
-		one: "v1", two: "", filepath.Join(two, "keelson-v2-linux-amd64.tar.gz"): "v2", "https://example.com/r/keelson-v1.1.0-linux-arm64.tar.gz": "v1.1.0",
+		one: "v1", two: "", filepath.Join(two, "keelson-v2-linux-amd64.tar.gz"): "v2",
+		"https://example.com/r/keelson-v1.1.0-linux-arm64.tar.gz": "v1.1.0",
 		t.TempDir(): "", "https://example.com/r": "", "/nowhere/keelson-v3-linux-amd64.tar.gz": "v3",
 	} {
 		if got := Version(where); got != want {

@@ -1,4 +1,4 @@
-// Command build makes the example images, and that of the proxy in front of Services, as OCI archives:
+// Command build writes the example images and the image of the ingress proxy as OCI archives:
 //
 //	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox] [-entry bin/keelson-entry] [-version VERSION]
 //	go run ./examples/images/build -only-entry -arch arm64 -entry bin/dist/arm64/images/keelson-entry
@@ -32,18 +32,20 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"keelson.dev/keelson/internal/durable"
 )
 
 func main() {
-	out := flag.String("out", "bin/images", "folder for the archives")
+	out := flag.String("out", "bin/images", "directory for the archives")
 	busybox := flag.String("busybox", "/bin/busybox", "a static busybox (Debian: busybox-static)")
-	entry := flag.String("entry", "", "the program keelson-entry")
-	version := flag.String("version", "dev", "the release whose proxies these are: their image's tag")
-	only := flag.Bool("only-entry", false, "make that of the proxies alone")
-	flag.StringVar(&arch, "arch", runtime.GOARCH, "architecture of -entry, where that is made alone")
+	entry := flag.String("entry", "", "path of the program keelson-entry; empty = no image of the ingress proxy")
+	version := flag.String("version", "dev", "version of the release, which is the tag of the ingress proxy's image")
+	only := flag.Bool("only-entry", false, "write the archive of the ingress proxy only")
+	flag.StringVar(&arch, "arch", runtime.GOARCH, "architecture of the ingress proxy's image with -only-entry")
 	flag.Parse()
 	if *only && *entry == "" || !*only && arch != runtime.GOARCH {
-		fmt.Fprintln(os.Stderr, "build: -only-entry needs -entry, and another architecture needs -only-entry")
+		fmt.Fprintln(os.Stderr, "build: -only-entry requires -entry, and -arch requires -only-entry")
 		os.Exit(2)
 	}
 	if *only {
@@ -53,7 +55,7 @@ func main() {
 		}
 		return
 	}
-	if err := build(*out, *busybox, *entry, *version); err != nil {
+	if err := buildImages(*out, *busybox, *entry, *version); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
@@ -62,17 +64,17 @@ func main() {
 // arch is the architecture of the images.
 var arch = runtime.GOARCH
 
-func build(out, busybox, entry, version string) error {
+func buildImages(out, busybox, entry, version string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
-	hello, err := helloLayer()
+	hello, err := buildHelloLayer()
 	if err != nil {
 		return fmt.Errorf("build hello: %w", err)
 	}
 	images := map[string]v1.Image{}
 	for _, v := range []string{"v1", "v2"} {
-		images["keelson.dev/hello:"+v], err = image(hello, v1.Config{
+		images["keelson.dev/hello:"+v], err = newImage(hello, v1.Config{
 			Entrypoint: []string{"/hello"}, Env: []string{"PATH=/", "HELLO_VERSION=" + v},
 			ExposedPorts: map[string]struct{}{"8080/tcp": {}}})
 		if err != nil {
@@ -82,57 +84,60 @@ func build(out, busybox, entry, version string) error {
 	if err := writeArchive(filepath.Join(out, "hello.tar"), images); err != nil {
 		return err
 	}
-	tools, err := toolsLayer(busybox)
+	tools, err := buildToolsLayer(busybox)
 	if err != nil {
 		return fmt.Errorf("build tools: %w", err)
 	}
-	img, err := image(tools, v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin:/sbin"}, WorkingDir: "/"})
+	img, err := newImage(tools, v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin:/sbin"},
+		WorkingDir: "/"})
 	if err != nil {
 		return err
 	}
-	if err := writeArchive(filepath.Join(out, "tools.tar"), map[string]v1.Image{"keelson.dev/tools:v1": img}); err != nil || entry == "" {
+	if err := writeArchive(filepath.Join(out, "tools.tar"), map[string]v1.Image{"keelson.dev/tools:v1": img}); err !=
+		nil || entry == "" {
 		return err
 	}
 	return writeEntry(out, entry, version)
 }
 
 func writeEntry(out, entry, version string) error {
-	img, err := entryImage(entry)
+	img, err := buildEntryImage(entry)
 	if err != nil {
 		return fmt.Errorf("build entry: %w", err)
 	}
-	return writeArchive(filepath.Join(out, "entry.tar"), map[string]v1.Image{"keelson.dev/entry:" + version: img, "keelson.dev/entry:dev": img})
+	return writeArchive(filepath.Join(out, "entry.tar"),
+		map[string]v1.Image{"keelson.dev/entry:" + version: img, "keelson.dev/entry:dev": img})
 }
 
-func entryImage(program string) (v1.Image, error) {
-	content, err := os.ReadFile(program)
+func buildEntryImage(buildProgram string) (v1.Image, error) {
+	content, err := os.ReadFile(buildProgram)
 	if err != nil {
 		return nil, err
 	}
-	l := newLayer()
-	l.accounts()
-	l.file("keelson-entry", 0o755, content)
-	layer, err := l.close()
+	l := newLayerBuilder()
+	l.addAccountFiles()
+	l.addFile("keelson-entry", 0o755, content)
+	layer, err := l.buildLayer()
 	if err != nil {
 		return nil, err
 	}
-	return image(layer, v1.Config{Entrypoint: []string{"/keelson-entry"}, User: "65534:65534"})
+	return newImage(layer, v1.Config{Entrypoint: []string{"/keelson-entry"}, User: "65534:65534"})
 }
 
-// layerTar collects the files of a layer.
-type layerTar struct {
+// layerBuilder collects the files of an image layer.
+type layerBuilder struct {
 	buf bytes.Buffer
 	w   *tar.Writer
 	err error
 }
 
-func newLayer() *layerTar {
-	l := &layerTar{}
+func newLayerBuilder() *layerBuilder {
+	l := &layerBuilder{}
 	l.w = tar.NewWriter(&l.buf)
 	return l
 }
 
-func (l *layerTar) add(h *tar.Header, content []byte) {
+func (l *layerBuilder) addEntry(h *tar.Header, content []byte) {
 	if l.err != nil {
 		return
 	}
@@ -142,50 +147,54 @@ func (l *layerTar) add(h *tar.Header, content []byte) {
 	}
 }
 
-func (l *layerTar) dir(name string, mode int64) {
-	l.add(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: mode}, nil)
+func (l *layerBuilder) addDirectory(name string, mode int64) {
+	l.addEntry(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: mode}, nil)
 }
 
-func (l *layerTar) file(name string, mode int64, content []byte) {
-	l.add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode}, content)
+func (l *layerBuilder) addFile(name string, mode int64, content []byte) {
+	l.addEntry(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode}, content)
 }
 
-func (l *layerTar) link(name, target string) {
-	l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, nil)
+func (l *layerBuilder) addSymlink(name, target string) {
+	l.addEntry(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, nil)
 }
 
-func (l *layerTar) close() (v1.Layer, error) {
+func (l *layerBuilder) buildLayer() (v1.Layer, error) {
 	if l.err == nil {
 		l.err = l.w.Close()
 	}
 	if l.err != nil {
 		return nil, l.err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(l.buf.Bytes())), nil },
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(l.buf.Bytes())), nil
+	},
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// accounts are the users of both images.
-func (l *layerTar) accounts() {
-	l.dir("etc", 0o755)
-	l.file("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\napp:x:1000:1000:app:/tmp:/bin/sh\n"))
-	l.file("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\napp:x:1000:\nextra:x:2000:app\n"))
-	l.dir("tmp", 0o1777)
+// addAccountFiles adds the user and group files of both images.
+func (l *layerBuilder) addAccountFiles() {
+	l.addDirectory("etc", 0o755)
+	l.addFile("etc/passwd", 0o644,
+		[]byte(
+			"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\napp:x:1000:1000:app:/tmp:/bin/sh\n"))
+	l.addFile("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\napp:x:1000:\nextra:x:2000:app\n"))
+	l.addDirectory("tmp", 0o1777)
 }
 
-func helloLayer() (v1.Layer, error) {
-	content, err := program("hello")
+func buildHelloLayer() (v1.Layer, error) {
+	content, err := buildProgram("hello")
 	if err != nil {
 		return nil, err
 	}
-	l := newLayer()
-	l.accounts()
-	l.file("hello", 0o755, content)
-	return l.close()
+	l := newLayerBuilder()
+	l.addAccountFiles()
+	l.addFile("hello", 0o755, content)
+	return l.buildLayer()
 }
 
-// program builds a program of examples/images.
-func program(name string) ([]byte, error) {
+// buildProgram builds a program of examples/images and returns its content.
+func buildProgram(name string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "keelson-image-")
 	if err != nil {
 		return nil, err
@@ -201,7 +210,7 @@ func program(name string) ([]byte, error) {
 	return os.ReadFile(bin)
 }
 
-func toolsLayer(busybox string) (v1.Layer, error) {
+func buildToolsLayer(busybox string) (v1.Layer, error) {
 	content, err := os.ReadFile(busybox)
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install busybox-static)", err)
@@ -210,39 +219,40 @@ func toolsLayer(busybox string) (v1.Layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the applets of %s: %w", busybox, err)
 	}
-	wget, err := program("wget")
+	wget, err := buildProgram("wget")
 	if err != nil {
 		return nil, fmt.Errorf("build wget: %w", err)
 	}
-	l := newLayer()
-	l.accounts()
-	l.dir("root", 0o700)
-	l.dir("bin", 0o755)
-	l.file("bin/busybox", 0o755, content)
-	l.file("bin/wget", 0o755, wget)
+	l := newLayerBuilder()
+	l.addAccountFiles()
+	l.addDirectory("root", 0o700)
+	l.addDirectory("bin", 0o755)
+	l.addFile("bin/busybox", 0o755, content)
+	l.addFile("bin/wget", 0o755, wget)
 	applets := strings.Fields(string(list))
 	slices.Sort(applets)
 	for _, a := range slices.Compact(applets) {
 		if a != "busybox" && a != "wget" && !strings.Contains(a, "/") {
-			l.link("bin/"+a, "busybox")
+			l.addSymlink("bin/"+a, "busybox")
 		}
 	}
 	for _, d := range []string{"usr", "usr/bin", "usr/local", "usr/local/bin", "var", "var/run", "home"} {
-		l.dir(d, 0o755)
+		l.addDirectory(d, 0o755)
 	}
-	return l.close()
+	return l.buildLayer()
 }
 
-func image(layer v1.Layer, config v1.Config) (v1.Image, error) {
+func newImage(layer v1.Layer, config v1.Config) (v1.Image, error) {
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	img, err := mutate.AppendLayers(base, layer)
 	if err != nil {
 		return nil, err
 	}
-	return mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: arch, Config: config, RootFS: rootFS(img)})
+	return mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: arch, Config: config,
+		RootFS: rootFSOf(img)})
 }
 
-func rootFS(img v1.Image) v1.RootFS {
+func rootFSOf(img v1.Image) v1.RootFS {
 	c, err := img.ConfigFile()
 	if err != nil {
 		return v1.RootFS{Type: "layers"}
@@ -250,8 +260,8 @@ func rootFS(img v1.Image) v1.RootFS {
 	return c.RootFS
 }
 
-// writeArchive writes images as one OCI archive, with names as annotations of the
-// index.
+// writeArchive writes images to one OCI archive. The index of the archive has their names as
+// annotations.
 func writeArchive(file string, images map[string]v1.Image) error {
 	dir, err := os.MkdirTemp("", "keelson-image-")
 	if err != nil {
@@ -275,11 +285,11 @@ func writeArchive(file string, images map[string]v1.Image) error {
 			return err
 		}
 	}
-	return tarFolder(file, dir)
+	return writeTar(file, dir)
 }
 
-func tarFolder(file, dir string) error {
-	out, err := os.Create(file + ".new")
+func writeTar(file, dir string) error {
+	out, err := durable.Create(file, durable.Options{Level: durable.Atomic, Mode: 0o666})
 	if err != nil {
 		return err
 	}
@@ -296,7 +306,8 @@ func tarFolder(file, dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content)), ModTime: time.Unix(0, 0)}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content)),
+			ModTime: time.Unix(0, 0)}); err != nil {
 			return err
 		}
 		_, err = w.Write(content)
@@ -305,11 +316,8 @@ func tarFolder(file, dir string) error {
 	if err == nil {
 		err = w.Close()
 	}
-	if e := out.Close(); err == nil {
-		err = e
-	}
 	if err != nil {
-		return err
+		return errors.Join(err, out.Discard())
 	}
-	return os.Rename(file+".new", file)
+	return out.Commit()
 }

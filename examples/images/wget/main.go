@@ -1,5 +1,6 @@
-// Command wget fetches a URL, with the options that busybox's has: the example image of tools holds it in its place,
-// because the static busybox of Debian crashes on -T, the option that every test of a network needs.
+// Command wget fetches a URL, with the options of busybox's wget. The example image of tools has it
+// instead, because the static busybox of Debian crashes on -T, the timeout, which network tests
+// need.
 package main
 
 import (
@@ -29,21 +30,21 @@ type options struct {
 func main() {
 	var o options
 	f := pflag.NewFlagSet("wget", pflag.ContinueOnError)
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print errors only")
 	f.BoolVar(&o.spider, "spider", false, "only check that the URL exists")
-	f.BoolVarP(&o.showHeaders, "server-response", "S", false, "show the headers of the answer")
-	f.BoolVar(&o.insecure, "no-check-certificate", false, "take any certificate")
-	f.StringVarP(&o.output, "output-document", "O", "", "file for the answer; - is the standard output")
-	f.StringVar(&o.postData, "post-data", "", "send this with POST")
-	f.StringVarP(&o.agent, "user-agent", "U", "Wget", "name of the client")
-	f.StringArrayVar(&o.headers, "header", nil, "NAME: VALUE, a header to send (repeatable)")
-	f.IntVarP(&o.timeout, "timeout", "T", 900, "seconds until it gives up")
+	f.BoolVarP(&o.showHeaders, "server-response", "S", false, "print the headers of the response")
+	f.BoolVar(&o.insecure, "no-check-certificate", false, "accept any certificate")
+	f.StringVarP(&o.output, "output-document", "O", "", "file for the response; - = standard output")
+	f.StringVar(&o.postData, "post-data", "", "send this text as the body of a POST request")
+	f.StringVarP(&o.agent, "user-agent", "U", "Wget", "value of the User-Agent header")
+	f.StringArrayVar(&o.headers, "header", nil, "header to send, as NAME: VALUE (repeatable)")
+	f.IntVarP(&o.timeout, "timeout", "T", 900, "timeout in seconds; 0 = none")
 	err := f.Parse(os.Args[1:])
 	if err == nil && f.NArg() != 1 {
-		err = errors.New("one URL is needed: wget [-qS] [-O FILE] [-T SECONDS] URL")
+		err = errors.New("want one URL: wget [-qS] [-O FILE] [-T SECONDS] URL")
 	}
 	if err == nil {
-		err = fetch(o, f.Arg(0))
+		err = fetchURL(o, f.Arg(0))
 	}
 	if err != nil && !errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "wget:", err)
@@ -51,7 +52,7 @@ func main() {
 	}
 }
 
-func fetch(o options, address string) error {
+func fetchURL(o options, address string) error {
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
@@ -61,15 +62,15 @@ func fetch(o options, address string) error {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(o.timeout)*time.Second)
 		defer cancel()
 	}
-	req, err := o.request(ctx, address)
+	req, err := o.newRequest(ctx, address)
 	if err != nil {
 		return err
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: o.insecure} // -no-check-certificate is the user's word
+	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: o.insecure} // requested by -no-check-certificate
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return explain(req.URL, err)
+		return describeError(req.URL, err)
 	}
 	defer resp.Body.Close()
 	if o.showHeaders {
@@ -82,13 +83,13 @@ func fetch(o options, address string) error {
 	if o.spider {
 		return nil
 	}
-	out, name, err := o.open(req.URL)
+	out, name, err := o.openOutput(req.URL)
 	if err != nil {
 		return err
 	}
 	_, err = io.Copy(out, resp.Body)
 	if err := errors.Join(err, out.Close()); err != nil {
-		return explain(req.URL, err)
+		return describeError(req.URL, err)
 	}
 	if !o.quiet && name != "-" {
 		fmt.Fprintf(os.Stderr, "'%s' saved\n", name)
@@ -96,7 +97,7 @@ func fetch(o options, address string) error {
 	return nil
 }
 
-func (o options) request(ctx context.Context, address string) (*http.Request, error) {
+func (o options) newRequest(ctx context.Context, address string) (*http.Request, error) {
 	method, body := http.MethodGet, io.Reader(nil)
 	switch {
 	case o.postData != "":
@@ -126,7 +127,7 @@ func (o options) request(ctx context.Context, address string) (*http.Request, er
 	return req, nil
 }
 
-func (o options) open(u *url.URL) (io.WriteCloser, string, error) {
+func (o options) openOutput(u *url.URL) (io.WriteCloser, string, error) {
 	if o.output == "-" {
 		return os.Stdout, "-", nil
 	}
@@ -140,8 +141,9 @@ func (o options) open(u *url.URL) (io.WriteCloser, string, error) {
 	return f, name, err
 }
 
-// explain says in busybox's words what scripts look for: a name that does not resolve, a time that ran out.
-func explain(u *url.URL, err error) error {
+// describeError returns the error in the words of busybox, which scripts expect: an unresolved
+// name, a timeout.
+func describeError(u *url.URL, err error) error {
 	var dns *net.DNSError
 	var wrapped *url.Error
 	switch {

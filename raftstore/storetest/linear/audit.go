@@ -13,12 +13,13 @@ import (
 
 // CheckOptions are the parameters of Recorder.Check.
 type CheckOptions struct {
-	// Skew is the largest difference of a replica's clock from the correct time.
+	// Skew is the largest error of a replica's clock.
 	Skew time.Duration
-	// Timeout bounds the search for a sequential order of the calls (default one minute).
+	// Timeout is the timeout of the search for a sequential order of the calls (default one
+	// minute).
 	Timeout time.Duration
 	// Dir is the directory for HTML pages that visualize calls without a valid order, one page per
-	// key; "" = none.
+	// key. "" means that no pages are written.
 	Dir string
 }
 
@@ -35,7 +36,8 @@ func (r *Recorder) Check(o CheckOptions) *Report {
 	for _, s := range r.sessions {
 		h.checkSession(rep, s)
 	}
-	a := &audit{rec: r, rep: rep, h: h, skew: o.Skew, applied: make(map[*op][]raftstore.Revision), maker: make(map[raftstore.Revision]*op)}
+	a := &audit{rec: r, rep: rep, h: h, skew: o.Skew, applied: make(map[*op][]raftstore.Revision),
+		maker: make(map[raftstore.Revision]*op)}
 	a.indexCommits()
 	a.attributeRevisions()
 	for _, op := range r.ops {
@@ -76,20 +78,19 @@ func (r *Report) countCall(o *op) {
 	}
 }
 
-// audit holds the state of one call of Check: the recorded calls, the history and the relation
-// between them.
+// audit is the state of one call of Check: the recorded calls, the history, and which call has made
+// which revision.
 type audit struct {
 	rec     *Recorder
 	rep     *Report
 	h       *history
 	skew    time.Duration
-	writer  map[string]*op               // commit by the key and the value that it put
-	applied map[*op][]raftstore.Revision // revisions at which the history contains the commit
-	maker   map[raftstore.Revision]*op   // commit that made the revision; nil for an expiry
-	floor   map[*op]raftstore.Revision   // not used
+	writer  map[string]*op               // commits by the keys and values that they put (key=value)
+	applied map[*op][]raftstore.Revision // revisions that each commit has made, according to the history
+	maker   map[raftstore.Revision]*op   // commit that has made each revision; nil for an expiry
 }
 
-// indexCommits fills writer: commits by the keys and values that they put.
+// indexCommits sets writer: the commits by the keys and values that they put.
 func (a *audit) indexCommits() {
 	a.writer = make(map[string]*op)
 	for _, o := range a.rec.ops {
@@ -101,8 +102,9 @@ func (a *audit) indexCommits() {
 	}
 }
 
-// attributeRevisions determines the commit of each revision of the history by the values that it
-// put, and compares the revision with the commit. A revision without a commit must be an expiry.
+// attributeRevisions determines which commit has made each revision of the history. It identifies
+// the commit by the values in the revision, and checks that the revision has the effect of that
+// commit. A revision without a commit must be an expiry.
 func (a *audit) attributeRevisions() {
 	for _, rev := range a.h.revisions {
 		seen := a.h.events[rev]
@@ -126,8 +128,8 @@ func (a *audit) attributeRevisions() {
 // slack is the tolerance for comparing times, because the store rounds them to milliseconds.
 const slack = 2 * time.Millisecond
 
-// checkExpiry checks a revision that no commit made. It must delete only keys with a TTL, and not
-// before they expire.
+// checkExpiry checks a revision that was not made by a commit. It must delete only keys with a TTL,
+// and no key before it expires. seen is the first delivery of the revision to a watcher.
 func (a *audit) checkExpiry(seen sighting) {
 	for i := range seen.Events.Events {
 		ev := &seen.Events.Events[i]
@@ -138,13 +140,15 @@ func (a *audit) checkExpiry(seen sighting) {
 		a.rep.Expired++
 		due := time.UnixMilli(ev.Prev.Expires).Add(-a.skew)
 		if at := a.rec.began.Add(seen.at); at.Before(due.Add(-slack)) {
-			a.rep.addViolation(Expiry, "revision %d: %s expired %s before its time", seen.Revision, ev.Item.Key, due.Sub(at))
+			a.rep.addViolation(Expiry, "revision %d: %s expired %s before its time", seen.Revision,
+				ev.Item.Key, due.Sub(at))
 		}
 	}
 }
 
-// checkEffect compares a revision with the commit o that made it. The preconditions must hold in
-// the state before, and the events must match the ops.
+// checkEffect checks that the revision that the commit o has made has the effect of o. The
+// preconditions must hold in the state before the revision, and the events must match the ops. seen
+// is the first delivery of the revision to a watcher.
 func (a *audit) checkEffect(o *op, seen sighting) {
 	var want []raftstore.OpKind
 	var keys []string
@@ -152,21 +156,25 @@ func (a *audit) checkEffect(o *op, seen sighting) {
 		step := &o.commit.Ops[i]
 		was := a.h.itemAt(step.Key, seen.Revision-1)
 		if !preconditionHolds(step.If, was) {
-			a.rep.addViolation(Broken, "revision %d: %s, but %s was %s", seen.Revision, o.formatCall(), step.Key, formatItem(was))
+			a.rep.addViolation(Broken, "revision %d: %s, but %s was %s", seen.Revision, o.formatCall(), step.Key,
+				formatItem(was))
 		}
-		if step.Kind == raftstore.OpCheck || step.Kind == raftstore.OpDelete && was == nil || !strings.HasPrefix(step.Key, a.rec.prefix) {
+		if step.Kind == raftstore.OpCheck || step.Kind == raftstore.OpDelete && was == nil ||
+			!strings.HasPrefix(step.Key, a.rec.prefix) {
 			continue
 		}
 		want, keys = append(want, step.Kind), append(keys, step.Key)
 	}
 	events := seen.Events.Events
 	if len(want) != len(events) {
-		a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(), formatEvents(seen.Events))
+		a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(),
+			formatEvents(seen.Events))
 		return
 	}
 	for i := range events {
 		if events[i].Item.Key != keys[i] || (events[i].Kind == raftstore.EventPut) != (want[i] == raftstore.OpPut) {
-			a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(), formatEvents(seen.Events))
+			a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(),
+				formatEvents(seen.Events))
 			return
 		}
 	}
@@ -192,7 +200,8 @@ func (a *audit) checkPut(o *op, step *raftstore.Op, rev raftstore.Revision) {
 	}
 	from, to := a.rec.began.Add(o.call+step.TTL-a.skew), a.rec.began.Add(o.ret+step.TTL+a.skew)
 	if at := time.UnixMilli(is.Expires); at.Before(from.Add(-slack)) || o.fate == done && at.After(to.Add(slack)) {
-		a.rep.addViolation(Expiry, "revision %d: %s was put with TTL %s at about %s and shall expire at %s", rev, step.Key, step.TTL,
+		a.rep.addViolation(Expiry, "revision %d: %s was put with TTL %s at about %s and shall expire at %s", rev,
+			step.Key, step.TTL,
 			a.rec.began.Add(o.call).UTC().Format("15:04:05.000"), at.UTC().Format("15:04:05.000"))
 	}
 }
@@ -207,14 +216,16 @@ func preconditionHolds(p raftstore.Precondition, is *raftstore.Item) bool {
 	return true
 }
 
-// checkCall compares the result of one call with the history at the revision of the result.
+// checkCall compares the result of the call o with the state of the history at the revision that
+// the call returned.
 func (a *audit) checkCall(o *op) {
 	switch o.kind {
 	case opCommit:
 		a.checkCommit(o)
 	case opGet:
 		if o.fate == done && !sameItem(o.item, a.h.itemAt(o.key, o.rev)) {
-			a.rep.addViolation(a.violationKind(o), "%s, but at that revision it is %s", o.formatCall(), formatItem(a.h.itemAt(o.key, o.rev)))
+			a.rep.addViolation(a.violationKind(o), "%s, but at that revision it is %s", o.formatCall(),
+				formatItem(a.h.itemAt(o.key, o.rev)))
 		}
 	case opList:
 		if o.fate == done {
@@ -291,7 +302,8 @@ func (a *audit) checkList(o *op) {
 		want = want[:o.read.Limit]
 	}
 	if more != o.list.More || int64(rest) != o.list.Remaining {
-		a.rep.addViolation(TornList, "%s says more=%v, %d remaining; want %v, %d", o.formatCall(), o.list.More, o.list.Remaining, more, rest)
+		a.rep.addViolation(TornList, "%s says more=%v, %d remaining; want %v, %d", o.formatCall(), o.list.More,
+			o.list.Remaining, more, rest)
 	}
 	for i := range max(len(want), len(o.list.Items)) {
 		var w, g *raftstore.Item
@@ -315,15 +327,15 @@ func formatName(it *raftstore.Item) string {
 	return it.Key + " " + formatItem(it)
 }
 
-// moment is the time at which a call started or returned.
+// moment is the time at which a call started or ended, since the start of the recording.
 type moment struct {
 	at  time.Duration
 	end bool
 	op  *op
 }
 
-// sortedMoments returns the starts of all given calls, and the ends of those that were acknowledged
-// or refused, sorted by time. At the same time, starts come first.
+// sortedMoments returns the starts of all given calls, and the ends of the calls that were
+// acknowledged or refused, sorted by time. Starts precede ends with the same time.
 func sortedMoments(ops []*op) []moment {
 	out := make([]moment, 0, 2*len(ops))
 	for _, o := range ops {
@@ -341,8 +353,9 @@ func sortedMoments(ops []*op) []moment {
 	return out
 }
 
-// effectRevision returns the revision at which a call took effect or which it observed, and whether
-// it changed the store. The revision is 0 if the call had no effect.
+// effectRevision returns the revision that a commit has made, or else the revision that the call
+// has observed. moved reports whether the call has changed the store. The revision is 0 if no
+// revision is known that the call has made or observed.
 func (a *audit) effectRevision(o *op) (at raftstore.Revision, moved bool) {
 	switch {
 	case o.kind == opCommit && len(a.applied[o]) > 0:
@@ -355,11 +368,10 @@ func (a *audit) effectRevision(o *op) (at raftstore.Revision, moved bool) {
 	return 0, false
 }
 
-// realTime checks the order of calls in real time. A call that started after another one had
-// returned must observe the same revision as that call or a later one. If it changed the store, its
-// revision must be later.
+// realTime checks that the order of revisions matches the order of calls in real time. A call that
+// started after another call had returned must observe the same revision as that call or a later
+// one. If it changed the store, its revision must be later.
 func (a *audit) realTime() {
-	a.floor = make(map[*op]raftstore.Revision)
 	var floor raftstore.Revision
 	var by *op
 	for _, m := range sortedMoments(a.rec.ops) {
@@ -373,7 +385,8 @@ func (a *audit) realTime() {
 			}
 		case past || floor == 0:
 		case moved && at <= floor:
-			a.rep.addViolation(WentBack, "%s took effect at revision %d, but began after the end of: %s", m.op.formatCall(), at, by.formatCall())
+			a.rep.addViolation(WentBack, "%s took effect at revision %d, but began after the end of: %s",
+				m.op.formatCall(), at, by.formatCall())
 		case at < floor:
 			a.rep.addViolation(StaleRead, "%s, but began after the end of: %s", m.op.formatCall(), by.formatCall())
 		}
@@ -381,7 +394,8 @@ func (a *audit) realTime() {
 }
 
 // checkLocalReads checks that a local read through a replica does not observe an older revision
-// than earlier reads and commits through the same replica.
+// than earlier calls through the same replica. Only a read or commit that ended before the local
+// read counts as earlier.
 func (a *audit) checkLocalReads() {
 	type mark struct {
 		at raftstore.Revision
@@ -395,18 +409,19 @@ func (a *audit) checkLocalReads() {
 		}
 		f := floors[m.op.door]
 		if m.end {
-			// A commit waits for its own replica only until its deadline.
+			// A commit waits until its own replica has applied it, but only until the deadline.
 			if at > f.at && (!moved || m.op.inTime) && m.op.fate != refused {
 				floors[m.op.door] = mark{at, m.op}
 			}
 		} else if m.op.read.Local && at < f.at {
-			a.rep.addViolation(WentBack, "%s at %s, which before had: %s", m.op.formatCall(), m.op.door, f.by.formatCall())
+			a.rep.addViolation(WentBack, "%s at %s, which before had: %s", m.op.formatCall(), m.op.door,
+				f.by.formatCall())
 		}
 	}
 }
 
-// checkFenceOrder checks that in the history no commit with an older fence follows a commit with a
-// newer fence.
+// checkFenceOrder checks that no commit with a fence follows a commit with a newer fence in the
+// history.
 func (a *audit) checkFenceOrder() {
 	var newest *op
 	for _, rev := range a.h.revisions {

@@ -21,8 +21,9 @@ import (
 type broken struct {
 	raftstore.Store
 	commit func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error)
-	get    func(ctx context.Context, s raftstore.Store, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error)
-	list   func(ctx context.Context, s raftstore.Store, prefix string, o raftstore.ListOptions) (raftstore.List, error)
+	get    func(ctx context.Context, s raftstore.Store, key string,
+		o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error)
+	list func(ctx context.Context, s raftstore.Store, prefix string, o raftstore.ListOptions) (raftstore.List, error)
 	// watch returns what becomes of a delivery.
 	watch func(ev raftstore.Events) []raftstore.Events
 }
@@ -35,7 +36,9 @@ func (b *broken) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revi
 	return b.Store.Commit(ctx, c)
 }
 
-func (b *broken) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+func (b *broken) Get(ctx context.Context, key string, o raftstore.ReadOptions) (
+	raftstore.Item, raftstore.Revision, error,
+) {
 	if b.get != nil {
 		return b.get(ctx, b.Store, key, o)
 	}
@@ -96,7 +99,8 @@ func brokenReads() map[string]breach {
 				err error
 			}
 			old := make(map[string]answer)
-			b.get = func(ctx context.Context, s raftstore.Store, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+			b.get = func(ctx context.Context, s raftstore.Store, key string,
+				o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				if a, ok := old[key]; ok && sometimes(10) {
@@ -109,7 +113,8 @@ func brokenReads() map[string]breach {
 		}},
 		"stale value at the present revision": {linear.Linear, func(b *broken) {
 			var old sync.Map
-			b.get = func(ctx context.Context, s raftstore.Store, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+			b.get = func(ctx context.Context, s raftstore.Store, key string,
+				o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
 				it, rev, err := s.Get(ctx, key, o)
 				if was, ok := old.Swap(key, it); ok && err == nil && sometimes(4) {
 					return was.(raftstore.Item), rev, err
@@ -118,7 +123,8 @@ func brokenReads() map[string]breach {
 			}
 		}},
 		"a local read that goes back": {linear.WentBack, func(b *broken) {
-			b.get = func(ctx context.Context, s raftstore.Store, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+			b.get = func(ctx context.Context, s raftstore.Store, key string,
+				o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
 				it, rev, err := s.Get(ctx, key, o)
 				if o.Local && sometimes(2) && rev > 20 {
 					l, _ := s.List(ctx, key, raftstore.ListOptions{At: rev - 20})
@@ -133,7 +139,8 @@ func brokenReads() map[string]breach {
 			}
 		}},
 		"list of two moments": {linear.TornList, func(b *broken) {
-			b.list = func(ctx context.Context, s raftstore.Store, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+			b.list = func(ctx context.Context, s raftstore.Store, prefix string,
+				o raftstore.ListOptions) (raftstore.List, error) {
 				l, err := s.List(ctx, prefix, o)
 				if err != nil || o.Limit != 0 || len(l.Items) < 4 || l.Revision < 10 || !sometimes(2) {
 					return l, err
@@ -267,7 +274,9 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 			defer m.Close()
 			b := &broken{Store: m}
 			c.spoil(b)
-			rep := work(t, linear.Door{Name: "memory", Store: b}, 1, func(w *linear.Workload) bool { return w.Calls() > 800 })
+			rep := work(t, linear.Door{Name: "memory", Store: b}, 1, func(w *linear.Workload) bool {
+				return w.Calls() > 800
+			})
 			if !rep.Has(c.want) {
 				t.Errorf("the checker does not find %q: %v\n%v", c.want, rep, rep.Err())
 			}
@@ -287,7 +296,9 @@ func TestCheckerFindsSilentWatch(t *testing.T) {
 		return []raftstore.Events{ev}
 	}}
 	d := linear.Door{Name: "memory", Store: b}
-	w, err := linear.Start(t.Context(), linear.Options{TTL: 20 * time.Millisecond}, func() (linear.Door, bool) { return d, true })
+	w, err := linear.Start(t.Context(), linear.Options{TTL: 20 * time.Millisecond}, func() (linear.Door, bool) {
+		return d, true
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +311,7 @@ func TestCheckerFindsSilentWatch(t *testing.T) {
 	}
 }
 
-// A store that began anew from an older copy: its revisions come a second time.
+// A store that was restored from an older copy assigns the same revisions a second time.
 func TestCheckerFindsRevisionGoingBack(t *testing.T) {
 	ctx := t.Context()
 	before, after := storetest.NewMemory(), storetest.NewMemory()
@@ -310,19 +321,23 @@ func TestCheckerFindsRevisionGoingBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := after.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/linear/~begin", nil)}}); err != nil {
+	if _, err := after.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/linear/~begin", nil)}}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	f := rec.Follow(1, "/linear/")
 	put := func(s raftstore.Store, n int) {
 		t.Helper()
-		if _, err := rec.Through(linear.Door{Name: "r", Store: s}).Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/linear/k/1", fmt.Append(nil, n))}}); err != nil {
+		if _, err := rec.Through(linear.Door{Name: "r", Store: s}).Commit(ctx,
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/linear/k/1", fmt.Append(nil, n))}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	watch := func(s raftstore.Store, upTo raftstore.Revision) {
 		t.Helper()
-		if err := f.Watch(ctx, linear.Door{Name: "r", Store: s}, func(rev raftstore.Revision) bool { return rev >= upTo }); err != nil {
+		if err := f.Watch(ctx, linear.Door{Name: "r", Store: s}, func(rev raftstore.Revision) bool {
+			return rev >= upTo
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -348,21 +363,26 @@ func TestCheckerFindsIgnoredFence(t *testing.T) {
 	ctx := t.Context()
 	m := storetest.NewMemory()
 	defer m.Close()
-	d := linear.Door{Name: "memory", Store: &broken{Store: m, commit: func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error) {
-		c.Fence = 0
-		return s.Commit(ctx, c)
-	}}}
+	d := linear.Door{Name: "memory", Store: &broken{Store: m,
+		commit: func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error) {
+			c.Fence = 0
+			return s.Commit(ctx, c)
+		}}}
 	rec, err := linear.NewRecorder(ctx, m, "/linear/")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var last raftstore.Revision
 	for n, fence := range []raftstore.Fence{1, 2, 2, 1} {
-		if last, err = rec.Through(d).Commit(ctx, raftstore.Commit{Fence: fence, Ops: []raftstore.Op{raftstore.Put("/linear/led", fmt.Append(nil, n))}}); err != nil {
+		if last, err = rec.Through(d).Commit(ctx,
+			raftstore.Commit{Fence: fence, Ops: []raftstore.Op{raftstore.Put("/linear/led",
+				fmt.Append(nil, n))}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := rec.Follow(1, "/linear/").Watch(ctx, d, func(rev raftstore.Revision) bool { return rev >= last }); err != nil {
+	if err := rec.Follow(1, "/linear/").Watch(ctx, d, func(rev raftstore.Revision) bool {
+		return rev >= last
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if rep := rec.Check(linear.CheckOptions{}); !rep.Has(linear.Unfenced) || len(rep.Violations) != 1 {

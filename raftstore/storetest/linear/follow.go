@@ -8,18 +8,18 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// session is one watch by a follower through one replica, from its first revision to its end.
+// session is one watch of a Follower through one replica, with everything that was delivered.
 type session struct {
 	watcher int // ID of the Follower that started the watch
 	door    string
 	prefix  string
 	after   raftstore.Revision
 	seen    []sighting
-	through raftstore.Revision // last revision that was delivered or skipped
+	through raftstore.Revision // last revision that the watch has delivered or, without events, has passed
 }
 
-// sighting is one delivery of a watch and the time at which it was received, since the start of the
-// recording.
+// sighting is one delivery of a watch, with the time from the start of the recording until it was
+// received.
 type sighting struct {
 	raftstore.Events
 	at time.Duration
@@ -48,18 +48,18 @@ func (f *Follower) Forget() { f.listed = false }
 
 // Rewind makes the follower resume from an earlier revision, but at the earliest from the start of
 // the recording. It has no effect if the next call of Watch lists.
-func (f *Follower) Rewind(to raftstore.Revision) {
+func (f *Follower) Rewind(revision raftstore.Revision) {
 	if f.listed {
-		f.cursor = max(f.rec.base.Revision, min(to, f.cursor))
+		f.cursor = max(f.rec.base.Revision, min(revision, f.cursor))
 	}
 }
 
-// Cursor returns the revision up to which the follower has received everything.
+// Cursor returns the last revision up to which the follower has received all events of its prefix.
 func (f *Follower) Cursor() raftstore.Revision { return f.cursor }
 
-// Watch watches the prefix through the replica d. It returns nil when enough returns true for the
-// last received revision. Otherwise it returns the error with which the watch ended. It may be
-// called again, with any replica, and then resumes.
+// Watch watches the prefix through the replica of d and records the deliveries. It calls enough
+// with each received revision, and returns nil when enough returns true. Otherwise it returns the
+// error with which the watch ended. It may be called again, with any replica, and then resumes.
 func (f *Follower) Watch(ctx context.Context, d Door, enough func(raftstore.Revision) bool) error {
 	if !f.listed {
 		l, err := f.rec.Through(d).List(ctx, f.prefix, raftstore.ListOptions{})

@@ -15,21 +15,22 @@ import (
 // it, with the state at each revision.
 type history struct {
 	base      raftstore.Revision
-	revisions []raftstore.Revision // revisions with changes, in order
+	revisions []raftstore.Revision // revisions that changed a key under the prefix, in order
 	events    map[raftstore.Revision]sighting
-	versions  map[string][]version // by key, in order
+	versions  map[string][]version // versions of each key, in order of their revisions
 }
 
 // version is the item of a key from one revision until the key's next version.
 type version struct {
 	from raftstore.Revision
-	item *raftstore.Item // nil = absent
+	item *raftstore.Item // the item; nil = the key is absent
 }
 
-// composeHistory builds the history from the deliveries to the followers of the whole prefix. It
-// reports to rep each revision that two followers received differently.
+// composeHistory returns the history according to the deliveries to the followers of the whole
+// prefix. It reports to rep each revision that was delivered differently to two followers.
 func (r *Recorder) composeHistory(rep *Report) *history {
-	h := &history{base: r.base.Revision, events: make(map[raftstore.Revision]sighting), versions: make(map[string][]version)}
+	h := &history{base: r.base.Revision, events: make(map[raftstore.Revision]sighting),
+		versions: make(map[string][]version)}
 	teller := make(map[raftstore.Revision]string)
 	for _, s := range r.sessions {
 		if s.prefix != r.prefix {
@@ -64,8 +65,8 @@ func (r *Recorder) composeHistory(rep *Report) *history {
 	return h
 }
 
-// replayRevision appends the versions of one revision to the history. It reports to rep each event
-// that does not match the state before the revision.
+// replayRevision adds the versions that revision rev made to the history. It reports to rep each
+// event that contradicts the state before the revision.
 func (h *history) replayRevision(rep *Report, rev raftstore.Revision, events []raftstore.Event) {
 	for i := range events {
 		ev := &events[i]
@@ -76,7 +77,8 @@ func (h *history) replayRevision(rep *Report, rev raftstore.Revision, events []r
 			want = was.Created
 		}
 		if !sameItem(ev.Prev, was) || ev.Item.Modified != rev || ev.Item.Created != want {
-			rep.addViolation(WatchDiffer, "revision %d: event about %s (created %d, modified %d, before it %s) does not follow from the state before, which is %s",
+			rep.addViolation(WatchDiffer, "revision %d: event about %s (created %d, modified %d, before it %s) does "+
+				"not follow from the state before, which is %s",
 				rev, key, ev.Item.Created, ev.Item.Modified, formatItem(ev.Prev), formatItem(was))
 		}
 		now := version{from: rev}
@@ -97,7 +99,8 @@ func (h *history) itemAt(key string, rev raftstore.Revision) *raftstore.Item {
 	return v[i-1].item
 }
 
-// listAt returns the items at a revision with a prefix and a key greater than after, sorted by key.
+// listAt returns the items at a revision with keys that have the prefix and are greater than after,
+// sorted by key.
 func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftstore.Item {
 	var out []raftstore.Item
 	for key := range h.versions {
@@ -112,8 +115,8 @@ func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftsto
 	return out
 }
 
-// latestRevision returns the last revision with changes up to and including rev, or the start of
-// the recording if none exists.
+// latestRevision returns the last revision up to and including rev that changed a key under the
+// prefix. If no such revision exists, it returns the revision at the start of the recording.
 func (h *history) latestRevision(rev raftstore.Revision) raftstore.Revision {
 	i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > rev })
 	if i == 0 {
@@ -135,7 +138,9 @@ func (h *history) checkSession(rep *Report, s *session) {
 			rep.addViolation(WatchRepeat, "%s: revision %d after %d", who, ev.Revision, at)
 			continue
 		}
-		for i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > at }); i < len(h.revisions) && h.revisions[i] <= ev.Revision; i++ {
+		for i := sort.Search(len(h.revisions), func(i int) bool {
+			return h.revisions[i] > at
+		}); i < len(h.revisions) && h.revisions[i] <= ev.Revision; i++ {
 			due := h.revisions[i]
 			want := eventsWithPrefix(h.events[due].Events.Events, s.prefix)
 			switch {
@@ -143,11 +148,13 @@ func (h *history) checkSession(rep *Report, s *session) {
 			case due < ev.Revision || note:
 				rep.addViolation(WatchGap, "%s: revision %d came after %d without %d", who, ev.Revision, at, due)
 			case !sameEvents(want, ev.Events.Events):
-				rep.addViolation(WatchDiffer, "%s: revision %d is %s, want %s", who, due, formatEvents(ev.Events), formatEvents(raftstore.Events{Revision: due, Events: want}))
+				rep.addViolation(WatchDiffer, "%s: revision %d is %s, want %s", who, due, formatEvents(ev.Events),
+					formatEvents(raftstore.Events{Revision: due, Events: want}))
 			}
 		}
 		if !note && len(eventsWithPrefix(h.events[ev.Revision].Events.Events, s.prefix)) == 0 {
-			rep.addViolation(WatchDiffer, "%s: revision %d is told by nobody else: %s", who, ev.Revision, formatEvents(ev.Events))
+			rep.addViolation(WatchDiffer, "%s: no other watch reports revision %d: %s", who, ev.Revision,
+				formatEvents(ev.Events))
 		}
 		at = ev.Revision
 	}
@@ -157,7 +164,8 @@ func sameItem(a, b *raftstore.Item) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Key == b.Key && a.Created == b.Created && a.Modified == b.Modified && a.Expires == b.Expires && bytes.Equal(a.Value, b.Value)
+	return a.Key == b.Key && a.Created == b.Created && a.Modified == b.Modified && a.Expires == b.Expires &&
+		bytes.Equal(a.Value, b.Value)
 }
 
 func sameEvents(a, b []raftstore.Event) bool {

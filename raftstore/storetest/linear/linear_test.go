@@ -22,12 +22,17 @@ func work(t *testing.T, d linear.Door, seed uint64, until func(r *linear.Workloa
 }
 
 // workAt is work at many places that have the same door.
-func workAt(t *testing.T, places int, d linear.Door, o linear.Options, settling time.Duration, until func(r *linear.Workload) bool) *linear.Report {
+func workAt(
+	t *testing.T, places int, d linear.Door, o linear.Options, settling time.Duration,
+	until func(r *linear.Workload) bool,
+) *linear.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	o.TTL = 40 * time.Millisecond
-	w, err := linear.Start(ctx, o, slices.Repeat([]linear.Place{func() (linear.Door, bool) { return d, true }}, places)...)
+	w, err := linear.Start(ctx, o, slices.Repeat([]linear.Place{func() (linear.Door, bool) {
+		return d, true
+	}}, places)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,12 +60,15 @@ func TestGoodStorePasses(t *testing.T) {
 	m := storetest.NewMemory()
 	defer m.Close()
 	o := linear.Options{Seed: 1, Followers: 2, Pace: time.Millisecond}
-	rep := workAt(t, 1, linear.Door{Name: "memory", Store: m}, o, patience, func(w *linear.Workload) bool { return w.Calls() > 2000 })
+	rep := workAt(t, 1, linear.Door{Name: "memory", Store: m}, o, patience, func(w *linear.Workload) bool {
+		return w.Calls() > 2000
+	})
 	t.Log(rep)
 	if err := rep.Err(); err != nil {
 		t.Error(err)
 	}
-	if rep.Acknowledged < 200 || rep.Refused == 0 || rep.Fenced == 0 || rep.Expired == 0 || rep.Deliveries < 200 || rep.Sessions < 4 {
+	if rep.Acknowledged < 200 || rep.Refused == 0 || rep.Fenced == 0 || rep.Expired == 0 || rep.Deliveries < 200 ||
+		rep.Sessions < 4 {
 		t.Errorf("hardly anything was checked: %v", rep)
 	}
 }
@@ -71,16 +79,17 @@ func TestGoodStorePassesInUnrest(t *testing.T) {
 	m := storetest.NewMemory()
 	defer m.Close()
 	n := 0
-	rep := workAt(t, 6, linear.Door{Name: "memory", Store: m}, linear.Options{Seed: 1, Clients: 1}, patience, func(w *linear.Workload) bool {
-		switch n++; {
-		case n%10 == 0:
-			m.Depose()
-		case n%4 == 0:
-			// What followers who read have not seen yet is still there.
-			m.Compact(max(m.Applied(), 200) - 200)
-		}
-		return n >= 600 && w.Calls() > 1000 // three seconds
-	})
+	rep := workAt(t, 6, linear.Door{Name: "memory", Store: m}, linear.Options{Seed: 1, Clients: 1}, patience,
+		func(w *linear.Workload) bool {
+			switch n++; {
+			case n%10 == 0:
+				m.Depose()
+			case n%4 == 0:
+				// What followers who read have not seen yet is still there.
+				m.Compact(max(m.Applied(), 200) - 200)
+			}
+			return n >= 600 && w.Calls() > 1000 // three seconds
+		})
 	t.Log(rep)
 	if err := rep.Err(); err != nil {
 		t.Error(err)

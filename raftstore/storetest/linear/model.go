@@ -14,29 +14,31 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// modelled is the part of the recorder's prefix with keys that only commits change, and no expiry.
-// Only these keys are checked with porcupine, which searches for a sequential order of the calls.
+// modelled is the part of the recorder's prefix with keys that do not expire, so that only commits
+// change them. Only these keys are checked with porcupine, which searches for a sequential order of
+// the calls.
 const modelled = "k/"
 
 // step is the part of one call that concerns one key: a write with its precondition, or a read with
-// its result.
+// its result. The porcupine model consists of steps.
 type step struct {
 	key  string
 	read bool
-	// For a write: its kind and its condition.
+	// For a write: its kind, its value, and its precondition.
 	does  raftstore.OpKind
 	value string
 	cond  raftstore.Precondition
-	// The result of a read. For a write, at is the revision of the write.
+	// For a read: whether the key is present, and the revision of its last change. For a write, at
+	// is the revision of the write.
 	present bool
 	at      raftstore.Revision
 }
 
-// register is the state of one key in the porcupine model.
+// register is the state of one key in the porcupine model: whether it is present, and its value.
 type register struct {
 	present bool
 	value   string
-	at      raftstore.Revision // of the last write or deletion
+	at      raftstore.Revision // revision of the last write or deletion of the key
 }
 
 // keyModel returns the porcupine model of one key. Reads must return the last write, and a write
@@ -67,9 +69,10 @@ func keyModel() porcupine.Model {
 	}
 }
 
-// searchOrder searches, for each key, a sequential order of all calls about the key that explains
-// their results. If none exists, it reports a violation to rep. It relies on the watchers for
-// only one result. A commit with an unknown outcome that no watcher received is omitted.
+// searchOrder searches for a sequential order of the calls for each modelled key, such that the
+// order explains the results of the calls. If no such order exists, it reports a violation to rep.
+// Nearly all information comes from the calls themselves. Only a commit with an unknown outcome
+// depends on the watchers: it is omitted if no watcher received it.
 func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	timeout := o.Timeout
 	if timeout == 0 {
@@ -99,13 +102,14 @@ func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 		case porcupine.Illegal:
 			rep.addViolation(Linear, "the %d calls about %s%s", len(ops), key, drawOrder(o.Dir, key, ops))
 		case porcupine.Unknown:
-			rep.addViolation(Undecided, "no order found for the %d calls about %s within %s, and no proof that there is none", len(ops), key, timeout)
+			rep.addViolation(Undecided, "no order found for the %d calls about %s within %s, and no proof that there "+
+				"is none", len(ops), key, timeout)
 		}
 	}
 }
 
 // drawOrder writes an HTML page to dir that visualizes the longest partial order found for a key.
-// It returns the page's path as text for the violation, or "" if dir is empty.
+// It returns text for the violation with the page's path, or "" if dir is empty.
 func drawOrder(dir, key string, ops []porcupine.Operation) string {
 	if dir == "" {
 		return ""
@@ -118,8 +122,9 @@ func drawOrder(dir, key string, ops []porcupine.Operation) string {
 	return ", drawn in " + path
 }
 
-// stepsOf returns the steps of a call for the modelled keys, one for each key. A commit without
-// effect has no steps. Neither has a read of a past or local state, or of a part of a list.
+// stepsOf returns the steps of a call, one for each modelled key that the call concerns. A commit
+// without effect has no steps. A read of a past or local state, or of a part of a list, has no
+// steps either.
 func (r *Recorder) stepsOf(a *audit, o *op) []step {
 	in := func(key string) bool { return strings.HasPrefix(key, r.prefix+modelled) }
 	var out []step
@@ -153,7 +158,7 @@ func (r *Recorder) stepsOf(a *audit, o *op) []step {
 	return out
 }
 
-// readStep returns the step of a read that returned the item; nil means that the key was absent.
+// readStep returns the step of a read that returned the item it. nil means that the key was absent.
 func readStep(key string, it *raftstore.Item) step {
 	if it == nil {
 		return step{key: key, read: true}
@@ -198,7 +203,8 @@ func (o *op) formatCall() string {
 	fmt.Fprintf(&b, " [%.3f-%.3f s] ", o.call.Seconds(), o.ret.Seconds())
 	switch {
 	case o.fate == refused:
-		fmt.Fprintf(&b, "refused at revision %d as %s is %s", o.conflict.At, o.conflict.Key, formatItem(o.conflict.Have))
+		fmt.Fprintf(&b, "refused at revision %d as %s is %s", o.conflict.At, o.conflict.Key,
+			formatItem(o.conflict.Have))
 	case o.fate != done:
 		fmt.Fprintf(&b, "failed: %v", o.err)
 	case o.kind == opGet:
@@ -212,5 +218,6 @@ func (o *op) formatCall() string {
 }
 
 func isUnknown(err error) bool {
-	return errors.Is(err, raftstore.ErrOutcomeUnknown) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	return errors.Is(err, raftstore.ErrOutcomeUnknown) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, context.Canceled)
 }

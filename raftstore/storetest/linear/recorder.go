@@ -17,14 +17,14 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Door is the access to a store through one replica during one run of its process. Local reads
-// through the same Door never return an older revision than before.
+// Door provides access to a store through one replica, during one run of the replica's process.
+// Local reads through the same Door never return an older revision than before.
 type Door struct {
 	Name  string // unique per start of the replica
 	Store raftstore.Store
 }
 
-// fate is the effect of a call according to its result.
+// fate states whether a call took effect, as far as its result shows.
 type fate uint8
 
 const (
@@ -48,10 +48,10 @@ type op struct {
 	kind      opKind
 	door      string
 	call, ret time.Duration // times since the start of the recording
-	inTime    bool          // the call returned before its deadline
+	inTime    bool          // the call returned before the deadline of its context
 
 	commit raftstore.Commit
-	key    string // or prefix
+	key    string // key of a Get, or prefix of a List
 	read   raftstore.ListOptions
 
 	fate     fate
@@ -62,7 +62,8 @@ type op struct {
 	conflict *raftstore.ConflictError
 }
 
-// Recorder records the calls of clients and the deliveries to watchers, for Check.
+// Recorder records the calls of clients and the deliveries to watchers. Check verifies the
+// recording.
 type Recorder struct {
 	prefix string
 	base   raftstore.List // the items under the prefix at the start of the recording
@@ -99,8 +100,8 @@ type Client struct {
 // Through returns a client that makes its calls through the replica of d.
 func (r *Recorder) Through(d Door) Client { return Client{r, d} }
 
-// recordCall calls call, and records o with the times, the error and the effect of the call. It
-// returns the error of call.
+// recordCall executes call, and records o with the start and end of the call, its error, and its
+// fate. It returns the error of call.
 func (c Client) recordCall(ctx context.Context, o *op, call func() error) error {
 	o.door, o.call = c.door.Name, c.rec.elapsed()
 	err := call()
@@ -115,8 +116,8 @@ func (c Client) recordCall(ctx context.Context, o *op, call func() error) error 
 	return err
 }
 
-// fateOf returns the effect of a call, derived from its error according to the contract of
-// raftstore.Store. For a conflict, it also sets o.conflict.
+// fateOf derives the fate of a call from its error, according to the contract of raftstore.Store.
+// For a conflict, it also sets o.conflict.
 func fateOf(err error, o *op) fate {
 	switch {
 	case err == nil, o.kind == opGet && errors.Is(err, raftstore.ErrNotFound):
@@ -135,11 +136,12 @@ func fateOf(err error, o *op) fate {
 	return unknown
 }
 
-// sureError returns the error of the contract that err wraps and which guarantees that the call had
-// no effect. It returns nil if none exists.
+// sureError returns the error of raftstore that err wraps, if that error guarantees that the call
+// had no effect. Otherwise it returns nil.
 func sureError(err error) error {
 	for _, sure := range []error{
-		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
+		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed,
+		raftstore.ErrCompacted,
 		raftstore.ErrFutureRevision, raftstore.ErrInvalid, raftstore.ErrTooLarge, raftstore.ErrNoSpace,
 	} {
 		if errors.Is(err, sure) {
@@ -160,7 +162,9 @@ func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.
 }
 
 // Get calls raftstore.Store.Get and records the call.
-func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (
+	raftstore.Item, raftstore.Revision, error,
+) {
 	o := &op{kind: opGet, key: key, read: raftstore.ListOptions{ReadOptions: ro}}
 	var it raftstore.Item
 	err := c.recordCall(ctx, o, func() (err error) {

@@ -11,25 +11,32 @@ type Kind string
 
 // The kinds of violations that Recorder.Check detects.
 const (
-	StaleRead   Kind = "stale read"                    // the read misses a change that was acknowledged before the read started
-	WrongRead   Kind = "read of what was never so"     // the read returned another state than the history has at that revision
-	TornList    Kind = "list is no snapshot"           // the list contains items of different revisions
-	LostWrite   Kind = "lost write"                    // a commit was acknowledged, but is not in the history at its revision
-	Doubled     Kind = "applied twice"                 // a commit is in the history more than once
-	Resurrected Kind = "refused and applied"           // a commit was reported as not applied, but is in the history
-	Torn        Kind = "commit applied in part"        // the effect of a commit differs from its ops
-	Broken      Kind = "precondition broken"           // a commit was applied although its precondition did not hold, or refused although it held
-	Foreign     Kind = "change that nobody made"       // a revision is neither a recorded commit nor an expiry
-	WentBack    Kind = "revision went back"            // successive commits or reads return decreasing revisions
-	WatchGap    Kind = "watch misses a revision"       // a watch skipped a revision with events for its prefix
-	WatchRepeat Kind = "watch repeats or goes back"    // a watch delivered a revision twice, or an earlier one
-	WatchDiffer Kind = "watches differ"                // two watches deliver the same revision differently, or one delivers an impossible state
-	WatchStuck  Kind = "watch does not reach the end"  // a follower did not receive the last commit
-	Unfenced    Kind = "fence ignored"                 // a commit with an older fence follows one with a newer fence
-	Expiry      Kind = "expiry too early or never"     // a key expired too early or not at all, or has a wrong expiry time
-	Untyped     Kind = "error that the contract lacks" // a call returned an error that raftstore.Store does not define
-	Linear      Kind = "no order explains it"          // no sequential order of the calls explains the values that were read (porcupine)
-	Undecided   Kind = "checker gave up"               // the search for an order exceeded its timeout
+	// the read misses a change that was acknowledged before the read started
+	StaleRead Kind = "stale read"
+	// the read returned another state than the history has at that revision
+	WrongRead Kind = "read of what was never so"
+	TornList  Kind = "list is no snapshot" // the list contains items of different revisions
+	// a commit was acknowledged, but is not in the history at its revision
+	LostWrite   Kind = "lost write"
+	Doubled     Kind = "applied twice"          // a commit is in the history more than once
+	Resurrected Kind = "refused and applied"    // a commit was reported as not applied, but is in the history
+	Torn        Kind = "commit applied in part" // the effect of a commit differs from its ops
+	// a commit was applied although its precondition did not hold, or refused although it held
+	Broken      Kind = "precondition broken"
+	Foreign     Kind = "change that nobody made"    // a revision is neither a recorded commit nor an expiry
+	WentBack    Kind = "revision went back"         // successive commits or reads return decreasing revisions
+	WatchGap    Kind = "watch misses a revision"    // a watch skipped a revision with events for its prefix
+	WatchRepeat Kind = "watch repeats or goes back" // a watch delivered a revision twice, or an earlier one
+	// two watches deliver the same revision differently, or one delivers an impossible state
+	WatchDiffer Kind = "watches differ"
+	WatchStuck  Kind = "watch does not reach the end" // a follower did not receive the last commit
+	Unfenced    Kind = "fence ignored"                // a commit with an older fence follows one with a newer fence
+	// a key expired too early or not at all, or has a wrong expiry time
+	Expiry  Kind = "expiry too early or never"
+	Untyped Kind = "error that the contract lacks" // a call returned an error that raftstore.Store does not define
+	// no sequential order of the calls explains the values that were read (porcupine)
+	Linear    Kind = "no order explains it"
+	Undecided Kind = "checker gave up" // the search for an order exceeded its timeout
 )
 
 // Violation is one violation of the contract of raftstore.Store, with a description.
@@ -41,23 +48,23 @@ type Violation struct {
 // Report is the result of Recorder.Check: counts of the recorded calls and the violations that were
 // found.
 type Report struct {
-	// Numbers of recorded calls: all, acknowledged ones, those with a failed precondition, those
-	// certainly without effect, and those with an unknown effect.
+	// Numbers of recorded calls: all calls, acknowledged calls, calls with a failed precondition,
+	// calls that certainly had no effect, and calls with an unknown effect.
 	Ops, Acknowledged, Refused, Failed, Unknown int
 
-	Revisions  int // in the history
-	Deliveries int // deliveries to watchers
-	Sessions   int // watches, each from a revision
-	Fenced     int // commits that were acknowledged with a fence
-	Expired    int // expired keys
+	Revisions  int // number of revisions in the history
+	Deliveries int // number of deliveries to watchers
+	Sessions   int // number of watches, each from a given revision
+	Fenced     int // number of commits that were acknowledged with a fence
+	Expired    int // number of expired keys
 
 	Failures   map[string]int // number of failed calls by error
 	Violations []Violation
 	more       map[Kind]int // number of violations that are counted but not described
 }
 
-// perKind is how many violations of each kind are described in a report. Further ones are only
-// counted.
+// perKind is how many violations of each kind are described in a report. Further violations are
+// only counted.
 const perKind = 5
 
 func (r *Report) addViolation(k Kind, format string, args ...any) {
@@ -87,7 +94,7 @@ func (r *Report) Has(k Kind) bool {
 	return false
 }
 
-// Err returns an error that lists the violations, or nil if none exist.
+// Err returns an error that lists the violations, or nil if the report has no violations.
 func (r *Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil
@@ -113,6 +120,8 @@ func (r *Report) String() string {
 		why = append(why, fmt.Sprintf("%d %s", n, strings.TrimPrefix(what, "raftstore: ")))
 	}
 	sort.Strings(why)
-	return fmt.Sprintf("%d calls (%d done, %d refused, %d failed, %d of unknown outcome), %d revisions, %d fenced, %d keys expired, %d watches with %d deliveries; failed were: %s",
-		r.Ops, r.Acknowledged, r.Refused, r.Failed, r.Unknown, r.Revisions, r.Fenced, r.Expired, r.Sessions, r.Deliveries, strings.Join(why, ", "))
+	return fmt.Sprintf("%d calls (%d done, %d refused, %d failed, %d of unknown outcome), %d revisions, %d fenced, %d "+
+		"keys expired, %d watches with %d deliveries; failed were: %s",
+		r.Ops, r.Acknowledged, r.Refused, r.Failed, r.Unknown, r.Revisions, r.Fenced, r.Expired, r.Sessions,
+		r.Deliveries, strings.Join(why, ", "))
 }

@@ -14,11 +14,13 @@ import (
 
 // Options configure a Workload. Zero values mean the defaults.
 type Options struct {
-	Prefix    string        // prefix of all keys (default "/linear/")
-	Seed      uint64        // seed of the clients' choices
-	Clients   int           // number of clients per Place (default 3)
-	Followers int           // number of followers of the whole prefix per Place (default 1); each Place has one more follower of a part of the prefix
-	Keys      int           // keys that the clients contend for (default 6)
+	Prefix  string // prefix of all keys (default "/linear/")
+	Seed    uint64 // seed of the clients' choices
+	Clients int    // number of clients per Place (default 3)
+	// number of followers of the whole prefix per Place (default 1); each Place has one more
+	// follower of a part of the prefix
+	Followers int
+	Keys      int           // number of keys that the clients contend for (default 6)
 	Pace      time.Duration // interval between two calls of a client (default 4 ms)
 	Timeout   time.Duration // timeout of a call (default 3 s)
 	TTL       time.Duration // TTL of keys that have one (default 300 ms)
@@ -60,15 +62,20 @@ type Workload struct {
 	stop    chan struct{}
 	clients sync.WaitGroup
 
-	followers sync.WaitGroup
-	lives     context.Context // context of the followers; it ends when they must stop
-	giveUp    context.CancelFunc
-	curtain   atomic.Uint64 // revision of the last commit, which followers must receive; 0 = not committed yet
-	waiting   atomic.Int64  // number of followers that have not received that revision
+	followers followerSet
 }
 
-// Start starts a workload: for each Place, clients, followers and one writer with fences. The
-// replica of the first Place must be running.
+// followerSet is the state of the running followers of a Workload.
+type followerSet struct {
+	running sync.WaitGroup
+	ctx     context.Context // ends when the followers must stop
+	stop    context.CancelFunc
+	last    atomic.Uint64 // revision of the last commit, made by Settle, which followers must receive; 0 = none yet
+	waiting atomic.Int64  // number of followers that have not received the last commit
+}
+
+// Start starts a workload that runs until Stop: for each Place, clients, followers, and one writer
+// that commits with fences. The replica of the first Place must be running.
 func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 	o = o.withDefaults()
 	first, ok := places[0]()
@@ -80,7 +87,7 @@ func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 		return nil, err
 	}
 	w := &Workload{Recorder: rec, opts: o, stop: make(chan struct{})}
-	w.lives, w.giveUp = context.WithCancel(context.Background())
+	w.followers.ctx, w.followers.stop = context.WithCancel(context.Background())
 	for n := range places {
 		for i := range o.Followers + 1 {
 			prefix := o.Prefix
@@ -101,7 +108,7 @@ func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 	return w, nil
 }
 
-// narrowPrefix returns the part of the prefix that one follower per Place watches in place of the
+// narrowPrefix returns the part of the prefix that one follower per Place watches instead of the
 // whole prefix.
 func (w *Workload) narrowPrefix() string { return w.opts.Prefix + modelled + "1" }
 
@@ -112,12 +119,12 @@ func (w *Workload) Stop() {
 }
 
 // Settle waits until all keys with a TTL have expired, makes a last commit through d, and waits
-// until every follower has received it. It then stops the followers. The store must be healthy
-// again. The report contains a violation for each condition that was not met before ctx ended. Call
-// Stop before Settle, and Check after it.
+// until every follower has received that commit. It then stops the followers. Faults must no longer
+// be injected. The report contains a violation for each condition that was not met before ctx
+// ended. Call Stop before Settle, and Check after it.
 func (w *Workload) Settle(ctx context.Context, d Door) *Report {
-	defer w.followers.Wait()
-	defer w.giveUp()
+	defer w.followers.running.Wait()
+	defer w.followers.stop()
 	c := w.Through(d)
 	rep := new(Report)
 	poll := time.NewTicker(5 * time.Millisecond)
@@ -135,43 +142,45 @@ func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 		}
 	}
 	rev, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{
-		raftstore.Put(w.opts.Prefix+"~end", []byte("end")), raftstore.Put(w.narrowPrefix()+"~end", []byte("end of the part")),
+		raftstore.Put(w.opts.Prefix+"~end", []byte("end")),
+		raftstore.Put(w.narrowPrefix()+"~end", []byte("end of the part")),
 	}})
 	if err != nil {
 		rep.addViolation(WatchStuck, "the last commit failed: %v", err)
 		return rep
 	}
-	w.curtain.Store(uint64(rev))
-	for w.waiting.Load() > 0 {
+	w.followers.last.Store(uint64(rev))
+	for w.followers.waiting.Load() > 0 {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			rep.addViolation(WatchStuck, "%d followers have not received the last revision %d", w.waiting.Load(), rev)
+			rep.addViolation(WatchStuck, "%d followers have not received the last revision %d",
+				w.followers.waiting.Load(), rev)
 			return rep
 		}
 	}
 	return rep
 }
 
-// runFollower starts a follower of a prefix in its own goroutine. The follower watches through the
-// Place with the index at first, and then through the places in turn.
+// runFollower starts a follower of a prefix in its own goroutine. The follower first watches
+// through places[at], and then through the places in turn.
 func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 	f := w.Follow(id, prefix)
 	rng := rand.New(rand.NewPCG(w.opts.Seed, uint64(1_000_000+id)))
 	enough := func(seen raftstore.Revision) bool {
-		end := w.curtain.Load()
+		end := w.followers.last.Load()
 		return end != 0 && uint64(seen) >= end
 	}
-	w.waiting.Add(1)
-	w.followers.Add(1)
+	w.followers.waiting.Add(1)
+	w.followers.running.Add(1)
 	go func() {
-		defer w.followers.Done()
+		defer w.followers.running.Done()
 		pace := time.NewTicker(10 * time.Millisecond)
 		defer pace.Stop()
-		for ; w.lives.Err() == nil; at++ {
+		for ; w.followers.ctx.Err() == nil; at++ {
 			select {
 			case <-pace.C:
-			case <-w.lives.Done():
+			case <-w.followers.ctx.Done():
 			}
 			d, up := places[at%len(places)]()
 			if !up {
@@ -181,32 +190,33 @@ func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 			if id > 0 && rng.IntN(6) == 0 {
 				f.Forget()
 			}
-			// Followers of a part also go back to a random earlier revision. Watch fails if history
-			// does not retain that revision.
+			// A follower of a part of the prefix also goes back to a random earlier revision. Watch
+			// fails if history does not retain that revision.
 			if prefix != w.opts.Prefix && rng.IntN(2) == 0 {
 				f.Rewind(raftstore.Revision(rng.Int64N(int64(f.Cursor()) + 1)))
 			}
 			// Some watches last long; most end after a few deliveries.
 			left := 1 + rng.IntN(400)
-			ctx, cancel := context.WithTimeout(w.lives, time.Duration(50+rng.IntN(2000))*time.Millisecond)
-			// The reason does not matter: the follower resumes where it was.
+			ctx, cancel := context.WithTimeout(w.followers.ctx, time.Duration(50+rng.IntN(2000))*time.Millisecond)
+			// The error does not matter: the follower resumes behind the last received revision.
 			_ = f.Watch(ctx, d, func(seen raftstore.Revision) bool {
 				left--
 				return left <= 0 || enough(seen)
 			})
 			cancel()
 			if enough(f.Cursor()) {
-				w.waiting.Add(-1)
+				w.followers.waiting.Add(-1)
 				return
 			}
 		}
 	}()
 }
 
-// runFencedWriter commits with fences through one Place, until the workload stops. Each time the
-// replica becomes the leader, it commits with the new fence, and once with the newest fence of an
-// earlier term. The latter commit must be refused. After the replica has lost leadership, it waits
-// until another leader has committed, or for a limited time, and then commits with the old fence.
+// runFencedWriter commits with fences through one Place, until the workload stops. n is the index
+// of the Place. Each time the replica becomes the leader, it commits with the new fence. It also
+// commits once with the newest fence of an earlier term, which must be refused. After the replica
+// has lost leadership, it waits until another leader has committed, or for a limited time. It then
+// commits with the old fence, which must be refused, too.
 func (w *Workload) runFencedWriter(n int, place Place) {
 	pace := time.NewTicker(10 * time.Millisecond)
 	defer pace.Stop()
@@ -259,7 +269,8 @@ func (w *Workload) commitFenced(d Door, n int, count *int, fence raftstore.Fence
 	}})
 }
 
-// awaitTick waits for the next tick of pace. It returns false if the clients must stop.
+// awaitTick waits for the next tick of pace and returns true. It returns false if the workload is
+// being stopped.
 func (w *Workload) awaitTick(pace *time.Ticker) bool {
 	select {
 	case <-w.stop:
@@ -307,39 +318,42 @@ func (c *client) uniqueValue() []byte {
 	return fmt.Appendf(nil, "%d-%d", c.id, c.n)
 }
 
-// makeCall makes one random call through at, or two related calls.
-func (c *client) makeCall(ctx context.Context, at Client) {
+// makeCall makes one random call through the given client, or two related calls.
+func (c *client) makeCall(ctx context.Context, target Client) {
 	switch n := c.rng.IntN(100); {
 	case n < 28:
-		c.getKey(ctx, at, raftstore.ReadOptions{})
+		c.getKey(ctx, target, raftstore.ReadOptions{})
 	case n < 36:
-		c.getKey(ctx, at, raftstore.ReadOptions{Local: true})
+		c.getKey(ctx, target, raftstore.ReadOptions{Local: true})
 	case n < 46:
-		c.listAll(ctx, at)
+		c.listAll(ctx, target)
 	case n < 48:
-		_, _ = at.Sync(ctx)
+		_, _ = target.Sync(ctx)
 	case n < 63:
-		c.commitOps(ctx, at, raftstore.Put(c.randomKey(), c.uniqueValue()))
+		c.commitOps(ctx, target, raftstore.Put(c.randomKey(), c.uniqueValue()))
 	case n < 80:
-		c.commitOps(ctx, at, c.conditionalOp(c.randomKey()))
+		c.commitOps(ctx, target, c.conditionalOp(c.randomKey()))
 	case n < 88:
 		a, b := c.conditionalOp(c.randomKey()), raftstore.Put(c.randomKey(), c.uniqueValue())
 		if a.Key != b.Key {
-			c.commitOps(ctx, at, a, b)
+			c.commitOps(ctx, target, a, b)
 		}
 	case n < 95:
-		// A deletion is identified by the value of another put in the same commit.
+		// A deletion has no value by which Check can identify its commit. The commit therefore also
+		// puts a unique value.
 		key := c.randomKey()
 		remove := raftstore.Delete(key)
 		if c.rng.IntN(2) == 0 && c.last[key] != 0 {
 			remove = raftstore.DeleteAt(key, c.last[key])
 		}
-		c.commitOps(ctx, at, remove, raftstore.Put(fmt.Sprintf("%smark/%d", c.w.opts.Prefix, c.id), c.uniqueValue()))
+		c.commitOps(ctx, target, remove,
+			raftstore.Put(fmt.Sprintf("%smark/%d", c.w.opts.Prefix, c.id), c.uniqueValue()))
 	case n < 97:
 		key := c.randomKey()
-		c.commitOps(ctx, at, raftstore.Op{Kind: raftstore.OpCheck, Key: key, If: c.randomCondition(key)})
+		c.commitOps(ctx, target, raftstore.Op{Kind: raftstore.OpCheck, Key: key, If: c.randomCondition(key)})
 	default:
-		// Either a renewed key, or a key that is put only once and remains if its expiry is lost.
+		// Either a key that is put repeatedly, or a key that is put only once and remains if its
+		// expiry is lost.
 		key := fmt.Sprintf("%sttl/%d", c.w.opts.Prefix, c.id)
 		if c.rng.IntN(2) == 0 {
 			key += fmt.Sprintf("/%d", c.n)
@@ -347,7 +361,7 @@ func (c *client) makeCall(ctx context.Context, at Client) {
 		op := raftstore.Put(key, c.uniqueValue())
 		op.TTL = c.w.opts.TTL/2 + time.Duration(c.rng.Int64N(int64(c.w.opts.TTL)))
 		op.TTL = op.TTL.Round(time.Millisecond)
-		c.commitOps(ctx, at, op)
+		c.commitOps(ctx, target, op)
 	}
 }
 
@@ -396,9 +410,9 @@ func (c *client) getKey(ctx context.Context, at Client, o raftstore.ReadOptions)
 	}
 }
 
-// listAll lists a randomly chosen prefix. With a random limit, it lists at most two pages of the
-// same revision.
-func (c *client) listAll(ctx context.Context, at Client) {
+// listAll lists a randomly chosen prefix through the given client. With a random limit, it lists at
+// most two pages of the same revision.
+func (c *client) listAll(ctx context.Context, target Client) {
 	prefix := c.w.opts.Prefix
 	switch c.rng.IntN(4) {
 	case 0:
@@ -410,10 +424,10 @@ func (c *client) listAll(ctx context.Context, at Client) {
 	if c.rng.IntN(3) == 0 {
 		o.Limit = 1 + c.rng.IntN(c.w.opts.Keys)
 	}
-	l, err := at.List(ctx, prefix, o)
+	l, err := target.List(ctx, prefix, o)
 	if err != nil || !l.More {
 		return
 	}
 	o.After, o.At = l.Items[len(l.Items)-1].Key, l.Revision
-	_, _ = at.List(ctx, prefix, o)
+	_, _ = target.List(ctx, prefix, o)
 }

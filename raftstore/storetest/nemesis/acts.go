@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// injectFault injects the fault of the act and undoes it after Hold. leader is the current leader;
-// the affected follower is chosen by Pick.
+// injectFault injects the fault of the act into g, and undoes it after Hold. leader is the name of
+// the current leader. If the fault affects a follower, Pick selects it.
 func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 	var followers []string
 	for _, name := range g.Names() {
@@ -59,7 +59,7 @@ func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 		a.cutLines(g, leader, followers, follower)
 		waitFor(ctx, a.Hold)
 		if a.Pick%2 == 0 {
-			g.Compact() // so that the snapshot contains little history
+			g.Compact() // then the snapshot that is installed contains little history
 		}
 		for _, name := range g.Names() {
 			if name != follower {
@@ -82,8 +82,8 @@ func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 	}
 }
 
-// stopAndRestart stops the named replicas with how (Group.Kill or Group.Stop), waits for Hold, and
-// starts them again.
+// stopAndRestart stops the replicas with the given names by calling how (Group.Kill or Group.Stop),
+// waits for Hold, and starts them again.
 func (a Act) stopAndRestart(ctx context.Context, g Group, how func(string), names ...string) {
 	for _, name := range names {
 		how(name)
@@ -94,12 +94,13 @@ func (a Act) stopAndRestart(ctx context.Context, g Group, how func(string), name
 	}
 }
 
-// changeMembers removes a replica from the raft cluster, waits for Hold, and adds it again. The
-// fault decides between the leader and the follower. For Replace, the follower is killed before,
-// and starts again with an empty disk. The cluster is not changed if it has only one replica.
+// changeMembers removes a replica from the raft cluster, waits for Hold, and adds it again. It
+// removes the leader for the fault RemoveLeader, and otherwise the follower. For the fault Replace,
+// the follower is killed before it is removed, and starts again with an empty disk. A cluster with
+// only one replica is not changed.
 func (a Act) changeMembers(ctx context.Context, g Group, leader, follower string) {
 	if leader == follower {
-		return // a single replica
+		return // the cluster has a single replica
 	}
 	name := follower
 	if a.Fault == RemoveLeader {
@@ -117,8 +118,8 @@ func (a Act) changeMembers(ctx context.Context, g Group, leader, follower string
 	g.Add(name)
 }
 
-// cutLines drops or delays the traffic between replicas as the fault requires. Group.Heal undoes
-// it.
+// cutLines drops or delays the traffic between replicas as the fault requires. followers are all
+// replicas except the leader; follower is the selected follower. Group.Heal undoes the fault.
 func (a Act) cutLines(g Group, leader string, followers []string, follower string) {
 	both := func(a, b string) {
 		g.Cut(a, b)

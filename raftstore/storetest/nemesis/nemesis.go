@@ -13,7 +13,7 @@ import (
 )
 
 // Group is the raft cluster on which a plan is executed: the operations that inject faults and undo
-// them. Each operation blocks until it is done, and reports to the test if it is impossible.
+// them. Each operation returns when it is done, and reports to the test if it is impossible.
 // Undoing a fault that does not exist has no effect.
 type Group interface {
 	Names() []string // names of all replicas
@@ -26,7 +26,7 @@ type Group interface {
 	Cut(from, to string)                // drops the traffic from one replica to the other
 	Slow(delay, jitter time.Duration)   // delays all traffic between replicas
 	Heal()                              // undoes Cut and Slow everywhere
-	Jump(name string, by time.Duration) // sets the error of a replica's clock; 0 = correct
+	Jump(name string, by time.Duration) // sets the clock error of a replica; 0 = correct
 	Transfer(from string)
 	Snapshot(name string)
 	Remove(name string) // removes a replica from the raft cluster; its process continues to run
@@ -73,8 +73,10 @@ const (
 // All contains every Fault.
 var All = []Fault{
 	KillLeader, KillFollower, KillFollowers, KillAll, StopLeader, IsolateLeader, IsolateAny, LeaderMinority,
-	MuteLeader, DeafLeader, MuteFollower, DeafFollower, BridgeLeader, BridgeFollower, SlowLines, JumbledLines, FlappingLine,
-	PauseLeader, PauseFollower, Transfer, SnapshotAll, Install, RemoveFollower, RemoveLeader, Replace, ClockAhead, ClockBehind, Compact,
+	MuteLeader, DeafLeader, MuteFollower, DeafFollower, BridgeLeader, BridgeFollower, SlowLines,
+	JumbledLines, FlappingLine,
+	PauseLeader, PauseFollower, Transfer, SnapshotAll, Install, RemoveFollower, RemoveLeader, Replace, ClockAhead,
+	ClockBehind, Compact,
 }
 
 // Skew is the largest clock error that the faults ClockAhead and ClockBehind cause.
@@ -86,14 +88,14 @@ type Act struct {
 	Rest  time.Duration // healthy time before the fault
 	Hold  time.Duration
 	Pick  int           // selects the follower that the fault affects
-	By    time.Duration // amount of the clock error; delays of the network are fractions of it
+	By    time.Duration // amount of the clock error; delays and intervals of network faults are fractions of it
 }
 
 // Plan is a sequence of faults, which Run injects one after the other.
 type Plan []Act
 
-// New returns a plan of about the given duration. It contains each fault once, in random order,
-// before any fault is repeated.
+// New returns a plan of about duration d with the given faults. It contains each fault once, in
+// random order, before any fault is repeated.
 func New(seed uint64, d time.Duration, faults []Fault) Plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6e656d65736973))
 	var p Plan
@@ -104,7 +106,8 @@ func New(seed uint64, d time.Duration, faults []Fault) Plan {
 			rng.Shuffle(len(left), func(i, j int) { left[i], left[j] = left[j], left[i] })
 		}
 		a := Act{Fault: left[0], Pick: rng.IntN(1 << 16),
-			Rest: time.Duration(50+rng.IntN(200)) * time.Millisecond, Hold: time.Duration(100+rng.IntN(500)) * time.Millisecond}
+			Rest: time.Duration(50+rng.IntN(200)) * time.Millisecond,
+			Hold: time.Duration(100+rng.IntN(500)) * time.Millisecond}
 		a.By = Skew/2 + time.Duration(rng.Int64N(int64(Skew/2)))
 		switch a.Fault {
 		case IsolateLeader, LeaderMinority, MuteLeader, DeafLeader, PauseLeader:
@@ -123,7 +126,8 @@ func (p Plan) String() string {
 	at := time.Duration(0)
 	for _, a := range p {
 		at += a.Rest
-		fmt.Fprintf(&b, "%8.3fs %s for %s (%d, %s)\n", at.Seconds(), a.Fault, a.Hold, a.Pick, a.By.Round(time.Millisecond))
+		fmt.Fprintf(&b, "%8.3fs %s for %s (%d, %s)\n", at.Seconds(), a.Fault, a.Hold, a.Pick,
+			a.By.Round(time.Millisecond))
 		at += a.Hold
 	}
 	return b.String()
@@ -148,7 +152,7 @@ func (p Plan) Run(ctx context.Context, g Group, logf func(format string, args ..
 	g.Leader()
 }
 
-// waitFor waits for d. It returns false if ctx ended before.
+// waitFor waits for d and returns true. It returns false if ctx ends first.
 func waitFor(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// appliedTimeout bounds a call of Client.Applied, which has no context.
+// appliedTimeout is the timeout of Client.Applied, which has no context.
 const appliedTimeout = time.Second
 
 // Client is a raftstore.Store over gRPC, served by one replica in another process. While the
@@ -50,9 +50,11 @@ func newClient(address string, creds credentials.TransportCredentials, more ...g
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(4*window),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxMessage),
+			grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
+			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2,
+				MaxDelay: 200 * time.Millisecond},
 			MinConnectTimeout: time.Second,
 		}),
 	)...)
@@ -76,7 +78,8 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 		}
 		if !c.conn.WaitForStateChange(ctx, s) {
 			c.Close()
-			return nil, fmt.Errorf("connecting to the replica at %s: %w: %w", address, raftstore.ErrUnavailable, ctx.Err())
+			return nil, fmt.Errorf("connecting to the replica at %s: %w: %w", address,
+				raftstore.ErrUnavailable, ctx.Err())
 		}
 	}
 	return c, nil
@@ -85,8 +88,8 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 // Admin returns a client of the replica process's admin service, on the same connection.
 func (c *Client) Admin() storev1.AdminClient { return storev1.NewAdminClient(c.conn) }
 
-// Reconnect makes the client connect at once if it is waiting between attempts. Tests call it after
-// they have started the replica.
+// Reconnect makes the client connect immediately if it is waiting between attempts. Tests call it
+// after they have started the replica.
 func (c *Client) Reconnect() {
 	c.conn.Connect()
 	c.conn.ResetConnectBackoff()
@@ -110,8 +113,8 @@ func (c *Client) checkUsable(ctx context.Context) error {
 	return nil
 }
 
-// translateError converts the error of a gRPC call to a raftstore error. again is true if the
-// connection failed, so that a read can be retried.
+// translateError converts failed to a raftstore error. failed is the error of a gRPC call with the
+// context ctx. again is true if the connection failed, so that a read can be retried.
 func (c *Client) translateError(ctx context.Context, failed error) (err error, again bool) {
 	err = Err(failed)
 	var said *failure
@@ -126,8 +129,8 @@ func (c *Client) translateError(ctx context.Context, failed error) (err error, a
 	return err, errors.Is(err, errLost)
 }
 
-// retryRead makes a call without effects, and repeats it until the connection is not lost during
-// the call.
+// retryRead calls call, which must have no effect on the store, and returns its result. If the
+// connection was lost during the call, it calls again.
 func retryRead[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
 	for {
 		if err := c.checkUsable(ctx); err != nil {
@@ -171,7 +174,9 @@ func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore
 }
 
 // Get implements raftstore.Store.
-func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (
+	raftstore.Item, raftstore.Revision, error,
+) {
 	resp, err := retryRead(ctx, c, func() (*storev1.RemoteGetResponse, error) {
 		return c.store.Get(ctx, &storev1.RemoteGetRequest{Key: []byte(key), Local: o.Local})
 	})
@@ -180,7 +185,8 @@ func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (
 	}
 	it := itemFrom(resp.GetItem())
 	if it == nil {
-		return raftstore.Item{}, raftstore.Revision(resp.GetRevision()), fmt.Errorf("%q: %w", key, raftstore.ErrNotFound)
+		return raftstore.Item{}, raftstore.Revision(resp.GetRevision()),
+			fmt.Errorf("%q: %w", key, raftstore.ErrNotFound)
 	}
 	return *it, raftstore.Revision(resp.GetRevision()), nil
 }
@@ -215,7 +221,8 @@ func collectChunks(stream grpc.ServerStreamingClient[storev1.RemoteListChunk]) (
 			l.Items = append(l.Items, *itemFrom(it))
 		}
 		if chunk.GetLast() {
-			l.Revision, l.More, l.Remaining = raftstore.Revision(chunk.GetRevision()), chunk.GetMore(), chunk.GetRemaining()
+			l.Revision, l.More, l.Remaining = raftstore.Revision(chunk.GetRevision()), chunk.GetMore(),
+				chunk.GetRemaining()
 			return l, nil
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/wakeup"
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
@@ -18,19 +19,22 @@ import (
 // commits.
 type commitStream struct {
 	store   *server
-	running sync.WaitGroup // the reader and the workers
-	wake    chan struct{}
-	work    chan commitWork // received by idle workers
+	running sync.WaitGroup // counts the goroutines that receive calls and that execute commits
+	wake    wakeup.Signal
+	work    chan commitWork // commits to be executed, received by idle workers
 
 	mu      sync.Mutex
-	cancels map[uint64]context.CancelFunc // cancel functions of running calls
+	cancels map[uint64]context.CancelFunc // cancel functions of the running commits, by call ID
 	replies []*storev1.RemoteCommitReply  // replies that are not sent yet
 }
 
 // Commits serves a stream of commits. It returns when the client has closed the stream and all its
 // commits are answered. If the connection is lost, it cancels the commits that are running.
-func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
-	b := &commitStream{store: s, wake: make(chan struct{}, 1), work: make(chan commitWork), cancels: make(map[uint64]context.CancelFunc)}
+func (s *server) Commits(
+	stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies],
+) error {
+	b := &commitStream{store: s, wake: wakeup.New(), work: make(chan commitWork),
+		cancels: make(map[uint64]context.CancelFunc)}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer b.running.Wait()
 	defer cancel()
@@ -61,7 +65,9 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 
 // sendReplies sends the waiting replies in one or more messages. Each message has at most sendBytes
 // bytes or one reply, because replies contain the values of conflicts.
-func (b *commitStream) sendReplies(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+func (b *commitStream) sendReplies(
+	stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies],
+) error {
 	b.mu.Lock()
 	replies := b.replies
 	b.replies = nil
@@ -77,7 +83,7 @@ func (b *commitStream) sendReplies(stream grpc.BidiStreamingServer[storev1.Remot
 }
 
 // countFitting returns how many of the replies, from the first, fit into one message of sendBytes
-// bytes, at least one.
+// bytes. It returns at least 1.
 func countFitting(replies []*storev1.RemoteCommitReply) int {
 	size := 0
 	for n, r := range replies {
@@ -92,7 +98,9 @@ func countFitting(replies []*storev1.RemoteCommitReply) int {
 
 // readCalls receives messages until the stream ends. It starts each commit, and cancels the commits
 // that the client has abandoned.
-func (b *commitStream) readCalls(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+func (b *commitStream) readCalls(
+	ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies],
+) error {
 	defer close(b.work)
 	for {
 		msg, err := stream.Recv()
@@ -109,14 +117,14 @@ func (b *commitStream) readCalls(ctx context.Context, stream grpc.BidiStreamingS
 	}
 }
 
-// commitWork is one received commit with the context that bounds it.
+// commitWork is one received commit and the context with which it is executed.
 type commitWork struct {
 	ctx  context.Context
 	call *storev1.RemoteCommitCall
 }
 
-// startCommit starts one commit in an idle worker, or in a new one. It runs concurrently with other
-// commits.
+// startCommit passes one commit to an idle worker, or to a new worker. It does not wait for the
+// result.
 func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteCommitCall) {
 	var cancel context.CancelFunc
 	w := commitWork{call: call}
@@ -136,8 +144,9 @@ func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteComm
 	}
 }
 
-// runCommits executes the commit w and then further commits, one after the other, until the stream
-// ends. It is reused because a goroutine with a grown stack is cheaper than a new one.
+// runCommits is a worker: it executes the commit w and then further commits, one after the other,
+// until the stream ends. Workers are reused because a goroutine with a grown stack is cheaper than
+// a new one.
 func (b *commitStream) runCommits(w commitWork) {
 	defer b.running.Done()
 	for ok := true; ok; w, ok = <-b.work {
@@ -148,7 +157,8 @@ func (b *commitStream) runCommits(w commitWork) {
 	}
 }
 
-// forgetCommit cancels the context of a commit and removes the commit from the running ones.
+// forgetCommit cancels the context of the commit with the given call ID, and removes the commit
+// from the running commits.
 func (b *commitStream) forgetCommit(id uint64) {
 	b.mu.Lock()
 	cancel := b.cancels[id]
@@ -171,8 +181,5 @@ func (b *commitStream) sendReply(id uint64, done *storev1.RemoteCommitResponse, 
 	b.mu.Lock()
 	b.replies = append(b.replies, r)
 	b.mu.Unlock()
-	select {
-	case b.wake <- struct{}{}:
-	default:
-	}
+	b.wake.Send()
 }

@@ -9,17 +9,18 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/wakeup"
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
 // committer sends the commits of all callers of a Client on one Commits stream. Calls that are made
-// while a message is being sent go into the next message together.
+// while a message is being sent are sent together in the next message.
 type committer struct {
 	store storev1.RemoteClient
 	life  context.Context
 	end   context.CancelFunc
 	once  sync.Once
-	wake  chan struct{}
+	wake  wakeup.Signal
 
 	mu     sync.Mutex
 	last   uint64
@@ -33,31 +34,33 @@ type commitCall struct {
 	id   uint64
 	ctx  context.Context
 	req  *storev1.RemoteCommitRequest
-	done chan commitReply // buffered
+	done chan commitReply // receives the reply; buffered, so that the sender does not block
 }
 
-// commitReply is the result of a commit. sent is true if the commit may have reached the replica.
+// commitReply is the result of a commit. failed is the error of the gRPC call; nil if the commit
+// was answered. sent is true if the commit may have reached the replica.
 type commitReply struct {
 	done   *storev1.RemoteCommitResponse
 	failed error
 	sent   bool
 }
 
-// sendBytes bounds the size of the keys and values in one message, unless a single commit is
-// larger. replyCost is the assumed size of a reply in addition to its texts and values.
+// sendBytes is the maximum size of the keys and values in one message, unless a single commit is
+// larger. replyCost is the assumed size of a reply in addition to its strings and values. Both are
+// in bytes.
 const (
 	sendBytes = 1 << 20
 	replyCost = 128 // size of a reply in addition to its values
 )
 
 func newCommitter(store storev1.RemoteClient) *committer {
-	m := &committer{store: store, wake: make(chan struct{}, 1), sent: make(map[uint64]*commitCall)}
+	m := &committer{store: store, wake: wakeup.New(), sent: make(map[uint64]*commitCall)}
 	m.life, m.end = context.WithCancel(context.Background())
 	return m
 }
 
-// callCommit sends one commit and waits for its result or for the end of ctx. Without a running
-// stream it waits until there is one.
+// callCommit sends one commit and returns its result. If no stream is open, the commit waits for
+// the next stream. If ctx ends first, callCommit abandons the call and returns an error.
 func (m *committer) callCommit(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
 	m.once.Do(func() { go m.runStreams() })
 	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
@@ -79,8 +82,8 @@ func (m *committer) callCommit(ctx context.Context, req *storev1.RemoteCommitReq
 	}
 }
 
-// abandonCall abandons a call after the end of its context, and returns its result. A call that has
-// been sent is cancelled on the replica.
+// abandonCall abandons a call after the end of its context, and returns its result. If the call has
+// been sent, the replica is requested to cancel it.
 func (m *committer) abandonCall(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,24 +105,21 @@ func (m *committer) abandonCall(c *commitCall) commitReply {
 }
 
 func (m *committer) wakeSender() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
+	m.wake.Send()
 }
 
 // closeStream closes the stream and ends every call with an error.
 func (m *committer) closeStream() {
 	m.end()
-	m.once.Do(func() {}) // nothing starts from here on
+	m.once.Do(func() {}) // runStreams is not started after this call
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
 	m.failCalls(status.FromContextError(context.Canceled).Err(), true)
 }
 
-// failCalls ends the calls that have been sent with the error, and also the waiting calls if all is
-// set. The caller holds m.mu.
+// failCalls ends the calls that have been sent with the error err. If all is set, it also ends the
+// calls that have not been sent. The caller holds m.mu.
 func (m *committer) failCalls(err error, all bool) {
 	for id, c := range m.sent {
 		delete(m.sent, id)
@@ -135,8 +135,8 @@ func (m *committer) failCalls(err error, all bool) {
 	m.queue = nil
 }
 
-// runStreams opens a stream when there are calls to send, and a new one after it has broken, until
-// the committer is closed.
+// runStreams opens a stream when there are calls to send, and serves it until it breaks. It does so
+// repeatedly until the committer is closed.
 func (m *committer) runStreams() {
 	for {
 		select {
@@ -161,8 +161,8 @@ func (m *committer) runStreams() {
 	}
 }
 
-// serveStream opens a stream and serves it until it breaks. It returns the error, and whether the
-// stream was opened.
+// serveStream opens a stream, and sends calls and receives replies until the stream breaks. It
+// returns the error of the stream, and whether the stream was opened.
 func (m *committer) serveStream() (err error, opened bool) {
 	ctx, cancel := context.WithCancel(m.life)
 	defer cancel()
@@ -173,12 +173,12 @@ func (m *committer) serveStream() (err error, opened bool) {
 	broken := make(chan error, 1)
 	go func() { broken <- m.receiveReplies(s) }()
 	for {
-		// Callers that received replies of one message usually make new calls at once: let them,
-		// and send those in one message.
+		// Callers that received replies of one message usually make new calls at once. They may do
+		// so here, so that one message has all these calls.
 		runtime.Gosched()
 		for msg := m.takeCalls(); msg != nil; msg = m.takeCalls() {
 			if s.Send(msg) != nil {
-				return <-broken, true // the receiver returns the reason
+				return <-broken, true // receiveReplies returns the reason
 			}
 		}
 		select {
@@ -189,8 +189,9 @@ func (m *committer) serveStream() (err error, opened bool) {
 	}
 }
 
-// takeCalls removes calls from the queue and returns them as one message, at most sendBytes bytes
-// but at least one call. It returns nil if there is nothing to send.
+// takeCalls removes calls from the queue and returns them as one message. The message has at most
+// sendBytes bytes of keys and values, or a single call. takeCalls returns nil if there is nothing
+// to send.
 func (m *committer) takeCalls() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,8 +225,8 @@ func (m *committer) takeCalls() *storev1.RemoteCommitCalls {
 	return msg
 }
 
-// receiveReplies passes received replies to their callers until the stream breaks, and returns the
-// error of the stream.
+// receiveReplies passes received replies to the waiting callers until the stream breaks, and
+// returns the error of the stream.
 func (m *committer) receiveReplies(s storev1.Remote_CommitsClient) error {
 	for {
 		msg, err := s.Recv()

@@ -61,7 +61,8 @@ func TestDeadlinesTravel(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err = c.Commit(ctx, put)
-		if !errors.Is(err, raftstore.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		if !errors.Is(err, raftstore.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+			errors.Is(err, raftstore.ErrOutcomeUnknown) {
 			t.Errorf("commit that cannot be made: %v", err)
 		}
 		if took := time.Since(began); took != 240*time.Millisecond {

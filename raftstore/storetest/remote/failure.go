@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// kinds are the errors that are preserved over gRPC. If an error wraps several of them, the first
-// one in this list determines the status code.
+// kinds lists the errors that are preserved over gRPC, with their encoding and status code. If an
+// error wraps several of them, the first in this list determines the status code.
 var kinds = []struct {
 	kind storev1.RemoteFailure_Kind
 	code codes.Code

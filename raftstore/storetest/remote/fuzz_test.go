@@ -35,8 +35,11 @@ func TestMalformedRequests(t *testing.T) {
 		"TTL beyond any duration": op(func(o *storev1.Op) { o.TtlMs = 1 << 62 }),
 		"key that is no text":     op(func(o *storev1.Op) { o.Key = "\xff" }),
 		"absent at a revision":    op(func(o *storev1.Op) { o.If = &storev1.Precondition{Absent: true, Revision: 1} }),
-		"value of a deletion":     op(func(o *storev1.Op) { o.Kind, o.Value = uint32(raftstore.OpDelete), []byte("x") }),
-		"same key twice":          {Ops: []*storev1.Op{op(func(*storev1.Op) {}).Ops[0], op(func(*storev1.Op) {}).Ops[0]}},
+		"value of a deletion": op(func(o *storev1.Op) {
+			o.Kind, o.Value = uint32(raftstore.OpDelete), []byte("x")
+		}),
+		"same key twice": {Ops: []*storev1.Op{op(func(*storev1.Op) {}).Ops[0],
+			op(func(*storev1.Op) {}).Ops[0]}},
 	}
 	for name, req := range commits {
 		if _, err := s.Commit(ctx, req); status.Code(err) != codes.InvalidArgument {
@@ -72,13 +75,18 @@ func FuzzRequests(f *testing.F) {
 		}
 		f.Add(which, b)
 	}
-	add(0, &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 1, Key: "/a", Value: []byte("x"), TtlMs: 5}}, Fence: 1})
-	add(0, &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 3, Key: "/a", If: &storev1.Precondition{Revision: 1}}}})
+	add(0, &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 1, Key: "/a", Value: []byte("x"), TtlMs: 5}},
+		Fence: 1})
+	add(0,
+		&storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 3, Key: "/a", If: &storev1.Precondition{Revision: 1}}}})
 	add(1, &storev1.RemoteGetRequest{Key: []byte("/a"), Local: true})
 	add(2, &storev1.RemoteListRequest{Prefix: []byte("/"), Limit: 1, After: []byte("/a"), At: 1})
-	add(3, &storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Begin{Begin: &storev1.RemoteWatchBegin{Prefix: []byte("/"), After: 1}}})
+	add(3,
+		&storev1.RemoteWatchRequest{
+			Ask: &storev1.RemoteWatchRequest_Begin{Begin: &storev1.RemoteWatchBegin{Prefix: []byte("/"), After: 1}}})
 	add(4, &storev1.RemoteCommitCalls{Calls: []*storev1.RemoteCommitCall{
-		{Id: 1, TimeoutUs: 1000, Commit: &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 1, Key: "/a"}}}}, {Id: 1}, {},
+		{Id: 1, TimeoutUs: 1000, Commit: &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 1, Key: "/a"}}}},
+		{Id: 1}, {},
 	}})
 	m := storetest.NewMemory()
 	f.Cleanup(m.Close)

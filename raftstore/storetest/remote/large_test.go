@@ -17,7 +17,8 @@ func TestWatchOfLargeRevision(t *testing.T) {
 	var last raftstore.Revision
 	for i := range n {
 		key := fmt.Sprintf("/big/%02d", i)
-		rev, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, make([]byte, raftstore.MaxValueBytes))}})
+		rev, err := m.Commit(ctx,
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, make([]byte, raftstore.MaxValueBytes))}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,10 +36,12 @@ func TestWatchOfLargeRevision(t *testing.T) {
 		}
 		ev, open := <-w.C()
 		if !open || ev.Revision != rev || len(ev.Events) != len(ops) {
-			t.Fatalf("%d events of revision %d, want %d of %d; watch ended: %v", len(ev.Events), ev.Revision, len(ops), rev, w.Err())
+			t.Fatalf("%d events of revision %d, want %d of %d; watch ended: %v", len(ev.Events), ev.Revision,
+				len(ops), rev, w.Err())
 		}
 		for i, e := range ev.Events {
-			if e.Item.Key != ops[i].Key || ops[i].Kind == raftstore.OpDelete && (e.Prev == nil || len(e.Prev.Value) != raftstore.MaxValueBytes) {
+			if e.Item.Key != ops[i].Key || ops[i].Kind == raftstore.OpDelete &&
+				(e.Prev == nil || len(e.Prev.Value) != raftstore.MaxValueBytes) {
 				t.Errorf("event %d is of %s", i, e.Item.Key)
 			}
 		}

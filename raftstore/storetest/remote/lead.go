@@ -9,8 +9,8 @@ import (
 )
 
 // Lead implements raftstore.Leader. It calls lead while the remote replica is the leader. When the
-// replica loses leadership, the context of lead ends with a delay; the replica refuses commits with
-// the fence meanwhile. Lead also returns, with ErrUnavailable, if the connection is lost.
+// replica loses leadership, the context of lead ends with a delay. During this delay the replica
+// refuses commits with the fence. If the connection is lost, Lead returns ErrUnavailable.
 func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
 	if c.closed.Load() {
 		return raftstore.ErrClosed
@@ -38,11 +38,13 @@ func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	}
 }
 
-// endOfLead returns the error of Lead after its stream has failed: nil if the caller's context
-// asked has ended, the error of lead if lead failed, and otherwise the translated error of the
-// stream.
-func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
-	if asked.Err() != nil {
+// endOfLead returns the result of Lead after its stream has failed with the error failed. callerCtx
+// is the context of the caller of Lead, and ctx the context of the stream. If callerCtx has ended,
+// the result is nil. If the callback passed to Lead has returned an error, the result is that
+// error, which is the cause of the end of ctx. Otherwise the result is failed, converted to a
+// raftstore error.
+func (c *Client) endOfLead(callerCtx, ctx context.Context, failed error) error {
+	if callerCtx.Err() != nil {
 		return nil
 	}
 	if cause := context.Cause(ctx); cause != nil {
@@ -58,9 +60,12 @@ type leadership struct {
 	done   chan struct{}
 }
 
-// startLeadership starts lead with the fence in a goroutine. An error of lead is passed to fail,
-// which ends Client.Lead.
-func startLeadership(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
+// startLeadership calls lead with the fence in a new goroutine. If lead returns an error while its
+// context has not ended, that error is passed to fail, which ends Client.Lead.
+func startLeadership(
+	ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence,
+	lead func(ctx context.Context, fence raftstore.Fence) error,
+) *leadership {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &leadership{cancel: cancel, done: make(chan struct{})}
 	go func() {

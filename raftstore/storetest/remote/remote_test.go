@@ -159,7 +159,8 @@ func TestLostConnection(t *testing.T) {
 	if err := w.Err(); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("watch under a lost connection: %v", err)
 	}
-	_, err = c.Commit(withReserve(t, 100*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
+	_, err = c.Commit(withReserve(t, 100*time.Millisecond),
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
 	if !errors.Is(err, raftstore.ErrUnavailable) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
 		t.Errorf("commit that was never sent: %v", err)
 	}
@@ -208,7 +209,9 @@ func TestLargeList(t *testing.T) {
 	ctx := withReserve(t, patience)
 	const n = 30
 	for i := range n {
-		if _, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/l/%02d", i), make([]byte, raftstore.MaxValueBytes))}}); err != nil {
+		if _, err := m.Commit(ctx,
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/l/%02d", i),
+				make([]byte, raftstore.MaxValueBytes))}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -234,7 +237,9 @@ func TestIdleReaderHoldsLittle(t *testing.T) {
 	const n, size = 2000, 64 << 10
 	value := make([]byte, size)
 	for i := range n {
-		if _, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", append([]byte(fmt.Sprint(i, " ")), value...))}}); err != nil {
+		if _, err := m.Commit(ctx,
+			raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a",
+				append([]byte(fmt.Sprint(i, " ")), value...))}}); err != nil {
 			t.Fatal(err)
 		}
 		if i%100 == 99 {

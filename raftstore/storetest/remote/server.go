@@ -1,6 +1,6 @@
-// Package remote is raftstore.Store over gRPC, for tests and benchmarks with replicas in separate
-// processes. Register serves a store, and Dial returns a client that implements Store with the same
-// errors and deadlines.
+// Package remote provides raftstore.Store over gRPC, for tests and benchmarks with replicas in
+// separate processes. Register serves a store, and Dial returns a client that implements Store with
+// the same errors and deadlines.
 //
 // The memory of a watcher is bounded on both sides. Flow control windows are fixed, so a slow
 // reader blocks the replica's watcher. That watcher then catches up from history or is ended, as
@@ -27,7 +27,7 @@ const (
 	// maxMessage is the largest gRPC message in bytes. The largest message in use is a commit of
 	// about 8 MiB.
 	maxMessage = 32 << 20
-	// window is the flow control window of a stream: how many bytes may be in transit unread.
+	// window is the flow control window of a stream: how many bytes may be sent but not read yet.
 	window = 256 << 10
 	// chunkBytes is the size of a message with a part of a list or of a revision. A larger item or
 	// event has a message of its own.
@@ -55,9 +55,10 @@ type server struct {
 	store raftstore.Store
 }
 
-// within returns a context with an earlier deadline than ctx, so that time is left to send the
-// response. The outcome of a call matters more than the last milliseconds of waiting.
-func within(ctx context.Context) (context.Context, context.CancelFunc) {
+// withReplyReserve returns a context with an earlier deadline than ctx, so that time is left to
+// send the response. The outcome of a call matters more to the client than the last milliseconds of
+// waiting.
+func withReplyReserve(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return ctx, func() {}
@@ -70,12 +71,14 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 func usableTimeout(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
-	ctx, cancel := within(ctx)
+	ctx, cancel := withReplyReserve(ctx)
 	defer cancel()
 	return s.commitRequest(ctx, req)
 }
 
-func (s *server) commitRequest(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
+func (s *server) commitRequest(ctx context.Context, req *storev1.RemoteCommitRequest) (
+	*storev1.RemoteCommitResponse, error,
+) {
 	c, err := commitFrom(req)
 	if err != nil {
 		return nil, StatusOf(err)
@@ -92,7 +95,7 @@ func (s *server) commitRequest(ctx context.Context, req *storev1.RemoteCommitReq
 }
 
 func (s *server) Get(ctx context.Context, req *storev1.RemoteGetRequest) (*storev1.RemoteGetResponse, error) {
-	ctx, cancel := within(ctx)
+	ctx, cancel := withReplyReserve(ctx)
 	defer cancel()
 	it, rev, err := s.store.Get(ctx, string(req.GetKey()), raftstore.ReadOptions{Local: req.GetLocal()})
 	if errors.Is(err, raftstore.ErrNotFound) {
@@ -104,8 +107,10 @@ func (s *server) Get(ctx context.Context, req *storev1.RemoteGetRequest) (*store
 	return &storev1.RemoteGetResponse{Item: itemTo(&it), Revision: uint64(rev)}, nil
 }
 
-func (s *server) List(req *storev1.RemoteListRequest, stream grpc.ServerStreamingServer[storev1.RemoteListChunk]) error {
-	ctx, cancel := within(stream.Context())
+func (s *server) List(
+	req *storev1.RemoteListRequest, stream grpc.ServerStreamingServer[storev1.RemoteListChunk],
+) error {
+	ctx, cancel := withReplyReserve(stream.Context())
 	defer cancel()
 	limit := int(req.GetLimit())
 	if limit < 0 || int64(limit) != req.GetLimit() {
@@ -152,7 +157,7 @@ func (s *server) Watch(stream grpc.BidiStreamingServer[storev1.RemoteWatchReques
 		return err
 	}
 	asked := make(chan error, 1)
-	go func() { asked <- forwardProgress(stream, w) }() // ends with the stream
+	go func() { asked <- forwardProgress(stream, w) }() // the goroutine ends with the stream
 	for {
 		select {
 		case ev, open := <-w.C():
@@ -171,7 +176,7 @@ func (s *server) Watch(stream grpc.BidiStreamingServer[storev1.RemoteWatchReques
 			if err != nil {
 				return StatusOf(err)
 			}
-			asked = nil // the client asks no more; the watch goes on
+			asked = nil // the client sends no more requests; the watch continues
 		}
 	}
 }
@@ -188,7 +193,9 @@ func endOf(w raftstore.Watcher, ctx context.Context) error {
 
 // forwardProgress receives requests for progress notes on the stream of a running watch, and passes
 // them to the watcher. It returns nil when the client will send no more, and otherwise an error.
-func forwardProgress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
+func forwardProgress(
+	stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher,
+) error {
 	for {
 		m, err := stream.Recv()
 		switch {
@@ -206,7 +213,7 @@ func forwardProgress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest,
 }
 
 func (s *server) Sync(ctx context.Context, _ *storev1.RemoteSyncRequest) (*storev1.RemoteSyncResponse, error) {
-	ctx, cancel := within(ctx)
+	ctx, cancel := withReplyReserve(ctx)
 	defer cancel()
 	rev, err := s.store.Sync(ctx)
 	if err != nil {
@@ -232,7 +239,7 @@ func (s *server) Lead(_ *storev1.RemoteLeadRequest, stream grpc.ServerStreamingS
 		return stream.Send(new(storev1.RemoteLeadership))
 	})
 	if err == nil && stream.Context().Err() == nil {
-		err = raftstore.ErrClosed // the replica ends: nobody leads there any more
+		err = raftstore.ErrClosed // the replica is stopping: it will not lead again
 	}
 	return StatusOf(err)
 }

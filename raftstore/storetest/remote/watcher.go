@@ -7,11 +7,12 @@ import (
 
 	"google.golang.org/grpc"
 
+	"keelson.dev/keelson/internal/wakeup"
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 )
 
-// ahead is how many received revisions a watcher buffers for its reader.
+// ahead is the size of a watcher's buffer: how many received revisions it holds for its reader.
 const ahead = 16
 
 type watchStream = grpc.BidiStreamingClient[storev1.RemoteWatchRequest, storev1.RemoteEvents]
@@ -20,9 +21,9 @@ type watchStream = grpc.BidiStreamingClient[storev1.RemoteWatchRequest, storev1.
 // raftstore.ProgressRequester.
 type watcher struct {
 	c      chan raftstore.Events
-	ctx    context.Context // of the stream
+	ctx    context.Context // context of the stream
 	cancel context.CancelFunc
-	asked  chan struct{}
+	asked  wakeup.Signal
 
 	mu  sync.Mutex
 	err error // set before c is closed
@@ -37,7 +38,7 @@ func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revis
 		cancel()
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 	}
-	w := &watcher{c: make(chan raftstore.Events, ahead), ctx: ctx, cancel: cancel, asked: make(chan struct{}, 1)}
+	w := &watcher{c: make(chan raftstore.Events, ahead), ctx: ctx, cancel: cancel, asked: wakeup.New()}
 	go w.receiveRevisions(c, stream)
 	go w.sendProgressRequests(stream)
 	return w, nil
@@ -100,7 +101,9 @@ func (w *watcher) sendProgressRequests(stream watchStream) {
 	for {
 		select {
 		case <-w.asked:
-			_ = stream.Send(&storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Progress{Progress: new(storev1.RemoteProgressRequest)}})
+			_ = stream.Send(&storev1.RemoteWatchRequest{
+				Ask: &storev1.RemoteWatchRequest_Progress{Progress: new(storev1.RemoteProgressRequest)},
+			})
 		case <-w.ctx.Done():
 			return
 		}
@@ -122,8 +125,5 @@ func (w *watcher) Stop() { w.cancel() }
 
 // RequestProgress implements raftstore.ProgressRequester.
 func (w *watcher) RequestProgress() {
-	select {
-	case w.asked <- struct{}{}:
-	default: // a request is already waiting to be sent
-	}
+	w.asked.Send()
 }

@@ -13,7 +13,7 @@ import (
 const maxTTLMs = math.MaxInt64 / int64(time.Millisecond)
 
 // commitFrom converts a request to a commit. It returns an error only for values that a
-// raftstore.Commit cannot represent. The store checks the rest.
+// raftstore.Commit cannot represent. The store checks everything else.
 func commitFrom(req *storev1.RemoteCommitRequest) (raftstore.Commit, error) {
 	c := raftstore.Commit{Fence: raftstore.Fence(req.GetFence()), Ops: make([]raftstore.Op, len(req.GetOps()))}
 	for i, op := range req.GetOps() {
@@ -24,7 +24,8 @@ func commitFrom(req *storev1.RemoteCommitRequest) (raftstore.Commit, error) {
 			return c, fmt.Errorf("%w: key %q: TTL of %d ms", raftstore.ErrInvalid, op.GetKey(), op.GetTtlMs())
 		}
 		c.Ops[i] = raftstore.Op{
-			Kind: raftstore.OpKind(op.GetKind()), Key: op.GetKey(), Value: op.GetValue(), If: preconditionFrom(op.GetIf()),
+			Kind: raftstore.OpKind(op.GetKind()), Key: op.GetKey(), Value: op.GetValue(),
+			If:  preconditionFrom(op.GetIf()),
 			TTL: time.Duration(op.GetTtlMs()) * time.Millisecond,
 		}
 	}
@@ -40,9 +41,10 @@ func conflictTo(e *raftstore.ConflictError) *storev1.RemoteConflict {
 
 func conflictFrom(c *storev1.RemoteConflict) *raftstore.ConflictError {
 	e := &raftstore.ConflictError{
-		Key: c.GetKey(), Want: preconditionFrom(c.GetWant()), Have: itemFrom(c.GetHave()), At: raftstore.Revision(c.GetAt()), NoValue: c.GetNoValue(),
+		Key: c.GetKey(), Want: preconditionFrom(c.GetWant()), Have: itemFrom(c.GetHave()),
+		At: raftstore.Revision(c.GetAt()), NoValue: c.GetNoValue(),
 	}
-	if e.Want.Absent && e.Have == nil { // its text names the item
+	if e.Want.Absent && e.Have == nil { // the text of the error names the existing item
 		e.Have, e.NoValue = &raftstore.Item{Key: e.Key}, true
 	}
 	return e
@@ -68,13 +70,14 @@ func itemFrom(p *storev1.Item) *raftstore.Item {
 	}
 	return &raftstore.Item{
 		Key: p.GetKey(), Value: p.GetValue(),
-		Created: raftstore.Revision(p.GetCreated()), Modified: raftstore.Revision(p.GetModified()), Expires: p.GetExpiresUnixMs(),
+		Created: raftstore.Revision(p.GetCreated()), Modified: raftstore.Revision(p.GetModified()),
+		Expires: p.GetExpiresUnixMs(),
 	}
 }
 
-// eventsTo converts a revision to a message of about chunkBytes bytes. If not all events fit, the
-// message has More set and the second result contains the remaining events. A revision may delete
-// hundreds of megabytes.
+// eventsTo converts the events of a revision to a message of about chunkBytes bytes. If not all
+// events fit, the message has More set and the second result contains the remaining events. A
+// revision may delete hundreds of megabytes.
 func eventsTo(ev raftstore.Events) (*storev1.RemoteEvents, raftstore.Events) {
 	out := &storev1.RemoteEvents{Revision: uint64(ev.Revision), Events: make([]*storev1.RemoteEvent, 0, len(ev.Events))}
 	size := 0
@@ -88,7 +91,8 @@ func eventsTo(ev raftstore.Events) (*storev1.RemoteEvents, raftstore.Events) {
 			out.More = true
 			return out, raftstore.Events{Revision: ev.Revision, Events: ev.Events[i:]}
 		}
-		out.Events = append(out.Events, &storev1.RemoteEvent{Kind: uint32(e.Kind), Item: itemTo(&e.Item), Prev: itemTo(e.Prev)})
+		out.Events = append(out.Events, &storev1.RemoteEvent{Kind: uint32(e.Kind), Item: itemTo(&e.Item),
+			Prev: itemTo(e.Prev)})
 	}
 	return out, raftstore.Events{}
 }

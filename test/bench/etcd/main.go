@@ -1,9 +1,9 @@
-// Command etcd is the reference of the store's benchmark: one member of an etcd
-// cluster, or clients of one with etcd's own client, under the same orders as
-// the replicas of Keelson. scripts/bench builds it; test/bench/store runs it.
+// Command etcd is the reference of the store's benchmark. It runs one member of an etcd cluster, or
+// clients of such a cluster with etcd's own client. It serves the same requests as the replicas of
+// Keelson. scripts/bench builds it; test/bench/store runs it.
 //
-// It is a module of its own, so that nothing of etcd is linked or listed anywhere
-// else. What both sides share, ./drive, is a link to the folder beside.
+// It is a separate module, so that no other program links etcd or lists it as a dependency.
+// ./drive, the code that both sides share, is a symbolic link to test/bench/store/drive.
 package main
 
 import (
@@ -23,24 +23,25 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Getenv(drive.RoleEnv)); err != nil {
+	if err := runRole(ctx, os.Getenv(drive.RoleEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "etcd of the benchmark:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, role string) error {
-	lines := drive.NewLines(os.Stdin)
+// runRole runs the role that test/bench/store sets for this process.
+func runRole(ctx context.Context, role string) error {
+	orders := drive.NewRequestReader(os.Stdin)
 	if role != drive.RoleMember && role != drive.RoleLoad {
-		return fmt.Errorf("%s=%q: this program is run by test/bench/store", drive.RoleEnv, role)
+		return fmt.Errorf("%s=%q: want the role that test/bench/store sets for this program", drive.RoleEnv, role)
 	}
-	s, err := lines.Setup()
+	s, err := orders.ReadSetup()
 	if err != nil {
 		return err
 	}
 	if role == drive.RoleMember {
-		return serveMember(ctx, s, lines)
+		return serveMember(ctx, s, orders)
 	}
-	return serveLoad(ctx, s, lines)
+	return serveLoad(ctx, s, orders)
 }

@@ -19,35 +19,37 @@ import (
 	"keelson.dev/keelson/test/bench/etcd/drive"
 )
 
-// quota leaves room for everything that the benchmark stores.
+// quota is the size limit of etcd's database in bytes, large enough for everything that the
+// benchmark stores.
 const quota = 8 << 30
 
 func etcdVersion() string { return version.Version }
 
-// config is a member as `etcd` with these flags would start it: peers with
-// TLS, clients without, everything else at its default, fsync with it.
-func config(s drive.Setup) *embed.Config {
+// memberConfig returns a member's configuration: TLS between peers, no TLS for clients, and fsync.
+// Everything else is etcd's default, except the quota and the log level.
+func memberConfig(s drive.Setup) *embed.Config {
 	c := embed.NewConfig()
 	c.Name, c.Dir = s.Name, s.Dir
 	peer := url.URL{Scheme: "https", Host: s.Peer}
-	door := url.URL{Scheme: "http", Host: s.Door}
+	client := url.URL{Scheme: "http", Host: s.ClientAddress}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{door}, []url.URL{door}
-	c.PeerTLSInfo = transport.TLSInfo{CertFile: s.CertFile, KeyFile: s.KeyFile, TrustedCAFile: s.CAFile, ClientCertAuth: true}
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	c.PeerTLSInfo = transport.TLSInfo{CertFile: s.CertFile, KeyFile: s.KeyFile, TrustedCAFile: s.CAFile,
+		ClientCertAuth: true}
 	var members []string
 	for name, address := range s.Cluster {
 		members = append(members, name+"=https://"+address)
 	}
 	c.InitialCluster = strings.Join(members, ",")
-	c.ClusterState = embed.ClusterStateFlagNew // a member that has data goes on with it
+	c.ClusterState = embed.ClusterStateFlagNew // ignored by a member that has data
 	c.QuotaBackendBytes = quota
-	c.LogLevel = "panic" // the end of a member is told as errors
+	c.LogLevel = "panic" // failures of the member are reported as errors
 	c.LogOutputs = []string{"stderr"}
 	return c
 }
 
-func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
-	e, err := embed.StartEtcd(config(s))
+func serveMember(ctx context.Context, s drive.Setup, orders *drive.RequestReader) error {
+	e, err := embed.StartEtcd(memberConfig(s))
 	if err != nil {
 		return fmt.Errorf("starting member %s: %w", s.Name, err)
 	}
@@ -57,12 +59,14 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply { return obeyMember(ctx, e.Server, o) })
+		orders.ServeRequests(ctx, os.Stdout, func(ctx context.Context, o drive.Request) drive.Reply {
+			return executeMemberRequest(ctx, e.Server, o)
+		})
 	}()
 	select {
-	case <-served: // stdin has ended
+	case <-served: // stdin was closed
 		return nil
-	case <-ctx.Done(): // asked to end: Close hands the leadership over, as etcd does
+	case <-ctx.Done(): // terminated: Close transfers leadership, as etcd does
 		return nil
 	case err := <-e.Err():
 		return fmt.Errorf("member %s: %w", s.Name, err)
@@ -71,10 +75,10 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	}
 }
 
-func obeyMember(ctx context.Context, s *etcdserver.EtcdServer, o drive.Order) drive.Reply {
+func executeMemberRequest(ctx context.Context, s *etcdserver.EtcdServer, o drive.Request) drive.Reply {
 	switch o.Do {
 	case drive.DoStatus:
-		r := drive.Reply{Term: s.Term(), Ready: ready(ctx, s)}
+		r := drive.Reply{Term: s.Term(), Ready: isReady(ctx, s)}
 		if m := s.Cluster().Member(s.Leader()); m != nil {
 			r.Leader = m.Name
 		}
@@ -82,25 +86,25 @@ func obeyMember(ctx context.Context, s *etcdserver.EtcdServer, o drive.Order) dr
 	case drive.DoApplied:
 		return drive.Reply{Applied: s.AppliedIndex()}
 	case drive.DoMeters:
-		return meters()
+		return memberMeters()
 	case drive.DoCollect:
-		return drive.Collect()
+		return drive.CollectGarbage()
 	case drive.DoTransfer:
-		if err := transfer(ctx, s); err != nil {
-			return drive.Fail(err)
+		if err := transferLeadership(ctx, s); err != nil {
+			return drive.ErrorReply(err)
 		}
 		return drive.Reply{}
 	}
-	return drive.Fail(errors.New("a member does not know the order " + o.Do))
+	return drive.ErrorReply(errors.New("unknown order of a member: " + o.Do))
 }
 
-// meters are what a member counts, and its memory.
-func meters() drive.Reply {
+// memberMeters returns the metrics of this member: its counters and its memory.
+func memberMeters() drive.Reply {
 	out := drive.RuntimeMeters()
-	out[drive.MeterInstalled] = 0 // etcd counts by sender, once there is one
+	out[drive.MeterInstalled] = 0 // etcd has this counter per sender, from the first snapshot on
 	families, err := prometheus.DefaultGatherer.Gather()
 	if err != nil {
-		return drive.Fail(err)
+		return drive.ErrorReply(err)
 	}
 	for _, f := range families {
 		if f.GetName() != "etcd_network_snapshot_receive_success" {
@@ -113,8 +117,8 @@ func meters() drive.Reply {
 	return drive.Reply{Meters: out}
 }
 
-// ready says whether a linearizable read through this member would succeed now.
-func ready(ctx context.Context, s *etcdserver.EtcdServer) bool {
+// isReady reports whether this member can currently serve a linearizable read.
+func isReady(ctx context.Context, s *etcdserver.EtcdServer) bool {
 	select {
 	case <-s.ReadyNotify():
 	default:
@@ -125,8 +129,8 @@ func ready(ctx context.Context, s *etcdserver.EtcdServer) bool {
 	return s.LinearizableReadNotify(ctx) == nil
 }
 
-// transfer moves the leadership from this member to another.
-func transfer(ctx context.Context, s *etcdserver.EtcdServer) error {
+// transferLeadership transfers leadership from this member to another.
+func transferLeadership(ctx context.Context, s *etcdserver.EtcdServer) error {
 	if s.Leader() != s.MemberID() {
 		return errors.New("not the leader")
 	}

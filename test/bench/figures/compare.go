@@ -9,9 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Compare writes rows as one aligned table whose third column is a reference
-// measured in the same run. Rows in succession that were measured in the same
-// way stand below one line that tells how.
+// Compare writes rows as one aligned table. Its third column is a reference measured in the same
+// run. Successive rows with the same Params are below one line with the Params.
 func Compare(w io.Writer, rows []Row, reference string) error {
 	if reference == "" {
 		reference = "reference"
@@ -21,13 +20,13 @@ func Compare(w io.Writer, rows []Row, reference string) error {
 		if r.Params != "" && (i == 0 || rows[i-1].Params != r.Params) {
 			lines = append(lines, []string{r.Params})
 		}
-		lines = append(lines, r.compared())
+		lines = append(lines, r.comparisonCells())
 	}
-	return align(w, lines)
+	return writeAligned(w, lines)
 }
 
-// compared are the cells of a row of Compare.
-func (r Row) compared() []string {
+// comparisonCells returns the cells of a row for Compare.
+func (r Row) comparisonCells() []string {
 	name, other, ratio, bound := r.Measure, "", "", ""
 	if r.Params != "" {
 		name = "  " + name
@@ -39,7 +38,7 @@ func (r Row) compared() []string {
 		}
 	}
 	if target, ok := Targets[r.Key]; ok {
-		bound = target.beat(r.Unit)
+		bound = target.formatBound(r.Unit)
 	}
 	cells := []string{name, Format(r.Figure, r.Unit), other, ratio, bound, r.Verdict()}
 	for i, c := range cells {
@@ -50,8 +49,8 @@ func (r Row) compared() []string {
 	return cells
 }
 
-// align writes lines of cells in columns. A line of one cell is no part of them.
-func align(w io.Writer, lines [][]string) error {
+// writeAligned writes lines of cells in aligned columns. A line with a single cell is not aligned.
+func writeAligned(w io.Writer, lines [][]string) error {
 	var widths []int
 	for _, cells := range lines {
 		for i, c := range cells {
@@ -76,17 +75,17 @@ func align(w io.Writer, lines [][]string) error {
 	return nil
 }
 
-// Named is a set of samples with its name.
+// Named is a set of samples with a name.
 type Named struct {
 	Name    string
 	Samples []float64
 }
 
-// maxBuckets bounds a histogram; the last bucket holds everything beyond.
+// maxBuckets is the most intervals of a histogram. The last interval has all samples beyond.
 const maxBuckets = 40
 
-// Buckets counts samples by intervals of a width: the i-th count is of samples
-// in [i*width, (i+1)*width), the last of all from there on.
+// Buckets counts samples by intervals of a width. Count i is the number of samples in [i*width,
+// (i+1)*width); the last count has no upper bound.
 func Buckets(samples []float64, width float64, buckets int) []int {
 	out := make([]int, buckets)
 	for _, s := range samples {
@@ -99,8 +98,8 @@ func Buckets(samples []float64, width float64, buckets int) []int {
 	return out
 }
 
-// Histogram writes how often samples fall into intervals of a width, one column
-// for each set, from the first interval that is not empty to the last.
+// Histogram writes the number of samples per interval, with one column for each set. It starts at
+// the first and ends at the last interval that is not empty.
 func Histogram(w io.Writer, width float64, sets ...Named) error {
 	first, last := maxBuckets, -1
 	counts := make([][]int, len(sets))
@@ -120,7 +119,8 @@ func Histogram(w io.Writer, width float64, sets ...Named) error {
 	fmt.Fprintln(t, strings.Join(heading, "\t"))
 	skipped := false
 	for at := first; at <= last; at++ {
-		if empty(counts, at) && empty(counts, at-1) && empty(counts, at+1) { // at is neither the first nor the last
+		if isEmptyInterval(counts, at) && isEmptyInterval(counts, at-1) && isEmptyInterval(counts, at+1) {
+			// at is neither the first nor the last
 			if !skipped {
 				fmt.Fprintln(t, "..."+strings.Repeat("\t", len(sets)))
 			}
@@ -134,25 +134,25 @@ func Histogram(w io.Writer, width float64, sets ...Named) error {
 		}
 		cells := []string{label}
 		for i := range sets {
-			cells = append(cells, bar(counts[i][at], len(sets[i].Samples)))
+			cells = append(cells, formatBar(counts[i][at], len(sets[i].Samples)))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }
 
-// empty says whether no set has samples in an interval.
-func empty(counts [][]int, at int) bool {
+// isEmptyInterval reports whether no set has samples in the interval with this index.
+func isEmptyInterval(counts [][]int, interval int) bool {
 	for _, c := range counts {
-		if c[at] > 0 {
+		if c[interval] > 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// bar draws a count as a share of all, with the count behind.
-func bar(n, all int) string {
+// formatBar returns a bar whose length is the share of n in all, followed by n.
+func formatBar(n, all int) string {
 	if n == 0 {
 		return "."
 	}

@@ -1,6 +1,6 @@
-// Package figures is what benchmarks have in common: quantiles, records of
-// measures as JSON lines, and the table that holds each figure against the one
-// to beat and against a reference measured in the same run. It is pure.
+// Package figures has the common parts of benchmarks: quantiles, records of measurements as JSON
+// lines, and a table. The table compares each figure with a target and with a reference measured in
+// the same run.
 package figures
 
 import (
@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// Record is one measure, as a JSON line.
+// Record is one measurement, written as a JSON line.
 type Record struct {
 	Measure string             `json:"measure"`
 	Params  map[string]any     `json:"params"`
 	Values  map[string]float64 `json:"values"`
-	CPU     map[string]float64 `json:"cpu_s,omitempty"`     // seconds of CPU by process
-	Busy    float64            `json:"host_busy,omitempty"` // share of all processors that was busy, 0 to 1
+	CPU     map[string]float64 `json:"cpu_s,omitempty"`     // CPU seconds by process
+	Busy    float64            `json:"host_busy,omitempty"` // busy share of all processors, 0 to 1
 
-	// Others is the part of Busy that nothing of the measure spent: the machine had other work.
+	// Others is the part of Busy that was spent on work outside of the measurement.
 	Others float64 `json:"host_others,omitempty"`
 
-	Samples   []float64 `json:"samples,omitempty"`   // each single one, where there are few
-	Reference *Measured `json:"reference,omitempty"` // the same measure of what is to be beaten, in the same run
+	Samples   []float64 `json:"samples,omitempty"`   // single samples, if there are few
+	Reference *Measured `json:"reference,omitempty"` // the same measurement of the reference in the same run
 }
 
-// Measured is the same measure of another system.
+// Measured is the same measurement of another system.
 type Measured struct {
 	Name    string             `json:"name"`
 	Values  map[string]float64 `json:"values"`
@@ -47,7 +47,7 @@ func WriteLines(w io.Writer, records []Record) error {
 	return nil
 }
 
-// ReadLines reads what WriteLines wrote.
+// ReadLines reads the records written by WriteLines.
 func ReadLines(r io.Reader) ([]Record, error) {
 	var out []Record
 	for dec := json.NewDecoder(r); ; {
@@ -63,15 +63,15 @@ func ReadLines(r io.Reader) ([]Record, error) {
 	}
 }
 
-// Find returns the first record of a measure whose parameters include those given.
-func Find(records []Record, measure string, params map[string]any) (Record, bool) {
+// FindRecord returns the first record of a measurement whose parameters include params.
+func FindRecord(records []Record, measure string, params map[string]any) (Record, bool) {
 	for _, r := range records {
 		if r.Measure != measure {
 			continue
 		}
 		match := true
 		for k, v := range params {
-			// Numbers of JSON are float64 whatever they were.
+			// Compared as text, because numbers read from JSON are float64.
 			match = match && fmt.Sprint(r.Params[k]) == fmt.Sprint(v)
 		}
 		if match {
@@ -81,8 +81,8 @@ func Find(records []Record, measure string, params map[string]any) (Record, bool
 	return Record{}, false
 }
 
-// Quantile is the smallest sample that at least the share q of all samples does
-// not exceed (nearest rank). It is NaN without samples. It sorts the samples.
+// Quantile returns the q-quantile by nearest rank: the smallest sample that is not exceeded by at
+// least the share q of the samples. It returns NaN without samples. It sorts the samples.
 func Quantile[T ~int64 | ~float64](samples []T, q float64) float64 {
 	if len(samples) == 0 {
 		return math.NaN()
@@ -92,8 +92,8 @@ func Quantile[T ~int64 | ~float64](samples []T, q float64) float64 {
 	return float64(samples[min(max(rank, 1), len(samples))-1])
 }
 
-// Latencies summarises durations in milliseconds: p50_ms, p99_ms, max_ms and n.
-// Without samples only n is there.
+// Latencies returns p50_ms, p99_ms, max_ms and n of durations, in milliseconds. Without samples it
+// returns n only.
 func Latencies(samples []time.Duration) map[string]float64 {
 	out := map[string]float64{"n": float64(len(samples))}
 	if len(samples) == 0 {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestQuantile(t *testing.T) {
-	hundred := make([]int64, 100) // 100, 99 ... 1: quantiles must not need order
+	hundred := make([]int64, 100) // 100, 99 ... 1: quantiles must not depend on the order
 	for i := range hundred {
 		hundred[i] = int64(100 - i)
 	}
@@ -71,7 +71,8 @@ func TestVerdictAndRatio(t *testing.T) {
 func TestPrint(t *testing.T) {
 	var out bytes.Buffer
 	err := Print(&out, []Row{
-		{Measure: "apply to Ready, p50", Key: "ready p50", Figure: 123.4, Unit: "ms", Reference: &Reference{Name: "floor", Figure: 61.7}},
+		{Measure: "apply to Ready, p50", Key: "ready p50", Figure: 123.4, Unit: "ms",
+			Reference: &Reference{Name: "floor", Figure: 61.7}},
 		{Measure: "creates", Figure: 1.234, Unit: "/s"},
 	})
 	if err != nil {
@@ -96,8 +97,10 @@ func TestPrint(t *testing.T) {
 
 func TestLinesRoundTripAndFind(t *testing.T) {
 	in := []Record{
-		{Measure: "put", Params: map[string]any{"clients": 1.0, "through": "leader"}, Values: map[string]float64{"p50_ms": 1}},
-		{Measure: "put", Params: map[string]any{"clients": 64.0, "through": "all"}, Values: map[string]float64{"p50_ms": 2}, CPU: map[string]float64{"r1": 3}, Busy: 0.5},
+		{Measure: "put", Params: map[string]any{"clients": 1.0, "through": "leader"},
+			Values: map[string]float64{"p50_ms": 1}},
+		{Measure: "put", Params: map[string]any{"clients": 64.0, "through": "all"},
+			Values: map[string]float64{"p50_ms": 2}, CPU: map[string]float64{"r1": 3}, Busy: 0.5},
 	}
 	var out bytes.Buffer
 	if err := WriteLines(&out, in); err != nil {
@@ -107,18 +110,18 @@ func TestLinesRoundTripAndFind(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(back, in) {
 		t.Fatalf("got %v, %v", back, err)
 	}
-	if r, ok := Find(back, "put", map[string]any{"clients": 64}); !ok || r.Values["p50_ms"] != 2 {
+	if r, ok := FindRecord(back, "put", map[string]any{"clients": 64}); !ok || r.Values["p50_ms"] != 2 {
 		t.Errorf("found %v, %v", r, ok)
 	}
-	if _, ok := Find(back, "put", map[string]any{"clients": 2}); ok {
-		t.Error("found what is not there")
+	if _, ok := FindRecord(back, "put", map[string]any{"clients": 2}); ok {
+		t.Error("found a record that does not exist")
 	}
 	if _, err := ReadLines(strings.NewReader("{\"measure\":\"a\"}\n{broken")); err == nil {
-		t.Error("a broken line is no error")
+		t.Error("a broken line causes no error")
 	}
 }
 
-// A relative target bounds the ratio; without the reference nothing can be said.
+// A relative target bounds the ratio. Without the reference there is no verdict.
 func TestRelativeVerdict(t *testing.T) {
 	etcd := func(v float64) *Reference { return &Reference{Name: "etcd", Figure: v} }
 	for _, c := range []struct {
@@ -131,9 +134,11 @@ func TestRelativeVerdict(t *testing.T) {
 		{Row{Key: "store put 64 p99_ms", Figure: 7.1, Reference: etcd(10)}, "not yet"},
 		{Row{Key: "store put 64 p99_ms", Figure: 7}, "-"},
 		{Row{Key: "store put 64 p99_ms", Figure: 7, Reference: etcd(0)}, "not yet"},
-		{Row{Key: "services stream", Figure: 92, Reference: &Reference{Figure: 100, Paired: 0.99}}, "ok"}, // rounds in turn say more
+		// the ratio of paired rounds has precedence
+		{Row{Key: "services stream", Figure: 92, Reference: &Reference{Figure: 100, Paired: 0.99}}, "ok"},
 		{Row{Key: "services stream", Figure: 99, Reference: &Reference{Figure: 100, Paired: 0.92}}, "not yet"},
-		{Row{Key: "store kill p50_ms", Figure: 701, Reference: etcd(1400)}, "not yet"}, // absolute, whatever etcd's is
+		// absolute, independent of etcd's figure
+		{Row{Key: "store kill p50_ms", Figure: 701, Reference: etcd(1400)}, "not yet"},
 	} {
 		if got := c.row.Verdict(); got != c.want {
 			t.Errorf("%s %v beside %v: %q, want %q", c.row.Key, c.row.Figure, c.row.Reference, got, c.want)
@@ -144,8 +149,10 @@ func TestRelativeVerdict(t *testing.T) {
 func TestCompare(t *testing.T) {
 	var out bytes.Buffer
 	err := Compare(&out, []Row{
-		{Measure: "rate", Params: "put (clients=64), a line that is longer than any cell of the first column", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{Name: "etcd 3.6", Figure: 4871}},
-		{Measure: "CPU", Params: "put (clients=64), a line that is longer than any cell of the first column", Figure: 51, Unit: "µs"},
+		{Measure: "rate", Params: "put (clients=64), a line that is longer than any cell of the first column",
+			Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{Name: "etcd 3.6", Figure: 4871}},
+		{Measure: "CPU", Params: "put (clients=64), a line that is longer than any cell of the first column",
+			Figure: 51, Unit: "µs"},
 		{Measure: "busy, elections", Key: "store busy elections", Figure: 0, Reference: &Reference{Name: "etcd 3.6"}},
 		{Measure: "list, p50", Figure: math.NaN(), Unit: "ms"},
 	}, "etcd 3.6")
@@ -199,16 +206,18 @@ func TestHistogram(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	out.Reset() // long emptiness is one line
-	if err := Histogram(&out, 10, Named{"ours", []float64{5, 105}}); err != nil || strings.Count(out.String(), "\n") != 6 || strings.Count(out.String(), "...") != 1 {
+	out.Reset() // successive empty intervals are one line
+	if err := Histogram(&out, 10, Named{"ours", []float64{5, 105}}); err != nil ||
+		strings.Count(out.String(), "\n") != 6 || strings.Count(out.String(), "...") != 1 {
 		t.Errorf("%v:\n%s", err, out.String())
 	}
 	out.Reset()
-	if err := Histogram(&out, 100, Named{"ours", []float64{1e9}}); err != nil || !strings.Contains(out.String(), "3900 and more") {
+	if err := Histogram(&out, 100, Named{"ours", []float64{1e9}}); err != nil ||
+		!strings.Contains(out.String(), "3900 and more") {
 		t.Errorf("%v: %q", err, out.String())
 	}
 	out.Reset()
 	if err := Histogram(&out, 100); err != nil || strings.Count(out.String(), "\n") != 1 {
-		t.Errorf("of nothing: %v: %q", err, out.String())
+		t.Errorf("without sets: %v: %q", err, out.String())
 	}
 }

@@ -12,28 +12,28 @@ import (
 // Row is one line of the table.
 type Row struct {
 	Measure string
-	Params  string // what was measured and how, for Compare, where it is a line above its rows
-	Key     string // of Targets; "" = no figure to beat
+	Params  string // for Compare: the parameters, shown on a line above the rows
+	Key     string // key of Targets; "" = no target
 	Figure  float64
-	Unit    string // "ms", "/s", "MiB", "%"
-	Note    string // beside the figure
+	Unit    string // "ms", "/s", "MiB", "%"; "" = a count
+	Note    string // shown beside the figure
 
-	// Reference was measured in the same run; nil = none. Its unit is the figure's.
+	// Reference was measured in the same run, in the same unit; nil = no reference.
 	Reference *Reference
 }
 
-// Reference is what a figure is a multiple of.
+// Reference is the figure with which another figure is compared.
 type Reference struct {
 	Name   string
 	Figure float64
 
-	// Paired is the median of the ratios of rounds that took both in turn, 0 where there were none: noise that changes from
-	// round to round is in both.
+	// Paired is the median of the ratios of each round in which both were measured in turn; 0 = no
+	// rounds. It is robust against noise that changes from round to round.
 	Paired float64
 }
 
-// Verdict is "ok", "not yet", or "-" where there is nothing to beat: no target,
-// or one relative to a reference that was not measured.
+// Verdict returns "ok" or "not yet". It returns "-" if there is no target, or if the target is
+// relative and the reference was not measured.
 func (r Row) Verdict() string {
 	t, ok := Targets[r.Key]
 	figure := r.Figure
@@ -43,14 +43,15 @@ func (r Row) Verdict() string {
 	switch {
 	case !ok || t.Relative && r.Reference == nil:
 		return "-"
-	case t.Met(figure):
+	case t.IsMet(figure):
 		return "ok"
 	default:
 		return "not yet"
 	}
 }
 
-// Ratio is the figure as a multiple of the reference, as rounds in turn say it where there were some; NaN without one.
+// Ratio returns the ratio of the figure to the reference: the median ratio of the rounds if it is
+// known. It returns NaN without a reference.
 func (r Row) Ratio() float64 {
 	if r.Reference == nil || r.Reference.Figure == 0 {
 		return math.NaN()
@@ -68,7 +69,7 @@ func Print(w io.Writer, rows []Row) error {
 	for _, r := range rows {
 		beat, source, reference, ratio := "", "", "", ""
 		if target, ok := Targets[r.Key]; ok {
-			beat, source = target.beat(r.Unit), target.Source
+			beat, source = target.formatBound(r.Unit), target.Source
 		}
 		if r.Reference != nil {
 			reference = r.Reference.Name + " " + Format(r.Reference.Figure, r.Unit)
@@ -85,7 +86,8 @@ func Print(w io.Writer, rows []Row) error {
 	return t.Flush()
 }
 
-// Format writes a figure with as many digits as it deserves.
+// Format returns a figure with its unit, with at least three significant digits if it is 1 or more.
+// NaN is "none".
 func Format(v float64, unit string) string {
 	if math.IsNaN(v) {
 		return "none"

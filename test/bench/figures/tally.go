@@ -8,29 +8,31 @@ import (
 	"time"
 )
 
-// Tally is one run of a benchmark: what was measured so far.
-type Tally struct {
+// BenchmarkRun is one run of a benchmark: its results so far, and its progress output.
+type BenchmarkRun struct {
 	Records []Record
 	Rows    []Row
 
-	Progress io.Writer // to the person who waits
+	Progress io.Writer // output for the waiting user
 
-	began time.Time
+	start time.Time
 }
 
-// Begin begins a run, which tells the person who waits of itself.
-func Begin(progress io.Writer) Tally { return Tally{Progress: progress, began: time.Now()} }
-
-// Say tells the person who waits.
-func (t *Tally) Say(format string, args ...any) {
-	fmt.Fprintf(t.Progress, "%6.1fs  %s\n", time.Since(t.began).Seconds(), fmt.Sprintf(format, args...))
+// StartRun returns a BenchmarkRun that starts now and prints its progress to progress.
+func StartRun(progress io.Writer) BenchmarkRun {
+	return BenchmarkRun{Progress: progress, start: time.Now()}
 }
 
-// Row adds a row to the table.
-func (t *Tally) Row(r Row) { t.Rows = append(t.Rows, r) }
+// LogProgress prints a line of progress with the seconds since the start.
+func (t *BenchmarkRun) LogProgress(format string, args ...any) {
+	fmt.Fprintf(t.Progress, "%6.1fs  %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
+}
 
-// Save writes the records to the file that -json names.
-func (t *Tally) Save(path string) error {
+// AddRow adds a row to the table of results.
+func (t *BenchmarkRun) AddRow(r Row) { t.Rows = append(t.Rows, r) }
+
+// SaveRecords writes the records as JSON lines to the file at path.
+func (t *BenchmarkRun) SaveRecords(path string) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("-json: %w", err)

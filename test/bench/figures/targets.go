@@ -5,26 +5,26 @@ import (
 	"strconv"
 )
 
-// Target is a figure to beat.
+// Target is a bound for a figure.
 type Target struct {
 	Bound   float64
-	AtLeast bool // a rate; otherwise the figure must be at most the bound
+	AtLeast bool // for a rate; otherwise the figure must be at most the bound
 	Source  string
 
-	// Relative bounds the ratio to the reference of the same run, not the figure.
+	// Relative applies the bound to the ratio to the reference of the same run, not to the figure.
 	Relative bool
 }
 
-// Met says whether a figure beats the target.
-func (t Target) Met(figure float64) bool {
+// IsMet reports whether a figure meets the target.
+func (t Target) IsMet(figure float64) bool {
 	if t.AtLeast {
 		return figure >= t.Bound
 	}
-	return figure <= t.Bound // NaN beats nothing
+	return figure <= t.Bound // NaN meets no target
 }
 
-// beat writes the bound.
-func (t Target) beat(unit string) string {
+// formatBound returns the bound with its sign and unit.
+func (t Target) formatBound(unit string) string {
 	sign := "≤ "
 	if t.AtLeast {
 		sign = "≥ "
@@ -35,8 +35,8 @@ func (t Target) beat(unit string) string {
 	return sign + Format(t.Bound, unit)
 }
 
-// The figures of the systems to beat were measured on a 2-core, 24 GiB virtual
-// machine with an fsync of 0.18 ms; "of" says what share of them the bound is.
+// The figures of other systems were measured on a 2-core, 24 GiB virtual machine with an fsync of
+// 0.18 ms. "0.5 of" such a figure means that the bound is half of it.
 const (
 	etcd    = "etcd 3.6, 3 members"
 	kube    = "Kubernetes 1.36"
@@ -46,7 +46,7 @@ const (
 	ownBound = "this project's own bound"
 )
 
-// Targets are the figures to beat by the key of their row.
+// Targets are the targets of the benchmarks, keyed by Row.Key.
 var Targets = map[string]Target{
 	"store put 1 p50_ms bolt": {Bound: 1.5, Relative: true, Source: etcd},
 	"store put 1 p50_ms wal":  {Bound: 1, Relative: true, Source: etcd},
@@ -100,7 +100,8 @@ var Targets = map[string]Target{
 	"failover watches":                          {Bound: 200, Source: ownBound + ", after the election"},
 	"failover none":                             {Bound: 0, Source: ownBound},
 
-	"store freeze max_ms":                         {Bound: 700, Source: ownBound + ": silence of 600 ms and an election"},
+	"store freeze max_ms": {Bound: 700,
+		Source: ownBound + ": silence of 600 ms and an election"},
 	"store freeze failed_calls":                   {Bound: 0, Source: "calls wait"},
 	"store busy elections":                        {Bound: 0, Source: ownBound},
 	"store restart of a follower took_s":          {Bound: 10, Source: ownBound},

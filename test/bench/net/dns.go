@@ -36,7 +36,8 @@ type dnsOptions struct {
 	duration          time.Duration
 }
 
-// corefile is the same for both, but for where CoreDNS finds the cluster.
+// corefile is the CoreDNS configuration. Keelson's agent has the same, except for the API's
+// address.
 const corefile = `.:%d {
     bind 127.0.0.1
     errors
@@ -50,7 +51,8 @@ const corefile = `.:%d {
 }
 `
 
-// serveDNS is the process that is measured: the agent's server alone, with as many Services, on loopback.
+// serveDNS runs the measured process: the agent's DNS server alone, on loopback, with as many
+// Services as CoreDNS serves.
 func serveDNS(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("serve-dns", flag.ContinueOnError)
 	port, n := fs.Uint("port", 0, "port"), fs.Int("services", 0, "Services")
@@ -59,46 +61,51 @@ func serveDNS(ctx context.Context, args []string) error {
 		return err
 	}
 	objects := fake.NewCluster()
-	for _, o := range namedServices(*n).objects() {
+	for _, o := range newDNSCluster(*n).objects() {
 		objects.Put(o)
 	}
-	resolv := filepath.Join(*dir, "resolv.conf") // nothing is forwarded
+	resolv := filepath.Join(*dir, "resolv.conf") // empty: queries are not forwarded
 	if err := os.WriteFile(resolv, nil, 0o644); err != nil {
 		return err
 	}
-	s := agentdns.New(agentdns.Config{Node: "bench", StateDir: *dir, RunDir: *dir, ResolvConf: resolv, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	s := agentdns.New(agentdns.Config{Node: "bench", StateDir: *dir, RunDir: *dir, ResolvConf: resolv,
+		Log:  slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Port: uint16(*port), Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
 	return s.Run(ctx, objects, objects)
 }
 
-// benchDNS runs both servers by turns under the same load.
+// benchDNS measures the agent's DNS server and CoreDNS in turn under the same load, and prints a
+// table.
 func benchDNS(ctx context.Context, args []string) (err error) {
 	var o dnsOptions
 	fs := flag.NewFlagSet("dns", flag.ContinueOnError)
-	fs.StringVar(&o.reference, "coredns", "", "the program of the reference (test/bench/coredns); none = no reference")
+	fs.StringVar(&o.reference, "coredns", "",
+		"program that runs CoreDNS, the reference (test/bench/coredns); empty = no reference")
 	fs.StringVar(&o.json, "json", "bench.json", "write JSON lines to this file")
 	fs.IntVar(&o.services, "services", 1000, "Services of the cluster, a tenth of them headless with 3 endpoints")
-	fs.IntVar(&o.clients, "clients", 32, "clients, each of which asks again when it has its answer")
-	fs.IntVar(&o.rounds, "rounds", 3, "rounds, in each of which both are measured")
-	fs.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure")
+	fs.IntVar(&o.clients, "clients", 32,
+		"clients; each sends its next query when the response to the previous query has arrived")
+	fs.IntVar(&o.rounds, "rounds", 3, "rounds; each round measures both servers")
+	fs.DurationVar(&o.duration, "duration", 3*time.Second, "duration of each measurement")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
 	if o.services < 10 || o.clients < 1 || o.rounds < 1 || o.duration <= 0 {
-		return errors.New("-services must be 10 at least, -clients, -rounds and -duration above zero")
+		return errors.New("-services must be at least 10; -clients, -rounds and -duration must be above zero")
 	}
 	dir, err := os.MkdirTemp("", "bench-dns-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	c := namedServices(o.services)
+	c := newDNSCluster(o.services)
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	ours, err := begin(ctx, "keelson", dir, func(port int) (*exec.Cmd, error) {
-		return exec.CommandContext(ctx, self, "serve-dns", "-port", strconv.Itoa(port), "-services", strconv.Itoa(o.services), "-dir", dir), nil
+	ours, err := startServer(ctx, "keelson", dir, func(port int) (*exec.Cmd, error) {
+		return exec.CommandContext(ctx, self, "serve-dns", "-port", strconv.Itoa(port), "-services",
+			strconv.Itoa(o.services), "-dir", dir), nil
 	})
 	if err != nil {
 		return err
@@ -112,16 +119,16 @@ func benchDNS(ctx context.Context, args []string) (err error) {
 	}
 	defer stop()
 	if o.reference != "" {
-		api, err := serveAPI(c)
+		api, err := startAPI(c)
 		if err != nil {
 			return err
 		}
 		defer func() {
-			stop()                       // it would begin new watches, and the API waits for all
+			stop()                       // else CoreDNS would start new watches, and Close waits for all
 			api.CloseClientConnections() // watches never end by themselves
 			api.Close()
 		}()
-		s, err := begin(ctx, "CoreDNS", dir, func(port int) (*exec.Cmd, error) {
+		s, err := startServer(ctx, "CoreDNS", dir, func(port int) (*exec.Cmd, error) {
 			file := filepath.Join(dir, "Corefile")
 			return exec.CommandContext(ctx, o.reference, "-conf", file, "-dns.port", strconv.Itoa(port)),
 				os.WriteFile(file, fmt.Appendf(nil, corefile, port, api.URL), 0o644)
@@ -131,19 +138,19 @@ func benchDNS(ctx context.Context, args []string) (err error) {
 		}
 		servers = append(servers, s)
 	}
-	return o.measure(ctx, c, servers)
+	return o.measureServers(ctx, c, servers)
 }
 
-// server is one of the programs.
+// server is a process of one of the compared programs.
 type server struct {
 	name, at string
 	cmd      *exec.Cmd
 	log      *os.File
-	runs     []run
+	runs     []dnsRun
 }
 
-// begin starts a program and waits until it answers for the last Service.
-func begin(ctx context.Context, name, dir string, command func(port int) (*exec.Cmd, error)) (*server, error) {
+// startServer starts a program and waits until it resolves a Service.
+func startServer(ctx context.Context, name, dir string, command func(port int) (*exec.Cmd, error)) (*server, error) {
 	l, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -177,30 +184,30 @@ func begin(ctx context.Context, name, dir string, command func(port int) (*exec.
 	if err != nil {
 		s.stop()
 		raw, _ := os.ReadFile(s.log.Name())
-		return nil, fmt.Errorf("%s does not answer: %w\n%s", name, err, raw)
+		return nil, fmt.Errorf("%s does not resolve a Service: %w\n%s", name, err, raw)
 	}
 	return s, nil
 }
 
 func (s *server) stop() {
 	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait() // it was killed
+	_ = s.cmd.Wait() // an error is expected: it was killed
 	s.log.Close()
 }
 
-// run is one measure of one server.
-type run struct {
+// dnsRun is one measurement of one server.
+type dnsRun struct {
 	perSecond, perCore float64
 	p50, p99           float64 // milliseconds
 	wrong, lost        int
 }
 
-// measure runs the load on each server in each round and prints the medians.
-func (o dnsOptions) measure(ctx context.Context, c bench, servers []*server) error {
+// measureServers runs the load on each server in each round and prints the medians.
+func (o dnsOptions) measureServers(ctx context.Context, c dnsCluster, servers []*server) error {
 	var records []figures.Record
 	for range o.rounds {
 		for _, s := range servers {
-			r, rec, err := o.load(ctx, c, s)
+			r, rec, err := o.measureServer(ctx, c, s)
 			if err != nil {
 				return err
 			}
@@ -219,19 +226,22 @@ func (o dnsOptions) measure(ctx context.Context, c bench, servers []*server) err
 	var rows []figures.Row
 	for _, v := range []struct {
 		measure, unit, key string
-		of                 func(run) float64
+		of                 func(dnsRun) float64
 	}{
-		{"DNS, questions per second of the server's CPU", "/s", "dns per core", func(r run) float64 { return r.perCore }},
-		{"DNS, questions per second", "/s", "dns rate", func(r run) float64 { return r.perSecond }},
-		{"DNS, median time of an answer", "ms", "", func(r run) float64 { return r.p50 }},
-		{"DNS, 99th percentile", "ms", "dns p99_ms", func(r run) float64 { return r.p99 }},
-		{"DNS, own memory", "MiB", "", nil},
+		{"DNS, queries per second of the server's CPU time", "/s", "dns per core", func(r dnsRun) float64 {
+			return r.perCore
+		}},
+		{"DNS, queries per second", "/s", "dns rate", func(r dnsRun) float64 { return r.perSecond }},
+		{"DNS, median response time", "ms", "", func(r dnsRun) float64 { return r.p50 }},
+		{"DNS, 99th percentile of the response time", "ms", "dns p99_ms", func(r dnsRun) float64 { return r.p99 }},
+		{"DNS, anonymous memory of the server", "MiB", "", nil},
 	} {
-		row := figures.Row{Measure: v.measure, Unit: v.unit, Key: v.key, Note: fmt.Sprintf("%d Services, %d clients", o.services, o.clients)}
+		row := figures.Row{Measure: v.measure, Unit: v.unit, Key: v.key,
+			Note: fmt.Sprintf("%d Services, %d clients", o.services, o.clients)}
 		for i, s := range servers {
 			figure := 0.0
 			if v.of != nil {
-				figure = median(s.runs, v.of)
+				figure = medianOf(s.runs, v.of)
 			} else if mem, err := procfs.ReadMemory(s.cmd.Process.Pid); err == nil {
 				figure = mem.Anonymous / (1 << 20)
 			}
@@ -246,14 +256,15 @@ func (o dnsOptions) measure(ctx context.Context, c bench, servers []*server) err
 	for _, s := range servers {
 		for _, r := range s.runs {
 			if r.wrong > 0 || r.lost > 0 {
-				fmt.Fprintf(os.Stderr, "%s: %d wrong answers, %d that did not come\n", s.name, r.wrong, r.lost)
+				fmt.Fprintf(os.Stderr, "%s: %d wrong responses, %d queries without a response\n", s.name,
+					r.wrong, r.lost)
 			}
 		}
 	}
 	return figures.Print(os.Stdout, rows)
 }
 
-func median(runs []run, of func(run) float64) float64 {
+func medianOf(runs []dnsRun, of func(dnsRun) float64) float64 {
 	var all []float64
 	for _, r := range runs {
 		all = append(all, of(r))
@@ -262,11 +273,12 @@ func median(runs []run, of func(run) float64) float64 {
 	return all[len(all)/2]
 }
 
-// load has clients ask one server for the time of a measure.
-func (o dnsOptions) load(ctx context.Context, c bench, s *server) (run, figures.Record, error) {
-	rec := figures.Record{Measure: "dns", Params: map[string]any{"server": s.name, "services": o.services, "clients": o.clients}, CPU: map[string]float64{}}
+// measureServer runs all clients against one server for o.duration.
+func (o dnsOptions) measureServer(ctx context.Context, c dnsCluster, s *server) (dnsRun, figures.Record, error) {
+	rec := figures.Record{Measure: "dns", Params: map[string]any{"server": s.name, "services": o.services,
+		"clients": o.clients}, CPU: map[string]float64{}}
 	meter := procfs.Meter{Processes: map[string]int{s.name: s.cmd.Process.Pid}, Whole: []string{s.name}}
-	var r run
+	var r dnsRun
 	var times []float64
 	err := meter.Run(&rec, func() error {
 		var mu sync.Mutex
@@ -275,10 +287,11 @@ func (o dnsOptions) load(ctx context.Context, c bench, s *server) (run, figures.
 		end := time.Now().Add(o.duration)
 		for range o.clients {
 			all.Go(func() {
-				took, wrong, lost, err := client(ctx, c, s.at, end)
+				took, wrong, lost, err := runClient(ctx, c, s.at, end)
 				mu.Lock()
 				defer mu.Unlock()
-				times, r.wrong, r.lost, failed = append(times, took...), r.wrong+wrong, r.lost+lost, errors.Join(failed, err)
+				times, r.wrong, r.lost, failed = append(times, took...), r.wrong+wrong, r.lost+lost,
+					errors.Join(failed, err)
 			})
 		}
 		all.Wait()
@@ -291,13 +304,17 @@ func (o dnsOptions) load(ctx context.Context, c bench, s *server) (run, figures.
 	n := float64(len(times))
 	r.perSecond, r.perCore = n/o.duration.Seconds(), n/rec.CPU[s.name]
 	r.p50, r.p99 = times[len(times)/2], times[len(times)*99/100]
-	rec.Values = map[string]float64{"per_second": r.perSecond, "per_core": r.perCore, "p50_ms": r.p50, "p99_ms": r.p99, "wrong": float64(r.wrong), "lost": float64(r.lost)}
+	rec.Values = map[string]float64{"per_second": r.perSecond, "per_core": r.perCore, "p50_ms": r.p50, "p99_ms": r.p99,
+		"wrong": float64(r.wrong), "lost": float64(r.lost)}
 	return r, rec, nil
 }
 
-// client asks, waits for the answer, and asks again, each from one socket.
-func client(ctx context.Context, c bench, at string, end time.Time) (took []float64, wrong, lost int, err error) {
-	conn, err := net.Dial("udp", at)
+// runClient sends queries to the server at address from one socket, one after the other, until end.
+// took is in milliseconds; lost counts queries without a response within 2 seconds.
+func runClient(ctx context.Context, c dnsCluster, address string, end time.Time) (
+	took []float64, wrong, lost int, err error,
+) {
+	conn, err := net.Dial("udp", address)
 	if err != nil {
 		return nil, 0, 0, err
 	}
@@ -307,7 +324,7 @@ func client(ctx context.Context, c bench, at string, end time.Time) (took []floa
 	buf := make([]byte, 4096)
 	rnd := rand.New(rand.NewPCG(rand.Uint64(), 1))
 	for id := uint16(1); time.Now().Before(end); id++ {
-		q := c.questions[rnd.IntN(len(c.questions))]
+		q := c.queries[rnd.IntN(len(c.queries))]
 		packet := append([]byte{byte(id >> 8), byte(id)}, q.packet[2:]...)
 		began := time.Now()
 		if err := conn.SetDeadline(began.Add(2 * time.Second)); err != nil {
@@ -325,7 +342,7 @@ func client(ctx context.Context, c bench, at string, end time.Time) (took []floa
 			continue
 		}
 		took = append(took, float64(time.Since(began).Microseconds())/1000)
-		// code and number of records are enough to tell a right answer from another
+		// ID, response code and number of answers suffice to detect a wrong response
 		if n < 12 || !bytes.Equal(buf[:2], packet[:2]) || int(buf[3]&0xf) != q.rcode || int(buf[7]) != q.answers {
 			wrong++
 		}

@@ -15,45 +15,54 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// bench is the cluster that both servers know, and what they are asked.
-type bench struct {
-	services  []v1.Service
-	parts     []discoveryv1.EndpointSlice
-	questions []question
+// dnsCluster is the cluster that both servers serve, and the queries.
+type dnsCluster struct {
+	services []v1.Service
+	parts    []discoveryv1.EndpointSlice
+	queries  []dnsQuery
 }
 
-// question is a packet, and what its answer has to have.
-type question struct {
+// dnsQuery is a query packet and the expected response code and number of answers.
+type dnsQuery struct {
 	packet         []byte
 	rcode, answers int
 }
 
-// namedServices makes n Services: every tenth is headless and has three endpoints with names. Of the questions the most are
-// what resolvers of pods ask: A and AAAA for each name, and names that a search list makes and nobody has.
-func namedServices(n int) bench {
-	var b bench
+// newDNSCluster returns n Services. Every tenth is headless and has three endpoints with hostnames.
+// Most queries are typical of a pod's resolver: A and AAAA for each name, and names that a search
+// list produces and that do not exist.
+func newDNSCluster(n int) dnsCluster {
+	var b dnsCluster
 	ask := func(name string, kind uint16, rcode, answers int) {
 		m := &dns.Msg{}
 		m.SetQuestion(name, kind)
 		p, err := m.Pack()
 		if err != nil {
-			panic(fmt.Sprintf("question for %s: %v", name, err)) // the names are this file's
+			// impossible: the names are constants of this file
+			panic(fmt.Sprintf("packing the query for %s: %v", name, err))
 		}
-		b.questions = append(b.questions, question{p, rcode, answers})
+		b.queries = append(b.queries, dnsQuery{p, rcode, answers})
 	}
 	for i := range n {
-		meta := metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("s%d", i), UID: types.UID(fmt.Sprintf("svc-%d", i)), ResourceVersion: "1"}
+		meta := metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("s%d", i),
+			UID: types.UID(fmt.Sprintf("svc-%d", i)), ResourceVersion: "1"}
 		name := meta.Name + ".default.svc.cluster.local."
-		svc := v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{Type: v1.ServiceTypeClusterIP, Ports: []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}}}}
+		svc := v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{Type: v1.ServiceTypeClusterIP,
+			Ports: []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}}}}
 		svc.Spec.ClusterIP = netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
 		if i%10 == 0 {
 			svc.Spec.ClusterIP = v1.ClusterIPNone
-			part := discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(v1.ProtocolTCP)}}}
+			part := discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+				Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)),
+					Protocol: new(v1.ProtocolTCP)}}}
 			part.Labels = map[string]string{discoveryv1.LabelServiceName: meta.Name}
 			part.UID = types.UID(fmt.Sprintf("part-%d", i))
 			for j := range 3 {
-				part.Endpoints = append(part.Endpoints, discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{10, 244, byte(i / 10), byte(j)}).String()},
-					Hostname: new(fmt.Sprintf("pod-%d", j)), Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+				part.Endpoints = append(part.Endpoints,
+					discoveryv1.Endpoint{Addresses: []string{
+						netip.AddrFrom4([4]byte{10, 244, byte(i / 10), byte(j)}).String()},
+						Hostname:   new(fmt.Sprintf("pod-%d", j)),
+						Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
 			}
 			b.parts = append(b.parts, part)
 			ask(name, dns.TypeA, dns.RcodeSuccess, 3)
@@ -70,8 +79,8 @@ func namedServices(n int) bench {
 	return b
 }
 
-// objects are the cluster as an agent has it.
-func (b bench) objects() (out []any) {
+// objects returns the cluster's objects as an agent receives them.
+func (b dnsCluster) objects() (out []any) {
 	for i := range b.services {
 		out = append(out, &b.services[i])
 	}
@@ -81,14 +90,15 @@ func (b bench) objects() (out []any) {
 	return out
 }
 
-// serveAPI answers the lists and watches by which CoreDNS learns of the cluster, on loopback. Nothing ever changes.
-func serveAPI(b bench) (*httptest.Server, error) {
+// startAPI serves the lists and watches that CoreDNS uses, on loopback. Nothing ever changes.
+func startAPI(b dnsCluster) (*httptest.Server, error) {
 	type list struct {
 		kind, version string
 		items         []any
 	}
-	lists := map[string]list{"services": {kind: "Service", version: "v1"}, "endpointslices": {kind: "EndpointSlice", version: "discovery.k8s.io/v1"},
-		"namespaces": {kind: "Namespace", version: "v1"}}
+	lists := map[string]list{"services": {kind: "Service", version: "v1"},
+		"endpointslices": {kind: "EndpointSlice", version: "discovery.k8s.io/v1"},
+		"namespaces":     {kind: "Namespace", version: "v1"}}
 	add := func(name string, o any) { l := lists[name]; l.items = append(l.items, o); lists[name] = l }
 	for i := range b.services {
 		s := b.services[i]
@@ -100,7 +110,8 @@ func serveAPI(b bench) (*httptest.Server, error) {
 		p.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
 		add("endpointslices", p)
 	}
-	add("namespaces", v1.Namespace{TypeMeta: metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "default", UID: "ns", ResourceVersion: "1"}})
+	add("namespaces", v1.Namespace{TypeMeta: metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "default", UID: "ns", ResourceVersion: "1"}})
 	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		enc := json.NewEncoder(w)
@@ -111,14 +122,17 @@ func serveAPI(b bench) (*httptest.Server, error) {
 		case !ok:
 			http.NotFound(w, r)
 		case r.URL.Query().Get("watch") == "":
-			_ = enc.Encode(map[string]any{"kind": l.kind + "List", "apiVersion": l.version, "metadata": map[string]string{"resourceVersion": "1"}, "items": l.items})
+			_ = enc.Encode(map[string]any{"kind": l.kind + "List", "apiVersion": l.version,
+				"metadata": map[string]string{"resourceVersion": "1"}, "items": l.items})
 		default:
 			if r.URL.Query().Get("sendInitialEvents") == "true" {
 				for _, o := range l.items {
 					_ = enc.Encode(map[string]any{"type": "ADDED", "object": o})
 				}
-				_ = enc.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{"kind": l.kind, "apiVersion": l.version, "metadata": map[string]any{
-					"resourceVersion": "1", "annotations": map[string]string{"k8s.io/initial-events-end": "true"}}}})
+				_ = enc.Encode(map[string]any{"type": "BOOKMARK",
+					"object": map[string]any{"kind": l.kind, "apiVersion": l.version, "metadata": map[string]any{
+						"resourceVersion": "1",
+						"annotations":     map[string]string{"k8s.io/initial-events-end": "true"}}}})
 			}
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()

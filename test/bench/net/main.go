@@ -1,8 +1,8 @@
-// Command net measures what traffic of pods meets on a node, beside what it replaces, in the same run.
+// Command net measures the network of pods on a node, compared with references in the same run.
 //
-//	net dns [FLAG...]         the agent's DNS server beside CoreDNS
-//	net services [FLAG...]    what Service rules cost: to write, to keep, and to the traffic that meets them
-//	net policies [FLAG...]    what network policies cost: to write, and to the traffic that meets them
+//	net dns [FLAG...]         the agent's DNS server, compared with CoreDNS
+//	net services [FLAG...]    Service rules: time to write, memory, and the cost for traffic
+//	net policies [FLAG...]    network policies: time to write, and the cost for traffic
 //
 // scripts/bench builds it and the references.
 package main
@@ -17,7 +17,8 @@ import (
 	"syscall"
 )
 
-// commands are the measures by name, and the processes that they consist of.
+// commands maps the name of each measurement, and of each child process of a measurement, to its
+// function.
 var commands = map[string]func(context.Context, []string) error{
 	"dns":           benchDNS,
 	"serve-dns":     serveDNS,
@@ -30,10 +31,10 @@ var commands = map[string]func(context.Context, []string) error{
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := errors.New("which measure? dns, services or policies")
+	err := errors.New("a measurement is required: dns, services or policies")
 	if len(os.Args) > 1 {
 		do, ok := commands[os.Args[1]]
-		if err = fmt.Errorf("%s is no measure: dns, services or policies", os.Args[1]); ok {
+		if err = fmt.Errorf("unknown measurement %s: want dns, services or policies", os.Args[1]); ok {
 			err = do(ctx, os.Args[2:])
 		}
 	}

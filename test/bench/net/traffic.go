@@ -26,12 +26,14 @@ const (
 	podB      = "10.244.0.6"
 )
 
-// town are namespaces below that of the process, which is the node: two pods routed by the node, two ends of a plain veth,
-// and two on a bridge. Each pair has a client and a server.
-type town struct{ pods, veth, bridge [2]netns.NsHandle }
+// nodeNetwork is a set of network namespaces connected to the current namespace, which acts as the
+// node. It has two pods routed by the node, the two ends of a plain veth, and two namespaces on a
+// bridge. Each pair is a client and a server.
+type nodeNetwork struct{ pods, veth, bridge [2]netns.NsHandle }
 
-// inside runs f on a thread in a namespace, which is given up.
-func inside(ns netns.NsHandle, f func() error) error {
+// runInNamespace runs f on an OS thread in the network namespace ns, and returns its error. The
+// thread ends afterwards.
+func runInNamespace(ns netns.NsHandle, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -54,26 +56,28 @@ func newNamespace() (ns netns.NsHandle, err error) {
 	return ns, <-done
 }
 
-// cable joins this namespace's end to another's, whose end is eth0 with an address and a gateway, if any.
-func cable(to netns.NsHandle, name, ip, gateway string) error {
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(to))}); err != nil {
+// connectVeth creates a veth pair between this namespace and peer. The peer's end is eth0, with the
+// address ip and, unless it is empty, the default gateway. name is the name of this end.
+func connectVeth(peer netns.NsHandle, name, ip, gateway string) error {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0",
+		PeerNamespace: netlink.NsFd(int(peer))}); err != nil {
 		return err
 	}
-	if err := up(name, ""); err != nil {
+	if err := setLinkUp(name, ""); err != nil {
 		return err
 	}
-	return inside(to, func() error {
-		if err := up("lo", ""); err != nil {
+	return runInNamespace(peer, func() error {
+		if err := setLinkUp("lo", ""); err != nil {
 			return err
 		}
-		if err := up("eth0", ip); err != nil || gateway == "" {
+		if err := setLinkUp("eth0", ip); err != nil || gateway == "" {
 			return err
 		}
 		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)})
 	})
 }
 
-func up(name, cidr string) error {
+func setLinkUp(name, cidr string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
@@ -90,8 +94,8 @@ func up(name, cidr string) error {
 	return netlink.LinkSetUp(l)
 }
 
-func newTown() (*town, error) {
-	t := &town{}
+func newNodeNetwork() (*nodeNetwork, error) {
+	t := &nodeNetwork{}
 	for _, pair := range []*[2]netns.NsHandle{&t.pods, &t.veth, &t.bridge} {
 		for i := range pair {
 			var err error
@@ -101,40 +105,48 @@ func newTown() (*town, error) {
 		}
 	}
 	for path, value := range map[string]string{"/proc/sys/net/ipv4/ip_forward": "1",
-		"/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close": "1"} { // connections of a measure are gone before the next
+		"/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close": "1"} { // closed connections expire soon
 		if err := os.WriteFile(path, []byte(value), 0); err != nil {
 			return nil, err
 		}
 	}
 	steps := []func() error{
-		func() error { return up("lo", nodeIP+"/32") },
-		func() error { return cable(t.pods[0], "a", podA+"/30", "10.244.0.1") }, func() error { return up("a", "10.244.0.1/30") },
-		func() error { return cable(t.pods[1], "b", podB+"/30", "10.244.0.5") }, func() error { return up("b", "10.244.0.5/30") },
+		func() error { return setLinkUp("lo", nodeIP+"/32") },
+		func() error {
+			return connectVeth(t.pods[0], "a", podA+"/30", "10.244.0.1")
+		}, func() error { return setLinkUp("a", "10.244.0.1/30") },
+		func() error {
+			return connectVeth(t.pods[1], "b", podB+"/30", "10.244.0.5")
+		}, func() error { return setLinkUp("b", "10.244.0.5/30") },
 		func() error {
 			return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}})
 		},
-		func() error { return up("br0", "") },
-		func() error { return cable(t.bridge[0], "p0", "10.91.0.1/24", "") }, func() error { return cable(t.bridge[1], "p1", "10.91.0.2/24", "") },
-		func() error { return enslave("p0") }, func() error { return enslave("p1") },
+		func() error { return setLinkUp("br0", "") },
 		func() error {
-			return inside(t.veth[0], func() error {
-				if err := cable(t.veth[1], "eth0", "10.92.0.2/24", ""); err != nil {
+			return connectVeth(t.bridge[0], "p0", "10.91.0.1/24", "")
+		}, func() error { return connectVeth(t.bridge[1], "p1", "10.91.0.2/24", "") },
+		func() error { return attachToBridge("p0") }, func() error { return attachToBridge("p1") },
+		func() error {
+			return runInNamespace(t.veth[0], func() error {
+				if err := connectVeth(t.veth[1], "eth0", "10.92.0.2/24", ""); err != nil {
 					return err
 				}
-				return up("eth0", "10.92.0.1/24")
+				return setLinkUp("eth0", "10.92.0.1/24")
 			})
 		},
-		func() error { return serve(t.pods[1]) }, func() error { return serve(t.veth[1]) }, func() error { return serve(t.bridge[1]) },
+		func() error {
+			return serveTraffic(t.pods[1])
+		}, func() error { return serveTraffic(t.veth[1]) }, func() error { return serveTraffic(t.bridge[1]) },
 	}
 	for i, do := range steps {
 		if err := do(); err != nil {
-			return nil, fmt.Errorf("step %d: %w", i, err)
+			return nil, fmt.Errorf("step %d of the network setup: %w", i, err)
 		}
 	}
 	return t, nil
 }
 
-func enslave(name string) error {
+func attachToBridge(name string) error {
 	bridge, err := netlink.LinkByName("br0")
 	if err != nil {
 		return err
@@ -146,8 +158,9 @@ func enslave(name string) error {
 	return netlink.LinkSetMaster(l, bridge)
 }
 
-// serve swallows what comes at port 8081, and ends connections to 8080.
-func serve(ns netns.NsHandle) error {
+// serveTraffic discards the data received at port 8081, and closes connections to port 8080 at
+// once.
+func serveTraffic(ns netns.NsHandle) error {
 	for port, do := range map[string]func(net.Conn){"8080": func(net.Conn) {}, "8081": func(c net.Conn) {
 		buf := make([]byte, 128<<10)
 		for {
@@ -157,7 +170,10 @@ func serve(ns netns.NsHandle) error {
 		}
 	}} {
 		var ln net.Listener
-		if err := inside(ns, func() (err error) { ln, err = net.Listen("tcp4", "0.0.0.0:"+port); return err }); err != nil {
+		if err := runInNamespace(ns, func() (err error) {
+			ln, err = net.Listen("tcp4", "0.0.0.0:"+port)
+			return err
+		}); err != nil {
 			return err
 		}
 		go func() {
@@ -176,20 +192,23 @@ func serve(ns netns.NsHandle) error {
 	return nil
 }
 
-// backend is the slice of the Service that is measured.
-func (t *town) backend() *discoveryv1.EndpointSlice {
-	s := sliceOf(0, 0)
+// newBackendSlice returns the EndpointSlice of the measured Service.
+func (t *nodeNetwork) newBackendSlice() *discoveryv1.EndpointSlice {
+	s := newEndpointSlice(0, 0)
 	name, port, proto, node, yes := "sink", int32(8081), v1.ProtocolTCP, "w1", true
 	s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &proto})
-	s.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{podB}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}}
+	s.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{podB}, NodeName: &node,
+		Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}}
 	return s
 }
 
-// turn is how long each way is used at a time: short, so that what else the machine does meets all ways alike.
-const turn = 100 * time.Millisecond
+// turnDuration is the time for which each path is used in a round. It is short, so that other work
+// on the machine affects all paths alike.
+const turnDuration = 100 * time.Millisecond
 
-// processor is the time of it that this process has used: client, server and the kernel's work between them.
-func processor() time.Duration {
+// processCPUTime returns the CPU time of this process: client, server, and the kernel's work
+// between them.
+func processCPUTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
 		return 0
@@ -197,59 +216,65 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// way is where a client is, the addresses at which a server ends connections and swallows what comes, and the ways that it is
-// compared with.
-type way struct {
+// trafficPath is a path of traffic to measure: the client's namespace, the addresses of the closing
+// and of the discarding server, and the names of the paths with which it is compared.
+type trafficPath struct {
 	name            string
 	from            netns.NsHandle
 	connect, stream string
 	beside          []string
 }
 
-// toPod and toService are the ways of a town's client.
-func (t *town) toPod(name string, beside ...string) way {
-	return way{name, t.pods[0], podB + ":8080", podB + ":8081", beside}
+// pathToPod and pathToService return the paths from the client pod to the server pod: to its own
+// address, and through a Service. beside are the names of the paths with which the path is
+// compared.
+func (t *nodeNetwork) pathToPod(name string, beside ...string) trafficPath {
+	return trafficPath{name, t.pods[0], podB + ":8080", podB + ":8081", beside}
 }
 
-func (t *town) toService(name string, beside ...string) way {
-	return way{name, t.pods[0], serviceIP + ":80", serviceIP + ":81", beside}
+func (t *nodeNetwork) pathToService(name string, beside ...string) trafficPath {
+	return trafficPath{name, t.pods[0], serviceIP + ":80", serviceIP + ":81", beside}
 }
 
-// references are what the way from pod to pod is compared with: a plain veth and a bridge.
-func (t *town) references() []way {
-	return []way{{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081", nil}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081", nil}}
+// referencePaths returns the paths with which pod-to-pod traffic is compared: a plain veth and a
+// bridge.
+func (t *nodeNetwork) referencePaths() []trafficPath {
+	return []trafficPath{{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081", nil},
+		{"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081", nil}}
 }
 
-// measure takes the ways in turn, round by round and every other round backwards, so that what else the machine does meets all
-// of them. Of each way the median counts, and of two that are compared the median of what the rounds say: what slows down or
-// speeds up some rounds changes the former, and hardly the latter.
-func measure(out map[string]float64, ways []way, rounds int) error {
+// measurePaths measures the paths in turn in each round, in reverse order every other round, so
+// that other work affects all of them. A value in out is the median of the rounds. A ratio of two
+// paths is the median of the rounds' ratios, which is more robust against noise that affects some
+// rounds.
+func measurePaths(out map[string]float64, paths []trafficPath, rounds int) error {
 	samples := map[string][]float64{}
 	for range rounds {
-		slices.Reverse(ways)
-		for _, w := range ways {
+		slices.Reverse(paths)
+		for _, w := range paths {
 			for _, m := range []struct {
 				name, to string
 				do       func(netns.NsHandle, string, time.Duration) (float64, error)
-			}{{"connect_", w.connect, connections}, {"stream_", w.stream, stream}} {
-				before := processor()
-				n, err := m.do(w.from, m.to, turn)
+			}{{"connect_", w.connect, countConnections}, {"stream_", w.stream, sendStream}} {
+				before := processCPUTime()
+				n, err := m.do(w.from, m.to, turnDuration)
 				if err != nil {
 					return fmt.Errorf("%s%s: %w", m.name, w.name, err)
 				}
-				samples[m.name+w.name] = append(samples[m.name+w.name], n/turn.Seconds())
-				samples[m.name+"cpu_"+w.name] = append(samples[m.name+"cpu_"+w.name], float64((processor()-before).Nanoseconds())/1e3/n)
+				samples[m.name+w.name] = append(samples[m.name+w.name], n/turnDuration.Seconds())
+				samples[m.name+"cpu_"+w.name] = append(samples[m.name+"cpu_"+w.name],
+					float64((processCPUTime()-before).Nanoseconds())/1e3/n)
 			}
 		}
 	}
-	for _, w := range ways {
+	for _, w := range paths {
 		for _, m := range []string{"connect_", "connect_cpu_", "stream_", "stream_cpu_"} {
 			for _, other := range w.beside {
 				var ratios []float64
 				for i, s := range samples[m+w.name] {
 					ratios = append(ratios, s/samples[m+other][i])
 				}
-				out[beside(m+w.name, m+other)] = figures.Quantile(ratios, 0.5)
+				out[ratioName(m+w.name, m+other)] = figures.Quantile(ratios, 0.5)
 			}
 		}
 	}
@@ -259,29 +284,31 @@ func measure(out map[string]float64, ways []way, rounds int) error {
 	return nil
 }
 
-// beside is what the ratio of two measures is called.
-func beside(name, other string) string { return name + "/" + other }
+// ratioName returns the name of the ratio of two measurements.
+func ratioName(name, other string) string { return name + "/" + other }
 
-// paired is a row of a measure beside another that was taken in turn with it.
-func paired(v map[string]float64, params, name, key, unit, figure, other string) figures.Row {
+// pairedRow returns the row of a measurement compared with another that was measured in turn with
+// it.
+func pairedRow(v map[string]float64, params, name, key, unit, figure, other string) figures.Row {
 	return figures.Row{Measure: name, Params: params, Key: key, Unit: unit, Figure: v[figure],
-		Reference: &figures.Reference{Figure: v[other], Paired: v[beside(figure, other)]}}
+		Reference: &figures.Reference{Figure: v[other], Paired: v[ratioName(figure, other)]}}
 }
 
-// connections opens one after the other, each until the server has ended it, and says how many.
-func connections(from netns.NsHandle, to string, during time.Duration) (n float64, err error) {
-	err = inside(from, func() error {
+// countConnections opens connections from a namespace to the address target, one after the other,
+// each until the server has closed it. It returns their number, scaled to the time during.
+func countConnections(client netns.NsHandle, target string, during time.Duration) (n float64, err error) {
+	err = runInNamespace(client, func() error {
 		begin, one := time.Now(), make([]byte, 1)
 		for time.Since(begin) < during {
-			c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+			c, err := net.DialTimeout("tcp4", target, 5*time.Second)
 			if err != nil {
 				return err
 			}
 			if _, err := c.Read(one); err != io.EOF {
 				c.Close()
-				return fmt.Errorf("want the end: %w", err)
+				return fmt.Errorf("want EOF from the server: %w", err)
 			}
-			_ = c.(*net.TCPConn).SetLinger(0) // no port waits for stragglers
+			_ = c.(*net.TCPConn).SetLinger(0) // reset, so that the port is not kept in TIME_WAIT
 			c.Close()
 			n++
 		}
@@ -291,10 +318,11 @@ func connections(from netns.NsHandle, to string, during time.Duration) (n float6
 	return n, err
 }
 
-// stream sends as fast as it can, and says how many MiB.
-func stream(from netns.NsHandle, to string, during time.Duration) (sent float64, err error) {
-	err = inside(from, func() error {
-		c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+// sendStream sends data from a namespace to the address target, as fast as possible. It returns the
+// MiB sent, scaled to the time during.
+func sendStream(client netns.NsHandle, target string, during time.Duration) (sent float64, err error) {
+	err = runInNamespace(client, func() error {
+		c, err := net.DialTimeout("tcp4", target, 5*time.Second)
 		if err != nil {
 			return err
 		}

@@ -1,5 +1,5 @@
-// Package procfs reads what processes and the machine spend: CPU time and
-// memory, from /proc and the cgroup file systems.
+// Package procfs reads the CPU time and memory of processes, cgroups and the machine from /proc and
+// the cgroup file systems.
 package procfs
 
 import (
@@ -14,13 +14,13 @@ import (
 
 const ticksPerSecond = 100 // USER_HZ, fixed by the kernel's interface
 
-// CPU is the CPU time that a process has spent, in seconds.
+// CPU returns the CPU time of a process in seconds.
 func CPU(pid int) (float64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	fields, err := statFields(raw)
+	fields, err := parseStatFields(raw)
 	if err != nil {
 		return 0, fmt.Errorf("process %d: %w", pid, err)
 	}
@@ -29,9 +29,9 @@ func CPU(pid int) (float64, error) {
 	return (user + system) / ticksPerSecond, errors.Join(err1, err2)
 }
 
-// statFields are the fields of a stat line from the state on; the name before
-// them, in brackets, may hold spaces and brackets.
-func statFields(raw []byte) ([]string, error) {
+// parseStatFields returns the fields of a stat line from the state on. The process name before them
+// is in parentheses, and may contain spaces and parentheses.
+func parseStatFields(raw []byte) ([]string, error) {
 	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 	if len(fields) < 13 {
 		return nil, fmt.Errorf("stat has %d fields after the name", len(fields))
@@ -39,8 +39,8 @@ func statFields(raw []byte) ([]string, error) {
 	return fields, nil
 }
 
-// GroupCPU is the CPU time that everything ever below a cgroup has spent, in
-// seconds; short-lived processes are in it.
+// GroupCPU returns the CPU time in seconds of all processes, including exited ones, that were in a
+// cgroup or below it. It supports cgroup v1 and v2.
 func GroupCPU(path string) (float64, error) {
 	const root = "/sys/fs/cgroup"
 	if raw, err := os.ReadFile(filepath.Join(root, path, "cpu.stat")); err == nil {
@@ -59,22 +59,22 @@ func GroupCPU(path string) (float64, error) {
 	return ns / 1e9, err
 }
 
-// Host is the busy and the total time of all processors, in ticks.
+// Host returns the busy and the total time of all processors, in ticks of 10 ms.
 func Host() (busy, total float64, err error) {
 	raw, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, 0, err
 	}
 	line, _, _ := strings.Cut(string(raw), "\n")
-	return hostTimes(line)
+	return parseHostTimes(line)
 }
 
-func hostTimes(line string) (busy, total float64, err error) {
+func parseHostTimes(line string) (busy, total float64, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 9 || fields[0] != "cpu" {
 		return 0, 0, fmt.Errorf("first line of /proc/stat: %q", line)
 	}
-	for i, f := range fields[1:9] { // guest times after these are in user time already
+	for i, f := range fields[1:9] { // the guest times that follow are included in the user time
 		v, err := strconv.ParseFloat(f, 64)
 		if err != nil {
 			return 0, 0, fmt.Errorf("first line of /proc/stat: %w", err)
@@ -87,34 +87,34 @@ func hostTimes(line string) (busy, total float64, err error) {
 	return busy, total, nil
 }
 
-// Memory is what a process holds, in bytes.
+// Memory is the resident memory of a process, in bytes.
 type Memory struct {
-	Anonymous float64 // its own: heap, stacks
-	File      float64 // mapped files: its text, shared with other processes of the same binary
+	Anonymous float64 // private: heap and stacks
+	File      float64 // mapped files: its code, shared with other processes of the same binary
 }
 
-// ReadMemory reads a process's resident memory.
+// ReadMemory returns a process's resident memory.
 func ReadMemory(pid int) (Memory, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return Memory{}, err
 	}
-	anonymous, err1 := kilobytes(raw, "RssAnon:")
-	file, err2 := kilobytes(raw, "RssFile:")
+	anonymous, err1 := parseKilobytes(raw, "RssAnon:")
+	file, err2 := parseKilobytes(raw, "RssFile:")
 	return Memory{anonymous, file}, errors.Join(err1, err2)
 }
 
-// PSS is a process's proportional share of memory, in bytes.
+// PSS returns a process's proportional set size in bytes.
 func PSS(pid int) (float64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
 		return 0, err
 	}
-	return kilobytes(raw, "Pss:")
+	return parseKilobytes(raw, "Pss:")
 }
 
-// kilobytes reads "Name:  123 kB" as bytes.
-func kilobytes(raw []byte, name string) (float64, error) {
+// parseKilobytes returns the value of a line "Name: 123 kB" in bytes.
+func parseKilobytes(raw []byte, name string) (float64, error) {
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)
 		if len(f) == 3 && f[0] == name && f[2] == "kB" {
@@ -128,12 +128,12 @@ func kilobytes(raw []byte, name string) (float64, error) {
 // Process is one process of the machine.
 type Process struct {
 	PID, Parent int
-	Name        string // of the thread group: 15 characters at most
+	Name        string // of the thread group, at most 15 characters
 }
 
-// Below lists the processes whose cgroup is at or below a path. Processes that
-// end meanwhile are left out.
-func Below(path string) ([]Process, error) {
+// ProcessesBelow lists the processes with a cgroup at or below a path. Processes that exit
+// meanwhile are omitted.
+func ProcessesBelow(path string) ([]Process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -145,14 +145,14 @@ func Below(path string) ([]Process, error) {
 			continue
 		}
 		groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		if err != nil || !inGroup(string(groups), path) {
+		if err != nil || !isInCgroup(string(groups), path) {
 			continue
 		}
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue
 		}
-		fields, err := statFields(raw)
+		fields, err := parseStatFields(raw)
 		if err != nil {
 			continue
 		}
@@ -163,8 +163,9 @@ func Below(path string) ([]Process, error) {
 	return out, nil
 }
 
-// inGroup reads /proc/PID/cgroup: lines of "id:controllers:path".
-func inGroup(groups, path string) bool {
+// isInCgroup parses /proc/PID/cgroup, with lines of "id:controllers:path", and reports whether a
+// cgroup is at or below path.
+func isInCgroup(groups, path string) bool {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) == 3 && (parts[2] == path || strings.HasPrefix(parts[2], path+"/")) {

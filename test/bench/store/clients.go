@@ -11,72 +11,74 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// serveClients makes load on replicas from a process of its own, over gRPC.
-func serveClients(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
-	var doors []drive.Door
-	for range s.Conns { // one to each member, then the next: clients in turn are spread evenly
+// serveClients serves the requests for loads that the parent process sends. Its clients call
+// replicas over gRPC, from this process.
+func serveClients(ctx context.Context, s drive.Setup, lines *drive.RequestReader) error {
+	var connections []drive.Connection
+	for range s.Conns { // one connection to each member per pass, so that clients are spread evenly
 		for _, m := range s.Members {
 			c, err := remote.Dial(ctx, m.Address, insecure.NewCredentials())
 			if err != nil {
 				return fmt.Errorf("connecting to replica %s: %w", m.Member, err)
 			}
 			defer c.Close()
-			doors = append(doors, drive.Door{Member: m.Member, Target: target{Store: c}})
+			connections = append(connections, drive.Connection{Member: m.Member, Target: storeTarget{Store: c}})
 		}
 	}
-	engine := drive.NewEngine(doors)
-	lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply {
+	engine := drive.NewEngine(connections)
+	lines.ServeRequests(ctx, os.Stdout, func(ctx context.Context, o drive.Request) drive.Reply {
 		if o.Do == drive.DoProfile {
-			return obeyProfile(ctx, engine, o)
+			return executeProfileRequest(ctx, engine, o)
 		}
-		return engine.Obey(ctx, o)
+		return engine.ExecuteRequest(ctx, o)
 	})
 	return nil
 }
 
-// The two places of clients.
+// The two locations of clients.
 const (
-	inProcess = "in process" // in the replicas' processes, as the apiserver is
-	overGRPC  = "over gRPC"  // in a process of their own, as etcd's are
+	inProcess = "in process" // in the replicas' processes, like the API server
+	overGRPC  = "over gRPC"  // in their own process, like etcd's clients
 )
 
-// arm is one of those that are measured by turns: a group, and where its clients are.
-type arm struct {
+// variant is one of the compared alternatives: a group of members of Keelson or etcd, and the
+// location of its clients.
+type variant struct {
 	*group
 	at string
 }
 
-func (a arm) String() string {
+func (a variant) String() string {
 	if a.isReference() {
 		return a.name
 	}
 	return a.name + " " + a.at
 }
 
-func (a arm) isReference() bool { return a.name == nameOfEtcd }
+func (a variant) isReference() bool { return a.name == nameOfEtcd }
 
-// call is an order under way, perhaps at several processes.
-type call []*pending
+// pendingRequests is one request that was sent to one or more processes and is in progress.
+type pendingRequests []*pendingRequest
 
-// begin gives an order to clients of some members. In process, each member's
-// clients are in its own process: the order is shared out among them.
-func (a arm) begin(o drive.Order, through []*member) (call, error) {
+// sendRequest sends a request for a load to the clients of the members through. Clients in process
+// are in the members' own processes, so the clients of the load are split among the members.
+func (a variant) sendRequest(o drive.Request, through []*member) (pendingRequests, error) {
 	if a.at != inProcess {
 		o.Through = names(through)
-		w, err := a.load.begin(o)
-		return call{w}, err
+		w, err := a.load.sendRequest(o)
+		return pendingRequests{w}, err
 	}
 	if len(through) > o.Clients && o.Clients > 0 {
 		through = through[:o.Clients]
 	}
-	var out call
+	var out pendingRequests
 	for i, m := range through {
 		part := o
-		part.Clients = share(o.Clients, len(through), i)
+		part.Clients = splitEvenly(o.Clients, len(through), i)
 		if o.Prefix == "" {
-			part.Prefix = m.setup.Name // no two clients share keys
+			part.Prefix = m.setup.Name // so that no two clients share keys
 		}
-		w, err := m.begin(part)
+		w, err := m.sendRequest(part)
 		if err != nil {
 			return out, err
 		}
@@ -85,33 +87,33 @@ func (a arm) begin(o drive.Order, through []*member) (call, error) {
 	return out, nil
 }
 
-// share is the i-th part of a number split as evenly as can be.
-func share(n, parts, i int) int { return (n + parts - 1 - i) / parts }
+// splitEvenly returns the size of part i of n, if n is split into parts of nearly equal size.
+func splitEvenly(n, parts, i int) int { return (n + parts - 1 - i) / parts }
 
-// wait returns what all of them have seen together.
-func (c call) wait(ctx context.Context) (drive.Reply, error) {
-	return c.gather(func(w *pending) (drive.Reply, error) { return w.wait(ctx) })
+// awaitReply returns the merged replies of all processes.
+func (c pendingRequests) awaitReply(ctx context.Context) (drive.Reply, error) {
+	return c.gatherReplies(func(w *pendingRequest) (drive.Reply, error) { return w.awaitReply(ctx) })
 }
 
-// end ends loads and returns what they have seen together.
-func (c call) end(ctx context.Context) (drive.Reply, error) {
-	return c.gather(func(w *pending) (drive.Reply, error) { return w.end(ctx) })
+// stopLoad stops the load in all processes and returns the merged replies.
+func (c pendingRequests) stopLoad(ctx context.Context) (drive.Reply, error) {
+	return c.gatherReplies(func(w *pendingRequest) (drive.Reply, error) { return w.stopLoad(ctx) })
 }
 
-func (c call) gather(reply func(*pending) (drive.Reply, error)) (drive.Reply, error) {
+func (c pendingRequests) gatherReplies(reply func(*pendingRequest) (drive.Reply, error)) (drive.Reply, error) {
 	var all drive.Reply
 	for _, w := range c {
 		r, err := reply(w)
 		if err != nil {
 			return all, err
 		}
-		all = merge(all, r)
+		all = mergeReplies(all, r)
 	}
 	return all, nil
 }
 
-// merge joins what two processes have seen of one order.
-func merge(a, b drive.Reply) drive.Reply {
+// mergeReplies merges the replies of two processes to one request.
+func mergeReplies(a, b drive.Reply) drive.Reply {
 	a.Micros = append(a.Micros, b.Micros...)
 	a.Acks = append(a.Acks, b.Acks...)
 	a.Arrivals = append(a.Arrivals, b.Arrivals...)
@@ -125,13 +127,14 @@ func merge(a, b drive.Reply) drive.Reply {
 	return a
 }
 
-// do gives an order and waits. Calls that failed are an error.
-func (a arm) do(ctx context.Context, o drive.Order, through []*member) (drive.Reply, error) {
-	c, err := a.begin(o, through)
+// runLoad sends a request for a load to the clients of the members through, and waits for the
+// merged reply. It returns an error if calls failed.
+func (a variant) runLoad(ctx context.Context, o drive.Request, through []*member) (drive.Reply, error) {
+	c, err := a.sendRequest(o, through)
 	if err != nil {
 		return drive.Reply{}, err
 	}
-	r, err := c.wait(ctx)
+	r, err := c.awaitReply(ctx)
 	if err == nil && r.Failed > 0 {
 		err = fmt.Errorf("%s: %d calls of %s failed; the first: %s", a, r.Failed, o.Do, r.Error)
 	}

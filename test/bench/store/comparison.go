@@ -9,41 +9,44 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// comparison tells what clients feel of a comparison of the members' states.
-func (b *bench) comparison(ctx context.Context, a arm) (map[string]float64, error) {
+// measureComparison measures client latencies while the leader compares the members' states.
+func (b *benchmarks) measureComparison(ctx context.Context, a variant) (map[string]float64, error) {
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
 		return nil, err
 	}
-	b.progress.say("a comparison of the states under %d clients: %s", loadedClients, a)
-	load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: loadedClients, Size: b.size, Duration: longLoad, Times: true}, a.members)
+	b.progress.printProgress("a comparison of the states under %d clients: %s", loadedClients, a)
+	load, err := a.sendRequest(drive.Request{Do: drive.DoPut, Clients: loadedClients, Size: b.options.load.size,
+		Duration: longLoad,
+		Times:    true}, a.members)
 	if err != nil {
 		return nil, err
 	}
-	if err := wait.Delay(ctx, settle); err != nil {
+	if err := wait.Delay(ctx, settleTime); err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	during, err := compared(ctx, leader, start.Add(b.compareEvery/4))
+	during, err := awaitComparison(ctx, leader, start.Add(b.options.state.compareEvery/4))
 	if err != nil {
 		return nil, err
 	}
-	got, err := load.end(ctx)
+	got, err := load.stopLoad(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := during.calls(got)
-	beside(out, "before_", window{start.UnixMicro(), during.from}.calls(got))
+	out := during.callValues(got)
+	addPrefixedValues(out, "before_", window{start.UnixMicro(), during.from}.callValues(got))
 	out["took_s"], out["failed_calls"] = float64(during.to-during.from)/1e6, float64(got.Failed)
 	return out, nil
 }
 
-// compared waits for a comparison that begins after a moment, and tells when it was.
-func compared(ctx context.Context, leader *member, after time.Time) (window, error) {
+// awaitComparison waits for a comparison of the members' states that starts after the time after,
+// and returns its time window.
+func awaitComparison(ctx context.Context, leader *member, after time.Time) (window, error) {
 	ctx, cancel := context.WithTimeout(ctx, installLimit)
 	defer cancel()
 	for seen := -1.0; ; {
-		r, err := leader.do(ctx, drive.Order{Do: drive.DoMeters})
+		r, err := leader.callProcess(ctx, drive.Request{Do: drive.DoMeters})
 		if err != nil {
 			return window{}, err
 		}
@@ -51,12 +54,12 @@ func compared(ctx context.Context, leader *member, after time.Time) (window, err
 		took := time.Duration(r.Meters[drive.MeterCompareSeconds] * float64(time.Second))
 		if n := r.Meters[drive.MeterCompared]; n != seen {
 			if from := now.Add(-took); seen >= 0 && from.After(after) {
-				return between(from, now), nil
+				return windowBetween(from, now), nil
 			}
 			seen = n
 		}
-		if err := wait.Delay(ctx, lookEvery); err != nil {
-			return window{}, fmt.Errorf("no comparison by %s: %w", leader.name, err)
+		if err := wait.Delay(ctx, pollInterval); err != nil {
+			return window{}, fmt.Errorf("waiting for a comparison by %s: %w", leader.name, err)
 		}
 	}
 }

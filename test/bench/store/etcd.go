@@ -18,7 +18,7 @@ import (
 // nameOfEtcd is the name of the reference's group.
 const nameOfEtcd = "etcd"
 
-// etcdVersion asks the reference's program.
+// etcdVersion returns the version that the reference's program reports.
 func etcdVersion(ctx context.Context, path string) (string, error) {
 	out, err := exec.CommandContext(ctx, path, "-version").Output()
 	if err != nil {
@@ -27,7 +27,8 @@ func etcdVersion(ctx context.Context, path string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// newEtcd prepares a group of etcd members, with TLS between them as replicas have it.
+// newEtcd prepares, but does not start, a group of three etcd members whose data is below dir. path
+// is the reference program. The members use mutual TLS between them, as replicas do.
 func newEtcd(path, dir string) (*group, error) {
 	g, err := newGroup(nameOfEtcd, dir)
 	if err != nil {
@@ -44,15 +45,16 @@ func newEtcd(path, dir string) (*group, error) {
 	}
 	for _, m := range g.members {
 		m.setup.Cluster = cluster
-		if err := writeCertificates(authority, filepath.Join(dir, "tls-"+m.setup.Name), &m.setup); err != nil {
+		if err := writeCertificates(authority, filepath.Join(dir, "tls-"+m.setup.Name),
+			&m.setup); err != nil {
 			return nil, fmt.Errorf("certificates of etcd member %s: %w", m.setup.Name, err)
 		}
 	}
 	return g, nil
 }
 
-// writeCertificates writes a member's certificate, its key and the authority's
-// certificate as files, which is how etcd wants them.
+// writeCertificates writes a member's certificate, its key and the CA certificate as PEM files,
+// which etcd requires.
 func writeCertificates(a *storetest.Authority, dir string, s *drive.Setup) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -70,7 +72,8 @@ func writeCertificates(a *storetest.Authority, dir string, s *drive.Setup) error
 	if err != nil {
 		return err
 	}
-	s.CertFile, s.KeyFile, s.CAFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), filepath.Join(dir, "ca.pem")
+	s.CertFile, s.KeyFile, s.CAFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"),
+		filepath.Join(dir, "ca.pem")
 	for path, block := range map[string]*pem.Block{
 		s.CertFile: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]},
 		s.KeyFile:  {Type: "PRIVATE KEY", Bytes: key},
@@ -83,7 +86,7 @@ func writeCertificates(a *storetest.Authority, dir string, s *drive.Setup) error
 	return nil
 }
 
-// authorityCertificate is the authority's own certificate.
+// authorityCertificate returns the CA certificate in DER form.
 func authorityCertificate(a *storetest.Authority) ([]byte, error) {
 	raw, err := a.Marshal()
 	if err != nil {

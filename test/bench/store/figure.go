@@ -9,17 +9,17 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// The pure part: what is computed from what the processes have seen.
+// Pure functions that compute results from the processes' replies.
 
-// loadValues are the figures of a load.
+// loadValues returns the results of a load by name: its rate and the quantiles of its latencies.
 func loadValues(r drive.Reply) map[string]float64 {
-	out := latencies(r.Micros)
+	out := latencyValues(r.Micros)
 	out["rate"] = float64(len(r.Micros)) / r.Took
 	return out
 }
 
-// latencies summarises microseconds in milliseconds.
-func latencies(micros []uint32) map[string]float64 {
+// latencyValues returns quantiles in milliseconds of durations in microseconds.
+func latencyValues(micros []uint32) map[string]float64 {
 	ds := make([]time.Duration, len(micros))
 	for i, us := range micros {
 		ds[i] = time.Duration(us) * time.Microsecond
@@ -27,8 +27,8 @@ func latencies(micros []uint32) map[string]float64 {
 	return figures.Latencies(ds)
 }
 
-// medians is the median of each value over rounds. Of n it is the sum.
-func medians(rounds []map[string]float64) map[string]float64 {
+// medianValues returns the median of each value over the rounds, except the sum of n.
+func medianValues(rounds []map[string]float64) map[string]float64 {
 	out := make(map[string]float64)
 	by := make(map[string][]float64)
 	for _, r := range rounds {
@@ -43,13 +43,13 @@ func medians(rounds []map[string]float64) map[string]float64 {
 			}
 			continue
 		}
-		out[k] = median(vs)
+		out[k] = medianOf(vs)
 	}
 	return out
 }
 
-// median is the middle sample, or the mean of the two in the middle.
-func median(vs []float64) float64 {
+// medianOf returns the middle sample, or the mean of the two middle samples. It sorts vs.
+func medianOf(vs []float64) float64 {
 	slices.Sort(vs)
 	if n := len(vs); n%2 == 0 && n > 0 {
 		return (vs[n/2-1] + vs[n/2]) / 2
@@ -57,21 +57,21 @@ func median(vs []float64) float64 {
 	return figures.Quantile(vs, 0.5)
 }
 
-// longestGap is the longest time, in milliseconds, within which nothing was
-// acknowledged and which ended after from and began before to (unix
-// microseconds). It is infinite when nothing was acknowledged after from.
-func longestGap(acks []int64, from, to int64) float64 {
-	acks = slices.Sorted(slices.Values(acks)) // as they are, they belong to latencies
+// longestGap returns the longest time in milliseconds without an acknowledgement. The gap must end
+// after start and begin before end. start, end and acks are in Unix microseconds. The gap is
+// infinite if there is no acknowledgement after start.
+func longestGap(acks []int64, start, end int64) float64 {
+	acks = slices.Sorted(slices.Values(acks)) // copied, because their order corresponds to the latencies
 	longest := math.Inf(1)
 	for i, at := range acks {
-		if at <= from {
+		if at <= start {
 			continue
 		}
-		before := from
+		before := start
 		if i > 0 {
 			before = acks[i-1]
 		}
-		if before >= to {
+		if before >= end {
 			break
 		}
 		if gap := float64(at-before) / 1000; math.IsInf(longest, 1) || gap > longest {
@@ -81,31 +81,31 @@ func longestGap(acks []int64, from, to int64) float64 {
 	return longest
 }
 
-// window is a stretch of time, in unix microseconds.
+// window is a time window in Unix microseconds.
 type window struct{ from, to int64 }
 
-func between(from, to time.Time) window { return window{from.UnixMicro(), to.UnixMicro()} }
+func windowBetween(from, to time.Time) window { return window{from.UnixMicro(), to.UnixMicro()} }
 
-// calls summarises those that were acknowledged within a window.
-func (w window) calls(r drive.Reply) map[string]float64 {
+// callValues returns the results of the calls that were acknowledged within the window.
+func (w window) callValues(r drive.Reply) map[string]float64 {
 	var micros []uint32
 	for i, at := range r.Acks {
 		if at > w.from && at <= w.to {
 			micros = append(micros, r.Micros[i])
 		}
 	}
-	out := latencies(micros)
+	out := latencyValues(micros)
 	out["rate"] = float64(len(micros)) / (float64(w.to-w.from) / 1e6)
 	out["pause_ms"] = longestGap(r.Acks, w.from, w.to)
-	if math.IsInf(out["pause_ms"], 1) { // nothing from then on
+	if math.IsInf(out["pause_ms"], 1) { // no acknowledgement after w.from
 		out["pause_ms"] = float64(w.to-w.from) / 1000
 	}
 	return out
 }
 
-// beside are the values of a window while something was going on, with those of
-// a window without it under names with a prefix.
-func beside(during map[string]float64, prefix string, without map[string]float64) {
+// addPrefixedValues adds the values in without to during, under names with a prefix. during are the
+// values of a time window with an event, and without are those of a time window without the event.
+func addPrefixedValues(during map[string]float64, prefix string, without map[string]float64) {
 	for k, v := range without {
 		if k != "n" {
 			during[prefix+k] = v
@@ -113,9 +113,9 @@ func beside(during map[string]float64, prefix string, without map[string]float64
 	}
 }
 
-// delays are the times from an acknowledgement to each watcher's sight of it, in
-// microseconds; a watcher that was earlier than the acknowledgement waited for nothing.
-func delays(acks []int64, arrivals [][]int64) []uint32 {
+// arrivalDelays returns the times from the acknowledgement of a put to its arrival at each watcher,
+// in microseconds. A watcher that received it earlier has 0.
+func arrivalDelays(acks []int64, arrivals [][]int64) []uint32 {
 	var out []uint32
 	for _, seen := range arrivals {
 		for i, at := range seen {

@@ -22,24 +22,24 @@ const (
 	startTimeout   = 60 * time.Second
 )
 
-// group is three members in three processes, and clients in a fourth.
+// group is a raft cluster of three members in three processes, and clients in a fourth process.
 type group struct {
-	name     string // as it stands in the results: "bolt", "wal", "etcd"
-	programs struct{ member, load program }
-	members  []*member
-	load     *process // nil until the group is up
-	joins    bool     // members join one after the other; otherwise all know all from the start
-	inside   bool     // members take the orders of clients too
-	ended    float64  // seconds of CPU of processes that others have taken the place of
+	name          string // name in the results: "bolt", "wal" or "etcd"
+	programs      struct{ member, load program }
+	members       []*member
+	load          *process // nil until the group is up
+	joinInTurn    bool     // members join one after the other; otherwise all are members from the start
+	clientsInside bool     // members also run clients
+	ended         float64  // CPU seconds of replaced processes
 }
 
-// member is one member: its place, and its process while it runs.
+// member is one member: its setup, and its process while it runs.
 type member struct {
 	setup drive.Setup
 	*process
 }
 
-// newGroup prepares a group below dir.
+// newGroup prepares a group with this name whose data is below dir. It starts no process.
 func newGroup(name, dir string) (*group, error) {
 	g := &group{name: name}
 	for i := range membersOfGroup {
@@ -47,21 +47,21 @@ func newGroup(name, dir string) (*group, error) {
 		if err != nil {
 			return nil, err
 		}
-		s := drive.Setup{Name: fmt.Sprintf("r%d", i+1), Peer: addresses[0], Door: addresses[1]}
+		s := drive.Setup{Name: fmt.Sprintf("r%d", i+1), Peer: addresses[0], ClientAddress: addresses[1]}
 		s.Dir = filepath.Join(dir, name, s.Name)
 		g.members = append(g.members, &member{setup: s})
 	}
 	return g, nil
 }
 
-// Ports are taken from below the kernel's range for outgoing connections: one
-// that is free now could else be such a connection's when its member starts.
+// Ports are below the kernel's range for outgoing connections. Otherwise an outgoing connection
+// could use a free port before its member starts.
 const (
 	firstPort = 20_000
 	lastPort  = 32_000
 )
 
-// freeAddresses are addresses on loopback that nobody listens on.
+// freeAddresses returns free addresses on loopback.
 func freeAddresses(n int) ([]string, error) {
 	var out []string
 	for tries := 0; len(out) < n; tries++ {
@@ -78,7 +78,7 @@ func freeAddresses(n int) ([]string, error) {
 	return out, nil
 }
 
-// newKeelson prepares a group of replicas, whose program is self.
+// newKeelson prepares a group of replicas that run the program self.
 func newKeelson(self, logStore, dir string) (*group, error) {
 	g, err := newGroup(logStore, dir)
 	if err != nil {
@@ -93,31 +93,32 @@ func newKeelson(self, logStore, dir string) (*group, error) {
 		return nil, err
 	}
 	g.programs.member, g.programs.load = program{self, drive.RoleMember}, program{self, drive.RoleLoad}
-	g.joins, g.inside = true, true
+	g.joinInTurn, g.clientsInside = true, true
 	for i, m := range g.members {
 		m.setup.Bootstrap, m.setup.LogStore, m.setup.Authority = i == 0, logStore, key
 	}
 	return g, nil
 }
 
-// remove ends the group and takes its data away.
-func (g *group) remove() {
-	g.down()
+// removeData kills the group's processes and deletes its data.
+func (g *group) removeData() {
+	g.killAll()
 	for _, m := range g.members {
-		_ = os.RemoveAll(m.setup.Dir) // what is left goes with the folder above
+		_ = os.RemoveAll(m.setup.Dir) // leftovers are deleted with the parent folder
 	}
 }
 
-// up starts all members, and the clients with some connections to each.
-func (g *group) up(ctx context.Context, conns int) error {
+// startAll starts all members, and the clients with conns connections to each member.
+func (g *group) startAll(ctx context.Context, conns int) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for i, m := range g.members {
 		if err := g.startMember(m); err != nil {
 			return err
 		}
-		if i > 0 && g.joins {
-			if _, err := g.members[0].do(ctx, drive.Order{Do: drive.DoAdd, Member: m.setup.Name, Address: m.setup.Peer}); err != nil {
+		if i > 0 && g.joinInTurn {
+			if _, err := g.members[0].callProcess(ctx, drive.Request{Do: drive.DoAdd, Member: m.setup.Name,
+				Address: m.setup.Peer}); err != nil {
 				return fmt.Errorf("adding %s: %w", m.setup.Name, err)
 			}
 		}
@@ -127,14 +128,15 @@ func (g *group) up(ctx context.Context, conns int) error {
 	}
 	clients := drive.Setup{Name: "clients", Conns: conns}
 	for _, m := range g.members {
-		clients.Members = append(clients.Members, drive.Address{Member: m.setup.Name, Address: m.setup.Door})
+		clients.Members = append(clients.Members,
+			drive.Address{Member: m.setup.Name, Address: m.setup.ClientAddress})
 	}
 	var err error
-	if g.load, err = g.programs.load.start(g.name+" clients", clients); err != nil {
+	if g.load, err = g.programs.load.startProcess(g.name+" clients", clients); err != nil {
 		return err
 	}
-	// They take orders once they are connected, to members that must be there.
-	if _, err = g.load.do(ctx, drive.Order{Do: drive.DoEnd}); err != nil {
+	// The clients process requests only after they have connected to all members.
+	if _, err = g.load.callProcess(ctx, drive.Request{Do: drive.DoEnd}); err != nil {
 		return fmt.Errorf("connecting: %w", err)
 	}
 	return nil
@@ -142,41 +144,42 @@ func (g *group) up(ctx context.Context, conns int) error {
 
 func (g *group) startMember(m *member) (err error) {
 	if m.process != nil {
-		g.ended += m.spent()
+		g.ended += m.cpuSeconds()
 	}
-	m.process, err = g.programs.member.start(g.name+" "+m.setup.Name, m.setup)
+	m.process, err = g.programs.member.startProcess(g.name+" "+m.setup.Name, m.setup)
 	return err
 }
 
-// down ends all processes of the group. Nothing of it is needed any more, so
-// that nobody is asked to end in an orderly way.
-func (g *group) down() {
+// killAll kills all processes of the group. No orderly shutdown is needed, because the group is not
+// used any more.
+func (g *group) killAll() {
 	if g.load != nil {
-		g.load.kill()
+		g.load.killProcess()
 	}
 	for _, m := range g.members {
 		if m.process != nil {
-			m.kill()
+			m.killProcess()
 		}
 	}
 }
 
-// awaitReady waits until every member is ready and all name the same leader.
+// awaitReady waits until every member is ready and all report the same leader.
 func (g *group) awaitReady(ctx context.Context) error {
 	_, err := g.awaitLeader(ctx, g.members)
 	return err
 }
 
-var errUnsettled = errors.New("not settled")
+var errUnsettled = errors.New("the members are not ready or report different leaders")
 
-// awaitLeader waits until the given members are ready and name the same leader.
-func (g *group) awaitLeader(ctx context.Context, among []*member) (*member, error) {
+// awaitLeader waits until the members candidates are ready and report the same leader, which must
+// be one of them.
+func (g *group) awaitLeader(ctx context.Context, candidates []*member) (*member, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		m, err := g.leader(ctx, among)
+		m, err := g.leader(ctx, candidates)
 		if err == nil || !errors.Is(err, errUnsettled) {
 			return m, err
 		}
@@ -188,11 +191,11 @@ func (g *group) awaitLeader(ctx context.Context, among []*member) (*member, erro
 	}
 }
 
-// leader asks the given members who leads.
-func (g *group) leader(ctx context.Context, among []*member) (*member, error) {
+// leader returns the leader that all of the members candidates report, or errUnsettled.
+func (g *group) leader(ctx context.Context, candidates []*member) (*member, error) {
 	leader := ""
-	for _, m := range among {
-		r, err := m.do(ctx, drive.Order{Do: drive.DoStatus})
+	for _, m := range candidates {
+		r, err := m.callProcess(ctx, drive.Request{Do: drive.DoStatus})
 		if err != nil {
 			return nil, err
 		}
@@ -201,17 +204,17 @@ func (g *group) leader(ctx context.Context, among []*member) (*member, error) {
 		}
 		leader = r.Leader
 	}
-	for _, m := range among {
+	for _, m := range candidates {
 		if m.setup.Name == leader {
 			return m, nil
 		}
 	}
-	return nil, errUnsettled // it is not among them any more
+	return nil, errUnsettled // the reported leader is not among the given members
 }
 
-// others are the members without one of them.
-func (g *group) others(without *member) []*member {
-	return slices.DeleteFunc(slices.Clone(g.members), func(m *member) bool { return m == without })
+// membersExcept returns all members except excluded.
+func (g *group) membersExcept(excluded *member) []*member {
+	return slices.DeleteFunc(slices.Clone(g.members), func(m *member) bool { return m == excluded })
 }
 
 func names(members []*member) []string {
@@ -222,22 +225,22 @@ func names(members []*member) []string {
 	return out
 }
 
-// spent is the CPU time of all processes of the group so far, in seconds.
-func (g *group) spent() float64 {
+// cpuSeconds returns the CPU seconds of all processes of the group so far.
+func (g *group) cpuSeconds() float64 {
 	out := g.ended
 	if g.load != nil {
-		out += g.load.spent()
+		out += g.load.cpuSeconds()
 	}
 	for _, m := range g.members {
 		if m.process != nil {
-			out += m.spent()
+			out += m.cpuSeconds()
 		}
 	}
 	return out
 }
 
-// meter tells what the processes of the group cost.
-func (g *group) meter() procfs.Meter {
+// newMeter returns a meter of the group's current processes.
+func (g *group) newMeter() procfs.Meter {
 	out := procfs.Meter{Processes: make(map[string]int)}
 	for _, m := range g.members {
 		out.Processes[m.setup.Name] = m.cmd.Process.Pid

@@ -1,9 +1,8 @@
-// Command store measures the replicated store: three replicas in three
-// processes on loopback, with mTLS between them and fsync, with each log store,
-// and clients both in the replicas' processes, as the apiserver is, and in a
-// process of their own over gRPC. The reference is etcd, three members with the
-// same TLS between them and etcd's own client in a process of its own, by turns
-// in the same run: machines drift, ratios do not. scripts/bench builds both.
+// Command store measures the replicated store: three replicas in three processes on loopback, with
+// mutual TLS and fsync, with each log store. Clients are in the replicas' processes, like the API
+// server, or in their own process over gRPC. The reference is etcd: three members with the same
+// TLS, and etcd's own client in its own process. Both are measured in turn in the same run, because
+// the speed of a machine changes. scripts/bench builds both.
 package main
 
 import (
@@ -24,7 +23,7 @@ func main() {
 	defer stop()
 	err := asRole(ctx, os.Getenv(drive.RoleEnv))
 	if errors.Is(err, errNoRole) {
-		err = command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		err = runCommandLine(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench-store:", err)
@@ -33,34 +32,35 @@ func main() {
 	}
 }
 
-var errNoRole = errors.New("not one of the benchmark's processes")
+var errNoRole = errors.New("not a child process of the benchmark")
 
-// asRole is what this program does as one of the benchmark's processes.
+// asRole runs the role of a child process of the benchmark, which RoleEnv contains. It returns
+// errNoRole if this process has no role.
 func asRole(ctx context.Context, role string) error {
 	serve := serveClients
 	switch role {
 	case "":
 		return errNoRole
 	case drive.RoleBurn:
-		drive.Burn(os.Stdin)
+		drive.BurnCPU(os.Stdin)
 		return nil
 	case drive.RoleMember:
 		serve = serveMember
 	case drive.RoleLoad:
 	default:
-		return fmt.Errorf("%s=%q is no role", drive.RoleEnv, role)
+		return fmt.Errorf("%s=%q: unknown role", drive.RoleEnv, role)
 	}
-	lines := drive.NewLines(os.Stdin)
-	s, err := lines.Setup()
+	lines := drive.NewRequestReader(os.Stdin)
+	s, err := lines.ReadSetup()
 	if err != nil {
 		return err
 	}
 	return serve(ctx, s, lines)
 }
 
-// command is what a person runs.
-func command(ctx context.Context, args []string, out, progress io.Writer) error {
-	o, err := parse(args, progress)
+// runCommandLine runs the benchmark with command-line arguments.
+func runCommandLine(ctx context.Context, args []string, out, progress io.Writer) error {
+	o, err := parseFlags(args, progress)
 	if err != nil {
 		return err
 	}
@@ -68,5 +68,5 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	if err != nil {
 		return err
 	}
-	return run(ctx, o, self, out, progress)
+	return runBenchmarks(ctx, o, self, out, progress)
 }

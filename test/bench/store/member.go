@@ -27,9 +27,9 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// serveMember runs a replica with clients in its process, as the apiserver has
-// it, and a door for clients of other processes.
-func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
+// serveMember runs a replica with clients in its process, like the API server, and a listener for
+// clients of other processes.
+func serveMember(ctx context.Context, s drive.Setup, lines *drive.RequestReader) error {
 	authority, err := storetest.ParseAuthority(s.Authority)
 	if err != nil {
 		return err
@@ -38,42 +38,47 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	if err != nil {
 		return err
 	}
-	heard := new(installs)
+	heard := new(installCounter)
 	r, err := replica.New(replica.Config{
-		Name: s.Name, DataDir: s.Dir, ListenAddr: s.Peer, Advertise: s.Peer, Bootstrap: s.Bootstrap,
-		ServerTLS: server, ClientTLS: client, LogStore: disk.LogStoreKind(s.LogStore), CompareEvery: s.CompareEvery,
-		SnapshotBytes: s.SnapshotBytes, TrailingBytes: s.SnapshotBytes,
-		Logger: slog.New(heard),
+		Name: s.Name, Bootstrap: s.Bootstrap, CompareEvery: s.CompareEvery,
+		Network:   replica.Network{ListenAddr: s.Peer, Advertise: s.Peer, ServerTLS: server, ClientTLS: client},
+		Storage:   replica.Storage{DataDir: s.Dir, LogStore: disk.LogStoreKind(s.LogStore)},
+		Snapshots: replica.Snapshots{SnapshotBytes: s.SnapshotBytes, TrailingBytes: s.SnapshotBytes},
+		Logger:    slog.New(heard),
 	})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGTERM) // to end in an orderly way, as a daemon
+	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGTERM) // for an orderly shutdown, like a daemon
 	defer cancel()
-	go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused) // as keelson-controlplane does
+	go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused) // like keelson-controlplane
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
-	door, err := net.Listen("tcp", s.Door)
+	listener, err := net.Listen("tcp", s.ClientAddress)
 	if err != nil {
-		return fmt.Errorf("door of replica %s: %w", s.Name, err)
+		return fmt.Errorf("client listener of replica %s: %w", s.Name, err)
 	}
 	gate := grpc.NewServer(remote.ServerOptions()...)
 	remote.Register(gate, r)
 	defer gate.Stop()
 	go func() {
-		if gate.Serve(door) != nil {
+		if gate.Serve(listener) != nil {
 			cancel()
 		}
 	}()
-	engine := drive.NewEngine([]drive.Door{{Member: s.Name, Target: target{r, r.Backup}}})
+	engine := drive.NewEngine([]drive.Connection{{Member: s.Name, Target: storeTarget{r, r.Backup}}})
 	go func() {
 		defer cancel()
-		lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply { return obeyMember(ctx, r, heard, engine, o) })
+		lines.ServeRequests(ctx, os.Stdout, func(ctx context.Context, o drive.Request) drive.Reply {
+			return executeMemberRequest(ctx, r, heard, engine, o)
+		})
 	}()
 	return <-ended
 }
 
-func obeyMember(ctx context.Context, r *replica.Replica, heard *installs, engine *drive.Engine, o drive.Order) drive.Reply {
+func executeMemberRequest(
+	ctx context.Context, r *replica.Replica, heard *installCounter, engine *drive.Engine, o drive.Request,
+) drive.Reply {
 	var err error
 	switch o.Do {
 	case drive.DoStatus:
@@ -82,9 +87,9 @@ func obeyMember(ctx context.Context, r *replica.Replica, heard *installs, engine
 	case drive.DoApplied:
 		return drive.Reply{Applied: r.Status().AppliedIndex}
 	case drive.DoMeters:
-		return drive.Reply{Meters: meters(r, heard)}
+		return drive.Reply{Meters: replicaMeters(r, heard)}
 	case drive.DoCollect:
-		return drive.Collect()
+		return drive.CollectGarbage()
 	case drive.DoAdd:
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
@@ -97,45 +102,49 @@ func obeyMember(ctx context.Context, r *replica.Replica, heard *installs, engine
 			return drive.Reply{Took: time.Since(began).Seconds()}
 		}
 	case drive.DoProfile:
-		return obeyProfile(ctx, engine, o)
+		return executeProfileRequest(ctx, engine, o)
 	default:
-		return engine.Obey(ctx, o)
+		return engine.ExecuteRequest(ctx, o)
 	}
 	if err != nil {
-		return drive.Fail(err)
+		return drive.ErrorReply(err)
 	}
 	return drive.Reply{}
 }
 
-// meters are what a replica counts, and its memory.
-func meters(r *replica.Replica, heard *installs) map[string]float64 {
+// replicaMeters returns the metrics of a replica: its counters and its memory. received counts
+// the snapshots that it has installed.
+func replicaMeters(r *replica.Replica, received *installCounter) map[string]float64 {
 	out := drive.RuntimeMeters()
-	out[drive.MeterInstalled] = float64(heard.seen.Load())
+	out[drive.MeterInstalled] = float64(received.seen.Load())
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(r.Collector())
 	families, err := registry.Gather()
 	if err != nil {
-		return out // what is not there is missed by who needs it
+		return out // a missing metric is detected where it is used
 	}
-	names := map[string]string{"keelson_store_comparisons_total": drive.MeterCompared, "keelson_store_comparison_seconds": drive.MeterCompareSeconds}
+	names := map[string]string{"keelson_store_comparisons_total": drive.MeterCompared,
+		"keelson_store_comparison_seconds": drive.MeterCompareSeconds}
 	for _, f := range families {
 		if name, ok := names[f.GetName()]; ok {
 			m := f.GetMetric()[0]
-			out[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() // it has one of both
+			out[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() // it is either a counter or a gauge
 		}
 	}
 	return out
 }
 
-// installs counts the snapshots that raft says it has taken in from a leader:
-// a replica's own counter has those that it wrote itself too.
-type installs struct{ seen atomic.Int64 }
+// installCounter is a log handler that counts the snapshots installed from a leader. The replica's
+// own counter includes the snapshots that it has written itself.
+type installCounter struct{ seen atomic.Int64 }
 
 // Enabled implements slog.Handler.
-func (*installs) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+func (*installCounter) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
 
 // Handle implements slog.Handler.
-func (h *installs) Handle(_ context.Context, r slog.Record) error {
+func (h *installCounter) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == "Installed remote snapshot" {
 		h.seen.Add(1)
 	}
@@ -143,20 +152,20 @@ func (h *installs) Handle(_ context.Context, r slog.Record) error {
 }
 
 // WithAttrs implements slog.Handler.
-func (h *installs) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h *installCounter) WithAttrs([]slog.Attr) slog.Handler { return h }
 
 // WithGroup implements slog.Handler.
-func (h *installs) WithGroup(string) slog.Handler { return h }
+func (h *installCounter) WithGroup(string) slog.Handler { return h }
 
-func obeyProfile(ctx context.Context, engine *drive.Engine, o drive.Order) drive.Reply {
-	if err := profile(ctx, o.Address, engine.Begin(o.ID)); err != nil {
-		return drive.Fail(err)
+func executeProfileRequest(ctx context.Context, engine *drive.Engine, o drive.Request) drive.Reply {
+	if err := writeProfile(ctx, o.Address, engine.RegisterRequest(o.ID)); err != nil {
+		return drive.ErrorReply(err)
 	}
 	return drive.Reply{}
 }
 
-// profile writes a CPU profile until it is ended.
-func profile(ctx context.Context, path string, ended <-chan struct{}) error {
+// writeProfile writes a CPU profile to path until ended is closed or ctx ends.
+func writeProfile(ctx context.Context, path string, ended <-chan struct{}) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -173,13 +182,13 @@ func profile(ctx context.Context, path string, ended <-chan struct{}) error {
 	return f.Close()
 }
 
-// target is a store as the benchmark's clients see it.
-type target struct {
+// storeTarget implements drive.Target on a store.
+type storeTarget struct {
 	raftstore.Store
-	backup func(ctx context.Context, w io.Writer) error // nil = not through this store
+	backup func(ctx context.Context, w io.Writer) error // nil = not supported
 }
 
-func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
+func (t storeTarget) Put(ctx context.Context, keys []string, values [][]byte) error {
 	ops := make([]raftstore.Op, len(keys))
 	for i, k := range keys {
 		ops[i] = raftstore.Put(k, values[i])
@@ -188,12 +197,12 @@ func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
 	return err
 }
 
-func (t target) Get(ctx context.Context, key string) error {
+func (t storeTarget) Get(ctx context.Context, key string) error {
 	_, _, err := t.Store.Get(ctx, key, raftstore.ReadOptions{})
 	return err
 }
 
-func (t target) List(ctx context.Context, prefix string) (keys int, bytes int64, err error) {
+func (t storeTarget) List(ctx context.Context, prefix string) (keys int, bytes int64, err error) {
 	l, err := t.Store.List(ctx, prefix, raftstore.ListOptions{})
 	if err != nil {
 		return 0, 0, err
@@ -204,7 +213,7 @@ func (t target) List(ctx context.Context, prefix string) (keys int, bytes int64,
 	return len(l.Items), bytes, nil
 }
 
-func (t target) Watch(ctx context.Context, prefix string, seen func(value []byte)) error {
+func (t storeTarget) Watch(ctx context.Context, prefix string, seen func(value []byte)) error {
 	w, err := t.Store.Watch(ctx, prefix, 0)
 	if err != nil {
 		return err
@@ -222,19 +231,19 @@ func (t target) Watch(ctx context.Context, prefix string, seen func(value []byte
 	return nil
 }
 
-func (t target) Backup(ctx context.Context) (int64, error) {
+func (t storeTarget) Backup(ctx context.Context) (int64, error) {
 	if t.backup == nil {
-		return 0, errors.New("there is no backup through this door")
+		return 0, errors.New("this connection does not support backups")
 	}
-	var n counter
+	var n byteCounter
 	err := t.backup(ctx, &n)
 	return int64(n), err
 }
 
-// counter counts what is written to it.
-type counter int64
+// byteCounter is an io.Writer that counts the bytes written to it.
+type byteCounter int64
 
-func (c *counter) Write(b []byte) (int, error) {
-	*c += counter(len(b))
+func (c *byteCounter) Write(b []byte) (int, error) {
+	*c += byteCounter(len(b))
 	return len(b), nil
 }

@@ -14,15 +14,16 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// step is one part of the run, or a piece of it.
+// step is a part of the benchmark, or a piece of a part, with its estimated duration.
 type step struct {
-	lasts time.Duration // about
+	lasts time.Duration // estimated duration
 	do    func(ctx context.Context) error
 }
 
-// run measures, and prints what it has also when a part fails.
-func run(ctx context.Context, o options, self string, out, progress io.Writer) (err error) {
-	b := &bench{options: o, self: self, groups: make(map[string]*group)}
+// runBenchmarks runs the selected parts. It stops at the first part that fails, and prints and
+// saves the results so far.
+func runBenchmarks(ctx context.Context, o options, self string, out, progress io.Writer) (err error) {
+	b := &benchmarks{options: o, self: self, groups: make(map[string]*group)}
 	b.progress.to, b.progress.began = progress, time.Now()
 	if b.dir = o.dir; b.dir == "" {
 		if b.dir, err = os.MkdirTemp("", "bench-store-"); err != nil {
@@ -35,23 +36,26 @@ func run(ctx context.Context, o options, self string, out, progress io.Writer) (
 		if err != nil {
 			return err
 		}
-		b.etcdName = nameOfEtcd + " " + v
+		b.options.etcdName = nameOfEtcd + " " + v
 	}
-	b.records = append(b.records, b.setup())
-	defer b.end()
+	b.records = append(b.records, b.newSetupRecord())
+	defer b.killGroups()
 	err = b.steps(ctx)
 	if len(b.records) == 1 {
 		return err
 	}
-	if worst := b.disturbed(); worst > 0.1 {
-		fmt.Fprintf(progress, "other work took up to %.0f%% of this machine: what counts is the ratios and the CPU\n", 100*worst)
+	if worst := b.maxOtherWork(); worst > 0.1 {
+		fmt.Fprintf(progress, "other work used up to %.0f%% of this machine: only the ratios and the CPU time "+
+			"are meaningful\n",
+			100*worst)
 	}
 	fmt.Fprintln(out)
-	return errors.Join(err, print(out, b.records, b.etcdName), writeLines(o.jsonPath, b.records))
+	return errors.Join(err, printRecords(out, b.records, b.options.etcdName), writeRecords(o.jsonPath, b.records))
 }
 
-// disturbed is the largest share of the machine that went to other work during a measure.
-func (b *bench) disturbed() float64 {
+// maxOtherWork returns the largest share of the machine that other work used during a measurement,
+// 0 to 1.
+func (b *benchmarks) maxOtherWork() float64 {
 	worst := 0.0
 	for _, r := range b.records {
 		worst = max(worst, r.Others)
@@ -59,8 +63,8 @@ func (b *bench) disturbed() float64 {
 	return worst
 }
 
-func (b *bench) steps(ctx context.Context) error {
-	steps := b.plan()
+func (b *benchmarks) steps(ctx context.Context) error {
+	steps := b.planSteps()
 	for i, s := range steps {
 		b.progress.left = 0
 		for _, later := range steps[i+1:] {
@@ -74,76 +78,102 @@ func (b *bench) steps(ctx context.Context) error {
 	return nil
 }
 
-// end ends what is still up.
-func (b *bench) end() {
+// killGroups kills all groups.
+func (b *benchmarks) killGroups() {
 	for _, g := range b.groups {
-		g.down()
+		g.killAll()
 	}
 }
 
-// plan lists the steps of the parts that are asked for.
-func (b *bench) plan() []step {
+// planSteps returns the steps of the selected parts.
+func (b *benchmarks) planSteps() []step {
 	var out []step
 	add := func(part string, lasts time.Duration, do func(ctx context.Context) error) {
-		if b.runs(part) {
+		if b.options.includesPart(part) {
 			out = append(out, step{lasts, do})
 		}
 	}
-	out = append(out, step{5 * time.Second, b.begin})
-	logs, first := b.logs, b.logs[:1]
-	if !b.runs(partPuts) {
+	out = append(out, step{5 * time.Second, b.startGroups})
+	logs, first := b.options.load.logs, b.options.load.logs[:1]
+	if !b.options.includesPart(partPuts) {
 		logs = first
 	}
-	for _, n := range b.clients {
+	for _, n := range b.options.load.clients {
 		ways := []string{"all"}
 		if n == 1 {
 			ways = []string{"leader", "follower"}
 		}
 		for _, way := range ways {
-			add(partPuts, b.loadLasts(logs), func(ctx context.Context) error { return b.puts(ctx, n, way, b.arms(logs)) })
+			add(partPuts, b.estimateLoad(logs), func(ctx context.Context) error {
+				return b.measurePuts(ctx, n, way, b.variants(logs))
+			})
 		}
 	}
 	if len(logs) > 1 {
-		out = append(out, step{time.Second, func(context.Context) error { b.drop(logs[1:]); return nil }})
+		out = append(out, step{time.Second, func(context.Context) error { b.dropGroups(logs[1:]); return nil }})
 	}
-	few := time.Duration(len(b.at) + 1)
-	add(partGets, b.loadLasts(first), func(ctx context.Context) error { return b.gets(ctx, b.arms(first)) })
-	add(partLists, 10*time.Second, func(ctx context.Context) error { return b.lists(ctx, b.arms(first)) })
-	add(partWatch, few*(b.watchFor+time.Second), func(ctx context.Context) error { return b.watchers(ctx, b.arms(first)) })
-	add(partVisible, few*time.Duration(b.rounds*b.commits)*visiblePace, func(ctx context.Context) error { return b.visible(ctx, b.arms(first)) })
-	one := b.at[:1]
-	add(partIdle, 2*b.idleFor, func(ctx context.Context) error { return b.idle(ctx, b.armsAt(first, one)) })
-	add(partBusy, few*b.busyFor, func(ctx context.Context) error { return b.elections(ctx, b.arms(first)) })
-	add(partTransfers, time.Duration(b.transferCount)*700*time.Millisecond+time.Duration(b.etcdTransfers)*2600*time.Millisecond, func(ctx context.Context) error { return b.transfers(ctx, b.armsAt(first, one)) })
-	add(partShutdown, time.Duration(b.shutdownCount)*1200*time.Millisecond+time.Duration(b.etcdShutdowns)*3600*time.Millisecond, func(ctx context.Context) error { return b.shutdowns(ctx, b.armsAt(first, one)) })
-	add(partKills, time.Duration(b.killCount)*1700*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
-		return b.kills(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	few := time.Duration(len(b.options.load.at) + 1)
+	add(partGets, b.estimateLoad(first), func(ctx context.Context) error {
+		return b.measureGets(ctx, b.variants(first))
 	})
-	add(partFreezes, time.Duration(b.freezeCount)*2500*time.Millisecond+time.Duration(b.etcdFreezes)*4*time.Second, func(ctx context.Context) error {
-		return b.freezes(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	add(partLists, 10*time.Second, func(ctx context.Context) error { return b.measureLists(ctx, b.variants(first)) })
+	add(partWatch, few*(b.options.probes.watchFor+time.Second), func(ctx context.Context) error {
+		return b.measureWatchers(ctx, b.variants(first))
 	})
-	add(partInstall, time.Duration(b.installMiB)*150*time.Millisecond, func(ctx context.Context) error {
-		return b.installs(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	add(partVisible, few*time.Duration(b.options.load.rounds*b.options.probes.commits)*visiblePace,
+		func(ctx context.Context) error {
+			return b.measureVisibility(ctx, b.variants(first))
+		})
+	one := b.options.load.at[:1]
+	add(partIdle, 2*b.options.probes.idleFor, func(ctx context.Context) error {
+		return b.measureIdle(ctx, b.variantsAt(first, one))
 	})
-	add(partState, time.Duration(b.stateMiB)*250*time.Millisecond, func(ctx context.Context) error {
-		return b.state(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	add(partBusy, few*b.options.probes.busyFor, func(ctx context.Context) error {
+		return b.measureElections(ctx, b.variants(first))
+	})
+	add(partTransfers, time.Duration(b.options.faults.transferCount)*700*time.Millisecond+
+		time.Duration(b.options.faults.etcdTransfers)*2600*time.Millisecond, func(ctx context.Context) error {
+		return b.measureTransfers(ctx, b.variantsAt(first, one))
+	})
+	add(partShutdown, time.Duration(b.options.faults.shutdownCount)*1200*time.Millisecond+
+		time.Duration(b.options.faults.etcdShutdowns)*3600*time.Millisecond, func(ctx context.Context) error {
+		return b.measureShutdowns(ctx, b.variantsAt(first, one))
+	})
+	add(partKills, time.Duration(b.options.faults.killCount)*1700*time.Millisecond+
+		time.Duration(b.options.faults.etcdKills)*4*time.Second,
+		func(ctx context.Context) error {
+			return b.measureKills(ctx, variant{b.groups[first[0]], one[0]}, b.reference())
+		})
+	add(partFreezes, time.Duration(b.options.faults.freezeCount)*2500*time.Millisecond+
+		time.Duration(b.options.faults.etcdFreezes)*4*time.Second,
+		func(ctx context.Context) error {
+			return b.measureFreezes(ctx, variant{b.groups[first[0]], one[0]}, b.reference())
+		})
+	add(partInstall, time.Duration(b.options.state.installMiB)*150*time.Millisecond, func(ctx context.Context) error {
+		return b.measureInstalls(ctx, variant{b.groups[first[0]], one[0]}, b.reference())
+	})
+	add(partState, time.Duration(b.options.state.stateMiB)*250*time.Millisecond, func(ctx context.Context) error {
+		return b.measureState(ctx, variant{b.groups[first[0]], one[0]}, b.reference())
 	})
 	return out
 }
 
-// loadLasts is about how long a load takes with everyone.
-func (b *bench) loadLasts(logs []string) time.Duration {
-	return time.Duration(len(logs)*len(b.at)+1) * (warmUp + time.Duration(b.rounds)*b.duration)
+// estimateLoad returns the estimated duration of one load that is run once for each variant. logs
+// are the log stores of Keelson's variants.
+func (b *benchmarks) estimateLoad(logs []string) time.Duration {
+	return time.Duration(len(logs)*len(b.options.load.at)+1) *
+		(warmUp + time.Duration(b.options.load.rounds)*b.options.load.duration)
 }
 
-// arms are our groups with clients in each place, and the reference last.
-func (b *bench) arms(logs []string) []arm { return b.armsAt(logs, b.at) }
+// variants returns the variants of Keelson, one for each log store in logs and each location of
+// clients. The reference is the last element.
+func (b *benchmarks) variants(logs []string) []variant { return b.variantsAt(logs, b.options.load.at) }
 
-func (b *bench) armsAt(logs, at []string) []arm {
-	var out []arm
+func (b *benchmarks) variantsAt(logs, at []string) []variant {
+	var out []variant
 	for _, l := range logs {
 		for _, place := range at {
-			out = append(out, arm{b.groups[l], place})
+			out = append(out, variant{b.groups[l], place})
 		}
 	}
 	if r := b.reference(); r.group != nil {
@@ -152,14 +182,14 @@ func (b *bench) armsAt(logs, at []string) []arm {
 	return out
 }
 
-// reference is etcd; without a group when none exists.
-func (b *bench) reference() arm { return arm{b.groups[nameOfEtcd], overGRPC} }
+// reference returns the variant of etcd. Its group is nil without a reference.
+func (b *benchmarks) reference() variant { return variant{b.groups[nameOfEtcd], overGRPC} }
 
-// begin starts the groups and measures the disk.
-func (b *bench) begin(ctx context.Context) error {
-	b.progress.say("starting the groups")
-	logs := b.logs
-	if !b.runs(partPuts) {
+// startGroups starts the groups and measures the disk.
+func (b *benchmarks) startGroups(ctx context.Context) error {
+	b.progress.printProgress("starting the groups")
+	logs := b.options.load.logs
+	if !b.options.includesPart(partPuts) {
 		logs = logs[:1]
 	}
 	for _, l := range slices.Compact(slices.Sorted(slices.Values(logs))) {
@@ -177,15 +207,16 @@ func (b *bench) begin(ctx context.Context) error {
 		b.groups[nameOfEtcd] = g
 	}
 	for _, g := range b.groups {
-		if err := g.up(ctx, b.conns); err != nil {
+		if err := g.startAll(ctx, b.options.load.conns); err != nil {
 			return fmt.Errorf("group %s: %w", g.name, err)
 		}
 	}
-	return b.fsync()
+	return b.measureFsync()
 }
 
-// newGroup prepares a group by its name: the reference, or replicas with that log store.
-func (b *bench) newGroup(name, dir string) (*group, error) {
+// newGroup prepares the group of this name below dir: the reference, or replicas with the log store
+// name.
+func (b *benchmarks) newGroup(name, dir string) (*group, error) {
 	if name == nameOfEtcd {
 		return newEtcd(b.options.etcd, dir)
 	}
@@ -194,21 +225,21 @@ func (b *bench) newGroup(name, dir string) (*group, error) {
 		return nil, err
 	}
 	for _, m := range g.members {
-		m.setup.SnapshotBytes = b.snapshotBytes
+		m.setup.SnapshotBytes = b.options.state.snapshotBytes
 	}
 	return g, nil
 }
 
-// drop ends groups that are not measured any more.
-func (b *bench) drop(names []string) {
+// dropGroups kills groups that are no longer measured.
+func (b *benchmarks) dropGroups(names []string) {
 	for _, name := range names {
-		b.groups[name].down()
+		b.groups[name].killAll()
 		delete(b.groups, name)
 	}
 }
 
-// fsync times appending 1 KiB and fsync, the floor of any commit.
-func (b *bench) fsync() error {
+// measureFsync measures appending -size bytes with fsync, the lower bound of a commit's latency.
+func (b *benchmarks) measureFsync() error {
 	const times = 300
 	f, err := os.Create(filepath.Join(b.dir, "fsync"))
 	if err != nil {
@@ -216,7 +247,7 @@ func (b *bench) fsync() error {
 	}
 	defer os.Remove(f.Name())
 	defer f.Close()
-	block := drive.Value(b.size)
+	block := drive.RandomValue(b.options.load.size)
 	var micros []uint32
 	for range times {
 		began := time.Now()
@@ -228,6 +259,7 @@ func (b *bench) fsync() error {
 		}
 		micros = append(micros, uint32(time.Since(began).Microseconds()))
 	}
-	b.records = append(b.records, figures.Record{Measure: "fsync", Params: map[string]any{"bytes": b.size}, Values: latencies(micros)})
+	b.records = append(b.records, figures.Record{Measure: "fsync", Params: map[string]any{"bytes": b.options.load.size},
+		Values: latencyValues(micros)})
 	return nil
 }

@@ -14,27 +14,27 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// program is how a process of the benchmark is started.
+// program is the executable and role of a process of the benchmark.
 type program struct {
 	path string
 	role string
 }
 
-// process is one that takes orders.
+// process is a child process that serves requests.
 type process struct {
-	name string
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	dead chan struct{} // closed when it has ended
+	name   string
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	exited chan struct{} // closed when the process has exited
 
-	mu      sync.Mutex
-	orders  *json.Encoder
-	last    int
-	waiting map[int]chan drive.Reply
+	mu          sync.Mutex
+	orders      *json.Encoder
+	lastRequest int
+	waiting     map[int]chan drive.Reply
 }
 
-// start starts a process and gives it its setup.
-func (p program) start(name string, s any) (*process, error) {
+// startProcess starts the program as a child process with this name, and sends its Setup.
+func (p program) startProcess(name string, s any) (*process, error) {
 	cmd := exec.Command(p.path)
 	cmd.Env = append(os.Environ(), drive.RoleEnv+"="+p.role)
 	cmd.Stderr = os.Stderr
@@ -50,20 +50,20 @@ func (p program) start(name string, s any) (*process, error) {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	proc := &process{
-		name: name, cmd: cmd, in: in, dead: make(chan struct{}),
+		name: name, cmd: cmd, in: in, exited: make(chan struct{}),
 		orders: json.NewEncoder(in), waiting: make(map[int]chan drive.Reply),
 	}
-	go proc.read(out)
+	go proc.readReplies(out)
 	if err := proc.orders.Encode(s); err != nil {
-		proc.kill()
-		return nil, fmt.Errorf("setting %s up: %w", name, err)
+		proc.killProcess()
+		return nil, fmt.Errorf("sending the setup to %s: %w", name, err)
 	}
 	return proc, nil
 }
 
-// read gives replies to those who wait for them, until the process ends.
-func (p *process) read(out io.Reader) {
-	defer close(p.dead)
+// readReplies delivers replies to their waiting callers until the process exits.
+func (p *process) readReplies(out io.Reader) {
+	defer close(p.exited)
 	for replies := json.NewDecoder(out); ; {
 		var r drive.Reply
 		if replies.Decode(&r) != nil {
@@ -77,106 +77,107 @@ func (p *process) read(out io.Reader) {
 			waiting <- r
 		}
 	}
-	_ = p.cmd.Wait() // however it ended, whoever waits for a reply is told
+	_ = p.cmd.Wait() // its exit status does not matter: waiting callers get an error
 }
 
-// pending is an order that is being obeyed.
-type pending struct {
+// pendingRequest is a request in progress.
+type pendingRequest struct {
 	on    *process
-	order drive.Order
+	order drive.Request
 	reply chan drive.Reply
 }
 
-// begin gives an order and does not wait.
-func (p *process) begin(o drive.Order) (*pending, error) {
+// sendRequest sends a request without waiting for its reply.
+func (p *process) sendRequest(o drive.Request) (*pendingRequest, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last++
-	o.ID = p.last
+	p.lastRequest++
+	o.ID = p.lastRequest
 	reply := make(chan drive.Reply, 1)
 	p.waiting[o.ID] = reply
 	if err := p.orders.Encode(o); err != nil {
 		delete(p.waiting, o.ID)
-		return nil, fmt.Errorf("order %s to %s: %w", o.Do, p.name, err)
+		return nil, fmt.Errorf("sending order %s to %s: %w", o.Do, p.name, err)
 	}
-	return &pending{p, o, reply}, nil
+	return &pendingRequest{p, o, reply}, nil
 }
 
-// wait returns the reply. An error that the process tells is an error here;
-// failed calls of a load are not: who gave the order counts them.
-func (w *pending) wait(ctx context.Context) (drive.Reply, error) {
+// awaitReply waits for the reply and returns it. It returns an error that the process reports, but
+// not for failed calls of a load, which the caller counts.
+func (w *pendingRequest) awaitReply(ctx context.Context) (drive.Reply, error) {
 	select {
 	case r := <-w.reply:
-		return r, w.trouble(r)
-	case <-w.on.dead:
+		return r, w.replyError(r)
+	case <-w.on.exited:
 		select {
-		case r := <-w.reply: // its last word
-			return r, w.trouble(r)
+		case r := <-w.reply: // sent just before the exit
+			return r, w.replyError(r)
 		default:
-			return drive.Reply{}, fmt.Errorf("%s: %s has ended", w.order.Do, w.on.name)
+			return drive.Reply{}, fmt.Errorf("%s: %s has exited", w.order.Do, w.on.name)
 		}
 	case <-ctx.Done():
 		return drive.Reply{}, fmt.Errorf("%s at %s: %w", w.order.Do, w.on.name, ctx.Err())
 	}
 }
 
-func (w *pending) trouble(r drive.Reply) error {
+func (w *pendingRequest) replyError(r drive.Reply) error {
 	if r.Error == "" || r.Failed > 0 {
 		return nil
 	}
 	return fmt.Errorf("%s at %s: %s", w.order.Do, w.on.name, r.Error)
 }
 
-// end ends a load and returns what it has seen.
-func (w *pending) end(ctx context.Context) (drive.Reply, error) {
-	if _, err := w.on.do(ctx, drive.Order{Do: drive.DoEnd, Of: w.order.ID}); err != nil {
+// stopLoad stops the load of the request and returns its reply.
+func (w *pendingRequest) stopLoad(ctx context.Context) (drive.Reply, error) {
+	if _, err := w.on.callProcess(ctx, drive.Request{Do: drive.DoEnd, Of: w.order.ID}); err != nil {
 		return drive.Reply{}, err
 	}
-	return w.wait(ctx)
+	return w.awaitReply(ctx)
 }
 
-// do gives an order and waits for the reply.
-func (p *process) do(ctx context.Context, o drive.Order) (drive.Reply, error) {
-	w, err := p.begin(o)
+// callProcess sends a request and waits for its reply.
+func (p *process) callProcess(ctx context.Context, o drive.Request) (drive.Reply, error) {
+	w, err := p.sendRequest(o)
 	if err != nil {
 		return drive.Reply{}, err
 	}
-	return w.wait(ctx)
+	return w.awaitReply(ctx)
 }
 
-// terminate asks the process to end in an orderly way and waits until it has.
-func (p *process) terminate(ctx context.Context) error {
+// terminateProcess sends SIGTERM and waits until the process has exited. It returns an error if the
+// exit status is not 0.
+func (p *process) terminateProcess(ctx context.Context) error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return fmt.Errorf("asking %s to end: %w", p.name, err)
+		return fmt.Errorf("sending SIGTERM to %s: %w", p.name, err)
 	}
 	select {
-	case <-p.dead:
+	case <-p.exited:
 	case <-ctx.Done():
-		return fmt.Errorf("%s was asked to end: %w", p.name, ctx.Err())
+		return fmt.Errorf("waiting for %s to exit: %w", p.name, ctx.Err())
 	}
 	if state := p.cmd.ProcessState; !state.Success() {
-		return fmt.Errorf("%s was asked to end and failed: %s", p.name, state)
+		return fmt.Errorf("%s has failed after SIGTERM: %s", p.name, state)
 	}
 	return nil
 }
 
-// spent is the process's CPU time in seconds, also when it has ended.
-func (p *process) spent() float64 {
+// cpuSeconds returns the process's CPU seconds, even after it has exited.
+func (p *process) cpuSeconds() float64 {
 	select {
-	case <-p.dead:
+	case <-p.exited:
 		return (p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()).Seconds()
 	default:
 	}
 	seconds, err := procfs.CPU(p.cmd.Process.Pid)
 	if err != nil {
-		return 0 // it ends just now
+		return 0 // it is exiting
 	}
 	return seconds
 }
 
-// freeze stops the process where it is; thaw lets it go on.
-func (p *process) freeze() error { return p.signal("freezing", syscall.SIGSTOP) }
-func (p *process) thaw() error   { return p.signal("thawing", syscall.SIGCONT) }
+// freezeProcess stops the process with SIGSTOP; resumeProcess continues it.
+func (p *process) freezeProcess() error { return p.signal("suspending", syscall.SIGSTOP) }
+func (p *process) resumeProcess() error { return p.signal("resuming", syscall.SIGCONT) }
 
 func (p *process) signal(what string, s syscall.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil {
@@ -185,8 +186,8 @@ func (p *process) signal(what string, s syscall.Signal) error {
 	return nil
 }
 
-// kill is kill -9.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // it may be gone already
-	<-p.dead
+// killProcess kills the process with SIGKILL and waits until it has exited.
+func (p *process) killProcess() {
+	_ = p.cmd.Process.Kill() // it may have exited already
+	<-p.exited
 }

@@ -11,87 +11,103 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// shown says which values of a measure stand in the table, and how.
-type shown struct{ value, label, unit string }
+// shownValue is a value of a measurement that the table shows, with its label and unit.
+type shownValue struct{ value, label, unit string }
 
-// The measures that have special rows or places.
+// Names of the measurements that have special rows or a special place in the table.
 const (
-	measureTransfer   = "transfer"
-	measureShutdown   = "shutdown of the leader"
-	measureKill       = "kill"
-	measureFreeze     = "freeze"
-	measureInstall    = "install on a follower"
-	measureMemory     = "memory"
-	measureSnapshot   = "snapshot by the leader"
-	measureSnapshots  = "snapshot by all"
-	measureRestart    = "restart of a follower"
-	measureRestarts   = "restart of all"
-	measureComparison = "comparison of states"
+	nameTransfer   = "transfer"
+	nameShutdown   = "shutdown of the leader"
+	nameKill       = "kill"
+	nameFreeze     = "freeze"
+	nameInstall    = "install on a follower"
+	nameMemory     = "memory"
+	nameSnapshot   = "snapshot by the leader"
+	nameSnapshots  = "snapshot by all"
+	nameRestart    = "restart of a follower"
+	nameRestarts   = "restart of all"
+	nameComparison = "comparison of states"
 )
 
 var (
-	latency  = []shown{{"p50_ms", "p50", "ms"}, {"p99_ms", "p99", "ms"}}
-	failures = shown{"failed_calls", "failed calls", ""}
-	pauses   = []shown{{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"quiet_max_ms", "longest pause just before", "ms"}, failures}
-	// Of puts while something goes on, and before it.
-	underLoad = []shown{
-		{"pause_ms", "longest pause meanwhile", "ms"}, {"before_pause_ms", "longest pause before", "ms"},
-		{"p50_ms", "p50 meanwhile", "ms"}, {"before_p50_ms", "p50 before", "ms"},
-		{"p99_ms", "p99 meanwhile", "ms"}, {"before_p99_ms", "p99 before", "ms"}, {"after_p99_ms", "p99 after", "ms"},
-		{"rate", "rate meanwhile", "/s"}, {"before_rate", "rate before", "/s"}, failures,
+	latencyColumns = []shownValue{{"p50_ms", "p50", "ms"}, {"p99_ms", "p99", "ms"}}
+	failureColumn  = shownValue{"failed_calls", "failed calls", ""}
+	pauseColumns   = []shownValue{{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"},
+		{"quiet_max_ms", "longest pause just before", "ms"}, failureColumn}
+	// Values of puts during an event and before it.
+	underLoadColumns = []shownValue{
+		{"pause_ms", "longest pause during the event", "ms"}, {"before_pause_ms", "longest pause before", "ms"},
+		{"p50_ms", "p50 during the event", "ms"}, {"before_p50_ms", "p50 before", "ms"},
+		{"p99_ms", "p99 during the event", "ms"}, {"before_p99_ms", "p99 before", "ms"},
+		{"after_p99_ms", "p99 after", "ms"},
+		{"rate", "rate during the event", "/s"}, {"before_rate", "rate before", "/s"}, failureColumn,
 	}
-	snapshots = []shown{
-		{"pause_ms", "longest pause meanwhile", "ms"}, {"quiet_ms", "longest pause in as much time", "ms"}, {"took_s", "took", "s"},
+	snapshots = []shownValue{
+		{"pause_ms", "longest pause during the event", "ms"},
+		{"quiet_ms", "longest pause in an equal time without it", "ms"},
+		{"took_s", "took", "s"},
 		{"memory_percent", "resident memory, of the state", "%"}, {"heap_percent", "heap, of the state", "%"},
 	}
 )
 
-var columns = map[string][]shown{
-	"fsync":                       latency,
-	"put":                         {{"rate", "rate", "/s"}, latency[0], latency[1], {"cpu_us", "CPU of all processes per call", "µs"}},
-	"get":                         {{"rate", "rate", "/s"}, latency[0], latency[1], {"cpu_us", "CPU of all processes per call", "µs"}},
-	"list":                        {latency[0], latency[1], {"mb_s", "rate", "MB/s"}},
-	"watch":                       {latency[0], latency[1], {"cores", "CPU of all processes", "cores"}},
-	"seen on followers after ack": latency,
+var columns = map[string][]shownValue{
+	"fsync": latencyColumns,
+	"put": {{"rate", "rate", "/s"}, latencyColumns[0], latencyColumns[1],
+		{"cpu_us", "CPU of all processes per call", "µs"}},
+	"get": {{"rate", "rate", "/s"}, latencyColumns[0], latencyColumns[1],
+		{"cpu_us", "CPU of all processes per call", "µs"}},
+	"list":                        {latencyColumns[0], latencyColumns[1], {"mb_s", "rate", "MB/s"}},
+	"watch":                       {latencyColumns[0], latencyColumns[1], {"cores", "CPU of all processes", "cores"}},
+	"seen on followers after ack": latencyColumns,
 	"idle":                        {{"cores", "CPU of all processes", "cores"}},
-	"busy":                        {{"elections", "elections", ""}, failures, {"rate", "rate", "/s"}, latency[1]},
-	measureTransfer:               pauses,
-	measureShutdown:               append(pauses, shown{"took_p50_ms", "until the process has ended, p50", "ms"}),
-	measureKill:                   {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
-	measureFreeze:                 {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
-	measureInstall:                append([]shown{{"took_s", "start until caught up", "s"}}, underLoad...),
-	measureMemory:                 {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
-	measureSnapshot:               snapshots,
-	measureSnapshots:              snapshots,
-	measureRestart:                {{"took_s", "until it reads", "s"}, {"cpu_s", "CPU", "s"}},
-	measureRestarts:               {{"took_s", "until all read", "s"}, {"cpu_s", "CPU of all", "s"}},
-	measureComparison:             append([]shown{{"took_s", "took", "s"}}, underLoad...),
+	"busy": {{"elections", "elections", ""}, failureColumn, {"rate", "rate", "/s"},
+		latencyColumns[1]},
+	nameTransfer: pauseColumns,
+	nameShutdown: append(pauseColumns,
+		shownValue{"took_p50_ms", "until the process has exited, p50", "ms"}),
+	nameKill: {{"p50_ms", "time without writes, p50", "ms"}, {"p99_ms", "time without writes, p99", "ms"},
+		{"max_ms", "time without writes, max", "ms"}, failureColumn},
+	nameFreeze: {{"p50_ms", "time without writes, p50", "ms"}, {"p99_ms", "time without writes, p99", "ms"},
+		{"max_ms", "time without writes, max", "ms"}, failureColumn},
+	nameInstall: append([]shownValue{{"took_s", "start until caught up", "s"}}, underLoadColumns...),
+	nameMemory: {{"kib_per_kib", "per stored KiB", "KiB"},
+		{"anonymous_per_kib", "anonymous memory of it", "KiB"}},
+	nameSnapshot:   snapshots,
+	nameSnapshots:  snapshots,
+	nameRestart:    {{"took_s", "until it serves reads", "s"}, {"cpu_s", "CPU", "s"}},
+	nameRestarts:   {{"took_s", "until all serve reads", "s"}, {"cpu_s", "CPU of all", "s"}},
+	nameComparison: append([]shownValue{{"took_s", "took", "s"}}, underLoadColumns...),
 }
 
-// measureSetup is the name of the record that tells what was compared.
-const measureSetup = "setup"
+// nameSetup is the name of the record that describes the compared systems.
+const nameSetup = "setup"
 
-// setup tells what is compared with what.
-func (b *bench) setup() figures.Record {
+// newSetupRecord returns the record that describes the compared systems.
+func (b *benchmarks) newSetupRecord() figures.Record {
 	p := map[string]any{
-		"ours": fmt.Sprintf("%d replicas in processes of their own on loopback, TLS between them, clients in their processes or in another over gRPC without TLS", membersOfGroup),
-		"both": fmt.Sprintf("fsync, %d connections to each member where clients are in a process of their own, values are medians of %d rounds by turns", b.conns, b.rounds),
+		"ours": fmt.Sprintf("%d replicas in processes of their own on loopback, TLS between them, clients in their "+
+			"processes or in another over gRPC without TLS", membersOfGroup),
+		"both": fmt.Sprintf("fsync, %d connections to each member where clients are in a process of their own, values "+
+			"are medians of %d rounds by turns", b.options.load.conns, b.options.load.rounds),
 	}
-	if b.etcdName != "" {
-		p["reference"] = fmt.Sprintf("%s, %d members in processes of their own on loopback, TLS between them, etcd's own client in another process without TLS, defaults but for a quota of 8 GiB", b.etcdName, membersOfGroup)
+	if b.options.etcdName != "" {
+		p["reference"] = fmt.Sprintf("%s, %d members in processes of their own on loopback, TLS between them, etcd's "+
+			"own client in another process without TLS, defaults but for a quota of 8 GiB", b.options.etcdName,
+			membersOfGroup)
 	}
-	return figures.Record{Measure: measureSetup, Params: p, Values: map[string]float64{}}
+	return figures.Record{Measure: nameSetup, Params: p, Values: map[string]float64{}}
 }
 
-// rows makes the table's rows of a record.
-func rows(r figures.Record) []figures.Row {
+// tableRows returns the rows of the table for a record.
+func tableRows(r figures.Record) []figures.Row {
 	var out []figures.Row
 	for _, c := range columns[r.Measure] {
 		v, ok := r.Values[c.value]
 		if !ok {
 			continue
 		}
-		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params) + disturbance(r), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
+		row := figures.Row{Measure: c.label, Params: r.Measure + bracketParams(r.Params) + disturbanceNote(r),
+			Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
 		if r.Reference != nil {
 			if other, ok := r.Reference.Values[c.value]; ok {
 				row.Reference = &figures.Reference{Name: r.Reference.Name, Figure: other}
@@ -102,15 +118,16 @@ func rows(r figures.Record) []figures.Row {
 	return out
 }
 
-// disturbance says that a measure did not have the machine to itself, unless it was not meant to.
-func disturbance(r figures.Record) string {
+// disturbanceNote returns a note if other work used at least a tenth of the machine, except for the
+// measurement "busy".
+func disturbanceNote(r figures.Record) string {
 	if r.Others < 0.1 || r.Measure == "busy" {
 		return ""
 	}
-	return fmt.Sprintf(", beside other work on %.0f%% of the machine", 100*r.Others)
+	return fmt.Sprintf(", with other work on %.0f%% of the machine", 100*r.Others)
 }
 
-// targetKey is the key of the figure to beat, of figures.Targets.
+// targetKey returns the key in figures.Targets for a value of a record.
 func targetKey(r figures.Record, value string) string {
 	switch {
 	case r.Measure != "put":
@@ -122,48 +139,50 @@ func targetKey(r figures.Record, value string) string {
 	}
 }
 
-// params writes parameters as "a=1 b=2", in order.
-func params(p map[string]any) string {
+// formatParams formats parameters as "a=1 b=2", sorted by name.
+func formatParams(p map[string]any) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(p)) {
-		out = append(out, fmt.Sprintf("%s=%v", strings.ReplaceAll(k, " ", "-"), strings.ReplaceAll(fmt.Sprint(p[k]), " ", "-")))
+		out = append(out, fmt.Sprintf("%s=%v", strings.ReplaceAll(k, " ", "-"),
+			strings.ReplaceAll(fmt.Sprint(p[k]), " ", "-")))
 	}
 	return strings.Join(out, " ")
 }
 
-// brackets writes parameters for a line of progress.
-func brackets(p map[string]any) string {
+// bracketParams formats parameters in parentheses for the progress output.
+func bracketParams(p map[string]any) string {
 	if len(p) == 0 {
 		return ""
 	}
-	return " (" + params(p) + ")"
+	return " (" + formatParams(p) + ")"
 }
 
-// histograms have the measures with single samples, and the width of a bar in milliseconds.
-var histograms = map[string]float64{measureKill: 50, measureFreeze: 50, measureTransfer: 10, measureShutdown: 10}
+// histograms maps the measurements with single samples to the width of a bucket in milliseconds.
+var histograms = map[string]float64{nameKill: 50, nameFreeze: 50, nameTransfer: 10, nameShutdown: 10}
 
-// print writes the table, and a histogram of what has few samples.
-func print(out io.Writer, records []figures.Record, reference string) error {
+// printRecords writes the table, and a histogram for measurements with few samples.
+func printRecords(out io.Writer, records []figures.Record, reference string) error {
 	var all []figures.Row
 	for _, r := range records {
-		if r.Measure == measureSetup {
+		if r.Measure == nameSetup {
 			for _, k := range slices.Sorted(maps.Keys(r.Params)) {
 				fmt.Fprintf(out, "%s: %v\n", k, r.Params[k])
 			}
 			fmt.Fprintln(out)
 		}
-		all = append(all, rows(r)...)
+		all = append(all, tableRows(r)...)
 	}
 	if err := figures.Compare(out, all, reference); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n%s\n", verdict(all))
+	fmt.Fprintf(out, "\n%s\n", summarizeVerdicts(all))
 	for _, r := range records {
 		width, ok := histograms[r.Measure]
 		if !ok {
 			continue
 		}
-		named := []figures.Named{{Name: params(map[string]any{"log": r.Params["log"], "clients are": r.Params["clients are"]}), Samples: r.Samples}}
+		named := []figures.Named{{Name: formatParams(map[string]any{"log": r.Params["log"],
+			"clients are": r.Params["clients are"]}), Samples: r.Samples}}
 		if r.Reference != nil {
 			named = append(named, figures.Named{Name: r.Reference.Name, Samples: r.Reference.Samples})
 		}
@@ -175,8 +194,8 @@ func print(out io.Writer, records []figures.Record, reference string) error {
 	return nil
 }
 
-// verdict sums the verdicts up and names what is beyond its bound.
-func verdict(all []figures.Row) string {
+// summarizeVerdicts returns the number of targets that are met, and names the others.
+func summarizeVerdicts(all []figures.Row) string {
 	met, bounds := 0, 0
 	var beyond strings.Builder
 	for _, r := range all {
@@ -191,7 +210,7 @@ func verdict(all []figures.Row) string {
 	return fmt.Sprintf("%d of %d bounds are met.%s", met, bounds, beyond.String())
 }
 
-func writeLines(path string, records []figures.Record) error {
+func writeRecords(path string, records []figures.Record) error {
 	if path == "" {
 		return nil
 	}

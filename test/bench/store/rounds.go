@@ -16,65 +16,67 @@ import (
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// bench is one run: its groups while they are up, and what was measured so far.
-type bench struct {
-	options
+// benchmarks is one run of the benchmark: its running groups and its results so far.
+type benchmarks struct {
+	options  options
 	progress progress
-	self     string // this program
+	self     string // path of this program
 	dir      string
 	groups   map[string]*group // by name
 	records  []figures.Record
 }
 
-// progress tells the person who waits.
+// progress prints lines about the progress of a run, with the estimated time left.
 type progress struct {
 	to    io.Writer
 	began time.Time
-	left  time.Duration // of the steps after this one
-	step  time.Time     // when this one began
-	lasts time.Duration // this one, as estimated
+	left  time.Duration // of the later steps
+	step  time.Time     // start of the current step
+	lasts time.Duration // estimated duration of the current step
 }
 
-func (p *progress) say(format string, args ...any) {
+func (p *progress) printProgress(format string, args ...any) {
 	left := p.left + max(0, p.lasts-time.Since(p.step))
-	fmt.Fprintf(p.to, "%5.0fs, about %3.0fs left: %s\n", time.Since(p.began).Seconds(), left.Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(p.to, "%5.0fs, about %3.0fs left: %s\n", time.Since(p.began).Seconds(), left.Seconds(),
+		fmt.Sprintf(format, args...))
 }
 
-// measure is what is done by turns with each arm.
+// measure is a measurement that is made in turn with each variant. Its functions get the variant.
 type measure struct {
-	name   string
-	params map[string]any
-	arms   []arm
-	rounds int
-	warm   func(ctx context.Context, a arm) error // once before the first round; nil = not needed
-	set    func(ctx context.Context, a arm) error // before each round, not metered; nil = not needed
-	do     func(ctx context.Context, a arm) (map[string]float64, error)
+	name     string
+	params   map[string]any
+	variants []variant
+	rounds   int
+	warm     func(ctx context.Context, a variant) error // once before the first round; nil = not needed
+	prepare  func(ctx context.Context, a variant) error // before each round, not metered; nil = not needed
+	do       func(ctx context.Context, a variant) (map[string]float64, error)
 }
 
-// outcome is what one arm has shown.
-type outcome struct {
+// variantResults are the values of all rounds of a measurement with one variant (a group of members
+// and the location of its clients), and their cost.
+type variantResults struct {
 	rounds []map[string]float64
 	cost
 }
 
-// cost is what rounds have cost.
+// cost is the processor time that the rounds of a measurement have used.
 type cost struct {
-	cpu    map[string]float64 // seconds by process, of all rounds
+	cpu    map[string]float64 // seconds by process, sum of the rounds
 	busy   float64            // mean of the rounds
-	others float64            // the largest of the rounds
+	others float64            // maximum of the rounds
 	rounds int
 }
 
-// metered does one round and adds what it cost. It returns the CPU seconds of
-// the arm's processes. One that ends or begins meanwhile is left out.
-func (c *cost) metered(a arm, do func() error) (float64, error) {
+// meterRound calls do, which is one round, and adds its cost to c. It returns the CPU seconds of
+// the variant's processes, except processes that start or exit meanwhile.
+func (c *cost) meterRound(a variant, do func() error) (float64, error) {
 	var r figures.Record
-	began, before := time.Now(), a.spent()
-	if err := a.meter().Run(&r, do); err != nil {
+	began, before := time.Now(), a.cpuSeconds()
+	if err := a.newMeter().Run(&r, do); err != nil {
 		return 0, err
 	}
-	// The meter knows those that are there all the time; members come and go.
-	mine := a.spent() - before + r.CPU[procfs.Self]
+	// The meter has only processes that run all the time, but members may restart.
+	mine := a.cpuSeconds() - before + r.CPU[procfs.Self]
 	others := max(0, r.Busy-mine/(time.Since(began).Seconds()*float64(runtime.NumCPU())))
 	if c.cpu == nil {
 		c.cpu = make(map[string]float64)
@@ -92,50 +94,51 @@ func (c *cost) metered(a arm, do func() error) (float64, error) {
 	return all, nil
 }
 
-// record puts values and what they cost into a record.
-func (c cost) record(r figures.Record, values map[string]float64) figures.Record {
+// newRecord returns r with values and their cost.
+func (c cost) newRecord(r figures.Record, values map[string]float64) figures.Record {
 	r.Values, r.CPU, r.Busy, r.Others = values, c.cpu, c.busy, c.others
 	return r
 }
 
-// reference is the same as a reference.
+// reference returns values, and the cost c that they had, as the result of the reference with this
+// name.
 func (c cost) reference(name string, values map[string]float64) *figures.Measured {
 	return &figures.Measured{Name: name, Values: values, CPU: c.cpu, Busy: c.busy}
 }
 
-// run runs the rounds. The machine drifts: within a round every arm has its
-// turn, the order turns around from round to round, and figures are medians of
-// rounds. Each arm of ours becomes one record, with the reference beside it.
-func (b *bench) run(ctx context.Context, m measure) error {
-	got := make([]outcome, len(m.arms))
-	for _, a := range m.arms {
+// runMeasurement runs the rounds of m. The speed of a machine changes, so every variant has a turn
+// in each round, and the order is reversed from round to round. The results are medians of the
+// rounds. Each of Keelson's variants becomes one record with the reference.
+func (b *benchmarks) runMeasurement(ctx context.Context, m measure) error {
+	got := make([]variantResults, len(m.variants))
+	for _, a := range m.variants {
 		if m.warm == nil {
 			break
 		}
-		b.progress.say("%s%s: warming up: %s", m.name, brackets(m.params), a)
+		b.progress.printProgress("%s%s: warming up: %s", m.name, bracketParams(m.params), a)
 		if err := m.warm(ctx, a); err != nil {
 			return fmt.Errorf("%s, %s: %w", m.name, a, err)
 		}
 	}
 	for round := range m.rounds {
-		for turn := range m.arms {
+		for turn := range m.variants {
 			at := turn
 			if round%2 == 1 {
-				at = len(m.arms) - 1 - turn
+				at = len(m.variants) - 1 - turn
 			}
-			a := m.arms[at]
-			b.progress.say("%s%s: round %d of %d: %s", m.name, brackets(m.params), round+1, m.rounds, a)
-			if m.set != nil {
-				if err := m.set(ctx, a); err != nil {
+			a := m.variants[at]
+			b.progress.printProgress("%s%s: round %d of %d: %s", m.name, bracketParams(m.params), round+1, m.rounds, a)
+			if m.prepare != nil {
+				if err := m.prepare(ctx, a); err != nil {
 					return fmt.Errorf("%s, %s: %w", m.name, a, err)
 				}
 			}
-			profiles, err := b.profile(a, m, round)
+			profiles, err := b.startProfiles(a, m, round)
 			if err != nil {
 				return err
 			}
-			err = got[at].round(ctx, a, m.do)
-			if _, ended := profiles.end(ctx); err == nil {
+			err = got[at].runRound(ctx, a, m.do)
+			if _, ended := profiles.stopLoad(ctx); err == nil {
 				err = ended
 			}
 			if err != nil {
@@ -143,16 +146,16 @@ func (b *bench) run(ctx context.Context, m measure) error {
 			}
 		}
 	}
-	b.keep(m, got)
+	b.addRecords(m, got)
 	return nil
 }
 
-// profile begins CPU profiles of our processes, if they are asked for.
-func (b *bench) profile(a arm, m measure, round int) (call, error) {
-	if b.profiles == "" || !a.inside {
+// startProfiles starts CPU profiles of Keelson's processes for a round, if -profiles is set.
+func (b *benchmarks) startProfiles(a variant, m measure, round int) (pendingRequests, error) {
+	if b.options.profiles == "" || !a.clientsInside {
 		return nil, nil
 	}
-	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
+	if err := os.MkdirAll(b.options.profiles, 0o755); err != nil {
 		return nil, fmt.Errorf("-profiles: %w", err)
 	}
 	of := make(map[string]*process)
@@ -162,14 +165,16 @@ func (b *bench) profile(a arm, m measure, round int) (call, error) {
 	if a.at != inProcess {
 		of["clients"] = a.load
 	}
-	var out call
+	var out pendingRequests
 	for who, proc := range of {
-		name := strings.ReplaceAll(fmt.Sprintf("%s %s %s %s %d.prof", m.name, params(m.params), a, who, round+1), " ", "_")
-		path, err := filepath.Abs(filepath.Join(b.profiles, strings.ReplaceAll(name, "/", "_")))
+		name := strings.ReplaceAll(fmt.Sprintf("%s %s %s %s %d.prof", m.name, formatParams(m.params), a, who, round+1),
+			" ",
+			"_")
+		path, err := filepath.Abs(filepath.Join(b.options.profiles, strings.ReplaceAll(name, "/", "_")))
 		if err != nil {
 			return out, err
 		}
-		w, err := proc.begin(drive.Order{Do: drive.DoProfile, Address: path})
+		w, err := proc.sendRequest(drive.Request{Do: drive.DoProfile, Address: path})
 		if err != nil {
 			return out, err
 		}
@@ -178,11 +183,13 @@ func (b *bench) profile(a arm, m measure, round int) (call, error) {
 	return out, nil
 }
 
-// round runs one round of one arm.
-func (o *outcome) round(ctx context.Context, a arm, do func(context.Context, arm) (map[string]float64, error)) error {
+// runRound calls do with variant a as one round, and adds its values and its cost to the results.
+func (o *variantResults) runRound(
+	ctx context.Context, a variant, do func(context.Context, variant) (map[string]float64, error),
+) error {
 	var values map[string]float64
-	began, before := time.Now(), a.meter().Processes
-	seconds, err := o.metered(a, func() (err error) {
+	began, before := time.Now(), a.newMeter().Processes
+	seconds, err := o.meterRound(a, func() (err error) {
 		values, err = do(ctx, a)
 		return err
 	})
@@ -192,22 +199,22 @@ func (o *outcome) round(ctx context.Context, a arm, do func(context.Context, arm
 	if n := values["n"]; n > 0 {
 		values["cpu_us"] = 1e6 * seconds / n
 	}
-	if maps.Equal(before, a.meter().Processes) { // else some of it is not known
+	if maps.Equal(before, a.newMeter().Processes) { // otherwise the CPU time is incomplete
 		values["cores"] = seconds / time.Since(began).Seconds()
 	}
 	o.rounds = append(o.rounds, values)
 	return nil
 }
 
-// keep makes records of what the arms have shown.
-func (b *bench) keep(m measure, got []outcome) {
+// addRecords adds a record with the results of each variant to the records of the run.
+func (b *benchmarks) addRecords(m measure, got []variantResults) {
 	var reference *figures.Measured
-	for i, a := range m.arms {
+	for i, a := range m.variants {
 		if a.isReference() {
-			reference = got[i].reference(b.etcdName, medians(got[i].rounds))
+			reference = got[i].reference(b.options.etcdName, medianValues(got[i].rounds))
 		}
 	}
-	for i, a := range m.arms {
+	for i, a := range m.variants {
 		if a.isReference() {
 			continue
 		}
@@ -216,6 +223,7 @@ func (b *bench) keep(m measure, got []outcome) {
 			params = make(map[string]any)
 		}
 		params["log"], params["clients are"] = a.name, a.at
-		b.records = append(b.records, got[i].record(figures.Record{Measure: m.name, Params: params, Reference: reference}, medians(got[i].rounds)))
+		b.records = append(b.records, got[i].newRecord(figures.Record{Measure: m.name, Params: params,
+			Reference: reference}, medianValues(got[i].rounds)))
 	}
 }

@@ -21,16 +21,19 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// echoImages are the images that the suite's manifests name: its echo program in two releases, and a DNS server that only
-// tests of UDPRoute ask, in whose place the echo program stands so that its pod runs.
-var echoImages = []string{"registry.k8s.io/gateway-api/echo-basic:v1.5.1", "registry.k8s.io/gateway-api/echo-basic:v1.6.0-dev.3",
+// echoImages are the images in the suite's manifests: its echo program in two releases, and a DNS
+// server that only tests of UDPRoute use. The echo program replaces the DNS server so that its pod
+// runs.
+var echoImages = []string{"registry.k8s.io/gateway-api/echo-basic:v1.5.1",
+	"registry.k8s.io/gateway-api/echo-basic:v1.6.0-dev.3",
 	"registry.k8s.io/coredns/coredns:v1.12.2"}
 
-// Gateway API's own conformance suite, as its project publishes it, passes with the features that our class's status says
-// it has. It runs on a host outside of the cluster, whose requests come to the Gateways' addresses as anybody's do.
+// The published conformance suite of the Gateway API passes with the features in our class's
+// status. It runs on a host outside of the cluster, which reaches the Gateways' addresses like any
+// client.
 func TestGatewayAPI(t *testing.T) {
 	t.Parallel() // beside TestCommunitySidecars, which waits most of the time
-	suite, echo := program(t, "gateway-conformance"), program(t, "echo-basic")
+	suite, echo := clientProgram(t, "gateway-conformance"), clientProgram(t, "echo-basic")
 	cluster, err := dynamic.NewForConfig(testenv.RestConfig(t))
 	if err != nil {
 		t.Fatal(err)
@@ -48,15 +51,20 @@ func TestGatewayAPI(t *testing.T) {
 		return netip.AddrFrom4(raw)
 	}
 	maps := testenv.Client(t).CoreV1().ConfigMaps("kube-system")
-	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"}, Data: map[string]string{
-		"conformance": fmt.Sprintf("{addresses: [%s-%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: keelson-entry}}}", address(200), address(240)),
-	}}, metav1.CreateOptions{}); err != nil {
+	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"},
+		Data: map[string]string{
+			"conformance": fmt.Sprintf("{addresses: [%s-%s], namespaceSelector: {matchLabels: "+
+				"{kubernetes.io/metadata.name: keelson-entry}}}", address(200), address(240)),
+		}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = maps.Delete(context.Background(), "load-balancer-pools", metav1.DeleteOptions{}) })
-	classes := cluster.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gatewayclasses"})
-	class := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
-		"metadata": map[string]any{"name": "conformance"}, "spec": map[string]any{"controllerName": "keelson.dev/gateway"}}}
+	classes := cluster.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1",
+		Resource: "gatewayclasses"})
+	class := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gateway.networking.k8s.io/v1",
+		"kind":     "GatewayClass",
+		"metadata": map[string]any{"name": "conformance"},
+		"spec":     map[string]any{"controllerName": "keelson.dev/gateway"}}}
 	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -68,16 +76,19 @@ func TestGatewayAPI(t *testing.T) {
 		}
 		return err
 	})
-	args := []string{"--net=" + outside.NetNS(), suite, "-test.v", "-test.run=^TestConformance$", "-gateway-class=conformance",
-		"-conformance-profiles=GATEWAY-HTTP,GATEWAY-GRPC", "-usable-address=" + address(239).String(), "-unusable-address=203.0.113.9",
-		"-organization=Keelson", "-project=keelson", "-url=https://keelson.dev", "-version=test", "-contact=none", "-report-output=" + filepath.Join(t.TempDir(), "report.yaml")}
+	args := []string{"--net=" + outside.NetNS(), suite, "-test.v", "-test.run=^TestConformance$",
+		"-gateway-class=conformance",
+		"-conformance-profiles=GATEWAY-HTTP,GATEWAY-GRPC", "-usable-address=" + address(239).String(),
+		"-unusable-address=203.0.113.9",
+		"-organization=Keelson", "-project=keelson", "-url=https://keelson.dev", "-version=test", "-contact=none",
+		"-report-output=" + filepath.Join(t.TempDir(), "report.yaml")}
 	if only := os.Getenv("KEELSON_GATEWAY_TEST"); only != "" {
 		args = append(args, "-run-test="+only)
 	}
 	run := exec.CommandContext(t.Context(), "nsenter", args...)
 	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfigAt(t, "cp1"))
 	out, err := run.CombinedOutput()
-	passed, failed := outcomes(string(out))
+	passed, failed := parseOutcomes(string(out))
 	t.Logf("passed %d: %s", len(passed), strings.Join(passed, " "))
 	if dir := os.Getenv("KEELSON_GATEWAY_LOG"); dir != "" {
 		if err := os.WriteFile(dir, out, 0o600); err != nil {
@@ -85,11 +96,11 @@ func TestGatewayAPI(t *testing.T) {
 		}
 	}
 	if err != nil || len(failed) > 0 || len(passed) == 0 {
-		t.Errorf("%v; failed: %s\n%s", err, strings.Join(failed, " "), ends(string(out), 20_000))
+		t.Errorf("%v; failed: %s\n%s", err, strings.Join(failed, " "), lastBytes(string(out), 20_000))
 	}
 }
 
-// kubeconfigAt is the administrator's, for a client that reaches a replica itself.
+// kubeconfigAt returns the administrator's kubeconfig for a client that connects to one replica.
 func kubeconfigAt(t *testing.T, replica string) string {
 	t.Helper()
 	c, err := clientcmd.LoadFromFile(testenv.Lab().Config.Kubeconfig)
@@ -106,8 +117,9 @@ func kubeconfigAt(t *testing.T, replica string) string {
 	return file
 }
 
-// outcomes are the suite's tests that passed and those that failed, without their parts.
-func outcomes(out string) (passed, failed []string) {
+// parseOutcomes returns the suite's tests that passed and those that failed, without their
+// subtests.
+func parseOutcomes(out string) (passed, failed []string) {
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
 		if len(f) < 3 || f[0] != "---" {
@@ -127,5 +139,5 @@ func outcomes(out string) (passed, failed []string) {
 	return passed, failed
 }
 
-// ends is the end of a text.
-func ends(text string, most int) string { return text[max(0, len(text)-most):] }
+// lastBytes returns the end of a text.
+func lastBytes(text string, most int) string { return text[max(0, len(text)-most):] }

@@ -20,26 +20,26 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// carol is whom the token service knows by the token "carol-s".
+// carol is the user that the token service returns for the token "carol-s".
 var carol = authenticationv1.UserInfo{
 	Username: "hook:carol", UID: "c-29", Groups: []string{"hook:tea"},
 	Extra: map[string]authenticationv1.ExtraValue{"example.org/shift": {"early", "late"}},
 }
 
-// records keeps what a service was asked, until the test has looked.
-type records[T any] struct {
+// requestLog keeps the requests that a service has received.
+type requestLog[T any] struct {
 	sync.Mutex
 	all []T
 }
 
-func (r *records[T]) add(v T) {
+func (r *requestLog[T]) addRequest(v T) {
 	r.Lock()
 	defer r.Unlock()
 	r.all = append(r.all, v)
 }
 
-// where are the ones that f is about.
-func (r *records[T]) where(f func(*T) bool) []T {
+// matching returns the requests for which f returns true.
+func (r *requestLog[T]) matching(f func(*T) bool) []T {
 	r.Lock()
 	defer r.Unlock()
 	var out []T
@@ -51,16 +51,16 @@ func (r *records[T]) where(f func(*T) bool) []T {
 	return out
 }
 
-// tokens is a service that answers TokenReviews.
-func tokens(t *testing.T) (asked *records[authenticationv1.TokenReview], stop func()) {
-	asked = &records[authenticationv1.TokenReview]{}
-	return asked, outside.serve(t, tokensPort, func(w http.ResponseWriter, r *http.Request) {
+// serveTokenReviews starts a service that responds to TokenReviews.
+func serveTokenReviews(t *testing.T) (asked *requestLog[authenticationv1.TokenReview], stop func()) {
+	asked = &requestLog[authenticationv1.TokenReview]{}
+	return asked, outside.serveHTTPS(t, tokensPort, func(w http.ResponseWriter, r *http.Request) {
 		var q authenticationv1.TokenReview
 		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || r.URL.Path != "/tokens" {
 			http.Error(w, "not a review", http.StatusBadRequest)
 			return
 		}
-		asked.add(q)
+		asked.addRequest(q)
 		if q.Spec.Token == "carol-s" {
 			q.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: carol}
 		}
@@ -68,17 +68,17 @@ func tokens(t *testing.T) (asked *records[authenticationv1.TokenReview], stop fu
 	})
 }
 
-// policy is a service that answers SubjectAccessReviews: who drinks tea may do everything with config maps, and nothing
-// with Secrets; about the rest it has no opinion.
-func policy(t *testing.T) (asked *records[authorizationv1.SubjectAccessReview], stop func()) {
-	asked = &records[authorizationv1.SubjectAccessReview]{}
-	return asked, outside.serve(t, policyPort, func(w http.ResponseWriter, r *http.Request) {
+// servePolicy starts a service that responds to SubjectAccessReviews. Users who drink tea may do
+// everything with ConfigMaps, and nothing with Secrets; for other requests it has no opinion.
+func servePolicy(t *testing.T) (asked *requestLog[authorizationv1.SubjectAccessReview], stop func()) {
+	asked = &requestLog[authorizationv1.SubjectAccessReview]{}
+	return asked, outside.serveHTTPS(t, policyPort, func(w http.ResponseWriter, r *http.Request) {
 		var q authorizationv1.SubjectAccessReview
 		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || r.URL.Path != "/policy" {
 			http.Error(w, "not a review", http.StatusBadRequest)
 			return
 		}
-		asked.add(q)
+		asked.addRequest(q)
 		resource := q.Spec.ResourceAttributes.Resource
 		q.Status = authorizationv1.SubjectAccessReviewStatus{
 			Allowed: resource == "configmaps", Denied: resource == "secrets", Reason: "tea and " + resource,
@@ -87,7 +87,8 @@ func policy(t *testing.T) (asked *records[authorizationv1.SubjectAccessReview], 
 	})
 }
 
-// policyFile has a service outside be asked before RBAC about one namespace.
+// policyFile returns the configuration of an authorization webhook that is called before RBAC for
+// one namespace.
 func policyFile(ns, onFailure string) string {
 	return strings.NewReplacer("NAMESPACE", ns, "POLICY", onFailure).Replace(`apiVersion: apiserver.config.k8s.io/v1
 kind: AuthorizationConfiguration
@@ -110,16 +111,17 @@ authorizers:
 `)
 }
 
-// F24 F26 F33: whom a service knows by a token has the name, uid, groups and further attributes that it says, at every
-// replica, in authorization, admission and audit, and the service is asked once. A service decides before RBAC what the
-// file has it asked about; when it cannot be asked it is as the file says.
+// F24 F26 F33: a user whose token a webhook authenticates has the returned name, UID, groups and
+// extra attributes at every replica, in authorization, admission and audit, and the webhook is
+// called once. An authorization webhook decides before RBAC for the configured requests; without a
+// response the configured failure policy applies.
 func TestServicesThatKnowUsers(t *testing.T) {
 	t.Parallel()
 	ns := testenv.Namespace(t)
-	tokensAsked, stopTokens := tokens(t)
-	policyAsked, stopPolicy := policy(t)
-	outside.say(t, "authorization.yaml", policyFile(ns, "NoOpinion"))
-	grant(t, ns)
+	tokensAsked, stopTokens := serveTokenReviews(t)
+	policyAsked, stopPolicy := servePolicy(t)
+	outside.setFile(t, "authorization.yaml", policyFile(ns, "NoOpinion"))
+	grantReads(t, ns)
 	for _, replica := range testenv.Replicas() { // the file is followed: then RBAC is not asked about config maps
 		cs := testenv.TokenClientAt(t, replica, "carol-s")
 		testenv.Eventually(t, soon, func() error {
@@ -130,29 +132,30 @@ func TestServicesThatKnowUsers(t *testing.T) {
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "tea and secrets") {
 			t.Errorf("%s: what the service denies and RBAC allows: %v", replica, err)
 		}
-		testenv.Eventually(t, soon, func() error { // each replica hears of the rights by itself
+		testenv.Eventually(t, soon, func() error { // each replica receives the permissions independently
 			_, err := cs.CoreV1().Services(ns).List(context.Background(), metav1.ListOptions{})
 			if err != nil {
 				err = fmt.Errorf("%s: what RBAC allows and the service has no opinion of: %w", replica, err)
 			}
 			return err
 		})
-		if _, err := cs.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-			t.Errorf("%s: what nobody allows: %v", replica, err)
+		if _, err := cs.CoreV1().Pods(ns).List(context.Background(),
+			metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: a request that no rule allows: %v", replica, err)
 		}
 	}
-	before := len(policyAsked.where(func(*authorizationv1.SubjectAccessReview) bool { return true }))
-	identity(t, ns, policyAsked)
+	before := len(policyAsked.matching(func(*authorizationv1.SubjectAccessReview) bool { return true }))
+	checkIdentity(t, ns, policyAsked)
 
-	is(t, "a token that the service does not know", "mallory-s", "")
-	is(t, "a token that the service does not know", "mallory-s", "")
+	requireUser(t, "a token that the service does not know", "mallory-s", "")
+	requireUser(t, "a token that the service does not know", "mallory-s", "")
 	stopTokens()
-	is(t, "a token about which the service was asked", "carol-s", carol.Username)
-	is(t, "a token about which the service cannot be asked", "dave-s", "")
+	requireUser(t, "a token for which the service was called", "carol-s", carol.Username)
+	requireUser(t, "a token while the service is not reachable", "dave-s", "")
 	for _, token := range []string{"carol-s", "mallory-s"} {
-		n := len(tokensAsked.where(func(q *authenticationv1.TokenReview) bool { return q.Spec.Token == token }))
+		n := len(tokensAsked.matching(func(q *authenticationv1.TokenReview) bool { return q.Spec.Token == token }))
 		if n != len(testenv.Replicas()) {
-			t.Errorf("%d replicas asked about %s %d times", len(testenv.Replicas()), token, n)
+			t.Errorf("%d replicas asked for %s %d times", len(testenv.Replicas()), token, n)
 		}
 	}
 	for _, replica := range testenv.Replicas() {
@@ -163,34 +166,36 @@ func TestServicesThatKnowUsers(t *testing.T) {
 			}
 		}
 	}
-	lists := len(policyAsked.where(func(q *authorizationv1.SubjectAccessReview) bool {
+	lists := len(policyAsked.matching(func(q *authorizationv1.SubjectAccessReview) bool {
 		return q.Spec.ResourceAttributes.Verb == "list" && q.Spec.ResourceAttributes.Resource == "configmaps"
 	}))
 	if lists != len(testenv.Replicas()) || before == 0 {
 		t.Errorf("%d replicas asked %d times whether config maps may be listed", len(testenv.Replicas()), lists)
 	}
 	stopPolicy()
-	failures(t, ns)
-	strangers := policyAsked.where(func(q *authorizationv1.SubjectAccessReview) bool {
+	checkFailurePolicies(t, ns)
+	strangers := policyAsked.matching(func(q *authorizationv1.SubjectAccessReview) bool {
 		return q.Spec.User != carol.Username || q.Spec.ResourceAttributes.Namespace != ns
 	})
 	if len(strangers) > 0 {
-		t.Errorf("the service was asked about what the file does not name: %+v", strangers[0].Spec)
+		t.Errorf("the service was called for requests that the file does not name: %+v", strangers[0].Spec)
 	}
 }
 
-// grant has RBAC allow carol to read Secrets and Services.
-func grant(t *testing.T, ns string) {
+// grantReads makes RBAC allow carol to read Secrets and Services.
+func grantReads(t *testing.T, ns string) {
 	t.Helper()
 	rbac := testenv.Client(t).RbacV1()
 	_, err := rbac.Roles(ns).Create(context.Background(), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets", "services"}, Verbs: []string{"list", "get"}}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets", "services"},
+			Verbs: []string{"list", "get"}}},
 	}, metav1.CreateOptions{})
 	if err == nil {
 		_, err = rbac.RoleBindings(ns).Create(context.Background(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "reader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: carol.Username}},
+			ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: carol.Username}},
 		}, metav1.CreateOptions{})
 	}
 	if err != nil {
@@ -198,23 +203,26 @@ func grant(t *testing.T, ns string) {
 	}
 }
 
-// failures shows both policies for a service that cannot be asked.
-func failures(t *testing.T, ns string) {
+// checkFailurePolicies checks both failure policies while the service is not reachable.
+func checkFailurePolicies(t *testing.T, ns string) {
 	t.Helper()
 	for _, replica := range testenv.Replicas() {
 		cs := testenv.TokenClientAt(t, replica, "carol-s")
-		if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x",
+			metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: with NoOpinion what RBAC allows is %v", replica, err)
 		}
-		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), "x",
+			metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: with NoOpinion what the service alone would allow is %v", replica, err)
 		}
 	}
-	outside.say(t, "authorization.yaml", policyFile(ns, "Deny"))
+	outside.setFile(t, "authorization.yaml", policyFile(ns, "Deny"))
 	for _, replica := range testenv.Replicas() {
 		cs := testenv.TokenClientAt(t, replica, "carol-s")
 		testenv.Eventually(t, soon, func() error {
-			if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+			if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x",
+				metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 				return fmt.Errorf("%s: with Deny what RBAC allows is %w", replica, err)
 			}
 			return nil
@@ -226,54 +234,60 @@ func failures(t *testing.T, ns string) {
 	}
 }
 
-// identity follows carol through kubectl, authorization, admission and audit.
-func identity(t *testing.T, ns string, policyAsked *records[authorizationv1.SubjectAccessReview]) {
+// checkIdentity checks carol's identity in kubectl, authorization, admission and the audit log.
+func checkIdentity(t *testing.T, ns string, policyAsked *requestLog[authorizationv1.SubjectAccessReview]) {
 	t.Helper()
-	admitted := recorder(t, ns)
-	for _, replica := range testenv.Replicas() { // any of them may be the one that a command line asks
-		probe, maps := configMap("probe-"+replica), testenv.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
+	admitted := serveRecorder(t, ns)
+	for _, replica := range testenv.Replicas() { // each replica may receive the requests of a command
+		probe, maps := newConfigMap("probe-"+replica), testenv.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
 		testenv.Eventually(t, soon, func() error {
 			_, err := maps.Create(context.Background(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			if err == nil && len(admitted.where(func(r *admissionv1.AdmissionRequest) bool { return r.Name == probe.Name })) == 0 {
-				err = fmt.Errorf("%s has not heard of the webhook", replica)
+			if err == nil && len(admitted.matching(func(r *admissionv1.AdmissionRequest) bool {
+				return r.Name ==
+					probe.Name
+			})) == 0 {
+				err = fmt.Errorf("%s has not received the webhook's configuration", replica)
 			}
 			return err
 		})
 	}
-	for i, program := range commandLines() {
-		whoami(t, program, "carol-s", carol.Username, carol.UID, "[hook:tea system:authenticated]", "Extra: example.org/shift", "[early late]")
+	for i, program := range kubectlPrograms() {
+		requireWhoAmI(t, program, "carol-s", carol.Username, carol.UID, "[hook:tea system:authenticated]",
+			"Extra: example.org/shift", "[early late]")
 		name := fmt.Sprintf("%s-%d", ns, i)
-		if out, err := as(t, program, "carol-s", "-n", ns, "create", "configmap", name); err != nil {
+		if out, err := runWithToken(t, program, "carol-s", "-n", ns, "create", "configmap", name); err != nil {
 			t.Fatalf("%s: %v\n%s", filepath.Base(program), err, out)
 		}
 		var seen []authenticationv1.UserInfo
 		testenv.Eventually(t, soon, func() error { // the log is written behind the request
-			seen = audited(t, name)
+			seen = auditedUsers(t, name)
 			if len(seen) == 0 {
 				return fmt.Errorf("no audit record is about %s", name)
 			}
 			return nil
 		})
-		for _, r := range admitted.where(func(r *admissionv1.AdmissionRequest) bool { return r.Name == name }) {
+		for _, r := range admitted.matching(func(r *admissionv1.AdmissionRequest) bool { return r.Name == name }) {
 			seen = append(seen, r.UserInfo)
 		}
 		if len(seen) != 2 {
 			t.Errorf("audit and admission together saw %s %d times", name, len(seen))
 		}
 		for _, u := range seen {
-			same(t, name, u.Username, u.UID, u.Groups, u.Extra)
+			requireCarol(t, name, u.Username, u.UID, u.Groups, u.Extra)
 		}
 	}
-	creates := policyAsked.where(func(q *authorizationv1.SubjectAccessReview) bool { return q.Spec.ResourceAttributes.Verb == "create" })
+	creates := policyAsked.matching(func(q *authorizationv1.SubjectAccessReview) bool {
+		return q.Spec.ResourceAttributes.Verb == "create"
+	})
 	if len(creates) == 0 {
 		t.Error("the service was never asked whether carol may create")
 	}
 	for _, q := range creates {
-		same(t, "authorization", q.Spec.User, q.Spec.UID, q.Spec.Groups, q.Spec.Extra)
+		requireCarol(t, "authorization", q.Spec.User, q.Spec.UID, q.Spec.Groups, q.Spec.Extra)
 	}
 }
 
-func same[V ~[]string](t *testing.T, where, name, uid string, groups []string, extra map[string]V) {
+func requireCarol[V ~[]string](t *testing.T, where, name, uid string, groups []string, extra map[string]V) {
 	t.Helper()
 	want := fmt.Sprint(carol.Username, carol.UID, append(carol.Groups[:1:1], "system:authenticated"), carol.Extra)
 	if got := fmt.Sprint(name, uid, groups, extra); got != want {
@@ -281,22 +295,23 @@ func same[V ~[]string](t *testing.T, where, name, uid string, groups []string, e
 	}
 }
 
-// recorder is an admission webhook by URL that keeps what it is asked about a namespace and allows all.
-func recorder(t *testing.T, ns string) *records[admissionv1.AdmissionRequest] {
+// serveRecorder starts an admission webhook by URL that records the requests of a namespace and
+// allows all.
+func serveRecorder(t *testing.T, ns string) *requestLog[admissionv1.AdmissionRequest] {
 	t.Helper()
-	all := &records[admissionv1.AdmissionRequest]{}
-	outside.serve(t, recorderPort, func(w http.ResponseWriter, r *http.Request) {
+	all := &requestLog[admissionv1.AdmissionRequest]{}
+	outside.serveHTTPS(t, recorderPort, func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
 			http.Error(w, "not a review", http.StatusBadRequest)
 			return
 		}
-		all.add(*review.Request)
+		all.addRequest(*review.Request)
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
 		review.Request = nil
 		_ = json.NewEncoder(w).Encode(review)
 	})
-	validating(t, ns, "recorder", hook{
+	installValidating(t, ns, "recorder", webhook{
 		url:   fmt.Sprintf("https://%s:%d/record", outsideIP, recorderPort),
 		ca:    outside.ca,
 		rules: `[{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]`,
@@ -304,8 +319,8 @@ func recorder(t *testing.T, ns string) *records[admissionv1.AdmissionRequest] {
 	return all
 }
 
-// audited is whom the replicas' audit logs name as the one who created a config map.
-func audited(t *testing.T, name string) (out []authenticationv1.UserInfo) {
+// auditedUsers returns the users that the replicas' audit logs name as the creator of a ConfigMap.
+func auditedUsers(t *testing.T, name string) (out []authenticationv1.UserInfo) {
 	t.Helper()
 	for _, line := range auditLines(t, name) {
 		var e struct {

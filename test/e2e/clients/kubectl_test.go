@@ -9,8 +9,9 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// commandLines are kctl, and the oldest and the newest stock kubectl of the machine.
-func commandLines() []string {
+// kubectlPrograms returns the paths of kctl and of the oldest and newest stock kubectl on the
+// machine.
+func kubectlPrograms() []string {
 	out := []string{filepath.Join(testenv.Lab().Config.BinDir, "kctl")}
 	stock := testenv.StockKubectl()
 	if len(stock) == 0 {
@@ -25,8 +26,8 @@ func commandLines() []string {
 	return append(out, oldest, newest)
 }
 
-// as runs a command line with a token and nothing else that would say who one is.
-func as(t testing.TB, program, token string, args ...string) (string, error) {
+// runWithToken runs a program with a token as its only credential.
+func runWithToken(t testing.TB, program, token string, args ...string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	ca, nothing := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "kubeconfig")
@@ -40,10 +41,10 @@ func as(t testing.TB, program, token string, args ...string) (string, error) {
 	return testenv.Try(t, program, args...)
 }
 
-// whoami has a command line say who one is by a token.
-func whoami(t testing.TB, program, token string, wants ...string) {
+// requireWhoAmI checks the output of "auth whoami" with a token.
+func requireWhoAmI(t testing.TB, program, token string, wants ...string) {
 	t.Helper()
-	out, err := as(t, program, token, "auth", "whoami")
+	out, err := runWithToken(t, program, token, "auth", "whoami")
 	if filepath.Base(program) == "kubectl.1.27" { // which knows the preliminary versions only
 		if err == nil || !strings.Contains(out, "the selfsubjectreviews API is not enabled in the cluster") {
 			t.Errorf("kubectl 1.27 auth whoami: %v\n%s", err, out)

@@ -37,9 +37,9 @@ func TestClientsOfOtherLanguages(t *testing.T) {
 		{"python", "python.example.com", "/usr/bin/python3", "client.py"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			libraries := program(t, "node")
+			libraries := clientProgram(t, "node")
 			if c.name == "python" && exec.Command(c.program, "-c", "import kubernetes").Run() != nil {
-				missing(t, "Debian's python3-kubernetes is not installed: scripts/setup clients")
+				skipOrFail(t, "Debian's python3-kubernetes is not installed: scripts/setup clients")
 			}
 			file := filepath.Join(t.TempDir(), "crd.yaml")
 			if err := os.WriteFile(file, []byte(strings.ReplaceAll(tea, "GROUP", c.group)), 0o600); err != nil {
@@ -49,7 +49,8 @@ func TestClientsOfOtherLanguages(t *testing.T) {
 			t.Cleanup(func() { testenv.Kctl(t, "delete", "-f", file) })
 			testenv.Kctl(t, "wait", "--for=condition=Established", "crd/teas."+c.group, "--timeout=180s")
 			cmd := exec.Command("timeout", "300", c.program, filepath.Join("testdata", c.script))
-			cmd.Env = append(os.Environ(), "KUBECONFIG="+testenv.Lab().Config.Kubeconfig, "NAMESPACE="+testenv.Namespace(t),
+			cmd.Env = append(os.Environ(), "KUBECONFIG="+testenv.Lab().Config.Kubeconfig,
+				"NAMESPACE="+testenv.Namespace(t),
 				"CLIENT_FOLDER="+libraries)
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), "all is well\n") {

@@ -14,13 +14,14 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) { os.Exit(runOnLab(m)) }
 
-// run gives the lab's replicas the files by which the tests change who may come.
-func run(m *testing.M) int {
+// runOnLab runs the tests on a lab with replicas that read the files by which the tests change
+// authentication and authorization.
+func runOnLab(m *testing.M) int {
 	folder, err := os.MkdirTemp("", lab.AccessFolder)
 	if err == nil {
-		err = outside.prepare(folder)
+		err = outside.writeFiles(folder)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "files of the control plane:", err)
@@ -32,19 +33,20 @@ func run(m *testing.M) int {
 
 const soon = 3 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
 
-// program is a client that scripts/setup clients has built. Without it the test is skipped by name, for not every
-// machine can fetch what it is built from; the tests of CI set KEELSON_CLIENTS and fail then.
-func program(t *testing.T, name string) string {
+// clientProgram returns the path of a client that scripts/setup clients has built. Without the
+// client it skips the test, because not every machine can fetch the sources; CI sets
+// KEELSON_CLIENTS, and the test fails instead.
+func clientProgram(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(root(t), "bin", "clients", name)
+	path := filepath.Join(projectFolder(t), "bin", "clients", name)
 	if _, err := os.Stat(path); err != nil {
-		missing(t, "%s has not been built: scripts/setup clients", name)
+		skipOrFail(t, "%s has not been built: scripts/setup clients", name)
 	}
 	return path
 }
 
-// missing ends a test that cannot run here.
-func missing(t *testing.T, format string, args ...any) {
+// skipOrFail ends a test that cannot run on this machine.
+func skipOrFail(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("KEELSON_CLIENTS") != "" {
 		t.Fatalf(format, args...)
@@ -52,8 +54,8 @@ func missing(t *testing.T, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// root is the project's folder.
-func root(t *testing.T) string {
+// projectFolder returns the project's folder.
+func projectFolder(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {

@@ -25,48 +25,53 @@ import (
 // metricsImage is the image that metrics-server's own manifests name.
 const metricsImage = "gcr.io/k8s-staging-metrics-server/metrics-server:master"
 
-// metrics-server, as it is released and with its manifests untouched, verifies the nodes' certificates by the
-// cluster's CA, is let in by its ServiceAccount, and becomes a part of the API; `top` then tells who burns and who
-// sleeps. What it reads is read through the API as well, by the agents' tunnels.
+// The released metrics-server with its original manifests verifies the nodes' certificates by the
+// cluster's CA, is authorized through its ServiceAccount, and becomes part of the API. 'kctl top'
+// then shows which pods are busy. The same metrics can be read through the API, by the agents'
+// tunnels.
 func TestMetricsServer(t *testing.T) {
-	server := program(t, "metrics-server")
+	server := clientProgram(t, "metrics-server")
 	manifests := filepath.Join(filepath.Dir(server), "metrics-server-manifests")
 	ns := testenv.Namespace(t)
 	testenv.LoadImage(t, metricsImage, map[string]string{"metrics-server": server}, "/metrics-server")
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, what := range [][]string{{"logs", "deployment/metrics-server", "--tail=20"}, {"describe", "pod", "-l", "k8s-app=metrics-server"}} {
-				out, _ := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", "kube-system"}, what...)...)
+			for _, what := range [][]string{{"logs", "deployment/metrics-server", "--tail=20"},
+				{"describe", "pod", "-l", "k8s-app=metrics-server"}} {
+				out, _ := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"),
+					append([]string{"-n", "kube-system"}, what...)...)
 				t.Logf("%s:\n%s", strings.Join(what, " "), out)
 			}
 		}
 		testenv.Kctl(t, "delete", "--ignore-not-found", "-k", manifests)
 	})
 	testenv.Kctl(t, "apply", "-k", manifests)
-	burn(t, ns, "busy", "while :; do :; done")
-	burn(t, ns, "asleep", "exec sleep 100000")
-	nodesAnswer(t)
-	strangers(t, ns)
+	startBurner(t, ns, "busy", "while :; do :; done")
+	startBurner(t, ns, "asleep", "exec sleep 100000")
+	checkNodeProxies(t)
+	checkUnauthenticated(t, ns)
 	testenv.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=200s")
-	testenv.Eventually(t, soon, func() error { return topNodes(t) })
-	testenv.Eventually(t, soon, func() error { return topPods(t, ns) })
+	testenv.Eventually(t, soon, func() error { return checkTopNodes(t) })
+	testenv.Eventually(t, soon, func() error { return checkTopPods(t, ns) })
 	testenv.Kctl(t, "auth", "can-i", "list", "pods.metrics.k8s.io") // discovered
 }
 
-// burn runs a script in a pod that may use a tenth of a processor.
-func burn(t *testing.T, ns, name, script string) {
+// startBurner runs a script in a pod with a limit of a tenth of a CPU.
+func startBurner(t *testing.T, ns, name, script string) {
 	t.Helper()
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{TerminationGracePeriodSeconds: new(int64), Containers: []v1.Container{{
-		Name: "app", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", script},
-		Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m")}},
-	}}}}
-	if _, err := testenv.Client(t).CoreV1().Pods(ns).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.PodSpec{TerminationGracePeriodSeconds: new(int64), Containers: []v1.Container{{
+			Name: "app", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", script},
+			Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m")}},
+		}}}}
+	if _, err := testenv.Client(t).CoreV1().Pods(ns).Create(context.Background(), pod, metav1.CreateOptions{}); err !=
+		nil {
 		t.Fatal(err)
 	}
 }
 
-// nodesAnswer asks each node's own server through the API, without naming a port.
-func nodesAnswer(t *testing.T) {
+// checkNodeProxies requests each node's server through the API, without naming a port.
+func checkNodeProxies(t *testing.T) {
 	t.Helper()
 	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role != lab.RoleWorker {
@@ -77,7 +82,8 @@ func nodesAnswer(t *testing.T) {
 			"metrics": "\nprocess_resident_memory_bytes ", "healthz": "ok", "pods": `"kind":"PodList"`,
 		} {
 			testenv.Eventually(t, soon, func() error { // a node that has just come has its certificate signed first
-				out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "--raw", "/api/v1/nodes/"+h.Name+"/proxy/"+path)
+				out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "--raw",
+					"/api/v1/nodes/"+h.Name+"/proxy/"+path)
 				if err != nil || !strings.Contains(out, want) {
 					return fmt.Errorf("%s of %s: %w %.300s", path, h.Name, err, out)
 				}
@@ -87,9 +93,9 @@ func nodesAnswer(t *testing.T) {
 	}
 }
 
-// strangers go to a node itself: by the certificate authority of the cluster they know it at its address, and it lets
-// in nobody whom it does not know, nor one who has no right.
-func strangers(t *testing.T, ns string) {
+// checkUnauthenticated sends requests to a node directly. The node's certificate is valid for its
+// address. The node refuses unauthenticated clients and clients without the right.
+func checkUnauthenticated(t *testing.T, ns string) {
 	t.Helper()
 	nodes, err := testenv.Client(t).CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(nodes.Items) == 0 {
@@ -105,11 +111,13 @@ func strangers(t *testing.T, ns string) {
 	c := testenv.HTTP(testenv.Host(t, nodes.Items[len(nodes.Items)-1].Name)) // from another node
 	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool}
 	testenv.Kctl(t, "-n", ns, "create", "serviceaccount", "poor")
-	token, err := testenv.Client(t).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), "poor", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := testenv.Client(t).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), "poor",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := fmt.Sprintf("https://%s:%d/metrics/resource", address(&node), node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	at := fmt.Sprintf("https://%s:%d/metrics/resource", internalAddress(&node),
+		node.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	for bearer, want := range map[string]int{"": 401, "made-up": 401, token.Status.Token: 403} {
 		req, err := http.NewRequest(http.MethodGet, at, nil)
 		if err != nil {
@@ -118,7 +126,9 @@ func strangers(t *testing.T, ns string) {
 		if bearer != "" {
 			req.Header.Set("Authorization", "Bearer "+bearer)
 		}
-		testenv.Eventually(t, soon, func() error { // the node may ask a replica that has not heard of the account yet, and remembers its verdict for a while
+		testenv.Eventually(t, soon, func() error {
+			// the node may ask a replica that has not received the account yet, and caches its
+			// response for a while
 			resp, err := c.Do(req)
 			if err != nil {
 				return fmt.Errorf("%s: %w", at, err)
@@ -133,7 +143,7 @@ func strangers(t *testing.T, ns string) {
 	}
 }
 
-func address(n *v1.Node) string {
+func internalAddress(n *v1.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == v1.NodeInternalIP {
 			return a.Address
@@ -142,8 +152,8 @@ func address(n *v1.Node) string {
 	return ""
 }
 
-// top reads the lines of `kctl top` without their heading, by their first word.
-func top(t *testing.T, args ...string) (map[string][]string, error) {
+// readTop returns the fields of the lines of "kctl top" without the heading, by their first field.
+func readTop(t *testing.T, args ...string) (map[string][]string, error) {
 	t.Helper()
 	out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"top"}, args...)...)
 	if err != nil {
@@ -158,8 +168,9 @@ func top(t *testing.T, args ...string) (map[string][]string, error) {
 	return lines, nil
 }
 
-// amount is the number of "12m" or "34Mi"; -1 where there is none, as of a node that is not known.
-func amount(word, unit string) int {
+// parseAmount returns the number in "12m" or "34Mi", or -1 if there is no number, as for a node
+// without metrics.
+func parseAmount(word, unit string) int {
 	n, err := strconv.Atoi(strings.TrimSuffix(word, unit))
 	if err != nil {
 		return -1
@@ -167,8 +178,8 @@ func amount(word, unit string) int {
 	return n
 }
 
-func topNodes(t *testing.T) error {
-	lines, err := top(t, "node")
+func checkTopNodes(t *testing.T) error {
+	lines, err := readTop(t, "node")
 	if err != nil {
 		return err
 	}
@@ -179,7 +190,8 @@ func topNodes(t *testing.T) error {
 		}
 		workers++
 		f := lines[h.Name]
-		if len(f) < 5 || amount(f[1], "m") <= 0 || amount(f[3], "Mi") < 5 || amount(f[4], "%") < 0 || amount(f[4], "%") > 100 {
+		if len(f) < 5 || parseAmount(f[1], "m") <= 0 || parseAmount(f[3], "Mi") < 5 || parseAmount(f[4], "%") < 0 ||
+			parseAmount(f[4], "%") > 100 {
 			return fmt.Errorf("node %s uses %v", h.Name, f)
 		}
 	}
@@ -189,8 +201,8 @@ func topNodes(t *testing.T) error {
 	return nil
 }
 
-func topPods(t *testing.T, ns string) error {
-	lines, err := top(t, "pod", "-n", ns)
+func checkTopPods(t *testing.T, ns string) error {
+	lines, err := readTop(t, "pod", "-n", ns)
 	if err != nil {
 		return err
 	}
@@ -198,11 +210,12 @@ func topPods(t *testing.T, ns string) error {
 	if len(busy) < 3 || len(asleep) < 3 {
 		return fmt.Errorf("pods: %v", lines)
 	}
-	if n := amount(busy[1], "m"); n < 20 || n > 150 || amount(asleep[1], "m") > 5 || amount(asleep[1], "m") < 0 {
-		return fmt.Errorf("who burns a tenth of a processor uses %v, who sleeps %v", busy, asleep)
+	if n := parseAmount(busy[1], "m"); n < 20 || n > 150 || parseAmount(asleep[1], "m") > 5 ||
+		parseAmount(asleep[1], "m") < 0 {
+		return fmt.Errorf("the pod that uses a tenth of a CPU has %v, the sleeping pod %v", busy, asleep)
 	}
-	if n := amount(busy[2], "Mi"); n < 0 || n > 50 {
-		return fmt.Errorf("who burns holds %v", busy)
+	if n := parseAmount(busy[2], "Mi"); n < 0 || n > 50 {
+		return fmt.Errorf("the busy pod has %v of memory", busy)
 	}
 	return nil
 }

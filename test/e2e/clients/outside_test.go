@@ -28,7 +28,7 @@ var accessFlags = []string{
 	"--authorization-config=/etc/keelson/authorization.yaml",
 	"--authentication-token-webhook-config-file=/etc/keelson/tokens.kubeconfig",
 	"--authentication-token-webhook-version=v1",
-	"--authentication-token-webhook-cache-ttl=1h", // what was asked once is asked no more, however long the tests take
+	"--authentication-token-webhook-cache-ttl=1h", // cached responses stay valid, however long the tests take
 }
 
 // The addresses of servers that are no part of the cluster, on a host that is neither a replica nor a worker.
@@ -42,7 +42,7 @@ const (
 	recorderPort = 8445 // an admission webhook by URL
 )
 
-// What the files are as long as no test has changed them: the defaults.
+// Default contents of the files.
 const (
 	noIssuers   = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt: []\n"
 	nodeAndRBAC = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n" +
@@ -50,17 +50,17 @@ const (
 )
 
 // outside is the world around the cluster: the replicas' files, and the certificate of all servers at outsideIP.
-var outside world
+var outside outsideServer
 
-type world struct {
+type outsideServer struct {
 	folder string
 	cert   tls.Certificate
 	ca     []byte // the certificate in PEM
 }
 
-// prepare makes the files with which the replicas start.
-func (w *world) prepare(folder string) error {
-	cert, key, err := certify(outsideIP)
+// writeFiles writes the files with which the replicas start.
+func (w *outsideServer) writeFiles(folder string) error {
+	cert, key, err := newCertificate(outsideIP)
 	if err != nil {
 		return err
 	}
@@ -70,17 +70,18 @@ func (w *world) prepare(folder string) error {
 	}
 	for name, text := range map[string]string{
 		"authentication.yaml": noIssuers, "authorization.yaml": nodeAndRBAC,
-		"tokens.kubeconfig": w.kubeconfig(tokensPort, "/tokens"), "policy.kubeconfig": w.kubeconfig(policyPort, "/policy"),
+		"tokens.kubeconfig": w.webhookKubeconfig(tokensPort, "/tokens"),
+		"policy.kubeconfig": w.webhookKubeconfig(policyPort, "/policy"),
 	} {
-		if err := w.write(name, text); err != nil {
+		if err := w.replaceFile(name, text); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// write puts a file in place of the one before, in one step.
-func (w *world) write(name, text string) error {
+// replaceFile replaces a file atomically.
+func (w *outsideServer) replaceFile(name, text string) error {
 	path := filepath.Join(w.folder, name)
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 		return err
@@ -88,27 +89,30 @@ func (w *world) write(name, text string) error {
 	return os.Rename(path+".new", path)
 }
 
-// say changes a file of the replicas until the test ends.
-func (w *world) say(t *testing.T, name, text string) {
+// setFile changes a file of the replicas until the test ends.
+func (w *outsideServer) setFile(t *testing.T, name, text string) {
 	t.Helper()
-	if !slices.Equal(testenv.Lab().Config.ControlPlaneFlags, accessFlags) || testenv.Lab().Config.ControlPlaneFiles != w.folder {
-		missing(t, "the lab that is up was made without the files of these tests: take it down with 'kctl lab down', so that one is made")
+	if !slices.Equal(testenv.Lab().Config.ControlPlaneFlags, accessFlags) ||
+		testenv.Lab().Config.ControlPlaneFiles != w.folder {
+		skipOrFail(t, "the lab that is up was made without the files of these tests: take it down with "+
+			"'kctl lab down', "+
+			"so that one is made")
 	}
 	before, err := os.ReadFile(filepath.Join(w.folder, name))
 	if err == nil {
-		err = w.write(name, text)
+		err = w.replaceFile(name, text)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.write(name, string(before)); err != nil {
+		if err := w.replaceFile(name, string(before)); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func (w *world) kubeconfig(port int, path string) string {
+func (w *outsideServer) webhookKubeconfig(port int, path string) string {
 	conf, err := json.Marshal(map[string]any{ // YAML may be JSON
 		"apiVersion": "v1", "kind": "Config", "current-context": "x",
 		"clusters": []any{map[string]any{"name": "c", "cluster": map[string]any{
@@ -122,8 +126,8 @@ func (w *world) kubeconfig(port int, path string) string {
 	return string(conf)
 }
 
-// listen takes one of the ports outside of the cluster.
-func (w *world) listen(t *testing.T, port int) net.Listener {
+// listenOutside listens on one of the ports outside of the cluster.
+func (w *outsideServer) listenOutside(t *testing.T, port int) net.Listener {
 	t.Helper()
 	l, err := testenv.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, port))
 	if err != nil {
@@ -132,10 +136,11 @@ func (w *world) listen(t *testing.T, port int) net.Listener {
 	return l
 }
 
-// serve answers at one of the ports until the test ends or stop is called.
-func (w *world) serve(t *testing.T, port int, h http.HandlerFunc) (stop func()) {
+// serveHTTPS serves HTTPS on one of the ports until the test ends or stop is called.
+func (w *outsideServer) serveHTTPS(t *testing.T, port int, h http.HandlerFunc) (stop func()) {
 	t.Helper()
-	l := tls.NewListener(w.listen(t, port), &tls.Config{Certificates: []tls.Certificate{w.cert}, MinVersion: tls.VersionTLS12})
+	l := tls.NewListener(w.listenOutside(t, port), &tls.Config{Certificates: []tls.Certificate{w.cert},
+		MinVersion: tls.VersionTLS12})
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
@@ -152,8 +157,9 @@ func (w *world) serve(t *testing.T, port int, h http.HandlerFunc) (stop func()) 
 	return stop
 }
 
-// certify makes a certificate of a server, and its key, in PEM. A name may be an address.
-func certify(name string) (cert, key []byte, err error) {
+// newCertificate returns a server certificate and its key in PEM format. The name may be an
+// address.
+func newCertificate(name string) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -185,10 +191,10 @@ func certify(name string) (cert, key []byte, err error) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), nil
 }
 
-// selfSigned is certify for a test.
-func selfSigned(t testing.TB, name string) (cert, key []byte) {
+// testCertificate is newCertificate for a test.
+func testCertificate(t testing.TB, name string) (cert, key []byte) {
 	t.Helper()
-	cert, key, err := certify(name)
+	cert, key, err := newCertificate(name)
 	if err != nil {
 		t.Fatal(err)
 	}

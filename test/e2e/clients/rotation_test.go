@@ -21,11 +21,12 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// presents waits until every pod of the servers has a certificate.
-func (s *servers) presents(cert []byte) {
+// awaitCertificate waits until every pod of the servers presents a certificate.
+func (s *webhookServers) awaitCertificate(cert []byte) {
 	s.Helper()
 	want, _ := pem.Decode(cert)
-	pods, err := testenv.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=hooks"})
+	pods, err := testenv.Client(s).CoreV1().Pods(s.ns).List(context.Background(),
+		metav1.ListOptions{LabelSelector: "app=hooks"})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -37,26 +38,27 @@ func (s *servers) presents(cert []byte) {
 				return err
 			}
 			defer conn.Close()
-			secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // which one it is is what is asked
+			secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // the test reads the certificate
 			if err := secure.Handshake(); err != nil {
 				return err
 			}
 			if string(secure.ConnectionState().PeerCertificates[0].Raw) != string(want.Bytes) {
-				return fmt.Errorf("pod %s has the former certificate", p.Name)
+				return fmt.Errorf("pod %s has the previous certificate", p.Name)
 			}
 			return nil
 		})
 	}
 }
 
-// trust has the configuration believe certificates.
-func (s *servers) trust(ns, name string, certs ...[]byte) {
+// setCABundle makes the configuration trust certificates.
+func (s *webhookServers) setCABundle(ns, name string, certs ...[]byte) {
 	s.Helper()
 	var all []byte
 	for _, c := range certs {
 		all = append(all, c...)
 	}
-	patch := fmt.Sprintf(`[{"op":"replace","path":"/webhooks/0/clientConfig/caBundle","value":%q}]`, base64.StdEncoding.EncodeToString(all))
+	patch := fmt.Sprintf(`[{"op":"replace","path":"/webhooks/0/clientConfig/caBundle","value":%q}]`,
+		base64.StdEncoding.EncodeToString(all))
 	testenv.Kctl(s, "patch", "validatingwebhookconfiguration", name+"."+ns, "--type=json", "-p", patch)
 }
 
@@ -64,9 +66,9 @@ func (s *servers) trust(ns, name string, certs ...[]byte) {
 // time between, no write fails at any replica.
 func TestWebhookCertificateRotation(t *testing.T) {
 	t.Parallel()
-	s, ns := install(t, 2), testenv.Namespace(t)
+	s, ns := installWebhookServers(t, 2), testenv.Namespace(t)
 	first := s.ca
-	validating(t, ns, "rotated", hook{from: s, path: "/allow", rules: aboutMaps, more: "failurePolicy: Fail"})
+	installValidating(t, ns, "rotated", webhook{from: s, path: "/allow", rules: aboutMaps, more: "failurePolicy: Fail"})
 	stop := make(chan struct{})
 	var writers sync.WaitGroup
 	writes := make([]atomic.Int64, len(testenv.Replicas())) // of each replica
@@ -81,7 +83,8 @@ func TestWebhookCertificateRotation(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := maps.Create(context.Background(), configMap("x"), metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
+				if _, err := maps.Create(context.Background(), newConfigMap("x"),
+					metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
 					t.Errorf("through %s: %v", replica, err)
 					return
 				}
@@ -89,7 +92,7 @@ func TestWebhookCertificateRotation(t *testing.T) {
 			}
 		})
 	}
-	cert, key := selfSigned(t, fmt.Sprintf("hooks.%s.svc", s.ns))
+	cert, key := testCertificate(t, fmt.Sprintf("hooks.%s.svc", s.ns))
 	more := func() { // writes at every replica since
 		for i, replica := range testenv.Replicas() {
 			from := writes[i].Load()
@@ -102,7 +105,7 @@ func TestWebhookCertificateRotation(t *testing.T) {
 		}
 	}
 	more()
-	s.trust(ns, "rotated", first, cert)
+	s.setCABundle(ns, "rotated", first, cert)
 	more()
 	data, err := json.Marshal(map[string]any{"data": map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}})
 	if err == nil {
@@ -112,16 +115,16 @@ func TestWebhookCertificateRotation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.presents(cert)
+	s.awaitCertificate(cert)
 	more()
-	s.trust(ns, "rotated", cert)
+	s.setCABundle(ns, "rotated", cert)
 	more()
 	end()
-	s.trust(ns, "rotated", first) // and without the time between it is refused, as it should be
+	s.setCABundle(ns, "rotated", first) // and without the time between it is refused, as it should be
 	for _, replica := range testenv.Replicas() {
 		createEventually(t, ns, replica, func(_ *v1.ConfigMap, err error) error {
 			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "certificate") {
-				return fmt.Errorf("%s with the former certificate's authority: %w", replica, err)
+				return fmt.Errorf("%s with the previous certificate's CA: %w", replica, err)
 			}
 			return nil
 		})
@@ -134,14 +137,15 @@ func TestWebhookCertificateRotation(t *testing.T) {
 // P29: a webhook on everything that fails closed does not lock the cluster out when its only pod goes: the cluster's
 // own parts bring the pod back in its namespace, nodes stay ready, and everything else waits for it.
 func TestWebhookOnEverything(t *testing.T) {
-	s, ns := install(t, 1), testenv.Namespace(t)
+	s, ns := installWebhookServers(t, 1), testenv.Namespace(t)
 	cs := testenv.Client(t)
 	pods, err := cs.CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods: %v", len(pods.Items), err)
 	}
-	validating(t, s.ns, "everything", hook{from: s, path: "/allow", more: "failurePolicy: Fail", selector: "{}",
-		rules: `[{apiGroups: ["*"], apiVersions: ["*"], operations: ["*"], resources: ["*/*"]}]`})
+	installValidating(t, s.ns, "everything", webhook{from: s, path: "/allow", more: "failurePolicy: Fail",
+		selector: "{}",
+		rules:    `[{apiGroups: ["*"], apiVersions: ["*"], operations: ["*"], resources: ["*/*"]}]`})
 	refused := func(err error) bool {
 		return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook")
 	}
@@ -152,25 +156,28 @@ func TestWebhookOnEverything(t *testing.T) {
 	n, held := 0, false
 	testenv.Eventually(t, soon, func() error { // people wait for it
 		n++
-		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(fmt.Sprint("m-", n)), metav1.CreateOptions{})
+		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), newConfigMap(fmt.Sprint("m-", n)),
+			metav1.CreateOptions{})
 		if refused(err) {
 			held = true
 		}
 		if held {
 			return nil
 		}
-		now, listed := cs.CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "status.phase=Running"})
+		now, listed := cs.CoreV1().Pods(s.ns).List(context.Background(),
+			metav1.ListOptions{FieldSelector: "status.phase=Running"})
 		if listed == nil && len(now.Items) == 1 && now.Items[0].Name != pods.Items[0].Name {
-			return nil // it was back before anybody was held up
+			return nil // it was back before any request was delayed
 		}
-		return errors.Join(fmt.Errorf("nobody was held up: %w", err), listed)
+		return errors.Join(fmt.Errorf("no request was delayed: %w", err), listed)
 	})
 	testenv.Eventually(t, soon, func() error {
 		n++
-		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(fmt.Sprint("m-", n)), metav1.CreateOptions{})
+		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), newConfigMap(fmt.Sprint("m-", n)),
+			metav1.CreateOptions{})
 		return err
 	})
-	s.kctl("rollout", "status", "deployment/hooks", "--timeout=180s")
+	s.runKctl("rollout", "status", "deployment/hooks", "--timeout=180s")
 	nodes, err := cs.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -12,13 +12,17 @@ import (
 )
 
 // NodeWatchResources implements the health service.
-func (d *driver) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, to grpc.ServerStreamingServer[drahealth.NodeWatchResourcesResponse]) error {
+func (d *driver) NodeWatchResources(
+	_ *drahealth.NodeWatchResourcesRequest, to grpc.ServerStreamingServer[drahealth.NodeWatchResourcesResponse],
+) error {
 	method, _ := grpc.MethodFromServerStream(to)
-	if err := d.note("watch %s", method); err != nil {
+	if err := d.appendLog("watch %s", method); err != nil {
 		return err
 	}
 	one := func(name, message string) *drahealth.NodeWatchResourcesResponse {
-		return &drahealth.NodeWatchResourcesResponse{Devices: []*drahealth.DeviceHealth{{Device: &drahealth.DeviceIdentifier{PoolName: "w1", DeviceName: name}, Message: message}}}
+		return &drahealth.NodeWatchResourcesResponse{
+			Devices: []*drahealth.DeviceHealth{{Device: &drahealth.DeviceIdentifier{PoolName: "w1", DeviceName: name},
+				Message: message}}}
 	}
 	switch d.mode {
 	case "health-floods":
@@ -47,7 +51,7 @@ func (d *driver) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, to g
 		}
 		if string(b) != said {
 			said = string(b)
-			if err := to.Send(parsed(said)); err != nil {
+			if err := to.Send(parseHealth(said)); err != nil {
 				return err
 			}
 		}
@@ -59,13 +63,15 @@ func (d *driver) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, to g
 	}
 }
 
-func parsed(lines string) *drahealth.NodeWatchResourcesResponse {
+func parseHealth(lines string) *drahealth.NodeWatchResourcesResponse {
 	out := &drahealth.NodeWatchResourcesResponse{}
 	for line := range strings.Lines(lines) {
 		f := strings.SplitN(strings.TrimSpace(line)+"   ", " ", 4)
 		seconds, _ := strconv.ParseInt(f[2], 10, 64)
-		out.Devices = append(out.Devices, &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: "w1", DeviceName: f[0]},
-			Health: drahealth.HealthStatus(drahealth.HealthStatus_value[f[1]]), HealthCheckTimeoutSeconds: seconds, Message: strings.TrimSpace(f[3])})
+		out.Devices = append(out.Devices,
+			&drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: "w1", DeviceName: f[0]},
+				Health: drahealth.HealthStatus(drahealth.HealthStatus_value[f[1]]), HealthCheckTimeoutSeconds: seconds,
+				Message: strings.TrimSpace(f[3])})
 	}
 	return out
 }

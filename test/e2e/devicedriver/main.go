@@ -1,5 +1,6 @@
-// Command devicedriver is a DRA driver for tests: it registers as drivers do with a kubelet, writes down what it is asked,
-// and describes each device that it prepares in a CDI specification. In some modes it is no good driver.
+// Command devicedriver is a DRA driver for tests. It registers as with a kubelet, records each
+// request, and describes each device that it prepares in a CDI specification. In some modes it
+// violates the protocol.
 package main
 
 import (
@@ -24,31 +25,37 @@ import (
 
 func main() {
 	d := &driver{}
-	flag.StringVar(&d.name, "name", "gpu.example.com", "of the driver")
-	flag.StringVar(&d.registry, "registry", "", "folder of the socket at which it registers")
-	flag.StringVar(&d.socket, "socket", "", "at which it prepares devices, as the node sees it")
-	flag.StringVar(&d.cdi, "cdi", "", "folder for CDI specifications; none are written without it")
-	flag.StringVar(&d.log, "log", "", "file for what it is asked")
-	flag.StringVar(&d.mode, "mode", "", "what it does wrong: old, hangs, silent, refuses, floods, huge, path, keeps, health-floods, health-huge, health-nameless, health-raves")
-	flag.StringVar(&d.services, "services", "", "of health, that it names when it registers, with commas")
-	flag.StringVar(&d.health, "health", "", "file of lines DEVICE HEALTHY|UNHEALTHY|UNKNOWN SECONDS MESSAGE, told when it changes; nothing is told of health without it")
+	flag.StringVar(&d.name, "name", "gpu.example.com", "name of the driver")
+	flag.StringVar(&d.registry, "registry", "", "folder of the registration socket")
+	flag.StringVar(&d.socket, "socket", "", "socket at which the driver prepares devices, as a path on the node")
+	flag.StringVar(&d.cdi, "cdi", "", "folder for CDI specifications; \"\" = no specifications")
+	flag.StringVar(&d.log, "log", "", "file to which requests are logged")
+	flag.StringVar(&d.mode, "mode", "", "how the driver violates the protocol: old, hangs, silent, refuses, floods, "+
+		"huge, path, keeps, health-floods, health-huge, health-nameless, health-raves")
+	flag.StringVar(&d.services, "services", "",
+		"health services that the driver names when it registers, separated by commas")
+	flag.StringVar(&d.health, "health", "", "file of lines DEVICE HEALTHY|UNHEALTHY|UNKNOWN SECONDS MESSAGE, "+
+		"reported when it changes; \"\" = no health is reported")
 	flag.Parse()
 	failed := make(chan error, 2)
-	serve(failed, d.socket, func(s *grpc.Server) {
+	serveSocket(failed, d.socket, func(s *grpc.Server) {
 		dra.RegisterDRAPluginServer(s, d)
 		if d.health != "" {
 			drahealth.RegisterDRAResourceHealthServer(s, d)
 			drahealthalpha.RegisterDRAResourceHealthServer(s, drahealth.V1ServerWrapper{Server: d})
 		}
 	})
-	// It listens where it is called before it is known to be there.
-	serve(failed, filepath.Join(d.registry, d.name+"-reg.sock"), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, d) })
+	// The driver listens on its endpoint before it listens for the registration.
+	serveSocket(failed, filepath.Join(d.registry, d.name+"-reg.sock"), func(s *grpc.Server) {
+		registration.RegisterRegistrationServer(s, d)
+	})
 	fmt.Fprintln(os.Stderr, <-failed)
 	os.Exit(1)
 }
 
-// serve listens at a socket when it returns; what comes in its way it tells failed.
-func serve(failed chan<- error, socket string, register func(*grpc.Server)) {
+// serveSocket starts a gRPC server on the Unix socket, with the services that register adds, and
+// returns when it listens. It sends a later failure to failed.
+func serveSocket(failed chan<- error, socket string, register func(*grpc.Server)) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		failed <- err
 		return
@@ -76,15 +83,20 @@ func (d *driver) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 	if d.mode == "old" {
 		version = "v1beta1.DRAPlugin"
 	}
-	return &registration.PluginInfo{Type: registration.DRAPlugin, Name: d.name, Endpoint: d.socket, SupportedVersions: append([]string{version}, strings.FieldsFunc(d.services, func(r rune) bool { return r == ',' })...)}, nil
+	return &registration.PluginInfo{Type: registration.DRAPlugin, Name: d.name, Endpoint: d.socket,
+		SupportedVersions: append([]string{version}, strings.FieldsFunc(d.services, func(r rune) bool {
+			return r == ','
+		})...)}, nil
 }
 
 // NotifyRegistrationStatus implements the registration service.
-func (d *driver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	return &registration.RegistrationStatusResponse{}, d.note("registered %v %s", s.PluginRegistered, s.Error)
+func (d *driver) NotifyRegistrationStatus(
+	_ context.Context, s *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
+	return &registration.RegistrationStatusResponse{}, d.appendLog("registered %v %s", s.PluginRegistered, s.Error)
 }
 
-func (d *driver) note(format string, args ...any) error {
+func (d *driver) appendLog(format string, args ...any) error {
 	if d.log == "" {
 		return nil
 	}
@@ -97,10 +109,12 @@ func (d *driver) note(format string, args ...any) error {
 }
 
 // NodePrepareResources implements the plugin service.
-func (d *driver) NodePrepareResources(ctx context.Context, q *dra.NodePrepareResourcesRequest) (*dra.NodePrepareResourcesResponse, error) {
+func (d *driver) NodePrepareResources(ctx context.Context, q *dra.NodePrepareResourcesRequest) (
+	*dra.NodePrepareResourcesResponse, error,
+) {
 	out := &dra.NodePrepareResourcesResponse{Claims: map[string]*dra.NodePrepareResourceResponse{}}
 	for _, c := range q.Claims {
-		if err := d.note("prepare %s/%s %s", c.Namespace, c.Name, c.Uid); err != nil {
+		if err := d.appendLog("prepare %s/%s %s", c.Namespace, c.Name, c.Uid); err != nil {
 			return nil, err
 		}
 		switch d.mode {
@@ -109,15 +123,16 @@ func (d *driver) NodePrepareResources(ctx context.Context, q *dra.NodePrepareRes
 			return nil, ctx.Err()
 		case "silent":
 		default:
-			out.Claims[c.Uid] = d.prepared(c)
+			out.Claims[c.Uid] = d.prepareClaim(c)
 		}
 	}
 	return out, nil
 }
 
-func (d *driver) prepared(c *dra.Claim) *dra.NodePrepareResourceResponse {
+func (d *driver) prepareClaim(c *dra.Claim) *dra.NodePrepareResourceResponse {
 	one := func(id string) *dra.NodePrepareResourceResponse {
-		return &dra.NodePrepareResourceResponse{Devices: []*dra.Device{{RequestNames: []string{"r"}, PoolName: "w1", DeviceName: "gpu-0", CdiDeviceIds: []string{id}}}}
+		return &dra.NodePrepareResourceResponse{Devices: []*dra.Device{{RequestNames: []string{"r"}, PoolName: "w1",
+			DeviceName: "gpu-0", CdiDeviceIds: []string{id}}}}
 	}
 	switch d.mode {
 	case "refuses":
@@ -133,41 +148,45 @@ func (d *driver) prepared(c *dra.Claim) *dra.NodePrepareResourceResponse {
 	case "path":
 		return one("../../etc/shadow")
 	}
-	if err := d.describe(c); err != nil {
+	if err := d.writeSpec(c); err != nil {
 		return &dra.NodePrepareResourceResponse{Error: err.Error()}
 	}
 	return one(d.name + "/gpu=" + c.Uid)
 }
 
-func (d *driver) file(c *dra.Claim) string { return filepath.Join(d.cdi, d.name+"-"+c.Uid+".json") }
+func (d *driver) specFile(c *dra.Claim) string { return filepath.Join(d.cdi, d.name+"-"+c.Uid+".json") }
 
-// describe gives the device of a claim a node, /dev/gpu, and a variable of its name.
-func (d *driver) describe(c *dra.Claim) error {
+// writeSpec writes the CDI specification of the device of a claim: a device node, /dev/gpu, and an
+// environment variable with its name.
+func (d *driver) writeSpec(c *dra.Claim) error {
 	if d.cdi == "" {
 		return nil
 	}
-	b, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": d.name + "/gpu", "devices": []any{map[string]any{
-		"name": c.Uid, "containerEdits": map[string]any{
-			"env":         []string{"GPU_OF=" + c.Name},
-			"deviceNodes": []any{map[string]any{"path": "/dev/gpu", "hostPath": "/dev/null"}},
-		}}}})
+	b, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": d.name + "/gpu",
+		"devices": []any{map[string]any{
+			"name": c.Uid, "containerEdits": map[string]any{
+				"env":         []string{"GPU_OF=" + c.Name},
+				"deviceNodes": []any{map[string]any{"path": "/dev/gpu", "hostPath": "/dev/null"}},
+			}}}})
 	if err != nil {
 		return err
 	}
-	return durable.Replace(d.file(c), b)
+	return durable.Write(d.specFile(c), b, durable.Atomic)
 }
 
 // NodeUnprepareResources implements the plugin service.
-func (d *driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareResourcesRequest) (*dra.NodeUnprepareResourcesResponse, error) {
+func (d *driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareResourcesRequest) (
+	*dra.NodeUnprepareResourcesResponse, error,
+) {
 	out := &dra.NodeUnprepareResourcesResponse{Claims: map[string]*dra.NodeUnprepareResourceResponse{}}
 	for _, c := range q.Claims {
-		if err := d.note("unprepare %s/%s %s", c.Namespace, c.Name, c.Uid); err != nil {
+		if err := d.appendLog("unprepare %s/%s %s", c.Namespace, c.Name, c.Uid); err != nil {
 			return nil, err
 		}
 		out.Claims[c.Uid] = &dra.NodeUnprepareResourceResponse{}
 		if d.mode == "keeps" {
 			out.Claims[c.Uid].Error = "in use"
-		} else if err := os.Remove(d.file(c)); d.cdi != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
+		} else if err := os.Remove(d.specFile(c)); d.cdi != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
 			out.Claims[c.Uid].Error = err.Error()
 		}
 	}

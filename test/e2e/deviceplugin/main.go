@@ -1,5 +1,6 @@
-// Command deviceplugin is a device plugin for tests: it registers with the agent as plugins do with a kubelet, again
-// whenever its socket has been removed, and writes down what it is asked. In some modes it is no good plugin.
+// Command deviceplugin is a device plugin for tests. It registers with the agent as with a kubelet,
+// again whenever its socket has been removed, and records each request. In some modes it violates
+// the protocol.
 package main
 
 import (
@@ -31,41 +32,61 @@ import (
 func main() {
 	p := &plugin{watching: map[chan struct{}]bool{}}
 	flag.StringVar(&p.resource, "resource", "example.com/thing", "name of the devices")
-	flag.StringVar(&p.folder, "folder", "/var/lib/kubelet/device-plugins", "where the agent and this plugin have their sockets")
-	flag.StringVar(&p.name, "name", "thing", "of this plugin's socket, without .sock")
-	flag.StringVar(&p.registry, "registry", "", "folder in which it waits for the agent instead of registering by itself")
-	flag.StringVar(&p.list, "devices", "a,b", "names of the devices; those with a ! behind are not healthy")
-	flag.StringVar(&p.file, "list", "", "file that holds the names instead; it is read again on SIGUSR1")
-	flag.StringVar(&p.cdi, "cdi", "", "folder for a CDI specification of the devices")
-	flag.StringVar(&p.mount, "mount", "", "HOST:CONTAINER that each container gets")
-	flag.StringVar(&p.device, "device", "/dev/zero", "of the host that each container may read, by the name of what it was given")
-	flag.StringVar(&p.log, "log", "", "file for what it is asked")
-	flag.BoolVar(&p.prepare, "prepare", false, "whether it is asked before each start of a container")
-	flag.BoolVar(&p.prefer, "prefer", false, "whether it says which devices it would take: the last ones")
-	flag.StringVar(&p.mode, "mode", "", "what it does wrong: old, path, endless, huge, bytes, unnamed, twice, silent, ends, slow, refuses, short, "+
-		"relative, stranger, unprepared")
+	flag.StringVar(&p.sockets.folder, "folder", "/var/lib/kubelet/device-plugins",
+		"folder of the sockets of the agent and this plugin")
+	flag.StringVar(&p.sockets.name, "name", "thing", "name of this plugin's socket, without .sock")
+	flag.StringVar(&p.sockets.registry, "registry", "",
+		"folder of a registration socket that the agent discovers; \"\" = the plugin registers itself")
+	flag.StringVar(&p.source.list, "devices", "a,b",
+		"names of the devices; a name followed by ! is an unhealthy device")
+	flag.StringVar(&p.source.file, "list", "",
+		"file with the names of the devices, used instead of -devices; it is read again on SIGUSR1")
+	flag.StringVar(&p.allocation.cdi, "cdi", "", "folder for a CDI specification of the devices")
+	flag.StringVar(&p.allocation.mount, "mount", "", "HOST:CONTAINER mount of each container")
+	flag.StringVar(&p.allocation.device, "device", "/dev/zero",
+		"host device that each container may read, at a path with the ID of the allocated device")
+	flag.StringVar(&p.log, "log", "", "file to which requests are logged")
+	flag.BoolVar(&p.prepare, "prepare", false, "whether the plugin requires PreStartContainer")
+	flag.BoolVar(&p.prefer, "prefer", false, "whether the plugin prefers devices: the last ones")
+	flag.StringVar(&p.mode, "mode", "", "how the plugin violates the protocol: old, path, endless, huge, bytes, "+
+		"unnamed, twice, silent, ends, slow, refuses, short, relative, stranger, unprepared")
 	flag.Parse()
-	if err := p.run(); err != nil {
+	if err := p.serveForever(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
+// plugin implements the services of a device plugin.
 type plugin struct {
 	api.UnimplementedDevicePluginServer
 	registration.UnimplementedRegistrationServer
-	resource, folder, name, registry, list, file, cdi, mount, device, log, mode string
-	prepare, prefer                                                             bool
+	resource, log, mode string
+	prepare, prefer     bool
+	sockets             socketConfig
+	source              deviceSource
+	allocation          allocationConfig
 
 	mu       sync.Mutex
 	watching map[chan struct{}]bool
 }
 
-func (p *plugin) socket() string { return filepath.Join(p.folder, p.name+".sock") }
+// socketConfig contains the folder and the name of the plugin's socket, and the path of the agent's
+// registration socket.
+type socketConfig struct{ folder, name, registry string }
 
-// run serves, and begins again whenever the socket is gone.
-func (p *plugin) run() error {
-	if err := p.describe(); err != nil {
+// deviceSource is the list of the devices, or a file with the list.
+type deviceSource struct{ list, file string }
+
+// allocationConfig contains the directory for CDI specifications, the mount and the host device
+// that an allocation adds to a container.
+type allocationConfig struct{ cdi, mount, device string }
+
+func (p *plugin) socketPath() string { return filepath.Join(p.sockets.folder, p.sockets.name+".sock") }
+
+// serveForever serves the plugin, and restarts it when its socket has been removed.
+func (p *plugin) serveForever() error {
+	if err := p.writeSpec(); err != nil {
 		return err
 	}
 	again := make(chan os.Signal, 1)
@@ -81,16 +102,21 @@ func (p *plugin) run() error {
 	}()
 	for {
 		failed := make(chan error, 2)
-		s, err := serve(p.socket(), failed, func(s *grpc.Server) { api.RegisterDevicePluginServer(s, p) })
+		s, err := listenAndServe(p.socketPath(), failed, func(s *grpc.Server) { api.RegisterDevicePluginServer(s, p) })
 		if err != nil {
 			return err
 		}
-		if p.registry == "" {
-			err = p.register()
+		if p.sockets.registry == "" {
+			err = p.registerAtAgent()
 		} else {
-			_, err = serve(filepath.Join(p.registry, p.name+"-reg.sock"), failed, func(s *grpc.Server) { registration.RegisterRegistrationServer(s, p) })
+			_, err = listenAndServe(filepath.Join(p.sockets.registry, p.sockets.name+"-reg.sock"), failed,
+				func(s *grpc.Server) {
+					registration.RegisterRegistrationServer(s, p)
+				})
 		}
-		if status.Code(err) == codes.Unavailable { // the agent ended before it had answered, or does not serve yet: the next one is told
+		if status.Code(err) == codes.Unavailable {
+			// the agent exited before its response, or does not serve yet: register again with the
+			// next agent
 			s.Stop()
 			continue
 		}
@@ -103,14 +129,14 @@ func (p *plugin) run() error {
 				return err
 			case <-time.After(50 * time.Millisecond):
 			}
-			_, err := os.Lstat(p.socket())
+			_, err := os.Lstat(p.socketPath())
 			present = !errors.Is(err, os.ErrNotExist)
 		}
 		s.Stop()
 	}
 }
 
-func serve(socket string, failed chan<- error, register func(*grpc.Server)) (*grpc.Server, error) {
+func listenAndServe(socket string, failed chan<- error, register func(*grpc.Server)) (*grpc.Server, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -128,16 +154,19 @@ func serve(socket string, failed chan<- error, register func(*grpc.Server)) (*gr
 	return s, nil
 }
 
-// register waits for the agent, which may be about to begin.
-func (p *plugin) register() error {
-	conn, err := grpc.NewClient("unix://"+filepath.Join(p.folder, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+// registerAtAgent registers the plugin with the agent. It waits until the agent serves, at most 30
+// s.
+func (p *plugin) registerAtAgent() error {
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.sockets.folder, "kubelet.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	q := &api.RegisterRequest{Version: api.Version, Endpoint: p.name + ".sock", ResourceName: p.resource, Options: p.options()}
+	q := &api.RegisterRequest{Version: api.Version, Endpoint: p.sockets.name + ".sock", ResourceName: p.resource,
+		Options: p.pluginOptions()}
 	switch p.mode {
 	case "old":
 		q.Version = "v1alpha"
@@ -146,26 +175,29 @@ func (p *plugin) register() error {
 	}
 	_, err = api.NewRegistrationClient(conn).Register(ctx, q, grpc.WaitForReady(true))
 	if status.Code(err) == codes.Unavailable {
-		return err // nobody said what became of it
+		return err // the result of the registration is not known
 	}
-	return errors.Join(err, p.note("registered %v", err == nil))
+	return errors.Join(err, p.appendLog("registered %v", err == nil))
 }
 
-func (p *plugin) options() *api.DevicePluginOptions {
+func (p *plugin) pluginOptions() *api.DevicePluginOptions {
 	return &api.DevicePluginOptions{PreStartRequired: p.prepare, GetPreferredAllocationAvailable: p.prefer}
 }
 
-// GetInfo implements the registration service of a plugin that waits.
+// GetInfo implements the registration service of a plugin that the agent discovers by its socket.
 func (p *plugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.DevicePlugin, Name: p.resource, Endpoint: p.socket(), SupportedVersions: []string{api.Version}}, nil
+	return &registration.PluginInfo{Type: registration.DevicePlugin, Name: p.resource, Endpoint: p.socketPath(),
+		SupportedVersions: []string{api.Version}}, nil
 }
 
-// NotifyRegistrationStatus implements it.
-func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	return &registration.RegistrationStatusResponse{}, p.note("registered %v", s.PluginRegistered)
+// NotifyRegistrationStatus implements the registration service.
+func (p *plugin) NotifyRegistrationStatus(
+	_ context.Context, s *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
+	return &registration.RegistrationStatusResponse{}, p.appendLog("registered %v", s.PluginRegistered)
 }
 
-func (p *plugin) note(format string, args ...any) error {
+func (p *plugin) appendLog(format string, args ...any) error {
 	if p.log == "" {
 		return nil
 	}
@@ -179,13 +211,13 @@ func (p *plugin) note(format string, args ...any) error {
 
 // GetDevicePluginOptions implements the plugin service.
 func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
-	return p.options(), nil
+	return p.pluginOptions(), nil
 }
 
-func (p *plugin) devices() (out []*api.Device) {
-	names := p.list
-	if p.file != "" {
-		b, err := os.ReadFile(p.file)
+func (p *plugin) listDevices() (out []*api.Device) {
+	names := p.source.list
+	if p.source.file != "" {
+		b, err := os.ReadFile(p.source.file)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return nil
@@ -222,7 +254,7 @@ func (p *plugin) ListAndWatch(_ *api.Empty, s grpc.ServerStreamingServer[api.Lis
 		p.mu.Unlock()
 	}()
 	for n := 0; ; n++ {
-		list := p.devices()
+		list := p.listDevices()
 		switch p.mode {
 		case "silent":
 			<-s.Context().Done()
@@ -255,7 +287,9 @@ func (p *plugin) ListAndWatch(_ *api.Empty, s grpc.ServerStreamingServer[api.Lis
 }
 
 // GetPreferredAllocation implements the plugin service.
-func (p *plugin) GetPreferredAllocation(_ context.Context, q *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+func (p *plugin) GetPreferredAllocation(_ context.Context, q *api.PreferredAllocationRequest) (
+	*api.PreferredAllocationResponse, error,
+) {
 	out := &api.PreferredAllocationResponse{}
 	for _, c := range q.ContainerRequests {
 		ids := slices.Sorted(slices.Values(c.AvailableDeviceIDs))
@@ -263,24 +297,26 @@ func (p *plugin) GetPreferredAllocation(_ context.Context, q *api.PreferredAlloc
 		if p.mode == "stranger" {
 			ids = []string{"nobody", ids[0], ids[0], ""}
 		}
-		if err := p.note("prefer %d of %s with %s", c.AllocationSize, joined(c.AvailableDeviceIDs), joined(c.MustIncludeDeviceIDs)); err != nil {
+		if err := p.appendLog("prefer %d of %s with %s", c.AllocationSize, joinIDs(c.AvailableDeviceIDs),
+			joinIDs(c.MustIncludeDeviceIDs)); err != nil {
 			return nil, err
 		}
-		out.ContainerResponses = append(out.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+		out.ContainerResponses = append(out.ContainerResponses,
+			&api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return out, nil
 }
 
-func joined(ids []string) string { return strings.Join(slices.Sorted(slices.Values(ids)), ",") }
+func joinIDs(ids []string) string { return strings.Join(slices.Sorted(slices.Values(ids)), ",") }
 
 // Allocate implements the plugin service.
 func (p *plugin) Allocate(ctx context.Context, q *api.AllocateRequest) (*api.AllocateResponse, error) {
 	out := &api.AllocateResponse{}
 	for _, c := range q.ContainerRequests {
-		if err := p.note("allocate %s", joined(c.DevicesIds)); err != nil {
+		if err := p.appendLog("allocate %s", joinIDs(c.DevicesIds)); err != nil {
 			return nil, err
 		}
-		out.ContainerResponses = append(out.ContainerResponses, p.allocated(c.DevicesIds))
+		out.ContainerResponses = append(out.ContainerResponses, p.containerResponse(c.DevicesIds))
 	}
 	switch p.mode {
 	case "slow":
@@ -296,41 +332,47 @@ func (p *plugin) Allocate(ctx context.Context, q *api.AllocateRequest) (*api.All
 	return out, nil
 }
 
-func (p *plugin) allocated(ids []string) *api.ContainerAllocateResponse {
-	r := &api.ContainerAllocateResponse{Envs: map[string]string{"THINGS": joined(ids)}, Annotations: map[string]string{p.resource: joined(ids)}}
-	if host, container, ok := strings.Cut(p.mount, ":"); ok {
+func (p *plugin) containerResponse(ids []string) *api.ContainerAllocateResponse {
+	r := &api.ContainerAllocateResponse{Envs: map[string]string{"THINGS": joinIDs(ids)},
+		Annotations: map[string]string{p.resource: joinIDs(ids)}}
+	if host, container, ok := strings.Cut(p.allocation.mount, ":"); ok {
 		r.Mounts = []*api.Mount{{HostPath: host, ContainerPath: container, ReadOnly: true}}
 	}
 	for _, id := range ids {
-		r.Devices = append(r.Devices, &api.DeviceSpec{HostPath: p.device, ContainerPath: "/dev/thing-" + id, Permissions: "r"})
-		if p.cdi != "" {
-			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: p.kind() + "=" + id})
+		r.Devices = append(r.Devices, &api.DeviceSpec{HostPath: p.allocation.device, ContainerPath: "/dev/thing-" + id,
+			Permissions: "r"})
+		if p.allocation.cdi != "" {
+			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: p.cdiKind() + "=" + id})
 		}
 	}
 	return r
 }
 
-func (p *plugin) kind() string { return p.resource }
+func (p *plugin) cdiKind() string { return p.resource }
 
-// describe writes a CDI specification by which each device gives a variable of its name.
-func (p *plugin) describe() error {
-	if p.cdi == "" {
+// writeSpec writes a CDI specification in which each device sets an environment variable of its
+// name.
+func (p *plugin) writeSpec() error {
+	if p.allocation.cdi == "" {
 		return nil
 	}
 	var all []any
-	for _, d := range p.devices() {
-		all = append(all, map[string]any{"name": d.ID, "containerEdits": map[string]any{"env": []string{"CDI_" + d.ID + "=yes"}}})
+	for _, d := range p.listDevices() {
+		all = append(all, map[string]any{"name": d.ID,
+			"containerEdits": map[string]any{"env": []string{"CDI_" + d.ID + "=yes"}}})
 	}
-	b, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": p.kind(), "devices": all})
+	b, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": p.cdiKind(), "devices": all})
 	if err != nil {
 		return err
 	}
-	return durable.Replace(filepath.Join(p.cdi, p.name+".json"), b)
+	return durable.Write(filepath.Join(p.allocation.cdi, p.sockets.name+".json"), b, durable.Atomic)
 }
 
 // PreStartContainer implements the plugin service.
-func (p *plugin) PreStartContainer(_ context.Context, q *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
-	if err := p.note("prepare %s", joined(q.DevicesIds)); err != nil {
+func (p *plugin) PreStartContainer(_ context.Context, q *api.PreStartContainerRequest) (
+	*api.PreStartContainerResponse, error,
+) {
+	if err := p.appendLog("prepare %s", joinIDs(q.DevicesIds)); err != nil {
 		return nil, err
 	}
 	if p.mode == "unprepared" {

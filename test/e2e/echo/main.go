@@ -1,5 +1,5 @@
-// Command echo is a pod that speaks what proxies have to pass on: HTTP/1.1 and HTTP/2 without TLS on one port, WebSockets, and
-// gRPC with a stream in both directions.
+// Command echo is a pod with the protocols that proxies must forward: HTTP/1.1 and HTTP/2 without
+// TLS on one port, WebSockets, and gRPC with a bidirectional stream.
 package main
 
 import (
@@ -16,8 +16,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// both answers each message of a stream as it comes, and ends it with a trailer and a status when it is told "end".
-func both(_ any, s grpc.ServerStream) error {
+// echoStream returns each message of a stream when it arrives. After the message "end" it ends the
+// stream with a trailer and a status.
+func echoStream(_ any, s grpc.ServerStream) error {
 	for {
 		m := &wrapperspb.StringValue{}
 		if err := s.RecvMsg(m); err != nil {
@@ -34,11 +35,12 @@ func both(_ any, s grpc.ServerStream) error {
 	}
 }
 
-func socket(w http.ResponseWriter, r *http.Request) {
+// echoWebSocket returns each message of a WebSocket.
+func echoWebSocket(w http.ResponseWriter, r *http.Request) {
 	up := websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }, Subprotocols: []string{"echo"}}
 	c, err := up.Upgrade(w, r, nil)
 	if err != nil {
-		return // it has been answered
+		return // the response is already sent
 	}
 	defer c.Close()
 	for {
@@ -55,9 +57,11 @@ func socket(w http.ResponseWriter, r *http.Request) {
 func main() {
 	rpc := grpc.NewServer()
 	rpc.RegisterService(&grpc.ServiceDesc{ServiceName: "keelson.test.Echo", HandlerType: (*any)(nil),
-		Streams: []grpc.StreamDesc{{StreamName: "Both", Handler: both, ServerStreams: true, ClientStreams: true}}}, struct{}{})
+		Streams: []grpc.StreamDesc{{StreamName: "Both", Handler: echoStream, ServerStreams: true,
+			ClientStreams: true}}},
+		struct{}{})
 	mux := http.NewServeMux()
-	mux.HandleFunc("/ws", socket)
+	mux.HandleFunc("/ws", echoWebSocket)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 			rpc.ServeHTTP(w, r)

@@ -1,5 +1,5 @@
-// Inlinedriver is a CSI driver for tests: volumes that pods have for themselves, each a file system in memory with a file
-// that says for which pod it was published.
+// Inlinedriver is a CSI driver for tests. It serves ephemeral inline volumes: each is a tmpfs with
+// a file that names the pod for which it was published.
 package main
 
 import (
@@ -32,14 +32,18 @@ func (d driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Node
 	return &csi.NodeGetInfoResponse{NodeId: d.node}, nil
 }
 
-func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error,
+) {
 	return &csi.NodeGetCapabilitiesResponse{}, nil
 }
 
-func (driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error,
+) {
 	about := q.GetVolumeContext()
 	if about["csi.storage.k8s.io/ephemeral"] != "true" {
-		return nil, status.Error(codes.InvalidArgument, "only volumes of pods are served")
+		return nil, status.Error(codes.InvalidArgument, "only ephemeral volumes are supported")
 	}
 	if err := os.MkdirAll(q.GetTargetPath(), 0o750); err != nil {
 		return nil, err
@@ -47,12 +51,16 @@ func (driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeReque
 	if err := unix.Mount("tmpfs", q.GetTargetPath(), "tmpfs", 0, "size=1m,mode=0755"); err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("%s/%s %s %s", about["csi.storage.k8s.io/pod.namespace"], about["csi.storage.k8s.io/pod.name"], about["word"], q.GetSecrets()["key"])
+	text := fmt.Sprintf("%s/%s %s %s", about["csi.storage.k8s.io/pod.namespace"], about["csi.storage.k8s.io/pod.name"],
+		about["word"], q.GetSecrets()["key"])
 	return &csi.NodePublishVolumeResponse{}, os.WriteFile(filepath.Join(q.GetTargetPath(), "pod"), []byte(text), 0o644)
 }
 
-func (driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := unix.Unmount(q.GetTargetPath(), 0); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+func (driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error,
+) {
+	if err := unix.Unmount(q.GetTargetPath(), 0); err != nil && !errors.Is(err, unix.EINVAL) &&
+		!errors.Is(err, unix.ENOENT) {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil

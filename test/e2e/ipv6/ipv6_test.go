@@ -28,8 +28,9 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.MainOn(func(c *lab.Config) { c.Links, c.Families = 2, lab.FamilyIPv6 }, m))
 }
 
-// get asks for a page without a resolver, which some C libraries want for an address as well.
-func get(address string, port int) string {
+// fetchScript returns a shell command that fetches a page without a resolver, which some C
+// libraries need even for an address.
+func fetchScript(address string, port int) string {
 	return fmt.Sprintf(`printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 %s %d`, address, port)
 }
 
@@ -61,12 +62,15 @@ func TestClusterOfIPv6(t *testing.T) {
 			return err
 		})
 	}
-	svc, err := cs.CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
-		Type: v1.ServiceTypeNodePort, Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
+	svc, err := cs.CoreV1().Services(ns).Create(t.Context(),
+		&v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeNodePort, Selector: map[string]string{"app": "web"},
+			Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, at := range map[string]string{"pod": pods[0].Status.PodIP, "host": pods[0].Status.HostIP, "Service": svc.Spec.ClusterIP} {
+	for what, at := range map[string]string{"pod": pods[0].Status.PodIP, "host": pods[0].Status.HostIP,
+		"Service": svc.Spec.ClusterIP} {
 		if a, err := netip.ParseAddr(at); err != nil || !a.Is6() {
 			t.Errorf("the %s is at %q", what, at)
 		}
@@ -74,7 +78,8 @@ func TestClusterOfIPv6(t *testing.T) {
 	within := func(p *v1.Pod, command, want string) {
 		t.Helper()
 		testenv.Eventually(t, soon, func() error {
-			out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", p.Name, "-c", "ask", "--", "sh", "-c", command)
+			out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", p.Name, "-c", "ask", "--",
+				"sh", "-c", command)
 			if err == nil && !strings.Contains(out, want) {
 				err = errors.New("another answer")
 			}
@@ -86,10 +91,11 @@ func TestClusterOfIPv6(t *testing.T) {
 	}
 	for _, p := range pods {
 		for _, q := range pods {
-			within(p, get(q.Status.PodIP, 8080), q.Name)
+			within(p, fetchScript(q.Status.PodIP, 8080), q.Name)
 		}
-		within(p, get(svc.Spec.ClusterIP, 80), "web-")
-		within(p, `printf 'GET /api HTTP/1.0\r\n\r\n' | nc -w 3 "$KUBERNETES_SERVICE_HOST" "$KUBERNETES_SERVICE_PORT"`, "HTTPS")
+		within(p, fetchScript(svc.Spec.ClusterIP, 80), "web-")
+		within(p, `printf 'GET /api HTTP/1.0\r\n\r\n' | nc -w 3 "$KUBERNETES_SERVICE_HOST" "$KUBERNETES_SERVICE_PORT"`,
+			"HTTPS")
 	}
 	registry := testenv.Host(t, "registry")
 	for _, w := range []string{"w1", "w2"} {

@@ -16,11 +16,12 @@ import (
 const theirs = `{"cniVersion":"1.0.0","name":"theirs","plugins":[{"type":"bridge","bridge":"theirs0","isGateway":true,
 "ipam":{"type":"host-local","dataDir":"/run/theirs","ranges":[[{"subnet":"198.51.100.0/24"}]]}}]}`
 
-// F109: a network's file takes effect on a worker while it runs: pods get its addresses, and neither routes nor a tunnel nor
-// masquerading of the own network are there. A broken one keeps the node from being ready and is named with its line. When the file
-// goes the own network is back, and pods of before are gone without a trace.
+// F109: a foreign CNI configuration takes effect on a worker while it runs: pods get its addresses,
+// and the node has no routes, tunnel or masquerading of Keelson's network. An invalid file makes
+// the node not Ready, with the file's line in the message. When the file is deleted, Keelson's
+// network is restored, and nothing is left of the pods of the foreign network.
 func TestAnotherNetworkByItsFile(t *testing.T) {
-	needs(t)
+	requireLab(t)
 	const file = "/etc/cni/net.d/10-theirs.conflist"
 	cs, ns := testenv.Client(t), testenv.Namespace(t)
 	t.Cleanup(func() { _ = testenv.Host(t, "w3").Command(context.Background(), "rm", "-f", file).Run() })
@@ -35,8 +36,9 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 	start := func(name string) (address string) {
 		t.Helper()
 		zero := int64(0)
-		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: "w3", TerminationGracePeriodSeconds: &zero,
-			Containers: []v1.Container{{Name: "main", Image: tools, Command: []string{"sleep", "1000000"}}}}}
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v1.PodSpec{NodeName: "w3", TerminationGracePeriodSeconds: &zero,
+				Containers: []v1.Container{{Name: "main", Image: tools, Command: []string{"sleep", "1000000"}}}}}
 		if _, err := cs.CoreV1().Pods(ns).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +62,8 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 				return err
 			}
 			for _, c := range n.Status.Conditions {
-				if c.Type == v1.NodeReady && (c.Status == v1.ConditionTrue) == (want == "") && strings.Contains(c.Message, want) {
+				if c.Type == v1.NodeReady && (c.Status == v1.ConditionTrue) == (want == "") &&
+					strings.Contains(c.Message, want) {
 					return nil
 				}
 			}
@@ -68,7 +71,9 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 		})
 	}
 	kernel := func() string {
-		return on(t, "w3", "sh", "-c", "ip route show proto 75; ip -6 route show proto 75; ip -o link show type vxlan; nft list ruleset | grep 10.244.0.0/16 || true")
+		return runOnHost(t, "w3", "sh", "-c",
+			"ip route show proto 75; ip -6 route show proto 75; ip -o link show type "+
+				"vxlan; nft list ruleset | grep 10.244.0.0/16 || true")
 	}
 	if at := start("own"); !strings.HasPrefix(at, "10.244.") {
 		t.Errorf("on the own network: %s", at)
@@ -87,19 +92,21 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 	ready("10-theirs.conflist, line 3: invalid character 'o'")
 	put(theirs)
 	ready("")
-	on(t, "w3", "rm", file)
+	runOnHost(t, "w3", "rm", file)
 	if at := start("again"); !strings.HasPrefix(at, "10.244.") {
 		t.Errorf("on the own network again: %s", at)
 	}
 	testenv.Eventually(t, soon, func() error {
-		if have := kernel(); !strings.Contains(have, "keelson-vx") || !strings.Contains(have, "unreachable 10.244.0.0/16") {
+		if have := kernel(); !strings.Contains(have, "keelson-vx") ||
+			!strings.Contains(have, "unreachable 10.244.0.0/16") {
 			return errors.New("of the own network there is only " + have)
 		}
 		return nil
 	})
 	testenv.Kctl(t, "-n", ns, "delete", "pod", "own", "other", "again")
 	testenv.Eventually(t, soon, func() error {
-		if left := on(t, "w3", "sh", "-c", "ls /run/theirs/theirs | grep 198 || true; ip -o link show master theirs0"); left != "" {
+		if left := runOnHost(t, "w3", "sh", "-c",
+			"ls /run/theirs/theirs | grep 198 || true; ip -o link show master theirs0"); left != "" {
 			return errors.New("left: " + left)
 		}
 		return nil

@@ -32,27 +32,30 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Links, c.Families = 1, 2, lab.FamilyDual }, m))
 }
 
-// needs skips on a lab that was up before and is another one.
-func needs(t *testing.T) {
+// requireLab skips the test on a lab that was running before and has another configuration.
+func requireLab(t *testing.T) {
 	t.Helper()
 	if c := testenv.Lab().Config; c.Links < 2 || c.Families != lab.FamilyDual {
 		t.Skip("the lab that is up has one link, or one family: take it away with 'kctl lab down'")
 	}
 }
 
-// serve has a pod that serves and one that asks on each worker, and returns them by the worker.
-func serve(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
+// startPods starts a server and a client on each worker and returns them by worker.
+func startPods(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
 	t.Helper()
 	cs := testenv.Client(t)
 	servers, askers = map[string]*v1.Pod{}, map[string]*v1.Pod{}
 	for _, w := range []string{"w1", "w2", "w3"} {
 		for name, into := range map[string]map[string]*v1.Pod{"web": servers, "ask": askers} {
 			c := v1.Container{Name: "main", Image: image, ReadinessProbe: &v1.Probe{PeriodSeconds: 1,
-				ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}}}}
+				ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz",
+					Port: intstr.FromInt32(8080)}}}}
 			if name == "ask" {
 				c = v1.Container{Name: "main", Image: tools, Command: []string{"sleep", "1000000"}, Env: []v1.EnvVar{
-					{Name: "IPS", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIPs"}}},
-					{Name: "HOSTS", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.hostIPs"}}}}}
+					{Name: "IPS",
+						ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIPs"}}},
+					{Name: "HOSTS",
+						ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.hostIPs"}}}}}
 			}
 			zero := int64(0)
 			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name + "-" + w, Labels: map[string]string{"app": name}},
@@ -65,7 +68,9 @@ func serve(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
 				if err != nil {
 					return err
 				}
-				if !slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue }) {
+				if !slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool {
+					return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+				}) {
 					return fmt.Errorf("pod %s is not ready: %+v", p.Name, got.Status)
 				}
 				into[w] = got
@@ -76,14 +81,15 @@ func serve(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
 	return servers, askers
 }
 
-// ask has a pod fetch a page that must name whom it is from.
-func ask(t *testing.T, from *v1.Pod, address string, port int, want string) error {
+// fetchPage fetches a page in a pod. The page must contain the address of the client.
+func fetchPage(t *testing.T, from *v1.Pod, address string, port int, want string) error {
 	t.Helper()
 	host := address
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
 	}
-	out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "--", "wget", "-T", "2", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", host, port))
+	out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "--",
+		"wget", "-T", "2", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", host, port))
 	if err == nil && !strings.Contains(out, want) {
 		err = errors.New("another answer")
 	}
@@ -93,8 +99,8 @@ func ask(t *testing.T, from *v1.Pod, address string, port int, want string) erro
 	return nil
 }
 
-// on runs a command on a host.
-func on(t *testing.T, host string, args ...string) string {
+// runOnHost runs a command on a host.
+func runOnHost(t *testing.T, host string, args ...string) string {
 	t.Helper()
 	out, err := testenv.Host(t, host).Command(t.Context(), args...).CombinedOutput()
 	if err != nil {
@@ -103,12 +109,13 @@ func on(t *testing.T, host string, args ...string) string {
 	return string(out)
 }
 
-// F107 F108: pods of workers on the same link and on different ones have two addresses and reach each other by both, as their
-// own environment tells them, and by Services of both families; the router between the links carries no pod's address.
+// F107 F108: pods of workers on the same link and on different links have two addresses. They reach
+// each other by both, which their environment contains, and by Services of both families. The
+// router between the links routes no pod address.
 func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
-	needs(t)
+	requireLab(t)
 	ns := testenv.Namespace(t)
-	servers, askers := serve(t, ns)
+	servers, askers := startPods(t, ns)
 	for w, a := range askers {
 		want := map[string]string{}
 		for _, ip := range a.Status.PodIPs {
@@ -118,13 +125,14 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 			want["HOSTS"] += "," + ip.IP
 		}
 		env := testenv.Kctl(t, "-n", ns, "exec", a.Name, "--", "sh", "-c", "echo $IPS; echo $HOSTS")
-		if len(a.Status.PodIPs) != 2 || len(a.Status.HostIPs) != 2 || strings.TrimSpace(env) != want["IPS"][1:]+"\n"+want["HOSTS"][1:] {
+		if len(a.Status.PodIPs) != 2 || len(a.Status.HostIPs) != 2 ||
+			strings.TrimSpace(env) != want["IPS"][1:]+"\n"+want["HOSTS"][1:] {
 			t.Errorf("pod %s has %v on %v, and sees %q", a.Name, a.Status.PodIPs, a.Status.HostIPs, env)
 		}
 		for other, s := range servers {
 			for _, ip := range s.Status.PodIPs {
 				testenv.Eventually(t, soon, func() error {
-					if err := ask(t, a, ip.IP, 8080, s.Name); err != nil {
+					if err := fetchPage(t, a, ip.IP, 8080, s.Name); err != nil {
 						return fmt.Errorf("from %s to %s: %w", w, other, err)
 					}
 					return nil
@@ -132,19 +140,25 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 			}
 		}
 	}
-	if routes := on(t, "w1", "ip", "route", "show", "proto", "75"); !strings.Contains(routes, "dev keelson-vx") || !strings.Contains(routes, "via 10.89.0.103 dev eth0") {
+	if routes := runOnHost(t, "w1", "ip", "route", "show", "proto",
+		"75"); !strings.Contains(routes, "dev keelson-vx") ||
+		!strings.Contains(routes, "via 10.89.0.103 dev eth0") {
 		t.Errorf("w1 shares a link with w3 and none with w2, and has the routes\n%s", routes)
 	}
 	testenv.Eventually(t, soon, func() error {
-		ranges, err := testenv.Client(t).NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
-		if err == nil && (!slices.Equal(ranges.Spec.CIDRs, []string{lab.ServiceCIDR, lab.ServiceCIDR6}) || !meta.IsStatusConditionTrue(ranges.Status.Conditions, "Ready")) {
+		ranges, err := testenv.Client(t).NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes",
+			metav1.GetOptions{})
+		if err == nil && (!slices.Equal(ranges.Spec.CIDRs, []string{lab.ServiceCIDR, lab.ServiceCIDR6}) ||
+			!meta.IsStatusConditionTrue(ranges.Status.Conditions, "Ready")) {
 			err = fmt.Errorf("the ranges of Services: %+v", ranges)
 		}
 		return err
 	})
 	both := v1.IPFamilyPolicyRequireDualStack
-	svc, err := testenv.Client(t).CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
-		IPFamilyPolicy: &both, Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
+	svc, err := testenv.Client(t).CoreV1().Services(ns).Create(t.Context(),
+		&v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+			IPFamilyPolicy: &both, Selector: map[string]string{"app": "web"},
+			Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +166,8 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 		t.Fatalf("the Service has %v", svc.Spec.ClusterIPs)
 	}
 	testenv.Eventually(t, soon, func() error {
-		slices, err := testenv.Client(t).DiscoveryV1().EndpointSlices(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
+		slices, err := testenv.Client(t).DiscoveryV1().EndpointSlices(ns).List(t.Context(),
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
 		if err != nil {
 			return err
 		}
@@ -167,47 +182,50 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	})
 	for _, ip := range svc.Spec.ClusterIPs {
 		for _, a := range askers {
-			testenv.Eventually(t, soon, func() error { return ask(t, a, ip, 80, "web-") })
+			testenv.Eventually(t, soon, func() error { return fetchPage(t, a, ip, 80, "web-") })
 		}
 	}
 }
 
-// F108: a worker that was cut off reaches and is reached again once it is back; of one that is gone for good nothing is left
-// on the others.
+// F108: a reconnected worker reaches the others and is reached again; nothing is left of a removed
+// worker on the others.
 func TestWorkersComeAndGo(t *testing.T) {
-	needs(t)
+	requireLab(t)
 	if !testenv.Owned() {
 		t.Skip("a worker is lost for good: not on a lab that was up before")
 	}
 	ns := testenv.Namespace(t)
-	servers, askers := serve(t, ns)
+	servers, askers := startPods(t, ns)
 	if err := testenv.Lab().Partition("w2"); err != nil {
 		t.Fatal(err)
 	}
-	if err := ask(t, askers["w1"], servers["w2"].Status.PodIP, 8080, "web-w2"); err == nil {
+	if err := fetchPage(t, askers["w1"], servers["w2"].Status.PodIP, 8080, "web-w2"); err == nil {
 		t.Error("a pod behind a cut cable was reached")
 	}
 	if err := testenv.Lab().Heal("w2"); err != nil {
 		t.Fatal(err)
 	}
 	for _, ip := range servers["w2"].Status.PodIPs {
-		testenv.Eventually(t, soon, func() error { return ask(t, askers["w1"], ip.IP, 8080, "web-w2") })
+		testenv.Eventually(t, soon, func() error { return fetchPage(t, askers["w1"], ip.IP, 8080, "web-w2") })
 	}
-	testenv.Eventually(t, soon, func() error { return ask(t, askers["w3"], servers["w1"].Status.PodIP, 8080, "web-w1") })
+	testenv.Eventually(t, soon, func() error {
+		return fetchPage(t, askers["w3"], servers["w1"].Status.PodIP, 8080, "web-w1")
+	})
 
 	gone := netip.MustParseAddr(servers["w2"].Status.PodIP)
 	if err := testenv.Lab().Kill(t.Context(), "w2"); err != nil {
 		t.Fatal(err)
 	}
-	if routes := on(t, "w1", "ip", "route", "get", gone.String()); !strings.Contains(routes, "keelson-vx") {
+	if routes := runOnHost(t, "w1", "ip", "route", "get", gone.String()); !strings.Contains(routes, "keelson-vx") {
 		t.Errorf("the route to a worker that may come back is %q", routes)
 	}
-	if err := testenv.Client(t).CoreV1().Nodes().Delete(context.Background(), "w2", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := testenv.Client(t).CoreV1().Nodes().Delete(context.Background(), "w2", metav1.DeleteOptions{}); err !=
+		nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 	for _, w := range []string{"w1", "w3"} {
 		testenv.Eventually(t, soon, func() error {
-			routes := on(t, w, "sh", "-c", "ip route show proto 75; ip -6 route show proto 75; ip -o link")
+			routes := runOnHost(t, w, "sh", "-c", "ip route show proto 75; ip -6 route show proto 75; ip -o link")
 			if strings.Contains(routes, "keelson-vx") {
 				return fmt.Errorf("left on %s: %s", w, routes)
 			}
@@ -221,5 +239,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 			return nil
 		})
 	}
-	testenv.Eventually(t, soon, func() error { return ask(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3") })
+	testenv.Eventually(t, soon, func() error {
+		return fetchPage(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3")
+	})
 }

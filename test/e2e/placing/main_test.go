@@ -46,9 +46,9 @@ extenders:
 
 var flags = []string{"--scheduler-config=/etc/keelson/scheduler.yaml", "--rebalance-interval=2s"}
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) { os.Exit(runOnLab(m)) }
 
-func run(m *testing.M) int {
+func runOnLab(m *testing.M) int {
 	folder, err := os.MkdirTemp("", lab.AccessFolder)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(folder, "scheduler.yaml"), []byte(configuration), 0o600)
@@ -63,32 +63,33 @@ func run(m *testing.M) int {
 
 const soon = 2 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
 
-// begin gives a test its own namespace in a lab with the flags.
-func begin(t *testing.T) (kubernetes.Interface, string) {
+// newNamespace creates the namespace of a test in a lab with the flags.
+func newNamespace(t *testing.T) (kubernetes.Interface, string) {
 	t.Helper()
 	if !slices.Equal(testenv.Lab().Config.ControlPlaneFlags, flags) {
-		t.Fatal("the lab that is up was made without the flags of these tests: take it down with 'kctl lab down', so that one is made")
+		t.Fatal("the lab that is up was made without the flags of these tests: take it down with 'kctl lab down', so " +
+			"that one is made")
 	}
 	return testenv.Client(t), testenv.Namespace(t)
 }
 
-// sleeper is a pod that asks for so much of a processor.
-func sleeper(name, cpu string) *v1.Pod {
+// sleeperPod returns a pod that requests an amount of CPU.
+func sleeperPod(name, cpu string) *v1.Pod {
 	grace := int64(0)
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{TerminationGracePeriodSeconds: &grace,
 		Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sleep", "1000000"},
-			Resources: v1.ResourceRequirements{Requests: amounts(v1.ResourceCPU, cpu)}}}}}
+			Resources: v1.ResourceRequirements{Requests: resourceList(v1.ResourceCPU, cpu)}}}}}
 }
 
-// nodeOf waits until the pod is Ready and says where it is.
-func nodeOf(t *testing.T, cs kubernetes.Interface, namespace, name string) (node string) {
+// awaitNode waits until the pod is Ready and returns its node.
+func awaitNode(t *testing.T, cs kubernetes.Interface, namespace, name string) (node string) {
 	t.Helper()
 	testenv.Eventually(t, soon, func() error {
 		p, err := cs.CoreV1().Pods(namespace).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if node = p.Spec.NodeName; !ready(p) {
+		if node = p.Spec.NodeName; !podIsReady(p) {
 			return fmt.Errorf("pod %s is not Ready: %+v", name, p.Status)
 		}
 		return nil
@@ -96,41 +97,44 @@ func nodeOf(t *testing.T, cs kubernetes.Interface, namespace, name string) (node
 	return node
 }
 
-func ready(p *v1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
+func podIsReady(p *v1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+	})
 }
 
-// extender leaves one node of those that it is asked about.
-type extender struct {
-	mu    sync.Mutex
-	asked []string // pods
+// schedulerExtender is a scheduler extender that keeps one of the nodes in each request.
+type schedulerExtender struct {
+	mu        sync.Mutex
+	requested []string // pods
 }
 
-func (e *extender) serve(t *testing.T, leaves string) {
+func (e *schedulerExtender) serveFilter(t *testing.T, leaves string) {
 	t.Helper()
 	l, err := testenv.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, extenderPort))
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var q extenderv1.ExtenderArgs
-		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || r.URL.Path != "/filter" || q.Nodes == nil {
-			http.Error(w, fmt.Sprint("a question that was not expected: ", r.URL.Path, err), http.StatusBadRequest)
-			return
-		}
-		e.mu.Lock()
-		e.asked = append(e.asked, q.Pod.Name)
-		e.mu.Unlock()
-		a := extenderv1.ExtenderFilterResult{Nodes: &v1.NodeList{}, FailedNodes: extenderv1.FailedNodesMap{}}
-		for _, n := range q.Nodes.Items {
-			if n.Name == leaves {
-				a.Nodes.Items = append(a.Nodes.Items, n)
-			} else {
-				a.FailedNodes[n.Name] = "not that one"
+	srv := &http.Server{ReadHeaderTimeout: 10 * time.Second,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var q extenderv1.ExtenderArgs
+			if err := json.NewDecoder(r.Body).Decode(&q); err != nil || r.URL.Path != "/filter" || q.Nodes == nil {
+				http.Error(w, fmt.Sprint("a question that was not expected: ", r.URL.Path, err), http.StatusBadRequest)
+				return
 			}
-		}
-		_ = json.NewEncoder(w).Encode(a)
-	})}
+			e.mu.Lock()
+			e.requested = append(e.requested, q.Pod.Name)
+			e.mu.Unlock()
+			a := extenderv1.ExtenderFilterResult{Nodes: &v1.NodeList{}, FailedNodes: extenderv1.FailedNodesMap{}}
+			for _, n := range q.Nodes.Items {
+				if n.Name == leaves {
+					a.Nodes.Items = append(a.Nodes.Items, n)
+				} else {
+					a.FailedNodes[n.Name] = "not that one"
+				}
+			}
+			_ = json.NewEncoder(w).Encode(a)
+		})}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() { srv.Close(); <-done })

@@ -19,19 +19,21 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-func amounts(name v1.ResourceName, amount string) v1.ResourceList {
+func resourceList(name v1.ResourceName, amount string) v1.ResourceList {
 	return v1.ResourceList{name: resource.MustParse(amount)}
 }
 
 // The pods of a second profile fill one node, those of the first spread, in one cluster at one time.
 func TestSecondProfile(t *testing.T) {
-	cs, ns := begin(t)
+	cs, ns := newNamespace(t)
 	on := map[string]map[string]bool{}
-	for i, profile := range []string{"packed", "packed", "packed", v1.DefaultSchedulerName, v1.DefaultSchedulerName, v1.DefaultSchedulerName} {
-		p := sleeper(fmt.Sprint("pod-", i), "50m")
+	for i, profile := range []string{"packed", "packed", "packed", v1.DefaultSchedulerName, v1.DefaultSchedulerName,
+		v1.DefaultSchedulerName} {
+		p := sleeperPod(fmt.Sprint("pod-", i), "50m")
 		p.Labels = map[string]string{"app": profile}
 		p.Spec.SchedulerName = profile
-		p.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: v1.LabelHostname, // a score
+		// a score
+		p.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: v1.LabelHostname,
 			WhenUnsatisfiable: v1.ScheduleAnyway, LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels}}}
 		if _, err := cs.CoreV1().Pods(ns).Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -39,20 +41,22 @@ func TestSecondProfile(t *testing.T) {
 		if on[profile] == nil {
 			on[profile] = map[string]bool{}
 		}
-		on[profile][nodeOf(t, cs, ns, p.Name)] = true
+		on[profile][awaitNode(t, cs, ns, p.Name)] = true
 	}
 	if len(on["packed"]) != 1 || len(on[v1.DefaultSchedulerName]) != 3 {
 		t.Errorf("pods are on %v", on)
 	}
 }
 
-// A service outside says where pods go that ask for what it manages, and is asked about no others; while it does not
-// answer they wait and say so.
+// An extender outside of the cluster chooses the nodes of pods that request its managed resource,
+// and is called for no other pods. While it does not respond, these pods wait and report the
+// reason.
 func TestExtender(t *testing.T) {
-	cs, ns := begin(t)
+	cs, ns := newNamespace(t)
 	ctx := context.Background()
-	p := sleeper("sent", "10m")
-	p.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: amounts(asked, "1"), Limits: amounts(asked, "1")}
+	p := sleeperPod("sent", "10m")
+	p.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: resourceList(asked, "1"),
+		Limits: resourceList(asked, "1")}
 	if _, err := cs.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -62,48 +66,53 @@ func TestExtender(t *testing.T) {
 			return err
 		}
 		if !slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
-			return c.Type == v1.PodScheduled && c.Reason == v1.PodReasonSchedulerError && strings.Contains(c.Message, outsideIP)
+			return c.Type == v1.PodScheduled && c.Reason == v1.PodReasonSchedulerError &&
+				strings.Contains(c.Message, outsideIP)
 		}) {
 			return fmt.Errorf("its conditions are %+v", p.Status.Conditions)
 		}
 		return nil
 	})
-	e := &extender{}
-	e.serve(t, "w2")
-	if _, err := cs.CoreV1().Pods(ns).Create(ctx, sleeper("other", "10m"), metav1.CreateOptions{}); err != nil {
+	e := &schedulerExtender{}
+	e.serveFilter(t, "w2")
+	if _, err := cs.CoreV1().Pods(ns).Create(ctx, sleeperPod("other", "10m"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if node := nodeOf(t, cs, ns, "sent"); node != "w2" {
+	if node := awaitNode(t, cs, ns, "sent"); node != "w2" {
 		t.Errorf("the pod is on %s", node)
 	}
-	nodeOf(t, cs, ns, "other")
+	awaitNode(t, cs, ns, "other")
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if slices.ContainsFunc(e.asked, func(name string) bool { return name != "sent" }) || len(e.asked) == 0 {
-		t.Errorf("it was asked about %v", e.asked)
+	if slices.ContainsFunc(e.requested, func(name string) bool { return name != "sent" }) || len(e.requested) == 0 {
+		t.Errorf("the extender was called for %v", e.requested)
 	}
 }
 
-// A worker that was drained and is back gets pods again of who asks for that, one at a time and within the budget.
+// A worker that was drained and uncordoned gets pods of workloads that opt in, one at a time and
+// within the disruption budget.
 func TestRebalance(t *testing.T) {
-	cs, ns := begin(t)
+	cs, ns := newNamespace(t)
 	ctx := context.Background()
 	set := map[string]string{"app": "web"}
 	one := intstr.FromInt32(1)
 	six := int32(6)
-	if _, err := cs.PolicyV1().PodDisruptionBudgets(ns).Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: &metav1.LabelSelector{MatchLabels: set}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cs.PolicyV1().PodDisruptionBudgets(ns).Create(ctx,
+		&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+			Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one,
+				Selector: &metav1.LabelSelector{MatchLabels: set}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tpl := v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set}, Spec: sleeper("", "10m").Spec}
+	tpl := v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set}, Spec: sleeperPod("", "10m").Spec}
 	if _, err := cs.AppsV1().Deployments(ns).Create(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{"keelson.dev/rebalance": "true"}},
-		Spec:       appsv1.DeploymentSpec{Replicas: &six, Selector: &metav1.LabelSelector{MatchLabels: set}, Template: tpl}}, metav1.CreateOptions{}); err != nil {
+		Spec: appsv1.DeploymentSpec{Replicas: &six, Selector: &metav1.LabelSelector{MatchLabels: set},
+			Template: tpl}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	awaitSpread(t, cs, ns, "[2 2 2]")
-	cordon(t, cs, "w3", true)
-	t.Cleanup(func() { cordon(t, cs, "w3", false) })
+	setUnschedulable(t, cs, "w3", true)
+	t.Cleanup(func() { setUnschedulable(t, cs, "w3", false) })
 	drained := map[string]bool{}
 	for _, p := range webPods(t, cs, ns) {
 		if p.Spec.NodeName != "w3" {
@@ -111,7 +120,8 @@ func TestRebalance(t *testing.T) {
 		}
 		drained[p.Name] = true
 		testenv.Eventually(t, soon, func() error { // the budget lets one go at a time
-			return cs.PolicyV1().Evictions(ns).Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: ns}})
+			return cs.PolicyV1().Evictions(ns).Evict(ctx,
+				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: ns}})
 		})
 	}
 	awaitSpread(t, cs, ns, "[3 3]")
@@ -119,7 +129,7 @@ func TestRebalance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cordon(t, cs, "w3", false)
+	setUnschedulable(t, cs, "w3", false)
 	awaitSpread(t, cs, ns, "[2 2 2]")
 	seen.Stop()
 	for e := range seen.ResultChan() {
@@ -128,15 +138,17 @@ func TestRebalance(t *testing.T) {
 		}
 	}
 	var events *v1.EventList
-	testenv.Eventually(t, soon, func() (err error) { // they tell of what has been done
-		events, err = cs.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Rebalanced,involvedObject.kind=Pod"})
+	testenv.Eventually(t, soon, func() (err error) { // the events are written after the change
+		events, err = cs.CoreV1().Events(ns).List(ctx,
+			metav1.ListOptions{FieldSelector: "reason=Rebalanced,involvedObject.kind=Pod"})
 		if err == nil && len(events.Items) < 2 {
 			err = fmt.Errorf("%d events", len(events.Items))
 		}
 		return err
 	})
 	for _, e := range events.Items {
-		if drained[e.InvolvedObject.Name] || !strings.Contains(e.Message, "so that it can go to node w3: more pods of Deployment web are beside it") {
+		if drained[e.InvolvedObject.Name] || !strings.Contains(e.Message,
+			"so that its replacement can start on node w3: its node runs more pods of Deployment web") {
 			t.Errorf("event of %s: %s", e.InvolvedObject.Name, e.Message)
 		}
 	}
@@ -145,10 +157,11 @@ func TestRebalance(t *testing.T) {
 	}
 }
 
-func cordon(t *testing.T, cs kubernetes.Interface, node string, yes bool) {
+func setUnschedulable(t *testing.T, cs kubernetes.Interface, node string, yes bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec": {"unschedulable": %v}}`, yes)
-	if _, err := cs.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := cs.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -162,13 +175,14 @@ func webPods(t *testing.T, cs kubernetes.Interface, ns string) []v1.Pod {
 	return list.Items
 }
 
-// awaitSpread waits until as many pods as that are ready on the workers, and no others are there.
+// awaitSpread waits until the workers have the wanted numbers of Ready pods and no other pods
+// exist.
 func awaitSpread(t *testing.T, cs kubernetes.Interface, ns, want string) {
 	t.Helper()
 	testenv.Eventually(t, 2*soon, func() error {
 		on := map[string]int{}
 		for _, p := range webPods(t, cs, ns) {
-			if !ready(&p) || p.DeletionTimestamp != nil {
+			if !podIsReady(&p) || p.DeletionTimestamp != nil {
 				return fmt.Errorf("pod %s on %s is not ready", p.Name, p.Spec.NodeName)
 			}
 			on[p.Spec.NodeName]++

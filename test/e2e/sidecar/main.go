@@ -1,6 +1,7 @@
-// Sidecar does what the sidecars of CSI drivers do that are installed as pods: 'sidecar register' answers at kubelet's
-// registration folder for the driver whose socket it shares, and ends when it is refused; 'sidecar live' answers a
-// liveness probe with what the driver says of itself.
+// Sidecar does the work of the sidecars of CSI drivers that run as pods. "sidecar register" serves
+// the registration socket in the folder of the kubelet for a driver with a shared socket, and exits
+// when the registration is refused. "sidecar live" responds to a liveness probe with the result of
+// the driver's Probe call.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 )
 
 func main() {
-	address := flag.String("csi-address", "/csi/csi.sock", "the driver's socket, here")
+	address := flag.String("csi-address", "/csi/csi.sock", "the driver's socket in this container")
 	path := flag.String("kubelet-registration-path", "", "the driver's socket, on the node")
 	port := flag.Int("health-port", 0, "port of the liveness probe")
 	flag.Parse()
@@ -37,9 +38,9 @@ func main() {
 	driver := spec.NewIdentityClient(conn)
 	switch {
 	case *path != "":
-		err = register(ctx, driver, *path)
+		err = registerDriver(ctx, driver, *path)
 	case *port != 0:
-		err = live(ctx, driver, *port)
+		err = serveLiveness(ctx, driver, *port)
 	default:
 		err = errors.New("nothing to do")
 	}
@@ -48,10 +49,10 @@ func main() {
 	}
 }
 
-func register(ctx context.Context, driver spec.IdentityClient, path string) error {
+func registerDriver(ctx context.Context, driver spec.IdentityClient, path string) error {
 	info, err := driver.GetPluginInfo(ctx, &spec.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		return fmt.Errorf("asking the driver for its name: %w", err)
+		return fmt.Errorf("get the driver's name: %w", err)
 	}
 	socket := filepath.Join("/registration", info.GetName()+"-reg.sock")
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -65,7 +66,7 @@ func register(ctx context.Context, driver spec.IdentityClient, path string) erro
 	}
 	s := grpc.NewServer()
 	registration.RegisterRegistrationServer(s, &registrar{name: info.GetName(), path: path})
-	context.AfterFunc(ctx, s.Stop) // the socket goes with it
+	context.AfterFunc(ctx, s.Stop) // this removes the socket too
 	return s.Serve(l)
 }
 
@@ -88,7 +89,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context,
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-func live(ctx context.Context, driver spec.IdentityClient, port int) error {
+func serveLiveness(ctx context.Context, driver spec.IdentityClient, port int) error {
 	s := &http.Server{Addr: fmt.Sprintf(":%d", port), ReadHeaderTimeout: time.Second,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 			ctx, cancel := context.WithTimeout(q.Context(), time.Second)

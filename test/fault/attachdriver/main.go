@@ -1,6 +1,7 @@
-// Attachdriver is a CSI driver for tests, whose volumes are attached to one node at a time as a cloud's disks are: folders
-// that all nodes of a lab share, of which it gives each to one node and mounts them there alone. Each of its processes
-// serves the Controller service and that of its node; what happens to volumes they write into one journal.
+// Attachdriver is a CSI driver for tests. Like a cloud's disk, a volume is attached to one node at
+// a time. Volumes are folders that all nodes of a lab share; the driver mounts each only on the
+// node to which it is attached. Each process of the driver serves the Controller service and its
+// node's Node service. All processes write the events of volumes into one journal.
 package main
 
 import (
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/fault/attachdriver/journal"
 )
@@ -37,43 +39,55 @@ func (d driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.
 	return &csi.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
 }
 
-func (driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+	*csi.GetPluginCapabilitiesResponse, error,
+) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}}},
-		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
+		{
+			Type: &csi.PluginCapability_Service_{
+				Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}}},
+		{
+			Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+					Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 
-func (driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (
+	*csi.ControllerGetCapabilitiesResponse, error,
+) {
 	out := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT} {
-		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
-			Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
+		out.Capabilities = append(out.Capabilities,
+			&csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+				Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
 	return out, nil
 }
 
-// names are those of volumes, which are names of folders too.
+// names matches the valid IDs of volumes and snapshots, which are also folder names.
 var names = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// of runs f for a volume while nobody else does anything to any.
-func (d driver) of(volume string, f func(dir string) error) error {
+// withVolume runs f with the folder of a volume under the lock of the shared folder.
+func (d driver) withVolume(volume string, f func(dir string) error) error {
 	if !names.MatchString(volume) {
-		return status.Errorf(codes.InvalidArgument, "volume %q is no name of a folder", volume)
+		return status.Errorf(codes.InvalidArgument, "volume ID %q is not a file name", volume)
 	}
-	return journal.Locked(d.shared, func() error { return f(filepath.Join(d.shared, "volumes", volume)) })
+	return journal.WithLock(d.shared, func() error { return f(filepath.Join(d.shared, "volumes", volume)) })
 }
 
-func there(dir string) error {
+func requireVolume(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return status.Errorf(codes.NotFound, "volume %s: %v", filepath.Base(dir), err)
 	}
 	return nil
 }
 
-// holder is the node that has a volume; "" when none has.
-func holder(dir string) (string, error) {
+// attachedNode returns the node to which the volume in dir is attached, or "" if it is not
+// attached.
+func attachedNode(dir string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "holder"))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
@@ -81,25 +95,27 @@ func holder(dir string) (string, error) {
 	return string(b), err
 }
 
-// CreateVolume makes a folder, named after the claim and the class' parameter prefix. It has what a snapshot has, or nothing.
+// CreateVolume makes a folder, named after the claim and the class' parameter prefix. The volume is
+// empty or has the content of a snapshot.
 func (d driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	id := q.GetParameters()["prefix"] + q.GetName()
-	err := d.of(id, func(dir string) error {
-		if there(dir) == nil {
+	err := d.withVolume(id, func(dir string) error {
+		if requireVolume(dir) == nil {
 			return nil
 		}
-		from, err := d.contentOf(q)
+		from, err := d.sourceFolder(q)
 		if err != nil {
 			return err
 		}
-		return filled(dir, from)
+		return createFolder(dir, from)
 	})
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id, CapacityBytes: q.GetCapacityRange().GetRequiredBytes(), ContentSource: q.GetVolumeContentSource()}}, err
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id,
+		CapacityBytes: q.GetCapacityRange().GetRequiredBytes(), ContentSource: q.GetVolumeContentSource()}}, err
 }
 
 func (d driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	return &csi.DeleteVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
-		has, err := holder(dir)
+	return &csi.DeleteVolumeResponse{}, d.withVolume(q.GetVolumeId(), func(dir string) error {
+		has, err := attachedNode(dir)
 		if err == nil && has != "" {
 			err = status.Errorf(codes.FailedPrecondition, "node %s has volume %s", has, q.GetVolumeId())
 		}
@@ -110,13 +126,16 @@ func (d driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*cs
 	})
 }
 
-func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	out := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"path": "data of " + q.GetVolumeId() + " at " + q.GetNodeId()}}
-	return out, d.of(q.GetVolumeId(), func(dir string) error {
-		if err := there(dir); err != nil {
+func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPublishVolumeRequest) (
+	*csi.ControllerPublishVolumeResponse, error,
+) {
+	out := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"path": "data of " + q.GetVolumeId() +
+		" at " + q.GetNodeId()}}
+	return out, d.withVolume(q.GetVolumeId(), func(dir string) error {
+		if err := requireVolume(dir); err != nil {
 			return err
 		}
-		switch has, err := holder(dir); {
+		switch has, err := attachedNode(dir); {
 		case err != nil:
 			return err
 		case has == "":
@@ -126,20 +145,24 @@ func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPubl
 		case has != q.GetNodeId():
 			return status.Errorf(codes.FailedPrecondition, "node %s has volume %s", has, q.GetVolumeId())
 		}
-		return journal.Record(d.shared, journal.Line{What: journal.Attached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+		return journal.Record(d.shared, journal.Line{What: journal.Attached, Node: q.GetNodeId(),
+			Volume: q.GetVolumeId()})
 	})
 }
 
-func (d driver) ControllerUnpublishVolume(_ context.Context, q *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	return &csi.ControllerUnpublishVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
-		has, err := holder(dir)
+func (d driver) ControllerUnpublishVolume(
+	_ context.Context, q *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
+	return &csi.ControllerUnpublishVolumeResponse{}, d.withVolume(q.GetVolumeId(), func(dir string) error {
+		has, err := attachedNode(dir)
 		if err == nil && has == q.GetNodeId() {
 			err = os.Remove(filepath.Join(dir, "holder"))
 		}
 		if err != nil {
 			return err
 		}
-		return journal.Record(d.shared, journal.Line{What: journal.Detached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+		return journal.Record(d.shared, journal.Line{What: journal.Detached, Node: q.GetNodeId(),
+			Volume: q.GetVolumeId()})
 	})
 }
 
@@ -147,60 +170,81 @@ func (d driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Node
 	return &csi.NodeGetInfoResponse{NodeId: d.node}, nil
 }
 
-func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error,
+) {
 	out := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME} {
-		out.Capabilities = append(out.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME} {
+		out.Capabilities = append(out.Capabilities,
+			&csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
 	}
 	return out, nil
 }
 
-// ControllerExpandVolume says that a folder is larger, which it is not; the node is to be told as well.
-func (d driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes(), NodeExpansionRequired: true}, d.of(q.GetVolumeId(), there)
+// ControllerExpandVolume returns the requested size without resizing the folder. It also requires
+// NodeExpandVolume on the node.
+func (d driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (
+	*csi.ControllerExpandVolumeResponse, error,
+) {
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes(),
+		NodeExpansionRequired: true}, d.withVolume(q.GetVolumeId(), requireVolume)
 }
 
-func (d driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, d.of(q.GetVolumeId(), there)
+func (d driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (
+	*csi.NodeExpandVolumeResponse, error,
+) {
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()},
+		d.withVolume(q.GetVolumeId(), requireVolume)
 }
 
-// NodeStageVolume mounts what is asked for, as a node without sense would: the journal tells whether it was the node's.
-func (d driver) NodeStageVolume(_ context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	return &csi.NodeStageVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
+// NodeStageVolume mounts the volume without checking to which node it is attached. The journal
+// shows afterwards whether it was attached to this node.
+func (d driver) NodeStageVolume(_ context.Context, q *csi.NodeStageVolumeRequest) (
+	*csi.NodeStageVolumeResponse, error,
+) {
+	return &csi.NodeStageVolumeResponse{}, d.withVolume(q.GetVolumeId(), func(dir string) error {
 		if want := "data of " + q.GetVolumeId() + " at " + d.node; q.GetPublishContext()["path"] != want {
-			return status.Errorf(codes.InvalidArgument, "the publish context is %q, and what this node was told when it got the volume is %q", q.GetPublishContext(), want)
+			return status.Errorf(codes.InvalidArgument,
+				"the publish context is %q, not %q of this node's attachment",
+				q.GetPublishContext(), want)
 		}
-		if err := there(dir); err != nil {
+		if err := requireVolume(dir); err != nil {
 			return err
 		}
-		return d.mount(q.GetVolumeId(), filepath.Join(dir, "data"), q.GetStagingTargetPath())
+		return d.bindMount(q.GetVolumeId(), filepath.Join(dir, "data"), q.GetStagingTargetPath())
 	})
 }
 
-func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	return &csi.NodePublishVolumeResponse{}, d.of(q.GetVolumeId(), func(string) error {
+func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error,
+) {
+	return &csi.NodePublishVolumeResponse{}, d.withVolume(q.GetVolumeId(), func(string) error {
 		if mounted, err := isMounted(q.GetStagingTargetPath()); err != nil || !mounted {
-			return status.Errorf(codes.FailedPrecondition, "nothing is staged at %s (%v)", q.GetStagingTargetPath(), err)
+			return status.Errorf(codes.FailedPrecondition, "nothing is staged at %s (%v)",
+				q.GetStagingTargetPath(), err)
 		}
-		return d.mount(q.GetVolumeId(), q.GetStagingTargetPath(), q.GetTargetPath())
+		return d.bindMount(q.GetVolumeId(), q.GetStagingTargetPath(), q.GetTargetPath())
 	})
 }
 
-// mount has a folder at another path too, once.
-func (d driver) mount(volume, from, at string) error {
-	mounted, err := isMounted(at)
+// bindMount bind-mounts the folder source at target, unless something is mounted there already, and
+// records the mount of the volume in the journal.
+func (d driver) bindMount(volume, source, target string) error {
+	mounted, err := isMounted(target)
 	if err != nil {
 		return err
 	}
 	if !mounted {
-		if err := os.MkdirAll(at, 0o750); err != nil {
+		if err := os.MkdirAll(target, 0o750); err != nil {
 			return err
 		}
-		if err := unix.Mount(from, at, "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 			return err
 		}
 	}
-	return journal.Record(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: volume, Path: at})
+	return journal.Record(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: volume, Path: target})
 }
 
 func isMounted(path string) (bool, error) {
@@ -208,32 +252,38 @@ func isMounted(path string) (bool, error) {
 	return bytes.Contains(table, []byte(" "+path+" ")), err
 }
 
-func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, d.unmount(q.GetVolumeId(), q.GetTargetPath())
+func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error,
+) {
+	return &csi.NodeUnpublishVolumeResponse{}, d.unmountPath(q.GetVolumeId(), q.GetTargetPath())
 }
 
-func (d driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	return &csi.NodeUnstageVolumeResponse{}, d.unmount(q.GetVolumeId(), q.GetStagingTargetPath())
+func (d driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (
+	*csi.NodeUnstageVolumeResponse, error,
+) {
+	return &csi.NodeUnstageVolumeResponse{}, d.unmountPath(q.GetVolumeId(), q.GetStagingTargetPath())
 }
 
-func (d driver) unmount(volume, at string) error {
-	return d.of(volume, func(string) error {
+func (d driver) unmountPath(volume, at string) error {
+	return d.withVolume(volume, func(string) error {
 		err := unix.Unmount(at, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // those: nothing is mounted there
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // nothing is mounted there
 			return err
 		}
 		return journal.Record(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: volume, Path: at})
 	})
 }
 
-// hold keeps a call back when somebody asks for it: by a file hold/LIFE.METHOD that says "before" the call is made or
-// "after", when its answer is under way. A file held/LIFE.METHOD with the name of this node says that it is, and the call
-// goes on when both are gone. LIFE is the prefix of the volume's class.
-func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
-	step := lifeOf(q) + "." + filepath.Base(info.FullMethod)
+// delayCall is an interceptor that delays a call if the test has created the file hold/LIFE.METHOD.
+// The content of the file is "before" or "after": the call is delayed before it is made, or before
+// its response is sent. Meanwhile the file held/LIFE.METHOD has the name of this node. The call
+// continues when the test has removed the held file, which it does after removing the hold file.
+// LIFE is the prefix of the volume's class.
+func (d driver) delayCall(ctx context.Context, q any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
+	step := classPrefix(q) + "." + filepath.Base(info.FullMethod)
 	when, err := os.ReadFile(filepath.Join(d.shared, "hold", step))
-	if err != nil || lifeOf(q) == "" {
-		return call(ctx, q) // nobody has asked
+	if err != nil || classPrefix(q) == "" {
+		return call(ctx, q) // no hold is requested
 	}
 	var answer any
 	if string(when) == "after" {
@@ -242,8 +292,8 @@ func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, cal
 		}
 	}
 	held, first := filepath.Join(d.shared, "held", step), false
-	if err := journal.Locked(d.shared, func() (err error) {
-		first, err = d.take(filepath.Join(d.shared, "hold", step), held)
+	if err := journal.WithLock(d.shared, func() (err error) {
+		first, err = d.claimHold(filepath.Join(d.shared, "hold", step), held)
 		return err
 	}); err != nil {
 		return nil, err
@@ -251,7 +301,7 @@ func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, cal
 	if first {
 		err = wait.For(ctx, 5*time.Millisecond, func() error {
 			if b, err := os.ReadFile(held); err == nil {
-				return fmt.Errorf("the call is held back on %s", b)
+				return fmt.Errorf("the call is delayed on %s", b)
 			}
 			return nil
 		})
@@ -262,27 +312,27 @@ func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, cal
 	return call(ctx, q)
 }
 
-// take writes down that a call is held here, unless one was already. It is seen with all that it says.
-func (d driver) take(hold, held string) (first bool, err error) {
+// claimHold writes the held file atomically and returns true. It returns false if another call is
+// or was delayed by the same hold file. The caller holds the journal's lock.
+func (d driver) claimHold(hold, held string) (first bool, err error) {
 	if _, err := os.Stat(held); err == nil {
 		return false, nil
 	}
-	if _, err := os.Stat(hold); err != nil { // nobody asks any more
+	if _, err := os.Stat(hold); err != nil { // the hold was removed meanwhile
 		return false, nil
 	}
-	half := filepath.Join(filepath.Dir(held), ".half-"+filepath.Base(held))
-	if err := os.WriteFile(half, []byte(d.node), 0o600); err != nil {
+	if err := durable.Write(held, []byte(d.node), durable.Atomic); err != nil {
 		return false, err
 	}
-	return true, os.Rename(half, held)
+	return true, nil
 }
 
 func main() {
 	var d driver
 	flag.StringVar(&d.name, "name", "attached.csi.example", "name of the driver")
 	flag.StringVar(&d.node, "node", "", "name of the node")
-	flag.StringVar(&d.shared, "shared", "/shared", "folder that all nodes share")
-	socket := flag.String("socket", "/csi/csi.sock", "where it listens")
+	flag.StringVar(&d.shared, "shared", "/shared", "folder shared by all nodes")
+	socket := flag.String("socket", "/csi/csi.sock", "socket to listen on")
 	flag.Parse()
 	if err := os.Remove(*socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Fatal(err)
@@ -291,7 +341,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := grpc.NewServer(grpc.UnaryInterceptor(d.hold))
+	s := grpc.NewServer(grpc.UnaryInterceptor(d.delayCall))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)

@@ -15,55 +15,57 @@ import (
 	"keelson.dev/keelson/test/fault/attachdriver/journal"
 )
 
-// filled makes a folder under its name once it is whole, and nothing where it is there already: its folder data has what
-// from has, and is empty where from is "".
-func filled(dir, from string) error {
+// createFolder creates the folder dir with a subfolder data, which has the content of source or is
+// empty if source is "". The folder appears under its name when it is complete. If dir already
+// exists, createFolder does nothing.
+func createFolder(dir, source string) error {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	half := filepath.Join(filepath.Dir(dir), ".half-"+filepath.Base(dir))
-	if err := os.RemoveAll(half); err != nil { // of a process that was killed meanwhile
+	if err := os.RemoveAll(half); err != nil { // left by a process that was killed
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(half, "data"), 0o755); err != nil {
 		return err
 	}
-	if from != "" {
-		if err := os.CopyFS(filepath.Join(half, "data"), os.DirFS(from)); err != nil {
+	if source != "" {
+		if err := os.CopyFS(filepath.Join(half, "data"), os.DirFS(source)); err != nil {
 			return err
 		}
 	}
 	return os.Rename(half, dir)
 }
 
-// ofSnapshot runs f for a snapshot while nobody else does anything.
-func (d driver) ofSnapshot(snapshot string, f func(dir string) error) error {
+// withSnapshot runs f with the folder of a snapshot under the lock of the shared folder.
+func (d driver) withSnapshot(snapshot string, f func(dir string) error) error {
 	if !names.MatchString(snapshot) {
-		return status.Errorf(codes.InvalidArgument, "snapshot %q is no name of a folder", snapshot)
+		return status.Errorf(codes.InvalidArgument, "snapshot ID %q is not a file name", snapshot)
 	}
-	return journal.Locked(d.shared, func() error { return f(filepath.Join(d.shared, "snapshots", snapshot)) })
+	return journal.WithLock(d.shared, func() error { return f(filepath.Join(d.shared, "snapshots", snapshot)) })
 }
 
-// CreateSnapshot copies a volume. Its name begins with that of the volume.
+// CreateSnapshot copies a volume. The snapshot's ID is prefixed with the ID of the volume.
 func (d driver) CreateSnapshot(_ context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	volume, id := q.GetSourceVolumeId(), q.GetSourceVolumeId()+"."+q.GetName()
 	if !names.MatchString(volume) {
-		return nil, status.Errorf(codes.InvalidArgument, "volume %q is no name of a folder", volume)
+		return nil, status.Errorf(codes.InvalidArgument, "volume ID %q is not a file name", volume)
 	}
 	var made *csi.Snapshot
-	err := d.ofSnapshot(id, func(dir string) error {
+	err := d.withSnapshot(id, func(dir string) error {
 		from := filepath.Join(d.shared, "volumes", volume)
 		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-			if err := there(from); err != nil {
+			if err := requireVolume(from); err != nil {
 				return err
 			}
 		}
-		if err := filled(dir, filepath.Join(from, "data")); err != nil {
+		if err := createFolder(dir, filepath.Join(from, "data")); err != nil {
 			return err
 		}
 		st, err := os.Stat(dir)
 		if err == nil {
-			made = &csi.Snapshot{SnapshotId: id, SourceVolumeId: volume, CreationTime: timestamppb.New(st.ModTime()), ReadyToUse: true}
+			made = &csi.Snapshot{SnapshotId: id, SourceVolumeId: volume, CreationTime: timestamppb.New(st.ModTime()),
+				ReadyToUse: true}
 		}
 		return err
 	})
@@ -71,17 +73,19 @@ func (d driver) CreateSnapshot(_ context.Context, q *csi.CreateSnapshotRequest) 
 }
 
 func (d driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	return &csi.DeleteSnapshotResponse{}, d.ofSnapshot(q.GetSnapshotId(), os.RemoveAll)
+	return &csi.DeleteSnapshotResponse{}, d.withSnapshot(q.GetSnapshotId(), os.RemoveAll)
 }
 
-// contentOf is the folder that a new volume begins with; "" for an empty one.
-func (d driver) contentOf(q *csi.CreateVolumeRequest) (string, error) {
+// sourceFolder returns the folder of the snapshot from which a new volume is created, or "" for an
+// empty volume.
+func (d driver) sourceFolder(q *csi.CreateVolumeRequest) (string, error) {
 	if q.GetVolumeContentSource() == nil {
 		return "", nil
 	}
 	snapshot := q.GetVolumeContentSource().GetSnapshot().GetSnapshotId()
 	if !names.MatchString(snapshot) {
-		return "", status.Errorf(codes.InvalidArgument, "volumes are made of snapshots, and %v is none", q.GetVolumeContentSource())
+		return "", status.Errorf(codes.InvalidArgument, "the source of a volume must be a snapshot, not %v",
+			q.GetVolumeContentSource())
 	}
 	dir := filepath.Join(d.shared, "snapshots", snapshot)
 	if _, err := os.Stat(dir); err != nil {
@@ -90,8 +94,9 @@ func (d driver) contentOf(q *csi.CreateVolumeRequest) (string, error) {
 	return filepath.Join(dir, "data"), nil
 }
 
-// subject says which volume or snapshot a call is about, or which it begins with.
-func subject(q any) string {
+// requestedID returns the ID of the volume or snapshot that a request concerns. For a snapshot to
+// be created it is the ID of its source volume.
+func requestedID(q any) string {
 	switch q := q.(type) {
 	case interface{ GetVolumeId() string }:
 		return q.GetVolumeId()
@@ -105,9 +110,10 @@ func subject(q any) string {
 	return ""
 }
 
-// lifeOf is the life of a volume that a call is part of, by the prefix of the volume's class; "" for one without.
-func lifeOf(q any) string {
-	life, _, _ := strings.Cut(subject(q), "-pvc-")
+// classPrefix returns the volume's class prefix if it starts with "held-", or "". A test uses a
+// separate prefix for each volume.
+func classPrefix(q any) string {
+	life, _, _ := strings.Cut(requestedID(q), "-pvc-")
 	if !strings.HasPrefix(life, "held-") {
 		return ""
 	}

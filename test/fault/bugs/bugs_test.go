@@ -22,9 +22,11 @@ type bug struct {
 	file     string // below the module's root
 	old, new string
 	finder   string // package and test that must fail, as ./package:TestName/Part, with its flags after it
-	how      string // what of it gives the bug away
-	harness  string // random clients whose history the checker refuses, written as finder is; "" where they do not see it
-	perhaps  bool   // the harness needs luck: raft does not run the same way twice, whatever the seed
+	symptom  string // symptom that reveals the bug
+	// test with random clients whose history the checker rejects, written like finder; "" if they
+	// do not find the bug
+	harness          string
+	harnessNeedsLuck bool // the harness needs luck: raft does not run the same way twice, whatever the seed
 }
 
 // atOnce is how many rows are built and run at the same time.
@@ -48,42 +50,43 @@ func TestOldBugsAreFound(t *testing.T) {
 				slots <- struct{}{}
 				defer func() { <-slots }()
 				began := time.Now()
-				symptoms := b.hunt(t, root)
+				symptoms := b.findWithTests(t, root)
 				mu.Lock()
 				defer mu.Unlock()
-				verdicts[b.name] = fmt.Sprintf("%5.1f s  %s", time.Since(began).Seconds(), strings.Join(symptoms, " | "))
+				verdicts[b.name] = fmt.Sprintf("%5.1f s  %s", time.Since(began).Seconds(),
+					strings.Join(symptoms, " | "))
 			})
 		}
 	})
 	var out strings.Builder
 	for _, b := range table {
-		fmt.Fprintf(&out, "\n%-44s | %-76s | %s\n%-44s |   %s", b.name, b.finder, b.how, "", verdicts[b.name])
+		fmt.Fprintf(&out, "\n%-44s | %-76s | %s\n%-44s |   %s", b.name, b.finder, b.symptom, "", verdicts[b.name])
 	}
 	t.Logf("bug | found by | how%s", out.String())
 }
 
-// hunt puts the bug back and returns what its finders said of it.
-func (b bug) hunt(t *testing.T, root string) []string {
-	overlay, err := b.overlay(root, t.TempDir())
+// findWithTests applies the bug and returns the symptoms that its finders report.
+func (b bug) findWithTests(t *testing.T, root string) []string {
+	overlay, err := b.writeOverlay(root, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, amiss := find(t, root, overlay, b.finder)
+	out, amiss := runFinder(t, root, overlay, b.finder)
 	if amiss != nil {
 		t.Error(amiss)
 	}
-	said := []string{symptom(out)}
+	said := []string{firstFailure(out)}
 	if b.harness == "" {
 		return said
 	}
-	out, amiss = find(t, root, overlay, b.harness)
+	out, amiss = runFinder(t, root, overlay, b.harness)
 	_, verdict, found := strings.Cut(string(out), "the store violated its contract:")
 	switch {
 	case found:
 		first, _, _ := strings.Cut(strings.TrimSpace(verdict), "\n")
 		return append(said, fmt.Sprintf("%.140s", first))
-	case !b.perhaps || !errors.Is(amiss, errPassed):
-		t.Errorf("%s: the checker accuses nobody: %v", b.harness, amiss)
+	case !b.harnessNeedsLuck || !errors.Is(amiss, errPassed):
+		t.Errorf("%s: the checker reports no violation: %v", b.harness, amiss)
 	}
 	return append(said, "the harness had no luck this time")
 }
@@ -91,8 +94,9 @@ func (b bug) hunt(t *testing.T, root string) []string {
 // errPassed is a finder that does not find the bug.
 var errPassed = errors.New("it does not find it")
 
-// find runs one finder on the source with the bug. The error says why it did not find it.
-func find(t *testing.T, root, overlay, with string) ([]byte, error) {
+// runFinder runs one finder on the source with the bug. Its error is the reason why the finder did
+// not find the bug.
+func runFinder(t *testing.T, root, overlay, with string) ([]byte, error) {
 	finder, flags, _ := strings.Cut(with, " ")
 	pkg, test, ok := strings.Cut(finder, ":")
 	if !ok {
@@ -104,7 +108,8 @@ func find(t *testing.T, root, overlay, with string) ([]byte, error) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	args := []string{"test", "-overlay", overlay, "-count=1", "-vet=off", "-failfast", "-timeout", "60s", "-run", strings.Join(parts, "/"), pkg}
+	args := []string{"test", "-overlay", overlay, "-count=1", "-vet=off", "-failfast", "-timeout", "60s", "-run",
+		strings.Join(parts, "/"), pkg}
 	cmd := exec.CommandContext(ctx, "go", append(args, strings.Fields(flags)...)...)
 	cmd.Dir = root
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -118,14 +123,15 @@ func find(t *testing.T, root, overlay, with string) ([]byte, error) {
 		return out, fmt.Errorf("%s: %w", with, errPassed)
 	case !errors.As(err, &exit):
 		return out, fmt.Errorf("running %s: %w\n%s", with, err, out)
-	case !bytes.Contains(out, []byte("--- FAIL: "+parts[0][1:len(parts[0])-1])) && !bytes.Contains(out, []byte("panic: test timed out")):
+	case !bytes.Contains(out, []byte("--- FAIL: "+parts[0][1:len(parts[0])-1])) &&
+		!bytes.Contains(out, []byte("panic: test timed out")):
 		return out, fmt.Errorf("%s did not come to fail:\n%.4000s", with, out)
 	}
 	return out, nil
 }
 
-// symptom is the first line in which the test says what is wrong.
-func symptom(out []byte) string {
+// firstFailure returns the first line of a test's output that reports a failure.
+func firstFailure(out []byte) string {
 	for line := range strings.Lines(string(out)) {
 		line = strings.TrimSpace(line)
 		file, what, ok := strings.Cut(line, ": ")
@@ -138,16 +144,17 @@ func symptom(out []byte) string {
 	return "the test hangs"
 }
 
-// overlay writes the source with the bug, and the file that tells the go
-// command to take it.
-func (b bug) overlay(root, dir string) (string, error) {
+// writeOverlay writes the source with the bug, and the overlay file for the go command.
+func (b bug) writeOverlay(root, dir string) (string, error) {
 	path := filepath.Join(root, b.file)
 	source, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
 	}
 	if n := strings.Count(string(source), b.old); n != 1 {
-		return "", fmt.Errorf("%s has %d places that read\n%s\nwant 1: the source has moved on, and the row %q of the table must follow it", b.file, n, b.old, b.name)
+		return "",
+			fmt.Errorf("%s has %d places that read\n%s\nwant 1: the source has moved on, and the row %q of the table "+
+				"must follow it", b.file, n, b.old, b.name)
 	}
 	spoilt := filepath.Join(dir, filepath.Base(b.file))
 	if err := os.WriteFile(spoilt, []byte(strings.Replace(string(source), b.old, b.new, 1)), 0o600); err != nil {
@@ -161,14 +168,14 @@ func (b bug) overlay(root, dir string) (string, error) {
 	return overlay, os.WriteFile(overlay, data, 0o600)
 }
 
-// A piece that is gone from the source, or there twice, is told and not passed over.
+// A replaced text that is missing from the source, or occurs twice, is an error.
 func TestSourceThatMovedOnIsTold(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for old, found := range map[string]bool{"one": true, "two": false, "three": false} {
-		if _, err := (bug{file: "a.go", old: old}).overlay(root, t.TempDir()); (err == nil) != found {
+		if _, err := (bug{file: "a.go", old: old}).writeOverlay(root, t.TempDir()); (err == nil) != found {
 			t.Errorf("piece %q: %v", old, err)
 		}
 	}

@@ -1,8 +1,8 @@
-// Package bugs shows that the tests of the store would notice if it broke: known
-// failures of replicated stores are put back into the source one by one, and a
-// named test must then fail. The test passes without them in the ordinary run.
+// Package bugs shows that the store's tests detect a broken store. Known failures of replicated
+// stores are put into the source one by one, and a named test must then fail. Without the bugs the
+// same test passes in the ordinary run.
 //
-// A bug is an exact piece of today's source and what it is replaced with, given
-// to the go command as an overlay: nothing on the disk changes. When the source
-// moves on, the row of the table says so and has to move with it.
+// A bug is an exact fragment of the current source and its replacement. The go command gets it as
+// an overlay, so no file in the tree changes. If the source no longer has the fragment, the test
+// fails and the table must be updated.
 package bugs

@@ -1,5 +1,5 @@
-// Package chaos plans how the leaders of a cluster are lost, one after the other. A plan follows from its seed alone, so that
-// what a run has found can be had again.
+// Package chaos plans a sequence of faults of a cluster's leader. A plan depends on its seed alone,
+// so that a failed run can be repeated.
 package chaos
 
 import (
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Fault is one way in which a leader is lost.
+// Fault is one way in which a leader fails or loses its leadership.
 type Fault string
 
-// The faults, of the replica that leads when its turn comes.
+// The faults of a leader. Each applies to the replica that is the leader when the fault is due.
 const (
 	Kill     Fault = "kill -9"
 	Freeze   Fault = "freeze"
@@ -20,27 +20,30 @@ const (
 	HandOver Fault = "hand over"
 )
 
-// Faults are all of them.
+// Faults lists all faults.
 var Faults = []Fault{Kill, Freeze, CutOff, HandOver}
 
 const (
 	leastRest, mostRest = 500 * time.Millisecond, 1500 * time.Millisecond
-	// A leader that freezes or is cut off has been replaced after the least of it.
+	// leastHold is long enough for the election of a new leader while the old leader is frozen or
+	// cut off.
 	leastHold, mostHold = 1500 * time.Millisecond, 3500 * time.Millisecond
-	// mending is about how long it takes until a replica is whole again.
-	mending = 2 * time.Second
+	// recoveryTime is the approximate time in which a replica recovers after a fault.
+	recoveryTime = 2 * time.Second
 )
 
-// Act is a fault: after a rest with everything whole, and for a time. A leader that hands over is not held.
+// Act is one fault. It starts after Rest, during which all replicas are healthy, and lasts for
+// Hold. Hold is 0 for a leadership transfer (HandOver).
 type Act struct {
 	Fault      Fault
 	Rest, Hold time.Duration
 }
 
-// Plan is acts one after the other.
+// Plan is a sequence of faults.
 type Plan []Act
 
-// New plans for about a time, and every fault once at least: all of them in random order before any comes again.
+// New returns a plan that takes about d. It has every fault at least once: all faults are drawn in
+// random order before any fault is repeated.
 func New(seed uint64, d time.Duration) Plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6368616f73))
 	between := func(least, most time.Duration) time.Duration {
@@ -53,7 +56,7 @@ func New(seed uint64, d time.Duration) Plan {
 			if a.Fault != HandOver {
 				a.Hold = between(leastHold, mostHold)
 			}
-			if spent += a.Rest + a.Hold + mending; spent > d && len(p) >= len(Faults) {
+			if spent += a.Rest + a.Hold + recoveryTime; spent > d && len(p) >= len(Faults) {
 				break
 			}
 			p = append(p, a)
@@ -62,7 +65,7 @@ func New(seed uint64, d time.Duration) Plan {
 	return p
 }
 
-// String tells the plan, one act a line.
+// String returns the plan as a numbered list with one fault a line.
 func (p Plan) String() string {
 	var b strings.Builder
 	for i, a := range p {

@@ -18,7 +18,7 @@ func TestPlan(t *testing.T) {
 		count, lasts := map[Fault]int{}, time.Duration(0)
 		for _, a := range one {
 			count[a.Fault]++
-			lasts += a.Rest + a.Hold + mending
+			lasts += a.Rest + a.Hold + recoveryTime
 			if a.Rest < leastRest || a.Fault != HandOver && a.Hold < leastHold {
 				t.Errorf("%+v is too short", a)
 			}
@@ -28,7 +28,8 @@ func TestPlan(t *testing.T) {
 				t.Errorf("of %s: %d of %d are %s", d, n, len(one), f)
 			}
 		}
-		if round := time.Duration(len(Faults)) * (mostRest + mostHold + mending); lasts > d+round || lasts < d-round {
+		if round := time.Duration(len(Faults)) * (mostRest + mostHold + recoveryTime); lasts > d+round ||
+			lasts < d-round {
 			t.Errorf("a plan for %s lasts %s", d, lasts)
 		}
 	}

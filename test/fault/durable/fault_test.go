@@ -17,25 +17,25 @@ var synced = map[string][]string{
 	"wal":  {"*.wal", "raft.db"},
 }
 
-// onDisks starts three replicas on lossy disks, under load.
-func onDisks(t *testing.T, store string) *bed {
+// newGroupOnDisks starts three replicas on lossy disks, under load.
+func newGroupOnDisks(t *testing.T, store string) *testGroup {
 	t.Helper()
-	s := quick()
+	s := shortSettings()
 	s.LogStore = store
-	b := newBed(t, true, 3, s)
+	b := newTestGroup(t, true, 3, s)
 	b.load.bytes = 64 << 10
-	b.write()
+	b.startWriters()
 	b.awaitProgress(b.ledger.Acknowledged())
 	return b
 }
 
-// who picks the leader, or one that does not lead.
-func (b *bed) who(leads bool) *storeproc.Member {
+// pickMember returns the leader, or a replica that is not the leader.
+func (b *testGroup) pickMember(leads bool) *storeproc.Member {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	leader, err := b.group.Leader(ctx)
-	b.must("leader", err)
+	b.requireNoError("leader", err)
 	if leads {
 		return leader
 	}
@@ -48,26 +48,25 @@ func (b *bed) who(leads bool) *storeproc.Member {
 	return nil
 }
 
-// awaitEnd waits until a replica has ended by itself and has said of which file
-// it was, and why.
-func (b *bed) awaitEnd(m *storeproc.Member, why string, files ...string) {
+// awaitExit waits until a replica has exited by itself and has logged the file and the reason.
+func (b *testGroup) awaitExit(m *storeproc.Member, why string, files ...string) {
 	b.t.Helper()
 	select {
-	case <-m.Ended():
+	case <-m.Exited():
 	case <-time.After(patience):
 		b.t.Fatalf("%s goes on", m.Name)
 	}
-	b.said(m, why, files...)
-	if err := m.Forgive(); err == nil {
+	b.checkLog(m, why, files...)
+	if err := m.ClearErr(); err == nil {
 		b.t.Errorf("%s has ended as if all were well", m.Name)
 	}
 }
 
-// said looks for the reason and the file in the last words of a replica.
-func (b *bed) said(m *storeproc.Member, why string, files ...string) {
+// checkLog requires the reason and the file in the last lines of a replica's log.
+func (b *testGroup) checkLog(m *storeproc.Member, why string, files ...string) {
 	b.t.Helper()
 	text, err := os.ReadFile(m.LogFile)
-	b.must("log", err)
+	b.requireNoError("log", err)
 	last := strings.TrimSpace(string(text))
 	last = last[strings.LastIndexByte(last, '\n')+1:]
 	named := false
@@ -79,41 +78,40 @@ func (b *bed) said(m *storeproc.Member, why string, files ...string) {
 	}
 }
 
-// again starts a replica that has ended, and checks that all is well; then all
-// lose their power, and all is still well.
-func (b *bed) again(round int) {
+// restartAndCheck starts a replica that has exited and checks the group. Then it cuts the power of
+// all replicas and checks the group again.
+func (b *testGroup) restartAndCheck(round int) {
 	b.t.Helper()
-	b.quiet()
+	b.stopWriters()
 	for _, d := range b.allDisks() {
 		d.Heal()
 	}
-	b.start()
-	b.check()
-	b.write()
+	b.startAll()
+	b.checkLedger()
+	b.startWriters()
 	b.awaitProgress(b.ledger.Acknowledged())
-	b.cut(func() {}, b.losses(round))
-	b.start()
-	b.check()
+	b.cutPower(func() {}, b.lossPlans(round))
+	b.startAll()
+	b.checkLedger()
 }
 
-// A replica that fails to sync stops and says which file; the group goes on.
-// Started again it does not build on what is readable only because the kernel
-// has not dropped it yet.
+// A replica with a failed sync exits and logs the file; the group continues. After a restart it
+// does not rely on data that is readable only because the kernel still caches it.
 func TestFailedSync(t *testing.T) {
 	for _, store := range logStores {
 		for i, pattern := range synced[store] {
 			t.Run(store+" "+pattern, func(t *testing.T) {
-				b := onDisks(t, store)
+				b := newGroupOnDisks(t, store)
 				for n, leads := range []bool{true, false} {
-					m := b.who(leads)
-					b.disk(m.Name).Fail(lossy.Sync, pattern, 1)
+					m := b.pickMember(leads)
+					b.diskOf(m.Name).Fail(lossy.Sync, pattern, 1)
 					if pattern == "raft.db" {
-						b.shake(m)
+						b.forceWrites(m)
 					}
-					b.awaitEnd(m, "input/output error", strings.TrimSuffix(pattern, "*"), "wal/", "raft.db")
+					b.awaitExit(m, "input/output error", strings.TrimSuffix(pattern, "*"), "wal/", "raft.db")
 					b.awaitProgress(b.ledger.Acknowledged())
-					b.again(i + n)
-					b.write()
+					b.restartAndCheck(i + n)
+					b.startWriters()
 					b.awaitProgress(b.ledger.Acknowledged())
 				}
 			})
@@ -121,15 +119,15 @@ func TestFailedSync(t *testing.T) {
 	}
 }
 
-// shake makes the replicas write their terms and votes, and their entries into
-// raft.db, until one of them ends.
-func (b *bed) shake(m *storeproc.Member) {
+// forceWrites makes the replicas write their terms, their votes and entries of raft.db until one of
+// them exits.
+func (b *testGroup) forceWrites(m *storeproc.Member) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
 		select {
-		case <-m.Ended():
+		case <-m.Exited():
 			return
 		case <-ctx.Done():
 			b.t.Fatalf("%s goes on", m.Name)
@@ -141,29 +139,29 @@ func (b *bed) shake(m *storeproc.Member) {
 	}
 }
 
-// A full disk stops its replica, which says so; the others go on. When all are
-// full nobody acknowledges anything, and when there is space again nothing is missing. F53
+// A full disk stops its replica, which logs the reason; the others continue. When all disks are
+// full, nothing is acknowledged, and when there is space again, nothing is missing. F53
 func TestFullDisk(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
-			b := onDisks(t, store)
-			b.quiet()
+			b := newGroupOnDisks(t, store)
+			b.stopWriters()
 			b.load.bytes = 512 << 10
-			b.write()
+			b.startWriters()
 			for n, leads := range []bool{false, true} {
-				m := b.who(leads)
-				d := b.disk(m.Name)
+				m := b.pickMember(leads)
+				d := b.diskOf(m.Name)
 				d.Limit(d.Used() + 1<<20)
-				b.awaitEnd(m, "no space left on device", "")
+				b.awaitExit(m, "no space left on device", "")
 				b.awaitProgress(b.ledger.Acknowledged())
-				b.again(n)
-				b.write()
+				b.restartAndCheck(n)
+				b.startWriters()
 				b.awaitProgress(b.ledger.Acknowledged())
 			}
 			for _, d := range b.allDisks() {
 				d.Limit(d.Used() + 1<<20)
 			}
-			b.await("two replicas to stop", func() bool {
+			b.awaitCondition("two replicas to stop", func() bool {
 				up := 0
 				for _, m := range b.group.Members() {
 					if m.PID() != 0 {
@@ -172,22 +170,24 @@ func TestFullDisk(t *testing.T) {
 				}
 				return up < 2
 			})
-			b.quiet()
-			// What begins now: of what began before, the answer may have been under way.
-			b.late()
-			b.kill()
+			b.stopWriters()
+			// Only requests that start now: the response to an earlier request may have been in
+			// transit.
+			b.checkNoAcknowledgment()
+			b.killAll()
 			for _, m := range b.group.Members() {
-				if m.Forgive() != nil {
-					b.said(m, "no space left on device", "")
+				if m.ClearErr() != nil {
+					b.checkLog(m, "no space left on device", "")
 				}
 			}
-			b.again(2)
+			b.restartAndCheck(2)
 		})
 	}
 }
 
-// late has every replica that is left asked for a commit, which none may acknowledge.
-func (b *bed) late() {
+// checkNoAcknowledgment requests a commit from every remaining replica. None of them may
+// acknowledge it.
+func (b *testGroup) checkNoAcknowledgment() {
 	b.t.Helper()
 	for n, m := range b.group.Members() {
 		if m.PID() == 0 {
@@ -204,36 +204,36 @@ func (b *bed) late() {
 	}
 }
 
-// What cannot be read at the start is named, and nothing is served. When it can
-// be read again the replica is as before.
+// A file that cannot be read at the start is named in the log, and the replica does not serve. When
+// it can be read again, the replica is as before.
 func TestUnreadable(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
-			b := onDisks(t, store)
+			b := newGroupOnDisks(t, store)
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			m := b.who(false)
-			b.must("snapshot", m.Snapshot(ctx))
+			m := b.pickMember(false)
+			b.requireNoError("snapshot", m.Snapshot(ctx))
 			b.awaitProgress(b.ledger.Acknowledged())
-			b.must("kill", m.Kill())
-			d := b.disk(m.Name)
+			b.requireNoError("kill", m.Kill())
+			d := b.diskOf(m.Name)
 			for _, pattern := range map[string][]string{
 				"bolt": {"raft.db", "raft.journal.*", "*.snap"},
 				"wal":  {"raft.db", "*.wal", "meta", "*.snap"},
 			}[store] {
-				b.must("restart of the machine", d.Crash(lossy.Loss{Data: lossy.Kept, Entries: lossy.Kept}))
+				b.requireNoError("restart of the machine", d.Crash(lossy.Loss{Data: lossy.Kept, Entries: lossy.Kept}))
 				d.Fail(lossy.Read, pattern, -1)
 				_ = m.Start(ctx) // it may answer before it ends, or fail to while it is ending
 				select {
-				case <-m.Ended():
+				case <-m.Exited():
 				case <-time.After(patience):
 					t.Fatalf("%s serves without reading %s", m.Name, pattern)
 				}
-				m.Forgive()
-				b.said(m, "input/output error", strings.Trim(pattern, "*"), "wal/", "snapshots/")
+				m.ClearErr()
+				b.checkLog(m, "input/output error", strings.Trim(pattern, "*"), "wal/", "snapshots/")
 				d.Heal()
 			}
-			b.again(1)
+			b.restartAndCheck(1)
 		})
 	}
 }

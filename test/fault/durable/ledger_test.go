@@ -9,17 +9,18 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// book is a ledger with a store in memory that did everything right so far.
-type book struct {
+// testLedger is a ledger with an in-memory store that has behaved correctly.
+type testLedger struct {
 	*Ledger
 	store *storetest.Memory
 	n     int
 }
 
-func newBook(t *testing.T) *book {
-	b := &book{store: storetest.NewMemory()}
+func newTestLedger(t *testing.T) *testLedger {
+	b := &testLedger{store: storetest.NewMemory()}
 	t.Cleanup(b.store.Close)
-	base, err := b.store.Commit(context.Background(), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/base", nil)}})
+	base, err := b.store.Commit(context.Background(),
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/base", nil)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +28,7 @@ func newBook(t *testing.T) *book {
 	return b
 }
 
-func (b *book) commit(t *testing.T) string {
+func (b *testLedger) commitNext(t *testing.T) string {
 	t.Helper()
 	b.n++
 	token, c := b.Next("w", b.n, 40)
@@ -39,8 +40,8 @@ func (b *book) commit(t *testing.T) string {
 	return token
 }
 
-// told is what the store tells.
-func (b *book) told(t *testing.T) (raftstore.Revision, []raftstore.Item, []raftstore.Events) {
+// storeContent returns the store's revision, items and events.
+func (b *testLedger) storeContent(t *testing.T) (raftstore.Revision, []raftstore.Item, []raftstore.Events) {
 	t.Helper()
 	list, err := b.store.List(context.Background(), Prefix, raftstore.ListOptions{})
 	if err != nil {
@@ -61,13 +62,13 @@ func (b *book) told(t *testing.T) (raftstore.Revision, []raftstore.Item, []rafts
 }
 
 func TestLedgerAcceptsWhatIsRight(t *testing.T) {
-	b := newBook(t)
+	b := newTestLedger(t)
 	for range 3 {
 		for range 20 {
-			b.commit(t)
+			b.commitNext(t)
 		}
 		after := b.Checked()
-		now, items, events := b.told(t)
+		now, items, events := b.storeContent(t)
 		if err := b.Check(now, items, after, events); err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +76,7 @@ func TestLedgerAcceptsWhatIsRight(t *testing.T) {
 			t.Errorf("checked %d and acknowledged %d of %d", b.Checked(), b.Acknowledged(), now)
 		}
 	}
-	// What nobody knows of may have happened or not.
+	// A commit with an unknown outcome may or may not have been applied.
 	for _, happens := range []bool{true, false} {
 		b.n++
 		token, c := b.Next("w", b.n, 40)
@@ -85,7 +86,7 @@ func TestLedgerAcceptsWhatIsRight(t *testing.T) {
 			}
 		}
 		b.Done(token, 0, raftstore.ErrOutcomeUnknown)
-		now, items, events := b.told(t)
+		now, items, events := b.storeContent(t)
 		if err := b.Check(now, items, b.Checked(), events); err != nil {
 			t.Errorf("an unknown outcome that happened (%v): %v", happens, err)
 		}
@@ -96,53 +97,65 @@ func TestLedgerAcceptsWhatIsRight(t *testing.T) {
 func TestLedgerFindsWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
-		spoil      func(b *book, now *raftstore.Revision, items *[]raftstore.Item, events *[]raftstore.Events)
+		spoil      func(b *testLedger, now *raftstore.Revision, items *[]raftstore.Item, events *[]raftstore.Events)
 	}{
-		{"last commit lost", "acknowledged at revision 10 and is not in the history", func(b *book, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			*now, *events = 9, (*events)[:8]
+		{"last commit lost", "acknowledged at revision 10 and is not in the history",
+			func(b *testLedger, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				*now, *events = 9, (*events)[:8]
+			}},
+		{"revision goes back", "the store is at revision 9, and was at 10",
+			func(b *testLedger, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				*now, *events = 9, (*events)[:8]
+			}},
+		{"gap in the history", "revision 5 is followed by 7",
+			func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				*events = append((*events)[:4:4], (*events)[5:]...)
+			}},
+		{"half a commit", "w-5 is applied without its change of /durable/w/second",
+			func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				(*events)[4].Events = (*events)[4].Events[:2]
+			}},
+		{"two commits in one", "of which 3 are not its own",
+			func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				(*events)[4].Events = append((*events)[4].Events[:3:3], (*events)[4].Events[:3]...)
+			}},
+		{"other order", "w-4 was acknowledged at revision 5 and is applied at 6",
+			func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				four, five := atRevision((*events)[3], 6), atRevision((*events)[4], 5)
+				(*events)[3], (*events)[4] = five, four
+			}},
+		{"twice", "w-9 is applied again at revision 11",
+			func(b *testLedger, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
+				*now = 11
+				*events = append(*events, atRevision((*events)[8], 11))
+			}},
+		{"refused and applied", "was refused and is applied",
+			func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item, _ *[]raftstore.Events) {
+				b.commits["w-3"].fate = refused
+			}},
+		{"nobody's", "which no commit did", func(b *testLedger, _ *raftstore.Revision, _ *[]raftstore.Item,
+			_ *[]raftstore.Events) {
+			delete(b.commits, "w-3")
 		}},
-		{"revision goes back", "the store is at revision 9, and was at 10", func(b *book, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			*now, *events = 9, (*events)[:8]
-		}},
-		{"gap in the history", "revision 5 is followed by 7", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			*events = append((*events)[:4:4], (*events)[5:]...)
-		}},
-		{"half a commit", "w-5 is applied without its change of /durable/w/second", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			(*events)[4].Events = (*events)[4].Events[:2]
-		}},
-		{"two commits in one", "of which 3 are not its own", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			(*events)[4].Events = append((*events)[4].Events[:3:3], (*events)[4].Events[:3]...)
-		}},
-		{"other order", "w-4 was acknowledged at revision 5 and is applied at 6", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			four, five := moved((*events)[3], 6), moved((*events)[4], 5)
-			(*events)[3], (*events)[4] = five, four
-		}},
-		{"twice", "w-9 is applied again at revision 11", func(b *book, now *raftstore.Revision, _ *[]raftstore.Item, events *[]raftstore.Events) {
-			*now = 11
-			*events = append(*events, moved((*events)[8], 11))
-		}},
-		{"refused and applied", "was refused and is applied", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, _ *[]raftstore.Events) {
-			b.tries["w-3"].fate = refused
-		}},
-		{"nobody's", "which nobody did", func(b *book, _ *raftstore.Revision, _ *[]raftstore.Item, _ *[]raftstore.Events) {
-			delete(b.tries, "w-3")
-		}},
-		{"item missing", "/durable/w/first of revision 10 is missing", func(b *book, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
-			*items = (*items)[1:]
-		}},
-		{"item of an older revision", "the history says", func(b *book, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
-			(*items)[0].Modified--
-		}},
-		{"item that was deleted", "was deleted or never written", func(b *book, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
-			*items = append(*items, raftstore.Item{Key: Prefix + "z"})
-		}},
+		{"item missing", "/durable/w/first of revision 10 is missing",
+			func(b *testLedger, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
+				*items = (*items)[1:]
+			}},
+		{"item of an older revision", "the history says",
+			func(b *testLedger, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
+				(*items)[0].Modified--
+			}},
+		{"item that was deleted", "was deleted or never written",
+			func(b *testLedger, _ *raftstore.Revision, items *[]raftstore.Item, _ *[]raftstore.Events) {
+				*items = append(*items, raftstore.Item{Key: Prefix + "z"})
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBook(t)
+			b := newTestLedger(t)
 			for range 9 {
-				b.commit(t)
+				b.commitNext(t)
 			}
-			now, items, events := b.told(t)
+			now, items, events := b.storeContent(t)
 			c.spoil(b, &now, &items, &events)
 			if err := b.Check(now, items, b.base, events); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("found: %v\nwant: %s", err, c.want)
@@ -151,8 +164,8 @@ func TestLedgerFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// moved is a revision's events as they would be at another one.
-func moved(ev raftstore.Events, to raftstore.Revision) raftstore.Events {
+// atRevision returns a copy of a revision's events with another revision.
+func atRevision(ev raftstore.Events, to raftstore.Revision) raftstore.Events {
 	out := raftstore.Events{Revision: to}
 	for _, e := range ev.Events {
 		e.Item.Modified = to
@@ -163,18 +176,18 @@ func moved(ev raftstore.Events, to raftstore.Revision) raftstore.Events {
 
 // History that was seen once must stay as it was.
 func TestLedgerFindsRewrittenHistory(t *testing.T) {
-	b := newBook(t)
+	b := newTestLedger(t)
 	for range 5 {
-		b.commit(t)
+		b.commitNext(t)
 	}
-	now, items, events := b.told(t)
+	now, items, events := b.storeContent(t)
 	if err := b.Check(now, items, b.base, events); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Check(now, items, 3, events[2:]); err != nil {
 		t.Errorf("the same history again: %v", err)
 	}
-	third, fourth := moved(events[2], 5), moved(events[3], 4)
+	third, fourth := atRevision(events[2], 5), atRevision(events[3], 4)
 	err := b.Check(now, items, 3, []raftstore.Events{fourth, third, events[4]})
 	if err == nil || !strings.Contains(err.Error(), "revision 4 was w-3 and is w-4 now") {
 		t.Errorf("found: %v", err)

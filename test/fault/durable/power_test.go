@@ -14,51 +14,51 @@ import (
 // logStores are the ways to keep the log.
 var logStores = []string{"bolt", "wal"}
 
-// All replicas lose their power at once, each disk loses what was not synced in
-// a way of its own, and they come back with all they acknowledged. Meanwhile
-// they take snapshots and shorten their logs, turn their journals, get and lose
-// members, hand leadership over, forget history, and start. F52
+// All replicas lose their power at once, each disk loses unsynced data in its own way, and the
+// replicas come back with all acknowledged commits. Meanwhile they take snapshots and truncate
+// their logs, rotate their journals, add and remove members, transfer leadership, compact history,
+// and start. F52
 func TestPowerCut(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
-			s := quick()
+			s := shortSettings()
 			s.LogStore = store
-			b := newBed(t, true, 3, s)
+			b := newTestGroup(t, true, 3, s)
 			b.load.bytes = 64 << 10
 			tried := make(map[string]int)
-			for round := range times(12) {
-				if b.rand.IntN(4) == 0 { // what is read back then was perhaps never synced
-					b.write()
-					b.moment(50 * time.Millisecond)
-					b.kill()
-					b.quiet()
-					b.start()
+			for round := range roundCount(12) {
+				if b.rand.IntN(4) == 0 { // the data that is read back may never have been synced
+					b.startWriters()
+					b.waitRandomly(50 * time.Millisecond)
+					b.killAll()
+					b.stopWriters()
+					b.startAll()
 				}
-				b.slowDown()
-				b.write()
+				b.slowDisks()
+				b.startWriters()
 				if b.rand.IntN(5) > 0 {
 					b.awaitProgress(b.ledger.Acknowledged())
 				}
 				what := upheavals[b.rand.IntN(len(upheavals))]
 				tried[what.name]++
-				over := b.begin(what)
-				b.moment(200 * time.Millisecond)
-				b.cut(over, b.losses(round))
+				over := b.startAction(what)
+				b.waitRandomly(200 * time.Millisecond)
+				b.cutPower(over, b.lossPlans(round))
 				for b.rand.IntN(4) == 0 { // the power goes again while they start
-					b.cut(b.starting(100*time.Millisecond), b.losses(round))
+					b.cutPower(b.startReplicas(100*time.Millisecond), b.lossPlans(round))
 				}
-				b.start()
-				b.settle()
-				b.check()
+				b.startAll()
+				b.finishMembershipChange()
+				b.checkLedger()
 			}
 			t.Logf("%d revisions, power cut during %v", b.ledger.Acknowledged(), tried)
 		})
 	}
 }
 
-// losses gives every disk a way of its own to lose what was not synced, and
-// all of them over the rounds.
-func (b *bed) losses(round int) func() lossy.Loss {
+// lossPlans returns a function that gives each disk its own kind of loss. All kinds occur over the
+// rounds.
+func (b *testGroup) lossPlans(round int) func() lossy.Loss {
 	n := round
 	return func() lossy.Loss {
 		ways := lossy.Losses(b.rand.Uint64())
@@ -67,43 +67,43 @@ func (b *bed) losses(round int) func() lossy.Loss {
 	}
 }
 
-// slowDown gives every disk a speed of its own: while a sync takes its time
-// there is much that is written and not synced.
-func (b *bed) slowDown() {
+// slowDisks gives every disk its own sync delay: during a slow sync much data is written and not
+// yet synced.
+func (b *testGroup) slowDisks() {
 	for _, d := range b.allDisks() {
 		d.SlowSync(time.Duration(b.rand.IntN(3)*b.rand.IntN(8)) * time.Millisecond)
 	}
 }
 
-// upheaval is something that a group does while the power goes.
-type upheaval struct {
+// groupAction is an action of a group during which the power is cut.
+type groupAction struct {
 	name string
-	do   func(context.Context, *bed)
+	do   func(context.Context, *testGroup)
 }
 
-var upheavals = []upheaval{
-	{"writing", func(context.Context, *bed) {}},
-	{"snapshot", func(ctx context.Context, b *bed) {
+var upheavals = []groupAction{
+	{"writing", func(context.Context, *testGroup) {}},
+	{"snapshot", func(ctx context.Context, b *testGroup) {
 		for _, m := range b.group.Members() {
 			_ = m.Snapshot(ctx)
 		}
 	}},
-	{"snapshot on all at once", func(ctx context.Context, b *bed) {
+	{"snapshot on all at once", func(ctx context.Context, b *testGroup) {
 		for _, m := range b.group.Members() {
 			go func() { _ = m.Snapshot(ctx) }()
 		}
 	}},
-	{"compaction", func(ctx context.Context, b *bed) {
+	{"compaction", func(ctx context.Context, b *testGroup) {
 		if m, err := b.group.Leader(ctx); err == nil && b.ledger.Checked() > 500 {
 			_ = m.Compact(ctx, b.ledger.Checked()-400)
 		}
 	}},
-	{"transfer", func(ctx context.Context, b *bed) {
+	{"transfer", func(ctx context.Context, b *testGroup) {
 		if m, err := b.group.Leader(ctx); err == nil {
 			_ = m.Transfer(ctx)
 		}
 	}},
-	{"return of one who was away", func(ctx context.Context, b *bed) {
+	{"return of an absent replica", func(ctx context.Context, b *testGroup) {
 		leader, err := b.group.Leader(ctx)
 		if err != nil {
 			return
@@ -111,27 +111,27 @@ var upheavals = []upheaval{
 		for _, m := range b.group.Members() {
 			if m != leader {
 				_ = m.Kill()
-				b.until(ctx, b.ledger.Acknowledged()+20)
-				_ = leader.Snapshot(ctx) // what it has missed is not in the log
+				b.awaitRevision(ctx, b.ledger.Acknowledged()+20)
+				_ = leader.Snapshot(ctx) // the entries that it has missed are not in the log
 				_ = m.Start(ctx)
 				return
 			}
 		}
 	}},
-	{"new member", func(ctx context.Context, b *bed) {
+	{"new member", func(ctx context.Context, b *testGroup) {
 		if len(b.group.Members()) == 3 {
 			_, _ = b.group.Add(ctx)
 		}
 	}},
-	{"lost member", func(ctx context.Context, b *bed) {
+	{"lost member", func(ctx context.Context, b *testGroup) {
 		if all := b.group.Members(); len(all) > 3 {
 			_ = b.group.Remove(ctx, all[0])
 		}
 	}},
 }
 
-// until waits until a revision is acknowledged, or ctx ends.
-func (b *bed) until(ctx context.Context, rev raftstore.Revision) {
+// awaitRevision waits until a revision is acknowledged or ctx ends.
+func (b *testGroup) awaitRevision(ctx context.Context, rev raftstore.Revision) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for b.ledger.Acknowledged() < rev {
@@ -143,8 +143,8 @@ func (b *bed) until(ctx context.Context, rev raftstore.Revision) {
 	}
 }
 
-// begin lets an upheaval happen and returns how to wait for its end.
-func (b *bed) begin(what upheaval) (over func()) {
+// startAction starts an action and returns a function that waits for its end.
+func (b *testGroup) startAction(what groupAction) (over func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -157,35 +157,35 @@ func (b *bed) begin(what upheaval) (over func()) {
 	}
 }
 
-// starting lets all replicas start, for up to so long, and returns how to end that.
-func (b *bed) starting(most time.Duration) (over func()) {
-	over = b.begin(upheaval{"starting", func(ctx context.Context, b *bed) {
+// startReplicas starts all replicas, for at most this time. The returned function ends the attempt.
+func (b *testGroup) startReplicas(most time.Duration) (over func()) {
+	over = b.startAction(groupAction{"starting", func(ctx context.Context, b *testGroup) {
 		var all sync.WaitGroup
 		for _, m := range b.group.Members() {
 			all.Go(func() { _ = m.Start(ctx) })
 		}
 		all.Wait()
 	}})
-	b.moment(most)
+	b.waitRandomly(most)
 	return over
 }
 
-// settle finishes what a power cut has left half done of a change of members.
-func (b *bed) settle() {
+// finishMembershipChange completes a membership change that a power cut has interrupted.
+func (b *testGroup) finishMembershipChange() {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	leader, err := b.group.Leader(ctx)
-	b.must("after a power cut", err)
+	b.requireNoError("after a power cut", err)
 	for _, m := range b.group.Members() {
 		if m != leader {
-			b.must("joining again", b.join(ctx, m))
+			b.requireNoError("joining again", b.joinIfMissing(ctx, m))
 		}
 	}
 }
 
-// join makes a replica a member if it is none.
-func (b *bed) join(ctx context.Context, m *storeproc.Member) error {
+// joinIfMissing makes a replica a member if it is not a member.
+func (b *testGroup) joinIfMissing(ctx context.Context, m *storeproc.Member) error {
 	for {
 		leader, err := b.group.Leader(ctx)
 		if err != nil {

@@ -17,17 +17,17 @@ import (
 	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
-// solo is a group of one on a lossy disk, made for the first time or again.
-type solo struct {
-	t      *testing.T
-	store  string // that keeps its log
-	disk   *lossy.Disk
-	ledger *Ledger
-	n      int
-	bytes  int // of a commit
+// soloReplica is a cluster of one replica on a lossy disk, over several runs of its process.
+type soloReplica struct {
+	t        *testing.T
+	logStore string // that keeps its log
+	disk     *lossy.Disk
+	ledger   *Ledger
+	n        int
+	bytes    int // of a commit
 }
 
-func newSolo(t *testing.T, store string) *solo {
+func newSoloReplica(t *testing.T, store string) *soloReplica {
 	t.Helper()
 	needDisks(t)
 	d, err := lossy.New(filepath.Join(t.TempDir(), "disk"))
@@ -39,23 +39,23 @@ func newSolo(t *testing.T, store string) *solo {
 			t.Error(err)
 		}
 	})
-	return &solo{t: t, store: store, disk: d, bytes: 3000}
+	return &soloReplica{t: t, logStore: store, disk: d, bytes: 3000}
 }
 
-// live is a life of the replica: it starts, does something, and is killed. It
-// ends early when the power is cut.
-func (s *solo) live(do func(context.Context, *storeproc.Member) error) error {
+// runOnce runs the replica once: it starts the process, calls do and kills the process. It returns
+// early when the power is cut.
+func (s *soloReplica) runOnce(do func(context.Context, *storeproc.Member) error) error {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
 	defer cancel()
-	return s.liveIn(ctx, do)
+	return s.runOnceIn(ctx, do)
 }
 
-func (s *solo) liveIn(ctx context.Context, do func(context.Context, *storeproc.Member) error) error {
+func (s *soloReplica) runOnceIn(ctx context.Context, do func(context.Context, *storeproc.Member) error) error {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	dark := s.disk.Dark()
+	dark := s.disk.PowerLost()
 	go func() {
 		select {
 		case <-dark:
@@ -63,8 +63,8 @@ func (s *solo) liveIn(ctx context.Context, do func(context.Context, *storeproc.M
 		case <-ctx.Done():
 		}
 	}()
-	settings := quick()
-	settings.LogStore = s.store
+	settings := shortSettings()
+	settings.LogStore = s.logStore
 	g, err := storeproc.Start(ctx, storeproc.Options{
 		Dir: s.t.TempDir(), Replicas: 1, Settings: settings,
 		DataDir: func(string) string { return s.dataDir() },
@@ -75,23 +75,23 @@ func (s *solo) liveIn(ctx context.Context, do func(context.Context, *storeproc.M
 	m := g.Members()[0]
 	err = do(ctx, m)
 	kill := m.Kill()
-	if s.powerless() {
-		m.Forgive()
+	if s.powerIsCut() {
+		m.ClearErr()
 	}
 	return errors.Join(err, kill, g.Close())
 }
 
-func (s *solo) powerless() bool {
+func (s *soloReplica) powerIsCut() bool {
 	select {
-	case <-s.disk.Dark():
+	case <-s.disk.PowerLost():
 		return true
 	default:
 		return false
 	}
 }
 
-// commit makes some commits and notes what became of them.
-func (s *solo) commit(ctx context.Context, m *storeproc.Member, times int) error {
+// commitTimes makes commits and records their outcomes.
+func (s *soloReplica) commitTimes(ctx context.Context, m *storeproc.Member, times int) error {
 	if s.ledger == nil {
 		rev, err := m.Store().Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/base", nil)}})
 		if err != nil {
@@ -111,8 +111,8 @@ func (s *solo) commit(ctx context.Context, m *storeproc.Member, times int) error
 	return nil
 }
 
-// check compares the store with the ledger.
-func (s *solo) check(ctx context.Context, m *storeproc.Member) error {
+// checkStore compares the store with the ledger.
+func (s *soloReplica) checkStore(ctx context.Context, m *storeproc.Member) error {
 	if s.ledger == nil {
 		return nil // nothing was acknowledged
 	}
@@ -121,36 +121,36 @@ func (s *solo) check(ctx context.Context, m *storeproc.Member) error {
 		return err
 	}
 	after := s.ledger.Checked()
-	events, err := watched(ctx, m, after, list.Revision)
+	events, err := watchRange(ctx, m, after, list.Revision)
 	if err != nil {
 		return err
 	}
 	return s.ledger.Check(list.Revision, list.Items, after, events)
 }
 
-// work is the life whose every change a power cut may hit: the first start,
-// commits, a snapshot that takes the place of the log, and commits after it.
-func (s *solo) work(ctx context.Context, m *storeproc.Member) error {
-	if err := s.commit(ctx, m, 3); err != nil {
+// makeChanges does the work that power cuts interrupt at each change: the first start, commits, a
+// snapshot that replaces the log, and commits after it.
+func (s *soloReplica) makeChanges(ctx context.Context, m *storeproc.Member) error {
+	if err := s.commitTimes(ctx, m, 3); err != nil {
 		return err
 	}
 	if err := m.Snapshot(ctx); err != nil {
 		return err
 	}
-	return s.commit(ctx, m, 2)
+	return s.commitTimes(ctx, m, 2)
 }
 
-// atChanges does something at some of the changes of the disk in a whole life,
-// on each log store, with one way of losing what was not synced after the other.
-func atChanges(t *testing.T, count int, do func(t *testing.T, store string, n uint64, loss lossy.Loss)) {
+// forEachChange calls do at some of the disk changes of a complete run, for each log store, with
+// the kinds of loss in turn.
+func forEachChange(t *testing.T, count int, do func(t *testing.T, store string, n uint64, loss lossy.Loss)) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
-			s := newSolo(t, store)
-			if err := s.live(s.work); err != nil {
+			s := newSoloReplica(t, store)
+			if err := s.runOnce(s.makeChanges); err != nil {
 				t.Fatal(err)
 			}
 			all := s.disk.Changes()
-			step := max(1, all/uint64(times(count)))
+			step := max(1, all/uint64(roundCount(count)))
 			round := *seed
 			for n := 1 + *seed%step; n <= all; n += step {
 				ways := lossy.Losses(*seed + n)
@@ -166,24 +166,24 @@ func atChanges(t *testing.T, count int, do func(t *testing.T, store string, n ui
 // change of the first start on. The replica always starts again, with
 // all that it had acknowledged. F52
 func TestPowerCutAtEveryChange(t *testing.T) {
-	atChanges(t, 10, cutAt)
+	forEachChange(t, 10, cutAt)
 }
 
 func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
-	s := newSolo(t, store)
+	s := newSoloReplica(t, store)
 	s.disk.CutAt(n)
 	// Not all lives are of the same number of changes: this one may get through.
-	if err := s.live(s.work); err != nil && !s.powerless() {
+	if err := s.runOnce(s.makeChanges); err != nil && !s.powerIsCut() {
 		t.Fatal(err)
 	}
 	if err := s.disk.Crash(loss); err != nil {
 		t.Fatal(err)
 	}
-	err := s.live(func(ctx context.Context, m *storeproc.Member) error {
-		if err := s.check(ctx, m); err != nil {
+	err := s.runOnce(func(ctx context.Context, m *storeproc.Member) error {
+		if err := s.checkStore(ctx, m); err != nil {
 			return err
 		}
-		return s.commit(ctx, m, 2)
+		return s.commitTimes(ctx, m, 2)
 	})
 	if err != nil {
 		t.Fatalf("after the power cut: %v", err)
@@ -191,20 +191,20 @@ func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 	if err := s.disk.Crash(lossy.Loss{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.live(s.check); err != nil {
+	if err := s.runOnce(s.checkStore); err != nil {
 		t.Fatalf("after the second power cut: %v", err)
 	}
 }
 
-// The replica is killed at one change of the disk after the other. What it had
-// written and not synced is still readable then, so it starts from that; and
-// what it has shown to anybody since outlives a power cut. F52
+// The replica is killed at each change of the disk in turn. Written data that is not synced is
+// still readable then, so the replica starts from it; whatever it has returned since survives a
+// power cut. F52
 func TestKillAtEveryChange(t *testing.T) {
-	atChanges(t, 8, killAt)
+	forEachChange(t, 8, killAt)
 }
 
 func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
-	s := newSolo(t, store)
+	s := newSoloReplica(t, store)
 	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
 	defer cancel()
 	stalled := s.disk.StallAt(n)
@@ -215,7 +215,7 @@ func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 			cancel() // which kills the process
 			tick := time.NewTicker(time.Millisecond)
 			defer tick.Stop()
-			for late := time.After(patience); dying() == 0; {
+			for late := time.After(patience); countDying() == 0; {
 				select {
 				case <-tick.C:
 				case <-late:
@@ -228,7 +228,7 @@ func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 		}
 		s.disk.Resume()
 	}()
-	err := s.liveIn(ctx, s.work)
+	err := s.runOnceIn(ctx, s.makeChanges)
 	close(over)
 	select {
 	case <-stalled:
@@ -237,20 +237,20 @@ func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.live(s.check); err != nil {
+	if err := s.runOnce(s.checkStore); err != nil {
 		t.Fatalf("started again: %v", err)
 	}
 	if err := s.disk.Crash(loss); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.live(s.check); err != nil {
+	if err := s.runOnce(s.checkStore); err != nil {
 		t.Fatalf("after the power cut: %v", err)
 	}
 }
 
-// dying is how many processes of ours have been killed and are not gone yet,
-// because they wait for the disk.
-func dying() int {
+// countDying returns the number of killed child processes that have not exited yet because they
+// wait for the disk.
+func countDying() int {
 	n := 0
 	files, _ := filepath.Glob("/proc/[0-9]*/status")
 	for _, f := range files {
@@ -279,38 +279,41 @@ func dying() int {
 	return n
 }
 
-// After a failed sync the data is still readable, for the next process too,
-// and will never be on the disk. The replica must not build on it: what it
-// acknowledges after its restart outlives a power cut. F52
+// After a failed sync the data is still readable, also for the next process, but will never be on
+// the disk. The replica must not rely on it: commits acknowledged after its restart survive a power
+// cut. F52
 func TestFailedSyncIsNotBuiltOn(t *testing.T) {
-	for _, c := range []struct{ store, file string }{{"bolt", "raft.journal.*"}, {"bolt", "raft.db"}, {"wal", "*.wal"}} {
+	for _, c := range []struct{ store, file string }{{"bolt", "raft.journal.*"}, {"bolt", "raft.db"},
+		{"wal", "*.wal"}} {
 		t.Run(c.store+" "+c.file, func(t *testing.T) {
-			s := newSolo(t, c.store)
+			s := newSoloReplica(t, c.store)
 			s.bytes = 200 << 10 // so that the journal is soon brought to raft.db
-			err := s.live(func(ctx context.Context, m *storeproc.Member) error {
-				if err := s.commit(ctx, m, 3); err != nil {
+			err := s.runOnce(func(ctx context.Context, m *storeproc.Member) error {
+				if err := s.commitTimes(ctx, m, 3); err != nil {
 					return err
 				}
 				s.disk.Fail(lossy.Sync, c.file, 1)
 				for m.PID() != 0 && ctx.Err() == nil {
 					call, cancel := context.WithTimeout(ctx, time.Second)
-					_ = s.commit(call, m, 1)
+					_ = s.commitTimes(call, m, 1)
 					cancel()
 				}
-				m.Forgive()
+				m.ClearErr()
 				return ctx.Err()
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			s.disk.Heal()
-			if err := s.live(func(ctx context.Context, m *storeproc.Member) error { return s.commit(ctx, m, 3) }); err != nil {
+			if err := s.runOnce(func(ctx context.Context, m *storeproc.Member) error {
+				return s.commitTimes(ctx, m, 3)
+			}); err != nil {
 				t.Fatalf("started again: %v", err)
 			}
 			if err := s.disk.Crash(lossy.Loss{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.live(s.check); err != nil {
+			if err := s.runOnce(s.checkStore); err != nil {
 				t.Fatalf("after the power cut: %v", err)
 			}
 		})

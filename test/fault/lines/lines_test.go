@@ -1,7 +1,7 @@
-// Package lines cuts the lines of a group of replicas as a network does: the
-// kernel drops their packets, in a network namespace of the test's own. What is
-// cut off then sees what no simulation shows it: dials that nobody refuses, and
-// connections of which the kernel tries again later and later.
+// Package lines cuts the links of a group of replicas as a network does: the kernel drops their
+// packets, in the test's own network namespace. A replica that is cut off then meets conditions
+// that no simulation has: dials that are not refused, and connections on which the kernel
+// retransmits at growing intervals.
 package lines
 
 import (
@@ -31,7 +31,7 @@ const inside = "KEELSON_TEST_LINES"
 
 // TestMain runs the tests in a process with a network of its own.
 func TestMain(m *testing.M) {
-	if os.Getenv(inside) != "" || unable() != nil {
+	if os.Getenv(inside) != "" || missingSupport() != nil {
 		os.Exit(m.Run())
 	}
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
@@ -49,8 +49,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// unable says what this machine lacks.
-func unable() error {
+// missingSupport returns the reason why this machine cannot run the tests, or nil.
+func missingSupport() error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root may make a network namespace")
 	}
@@ -58,8 +58,9 @@ func unable() error {
 	return err
 }
 
-// lines is a cluster as a nemesis sees it whose lines the kernel cuts.
-type lines struct {
+// filteredCluster is a cluster as the target of fault plans, with links that the kernel's packet
+// filter cuts.
+type filteredCluster struct {
 	nemesis.Group
 	t *testing.T
 	c *storetest.Cluster
@@ -68,40 +69,41 @@ type lines struct {
 	ports map[string]string // of the replicas' peer listeners
 }
 
-// newLines starts three replicas with the timeouts of a real group.
-func newLines(t *testing.T) *lines {
-	if err := unable(); err != nil {
+// newFilteredCluster starts three replicas with production timeouts.
+func newFilteredCluster(t *testing.T) *filteredCluster {
+	if err := missingSupport(); err != nil {
 		t.Skipf("lines cannot be cut on this machine: %v", err)
 	}
-	if err := loopbackUp(); err != nil {
+	if err := enableLoopback(); err != nil {
 		t.Fatal(err)
 	}
-	l := &lines{t: t, ports: make(map[string]string)}
+	l := &filteredCluster{t: t, ports: make(map[string]string)}
 	l.c = storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		_, port, err := net.SplitHostPort(cfg.Advertise)
+		_, port, err := net.SplitHostPort(cfg.Network.Advertise)
 		if err != nil {
 			t.Fatal(err)
 		}
 		l.mu.Lock()
 		l.ports[cfg.Name] = port
 		l.mu.Unlock()
-		// By where a connection comes from the kernel knows whose it is.
-		dialer := &net.Dialer{KeepAlive: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(source(cfg.Name))}}
-		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		// The packet filter identifies the replica by the source address of a connection.
+		dialer := &net.Dialer{KeepAlive: 5 * time.Second,
+			LocalAddr: &net.TCPAddr{IP: net.ParseIP(sourceAddress(cfg.Name))}}
+		cfg.Network.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
 		}
 	})
 	l.Group = l.c.Target()
-	l.filter("add table ip lines")
-	l.filter("add chain ip lines cut { type filter hook input priority 0; }")
+	l.runNft("add table ip lines")
+	l.runNft("add chain ip lines cut { type filter hook input priority 0; }")
 	t.Cleanup(l.Heal)
 	return l
 }
 
-// source is the address from which a replica dials: r2 from 127.0.0.12.
-func source(name string) string { return "127.0.0.1" + strings.TrimPrefix(name, "r") }
+// sourceAddress returns the address from which a replica dials: r2 from 127.0.0.12.
+func sourceAddress(name string) string { return "127.0.0.1" + strings.TrimPrefix(name, "r") }
 
-func loopbackUp() error {
+func enableLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("bringing up loopback: %w", err)
@@ -118,7 +120,7 @@ func loopbackUp() error {
 	return nil
 }
 
-func (l *lines) filter(rule string) {
+func (l *filteredCluster) runNft(rule string) {
 	if out, err := exec.Command("nft", rule).CombinedOutput(); err != nil {
 		l.t.Errorf("nft %s: %v: %s", rule, err, out)
 	}
@@ -126,22 +128,23 @@ func (l *lines) filter(rule string) {
 
 // Cut implements nemesis.Group: packets of one replica to another are dropped,
 // on connections that either of them has made.
-func (l *lines) Cut(from, to string) {
+func (l *filteredCluster) Cut(from, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.filter(fmt.Sprintf("add rule ip lines cut ip saddr %s tcp dport %s drop", source(from), l.ports[to]))
-	l.filter(fmt.Sprintf("add rule ip lines cut ip daddr %s tcp sport %s drop", source(to), l.ports[from]))
+	l.runNft(fmt.Sprintf("add rule ip lines cut ip saddr %s tcp dport %s drop", sourceAddress(from), l.ports[to]))
+	l.runNft(fmt.Sprintf("add rule ip lines cut ip daddr %s tcp sport %s drop", sourceAddress(to), l.ports[from]))
 }
 
 // Heal implements nemesis.Group.
-func (l *lines) Heal() { l.filter("flush chain ip lines cut") }
+func (l *filteredCluster) Heal() { l.runNft("flush chain ip lines cut") }
 
 // Random clients on all replicas see one linear history, and watchers see just
 // that, while lines are cut for long in every way. F53
 func TestLinearizableThroughCuts(t *testing.T) {
-	l := newLines(t)
+	l := newFilteredCluster(t)
 	plan := nemesis.New(1, 5*time.Second, []nemesis.Fault{
-		nemesis.IsolateLeader, nemesis.IsolateAny, nemesis.MuteLeader, nemesis.DeafLeader, nemesis.MuteFollower, nemesis.DeafFollower,
+		nemesis.IsolateLeader, nemesis.IsolateAny, nemesis.MuteLeader, nemesis.DeafLeader, nemesis.MuteFollower,
+		nemesis.DeafFollower,
 		nemesis.BridgeLeader, nemesis.BridgeFollower, nemesis.FlappingLine, nemesis.Install,
 	})
 	for i := range plan {
@@ -173,11 +176,10 @@ func TestLinearizableThroughCuts(t *testing.T) {
 	}
 }
 
-// A replica that was cut off serves again soon after its line is whole, and not
-// after as long as the line was cut: so late would the kernel try again what was
-// on its way.
+// A replica that was cut off serves again soon after its link is restored, and not only after as
+// long as the link was cut, which is when the kernel would retransmit pending data.
 func TestCutOffReplicaServesSoonAfter(t *testing.T) {
-	l := newLines(t)
+	l := newFilteredCluster(t)
 	const cut, soon = 16 * time.Second, 8 * time.Second
 	name := l.c.Followers()[0]
 	r := l.c.Replica(name)
@@ -188,18 +190,18 @@ func TestCutOffReplicaServesSoonAfter(t *testing.T) {
 		}
 	}
 	for whole := time.Now().Add(cut); time.Now().Before(whole); { // calls are under way all the time
-		_ = read(r, 300*time.Millisecond)
+		_ = listWithin(r, 300*time.Millisecond)
 	}
-	if err := read(r, 300*time.Millisecond); !errors.Is(err, raftstore.ErrUnavailable) {
+	if err := listWithin(r, 300*time.Millisecond); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Fatalf("read at a replica that is cut off: %v", err)
 	}
 	l.Heal()
-	if err := read(r, soon); err != nil {
+	if err := listWithin(r, soon); err != nil {
 		t.Errorf("%s after a line was whole again that had been cut for %s: %v", soon, cut, err)
 	}
 }
 
-func read(r *replica.Replica, within time.Duration) error {
+func listWithin(r *replica.Replica, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	_, err := r.List(ctx, "/", raftstore.ListOptions{})

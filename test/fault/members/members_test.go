@@ -1,5 +1,5 @@
-// Package members changes what a lab of three replicas and a standby is made of while it serves: a replica dies for good and
-// the standby takes its place, and the cluster's CA gives way to another.
+// Package members changes the members of a lab of three replicas and a standby while it serves: a
+// replica is lost and the standby replaces it, and the cluster CA is rotated.
 package members
 
 import (
@@ -33,29 +33,29 @@ func TestMain(m *testing.M) {
 	}, m))
 }
 
-func needsStandby(t *testing.T) {
+func requireStandby(t *testing.T) {
 	t.Helper()
 	if c := testenv.Lab().Config; c.Standbys != 1 || !slices.Contains(c.ControlPlaneFlags, replaceFlag) {
 		t.Skipf("the lab that is up has no standby and no %s", replaceFlag)
 	}
 }
 
-func status(t *testing.T) (s api.ClusterStatus, err error) {
+func clusterStatus(t *testing.T) (s api.ClusterStatus, err error) {
 	t.Helper()
-	out, err := kctl(t, "cluster", "status", "-o", "json")
+	out, err := runKctl(t, "cluster", "status", "-o", "json")
 	if err != nil {
 		return s, fmt.Errorf("%w: %s", err, out)
 	}
 	return s, json.Unmarshal([]byte(out), &s)
 }
 
-func kctl(t *testing.T, args ...string) (string, error) {
+func runKctl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	return testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), args...)
 }
 
-// find is a member by its name.
-func find(s api.ClusterStatus, name string) (api.ClusterMember, bool) {
+// findMember returns a member by its name.
+func findMember(s api.ClusterStatus, name string) (api.ClusterMember, bool) {
 	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Name == name })
 	if i < 0 {
 		return api.ClusterMember{}, false
@@ -63,17 +63,18 @@ func find(s api.ClusterStatus, name string) (api.ClusterMember, bool) {
 	return s.Members[i], true
 }
 
-// A voter's process is killed and stays away. Writes, reads and watches at the other three go on, none of them fails, and after
-// half a minute the standby has the vote. The dead one, started again with its whole disk, says that it was removed and why,
-// and changes nothing; joined anew it is a standby. F53
+// A voter's process is killed and stays down. Writes, reads and watches at the other three continue
+// without a failure, and after half a minute the standby is a voter. The dead replica, started
+// again with its disk, reports that it was removed and why, and changes nothing; joined again it is
+// a standby. F53
 func TestADeadReplicaIsReplaced(t *testing.T) {
-	needsStandby(t)
+	requireStandby(t)
 	var s api.ClusterStatus
 	testenv.Eventually(t, patience, func() (err error) {
-		if s, err = status(t); err != nil {
+		if s, err = clusterStatus(t); err != nil {
 			return err
 		}
-		if m, ok := find(s, "cp4"); !ok || m.Voter || !m.Standby || m.Ready != "yes" {
+		if m, ok := findMember(s, "cp4"); !ok || m.Voter || !m.Standby || m.Ready != "yes" {
 			return fmt.Errorf("the standby is %+v", m)
 		}
 		if !slices.ContainsFunc(s.Members, func(m api.ClusterMember) bool { return m.Leader }) {
@@ -81,9 +82,11 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 		}
 		return nil
 	})
-	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Voter && !m.Leader && m.Name != "cp1" }) // init's files are cp1's
+	// init's files are cp1's
+	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Voter && !m.Leader && m.Name != "cp1" })
 	dead := s.Members[i].Name
-	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: testenv.Namespace(t), Call: 20 * time.Second}
+	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: testenv.Namespace(t),
+		Call: 20 * time.Second}
 	for _, name := range testenv.Replicas() {
 		load.Names = append(load.Names, name)
 		load.Clients[name] = testenv.ClientAt(t, name)
@@ -94,31 +97,34 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 	if err := load.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	load.Strike(dead)
+	load.ExpectLoss(dead)
 	killed := time.Now()
 	if err := testenv.Lab().KillDaemon(ctx, dead); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		s, err := status(t)
+		s, err := clusterStatus(t)
 		if err != nil {
 			return err
 		}
-		if m, _ := find(s, "cp4"); !m.Voter || len(s.Members) != 3 || s.Autopilot == nil || len(s.Autopilot.Done) != 1 {
+		if m, _ := findMember(s, "cp4"); !m.Voter || len(s.Members) != 3 || s.Autopilot == nil ||
+			len(s.Autopilot.Done) != 1 {
 			return fmt.Errorf("members %+v, autopilot %+v", s.Members, s.Autopilot)
 		}
 		return nil
 	})
 	t.Logf("%s was replaced %.1f s after its death", dead, time.Since(killed).Seconds())
-	testenv.Eventually(t, patience, func() error { // what is wrong still is looked at now and then
-		said, err := kctl(t, "cluster", "status")
-		if err != nil || !strings.Contains(said, "cp4 has the vote of "+dead+" since ") || !strings.Contains(said, "replaces a voter that has not answered for 30s; every voter answers; there is no standby") {
+	testenv.Eventually(t, patience, func() error { // remaining problems are checked periodically
+		said, err := runKctl(t, "cluster", "status")
+		if err != nil || !strings.Contains(said, "cp4 has the vote of "+dead+" since ") ||
+			!strings.Contains(said, "replaces a voter that has not answered for 30s; every voter answers; "+
+				"there is no standby") {
 			return fmt.Errorf("%v\n%s", err, said)
 		}
 		return nil
 	})
-	comesBack(t, dead)
-	seen, err := load.Verdict(ctx)
+	restartMember(t, dead)
+	seen, err := load.Finish(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,11 +132,11 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 	if err := seen.Err(); err != nil {
 		t.Error(err)
 	}
-	joinsAnew(t, dead)
+	rejoinEmpty(t, dead)
 }
 
-// comesBack starts the dead one again with all that it had.
-func comesBack(t *testing.T, dead string) {
+// restartMember starts the dead replica again with its data.
+func restartMember(t *testing.T, dead string) {
 	t.Helper()
 	others := slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "cp4"}, func(name string) bool { return name == dead })
 	before := map[string]int{}
@@ -140,20 +146,22 @@ func comesBack(t *testing.T, dead string) {
 	if err := testenv.Lab().RestartDaemon(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
-	want := "replica " + dead + " was removed from the group at "
+	want := "replica " + dead + " was removed from the raft cluster at "
 	testenv.Eventually(t, patience, func() error {
 		if !strings.Contains(logOf(t, dead), want) {
 			return errors.New("it does not say that it was removed")
 		}
 		return nil
 	})
-	if after, err := status(t); err != nil || after.Leader == dead || len(after.Members) != 3 {
+	if after, err := clusterStatus(t); err != nil || after.Leader == dead || len(after.Members) != 3 {
 		t.Errorf("with %s back %s leads %d members, %v", dead, after.Leader, len(after.Members), err)
 	}
-	// A machine may be so busy that leaders lose the others by themselves, but nobody gives way to this one.
+	// On a busy machine leaders may change by themselves, but no leader steps down for this
+	// replica.
 	for _, name := range others {
 		for line := range strings.Lines(logOf(t, name)[before[name]:]) {
-			if strings.Contains(line, "role changed") && (strings.Contains(line, dead+" asks for votes") || strings.Contains(line, dead+" is in term")) {
+			if strings.Contains(line, "role changed") &&
+				(strings.Contains(line, dead+" asks for votes") || strings.Contains(line, dead+" is in term")) {
 				t.Errorf("%s gives way to %s: %s", name, dead, line)
 			}
 		}
@@ -169,8 +177,9 @@ func logOf(t *testing.T, name string) string {
 	return string(raw)
 }
 
-// joinsAnew makes of the dead one what its last sentence asks for.
-func joinsAnew(t *testing.T, dead string) {
+// rejoinEmpty makes the dead replica join again with an empty data folder, as its last log line
+// requests.
+func rejoinEmpty(t *testing.T, dead string) {
 	t.Helper()
 	if err := testenv.Lab().Stop(t.Context(), dead); err != nil {
 		t.Fatal(err)
@@ -181,7 +190,8 @@ func joinsAnew(t *testing.T, dead string) {
 	}
 	token := strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
 	h, first := testenv.Host(t, dead), testenv.Host(t, "cp1")
-	join := h.Command(t.Context(), filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane"), "join", "--standby", "--name="+dead,
+	join := h.Command(t.Context(), filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane"), "join",
+		"--standby", "--name="+dead,
 		"--advertise-address="+h.IP.String(), "--token="+token, "--server="+first.Endpoint(lab.FleetPort))
 	if out, err := join.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -190,11 +200,12 @@ func joinsAnew(t *testing.T, dead string) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		s, err := status(t)
+		s, err := clusterStatus(t)
 		if err != nil {
 			return err
 		}
-		if m, ok := find(s, dead); !ok || m.Voter || !m.Standby || m.Ready != "yes" || s.Autopilot == nil || !strings.Contains(s.Autopilot.State, dead+" would be the next") {
+		if m, ok := findMember(s, dead); !ok || m.Voter || !m.Standby || m.Ready != "yes" || s.Autopilot == nil ||
+			!strings.Contains(s.Autopilot.State, dead+" would be promoted next") {
 			return fmt.Errorf("%+v, autopilot %+v", m, s.Autopilot)
 		}
 		return nil

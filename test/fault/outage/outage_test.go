@@ -36,54 +36,61 @@ const (
 func TestASwitchThatCutsOffMostWorkers(t *testing.T) {
 	cs, ns := testenv.Client(t), testenv.Namespace(t)
 	lost := []string{"w1", "w2", "w3"}
-	deploy(t, cs, ns, 10)
-	before := running(t, cs, ns, 10)
+	createDeployment(t, cs, ns, 10)
+	before := awaitRunning(t, cs, ns, 10)
 	for _, w := range lost {
-		if !slices.ContainsFunc(slices.Collect(maps.Values(before)), func(p v1.Pod) bool { return p.Spec.NodeName == w }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(before)), func(p v1.Pod) bool {
+			return p.Spec.NodeName == w
+		}) {
 			t.Fatalf("%s has no pod that could be evicted", w)
 		}
 	}
-	plugged := unplug(t, lost...)
+	plugged := disconnectWorkers(t, lost...)
 	began := time.Now()
-	ready(t, cs, false, lost...)
+	awaitReady(t, cs, false, lost...)
 	t.Logf("all three were noticed after %v", time.Since(began).Round(100*time.Millisecond))
-	pass(t, cut-time.Since(began))
-	untouched(t, cs, ns, before, "while three of five workers were cut off")
+	waitFor(t, cut-time.Since(began))
+	requireUntouched(t, cs, ns, before, "while three of five workers were cut off")
 	plugged()
-	ready(t, cs, true, lost...)
-	pass(t, after)
-	untouched(t, cs, ns, before, "after they came back")
-	for _, p := range running(t, cs, ns, 10) {
-		if c := p.Status.ContainerStatuses[0]; c.RestartCount != 0 || c.ContainerID != before[p.UID].Status.ContainerStatuses[0].ContainerID {
+	awaitReady(t, cs, true, lost...)
+	waitFor(t, after)
+	requireUntouched(t, cs, ns, before, "after they came back")
+	for _, p := range awaitRunning(t, cs, ns, 10) {
+		if c := p.Status.ContainerStatuses[0]; c.RestartCount != 0 ||
+			c.ContainerID != before[p.UID].Status.ContainerStatuses[0].ContainerID {
 			t.Errorf("the container of %s was started again", p.Name)
 		}
 	}
 
-	plugged = unplug(t, "w1")
+	plugged = disconnectWorkers(t, "w1")
 	began = time.Now()
 	testenv.Eventually(t, soon, func() error {
-		for uid, p := range pods(t, cs, ns) {
+		for uid, p := range listPods(t, cs, ns) {
 			if _, old := before[uid]; old && p.Spec.NodeName == "w1" && p.DeletionTimestamp == nil {
 				return fmt.Errorf("%s is still on w1, which is lost alone", p.Name)
 			}
 		}
 		return nil
 	})
-	t.Logf("of one worker that is cut off alone the pods were evicted after %v", time.Since(began).Round(100*time.Millisecond))
+	t.Logf("of one worker that is cut off alone the pods were evicted after %v",
+		time.Since(began).Round(100*time.Millisecond))
 	plugged()
-	ready(t, cs, true, "w1")
+	awaitReady(t, cs, true, "w1")
 }
 
-// deploy makes pods on all workers.
-func deploy(t *testing.T, cs kubernetes.Interface, ns string, replicas int32) {
+// createDeployment creates a Deployment with pods on all workers.
+func createDeployment(t *testing.T, cs kubernetes.Interface, ns string, replicas int32) {
 	t.Helper()
 	labels := map[string]string{"app": "web"}
 	grace := int64(1)
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
 		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{
-			TerminationGracePeriodSeconds: &grace, Containers: []v1.Container{{Name: "main", Image: "keelson.dev/hello:v1",
-				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("500m")}}}}, // so that they spread
+			TerminationGracePeriodSeconds: &grace,
+			Containers: []v1.Container{{Name: "main", Image: "keelson.dev/hello:v1",
+				// so that they spread
+				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
+					v1.ResourceCPU: resource.MustParse("500m")}}}},
 		}},
 	}}
 	if _, err := cs.AppsV1().Deployments(ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
@@ -91,7 +98,7 @@ func deploy(t *testing.T, cs kubernetes.Interface, ns string, replicas int32) {
 	}
 }
 
-func pods(t *testing.T, cs kubernetes.Interface, ns string) map[types.UID]v1.Pod {
+func listPods(t *testing.T, cs kubernetes.Interface, ns string) map[types.UID]v1.Pod {
 	t.Helper()
 	list, err := cs.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
@@ -104,13 +111,15 @@ func pods(t *testing.T, cs kubernetes.Interface, ns string) map[types.UID]v1.Pod
 	return out
 }
 
-// running waits until so many pods run, and no others are there.
-func running(t *testing.T, cs kubernetes.Interface, ns string, n int) (out map[types.UID]v1.Pod) {
+// awaitRunning waits until n pods run and no other pods exist.
+func awaitRunning(t *testing.T, cs kubernetes.Interface, ns string, n int) (out map[types.UID]v1.Pod) {
 	t.Helper()
 	testenv.Eventually(t, soon, func() error {
-		out = pods(t, cs, ns)
+		out = listPods(t, cs, ns)
 		for _, p := range out {
-			ok := slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
+			ok := slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+				return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+			})
 			if !ok {
 				return fmt.Errorf("%s is not ready", p.Name)
 			}
@@ -123,10 +132,10 @@ func running(t *testing.T, cs kubernetes.Interface, ns string, n int) (out map[t
 	return out
 }
 
-// untouched fails when a pod was deleted, or is being.
-func untouched(t *testing.T, cs kubernetes.Interface, ns string, before map[types.UID]v1.Pod, when string) {
+// requireUntouched fails the test if a pod was deleted or is being deleted.
+func requireUntouched(t *testing.T, cs kubernetes.Interface, ns string, before map[types.UID]v1.Pod, when string) {
 	t.Helper()
-	now := pods(t, cs, ns)
+	now := listPods(t, cs, ns)
 	for uid, was := range before {
 		p, there := now[uid]
 		switch {
@@ -141,8 +150,9 @@ func untouched(t *testing.T, cs kubernetes.Interface, ns string, before map[type
 	}
 }
 
-// unplug takes the cables of these workers out; the returned function puts them in again, at the end of the test at the latest.
-func unplug(t *testing.T, workers ...string) (plug func()) {
+// disconnectWorkers takes down the links of workers. The returned function restores them, at the
+// latest at the end of the test.
+func disconnectWorkers(t *testing.T, workers ...string) (plug func()) {
 	t.Helper()
 	in := false
 	plug = func() {
@@ -165,8 +175,8 @@ func unplug(t *testing.T, workers ...string) (plug func()) {
 	return plug
 }
 
-// ready waits until these nodes are ready, or are not.
-func ready(t *testing.T, cs kubernetes.Interface, want bool, nodes ...string) {
+// awaitReady waits until these nodes are Ready, or are not.
+func awaitReady(t *testing.T, cs kubernetes.Interface, want bool, nodes ...string) {
 	t.Helper()
 	testenv.Eventually(t, soon, func() error {
 		for _, name := range nodes {
@@ -174,7 +184,9 @@ func ready(t *testing.T, cs kubernetes.Interface, want bool, nodes ...string) {
 			if err != nil {
 				return err
 			}
-			is := slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue })
+			is := slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
+				return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
+			})
 			if is != want {
 				return fmt.Errorf("node %s: ready is %v", name, is)
 			}
@@ -183,8 +195,8 @@ func ready(t *testing.T, cs kubernetes.Interface, want bool, nodes ...string) {
 	})
 }
 
-// pass lets time pass.
-func pass(t *testing.T, d time.Duration) {
+// waitFor waits for a time.
+func waitFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	if err := wait.Delay(context.Background(), d); err != nil {
 		t.Fatal(err)

@@ -26,11 +26,13 @@ import (
 	"keelson.dev/keelson/test/testenv"
 )
 
-// eachStep takes a volume through its life, and strikes at each of its steps before the driver makes the call; and another one,
-// after it has, when the answer is under way: the pod gets the volume all the same, a snapshot has what the volume has, and a
-// volume made of it too, data are kept for as long as there is a claim, and then nothing is left, neither an object nor a mount
-// nor a volume nor a snapshot. The journal tells whether it was ever in two places. The faults come side by side.
-func (a attach) eachStep(faults map[string]func(node string)) {
+// checkEachStep takes a volume through its life and causes a fault at each step before the driver
+// executes the call. Another volume gets the fault after the call, while the response is in
+// transit. The pod gets the volume nevertheless, a snapshot and a volume restored from it have the
+// volume's data, the data is kept as long as a claim exists, and then nothing is left: no object,
+// mount, volume or snapshot. The journal shows whether the volume was ever in two places. The
+// faults run in parallel.
+func (a attachTest) checkEachStep(faults map[string]func(node string)) {
 	a.Helper()
 	began := time.Now()
 	a.Run("steps", func(t *testing.T) {
@@ -38,41 +40,45 @@ func (a attach) eachStep(faults map[string]func(node string)) {
 			for _, when := range []string{"before", "after"} {
 				t.Run(fault+" killed "+when, func(t *testing.T) {
 					t.Parallel()
-					attach{t, a.cs, a.ns, a.shared}.life(fault, when, strike)
+					attachTest{t, a.cs, a.ns, a.shared}.runLife(fault, when, strike)
 				})
 			}
 		}
 	})
-	a.Logf("%s killed before and after each step of a volume's life: nothing is left of two after %s", slices.Sorted(maps.Keys(faults)), time.Since(began).Round(10*time.Millisecond))
+	a.Logf("%s killed before and after each step of a volume's life: nothing is left of two after %s",
+		slices.Sorted(maps.Keys(faults)), time.Since(began).Round(10*time.Millisecond))
 }
 
-// life is one volume's, with a fault at each step.
-type life struct {
-	attach
-	name   string // of its objects, and what names of its volumes and snapshots begin with
+// volumeLife is the life of one volume, with a fault at each step.
+type volumeLife struct {
+	attachTest
+	name   string // name of its objects, and prefix of the names of its volumes and snapshots
 	strike func(node string)
 }
 
-func (a attach) life(fault, when string, strike func(node string)) {
+func (a attachTest) runLife(fault, when string, strike func(node string)) {
 	a.Helper()
-	l := life{a, "held-" + fault + "-" + when, strike}
-	a.class(l.name, map[string]string{"prefix": l.name + "-"})
-	l.hold(when, "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume", "CreateSnapshot", "DeleteSnapshot")
+	l := volumeLife{a, "held-" + fault + "-" + when, strike}
+	a.createClass(l.name, map[string]string{"prefix": l.name + "-"})
+	l.holdCalls(when, "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"ControllerExpandVolume", "NodeExpandVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume", "CreateSnapshot",
+		"DeleteSnapshot")
 	ctx := context.Background()
-	volume := l.claim(l.name, "8Mi", nil)
-	l.quietly(func() error {
-		_, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user(l.name, l.name), metav1.CreateOptions{})
+	volume := l.createClaim(l.name, "8Mi", nil)
+	l.doUndisturbed(func() error {
+		_, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, claimPod(l.name, l.name), metav1.CreateOptions{})
 		return err
 	})
-	l.at("CreateVolume")
-	l.at("ControllerPublishVolume")
-	l.at("NodeStageVolume")
-	l.at("NodePublishVolume")
-	a.running(l.name, "", soon)
-	l.quietly(func() error {
-		testenv.Eventually(a, soon, func() error { // its node's agent may have begun just now, and have no session yet
-			out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+	l.strikeAt("CreateVolume")
+	l.strikeAt("ControllerPublishVolume")
+	l.strikeAt("NodeStageVolume")
+	l.strikeAt("NodePublishVolume")
+	a.awaitRunning(l.name, "", soon)
+	l.doUndisturbed(func() error {
+		testenv.Eventually(a, soon, func() error { // its node's agent may have just started and have no session yet
+			out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", l.name,
+				"--", "sh", "-c", "echo kept > /data/file")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -80,64 +86,71 @@ func (a attach) life(fault, when string, strike func(node string)) {
 		})
 		return nil
 	})
-	l.grow(l.name, "16Mi", func() {
-		l.at("ControllerExpandVolume")
-		l.at("NodeExpandVolume")
+	l.growClaim(l.name, "16Mi", func() {
+		l.strikeAt("ControllerExpandVolume")
+		l.strikeAt("NodeExpandVolume")
 	})
-	restored := l.snapshot(when)
-	l.quietly(func() error { return a.cs.CoreV1().Pods(a.ns).Delete(ctx, l.name, metav1.DeleteOptions{}) })
-	l.at("NodeUnpublishVolume")
-	l.at("NodeUnstageVolume")
-	l.at("ControllerUnpublishVolume")
-	a.goneIs(l.name)
-	l.kept(volume)
-	l.unclaim(l.name)
-	l.at("DeleteVolume")
-	a.nothingOf(volume)
-	l.kept(restored)
-	l.unclaim(l.name + "-restored")
-	a.nothingOf(restored)
+	restored := l.checkSnapshot(when)
+	l.doUndisturbed(func() error { return a.cs.CoreV1().Pods(a.ns).Delete(ctx, l.name, metav1.DeleteOptions{}) })
+	l.strikeAt("NodeUnpublishVolume")
+	l.strikeAt("NodeUnstageVolume")
+	l.strikeAt("ControllerUnpublishVolume")
+	a.awaitPodDeleted(l.name)
+	l.checkData(volume)
+	l.deleteClaim(l.name)
+	l.strikeAt("DeleteVolume")
+	a.awaitVolumeRemoved(volume)
+	l.checkData(restored)
+	l.deleteClaim(l.name + "-restored")
+	a.awaitVolumeRemoved(restored)
 }
 
-// claim makes a claim of the life's class, and returns the name of the volume that it is to get.
-func (l life) claim(name, size string, source *v1.TypedLocalObjectReference) (volume string) {
+// createClaim creates a claim of this test's class and returns the name of its future volume.
+func (l volumeLife) createClaim(name, size string, source *v1.TypedLocalObjectReference) (volume string) {
 	l.Helper()
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &l.name, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: source,
-			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}}
-	l.quietly(func() (err error) {
-		claim, err = l.cs.CoreV1().PersistentVolumeClaims(l.ns).Create(context.Background(), claim, metav1.CreateOptions{})
+		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &l.name,
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: source,
+			Resources: v1.VolumeResourceRequirements{
+				Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}}
+	l.doUndisturbed(func() (err error) {
+		claim, err = l.cs.CoreV1().PersistentVolumeClaims(l.ns).Create(context.Background(), claim,
+			metav1.CreateOptions{})
 		return err
 	})
 	return l.name + "-pvc-" + string(claim.UID)
 }
 
-func (l life) unclaim(name string) {
+func (l volumeLife) deleteClaim(name string) {
 	l.Helper()
-	l.quietly(func() error {
+	l.doUndisturbed(func() error {
 		return l.cs.CoreV1().PersistentVolumeClaims(l.ns).Delete(context.Background(), name, metav1.DeleteOptions{})
 	})
 }
 
-// kept looks for what the pod has written.
-func (l life) kept(volume string) {
+// checkData checks that the data that the pod has written still exists.
+func (l volumeLife) checkData(volume string) {
 	l.Helper()
-	if b, err := os.ReadFile(filepath.Join(l.shared, "volumes", volume, "data", "file")); err != nil || string(b) != "kept\n" {
-		l.Errorf("the volume %s of a claim that is there has %q, %v", volume, b, err)
+	if b, err := os.ReadFile(filepath.Join(l.shared, "volumes", volume, "data", "file")); err != nil ||
+		string(b) != "kept\n" {
+		l.Errorf("the volume %s of an existing claim has %q, %v", volume, b, err)
 	}
 }
 
-// snapshot takes one of the volume, makes another volume of it, and deletes it while that is being made: it goes afterwards.
-func (l life) snapshot(when string) (restored string) {
+// checkSnapshot takes a snapshot of the volume and restores it to another volume. It deletes the
+// snapshot during the restore; the snapshot is deleted afterwards.
+func (l volumeLife) checkSnapshot(when string) (restored string) {
 	l.Helper()
-	ctx, snapshots := context.Background(), l.snapshots()
-	s := map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": l.name},
-		"spec": map[string]any{"volumeSnapshotClassName": driverName, "source": map[string]any{"persistentVolumeClaimName": l.name}}}
-	l.quietly(func() error {
+	ctx, snapshots := context.Background(), l.snapshotClient()
+	s := map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"name": l.name},
+		"spec": map[string]any{"volumeSnapshotClassName": driverName,
+			"source": map[string]any{"persistentVolumeClaimName": l.name}}}
+	l.doUndisturbed(func() error {
 		_, err := snapshots.Create(ctx, &unstructured.Unstructured{Object: s}, metav1.CreateOptions{})
 		return err
 	})
-	l.at("CreateSnapshot")
+	l.strikeAt("CreateSnapshot")
 	testenv.Eventually(l, soon, func() error {
 		s, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
 		if err != nil {
@@ -148,15 +161,16 @@ func (l life) snapshot(when string) (restored string) {
 		}
 		return nil
 	})
-	l.hold(when, "CreateVolume")
+	l.holdCalls(when, "CreateVolume")
 	group := "snapshot.storage.k8s.io"
-	restored = l.claim(l.name+"-restored", "16Mi", &v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: l.name})
-	l.atWith("CreateVolume", func(node string) {
-		l.quietly(func() error { return snapshots.Delete(ctx, l.name, metav1.DeleteOptions{}) })
+	restored = l.createClaim(l.name+"-restored", "16Mi",
+		&v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: l.name})
+	l.strikeAtWith("CreateVolume", func(node string) {
+		l.doUndisturbed(func() error { return snapshots.Delete(ctx, l.name, metav1.DeleteOptions{}) })
 		l.strike(node)
 	})
-	l.at("DeleteSnapshot")
-	l.gone("VolumeSnapshot "+l.name, func() error {
+	l.strikeAt("DeleteSnapshot")
+	l.awaitNotFound("VolumeSnapshot "+l.name, func() error {
 		_, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
 		return err
 	})
@@ -167,13 +181,14 @@ func (l life) snapshot(when string) (restored string) {
 		}
 		return err
 	})
-	l.kept(restored)
+	l.checkData(restored)
 	testenv.Eventually(l, soon, func() error {
 		left, err := filepath.Glob(filepath.Join(l.shared, "snapshots", "*"+l.name+"-*"))
 		if err != nil || len(left) > 0 {
 			return fmt.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
 		}
-		out, err := testenv.Try(l, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "volumesnapshotcontents", "-o", "yaml")
+		out, err := testenv.Try(l, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get",
+			"volumesnapshotcontents", "-o", "yaml")
 		if err != nil || strings.Contains(out, l.name+"-pvc-") {
 			return fmt.Errorf("contents of snapshots are left: %v %s", err, out)
 		}
@@ -182,34 +197,38 @@ func (l life) snapshot(when string) (restored string) {
 	return restored
 }
 
-func (l life) snapshots() dynamic.ResourceInterface {
+func (l volumeLife) snapshotClient() dynamic.ResourceInterface {
 	l.Helper()
 	c, err := dynamic.NewForConfig(testenv.RestConfig(l))
 	if err != nil {
 		l.Fatal(err)
 	}
-	return c.Resource(schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}).Namespace(l.ns)
+	return c.Resource(schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshots"}).Namespace(l.ns)
 }
 
-// installSnapshots has the cluster serve snapshots, and makes a class of them for the driver.
-func (a attach) installSnapshots() {
+// installSnapshots installs the snapshot CRDs and a VolumeSnapshotClass of the driver.
+func (a attachTest) installSnapshots() {
 	a.Helper()
 	testenv.Kctl(a, "snapshot", "install", "--class", "")
 	file := filepath.Join(a.TempDir(), "class.yaml")
-	if err := os.WriteFile(file, []byte("{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotClass, metadata: {name: "+driverName+"}, driver: "+driverName+
-		", deletionPolicy: Delete}"), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte("{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotClass, metadata: {name: "+driverName+
+			"}, driver: "+driverName+
+			", deletionPolicy: Delete}"), 0o600); err != nil {
 		a.Fatal(err)
 	}
 	testenv.Kctl(a, "apply", "-f", file)
 	a.Cleanup(func() { testenv.Kctl(a, "delete", "-f", file) })
 }
 
-// grow has a claim that is in use grow, and waits until it has.
-func (l life) grow(claim, size string, meanwhile func()) {
+// growClaim expands a claim that is in use and waits until it is expanded.
+func (l volumeLife) growClaim(claim, size string, meanwhile func()) {
 	l.Helper()
 	ctx, claims := context.Background(), l.cs.CoreV1().PersistentVolumeClaims(l.ns)
-	l.quietly(func() error {
-		_, err := claims.Patch(ctx, claim, types.MergePatchType, []byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{})
+	l.doUndisturbed(func() error {
+		_, err := claims.Patch(ctx, claim, types.MergePatchType,
+			[]byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{})
 		return err
 	})
 	meanwhile()
@@ -222,8 +241,8 @@ func (l life) grow(claim, size string, meanwhile func()) {
 	})
 }
 
-// hold has the driver hold calls back.
-func (l life) hold(when string, steps ...string) {
+// holdCalls makes the driver delay calls.
+func (l volumeLife) holdCalls(when string, steps ...string) {
 	l.Helper()
 	for _, dir := range []string{"hold", "held"} {
 		if err := os.MkdirAll(filepath.Join(l.shared, dir), 0o755); err != nil {
@@ -237,15 +256,16 @@ func (l life) hold(when string, steps ...string) {
 	}
 }
 
-func (l life) at(step string) {
+func (l volumeLife) strikeAt(step string) {
 	l.Helper()
-	l.atWith(step, l.strike)
+	l.strikeAtWith(step, l.strike)
 }
 
-// atWith waits until a driver holds a call back, and strikes before it goes on.
-func (l life) atWith(step string, strike func(node string)) {
+// strikeAtWith waits until a driver delays a call, and causes the fault before the call continues.
+func (l volumeLife) strikeAtWith(step string, strike func(node string)) {
 	l.Helper()
-	hold, held, node := filepath.Join(l.shared, "hold", l.name+"."+step), filepath.Join(l.shared, "held", l.name+"."+step), ""
+	hold, held, node := filepath.Join(l.shared, "hold", l.name+"."+step),
+		filepath.Join(l.shared, "held", l.name+"."+step), ""
 	testenv.Eventually(l, soon, func() error {
 		b, err := os.ReadFile(held)
 		if err != nil {
@@ -262,8 +282,8 @@ func (l life) atWith(step string, strike func(node string)) {
 	}
 }
 
-// nothingOf waits until nobody knows of a volume any more.
-func (a attach) nothingOf(volume string) {
+// awaitVolumeRemoved waits until no object, node or driver has the volume.
+func (a attachTest) awaitVolumeRemoved(volume string) {
 	a.Helper()
 	ctx := context.Background()
 	_, claim, _ := strings.Cut(volume, "-pvc-")
@@ -277,7 +297,7 @@ func (a attach) nothingOf(volume string) {
 		}
 		for _, v := range volumes.Items {
 			if strings.Contains(v.Name, claim) {
-				return fmt.Errorf("PersistentVolume %s is there: %+v", v.Name, v.Status)
+				return fmt.Errorf("PersistentVolume %s still exists: %+v", v.Name, v.Status)
 			}
 		}
 		attachments, err := a.cs.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
@@ -286,7 +306,7 @@ func (a attach) nothingOf(volume string) {
 		}
 		for _, x := range attachments.Items {
 			if from := x.Spec.Source.PersistentVolumeName; from != nil && strings.Contains(*from, claim) {
-				return fmt.Errorf("VolumeAttachment %s is there: %+v", x.Name, x.Status)
+				return fmt.Errorf("VolumeAttachment %s still exists: %+v", x.Name, x.Status)
 			}
 		}
 		nodes, err := a.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -302,7 +322,8 @@ func (a attach) nothingOf(volume string) {
 			if s.Role != lab.RoleWorker || s.PID == 0 {
 				continue
 			}
-			if out, err := s.Command(ctx, "cat", "/proc/self/mountinfo").Output(); err != nil || strings.Contains(string(out), claim) {
+			if out, err := s.Command(ctx, "cat", "/proc/self/mountinfo").Output(); err != nil ||
+				strings.Contains(string(out), claim) {
 				return fmt.Errorf("mounts of %s: %v %s", s.Name, err, out)
 			}
 		}
@@ -313,8 +334,8 @@ func (a attach) nothingOf(volume string) {
 // strikes are one after the other, a daemon that is being started is not killed, and no command is on its way meanwhile.
 var strikes sync.Mutex
 
-// quietly asks for something once, while nothing is killed.
-func (l life) quietly(ask func() error) {
+// doUndisturbed calls ask once, while no fault kills a process.
+func (l volumeLife) doUndisturbed(ask func() error) {
 	l.Helper()
 	strikes.Lock()
 	defer strikes.Unlock()
@@ -323,8 +344,8 @@ func (l life) quietly(ask func() error) {
 	}
 }
 
-// killAgent kills the daemon of a host, and has it started again.
-func (a attach) killAgent(node string) {
+// killDaemon kills the daemon of a host and starts it again.
+func (a attachTest) killDaemon(node string) {
 	a.Helper()
 	strikes.Lock()
 	defer strikes.Unlock()
@@ -336,27 +357,30 @@ func (a attach) killAgent(node string) {
 	}
 }
 
-// killDriver ends the driver's process on a node; another one is made.
-func (a attach) killDriver(node string) {
+// killDriver kills the driver's process on a node. The DaemonSet starts another process.
+func (a attachTest) killDriver(node string) {
 	a.Helper()
 	ctx, pods, now := context.Background(), a.cs.CoreV1().Pods(a.ns), int64(0)
 	var list *v1.PodList
 	testenv.Eventually(a, soon, func() (err error) { // the one before may have been killed just now
-		list, err = pods.List(ctx, metav1.ListOptions{LabelSelector: "app=driver", FieldSelector: "spec.nodeName=" + node})
+		list, err = pods.List(ctx, metav1.ListOptions{LabelSelector: "app=driver",
+			FieldSelector: "spec.nodeName=" + node})
 		if err == nil && len(list.Items) == 0 {
 			err = fmt.Errorf("no driver on %s", node)
 		}
 		return err
 	})
 	for _, p := range list.Items {
-		if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) { // another life may strike it too
+		if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil &&
+			!apierrors.IsNotFound(err) {
+			// another life may strike it too
 			a.Fatal(err)
 		}
 	}
 }
 
-func (a attach) killLeader(string) {
+func (a attachTest) killLeader(string) {
 	a.Helper()
 	name, _ := testenv.Leader(a, soon)
-	a.killAgent(name)
+	a.killDaemon(name)
 }

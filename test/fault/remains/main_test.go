@@ -1,6 +1,6 @@
-// Package remains has labs, and those who work on them, killed at any time, and looks at what the next one makes of what they
-// leave. It makes labs of its own, on a machine of which the folders are its own too: when this run itself is killed, no lab of
-// a person is left, which no run of tests would take away.
+// Package remains kills labs, and the processes that use them, at any time and checks how the next
+// command handles the remains. It creates its own labs on a machine with its own folders: if this
+// run itself is killed, no user's lab is left, which no test run would delete.
 package remains
 
 import (
@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/test/testenv/borrow"
 )
 
-// What this program is started as, by itself.
+// Modes in which this program starts itself.
 const (
 	role       = "KEELSON_REMAINS"
 	inside     = "inside"      // the tests, with folders of their own
@@ -48,34 +48,38 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// moveInside runs this program again where /var/lib, /run and the folder of temporary files are its own.
+// moveInside runs this program again with its own /var/lib, /run and folder of temporary files.
 func moveInside() error {
-	there, err := borrow.Find(os.Stdout)
+	there, err := borrow.FindLab(os.Stdout)
 	if err == nil && there != nil {
 		err = errors.New("a lab is up, and these tests make labs of their own: take it away with 'kctl lab down'")
 	}
 	if err != nil {
 		return err
 	}
-	script := "set -e; mount -t tmpfs -o mode=755 keelson-remains /var/lib; mount -t tmpfs -o mode=755 keelson-remains /run; mkdir /var/lib/tmp; exec \"$0\" \"$@\""
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script}, os.Args...)...)
+	script := "set -e; mount -t tmpfs -o mode=755 keelson-remains /var/lib; mount -t tmpfs -o mode=755 " +
+		"keelson-remains /run; mkdir /var/lib/tmp; exec \"$0\" \"$@\""
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script},
+		os.Args...)...)
 	cmd.Env = append(os.Environ(), role+"="+inside, "TMPDIR=/var/lib/tmp")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd.Run()
 }
 
-// makeLab is a run of tests that has made its lab and goes on until it is killed.
+// makeLab is a test run that creates its lab and continues until it is killed.
 func makeLab() int {
 	folder, err := os.MkdirTemp("", lab.AccessFolder)
 	if err == nil {
-		_, err = borrow.Lab(os.Stdout, 0, func(c *lab.Config) { c.ControlPlanes, c.ControlPlaneFiles = 1, folder })
+		_, err = borrow.AcquireLab(os.Stdout, 0, func(c *lab.Config) {
+			c.ControlPlanes, c.ControlPlaneFiles = 1, folder
+		})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	fmt.Println("made")
-	_, _ = io.Copy(io.Discard, os.Stdin) // until who started it ends
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent process exits
 	return 0
 }

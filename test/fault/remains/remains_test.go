@@ -16,48 +16,49 @@ import (
 	"keelson.dev/keelson/test/testenv/borrow"
 )
 
-// A person's lab outlives the death of everything: 'lab up' has all of it again, after SIGKILL, after a reboot, and when it
-// was itself killed meanwhile. One that never came to be is built anew. Tests take nothing of it.
+// A user's lab survives the loss of all its processes: 'lab up' restores all of it after SIGKILL,
+// after a reboot, and after 'lab up' was itself killed. A lab whose creation failed is recreated.
+// Tests do not delete it.
 func TestLabOfAPerson(t *testing.T) {
-	p := newPerson(t)
-	p.cutOff(func() bool { _, err := os.Stat("/var/lib/keelson-lab/hosts/cp1"); return err == nil })
-	p.refused("is unfinished", "lab", "status")
-	p.testsAreRefused("is unfinished")
-	p.saying("was cut off", p.up...)
-	p.fill()
+	p := newLabUser(t)
+	p.interruptUp(func() bool { _, err := os.Stat("/var/lib/keelson-lab/hosts/cp1"); return err == nil })
+	p.requireRefused("is unfinished", "lab", "status")
+	p.requireTestsRefused("is unfinished")
+	p.requireOutput("was cut off", p.up...)
+	p.createObjects()
 
 	killAll(t)
-	p.refused(isDown, "lab", "status")
-	p.refused(isDown, "lab", "exec", "w1", "true")
-	p.refused("--workers 1, not 2", "lab", "up", "--workers=2")
-	p.testsAreRefused(isDown)
-	p.upAgain()
-	p.saying("up already", "lab", "up")
+	p.requireRefused(isDown, "lab", "status")
+	p.requireRefused(isDown, "lab", "exec", "w1", "true")
+	p.requireRefused("--workers 1, not 2", "lab", "up", "--workers=2")
+	p.requireTestsRefused(isDown)
+	p.restartLab()
+	p.requireOutput("up already", "lab", "up")
 
-	p.loseWayIn()
-	p.testsAreRefused("mend the lab that is up")
-	p.saying("'kctl lab up' mends that", "lab", "status")
-	p.saying("starting it again", "lab", "up")
-	p.objects()
+	p.killForwarder()
+	p.requireTestsRefused("repair the running lab")
+	p.requireOutput("'kctl lab up' mends that", "lab", "status")
+	p.requireOutput("starting it again", "lab", "up")
+	p.objectVersions()
 
-	p.reboot()
-	p.forgetFields("maker", "built")
+	p.simulateReboot()
+	p.removeFields("maker", "built")
 	if err := os.Remove(p.kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	p.cutOff(lab.IsAnyProcessAlive)
-	p.refused(isDown, "lab", "status")
-	p.upAgain()
+	p.interruptUp(lab.IsAnyProcessAlive)
+	p.requireRefused(isDown, "lab", "status")
+	p.restartLab()
 }
 
-// The lab of a run of tests that was killed is taken away by the next run, with its temporary files, whether it lives or not;
-// that of a run that goes on is shared.
+// The lab of a killed test run is deleted by the next run, with its temporary files, whether the
+// lab is running or not. The lab of a run in progress is shared.
 func TestLabOfADeadTestRun(t *testing.T) {
 	for _, dead := range []string{"the run alone", "everything"} {
 		run := startLabMaker(t)
-		there, err := borrow.Find(t.Output())
+		there, err := borrow.FindLab(t.Output())
 		if err != nil || there == nil || !there.Config.TestRun || there.Config.Maker.PID != run.Process.Pid {
-			t.Fatalf("the lab of a run that goes on: %+v %v", there, err)
+			t.Fatalf("the lab of a run in progress: %+v %v", there, err)
 		}
 		_ = run.Process.Kill()
 		_ = run.Wait()
@@ -65,7 +66,7 @@ func TestLabOfADeadTestRun(t *testing.T) {
 			killAll(t)
 		}
 		began := time.Now()
-		loan, err := borrow.Find(t.Output())
+		loan, err := borrow.FindLab(t.Output())
 		if err != nil || loan != nil {
 			t.Fatalf("the lab of a dead run, dead is %s: %v %v", dead, loan, err)
 		}
@@ -81,7 +82,7 @@ func TestLabOfADeadTestRun(t *testing.T) {
 	}
 }
 
-// startLabMaker starts a run of tests and waits until it has its lab.
+// startLabMaker starts a test run and waits until it has created its lab.
 func startLabMaker(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])

@@ -30,8 +30,9 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(testenv.MainWith([]string{flag}, "", m)) }
 
-// The API is asked at the shared address from a worker while the leader is killed, frozen, cut off and stopped in good order: it
-// answers again each time, by another replica; what a replica that was lost had of the address goes, and one that is stopped leaves nothing.
+// The API is called at the shared address from a worker while the leader is killed, frozen, cut off
+// and stopped gracefully. It responds again each time, from another replica. A lost replica's host
+// loses the address, and a stopped replica removes it.
 func TestAddressFollowsTheLeader(t *testing.T) {
 	if flags := testenv.Lab().Config.ControlPlaneFlags; len(flags) == 0 || flags[0] != flag {
 		t.Skipf("the lab that is up has no %s", flag)
@@ -43,8 +44,9 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func() error { // each by a connection of its own
-		web := http.Client{Timeout: 500 * time.Millisecond, Transport: &http.Transport{TLSClientConfig: tlsCfg, DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return w1.Dial(ctx, at) }}}
+		web := http.Client{Timeout: 500 * time.Millisecond,
+			Transport: &http.Transport{TLSClientConfig: tlsCfg, DisableKeepAlives: true,
+				DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return w1.Dial(ctx, at) }}}
 		resp, err := web.Get("https://" + net.JoinHostPort(address, "6443") + "/readyz")
 		if err != nil {
 			return err
@@ -62,23 +64,27 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		name     string
 		do, undo func(string) error
 	}{
-		{"kill -9", func(h string) error { return lab.KillDaemon(t.Context(), h) }, func(h string) error { return lab.Restart(t.Context(), h) }},
+		{"kill -9", func(h string) error {
+			return lab.KillDaemon(t.Context(), h)
+		}, func(h string) error { return lab.Restart(t.Context(), h) }},
 		{"freeze", lab.Pause, lab.Resume},
 		{"cut off", lab.Partition, lab.Heal},
-		{"stop", func(h string) error { return stopInUse(t, h, tlsCfg) }, func(h string) error { return lab.Restart(t.Context(), h) }},
+		{"stop", func(h string) error {
+			return stopDuringRequest(t, h, tlsCfg)
+		}, func(h string) error { return lab.Restart(t.Context(), h) }},
 	} {
 		leader, _ := testenv.Leader(t, patience)
-		testenv.Eventually(t, patience, func() error { return only(t, leader) })
-		var answers gaps
+		testenv.Eventually(t, patience, func() error { return requireOnlyLeader(t, leader) })
+		var answers responseGaps
 		ctx, stop := context.WithCancel(t.Context())
 		var asking sync.WaitGroup
 		asking.Go(func() {
 			for wait.Delay(ctx, 5*time.Millisecond) == nil {
-				answers.note(ask())
+				answers.recordResult(ask())
 			}
 		})
 		testenv.Eventually(t, patience, func() error {
-			if n := answers.since(time.Time{}); n < 20 {
+			if n := answers.countSince(time.Time{}); n < 20 {
 				return fmt.Errorf("%d answers", n)
 			}
 			return nil
@@ -88,10 +94,10 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, patience, func() error {
-			if n := answers.since(began); n < 50 {
+			if n := answers.countSince(began); n < 50 {
 				return fmt.Errorf("%d answers since", n)
 			}
-			return has(t, leader, false)
+			return requireAddress(t, leader, false)
 		})
 		alone := time.Since(began)
 		if err := f.undo(leader); err != nil {
@@ -99,22 +105,24 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		}
 		testenv.Eventually(t, patience, func() error {
 			now, _ := testenv.Leader(t, patience)
-			return only(t, now)
+			return requireOnlyLeader(t, now)
 		})
 		stop()
 		asking.Wait()
 		gap[f.name] = answers.longest
-		t.Logf("%s of %s: no answer for %s, %d questions failed; after %s only the new leader had the address", f.name, leader,
+		t.Logf("%s of %s: no response for %s, %d requests failed; after %s only the new leader had the address",
+			f.name, leader,
 			answers.longest.Round(time.Millisecond), answers.failed, alone.Round(time.Millisecond))
 	}
 	if gap["stop"] > gap["freeze"] {
-		t.Errorf("a leader that is stopped in good order is missed for %s, one that hangs for %s", gap["stop"], gap["freeze"])
+		t.Errorf("a leader that is stopped in good order is missed for %s, one that hangs for %s",
+			gap["stop"], gap["freeze"])
 	}
 	leader, _ := testenv.Leader(t, patience)
 	if err := lab.Stop(t.Context(), leader); err != nil {
 		t.Fatal(err)
 	}
-	if err := has(t, leader, false); err != nil {
+	if err := requireAddress(t, leader, false); err != nil {
 		t.Errorf("after a stop in good order: %v", err)
 	}
 	if err := lab.Restart(t.Context(), leader); err != nil {
@@ -123,9 +131,9 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 	testenv.Eventually(t, patience, ask)
 }
 
-// stopInUse stops the leader while a request at the shared address is under way, as one that follows a log is for hours. It ends
-// when another replica leads.
-func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
+// stopDuringRequest stops the leader during a request at the shared address that lasts for hours,
+// such as one that follows a log. The request ends when another replica leads.
+func stopDuringRequest(t *testing.T, leader string, tlsCfg *tls.Config) error {
 	t.Helper()
 	w1 := testenv.Host(t, "w1")
 	body, send := io.Pipe()
@@ -135,7 +143,8 @@ func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
 	defer held.Wait()
 	defer send.Close()
 	held.Go(func() {
-		resp, err := web.Post("https://"+net.JoinHostPort(address, "6443")+"/api/v1/namespaces/default/configmaps", "application/json", body)
+		resp, err := web.Post("https://"+net.JoinHostPort(address, "6443")+"/api/v1/namespaces/default/configmaps",
+			"application/json", body)
 		if err != nil {
 			body.CloseWithError(err)
 			return
@@ -157,11 +166,12 @@ func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
 	return <-stopped
 }
 
-// has fails unless it is so that a host has the address.
-func has(t *testing.T, host string, want bool) error {
+// requireAddress returns an error unless the host has the address, or lacks it, as wanted.
+func requireAddress(t *testing.T, host string, want bool) error {
 	t.Helper()
 	// Not as a process of the host, which may be frozen.
-	out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+testenv.Host(t, host).NetNS(), "ip", "-4", "address").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+testenv.Host(t, host).NetNS(), "ip", "-4",
+		"address").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -171,19 +181,19 @@ func has(t *testing.T, host string, want bool) error {
 	return nil
 }
 
-// only fails unless one replica alone has it.
-func only(t *testing.T, leader string) error {
+// requireOnlyLeader returns an error unless only this replica has the address.
+func requireOnlyLeader(t *testing.T, leader string) error {
 	t.Helper()
 	for _, r := range testenv.Replicas() {
-		if err := has(t, r, r == leader); err != nil {
+		if err := requireAddress(t, r, r == leader); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// gaps is for how long nothing was answered.
-type gaps struct {
+// responseGaps records the times without a response.
+type responseGaps struct {
 	mu      sync.Mutex
 	last    time.Time
 	times   []time.Time
@@ -191,7 +201,7 @@ type gaps struct {
 	failed  int
 }
 
-func (g *gaps) note(err error) {
+func (g *responseGaps) recordResult(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err != nil {
@@ -205,7 +215,7 @@ func (g *gaps) note(err error) {
 	g.last, g.times = now, append(g.times, now)
 }
 
-func (g *gaps) since(t time.Time) (n int) {
+func (g *responseGaps) countSince(t time.Time) (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, at := range g.times {

@@ -1,8 +1,7 @@
-// Package store breaks a group of replica processes in every way that a
-// nemesis knows, for as long as -fault.for says, and holds what clients and
-// watchers saw against the contract of the store. The replicas run with fsync
-// and over mTLS, as in a cluster; clients reach them over sockets that no fault
-// touches.
+// Package store injects every fault of a nemesis into a group of replica processes, for the time of
+// -fault.for, and checks the results of clients and watchers against the contract of the store. The
+// replicas run with fsync and over mTLS, as in a cluster; clients reach them over sockets without
+// faults.
 //
 //	go test ./test/fault/store -fault.for=10m -fault.seed=7 -v
 package store
@@ -27,7 +26,8 @@ import (
 var (
 	faultFor  = flag.Duration("fault.for", 30*time.Second, "how long each group of replica processes is disturbed")
 	faultSeed = flag.Uint64("fault.seed", 1, "seed of the first round; each next round has the next one")
-	faultOne  = flag.Duration("fault.round", 10*time.Second, "how long a round is: what is recorded in one is checked at its end")
+	faultOne  = flag.Duration("fault.round", 10*time.Second,
+		"how long a round is: what is recorded in one is checked at its end")
 )
 
 func TestMain(m *testing.M) {
@@ -54,89 +54,91 @@ var (
 // exactly that history, while replica processes are killed, paused, cut off,
 // slowed down, added and removed. F53
 func TestLinearizable(t *testing.T) {
-	disturb(t, storeproc.Settings{}, *faultFor)
+	runRounds(t, storeproc.Settings{}, *faultFor)
 }
 
 // The same on the other log store. F53
 func TestLinearizableOnWAL(t *testing.T) {
-	disturb(t, storeproc.Settings{LogStore: "wal"}, *faultFor/2)
+	runRounds(t, storeproc.Settings{LogStore: "wal"}, *faultFor/2)
 }
 
-func disturb(t *testing.T, settings storeproc.Settings, d time.Duration) {
+func runRounds(t *testing.T, settings storeproc.Settings, d time.Duration) {
 	// Snapshots are frequent, and a replica that was away gets one.
 	settings.SnapshotBytes, settings.TrailingBytes = 256<<10, 1
 	settings.HistoryRevisions = 100_000
 	// The comparison of states in the background has nothing to find, whatever happens.
 	settings.CompareEvery = 300 * time.Millisecond
 	dir := t.TempDir()
-	ctx, cancel := bounded(patience)
+	ctx, cancel := withTimeout(patience)
 	defer cancel()
 	g, err := storeproc.Start(ctx, storeproc.Options{Dir: dir, Settings: settings})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scene{t: t, g: g, from: time.Now()}
+	s := &faultyGroup{t: t, g: g, from: time.Now()}
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
-		s.keep(dir)
+		s.saveFiles(dir)
 	})
 	rounds := max(1, uint64(d / *faultOne))
 	for n := uint64(0); n < rounds && !t.Failed(); n++ {
-		s.round(*faultSeed+n, d/time.Duration(rounds))
+		s.runRound(*faultSeed+n, d/time.Duration(rounds))
 	}
 }
 
-// round disturbs clients and watchers for a time, then makes everything whole
-// and checks what they saw.
-func (s *scene) round(seed uint64, d time.Duration) {
-	ctx, cancel := bounded(d + 2*patience)
+// runRound runs clients and watchers under faults for a time, then heals the group and checks the
+// recorded history.
+func (s *faultyGroup) runRound(seed uint64, d time.Duration) {
+	ctx, cancel := withTimeout(d + 2*patience)
 	defer cancel()
 	prefix := fmt.Sprintf("/round/%d/", seed)
 	var err error
-	s.base, err = s.g.Members()[0].Store().Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/round", []byte(prefix))}})
+	s.base, err = s.g.Members()[0].Store().Commit(ctx,
+		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/round", []byte(prefix))}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	var places []linear.Place
 	for n := range 5 {
-		places = append(places, place(s.g, n))
+		places = append(places, memberPlace(s.g, n))
 	}
-	w, err := linear.Start(ctx, linear.Options{Prefix: prefix, Seed: seed, Clients: 2, Pace: 8 * time.Millisecond}, places...)
+	w, err := linear.Start(ctx, linear.Options{Prefix: prefix, Seed: seed, Clients: 2, Pace: 8 * time.Millisecond},
+		places...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.note("round of seed %d", seed)
-	ahead := s.drift(ctx)
-	enough := impatient(w, prefix, places)
-	s.plague(seed, d)
+	s.recordAction("round of seed %d", seed)
+	ahead := s.clockDrift(ctx)
+	enough := readImpatiently(w, prefix, places)
+	s.runPlans(seed, d)
 	enough()
 	w.Stop()
-	s.note("over")
+	s.recordAction("over")
 	healing := time.Now()
-	s.whole()
+	s.healAll()
 	healed := time.Since(healing).Round(time.Millisecond)
-	at, up := place(s.g, 0)()
+	at, up := memberPlace(s.g, 0)()
 	if !up {
-		s.t.Fatalf("nobody is up:\n%s", s.tell())
+		s.t.Fatalf("no replica is running:\n%s", s.describeGroup())
 	}
 	settled := w.Settle(ctx, at)
-	ahead = max(ahead, s.drift(ctx))
+	ahead = max(ahead, s.clockDrift(ctx))
 	rep := w.Check(linear.CheckOptions{Skew: ahead + 2*nemesis.Skew, Dir: s.t.ArtifactDir()})
 	rep.Violations = append(rep.Violations, settled.Violations...)
 	s.t.Logf("seed %d: %d replicas, whole again %s after the last fault: %v", seed, len(s.g.Members()), healed, rep)
-	s.must(fmt.Sprintf("seed %d", seed), rep.Err())
-	s.must(fmt.Sprintf("seed %d", seed), s.agree())
-	s.must(fmt.Sprintf("seed %d", seed), s.retell(ctx, prefix))
+	s.requireNoError(fmt.Sprintf("seed %d", seed), rep.Err())
+	s.requireNoError(fmt.Sprintf("seed %d", seed), s.compareReplicas())
+	s.requireNoError(fmt.Sprintf("seed %d", seed), s.checkWatches(ctx, prefix))
 	if rep.Acknowledged < 20 || rep.Deliveries < 20 {
 		s.t.Errorf("seed %d: hardly anything was checked: %v", seed, rep)
 	}
 }
 
-// drift is how far the store's time is from that of the machine. The store
-// counts what clocks say has passed, and what one has jumped ahead stays counted.
-func (s *scene) drift(ctx context.Context) time.Duration {
+// clockDrift returns the difference between the store's time and the machine's time. The store sums
+// up the elapsed time of its clocks, so a jump forward stays counted.
+func (s *faultyGroup) clockDrift(ctx context.Context) time.Duration {
 	st := s.g.Members()[0].Store()
 	op := raftstore.Put("/drift", nil)
 	op.TTL = time.Minute
@@ -146,35 +148,36 @@ func (s *scene) drift(ctx context.Context) time.Duration {
 	if err == nil {
 		it, _, err = st.Get(ctx, op.Key, raftstore.ReadOptions{})
 	}
-	s.must("asking for the store's time", err)
+	s.requireNoError("asking for the store's time", err)
 	return time.UnixMilli(it.Expires).Sub(before.Add(op.TTL)).Abs()
 }
 
-// plague carries out three plans at once.
-func (s *scene) plague(seed uint64, d time.Duration) {
-	ctx, cancel := bounded(d)
+// runPlans executes two fault plans and membership changes concurrently.
+func (s *faultyGroup) runPlans(seed uint64, d time.Duration) {
+	ctx, cancel := withTimeout(d)
 	defer cancel()
 	plans := []nemesis.Plan{nemesis.New(2*seed, d, ofProcesses), nemesis.New(2*seed+1, d, ofCables)}
 	// A short pause is slept through by the group. During every second one another leader is elected.
 	pauses := make(map[nemesis.Fault]int)
 	for i := range plans[0] {
 		a := &plans[0][i]
-		if pauses[a.Fault]++; (a.Fault == nemesis.PauseLeader || a.Fault == nemesis.PauseFollower) && pauses[a.Fault]%2 == 0 {
+		if pauses[a.Fault]++; (a.Fault == nemesis.PauseLeader || a.Fault == nemesis.PauseFollower) &&
+			pauses[a.Fault]%2 == 0 {
 			a.Hold = 2*a.Hold + time.Second
 		}
 	}
 	var wg sync.WaitGroup
 	for n, p := range plans {
-		s.note("plan %d:\n%v", n, p)
-		wg.Go(func() { p.Run(ctx, s, s.note) })
+		s.recordAction("plan %d:\n%v", n, p)
+		wg.Go(func() { p.Run(ctx, s, s.recordAction) })
 	}
-	wg.Go(func() { s.tide(ctx, seed) })
+	wg.Go(func() { s.replaceMembers(ctx, seed) })
 	wg.Wait()
 }
 
-// retell compares what each replica holds with what its watch tells from the
-// beginning of the round.
-func (s *scene) retell(ctx context.Context, prefix string) error {
+// checkWatches compares each replica's content with the events of its watch since the start of the
+// round.
+func (s *faultyGroup) checkWatches(ctx context.Context, prefix string) error {
 	var first map[string]raftstore.Item
 	for _, m := range s.g.Members() {
 		l, err := m.Store().List(ctx, prefix, raftstore.ListOptions{})
@@ -185,12 +188,13 @@ func (s *scene) retell(ctx context.Context, prefix string) error {
 		for _, it := range l.Items {
 			listed[it.Key] = it
 		}
-		told, err := replay(ctx, m.Store(), prefix, s.base, l.Revision)
+		told, err := replayWatch(ctx, m.Store(), prefix, s.base, l.Revision)
 		if err != nil {
 			return fmt.Errorf("watch at %s from revision %d: %w", m.Name, s.base, err)
 		}
 		if !reflect.DeepEqual(listed, told) {
-			return fmt.Errorf("replica %s lists %d items, its watch tells of %d, or of other ones:\n%v\n%v", m.Name, len(listed), len(told), listed, told)
+			return fmt.Errorf("replica %s lists %d items, its watch delivers %d, or other ones:\n%v\n%v", m.Name,
+				len(listed), len(told), listed, told)
 		}
 		if first == nil {
 			first = listed
@@ -202,8 +206,10 @@ func (s *scene) retell(ctx context.Context, prefix string) error {
 	return nil
 }
 
-// replay builds the state of a prefix, empty at first, from a watch.
-func replay(ctx context.Context, st raftstore.Store, prefix string, after, upTo raftstore.Revision) (map[string]raftstore.Item, error) {
+// replayWatch builds the state of a prefix, which is empty at first, from a watch.
+func replayWatch(ctx context.Context, st raftstore.Store, prefix string, after, upTo raftstore.Revision) (
+	map[string]raftstore.Item, error,
+) {
 	w, err := st.Watch(ctx, prefix, after)
 	if err != nil {
 		return nil, err
@@ -233,8 +239,8 @@ func replay(ctx context.Context, st raftstore.Store, prefix string, after, upTo 
 	return out, nil
 }
 
-// keep saves what tells of a failure beyond the end of the test.
-func (s *scene) keep(dir string) {
+// saveFiles saves the data that explains a failure beyond the end of the test.
+func (s *faultyGroup) saveFiles(dir string) {
 	if !s.t.Failed() {
 		return
 	}

@@ -1,6 +1,6 @@
-// Package upstream compares the OpenAPI documents of this release with those that Kubernetes publishes in
-// api/openapi-spec. The package is a module of its own: its go.mod requires k8s.io/kubernetes for these files only, and
-// compiles nothing of it.
+// Package upstream compares the OpenAPI documents of this release with the documents that
+// Kubernetes publishes in api/openapi-spec. The package is a module of its own: its go.mod requires
+// k8s.io/kubernetes for these files only, and compiles no code of it.
 package upstream
 
 import (
@@ -13,8 +13,9 @@ import (
 
 type object = map[string]any
 
-// document is an OpenAPI document in the form that is compared: without the words for people, with all parameters
-// in place of references to them, and with the lists whose order has no meaning sorted.
+// document is an OpenAPI document in the form that is compared: without descriptions, with
+// references to parameters replaced by the parameters, and with sorted lists where order has no
+// meaning.
 type document struct {
 	definitions, paths, other object
 }
@@ -47,7 +48,8 @@ func newDocument(data []byte) (*document, error) {
 	return d, nil
 }
 
-// normalize returns a value of a document in the form that is compared.
+// normalize returns a value of a document in the form in which documents are compared; see
+// document. parameters are the parameters to which references in the value may refer.
 func normalize(value any, parameters object) any {
 	switch v := value.(type) {
 	case object:
@@ -56,8 +58,8 @@ func normalize(value any, parameters object) any {
 			if text, isText := inner.(string); key == "description" && isText && text != "Unauthorized" {
 				continue
 			}
-			if list, isList := inner.([]any); key == "parameters" && isList {
-				out[key] = normalizeParameters(list, parameters)
+			if listAll, isList := inner.([]any); key == "parameters" && isList {
+				out[key] = normalizeParameters(listAll, parameters)
 				continue
 			}
 			out[key] = normalize(inner, parameters)
@@ -68,13 +70,13 @@ func normalize(value any, parameters object) any {
 		for _, inner := range v {
 			out = append(out, normalize(inner, parameters))
 		}
-		slices.SortStableFunc(out, func(a, b any) int { return strings.Compare(encode(a), encode(b)) })
+		slices.SortStableFunc(out, func(a, b any) int { return strings.Compare(encodeJSON(a), encodeJSON(b)) })
 		return out
 	}
 	return value
 }
 
-// normalizeParameters returns parameters by their places and names.
+// normalizeParameters returns a list of parameters as an object, keyed by their places and names.
 func normalizeParameters(list []any, parameters object) object {
 	out := object{}
 	for _, one := range list {
@@ -87,7 +89,7 @@ func normalizeParameters(list []any, parameters object) object {
 	return out
 }
 
-func encode(v any) string {
+func encodeJSON(v any) string {
 	data, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // the value was decoded from JSON
@@ -95,7 +97,8 @@ func encode(v any) string {
 	return string(data)
 }
 
-// keepServed drops the paths of other group versions, and the definitions to which no remaining path leads.
+// keepServed removes the paths for which served returns false. It also removes the definitions to
+// which no remaining path refers.
 func (d *document) keepServed(served func(path string) bool) {
 	maps.DeleteFunc(d.paths, func(path string, _ any) bool { return !served(path) })
 	reached := map[string]bool{}
@@ -122,18 +125,19 @@ func (d *document) keepServed(served func(path string) bool) {
 	maps.DeleteFunc(d.definitions, func(name string, _ any) bool { return !reached[name] })
 }
 
-// differences returns a line for each place in which two documents differ: "v2 definitions > NAME > KEY: ...".
+// differences returns a line for each place in which two documents differ: "v2 definitions > NAME >
+// KEY: ...". where is the name of the documents in the lines.
 func differences(where string, ours, theirs *document) (out []string) {
-	out = append(out, diff(where+" definitions", ours.definitions, theirs.definitions)...)
-	out = append(out, diff(where+" paths", ours.paths, theirs.paths)...)
-	return append(out, diff(where+" document", ours.other, theirs.other)...)
+	out = append(out, diffValues(where+" definitions", ours.definitions, theirs.definitions)...)
+	out = append(out, diffValues(where+" paths", ours.paths, theirs.paths)...)
+	return append(out, diffValues(where+" document", ours.other, theirs.other)...)
 }
 
-func diff(where string, ours, theirs any) (out []string) {
+func diffValues(where string, ours, theirs any) (out []string) {
 	o, isObject := ours.(object)
 	t, isToo := theirs.(object)
 	if !isObject || !isToo {
-		if a, b := encode(ours), encode(theirs); a != b {
+		if a, b := encodeJSON(ours), encodeJSON(theirs); a != b {
 			out = append(out, fmt.Sprintf("%s: %s, in Kubernetes %s", where, a, b))
 		}
 		return out
@@ -155,7 +159,7 @@ func diff(where string, ours, theirs any) (out []string) {
 		case !there:
 			out = append(out, place+": is not in Kubernetes")
 		default:
-			out = append(out, diff(place, a, b)...)
+			out = append(out, diffValues(place, a, b)...)
 		}
 	}
 	return out

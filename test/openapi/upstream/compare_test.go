@@ -14,14 +14,14 @@ import (
 	"testing"
 )
 
-var list = flag.Bool("list", false, "print every difference, also the allowed ones")
+var listAll = flag.Bool("list", false, "print every difference, also the allowed ones")
 
-// F40: every path, operation, parameter, response, definition and extension of a served group version equals
-// that of Kubernetes, except for the differences of allowed.txt.
+// F40: every path, operation, parameter, response, definition and extension of a served group
+// version equals that of Kubernetes, except for the differences of allowed.txt.
 func TestDocumentsEqualThoseOfKubernetes(t *testing.T) {
-	ours, theirs := writeDocuments(t), kubernetesDocuments(t)
+	ours, theirs := writeOurDocuments(t), kubernetesDocuments(t)
 	served := map[string]bool{} // "api__v1", "apis__apps__v1", and their groups
-	for _, file := range files(t, ours) {
+	for _, file := range v3Files(t, ours) {
 		name := strings.TrimSuffix(file, "_openapi.json")
 		served[name] = true
 	}
@@ -32,7 +32,7 @@ func TestDocumentsEqualThoseOfKubernetes(t *testing.T) {
 	}
 	got := compareV2(t, ours, theirs, served)
 	compared := 0
-	for _, file := range files(t, filepath.Join(theirs, "v3")) {
+	for _, file := range v3Files(t, filepath.Join(theirs, "v3")) {
 		name := strings.TrimSuffix(file, "_openapi.json")
 		where := "v3/" + strings.ReplaceAll(name, "__", "/")
 		data, err := os.ReadFile(filepath.Join(ours, file))
@@ -41,21 +41,22 @@ func TestDocumentsEqualThoseOfKubernetes(t *testing.T) {
 		case err != nil:
 			got = append(got, where+": is missing")
 		default:
-			got = append(got, differences(where, decode(t, data), read(t, filepath.Join(theirs, "v3", file)))...)
+			got = append(got, differences(where, decodeDocument(t, data),
+				readDocument(t, filepath.Join(theirs, "v3", file)))...)
 			compared++
 		}
 	}
 	if compared < 20 {
 		t.Errorf("only %d v3 documents were compared", compared)
 	}
-	judge(t, got)
+	checkAllowed(t, got)
 }
 
 // compareV2 returns the differences of the v2 documents, as far as their group versions are served.
 func compareV2(t *testing.T, ours, theirs string, served map[string]bool) []string {
-	o, k := read(t, filepath.Join(ours, "v2.json")), read(t, filepath.Join(theirs, "swagger.json"))
+	o, k := readDocument(t, filepath.Join(ours, "v2.json")), readDocument(t, filepath.Join(theirs, "swagger.json"))
 	ofKubernetes := map[string]bool{}
-	for _, file := range files(t, filepath.Join(theirs, "v3")) {
+	for _, file := range v3Files(t, filepath.Join(theirs, "v3")) {
 		ofKubernetes[strings.TrimSuffix(file, "_openapi.json")] = true
 	}
 	isOf := func(groups map[string]bool) func(path string) bool {
@@ -70,31 +71,33 @@ func compareV2(t *testing.T, ours, theirs string, served map[string]bool) []stri
 			return groups[strings.Join(parts[:3], "__")]
 		}
 	}
-	o.keepServed(isOf(ofKubernetes)) // Keelson serves versions of its own beside Kubernetes'
+	o.keepServed(isOf(ofKubernetes)) // Keelson also serves its own versions
 	k.keepServed(isOf(served))
 	return differences("v2", o, k)
 }
 
-// allowance is a line of allowed.txt: how many differences a pattern matches.
-type allowance struct {
+// allowedPattern is a line of allowed.txt: a pattern and the number of differences that it must
+// match.
+type allowedPattern struct {
 	count   int
 	pattern *regexp.Regexp
 	line    int
 }
 
-// judge fails for each difference that is not allowed, and for each allowance that allows more than there is.
-func judge(t *testing.T, got []string) {
+// checkAllowed fails the test for each difference that matches no pattern, and for each pattern
+// that does not match exactly its number of differences.
+func checkAllowed(t *testing.T, got []string) {
 	t.Helper()
 	allowed := readAllowed(t)
 	found := make([]int, len(allowed))
 	for _, d := range got {
-		i := slices.IndexFunc(allowed, func(a allowance) bool { return a.pattern.MatchString(d) })
+		i := slices.IndexFunc(allowed, func(a allowedPattern) bool { return a.pattern.MatchString(d) })
 		if i >= 0 {
 			found[i]++
 		}
 		if i < 0 {
 			t.Error(d)
-		} else if *list {
+		} else if *listAll {
 			fmt.Println("allowed:", d)
 		}
 	}
@@ -106,8 +109,9 @@ func judge(t *testing.T, got []string) {
 	}
 }
 
-// readAllowed returns the lines of allowed.txt. A comment with the reason stands above each block of lines.
-func readAllowed(t *testing.T) (out []allowance) {
+// readAllowed returns the lines of allowed.txt. A comment with the reason stands above each block
+// of lines.
+func readAllowed(t *testing.T) (out []allowedPattern) {
 	t.Helper()
 	data, err := os.ReadFile("allowed.txt")
 	if err != nil {
@@ -126,17 +130,17 @@ func readAllowed(t *testing.T) (out []allowance) {
 			if err != nil || n <= 0 || !reason {
 				t.Fatalf("allowed.txt:%d: want a number above 0 and a pattern, below a comment with the reason", i+1)
 			}
-			out = append(out, allowance{n, regexp.MustCompile("^" + strings.TrimSpace(pattern) + "$"), i + 1})
+			out = append(out, allowedPattern{n, regexp.MustCompile("^" + strings.TrimSpace(pattern) + "$"), i + 1})
 		}
 	}
 	return out
 }
 
-// writeDocuments returns a folder with the documents of this release.
-func writeDocuments(t *testing.T) string {
+// writeOurDocuments returns a folder with the documents of this release.
+func writeOurDocuments(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	run(t, "../../..", "run", "./test/openapi", dir)
+	runGo(t, "../../..", "run", "./test/openapi", dir)
 	return dir
 }
 
@@ -144,14 +148,14 @@ func writeDocuments(t *testing.T) string {
 func kubernetesDocuments(t *testing.T) string {
 	t.Helper()
 	var module struct{ Dir string }
-	if err := json.Unmarshal(run(t, ".", "mod", "download", "-json", "k8s.io/kubernetes"), &module); err != nil {
+	if err := json.Unmarshal(runGo(t, ".", "mod", "download", "-json", "k8s.io/kubernetes"), &module); err != nil {
 		t.Fatal(err)
 	}
 	return filepath.Join(module.Dir, "api", "openapi-spec")
 }
 
-// run returns the output of the go command.
-func run(t *testing.T, dir string, args ...string) []byte {
+// runGo returns the output of the go command.
+func runGo(t *testing.T, dir string, args ...string) []byte {
 	t.Helper()
 	c := exec.Command("go", args...)
 	c.Dir, c.Stderr = dir, os.Stderr
@@ -162,8 +166,8 @@ func run(t *testing.T, dir string, args ...string) []byte {
 	return out
 }
 
-// files returns the names of the v3 documents in a folder.
-func files(t *testing.T, dir string) (out []string) {
+// v3Files returns the names of the v3 documents in a folder.
+func v3Files(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*_openapi.json"))
 	if err != nil || len(paths) == 0 {
@@ -175,16 +179,16 @@ func files(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-func read(t *testing.T, file string) *document {
+func readDocument(t *testing.T, file string) *document {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return decode(t, data)
+	return decodeDocument(t, data)
 }
 
-func decode(t *testing.T, data []byte) *document {
+func decodeDocument(t *testing.T, data []byte) *document {
 	t.Helper()
 	d, err := newDocument(data)
 	if err != nil {

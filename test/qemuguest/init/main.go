@@ -1,7 +1,8 @@
 //go:build linux
 
-// The first process of the guest: it makes of a bare kernel what a host with systemd looks like to a daemon (cgroup v2
-// alone, with no controller handed down), runs the programs of its plan and tells what they say.
+// Command init is the first process of the guest. It prepares a bare kernel so that a daemon finds
+// the same environment as under systemd: cgroup v2 alone, with no controller delegated. It runs the
+// programs of its plan and reports their output.
 package main
 
 import (
@@ -23,11 +24,11 @@ import (
 
 func main() {
 	g := &guest{began: time.Now()}
-	if err := g.run(); err != nil {
-		g.tell(plan.Report{Fault: err.Error()})
-		fmt.Fprintln(os.Stderr, "guest:", err) // where the serial line is what failed
+	if err := g.runPlan(); err != nil {
+		g.sendReport(plan.Report{Fault: err.Error()})
+		fmt.Fprintln(os.Stderr, "guest:", err) // in case the serial line has failed
 	}
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // with -no-reboot that ends the machine
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // with qemu's -no-reboot this ends the virtual machine
 }
 
 type guest struct {
@@ -36,7 +37,7 @@ type guest struct {
 	line  *json.Encoder
 }
 
-func (g *guest) tell(r plan.Report) {
+func (g *guest) sendReport(r plan.Report) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.line != nil {
@@ -45,14 +46,14 @@ func (g *guest) tell(r plan.Report) {
 	}
 }
 
-func (g *guest) run() error {
-	if err := ownRoot(); err != nil {
+func (g *guest) runPlan() error {
+	if err := bindRoot(); err != nil {
 		return err
 	}
 	if err := mountAll(); err != nil {
 		return err
 	}
-	out, err := serial("/dev/ttyS1")
+	out, err := openSerial("/dev/ttyS1")
 	if err != nil {
 		return err
 	}
@@ -66,27 +67,27 @@ func (g *guest) run() error {
 		return fmt.Errorf("read %s: %w", plan.File, err)
 	}
 	for _, m := range p.Modules {
-		if err := load(m); err != nil {
+		if err := loadModule(m); err != nil {
 			return err
 		}
 	}
-	if err := loopback(); err != nil {
+	if err := enableLoopback(); err != nil {
 		return err
 	}
 	for _, prog := range p.Programs {
-		code, err := g.program(prog)
+		code, err := g.runProgram(prog)
 		if err != nil {
 			return fmt.Errorf("run %s: %w", prog.Name, err)
 		}
-		g.tell(plan.Report{Program: prog.Name, Exit: &code})
+		g.sendReport(plan.Report{Program: prog.Name, Exit: &code})
 	}
-	g.tell(plan.Report{Done: true})
+	g.sendReport(plan.Report{Done: true})
 	return nil
 }
 
-// ownRoot puts a mount on top of the kernel's first file system: containers change their root with pivot_root, which
-// the kernel refuses below that one.
-func ownRoot() error {
+// bindRoot moves a bind mount of the root on top of the kernel's initial root file system.
+// Containers change their root with pivot_root, which the kernel refuses on the initial one.
+func bindRoot() error {
 	if err := unix.Mount("/", "/root", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind the root: %w", err)
 	}
@@ -102,7 +103,7 @@ func ownRoot() error {
 	if err := unix.Chdir("/"); err != nil {
 		return err
 	}
-	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") // as systemd has it
+	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") // shared propagation, as under systemd
 }
 
 func mountAll() error {
@@ -123,8 +124,8 @@ func mountAll() error {
 	return nil
 }
 
-// serial opens a serial line and has it carry bytes as they are.
-func serial(path string) (*os.File, error) {
+// openSerial opens a serial line and sets it to raw mode.
+func openSerial(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func serial(path string) (*os.File, error) {
 	return f, nil
 }
 
-func load(file string) error {
+func loadModule(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -153,7 +154,7 @@ func load(file string) error {
 	return nil
 }
 
-func loopback() error {
+func enableLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -170,8 +171,10 @@ func loopback() error {
 	return nil
 }
 
-// program runs one to its end and forwards what it says. As the first process this one also reaps all orphans.
-func (g *guest) program(p plan.Program) (code int, err error) {
+// runProgram runs a program in its own cgroup, forwards its output and returns its exit code. It
+// kills the program after p.Seconds. Processes that the program leaves in its cgroup are killed. As
+// process 1, init also reaps orphans.
+func (g *guest) runProgram(p plan.Program) (code int, err error) {
 	slice := filepath.Join("/sys/fs/cgroup/system.slice", p.Name+".service")
 	if err := os.MkdirAll(slice, 0o755); err != nil {
 		return 0, err
@@ -200,22 +203,23 @@ func (g *guest) program(p plan.Program) (code int, err error) {
 		return 0, err
 	}
 	said := make(chan struct{})
-	go func() { g.forward(p.Name, r); close(said) }()
+	go func() { g.forwardOutput(p.Name, r); close(said) }()
 	late := time.AfterFunc(time.Duration(p.Seconds)*time.Second, func() {
-		g.tell(plan.Report{Program: p.Name, Line: fmt.Sprintf("killed after %d s", p.Seconds)})
+		g.sendReport(plan.Report{Program: p.Name, Line: fmt.Sprintf("killed after %d s", p.Seconds)})
 		_ = unix.Kill(pid, unix.SIGKILL)
 	})
-	code, err = reap(pid)
+	code, err = reapUntil(pid)
 	late.Stop()
-	// What it left behind may hold the pipe.
+	// Processes that the program left behind may hold the pipe open.
 	_ = os.WriteFile(filepath.Join(slice, "cgroup.kill"), []byte("1"), 0)
 	_ = r.SetReadDeadline(time.Now().Add(2 * time.Second))
 	<-said
 	return code, err
 }
 
-// reap waits for one child and takes all others that end meanwhile.
-func reap(pid int) (code int, err error) {
+// reapUntil waits for the child process pid and returns its exit code. It reaps all other children
+// that exit meanwhile.
+func reapUntil(pid int) (code int, err error) {
 	for {
 		var ws syscall.WaitStatus
 		got, err := syscall.Wait4(-1, &ws, 0, nil)
@@ -231,19 +235,20 @@ func reap(pid int) (code int, err error) {
 	}
 }
 
-const longest = 4 << 10 // of a line
+const longest = 4 << 10 // bytes of a reported line; longer lines are split
 
-func (g *guest) forward(name string, r *os.File) {
+func (g *guest) forwardOutput(name string, r *os.File) {
 	defer r.Close()
 	in := bufio.NewReaderSize(r, longest)
 	for {
 		line, err := in.ReadSlice('\n')
 		if len(line) > 0 {
-			g.tell(plan.Report{Program: name, Line: strings.ToValidUTF8(strings.TrimSuffix(string(line), "\n"), "?")})
+			g.sendReport(plan.Report{Program: name,
+				Line: strings.ToValidUTF8(strings.TrimSuffix(string(line), "\n"), "?")})
 		}
 		if err != nil && err != bufio.ErrBufferFull {
 			if err != io.EOF && !os.IsTimeout(err) {
-				g.tell(plan.Report{Fault: fmt.Sprintf("read the output of %s: %v", name, err)})
+				g.sendReport(plan.Report{Fault: fmt.Sprintf("read the output of %s: %v", name, err)})
 			}
 			return
 		}

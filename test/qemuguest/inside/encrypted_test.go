@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// encrypted is a cluster whose workers speak to each other by WireGuard.
-type encrypted struct {
+// encryptedLab is a cluster with workers that encrypt their traffic by WireGuard.
+type encryptedLab struct {
 	*testing.T
 	ctx  context.Context
 	lab  *lab.Lab
@@ -34,13 +34,13 @@ type encrypted struct {
 	node typed.NodeInterface
 }
 
-// run makes a pod on a worker and waits until it is in a phase.
-func (e encrypted) run(name, node, script string, want v1.PodPhase) *v1.Pod {
+// runPod creates a pod on a worker and waits until it is in a phase.
+func (e encryptedLab) runPod(name, node, script string, want v1.PodPhase) *v1.Pod {
 	e.Helper()
-	p := pod(name, "", "", "sh", "-c", script)
+	p := newPod(name, "", "", "sh", "-c", script)
 	p.Spec.NodeName = node
 	var last *v1.Pod
-	var missing error // what the last one that was read lacked
+	var missing error // error of the last check
 	err := wait.For(e.ctx, time.Second, func() error {
 		got, err := e.pods.Get(e.ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -52,20 +52,22 @@ func (e encrypted) run(name, node, script string, want v1.PodPhase) *v1.Pod {
 		}
 		last, missing = got, nil
 		if got.Status.Phase != want || got.Status.PodIP == "" {
-			missing = fmt.Errorf("pod %s is %s at %q: %+v", name, got.Status.Phase, got.Status.PodIP, got.Status.ContainerStatuses)
+			missing = fmt.Errorf("pod %s is %s at %q: %+v", name, got.Status.Phase, got.Status.PodIP,
+				got.Status.ContainerStatuses)
 		}
 		return missing
 	})
 	if err != nil {
 		said, lerr := e.pods.GetLogs(name, &v1.PodLogOptions{}).DoRaw(context.Background())
-		e.Fatalf("%v: %v; it said %s (%v); through the tunnels went %d and %d bytes", err, missing, said, lerr, e.carried("w1"), e.carried("w2"))
+		e.Fatalf("%v: %v; its output is %s (%v); the tunnels carried %d and %d bytes", err, missing, said, lerr,
+			e.tunnelBytes("w1"), e.tunnelBytes("w2"))
 	}
 	e.Logf("pod %s is %s", name, want)
 	return last
 }
 
-// key is the public one that a worker tells, another than those of before.
-func (e encrypted) key(node string, before ...string) (key string) {
+// awaitKey returns the public key that a worker publishes, when it is none of the keys in before.
+func (e encryptedLab) awaitKey(node string, before ...string) (key string) {
 	e.Helper()
 	if err := wait.For(e.ctx, time.Second, func() error {
 		n, err := e.node.Get(e.ctx, node, metav1.GetOptions{})
@@ -73,7 +75,8 @@ func (e encrypted) key(node string, before ...string) (key string) {
 			return err
 		}
 		key = n.Annotations["keelson.dev/wireguard-key"]
-		if raw, err := base64.StdEncoding.DecodeString(key); err != nil || len(raw) != 32 || strings.Contains(strings.Join(before, " "), key) {
+		if raw, err := base64.StdEncoding.DecodeString(key); err != nil || len(raw) != 32 ||
+			strings.Contains(strings.Join(before, " "), key) {
 			return fmt.Errorf("the key of %s is %q (%v), before %v", node, key, err, before)
 		}
 		return nil
@@ -83,8 +86,8 @@ func (e encrypted) key(node string, before ...string) (key string) {
 	return key
 }
 
-// fetch has a worker read a page of a pod on another one.
-func (e encrypted) fetch(node, pod string) {
+// checkFetch fetches a page of a pod on another worker.
+func (e encryptedLab) checkFetch(node, pod string) {
 	e.Helper()
 	h, err := e.lab.Host(node)
 	if err != nil {
@@ -107,8 +110,8 @@ func (e encrypted) fetch(node, pod string) {
 	}
 }
 
-// carried are the bytes that left a worker by its encrypted tunnel.
-func (e encrypted) carried(node string) (bytes int64) {
+// tunnelBytes returns the number of bytes that a worker has sent through its encrypted tunnel.
+func (e encryptedLab) tunnelBytes(node string) (bytes int64) {
 	e.Helper()
 	h, err := e.lab.Host(node)
 	if err != nil {
@@ -132,16 +135,16 @@ func (e encrypted) carried(node string) (bytes int64) {
 	return 0
 }
 
-// F108: agents that encrypt tell each other their keys by way of the control plane, and their pods are reached through
-// the tunnel; a node whose key is removed gets another one while its agent runs, and again at
-// its next start, which the other takes.
+// F108: agents with encryption exchange their keys through the control plane, and their pods are
+// reached through the tunnel. A node with a removed key publishes another key while its agent runs,
+// and again at its next start, and the other node uses it.
 func TestEncryptedCluster(t *testing.T) {
-	l := up(t, func(c *lab.Config) { c.Workers, c.PodNetwork = 2, "wireguard" })
+	l := createLab(t, func(c *lab.Config) { c.Workers, c.PodNetwork = 2, "wireguard" })
 	ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 	defer cancel()
-	core := client(t)
-	e := encrypted{T: t, ctx: ctx, lab: l, pods: core.Pods("default"), node: core.Nodes()}
-	k1, k2 := e.key("w1"), e.key("w2")
+	core := newClient(t)
+	e := encryptedLab{T: t, ctx: ctx, lab: l, pods: core.Pods("default"), node: core.Nodes()}
+	k1, k2 := e.awaitKey("w1"), e.awaitKey("w2")
 	if k1 == k2 {
 		t.Errorf("both workers have the key %s", k1)
 	}
@@ -153,18 +156,20 @@ func TestEncryptedCluster(t *testing.T) {
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the key's file: %v, %v", st, err)
 	}
-	server := e.run("server", "w1", "mkdir /www; head -c 200000 /dev/zero > /www/page; exec busybox httpd -f -p 8080 -h /www", v1.PodRunning)
-	e.fetch("w2", server.Status.PodIP)
-	before := e.carried("w1")
+	server := e.runPod("server", "w1",
+		"mkdir /www; head -c 200000 /dev/zero > /www/page; exec busybox httpd -f -p 8080 "+
+			"-h /www", v1.PodRunning)
+	e.checkFetch("w2", server.Status.PodIP)
+	before := e.tunnelBytes("w1")
 	if before < 200000 {
 		t.Errorf("%d bytes went through the tunnel", before)
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	k3 := e.key("w1", k1, k2) // while the agent runs
-	e.fetch("w2", server.Status.PodIP)
-	if after := e.carried("w1"); after < before+200000 {
+	k3 := e.awaitKey("w1", k1, k2) // while the agent runs
+	e.checkFetch("w2", server.Status.PodIP)
+	if after := e.tunnelBytes("w1"); after < before+200000 {
 		t.Errorf("of %d bytes that went through the tunnel %d did with the new key", after, after-before)
 	}
 	if err := os.Remove(file); err != nil {
@@ -173,8 +178,8 @@ func TestEncryptedCluster(t *testing.T) {
 	if err := l.RestartDaemon(ctx, "w1"); err != nil {
 		t.Fatal(err)
 	}
-	e.key("w1", k1, k2, k3)
-	e.fetch("w2", server.Status.PodIP)
+	e.awaitKey("w1", k1, k2, k3)
+	e.checkFetch("w2", server.Status.PodIP)
 	for _, name := range []string{"w1", "w2"} {
 		if err := wait.For(ctx, 250*time.Millisecond, func() error {
 			n, err := e.node.Get(ctx, name, metav1.GetOptions{})

@@ -34,21 +34,22 @@ const (
 	soon       = 6 * time.Minute // qemu is slow, and the machine below it may be busy
 )
 
-// words lets a test's log show what the lab says.
-type words struct{ t *testing.T }
+// labOutput writes the lab's output to a test's log.
+type labOutput struct{ t *testing.T }
 
-func (w words) Write(p []byte) (int, error) {
+func (w labOutput) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
-func up(t *testing.T, change func(*lab.Config)) *lab.Lab {
+func createLab(t *testing.T, change func(*lab.Config)) *lab.Lab {
 	t.Helper()
 	cfg := lab.Config{ControlPlanes: 1, Workers: 1, Listen: "127.0.0.1:6443", BinDir: programs,
-		CNIBinDir: filepath.Join(programs, "cni"), ImageDir: filepath.Join(programs, "images"), CPU: "2", Memory: "512Mi",
+		CNIBinDir: filepath.Join(programs, "cni"), ImageDir: filepath.Join(programs, "images"), CPU: "2",
+		Memory:          "512Mi",
 		EvictionSeconds: 5, Kubeconfig: kubeconfig}
 	change(&cfg)
-	l, err := lab.New(cfg, words{t})
+	l, err := lab.New(cfg, labOutput{t})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,14 +71,14 @@ func up(t *testing.T, change func(*lab.Config)) *lab.Lab {
 			t.Error(err)
 		}
 		if left := lab.ListLeftovers(); len(left) > 0 {
-			t.Errorf("the lab left behind: %v", left)
+			t.Errorf("the deleted lab left behind: %v", left)
 		}
 	})
 	return l
 }
 
-// pod has one container, with requests and limits in the order of names: "cpu 100m memory 64Mi".
-func pod(name, requests, limits string, command ...string) *v1.Pod {
+// newPod returns a pod with one container, with requests and limits such as "cpu 100m memory 64Mi".
+func newPod(name, requests, limits string, command ...string) *v1.Pod {
 	list := func(text string) v1.ResourceList {
 		out := v1.ResourceList{}
 		for f := strings.Fields(text); len(f) > 1; f = f[2:] {
@@ -92,7 +93,7 @@ func pod(name, requests, limits string, command ...string) *v1.Pod {
 			Resources: v1.ResourceRequirements{Requests: list(requests), Limits: list(limits)}}}}}
 }
 
-func client(t *testing.T) *typed.CoreV1Client {
+func newClient(t *testing.T) *typed.CoreV1Client {
 	t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -105,33 +106,35 @@ func client(t *testing.T) *typed.CoreV1Client {
 	return c
 }
 
-// TestOneWorker: who is ended first for want of memory, what the tiers hold, and volumes with quotas (F104, F110); folders of
-// file servers.
+// TestOneWorker checks the order of kills when memory runs out, the resources of the tiers, volumes
+// with quotas (F104, F110), and folders of file servers.
 func TestOneWorker(t *testing.T) {
-	l := up(t, func(*lab.Config) {})
-	var f *fileServer // whose pod takes most of a minute to end
+	l := createLab(t, func(*lab.Config) {})
+	var f *nfsServer // deleting its pod takes most of a minute
 	if os.Getenv(nfstest.Needed) != "" {
-		f = serve(t, l)
+		f = startNFSServer(t, l)
 	}
-	t.Run("FoldersOfAServer", f.folders)
-	t.Run("WhoIsEndedFirst", func(t *testing.T) { whoIsEndedFirst(t, l) })
-	t.Run("TheServerHangs", f.ends)
+	t.Run("FoldersOfAServer", f.checkFolders)
+	t.Run("WhoIsEndedFirst", func(t *testing.T) { checkKillOrder(t, l) })
+	t.Run("TheServerHangs", f.awaitPodDeleted)
 }
 
-// whoIsEndedFirst: a daemon is ended for want of memory after every pod, and pods in the order of their classes; a container
-// that takes more than its limit ends as a whole. The tiers hold what the node allots. On the same node a pod with a volume of
-// "backing: directory" writes as much as it asked for and no more.
-func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
+// checkKillOrder: without free memory a daemon is killed after every pod, and pods in the order of
+// their QoS classes; a container that exceeds its limit is killed as a whole. The tiers have the
+// node's allocatable resources. On the same node a pod with a volume of "backing: directory" writes
+// as much as it requested and not more.
+func checkKillOrder(t *testing.T, l *lab.Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	pods := client(t).Pods("default")
+	pods := newClient(t).Pods("default")
 	for _, p := range []*v1.Pod{
-		pod("besteffort", "", "", "sleep", "1000"),
-		pod("burstable", "cpu 100m memory 128Mi", "", "sleep", "1000"),
-		pod("guaranteed", "", "cpu 100m memory 64Mi", "sleep", "1000"),
-		pod("hog", "", "memory 32Mi", "sh", "-c", "tail /dev/zero & wait $!; echo survived; exec sleep 1000"),
+		newPod("besteffort", "", "", "sleep", "1000"),
+		newPod("burstable", "cpu 100m memory 128Mi", "", "sleep", "1000"),
+		newPod("guaranteed", "", "cpu 100m memory 64Mi", "sleep", "1000"),
+		newPod("hog", "", "memory 32Mi", "sh", "-c", "tail /dev/zero & wait $!; echo survived; exec sleep 1000"),
 	} {
-		// A machine as slow as this one misses deadlines that a server has for strangers.
+		// On a machine as slow as this one, requests miss the server's deadlines for
+		// unauthenticated clients.
 		if err := wait.For(ctx, 250*time.Millisecond, func() error {
 			_, err := pods.Create(ctx, p, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
@@ -143,7 +146,7 @@ func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
 		}
 	}
 	list := map[string]v1.Pod{}
-	var missing error // what the last list that was read lacked
+	var missing error // error of the last list
 	err := wait.For(ctx, time.Second, func() error {
 		all, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -157,7 +160,8 @@ func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
 				want = v1.PodFailed
 			}
 			if p.Status.Phase != want {
-				missing = errors.Join(missing, fmt.Errorf("%s is %s: %v", p.Name, p.Status.Phase, p.Status.ContainerStatuses))
+				missing = errors.Join(missing, fmt.Errorf("%s is %s: %v", p.Name, p.Status.Phase,
+					p.Status.ContainerStatuses))
 			}
 		}
 		return missing
@@ -170,44 +174,47 @@ func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
 		t.Errorf("the hog ended with %v", end)
 	}
 	for name, want := range map[string]int{"besteffort": 1000, "burstable": 750, "guaranteed": -997} {
-		expectScore(t, "a process of "+name, want, processes(t, "kubepods", string(list[name].UID)))
+		expectScore(t, "a process of "+name, want, processesBelow(t, "kubepods", string(list[name].UID)))
 	}
-	expectScore(t, "a shim or pause", -998, processes(t, "shims", ""))
+	expectScore(t, "a shim or pause", -998, processesBelow(t, "shims", ""))
 	for _, h := range l.Status(t.Context()) {
 		if h.Role != lab.RoleRegistry {
 			expectScore(t, "the daemon of "+h.Name, memory.DaemonOOMScore, []int{h.PID})
 		}
 	}
-	for file, want := range map[string]string{"cpu.weight": "1600", "cp1/cpu.weight": "400", "cp1/system/cpu.weight": "400", "w1/system/cpu.weight": "400",
+	for file, want := range map[string]string{"cpu.weight": "1600", "cp1/cpu.weight": "400",
+		"cp1/system/cpu.weight": "400", "w1/system/cpu.weight": "400",
 		"w1/kubepods/memory.max": strconv.Itoa(512 << 20), "w1/kubepods/besteffort/cpu.weight": "1"} {
 		got, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/keelson-lab", file))
 		if err != nil || strings.TrimSpace(string(got)) != want {
 			t.Errorf("%s is %q, want %s (%v)", file, got, want, err)
 		}
 	}
-	quotaHoldsAPod(t, l)
+	checkProjectQuota(t, l)
 }
 
-// processes are those below a cgroup of the worker, in groups whose path has a text.
-func processes(t *testing.T, group, of string) (pids []int) {
+// processesBelow returns the PIDs below a cgroup of the worker, in cgroups with paths that contain
+// a text.
+func processesBelow(t *testing.T, group, of string) (pids []int) {
 	t.Helper()
-	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup/keelson-lab/w1", group), func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // of the hog, which is being taken away
-		}
-		if err != nil || !d.IsDir() || !strings.Contains(path, of) {
+	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup/keelson-lab/w1", group),
+		func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // of the hog, which is being taken away
+			}
+			if err != nil || !d.IsDir() || !strings.Contains(path, of) {
+				return err
+			}
+			raw, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
+				return nil
+			}
+			for _, f := range strings.Fields(string(raw)) {
+				pid, aerr := strconv.Atoi(f)
+				pids, err = append(pids, pid), errors.Join(err, aerr)
+			}
 			return err
-		}
-		raw, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
-			return nil
-		}
-		for _, f := range strings.Fields(string(raw)) {
-			pid, aerr := strconv.Atoi(f)
-			pids, err = append(pids, pid), errors.Join(err, aerr)
-		}
-		return err
-	})
+		})
 	if err != nil || len(pids) == 0 {
 		t.Errorf("processes of %s %s: %v, %v", group, of, pids, err)
 	}

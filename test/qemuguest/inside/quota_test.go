@@ -22,8 +22,9 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// made tries until an object is there: a machine as slow as this one misses deadlines that a server has.
-func made(ctx context.Context, t *testing.T, what string, create func() error) {
+// createRepeatedly repeats a request until it succeeds: on a machine as slow as this one, requests
+// miss the server's deadlines.
+func createRepeatedly(ctx context.Context, t *testing.T, what string, create func() error) {
 	t.Helper()
 	if err := wait.For(ctx, 250*time.Millisecond, func() error {
 		if err := create(); !apierrors.IsAlreadyExists(err) {
@@ -35,9 +36,10 @@ func made(ctx context.Context, t *testing.T, what string, create func() error) {
 	}
 }
 
-// quotaHoldsAPod has a pod whose volume is a folder of the node's disk (backing: directory) write more than it asked for: a
-// project quota ends that, with the error that a full disk has, or that of quotas.
-func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
+// checkProjectQuota runs a pod with a volume in a folder of the node's disk (backing: directory)
+// that writes more than the volume's size. A project quota stops it with the error of a full disk
+// or of an exceeded quota.
+func checkProjectQuota(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
@@ -45,8 +47,10 @@ func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const disk = "mkdir -p /var/lib/keelson/local-volumes && dd if=/dev/zero of=/var/lib/keelson/disk bs=1 count=0 seek=167772160 && " +
-		"mkfs.ext4 -q -F -O quota,project /var/lib/keelson/disk && mount -o loop,prjquota /var/lib/keelson/disk /var/lib/keelson/local-volumes"
+	const disk = "mkdir -p /var/lib/keelson/local-volumes && dd if=/dev/zero of=/var/lib/keelson/disk bs=1 count=0 " +
+		"seek=167772160 && " +
+		"mkfs.ext4 -q -F -O quota,project /var/lib/keelson/disk && mount -o loop,prjquota /var/lib/keelson/disk " +
+		"/var/lib/keelson/local-volumes"
 	if out, err := h.Command(ctx, "sh", "-c", disk).CombinedOutput(); err != nil {
 		t.Fatalf("a disk with quotas: %v %s", err, out)
 	}
@@ -71,23 +75,31 @@ func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	core, waits, class := client(t), storagev1.VolumeBindingWaitForFirstConsumer, "folders"
-	made(ctx, t, "the class", func() error {
-		_, err := classes.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "local.csi.keelson.dev",
-			Parameters: map[string]string{"backing": "directory"}, VolumeBindingMode: &waits}, metav1.CreateOptions{})
+	core, waits, class := newClient(t), storagev1.VolumeBindingWaitForFirstConsumer, "folders"
+	createRepeatedly(ctx, t, "the class", func() error {
+		_, err := classes.StorageClasses().Create(ctx,
+			&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "local.csi.keelson.dev",
+				Parameters: map[string]string{"backing": "directory"}, VolumeBindingMode: &waits},
+			metav1.CreateOptions{})
 		return err
 	})
-	made(ctx, t, "the claim", func() error {
-		_, err := core.PersistentVolumeClaims("default").Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"},
-			Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-				Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}}}, metav1.CreateOptions{})
+	createRepeatedly(ctx, t, "the claim", func() error {
+		_, err := core.PersistentVolumeClaims("default").Create(ctx,
+			&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"},
+				Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class,
+					AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+					Resources: v1.VolumeResourceRequirements{
+						Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}}},
+			metav1.CreateOptions{})
 		return err
 	})
-	p := pod("writer", "", "", "sh", "-c", "head -c 12582912 /dev/zero > /data/fits; echo fits $?; "+
-		"said=$(dd if=/dev/zero of=/data/more bs=65536 count=192 2>&1); echo more $?; echo \"$said\" | head -n 1; wc -c < /data/fits; echo $(($(wc -c < /data/more) <= 4194304)); df -m /data | tail -n 1")
+	p := newPod("writer", "", "", "sh", "-c", "head -c 12582912 /dev/zero > /data/fits; echo fits $?; "+
+		"said=$(dd if=/dev/zero of=/data/more bs=65536 count=192 2>&1); echo more $?; echo \"$said\" | head -n 1; wc "+
+		"-c < /data/fits; echo $(($(wc -c < /data/more) <= 4194304)); df -m /data | tail -n 1")
 	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
-	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
-	made(ctx, t, "the pod", func() error {
+	p.Spec.Volumes = []v1.Volume{{Name: "data",
+		VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	createRepeatedly(ctx, t, "the pod", func() error {
 		_, err := core.Pods("default").Create(ctx, p, metav1.CreateOptions{})
 		return err
 	})
@@ -103,7 +115,8 @@ func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
 			for _, e := range list.Items {
 				words = append(words, e.Reason+": "+e.Message)
 			}
-			return errors.Join(err, fmt.Errorf("it is %s: %+v; %s", got.Status.Phase, got.Status.ContainerStatuses, strings.Join(words, "; ")))
+			return errors.Join(err, fmt.Errorf("it is %s: %+v; %s", got.Status.Phase, got.Status.ContainerStatuses,
+				strings.Join(words, "; ")))
 		}
 		said, err = core.Pods("default").GetLogs(p.Name, &v1.PodLogOptions{}).DoRaw(ctx)
 		return err
@@ -112,8 +125,10 @@ func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
 	}
 	t.Logf("it said %s", said)
 	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
-	if len(lines) != 6 || lines[0] != "fits 0" || lines[1] != "more 1" || !strings.Contains(lines[2], "quota exceeded") && !strings.Contains(lines[2], "No space left") ||
-		lines[3] != "12582912" || lines[4] != "1" || len(strings.Fields(lines[5])) < 2 || strings.Fields(lines[5])[1] != "16" {
-		t.Errorf("of 24 MiB into a volume of 16 it says %q", lines)
+	if len(lines) != 6 || lines[0] != "fits 0" || lines[1] != "more 1" ||
+		!strings.Contains(lines[2], "quota exceeded") && !strings.Contains(lines[2], "No space left") ||
+		lines[3] != "12582912" || lines[4] != "1" || len(strings.Fields(lines[5])) < 2 ||
+		strings.Fields(lines[5])[1] != "16" {
+		t.Errorf("the output for 24 MiB in a volume of 16 MiB is %q", lines)
 	}
 }

@@ -1,30 +1,30 @@
-// Package plan is what the test and the first process of its guest tell each other: a Plan goes in with the guest's
-// files, Reports come out over a serial line, one JSON text a line.
+// Package plan has the messages between the test and the guest's first process. A Plan is a file in
+// the guest's root. The guest sends Reports over a serial line, as one JSON text a line.
 package plan
 
-// File is where the guest finds its plan.
+// File is the path of the plan in the guest.
 const File = "/guest/plan.json"
 
-// Plan is all that a guest does before it ends.
+// Plan lists everything that a guest does before it shuts down.
 type Plan struct {
-	Modules  []string  `json:"modules,omitempty"` // files, in the order in which they are loaded
+	Modules  []string  `json:"modules,omitempty"` // files in the guest, in loading order
 	Programs []Program `json:"programs"`          // run one after the other
 }
 
-// Program runs in a cgroup of its own, as a service of a host does.
+// Program is a program that runs in its own cgroup, like a systemd service.
 type Program struct {
 	Name    string   `json:"name"`
 	Args    []string `json:"args"`
 	Env     []string `json:"env,omitempty"`
-	Seconds int      `json:"seconds"` // after which it is killed, with all that it started
+	Seconds int      `json:"seconds"` // after which it is killed
 }
 
-// Report is one line of the guest.
+// Report is one line on the serial line.
 type Report struct {
-	Clock   float64 `json:"clock"` // the guest's, in seconds
+	Clock   float64 `json:"clock"` // seconds since init started
 	Program string  `json:"program,omitempty"`
-	Line    string  `json:"line,omitempty"`  // of its output
-	Exit    *int    `json:"exit,omitempty"`  // it has ended: its exit status, or 128 and its signal
-	Fault   string  `json:"fault,omitempty"` // of the guest itself
-	Done    bool    `json:"done,omitempty"`  // the last report: all programs have ended
+	Line    string  `json:"line,omitempty"`  // of the program's output
+	Exit    *int    `json:"exit,omitempty"`  // exit status of the program, or 128 + signal number
+	Fault   string  `json:"fault,omitempty"` // error of the guest's first process
+	Done    bool    `json:"done,omitempty"`  // in the last report: all programs have exited
 }

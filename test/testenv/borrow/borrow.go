@@ -1,5 +1,5 @@
-// Package borrow finds the lab that is up on this machine, or makes one for the
-// run of a program and takes it away afterwards.
+// Package borrow finds the lab that is running on this machine, or creates a lab for one run of a
+// program and deletes it afterwards.
 package borrow
 
 import (
@@ -16,13 +16,14 @@ import (
 
 // Loan is a lab for the time of one run.
 type Loan struct {
-	*lab.Lab
-	Owned bool // the run made it: it may kill all of it, and Return takes it away
+	Lab   *lab.Lab
+	Owned bool // the run created the lab: it may kill all of it, and Return deletes it
 }
 
-// root is the project's folder: that above the test's own which has the lab's package. A program that was built with
-// -trimpath does not know where its files were.
-func root() string {
+// projectFolder returns the project's folder: the working directory's nearest ancestor with
+// deploy/lab. It does not use the paths of source files, which are missing from a program built
+// with -trimpath.
+func projectFolder() string {
 	dir, err := os.Getwd()
 	for err == nil && dir != filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "deploy", "lab", "lab.go")); err == nil {
@@ -33,61 +34,66 @@ func root() string {
 	return "."
 }
 
-// Lab returns the lab that is up, with at least so many workers. Without one it makes a lab of
-// three replicas and so many workers from the binaries below bin/ (or $KEELSON_BIN), changed by what is asked for besides.
-func Lab(out io.Writer, workers int, change ...func(*lab.Config)) (*Loan, error) {
-	l, err := Find(out)
+// AcquireLab returns the running lab, which must have at least this number of workers. If no lab
+// exists, it creates one with three replicas and this number of workers from the binaries in bin/
+// or $KEELSON_BIN. Each function in change can change the configuration of the new lab.
+func AcquireLab(out io.Writer, workers int, change ...func(*lab.Config)) (*Loan, error) {
+	l, err := FindLab(out)
 	switch {
 	case err != nil:
 		return nil, err
 	case l == nil:
-		return build(out, workers, change)
+		return createLab(out, workers, change)
 	case l.Config.Workers < workers:
-		return nil, fmt.Errorf("the lab that is up has %d workers, want %d: take it down with 'kctl lab down', so that one is made", l.Config.Workers, workers)
+		return nil, fmt.Errorf("the running lab has %d workers, want at least %d: "+
+			"delete it with 'kctl lab down', so that the tests create another lab", l.Config.Workers, workers)
 	}
 	return &Loan{Lab: l}, nil
 }
 
-// Find returns the lab that is up, nil where none exists. What a run of tests has left behind it takes away; a person's lab
-// that is down stays, and is an error.
-func Find(out io.Writer) (*lab.Lab, error) {
+// FindLab returns the running lab, or nil if no lab exists. It deletes a lab that an earlier test
+// run left behind. It returns an error if a lab is down that was not created by a test run.
+func FindLab(out io.Writer) (*lab.Lab, error) {
 	found, err := lab.FindLab(out)
 	if err != nil {
 		return nil, err
 	}
-	do, err := decide(found)
+	do, err := chooseAction(found)
 	if err != nil || do == buildOne {
 		return nil, err
 	}
 	if do == borrowIt {
-		// Better one sentence now than every test by itself.
-		err := errors.New("nothing leads to its API")
+		// One error here is clearer than a failure of every test.
+		err := errors.New("its API is not reachable")
 		if found.Lab.ForwarderRuns() {
 			err = found.Lab.AwaitAPI(context.Background())
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: mend the lab that is up ('kctl lab status' shows its hosts) or take it away with 'kctl lab down'", err)
+			return nil, fmt.Errorf("%w: repair the running lab ('kctl lab status' lists its hosts) "+
+				"or delete it with 'kctl lab down'", err)
 		}
 		return found.Lab, nil
 	}
-	fmt.Fprintln(out, "taking away the lab of a run of tests that ended without doing so")
+	fmt.Fprintln(out, "deleting the lab of a test run that has ended")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return nil, found.Lab.Down(ctx)
 }
 
-// verdict is what becomes of the lab that a run of tests finds.
-type verdict int
+// labAction is what a test run must do with the lab that it has found, for example use or replace
+// it.
+type labAction int
 
 const (
-	buildOne verdict = iota // none exists
+	buildOne labAction = iota // no lab exists
 	borrowIt
 	replaceIt
 )
 
-// decide says what a run of tests does with what it finds: it borrows a lab that runs, takes away what another run has left
-// behind, and leaves alone what is a person's or belongs to a run that goes on.
-func decide(f lab.Found) (verdict, error) {
+// chooseAction returns the action for the found lab. A running lab is used. A lab that an ended
+// test run left behind is replaced. A lab that is down, and belongs to a user or to a test run in
+// progress, is an error.
+func chooseAction(f lab.Found) (labAction, error) {
 	if f.State == lab.NoLab {
 		return buildOne, nil
 	}
@@ -98,19 +104,20 @@ func decide(f lab.Found) (verdict, error) {
 	switch {
 	case f.Test && maker != nil && !maker.IsAlive():
 		return replaceIt, nil
-	case f.State == lab.Running: // also one of a run of which nothing is known: it may go on
+	case f.State == lab.Running: // also the lab of a test run of unknown state, which may be in progress
 		return borrowIt, nil
 	case !f.Test:
 		return 0, f.StateError()
 	case maker == nil:
 		return replaceIt, nil
 	}
-	return 0, fmt.Errorf("the lab on this machine is down and belongs to a run of tests, process %d: wait until it has ended", maker.PID)
+	return 0, fmt.Errorf("the lab on this machine is down and belongs to a test run, process %d: "+
+		"wait until it has ended", maker.PID)
 }
 
-// build makes a lab that belongs to this run.
-func build(out io.Writer, workers int, change []func(*lab.Config)) (*Loan, error) {
-	bin := filepath.Join(root(), "bin")
+// createLab creates a lab that this run owns.
+func createLab(out io.Writer, workers int, change []func(*lab.Config)) (*Loan, error) {
+	bin := filepath.Join(projectFolder(), "bin")
 	if b := os.Getenv("KEELSON_BIN"); b != "" {
 		bin = b
 	}
@@ -143,19 +150,19 @@ func build(out io.Writer, workers int, change []func(*lab.Config)) (*Loan, error
 	return &Loan{Lab: l, Owned: true}, nil
 }
 
-// Return takes a lab away that the run made, and fails when something of it is
-// left on the machine. One that was up before stays.
+// Return deletes the lab if this run created it, and returns an error if anything of the lab is
+// left on the machine. A lab that was running before stays.
 func (l *Loan) Return() error {
 	if !l.Owned {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := l.Down(ctx); err != nil {
+	if err := l.Lab.Down(ctx); err != nil {
 		return err
 	}
 	if left := lab.ListLeftovers(); len(left) > 0 {
-		return fmt.Errorf("the lab left behind: %v", left)
+		return fmt.Errorf("the deleted lab left behind: %v", left)
 	}
 	return nil
 }

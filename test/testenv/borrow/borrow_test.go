@@ -10,35 +10,38 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// A run of tests borrows a lab that runs and takes away what another run left; it never takes away a person's, nor that of a
-// run that goes on.
+// A test run uses a running lab and deletes a lab that another run left behind. It never deletes a
+// user's lab or that of a run in progress.
 func TestDecide(t *testing.T) {
 	self, gone := process(t)
 	for name, c := range map[string]struct {
 		state lab.State
 		test  bool
 		maker *lab.Process
-		want  verdict
+		want  labAction
 		err   string
 	}{
-		"none":                                  {state: lab.NoLab, want: buildOne},
-		"a person's":                            {state: lab.Running, maker: gone, want: borrowIt},
-		"a person's of an earlier release":      {state: lab.Running, want: borrowIt},
-		"a person's that is down":               {state: lab.Down, maker: gone, err: "the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'"},
-		"a person's that is unfinished":         {state: lab.Unfinished, maker: gone, err: "'kctl lab down'"},
-		"down, a person's of an earlier one":    {state: lab.Down, err: "is down"},
-		"a run's that has ended":                {state: lab.Running, test: true, maker: gone, want: replaceIt},
-		"a run's that has ended, down":          {state: lab.Down, test: true, maker: gone, want: replaceIt},
-		"a run's that has ended, unfinished":    {state: lab.Unfinished, test: true, maker: gone, want: replaceIt},
-		"a run's that goes on":                  {state: lab.Running, test: true, maker: self, want: borrowIt},
-		"a run's that goes on, down":            {state: lab.Down, test: true, maker: self, err: "wait until it has ended"},
+		"none":                             {state: lab.NoLab, want: buildOne},
+		"a person's":                       {state: lab.Running, maker: gone, want: borrowIt},
+		"a person's of an earlier release": {state: lab.Running, want: borrowIt},
+		"a person's that is down": {state: lab.Down, maker: gone,
+			err: "the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'"},
+		"a person's that is unfinished":      {state: lab.Unfinished, maker: gone, err: "'kctl lab down'"},
+		"down, a person's of an earlier one": {state: lab.Down, err: "is down"},
+		"a run's that has ended":             {state: lab.Running, test: true, maker: gone, want: replaceIt},
+		"a run's that has ended, down":       {state: lab.Down, test: true, maker: gone, want: replaceIt},
+		"a run's that has ended, unfinished": {state: lab.Unfinished, test: true, maker: gone, want: replaceIt},
+		"lab of a run in progress":           {state: lab.Running, test: true, maker: self, want: borrowIt},
+		"lab of a run in progress, down": {state: lab.Down, test: true, maker: self,
+			err: "wait until it has ended"},
 		"a run's of an earlier release":         {state: lab.Running, test: true, want: borrowIt},
 		"a run's of an earlier release, down":   {state: lab.Down, test: true, want: replaceIt},
 		"a run's of an earlier one, unfinished": {state: lab.Unfinished, test: true, want: replaceIt},
-		"at work on it is a process":            {state: lab.Busy, test: true, maker: gone, err: "wait until it has ended"},
+		"at work on it is a process": {state: lab.Busy, test: true, maker: gone,
+			err: "wait until it has ended"},
 	} {
 		f := lab.Found{State: c.state, Test: c.test, Lab: &lab.Lab{Config: lab.Config{Maker: c.maker, AtWork: self}}}
-		got, err := decide(f)
+		got, err := chooseAction(f)
 		if c.err == "" && (err != nil || got != c.want) {
 			t.Errorf("%s: %d, %v, want %d", name, got, err, c.want)
 		}
@@ -51,7 +54,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// process returns a process that lives, and one that has ended.
+// process returns a running process and one that has exited.
 func process(t *testing.T) (lives, gone *lab.Process) {
 	t.Helper()
 	child := exec.Command("sleep", "1000")

@@ -1,4 +1,4 @@
-// Package keypair makes key pairs for tests: self-signed certificates that live for an hour.
+// Package keypair creates key pairs for tests: self-signed certificates that are valid for an hour.
 package keypair
 
 import (
@@ -14,11 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Data is the data of a Secret of type kubernetes.io/tls for the hosts.
-func Data(t testing.TB, hosts ...string) map[string][]byte { return Numbered(t, 1, hosts...) }
+// Data returns the data of a Secret of type kubernetes.io/tls for the hosts.
+func Data(t testing.TB, hosts ...string) map[string][]byte { return DataWithSerial(t, 1, hosts...) }
 
-// Numbered is Data with a certificate of that serial number.
-func Numbered(t testing.TB, serial int64, hosts ...string) map[string][]byte {
+// DataWithSerial is Data with the serial number of the certificate.
+func DataWithSerial(t testing.TB, serial int64, hosts ...string) map[string][]byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

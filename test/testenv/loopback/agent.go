@@ -19,33 +19,37 @@ import (
 	"keelson.dev/keelson/agent/session"
 )
 
-// Agent is a machine that says of every pod what it is told to do that it is done: of an agent it has the session alone.
+// Agent is a simulated node. It has a real session, and reports every pod as running or deleted
+// without running containers.
 type Agent struct {
 	Name    string
 	Servers []string
 	Token   string
-	Dir     string // its disk
-	// Address is of the machine; "" = none. Its connections come from Source, which is nil or an address of loopback's.
+	Dir     string // for its state
+	// Address is the node's internal IP; "" = none. Source is the local address of its connections:
+	// nil, or an address on the loopback interface.
 	Address string
 	Source  net.IP
-	Events  bool // tells an event of each pod, too
-	// CheckpointEvery is as in session.Config.
+	Events  bool // also sends an event for each pod
+	// CheckpointEvery is session.Config.CheckpointEvery.
 	CheckpointEvery time.Duration
 	Shared          *session.Shared // may be nil
 	Log             *slog.Logger    // may be nil
-	// Confirmed is called when a control plane has told it everything; may be nil.
+	// Confirmed is called when a replica has sent the complete state of the session; may be nil.
 	Confirmed func()
 }
 
-func (a Agent) session() *session.Session {
-	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("1000")}
+func (a Agent) newSession() *session.Session {
+	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), v1.ResourceMemory: resource.MustParse("64Gi"),
+		v1.ResourcePods: resource.MustParse("1000")}
 	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.Name, Labels: map[string]string{v1.LabelHostname: a.Name}}}
 	facts.Status.Capacity, facts.Status.Allocatable = room, room
 	if a.Address != "" {
 		facts.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: a.Address}}
 	}
 	cfg := session.Config{
-		NodeName: a.Name, Servers: a.Servers, Token: a.Token, StateDir: filepath.Join(a.Dir, "state"), RunDir: filepath.Join(a.Dir, "run"),
+		NodeName: a.Name, Join: session.Join{Servers: a.Servers, Token: a.Token},
+		StateDir: filepath.Join(a.Dir, "state"), RunDir: filepath.Join(a.Dir, "run"),
 		Facts: facts, Log: a.Log, CheckpointEvery: a.CheckpointEvery, Shared: a.Shared,
 	}
 	if a.Source != nil {
@@ -57,15 +61,15 @@ func (a Agent) session() *session.Session {
 	return session.New(cfg)
 }
 
-// Run runs the agent until ctx ends, or until it is sure that it can never join.
+// Run runs the agent until ctx ends, or until the session fails permanently.
 func (a Agent) Run(ctx context.Context) error {
-	s := a.session()
+	s := a.newSession()
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx); cancel() }()
 	var parts sync.WaitGroup
 	defer parts.Wait()
-	parts.Go(func() { a.obey(ctx, s) })
+	parts.Go(func() { a.reportPods(ctx, s) })
 	select {
 	case <-s.Confirmed():
 		if a.Confirmed != nil {
@@ -76,8 +80,9 @@ func (a Agent) Run(ctx context.Context) error {
 	return <-ended
 }
 
-// obey tells of each pod what a kubelet whose containers start and end at once would.
-func (a Agent) obey(ctx context.Context, s *session.Session) {
+// reportPods reports each new pod as running and each pod with a deletion timestamp as gone. It
+// behaves like a kubelet whose containers start and stop at once.
+func (a Agent) reportPods(ctx context.Context, s *session.Session) {
 	running, gone := map[types.UID]bool{}, map[types.UID]bool{}
 	started := 0 // pods, over the life of the agent
 	for kinds := range s.Changes(ctx) {
@@ -94,18 +99,18 @@ func (a Agent) obey(ctx context.Context, s *session.Session) {
 			case p.DeletionTimestamp == nil && !running[p.UID]:
 				running[p.UID] = true
 				started++
-				s.PodStatus(runs(p, podAddress(s.Cluster().PodCIDR, p.UID, started)))
+				s.PodStatus(runningStatus(p, podAddress(s.Cluster().PodCIDR, p.UID, started)))
 				if a.Events {
 					s.Event(startedEvent(p, a.Name))
 				}
 			}
 		}
-		keep(running, there)
-		keep(gone, there)
+		removeMissing(running, there)
+		removeMissing(gone, there)
 	}
 }
 
-func keep(of, there map[types.UID]bool) {
+func removeMissing(of, there map[types.UID]bool) {
 	for uid := range of {
 		if !there[uid] {
 			delete(of, uid)
@@ -113,9 +118,10 @@ func keep(of, there map[types.UID]bool) {
 	}
 }
 
-// podAddress returns an address for the n-th pod of a node, which no pod of another node has: the control plane refuses
-// those. It is of the reserved range 240.0.0.0/4, to which nothing is sent. The node's pod CIDR makes it unique; on a node
-// without one the pod's UID makes it unlikely that two pods have the same.
+// podAddress returns an address for the n-th pod of a node. The control plane rejects an address
+// that a pod of another node has. The address is in the reserved range 240.0.0.0/4, to which no
+// packets are sent. The node's pod CIDR makes it unique. Without a pod CIDR, the pod's UID makes it
+// unlikely that two pods have the same address.
 func podAddress(podCIDR string, uid types.UID, n int) string {
 	const reserved = 240 << 24
 	of := uint32(n & 0xffff)
@@ -130,8 +136,8 @@ func podAddress(podCIDR string, uid types.UID, n int) string {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, reserved|of))).String()
 }
 
-// runs is what the agent reports of a pod whose containers run.
-func runs(p *v1.Pod, ip string) *v1.Pod {
+// runningStatus returns the reported status of a pod with running containers.
+func runningStatus(p *v1.Pod, ip string) *v1.Pod {
 	out := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
 	now := metav1.Now()
 	out.Status = v1.PodStatus{Phase: v1.PodRunning, PodIP: ip, StartTime: &now, Conditions: []v1.PodCondition{
@@ -141,19 +147,22 @@ func runs(p *v1.Pod, ip string) *v1.Pod {
 	}}
 	for _, c := range p.Spec.Containers {
 		out.Status.ContainerStatuses = append(out.Status.ContainerStatuses, v1.ContainerStatus{
-			Name: c.Name, Image: c.Image, Ready: true, State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}},
+			Name: c.Name, Image: c.Image, Ready: true,
+			State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}},
 		})
 	}
 	return out
 }
 
-// startedEvent returns the event of a pod that runs.
+// startedEvent returns the event of a pod with started containers.
 func startedEvent(p *v1.Pod, node string) *v1.Event {
 	now := metav1.Now()
 	return &v1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name + ".started"},
-		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
-		Reason:         "Started", Message: "Started container c", Type: v1.EventTypeNormal, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name + ".started"},
+		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace,
+			Name: p.Name, UID: p.UID},
+		Reason: "Started", Message: "Started container c", Type: v1.EventTypeNormal, FirstTimestamp: now,
+		LastTimestamp: now, Count: 1,
 		Source: v1.EventSource{Component: "agent", Host: node},
 	}
 }

@@ -1,5 +1,5 @@
-// Package loopback runs a control plane in this process, or in processes that the caller begins: real replicas, each on
-// a loopback address of its own, with real stores.
+// Package loopback runs a control plane in this process or in child processes. It has real replicas
+// with real stores, each on its own loopback address.
 package loopback
 
 import (
@@ -24,27 +24,27 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Shape is what a control plane consists of.
+// Shape is the configuration of a control plane that Start creates.
 type Shape struct {
 	Name      string
 	Replicas  int
-	Heartbeat time.Duration // of the nodes; 0 = as ever
+	Heartbeat time.Duration // of the nodes; 0 = default
 	Store     datadir.StoreOptions
 	Run       func(context.Context, server.Config) error // runs a replica; nil = in this process
-	Ready     time.Duration                              // how long each replica may take to be ready
+	Ready     time.Duration                              // time limit for each replica to become ready
 
-	ClusterCIDR, ServiceCIDR string // "" = as ever, which has room for 256 nodes
-	NodeTokenUses            int    // 0 = as ever
+	ClusterCIDR, ServiceCIDR string // "" = default, enough for 256 nodes
+	NodeTokenUses            int    // 0 = default
 }
 
-// Plane is a control plane that runs.
+// Plane is a running control plane.
 type Plane struct {
-	Founded server.Founded
-	Fleet   string         // the first replica's port for agents
-	Configs []*rest.Config // for the API of each replica; without a limit of calls
+	Founded server.InitResult
+	Fleet   string         // the first replica's address for agents
+	Configs []*rest.Config // of each replica's API, without rate limit
 
 	shape    Shape
-	api      int // the ports
+	api      int // api and fleet are ports
 	fleet    int
 	replicas []server.Config
 
@@ -54,30 +54,31 @@ type Plane struct {
 	err   error
 }
 
-// Start founds a control plane below a folder. It returns when every replica is ready.
+// Start creates a control plane in a folder and returns when every replica is ready.
 func Start(ctx context.Context, dir string, s Shape) (*Plane, error) {
 	if s.Run == nil {
 		s.Run = server.Run
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p := &Plane{shape: s, end: cancel}
-	if err := p.start(ctx, dir, s); err != nil {
+	if err := p.startReplicas(ctx, dir, s); err != nil {
 		return nil, errors.Join(err, p.Stop())
 	}
 	return p, nil
 }
 
-// Stop ends all replicas, and may be called again. The error is that of one that ended by itself.
+// Stop stops all replicas. It may be called again. It returns the errors of replicas that exited by
+// themselves.
 func (p *Plane) Stop() error {
 	p.end()
 	p.parts.Wait()
 	return p.err
 }
 
-func (p *Plane) start(ctx context.Context, dir string, s Shape) error {
+func (p *Plane) startReplicas(ctx context.Context, dir string, s Shape) error {
 	ports, err := freePorts(s.Replicas)
 	if err != nil {
-		return fmt.Errorf("looking for ports: %w", err)
+		return fmt.Errorf("find free ports: %w", err)
 	}
 	cluster := datadir.Cluster{Name: s.Name, ClusterCIDR: s.ClusterCIDR, ServiceCIDR: s.ServiceCIDR,
 		APIPort: ports[0], FleetPort: ports[1], PeerPort: ports[2]}
@@ -86,11 +87,13 @@ func (p *Plane) start(ctx context.Context, dir string, s Shape) error {
 	for n := 1; n <= s.Replicas; n++ {
 		name := fmt.Sprintf("cp%d", n)
 		cfg := server.Config{
-			Name: name, DataDir: filepath.Join(dir, name), Advertise: address(n), Version: "test",
-			Log: slog.New(slog.DiscardHandler), Store: s.Store, Heartbeat: s.Heartbeat,
+			Name: name, DataDir: filepath.Join(dir, name), Advertise: replicaIP(n), Store: s.Store,
+			Timing:  server.TimingConfig{AgentHeartbeat: s.Heartbeat},
+			Process: server.ProcessConfig{Version: "test", Log: slog.New(slog.DiscardHandler)},
 		}
 		if n == 1 {
-			p.Founded, err = server.Init(cfg, cluster, server.Founding{NodeTokenUses: s.NodeTokenUses, ReplicaTokenUses: max(1, s.Replicas-1)})
+			p.Founded, err = server.Init(cfg, cluster,
+				server.InitOptions{NodeTokenUses: s.NodeTokenUses, ReplicaTokenUses: max(1, s.Replicas-1)})
 		} else {
 			err = server.Join(ctx, cfg, p.Founded.ControlPlaneToken, []string{p.Fleet})
 		}
@@ -98,49 +101,51 @@ func (p *Plane) start(ctx context.Context, dir string, s Shape) error {
 			return fmt.Errorf("making replica %s: %w", name, err)
 		}
 		p.replicas = append(p.replicas, cfg)
-		p.begin(ctx, cfg)
-		if err := p.await(ctx, n); err != nil {
+		p.runReplica(ctx, cfg)
+		if err := p.awaitReplica(ctx, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// begin runs a replica.
-func (p *Plane) begin(ctx context.Context, cfg server.Config) {
+// runReplica runs a replica until ctx ends, and restarts it if it fails.
+func (p *Plane) runReplica(ctx context.Context, cfg server.Config) {
 	p.parts.Go(func() {
-		if err := wait.For(ctx, 100*time.Millisecond, func() error { return p.shape.Run(ctx, cfg) }); err != nil && ctx.Err() == nil {
-			p.failed(fmt.Errorf("replica %s ended: %w", cfg.Name, err))
+		if err := wait.For(ctx, 100*time.Millisecond, func() error { return p.shape.Run(ctx, cfg) }); err != nil &&
+			ctx.Err() == nil {
+			p.addError(fmt.Errorf("replica %s ended: %w", cfg.Name, err))
 		}
 	})
 }
 
-// Again begins the replicas anew that Stop has ended, as change makes their configurations. It returns when every one is
-// ready.
-func (p *Plane) Again(ctx context.Context, change func(*server.Config)) error {
+// Restart starts the replicas that were stopped by Stop, after change has changed their
+// configurations. It returns when every replica is ready.
+func (p *Plane) Restart(ctx context.Context, change func(*server.Config)) error {
 	ctx, p.end = context.WithCancel(ctx)
 	p.Configs = nil
 	for i := range p.replicas {
 		change(&p.replicas[i])
-		p.begin(ctx, p.replicas[i])
+		p.runReplica(ctx, p.replicas[i])
 	}
 	for n := 1; n <= len(p.replicas); n++ {
-		if err := p.await(ctx, n); err != nil {
+		if err := p.awaitReplica(ctx, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *Plane) failed(err error) {
+func (p *Plane) addError(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.err = errors.Join(p.err, err)
 }
 
-// await waits until replica n is ready and adds the way to it.
-func (p *Plane) await(ctx context.Context, n int) error {
-	host := p.at(n-1, p.api)
+// awaitReplica waits until replica n, counted from 1, is ready. It adds the replica's client
+// configuration to Configs.
+func (p *Plane) awaitReplica(ctx context.Context, n int) error {
+	host := p.portAddress(n-1, p.api)
 	cfg, err := clientcmd.BuildConfigFromFlags("https://"+host, p.Founded.Kubeconfig)
 	if err != nil {
 		return err
@@ -163,16 +168,19 @@ func (p *Plane) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// at is a port of a replica.
-func (p *Plane) at(i, port int) string { return net.JoinHostPort(address(i+1), strconv.Itoa(port)) }
+// portAddress returns the address of a port of replica i, counted from 0.
+func (p *Plane) portAddress(i, port int) string {
+	return net.JoinHostPort(replicaIP(i+1), strconv.Itoa(port))
+}
 
-// address is a loopback address of its own for each replica.
-func address(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
+// replicaIP returns the loopback address of replica n, counted from 1.
+func replicaIP(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
 
-// Ports are of this range, from which the kernel takes none for connections: a replica that is begun again finds its own.
+// Ports are chosen from this range. The kernel does not use it for outgoing connections, so the
+// ports are still free when a replica is restarted.
 const firstPort, lastPort = 18000, 31000
 
-// freePorts are free on the addresses of all replicas.
+// freePorts returns three ports that are free on the addresses of all replicas.
 func freePorts(replicas int) (ports [3]int, err error) {
 	var held []net.Listener
 	defer func() {
@@ -183,7 +191,7 @@ func freePorts(replicas int) (ports [3]int, err error) {
 	free := func(port int) (err error) {
 		for n := 1; n <= replicas && err == nil; n++ {
 			var l net.Listener
-			if l, err = net.Listen("tcp", net.JoinHostPort(address(n), strconv.Itoa(port))); err == nil {
+			if l, err = net.Listen("tcp", net.JoinHostPort(replicaIP(n), strconv.Itoa(port))); err == nil {
 				held = append(held, l)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Names are those of the replicas, in the order of Configs.
+// Names returns the names of the replicas in the order of Configs.
 func (p *Plane) Names() []string {
 	var out []string
 	for _, cfg := range p.replicas {
@@ -24,13 +24,13 @@ func (p *Plane) Names() []string {
 	return out
 }
 
-// FleetAddress is the port for agents of a replica, by its place among Names.
-func (p *Plane) FleetAddress(i int) string { return p.at(i, p.fleet) }
+// FleetAddress returns the address for agents of the replica with index i in Names.
+func (p *Plane) FleetAddress(i int) string { return p.portAddress(i, p.fleet) }
 
-// Config is the way to the API of a replica.
+// Config returns the client configuration of a replica's API. It must not be modified.
 func (p *Plane) Config(name string) *rest.Config { return p.Configs[slices.Index(p.Names(), name)] }
 
-// Status is what a replica says of the cluster.
+// Status returns the cluster status as reported by a replica.
 func (p *Plane) Status(ctx context.Context, replica string) (s api.ClusterStatus, err error) {
 	cs, err := kubernetes.NewForConfig(p.Config(replica))
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *Plane) Status(ctx context.Context, replica string) (s api.ClusterStatus
 	return s, json.Unmarshal(raw, &s)
 }
 
-// Leader is the replica that leads, as any other one says.
+// Leader returns the name of the leader as reported by the first replica that knows a leader.
 func (p *Plane) Leader(ctx context.Context) (string, error) {
 	var failed []error
 	for _, name := range p.Names() {
@@ -56,8 +56,8 @@ func (p *Plane) Leader(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("no replica knows a leader: %w", errors.Join(failed...))
 }
 
-// Settle waits until nothing has been written for so long.
-func (p *Plane) Settle(ctx context.Context, quiet time.Duration) error {
+// AwaitQuiet waits until the store's revision has not changed for the time quiet.
+func (p *Plane) AwaitQuiet(ctx context.Context, quiet time.Duration) error {
 	last := uint64(0)
 	return wait.For(ctx, quiet, func() error {
 		leader, err := p.Leader(ctx)
@@ -66,21 +66,24 @@ func (p *Plane) Settle(ctx context.Context, quiet time.Duration) error {
 		}
 		s, err := p.Status(ctx, leader)
 		if err == nil && s.Revision != last {
-			last, err = s.Revision, fmt.Errorf("the store is at revision %d and goes on", s.Revision)
+			last, err = s.Revision, fmt.Errorf("the store is at revision %d and still changes", s.Revision)
 		}
 		return err
 	})
 }
 
-// StepDown lets another replica lead.
+// StepDown makes the leader transfer its leadership to another replica.
 func (p *Plane) StepDown(ctx context.Context) (r api.ClusterStepDownResult, err error) {
 	cs, err := kubernetes.NewForConfig(p.Configs[0])
 	if err != nil {
 		return r, err
 	}
-	raw, err := cs.RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body([]byte("{}")).DoRaw(ctx)
+	raw,
+		err :=
+		cs.RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body(
+			[]byte("{}")).DoRaw(ctx)
 	if err != nil {
-		return r, fmt.Errorf("letting another replica lead: %w", err)
+		return r, fmt.Errorf("transfer the leadership: %w", err)
 	}
 	return r, json.Unmarshal(raw, &r)
 }

@@ -13,13 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/server"
 )
 
-// Processes runs each replica as a process of its own: a Shape's Run. The program takes the arguments of
-// keelson-controlplane; a test that has that command in it may be its own program. What a replica logs is in a file
-// beside its data folder.
+// Processes runs each replica as a child process: its Run is a Shape's Run. Program must accept the
+// arguments of keelson-controlplane; it may be the test binary itself. The log of a replica is in
+// the file DATADIR.log beside its data folder.
 type Processes struct {
 	Program string
-	Env     []string // besides this process's
-	Args    []string // of run, besides those that say which replica it is
+	Env     []string // in addition to this process's environment
+	Args    []string // of the command "run", in addition to the flags that identify the replica
 
 	mu       sync.Mutex
 	children map[string]*child
@@ -27,18 +27,20 @@ type Processes struct {
 
 type child struct {
 	pid  int
-	gone chan struct{} // closed when the process has ended
-	back chan struct{} // nil, or closed when the replica may run again
+	gone chan struct{} // closed when the process has exited
+	back chan struct{} // nil unless killed; closed when the replica may run again
 }
 
-// Run runs a replica until ctx ends. It is told to end as an operator would.
+// Run runs a replica until ctx ends, then stops it with an interrupt signal. It returns an error if
+// the process exits by itself.
 func (p *Processes) Run(ctx context.Context, cfg server.Config) error {
-	if err := p.allowed(ctx, cfg.Name); err != nil {
+	if err := p.awaitRestart(ctx, cfg.Name); err != nil {
 		return err
 	}
-	args := []string{"run", "--data-dir", cfg.DataDir, "--name", cfg.Name, "--advertise-address", cfg.Advertise, "--shutdown-delay-duration", "0s"}
-	if cfg.SchedulerConfig != "" {
-		args = append(args, "--scheduler-config", cfg.SchedulerConfig)
+	args := []string{"run", "--data-dir", cfg.DataDir, "--name", cfg.Name, "--advertise-address", cfg.Advertise,
+		"--shutdown-delay-duration", "0s"}
+	if cfg.Leader.SchedulerConfig != "" {
+		args = append(args, "--scheduler-config", cfg.Leader.SchedulerConfig)
 	}
 	c := exec.CommandContext(ctx, p.Program, append(args, p.Args...)...)
 	c.Env = append(os.Environ(), p.Env...)
@@ -64,13 +66,13 @@ func (p *Processes) Run(ctx context.Context, cfg server.Config) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err == nil:
-		err = errors.New("it ended by itself")
+		err = errors.New("the process exited by itself")
 	}
 	return fmt.Errorf("replica %s: %w; its log is %s", cfg.Name, err, log.Name())
 }
 
-// allowed waits until the replica may run.
-func (p *Processes) allowed(ctx context.Context, name string) error {
+// awaitRestart waits until a killed replica may run again.
+func (p *Processes) awaitRestart(ctx context.Context, name string) error {
 	p.mu.Lock()
 	c := p.children[name]
 	p.mu.Unlock()
@@ -85,7 +87,7 @@ func (p *Processes) allowed(ctx context.Context, name string) error {
 	}
 }
 
-// PID is the process of a replica; 0 when none has begun.
+// PID returns the PID of a replica's last process, or 0 if it was never started.
 func (p *Processes) PID(name string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,17 +97,18 @@ func (p *Processes) PID(name string) int {
 	return 0
 }
 
-// Kill ends a replica at once, as a crash would. It runs again after back was called.
-func (p *Processes) Kill(name string) (back func(), err error) {
+// Kill kills a replica's process with SIGKILL. The replica is not restarted until allowRestart is
+// called.
+func (p *Processes) Kill(name string) (allowRestart func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.children[name]
 	if c == nil {
-		return nil, fmt.Errorf("killing replica %s: it does not run", name)
+		return nil, fmt.Errorf("kill replica %s: it is not running", name)
 	}
 	select {
 	case <-c.gone:
-		return nil, fmt.Errorf("killing replica %s: it has ended", name)
+		return nil, fmt.Errorf("kill replica %s: it has exited", name)
 	default:
 	}
 	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil {

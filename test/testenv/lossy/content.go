@@ -2,42 +2,42 @@ package lossy
 
 import "slices"
 
-// blockBytes is the unit in which room is taken.
+// blockBytes is the unit of allocation.
 const blockBytes = 4096
 
-// content is a file's data: what readers see, what the platter is sure to
-// have, and the changes between the two.
+// content is a file's data: the data that readers see (visible), the data that is durable
+// (durable), and the changes between the two.
 type content struct {
-	now, disk []byte
-	waiting   []change       // oldest first
-	blocks    map[int64]bool // that take room
+	visible, durable []byte
+	waiting          []change       // oldest first
+	blocks           map[int64]bool // allocated blocks
 }
 
-// change is a write, or a new length when data is nil.
+// change is a write, or a new length if data is nil.
 type change struct {
-	at   int64 // offset, or the length
+	at   int64 // offset, or the new length
 	data []byte
 }
 
-// newContent is a file that is all on the platter. It takes b over.
+// newContent returns a durable file with the content b, which the caller must not use any more.
 func newContent(b []byte) *content {
-	c := &content{now: b, disk: slices.Clone(b), blocks: make(map[int64]bool)}
+	c := &content{visible: b, durable: slices.Clone(b), blocks: make(map[int64]bool)}
 	for at := int64(0); at < int64(len(b)); at += blockBytes {
 		c.blocks[at/blockBytes] = true
 	}
 	return c
 }
 
-func (c *content) room() int64 { return int64(len(c.blocks)) * blockBytes }
+func (c *content) allocatedBytes() int64 { return int64(len(c.blocks)) * blockBytes }
 
-func (c *content) write(at int64, b []byte) {
+func (c *content) addWrite(at int64, b []byte) {
 	w := change{at, slices.Clone(b)}
-	c.now = w.take(c.now)
+	c.visible = w.applyTo(c.visible)
 	c.waiting = append(c.waiting, w)
 }
 
-func (c *content) resize(size int64) {
-	if size == int64(len(c.now)) {
+func (c *content) addResize(size int64) {
+	if size == int64(len(c.visible)) {
 		return
 	}
 	for b := range c.blocks {
@@ -46,85 +46,86 @@ func (c *content) resize(size int64) {
 		}
 	}
 	s := change{at: size}
-	c.now = s.take(c.now)
+	c.visible = s.applyTo(c.visible)
 	c.waiting = append(c.waiting, s)
 }
 
-// take makes the change in b.
-func (w change) take(b []byte) []byte {
+// applyTo applies the change to b and returns the result, which may share memory with b.
+func (w change) applyTo(b []byte) []byte {
 	if w.data == nil {
-		return resized(b, w.at)
+		return withLength(b, w.at)
 	}
 	if end := w.at + int64(len(w.data)); end > int64(len(b)) {
-		b = resized(b, end)
+		b = withLength(b, end)
 	}
 	copy(b[w.at:], w.data)
 	return b
 }
 
-// resized is b with another length; what is new is zero.
-func resized(b []byte, size int64) []byte {
+// withLength returns b with another length, extended by zeros. It may modify b.
+func withLength(b []byte, size int64) []byte {
 	if grow := size - int64(len(b)); grow > 0 {
 		return append(b, make([]byte, grow)...)
 	}
 	return b[:size]
 }
 
-func (c *content) sync() {
+func (c *content) makeDurable() {
 	for _, w := range c.waiting {
-		c.disk = w.take(c.disk)
+		c.durable = w.applyTo(c.durable)
 	}
 	c.waiting = nil
 }
 
-// forget is what becomes of data when an fsync fails on Linux: the pages count
-// as clean, no later fsync brings them to the platter, and they stay readable as
-// long as the kernel keeps them in memory. Then the platter shows what it has.
-func (c *content) forget() {
-	c.now = resized(slices.Clone(c.disk), int64(len(c.now)))
+// failSync models a failed fsync on Linux. The pages are marked clean, so that no later fsync
+// writes them. They stay readable while the kernel has them in its page cache; afterwards readers
+// get the durable data.
+func (c *content) failSync() {
+	c.visible = withLength(slices.Clone(c.durable), int64(len(c.visible)))
 	c.waiting = nil
 }
 
-// after is what a power cut leaves of the file.
-func (c *content) after(d *dice) []byte {
+// afterCrash returns the content of the file after a power cut.
+func (c *content) afterCrash(d *dice) []byte {
 	switch d.loss.Data {
 	case Kept:
-		b := slices.Clone(c.disk)
+		b := slices.Clone(c.durable)
 		for _, w := range c.waiting {
-			b = w.take(b)
+			b = w.applyTo(b)
 		}
 		return b
 	case Torn:
-		return c.torn(d)
+		return c.tornCopy(d)
 	}
-	return slices.Clone(c.disk)
+	return slices.Clone(c.durable)
 }
 
-// torn keeps of every block some first part of what was written to it, and of
-// the lengths some first part of those that were set. A length may get there without its data.
-func (c *content) torn(d *dice) []byte {
-	b := slices.Clone(c.disk)
-	over := make(map[int64]bool) // blocks that get nothing more
-	fixed := false               // the length does not
-	unit := int64(d.loss.block())
+// tornCopy returns the content after a power cut that keeps a part of the changes. For each block
+// it keeps a random number of the oldest writes, and likewise for changes of the length. The length
+// may be kept without its data.
+func (c *content) tornCopy(d *dice) []byte {
+	b := slices.Clone(c.durable)
+	over := make(map[int64]bool) // blocks that keep no further writes
+	fixed := false               // the length keeps no further changes
+	unit := int64(d.loss.blockSize())
 	for _, w := range c.waiting {
 		if w.data == nil {
-			if fixed = fixed || !d.keep(); !fixed {
-				b = w.take(b)
+			if fixed = fixed || !d.keepsChange(); !fixed {
+				b = w.applyTo(b)
 			}
 			continue
 		}
 		for from := w.at; from < w.at+int64(len(w.data)); {
 			block := from / unit
 			to := min((block+1)*unit, w.at+int64(len(w.data)))
-			if over[block] = over[block] || !d.keep(); !over[block] {
-				b = change{from, w.data[from-w.at : to-w.at]}.take(b)
+			if over[block] = over[block] || !d.keepsChange(); !over[block] {
+				b = change{from, w.data[from-w.at : to-w.at]}.applyTo(b)
 			}
 			from = to
 		}
 	}
-	if len(c.waiting) > 0 && !fixed && len(b) < len(c.now) && d.keep() {
-		b = resized(b, int64(len(c.now)))
+	if len(c.waiting) > 0 && !fixed && len(b) < len(c.visible) && d.keepsChange() {
+		b = withLength(b, int64(len(c.visible)))
 	}
 	return b
 }

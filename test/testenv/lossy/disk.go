@@ -1,15 +1,13 @@
-// Package lossy is a disk for tests that forgets in a power cut what was not
-// synced: a file system in memory, served by FUSE, that knows of every file
-// and folder what is on the platter and what is only in the cache before it.
-// Crash takes the power away and gives back what a real disk might have: nothing
-// of the cache, all of it, or torn pieces. Syncs, reads and writes can be made
-// to fail, and the disk to be full or slow.
+// Package lossy provides a disk for tests that loses unsynced data in a power cut. It is a file
+// system in memory, served by FUSE. It tracks for every file and folder which content is durable
+// and which is only in the cache. Crash simulates a power cut and leaves a state that is possible
+// on a real disk: without the cache, with all of it, or with torn parts of it. Syncs, reads and
+// writes can be made to fail, and the disk can be made full or slow.
 //
-// The file system is mounted nowhere: a Disk holds a detached mount, reached
-// by a symbolic link through /proc, so that nothing stays behind however the
-// process ends. Processes that use the disk must be others than the one that
-// serves it when they map files: a thread that waits for a page cannot be
-// stopped, and Go's collector would wait for it for ever.
+// The file system is not in the mount table. A Disk holds a detached mount, reached by a symbolic
+// link through /proc, so that nothing is left behind however the process ends. A process that maps
+// files of the disk must not be the process that serves it. A thread that waits for a page cannot
+// be preempted, and Go's garbage collector would wait for the thread forever.
 package lossy
 
 import (
@@ -27,30 +25,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a lossy disk. Its methods may be called from any goroutine.
+// Disk is a lossy disk. Its methods are safe for concurrent use.
 type Disk struct {
 	link     string
-	patience time.Duration // that the users of the disk have to close their files
+	patience time.Duration // time for users of the disk to close their files
 	faults   *faults
 
 	mu      sync.Mutex
 	current *volume
-	mounted *mount // nil after Close, and when mounting again failed
+	mounted *fuseMount // nil after Close, and if remounting failed
 }
 
 const patience = 10 * time.Second
 
-// New makes an empty disk that is found at the path link, which must not exist:
-// a symbolic link that changes with every Crash. Close takes it away.
+// New creates an empty disk. link is the path of a symbolic link to its root, which must not exist.
+// Every Crash changes the link; Close deletes it.
 func New(link string) (*Disk, error) {
 	d := &Disk{link: link, patience: patience, faults: new(faults)}
-	if err := d.attach(newVolume(d.faults)); err != nil {
+	if err := d.mountAtLink(newVolume(d.faults)); err != nil {
 		return nil, fmt.Errorf("lossy disk %s: %w", link, err)
 	}
 	return d, nil
 }
 
-// Supported says why lossy disks cannot be had here; nil when they can.
+// Supported returns nil if lossy disks work on this machine, or the reason why not.
 func Supported() error {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
@@ -64,17 +62,17 @@ func Supported() error {
 	return m.close(patience)
 }
 
-// Path is where the disk's root is found, before and after a Crash.
+// Path returns the path of the disk's root, which stays the same after a Crash.
 func (d *Disk) Path() string { return d.link }
 
-func (d *Disk) volume() *volume {
+func (d *Disk) currentVolume() *volume {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.current
 }
 
-// attach mounts a volume and points the link to it.
-func (d *Disk) attach(v *volume) error {
+// mountAtLink mounts a volume and changes the link to its mount.
+func (d *Disk) mountAtLink(v *volume) error {
 	m, err := mountVolume(v)
 	if err != nil {
 		return err
@@ -93,25 +91,24 @@ func (d *Disk) attach(v *volume) error {
 	return nil
 }
 
-// Cut takes the power away: from now on everything asked of the disk fails
-// with EIO and nothing gets to the platter. Then the processes that use the
-// disk are to be killed, and Crash gives the power back.
-func (d *Disk) Cut() { d.volume().cut() }
+// Cut cuts the power: from now on every operation fails with EIO and no data becomes durable. The
+// caller must then kill the processes that use the disk. Crash restores the power.
+func (d *Disk) Cut() { d.currentVolume().cutPower() }
 
-// Dark is closed once the power is cut, by Cut or as CutAt has planned.
-func (d *Disk) Dark() <-chan struct{} { return d.volume().dark }
+// PowerLost returns a channel that is closed when the power is cut by Cut or CutAt.
+func (d *Disk) PowerLost() <-chan struct{} { return d.currentVolume().dark }
 
-// Unsynced are the files and folders of which a power cut now could take something.
-func (d *Disk) Unsynced() []string { return d.volume().unsynced() }
+// Unsynced returns the paths of files and folders with unsynced changes.
+func (d *Disk) Unsynced() []string { return d.currentVolume().unsyncedPaths() }
 
-// Crash cuts the power, loses what the loss says, and gives the power back: the
-// disk is found again at Path, with nothing of it in the kernel's memory. All
-// files on it must have been closed, as they are when their processes are dead.
+// Crash cuts the power, loses unsynced changes as l specifies, and restores the power. The disk is
+// at Path again, and the kernel's cache of it is empty. All files on the disk must be closed,
+// usually because the processes that use it were killed.
 func (d *Disk) Crash(l Loss) error {
 	d.mu.Lock()
 	v, m := d.current, d.mounted
 	d.mu.Unlock()
-	v.cut()
+	v.cutPower()
 	if m != nil {
 		if err := m.close(d.patience); err != nil {
 			return fmt.Errorf("lossy disk %s: %w", d.link, err)
@@ -120,13 +117,13 @@ func (d *Disk) Crash(l Loss) error {
 	d.faults.mu.Lock()
 	d.faults.cutAt = 0
 	d.faults.mu.Unlock()
-	if err := d.attach(v.after(l)); err != nil {
+	if err := d.mountAtLink(v.afterCrash(l)); err != nil {
 		return fmt.Errorf("lossy disk %s: %w", d.link, err)
 	}
 	return nil
 }
 
-// Close takes the disk away. It may be called twice.
+// Close cuts the power and deletes the disk. It may be called twice.
 func (d *Disk) Close() error {
 	d.mu.Lock()
 	m := d.mounted
@@ -146,34 +143,34 @@ func (d *Disk) Close() error {
 	return nil
 }
 
-// mount is a detached mount of a volume and its server.
-type mount struct {
-	fd     int // of the mount: when it and all files on it are closed, the kernel takes the mount apart
+// fuseMount is a detached mount of a volume and its FUSE server.
+type fuseMount struct {
+	fd     int // the mount; the kernel unmounts when it and all files on the mount are closed
 	server *fuse.Server
 	once   sync.Once
 }
 
-// path is how processes reach the mount.
-func (m *mount) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.fd) }
+// path returns the path by which processes reach the mount.
+func (m *fuseMount) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.fd) }
 
-func mountVolume(v *volume) (*mount, error) {
+func mountVolume(v *volume) (*fuseMount, error) {
 	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("/dev/fuse: %w", err)
 	}
-	fd, err := detached(device)
+	fd, err := detachedMount(device)
 	if err != nil {
 		unix.Close(device)
 		return nil, fmt.Errorf("mounting FUSE: %w", err)
 	}
-	forEver := 24 * time.Hour // nobody changes the disk behind the kernel's back
+	forEver := 24 * time.Hour // the disk changes only through the kernel
 	root := fs.NewNodeFS(&node{volume: v, inode: v.root}, &fs.Options{
 		EntryTimeout: &forEver, AttrTimeout: &forEver,
 		RootStableAttr: &fs.StableAttr{Ino: v.root.id},
 	})
 	server, err := fuse.NewServer(root, "/dev/fd/"+strconv.Itoa(device), &fuse.MountOptions{
 		Name: "lossy", MaxWrite: 1 << 20, DisableXAttrs: true, DisableReadDirPlus: true,
-		// The kernel's pages, mapped ones too, stay valid: it has seen every write.
+		// Cached and mapped pages stay valid, because every write goes through the kernel.
 		ExplicitDataCacheControl: true,
 		Logger:                   log.New(io.Discard, "", 0),
 	})
@@ -182,15 +179,16 @@ func mountVolume(v *volume) (*mount, error) {
 		return nil, fmt.Errorf("serving FUSE: %w", err)
 	}
 	go server.Serve()
-	m := &mount{fd: fd, server: server}
+	m := &fuseMount{fd: fd, server: server}
 	if err := m.refusePolls(); err != nil {
 		return nil, errors.Join(fmt.Errorf("serving FUSE: %w", err), m.close(patience))
 	}
 	return m, nil
 }
 
-// detached makes a mount that is in no tree, served through the device.
-func detached(device int) (int, error) {
+// detachedMount creates a FUSE mount, served through the device, that is not attached to the mount
+// tree.
+func detachedMount(device int) (int, error) {
 	context, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return 0, err
@@ -211,11 +209,11 @@ func detached(device int) (int, error) {
 	return unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 }
 
-// refusePolls makes the kernel ask once whether files can be polled. Else it
-// asks when the Go runtime registers the first file opened by this very
-// process, which may be at a moment when no thread is left to answer.
-func (m *mount) refusePolls() error {
-	const served = ".go-fuse-epoll-hack" // a file that the FUSE library has for this
+// refusePolls makes the kernel learn that files do not support poll. Otherwise the kernel asks when
+// the Go runtime registers the first file that this process opens. At that moment no thread may be
+// left to respond.
+func (m *fuseMount) refusePolls() error {
+	const served = ".go-fuse-epoll-hack" // a file that the FUSE library provides for this purpose
 	fd, err := unix.Openat(m.fd, served, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -224,8 +222,8 @@ func (m *mount) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// close lets go of the mount and waits until the kernel has taken it apart.
-func (m *mount) close(patience time.Duration) error {
+// close closes the mount and waits until the kernel has unmounted it.
+func (m *fuseMount) close(patience time.Duration) error {
 	m.once.Do(func() { unix.Close(m.fd) })
 	over := make(chan struct{})
 	go func() {

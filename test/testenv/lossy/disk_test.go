@@ -43,15 +43,15 @@ func newDisk(t testing.TB) *Disk {
 	return d
 }
 
-// script runs lines such as "write f 0 abc" below root. Files are opened for each line.
-func script(t testing.TB, root, lines string) {
+// runScript runs lines such as "write f 0 abc" below root. Files are opened for each line.
+func runScript(t testing.TB, root, lines string) {
 	t.Helper()
 	for line := range strings.SplitSeq(lines, ";") {
 		w := strings.Fields(line)
 		at := func(n int) string { return filepath.Join(root, w[n]) }
 		var err error
 		switch w[0] {
-		case "write": // file text: the whole file is written anew
+		case "write": // file text: the whole file is rewritten
 			err = os.WriteFile(at(1), []byte(w[2]), 0o600)
 		case "patch": // file offset text
 			err = withFile(at(1), func(f *os.File) error {
@@ -94,8 +94,8 @@ func withFile(path string, use func(*os.File) error) error {
 	return errors.Join(use(f), f.Close())
 }
 
-// tree is all that is below root, as "f=abc d/ d/g=".
-func tree(t testing.TB, root string) string {
+// listTree returns the content of the tree below root, as "f=abc d/ d/g=".
+func listTree(t testing.TB, root string) string {
 	t.Helper()
 	var out []string
 	err := filepath.WalkDir(root+"/", func(path string, e fs.DirEntry, err error) error {
@@ -121,7 +121,7 @@ func tree(t testing.TB, root string) string {
 	return strings.Join(out, " ")
 }
 
-// What a power cut leaves, by what was synced before it.
+// The content after a power cut, depending on the synced changes.
 func TestWhatIsLeft(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -139,24 +139,36 @@ func TestWhatIsLeft(t *testing.T) {
 		{"appended", "write f abc; sync f; sync .; patch f 3 def", "f=abc", "f=abcdef", "f=abc"},
 		{"a hole reads as zeros", "write f a; patch f 3 b; sync f; sync .", "f=a00b", "f=a00b", "f=a00b"},
 		{"truncated", "write f abcdef; sync f; sync .; truncate f 2", "f=abcdef", "f=ab", "f=abcdef"},
-		{"truncated and lengthened", "write f abcdef; sync f; sync .; truncate f 2; truncate f 4; sync f", "f=ab00", "f=ab00", "f=ab00"},
-		{"written anew without a sync", "write f abc; sync f; sync .; write f de", "f=abc", "f=de", "f=abc"},
+		{"truncated and lengthened", "write f abcdef; sync f; sync .; truncate f 2; truncate f 4; sync f", "f=ab00",
+			"f=ab00", "f=ab00"},
+		{"rewritten without a sync", "write f abc; sync f; sync .; write f de", "f=abc", "f=de", "f=abc"},
 		{"removed", "write f abc; sync f; sync .; remove f", "f=abc", "f=abc", ""},
 		{"removed and synced", "write f abc; sync f; sync .; remove f; sync .", "", "", ""},
 		{"renamed", "write f abc; sync f; sync .; rename f g", "f=abc", "f=abc", "g=abc"},
 		{"renamed and synced", "write f abc; sync f; sync .; rename f g; sync .", "g=abc", "g=abc", "g=abc"},
-		{"replaced by rename, all synced", "write f old; sync f; sync .; write g new; sync g; rename g f; sync .", "f=new", "f=new", "f=new"},
-		{"replaced by rename, folder not synced", "write f old; sync f; sync .; write g new; sync g; rename g f", "f=old", "f=old", "f=new"},
-		{"replaced by rename, file not synced", "write f old; sync f; sync .; write g new; rename g f; sync .", "f=", "f=new", "f="},
+		{"replaced by rename, all synced", "write f old; sync f; sync .; write g new; sync g; rename g f; sync .",
+			"f=new", "f=new", "f=new"},
+		{"replaced by rename, folder not synced", "write f old; sync f; sync .; write g new; sync g; rename g f",
+			"f=old", "f=old", "f=new"},
+		{"replaced by rename, file not synced", "write f old; sync f; sync .; write g new; rename g f; sync .", "f=",
+			"f=new", "f="},
 		{"folder made, not synced in its parent", "mkdir d; write d/f abc; sync d/f; sync d", "", "", "d/ d/f=abc"},
 		{"folder made and synced in its parent", "mkdir d; sync .; write d/f abc; sync d/f", "d/", "d/", "d/ d/f=abc"},
-		{"folder, all synced", "mkdir d; write d/f abc; sync d/f; sync d; sync .", "d/ d/f=abc", "d/ d/f=abc", "d/ d/f=abc"},
-		{"folder renamed with what is in it", "mkdir d; write d/f abc; sync d/f; sync d; rename d e; sync .", "e/ e/f=abc", "e/ e/f=abc", "e/ e/f=abc"},
-		{"folder renamed, itself not synced", "mkdir d; write d/f abc; sync d/f; rename d e; sync .", "e/", "e/", "e/ e/f=abc"},
-		{"moved between folders, target synced", "mkdir d; sync .; write f abc; sync f; sync .; rename f d/f; sync d", "d/ d/f=abc", "d/ d/f=abc", "d/ d/f=abc"},
-		{"moved between folders, not synced", "mkdir d; sync .; write f abc; sync f; sync .; rename f d/f", "d/ f=abc", "d/ f=abc", "d/ d/f=abc"},
-		{"moved over a new file of the other folder", "mkdir d; sync .; write f abc; sync f; sync .; write d/f x; rename f d/f; sync .; sync d", "d/ d/f=abc", "d/ d/f=abc", "d/ d/f=abc"},
-		{"folder removed", "mkdir d; write d/f abc; sync d/f; sync d; sync .; remove d", "d/ d/f=abc", "d/ d/f=abc", ""},
+		{"folder, all synced", "mkdir d; write d/f abc; sync d/f; sync d; sync .", "d/ d/f=abc",
+			"d/ d/f=abc", "d/ d/f=abc"},
+		{"folder renamed with what is in it", "mkdir d; write d/f abc; sync d/f; sync d; rename d e; sync .",
+			"e/ e/f=abc", "e/ e/f=abc", "e/ e/f=abc"},
+		{"folder renamed, itself not synced", "mkdir d; write d/f abc; sync d/f; rename d e; sync .", "e/",
+			"e/", "e/ e/f=abc"},
+		{"moved between folders, target synced", "mkdir d; sync .; write f abc; sync f; sync .; rename f d/f; sync d",
+			"d/ d/f=abc", "d/ d/f=abc", "d/ d/f=abc"},
+		{"moved between folders, not synced", "mkdir d; sync .; write f abc; sync f; sync .; rename f d/f", "d/ f=abc",
+			"d/ f=abc", "d/ d/f=abc"},
+		{"moved over a new file of the other folder",
+			"mkdir d; sync .; write f abc; sync f; sync .; write d/f x; rename f d/f; sync .; sync d", "d/ d/f=abc",
+			"d/ d/f=abc", "d/ d/f=abc"},
+		{"folder removed", "mkdir d; write d/f abc; sync d/f; sync d; sync .; remove d", "d/ d/f=abc",
+			"d/ d/f=abc", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDisk(t)
@@ -164,34 +176,34 @@ func TestWhatIsLeft(t *testing.T) {
 				loss Loss
 				want string
 			}{{Loss{}, c.lost}, {Loss{Data: Kept}, c.data}, {Loss{Entries: Kept}, c.entries}} {
-				script(t, d.Path(), c.script)
-				whole := tree(t, d.Path())
+				runScript(t, d.Path(), c.script)
+				whole := listTree(t, d.Path())
 				if err := d.Crash(after.loss); err != nil {
 					t.Fatal(err)
 				}
-				if got := tree(t, d.Path()); got != after.want {
+				if got := listTree(t, d.Path()); got != after.want {
 					t.Errorf("%s: left %q, want %q", after.loss, got, after.want)
 				}
 				if got := d.Unsynced(); len(got) != 0 {
 					t.Errorf("%s: %v is not synced after it", after.loss, got)
 				}
-				script(t, d.Path(), "mkdir z; remove z")
-				for _, left := range strings.Fields(tree(t, d.Path())) {
+				runScript(t, d.Path(), "mkdir z; remove z")
+				for _, left := range strings.Fields(listTree(t, d.Path())) {
 					name, _, _ := strings.Cut(left, "=")
-					script(t, d.Path(), "remove "+name)
+					runScript(t, d.Path(), "remove "+name)
 				}
-				script(t, d.Path(), c.script)
+				runScript(t, d.Path(), c.script)
 				if err := d.Crash(Loss{Data: Kept, Entries: Kept}); err != nil {
 					t.Fatal(err)
 				}
-				if got := tree(t, d.Path()); got != whole {
+				if got := listTree(t, d.Path()); got != whole {
 					t.Errorf("with all kept: left %q, want %q", got, whole)
 				}
 				for _, left := range strings.Fields(whole) {
 					name, _, _ := strings.Cut(left, "=")
-					script(t, d.Path(), "remove "+name)
+					runScript(t, d.Path(), "remove "+name)
 				}
-				script(t, d.Path(), "sync .")
+				runScript(t, d.Path(), "sync .")
 			}
 		})
 	}
@@ -199,18 +211,18 @@ func TestWhatIsLeft(t *testing.T) {
 
 func TestUnsynced(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "mkdir d; write d/f abc; write g x; sync g")
+	runScript(t, d.Path(), "mkdir d; write d/f abc; write g x; sync g")
 	if got, want := d.Unsynced(), []string{"/", "/d", "/d/f"}; !slices.Equal(got, want) {
 		t.Errorf("not synced: %v, want %v", got, want)
 	}
-	script(t, d.Path(), "sync d; sync d/f; sync .")
+	runScript(t, d.Path(), "sync d; sync d/f; sync .")
 	if got := d.Unsynced(); len(got) != 0 {
 		t.Errorf("not synced: %v, want nothing", got)
 	}
 }
 
-// Of a torn file every block is as it was or as it was written at some moment,
-// and what was synced is whole.
+// In a torn file every block has its old content or a content that was written at some time, and
+// synced data is complete.
 func TestTornBlocks(t *testing.T) {
 	const blocks, block = 64, 512
 	d := newDisk(t)
@@ -221,7 +233,7 @@ func TestTornBlocks(t *testing.T) {
 		if err := os.WriteFile(name, page('a'), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		script(t, d.Path(), "sync f; sync .")
+		runScript(t, d.Path(), "sync f; sync .")
 		err := withFile(name, func(f *os.File) error {
 			_, one := f.WriteAt(page('b'), 0)
 			_, two := f.WriteAt(page('c'), 0)
@@ -258,8 +270,8 @@ func TestSeedRepeats(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(d.Path(), "f"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			script(t, d.Path(), "sync f; sync .")
-			script(t, d.Path(), "patch f 5000 abc; patch f 100 def; truncate f 9000; patch f 0 ghi")
+			runScript(t, d.Path(), "sync f; sync .")
+			runScript(t, d.Path(), "patch f 5000 abc; patch f 100 def; truncate f 9000; patch f 0 ghi")
 			if err := d.Crash(Loss{Data: Torn, Entries: Torn, Seed: seed}); err != nil {
 				t.Fatal(err)
 			}
@@ -281,11 +293,11 @@ func TestTornEntriesAreAPrefix(t *testing.T) {
 	d := newDisk(t)
 	lengths := make(map[int]bool)
 	for seed := range uint64(24) {
-		script(t, d.Path(), "write a 1; write b 1; write c 1; write d 1; rename a e")
+		runScript(t, d.Path(), "write a 1; write b 1; write c 1; write d 1; rename a e")
 		if err := d.Crash(Loss{Entries: Torn, Data: Kept, Seed: seed}); err != nil {
 			t.Fatal(err)
 		}
-		got := tree(t, d.Path())
+		got := listTree(t, d.Path())
 		want := []string{"", "a=1", "a=1 b=1", "a=1 b=1 c=1", "a=1 b=1 c=1 d=1", "b=1 c=1 d=1 e=1"}
 		n := slices.Index(want, got)
 		if n < 0 {
@@ -295,7 +307,7 @@ func TestTornEntriesAreAPrefix(t *testing.T) {
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
 			os.Remove(filepath.Join(d.Path(), name))
 		}
-		script(t, d.Path(), "sync .")
+		runScript(t, d.Path(), "sync .")
 	}
 	if len(lengths) < 3 {
 		t.Errorf("only %d different endings in 24 power cuts", len(lengths))
@@ -323,14 +335,14 @@ func TestCrashInUse(t *testing.T) {
 // Nothing of a disk is to be seen in the table of mounts, so nothing can stay behind.
 func TestMountedNowhere(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc")
+	runScript(t, d.Path(), "write f abc")
 	var st unix.Stat_t
 	if err := unix.Stat(d.Path(), &st); err != nil {
 		t.Fatal(err)
 	}
 	// Others on this machine mount and unmount meanwhile.
-	if own := fmt.Sprintf(" %d:%d ", unix.Major(st.Dev), unix.Minor(st.Dev)); strings.Contains(mounts(t), own) {
-		t.Errorf("its device%sis mounted:\n%s", own, mounts(t))
+	if own := fmt.Sprintf(" %d:%d ", unix.Major(st.Dev), unix.Minor(st.Dev)); strings.Contains(readMounts(t), own) {
+		t.Errorf("its device%sis mounted:\n%s", own, readMounts(t))
 	}
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
@@ -343,7 +355,7 @@ func TestMountedNowhere(t *testing.T) {
 	}
 }
 
-func mounts(t *testing.T) string {
+func readMounts(t *testing.T) string {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
@@ -351,13 +363,13 @@ func mounts(t *testing.T) string {
 	return string(b)
 }
 
-// bbolt maps its file and writes beside the mapping: what it commits is there
-// after every power cut, in another process each time.
+// bbolt maps its file and writes with pwrite: commits exist after every power cut, in another
+// process each time.
 func TestMappedFile(t *testing.T) {
 	d := newDisk(t)
 	db := filepath.Join(d.Path(), "bolt.db")
 	// The file must exist durably: bbolt does not sync the folder.
-	script(t, d.Path(), "write bolt.db x; truncate bolt.db 0; sync bolt.db; sync .")
+	runScript(t, d.Path(), "write bolt.db x; truncate bolt.db 0; sync bolt.db; sync .")
 	var last int
 	for round, loss := range slices.Concat(Losses(1), Losses(2)) {
 		if round > 0 {
@@ -389,7 +401,8 @@ func TestMappedFile(t *testing.T) {
 	t.Logf("%d commits", last)
 }
 
-// boltChild checks what was committed up to LOSSY_FROM, and commits more until the power goes.
+// boltChild checks the database for the commits up to LOSSY_FROM, and adds commits until the power
+// is cut.
 func boltChild(path string) int {
 	var from int
 	fmt.Sscan(os.Getenv("LOSSY_FROM"), &from)

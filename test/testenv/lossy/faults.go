@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Operation is something that a disk is asked to do.
+// Operation is a kind of operation on a disk.
 type Operation uint8
 
 const (
@@ -24,29 +24,30 @@ func (o Operation) String() string {
 	return [...]string{"read", "write", "resize", "create", "rename", "remove", "sync"}[o]
 }
 
-// faults are what is wrong with a disk. They outlast power cuts.
+// faults is the set of faults of a disk. Except for a planned power cut, they persist after a
+// Crash.
 type faults struct {
 	mu      sync.Mutex
 	rules   []*rule
 	limit   int64
 	delay   time.Duration
-	changes uint64        // asked for so far
-	cutAt   uint64        // the change that finds the power gone; 0 = none
-	stallAt uint64        // the change from which on none comes back; 0 = none
-	stalled chan struct{} // closed when that has come
-	resumed chan struct{} // closed when they come back
+	changes uint64        // requested so far
+	cutAt   uint64        // number of the change at which the power is cut; 0 = no cut
+	stallAt uint64        // number of the first change that blocks; 0 = no stall
+	stalled chan struct{} // closed when the first change blocks
+	resumed chan struct{} // closed when blocked changes return
 	trace   func(string)
 }
 
-// rule lets operations on files fail.
+// rule makes operations on matching files fail.
 type rule struct {
 	operation Operation
 	pattern   string
-	left      int // negative: for ever
+	left      int // failures left; negative: unlimited
 }
 
-// hit says that an operation must fail, and counts it.
-func (f *faults) hit(o Operation, name string) bool {
+// mustFail reports whether an operation must fail, and counts the failure.
+func (f *faults) mustFail(o Operation, name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
@@ -58,9 +59,9 @@ func (f *faults) hit(o Operation, name string) bool {
 	return false
 }
 
-// counted counts a change and says whether the power goes with it. When
-// resumed is not nil the change fails once that is closed.
-func (f *faults) counted(o Operation, name string) (cut bool, resumed <-chan struct{}) {
+// countChange counts a change and reports whether the power is cut at it. If resumed is not nil,
+// the change blocks until resumed is closed and then fails.
+func (f *faults) countChange(o Operation, name string) (cut bool, resumed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.changes++
@@ -82,8 +83,8 @@ func (f *faults) capacity() int64 {
 	return f.limit
 }
 
-// wait takes as long as a sync takes on this disk.
-func (f *faults) wait(dark <-chan struct{}) {
+// waitForDelay waits for the delay of a sync, or until the power is cut.
+func (f *faults) waitForDelay(dark <-chan struct{}) {
 	f.mu.Lock()
 	delay := f.delay
 	f.mu.Unlock()
@@ -98,46 +99,45 @@ func (f *faults) wait(dark <-chan struct{}) {
 	}
 }
 
-// Fail lets the next operations of a kind fail with EIO, on files (or folders,
-// for Sync) whose name matches the pattern of path.Match; so many times, or
-// until Heal when times is negative. Only Read, Write and Sync can fail.
+// Fail makes the next operations of a kind fail with EIO on files with a name that matches pattern
+// (see path.Match); Sync also matches folders. It applies to this number of operations, or until
+// Heal if times is negative. Only Read, Write and Sync can fail.
 //
-// After a failed Sync the disk does what Linux does: what was to be synced counts
-// as clean and never reaches the platter, but stays readable, also for the next
-// process, as long as the kernel has it in memory. A Read fails only where the
-// kernel has no copy: after a Crash, or the first time.
+// A failed Sync behaves as on Linux: the changes are marked clean and never become durable. They
+// stay readable, also for other processes, while the kernel has them in its page cache. A Read
+// fails only if the kernel has no cached copy: after a Crash, or at the first read.
 func (d *Disk) Fail(o Operation, pattern string, times int) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
 	d.faults.rules = append(d.faults.rules, &rule{o, pattern, times})
 }
 
-// Limit bounds how many bytes the disk takes, counted in blocks of 4 KiB; then
-// writes fail with ENOSPC. 0 = no bound.
+// Limit sets the capacity of the disk in bytes, allocated in blocks of 4 KiB. Writes beyond it fail
+// with ENOSPC. 0 means no limit.
 func (d *Disk) Limit(bytes int64) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
 	d.faults.limit = bytes
 }
 
-// Used is how many bytes are taken.
+// Used returns the number of allocated bytes.
 func (d *Disk) Used() int64 {
-	v := d.volume()
+	v := d.currentVolume()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.used
 }
 
-// SlowSync makes every sync take so much longer.
-func (d *Disk) SlowSync(by time.Duration) {
+// SlowSync adds a delay to every later sync.
+func (d *Disk) SlowSync(delay time.Duration) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	d.faults.delay = by
+	d.faults.delay = delay
 }
 
-// StallAt plans a standstill: the n-th change from now, which begins at 1, and
-// all after it do not come back. The channel is closed when that happens. A
-// process that is killed then has come exactly so far; Resume goes with it.
+// StallAt plans a stall: the n-th change from now, counted from 1, and all later changes block. The
+// channel is closed when the n-th change blocks. A process that is killed then has made exactly n-1
+// changes. Resume ends the stall.
 func (d *Disk) StallAt(n uint64) (stalled <-chan struct{}) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
@@ -146,8 +146,7 @@ func (d *Disk) StallAt(n uint64) (stalled <-chan struct{}) {
 	return d.faults.stalled
 }
 
-// Resume ends a standstill, or takes the plan back: the changes that waited
-// fail with EIO, those that come later are made.
+// Resume ends or cancels a stall. Blocked changes fail with EIO; later changes are made.
 func (d *Disk) Resume() {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
@@ -157,22 +156,23 @@ func (d *Disk) Resume() {
 	}
 }
 
-// Heal ends all faults: nothing fails, is slow or full, and no power cut is planned.
+// Heal ends all faults except a stall, and cancels a planned power cut.
 func (d *Disk) Heal() {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
 	d.faults.rules, d.faults.limit, d.faults.delay, d.faults.cutAt = nil, 0, 0, 0
 }
 
-// Changes is how many changes, syncs among them, the disk was asked for since it was made.
+// Changes returns the number of changes, including syncs, that were requested since the disk was
+// created.
 func (d *Disk) Changes() uint64 {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
 	return d.faults.changes
 }
 
-// CutAt plans a power cut: the n-th change from now finds the power gone. n
-// begins at 1; 0 takes the plan back.
+// CutAt plans a power cut at the n-th change from now, counted from 1, which fails. 0 cancels the
+// plan.
 func (d *Disk) CutAt(n uint64) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
@@ -182,8 +182,8 @@ func (d *Disk) CutAt(n uint64) {
 	}
 }
 
-// Trace tells of every change, as "sync raft.db", before it is made; nil ends
-// it. The function must not use the disk.
+// Trace calls f before every change with a text such as "sync raft.db". nil ends the trace. f must
+// not use the disk.
 func (d *Disk) Trace(f func(change string)) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()

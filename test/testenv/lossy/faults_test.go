@@ -15,14 +15,14 @@ import (
 // After the cut nothing works and nothing is synced any more.
 func TestCut(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc; sync f; sync .; patch f 0 X")
+	runScript(t, d.Path(), "write f abc; sync f; sync .; patch f 0 X")
 	f, err := os.OpenFile(filepath.Join(d.Path(), "f"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	d.Cut()
-	<-d.Dark()
+	<-d.PowerLost()
 	if err := f.Sync(); !errors.Is(err, syscall.EIO) {
 		t.Errorf("sync in the dark: %v, want EIO", err)
 	}
@@ -36,7 +36,7 @@ func TestCut(t *testing.T) {
 	if err := d.Crash(Loss{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := tree(t, d.Path()); got != "f=abc" {
+	if got := listTree(t, d.Path()); got != "f=abc" {
 		t.Errorf("left %q", got)
 	}
 }
@@ -58,27 +58,27 @@ func TestCutAt(t *testing.T) {
 			t.Fatalf("cut at change %d: %v, want EIO", n, err)
 		}
 		select {
-		case <-d.Dark():
+		case <-d.PowerLost():
 		default:
 			t.Fatalf("cut at change %d: there is still power", n)
 		}
 		if err := d.Crash(Loss{Entries: Kept}); err != nil {
 			t.Fatal(err)
 		}
-		if got := tree(t, d.Path()); got != want[n] {
+		if got := listTree(t, d.Path()); got != want[n] {
 			t.Errorf("cut at change %d: left %q, want %q", n, got, want[n])
 		}
 		if n == 1 {
-			script(t, d.Path(), "write g abc; sync g; sync .") // the plan is over
+			runScript(t, d.Path(), "write g abc; sync g; sync .") // the plan is over
 		}
 	}
 }
 
 func TestFailedSync(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc; write other abc; sync f; sync other; sync .")
-	tree(t, d.Path()) // now the kernel has all of it
-	script(t, d.Path(), "patch f 0 X; patch other 0 X")
+	runScript(t, d.Path(), "write f abc; write other abc; sync f; sync other; sync .")
+	listTree(t, d.Path()) // now the kernel has all of it
+	runScript(t, d.Path(), "patch f 0 X; patch other 0 X")
 	d.Fail(Sync, "f*", 1)
 	f, err := os.OpenFile(filepath.Join(d.Path(), "f"), os.O_RDWR, 0)
 	if err != nil {
@@ -87,32 +87,32 @@ func TestFailedSync(t *testing.T) {
 	if err := f.Sync(); !errors.Is(err, syscall.EIO) {
 		t.Errorf("sync: %v, want EIO", err)
 	}
-	// Linux tells of the failure once. The data counts as clean then and is never written.
+	// Linux reports the failure once. The data then counts as clean and is never written.
 	if err := f.Sync(); err != nil {
 		t.Errorf("second sync: %v", err)
 	}
-	script(t, d.Path(), "sync other")
-	if got := tree(t, d.Path()); got != "f=Xbc other=Xbc" {
+	runScript(t, d.Path(), "sync other")
+	if got := listTree(t, d.Path()); got != "f=Xbc other=Xbc" {
 		t.Errorf("readable is %q", got)
 	}
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
-	if got := tree(t, d.Path()); got != "f=abc other=Xbc" {
+	if got := listTree(t, d.Path()); got != "f=abc other=Xbc" {
 		t.Errorf("when the kernel has dropped it, readable is %q", got)
 	}
 	if err := d.Crash(Loss{Data: Kept}); err != nil {
 		t.Fatal(err)
 	}
-	if got := tree(t, d.Path()); got != "f=abc other=Xbc" {
+	if got := listTree(t, d.Path()); got != "f=abc other=Xbc" {
 		t.Errorf("left %q", got)
 	}
 }
 
 func TestFailedReadAndWrite(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc; write g abc; sync f; sync g; sync .")
+	runScript(t, d.Path(), "write f abc; write g abc; sync f; sync g; sync .")
 	if err := d.Crash(Loss{}); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestFull(t *testing.T) {
 	if got := d.Used(); got != blockBytes {
 		t.Errorf("%d bytes are taken, want one block", got)
 	}
-	script(t, d.Path(), "write g abc; remove f")
+	runScript(t, d.Path(), "write g abc; remove f")
 	if got := d.Used(); got != blockBytes {
 		t.Errorf("%d bytes are taken after removing, want one block", got)
 	}
@@ -190,7 +190,7 @@ func TestFull(t *testing.T) {
 // A slow sync takes its time, but not beyond a power cut.
 func TestSlowSync(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc")
+	runScript(t, d.Path(), "write f abc")
 	d.SlowSync(time.Hour)
 	asked := make(chan string, 1)
 	d.Trace(func(change string) { asked <- change })
@@ -224,7 +224,7 @@ func TestStall(t *testing.T) {
 		done <- err
 	}()
 	<-stalled
-	if got := tree(t, d.Path()); got != "f=abc" {
+	if got := listTree(t, d.Path()); got != "f=abc" {
 		t.Errorf("so far there is %q", got)
 	}
 	select {
@@ -240,7 +240,7 @@ func TestStall(t *testing.T) {
 	if got, want := d.Unsynced(), []string{"/", "/f"}; !slices.Equal(got, want) {
 		t.Errorf("not synced: %v, want %v", got, want)
 	}
-	script(t, d.Path(), "sync f; sync .")
+	runScript(t, d.Path(), "sync f; sync .")
 }
 
 func TestTrace(t *testing.T) {
@@ -248,7 +248,7 @@ func TestTrace(t *testing.T) {
 	var got []string
 	d.Trace(func(s string) { got = append(got, s) })
 	before := d.Changes()
-	script(t, d.Path(), "mkdir d; write d/f abc; sync d/f; rename d/f d/g; sync d; remove d/g")
+	runScript(t, d.Path(), "mkdir d; write d/f abc; sync d/f; rename d/f d/g; sync d; remove d/g")
 	d.Trace(nil)
 	want := []string{"create d", "create f", "write f", "sync f", "rename f", "sync d", "remove g"}
 	if !slices.Equal(got, want) {

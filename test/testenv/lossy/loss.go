@@ -7,28 +7,28 @@ import (
 	"slices"
 )
 
-// Fate is what a power cut does to what was not synced.
+// Fate is the effect of a power cut on unsynced changes.
 type Fate uint8
 
 const (
-	Lost Fate = iota // all of it is gone
-	Kept             // all of it is there, as if the cache had been written out just before
-	Torn             // some of it is there
+	Lost Fate = iota // all of them are lost
+	Kept             // all of them are kept, as if the cache was written just before
+	Torn             // some of them are kept
 )
 
 func (f Fate) String() string { return [...]string{"lost", "kept", "torn"}[f] }
 
-// Loss is a way to lose what was not synced.
+// Loss specifies which unsynced changes a power cut loses.
 type Loss struct {
 	Data    Fate // of files: writes and lengths
-	Entries Fate // of folders: files made, renamed and removed
-	// Seed decides what is kept of what is torn.
+	Entries Fate // of folders: files created, renamed and removed
+	// Seed decides which of the torn changes are kept.
 	Seed uint64
-	// Block is how many bytes the disk writes at once, all or none; 0 = 512.
+	// Block is the number of bytes that the disk writes atomically; 0 = 512.
 	Block int
 }
 
-func (l Loss) block() int {
+func (l Loss) blockSize() int {
 	if l.Block == 0 {
 		return 512
 	}
@@ -39,10 +39,10 @@ func (l Loss) String() string {
 	if l.Data != Torn && l.Entries != Torn {
 		return fmt.Sprintf("data %s, entries %s", l.Data, l.Entries)
 	}
-	return fmt.Sprintf("data %s, entries %s, seed %d, blocks of %d", l.Data, l.Entries, l.Seed, l.block())
+	return fmt.Sprintf("data %s, entries %s, seed %d, blocks of %d", l.Data, l.Entries, l.Seed, l.blockSize())
 }
 
-// Losses are the ways worth trying. Those that tear do it by the seed.
+// Losses returns the kinds of loss that are worth testing. A loss with Torn changes uses the seed.
 func Losses(seed uint64) []Loss {
 	return []Loss{
 		{},
@@ -56,26 +56,26 @@ func Losses(seed uint64) []Loss {
 	}
 }
 
-// dice decide what is kept.
+// dice decides randomly which changes are kept.
 type dice struct {
 	loss Loss
 	rand *rand.Rand
-	odds float64 // of keeping: the same for all of one power cut, so that some cuts lose little and some much
+	odds float64 // probability of keeping a change, chosen once per power cut: some cuts lose little and some much
 }
 
-func (l Loss) dice() *dice {
+func (l Loss) newDice() *dice {
 	r := rand.New(rand.NewPCG(l.Seed, 0x6b65656c))
 	return &dice{loss: l, rand: r, odds: []float64{0.15, 0.5, 0.85, 0.98}[r.IntN(4)]}
 }
 
-func (d *dice) keep() bool { return d.rand.Float64() < d.odds }
+func (d *dice) keepsChange() bool { return d.rand.Float64() < d.odds }
 
-// after is the volume that a power cut leaves, all of it on the platter.
-func (v *volume) after(l Loss) *volume {
+// afterCrash returns the volume after a power cut. All of its content is durable.
+func (v *volume) afterCrash(l Loss) *volume {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	d := l.dice()
-	tables := v.tables(d)
+	d := l.newDice()
+	tables := v.entriesAfterCrash(d)
 	n := newVolume(v.faults)
 	var copied func(to, from *inode)
 	copied = func(to, from *inode) {
@@ -86,11 +86,11 @@ func (v *volume) after(l Loss) *volume {
 		for _, name := range slices.Sorted(maps.Keys(table)) {
 			old := table[name]
 			made := n.newInode(old.mode, name)
-			if old.folder() {
+			if old.isFolder() {
 				copied(made, old)
 			} else {
-				made.file = newContent(old.file.after(d))
-				n.used += made.file.room()
+				made.file = newContent(old.file.afterCrash(d))
+				n.used += made.file.allocatedBytes()
 			}
 			to.now[name], to.disk[name] = made, made
 		}
@@ -99,13 +99,13 @@ func (v *volume) after(l Loss) *volume {
 	return n
 }
 
-// tables are the folders' entries after a power cut, of those that differ from
-// what the platter is sure to have.
-func (v *volume) tables(d *dice) map[*inode]map[string]*inode {
+// entriesAfterCrash returns the entries of folders after a power cut, for folders that differ from
+// their durable entries.
+func (v *volume) entriesAfterCrash(d *dice) map[*inode]map[string]*inode {
 	out := make(map[*inode]map[string]*inode)
-	over := make(map[*inode]bool) // folders that get nothing more
+	over := make(map[*inode]bool) // folders that keep no further changes
 	for _, m := range v.moves {
-		kept := d.loss.Entries == Kept || d.loss.Entries == Torn && d.keep()
+		kept := d.loss.Entries == Kept || d.loss.Entries == Torn && d.keepsChange()
 		for _, s := range m {
 			kept = kept && !over[s.in]
 		}
@@ -117,7 +117,7 @@ func (v *volume) tables(d *dice) map[*inode]map[string]*inode {
 			if out[s.in] == nil {
 				out[s.in] = maps.Clone(s.in.disk)
 			}
-			s.take(out[s.in])
+			s.applyTo(out[s.in])
 		}
 	}
 	return out

@@ -8,47 +8,47 @@ import (
 	"syscall"
 )
 
-// volume is what a disk holds: a tree of files as processes see it, and beside
-// it what the platter has of it. It knows nothing of FUSE.
+// volume is the content of a disk: a tree of files as processes see it, and the durable state of
+// each inode. It does not depend on FUSE.
 //
-// The platter follows the strict reading of POSIX: data and size of a file are
-// on it after an fsync of the file, the entries of a folder after an fsync of
-// the folder, and neither brings the other along. A rename is one step also
-// there; the steps of one folder get there in order.
+// Durability follows the strict reading of POSIX. An fsync of a file makes the file's data and
+// length durable. An fsync of a folder makes the folder's entries durable. Neither implies the
+// other. A rename is atomic. The changes of one folder become durable in order.
 type volume struct {
 	faults *faults
 
 	mu     sync.Mutex
 	root   *inode
 	lastID uint64
-	moves  []move // of entries, not synced, oldest first
+	moves  []move // unsynced changes of entries, oldest first
 	used   int64
 	dark   chan struct{} // closed when the power is cut
-	out    bool          // it is
+	out    bool          // the power is cut
 }
 
 // inode is a file or a folder.
 type inode struct {
 	id   uint64
 	mode uint32
-	name string // under which it was seen last, for rules and traces
+	name string // last name, for rules and traces
 
-	// Of a folder.
+	// entries of a folder: visible and durable
 	now, disk map[string]*inode
-	// Of a file.
+	// content of a file; nil for a folder
 	file *content
 }
 
-func (i *inode) folder() bool { return i.file == nil }
+func (i *inode) isFolder() bool { return i.file == nil }
 
-// step sets one entry of a folder; to is nil when it is removed.
+// step sets the entry of this name in a folder to an inode, or removes the entry if the inode is
+// nil.
 type step struct {
 	in   *inode
 	name string
 	to   *inode
 }
 
-// move is what reaches the platter whole or not at all.
+// move is a set of steps that becomes durable atomically.
 type move []step
 
 func newVolume(f *faults) *volume {
@@ -68,15 +68,15 @@ func (v *volume) newInode(mode uint32, name string) *inode {
 	return i
 }
 
-// name is that under which an inode was seen last.
-func (v *volume) name(i *inode) string {
+// lastName returns the last name that an inode had, for rules and traces.
+func (v *volume) lastName(i *inode) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return i.name
 }
 
-// cut takes the power away: whatever is asked from now on fails and changes nothing.
-func (v *volume) cut() {
+// cutPower cuts the power: every later operation fails and changes nothing.
+func (v *volume) cutPower() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.out {
@@ -85,12 +85,13 @@ func (v *volume) cut() {
 	}
 }
 
-// begin says whether an operation may go on, and if so holds v.mu from then on.
-func (v *volume) begin(o Operation, name string) syscall.Errno {
+// beginOperation counts an operation on a file of this name. If the operation is allowed, it
+// returns 0 and holds v.mu. Otherwise it returns the error of the operation and does not hold v.mu.
+func (v *volume) beginOperation(o Operation, name string) syscall.Errno {
 	if o != Read {
-		cut, resumed := v.faults.counted(o, name)
+		cut, resumed := v.faults.countChange(o, name)
 		if cut {
-			v.cut()
+			v.cutPower()
 		}
 		if resumed != nil {
 			select {
@@ -108,46 +109,46 @@ func (v *volume) begin(o Operation, name string) syscall.Errno {
 	return 0
 }
 
-func (v *volume) lookup(in *inode, name string) *inode {
+func (v *volume) lookupEntry(in *inode, name string) *inode {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return in.now[name]
 }
 
-// listed is an entry of a folder.
-type listed struct {
+// folderEntry is an entry of a folder.
+type folderEntry struct {
 	name string
 	is   *inode
 }
 
-func (v *volume) list(in *inode) []listed {
+func (v *volume) listEntries(in *inode) []folderEntry {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var out []listed
+	var out []folderEntry
 	for _, name := range slices.Sorted(maps.Keys(in.now)) {
-		out = append(out, listed{name, in.now[name]})
+		out = append(out, folderEntry{name, in.now[name]})
 	}
 	return out
 }
 
-// stat is the mode and size of an inode.
-func (v *volume) stat(i *inode) (mode uint32, size int64) {
+// statInode returns the mode and size of an inode.
+func (v *volume) statInode(i *inode) (mode uint32, size int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !i.folder() {
-		size = int64(len(i.file.now))
+	if !i.isFolder() {
+		size = int64(len(i.file.visible))
 	}
 	return i.mode, size
 }
 
-func (v *volume) chmod(i *inode, perm uint32) {
+func (v *volume) changeMode(i *inode, perm uint32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	i.mode = i.mode&syscall.S_IFMT | perm&^syscall.S_IFMT
 }
 
-func (v *volume) create(in *inode, name string, mode uint32) (*inode, syscall.Errno) {
-	if errno := v.begin(Create, name); errno != 0 {
+func (v *volume) createEntry(in *inode, name string, mode uint32) (*inode, syscall.Errno) {
+	if errno := v.beginOperation(Create, name); errno != 0 {
 		return nil, errno
 	}
 	defer v.mu.Unlock()
@@ -155,12 +156,12 @@ func (v *volume) create(in *inode, name string, mode uint32) (*inode, syscall.Er
 		return nil, syscall.EEXIST
 	}
 	made := v.newInode(mode, name)
-	v.move(step{in, name, made})
+	v.recordMove(step{in, name, made})
 	return made, 0
 }
 
-func (v *volume) remove(in *inode, name string) syscall.Errno {
-	if errno := v.begin(Remove, name); errno != 0 {
+func (v *volume) removeEntry(in *inode, name string) syscall.Errno {
+	if errno := v.beginOperation(Remove, name); errno != 0 {
 		return errno
 	}
 	defer v.mu.Unlock()
@@ -168,16 +169,16 @@ func (v *volume) remove(in *inode, name string) syscall.Errno {
 	if i == nil {
 		return syscall.ENOENT
 	}
-	if i.folder() && len(i.now) > 0 {
+	if i.isFolder() && len(i.now) > 0 {
 		return syscall.ENOTEMPTY
 	}
-	v.release(i)
-	v.move(step{in, name, nil})
+	v.freeBlocks(i)
+	v.recordMove(step{in, name, nil})
 	return 0
 }
 
-func (v *volume) rename(from *inode, name string, to *inode, newName string) syscall.Errno {
-	if errno := v.begin(Rename, name); errno != 0 {
+func (v *volume) renameEntry(from *inode, name string, to *inode, newName string) syscall.Errno {
+	if errno := v.beginOperation(Rename, name); errno != 0 {
 		return errno
 	}
 	defer v.mu.Unlock()
@@ -188,25 +189,26 @@ func (v *volume) rename(from *inode, name string, to *inode, newName string) sys
 	switch {
 	case over == i:
 		return 0
-	case over != nil && over.folder() && len(over.now) > 0:
+	case over != nil && over.isFolder() && len(over.now) > 0:
 		return syscall.ENOTEMPTY
 	case over != nil:
-		v.release(over)
+		v.freeBlocks(over)
 	}
 	i.name = newName
-	v.move(step{from, name, nil}, step{to, newName, i})
+	v.recordMove(step{from, name, nil}, step{to, newName, i})
 	return 0
 }
 
-// move changes entries for those who look, and notes it for the platter.
-func (v *volume) move(steps ...step) {
+// recordMove changes the visible entries, and records the change as not durable. The caller holds
+// mu.
+func (v *volume) recordMove(steps ...step) {
 	for _, s := range steps {
-		s.take(s.in.now)
+		s.applyTo(s.in.now)
 	}
 	v.moves = append(v.moves, steps)
 }
 
-func (s step) take(table map[string]*inode) {
+func (s step) applyTo(table map[string]*inode) {
 	if s.to == nil {
 		delete(table, s.name)
 	} else {
@@ -214,56 +216,57 @@ func (s step) take(table map[string]*inode) {
 	}
 }
 
-// release gives the room of a file without a name back, though somebody may have it open.
-func (v *volume) release(i *inode) {
-	if !i.folder() {
-		v.used -= i.file.room()
+// freeBlocks frees the blocks of a file that is removed, even if a process still has it open.
+func (v *volume) freeBlocks(i *inode) {
+	if !i.isFolder() {
+		v.used -= i.file.allocatedBytes()
 		i.file.blocks = make(map[int64]bool)
 	}
 }
 
-// read copies what is at an offset into b.
-func (v *volume) read(i *inode, b []byte, at int64) (int, syscall.Errno) {
-	if errno := v.begin(Read, v.name(i)); errno != 0 {
+// readFile copies data at an offset into b. It returns 0 bytes at the end of the file.
+func (v *volume) readFile(i *inode, b []byte, offset int64) (int, syscall.Errno) {
+	if errno := v.beginOperation(Read, v.lastName(i)); errno != 0 {
 		return 0, errno
 	}
 	defer v.mu.Unlock()
-	if v.faults.hit(Read, i.name) {
+	if v.faults.mustFail(Read, i.name) {
 		return 0, syscall.EIO
 	}
-	if at >= int64(len(i.file.now)) {
+	if offset >= int64(len(i.file.visible)) {
 		return 0, 0
 	}
-	return copy(b, i.file.now[at:]), 0
+	return copy(b, i.file.visible[offset:]), 0
 }
 
-// write changes a file at an offset. It may stop short when the disk is full.
-func (v *volume) write(i *inode, b []byte, at int64) (int, syscall.Errno) {
-	if errno := v.begin(Write, v.name(i)); errno != 0 {
+// writeFile writes data at an offset. It may write less than b if the disk becomes full.
+func (v *volume) writeFile(i *inode, b []byte, offset int64) (int, syscall.Errno) {
+	if errno := v.beginOperation(Write, v.lastName(i)); errno != 0 {
 		return 0, errno
 	}
 	defer v.mu.Unlock()
-	if v.faults.hit(Write, i.name) {
+	if v.faults.mustFail(Write, i.name) {
 		return 0, syscall.EIO
 	}
-	n := v.allocate(i.file, at, len(b))
+	n := v.allocateBlocks(i.file, offset, len(b))
 	if n == 0 && len(b) > 0 {
 		return 0, syscall.ENOSPC
 	}
-	i.file.write(at, b[:n])
+	i.file.addWrite(offset, b[:n])
 	return n, 0
 }
 
-// allocate takes room for n bytes at an offset and says for how many it was enough.
-func (v *volume) allocate(c *content, at int64, n int) int {
+// allocateBlocks allocates blocks for n bytes at an offset. It returns how many of these bytes fit
+// on the disk.
+func (v *volume) allocateBlocks(c *content, offset int64, n int) int {
 	limit := v.faults.capacity()
-	end := at + int64(n)
-	for b := at / blockBytes; b*blockBytes < end; b++ {
+	end := offset + int64(n)
+	for b := offset / blockBytes; b*blockBytes < end; b++ {
 		if c.blocks[b] {
 			continue
 		}
 		if limit > 0 && v.used+blockBytes > limit {
-			return int(max(0, b*blockBytes-at))
+			return int(max(0, b*blockBytes-offset))
 		}
 		c.blocks[b] = true
 		v.used += blockBytes
@@ -271,60 +274,61 @@ func (v *volume) allocate(c *content, at int64, n int) int {
 	return n
 }
 
-// resize changes a file's length. A hole takes no room.
-func (v *volume) resize(i *inode, size int64) syscall.Errno {
-	if errno := v.begin(Resize, v.name(i)); errno != 0 {
+// resizeFile changes a file's length. A hole takes no space.
+func (v *volume) resizeFile(i *inode, size int64) syscall.Errno {
+	if errno := v.beginOperation(Resize, v.lastName(i)); errno != 0 {
 		return errno
 	}
 	defer v.mu.Unlock()
-	before := i.file.room()
-	i.file.resize(size)
-	v.used += i.file.room() - before
+	before := i.file.allocatedBytes()
+	i.file.addResize(size)
+	v.used += i.file.allocatedBytes() - before
 	return 0
 }
 
-// reserve is fallocate without flags: room is taken and the file is at least so long.
-func (v *volume) reserve(i *inode, at, n int64) syscall.Errno {
-	if errno := v.begin(Resize, v.name(i)); errno != 0 {
+// reserveSpace is fallocate with mode 0: it allocates space for n bytes at an offset, and extends
+// the file to contain them.
+func (v *volume) reserveSpace(i *inode, offset, n int64) syscall.Errno {
+	if errno := v.beginOperation(Resize, v.lastName(i)); errno != 0 {
 		return errno
 	}
 	defer v.mu.Unlock()
-	if int64(v.allocate(i.file, at, int(n))) < n {
+	if int64(v.allocateBlocks(i.file, offset, int(n))) < n {
 		return syscall.ENOSPC
 	}
-	i.file.resize(max(int64(len(i.file.now)), at+n))
+	i.file.addResize(max(int64(len(i.file.visible)), offset+n))
 	return 0
 }
 
-// sync brings a file's data or a folder's entries to the platter.
-func (v *volume) sync(i *inode) syscall.Errno {
-	if errno := v.begin(Sync, v.name(i)); errno != 0 {
+// syncInode makes a file's data or a folder's entries durable.
+func (v *volume) syncInode(i *inode) syscall.Errno {
+	if errno := v.beginOperation(Sync, v.lastName(i)); errno != 0 {
 		return errno
 	}
 	v.mu.Unlock()
-	v.faults.wait(v.dark)
+	v.faults.waitForDelay(v.dark)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.out {
 		return syscall.EIO
 	}
-	failed := v.faults.hit(Sync, i.name)
+	failed := v.faults.mustFail(Sync, i.name)
 	switch {
-	case failed && i.folder():
+	case failed && i.isFolder():
 		return syscall.EIO
 	case failed:
-		i.file.forget()
+		i.file.failSync()
 		return syscall.EIO
-	case i.folder():
+	case i.isFolder():
 		v.syncFolder(i)
 	default:
-		i.file.sync()
+		i.file.makeDurable()
 	}
 	return 0
 }
 
-// syncFolder takes the steps of a folder, and those of other folders that come
-// before them and hang on them by a rename.
+// syncFolder makes the changes of a folder durable. A rename between folders also makes the earlier
+// changes of the other folder durable.
 func (v *volume) syncFolder(i *inode) {
 	due := make([]bool, len(v.moves))
 	folders := map[*inode]bool{i: true}
@@ -343,14 +347,14 @@ func (v *volume) syncFolder(i *inode) {
 			continue
 		}
 		for _, s := range m {
-			s.take(s.in.disk)
+			s.applyTo(s.in.disk)
 		}
 	}
 	v.moves = rest
 }
 
-// unsynced names what a power cut could take: files with data, folders with entries.
-func (v *volume) unsynced() []string {
+// unsyncedPaths returns the paths of files with unsynced data and of folders with unsynced entries.
+func (v *volume) unsyncedPaths() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	waits := make(map[*inode]bool)
@@ -362,7 +366,7 @@ func (v *volume) unsynced() []string {
 	var out []string
 	var walk func(at string, i *inode)
 	walk = func(at string, i *inode) {
-		if waits[i] || !i.folder() && len(i.file.waiting) > 0 {
+		if waits[i] || !i.isFolder() && len(i.file.waiting) > 0 {
 			out = append(out, at)
 		}
 		for _, name := range slices.Sorted(maps.Keys(i.now)) {

@@ -1,4 +1,5 @@
-// Package space makes network namespaces for tests: of each only loopback is up, and nothing leads out of it.
+// Package space creates network namespaces for tests. In each only the loopback interface is up,
+// and no route leads out of it.
 package space
 
 import (
@@ -9,13 +10,13 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// New makes a namespace, which goes with the test. It needs root.
+// New creates a network namespace that is closed at the end of the test. It needs root.
 func New(t testing.TB) netns.NsHandle {
 	t.Helper()
 	var ns netns.NsHandle
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with what it entered
+		runtime.LockOSThread() // not unlocked: the thread ends with this goroutine
 		var err error
 		if ns, err = netns.New(); err == nil {
 			var lo netlink.Link
@@ -32,7 +33,8 @@ func New(t testing.TB) netns.NsHandle {
 	return ns
 }
 
-// In runs f on a thread inside ns, which is given up afterwards.
+// In runs f on an OS thread in the network namespace ns, and returns its error. The thread ends
+// afterwards.
 func In(ns netns.NsHandle, f func() error) error {
 	done := make(chan error, 1)
 	go func() {

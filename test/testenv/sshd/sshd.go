@@ -1,5 +1,6 @@
-// Package sshd is an ssh server in the test's own process, on loopback, whose commands run on this machine in an environment of
-// their own: a machine that is a folder, for those who make machines by ssh.
+// Package sshd runs an SSH server on loopback in the test's process. Its commands run on this
+// machine with a given environment, so that a folder can stand for a machine that is managed by
+// ssh.
 package sshd
 
 import (
@@ -23,34 +24,34 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// Server is one, from New until the test ends.
+// Server is an SSH server that runs from New until the test ends.
 type Server struct {
-	Address         string // 127.0.0.1 and its port
+	Address         string // 127.0.0.1 and the port
 	Port            int
-	Key, KnownHosts string // files for who comes: the key that it lets in, and its own
+	Key, KnownHosts string // files for the client: its private key, and the known hosts
 	HostKey         ssh.Signer
 
 	t     *testing.T
 	login ssh.PublicKey
 	env   []string
 
-	mu    sync.Mutex
-	asked []string // commands, as they were asked for
-	fault func(command string) Fault
+	mu       sync.Mutex
+	commands []string // all commands received
+	fault    func(command string) Fault
 }
 
-// Fault is what happens to a command.
+// Fault is a failure that the server simulates for a command.
 type Fault int
 
-// The faults; the zero value is none.
+// The faults; the zero value is no fault.
 const (
 	None     Fault = iota
-	CutFirst       // the connection ends before the command is run
-	CutLater       // it ends when the command has been run, before the answer
-	Mute           // nothing is ever said, and nothing run
+	CutFirst       // the connection is closed before the command is run
+	CutLater       // the connection is closed after the command, without its exit status
+	Mute           // the command is not run, and gets no response
 )
 
-// NewKey is a key of ssh, and its private half as a file has it.
+// NewKey returns an SSH key, and its private key in PEM format.
 func NewKey(t *testing.T) (ssh.Signer, []byte) {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(rand.Reader)
@@ -68,7 +69,7 @@ func NewKey(t *testing.T) (ssh.Signer, []byte) {
 	return signer, pem.EncodeToMemory(block)
 }
 
-// New starts a server whose commands have the given environment and no other.
+// New starts a server. Its commands run with exactly the environment env and SSH_CONNECTION.
 func New(t *testing.T, env ...string) *Server {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,8 +79,9 @@ func New(t *testing.T, env ...string) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{t: t, HostKey: host, login: login.PublicKey(), env: env, Address: l.Addr().String(), Port: l.Addr().(*net.TCPAddr).Port,
-		Key: filepath.Join(dir, "key"), KnownHosts: filepath.Join(dir, "known_hosts")}
+	s := &Server{t: t, HostKey: host, login: login.PublicKey(), env: env, Address: l.Addr().String(),
+		Port: l.Addr().(*net.TCPAddr).Port,
+		Key:  filepath.Join(dir, "key"), KnownHosts: filepath.Join(dir, "known_hosts")}
 	var served sync.WaitGroup
 	served.Go(func() {
 		for {
@@ -87,7 +89,7 @@ func New(t *testing.T, env ...string) *Server {
 			if err != nil {
 				return
 			}
-			served.Go(func() { s.serve(c) })
+			served.Go(func() { s.serveConn(c) })
 		}
 	})
 	t.Cleanup(func() { l.Close(); served.Wait() })
@@ -100,23 +102,23 @@ func New(t *testing.T, env ...string) *Server {
 	return s
 }
 
-// Break has f say what happens to each command from now on; nil: nothing.
-func (s *Server) Break(f func(command string) Fault) {
+// SetFault calls f for each later command to get its fault. nil = no faults.
+func (s *Server) SetFault(f func(command string) Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = f
 }
 
-// Asked are the commands that were asked for.
-func (s *Server) Asked() []string {
+// Commands returns all commands that the server has received.
+func (s *Server) Commands() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]string(nil), s.asked...)
+	return append([]string(nil), s.commands...)
 }
 
-// Saw says whether a text was part of any command.
-func (s *Server) Saw(text string) bool {
-	for _, c := range s.Asked() {
+// Received reports whether any received command contains a text.
+func (s *Server) Received(text string) bool {
+	for _, c := range s.Commands() {
 		if strings.Contains(c, text) {
 			return true
 		}
@@ -124,11 +126,11 @@ func (s *Server) Saw(text string) bool {
 	return false
 }
 
-func (s *Server) serve(c net.Conn) {
+func (s *Server) serveConn(c net.Conn) {
 	defer c.Close()
 	cfg := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) {
 		if string(k.Marshal()) != string(s.login.Marshal()) {
-			return nil, errors.New("not this key")
+			return nil, errors.New("unknown key")
 		}
 		return nil, nil
 	}}
@@ -150,14 +152,14 @@ func (s *Server) serve(c net.Conn) {
 		if err != nil {
 			return
 		}
-		all.Go(func() { s.session(conn, ch, reqs) })
+		all.Go(func() { s.serveSession(conn, ch, reqs) })
 	}
 }
 
-// noted keeps a command, and says what happens to it.
-func (s *Server) noted(command string) Fault {
+// recordCommand records a command and returns its fault.
+func (s *Server) recordCommand(command string) Fault {
 	s.mu.Lock()
-	s.asked = append(s.asked, command)
+	s.commands = append(s.commands, command)
 	fault := s.fault
 	s.mu.Unlock()
 	if fault == nil {
@@ -166,7 +168,7 @@ func (s *Server) noted(command string) Fault {
 	return fault(command)
 }
 
-func (s *Server) session(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Request) {
+func (s *Server) serveSession(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Request) {
 	defer ch.Close()
 	var cmd *exec.Cmd
 	var all sync.WaitGroup
@@ -180,7 +182,7 @@ func (s *Server) session(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Req
 			return
 		}
 		r.Reply(true, nil)
-		fault := s.noted(of.Command)
+		fault := s.recordCommand(of.Command)
 		if fault == CutFirst {
 			conn.Close()
 			return
@@ -189,10 +191,11 @@ func (s *Server) session(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Req
 			continue
 		}
 		cmd = exec.Command("sh", "-c", of.Command)
-		// As OpenSSH has it: who asks, and whom.
+		// As OpenSSH does: the addresses of the client and of the server.
 		from, to := conn.RemoteAddr().(*net.TCPAddr), conn.LocalAddr().(*net.TCPAddr)
-		cmd.Env = append(slices.Clone(s.env), fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", from.IP, from.Port, to.IP, to.Port))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it ends with all that it has begun
+		cmd.Env = append(slices.Clone(s.env), fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", from.IP, from.Port,
+			to.IP, to.Port))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to kill it with its children
 		cmd.Stdout, cmd.Stderr = ch, ch.Stderr()
 		in, err := cmd.StdinPipe()
 		if err == nil {
@@ -203,16 +206,16 @@ func (s *Server) session(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Req
 			return
 		}
 		go func() { io.Copy(in, ch); in.Close() }()
-		all.Go(func() { s.ended(conn, ch, cmd.Wait(), fault) })
+		all.Go(func() { s.sendExit(conn, ch, cmd.Wait(), fault) })
 	}
 	if cmd != nil && cmd.Process != nil {
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // who asked has gone
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the client has disconnected
 	}
 	all.Wait()
 }
 
-// ended tells how a command has.
-func (s *Server) ended(conn ssh.Conn, ch ssh.Channel, err error, fault Fault) {
+// sendExit sends the exit status of a command, or closes the connection with CutLater.
+func (s *Server) sendExit(conn ssh.Conn, ch ssh.Channel, err error, fault Fault) {
 	if fault == CutLater {
 		conn.Close()
 		return

@@ -12,33 +12,33 @@ import (
 	"time"
 )
 
-// Link is what is wrong with one replica's side of the cable to another.
-// The zero value is a whole cable.
+// Link contains the faults of a connection between two replicas, as one of them applies them. The
+// zero value has no faults.
 type Link struct {
-	HoldSent     bool          // what this replica sends does not leave
-	HoldReceived bool          // what the other sends does not arrive
-	Delay        time.Duration // of what is sent
-	Jitter       time.Duration // up to that much more, for each write of each connection
+	HoldSent     bool          // data that this replica sends does not leave
+	HoldReceived bool          // data that the peer sends does not arrive
+	Delay        time.Duration // of sent data
+	Jitter       time.Duration // most additional delay, random for each write of each connection
 }
 
-// holds reports whether what is written has to take the way through the pump.
-func (l Link) holds() bool { return l.HoldSent || l.Delay > 0 || l.Jitter > 0 }
+// needsPump reports whether written data must be queued and sent by sendQueued, because of a fault.
+func (l Link) needsPump() bool { return l.HoldSent || l.Delay > 0 || l.Jitter > 0 }
 
-// links are the cables of one replica. As on a real network nobody is told of
-// a fault: bytes wait, dials time out, and what was sent meanwhile arrives late.
+// links simulates the network of one replica. As in a real network, a fault is not reported: bytes
+// are held back, dials time out, and held data arrives later.
 type links struct {
 	name string
 
 	mu    sync.Mutex
 	peers map[string]Link
-	moved chan struct{} // closed and replaced by every change
+	moved chan struct{} // closed and replaced at each change
 }
 
 func newLinks(name string, at map[string]Link) *links {
 	return &links{name: name, peers: at, moved: make(chan struct{})}
 }
 
-func (l *links) set(peers map[string]Link) {
+func (l *links) setPeers(peers map[string]Link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.peers = peers
@@ -46,32 +46,33 @@ func (l *links) set(peers map[string]Link) {
 	l.moved = make(chan struct{})
 }
 
-// to is the state of the cable to a peer, and a channel for its next change.
-func (l *links) to(peer string) (Link, <-chan struct{}) {
+// linkTo returns the faults of the link to a peer, and a channel that is closed at the next change
+// of any link.
+func (l *links) linkTo(peer string) (Link, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.peers[peer], l.moved
 }
 
-// dial is replica.Config.Dial. Each side first tells the other its name. While
-// the cable is cut that much passes, and nothing after it.
+// dial is replica.Config.Dial. Each side first sends its name to the other. The names pass even
+// while the link is cut, but no data after them.
 func (l *links) dial(ctx context.Context, address string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	peer, err := greet(ctx, conn, l.name)
+	peer, err := exchangeNames(ctx, conn, l.name)
 	if err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("greeting the replica at %s: %w", address, err)
+		return nil, fmt.Errorf("exchange names with the replica at %s: %w", address, err)
 	}
 	c := newCable(conn, l)
 	c.peer = peer
 	return c, nil
 }
 
-// greet sends the name of this replica and reads that of the other.
-func greet(ctx context.Context, conn net.Conn, name string) (string, error) {
+// exchangeNames sends this replica's name and returns the peer's name.
+func exchangeNames(ctx context.Context, conn net.Conn, name string) (string, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := sendName(conn, name); err != nil {
@@ -95,7 +96,8 @@ func readName(r io.Reader) (string, error) {
 	return string(name), err
 }
 
-// listener wraps what it accepts.
+// listener is a net.Listener that wraps each accepted connection in a cable, which simulates the
+// faults.
 type listener struct {
 	net.Listener
 	links *links
@@ -107,60 +109,70 @@ func (l *listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	c := newCable(conn, l.links)
-	c.strange = true
+	c.in.nameUnread = true
 	return c, nil
 }
 
 const (
-	// sendBuffer is what may be written into a cable before the writer waits, as in a socket.
+	// sendBuffer is the number of bytes that a cable queues before a writer blocks, like a socket's
+	// send buffer.
 	sendBuffer = 256 << 10
-	// linger is how long a closed connection still tries to deliver what was written before.
-	linger = 20 * time.Second
+	// maxDeliveryTime is how long a closed connection still tries to deliver its queued data.
+	maxDeliveryTime = 20 * time.Second
 )
 
-// cable is one connection to another replica. One goroutine reads at a time
-// and one writes, as TLS does.
+// cable is one connection to another replica, with the faults of its link. At most one goroutine
+// may read at a time, and one may write.
 type cable struct {
 	net.Conn
 	links  *links
-	closed chan struct{} // by Close
-	gone   chan struct{} // the connection below is closed too
+	closed chan struct{} // closed by Close
+	gone   chan struct{} // closed when the underlying connection is closed too
 	once   sync.Once
+	in     receiveState // used by the reader only
 
-	// Of the reader.
-	strange bool // accepted, and the peer's name not read yet
-	held    []byte
-	heldErr error
-
-	mu       sync.Mutex
-	peer     string
-	readBy   time.Time
-	writeBy  time.Time
-	queue    []parcel // written and not yet sent
-	queued   int      // bytes in it
-	pumping  bool
-	drained  chan struct{} // closed and replaced when the pump has sent something
-	sendFail error
+	mu      sync.Mutex
+	peer    string
+	readBy  time.Time
+	writeBy time.Time
+	out     sendQueue
 }
 
-// parcel is what one Write wrote, not to be sent before its time.
+// receiveState is the state of a cable's reader.
+type receiveState struct {
+	nameUnread bool // the connection was accepted, and the peer's name is not read yet
+	held       []byte
+	heldErr    error
+}
+
+// sendQueue is the data that was written to a cable and is not sent yet.
+type sendQueue struct {
+	parcels []parcel
+	bytes   int // in parcels
+	pumping bool
+	drained chan struct{} // closed and replaced when a parcel has been sent or sending has stopped
+	failed  error
+}
+
+// parcel is the data of one Write, not to be sent before it is due.
 type parcel struct {
 	due time.Time
 	b   []byte
 }
 
 func newCable(conn net.Conn, l *links) *cable {
-	return &cable{Conn: conn, links: l, closed: make(chan struct{}), gone: make(chan struct{}), drained: make(chan struct{})}
+	return &cable{Conn: conn, links: l, closed: make(chan struct{}), gone: make(chan struct{}),
+		out: sendQueue{drained: make(chan struct{})}}
 }
 
-func (c *cable) link() (Link, <-chan struct{}) {
+func (c *cable) currentLink() (Link, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.links.to(c.peer)
+	return c.links.linkTo(c.peer)
 }
 
 func (c *cable) Read(b []byte) (int, error) {
-	if c.strange {
+	if c.in.nameUnread {
 		name, err := readName(c.Conn)
 		if err == nil {
 			err = sendName(c.Conn, c.links.name)
@@ -168,31 +180,32 @@ func (c *cable) Read(b []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		c.strange = false
+		c.in.nameUnread = false
 		c.mu.Lock()
 		c.peer = name
 		c.mu.Unlock()
 	}
-	if len(c.held) == 0 && c.heldErr == nil {
+	if len(c.in.held) == 0 && c.in.heldErr == nil {
 		n, err := c.Conn.Read(b)
-		if link, _ := c.link(); !link.HoldReceived || errors.Is(err, os.ErrDeadlineExceeded) {
+		if link, _ := c.currentLink(); !link.HoldReceived || errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, c.unlessClosed(err)
 		}
-		c.held, c.heldErr = append([]byte(nil), b[:n]...), err
+		c.in.held, c.in.heldErr = append([]byte(nil), b[:n]...), err
 	}
-	if err := c.await(c.readDeadline, func(l Link) bool { return !l.HoldReceived }); err != nil {
+	if err := c.awaitLink(c.readDeadline, func(l Link) bool { return !l.HoldReceived }); err != nil {
 		return 0, err
 	}
-	n := copy(b, c.held)
-	if c.held = c.held[n:]; len(c.held) > 0 {
+	n := copy(b, c.in.held)
+	if c.in.held = c.in.held[n:]; len(c.in.held) > 0 {
 		return n, nil
 	}
-	err := c.heldErr
-	c.held, c.heldErr = nil, nil
+	err := c.in.heldErr
+	c.in.held, c.in.heldErr = nil, nil
 	return n, c.unlessClosed(err)
 }
 
-// unlessClosed hides how a Close wakes the reader.
+// unlessClosed returns net.ErrClosed if Close was called, and err otherwise. Close interrupts the
+// reader with a deadline error.
 func (c *cable) unlessClosed(err error) error {
 	select {
 	case <-c.closed:
@@ -208,10 +221,11 @@ func (c *cable) readDeadline() time.Time {
 	return c.readBy
 }
 
-// await waits until the cable is as wanted, the deadline or the close.
-func (c *cable) await(deadline func() time.Time, wanted func(Link) bool) error {
+// awaitLink waits until wanted returns true for the link. It returns an error at the deadline or at
+// Close.
+func (c *cable) awaitLink(deadline func() time.Time, wanted func(Link) bool) error {
 	for {
-		link, moved := c.link()
+		link, moved := c.currentLink()
 		if wanted(link) {
 			return nil
 		}
@@ -232,44 +246,45 @@ func (c *cable) await(deadline func() time.Time, wanted func(Link) bool) error {
 }
 
 func (c *cable) Write(b []byte) (int, error) {
-	link, _ := c.link()
+	link, _ := c.currentLink()
 	c.mu.Lock()
-	if !c.pumping && !link.holds() && c.sendFail == nil {
+	if !c.out.pumping && !link.needsPump() && c.out.failed == nil {
 		c.mu.Unlock()
 		return c.Conn.Write(b)
 	}
-	for c.queued+len(b) > sendBuffer && len(c.queue) > 0 && c.sendFail == nil {
-		drained, by := c.drained, c.writeBy
+	for c.out.bytes+len(b) > sendBuffer && len(c.out.parcels) > 0 && c.out.failed == nil {
+		drained, by := c.out.drained, c.writeBy
 		c.mu.Unlock()
-		if err := c.room(drained, by); err != nil {
+		if err := c.awaitSpace(drained, by); err != nil {
 			return 0, err
 		}
 		c.mu.Lock()
 	}
 	defer c.mu.Unlock()
-	if c.sendFail != nil {
-		return 0, c.sendFail
+	if c.out.failed != nil {
+		return 0, c.out.failed
 	}
 	due := time.Now().Add(link.Delay)
 	if link.Jitter > 0 {
 		due = due.Add(rand.N(link.Jitter))
 	}
-	c.queue = append(c.queue, parcel{due: due, b: append([]byte(nil), b...)})
-	c.queued += len(b)
-	if !c.pumping {
-		c.pumping = true
-		// The kernel sends what it has taken whatever becomes of the writer's deadline.
+	c.out.parcels = append(c.out.parcels, parcel{due: due, b: append([]byte(nil), b...)})
+	c.out.bytes += len(b)
+	if !c.out.pumping {
+		c.out.pumping = true
+		// Data accepted by Write is sent regardless of the writer's deadline, as a kernel does.
 		c.Conn.SetWriteDeadline(time.Time{})
-		go c.pump()
+		go c.sendQueued()
 	}
 	return len(b), nil
 }
 
-// room waits until the pump has sent something.
-func (c *cable) room(drained <-chan struct{}, by time.Time) error {
+// awaitSpace waits until a parcel has been sent, so that the queue has space. It returns an error
+// at the deadline or at Close.
+func (c *cable) awaitSpace(drained <-chan struct{}, deadline time.Time) error {
 	var late <-chan time.Time
-	if !by.IsZero() {
-		t := time.NewTimer(time.Until(by))
+	if !deadline.IsZero() {
+		t := time.NewTimer(time.Until(deadline))
 		defer t.Stop()
 		late = t.C
 	}
@@ -283,43 +298,42 @@ func (c *cable) room(drained <-chan struct{}, by time.Time) error {
 	}
 }
 
-// pump sends what was written while the cable was not whole, in order, each
-// parcel when its time has come, until nothing is left.
-func (c *cable) pump() {
+// sendQueued sends the queued parcels in order, each when it is due, until the queue is empty.
+func (c *cable) sendQueued() {
 	for {
 		c.mu.Lock()
-		if len(c.queue) == 0 || c.sendFail != nil {
-			c.pumping = false
+		if len(c.out.parcels) == 0 || c.out.failed != nil {
+			c.out.pumping = false
 			c.Conn.SetWriteDeadline(c.writeBy)
-			c.wake()
+			c.signalDrained()
 			c.mu.Unlock()
 			return
 		}
-		next := c.queue[0]
+		next := c.out.parcels[0]
 		c.mu.Unlock()
-		err := c.carry(next)
+		err := c.sendParcel(next)
 		c.mu.Lock()
-		c.queue, c.queued = c.queue[1:], c.queued-len(next.b)
-		c.sendFail = err
-		c.wake()
+		c.out.parcels, c.out.bytes = c.out.parcels[1:], c.out.bytes-len(next.b)
+		c.out.failed = err
+		c.signalDrained()
 		c.mu.Unlock()
 	}
 }
 
-func (c *cable) wake() {
-	close(c.drained)
-	c.drained = make(chan struct{})
+func (c *cable) signalDrained() {
+	close(c.out.drained)
+	c.out.drained = make(chan struct{})
 }
 
-// carry sends one parcel when it is due and nothing holds it.
-func (c *cable) carry(p parcel) error {
+// sendParcel sends one parcel when it is due and the link does not hold it back.
+func (c *cable) sendParcel(p parcel) error {
 	select {
 	case <-time.After(time.Until(p.due)):
 	case <-c.gone:
 		return net.ErrClosed
 	}
 	for {
-		link, moved := c.link()
+		link, moved := c.currentLink()
 		if !link.HoldSent {
 			break
 		}
@@ -348,44 +362,45 @@ func (c *cable) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.writeBy = t
-	if c.pumping {
+	if c.out.pumping {
 		return nil
 	}
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Close closes this end at once. The other end learns of it like of all else:
-// when the cable lets it through, after what was written before.
+// Close closes this end at once. The other end observes it when the link lets it through, after the
+// queued data.
 func (c *cable) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
-		link, _ := c.link()
+		link, _ := c.currentLink()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !c.pumping && !link.HoldSent {
-			c.hangUp()
+		if !c.out.pumping && !link.HoldSent {
+			c.closeConn()
 			return
 		}
 		c.Conn.SetReadDeadline(time.Unix(1, 0)) // wakes the reader
-		go c.lingering()
+		go c.closeWhenDrained()
 	})
 	return nil
 }
 
-func (c *cable) hangUp() {
+func (c *cable) closeConn() {
 	close(c.gone)
 	c.Conn.Close()
 }
 
-// lingering closes the connection once all is sent and the cable is whole.
-func (c *cable) lingering() {
-	defer c.hangUp()
-	late := time.NewTimer(linger)
+// closeWhenDrained closes the connection when the queue is empty and the link is not cut, or after
+// maxDeliveryTime.
+func (c *cable) closeWhenDrained() {
+	defer c.closeConn()
+	late := time.NewTimer(maxDeliveryTime)
 	defer late.Stop()
 	for {
-		link, moved := c.link()
+		link, moved := c.currentLink()
 		c.mu.Lock()
-		idle, drained := !c.pumping, c.drained
+		idle, drained := !c.out.pumping, c.out.drained
 		c.mu.Unlock()
 		if idle && !link.HoldSent {
 			return

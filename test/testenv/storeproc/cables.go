@@ -8,31 +8,32 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// look asks for a status, but not for long: the process may have been paused.
-func (g *Group) look(ctx context.Context, m *Member) (raftstore.Status, bool, error) {
+// memberStatus returns a member's status. It waits at most one second, because the process may be
+// paused.
+func (g *Group) memberStatus(ctx context.Context, m *Member) (raftstore.Status, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	return m.Status(ctx)
 }
 
-// Cut stops all traffic between two replicas, silently: bytes wait.
+// Cut holds back all traffic between two replicas. Their connections stay open.
 func (g *Group) Cut(ctx context.Context, a, b *Member) error {
-	return g.change(ctx, func(set func(from, to *Member, hold bool)) { set(a, b, true); set(b, a, true) })
+	return g.changeLinks(ctx, func(set func(from, to *Member, hold bool)) { set(a, b, true); set(b, a, true) })
 }
 
-// CutOneWay stops what one replica sends to another.
-func (g *Group) CutOneWay(ctx context.Context, from, to *Member) error {
-	return g.change(ctx, func(set func(from, to *Member, hold bool)) { set(from, to, true) })
+// CutOneWay holds back everything that sender sends to receiver.
+func (g *Group) CutOneWay(ctx context.Context, sender, receiver *Member) error {
+	return g.changeLinks(ctx, func(set func(sender, receiver *Member, hold bool)) { set(sender, receiver, true) })
 }
 
-// Mend makes the cable between two replicas whole. What has waited arrives.
+// Mend ends a cut between two replicas. Traffic that was held back is delivered.
 func (g *Group) Mend(ctx context.Context, a, b *Member) error {
-	return g.change(ctx, func(set func(from, to *Member, hold bool)) { set(a, b, false); set(b, a, false) })
+	return g.changeLinks(ctx, func(set func(from, to *Member, hold bool)) { set(a, b, false); set(b, a, false) })
 }
 
 // Isolate cuts a replica off from all others.
 func (g *Group) Isolate(ctx context.Context, m *Member) error {
-	return g.change(ctx, func(set func(from, to *Member, hold bool)) {
+	return g.changeLinks(ctx, func(set func(from, to *Member, hold bool)) {
 		for _, o := range g.members {
 			if o != m {
 				set(m, o, true)
@@ -42,8 +43,8 @@ func (g *Group) Isolate(ctx context.Context, m *Member) error {
 	})
 }
 
-// Split cuts every cable between replicas of different sides. One that is on
-// two sides is a bridge between them.
+// Split cuts the links between replicas that have no side in common. A replica may be on two sides,
+// and is then connected to both.
 func (g *Group) Split(ctx context.Context, sides ...[]*Member) error {
 	together := make(map[[2]*Member]bool)
 	for _, side := range sides {
@@ -53,7 +54,7 @@ func (g *Group) Split(ctx context.Context, sides ...[]*Member) error {
 			}
 		}
 	}
-	return g.change(ctx, func(set func(from, to *Member, hold bool)) {
+	return g.changeLinks(ctx, func(set func(from, to *Member, hold bool)) {
 		for _, a := range g.members {
 			for _, b := range g.members {
 				if a != b && !together[[2]*Member{a, b}] {
@@ -64,19 +65,19 @@ func (g *Group) Split(ctx context.Context, sides ...[]*Member) error {
 	})
 }
 
-// Slow makes what one replica sends to another arrive later, by delay and up
-// to jitter more. Connections do not wait for each other: what was sent later
-// on one may arrive earlier. Zero of both makes it quick again.
-func (g *Group) Slow(ctx context.Context, from, to *Member, delay, jitter time.Duration) error {
+// Slow delays everything that sender sends to receiver by delay, and by up to jitter more.
+// Connections are delayed independently: data that is sent later on another connection may arrive
+// earlier. Zero for both ends the delay.
+func (g *Group) Slow(ctx context.Context, sender, receiver *Member, delay, jitter time.Duration) error {
 	g.mu.Lock()
-	l := g.cables[[2]string{from.Name, to.Name}]
+	l := g.cables[[2]string{sender.Name, receiver.Name}]
 	l.Delay, l.Jitter = delay, jitter
-	g.cables[[2]string{from.Name, to.Name}] = l
+	g.cables[[2]string{sender.Name, receiver.Name}] = l
 	g.mu.Unlock()
-	return g.spread(ctx)
+	return g.sendLinks(ctx)
 }
 
-// SlowAll is Slow for every cable there is now.
+// SlowAll calls Slow for every link between the current members.
 func (g *Group) SlowAll(ctx context.Context, delay, jitter time.Duration) error {
 	g.mu.Lock()
 	for _, a := range g.members {
@@ -87,18 +88,18 @@ func (g *Group) SlowAll(ctx context.Context, delay, jitter time.Duration) error 
 		}
 	}
 	g.mu.Unlock()
-	return g.spread(ctx)
+	return g.sendLinks(ctx)
 }
 
-// MendAll makes every cable whole and quick.
+// MendAll ends all cuts and delays.
 func (g *Group) MendAll(ctx context.Context) error {
 	g.mu.Lock()
 	clear(g.cables)
 	g.mu.Unlock()
-	return g.spread(ctx)
+	return g.sendLinks(ctx)
 }
 
-func (g *Group) change(ctx context.Context, do func(set func(from, to *Member, hold bool))) error {
+func (g *Group) changeLinks(ctx context.Context, do func(set func(from, to *Member, hold bool))) error {
 	g.mu.Lock()
 	do(func(from, to *Member, hold bool) {
 		l := g.cables[[2]string{from.Name, to.Name}]
@@ -106,29 +107,30 @@ func (g *Group) change(ctx context.Context, do func(set func(from, to *Member, h
 		g.cables[[2]string{from.Name, to.Name}] = l
 	})
 	g.mu.Unlock()
-	return g.spread(ctx)
+	return g.sendLinks(ctx)
 }
 
-// spread tells every process that is up of its cables. One that is paused is
-// told when it goes on: until then the others' ends do what is needed.
-func (g *Group) spread(ctx context.Context) error {
+// sendLinks sends every running process the state of its links. A paused process gets it when it is
+// resumed. Until then the other ends of the links apply the faults.
+func (g *Group) sendLinks(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var errs []error
 	for _, m := range g.Members() {
-		life := m.Lives()
+		life := m.ProcessCount()
 		if !m.Up() {
 			continue
 		}
-		// It may be killed or paused under the call, and learns when it comes back.
-		if err := m.setLinks(ctx, g.linksOf(m.Name)); err != nil && m.Up() && m.Lives() == life {
+		// A process that is killed or paused during the call gets its links when it is started or
+		// resumed.
+		if err := m.setLinks(ctx, g.linksOf(m.Name)); err != nil && m.Up() && m.ProcessCount() == life {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// linksOf is one replica's side of its cables.
+// linksOf returns one replica's side of its links.
 func (g *Group) linksOf(name string) map[string]Link {
 	g.mu.Lock()
 	defer g.mu.Unlock()

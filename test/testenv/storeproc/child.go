@@ -25,13 +25,13 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/remote"
 )
 
-// child is a replica process. Its result is the exit code.
-func child(path string) int {
+// runChild runs a replica process with the setup file at path, and returns its exit code.
+func runChild(path string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	s, authority, err := readSetup(path)
 	if err == nil {
-		err = serve(ctx, s, authority)
+		err = serveReplica(ctx, s, authority)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "replica process:", err)
@@ -40,23 +40,26 @@ func child(path string) int {
 	return 0
 }
 
-func serve(ctx context.Context, s *setup, authority *storetest.Authority) error {
+func serveReplica(ctx context.Context, s *setup, authority *storetest.Authority) error {
 	server, client, err := authority.Issue(s.Name)
 	if err != nil {
 		return err
 	}
-	a := &admin{address: s.Address, tls: client, links: newLinks(s.Name, s.Links)}
+	a := &adminServer{address: s.Address, tls: client, links: newLinks(s.Name, s.Links)}
 	a.clock.Store(int64(s.Clock))
 	port, err := listenPeers(ctx, s.Address)
 	if err != nil {
 		return err
 	}
 	c := replica.Config{
-		Name: s.Name, DataDir: s.DataDir, Listener: &listener{Listener: port, links: a.links}, Advertise: s.Address,
-		ServerTLS: server, ClientTLS: client, Bootstrap: s.Bootstrap, Dial: a.links.dial, Now: a.now,
+		Name: s.Name, Bootstrap: s.Bootstrap, Now: a.currentTime, Storage: replica.Storage{DataDir: s.DataDir},
+		Network: replica.Network{
+			Listener: &listener{Listener: port, links: a.links}, Advertise: s.Address,
+			ServerTLS: server, ClientTLS: client, Dial: a.links.dial,
+		},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.Settings.LogLevel})),
 	}
-	s.Settings.apply(&c)
+	s.Settings.applyTo(&c)
 	if a.replica, err = replica.New(c); err != nil {
 		port.Close()
 		return err
@@ -78,24 +81,24 @@ func serve(ctx context.Context, s *setup, authority *storetest.Authority) error 
 	return both.Wait()
 }
 
-// listenPeers opens the peer port, which the harness keeps reserved meanwhile.
+// listenPeers listens on the peer port, which the parent process has reserved.
 func listenPeers(ctx context.Context, address string) (net.Listener, error) {
-	return (&net.ListenConfig{Control: shared}).Listen(ctx, "tcp", address)
+	return (&net.ListenConfig{Control: reusePort}).Listen(ctx, "tcp", address)
 }
 
-// shared lets the harness and a replica hold one port at once.
-func shared(_, _ string, c syscall.RawConn) error {
+// reusePort lets the parent process and a replica bind the same port.
+func reusePort(_, _ string, c syscall.RawConn) error {
 	var err error
-	if failed := c.Control(func(fd uintptr) { err = share(int(fd)) }); failed != nil {
+	if failed := c.Control(func(fd uintptr) { err = setReusePort(int(fd)) }); failed != nil {
 		return failed
 	}
 	return err
 }
 
-func share(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+func setReusePort(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
 
-// admin does to its replica what the harness asks.
-type admin struct {
+// adminServer serves the parent process's operations on its replica.
+type adminServer struct {
 	storev1.UnimplementedAdminServer
 	replica *replica.Replica
 	address string
@@ -104,9 +107,9 @@ type admin struct {
 	clock   atomic.Int64 // a time.Duration
 }
 
-func (a *admin) now() time.Time { return time.Now().Add(time.Duration(a.clock.Load())) }
+func (a *adminServer) currentTime() time.Time { return time.Now().Add(time.Duration(a.clock.Load())) }
 
-func (a *admin) Status(context.Context, *storev1.AdminStatusRequest) (*storev1.AdminStatusResponse, error) {
+func (a *adminServer) Status(context.Context, *storev1.AdminStatusRequest) (*storev1.AdminStatusResponse, error) {
 	b, err := json.Marshal(a.replica.Status())
 	if err != nil {
 		return nil, remote.StatusOf(err)
@@ -114,9 +117,10 @@ func (a *admin) Status(context.Context, *storev1.AdminStatusRequest) (*storev1.A
 	return &storev1.AdminStatusResponse{Status: b, Ready: a.replica.Ready()}, nil
 }
 
-func (a *admin) Hash(ctx context.Context, _ *storev1.AdminHashRequest) (*storev1.AdminHashResponse, error) {
-	// Asked for as by another replica, which may.
-	conn, err := grpc.NewClient("passthrough:///"+a.address, grpc.WithTransportCredentials(credentials.NewTLS(a.tls)), grpc.WithContextDialer(a.links.dial))
+func (a *adminServer) Hash(ctx context.Context, _ *storev1.AdminHashRequest) (*storev1.AdminHashResponse, error) {
+	// As a peer would request it: the peer service accepts only replicas.
+	conn, err := grpc.NewClient("passthrough:///"+a.address, grpc.WithTransportCredentials(credentials.NewTLS(a.tls)),
+		grpc.WithContextDialer(a.links.dial))
 	if err != nil {
 		return nil, remote.StatusOf(err)
 	}
@@ -128,42 +132,55 @@ func (a *admin) Hash(ctx context.Context, _ *storev1.AdminHashRequest) (*storev1
 	return &storev1.AdminHashResponse{Revision: state.GetRevision(), Hash: state.GetHash()}, nil
 }
 
-func (a *admin) Snapshot(ctx context.Context, _ *storev1.AdminSnapshotRequest) (*storev1.AdminSnapshotResponse, error) {
+func (a *adminServer) Snapshot(ctx context.Context, _ *storev1.AdminSnapshotRequest) (
+	*storev1.AdminSnapshotResponse, error,
+) {
 	return new(storev1.AdminSnapshotResponse), remote.StatusOf(a.replica.Snapshot(ctx))
 }
 
-func (a *admin) Compact(ctx context.Context, req *storev1.AdminCompactRequest) (*storev1.AdminCompactResponse, error) {
-	return new(storev1.AdminCompactResponse), remote.StatusOf(a.replica.Compact(ctx, raftstore.Revision(req.GetRevision())))
+func (a *adminServer) Compact(ctx context.Context, req *storev1.AdminCompactRequest) (
+	*storev1.AdminCompactResponse, error,
+) {
+	return new(storev1.AdminCompactResponse),
+		remote.StatusOf(a.replica.Compact(ctx, raftstore.Revision(req.GetRevision())))
 }
 
-func (a *admin) Transfer(ctx context.Context, _ *storev1.AdminTransferRequest) (*storev1.AdminTransferResponse, error) {
+func (a *adminServer) Transfer(ctx context.Context, _ *storev1.AdminTransferRequest) (
+	*storev1.AdminTransferResponse, error,
+) {
 	return new(storev1.AdminTransferResponse), remote.StatusOf(a.replica.TransferLeadership(ctx))
 }
 
-func (a *admin) AddMember(ctx context.Context, req *storev1.AddMemberRequest) (*storev1.AddMemberResponse, error) {
+func (a *adminServer) AddMember(ctx context.Context, req *storev1.AddMemberRequest) (
+	*storev1.AddMemberResponse, error,
+) {
 	return new(storev1.AddMemberResponse), remote.StatusOf(a.replica.AddMember(ctx, req.GetId(), req.GetAddress()))
 }
 
-func (a *admin) RemoveMember(ctx context.Context, req *storev1.RemoveMemberRequest) (*storev1.RemoveMemberResponse, error) {
+func (a *adminServer) RemoveMember(ctx context.Context, req *storev1.RemoveMemberRequest) (
+	*storev1.RemoveMemberResponse, error,
+) {
 	return new(storev1.RemoveMemberResponse), remote.StatusOf(a.replica.RemoveMember(ctx, req.GetId()))
 }
 
-func (a *admin) SetLinks(_ context.Context, req *storev1.AdminLinks) (*storev1.AdminLinksResponse, error) {
+func (a *adminServer) SetLinks(_ context.Context, req *storev1.AdminLinks) (*storev1.AdminLinksResponse, error) {
 	peers := make(map[string]Link, len(req.GetLinks()))
 	for _, l := range req.GetLinks() {
 		if l.GetDelayUs() < 0 || l.GetJitterUs() < 0 {
-			return nil, remote.StatusOf(fmt.Errorf("%w: link to %q: delay of %d µs and jitter of %d µs", raftstore.ErrInvalid, l.GetPeer(), l.GetDelayUs(), l.GetJitterUs()))
+			return nil, remote.StatusOf(fmt.Errorf("%w: link to %q: delay of %d µs and jitter of %d µs",
+				raftstore.ErrInvalid, l.GetPeer(), l.GetDelayUs(), l.GetJitterUs()))
 		}
 		peers[l.GetPeer()] = Link{
 			HoldSent: l.GetHoldSent(), HoldReceived: l.GetHoldReceived(),
-			Delay: time.Duration(l.GetDelayUs()) * time.Microsecond, Jitter: time.Duration(l.GetJitterUs()) * time.Microsecond,
+			Delay:  time.Duration(l.GetDelayUs()) * time.Microsecond,
+			Jitter: time.Duration(l.GetJitterUs()) * time.Microsecond,
 		}
 	}
-	a.links.set(peers)
+	a.links.setPeers(peers)
 	return new(storev1.AdminLinksResponse), nil
 }
 
-func (a *admin) SetClock(_ context.Context, req *storev1.AdminClock) (*storev1.AdminClockResponse, error) {
+func (a *adminServer) SetClock(_ context.Context, req *storev1.AdminClock) (*storev1.AdminClockResponse, error) {
 	a.clock.Store(int64(time.Duration(req.GetOffsetMs()) * time.Millisecond))
 	return new(storev1.AdminClockResponse), nil
 }

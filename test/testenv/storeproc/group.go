@@ -19,30 +19,30 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/remote"
 )
 
-// Options choose a group.
+// Options configures a Group of replica processes.
 type Options struct {
 	Dir      string // for data and logs; must exist
-	Replicas int    // at the start; 3 when 0
-	// DataDir says where a replica keeps its data; Dir/NAME when nil.
+	Replicas int    // at the start; 0 = 3
+	// DataDir returns the data folder of a replica; nil = Dir/NAME.
 	DataDir  func(name string) string
 	Settings Settings
-	Env      []string // for the processes, in addition
+	Env      []string // for the processes, in addition to this process's environment
 }
 
-// Group is some replicas, which know each other, and the cables between them.
+// Group is a raft cluster of replica processes, and the simulated network links between them.
 type Group struct {
 	options   Options
 	authority []byte
-	sockets   string // a folder with a short path: those of sockets are limited
+	sockets   string // a folder with a short path, because the length of a socket's path is limited
 
 	mu      sync.Mutex
 	members []*Member
 	made    int
-	cables  map[[2]string]Link // by who sends and who receives; HoldSent and delays are used
+	cables  map[[2]string]Link // by sender and receiver; HoldReceived is not used
 }
 
-// Start starts replicas r1, r2 ... as one group and waits until all are ready.
-// Close it in any case, if the error is nil.
+// Start starts the replicas r1, r2 and so on as one raft cluster, and waits until all are ready. If
+// the error is nil, the caller must call Close.
 func Start(ctx context.Context, o Options) (*Group, error) {
 	if o.Replicas == 0 {
 		o.Replicas = 3
@@ -72,20 +72,22 @@ func Start(ctx context.Context, o Options) (*Group, error) {
 	return g, nil
 }
 
-// Add starts one more replica and makes it a member; the first founds the group.
+// Add starts one more replica and joins it to the cluster. The first replica bootstraps the
+// cluster.
 func (g *Group) Add(ctx context.Context) (*Member, error) {
 	others := g.Members()
 	name := g.Next()
 	g.mu.Lock()
 	g.made++
 	g.mu.Unlock()
-	hold, address, err := reserve()
+	hold, address, err := reservePort()
 	if err != nil {
 		return nil, fmt.Errorf("port of replica %s: %w", name, err)
 	}
 	m := &Member{
-		Name: name, Address: address, DataDir: g.options.DataDir(name), LogFile: filepath.Join(g.options.Dir, name+".log"),
-		group: g, hold: hold,
+		Name: name, Address: address, DataDir: g.options.DataDir(name),
+		LogFile: filepath.Join(g.options.Dir, name+".log"),
+		group:   g, hold: hold,
 	}
 	m.setup = setup{
 		Name: name, DataDir: m.DataDir, Address: address, Socket: filepath.Join(g.sockets, name),
@@ -106,24 +108,24 @@ func (g *Group) Add(ctx context.Context) (*Member, error) {
 	return m, g.Join(ctx, m)
 }
 
-// Next is the name of the replica that Add will add. Two calls of Add must not
-// run at once.
+// Next returns the name of the replica that the next Add creates. Calls of Add must not run
+// concurrently.
 func (g *Group) Next() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return fmt.Sprintf("r%d", g.made+1)
 }
 
-// Join makes a running replica a member of the group, through any other. Doing
-// it again does nothing.
+// Join adds a running replica to the cluster's members, through any other replica. It is
+// idempotent.
 func (g *Group) Join(ctx context.Context, m *Member) error {
-	return g.through(ctx, m, func(ctx context.Context, o *Member) error { return o.AddMember(ctx, m) })
+	return g.callOthers(ctx, m, func(ctx context.Context, o *Member) error { return o.AddMember(ctx, m) })
 }
 
-// Leave takes a replica out of the group, through any other. Its process runs
-// on. Doing it again does nothing.
+// Leave removes a replica from the cluster's members, through any other replica. Its process stays.
+// It is idempotent.
 func (g *Group) Leave(ctx context.Context, m *Member) error {
-	return g.through(ctx, m, func(ctx context.Context, o *Member) error {
+	return g.callOthers(ctx, m, func(ctx context.Context, o *Member) error {
 		if err := o.RemoveMember(ctx, m); !errors.Is(err, raftstore.ErrUnknownMember) {
 			return err
 		}
@@ -131,21 +133,22 @@ func (g *Group) Leave(ctx context.Context, m *Member) error {
 	})
 }
 
-// attempt is how long one replica may take to change the group before another is asked.
-const attempt = 5 * time.Second
+// attemptTimeout is the time limit for a membership change through one replica, before the next
+// replica is tried.
+const attemptTimeout = 5 * time.Second
 
-// through does something by way of a replica other than m, and tries others
-// until it is done or ctx ends.
-func (g *Group) through(ctx context.Context, m *Member, do func(ctx context.Context, o *Member) error) error {
+// callOthers calls do for replicas other than m, one after the other, until do succeeds or ctx
+// ends.
+func (g *Group) callOthers(ctx context.Context, m *Member, do func(ctx context.Context, o *Member) error) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
-	err := errors.New("no other replica is up")
+	err := errors.New("no other replica is running")
 	for {
 		for _, o := range g.Members() {
 			if o == m || !o.Up() {
 				continue
 			}
-			once, cancel := context.WithTimeout(ctx, attempt)
+			once, cancel := context.WithTimeout(ctx, attemptTimeout)
 			err = do(once, o)
 			cancel()
 			if err == nil {
@@ -160,15 +163,17 @@ func (g *Group) through(ctx context.Context, m *Member, do func(ctx context.Cont
 	}
 }
 
-// reserve takes a port of the loopback address without listening: others are
-// refused there, and only a process that shares it on purpose can listen.
-func reserve() (*os.File, string, error) {
+// reservePort binds a port of the loopback address without listening. Connections to it are
+// refused, and only a process that sets SO_REUSEPORT can listen on it.
+func reservePort() (*os.File, string, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	f := os.NewFile(uintptr(fd), "port")
-	if err := errors.Join(share(fd), syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})); err != nil {
+	if err := errors.Join(setReusePort(fd), syscall.Bind(fd,
+		&syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})); err !=
+		nil {
 		return nil, "", errors.Join(err, f.Close())
 	}
 	at, err := syscall.Getsockname(fd)
@@ -182,8 +187,7 @@ func reserve() (*os.File, string, error) {
 	return f, net.JoinHostPort("127.0.0.1", fmt.Sprint(in4.Port)), nil
 }
 
-// Remove takes a replica out of the group and ends its process. Its name is not
-// used again.
+// Remove removes a replica from the cluster and kills its process. Its name is not used again.
 func (g *Group) Remove(ctx context.Context, m *Member) error {
 	if err := g.Leave(ctx, m); err != nil {
 		return err
@@ -191,11 +195,12 @@ func (g *Group) Remove(ctx context.Context, m *Member) error {
 	g.mu.Lock()
 	g.members = slices.DeleteFunc(g.members, func(x *Member) bool { return x == m })
 	g.mu.Unlock()
-	return m.discard()
+	return m.discardProcess()
 }
 
-// discard ends a member for good.
-func (m *Member) discard() error {
+// discardProcess kills a member's process and releases its resources. The member cannot be started
+// again.
+func (m *Member) discardProcess() error {
 	m.mu.Lock()
 	gone := m.gone
 	m.gone = true
@@ -206,24 +211,24 @@ func (m *Member) discard() error {
 	return errors.Join(m.Kill(), m.hold.Close(), m.store.Close(), m.Err())
 }
 
-// Members are those that were added and not removed, in that order.
+// Members returns the members that were added and not removed, in the order of their addition.
 func (g *Group) Members() []*Member {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.members)
 }
 
-// Close ends every process, at once, and removes all but Dir. It returns what
-// Err would. Closing again does nothing.
+// Close kills every process and removes all files except Dir. It returns the errors of Err. It may
+// be called twice.
 func (g *Group) Close() error {
 	var errs []error
 	for _, m := range g.Members() {
-		errs = append(errs, m.discard())
+		errs = append(errs, m.discardProcess())
 	}
 	return errors.Join(append(errs, os.RemoveAll(g.sockets))...)
 }
 
-// Err tells of processes that ended when nobody had asked them to.
+// Err returns the errors of processes that exited unexpectedly.
 func (g *Group) Err() error {
 	var errs []error
 	for _, m := range g.Members() {
@@ -232,12 +237,12 @@ func (g *Group) Err() error {
 	return errors.Join(errs...)
 }
 
-// pollEvery is how often a condition of the group is looked at.
+// pollEvery is the interval at which a condition of the group is checked.
 const pollEvery = 10 * time.Millisecond
 
-// await polls until the condition holds. The last reason why not is told when
-// ctx ends, or when a process has ended by itself.
-func (g *Group) await(ctx context.Context, what string, holds func() error) error {
+// awaitCondition polls until holds returns nil. It returns the last error of holds when ctx ends,
+// or an error when a process has exited unexpectedly.
+func (g *Group) awaitCondition(ctx context.Context, what string, holds func() error) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
@@ -256,14 +261,14 @@ func (g *Group) await(ctx context.Context, what string, holds func() error) erro
 	}
 }
 
-// AwaitReady waits until every member that is up is ready.
+// AwaitReady waits until every running member is ready.
 func (g *Group) AwaitReady(ctx context.Context) error {
-	return g.await(ctx, "all replicas to be ready", func() error {
+	return g.awaitCondition(ctx, "all replicas to be ready", func() error {
 		for _, m := range g.Members() {
 			if !m.Up() {
 				continue
 			}
-			if s, ready, err := g.look(ctx, m); err != nil || !ready {
+			if s, ready, err := g.memberStatus(ctx, m); err != nil || !ready {
 				return fmt.Errorf("%s is not ready (leader %q): %w", m.Name, s.Leader, err)
 			}
 		}
@@ -271,11 +276,11 @@ func (g *Group) AwaitReady(ctx context.Context) error {
 	})
 }
 
-// Leader waits until a replica that is up says that it leads and a majority of
-// the voters agrees.
+// Leader waits until a running replica reports itself as the leader and a majority of the voters
+// agrees.
 func (g *Group) Leader(ctx context.Context) (*Member, error) {
 	var leader *Member
-	err := g.await(ctx, "a leader", func() error {
+	err := g.awaitCondition(ctx, "a leader", func() error {
 		votes := make(map[string]int)
 		var claim *Member
 		voters := 0
@@ -283,7 +288,7 @@ func (g *Group) Leader(ctx context.Context) (*Member, error) {
 			if !m.Up() {
 				continue
 			}
-			s, _, err := g.look(ctx, m)
+			s, _, err := g.memberStatus(ctx, m)
 			if err != nil {
 				continue
 			}

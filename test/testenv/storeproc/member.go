@@ -17,38 +17,38 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/remote"
 )
 
-// Member is one replica of a group: a process that comes and goes, and what
-// outlasts it. Methods may be called from any goroutine.
+// Member is one replica of a group: its processes, one after the other, and its persistent state.
+// Its methods are safe for concurrent use.
 type Member struct {
 	Name    string
-	Address string // of its peer port
+	Address string // of the peer port
 	DataDir string
-	LogFile string // what its processes wrote to stderr, one after the other
+	LogFile string // stdout and stderr of its processes, appended
 
 	group *Group
-	hold  *os.File       // keeps the port reserved while no process has it
-	store *remote.Client // the same through all its processes
+	hold  *os.File       // the socket that keeps the port reserved
+	store *remote.Client // the same for all its processes
 
-	changing sync.Mutex // one change of the process at a time
+	changing sync.Mutex // serializes changes of the process
 
 	mu     sync.Mutex
 	setup  setup
-	proc   *process // the last one, which may have ended
+	proc   *process // the last process, which may have exited
 	lives  int      // processes started
 	paused bool
-	died   error // ends that nobody asked for
-	gone   bool  // removed: no process again
+	died   error // unexpected exits
+	gone   bool  // removed: it cannot be started again
 }
 
-// process is one life of a member.
+// process is one process of a member.
 type process struct {
 	cmd      *exec.Cmd
-	ended    chan struct{} // closed when it has been waited for
-	err      error         // of Wait; after ended
-	expected bool          // it was asked to end; under Member.mu
+	ended    chan struct{} // closed when Wait has returned
+	err      error         // of Wait; valid after ended is closed
+	expected bool          // its exit was requested; guarded by Member.mu
 }
 
-func (p *process) running() bool {
+func (p *process) isRunning() bool {
 	if p == nil {
 		return false
 	}
@@ -60,71 +60,71 @@ func (p *process) running() bool {
 	}
 }
 
-// Store is the store as this replica shows it. The client stays the same
-// through restarts; while the process is down its calls wait.
+// Store returns the store as seen through this replica. The client stays the same when the process
+// is restarted; its calls block while the process is down.
 func (m *Member) Store() raftstore.Store { return m.store }
 
-// PID is the process id, 0 when the replica is down.
+// PID returns the process ID, or 0 if the replica is down.
 func (m *Member) PID() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.proc.running() {
+	if !m.proc.isRunning() {
 		return 0
 	}
 	return m.proc.cmd.Process.Pid
 }
 
-// Lives counts the processes that this replica has had.
-func (m *Member) Lives() int {
+// ProcessCount returns the number of processes that this replica has had.
+func (m *Member) ProcessCount() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.lives
 }
 
-// Running reports whether a process runs, be it paused.
+// Running reports whether the process is running or paused.
 func (m *Member) Running() bool { return m.PID() != 0 }
 
-// Up reports whether a process runs, is not paused and is not being ended.
+// Up reports whether the process is running, and is neither paused nor being stopped.
 func (m *Member) Up() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.proc.running() && !m.proc.expected && !m.paused
+	return m.proc.isRunning() && !m.proc.expected && !m.paused
 }
 
-// Start starts the replica's process and returns when it answers, which is
-// before it has caught up. Starting one that runs does nothing.
+// Start starts the replica's process and returns when it responds, which may be before it has
+// caught up. It does nothing if the process is running.
 func (m *Member) Start(ctx context.Context) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	if m.PID() != 0 {
 		return nil
 	}
-	p, err := m.launch()
+	p, err := m.launchProcess()
 	if err == nil {
-		err = m.reach(ctx, p)
+		err = m.awaitResponse(ctx, p)
 	}
 	if err == nil {
-		// A cable may have been cut or mended since it was launched.
+		// A link may have changed since the process was launched.
 		err = m.setLinks(ctx, m.group.linksOf(m.Name))
 	}
 	if err != nil {
-		return fmt.Errorf("starting replica %s: %w%s", m.Name, err, m.lastWords())
+		return fmt.Errorf("starting replica %s: %w%s", m.Name, err, m.lastLogLines())
 	}
 	return nil
 }
 
-func (m *Member) launch() (*process, error) {
+func (m *Member) launchProcess() (*process, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.gone {
-		return nil, errors.New("it was removed from the group for good")
+		return nil, errors.New("the replica was removed from the group permanently")
 	}
 	m.setup.Links = m.group.linksOf(m.Name)
 	path := m.LogFile + ".setup"
-	if err := m.setup.write(path); err != nil {
+	if err := m.setup.writeFile(path); err != nil {
 		return nil, err
 	}
-	// A socket that a killed process left would refuse the next one.
+	// The socket left by a killed process would make the next process fail to listen.
 	if err := os.Remove(m.setup.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -140,30 +140,31 @@ func (m *Member) launch() (*process, error) {
 	p := &process{cmd: exec.Command(self), ended: make(chan struct{})}
 	p.cmd.Env = append(append(os.Environ(), m.group.options.Env...), environment+"="+path)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// It dies with this process, also when it is paused and however this one ends.
+	// The child is killed when this process dies, even if the child is paused.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
 	m.proc, m.paused = p, false
 	m.lives++
-	go m.bury(p)
+	go m.awaitExit(p)
 	return p, nil
 }
 
-// bury waits for a process and notes how it ended if nobody had asked it to.
-func (m *Member) bury(p *process) {
+// awaitExit waits for a process and records its exit if it was unexpected.
+func (m *Member) awaitExit(p *process) {
 	p.err = p.cmd.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !p.expected {
-		m.died = errors.Join(m.died, fmt.Errorf("replica %s ended by itself: %v%s", m.Name, p.err, m.lastWords()))
+		m.died = errors.Join(m.died, fmt.Errorf("replica %s exited unexpectedly: %v%s", m.Name, p.err,
+			m.lastLogLines()))
 	}
 	close(p.ended)
 }
 
-// reach waits until the new process answers.
-func (m *Member) reach(ctx context.Context, p *process) error {
+// awaitResponse waits until the new process responds.
+func (m *Member) awaitResponse(ctx context.Context, p *process) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watched := make(chan struct{})
@@ -171,7 +172,7 @@ func (m *Member) reach(ctx context.Context, p *process) error {
 	go func() {
 		select {
 		case <-p.ended:
-			cancel(fmt.Errorf("its process ended: %v", p.err))
+			cancel(fmt.Errorf("its process exited: %v", p.err))
 		case <-watched:
 		}
 	}()
@@ -181,90 +182,92 @@ func (m *Member) reach(ctx context.Context, p *process) error {
 		if err == nil {
 			return nil
 		}
-		// The connection to the process before it may be found dead only now.
+		// The closed connection to the previous process may be detected only now.
 		if err = remote.Err(err); ctx.Err() != nil || !errors.Is(err, raftstore.ErrUnavailable) {
 			return errors.Join(err, context.Cause(ctx))
 		}
 	}
 }
 
-// Kill ends the process as a crash does (SIGKILL) and waits until it is gone.
-func (m *Member) Kill() error { return m.end(syscall.SIGKILL) }
+// Kill kills the process with SIGKILL, like a crash, and waits until it has exited.
+func (m *Member) Kill() error { return m.stopProcess(syscall.SIGKILL) }
 
-// Stop ends the process in an orderly way (SIGTERM).
-func (m *Member) Stop() error { return m.end(syscall.SIGTERM) }
+// Stop stops the process with SIGTERM and waits until it has exited. It returns an error if the
+// exit is not clean.
+func (m *Member) Stop() error { return m.stopProcess(syscall.SIGTERM) }
 
-// endPatience is far beyond what a replica needs to end on a busy machine.
-const endPatience = 30 * time.Second
+// exitTimeout is the time limit for a replica to exit. It is far longer than a replica needs on a
+// busy machine.
+const exitTimeout = 30 * time.Second
 
-func (m *Member) end(with syscall.Signal) error {
+func (m *Member) stopProcess(with syscall.Signal) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
 	p, paused := m.proc, m.paused
-	if !p.running() {
+	if !p.isRunning() {
 		m.mu.Unlock()
 		return nil
 	}
 	p.expected, m.paused = true, false
 	m.mu.Unlock()
-	err := m.signal(p, with)
+	err := m.sendSignal(p, with)
 	if paused && with != syscall.SIGKILL {
-		err = errors.Join(err, m.signal(p, syscall.SIGCONT))
+		err = errors.Join(err, m.sendSignal(p, syscall.SIGCONT))
 	}
-	late := time.NewTimer(endPatience)
+	late := time.NewTimer(exitTimeout)
 	defer late.Stop()
 	select {
 	case <-p.ended:
 		if with == syscall.SIGTERM && p.err != nil {
-			err = fmt.Errorf("stopping replica %s: %w%s", m.Name, p.err, m.lastWords())
+			err = fmt.Errorf("stopping replica %s: %w%s", m.Name, p.err, m.lastLogLines())
 		}
 	case <-late.C:
-		err = fmt.Errorf("replica %s does not stop within %s%s", m.Name, endPatience, m.lastWords())
+		err = fmt.Errorf("replica %s does not stop within %s%s", m.Name, exitTimeout, m.lastLogLines())
 		p.cmd.Process.Kill()
 		<-p.ended
 	}
 	return err
 }
 
-func (m *Member) signal(p *process, s syscall.Signal) error {
+func (m *Member) sendSignal(p *process, s syscall.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("sending %s to replica %s: %w", s, m.Name, err)
+		return fmt.Errorf("send %s to replica %s: %w", s, m.Name, err)
 	}
 	return nil
 }
 
-// Pause stops the process where it is (SIGSTOP): it answers nothing, and
-// nobody is told. Resume lets it go on.
-func (m *Member) Pause() error { return m.freeze(syscall.SIGSTOP, true) }
+// Pause stops the process with SIGSTOP: it does not respond, and its connections stay open. Resume
+// continues it.
+func (m *Member) Pause() error { return m.setPaused(syscall.SIGSTOP, true) }
 
-// Resume undoes Pause.
+// Resume continues a paused process.
 func (m *Member) Resume(ctx context.Context) error {
-	if err := m.freeze(syscall.SIGCONT, false); err != nil || !m.Up() {
+	if err := m.setPaused(syscall.SIGCONT, false); err != nil || !m.Up() {
 		return err
 	}
 	return m.setLinks(ctx, m.group.linksOf(m.Name))
 }
 
-func (m *Member) freeze(s syscall.Signal, paused bool) error {
+func (m *Member) setPaused(s syscall.Signal, paused bool) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.proc.running() {
+	if !m.proc.isRunning() {
 		return nil
 	}
 	m.paused = paused
-	return m.signal(m.proc, s)
+	return m.sendSignal(m.proc, s)
 }
 
-// Wipe takes away the data of a replica that is down. It is a new one under an
-// old name then, and must be removed from the group before it starts.
+// Wipe deletes the data of a replica that is down. The replica must be removed from the cluster
+// before it is started again, because it is then a new replica with an old name.
 func (m *Member) Wipe() error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	if m.Running() {
-		return fmt.Errorf("wiping replica %s, which runs", m.Name)
+		return fmt.Errorf("wipe replica %s: it is running", m.Name)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -272,8 +275,9 @@ func (m *Member) Wipe() error {
 	return os.RemoveAll(m.DataDir)
 }
 
-// Ended is closed when the process last started has ended; nil before the first.
-func (m *Member) Ended() <-chan struct{} {
+// Exited returns a channel that is closed when the last process has exited, or nil if no process
+// was started.
+func (m *Member) Exited() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.proc == nil {
@@ -282,16 +286,16 @@ func (m *Member) Ended() <-chan struct{} {
 	return m.proc.ended
 }
 
-// Err tells of processes of this member that ended when nobody had asked them
-// to, with their last words. Forgive forgets them, for one who expected it.
+// Err returns the unexpected exits of this member's processes, with the last lines of its log. A
+// test that expects them can call ClearErr.
 func (m *Member) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.died
 }
 
-// Forgive returns what Err would and forgets it.
-func (m *Member) Forgive() error {
+// ClearErr returns the errors of Err and resets them.
+func (m *Member) ClearErr() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	err := m.died
@@ -299,8 +303,8 @@ func (m *Member) Forgive() error {
 	return err
 }
 
-// lastWords are the last lines of the log file.
-func (m *Member) lastWords() string {
+// lastLogLines returns the last lines of the log file.
+func (m *Member) lastLogLines() string {
 	const lines = 12
 	b, err := os.ReadFile(m.LogFile)
 	if err != nil {
@@ -310,7 +314,7 @@ func (m *Member) lastWords() string {
 	return "\n\t" + strings.Join(all[max(0, len(all)-lines):], "\n\t")
 }
 
-// Status is the replica's view of the group; ready says whether it has caught up.
+// Status returns the replica's view of the cluster. ready is true if the replica has caught up.
 func (m *Member) Status(ctx context.Context) (s raftstore.Status, ready bool, err error) {
 	resp, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest))
 	if err != nil {
@@ -322,7 +326,7 @@ func (m *Member) Status(ctx context.Context) (s raftstore.Status, ready bool, er
 	return s, resp.GetReady(), nil
 }
 
-// Hash is the digest of the replica's state and the revision that it is of.
+// Hash returns the revision of the replica's state and the hex digest of the state.
 func (m *Member) Hash(ctx context.Context) (raftstore.Revision, string, error) {
 	resp, err := m.store.Admin().Hash(ctx, new(storev1.AdminHashRequest))
 	if err != nil {
@@ -331,39 +335,39 @@ func (m *Member) Hash(ctx context.Context) (raftstore.Revision, string, error) {
 	return raftstore.Revision(resp.GetRevision()), fmt.Sprintf("%x", resp.GetHash()), nil
 }
 
-// Snapshot makes the replica write a snapshot and shorten its log.
+// Snapshot makes the replica write a snapshot and truncate its log.
 func (m *Member) Snapshot(ctx context.Context) error {
 	_, err := m.store.Admin().Snapshot(ctx, new(storev1.AdminSnapshotRequest))
-	return m.did("snapshot on", err)
+	return m.wrapError("snapshot on", err)
 }
 
-// Compact makes the group forget history up to and including a revision. This
-// replica must lead.
+// Compact compacts the history up to and including a revision. This replica must be the leader.
 func (m *Member) Compact(ctx context.Context, upTo raftstore.Revision) error {
 	_, err := m.store.Admin().Compact(ctx, &storev1.AdminCompactRequest{Revision: uint64(upTo)})
-	return m.did("compaction on", err)
+	return m.wrapError("compaction on", err)
 }
 
-// Transfer makes the replica, which must lead, hand leadership over.
+// Transfer starts a leadership transfer. This replica must be the leader.
 func (m *Member) Transfer(ctx context.Context) error {
 	_, err := m.store.Admin().Transfer(ctx, new(storev1.AdminTransferRequest))
-	return m.did("transfer from", err)
+	return m.wrapError("transfer from", err)
 }
 
-// AddMember makes other a member of the group, through this replica.
+// AddMember adds other to the cluster's members, through this replica.
 func (m *Member) AddMember(ctx context.Context, other *Member) error {
 	_, err := m.store.Admin().AddMember(ctx, &storev1.AddMemberRequest{Id: other.Name, Address: other.Address})
-	return m.did("adding "+other.Name+" through", err)
+	return m.wrapError("adding "+other.Name+" through", err)
 }
 
-// RemoveMember takes other out of the group, through this replica. Its process runs on.
+// RemoveMember removes other from the cluster's members, through this replica. The process of other
+// keeps running.
 func (m *Member) RemoveMember(ctx context.Context, other *Member) error {
 	_, err := m.store.Admin().RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: other.Name})
-	return m.did("removing "+other.Name+" through", err)
+	return m.wrapError("removing "+other.Name+" through", err)
 }
 
-// ClockOffset sets how far the replica's clock is ahead of the machine's, now
-// and after its next start. Negative is behind.
+// ClockOffset sets the difference between the replica's clock and the machine's clock, now and
+// after each restart. Negative is behind.
 func (m *Member) ClockOffset(ctx context.Context, offset time.Duration) error {
 	m.mu.Lock()
 	m.setup.Clock = offset
@@ -372,10 +376,10 @@ func (m *Member) ClockOffset(ctx context.Context, offset time.Duration) error {
 		return nil
 	}
 	_, err := m.store.Admin().SetClock(ctx, &storev1.AdminClock{OffsetMs: offset.Milliseconds()})
-	return m.did("clock of", err)
+	return m.wrapError("clock of", err)
 }
 
-func (m *Member) did(what string, err error) error {
+func (m *Member) wrapError(what string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, m.Name, remote.Err(err))
 	}
@@ -391,5 +395,5 @@ func (m *Member) setLinks(ctx context.Context, links map[string]Link) error {
 		})
 	}
 	_, err := m.store.Admin().SetLinks(ctx, req)
-	return m.did("links of", err)
+	return m.wrapError("links of", err)
 }

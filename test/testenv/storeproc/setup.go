@@ -1,9 +1,8 @@
-// Package storeproc runs replicas of the store as processes of their own: the
-// running binary, executed again. They can be killed, paused, cut off from
-// each other and slowed down, while clients reach each over a socket that no
-// fault touches.
+// Package storeproc runs replicas of the store as child processes of the same binary. They can be
+// killed, paused, partitioned and slowed down. Clients reach each replica over a socket that no
+// fault affects.
 //
-// A program that uses it calls Main first, in main or TestMain.
+// A program that uses the package must call Main first, in main or TestMain.
 package storeproc
 
 import (
@@ -18,22 +17,22 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// environment names the file with the setup of the replica that this process is to be.
+// environment is the variable with the path of a replica process's setup file.
 const environment = "KEELSON_STORE_REPLICA"
 
-// Main does nothing in an ordinary process. In one that Start has made, it is
-// a replica until it is told to stop, and never returns.
+// Main returns at once in an ordinary process. In a process that Start has launched, it runs a
+// replica until it is stopped, and never returns.
 func Main() {
 	if path := os.Getenv(environment); path != "" {
-		os.Exit(child(path))
+		os.Exit(runChild(path))
 	}
 }
 
-// Settings are what may be chosen of replica.Config. Zero values mean its defaults.
+// Settings are the fields of replica.Config that a test can set. Zero values mean the defaults.
 type Settings struct {
 	LogStore string // "bolt" (default) or "wal"
 	Cluster  string
-	NoSync   bool // no fsync: a killed process loses nothing by it, a machine without power does
+	NoSync   bool // no fsync: data survives a killed process, but not a power cut
 
 	HeartbeatTimeout time.Duration
 	ElectionTimeout  time.Duration
@@ -49,28 +48,30 @@ type Settings struct {
 	LogLevel slog.Level // of the replica's log file
 }
 
-func (s Settings) apply(c *replica.Config) {
-	c.LogStore, c.Cluster, c.NoSync = disk.LogStoreKind(s.LogStore), s.Cluster, s.NoSync
-	c.HeartbeatTimeout, c.ElectionTimeout = s.HeartbeatTimeout, s.ElectionTimeout
-	c.SnapshotBytes, c.SnapshotEntries, c.TrailingBytes = s.SnapshotBytes, s.SnapshotEntries, s.TrailingBytes
-	c.HistoryRevisions, c.HistoryAge, c.MinHistory = s.HistoryRevisions, s.HistoryAge, s.MinHistory
+func (s Settings) applyTo(c *replica.Config) {
+	c.Storage.LogStore, c.Cluster, c.Storage.NoSync = disk.LogStoreKind(s.LogStore), s.Cluster, s.NoSync
+	c.Timeouts.HeartbeatTimeout, c.Timeouts.ElectionTimeout = s.HeartbeatTimeout, s.ElectionTimeout
+	c.Snapshots.SnapshotBytes, c.Snapshots.SnapshotEntries, c.Snapshots.TrailingBytes = s.SnapshotBytes,
+		s.SnapshotEntries, s.TrailingBytes
+	c.History.HistoryRevisions, c.History.HistoryAge, c.History.MinHistory = s.HistoryRevisions,
+		s.HistoryAge, s.MinHistory
 	c.Quota, c.CompareEvery = s.Quota, s.CompareEvery
 }
 
-// setup is all that a replica process is told at its start.
+// setup is the configuration of a replica process.
 type setup struct {
 	Name      string
 	DataDir   string
 	Address   string // of the peer port
-	Socket    string // where clients and the harness reach it
+	Socket    string // for clients and the parent process
 	Bootstrap bool
 	Authority []byte
 	Settings  Settings
 	Links     map[string]Link
-	Clock     time.Duration // ahead of the machine's
+	Clock     time.Duration // ahead of the machine's clock
 }
 
-func (s *setup) write(path string) error {
+func (s *setup) writeFile(path string) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return err

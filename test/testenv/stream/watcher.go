@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// watcher follows the ConfigMaps at one replica, and from where it was at the next one when that ends its watch.
+// watcher watches the ConfigMaps at one replica. When the watch ends, it resumes at the next
+// replica from the last version.
 type watcher struct {
 	load *Load
 	home int
@@ -21,71 +22,73 @@ type watcher struct {
 	mu       sync.Mutex
 	events   []string // "resource version name=value"
 	versions []uint64
-	broken   []error   // watches that ended although their replica was not struck
-	ended    time.Time // of the watch that waits to go on; zero = none does
-	resumed  time.Time // the first event of the last one that went on
+	broken   []error   // watches that ended without an expected loss of their replica
+	ended    time.Time // when the watch ended that has not resumed yet; zero = no such watch
+	resumed  time.Time // time of the first event after the last resumption
 }
 
-func (w *watcher) run(ctx context.Context) {
+func (w *watcher) watchReplicas(ctx context.Context) {
 	from := w.from
-	for at := w.home; ctx.Err() == nil; at = w.load.next(at) {
+	for at := w.home; ctx.Err() == nil; at = w.load.nextReplica(at) {
 		replica := w.load.Names[at]
-		got, err := w.load.Clients[replica].CoreV1().ConfigMaps(w.load.Namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: from})
+		got, err := w.load.Clients[replica].CoreV1().ConfigMaps(w.load.Namespace).Watch(ctx,
+			metav1.ListOptions{ResourceVersion: from})
 		if err != nil {
 			_ = wait.Delay(ctx, pace/2)
 			continue
 		}
 		for e := range got.ResultChan() {
 			c, ok := e.Object.(*v1.ConfigMap)
-			if !ok { // of a replica that is struck it is the client's word for a connection that broke
-				w.note(func() {
-					if w.load.lives(replica) {
+			if !ok { // the client reports a broken connection to a lost replica in this way
+				w.withLock(func() {
+					if w.load.isHealthy(replica) {
 						w.broken = append(w.broken, fmt.Errorf("a watch at %s: %v", replica, e.Object))
 					}
 				})
 				break
 			}
 			from = c.ResourceVersion
-			w.note(func() { w.take(c) })
+			w.withLock(func() { w.recordEvent(c) })
 		}
 		got.Stop()
-		w.note(func() {
-			if w.ended = time.Now(); w.load.lives(replica) && ctx.Err() == nil {
-				w.broken = append(w.broken, fmt.Errorf("a watch at %s ended, which lives", replica))
+		w.withLock(func() {
+			if w.ended = time.Now(); w.load.isHealthy(replica) && ctx.Err() == nil {
+				w.broken = append(w.broken, fmt.Errorf("a watch at %s ended, although the replica is healthy", replica))
 			}
 		})
 	}
 }
 
-func (w *watcher) note(do func()) {
+func (w *watcher) withLock(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	do()
 }
 
-// take is called under the lock.
-func (w *watcher) take(c *v1.ConfigMap) {
+// recordEvent records an event. The caller holds mu.
+func (w *watcher) recordEvent(c *v1.ConfigMap) {
 	if !w.ended.IsZero() {
 		w.ended, w.resumed = time.Time{}, time.Now()
 	}
-	w.versions = append(w.versions, version(c))
+	w.versions = append(w.versions, resourceVersion(c))
 	w.events = append(w.events, c.ResourceVersion+" "+c.Name+"="+c.Data["n"])
 }
 
-// await waits until it has seen a version.
-func (w *watcher) await(ctx context.Context, last uint64) error {
+// awaitVersion waits until the watch has received the resource version last.
+func (w *watcher) awaitVersion(ctx context.Context, last uint64) error {
 	return wait.For(ctx, 10*time.Millisecond, func() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if n := len(w.versions); n == 0 || w.versions[n-1] < last {
-			return fmt.Errorf("the watch that began at %s has not seen the last write, at version %d", w.load.Names[w.home], last)
+			return fmt.Errorf("the watch that was started at %s has not received the last write, at version %d",
+				w.load.Names[w.home], last)
 		}
 		return nil
 	})
 }
 
-// disorder counts what did not come after what is before it.
-func disorder(versions []uint64) (n int) {
+// countDisorder counts the versions that are not above their predecessor.
+func countDisorder(versions []uint64) (n int) {
 	for i := 1; i < len(versions); i++ {
 		if versions[i] <= versions[i-1] {
 			n++
@@ -94,9 +97,10 @@ func disorder(versions []uint64) (n int) {
 	return n
 }
 
-// until is what was seen up to a version: a write that was given up when the load ended may be committed after the last one, and
-// not every watch has seen it yet. It is called under the lock.
-func (w *watcher) until(last uint64) (events []string, versions []uint64) {
+// eventsUpTo returns the events up to the resource version last, and their versions. A write
+// abandoned at the end of the load may be committed after the last write, and not every watch has
+// received it yet. The caller holds mu.
+func (w *watcher) eventsUpTo(last uint64) (events []string, versions []uint64) {
 	for i, v := range w.versions {
 		if v <= last {
 			events, versions = append(events, w.events[i]), append(versions, v)
@@ -105,8 +109,8 @@ func (w *watcher) until(last uint64) (events []string, versions []uint64) {
 	return events, versions
 }
 
-// differences counts events that one has and the other has not.
-func differences(a, b []string) (n int) {
+// countDifferences counts the events that only one of the two lists has.
+func countDifferences(a, b []string) (n int) {
 	count := map[string]int{}
 	for _, e := range a {
 		count[e]++

@@ -1,4 +1,4 @@
 package tscrate
 
-// counter reads the time stamp counter.
-func counter() uint64
+// readCounter returns the time stamp counter.
+func readCounter() uint64

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func counter() uint64
-TEXT ·counter(SB), NOSPLIT, $0-8
+// func readCounter() uint64
+TEXT ·readCounter(SB), NOSPLIT, $0-8
 	LFENCE
 	RDTSC
 	SHLQ $32, DX

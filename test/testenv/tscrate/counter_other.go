@@ -2,4 +2,4 @@
 
 package tscrate
 
-func counter() uint64 { return 0 }
+func readCounter() uint64 { return 0 }

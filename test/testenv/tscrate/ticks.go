@@ -1,24 +1,25 @@
-// Package tscrate measures how fast this machine's time stamp counter runs. A machine in software (qemu's tcg) shows its guest
-// the host's counter, and the guest's kernel finds out how fast it is by comparing it with a timer, in a few milliseconds: on
-// a busy host it is wrong by a multiple at times, and then every second of the guest is. Told on its command line, it need not
-// find out.
+// Package tscrate measures the frequency of this machine's time stamp counter. A virtual machine
+// under qemu's TCG exposes the host's counter to its guest. The guest's kernel calibrates it
+// against a timer within a few milliseconds. On a busy host the result can be wrong by a multiple,
+// and then every second of the guest is. With the frequency on its command line, the kernel skips
+// the calibration.
 package tscrate
 
 import "time"
 
-// window is how long the counter is watched: what the two ends are apart from the clock's matters less, the longer it is.
+// window is the duration of the measurement. A longer window reduces the error of the two readings.
 const window = 100 * time.Millisecond
 
-// KHz is the counter's frequency in kHz, as Linux' tsc_early_khz= has it; ok is false where there is no such counter, or it
-// does not run evenly.
+// KHz returns the counter's frequency in kHz, the unit of the kernel parameter tsc_early_khz. ok is
+// false if there is no such counter or the result is implausible.
 func KHz() (khz int, ok bool) {
-	began, from := best()
+	began, from := bestSample()
 	if from == 0 {
 		return 0, false
 	}
 	for time.Since(began) < window {
 	}
-	ended, to := best()
+	ended, to := bestSample()
 	if to <= from {
 		return 0, false
 	}
@@ -26,12 +27,13 @@ func KHz() (khz int, ok bool) {
 	return khz, khz > 100_000 && khz < 10_000_000
 }
 
-// best reads clock and counter together: of some tries the one that was held up least.
-func best() (at time.Time, count uint64) {
+// bestSample reads the clock and the counter together. It returns the attempt with the shortest
+// delay between the two readings.
+func bestSample() (at time.Time, count uint64) {
 	least := time.Hour
 	for range 50 {
 		before := time.Now()
-		n := counter()
+		n := readCounter()
 		if took := time.Since(before); took < least {
 			least, at, count = took, before.Add(took/2), n
 		}

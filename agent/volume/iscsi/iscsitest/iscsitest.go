@@ -49,11 +49,15 @@ var startIscsid = sync.OnceValue(func() error {
 	for file, text := range map[string]string{
 		"initiatorname.iscsi": "InitiatorName=" + Initiator + "\n",
 		// Defaults of distributions, with shorter timeouts for an unreachable portal.
-		"iscsid.conf": "node.startup = manual\nnode.leading_login = No\nnode.session.timeo.replacement_timeout = 20\nnode.conn[0].timeo.login_timeout = 15\n" +
-			"node.conn[0].timeo.logout_timeout = 5\nnode.conn[0].timeo.noop_out_interval = 2\nnode.conn[0].timeo.noop_out_timeout = 3\n" +
-			"discovery.sendtargets.reopen_max = 1\nnode.session.initial_login_retry_max = 8\nnode.session.scan = auto\nnode.session.iscsi.FastAbort = Yes\n",
+		"iscsid.conf": "node.startup = manual\nnode.leading_login = No\nnode.session.timeo.replacement_timeout = " +
+			"20\nnode.conn[0].timeo.login_timeout = 15\n" +
+			"node.conn[0].timeo.logout_timeout = 5\nnode.conn[0].timeo.noop_out_interval = " +
+			"2\nnode.conn[0].timeo.noop_out_timeout = 3\n" +
+			"discovery.sendtargets.reopen_max = 1\nnode.session.initial_login_retry_max = 8\nnode.session.scan = " +
+			"auto\nnode.session.iscsi.FastAbort = Yes\n",
 	} {
-		if err := errors.Join(os.MkdirAll("/etc/iscsi", 0o755), os.WriteFile(filepath.Join("/etc/iscsi", file), []byte(text), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll("/etc/iscsi", 0o755),
+			os.WriteFile(filepath.Join("/etc/iscsi", file), []byte(text), 0o600)); err != nil {
 			return err
 		}
 	}
@@ -91,7 +95,8 @@ func Serve(t testing.TB, name string, portals ...string) *Target {
 	for _, p := range portals {
 		s.makeFolder(filepath.Join(s.group, "np", p))
 	}
-	for setting, v := range map[string]string{"authentication": "0", "generate_node_acls": "1", "demo_mode_write_protect": "0", "cache_dynamic_acls": "1"} {
+	for setting, v := range map[string]string{"authentication": "0", "generate_node_acls": "1",
+		"demo_mode_write_protect": "0", "cache_dynamic_acls": "1"} {
 		s.setAttribute(filepath.Join("attrib", setting), v)
 	}
 	s.Enable(true)
@@ -135,7 +140,8 @@ func (s *Target) Authenticate(user, password, userIn, passwordIn string) {
 	s.t.Helper()
 	s.setAttribute("attrib/authentication", "1")
 	s.setAttribute("param/AuthMethod", "CHAP")
-	for name, v := range map[string]string{"userid": user, "password": password, "userid_mutual": userIn, "password_mutual": passwordIn} {
+	for name, v := range map[string]string{"userid": user, "password": password, "userid_mutual": userIn,
+		"password_mutual": passwordIn} {
 		s.setAttribute(filepath.Join("auth", name), v)
 	}
 }
@@ -242,13 +248,14 @@ const Kills = "KEELSON_TEST_KILLS"
 // returns the recorded arguments.
 func Arguments(t *testing.T) (read func() string) {
 	t.Helper()
-	real, err := exec.LookPath("iscsiadm")
+	iscsiadm, err := exec.LookPath("iscsiadm")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
-	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\n%s \"$@\"\ncode=$?\ncase \"$*\" in *\"${%s:-never}\"*) kill -9 $PPID ;; esac\nexit $code\n", log, real, Kills)
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\n%s \"$@\"\ncode=$?\ncase \"$*\" in *\"${%s:-never}\"*) kill "+
+		"-9 $PPID ;; esac\nexit $code\n", log, iscsiadm, Kills)
 	if err := os.WriteFile(filepath.Join(dir, "iscsiadm"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +278,8 @@ func Cut(t testing.TB, address string) (mend func()) {
 			t.Fatalf("nft: %v: %s", err, out)
 		}
 	}
-	nft("table inet cut {\nchain input {\ntype filter hook input priority 0; ip daddr " + address + " tcp dport 3260 drop; ip saddr " + address + " tcp sport 3260 drop\n}\n}")
+	nft("table inet cut {\nchain input {\ntype filter hook input priority 0; ip daddr " + address +
+		" tcp dport 3260 drop; ip saddr " + address + " tcp sport 3260 drop\n}\n}")
 	return func() { nft("delete table inet cut") }
 }
 

@@ -60,7 +60,8 @@ type Server struct {
 // from that address. Its settings are in a file system mounted at a folder of the test.
 func Serve(t testing.TB, dir, listen string) *Server {
 	t.Helper()
-	s := &Server{t: t, settingsDir: filepath.Join(t.TempDir(), "nfsd"), recordsDir: t.TempDir(), listen: listen, dir: dir,
+	s := &Server{t: t, settingsDir: filepath.Join(t.TempDir(), "nfsd"), recordsDir: t.TempDir(),
+		listen: listen, dir: dir,
 		proc: fmt.Sprintf("/proc/self/task/%d/net/rpc", unix.Gettid())}
 	if err := os.Mkdir(s.settingsDir, 0o700); err != nil {
 		t.Fatal(err)
@@ -86,7 +87,8 @@ func (s *Server) Start() {
 	s.t.Helper()
 	s.Let(true)
 	s.LetWrite(true)
-	s.mustWrite(filepath.Join(s.proc, "nfsd.fh", "channel"), strings.Join([]string{clients, "1", `\x00000000`, never, s.dir}, " "))
+	s.mustWrite(filepath.Join(s.proc, "nfsd.fh", "channel"),
+		strings.Join([]string{clients, "1", `\x00000000`, never, s.dir}, " "))
 	s.listenAt()
 }
 
@@ -97,7 +99,8 @@ func (s *Server) prepareServer(versions ...string) {
 	for _, v := range versions {
 		s.setValue("versions", v)
 	}
-	s.setValue("nfsv4recoverydir", s.recordsDir) // without client records, the server would wait for clients of its previous run
+	// without client records, the server would wait for clients of its previous run
+	s.setValue("nfsv4recoverydir", s.recordsDir)
 	s.setValue("nfsv4leasetime", "10")
 	s.setValue("nfsv4gracetime", "10")
 }
@@ -136,7 +139,7 @@ func dialOnce(address string) error {
 // Stop stops the server and closes its port.
 func (s *Server) Stop() { s.setValue("threads", "0") }
 
-// Let sets whether clients may mount.
+// Let sets whether the server lets clients mount its export. in is true if they may.
 func (s *Server) Let(in bool) {
 	s.t.Helper()
 	host, _, err := net.SplitHostPort(s.listen)
@@ -150,14 +153,15 @@ func (s *Server) Let(in bool) {
 	s.mustWrite(filepath.Join(s.proc, "auth.unix.ip", "channel"), strings.Join(line, " "))
 }
 
-// LetWrite sets whether clients may write.
+// LetWrite exports the directory writable if may is true, else read-only.
 func (s *Server) LetWrite(may bool) {
 	s.t.Helper()
 	flags := insecurePort | noSubtreeCheck | root
 	if !may {
 		flags |= readOnly
 	}
-	s.mustWrite(filepath.Join(s.proc, "nfsd.export", "channel"), strings.Join([]string{clients, s.dir, never, strconv.Itoa(flags), nobody, nobody, "0"}, " "))
+	s.mustWrite(filepath.Join(s.proc, "nfsd.export", "channel"),
+		strings.Join([]string{clients, s.dir, never, strconv.Itoa(flags), nobody, nobody, "0"}, " "))
 }
 
 func (s *Server) setValue(name, value string) {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 // settings is where the programs of nfs-utils expect the settings of the kernel's server.
@@ -54,13 +54,15 @@ func ServeThird(t testing.TB, dir string) {
 	s := &Server{t: t, settingsDir: settings, recordsDir: t.TempDir(), listen: "127.0.0.1:2049"}
 	startDaemon(t, "rpcbind", "-f", "-w")
 	awaitListener(t, "127.0.0.1:111")
-	if out, err := exec.Command("exportfs", "-o", "rw,insecure,no_subtree_check,no_root_squash,fsid=1", "127.0.0.1:"+dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("exportfs", "-o", "rw,insecure,no_subtree_check,no_root_squash,fsid=1",
+		"127.0.0.1:"+dir).CombinedOutput(); err != nil {
 		t.Fatalf("exportfs: %v: %s", err, out)
 	}
 	startDaemon(t, "rpc.mountd", "-F", "--port", "20048")
 	startDaemon(t, "rpc.statd", "-F", "--no-notify")
 	awaitListener(t, "127.0.0.1:20048")
-	requireNoError(t, os.WriteFile("/proc/sys/fs/nfs/nlm_grace_period", []byte("1"), 0)) // grace period in seconds, in which no client gets a lock
+	// grace period in seconds, in which no client gets a lock
+	requireNoError(t, os.WriteFile("/proc/sys/fs/nfs/nlm_grace_period", []byte("1"), 0))
 	s.prepareServer("+3", "-2", "-4")
 	s.listenAt()
 	t.Cleanup(s.Stop)
@@ -94,5 +96,7 @@ func startDaemon(t testing.TB, program string, args ...string) {
 // awaitListener waits until an address accepts connections.
 func awaitListener(t testing.TB, address string) {
 	t.Helper()
-	requireNoError(t, wait.For(t.Context(), 50*time.Millisecond, func() error { return dialOnce(address) }))
+	await.Until(t.Context(), t, await.Patience, 50*time.Millisecond, "a listener at "+address, func() error {
+		return dialOnce(address)
+	})
 }

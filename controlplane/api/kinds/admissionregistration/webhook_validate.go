@@ -8,6 +8,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
@@ -21,50 +22,55 @@ func validateWebhooks(hooks []admissionv1.MutatingWebhook, o *expressions.Option
 	var texts expressions.Collector
 	seen := map[string]bool{}
 	for i := range hooks {
-		w, at := &hooks[i], field.NewPath("webhooks").Index(i)
-		errs = append(errs, validateWebhook(w, at, &texts)...)
-		errs = append(errs, validateReviewVersions(w.AdmissionReviewVersions, at.Child("admissionReviewVersions"))...)
+		w, fldPath := &hooks[i], field.NewPath("webhooks").Index(i)
+		errs = append(errs, validateWebhook(w, fldPath, &texts)...)
+		errs = append(errs, validateReviewVersions(w.AdmissionReviewVersions,
+			fldPath.Child("admissionReviewVersions"))...)
 		if w.Name != "" && seen[w.Name] {
-			errs = append(errs, field.Duplicate(at.Child("name"), w.Name))
+			errs = append(errs, field.Duplicate(fldPath.Child("name"), w.Name))
 		}
 		seen[w.Name] = true
 	}
-	return append(errs, o.Compiled(&texts)...)
+	return append(errs, o.CompileAll(&texts)...)
 }
 
-func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expressions.Collector) field.ErrorList {
-	errs := validation.IsFullyQualifiedName(at.Child("name"), w.Name)
+func validateWebhook(
+	w *admissionv1.MutatingWebhook, fldPath *field.Path, texts *expressions.Collector,
+) field.ErrorList {
+	errs := validation.IsFullyQualifiedName(fldPath.Child("name"), w.Name)
 	for i := range w.Rules {
-		errs = append(errs, validateRule(&w.Rules[i], at.Child("rules").Index(i))...)
+		errs = append(errs, validateRule(&w.Rules[i], fldPath.Child("rules").Index(i))...)
 	}
 	if p := w.FailurePolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("failurePolicy"), admissionv1.Fail,
+		errs = append(errs, fieldrules.ValidateSupported(*p, fldPath.Child("failurePolicy"), admissionv1.Fail,
 			admissionv1.Ignore)...)
 	}
 	if p := w.MatchPolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("matchPolicy"), admissionv1.Equivalent,
+		errs = append(errs, fieldrules.ValidateSupported(*p, fldPath.Child("matchPolicy"), admissionv1.Equivalent,
 			admissionv1.Exact)...)
 	}
 	if e := w.SideEffects; e == nil {
-		errs = append(errs, field.Required(at.Child("sideEffects"), "must specify one of None, NoneOnDryRun"))
+		errs = append(errs, field.Required(fldPath.Child("sideEffects"), "must specify one of None, NoneOnDryRun"))
 	} else {
-		errs = append(errs, fieldrules.Supported(*e, at.Child("sideEffects"), admissionv1.SideEffectClassNone,
+		errs = append(errs, fieldrules.ValidateSupported(*e, fldPath.Child("sideEffects"),
+			admissionv1.SideEffectClassNone,
 			admissionv1.SideEffectClassNoneOnDryRun)...)
 	}
 	if s := w.TimeoutSeconds; s != nil && (*s < 1 || *s > 30) {
-		errs = append(errs, field.Invalid(at.Child("timeoutSeconds"), *s, "the timeout value must be between 1 and 30 seconds"))
+		errs = append(errs, field.Invalid(fldPath.Child("timeoutSeconds"), *s,
+			"the timeout value must be between 1 and 30 seconds"))
 	}
 	if w.NamespaceSelector != nil {
-		errs = append(errs, fieldrules.ValidateSelector(w.NamespaceSelector, at.Child("namespaceSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(w.NamespaceSelector, fldPath.Child("namespaceSelector"))...)
 	}
 	if w.ObjectSelector != nil {
-		errs = append(errs, fieldrules.ValidateSelector(w.ObjectSelector, at.Child("objectSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(w.ObjectSelector, fldPath.Child("objectSelector"))...)
 	}
 	if p := w.ReinvocationPolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("reinvocationPolicy"),
+		errs = append(errs, fieldrules.ValidateSupported(*p, fldPath.Child("reinvocationPolicy"),
 			admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
 	}
-	switch cc, here := &w.ClientConfig, at.Child("clientConfig"); {
+	switch cc, here := &w.ClientConfig, fldPath.Child("clientConfig"); {
 	case (cc.URL == nil) == (cc.Service == nil):
 		errs = append(errs, field.Required(here, "exactly one of url or service is required"))
 	case cc.URL != nil:
@@ -72,48 +78,49 @@ func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expr
 	default:
 		errs = append(errs, validateWebhookService(cc.Service, here.Child("service"))...)
 	}
-	return append(errs, validateMatchConditions(w.MatchConditions, at.Child("matchConditions"), texts)...)
+	return append(errs, validateMatchConditions(w.MatchConditions, fldPath.Child("matchConditions"), texts)...)
 }
 
-func validateWebhookURL(text string, at *field.Path) field.ErrorList {
+func validateWebhookURL(text string, fldPath *field.Path) field.ErrorList {
 	const form = "; desired format: https://host[/path]"
 	u, err := url.Parse(text)
 	if err != nil {
-		return field.ErrorList{field.Required(at, "url must be a valid URL: "+err.Error()+form)}
+		return field.ErrorList{field.Required(fldPath, "url must be a valid URL: "+err.Error()+form)}
 	}
 	var errs field.ErrorList
 	if u.Scheme != "https" {
-		errs = append(errs, field.Invalid(at, u.Scheme, "'https' is the only allowed URL scheme"+form))
+		errs = append(errs, field.Invalid(fldPath, u.Scheme, "'https' is the only allowed URL scheme"+form))
 	}
 	if u.Host == "" {
-		errs = append(errs, field.Invalid(at, u.Host, "host must be specified"+form))
+		errs = append(errs, field.Invalid(fldPath, u.Host, "host must be specified"+form))
 	}
 	if u.User != nil {
-		errs = append(errs, field.Invalid(at, u.User.String(), "user information is not permitted in the URL"))
+		errs = append(errs, field.Invalid(fldPath, u.User.String(), "user information is not permitted in the URL"))
 	}
 	if u.Fragment != "" {
-		errs = append(errs, field.Invalid(at, u.Fragment, "fragments are not permitted in the URL"))
+		errs = append(errs, field.Invalid(fldPath, u.Fragment, "fragments are not permitted in the URL"))
 	}
 	if u.RawQuery != "" {
-		errs = append(errs, field.Invalid(at, u.RawQuery, "query parameters are not permitted in the URL"))
+		errs = append(errs, field.Invalid(fldPath, u.RawQuery, "query parameters are not permitted in the URL"))
 	}
 	return errs
 }
 
-func validateWebhookService(s *admissionv1.ServiceReference, at *field.Path) field.ErrorList {
+func validateWebhookService(s *admissionv1.ServiceReference, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.Name == "" {
-		errs = append(errs, field.Required(at.Child("name"), ""))
+		errs = append(errs, field.Required(fldPath.Child("name"), ""))
 	}
 	if s.Namespace == "" {
-		errs = append(errs, field.Required(at.Child("namespace"), ""))
+		errs = append(errs, field.Required(fldPath.Child("namespace"), ""))
 	}
-	if port := fieldrules.Deref(s.Port); s.Port != nil {
+	if port := ptr.Deref(s.Port, 0); s.Port != nil {
 		if wrong := validation.IsValidPortNum(int(port)); len(wrong) > 0 {
-			errs = append(errs, field.Invalid(at.Child("port"), port, "port is not valid: "+strings.Join(wrong, ", ")))
+			errs = append(errs, field.Invalid(fldPath.Child("port"), port,
+				"port is not valid: "+strings.Join(wrong, ", ")))
 		}
 	}
-	path, here := fieldrules.Deref(s.Path), at.Child("path")
+	path, here := ptr.Deref(s.Path, ""), fldPath.Child("path")
 	switch path {
 	case "", "/":
 		return errs
@@ -135,36 +142,37 @@ func validateWebhookService(s *admissionv1.ServiceReference, at *field.Path) fie
 	return errs
 }
 
-func validateReviewVersions(versions []string, at *field.Path) field.ErrorList {
+func validateReviewVersions(versions []string, fldPath *field.Path) field.ErrorList {
 	if len(versions) == 0 {
-		return field.ErrorList{field.Required(at, "must specify one of v1, v1beta1")}
+		return field.ErrorList{field.Required(fldPath, "must specify one of v1, v1beta1")}
 	}
 	var errs field.ErrorList
 	seen := map[string]bool{}
 	for i, v := range versions {
 		if seen[v] {
-			errs = append(errs, field.Invalid(at.Index(i), v, "duplicate version"))
+			errs = append(errs, field.Invalid(fldPath.Index(i), v, "duplicate version"))
 			continue
 		}
 		seen[v] = true
-		errs = append(errs, fieldrules.Invalid(at.Index(i), v, validation.IsDNS1035Label(v))...)
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Index(i), v, validation.IsDNS1035Label(v))...)
 	}
 	if !seen["v1"] && !seen["v1beta1"] {
-		errs = append(errs, field.Invalid(at, versions, "must include at least one of v1, v1beta1"))
+		errs = append(errs, field.Invalid(fldPath, versions, "must include at least one of v1, v1beta1"))
 	}
 	return errs
 }
 
-// validateMatchConditions validates match conditions and adds their expressions to texts.
-func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path,
+// validateMatchConditions validates the match conditions of a webhook or a policy. It adds their
+// CEL expressions to texts, which the caller compiles.
+func validateMatchConditions(list []admissionv1.MatchCondition, fldPath *field.Path,
 	texts *expressions.Collector) field.ErrorList {
 	var errs field.ErrorList
 	if len(list) > maxMatchConditions {
-		return field.ErrorList{field.TooMany(at, len(list), maxMatchConditions)}
+		return field.ErrorList{field.TooMany(fldPath, len(list), maxMatchConditions)}
 	}
 	seen := map[string]bool{}
 	for i, c := range list {
-		here := at.Index(i)
+		here := fldPath.Index(i)
 		if text := strings.TrimSpace(c.Expression); text == "" {
 			errs = append(errs, field.Required(here.Child("expression"), ""))
 		} else {
@@ -176,7 +184,8 @@ func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path,
 		case seen[c.Name]:
 			errs = append(errs, field.Duplicate(here.Child("name"), c.Name))
 		default:
-			errs = append(errs, fieldrules.Invalid(here.Child("name"), c.Name, validation.IsQualifiedName(c.Name))...)
+			errs = append(errs, fieldrules.InvalidErrors(here.Child("name"), c.Name,
+				validation.IsQualifiedName(c.Name))...)
 		}
 		seen[c.Name] = true
 	}

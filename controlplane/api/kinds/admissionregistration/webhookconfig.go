@@ -15,15 +15,17 @@ import (
 // ValidatingWebhookKind returns the definition of the kind ValidatingWebhookConfiguration.
 func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingWebhookConfiguration", Conditional: true, Plural: "validatingwebhookconfigurations",
+		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingWebhookConfiguration", Conditional: true,
+		Plural:   "validatingwebhookconfigurations",
 		Singular: "validatingwebhookconfiguration", ClusterScoped: true, Categories: []string{"api-extensions"},
 	}, func(l *admissionv1.ValidatingWebhookConfigurationList) *[]admissionv1.ValidatingWebhookConfiguration {
 		return &l.Items
 	})
-	k.Default = builder.Default(func(c *admissionv1.ValidatingWebhookConfiguration) {
+	k.Writes.Default = builder.Default(func(c *admissionv1.ValidatingWebhookConfiguration) {
 		for i := range c.Webhooks {
 			w := &c.Webhooks[i]
-			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector, &w.TimeoutSeconds,
+			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector,
+				&w.TimeoutSeconds,
 				w.ClientConfig.Service, w.Rules})
 		}
 	})
@@ -32,15 +34,17 @@ func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 		hooks := make([]admissionv1.MutatingWebhook, len(c.Webhooks))
 		for i, w := range c.Webhooks {
 			hooks[i] = admissionv1.MutatingWebhook{
-				Name: w.Name, ClientConfig: w.ClientConfig, Rules: w.Rules, FailurePolicy: w.FailurePolicy, MatchPolicy: w.MatchPolicy,
+				Name: w.Name, ClientConfig: w.ClientConfig, Rules: w.Rules, FailurePolicy: w.FailurePolicy,
+				MatchPolicy:       w.MatchPolicy,
 				NamespaceSelector: w.NamespaceSelector, ObjectSelector: w.ObjectSelector, SideEffects: w.SideEffects,
-				TimeoutSeconds: w.TimeoutSeconds, AdmissionReviewVersions: w.AdmissionReviewVersions, MatchConditions: w.MatchConditions,
+				TimeoutSeconds: w.TimeoutSeconds, AdmissionReviewVersions: w.AdmissionReviewVersions,
+				MatchConditions: w.MatchConditions,
 			}
 		}
 		return validateWebhooks(hooks, o)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *admissionv1.ValidatingWebhookConfiguration, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *admissionv1.ValidatingWebhookConfiguration, now time.Time) []any {
 		return []any{c.Name, int64(len(c.Webhooks)), builder.Age(c, now)}
 	})
 	return k
@@ -49,16 +53,18 @@ func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 // MutatingWebhookKind returns the definition of the kind MutatingWebhookConfiguration.
 func MutatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingWebhookConfiguration", Conditional: true, Plural: "mutatingwebhookconfigurations",
+		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingWebhookConfiguration", Conditional: true,
+		Plural:   "mutatingwebhookconfigurations",
 		Singular: "mutatingwebhookconfiguration", ClusterScoped: true, Categories: []string{"api-extensions"},
 	}, func(l *admissionv1.MutatingWebhookConfigurationList) *[]admissionv1.MutatingWebhookConfiguration {
 		return &l.Items
 	})
-	k.Default = builder.Default(func(c *admissionv1.MutatingWebhookConfiguration) {
+	k.Writes.Default = builder.Default(func(c *admissionv1.MutatingWebhookConfiguration) {
 		for i := range c.Webhooks {
 			w := &c.Webhooks[i]
 			builder.SetDefaultPtr(&w.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
-			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector, &w.TimeoutSeconds,
+			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector,
+				&w.TimeoutSeconds,
 				w.ClientConfig.Service, w.Rules})
 		}
 	})
@@ -66,14 +72,15 @@ func MutatingWebhookKind(o *expressions.Options) *api.Kind {
 	builder.AddValidation(k, func(c *admissionv1.MutatingWebhookConfiguration) field.ErrorList {
 		return validateWebhooks(c.Webhooks, o)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *admissionv1.MutatingWebhookConfiguration, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *admissionv1.MutatingWebhookConfiguration, now time.Time) []any {
 		return []any{c.Name, int64(len(c.Webhooks)), builder.Age(c, now)}
 	})
 	return k
 }
 
-// webhook has pointers to the optional fields that both kinds of webhooks have, for defaulting.
+// webhook contains pointers to the optional fields that both kinds of webhooks have, for
+// defaulting.
 type webhook struct {
 	failure    **admissionv1.FailurePolicyType
 	match      **admissionv1.MatchPolicyType

@@ -13,21 +13,23 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// CustomResourceDefinitionKind returns the definition of the kind CustomResourceDefinition. It
-// validates metadata only: package apiserver/crd validates the spec, because that needs the schema
-// libraries and CEL.
+// CustomResourceDefinitionKind returns the definition of the kind CustomResourceDefinition. Its
+// validation covers only the metadata. Package apiserver/crd validates the spec, because that needs
+// the schema libraries and CEL.
 func CustomResourceDefinitionKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: apiextensionsv1.SchemeGroupVersion, Kind: "CustomResourceDefinition", Conditional: true, Plural: "customresourcedefinitions",
+		GroupVersion: apiextensionsv1.SchemeGroupVersion, Kind: "CustomResourceDefinition", Conditional: true,
+		Plural:   "customresourcedefinitions",
 		Singular: "customresourcedefinition", Short: []string{"crd", "crds"}, ClusterScoped: true,
 	}, func(l *apiextensionsv1.CustomResourceDefinitionList) *[]apiextensionsv1.CustomResourceDefinition {
 		return &l.Items
 	})
 	type definition = apiextensionsv1.CustomResourceDefinition
-	k.Categories = []string{"api-extensions"}
-	k.Default = builder.Default(func(c *definition) {
+	k.Naming.Categories = []string{"api-extensions"}
+	k.Writes.Default = builder.Default(func(c *definition) {
 		apiextensionsv1.SetDefaults_CustomResourceDefinition(c)
-		if conv := c.Spec.Conversion; conv.Webhook != nil && conv.Webhook.ClientConfig != nil && conv.Webhook.ClientConfig.Service != nil {
+		if conv := c.Spec.Conversion; conv.Webhook != nil && conv.Webhook.ClientConfig != nil &&
+			conv.Webhook.ClientConfig.Service != nil {
 			apiextensionsv1.SetDefaults_ServiceReference(conv.Webhook.ClientConfig.Service)
 		}
 	})
@@ -43,8 +45,8 @@ func CustomResourceDefinitionKind() *api.Kind {
 				recordStoredVersion(obj)
 			},
 		})
-	k.DeleteFinalizers = []string{apiextensionsv1.CustomResourceCleanupFinalizer}
-	k.PrepareDelete = func(o api.Object) {
+	k.Deletion.Finalizers = []string{apiextensionsv1.CustomResourceCleanupFinalizer}
+	k.Deletion.Prepare = func(o api.Object) {
 		c := o.(*definition)
 		setDefinitionCondition(c, apiextensionsv1.CustomResourceDefinitionCondition{
 			Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue, Reason: "InstanceDeletionPending",
@@ -53,14 +55,14 @@ func CustomResourceDefinitionKind() *api.Kind {
 		})
 	}
 	k.Storage.Hub.Light = custom.PackedDefinitions()
-	k.Types = custom.DefinitionTypes
-	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
-	k.Row = builder.Row(func(c *definition, _ time.Time) []any { return []any{c.Name, builder.CreatedAt(c)} })
+	k.Schema.Types = custom.DefinitionTypes
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Lists.Row = builder.Row(func(c *definition, _ time.Time) []any { return []any{c.Name, builder.CreatedAt(c)} })
 	return k
 }
 
 // recordStoredVersion adds the storage version to status.storedVersions, because objects may be
-// stored in it from now on.
+// stored in it after the write.
 func recordStoredVersion(c *apiextensionsv1.CustomResourceDefinition) {
 	for i := range c.Spec.Versions {
 		if v := &c.Spec.Versions[i]; v.Storage {
@@ -72,9 +74,13 @@ func recordStoredVersion(c *apiextensionsv1.CustomResourceDefinition) {
 	}
 }
 
-func setDefinitionCondition(c *apiextensionsv1.CustomResourceDefinition, set apiextensionsv1.CustomResourceDefinitionCondition) {
+func setDefinitionCondition(
+	c *apiextensionsv1.CustomResourceDefinition, set apiextensionsv1.CustomResourceDefinitionCondition,
+) {
 	conditions := slices.Clone(c.Status.Conditions)
-	i := slices.IndexFunc(conditions, func(h apiextensionsv1.CustomResourceDefinitionCondition) bool { return h.Type == set.Type })
+	i := slices.IndexFunc(conditions, func(h apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return h.Type == set.Type
+	})
 	if i < 0 {
 		c.Status.Conditions = append(conditions, set)
 		return

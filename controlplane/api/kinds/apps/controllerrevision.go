@@ -17,21 +17,22 @@ import (
 // ControllerRevisionKind returns the definition of the kind ControllerRevision.
 func ControllerRevisionKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ControllerRevision", Plural: "controllerrevisions", Singular: "controllerrevision",
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ControllerRevision", Plural: "controllerrevisions",
+		Singular: "controllerrevision",
 	}, func(l *appsv1.ControllerRevisionList) *[]appsv1.ControllerRevision { return &l.Items })
 	builder.AddValidation(k, func(r *appsv1.ControllerRevision) field.ErrorList {
 		var errs field.ErrorList
 		if r.Data.Raw == nil && r.Data.Object == nil {
 			errs = append(errs, field.Required(field.NewPath("data"), "data is mandatory"))
 		}
-		return append(errs, fieldrules.NonNegative(r.Revision, field.NewPath("revision"))...)
+		return append(errs, fieldrules.ValidateNonNegative(r.Revision, field.NewPath("revision"))...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *appsv1.ControllerRevision) field.ErrorList {
-		return fieldrules.Unchanged(obj.Data, old.Data, field.NewPath("data"))
+		return fieldrules.ValidateUnchanged(obj.Data, old.Data, field.NewPath("data"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
 		builder.StringColumn("Revision"), builder.AgeColumn)
-	k.Row = builder.Row(func(r *appsv1.ControllerRevision, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(r *appsv1.ControllerRevision, now time.Time) []any {
 		controller := builder.None
 		if ref := metav1.GetControllerOf(r); ref != nil {
 			gv, _ := schema.ParseGroupVersion(ref.APIVersion)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -25,34 +26,38 @@ func DaemonSetKind() *api.Kind {
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "DaemonSet", Plural: "daemonsets", Singular: "daemonset",
 		Short: []string{"ds"}, InAllCategory: true,
 	}, func(l *appsv1.DaemonSetList) *[]appsv1.DaemonSet { return &l.Items })
-	k.Default = builder.Default(defaultDaemonSet)
+	k.Writes.Default = builder.Default(defaultDaemonSet)
 	builder.SeparateSpecAndStatus(k, func(d *appsv1.DaemonSet) *appsv1.DaemonSetSpec { return &d.Spec },
 		func(d *appsv1.DaemonSet) *appsv1.DaemonSetStatus { return &d.Status })
 	builder.PrepareCreate(k, func(d *appsv1.DaemonSet) { setTemplateGeneration(d, 1) })
-	before := k.PrepareUpdate
-	k.PrepareUpdate = func(obj, old api.Object) {
+	before := k.Writes.PrepareUpdate
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
 		before(obj, old)
 		keepTemplateGeneration(obj.(*appsv1.DaemonSet), old.(*appsv1.DaemonSet))
 	}
 	builder.AddValidation(k, func(d *appsv1.DaemonSet) field.ErrorList {
-		return append(validateDaemonSetSpec(&d.Spec, field.NewPath("spec")), switches(d, api.RestartAnnotation)...)
+		return append(validateDaemonSetSpec(&d.Spec, field.NewPath("spec")),
+			validateBoolAnnotations(d, api.RestartAnnotation)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *appsv1.DaemonSet) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
+		return fieldrules.ValidateUnchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		now, was := &obj.(*appsv1.DaemonSet).Status, &old.(*appsv1.DaemonSet).Status
-		return append(validateMeta(obj, old), validateDaemonSetStatus(now, was, field.NewPath("status"))...)
+		updated, previous := &obj.(*appsv1.DaemonSet).Status, &old.(*appsv1.DaemonSet).Status
+		return append(validateMeta(obj, old), validateDaemonSetStatus(updated, previous, field.NewPath("status"))...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"),
+		builder.NumberColumn("Current"),
 		builder.NumberColumn("Ready"), builder.NumberColumn("Up-to-date"), builder.NumberColumn("Available"),
-		builder.StringColumn("Node Selector"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
-	k.Row = builder.Row(func(d *appsv1.DaemonSet, now time.Time) []any {
+		builder.StringColumn("Node Selector"), builder.AgeColumn, builder.WideColumn("Containers"),
+		builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Lists.Row = builder.Row(func(d *appsv1.DaemonSet, now time.Time) []any {
 		s := &d.Status
 		containers, images := podspec.ContainersAndImages(&d.Spec.Template.Spec)
 		return []any{d.Name, int64(s.DesiredNumberScheduled), int64(s.CurrentNumberScheduled), int64(s.NumberReady),
-			int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable), labels.FormatLabels(d.Spec.Template.Spec.NodeSelector), builder.Age(d, now),
+			int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable),
+			labels.FormatLabels(d.Spec.Template.Spec.NodeSelector), builder.Age(d, now),
 			containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 	})
 	return k
@@ -70,8 +75,8 @@ func defaultDaemonSet(d *appsv1.DaemonSet) {
 	podspec.DefaultPodTemplate(&d.Spec.Template)
 }
 
-// setTemplateGeneration sets the annotation with the template's generation, which replaced a field
-// of the spec. The server maintains it: it counts the changes of the template.
+// setTemplateGeneration sets the annotation that counts the changes of the pod template. The
+// annotation replaces a removed field of the spec. Only the server changes it.
 func setTemplateGeneration(d *appsv1.DaemonSet, n int64) {
 	all := make(map[string]string, len(d.Annotations)+1)
 	for k, v := range d.Annotations {
@@ -89,44 +94,46 @@ func keepTemplateGeneration(obj, old *appsv1.DaemonSet) {
 	setTemplateGeneration(obj, max(n, 1))
 }
 
-func validateDaemonSetSpec(s *appsv1.DaemonSetSpec, at *field.Path) field.ErrorList {
-	errs := validateSelected("DaemonSet", s.Selector, &s.Template, at)
-	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
-	errs = append(errs, validateDaemonSetStrategy(&s.UpdateStrategy, at.Child("updateStrategy"))...)
-	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit),
-		at.Child("revisionHistoryLimit"))...)
+func validateDaemonSetSpec(s *appsv1.DaemonSetSpec, fldPath *field.Path) field.ErrorList {
+	errs := validateSelected("DaemonSet", s.Selector, &s.Template, fldPath)
+	errs = append(errs, fieldrules.ValidateNonNegative(s.MinReadySeconds, fldPath.Child("minReadySeconds"))...)
+	errs = append(errs, validateDaemonSetStrategy(&s.UpdateStrategy, fldPath.Child("updateStrategy"))...)
+	return append(errs, fieldrules.ValidateNonNegative(ptr.Deref(s.RevisionHistoryLimit, 0),
+		fldPath.Child("revisionHistoryLimit"))...)
 }
 
-func validateDaemonSetStrategy(u *appsv1.DaemonSetUpdateStrategy, at *field.Path) field.ErrorList {
+func validateDaemonSetStrategy(u *appsv1.DaemonSetUpdateStrategy, fldPath *field.Path) field.ErrorList {
 	switch u.Type {
 	case appsv1.OnDeleteDaemonSetStrategyType:
 		return nil
 	case appsv1.RollingUpdateDaemonSetStrategyType:
 	default:
-		return field.ErrorList{field.NotSupported(at.Child("type"), u.Type, []appsv1.DaemonSetUpdateStrategyType{
+		return field.ErrorList{field.NotSupported(fldPath.Child("type"), u.Type, []appsv1.DaemonSetUpdateStrategyType{
 			appsv1.RollingUpdateDaemonSetStrategyType, appsv1.OnDeleteDaemonSetStrategyType,
 		})}
 	}
-	at = at.Child("rollingUpdate")
+	fldPath = fldPath.Child("rollingUpdate")
 	if u.RollingUpdate == nil {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	unavailable, surge := fieldrules.Deref(u.RollingUpdate.MaxUnavailable), fieldrules.Deref(u.RollingUpdate.MaxSurge)
-	errs := fieldrules.ValidateIntOrPercent(unavailable, at.Child("maxUnavailable"))
-	errs = append(errs, fieldrules.ValidateIntOrPercent(surge, at.Child("maxSurge"))...)
-	errs = append(errs, atMostAll(unavailable, at.Child("maxUnavailable"))...)
-	errs = append(errs, atMostAll(surge, at.Child("maxSurge"))...)
+	unavailable, surge := ptr.Deref(u.RollingUpdate.MaxUnavailable, intstr.IntOrString{}),
+		ptr.Deref(u.RollingUpdate.MaxSurge, intstr.IntOrString{})
+	errs := fieldrules.ValidateIntOrPercent(unavailable, fldPath.Child("maxUnavailable"))
+	errs = append(errs, fieldrules.ValidateIntOrPercent(surge, fldPath.Child("maxSurge"))...)
+	errs = append(errs, validateMaxPercent(unavailable, fldPath.Child("maxUnavailable"))...)
+	errs = append(errs, validateMaxPercent(surge, fldPath.Child("maxSurge"))...)
 	switch {
 	case !fieldrules.IsZero(unavailable) && !fieldrules.IsZero(surge):
-		errs = append(errs, field.Invalid(at.Child("maxSurge"), surge.String(), "may not be set when maxUnavailable is non-zero"))
+		errs = append(errs, field.Invalid(fldPath.Child("maxSurge"), surge.String(),
+			"may not be set when maxUnavailable is non-zero"))
 	case fieldrules.IsZero(unavailable) && fieldrules.IsZero(surge):
-		errs = append(errs, field.Required(at.Child("maxUnavailable"), "cannot be 0 when maxSurge is 0"))
+		errs = append(errs, field.Required(fldPath.Child("maxUnavailable"), "cannot be 0 when maxSurge is 0"))
 	}
 	return errs
 }
 
-func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, at *field.Path) field.ErrorList {
-	errs := fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))
+func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, fldPath *field.Path) field.ErrorList {
+	errs := fieldrules.ValidateNonNegative(s.ObservedGeneration, fldPath.Child("observedGeneration"))
 	counts := map[string]int32{
 		"currentNumberScheduled": s.CurrentNumberScheduled, "numberMisscheduled": s.NumberMisscheduled,
 		"desiredNumberScheduled": s.DesiredNumberScheduled, "numberReady": s.NumberReady,
@@ -134,29 +141,34 @@ func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, at *field.Path) fie
 		"numberUnavailable": s.NumberUnavailable,
 	}
 	for _, name := range fieldrules.SortedKeys(counts) {
-		errs = append(errs, fieldrules.NonNegative(counts[name], at.Child(name))...)
+		errs = append(errs, fieldrules.ValidateNonNegative(counts[name], fldPath.Child(name))...)
 	}
-	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
+	return append(errs, validateCollisionCount(s.CollisionCount, old.CollisionCount, fldPath)...)
 }
 
-// validateSelected validates the selector of a controller of pods and that it matches the
-// template's labels. kind is used in errors and selects the exceptions of DaemonSet.
+// validateSelected validates the selector of a controller of pods, and that it matches the labels
+// of the pod template. kind is used in errors; for "DaemonSet" some errors differ, as in
+// Kubernetes.
 func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
-	at *field.Path) field.ErrorList {
+	fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if selector == nil {
 		// For a DaemonSet, Kubernetes reports only that the selector does not match.
 		if kind != "DaemonSet" {
-			errs = append(errs, field.Required(at.Child("selector"), ""))
+			errs = append(errs, field.Required(fldPath.Child("selector"), ""))
 		}
 	} else {
-		errs = append(errs, metavalidation.ValidateLabelSelector(selector, metavalidation.LabelSelectorValidationOptions{}, at.Child("selector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(selector,
+			metavalidation.LabelSelectorValidationOptions{}, fldPath.Child("selector"))...)
 		if len(selector.MatchLabels)+len(selector.MatchExpressions) == 0 {
-			errs = append(errs, field.Invalid(at.Child("selector"), selector, "empty selector is invalid for "+strings.ToLower(kind)))
+			errs = append(errs, field.Invalid(fldPath.Child("selector"), selector,
+				"empty selector is invalid for "+strings.ToLower(kind)))
 		}
 	}
-	if s, err := metav1.LabelSelectorAsSelector(selector); err == nil && !s.Empty() && !s.Matches(labels.Set(t.Labels)) {
-		errs = append(errs, field.Invalid(at.Child("template", "metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
+	if s, err := metav1.LabelSelectorAsSelector(selector); err == nil && !s.Empty() &&
+		!s.Matches(labels.Set(t.Labels)) {
+		errs = append(errs, field.Invalid(fldPath.Child("template", "metadata", "labels"), t.Labels,
+			"`selector` does not match template `labels`"))
 	}
-	return append(errs, podspec.ValidateLastingTemplate(kind, t, at.Child("template"))...)
+	return append(errs, podspec.ValidateLastingTemplate(kind, t, fldPath.Child("template"))...)
 }

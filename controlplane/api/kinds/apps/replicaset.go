@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -18,10 +19,11 @@ import (
 // ReplicaSetKind returns the definition of the kind ReplicaSet.
 func ReplicaSetKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ReplicaSet", Plural: "replicasets", Singular: "replicaset", Short: []string{"rs"}, InAllCategory: true,
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ReplicaSet", Plural: "replicasets", Singular: "replicaset",
+		Short: []string{"rs"}, InAllCategory: true,
 	}, func(l *appsv1.ReplicaSetList) *[]appsv1.ReplicaSet { return &l.Items })
-	k.ShowsTrace = true
-	k.Default = builder.Default(func(r *appsv1.ReplicaSet) {
+	k.Serving.ShowsTrace = true
+	k.Writes.Default = builder.Default(func(r *appsv1.ReplicaSet) {
 		builder.SetDefaultPtr(&r.Spec.Replicas, 1)
 		podspec.DefaultPodTemplate(&r.Spec.Template)
 	})
@@ -37,30 +39,31 @@ func ReplicaSetKind() *api.Kind {
 			},
 		})
 	builder.AddValidation(k, func(r *appsv1.ReplicaSet) field.ErrorList {
-		at := field.NewPath("spec")
-		errs := fieldrules.NonNegative(fieldrules.Deref(r.Spec.Replicas), at.Child("replicas"))
-		errs = append(errs, fieldrules.NonNegative(r.Spec.MinReadySeconds, at.Child("minReadySeconds"))...)
-		errs = append(errs, validateWorkload(r.Spec.Selector, &r.Spec.Template, at)...)
-		return append(errs, switches(r, api.RebalanceAnnotation)...)
+		fldPath := field.NewPath("spec")
+		errs := fieldrules.ValidateNonNegative(ptr.Deref(r.Spec.Replicas, 0), fldPath.Child("replicas"))
+		errs = append(errs, fieldrules.ValidateNonNegative(r.Spec.MinReadySeconds, fldPath.Child("minReadySeconds"))...)
+		errs = append(errs, validateWorkload(r.Spec.Selector, &r.Spec.Template, fldPath)...)
+		return append(errs, validateBoolAnnotations(r, api.RebalanceAnnotation)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *appsv1.ReplicaSet) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
+		return fieldrules.ValidateUnchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
 	builder.AddScale(k, builder.ScaleAccessors{
 		Replicas: func(o api.Object) **int32 { return &o.(*appsv1.ReplicaSet).Spec.Replicas },
 		Current:  func(o api.Object) int32 { return o.(*appsv1.ReplicaSet).Status.Replicas },
 		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.ReplicaSet).Spec.Selector },
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"),
+		builder.NumberColumn("Current"),
 		builder.NumberColumn("Ready"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
-	k.Row = builder.Row(func(r *appsv1.ReplicaSet, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(r *appsv1.ReplicaSet, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&r.Spec.Template.Spec)
-		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas),
+		return []any{r.Name, int64(ptr.Deref(r.Spec.Replicas, 0)), int64(r.Status.Replicas),
 			int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, metav1.FormatLabelSelector(r.Spec.Selector)}
 	})
-	k.Fields = builder.Fields(func(r *appsv1.ReplicaSet) fields.Set {
+	k.Lists.Fields = builder.Fields(func(r *appsv1.ReplicaSet) fields.Set {
 		return fields.Set{"status.replicas": strconv.Itoa(int(r.Status.Replicas))}
 	})
 	return k

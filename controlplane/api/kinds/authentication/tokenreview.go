@@ -12,11 +12,13 @@ import (
 // TokenReviewKind returns the definition of the kind TokenReview.
 func TokenReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.TokenReview](builder.Names{
-		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "TokenReview", Plural: "tokenreviews", Singular: "tokenreview", ClusterScoped: true})
+		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "TokenReview", Plural: "tokenreviews",
+		Singular: "tokenreview", ClusterScoped: true})
 }
 
 // SelfSubjectReviewKind returns the definition of the kind SelfSubjectReview.
 func SelfSubjectReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.SelfSubjectReview](builder.Names{
-		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "SelfSubjectReview", Plural: "selfsubjectreviews", Singular: "selfsubjectreview", ClusterScoped: true})
+		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "SelfSubjectReview", Plural: "selfsubjectreviews",
+		Singular: "selfsubjectreview", ClusterScoped: true})
 }

@@ -12,23 +12,27 @@ import (
 // SubjectAccessReviewKind returns the definition of the kind SubjectAccessReview.
 func SubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SubjectAccessReview](builder.Names{
-		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SubjectAccessReview", Plural: "subjectaccessreviews", Singular: "subjectaccessreview", ClusterScoped: true})
+		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SubjectAccessReview", Plural: "subjectaccessreviews",
+		Singular: "subjectaccessreview", ClusterScoped: true})
 }
 
 // SelfSubjectAccessReviewKind returns the definition of the kind SelfSubjectAccessReview.
 func SelfSubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SelfSubjectAccessReview](builder.Names{
-		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectAccessReview", Plural: "selfsubjectaccessreviews", Singular: "selfsubjectaccessreview", ClusterScoped: true})
+		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectAccessReview",
+		Plural: "selfsubjectaccessreviews", Singular: "selfsubjectaccessreview", ClusterScoped: true})
 }
 
 // LocalSubjectAccessReviewKind returns the definition of the kind LocalSubjectAccessReview.
 func LocalSubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.LocalSubjectAccessReview](builder.Names{
-		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "LocalSubjectAccessReview", Plural: "localsubjectaccessreviews", Singular: "localsubjectaccessreview"})
+		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "LocalSubjectAccessReview",
+		Plural: "localsubjectaccessreviews", Singular: "localsubjectaccessreview"})
 }
 
 // SelfSubjectRulesReviewKind returns the definition of the kind SelfSubjectRulesReview.
 func SelfSubjectRulesReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SelfSubjectRulesReview](builder.Names{
-		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectRulesReview", Plural: "selfsubjectrulesreviews", Singular: "selfsubjectrulesreview", ClusterScoped: true})
+		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectRulesReview",
+		Plural: "selfsubjectrulesreviews", Singular: "selfsubjectrulesreview", ClusterScoped: true})
 }

@@ -20,22 +20,24 @@ import (
 
 func autoscalerNames(gv schema.GroupVersion) builder.Names {
 	return builder.Names{
-		GroupVersion: gv, Kind: "HorizontalPodAutoscaler", Plural: "horizontalpodautoscalers", Singular: "horizontalpodautoscaler",
-		Short: []string{"hpa"}, InAllCategory: true,
+		GroupVersion: gv, Kind: "HorizontalPodAutoscaler", Plural: "horizontalpodautoscalers",
+		Singular: "horizontalpodautoscaler",
+		Short:    []string{"hpa"}, InAllCategory: true,
 	}
 }
 
-// AutoscalerKinds returns the kinds of HorizontalPodAutoscaler in v2 and v1. Objects are stored as
-// v2; v1 has fields that it lacks in annotations.
+// AutoscalerKinds returns the definitions of the kind HorizontalPodAutoscaler in v2 and v1. Objects
+// are stored as v2. In v1, annotations contain the fields that v1 lacks.
 func AutoscalerKinds() []*api.Kind {
 	k := builder.New(autoscalerNames(autoscalingv2.SchemeGroupVersion),
 		func(l *autoscalingv2.HorizontalPodAutoscalerList) *[]autoscalingv2.HorizontalPodAutoscaler {
 			return &l.Items
 		})
-	k.Default = builder.Default(defaultAutoscaler)
-	builder.SeparateSpecAndStatus(k, func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerSpec {
-		return &h.Spec
-	},
+	k.Writes.Default = builder.Default(defaultAutoscaler)
+	builder.SeparateSpecAndStatus(k,
+		func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerSpec {
+			return &h.Spec
+		},
 		func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerStatus {
 			return &h.Status
 		})
@@ -47,14 +49,16 @@ func AutoscalerKinds() []*api.Kind {
 		s := &obj.(*autoscalingv2.HorizontalPodAutoscaler).Status
 		return append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Reference"), builder.StringColumn("Targets"),
-		builder.StringColumn("MinPods"), builder.StringColumn("MaxPods"), builder.StringColumn("Replicas"), builder.AgeColumn)
-	k.Row = builder.Row(autoscalerRow)
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Reference"),
+		builder.StringColumn("Targets"),
+		builder.StringColumn("MinPods"), builder.StringColumn("MaxPods"), builder.StringColumn("Replicas"),
+		builder.AgeColumn)
+	k.Lists.Row = builder.Row(autoscalerRow)
 	return []*api.Kind{k, firstAutoscalerKind(k)}
 }
 
-// firstAutoscalerKind returns the v1 kind, a converted view of the objects stored as v2. hub is the
-// v2 kind.
+// firstAutoscalerKind returns the definition of the v1 kind. Objects of the v1 kind are converted
+// from and to v2. hub is the v2 kind.
 func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 	type v1 = *autoscalingv1.HorizontalPodAutoscaler
 	k := builder.New(autoscalerNames(autoscalingv1.SchemeGroupVersion),
@@ -62,38 +66,39 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 			return &l.Items
 		})
 	k.Storage = hub.Storage
-	k.Default = builder.Default(func(h v1) { builder.SetDefaultPtr(&h.Spec.MinReplicas, 1) })
+	k.Writes.Default = builder.Default(func(h v1) { builder.SetDefaultPtr(&h.Spec.MinReplicas, 1) })
 	k.Storage.Known = append(k.Storage.Known, api.Version{
-		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow, Default: k.Default,
+		GVK: k.GVK, New: k.Type.New, Shallow: k.Type.Ops.Shallow, Default: k.Writes.Default,
 		ToHub: func(o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
 	})
 	k.Conversion = &api.Conversion{
-		From: api.EachFrom(func(o api.Object) (api.Object, error) {
+		From: api.ConvertEach(func(o api.Object) (api.Object, error) {
 			return autoscalerToV1(o.(*autoscalingv2.HorizontalPodAutoscaler))
 		}),
 		To: func(_ context.Context, o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
 	}
 	builder.SeparateStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status },
 		builder.Accessors[v1]{
-			Spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
+			Spec: func(h v1) any { return [2]any{h.Spec, selectKeys(h.Annotations, autoscalerSpecNotes)} },
 			CopySpec: func(obj, old v1) {
 				obj.Spec = *old.Spec.DeepCopy()
-				obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerSpecNotes)
+				obj.Annotations = replaceKeys(obj.Annotations, old.Annotations, autoscalerSpecNotes)
 			},
 			Status: func(obj, old v1) {
 				if old == nil {
 					obj.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
-					obj.Annotations = exchanged(obj.Annotations, nil, autoscalerStatusNotes)
+					obj.Annotations = replaceKeys(obj.Annotations, nil, autoscalerStatusNotes)
 					return
 				}
 				obj.Status = *old.Status.DeepCopy()
-				obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerStatusNotes)
+				obj.Annotations = replaceKeys(obj.Annotations, old.Annotations, autoscalerStatusNotes)
 			},
 		})
 	builder.AddValidation(k, func(h v1) field.ErrorList {
 		whole, err := autoscalerFromV1(h)
 		if err != nil {
-			return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error())}
+			return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations"),
+				field.OmitValueType{}, err.Error())}
 		}
 		return validateAutoscalerSpec(&whole.Spec, field.NewPath("spec"))
 	})
@@ -102,12 +107,13 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 		s := &obj.(v1).Status
 		errs := append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 		if _, err := autoscalerFromV1(obj.(v1)); err != nil {
-			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error()))
+			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations"),
+				field.OmitValueType{}, err.Error()))
 		}
 		return errs
 	}
-	k.Columns = hub.Columns
-	k.Row = builder.Row(func(h v1, now time.Time) []any {
+	k.Lists.Columns = hub.Lists.Columns
+	k.Lists.Row = builder.Row(func(h v1, now time.Time) []any {
 		whole, err := autoscalerFromV1(h)
 		if err != nil {
 			whole = &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: h.ObjectMeta}
@@ -136,14 +142,16 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 		if r.Policies != nil {
 			continue
 		}
-		r.Policies = []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}
+		r.Policies = []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100,
+			PeriodSeconds: 15}}
 		if r == b.ScaleUp {
-			r.Policies = append([]autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15}}, r.Policies...)
+			r.Policies = append([]autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 4,
+				PeriodSeconds: 15}}, r.Policies...)
 		}
 	}
 }
 
-// cpuMetric returns the metric of v1's only metric field: the average CPU utilization.
+// cpuMetric returns the v2 metric for the only metric field of v1: the average CPU utilization.
 func cpuMetric(percent int32) autoscalingv2.MetricSpec {
 	return autoscalingv2.MetricSpec{
 		Type: autoscalingv2.ResourceMetricSourceType,
@@ -160,7 +168,8 @@ func autoscalerRow(h *autoscalingv2.HorizontalPodAutoscaler, now time.Time) []an
 		least = fmt.Sprint(*h.Spec.MinReplicas)
 	}
 	return []any{h.Name, h.Spec.ScaleTargetRef.Kind + "/" + h.Spec.ScaleTargetRef.Name,
-		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), builder.Age(h, now)}
+		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas),
+		int64(h.Status.CurrentReplicas), builder.Age(h, now)}
 }
 
 // shownMetrics is the maximum number of metrics in a table row.
@@ -185,33 +194,33 @@ func showMetrics(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.Metr
 }
 
 // showMetric returns the cell text of one metric: "current value/target value".
-func showMetric(m *autoscalingv2.MetricSpec, now *autoscalingv2.MetricStatus) string {
+func showMetric(m *autoscalingv2.MetricSpec, status *autoscalingv2.MetricStatus) string {
 	var current *autoscalingv2.MetricValueStatus
 	switch {
 	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
-		if now.External != nil {
-			current = &now.External.Current
+		if status.External != nil {
+			current = &status.External.Current
 		}
 		return showValue(&m.External.Target, current)
 	case m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil:
-		if now.Object != nil {
-			current = &now.Object.Current
+		if status.Object != nil {
+			current = &status.Object.Current
 		}
 		return showValue(&m.Object.Target, current)
 	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
 		measured := builder.Unknown
-		if now.Pods != nil {
-			measured = showQuantity(now.Pods.Current.AverageValue)
+		if status.Pods != nil {
+			measured = showQuantity(status.Pods.Current.AverageValue)
 		}
 		return measured + "/" + showQuantity(m.Pods.Target.AverageValue)
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
-		if now.Resource != nil {
-			current = &now.Resource.Current
+		if status.Resource != nil {
+			current = &status.Resource.Current
 		}
 		return showShare(m.Resource.Name, &m.Resource.Target, current)
 	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
-		if now.ContainerResource != nil {
-			current = &now.ContainerResource.Current
+		if status.ContainerResource != nil {
+			current = &status.ContainerResource.Current
 		}
 		return showShare(m.ContainerResource.Name, &m.ContainerResource.Target, current)
 	}
@@ -252,7 +261,7 @@ func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget,
 	return fmt.Sprintf("%s: %s/%s", name, measured, wanted)
 }
 
-// showQuantity formats a quantity; nil is shown as in Kubernetes.
+// showQuantity formats a quantity. As in Kubernetes, nil is formatted as "<nil>".
 func showQuantity(q *resource.Quantity) string {
 	if q == nil {
 		return "<nil>"

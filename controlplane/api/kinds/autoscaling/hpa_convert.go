@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The annotations in which v1 has the fields that it lacks, with Kubernetes' names. cpuAtNote is
-// Keelson's own: the index of the CPU metric of v1's field among the metrics, if it is not the
-// last.
+// The annotations that contain, in v1, the fields that v1 lacks. Their names are those of
+// Kubernetes, except for cpuAtNote. That is the index in the v2 metrics of the CPU metric that is a
+// field in v1, if it is not the last metric.
 const (
 	metricsNote    = "autoscaling.alpha.kubernetes.io/metrics"
 	behaviorNote   = "autoscaling.alpha.kubernetes.io/behavior"
@@ -30,25 +30,25 @@ var (
 	autoscalerNotes       = slices.Concat(autoscalerSpecNotes, autoscalerStatusNotes)
 )
 
-// only returns the annotations with these keys.
-func only(all map[string]string, keys []string) map[string]string {
+// selectKeys returns the annotations with the given keys.
+func selectKeys(annotations map[string]string, keys []string) map[string]string {
 	out := map[string]string{}
 	for _, k := range keys {
-		if v, ok := all[k]; ok {
+		if v, ok := annotations[k]; ok {
 			out[k] = v
 		}
 	}
 	return out
 }
 
-// exchanged returns a copy of all in which these keys have the values of from, or are missing as in
-// from. It returns nil if the result is empty.
-func exchanged(all, from map[string]string, keys []string) map[string]string {
-	out := maps.Clone(all)
+// replaceKeys returns a copy of annotations in which the given keys have the values of source. Keys
+// that source lacks are removed. It returns nil if the result is empty.
+func replaceKeys(annotations, source map[string]string, keys []string) map[string]string {
+	out := maps.Clone(annotations)
 	for _, k := range keys {
 		delete(out, k)
 	}
-	if more := only(from, keys); len(more) > 0 {
+	if more := selectKeys(source, keys); len(more) > 0 {
 		if out == nil {
 			out = map[string]string{}
 		}
@@ -60,8 +60,8 @@ func exchanged(all, from map[string]string, keys []string) map[string]string {
 	return out
 }
 
-// rules is the JSON form of the scaling behavior in its annotation. The field names are
-// capitalized.
+// rules is the JSON format of the scaling behavior in the annotation of a v1 autoscaler. The field
+// names are capitalized.
 type rules struct {
 	StabilizationWindowSeconds *int32
 	SelectPolicy               *autoscalingv2.ScalingPolicySelect
@@ -77,76 +77,81 @@ type rule struct {
 
 type behavior struct{ ScaleUp, ScaleDown *rules }
 
-func rulesOf(r *autoscalingv2.HPAScalingRules) *rules {
+func rulesFromHub(r *autoscalingv2.HPAScalingRules) *rules {
 	if r == nil {
 		return nil
 	}
-	out := &rules{StabilizationWindowSeconds: r.StabilizationWindowSeconds, SelectPolicy: r.SelectPolicy, Tolerance: r.Tolerance}
+	out := &rules{StabilizationWindowSeconds: r.StabilizationWindowSeconds, SelectPolicy: r.SelectPolicy,
+		Tolerance: r.Tolerance}
 	for _, p := range r.Policies {
 		out.Policies = append(out.Policies, rule(p))
 	}
 	return out
 }
 
-func (r *rules) hub() *autoscalingv2.HPAScalingRules {
+func (r *rules) toHub() *autoscalingv2.HPAScalingRules {
 	if r == nil {
 		return nil
 	}
-	out := &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: r.StabilizationWindowSeconds, SelectPolicy: r.SelectPolicy, Tolerance: r.Tolerance}
+	out := &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: r.StabilizationWindowSeconds,
+		SelectPolicy: r.SelectPolicy, Tolerance: r.Tolerance}
 	for _, p := range r.Policies {
 		out.Policies = append(out.Policies, autoscalingv2.HPAScalingPolicy(p))
 	}
 	return out
 }
 
-// isCPU reports whether v1 has a field for the metric.
-func isCPU(m *autoscalingv2.MetricSpec) bool {
-	return m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil && m.Resource.Name == corev1.ResourceCPU &&
-		m.Resource.Target.AverageUtilization != nil
+// isCPU reports whether a metric is the CPU utilization, for which v1 has a field.
+func isCPU(metric *autoscalingv2.MetricSpec) bool {
+	return metric.Type == autoscalingv2.ResourceMetricSourceType && metric.Resource != nil &&
+		metric.Resource.Name == corev1.ResourceCPU &&
+		metric.Resource.Target.AverageUtilization != nil
 }
 
-// autoscalerToV1 returns h in version v1. The result shares nested values with h.
-func autoscalerToV1(h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
+// autoscalerToV1 converts an autoscaler to version v1. The result shares nested values with it.
+func autoscalerToV1(autoscaler *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv1.HorizontalPodAutoscaler{
-		ObjectMeta: h.ObjectMeta,
+		ObjectMeta: autoscaler.ObjectMeta,
 		Spec: autoscalingv1.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv1.CrossVersionObjectReference(h.Spec.ScaleTargetRef),
-			MinReplicas:    h.Spec.MinReplicas, MaxReplicas: h.Spec.MaxReplicas,
+			ScaleTargetRef: autoscalingv1.CrossVersionObjectReference(autoscaler.Spec.ScaleTargetRef),
+			MinReplicas:    autoscaler.Spec.MinReplicas, MaxReplicas: autoscaler.Spec.MaxReplicas,
 		},
 		Status: autoscalingv1.HorizontalPodAutoscalerStatus{
-			ObservedGeneration: h.Status.ObservedGeneration, LastScaleTime: h.Status.LastScaleTime,
-			CurrentReplicas: h.Status.CurrentReplicas, DesiredReplicas: h.Status.DesiredReplicas,
+			ObservedGeneration: autoscaler.Status.ObservedGeneration, LastScaleTime: autoscaler.Status.LastScaleTime,
+			CurrentReplicas: autoscaler.Status.CurrentReplicas, DesiredReplicas: autoscaler.Status.DesiredReplicas,
 		},
 	}
 	notes := map[string]any{}
-	if others := otherMetrics(h, out, notes); len(others) > 0 {
+	if others := otherMetrics(autoscaler, out, notes); len(others) > 0 {
 		notes[metricsNote] = others
 	}
-	if b := h.Spec.Behavior; b != nil {
-		notes[behaviorNote] = behavior{rulesOf(b.ScaleUp), rulesOf(b.ScaleDown)}
+	if b := autoscaler.Spec.Behavior; b != nil {
+		notes[behaviorNote] = behavior{rulesFromHub(b.ScaleUp), rulesFromHub(b.ScaleDown)}
 	}
-	if len(h.Status.CurrentMetrics) > 0 {
-		current := make([]autoscalingv1.MetricStatus, len(h.Status.CurrentMetrics))
+	if len(autoscaler.Status.CurrentMetrics) > 0 {
+		current := make([]autoscalingv1.MetricStatus, len(autoscaler.Status.CurrentMetrics))
 		for i := range current {
-			m := &h.Status.CurrentMetrics[i]
+			m := &autoscaler.Status.CurrentMetrics[i]
 			current[i] = statusToV1(m)
-			if m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil && m.Resource.Name == corev1.ResourceCPU {
+			if m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil &&
+				m.Resource.Name == corev1.ResourceCPU {
 				out.Status.CurrentCPUUtilizationPercentage = m.Resource.Current.AverageUtilization
 			}
 		}
 		notes[currentNote] = current
 	}
-	if len(h.Status.Conditions) > 0 {
-		conditions := make([]autoscalingv1.HorizontalPodAutoscalerCondition, len(h.Status.Conditions))
-		for i, c := range h.Status.Conditions {
+	if len(autoscaler.Status.Conditions) > 0 {
+		conditions := make([]autoscalingv1.HorizontalPodAutoscalerCondition, len(autoscaler.Status.Conditions))
+		for i, c := range autoscaler.Status.Conditions {
 			conditions[i] = autoscalingv1.HorizontalPodAutoscalerCondition{
-				Type: autoscalingv1.HorizontalPodAutoscalerConditionType(c.Type), Status: c.Status, LastTransitionTime: c.LastTransitionTime,
-				Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration,
+				Type: autoscalingv1.HorizontalPodAutoscalerConditionType(c.Type), Status: c.Status,
+				LastTransitionTime: c.LastTransitionTime,
+				Reason:             c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration,
 			}
 		}
 		notes[conditionsNote] = conditions
 	}
-	all := exchanged(h.Annotations, nil, autoscalerNotes)
+	all := replaceKeys(autoscaler.Annotations, nil, autoscalerNotes)
 	for key, v := range notes {
 		data, err := json.Marshal(v)
 		if err != nil {
@@ -161,9 +166,11 @@ func autoscalerToV1(h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Ho
 	return out, nil
 }
 
-// otherMetrics sets v1's metric field in out and returns the other metrics. It records the position
-// of the CPU metric in notes.
-func otherMetrics(h *autoscalingv2.HorizontalPodAutoscaler, out *autoscalingv1.HorizontalPodAutoscaler, notes map[string]any) []autoscalingv1.MetricSpec {
+// otherMetrics sets the CPU metric field of out and returns the other metrics. It records the
+// position of the CPU metric in the annotations notes.
+func otherMetrics(
+	h *autoscalingv2.HorizontalPodAutoscaler, out *autoscalingv1.HorizontalPodAutoscaler, notes map[string]any,
+) []autoscalingv1.MetricSpec {
 	var others []autoscalingv1.MetricSpec
 	cpu := slices.IndexFunc(h.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool { return isCPU(&m) })
 	for i := range h.Spec.Metrics {
@@ -179,18 +186,18 @@ func otherMetrics(h *autoscalingv2.HorizontalPodAutoscaler, out *autoscalingv1.H
 	return others
 }
 
-// autoscalerFromV1 is the inverse of autoscalerToV1. It returns an error if an annotation is
-// malformed.
-func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
+// autoscalerFromV1 converts an autoscaler from version v1 to v2. It returns an error for a
+// malformed annotation.
+func autoscalerFromV1(source *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv2.HorizontalPodAutoscaler{
-		ObjectMeta: h.ObjectMeta,
+		ObjectMeta: source.ObjectMeta,
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference(h.Spec.ScaleTargetRef),
-			MinReplicas:    h.Spec.MinReplicas, MaxReplicas: h.Spec.MaxReplicas,
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference(source.Spec.ScaleTargetRef),
+			MinReplicas:    source.Spec.MinReplicas, MaxReplicas: source.Spec.MaxReplicas,
 		},
 		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
-			ObservedGeneration: h.Status.ObservedGeneration, LastScaleTime: h.Status.LastScaleTime,
-			CurrentReplicas: h.Status.CurrentReplicas, DesiredReplicas: h.Status.DesiredReplicas,
+			ObservedGeneration: source.Status.ObservedGeneration, LastScaleTime: source.Status.LastScaleTime,
+			CurrentReplicas: source.Status.CurrentReplicas, DesiredReplicas: source.Status.DesiredReplicas,
 		},
 	}
 	var others []autoscalingv1.MetricSpec
@@ -201,7 +208,7 @@ func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.
 		key  string
 		into any
 	}{{metricsNote, &others}, {currentNote, &current}, {conditionsNote, &conditions}, {behaviorNote, &b}} {
-		text, ok := h.Annotations[n.key]
+		text, ok := source.Annotations[n.key]
 		if !ok {
 			continue
 		}
@@ -212,23 +219,24 @@ func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.
 	for i := range others {
 		out.Spec.Metrics = append(out.Spec.Metrics, specFromV1(&others[i]))
 	}
-	if p := h.Spec.TargetCPUUtilizationPercentage; p != nil {
-		at, err := strconv.Atoi(h.Annotations[cpuAtNote])
+	if p := source.Spec.TargetCPUUtilizationPercentage; p != nil {
+		at, err := strconv.Atoi(source.Annotations[cpuAtNote])
 		if err != nil || at < 0 || at > len(out.Spec.Metrics) {
 			at = len(out.Spec.Metrics)
 		}
 		out.Spec.Metrics = slices.Insert(out.Spec.Metrics, at, cpuMetric(*p))
 	}
-	if len(out.Spec.Metrics) == 0 { // default of v1, which has no field for it
+	if len(out.Spec.Metrics) == 0 { // the default of v1 if it has no metrics
 		out.Spec.Metrics = []autoscalingv2.MetricSpec{cpuMetric(defaultCPUUtilization)}
 	}
 	if b != nil {
-		out.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: b.ScaleUp.hub(), ScaleDown: b.ScaleDown.hub()}
+		out.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: b.ScaleUp.toHub(),
+			ScaleDown: b.ScaleDown.toHub()}
 	}
 	for i := range current {
 		out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, statusFromV1(&current[i]))
 	}
-	if p := h.Status.CurrentCPUUtilizationPercentage; p != nil && len(current) == 0 {
+	if p := source.Status.CurrentCPUUtilizationPercentage; p != nil && len(current) == 0 {
 		out.Status.CurrentMetrics = []autoscalingv2.MetricStatus{{
 			Type: autoscalingv2.ResourceMetricSourceType,
 			Resource: &autoscalingv2.ResourceMetricStatus{
@@ -238,10 +246,11 @@ func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.
 	}
 	for _, c := range conditions {
 		out.Status.Conditions = append(out.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
-			Type: autoscalingv2.HorizontalPodAutoscalerConditionType(c.Type), Status: c.Status, LastTransitionTime: c.LastTransitionTime,
-			Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration,
+			Type: autoscalingv2.HorizontalPodAutoscalerConditionType(c.Type), Status: c.Status,
+			LastTransitionTime: c.LastTransitionTime,
+			Reason:             c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration,
 		})
 	}
-	out.Annotations = exchanged(h.Annotations, nil, autoscalerNotes)
+	out.Annotations = replaceKeys(source.Annotations, nil, autoscalerNotes)
 	return out, nil
 }

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
-	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Labels of a Job's pods, under the names that were used before Kubernetes 1.27.
+// Labels of a Job's pods with the names that were used before Kubernetes 1.27.
 const (
 	legacyJobName       = "job-name"
 	legacyControllerUID = "controller-uid"
@@ -33,35 +33,38 @@ func JobKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: batchv1.SchemeGroupVersion, Kind: "Job", Plural: "jobs", Singular: "job", InAllCategory: true,
 	}, func(l *batchv1.JobList) *[]batchv1.Job { return &l.Items })
-	k.Default = builder.Default(func(j *batchv1.Job) {
+	k.Writes.Default = builder.Default(func(j *batchv1.Job) {
 		defaultJobSpec(&j.Spec)
 		if len(j.Labels) == 0 && len(j.Spec.Template.Labels) > 0 {
-			// the same map: selectOwnPods recognizes labels that a client did not set
+			// shares the map, so that generateJobSelector recognizes labels that a client did not
+			// set
 			j.Labels = j.Spec.Template.Labels
 		}
 	})
-	// the default from before garbage collection existed
-	k.Propagation = metav1.DeletePropagationOrphan
-	k.DeleteWarning = "pods of a job outlive it by default; ask for propagationPolicy=Background to delete them too, or for " +
+	// the default since before garbage collection existed
+	k.Deletion.Propagation = metav1.DeletePropagationOrphan
+	k.Deletion.Warning = "pods of a job outlive it by default; ask for propagationPolicy=Background to delete " +
+		"them too, or for " +
 		"propagationPolicy=Orphan to keep them without this warning"
 	builder.SeparateSpecAndStatus(k, func(j *batchv1.Job) *batchv1.JobSpec { return &j.Spec },
 		func(j *batchv1.Job) *batchv1.JobStatus { return &j.Status })
-	builder.PrepareCreate(k, selectOwnPods)
+	builder.PrepareCreate(k, generateJobSelector)
 	builder.AddValidation(k, validateJob)
 	builder.AddUpdateValidation(k, validateJobUpdate)
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		return append(validateMeta(obj, old), ValidateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Completions"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"),
+		builder.StringColumn("Completions"),
 		builder.StringColumn("Duration"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
-	k.Row = builder.Row(func(j *batchv1.Job, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(j *batchv1.Job, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&j.Spec.Template.Spec)
 		return []any{j.Name, jobState(j), jobCompletions(j), jobDuration(&j.Status, now), builder.Age(j, now),
 			containers, images, metav1.FormatLabelSelector(j.Spec.Selector)}
 	})
-	k.Fields = builder.Fields(func(j *batchv1.Job) fields.Set {
+	k.Lists.Fields = builder.Fields(func(j *batchv1.Job) fields.Set {
 		return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
 	})
 	return k
@@ -101,36 +104,36 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 	}
 }
 
-// selectOwnPods sets the selector of a Job to its UID, unless the selector is manual. It also adds
-// the labels that track the Job's pods to the template. Labels of the Job that were defaulted from
-// the template get them too; labels that a client set do not, even if they equal the template's. A
-// tracking label with another value stays; validation rejects it.
-func selectOwnPods(j *batchv1.Job) {
-	if fieldrules.IsTrue(j.Spec.ManualSelector) {
-		j.Labels = maps.Clone(j.Labels)
+// generateJobSelector sets the selector of a Job to its UID, unless the selector is manual. It adds
+// the labels that identify the Job's pods to the pod template. It adds them to the labels of the
+// Job too, if those were defaulted from the template, but not if a client has set them. A template
+// label with another value is kept; validation rejects it.
+func generateJobSelector(job *batchv1.Job) {
+	if ptr.Deref(job.Spec.ManualSelector, false) {
+		job.Labels = maps.Clone(job.Labels)
 		return
 	}
-	t := &j.Spec.Template
-	defaulted := reflect.ValueOf(j.Labels).Pointer() == reflect.ValueOf(t.Labels).Pointer()
-	t.Labels = withMissing(t.Labels, map[string]string{
-		batchv1.JobNameLabel: j.Name, legacyJobName: j.Name,
-		batchv1.ControllerUidLabel: string(j.UID), legacyControllerUID: string(j.UID),
+	t := &job.Spec.Template
+	defaulted := reflect.ValueOf(job.Labels).Pointer() == reflect.ValueOf(t.Labels).Pointer()
+	t.Labels = addMissing(t.Labels, map[string]string{
+		batchv1.JobNameLabel: job.Name, legacyJobName: job.Name,
+		batchv1.ControllerUidLabel: string(job.UID), legacyControllerUID: string(job.UID),
 	})
 	if defaulted {
-		j.Labels = maps.Clone(t.Labels)
+		job.Labels = maps.Clone(t.Labels)
 	}
 	s := &metav1.LabelSelector{}
-	if j.Spec.Selector != nil {
-		s = j.Spec.Selector.DeepCopy()
+	if job.Spec.Selector != nil {
+		s = job.Spec.Selector.DeepCopy()
 	}
-	s.MatchLabels = withMissing(s.MatchLabels, map[string]string{batchv1.ControllerUidLabel: string(j.UID)})
-	j.Spec.Selector = s
+	s.MatchLabels = addMissing(s.MatchLabels, map[string]string{batchv1.ControllerUidLabel: string(job.UID)})
+	job.Spec.Selector = s
 }
 
-// withMissing returns a copy of m with the entries of more that m lacks.
-func withMissing(m, more map[string]string) map[string]string {
-	out := maps.Clone(more)
-	maps.Copy(out, m)
+// addMissing returns a copy of labels with those additional labels that labels does not contain.
+func addMissing(labels, additional map[string]string) map[string]string {
+	out := maps.Clone(additional)
+	maps.Copy(out, labels)
 	return out
 }
 
@@ -163,7 +166,7 @@ func jobState(j *batchv1.Job) string {
 }
 
 func jobCompletions(j *batchv1.Job) string {
-	switch parallel := fieldrules.Deref(j.Spec.Parallelism); {
+	switch parallel := ptr.Deref(j.Spec.Parallelism, 0); {
 	case j.Spec.Completions != nil:
 		return fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
 	case parallel > 1:

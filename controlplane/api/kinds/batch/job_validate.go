@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
@@ -20,7 +21,7 @@ const (
 	maxIndexedParallelism = 100_000
 	maxFailedIndexes      = 100_000
 	manyCompletions       = 100_000
-	maxOfMany             = 10_000 // for parallelism and failed indexes, with many completions
+	maxOfMany             = 10_000 // maximum of parallelism and of failed indexes, for a Job with many completions
 	maxManagedBy          = 63
 )
 
@@ -31,14 +32,16 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 	if s := j.Spec.Selector; s == nil {
 		errs = append(errs, field.Required(spec.Child("selector"), ""))
 	} else {
-		errs = append(errs, metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, spec.Child("selector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{},
+			spec.Child("selector"))...)
 	}
-	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(labels.Set(j.Spec.Template.Labels)) {
+	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil &&
+		!s.Matches(labels.Set(j.Spec.Template.Labels)) {
 		errs = append(errs, field.Invalid(spec.Child("template", "metadata", "labels"), j.Spec.Template.Labels,
 			"`selector` does not match template `labels`"))
 	}
 	// Pod names are derived from the Job's name and the index.
-	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 {
+	if n := ptr.Deref(j.Spec.Completions, 0); isIndexed(&j.Spec) && n > 0 {
 		last := fmt.Sprintf("%s-%d", j.Name, n-1)
 		if len(utilvalidation.IsDNS1123Label(last)) > 0 {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), j.Name,
@@ -49,13 +52,13 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 }
 
 func isIndexed(s *batchv1.JobSpec) bool {
-	return fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion
+	return ptr.Deref(s.CompletionMode, "") == batchv1.IndexedCompletion
 }
 
-// validateGeneratedSelector returns errors if the selector or the labels of the template conflict
-// with the generated ones.
+// validateGeneratedSelector returns errors if the selector or the template's labels conflict with
+// those that generateJobSelector sets.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
-	if fieldrules.IsTrue(j.Spec.ManualSelector) || j.Spec.Selector == nil {
+	if ptr.Deref(j.Spec.ManualSelector, false) || j.Spec.Selector == nil {
 		return nil
 	}
 	var errs field.ErrorList
@@ -63,7 +66,7 @@ func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 		errs = append(errs, field.Required(field.NewPath("metadata", "uid"), ""))
 	}
 	want := map[string]string{}
-	at := field.NewPath("spec", "template", "metadata", "labels")
+	fldPath := field.NewPath("spec", "template", "metadata", "labels")
 	for _, l := range []struct{ key, value string }{
 		{legacyControllerUID, string(j.UID)}, {legacyJobName, j.Name},
 		{batchv1.ControllerUidLabel, string(j.UID)}, {batchv1.JobNameLabel, j.Name},
@@ -71,19 +74,21 @@ func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 		want[l.key] = l.value
 		switch got, ok := j.Spec.Template.Labels[l.key]; {
 		case !ok:
-			errs = append(errs, field.Required(at.Key(l.key), fmt.Sprintf("must be '%s'", l.value)))
+			errs = append(errs, field.Required(fldPath.Key(l.key), fmt.Sprintf("must be '%s'", l.value)))
 		case got != l.value:
-			errs = append(errs, field.Invalid(at.Key(l.key), j.Spec.Template.Labels, fmt.Sprintf("must be '%s'", l.value)))
+			errs = append(errs, field.Invalid(fldPath.Key(l.key), j.Spec.Template.Labels,
+				fmt.Sprintf("must be '%s'", l.value)))
 		}
 	}
 	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(labels.Set(want)) {
-		errs = append(errs, field.Invalid(field.NewPath("spec", "selector"), j.Spec.Selector, "`selector` not auto-generated"))
+		errs = append(errs, field.Invalid(field.NewPath("spec", "selector"), j.Spec.Selector,
+			"`selector` not auto-generated"))
 	}
 	return errs
 }
 
-// validateJobSpec validates the common fields of Jobs and of the templates of CronJobs.
-func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
+// validateJobSpec validates the fields that Jobs and the job templates of CronJobs have in common.
+func validateJobSpec(s *batchv1.JobSpec, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, n := range []struct {
 		name  string
@@ -93,28 +98,29 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 		{"ttlSecondsAfterFinished", s.TTLSecondsAfterFinished}, {"backoffLimitPerIndex", s.BackoffLimitPerIndex},
 		{"maxFailedIndexes", s.MaxFailedIndexes},
 	} {
-		errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(n.value), at.Child(n.name))...)
+		errs = append(errs, fieldrules.ValidateNonNegative(ptr.Deref(n.value, 0), fldPath.Child(n.name))...)
 	}
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.ActiveDeadlineSeconds),
-		at.Child("activeDeadlineSeconds"))...)
+	errs = append(errs, fieldrules.ValidateNonNegative(ptr.Deref(s.ActiveDeadlineSeconds, 0),
+		fldPath.Child("activeDeadlineSeconds"))...)
 	if s.MaxFailedIndexes != nil && s.BackoffLimitPerIndex == nil {
-		errs = append(errs, field.Required(at.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
+		errs = append(errs, field.Required(fldPath.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
 	}
 	if m := s.ManagedBy; m != nil {
-		errs = append(errs, utilvalidation.IsDomainPrefixedPath(at.Child("managedBy"), *m)...)
+		errs = append(errs, utilvalidation.IsDomainPrefixedPath(fldPath.Child("managedBy"), *m)...)
 		if len(*m) > maxManagedBy {
-			errs = append(errs, field.TooLong(at.Child("managedBy"), *m, maxManagedBy))
+			errs = append(errs, field.TooLong(fldPath.Child("managedBy"), *m, maxManagedBy))
 		}
 	}
-	errs = append(errs, validateCompletionMode(s, at)...)
+	errs = append(errs, validateCompletionMode(s, fldPath)...)
 	if s.PodFailurePolicy != nil {
-		errs = append(errs, validateFailurePolicy(s, at.Child("podFailurePolicy"))...)
+		errs = append(errs, validateFailurePolicy(s, fldPath.Child("podFailurePolicy"))...)
 	}
 	if s.SuccessPolicy != nil {
 		if !isIndexed(s) {
-			errs = append(errs, field.Invalid(at.Child("successPolicy"), *s.SuccessPolicy, "requires indexed completion mode"))
+			errs = append(errs, field.Invalid(fldPath.Child("successPolicy"), *s.SuccessPolicy,
+				"requires indexed completion mode"))
 		} else {
-			errs = append(errs, validateSuccessPolicy(s, at.Child("successPolicy"))...)
+			errs = append(errs, validateSuccessPolicy(s, fldPath.Child("successPolicy"))...)
 		}
 	}
 	if p := s.PodReplacementPolicy; p != nil {
@@ -123,39 +129,37 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 			allowed = append(allowed, batchv1.TerminatingOrFailed)
 		}
 		if *p != allowed[0] && *p != allowed[len(allowed)-1] {
-			errs = append(errs, field.NotSupported(at.Child("podReplacementPolicy"), *p, allowed))
+			errs = append(errs, field.NotSupported(fldPath.Child("podReplacementPolicy"), *p, allowed))
 		}
 	}
-	return append(errs, validateJobTemplate(s, at.Child("template"))...)
+	return append(errs, validateJobTemplate(s, fldPath.Child("template"))...)
 }
 
-// validateJobTemplate validates the pod template. Its pods must be able to complete.
-func validateJobTemplate(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
-	errs := podspec.ValidatePodTemplate(&s.Template, at)
-	at = at.Child("spec", "restartPolicy")
+// validateJobTemplate validates the pod template of a Job. Its restart policy must allow the pods
+// to complete.
+func validateJobTemplate(s *batchv1.JobSpec, fldPath *field.Path) field.ErrorList {
+	errs := podspec.ValidatePodTemplate(&s.Template, fldPath)
+	fldPath = fldPath.Child("spec", "restartPolicy")
 	switch p := s.Template.Spec.RestartPolicy; {
 	case p == corev1.RestartPolicyAlways || p == "":
-		errs = append(errs, field.Required(at, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure,
+		errs = append(errs, field.Required(fldPath, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure,
 			corev1.RestartPolicyNever)))
 	case p != corev1.RestartPolicyOnFailure && p != corev1.RestartPolicyNever:
-		errs = append(errs, field.NotSupported(at, p,
+		errs = append(errs, field.NotSupported(fldPath, p,
 			[]corev1.RestartPolicy{corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}))
 	case s.PodFailurePolicy != nil && p != corev1.RestartPolicyNever:
-		errs = append(errs, field.Invalid(at, p,
+		errs = append(errs, field.Invalid(fldPath, p,
 			fmt.Sprintf("only %q is supported when podFailurePolicy is specified", corev1.RestartPolicyNever)))
 	}
 	return errs
 }
 
-func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
+func validateCompletionMode(s *batchv1.JobSpec, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	wrong := func(name string, n *int32, msg string, args ...any) {
-		errs = append(errs, field.Invalid(at.Child(name), *n, fmt.Sprintf(msg, args...)))
+		errs = append(errs, field.Invalid(fldPath.Child(name), *n, fmt.Sprintf(msg, args...)))
 	}
-	mode := batchv1.NonIndexedCompletion
-	if s.CompletionMode != nil {
-		mode = *s.CompletionMode
-	}
+	mode := ptr.Deref(s.CompletionMode, batchv1.NonIndexedCompletion)
 	switch mode {
 	case batchv1.IndexedCompletion:
 	case batchv1.NonIndexedCompletion:
@@ -167,30 +171,33 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 		}
 		return errs
 	default:
-		return field.ErrorList{field.NotSupported(at.Child("completionMode"), mode,
+		return field.ErrorList{field.NotSupported(fldPath.Child("completionMode"), mode,
 			[]batchv1.CompletionMode{batchv1.NonIndexedCompletion, batchv1.IndexedCompletion})}
 	}
 	if s.Completions == nil {
-		errs = append(errs, field.Required(at.Child("completions"), fmt.Sprintf("when completion mode is %s", mode)))
+		errs = append(errs, field.Required(fldPath.Child("completions"),
+			fmt.Sprintf("when completion mode is %s", mode)))
 	}
-	if fieldrules.Deref(s.Parallelism) > maxIndexedParallelism {
-		wrong("parallelism", s.Parallelism, "must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, mode)
+	if ptr.Deref(s.Parallelism, 0) > maxIndexedParallelism {
+		wrong("parallelism", s.Parallelism, "must be less than or equal to %d when completion mode is %s",
+			maxIndexedParallelism, mode)
 	}
-	failed := fieldrules.Deref(s.MaxFailedIndexes)
+	failed := ptr.Deref(s.MaxFailedIndexes, 0)
 	if s.Completions != nil && failed > *s.Completions {
 		wrong("maxFailedIndexes", s.MaxFailedIndexes, "must be less than or equal to completions")
 	}
 	if failed > maxFailedIndexes {
 		wrong("maxFailedIndexes", s.MaxFailedIndexes, "must be less than or equal to %d", maxFailedIndexes)
 	}
-	if fieldrules.Deref(s.Completions) <= manyCompletions || s.BackoffLimitPerIndex == nil {
+	if ptr.Deref(s.Completions, 0) <= manyCompletions || s.BackoffLimitPerIndex == nil {
 		return errs
 	}
 	const rule = "must be less than or equal to %d when completions are above %d and used with backoff limit per index"
 	if s.MaxFailedIndexes == nil {
-		errs = append(errs, field.Required(at.Child("maxFailedIndexes"), fmt.Sprintf("must be specified when completions is above %d", manyCompletions)))
+		errs = append(errs, field.Required(fldPath.Child("maxFailedIndexes"),
+			fmt.Sprintf("must be specified when completions is above %d", manyCompletions)))
 	}
-	if fieldrules.Deref(s.Parallelism) > maxOfMany {
+	if ptr.Deref(s.Parallelism, 0) > maxOfMany {
 		wrong("parallelism", s.Parallelism, rule, maxOfMany, manyCompletions)
 	}
 	if failed > maxOfMany {
@@ -199,62 +206,68 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 	return errs
 }
 
-// validateJobUpdate returns errors for changes of fields by which existing pods were created.
+// validateJobUpdate returns errors for changes of fields on which existing pods depend.
 func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 	spec := field.NewPath("spec")
-	now, was := &obj.Spec, &old.Spec
+	updated, previous := &obj.Spec, &old.Spec
 	var errs field.ErrorList
 	switch {
-	case !isIndexed(now):
-		errs = append(errs, fieldrules.Unchanged(now.Completions, was.Completions, spec.Child("completions"))...)
-	case now.Completions == nil || fieldrules.SemanticEqual(now.Completions, was.Completions):
-	case *now.Completions != fieldrules.Deref(now.Parallelism):
-		errs = append(errs, field.Invalid(spec.Child("completions"), *now.Completions, "can only be modified in tandem with spec.parallelism"))
+	case !isIndexed(updated):
+		errs = append(errs, fieldrules.ValidateUnchanged(updated.Completions, previous.Completions,
+			spec.Child("completions"))...)
+	case updated.Completions == nil || fieldrules.SemanticEqual(updated.Completions, previous.Completions):
+	case *updated.Completions != ptr.Deref(updated.Parallelism, 0):
+		errs = append(errs, field.Invalid(spec.Child("completions"), *updated.Completions,
+			"can only be modified in tandem with spec.parallelism"))
 	}
-	errs = append(errs, fieldrules.Unchanged(now.Selector, was.Selector, spec.Child("selector"))...)
+	errs = append(errs, fieldrules.ValidateUnchanged(updated.Selector, previous.Selector, spec.Child("selector"))...)
 	errs = append(errs, validateJobTemplateUpdate(obj, old, spec.Child("template"))...)
-	errs = append(errs, fieldrules.Unchanged(now.CompletionMode, was.CompletionMode, spec.Child("completionMode"))...)
-	errs = append(errs, fieldrules.Unchanged(now.PodFailurePolicy, was.PodFailurePolicy,
+	errs = append(errs, fieldrules.ValidateUnchanged(updated.CompletionMode, previous.CompletionMode,
+		spec.Child("completionMode"))...)
+	errs = append(errs, fieldrules.ValidateUnchanged(updated.PodFailurePolicy, previous.PodFailurePolicy,
 		spec.Child("podFailurePolicy"))...)
-	errs = append(errs, fieldrules.Unchanged(now.BackoffLimitPerIndex, was.BackoffLimitPerIndex,
+	errs = append(errs, fieldrules.ValidateUnchanged(updated.BackoffLimitPerIndex, previous.BackoffLimitPerIndex,
 		spec.Child("backoffLimitPerIndex"))...)
-	errs = append(errs, fieldrules.Unchanged(now.ManagedBy, was.ManagedBy, spec.Child("managedBy"))...)
-	return append(errs, fieldrules.Unchanged(now.SuccessPolicy, was.SuccessPolicy, spec.Child("successPolicy"))...)
+	errs = append(errs, fieldrules.ValidateUnchanged(updated.ManagedBy, previous.ManagedBy, spec.Child("managedBy"))...)
+	return append(errs, fieldrules.ValidateUnchanged(updated.SuccessPolicy, previous.SuccessPolicy,
+		spec.Child("successPolicy"))...)
 }
 
-// validateJobTemplateUpdate returns an error if the template has changed. Exceptions are placement
-// and resources while the Job is suspended and has no pods, which job queues use to select nodes.
-func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.ErrorList {
-	now, was := &obj.Spec.Template, &old.Spec.Template
+// validateJobTemplateUpdate returns an error if the pod template has changed. While the Job is
+// suspended and has no pods, placement and resources may change: job queues set them to select
+// nodes.
+func validateJobTemplateUpdate(obj, old *batchv1.Job, fldPath *field.Path) field.ErrorList {
+	updated, previous := &obj.Spec.Template, &old.Spec.Template
 	begun := old.Status.StartTime != nil && !hasJobCondition(&old.Status, batchv1.JobSuspended) || old.Status.Active > 0
-	if !fieldrules.IsTrue(old.Spec.Suspend) || begun {
-		return fieldrules.Unchanged(now, was, at)
+	if !ptr.Deref(old.Spec.Suspend, false) || begun {
+		return fieldrules.ValidateUnchanged(updated, previous, fldPath)
 	}
-	was = was.DeepCopy()
-	switch a := now.Spec.Affinity; {
-	case a == nil && was.Spec.Affinity != nil:
-		was.Spec.Affinity.NodeAffinity = nil
-		if *was.Spec.Affinity == (corev1.Affinity{}) {
-			was.Spec.Affinity = nil
+	previous = previous.DeepCopy()
+	switch a := updated.Spec.Affinity; {
+	case a == nil && previous.Spec.Affinity != nil:
+		previous.Spec.Affinity.NodeAffinity = nil
+		if *previous.Spec.Affinity == (corev1.Affinity{}) {
+			previous.Spec.Affinity = nil
 		}
-	case a != nil && was.Spec.Affinity == nil:
-		was.Spec.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
+	case a != nil && previous.Spec.Affinity == nil:
+		previous.Spec.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
 	case a != nil:
-		was.Spec.Affinity.NodeAffinity = a.NodeAffinity
+		previous.Spec.Affinity.NodeAffinity = a.NodeAffinity
 	}
-	was.Spec.NodeSelector, was.Spec.Tolerations, was.Spec.SchedulingGates = now.Spec.NodeSelector, now.Spec.Tolerations, now.Spec.SchedulingGates
-	was.Annotations, was.Labels = now.Annotations, now.Labels
-	sameResources(was.Spec.Containers, now.Spec.Containers)
-	sameResources(was.Spec.InitContainers, now.Spec.InitContainers)
-	return fieldrules.Unchanged(now, was, at)
+	previous.Spec.NodeSelector, previous.Spec.Tolerations, previous.Spec.SchedulingGates = updated.Spec.NodeSelector,
+		updated.Spec.Tolerations, updated.Spec.SchedulingGates
+	previous.Annotations, previous.Labels = updated.Annotations, updated.Labels
+	sameResources(previous.Spec.Containers, updated.Spec.Containers)
+	sameResources(previous.Spec.InitContainers, updated.Spec.InitContainers)
+	return fieldrules.ValidateUnchanged(updated, previous, fldPath)
 }
 
-// sameResources copies the resources of the containers in from to the containers of the same name
-// and position in to.
-func sameResources(to, from []corev1.Container) {
-	for i := range min(len(to), len(from)) {
-		if to[i].Name == from[i].Name {
-			to[i].Resources = from[i].Resources
+// sameResources copies the resources of the source containers to those containers that have the
+// same name and position.
+func sameResources(containers, source []corev1.Container) {
+	for i := range min(len(containers), len(source)) {
+		if containers[i].Name == source[i].Name {
+			containers[i].Resources = source[i].Resources
 		}
 	}
 }

@@ -4,15 +4,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// copied constrains a type to *T with a generated DeepCopy method.
+// copied is a constraint for pointer types *T with a generated DeepCopy method.
 type copied[T any] interface {
 	*T
 	DeepCopy() *T
 }
 
-// SeparateSpecAndStatus makes spec and status of a kind separately writable: see SeparateStatus.
-// spec and status return the fields of an object.
-func SeparateSpecAndStatus[P api.Object, S, T any, PS copied[S], PT copied[T]](k *api.Kind, spec func(P) *S, status func(P) *T) {
+// SeparateSpecAndStatus makes the spec and the status of a kind separately writable, as
+// SeparateStatus does. spec and status return a pointer to that field of an object.
+func SeparateSpecAndStatus[P api.Object, S, T any, PS copied[S], PT copied[T]](
+	k *api.Kind, spec func(P) *S, status func(P) *T,
+) {
 	var none P
 	SeparateStatus(k, status, Accessors[P]{
 		Spec:     func(o P) any { return *spec(o) },

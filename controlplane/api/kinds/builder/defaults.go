@@ -1,16 +1,16 @@
 package builder
 
-// SetDefault sets *p to v if it is the zero value.
-func SetDefault[T comparable](p *T, v T) {
+// SetDefault sets *field to value if *field has the zero value.
+func SetDefault[T comparable](field *T, value T) {
 	var zero T
-	if *p == zero {
-		*p = v
+	if *field == zero {
+		*field = value
 	}
 }
 
-// SetDefaultPtr sets *p to a pointer to v if it is nil.
-func SetDefaultPtr[T any](p **T, v T) {
-	if *p == nil {
-		*p = &v
+// SetDefaultPtr sets *field to a pointer to value if *field is nil.
+func SetDefaultPtr[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
 	}
 }

@@ -32,64 +32,63 @@ type Names struct {
 	Categories []string
 }
 
-// New returns a stored kind of the Go type T with the list type L; items returns the list's items
-// field. The kind has its own storage, named after its resource, and the columns name and age. The
-// caller adds everything else.
-func New[T, L any, P api.PtrTo[T], PL api.ListOf[L]](n Names, items func(*L) *[]T) *api.Kind {
+// New returns a stored kind with the Go type T and the list type L. items returns a pointer to the
+// list's items. The kind has its own storage, named after its resource, and the columns name and
+// age. The caller adds everything else.
+func New[T, L any, P api.PtrTo[T], PL api.ListOf[L]](names Names, items func(*L) *[]T) *api.Kind {
 	k := &api.Kind{
-		GVK:        n.GroupVersion.WithKind(n.Kind),
-		Resource:   n.Plural,
-		Singular:   n.Singular,
-		ShortNames: n.Short,
-		Categories: n.Categories,
-		Namespaced: !n.ClusterScoped,
-		New:        func() api.Object { return P(new(T)) },
-		NewList:    func() runtime.Object { return PL(new(L)) },
-		Ops:        api.OpsOf[T, L, P, PL](items),
-		Typed:      true,
-
-		Conditional:     n.Conditional,
-		CreatesByUpdate: n.CreateOnUpdate,
-
-		Storage: &api.Storage{Prefix: api.StorageRoot + n.Plural + "/", Namespaced: !n.ClusterScoped},
-		Columns: Columns(NameColumn, AgeColumn),
-		Row: func(o api.Object, now time.Time) []any {
-			return []any{o.GetName(), Age(o, now)}
+		GVK:        names.GroupVersion.WithKind(names.Kind),
+		Resource:   names.Plural,
+		Namespaced: !names.ClusterScoped,
+		Naming:     api.KindNaming{Singular: names.Singular, ShortNames: names.Short, Categories: names.Categories},
+		Type: api.GoType{
+			New:     func() api.Object { return P(new(T)) },
+			NewList: func() runtime.Object { return PL(new(L)) },
+			Ops:     api.OpsOf[T, L, P, PL](items),
+			Typed:   true,
+		},
+		Storage: &api.Storage{Prefix: api.StorageRoot + names.Plural + "/", Namespaced: !names.ClusterScoped},
+		Writes:  api.WriteRules{Conditional: names.Conditional, CreatesByUpdate: names.CreateOnUpdate},
+		Lists: api.ListRules{
+			Columns: Columns(NameColumn, AgeColumn),
+			Row: func(o api.Object, now time.Time) []any {
+				return []any{o.GetName(), Age(o, now)}
+			},
 		},
 	}
-	if n.InAllCategory {
-		k.Categories = append([]string{"all"}, n.Categories...)
+	if names.InAllCategory {
+		k.Naming.Categories = append([]string{"all"}, names.Categories...)
 	}
-	checkMeta(k, n.Rule)
+	addMetaValidation(k, names.Rule)
 	return k
 }
 
 // NewVirtual returns a virtual kind: its objects are computed, not stored. Its only verb is create.
-func NewVirtual[T any, P api.PtrTo[T]](n Names) *api.Kind {
+func NewVirtual[T any, P api.PtrTo[T]](names Names) *api.Kind {
 	return &api.Kind{
-		GVK:        n.GroupVersion.WithKind(n.Kind),
-		Resource:   n.Plural,
-		Singular:   n.Singular,
-		Virtual:    true,
-		Typed:      true,
-		Namespaced: !n.ClusterScoped,
-		Verbs:      []string{"create"},
-		New:        func() api.Object { return P(new(T)) },
+		GVK:        names.GroupVersion.WithKind(names.Kind),
+		Resource:   names.Plural,
+		Namespaced: !names.ClusterScoped,
+		Naming:     api.KindNaming{Singular: names.Singular},
+		Serving:    api.Serving{Virtual: true, Verbs: []string{"create"}},
+		Type:       api.GoType{New: func() api.Object { return P(new(T)) }, Typed: true},
 	}
 }
 
-// Default, Row and Fields adapt functions on a kind's Go type to the function types of api.Kind.
+// Default, Row and Fields convert functions for a kind's Go type to the function types of api.Kind.
 
 func Default[P api.Object](f func(P)) func(api.Object) {
 	return func(o api.Object) { f(o.(P)) }
 }
 
-// Row adapts a row function for one Go type to api.Kind.Row.
-func Row[P api.Object](f func(obj P, now time.Time) []any) func(api.Object, time.Time) []any {
-	return func(o api.Object, now time.Time) []any { return f(o.(P), now) }
+// Row converts a function that returns the table row of an object of one Go type to the type of
+// api.Kind.Lists.Row.
+func Row[P api.Object](row func(obj P, now time.Time) []any) func(api.Object, time.Time) []any {
+	return func(o api.Object, now time.Time) []any { return row(o.(P), now) }
 }
 
-// Fields adapts a field set function for one Go type to api.Kind.Fields.
-func Fields[P api.Object](f func(P) fields.Set) func(api.Object) fields.Set {
-	return func(o api.Object) fields.Set { return f(o.(P)) }
+// Fields converts a function that returns the field set of an object of one Go type to the type of
+// api.Kind.Lists.Fields.
+func Fields[P api.Object](fieldSet func(P) fields.Set) func(api.Object) fields.Set {
+	return func(o api.Object) fields.Set { return fieldSet(o.(P)) }
 }

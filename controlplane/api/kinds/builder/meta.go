@@ -25,8 +25,8 @@ import (
 // nameRule validates a name and returns messages for its errors.
 type nameRule = validation.ValidateNameFunc
 
-// PathSegment is the name rule of kinds that allow capitals and colons in names (RBAC). prefix
-// reports whether name is only the prefix of a generated name.
+// PathSegment is the name rule of kinds that allow capitals and colons in names (RBAC). prefix is
+// true if name is only the prefix of a generated name.
 func PathSegment(name string, prefix bool) []string {
 	if prefix {
 		return path.IsValidPathSegmentPrefix(name)
@@ -35,7 +35,7 @@ func PathSegment(name string, prefix bool) []string {
 }
 
 // DNSSubdomain is the name rule for DNS subdomains of the kinds with declarative validation in
-// Kubernetes. Its messages count bytes.
+// Kubernetes. It differs from the general rule in its messages, which count bytes.
 func DNSSubdomain(name string, prefix bool) []string {
 	if prefix {
 		return validation.NameIsDNSSubdomain(name, prefix)
@@ -43,25 +43,25 @@ func DNSSubdomain(name string, prefix bool) []string {
 	return content.IsDNS1123Subdomain(name)
 }
 
-// checkMeta sets the metadata validation of a kind. AddValidation and AddUpdateValidation add the
-// kind's own validation.
-func checkMeta(k *api.Kind, rule nameRule) {
+// addMetaValidation sets the validation of a kind's metadata. AddValidation and AddUpdateValidation
+// add the validation of its other fields.
+func addMetaValidation(k *api.Kind, rule nameRule) {
 	if rule == nil {
 		rule = validation.NameIsDNSSubdomain
 	}
-	k.Validate = func(o api.Object) field.ErrorList {
+	k.Validation.Object = func(o api.Object) field.ErrorList {
 		errs := validation.ValidateObjectMetaAccessor(o, k.Namespaced, rule, field.NewPath("metadata"))
 		if qualifiesFinalizers(k.GVK) {
 			errs = append(errs, validateFinalizers(o.GetFinalizers(), field.NewPath("metadata", "finalizers"))...)
 		}
 		return errs
 	}
-	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList { return MetaUpdate(obj, old) }
+	k.Validation.Update = func(obj, old api.Object) field.ErrorList { return ValidateMetaUpdate(obj, old) }
 }
 
-// qualifiesFinalizers reports whether the finalizers of a kind need a domain. Kubernetes tolerates
-// short names in the groups that extend the API, in PodDisruptionBudgets and in Events of the core
-// group.
+// qualifiesFinalizers reports whether the names of finalizers of a kind must have a domain.
+// Kubernetes tolerates names without a domain in the groups that extend the API, in
+// PodDisruptionBudgets and in Events of the core group.
 func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
 	switch gvk.Group {
 	case admissionv1.GroupName, apiextensions.GroupName, apiregistration.GroupName, policyv1.GroupName:
@@ -70,32 +70,33 @@ func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
 	return gvk != corev1.SchemeGroupVersion.WithKind("Event")
 }
 
-// standardFinalizers are the finalizers without a domain.
+// standardFinalizers are the valid finalizers without a domain.
 var standardFinalizers = []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents,
 	metav1.FinalizerDeleteDependents}
 
 // validateFinalizers returns an error for each finalizer that is neither standard nor qualified by
 // a domain.
-func validateFinalizers(finalizers []string, at *field.Path) field.ErrorList {
+func validateFinalizers(finalizers []string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range finalizers {
-		errs = append(errs, ValidateFinalizer(f, at.Index(i))...)
+		errs = append(errs, ValidateFinalizer(f, fldPath.Index(i))...)
 	}
 	return errs
 }
 
 // ValidateFinalizer returns an error if a finalizer is neither a standard finalizer nor qualified
 // by a domain.
-func ValidateFinalizer(f string, at *field.Path) field.ErrorList {
+func ValidateFinalizer(f string, fldPath *field.Path) field.ErrorList {
 	if strings.Contains(f, "/") || slices.Contains(standardFinalizers, f) {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, f, "name is neither a standard finalizer name nor is it fully qualified")}
+	return field.ErrorList{field.Invalid(fldPath, f,
+		"name is neither a standard finalizer name nor is it fully qualified")}
 }
 
-// MetaUpdate validates a change of the metadata. An omitted resourceVersion is allowed here; the
-// registry checks it.
-func MetaUpdate(obj, old api.Object) field.ErrorList {
+// ValidateMetaUpdate validates a change of the metadata. It accepts an omitted resourceVersion,
+// which the registry checks.
+func ValidateMetaUpdate(obj, old api.Object) field.ErrorList {
 	var errs field.ErrorList
 	for _, e := range validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")) {
 		if e.Field != "metadata.resourceVersion" {
@@ -105,16 +106,16 @@ func MetaUpdate(obj, old api.Object) field.ErrorList {
 	return errs
 }
 
-// FacetMetaUpdate returns the validation of the metadata in requests to subresources that replace
-// the object. Subresources do not run the validation of the whole object, which includes the
-// finalizers.
-func FacetMetaUpdate(gvk schema.GroupVersionKind) func(obj, old api.Object) field.ErrorList {
+// SubresourceMetaValidation returns the validation of the metadata in requests to subresources that
+// replace the object. Such requests do not run the validation of the whole object, which includes
+// the finalizers.
+func SubresourceMetaValidation(gvk schema.GroupVersionKind) func(obj, old api.Object) field.ErrorList {
 	qualifies := qualifiesFinalizers(gvk) && gvk.Group != flowcontrolv1.GroupName && gvk.Kind != "CronJob"
 	return func(obj, old api.Object) field.ErrorList {
-		at := field.NewPath("metadata", "finalizers")
-		errs := append(validation.ValidateFinalizers(obj.GetFinalizers(), at), MetaUpdate(obj, old)...)
+		fldPath := field.NewPath("metadata", "finalizers")
+		errs := append(validation.ValidateFinalizers(obj.GetFinalizers(), fldPath), ValidateMetaUpdate(obj, old)...)
 		if qualifies {
-			errs = append(errs, validateFinalizers(obj.GetFinalizers(), at)...)
+			errs = append(errs, validateFinalizers(obj.GetFinalizers(), fldPath)...)
 		}
 		return errs
 	}
@@ -122,21 +123,22 @@ func FacetMetaUpdate(gvk schema.GroupVersionKind) func(obj, old api.Object) fiel
 
 // AddValidation adds f to the validation of whole objects.
 func AddValidation[P api.Object](k *api.Kind, f func(P) field.ErrorList) {
-	before := k.Validate
-	k.Validate = func(o api.Object) field.ErrorList { return append(before(o), f(o.(P))...) }
+	before := k.Validation.Object
+	k.Validation.Object = func(o api.Object) field.ErrorList { return append(before(o), f(o.(P))...) }
 }
 
 // AddUpdateValidation adds f to the validation of updates.
 func AddUpdateValidation[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) {
-	before := k.ValidateUpdate
-	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+	before := k.Validation.Update
+	k.Validation.Update = func(obj, old api.Object) field.ErrorList {
 		return append(before(obj, old), f(obj.(P), old.(P))...)
 	}
 }
 
-// CreateValidation adapts a validation function on a kind's Go type to api.Kind.ValidateCreate.
-func CreateValidation[P api.Object](f func(P) field.ErrorList) func(api.Object) field.ErrorList {
-	return func(o api.Object) field.ErrorList { return f(o.(P)) }
+// CreateValidation converts a validation function for a kind's Go type to the type of
+// api.Kind.Validation.Create.
+func CreateValidation[P api.Object](validate func(P) field.ErrorList) func(api.Object) field.ErrorList {
+	return func(o api.Object) field.ErrorList { return validate(o.(P)) }
 }
 
 // AddStatusValidation adds f to the validation of updates through the status subresource.
@@ -156,31 +158,32 @@ func AddSubresourceValidation[P api.Object](k *api.Kind, name string, f func(obj
 // Accessors give access to the spec and the status of a kind.
 type Accessors[P api.Object] struct {
 	Spec     func(P) any      // returns the spec, for comparison
-	CopySpec func(obj, old P) // copies old's spec into obj
-	Status   func(obj, old P) // copies old's status into obj; old == nil clears it
+	CopySpec func(obj, old P) // copies the spec of old into obj
+	Status   func(obj, old P) // copies the status of old into obj; if old is nil, clears it
 }
 
-// SeparateStatus makes spec and status of a kind separately writable. The main resource keeps the
-// stored status and increments the generation when the spec changes. The subresource "status" keeps
-// the stored spec. status returns the status field of an object.
-func SeparateStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h Accessors[P]) {
+// SeparateStatus makes spec and status of a kind separately writable. A write of the main resource
+// keeps the stored status, and increments the generation if the spec has changed. A write of the
+// subresource "status" keeps the stored spec. status returns a pointer to the status of an object.
+func SeparateStatus[P api.Object, S any](k *api.Kind, status func(P) *S, accessors Accessors[P]) {
 	var zero P
 	LocateStatus(k, status)
-	// Specs are compared and restored with their defaults: a port without a protocol is a TCP port.
+	// Specs are compared and restored after defaulting, so that omitted fields with a default are
+	// equal.
 	fill := func(o api.Object) {
-		if k.Default != nil {
-			k.Default(o)
+		if k.Writes.Default != nil {
+			k.Writes.Default(o)
 		}
 	}
-	k.PrepareCreate = func(o api.Object) {
-		h.Status(o.(P), zero)
+	k.Writes.PrepareCreate = func(o api.Object) {
+		accessors.Status(o.(P), zero)
 		o.SetGeneration(1)
 	}
-	k.PrepareUpdate = func(obj, old api.Object) {
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
 		fill(obj)
-		h.Status(obj.(P), old.(P))
+		accessors.Status(obj.(P), old.(P))
 		obj.SetGeneration(old.GetGeneration())
-		changed := !apiequality.Semantic.DeepEqual(h.Spec(obj.(P)), h.Spec(old.(P)))
+		changed := !apiequality.Semantic.DeepEqual(accessors.Spec(obj.(P)), accessors.Spec(old.(P)))
 		terminating := obj.GetDeletionTimestamp() != nil && old.GetDeletionTimestamp() == nil
 		if changed || terminating {
 			obj.SetGeneration(old.GetGeneration() + 1)
@@ -189,14 +192,14 @@ func SeparateStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h Acces
 	AddSubresource(k, "status", &api.Subresource{
 		Verbs: []string{"get", "patch", "update"},
 		PrepareUpdate: func(obj, old api.Object) {
-			h.CopySpec(obj.(P), old.(P))
+			accessors.CopySpec(obj.(P), old.(P))
 			obj.SetGeneration(old.GetGeneration())
 		},
-		ValidateUpdate: FacetMetaUpdate(k.GVK),
+		ValidateUpdate: SubresourceMetaValidation(k.GVK),
 	})
 }
 
-// KeepMetadataOnStatus makes requests to subresource "status" ignore labels, annotations,
+// KeepMetadataOnStatus makes requests to the subresource "status" ignore labels, annotations,
 // finalizers and owner references, as Kubernetes does for some kinds. It must be called after
 // SeparateStatus.
 func KeepMetadataOnStatus(k *api.Kind) {
@@ -211,16 +214,16 @@ func KeepMetadataOnStatus(k *api.Kind) {
 	}
 }
 
-// CountGenerations maintains the generation of a kind without a status. An update increments it if
-// the result of spec differs from the stored object's.
+// CountGenerations makes updates maintain the generation of a kind without a status. An update
+// increments it if the results of spec for the updated and the stored object differ.
 func CountGenerations[P api.Object](k *api.Kind, spec func(P) any) {
 	fill := func(o api.Object) {
-		if k.Default != nil {
-			k.Default(o)
+		if k.Writes.Default != nil {
+			k.Writes.Default(o)
 		}
 	}
-	k.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
-	k.PrepareUpdate = func(obj, old api.Object) {
+	k.Writes.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
 		fill(obj)
 		obj.SetGeneration(old.GetGeneration())
 		if !fieldrules.SemanticEqual(spec(obj.(P)), spec(old.(P))) {
@@ -229,23 +232,24 @@ func CountGenerations[P api.Object](k *api.Kind, spec func(P) any) {
 	}
 }
 
-// OmitGeneration leaves the objects of a kind without a generation, as Kubernetes does for some
-// kinds with a status. It must be called after SeparateStatus.
+// OmitGeneration makes objects of a kind have no generation, as in Kubernetes for some kinds with a
+// status. It must be called after SeparateStatus.
 func OmitGeneration(k *api.Kind) {
-	create, update := k.PrepareCreate, k.PrepareUpdate
-	k.PrepareCreate = func(o api.Object) {
+	create, update := k.Writes.PrepareCreate, k.Writes.PrepareUpdate
+	k.Writes.PrepareCreate = func(o api.Object) {
 		create(o)
 		o.SetGeneration(0)
 	}
-	k.PrepareUpdate = func(obj, old api.Object) {
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
 		update(obj, old)
 		obj.SetGeneration(old.GetGeneration())
 	}
 }
 
-// LocateStatus sets api.Ops.SetStatus of a kind. status returns the status field of an object.
+// LocateStatus sets api.Ops.SetStatus of a kind. status returns a pointer to the status of an
+// object.
 func LocateStatus[P api.Object, S any](k *api.Kind, status func(P) *S) {
-	k.Ops.SetStatus = func(to, from api.Object) {
+	k.Type.Ops.SetStatus = func(to, from api.Object) {
 		var s S
 		if from != nil {
 			s = *status(from.(P))
@@ -254,30 +258,32 @@ func LocateStatus[P api.Object, S any](k *api.Kind, status func(P) *S) {
 	}
 }
 
-// PrepareCreate adds f to the functions that prepare a new object, after the existing ones.
-func PrepareCreate[P api.Object](k *api.Kind, f func(P)) {
-	before := k.PrepareCreate
-	k.PrepareCreate = func(o api.Object) {
+// PrepareCreate adds a function that prepares a new object before it is stored. It is called after
+// the functions that were added before.
+func PrepareCreate[P api.Object](k *api.Kind, prepare func(P)) {
+	before := k.Writes.PrepareCreate
+	k.Writes.PrepareCreate = func(o api.Object) {
 		if before != nil {
 			before(o)
 		}
-		f(o.(P))
+		prepare(o.(P))
 	}
 }
 
-// PrepareUpdate adds f to the functions that prepare an update, before the existing ones. So f can
-// restore omitted fields before the generation is compared.
-func PrepareUpdate[P api.Object](k *api.Kind, f func(obj, old P)) {
-	then := k.PrepareUpdate
-	k.PrepareUpdate = func(obj, old api.Object) {
-		f(obj.(P), old.(P))
+// PrepareUpdate adds a function that prepares an updated object before it is stored. It is called
+// before the functions that were added earlier, so that it can restore omitted fields before the
+// generation is compared.
+func PrepareUpdate[P api.Object](k *api.Kind, prepare func(obj, old P)) {
+	then := k.Writes.PrepareUpdate
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
+		prepare(obj.(P), old.(P))
 		if then != nil {
 			then(obj, old)
 		}
 	}
 }
 
-// ProxyVerbs are the verbs of the proxy subresources.
+// ProxyVerbs are the verbs of the subresource "proxy".
 var ProxyVerbs = []string{"create", "delete", "get", "patch", "update"}
 
 // AddSubresource adds a subresource to a kind, or replaces it.

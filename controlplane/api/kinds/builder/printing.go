@@ -9,10 +9,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Common columns with kubectl's names.
+// Common columns of tables, with the same names as in Kubernetes.
 var (
-	NameColumn = metav1.TableColumnDefinition{Name: "Name", Type: "string", Format: "name", Description: "Name must be unique within its namespace or, for kinds without one, within the cluster."}
-	AgeColumn  = metav1.TableColumnDefinition{Name: "Age", Type: "string", Description: "Time since the object was created."}
+	NameColumn = metav1.TableColumnDefinition{Name: "Name", Type: "string", Format: "name",
+		Description: "Name must be unique within its namespace or, for kinds without one, within the cluster."}
+	AgeColumn = metav1.TableColumnDefinition{Name: "Age", Type: "string",
+		Description: "Time since the object was created."}
 )
 
 // Columns returns its arguments as the columns of a table.
@@ -46,8 +48,8 @@ const (
 	Unset   = "<unset>"
 )
 
-// Age returns the time since o was created, in kubectl's format.
-func Age(o api.Object, now time.Time) string { return Since(o.GetCreationTimestamp(), now) }
+// Age returns the time since the creation of an object, in kubectl's format.
+func Age(obj api.Object, now time.Time) string { return Since(obj.GetCreationTimestamp(), now) }
 
 // Since returns the time between t and now as kubectl prints it, or "<unknown>" if t is zero.
 func Since(t metav1.Time, now time.Time) string {
@@ -57,8 +59,8 @@ func Since(t metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(t.Time))
 }
 
-// OrNone returns s, or "<none>" if s is empty.
-func OrNone(s string) string {
+// ValueOrNone returns s, or "<none>" if s is empty.
+func ValueOrNone(s string) string {
 	if s == "" {
 		return None
 	}
@@ -71,9 +73,9 @@ type ColumnDefinition = metav1.TableColumnDefinition
 // MicroTime converts a time with microseconds to a metav1.Time.
 func MicroTime(t metav1.MicroTime) metav1.Time { return metav1.Time{Time: t.Time} }
 
-// CreatedAtColumn and CreatedAt are for the few kinds with a table that shows the creation time
+// CreatedAtColumn and CreatedAt are for the few kinds with a table that contains the creation time
 // instead of the age.
 var CreatedAtColumn = ColumnDefinition{Name: "Created At", Type: "date", Description: "When the object was created."}
 
-// CreatedAt returns the cell of CreatedAtColumn.
-func CreatedAt(o api.Object) any { return o.GetCreationTimestamp().UTC().Format(time.RFC3339) }
+// CreatedAt returns the value of CreatedAtColumn for an object.
+func CreatedAt(obj api.Object) any { return obj.GetCreationTimestamp().UTC().Format(time.RFC3339) }

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// legacySigner is a signer name that v1 no longer allows.
+	// legacySigner is a signer name that v1beta1 allowed and v1 does not.
 	legacySigner   = "kubernetes.io/legacy-unknown"
-	minCertificate = 600 // seconds
+	minCertificate = 600 // minimum lifetime of a certificate, in seconds
 	MaxTrustBundle = 1 << 20
 	maxRSABits     = 16384
 )
@@ -30,10 +30,14 @@ const (
 var keyUsages = []certificatesv1.KeyUsage{
 	certificatesv1.UsageSigning, certificatesv1.UsageDigitalSignature, certificatesv1.UsageContentCommitment,
 	certificatesv1.UsageKeyEncipherment, certificatesv1.UsageKeyAgreement, certificatesv1.UsageDataEncipherment,
-	certificatesv1.UsageCertSign, certificatesv1.UsageCRLSign, certificatesv1.UsageEncipherOnly, certificatesv1.UsageDecipherOnly,
-	certificatesv1.UsageAny, certificatesv1.UsageServerAuth, certificatesv1.UsageClientAuth, certificatesv1.UsageCodeSigning,
-	certificatesv1.UsageEmailProtection, certificatesv1.UsageSMIME, certificatesv1.UsageIPsecEndSystem, certificatesv1.UsageIPsecTunnel,
-	certificatesv1.UsageIPsecUser, certificatesv1.UsageTimestamping, certificatesv1.UsageOCSPSigning, certificatesv1.UsageMicrosoftSGC,
+	certificatesv1.UsageCertSign, certificatesv1.UsageCRLSign, certificatesv1.UsageEncipherOnly,
+	certificatesv1.UsageDecipherOnly,
+	certificatesv1.UsageAny, certificatesv1.UsageServerAuth, certificatesv1.UsageClientAuth,
+	certificatesv1.UsageCodeSigning,
+	certificatesv1.UsageEmailProtection, certificatesv1.UsageSMIME, certificatesv1.UsageIPsecEndSystem,
+	certificatesv1.UsageIPsecTunnel,
+	certificatesv1.UsageIPsecUser, certificatesv1.UsageTimestamping, certificatesv1.UsageOCSPSigning,
+	certificatesv1.UsageMicrosoftSGC,
 	certificatesv1.UsageNetscapeSGC,
 }
 
@@ -55,12 +59,14 @@ func validateCSR(s *certificatesv1.CertificateSigningRequestSpec, spec *field.Pa
 		}
 	}
 	if s.SignerName == legacySigner {
-		errs = append(errs, field.Invalid(spec.Child("signerName"), s.SignerName, "the legacy signerName is not allowed via this API version"))
+		errs = append(errs, field.Invalid(spec.Child("signerName"), s.SignerName,
+			"the legacy signerName is not allowed via this API version"))
 	} else {
 		errs = append(errs, validateSignerName(s.SignerName, spec.Child("signerName"))...)
 	}
 	if e := s.ExpirationSeconds; e != nil && *e < minCertificate {
-		errs = append(errs, field.Invalid(spec.Child("expirationSeconds"), *e, "may not specify a duration less than 600 seconds (10 minutes)"))
+		errs = append(errs, field.Invalid(spec.Child("expirationSeconds"), *e,
+			"may not specify a duration less than 600 seconds (10 minutes)"))
 	}
 	return errs
 }
@@ -75,8 +81,8 @@ func checkRequest(data []byte) error {
 	if err != nil {
 		return err
 	}
-	// The time of a verification grows with the square of the key length, which an untrusted client
-	// chooses.
+	// The time that a verification takes grows with the square of the key length, which an
+	// untrusted client chooses.
 	if k, ok := r.PublicKey.(*rsa.PublicKey); ok && k.N.BitLen() > maxRSABits {
 		return fmt.Errorf("the RSA key has %d bits, more than %d", k.N.BitLen(), maxRSABits)
 	}
@@ -84,23 +90,24 @@ func checkRequest(data []byte) error {
 }
 
 // validateSignerName validates a name such as "example.com/signer".
-func validateSignerName(name string, at *field.Path) field.ErrorList {
+func validateSignerName(name string, fldPath *field.Path) field.ErrorList {
 	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
 	domain, rest, ok := strings.Cut(name, "/")
 	if !ok || strings.Contains(rest, "/") {
-		return field.ErrorList{field.Invalid(at, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")}
+		return field.ErrorList{field.Invalid(fldPath, name,
+			"must be a fully qualified domain and path of the form 'example.com/signer-name'")}
 	}
 	var errs field.ErrorList
 	if len(domain) > validation.DNS1123SubdomainMaxLength {
-		errs = append(errs, field.TooLong(at, domain, validation.DNS1123SubdomainMaxLength))
+		errs = append(errs, field.TooLong(fldPath, domain, validation.DNS1123SubdomainMaxLength))
 	}
 	labels := func(of string, judge func(string) []string) {
 		for _, l := range strings.Split(of, ".") {
 			if wrong := judge(l); len(wrong) > 0 {
 				for _, w := range wrong {
-					errs = append(errs, field.Invalid(at, of, fmt.Sprintf("validating label %q: %s", l, w)))
+					errs = append(errs, field.Invalid(fldPath, of, fmt.Sprintf("validating label %q: %s", l, w)))
 				}
 				return
 			}
@@ -108,26 +115,29 @@ func validateSignerName(name string, at *field.Path) field.ErrorList {
 	}
 	labels(domain, validation.IsDNS1123Label)
 	if !strings.Contains(domain, ".") {
-		errs = append(errs, field.Invalid(at, domain, "should be a domain with at least two segments separated by dots"))
+		errs = append(errs, field.Invalid(fldPath, domain,
+			"should be a domain with at least two segments separated by dots"))
 	}
 	labels(rest, validation.IsDNS1123Subdomain)
 	// The limit for the path allows a namespace, a dot and a name.
 	const longest = 2*validation.DNS1123SubdomainMaxLength + validation.DNS1123LabelMaxLength + 2
 	if len(name) > longest {
-		errs = append(errs, field.TooLong(at, name, longest))
+		errs = append(errs, field.TooLong(fldPath, name, longest))
 	}
 	return errs
 }
 
-// decided are the conditions that decide a request: they can only be True, and are never removed.
-var decided = []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed}
+// decided are the types of the conditions that decide a request. These conditions can only be True,
+// and are never removed.
+var decided = []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved,
+	certificatesv1.CertificateDenied, certificatesv1.CertificateFailed}
 
-// validateCSRStatus validates the status of a request and its change. approval reports whether the
-// request comes from an approver: only approvers may approve or deny. Only signers may set the
-// certificate, and only once.
-func validateCSRStatus(s, old *certificatesv1.CertificateSigningRequestStatus, approval bool) field.ErrorList {
-	at := field.NewPath("status", "conditions")
-	errs := validateCSRConditions(s.Conditions, at)
+// validateCSRStatus validates the status of a request and its change. viaApproval reports whether
+// the change was made through the subresource "approval": only that may approve or deny. Only
+// signers may set the certificate, and only once.
+func validateCSRStatus(s, old *certificatesv1.CertificateSigningRequestStatus, viaApproval bool) field.ErrorList {
+	fldPath := field.NewPath("status", "conditions")
+	errs := validateCSRConditions(s.Conditions, fldPath)
 	certificate := field.NewPath("status", "certificate")
 	if !bytes.Equal(s.Certificate, old.Certificate) {
 		if err := checkCertificates(s.Certificate); err != nil {
@@ -138,24 +148,27 @@ func validateCSRStatus(s, old *certificatesv1.CertificateSigningRequestStatus, a
 		}
 	}
 	for _, t := range decided {
-		now, was := ofType(s.Conditions, t), ofType(old.Conditions, t)
+		updated, previous := conditionsOfType(s.Conditions, t), conditionsOfType(old.Conditions, t)
 		byApprover := t != certificatesv1.CertificateFailed
 		switch {
-		case len(now) < len(was):
-			errs = append(errs, field.Forbidden(at, fmt.Sprintf("updates may not remove a condition of type %q", t)))
-		case approval || !byApprover:
-		case len(now) > len(was):
-			errs = append(errs, field.Forbidden(at, fmt.Sprintf("updates may not add a condition of type %q", t)))
+		case len(updated) < len(previous):
+			errs = append(errs, field.Forbidden(fldPath,
+				fmt.Sprintf("updates may not remove a condition of type %q", t)))
+		case viaApproval || !byApprover:
+		case len(updated) > len(previous):
+			errs = append(errs, field.Forbidden(fldPath, fmt.Sprintf("updates may not add a condition of type %q", t)))
 		}
 	}
 	return errs
 }
 
-func validateCSRConditions(list []certificatesv1.CertificateSigningRequestCondition, at *field.Path) field.ErrorList {
+func validateCSRConditions(
+	list []certificatesv1.CertificateSigningRequestCondition, fldPath *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[certificatesv1.RequestConditionType]bool{}
 	for i, c := range list {
-		here := at.Index(i)
+		here := fldPath.Index(i)
 		if c.Type == "" {
 			errs = append(errs, field.Required(here.Child("type"), ""))
 		}
@@ -166,7 +179,7 @@ func validateCSRConditions(list []certificatesv1.CertificateSigningRequestCondit
 		if c.Status == "" {
 			errs = append(errs, field.Required(here.Child("status"), ""))
 		} else {
-			errs = append(errs, fieldrules.Supported(c.Status, here.Child("status"), allowed...)...)
+			errs = append(errs, fieldrules.ValidateSupported(c.Status, here.Child("status"), allowed...)...)
 		}
 		if seen[c.Type] {
 			errs = append(errs, field.Duplicate(here.Child("type"), c.Type))
@@ -174,26 +187,32 @@ func validateCSRConditions(list []certificatesv1.CertificateSigningRequestCondit
 		seen[c.Type] = true
 	}
 	if seen[certificatesv1.CertificateApproved] && seen[certificatesv1.CertificateDenied] {
-		errs = append(errs, field.Invalid(at, "{Approved, Denied}", "Approved and Denied conditions are mutually exclusive"))
+		errs = append(errs, field.Invalid(fldPath, "{Approved, Denied}",
+			"Approved and Denied conditions are mutually exclusive"))
 	}
 	return errs
 }
 
-// keepDecision restores the conditions of type t from was, because signers may not change them. If
-// the number of such conditions differs, it changes nothing, and validation rejects the update.
-func keepDecision(now, was []certificatesv1.CertificateSigningRequestCondition, t certificatesv1.RequestConditionType) {
-	old := ofType(was, t)
-	if len(ofType(now, t)) != len(old) {
+// keepDecision restores the conditions of type t (such as Approved) from the previous conditions,
+// because signers may not change them. If the number of such conditions has changed, it does
+// nothing, and validation rejects the update.
+func keepDecision(
+	conditions, previous []certificatesv1.CertificateSigningRequestCondition, t certificatesv1.RequestConditionType,
+) {
+	old := conditionsOfType(previous, t)
+	if len(conditionsOfType(conditions, t)) != len(old) {
 		return
 	}
-	for i := range now {
-		if now[i].Type == t {
-			now[i], old = old[0], old[1:]
+	for i := range conditions {
+		if conditions[i].Type == t {
+			conditions[i], old = old[0], old[1:]
 		}
 	}
 }
 
-func ofType(list []certificatesv1.CertificateSigningRequestCondition, t certificatesv1.RequestConditionType) []certificatesv1.CertificateSigningRequestCondition {
+func conditionsOfType(
+	list []certificatesv1.CertificateSigningRequestCondition, t certificatesv1.RequestConditionType,
+) []certificatesv1.CertificateSigningRequestCondition {
 	var out []certificatesv1.CertificateSigningRequestCondition
 	for _, c := range list {
 		if c.Type == t {
@@ -235,9 +254,9 @@ func checkCertificates(data []byte) error {
 	return nil
 }
 
-// trustBundleName validates the name of a bundle: a bundle of a signer must have the signer's name
-// as prefix.
-func trustBundleName(signer, name string) []string {
+// validateTrustBundleName validates the name of a ClusterTrustBundle. If the bundle has a signer,
+// the name must have the signer's name as prefix.
+func validateTrustBundleName(signer, name string) []string {
 	if signer == "" {
 		if strings.Contains(name, ":") {
 			return []string{`ClusterTrustBundle without signer name must not have ":" in its name`}
@@ -247,15 +266,16 @@ func trustBundleName(signer, name string) []string {
 	prefix := strings.ReplaceAll(signer, "/", ":") + ":"
 	rest, ok := strings.CutPrefix(name, prefix)
 	if !ok {
-		return []string{fmt.Sprintf("ClusterTrustBundle for signerName %s must be named with prefix %s", signer, prefix)}
+		return []string{fmt.Sprintf("ClusterTrustBundle for signerName %s must be named with prefix %s",
+			signer, prefix)}
 	}
 	return apivalidation.NameIsDNSSubdomain(rest, false)
 }
 
-// validateTrustBundle validates the CA certificates of a bundle.
-func validateTrustBundle(text string, at *field.Path) field.ErrorList {
+// validateTrustBundle validates the CA certificates in the text of a ClusterTrustBundle.
+func validateTrustBundle(text string, fldPath *field.Path) field.ErrorList {
 	if len(text) > MaxTrustBundle {
-		return field.ErrorList{field.TooLong(at, "", MaxTrustBundle)}
+		return field.ErrorList{field.TooLong(fldPath, "", MaxTrustBundle)}
 	}
 	var errs field.ErrorList
 	places := map[string][]int{}
@@ -266,8 +286,8 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 		if block, rest = pem.Decode(rest); block == nil {
 			break
 		}
-		if why := notAnchor(block); why != "" {
-			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue, fmt.Sprintf("entry %d "+why, i)))
+		if why := whyNoTrustAnchor(block); why != "" {
+			errs = append(errs, field.Invalid(fldPath, fieldrules.OmittedValue, fmt.Sprintf("entry %d "+why, i)))
 			continue
 		}
 		if places[string(block.Bytes)] == nil {
@@ -279,19 +299,20 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 	case len(errs) > 0:
 		return errs
 	case len(order) == 0:
-		return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "at least one trust anchor must be provided")}
+		return field.ErrorList{field.Invalid(fldPath, fieldrules.OmittedValue,
+			"at least one trust anchor must be provided")}
 	}
 	for _, cert := range order {
 		if len(places[cert]) > 1 {
-			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue,
+			errs = append(errs, field.Invalid(fldPath, fieldrules.OmittedValue,
 				fmt.Sprintf("duplicate trust anchor (indices %v)", places[cert])))
 		}
 	}
 	return errs
 }
 
-// notAnchor returns the reason why a PEM block is not a CA certificate; "" if it is one.
-func notAnchor(block *pem.Block) string {
+// whyNoTrustAnchor returns the reason why a PEM block is not a CA certificate; "" if it is one.
+func whyNoTrustAnchor(block *pem.Block) string {
 	if block.Type != "CERTIFICATE" {
 		return "has bad block type: " + strings.ReplaceAll(block.Type, "%", "%%")
 	}

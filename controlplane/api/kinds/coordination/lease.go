@@ -6,6 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -14,7 +15,8 @@ import (
 // LeaseKind returns the definition of the kind Lease.
 func LeaseKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: coordinationv1.SchemeGroupVersion, Kind: "Lease", Conditional: true, CreateOnUpdate: true, Plural: "leases", Singular: "lease",
+		GroupVersion: coordinationv1.SchemeGroupVersion, Kind: "Lease", Conditional: true, CreateOnUpdate: true,
+		Plural: "leases", Singular: "lease",
 	}, func(l *coordinationv1.LeaseList) *[]coordinationv1.Lease { return &l.Items })
 	builder.AddValidation(k, func(l *coordinationv1.Lease) field.ErrorList {
 		var errs field.ErrorList
@@ -27,12 +29,9 @@ func LeaseKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Holder"), builder.AgeColumn)
-	k.Row = builder.Row(func(l *coordinationv1.Lease, now time.Time) []any {
-		holder := ""
-		if l.Spec.HolderIdentity != nil {
-			holder = *l.Spec.HolderIdentity
-		}
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Holder"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(l *coordinationv1.Lease, now time.Time) []any {
+		holder := ptr.Deref(l.Spec.HolderIdentity, "")
 		return []any{l.Name, holder, builder.Age(l, now)}
 	})
 	return k

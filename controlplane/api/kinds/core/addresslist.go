@@ -8,36 +8,36 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// shownEndpoints is the maximum number of endpoints that a row lists before it shows the number of
-// the others.
+// shownEndpoints is the maximum number of endpoints in a table cell. The cell then contains the
+// number of the remaining endpoints.
 const shownEndpoints = 3
 
-// FirstOf returns the first shownEndpoints elements of all, joined by commas. more is the format
-// for the number of the others. nothing is returned for an empty list.
-func FirstOf(all []string, more, nothing string) string {
-	if len(all) == 0 {
-		return nothing
+// FormatAddresses returns the first shownEndpoints addresses, joined by commas. moreFormat is the
+// format for the number of the remaining addresses. emptyText is returned for an empty list.
+func FormatAddresses(addresses []string, moreFormat, emptyText string) string {
+	if len(addresses) == 0 {
+		return emptyText
 	}
-	if len(all) <= shownEndpoints {
-		return strings.Join(all, ",")
+	if len(addresses) <= shownEndpoints {
+		return strings.Join(addresses, ",")
 	}
-	return strings.Join(all[:shownEndpoints], ",") + fmt.Sprintf(more, len(all)-shownEndpoints)
+	return strings.Join(addresses[:shownEndpoints], ",") + fmt.Sprintf(moreFormat, len(addresses)-shownEndpoints)
 }
 
-// NonSpecial returns an error for an address that is not a usable endpoint: unspecified, loopback,
+// ValidateNonSpecialIP returns an error if an address cannot be an endpoint: unspecified, loopback,
 // link-local and multicast addresses.
-func NonSpecial(a string, at *field.Path) field.ErrorList {
+func ValidateNonSpecialIP(address string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	refuse := func(special bool, why string) {
 		if special {
-			errs = append(errs, field.Invalid(at, a, why))
+			errs = append(errs, field.Invalid(fldPath, address, why))
 		}
 	}
-	ip := net.ParseIP(a)
+	ip := net.ParseIP(address)
 	if ip == nil {
-		return field.ErrorList{field.Invalid(at, a, "must be a valid IP address")}
+		return field.ErrorList{field.Invalid(fldPath, address, "must be a valid IP address")}
 	}
-	refuse(ip.IsUnspecified(), fmt.Sprintf("may not be unspecified (%v)", a))
+	refuse(ip.IsUnspecified(), fmt.Sprintf("may not be unspecified (%v)", address))
 	refuse(ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)")
 	refuse(ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
 	refuse(ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")

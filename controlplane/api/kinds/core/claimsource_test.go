@@ -23,15 +23,20 @@ func TestClaimsHaveOneSource(t *testing.T) {
 		want  corev1.PersistentVolumeClaimSpec
 	}{
 		{"nothing", corev1.PersistentVolumeClaimSpec{}, corev1.PersistentVolumeClaimSpec{}},
-		{"the older field", corev1.PersistentVolumeClaimSpec{DataSource: from}, corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
-		{"the newer field", corev1.PersistentVolumeClaimSpec{DataSourceRef: ref}, corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
-		{"another namespace", corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere}, corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere}},
-		{"what validation refuses", corev1.PersistentVolumeClaimSpec{DataSourceRef: wrong}, corev1.PersistentVolumeClaimSpec{
-			DataSource: &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "a"}, DataSourceRef: wrong}},
+		{"the older field", corev1.PersistentVolumeClaimSpec{DataSource: from},
+			corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
+		{"the newer field", corev1.PersistentVolumeClaimSpec{DataSourceRef: ref},
+			corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
+		{"another namespace", corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere},
+			corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere}},
+		{"what validation refuses", corev1.PersistentVolumeClaimSpec{DataSourceRef: wrong},
+			corev1.PersistentVolumeClaimSpec{
+				DataSource: &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "a"}, DataSourceRef: wrong}},
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: c.set}
 		podspec.DefaultClaim(claim)
-		if !fieldrules.SemanticEqual(claim.Spec.DataSource, c.want.DataSource) || !fieldrules.SemanticEqual(claim.Spec.DataSourceRef, c.want.DataSourceRef) {
+		if !fieldrules.SemanticEqual(claim.Spec.DataSource, c.want.DataSource) ||
+			!fieldrules.SemanticEqual(claim.Spec.DataSourceRef, c.want.DataSourceRef) {
 			t.Errorf("%s: %+v, %+v", c.about, claim.Spec.DataSource, claim.Spec.DataSourceRef)
 		}
 	}
@@ -47,25 +52,27 @@ func TestClaimsDropSourcesOfOtherNamespaces(t *testing.T) {
 	nowhere := &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "a", Namespace: &empty}
 	type spec = corev1.PersistentVolumeClaimSpec
 	for about, c := range map[string]struct{ set, want spec }{
-		"another namespace":       {spec{DataSourceRef: elsewhere}, spec{}},
-		"with dataSource":         {spec{DataSourceRef: elsewhere, DataSource: from}, spec{DataSourceRef: ref, DataSource: from}},
+		"another namespace": {spec{DataSourceRef: elsewhere}, spec{}},
+		"with dataSource": {spec{DataSourceRef: elsewhere, DataSource: from},
+			spec{DataSourceRef: ref, DataSource: from}},
 		"without a namespace":     {spec{DataSourceRef: ref}, spec{DataSourceRef: ref, DataSource: from}},
 		"with an empty namespace": {spec{DataSourceRef: nowhere}, spec{DataSourceRef: nowhere, DataSource: from}},
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: *c.set.DeepCopy()}
 		k := kinds.All().ByType(claim)
-		k.Default(claim)
-		k.PrepareCreate(claim)
+		k.Writes.Default(claim)
+		k.Writes.PrepareCreate(claim)
 		changed, old := &corev1.PersistentVolumeClaim{Spec: *c.set.DeepCopy()}, &corev1.PersistentVolumeClaim{}
-		k.PrepareUpdate(changed, old)
+		k.Writes.PrepareUpdate(changed, old)
 		for _, got := range []*corev1.PersistentVolumeClaim{claim, changed} {
-			if !fieldrules.SemanticEqual(got.Spec.DataSource, c.want.DataSource) || !fieldrules.SemanticEqual(got.Spec.DataSourceRef, c.want.DataSourceRef) {
+			if !fieldrules.SemanticEqual(got.Spec.DataSource, c.want.DataSource) ||
+				!fieldrules.SemanticEqual(got.Spec.DataSourceRef, c.want.DataSourceRef) {
 				t.Errorf("%s: %+v, %+v", about, got.Spec.DataSource, got.Spec.DataSourceRef)
 			}
 		}
 		stored := &corev1.PersistentVolumeClaim{Spec: spec{DataSourceRef: elsewhere.DeepCopy()}}
 		again := stored.DeepCopy()
-		k.PrepareUpdate(again, stored)
+		k.Writes.PrepareUpdate(again, stored)
 		if !fieldrules.SemanticEqual(again.Spec.DataSourceRef, elsewhere) {
 			t.Errorf("%s: an update of a stored claim left %+v", about, again.Spec.DataSourceRef)
 		}

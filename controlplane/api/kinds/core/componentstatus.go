@@ -14,16 +14,18 @@ import (
 // from the cluster's own status on each request.
 func ComponentStatusKind() *api.Kind {
 	k := builder.NewVirtual[corev1.ComponentStatus](builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "ComponentStatus", Plural: "componentstatuses", Singular: "componentstatus", ClusterScoped: true})
-	k.ShortNames = []string{"cs"}
-	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
-	k.NewList = func() runtime.Object { return &corev1.ComponentStatusList{} }
-	k.Ops = api.OpsOf[corev1.ComponentStatus, corev1.ComponentStatusList, *corev1.ComponentStatus,
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ComponentStatus", Plural: "componentstatuses",
+		Singular: "componentstatus", ClusterScoped: true})
+	k.Naming.ShortNames = []string{"cs"}
+	k.Serving.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
+	k.Type.NewList = func() runtime.Object { return &corev1.ComponentStatusList{} }
+	k.Type.Ops = api.OpsOf[corev1.ComponentStatus, corev1.ComponentStatusList, *corev1.ComponentStatus,
 		*corev1.ComponentStatusList](
 		func(l *corev1.ComponentStatusList) *[]corev1.ComponentStatus { return &l.Items })
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Message"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"),
+		builder.StringColumn("Message"),
 		builder.StringColumn("Error"))
-	k.Row = builder.Row(func(c *corev1.ComponentStatus, _ time.Time) []any {
+	k.Lists.Row = builder.Row(func(c *corev1.ComponentStatus, _ time.Time) []any {
 		state, message, fault := "Unknown", "", ""
 		for _, is := range c.Conditions {
 			if is.Type != corev1.ComponentHealthy {
@@ -40,11 +42,11 @@ func ComponentStatusKind() *api.Kind {
 	return k
 }
 
-// BindingKind returns the definition of the kind Binding. Its creation works like the subresource
-// "binding" of the pod named in the body.
+// BindingKind returns the definition of the kind Binding. Creating a Binding has the same effect as
+// the subresource "binding" of the pod with the same name.
 func BindingKind() *api.Kind {
 	k := builder.NewVirtual[corev1.Binding](builder.Names{GroupVersion: corev1.SchemeGroupVersion, Kind: "Binding",
 		Plural: "bindings", Singular: "binding"})
-	k.Acts = true
+	k.Serving.Acts = true
 	return k
 }

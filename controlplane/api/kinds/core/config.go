@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -18,31 +19,33 @@ import (
 // ConfigMapKind returns the definition of the kind ConfigMap.
 func ConfigMapKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "ConfigMap", Plural: "configmaps", Singular: "configmap", Short: []string{"cm"},
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ConfigMap", Plural: "configmaps", Singular: "configmap",
+		Short: []string{"cm"},
 	}, func(l *corev1.ConfigMapList) *[]corev1.ConfigMap { return &l.Items })
 	builder.AddValidation(k, func(c *corev1.ConfigMap) field.ErrorList {
 		var errs field.ErrorList
 		size := 0
 		for _, key := range fieldrules.SortedKeys(c.Data) {
 			size += len(c.Data[key])
-			errs = append(errs, fieldrules.Invalid(field.NewPath("data").Key(key), key,
+			errs = append(errs, fieldrules.InvalidErrors(field.NewPath("data").Key(key), key,
 				validation.IsConfigMapKey(key))...)
 			if _, twice := c.BinaryData[key]; twice {
-				errs = append(errs, field.Invalid(field.NewPath("data").Key(key), key, "duplicate of key present in binaryData"))
+				errs = append(errs, field.Invalid(field.NewPath("data").Key(key), key,
+					"duplicate of key present in binaryData"))
 			}
 		}
 		for _, key := range fieldrules.SortedKeys(c.BinaryData) {
 			size += len(c.BinaryData[key])
-			errs = append(errs, fieldrules.Invalid(field.NewPath("binaryData").Key(key), key,
+			errs = append(errs, fieldrules.InvalidErrors(field.NewPath("binaryData").Key(key), key,
 				validation.IsConfigMapKey(key))...)
 		}
-		return append(errs, tooBig(size, field.NewPath(""))...)
+		return append(errs, validateTotalSize(size, field.NewPath(""))...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *corev1.ConfigMap) field.ErrorList {
-		if !fieldrules.IsTrue(old.Immutable) {
+		if !ptr.Deref(old.Immutable, false) {
 			return nil
 		}
-		errs := staysImmutable(obj.Immutable)
+		errs := validateStaysImmutable(obj.Immutable)
 		if !maps.Equal(obj.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
 		}
@@ -51,8 +54,8 @@ func ConfigMapKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Data"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *corev1.ConfigMap, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Data"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *corev1.ConfigMap, now time.Time) []any {
 		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), builder.Age(c, now)}
 	})
 	return k
@@ -63,7 +66,7 @@ func SecretKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Secret", Plural: "secrets", Singular: "secret",
 	}, func(l *corev1.SecretList) *[]corev1.Secret { return &l.Items })
-	k.Default = builder.Default(func(s *corev1.Secret) {
+	k.Writes.Default = builder.Default(func(s *corev1.Secret) {
 		builder.SetDefault(&s.Type, corev1.SecretTypeOpaque)
 		// stringData is write-only: it is stored as data and never returned.
 		if len(s.StringData) > 0 && s.Data == nil {
@@ -76,22 +79,22 @@ func SecretKind() *api.Kind {
 	})
 	builder.AddValidation(k, validateSecret)
 	builder.AddUpdateValidation(k, func(obj, old *corev1.Secret) field.ErrorList {
-		errs := fieldrules.Unchanged(obj.Type, old.Type, field.NewPath("type"))
-		if !fieldrules.IsTrue(old.Immutable) {
+		errs := fieldrules.ValidateUnchanged(obj.Type, old.Type, field.NewPath("type"))
+		if !ptr.Deref(old.Immutable, false) {
 			return errs
 		}
-		errs = append(errs, staysImmutable(obj.Immutable)...)
+		errs = append(errs, validateStaysImmutable(obj.Immutable)...)
 		if !fieldrules.SemanticEqual(obj.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Data"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Data"),
 		builder.AgeColumn)
-	k.Row = builder.Row(func(s *corev1.Secret, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(s *corev1.Secret, now time.Time) []any {
 		return []any{s.Name, string(s.Type), int64(len(s.Data)), builder.Age(s, now)}
 	})
-	k.Fields = builder.Fields(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} })
+	k.Lists.Fields = builder.Fields(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} })
 	return k
 }
 
@@ -114,9 +117,9 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 	size := 0
 	for _, key := range fieldrules.SortedKeys(s.Data) {
 		size += len(s.Data[key])
-		errs = append(errs, fieldrules.Invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
+		errs = append(errs, fieldrules.InvalidErrors(data.Key(key), key, validation.IsConfigMapKey(key))...)
 	}
-	errs = append(errs, tooBig(size, data)...)
+	errs = append(errs, validateTotalSize(size, data)...)
 	for _, key := range secretKeys[s.Type] {
 		if _, ok := s.Data[key]; !ok {
 			errs = append(errs, field.Required(data.Key(key), ""))
@@ -153,16 +156,16 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 
 const immutableMsg = "field is immutable when `immutable` is set"
 
-func staysImmutable(now *bool) field.ErrorList {
-	if fieldrules.IsTrue(now) {
+func validateStaysImmutable(immutable *bool) field.ErrorList {
+	if ptr.Deref(immutable, false) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("immutable"), immutableMsg)}
 }
 
-func tooBig(size int, at *field.Path) field.ErrorList {
+func validateTotalSize(size int, fldPath *field.Path) field.ErrorList {
 	if size > corev1.MaxSecretSize {
-		return field.ErrorList{field.TooLong(at, "", corev1.MaxSecretSize)}
+		return field.ErrorList{field.TooLong(fldPath, "", corev1.MaxSecretSize)}
 	}
 	return nil
 }

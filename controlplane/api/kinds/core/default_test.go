@@ -35,6 +35,7 @@ spec:
   clusterIPs: [10.96.0.9]
   ports: [{port: 80, protocol: TCP, targetPort: http}]
 `)
-	kindstest.CheckDefaults[*corev1.Service](t, "{metadata: {name: a}, spec: {type: ExternalName, externalName: example.com}}",
+	kindstest.CheckDefaults[*corev1.Service](t,
+		"{metadata: {name: a}, spec: {type: ExternalName, externalName: example.com}}",
 		"{spec: {type: ExternalName, externalName: example.com, sessionAffinity: None}}")
 }

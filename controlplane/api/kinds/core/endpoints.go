@@ -18,9 +18,10 @@ import (
 // EndpointsKind returns the definition of the kind Endpoints.
 func EndpointsKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Endpoints", CreateOnUpdate: true, Plural: "endpoints", Singular: "endpoints", Short: []string{"ep"},
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Endpoints", CreateOnUpdate: true, Plural: "endpoints",
+		Singular: "endpoints", Short: []string{"ep"},
 	}, func(l *corev1.EndpointsList) *[]corev1.Endpoints { return &l.Items })
-	k.Default = builder.Default(func(e *corev1.Endpoints) {
+	k.Writes.Default = builder.Default(func(e *corev1.Endpoints) {
 		for i := range e.Subsets {
 			for j := range e.Subsets[i].Ports {
 				builder.SetDefault(&e.Subsets[i].Ports[j].Protocol, corev1.ProtocolTCP)
@@ -28,8 +29,8 @@ func EndpointsKind() *api.Kind {
 		}
 	})
 	builder.AddValidation(k, validateEndpoints)
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Endpoints"), builder.AgeColumn)
-	k.Row = builder.Row(func(e *corev1.Endpoints, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Endpoints"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(e *corev1.Endpoints, now time.Time) []any {
 		var all []string
 		for _, s := range e.Subsets {
 			for _, p := range s.Ports {
@@ -43,7 +44,7 @@ func EndpointsKind() *api.Kind {
 				}
 			}
 		}
-		return []any{e.Name, FirstOf(all, " + %d more...", builder.None), builder.Age(e, now)}
+		return []any{e.Name, FormatAddresses(all, " + %d more...", builder.None), builder.Age(e, now)}
 	})
 	return k
 }
@@ -51,54 +52,57 @@ func EndpointsKind() *api.Kind {
 func validateEndpoints(e *corev1.Endpoints) field.ErrorList {
 	var errs field.ErrorList
 	for i := range e.Subsets {
-		s, at := &e.Subsets[i], field.NewPath("subsets").Index(i)
+		s, fldPath := &e.Subsets[i], field.NewPath("subsets").Index(i)
 		if len(s.Addresses)+len(s.NotReadyAddresses) == 0 {
-			errs = append(errs, field.Required(at, "must specify `addresses` or `notReadyAddresses`"))
+			errs = append(errs, field.Required(fldPath, "must specify `addresses` or `notReadyAddresses`"))
 		}
 		for j := range s.Addresses {
-			errs = append(errs, validateEndpointAddress(&s.Addresses[j], at.Child("addresses").Index(j))...)
+			errs = append(errs, validateEndpointAddress(&s.Addresses[j], fldPath.Child("addresses").Index(j))...)
 		}
 		for j := range s.NotReadyAddresses {
-			errs = append(errs, validateEndpointAddress(&s.NotReadyAddresses[j], at.Child("notReadyAddresses").Index(j))...)
+			errs = append(errs, validateEndpointAddress(&s.NotReadyAddresses[j],
+				fldPath.Child("notReadyAddresses").Index(j))...)
 		}
 		for j := range s.Ports {
-			errs = append(errs, validateEndpointPort(&s.Ports[j], len(s.Ports) > 1, at.Child("ports").Index(j))...)
+			errs = append(errs, validateEndpointPort(&s.Ports[j], len(s.Ports) > 1, fldPath.Child("ports").Index(j))...)
 		}
 	}
 	return errs
 }
 
-func validateEndpointAddress(a *corev1.EndpointAddress, at *field.Path) field.ErrorList {
-	errs := validation.IsValidIP(at.Child("ip"), a.IP)
-	ip := NonSpecial(a.IP, at.Child("ip"))
+func validateEndpointAddress(a *corev1.EndpointAddress, fldPath *field.Path) field.ErrorList {
+	errs := validation.IsValidIP(fldPath.Child("ip"), a.IP)
+	ip := ValidateNonSpecialIP(a.IP, fldPath.Child("ip"))
 	if a.Hostname != "" {
-		errs = append(errs, fieldrules.Invalid(at.Child("hostname"), a.Hostname,
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("hostname"), a.Hostname,
 			validation.IsDNS1123Label(a.Hostname))...)
 	}
 	if a.NodeName != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *a.NodeName,
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("nodeName"), *a.NodeName,
 			apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
 	}
 	return append(errs, ip...)
 }
 
-func validateEndpointPort(p *corev1.EndpointPort, named bool, at *field.Path) field.ErrorList {
+func validateEndpointPort(p *corev1.EndpointPort, named bool, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case p.Name != "":
-		errs = append(errs, fieldrules.Invalid(at.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("name"), p.Name,
+			validation.IsDNS1123Label(p.Name))...)
 	case named:
-		errs = append(errs, field.Required(at.Child("name"), ""))
+		errs = append(errs, field.Required(fldPath.Child("name"), ""))
 	}
-	errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
+	errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("port"), p.Port,
+		validation.IsValidPortNum(int(p.Port)))...)
 	if p.Protocol == "" {
-		errs = append(errs, field.Required(at.Child("protocol"), ""))
+		errs = append(errs, field.Required(fldPath.Child("protocol"), ""))
 	} else {
-		errs = append(errs, fieldrules.Supported(p.Protocol, at.Child("protocol"), corev1.ProtocolSCTP,
+		errs = append(errs, fieldrules.ValidateSupported(p.Protocol, fldPath.Child("protocol"), corev1.ProtocolSCTP,
 			corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 	}
 	if p.AppProtocol != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("appProtocol"), *p.AppProtocol,
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("appProtocol"), *p.AppProtocol,
 			validation.IsQualifiedName(*p.AppProtocol))...)
 	}
 	return errs

@@ -22,23 +22,27 @@ const eventTTL = time.Hour
 // EventKind returns the definition of the kind Event.
 func EventKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events",
+		Singular: "event", Short: []string{"ev"},
 		Rule: builder.PathSegment, // older clients may use any name
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
-	k.TTL = eventTTL
+	k.Commit.TTL = eventTTL
 	builder.AddValidation(k, validateEvent)
-	k.Columns = builder.Columns(builder.StringColumn("Last Seen"), builder.StringColumn("Type"),
-		builder.StringColumn("Reason"), builder.StringColumn("Object"), builder.WideColumn("Subobject"), builder.WideColumn("Source"),
-		builder.StringColumn("Message"), builder.WideColumn("First Seen"), builder.WideColumn("Count"), func() builder.ColumnDefinition { c := builder.NameColumn; c.Priority = 1; return c }())
-	k.Row = builder.Row(EventRow)
-	k.Fields = builder.Fields(eventFields)
+	k.Lists.Columns = builder.Columns(builder.StringColumn("Last Seen"), builder.StringColumn("Type"),
+		builder.StringColumn("Reason"), builder.StringColumn("Object"), builder.WideColumn("Subobject"),
+		builder.WideColumn("Source"),
+		builder.StringColumn("Message"), builder.WideColumn("First Seen"), builder.WideColumn("Count"),
+		func() builder.ColumnDefinition { c := builder.NameColumn; c.Priority = 1; return c }())
+	k.Lists.Row = builder.Row(EventRow)
+	k.Lists.Fields = builder.Fields(eventFields)
 	return k
 }
 
 // validateEvent validates an Event of the core group. An Event with eventTime comes from a client
 // of the newer API, and must have a reporter and an action. Older clients set none of these.
 func validateEvent(e *corev1.Event) field.ErrorList {
-	errs := EventNamespace(e.Namespace, e.InvolvedObject.Namespace, !e.EventTime.IsZero(), field.NewPath("involvedObject", "namespace"))
+	errs := ValidateEventNamespace(e.Namespace, e.InvolvedObject.Namespace, !e.EventTime.IsZero(),
+		field.NewPath("involvedObject", "namespace"))
 	if e.EventTime.IsZero() {
 		return errs
 	}
@@ -47,32 +51,33 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 	errs = append(errs, ValidateEventText("action", e.Action)...)
 	errs = append(errs, ValidateEventText("reason", e.Reason)...)
 	if len(e.Message) > MaxEventNote {
-		errs = append(errs, TooLong("message", MaxEventNote))
+		errs = append(errs, NewTooLongError("message", MaxEventNote))
 	}
 	return errs
 }
 
 // ValidateReporter validates the name of the component that reports an Event.
-func ValidateReporter(name string, at *field.Path) field.ErrorList {
+func ValidateReporter(name string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if name == "" {
-		errs = append(errs, field.Required(at, ""))
+		errs = append(errs, field.Required(fldPath, ""))
 	}
-	return append(errs, fieldrules.Invalid(at, name, validation.IsQualifiedName(name))...)
+	return append(errs, fieldrules.InvalidErrors(fldPath, name, validation.IsQualifiedName(name))...)
 }
 
-// EventNamespace validates the namespace of an Event's object. Events of cluster-scoped objects,
-// which have no namespace, are in "default", or in "kube-system" when timed (with eventTime). Only
-// Events that are not timed need the object's namespace.
-func EventNamespace(event, object string, timed bool, at *field.Path) field.ErrorList {
+// ValidateEventNamespace validates the namespace of an Event, given the namespace of the object
+// that the Event is about. An Event without eventTime must be in the object's namespace, or in
+// "default" if the object is cluster-scoped. An Event with eventTime about a cluster-scoped object
+// must be in "default" or "kube-system".
+func ValidateEventNamespace(event, object string, hasEventTime bool, fldPath *field.Path) field.ErrorList {
 	ok := event == object || event == metav1.NamespaceDefault && object == ""
-	if timed {
+	if hasEventTime {
 		ok = object != "" || event == metav1.NamespaceDefault || event == metav1.NamespaceSystem
 	}
 	if ok {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, object, "does not match event.namespace")}
+	return field.ErrorList{field.Invalid(fldPath, object, "does not match event.namespace")}
 }
 
 // EventRow returns the table row of an Event.
@@ -144,12 +149,12 @@ func ValidateEventText(name, value string) field.ErrorList {
 	case value == "":
 		return field.ErrorList{field.Required(field.NewPath(name), "")}
 	case len(value) > maxEventText:
-		return field.ErrorList{TooLong(name, maxEventText)}
+		return field.ErrorList{NewTooLongError(name, maxEventText)}
 	}
 	return nil
 }
 
-// TooLong returns the error for a text of an Event that is longer than most bytes.
-func TooLong(name string, most int) *field.Error {
-	return field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %d characters", most))
+// NewTooLongError returns the error for a field of an Event that is longer than maxBytes.
+func NewTooLongError(name string, maxBytes int) *field.Error {
+	return field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %d characters", maxBytes))
 }

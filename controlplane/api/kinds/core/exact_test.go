@@ -18,10 +18,14 @@ func TestHealthCheckNodePort(t *testing.T) {
 	local := "externalTrafficPolicy: Local, "
 	for _, c := range []struct{ name, text, want string }{
 		{"good", lb(local + "healthCheckNodePort: 30002"), ""},
-		{"policy", lb("healthCheckNodePort: 30002"), "spec.healthCheckNodePort: Invalid value: 30002: may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"},
+		{"policy", lb("healthCheckNodePort: 30002"),
+			"spec.healthCheckNodePort: Invalid value: 30002: may only be set when `type` is 'LoadBalancer' and " +
+				"`externalTrafficPolicy` is 'Local'"},
 		{"any port", lb(local + "healthCheckNodePort: 80"), ""}, // the allocator has the range
-		{"no port", lb(local + "healthCheckNodePort: 70000"), "spec.healthCheckNodePort: Invalid value: 70000: must be between 1 and 65535, inclusive"},
-		{"own port", lb(local + "healthCheckNodePort: 30001"), "spec.healthCheckNodePort: Invalid value: 30001: provided port is already allocated"},
+		{"no port", lb(local + "healthCheckNodePort: 70000"),
+			"spec.healthCheckNodePort: Invalid value: 70000: must be between 1 and 65535, inclusive"},
+		{"own port", lb(local + "healthCheckNodePort: 30001"),
+			"spec.healthCheckNodePort: Invalid value: 30001: provided port is already allocated"},
 	} {
 		want := []string{c.want}
 		if c.want == "" {
@@ -36,10 +40,14 @@ func TestHealthCheckNodePort(t *testing.T) {
 	}) {
 		t.Errorf("it reserves %v", held)
 	}
-	if _, wrong := kindstest.RunUpdate(t, s, "", func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 30003 }); !slices.Equal(wrong, []string{"spec.healthCheckNodePort"}) {
+	if _, wrong := kindstest.RunUpdate(t, s, "", func(s *corev1.Service) {
+		s.Spec.HealthCheckNodePort = 30003
+	}); !slices.Equal(wrong, []string{"spec.healthCheckNodePort"}) {
 		t.Errorf("changed: %q", wrong)
 	}
-	if got, wrong := kindstest.RunUpdate(t, s, "", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = "Cluster" }); wrong != nil || got.Spec.HealthCheckNodePort != 0 {
+	if got, wrong := kindstest.RunUpdate(t, s, "", func(s *corev1.Service) {
+		s.Spec.ExternalTrafficPolicy = "Cluster"
+	}); wrong != nil || got.Spec.HealthCheckNodePort != 0 {
 		t.Errorf("no longer needed: %q, port %d", wrong, got.Spec.HealthCheckNodePort)
 	}
 }

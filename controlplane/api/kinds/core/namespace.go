@@ -19,13 +19,14 @@ import (
 // NamespaceKind returns the definition of the kind Namespace.
 func NamespaceKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace", Short: []string{"ns"},
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace",
+		Short:         []string{"ns"},
 		ClusterScoped: true, Rule: validation.ValidateNamespaceName,
 	}, func(l *corev1.NamespaceList) *[]corev1.Namespace { return &l.Items })
 	// Namespaces cannot be deleted as a collection, because each deletion removes all of a
 	// namespace's contents.
-	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
-	k.Default = builder.Default(func(ns *corev1.Namespace) {
+	k.Serving.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
+	k.Writes.Default = builder.Default(func(ns *corev1.Namespace) {
 		labelWithName(ns)
 		builder.SetDefault(&ns.Status.Phase, corev1.NamespaceActive)
 	})
@@ -56,21 +57,23 @@ func NamespaceKind() *api.Kind {
 		}
 	})
 	builder.AddValidation(k, func(ns *corev1.Namespace) field.ErrorList {
-		// As in Kubernetes, these errors name the list and not the item.
+		// As in Kubernetes, these errors have the path of the list and not of the item.
 		var errs field.ErrorList
 		for _, f := range ns.Spec.Finalizers {
 			errs = append(errs, validateSpecFinalizer(f, field.NewPath("spec", "finalizers"))...)
 		}
 		return errs
 	})
-	builder.AddStatusValidation(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
-	k.PrepareDelete = builder.Default(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
+	builder.AddStatusValidation(k, func(obj, _ *corev1.Namespace) field.ErrorList {
+		return validateNamespacePhase(obj)
+	})
+	k.Deletion.Prepare = builder.Default(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
 	builder.PrepareUpdate(k, func(obj, old *corev1.Namespace) {
 		// A client that replaces the object with its own manifest must not remove the finalizers
 		// that protect the contents.
 		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
 	})
-	validateMeta := builder.FacetMetaUpdate(k.GVK)
+	validateMeta := builder.SubresourceMetaValidation(k.GVK)
 	builder.AddSubresource(k, "finalize", &api.Subresource{
 		Verbs: []string{"update"},
 		PrepareUpdate: func(o, was api.Object) {
@@ -86,22 +89,22 @@ func NamespaceKind() *api.Kind {
 			return errs
 		},
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.AgeColumn)
-	k.Row = builder.Row(func(ns *corev1.Namespace, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(ns *corev1.Namespace, now time.Time) []any {
 		phase := ns.Status.Phase
 		if ns.DeletionTimestamp != nil {
 			phase = corev1.NamespaceTerminating
 		}
 		return []any{ns.Name, string(phase), builder.Age(ns, now)}
 	})
-	k.Fields = builder.Fields(func(ns *corev1.Namespace) fields.Set {
+	k.Lists.Fields = builder.Fields(func(ns *corev1.Namespace) fields.Set {
 		return fields.Set{"status.phase": string(ns.Status.Phase)}
 	})
 	return k
 }
 
-// labelWithName sets the label with the namespace's name. No request can remove it, because
-// policies select namespaces by it.
+// labelWithName sets the label that contains the namespace's name. No request can remove it,
+// because policies select namespaces by it.
 func labelWithName(ns *corev1.Namespace) {
 	if ns.Name == "" || ns.Labels[corev1.LabelMetadataName] == ns.Name {
 		return
@@ -112,21 +115,22 @@ func labelWithName(ns *corev1.Namespace) {
 	ns.Labels[corev1.LabelMetadataName] = ns.Name
 }
 
-func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorList {
+func validateSpecFinalizer(f corev1.FinalizerName, fldPath *field.Path) field.ErrorList {
 	name := string(f)
-	return append(fieldrules.Invalid(at, name, utilvalidation.IsQualifiedName(name)),
-		builder.ValidateFinalizer(name, at)...)
+	return append(fieldrules.InvalidErrors(fldPath, name, utilvalidation.IsQualifiedName(name)),
+		builder.ValidateFinalizer(name, fldPath)...)
 }
 
-// validateNamespacePhase returns an error for a phase that does not match deletionTimestamp. Its
-// errors name the field "Phase", as in Kubernetes.
+// validateNamespacePhase returns an error for a phase that does not match deletionTimestamp. The
+// path of the error ends in "Phase", not "phase", as in Kubernetes.
 func validateNamespacePhase(ns *corev1.Namespace) field.ErrorList {
-	at, phase := field.NewPath("status", "Phase"), ns.Status.Phase
+	fldPath, phase := field.NewPath("status", "Phase"), ns.Status.Phase
 	switch terminating := ns.DeletionTimestamp != nil; {
 	case terminating && phase != corev1.NamespaceTerminating:
-		return field.ErrorList{field.Invalid(at, phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
+		return field.ErrorList{field.Invalid(fldPath, phase,
+			"may only be 'Terminating' if `deletionTimestamp` is not empty")}
 	case !terminating && phase != corev1.NamespaceActive:
-		return field.ErrorList{field.Invalid(at, phase, "may only be 'Active' if `deletionTimestamp` is empty")}
+		return field.ErrorList{field.Invalid(fldPath, phase, "may only be 'Active' if `deletionTimestamp` is empty")}
 	}
 	return nil
 }

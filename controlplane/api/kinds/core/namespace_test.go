@@ -37,17 +37,21 @@ func TestNamespaceStatusPhase(t *testing.T) {
 func TestNamespaceFinalizersOnCreate(t *testing.T) {
 	for text, want := range map[string][]corev1.FinalizerName{
 		"{metadata: {name: a}}": {"kubernetes"},
-		"{metadata: {name: a}, spec: {finalizers: [example.com/a]}}":                                 {"example.com/a", "kubernetes"},
-		"{metadata: {name: a}, spec: {finalizers: [kubernetes, example.com/a]}, status: {phase: Z}}": {"kubernetes", "example.com/a"},
+		"{metadata: {name: a}, spec: {finalizers: [example.com/a]}}": {"example.com/a",
+			"kubernetes"},
+		"{metadata: {name: a}, spec: {finalizers: [kubernetes, example.com/a]}, status: {phase: Z}}": {"kubernetes",
+			"example.com/a"},
 	} {
 		ns := kindstest.Load[*corev1.Namespace](t, text)
-		kinds.All().ByType(ns).PrepareCreate(ns)
+		kinds.All().ByType(ns).Writes.PrepareCreate(ns)
 		if !slices.Equal(ns.Spec.Finalizers, want) || ns.Status.Phase != corev1.NamespaceActive || ns.Generation != 0 {
-			t.Errorf("%s: finalizers %q, phase %q, generation %d", text, ns.Spec.Finalizers, ns.Status.Phase, ns.Generation)
+			t.Errorf("%s: finalizers %q, phase %q, generation %d", text, ns.Spec.Finalizers,
+				ns.Status.Phase, ns.Generation)
 		}
 	}
 	kindstest.CheckRefused[*corev1.Namespace](t,
-		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {finalizers: [kubernetes, nodomain]}}", Want: kindstest.InvalidText("spec.finalizers", "nodomain", kindstest.NotQualified)})
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {finalizers: [kubernetes, nodomain]}}",
+			Want: kindstest.InvalidText("spec.finalizers", "nodomain", kindstest.NotQualified)})
 }
 
 // F38: subresource finalize writes and validates the metadata and spec.finalizers, and keeps the status.
@@ -66,16 +70,20 @@ func TestNamespaceFinalize(t *testing.T) {
 				ns.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n"}}
 			},
 			Want: "metadata.ownerReferences[0].uid: Required value: must not be empty"})
-	stored := kindstest.Load[*corev1.Namespace](t, "{metadata: {name: a}, spec: {finalizers: [kubernetes]}, status: {phase: Active}}")
+	stored := kindstest.Load[*corev1.Namespace](t,
+		"{metadata: {name: a}, spec: {finalizers: [kubernetes]}, status: {phase: Active}}")
 	for _, sub := range []string{"finalize", "status"} {
 		got, wrong := kindstest.RunUpdate(t, stored, sub, func(ns *corev1.Namespace) {
 			ns.Labels, ns.Finalizers = map[string]string{"b": "c"}, []string{"example.com/a"}
 		})
-		if wrong != nil || got.Labels["b"] != "c" || got.Labels[corev1.LabelMetadataName] != "a" || len(got.Finalizers) != 1 {
+		if wrong != nil || got.Labels["b"] != "c" || got.Labels[corev1.LabelMetadataName] != "a" ||
+			len(got.Finalizers) != 1 {
 			t.Errorf("metadata after a request to %s: %q, %+v", sub, wrong, got.ObjectMeta)
 		}
 	}
-	got, _ := kindstest.RunUpdate(t, stored, "finalize", func(ns *corev1.Namespace) { ns.Spec.Finalizers, ns.Status.Phase = nil, "Terminating" })
+	got, _ := kindstest.RunUpdate(t, stored, "finalize", func(ns *corev1.Namespace) {
+		ns.Spec.Finalizers, ns.Status.Phase = nil, "Terminating"
+	})
 	if len(got.Spec.Finalizers) != 0 || got.Status.Phase != corev1.NamespaceActive {
 		t.Errorf("finalizers %q, phase %q", got.Spec.Finalizers, got.Status.Phase)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	helpers "k8s.io/component-helpers/scheduling/corev1"
 	netutils "k8s.io/utils/net"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -30,9 +31,10 @@ const (
 // NodeKind returns the definition of the kind Node.
 func NodeKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Node", Plural: "nodes", Singular: "node", Short: []string{"no"}, ClusterScoped: true,
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Node", Plural: "nodes", Singular: "node", Short: []string{"no"},
+		ClusterScoped: true,
 	}, func(l *corev1.NodeList) *[]corev1.Node { return &l.Items })
-	k.Default = builder.Default(func(n *corev1.Node) {
+	k.Writes.Default = builder.Default(func(n *corev1.Node) {
 		if n.Status.Allocatable == nil && n.Status.Capacity != nil {
 			n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 		}
@@ -66,14 +68,16 @@ func NodeKind() *api.Kind {
 	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		n := obj.(*corev1.Node)
-		errs := append(validateMeta(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
+		errs := append(validateMeta(obj, old), validateNodeAnnotations(n.Annotations,
+			field.NewPath("metadata", "annotations"))...)
 		return append(append(errs, validateNodeStatus(n)...), validateNodeAddresses(n)...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Roles"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Roles"),
 		builder.AgeColumn, builder.StringColumn("Version"),
-		builder.WideColumn("Internal-IP"), builder.WideColumn("External-IP"), builder.WideColumn("OS-Image"), builder.WideColumn("Kernel-Version"), builder.WideColumn("Container-Runtime"))
-	k.Row = builder.Row(nodeRow)
-	k.Fields = builder.Fields(func(n *corev1.Node) fields.Set {
+		builder.WideColumn("Internal-IP"), builder.WideColumn("External-IP"), builder.WideColumn("OS-Image"),
+		builder.WideColumn("Kernel-Version"), builder.WideColumn("Container-Runtime"))
+	k.Lists.Row = builder.Row(nodeRow)
+	k.Lists.Fields = builder.Fields(func(n *corev1.Node) fields.Set {
 		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
 	})
 	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"),
@@ -84,10 +88,11 @@ func NodeKind() *api.Kind {
 func validateNode(n *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))
-	// Kubernetes' errors have taints and swap of a node under metadata.
+	// In Kubernetes' errors, the paths of taints and swap of a node are below metadata.
 	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...)
 	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity, "must be greater than zero"))
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity,
+			"must be greater than zero"))
 	}
 	for i, cidr := range n.Spec.PodCIDRs {
 		errs = append(errs, validation.IsValidCIDR(spec.Child("podCIDRs").Index(i), cidr)...)
@@ -99,38 +104,40 @@ func validateNode(n *corev1.Node) field.ErrorList {
 				fmt.Errorf("invalid PodCIDRs. failed to check with dual stack with error:%w", err)))
 		}
 		if !dual || len(n.Spec.PodCIDRs) > 2 {
-			errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+			errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs,
+				"may specify no more than one CIDR for each IP family"))
 		}
 	}
 	return append(errs, validateNodeStatus(n)...)
 }
 
-// taintsAnnotation had the taints of a node before the API had a field for them.
+// taintsAnnotation contained the taints of a node before the API had a field for them.
 const taintsAnnotation = "scheduler.alpha.kubernetes.io/taints"
 
-// validateNodeAnnotations validates the annotations that preceded fields. Paths and texts are those
-// of Kubernetes.
-func validateNodeAnnotations(annotations map[string]string, at *field.Path) field.ErrorList {
+// validateNodeAnnotations validates the annotations that fields of the Node have since replaced.
+// The paths and messages of the errors are those of Kubernetes.
+func validateNodeAnnotations(annotations map[string]string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if text := annotations[taintsAnnotation]; text != "" {
 		var taints []corev1.Taint
 		if err := json.Unmarshal([]byte(text), &taints); err != nil {
-			errs = append(errs, field.Invalid(at, taintsAnnotation, err.Error()))
+			errs = append(errs, field.Invalid(fldPath, taintsAnnotation, err.Error()))
 		} else {
-			errs = append(errs, validateTaints(taints, at.Child(taintsAnnotation))...)
+			errs = append(errs, validateTaints(taints, fldPath.Child(taintsAnnotation))...)
 		}
 	}
 	avoid, err := helpers.GetAvoidPodsFromNodeAnnotations(annotations)
 	if err != nil {
-		return append(errs, field.Invalid(at.Child("AvoidPods"), corev1.PreferAvoidPodsAnnotationKey, err.Error()))
+		return append(errs, field.Invalid(fldPath.Child("AvoidPods"), corev1.PreferAvoidPodsAnnotationKey, err.Error()))
 	}
 	for i, entry := range avoid.PreferAvoidPods {
-		here := at.Child(corev1.PreferAvoidPodsAnnotationKey).Index(i).Child("PodSignature")
+		here := fldPath.Child(corev1.PreferAvoidPodsAnnotationKey).Index(i).Child("PodSignature")
 		switch owner := entry.PodSignature.PodController; {
 		case owner == nil:
 			errs = append(errs, field.Required(here, ""))
-		case !fieldrules.Deref(owner.Controller):
-			errs = append(errs, field.Invalid(here.Child("PodController", "Controller"), false, "must point to a controller"))
+		case !ptr.Deref(owner.Controller, false):
+			errs = append(errs, field.Invalid(here.Child("PodController", "Controller"), false,
+				"must point to a controller"))
 		}
 	}
 	return errs
@@ -144,15 +151,15 @@ func validateNodeStatus(n *corev1.Node) field.ErrorList {
 }
 
 // validateNodeAddresses returns errors for duplicate addresses of a node. Kubernetes checks this
-// only in updates, and its errors show its internal type.
-func validateNodeAddresses(n *corev1.Node) field.ErrorList {
+// only in updates, and its errors contain the value as its internal type.
+func validateNodeAddresses(node *corev1.Node) field.ErrorList {
 	type address struct {
 		Type    corev1.NodeAddressType
 		Address string
 	}
 	var errs field.ErrorList
 	seen := map[corev1.NodeAddress]bool{}
-	for i, a := range n.Status.Addresses {
+	for i, a := range node.Status.Addresses {
 		if seen[a] {
 			errs = append(errs, field.Duplicate(field.NewPath("status", "addresses").Index(i), address(a)))
 		}
@@ -165,26 +172,30 @@ var declaredFeature = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*(/[A-Za-z][A-Za-z0-9
 
 // validateDeclaredFeatures validates the names of the features that a node declares. They must be
 // sorted.
-func validateDeclaredFeatures(features []string, at *field.Path) field.ErrorList {
+func validateDeclaredFeatures(features []string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range features {
 		switch {
 		case len(f) > validation.DNS1123SubdomainMaxLength:
-			errs = append(errs, field.Invalid(at.Index(i), f,
-				fmt.Sprintf("invalid feature name %q: must be no more than %d characters", f, validation.DNS1123SubdomainMaxLength)))
+			errs = append(errs, field.Invalid(fldPath.Index(i), f,
+				fmt.Sprintf("invalid feature name %q: must be no more than %d characters", f,
+					validation.DNS1123SubdomainMaxLength)))
 		case !declaredFeature.MatchString(f):
-			errs = append(errs, field.Invalid(at.Index(i), f, fmt.Sprintf("invalid feature name %q: must start with an UpperCamelCase segment, "+
-				"with subsequent segments separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric "+
-				"characters and slashes", f)))
+			errs = append(errs, field.Invalid(fldPath.Index(i), f,
+				fmt.Sprintf("invalid feature name %q: must start with an UpperCamelCase segment, "+
+					"with subsequent segments separated by '/' (e.g., MyFeature or "+
+					"MyFeature/mySubFeature), and contain "+
+					"only alphanumeric "+
+					"characters and slashes", f)))
 		}
 		if i+1 == len(features) {
 			break
 		}
 		switch next := features[i+1]; {
 		case f == next:
-			errs = append(errs, field.Duplicate(at.Index(i+1), next))
+			errs = append(errs, field.Duplicate(fldPath.Index(i+1), next))
 		case f > next:
-			errs = append(errs, field.Invalid(at.Index(i+1), next, "list must be sorted alphabetically"))
+			errs = append(errs, field.Invalid(fldPath.Index(i+1), next, "list must be sorted alphabetically"))
 		}
 	}
 	return errs
@@ -193,8 +204,10 @@ func validateDeclaredFeatures(features []string, at *field.Path) field.ErrorList
 func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateNodeAddresses(obj)
-	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) && !addsFamily(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
-		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
+	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) &&
+		!addsFamily(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"),
+			"node updates may not change podCIDR except from \"\" to valid"))
 	}
 	if old.Spec.ProviderID != "" && obj.Spec.ProviderID != old.Spec.ProviderID {
 		change := "modified"
@@ -209,13 +222,14 @@ func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 	return errs
 }
 
-// addsFamily reports whether a node that has a range of one family gets a range of the other
-// family. Kubernetes rejects this; in Keelson a cluster may get its second family later.
+// addsFamily reports whether a node with podCIDRs of one IP family gets a podCIDR of the other
+// family. Kubernetes rejects this change. In Keelson, a cluster may get its second family later.
 func addsFamily(cidrs, old []string) bool {
-	return len(old) == 1 && len(cidrs) == 2 && cidrs[0] == old[0] && strings.Contains(cidrs[0], ":") != strings.Contains(cidrs[1], ":")
+	return len(old) == 1 && len(cidrs) == 2 && cidrs[0] == old[0] &&
+		strings.Contains(cidrs[0], ":") != strings.Contains(cidrs[1], ":")
 }
 
-func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
+func validateTaints(taints []corev1.Taint, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	type identity struct {
 		key    string
@@ -223,13 +237,14 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 	}
 	seen := map[identity]bool{}
 	for i, t := range taints {
-		p := at.Index(i)
-		errs = append(errs, fieldrules.Invalid(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
-		errs = append(errs, fieldrules.Invalid(p.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		p := fldPath.Index(i)
+		errs = append(errs, fieldrules.InvalidErrors(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
+		errs = append(errs, fieldrules.InvalidErrors(p.Child("value"), t.Value,
+			validation.IsValidLabelValue(t.Value))...)
 		if t.Effect == "" {
 			errs = append(errs, field.Required(p.Child("effect"), ""))
 		} else {
-			errs = append(errs, fieldrules.Supported(t.Effect, p.Child("effect"),
+			errs = append(errs, fieldrules.ValidateSupported(t.Effect, p.Child("effect"),
 				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
 		}
 		id := identity{t.Key, t.Effect}
@@ -246,23 +261,22 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 func nodeRow(n *corev1.Node, now time.Time) []any {
 	runtime := n.Status.NodeInfo.ContainerRuntimeVersion
 	return []any{
-		n.Name, nodeState(n), builder.OrNone(strings.Join(nodeRoles(n), ",")), builder.Age(n,
+		n.Name, nodeState(n), builder.ValueOrNone(strings.Join(nodeRoles(n), ",")), builder.Age(n,
 			now), n.Status.NodeInfo.KubeletVersion,
-		builder.OrNone(nodeAddress(n, corev1.NodeInternalIP)), builder.OrNone(nodeAddress(n, corev1.NodeExternalIP)),
-		orUnknown(n.Status.NodeInfo.OSImage), orUnknown(n.Status.NodeInfo.KernelVersion), orUnknown(runtime),
+		builder.ValueOrNone(nodeAddress(n, corev1.NodeInternalIP)),
+		builder.ValueOrNone(nodeAddress(n, corev1.NodeExternalIP)),
+		valueOrUnknown(n.Status.NodeInfo.OSImage), valueOrUnknown(n.Status.NodeInfo.KernelVersion),
+		valueOrUnknown(runtime),
 	}
 }
 
 func nodeState(n *corev1.Node) string {
-	state := "Unknown"
-	for _, c := range n.Status.Conditions {
-		if c.Type != corev1.NodeReady {
-			continue
-		}
-		state = "NotReady"
-		if c.Status == corev1.ConditionTrue {
-			state = "Ready"
-		}
+	state := "NotReady"
+	switch ready := api.NodeCondition(n, corev1.NodeReady); {
+	case ready == nil:
+		state = "Unknown"
+	case ready.Status == corev1.ConditionTrue:
+		state = "Ready"
 	}
 	if n.Spec.Unschedulable {
 		state += ",SchedulingDisabled"
@@ -292,7 +306,7 @@ func nodeAddress(n *corev1.Node, t corev1.NodeAddressType) string {
 	return ""
 }
 
-func orUnknown(s string) string {
+func valueOrUnknown(s string) string {
 	if s == "" {
 		return builder.Unknown
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -23,17 +24,21 @@ func ReplicationControllerKind() *api.Kind {
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ReplicationController", Plural: "replicationcontrollers",
 		Singular: "replicationcontroller", Short: []string{"rc"}, InAllCategory: true, Rule: builder.DNSSubdomain,
 	}, func(l *corev1.ReplicationControllerList) *[]corev1.ReplicationController { return &l.Items })
-	k.Default = builder.Default(defaultReplicationController)
-	// the default from before garbage collection existed
-	k.Propagation = metav1.DeletePropagationOrphan
-	builder.SeparateSpecAndStatus(k, func(r *corev1.ReplicationController) *corev1.ReplicationControllerSpec { return &r.Spec },
+	k.Writes.Default = builder.Default(defaultReplicationController)
+	// the default since before garbage collection existed
+	k.Deletion.Propagation = metav1.DeletePropagationOrphan
+	builder.SeparateSpecAndStatus(k, func(r *corev1.ReplicationController) *corev1.ReplicationControllerSpec {
+		return &r.Spec
+	},
 		func(r *corev1.ReplicationController) *corev1.ReplicationControllerStatus { return &r.Status })
 	builder.AddValidation(k, func(r *corev1.ReplicationController) field.ErrorList {
 		return validateReplicationController(&r.Spec, field.NewPath("spec"))
 	})
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(validateMeta(obj, old), validateReplicationControllerStatus(&obj.(*corev1.ReplicationController).Status, field.NewPath("status"))...)
+		return append(validateMeta(obj, old),
+			validateReplicationControllerStatus(&obj.(*corev1.ReplicationController).Status,
+				field.NewPath("status"))...)
 	}
 	builder.AddScale(k, builder.ScaleAccessors{
 		Replicas: func(o api.Object) **int32 { return &o.(*corev1.ReplicationController).Spec.Replicas },
@@ -42,26 +47,27 @@ func ReplicationControllerKind() *api.Kind {
 			return &metav1.LabelSelector{MatchLabels: o.(*corev1.ReplicationController).Spec.Selector}
 		},
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"),
+		builder.NumberColumn("Current"),
 		builder.NumberColumn("Ready"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
-	k.Row = builder.Row(func(r *corev1.ReplicationController, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(r *corev1.ReplicationController, now time.Time) []any {
 		containers, images := "", ""
 		if r.Spec.Template != nil {
 			containers, images = podspec.ContainersAndImages(&r.Spec.Template.Spec)
 		}
-		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas),
+		return []any{r.Name, int64(ptr.Deref(r.Spec.Replicas, 0)), int64(r.Status.Replicas),
 			int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, labels.FormatLabels(r.Spec.Selector)}
 	})
-	k.Fields = builder.Fields(func(r *corev1.ReplicationController) fields.Set {
+	k.Lists.Fields = builder.Fields(func(r *corev1.ReplicationController) fields.Set {
 		return fields.Set{"status.replicas": strconv.Itoa(int(r.Status.Replicas))}
 	})
 	return k
 }
 
-// defaultReplicationController sets selector and labels, if empty, to the labels of the template,
-// and sets the template's defaults.
+// defaultReplicationController sets an empty selector and empty labels to the labels of the
+// template. It also sets the template's defaults.
 func defaultReplicationController(r *corev1.ReplicationController) {
 	if t := r.Spec.Template; t != nil {
 		if len(t.Labels) > 0 {
@@ -77,30 +83,33 @@ func defaultReplicationController(r *corev1.ReplicationController) {
 	builder.SetDefaultPtr(&r.Spec.Replicas, 1)
 }
 
-func validateReplicationController(s *corev1.ReplicationControllerSpec, at *field.Path) field.ErrorList {
-	errs := fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))
+func validateReplicationController(s *corev1.ReplicationControllerSpec, fldPath *field.Path) field.ErrorList {
+	errs := fieldrules.ValidateNonNegative(s.MinReadySeconds, fldPath.Child("minReadySeconds"))
 	if len(s.Selector) == 0 {
-		errs = append(errs, field.Required(at.Child("selector"), ""))
+		errs = append(errs, field.Required(fldPath.Child("selector"), ""))
 	}
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.Replicas), at.Child("replicas"))...)
-	at = at.Child("template")
+	errs = append(errs, fieldrules.ValidateNonNegative(ptr.Deref(s.Replicas, 0), fldPath.Child("replicas"))...)
+	fldPath = fldPath.Child("template")
 	if s.Template == nil {
-		return append(errs, field.Required(at, ""))
+		return append(errs, field.Required(fldPath, ""))
 	}
 	if len(s.Selector) > 0 && !labels.SelectorFromSet(s.Selector).Matches(labels.Set(s.Template.Labels)) {
-		errs = append(errs, field.Invalid(at.Child("metadata", "labels"), s.Template.Labels, "`selector` does not match template `labels`"))
+		errs = append(errs, field.Invalid(fldPath.Child("metadata", "labels"), s.Template.Labels,
+			"`selector` does not match template `labels`"))
 	}
-	return append(errs, podspec.ValidateLastingTemplate("ReplicationController", s.Template, at)...)
+	return append(errs, podspec.ValidateLastingTemplate("ReplicationController", s.Template, fldPath)...)
 }
 
-func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, at *field.Path) field.ErrorList {
-	errs := fieldrules.NonNegative(s.Replicas, at.Child("replicas"))
-	errs = append(errs, fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
-	errs = append(errs, fieldrules.PartsOfReplicas(s.Replicas, at, map[string]int32{
-		"fullyLabeledReplicas": s.FullyLabeledReplicas, "readyReplicas": s.ReadyReplicas, "availableReplicas": s.AvailableReplicas,
+func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, fldPath *field.Path) field.ErrorList {
+	errs := fieldrules.ValidateNonNegative(s.Replicas, fldPath.Child("replicas"))
+	errs = append(errs, fieldrules.ValidateNonNegative(s.ObservedGeneration, fldPath.Child("observedGeneration"))...)
+	errs = append(errs, fieldrules.ValidateReplicaParts(s.Replicas, fldPath, map[string]int32{
+		"fullyLabeledReplicas": s.FullyLabeledReplicas, "readyReplicas": s.ReadyReplicas,
+		"availableReplicas": s.AvailableReplicas,
 	})...)
 	if s.AvailableReplicas > s.ReadyReplicas {
-		errs = append(errs, field.Invalid(at.Child("availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
+		errs = append(errs, field.Invalid(fldPath.Child("availableReplicas"), s.AvailableReplicas,
+			"cannot be greater than readyReplicas"))
 	}
 	return errs
 }
@@ -110,11 +119,11 @@ func PodTemplateKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PodTemplate", Plural: "podtemplates", Singular: "podtemplate",
 	}, func(l *corev1.PodTemplateList) *[]corev1.PodTemplate { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(func(t *corev1.PodTemplate) { podspec.DefaultPodTemplate(&t.Template) })
-	k.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
-	k.PrepareUpdate = func(obj, old api.Object) {
-		k.Default(obj)
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(func(t *corev1.PodTemplate) { podspec.DefaultPodTemplate(&t.Template) })
+	k.Writes.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
+	k.Writes.PrepareUpdate = func(obj, old api.Object) {
+		k.Writes.Default(obj)
 		obj.SetGeneration(old.GetGeneration())
 		if !fieldrules.SemanticEqual(obj.(*corev1.PodTemplate).Template, old.(*corev1.PodTemplate).Template) {
 			obj.SetGeneration(old.GetGeneration() + 1)
@@ -123,9 +132,10 @@ func PodTemplateKind() *api.Kind {
 	builder.AddValidation(k, func(t *corev1.PodTemplate) field.ErrorList {
 		return podspec.ValidatePodTemplate(&t.Template, field.NewPath("template"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Containers"), builder.StringColumn("Images"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Containers"),
+		builder.StringColumn("Images"),
 		builder.StringColumn("Pod Labels"))
-	k.Row = builder.Row(func(t *corev1.PodTemplate, _ time.Time) []any {
+	k.Lists.Row = builder.Row(func(t *corev1.PodTemplate, _ time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&t.Template.Spec)
 		return []any{t.Name, containers, images, labels.FormatLabels(t.Template.Labels)}
 	})

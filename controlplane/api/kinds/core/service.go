@@ -12,35 +12,38 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Spaces of a Service's reservations. At most one Service holds a value in each space.
+// Spaces in which Services reserve unique values. At most one Service can have a value of each
+// space.
 const (
-	SpaceClusterIPs = "clusterips" // "10.96.0.10"
-	SpaceNodePorts  = "nodeports"  // "TCP-30080"
+	SpaceClusterIPs = "clusterips" // values such as "10.96.0.10"
+	SpaceNodePorts  = "nodeports"  // values such as "TCP-30080"
 )
 
-// The range of node ports.
+// The smallest and the largest node port.
 const (
 	MinNodePort = 30000
 	MaxNodePort = 32767
 )
 
-const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
+const clientIPTimeout = int32(3 * 60 * 60) // default timeout of session affinity in seconds, as in Kubernetes
 
 // ServiceKind returns the definition of the kind Service.
 func ServiceKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Service", CreateOnUpdate: true, Plural: "services", Singular: "service", Short: []string{"svc"}, InAllCategory: true,
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Service", CreateOnUpdate: true, Plural: "services",
+		Singular: "service", Short: []string{"svc"}, InAllCategory: true,
 		Rule: validation.NameIsDNSLabel,
 	}, func(l *corev1.ServiceList) *[]corev1.Service { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(DefaultService)
-	k.OwnedDefault = builder.Default(defaultOwnedService)
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(DefaultService)
+	k.Writes.OwnedDefault = builder.Default(defaultOwnedService)
 	builder.SeparateStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status },
 		builder.Accessors[*corev1.Service]{
 			Spec:     func(s *corev1.Service) any { return s.Spec },
@@ -66,11 +69,13 @@ func ServiceKind() *api.Kind {
 	builder.AddValidation(k, ValidateService)
 	builder.AddUpdateValidation(k, validateServiceUpdate)
 	builder.AddStatusValidation(k, validateServiceStatus)
-	k.Reservations = func(o api.Object) []api.Reservation { return ServiceReservations(o.(*corev1.Service)) }
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Cluster-IP"),
-		builder.StringColumn("External-IP"), builder.StringColumn("Port(s)"), builder.AgeColumn, builder.WideColumn("Selector"))
-	k.Row = builder.Row(serviceRow)
-	k.Fields = builder.Fields(func(s *corev1.Service) fields.Set {
+	k.Commit.Reservations = func(o api.Object) []api.Reservation { return ServiceReservations(o.(*corev1.Service)) }
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"),
+		builder.StringColumn("Cluster-IP"),
+		builder.StringColumn("External-IP"), builder.StringColumn("Port(s)"), builder.AgeColumn,
+		builder.WideColumn("Selector"))
+	k.Lists.Row = builder.Row(serviceRow)
+	k.Lists.Fields = builder.Fields(func(s *corev1.Service) fields.Set {
 		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 	})
 	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"),
@@ -91,10 +96,10 @@ func DefaultService(s *corev1.Service) {
 	}
 }
 
-// defaultOwnedService sets the defaults that are attributed to the client. As in Kubernetes, a
-// client that sets only clusterIP does not own clusterIPs.
-func defaultOwnedService(s *corev1.Service) {
-	spec := &s.Spec
+// defaultOwnedService sets those defaults that managedFields attributes to the client. As in
+// Kubernetes, a client that sets only clusterIP does not own clusterIPs.
+func defaultOwnedService(service *corev1.Service) {
+	spec := &service.Spec
 	builder.SetDefault(&spec.Type, corev1.ServiceTypeClusterIP)
 	builder.SetDefault(&spec.SessionAffinity, corev1.ServiceAffinityNone)
 	if spec.SessionAffinity == corev1.ServiceAffinityNone {
@@ -112,11 +117,11 @@ func defaultOwnedService(s *corev1.Service) {
 			p.TargetPort = intstr.FromInt32(p.Port)
 		}
 	}
-	defaultIPModes(s)
+	defaultIPModes(service)
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
 	}
-	if externallyAccessible(spec) {
+	if isExternallyAccessible(spec) {
 		builder.SetDefault(&spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
 	builder.SetDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
@@ -127,9 +132,9 @@ func defaultOwnedService(s *corev1.Service) {
 
 // defaultIPModes sets the missing ipMode of addresses that a load balancer reports. Older
 // controllers do not set it.
-func defaultIPModes(s *corev1.Service) {
-	for i := range s.Status.LoadBalancer.Ingress {
-		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
+func defaultIPModes(service *corev1.Service) {
+	for i := range service.Status.LoadBalancer.Ingress {
+		if in := &service.Status.LoadBalancer.Ingress[i]; in.IP != "" {
 			builder.SetDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
 		}
 	}
@@ -139,101 +144,102 @@ func usesNodePorts(t corev1.ServiceType) bool {
 	return t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer
 }
 
-// NeedsClusterIP reports whether the Service has, or is to be allocated, its own cluster IP.
-func NeedsClusterIP(s *corev1.Service) bool {
-	return s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone
+// NeedsClusterIP reports whether a Service has its own cluster IP, or must be allocated one.
+func NeedsClusterIP(service *corev1.Service) bool {
+	return service.Spec.Type != corev1.ServiceTypeExternalName && service.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
-// NeedsNodePorts reports whether each port of the Service has, or is to be allocated, a node port.
-func NeedsNodePorts(s *corev1.Service) bool {
-	switch s.Spec.Type {
+// NeedsNodePorts reports whether each port of a Service has a node port, or must be allocated one.
+func NeedsNodePorts(service *corev1.Service) bool {
+	switch service.Spec.Type {
 	case corev1.ServiceTypeNodePort:
 		return true
 	case corev1.ServiceTypeLoadBalancer:
-		return s.Spec.AllocateLoadBalancerNodePorts == nil || *s.Spec.AllocateLoadBalancerNodePorts
+		return service.Spec.AllocateLoadBalancerNodePorts == nil || *service.Spec.AllocateLoadBalancerNodePorts
 	}
 	return false
 }
 
-// keepAllocated copies allocated values that the client omitted from old. It also clears the values
-// that the new type does not have. A value that the client also changed is not cleared, so that
-// validation rejects it.
-func keepAllocated(obj, old *corev1.Service) {
+// keepAllocated sets values that the client omitted, such as cluster IPs and node ports, to those
+// of the stored Service. It also clears values that the new type of the Service cannot have. If the
+// client has changed such a value, it is not cleared, so that validation rejects it.
+func keepAllocated(obj, stored *corev1.Service) {
 	DefaultService(obj)
-	SyncClusterIPs(&obj.Spec, &old.Spec)
-	if NeedsClusterIP(obj) && NeedsClusterIP(old) && obj.Spec.ClusterIP == "" {
-		if obj.Spec.ClusterIP = old.Spec.ClusterIP; len(obj.Spec.ClusterIPs) == 0 {
-			obj.Spec.ClusterIPs = slices.Clone(old.Spec.ClusterIPs)
+	SyncClusterIPs(&obj.Spec, &stored.Spec)
+	if NeedsClusterIP(obj) && NeedsClusterIP(stored) && obj.Spec.ClusterIP == "" {
+		if obj.Spec.ClusterIP = stored.Spec.ClusterIP; len(obj.Spec.ClusterIPs) == 0 {
+			obj.Spec.ClusterIPs = slices.Clone(stored.Spec.ClusterIPs)
 		}
 	}
-	if NeedsNodePorts(obj) && usesNodePorts(old.Spec.Type) {
-		keepNodePorts(obj, old)
+	if NeedsNodePorts(obj) && usesNodePorts(stored.Spec.Type) {
+		keepNodePorts(obj, stored)
 	}
-	if old.Spec.Type != corev1.ServiceTypeExternalName && obj.Spec.Type == corev1.ServiceTypeExternalName {
-		dropAddresses(&obj.Spec, &old.Spec)
+	if stored.Spec.Type != corev1.ServiceTypeExternalName && obj.Spec.Type == corev1.ServiceTypeExternalName {
+		dropAddresses(&obj.Spec, &stored.Spec)
 	}
-	if usesNodePorts(old.Spec.Type) && !usesNodePorts(obj.Spec.Type) && !changesNodePorts(obj, old) {
+	if usesNodePorts(stored.Spec.Type) && !usesNodePorts(obj.Spec.Type) && !changesNodePorts(obj, stored) {
 		for i := range obj.Spec.Ports {
 			obj.Spec.Ports[i].NodePort = 0
 		}
 	}
-	dropBalancing(&obj.Spec, &old.Spec)
+	dropBalancing(&obj.Spec, &stored.Spec)
 }
 
-// SyncClusterIPs sets clusterIPs to clusterIP if a client that does not know clusterIPs changed
-// only clusterIP.
-func SyncClusterIPs(spec, old *corev1.ServiceSpec) {
-	if spec.ClusterIP != old.ClusterIP && spec.ClusterIP != "" && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
+// SyncClusterIPs updates clusterIPs from clusterIP if a client that does not know clusterIPs has
+// changed only clusterIP. stored is the spec of the stored Service.
+func SyncClusterIPs(spec, stored *corev1.ServiceSpec) {
+	if spec.ClusterIP != stored.ClusterIP && spec.ClusterIP != "" && slices.Equal(spec.ClusterIPs, stored.ClusterIPs) {
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
 }
 
-// dropAddresses clears the unchanged cluster IPs and IP families of a Service that becomes an
-// ExternalName.
-func dropAddresses(spec, old *corev1.ServiceSpec) {
-	if spec.ClusterIP == old.ClusterIP && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
+// dropAddresses clears the cluster IPs and IP families of a Service that becomes an ExternalName,
+// unless the client has changed them.
+func dropAddresses(spec, stored *corev1.ServiceSpec) {
+	if spec.ClusterIP == stored.ClusterIP && slices.Equal(spec.ClusterIPs, stored.ClusterIPs) {
 		spec.ClusterIP, spec.ClusterIPs = "", nil
 	}
-	if slices.Equal(spec.IPFamilies, old.IPFamilies) {
+	if slices.Equal(spec.IPFamilies, stored.IPFamilies) {
 		spec.IPFamilies = nil
 	}
-	if fieldrules.Deref(spec.IPFamilyPolicy) == fieldrules.Deref(old.IPFamilyPolicy) {
+	if ptr.Deref(spec.IPFamilyPolicy, "") == ptr.Deref(stored.IPFamilyPolicy, "") {
 		spec.IPFamilyPolicy = nil
 	}
 }
 
-// changesNodePorts reports whether obj names a node port that old does not have.
-func changesNodePorts(obj, old *corev1.Service) bool {
+// changesNodePorts reports whether obj specifies a node port that the stored Service does not have.
+func changesNodePorts(obj, stored *corev1.Service) bool {
 	had := map[int32]bool{0: true}
-	for _, p := range old.Spec.Ports {
+	for _, p := range stored.Spec.Ports {
 		had[p.NodePort] = true
 	}
 	return slices.ContainsFunc(obj.Spec.Ports, func(p corev1.ServicePort) bool { return !had[p.NodePort] })
 }
 
-// dropBalancing clears the load balancer and external traffic fields that the new type does not
-// have.
-func dropBalancing(spec, old *corev1.ServiceSpec) {
-	if needsHealthPort(old) && !needsHealthPort(spec) && spec.HealthCheckNodePort == old.HealthCheckNodePort {
+// dropBalancing clears the load balancer and external traffic fields that the new type of the
+// Service does not have.
+func dropBalancing(spec, stored *corev1.ServiceSpec) {
+	if needsHealthPort(stored) && !needsHealthPort(spec) && spec.HealthCheckNodePort == stored.HealthCheckNodePort {
 		spec.HealthCheckNodePort = 0
 	}
-	if externallyAccessible(old) && !externallyAccessible(spec) && spec.ExternalTrafficPolicy == old.ExternalTrafficPolicy {
+	if isExternallyAccessible(stored) && !isExternallyAccessible(spec) &&
+		spec.ExternalTrafficPolicy == stored.ExternalTrafficPolicy {
 		spec.ExternalTrafficPolicy = ""
 	}
-	if old.Type != corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeLoadBalancer {
+	if stored.Type != corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	if fieldrules.IsTrue(spec.AllocateLoadBalancerNodePorts) == fieldrules.IsTrue(old.AllocateLoadBalancerNodePorts) {
+	if ptr.Deref(spec.AllocateLoadBalancerNodePorts, false) == ptr.Deref(stored.AllocateLoadBalancerNodePorts, false) {
 		spec.AllocateLoadBalancerNodePorts = nil
 	}
-	if fieldrules.SemanticEqual(spec.LoadBalancerClass, old.LoadBalancerClass) {
+	if fieldrules.SemanticEqual(spec.LoadBalancerClass, stored.LoadBalancerClass) {
 		spec.LoadBalancerClass = nil
 	}
 }
 
-// externallyAccessible reports whether traffic reaches the Service from outside the cluster.
-func externallyAccessible(s *corev1.ServiceSpec) bool {
-	return usesNodePorts(s.Type) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
+// isExternallyAccessible reports whether traffic from outside the cluster can reach the Service.
+func isExternallyAccessible(spec *corev1.ServiceSpec) bool {
+	return usesNodePorts(spec.Type) || spec.Type == corev1.ServiceTypeClusterIP && len(spec.ExternalIPs) > 0
 }
 
 func keepNodePorts(obj, old *corev1.Service) {
@@ -241,9 +247,9 @@ func keepNodePorts(obj, old *corev1.Service) {
 		protocol corev1.Protocol
 		port     int32
 	}
-	was := map[key]int32{}
+	previous := map[key]int32{}
 	for _, p := range old.Spec.Ports {
-		was[key{p.Protocol, p.Port}] = p.NodePort
+		previous[key{p.Protocol, p.Port}] = p.NodePort
 	}
 	taken := map[string]bool{}
 	for _, p := range obj.Spec.Ports {
@@ -255,7 +261,7 @@ func keepNodePorts(obj, old *corev1.Service) {
 			continue
 		}
 		kept := *p
-		kept.NodePort = was[key{p.Protocol, p.Port}]
+		kept.NodePort = previous[key{p.Protocol, p.Port}]
 		if kept.NodePort != 0 && !taken[nodePortValue(kept)] {
 			*p = kept
 			taken[nodePortValue(kept)] = true
@@ -263,46 +269,49 @@ func keepNodePorts(obj, old *corev1.Service) {
 	}
 }
 
-// needsHealthPort reports whether load balancers check a node port of their own to find the nodes
-// with endpoints.
-func needsHealthPort(s *corev1.ServiceSpec) bool {
-	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+// needsHealthPort reports whether the Service has a separate node port (healthCheckNodePort), with
+// which load balancers find the nodes that have endpoints.
+func needsHealthPort(spec *corev1.ServiceSpec) bool {
+	return spec.Type == corev1.ServiceTypeLoadBalancer &&
+		spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
 func nodePortValue(p corev1.ServicePort) string {
 	return NodePort{Protocol: p.Protocol, Port: p.NodePort}.Value()
 }
 
-// ServiceReservations returns the addresses and ports that a Service reserves.
-func ServiceReservations(s *corev1.Service) []api.Reservation {
+// ServiceReservations returns the cluster IPs and node ports that a Service reserves.
+func ServiceReservations(service *corev1.Service) []api.Reservation {
 	var out []api.Reservation
-	if NeedsClusterIP(s) {
-		for i, ip := range s.Spec.ClusterIPs {
+	if NeedsClusterIP(service) {
+		for i, ip := range service.Spec.ClusterIPs {
 			if ip != "" && ip != corev1.ClusterIPNone {
-				out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: ip, Field: fmt.Sprintf("spec.clusterIPs[%d]", i)})
+				out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: ip,
+					Field: fmt.Sprintf("spec.clusterIPs[%d]", i)})
 			}
 		}
-		if len(s.Spec.ClusterIPs) == 0 && s.Spec.ClusterIP != "" {
-			out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: s.Spec.ClusterIP, Field: "spec.clusterIP"})
+		if len(service.Spec.ClusterIPs) == 0 && service.Spec.ClusterIP != "" {
+			out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: service.Spec.ClusterIP,
+				Field: "spec.clusterIP"})
 		}
 	}
-	for _, p := range NodePorts(s) {
+	for _, p := range NodePorts(service) {
 		out = append(out, api.Reservation{Space: SpaceNodePorts, Value: p.Value(), Field: p.Field})
 	}
 	return out
 }
 
-// NodePort is a port that a Service has on every node.
+// NodePort is a port of a Service that is open on every node.
 type NodePort struct {
 	Protocol corev1.Protocol
 	Port     int32
 	Field    string // path of the port's field in the Service
 }
 
-// Value returns the value of the port's reservation.
+// Value returns the port in the format of reservations: "TCP-30080".
 func (p NodePort) Value() string { return fmt.Sprintf("%s-%d", p.Protocol, p.Port) }
 
-// String returns the port in a readable form.
+// String returns the port for messages: "30080/TCP".
 func (p NodePort) String() string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
 
 // NodePorts returns the node ports of a Service, including the port for health checks by load
@@ -331,8 +340,8 @@ func serviceRow(s *corev1.Service, now time.Time) []any {
 		}
 		ports = append(ports, text+"/"+string(p.Protocol))
 	}
-	return []any{s.Name, string(s.Spec.Type), builder.OrNone(s.Spec.ClusterIP), externalIP(s),
-		builder.OrNone(strings.Join(ports, ",")),
+	return []any{s.Name, string(s.Spec.Type), builder.ValueOrNone(s.Spec.ClusterIP), externalIP(s),
+		builder.ValueOrNone(strings.Join(ports, ",")),
 		builder.Age(s, now), labels.FormatLabels(s.Spec.Selector)}
 }
 
@@ -355,5 +364,5 @@ func externalIP(s *corev1.Service) string {
 			return "<pending>"
 		}
 	}
-	return builder.OrNone(strings.Join(ips, ","))
+	return builder.ValueOrNone(strings.Join(ips, ","))
 }

@@ -14,25 +14,26 @@ import (
 // ServiceAccountKind returns the definition of the kind ServiceAccount.
 func ServiceAccountKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "ServiceAccount", Plural: "serviceaccounts", Singular: "serviceaccount", Short: []string{"sa"},
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ServiceAccount", Plural: "serviceaccounts",
+		Singular: "serviceaccount", Short: []string{"sa"},
 	}, func(l *corev1.ServiceAccountList) *[]corev1.ServiceAccount { return &l.Items })
-	k.ReturnsDeleted = true
+	k.Deletion.ReturnsDeleted = true
 	builder.AddSubresource(k, "token", &api.Subresource{
 		GVK:   authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"),
 		New:   func() runtime.Object { return &authenticationv1.TokenRequest{} },
 		Verbs: []string{"create"},
 	})
-	k.PrepareCreate = func(o api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
-	k.PrepareUpdate = func(o, _ api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Secrets"), builder.AgeColumn)
-	k.Row = builder.Row(func(s *corev1.ServiceAccount, now time.Time) []any {
+	k.Writes.PrepareCreate = func(o api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
+	k.Writes.PrepareUpdate = func(o, _ api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Secrets"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(s *corev1.ServiceAccount, now time.Time) []any {
 		return []any{s.Name, int64(len(s.Secrets)), builder.Age(s, now)}
 	})
 	return k
 }
 
-// nameSecrets reduces each reference to the name, because the Secrets are in the account's
-// namespace.
+// nameSecrets removes everything but the name from each reference to a Secret, because the Secrets
+// are in the account's namespace.
 func nameSecrets(s *corev1.ServiceAccount) {
 	// a new list, because the stored object may share the old one
 	var names []corev1.ObjectReference

@@ -15,7 +15,7 @@ func TestPhaseTimeOfNewVolumes(t *testing.T) {
 	k := kinds.All().ByType(&corev1.PersistentVolume{})
 	created := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "a", CreationTimestamp: created}}
-	k.PrepareCreate(v)
+	k.Writes.PrepareCreate(v)
 	if at := v.Status.LastPhaseTransitionTime; at == nil || !at.Equal(&created) {
 		t.Errorf("lastPhaseTransitionTime of a new volume is %v, want %v", at, created)
 	}

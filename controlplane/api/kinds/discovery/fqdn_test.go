@@ -15,8 +15,8 @@ func TestFQDNSlices(t *testing.T) {
 	slice := kindstest.Load[*discoveryv1.EndpointSlice](t,
 		"{metadata: {name: a}, addressType: FQDN, ports: [{port: 80}], endpoints: [{addresses: [www.example.com]}]}")
 	k := kinds.All().ByType(slice)
-	errs, warnings := k.Answers.Check(slice, nil)
-	if errs = append(errs, k.Judge(slice, nil)...); len(errs) > 0 {
+	errs, warnings := k.Schema.Answers.FindIneffective(slice, nil)
+	if errs = append(errs, k.ValidateObject(slice, nil)...); len(errs) > 0 {
 		t.Error(errs)
 	}
 	warnings = append(warnings, kinds.ObjectWarnings(slice, nil)...)
@@ -26,5 +26,6 @@ func TestFQDNSlices(t *testing.T) {
 	}
 	kindstest.CheckRefused[*discoveryv1.EndpointSlice](t,
 		kindstest.BadObject{Text: "{metadata: {name: a}, addressType: FQDN, endpoints: [{addresses: [a.]}]}",
-			Want: kindstest.InvalidText("endpoints[0].addresses[0]", "a", "should be a domain with at least two segments separated by dots")})
+			Want: kindstest.InvalidText("endpoints[0].addresses[0]", "a",
+				"should be a domain with at least two segments separated by dots")})
 }

@@ -19,31 +19,34 @@ import (
 )
 
 // NewEventKind returns the definition of the kind Event in group events.k8s.io. Its objects are
-// stored as Events of the core group. It has other field names and stricter rules for new Events.
-// coreEvents is the kind of the core group.
+// stored as Events of the core group, but some fields have other names, and new Events have
+// stricter rules. coreEvents is the kind of the core group.
 func NewEventKind(coreEvents *api.Kind) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
+		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events",
+		Singular: "event", Short: []string{"ev"},
 	}, func(l *eventsv1.EventList) *[]eventsv1.Event { return &l.Items })
-	k.TTL = coreEvents.TTL
+	k.Commit.TTL = coreEvents.Commit.TTL
 	k.Storage = coreEvents.Storage
 	k.Storage.Known = append(k.Storage.Known, api.Version{
-		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow,
-		ToHub: func(o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
+		GVK: k.GVK, New: k.Type.New, Shallow: k.Type.Ops.Shallow,
+		ToHub: func(o api.Object) (api.Object, error) { return toCoreEvent(o.(*eventsv1.Event)), nil },
 	})
 	k.Conversion = eventConversion
 	builder.AddValidation(k, validateNewEvent)
 	builder.AddUpdateValidation(k, validateNewEventUpdate)
-	k.Columns = coreEvents.Columns
-	k.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any { return core.EventRow(coreEvent(e), now) })
-	k.Fields = builder.Fields(newEventFields)
+	k.Lists.Columns = coreEvents.Lists.Columns
+	k.Lists.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any {
+		return core.EventRow(toCoreEvent(e), now)
+	})
+	k.Lists.Fields = builder.Fields(newEventFields)
 	return k
 }
 
-// validateNewEvent validates a new Event. It must identify its reporter and must not set fields
-// that only old clients use.
+// validateNewEvent validates a new Event. It must identify the controller that reports it, and must
+// not set fields that only old clients use.
 func validateNewEvent(e *eventsv1.Event) field.ErrorList {
-	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(),
+	errs := core.ValidateEventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(),
 		field.NewPath("regarding", "namespace"))
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
@@ -53,7 +56,7 @@ func validateNewEvent(e *eventsv1.Event) field.ErrorList {
 	errs = append(errs, core.ValidateEventText("action", e.Action)...)
 	errs = append(errs, core.ValidateEventText("reason", e.Reason)...)
 	if len(e.Note) > core.MaxEventNote {
-		errs = append(errs, core.TooLong("note", core.MaxEventNote))
+		errs = append(errs, core.NewTooLongError("note", core.MaxEventNote))
 	}
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		errs = append(errs, field.Invalid(field.NewPath("type"), "", fmt.Sprintf("has invalid value: %s", e.Type)))
@@ -97,22 +100,23 @@ func validateNewEventUpdate(e, old *eventsv1.Event) field.ErrorList {
 		now, was any
 	}{
 		{"regarding", e.Regarding, old.Regarding}, {"reason", e.Reason, old.Reason}, {"note", e.Note, old.Note},
-		{"type", e.Type, old.Type}, {"eventTime", micro(e.EventTime), micro(old.EventTime)},
+		{"type", e.Type, old.Type}, {"eventTime", truncateToMicro(e.EventTime), truncateToMicro(old.EventTime)},
 		{"action", e.Action, old.Action}, {"related", e.Related, old.Related},
 		{"reportingController", e.ReportingController, old.ReportingController},
 		{"reportingInstance", e.ReportingInstance, old.ReportingInstance},
 	} {
-		errs = append(errs, fieldrules.Unchanged(f.now, f.was, field.NewPath(f.name))...)
+		errs = append(errs, fieldrules.ValidateUnchanged(f.now, f.was, field.NewPath(f.name))...)
 	}
 	return errs
 }
 
-// micro truncates a time to the stored precision, microseconds.
-func micro(t metav1.MicroTime) metav1.MicroTime {
-	return metav1.NewMicroTime(t.Truncate(time.Microsecond).UTC())
+// truncateToMicro truncates a time to microseconds, the precision with which it is stored.
+func truncateToMicro(timestamp metav1.MicroTime) metav1.MicroTime {
+	return metav1.NewMicroTime(timestamp.Truncate(time.Microsecond).UTC())
 }
 
-// newEventFields returns the field selectors of an Event, from its stored form of the core group.
+// newEventFields returns the values of the field selectors of an Event of group events.k8s.io,
+// given the stored Event of the core group.
 func newEventFields(e *corev1.Event) fields.Set {
 	o := e.InvolvedObject
 	return fields.Set{
@@ -130,12 +134,14 @@ func newEventFields(e *corev1.Event) fields.Set {
 }
 
 var eventConversion = &api.Conversion{
-	From: api.EachFrom(func(o api.Object) (api.Object, error) { return newEvent(o.(*corev1.Event)), nil }),
-	To:   func(_ context.Context, o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
+	From: api.ConvertEach(func(o api.Object) (api.Object, error) { return fromCoreEvent(o.(*corev1.Event)), nil }),
+	To: func(_ context.Context, o api.Object) (api.Object, error) {
+		return toCoreEvent(o.(*eventsv1.Event)), nil
+	},
 }
 
-// coreEvent converts an Event to the core group.
-func coreEvent(e *eventsv1.Event) *corev1.Event {
+// toCoreEvent converts an Event to the core group.
+func toCoreEvent(e *eventsv1.Event) *corev1.Event {
 	out := &corev1.Event{
 		ObjectMeta: e.ObjectMeta, InvolvedObject: e.Regarding, Related: e.Related,
 		Reason: e.Reason, Message: e.Note, Type: e.Type, EventTime: e.EventTime, Action: e.Action,
@@ -149,8 +155,8 @@ func coreEvent(e *eventsv1.Event) *corev1.Event {
 	return out
 }
 
-// newEvent is the inverse of coreEvent.
-func newEvent(e *corev1.Event) *eventsv1.Event {
+// fromCoreEvent is the inverse of toCoreEvent.
+func fromCoreEvent(e *corev1.Event) *eventsv1.Event {
 	out := &eventsv1.Event{
 		ObjectMeta: e.ObjectMeta, Regarding: e.InvolvedObject, Related: e.Related,
 		Reason: e.Reason, Note: e.Message, Type: e.Type, EventTime: e.EventTime, Action: e.Action,

@@ -1,4 +1,4 @@
-// Package expressions declares the CEL expressions that objects contain, and the compiler that
+// Package expressions declares the types of CEL expressions in API objects, and the compiler that
 // validates them.
 package expressions
 
@@ -10,36 +10,36 @@ import (
 // of its result.
 type Use int
 
-// The uses of expressions, with the type of the result.
+// The uses of expressions. Each comment states the type of the result.
 const (
 	MatchCondition Use = iota // bool: whether a webhook or a policy applies to a request
 	// any type; later expressions refer to the result as variables.<Name>
 	Variable
-	Validation      // bool
+	Validation      // bool: whether the request is valid
 	Message         // string; the authorizer is not available
 	AuditAnnotation // string or null
 	ApplyMutation   // Object
 	PatchMutation   // list of JSONPatch
 	DeviceSelector  // bool, for a device
-	DerivedValue    // an attribute of a device
+	DerivedValue    // the value of an attribute of a device
 )
 
-// Expression is a CEL expression of an object.
+// Expression is a CEL expression in an object.
 type Expression struct {
 	Use    Use
-	Name   string // name of a variable
+	Name   string // name of the variable, for the use Variable
 	Text   string
-	Params bool // the expression may use params
+	Params bool // the expression may use the variable params
 	At     *field.Path
 }
 
 // Compile returns the errors in the expressions of one object. An expression may refer to earlier
-// variables in the list. A CEL environment takes megabytes and belongs to the packages that
-// evaluate expressions. So the compiler is passed to kinds.All with kinds.Compiling. Without a
-// compiler only the text of expressions is validated.
+// variables in the list. A CEL environment takes megabytes, so only the packages that evaluate
+// expressions contain one. They provide the compiler with kinds.WithCompiler. Without a compiler,
+// only the text of expressions is validated.
 type Compile func([]Expression) field.ErrorList
 
-// Options has the settings of kinds.All that the packages of the API groups use.
+// Options contains the options of kinds.All for the packages of the API groups.
 type Options struct{ Compile Compile }
 
 // Collector collects the expressions of one object.
@@ -48,13 +48,13 @@ type Collector struct {
 	Params bool
 }
 
-// Add appends an expression at a path.
-func (e *Collector) Add(use Use, text string, at *field.Path) {
-	e.All = append(e.All, Expression{Use: use, Text: text, Params: e.Params, At: at})
+// Add appends an expression with its use and the path of its field.
+func (e *Collector) Add(use Use, text string, fldPath *field.Path) {
+	e.All = append(e.All, Expression{Use: use, Text: text, Params: e.Params, At: fldPath})
 }
 
-// Compiled returns the errors of the collected expressions. Without a compiler it returns none.
-func (o *Options) Compiled(e *Collector) field.ErrorList {
+// CompileAll returns the errors of the collected expressions. Without a compiler it returns none.
+func (o *Options) CompileAll(e *Collector) field.ErrorList {
 	if o.Compile == nil || len(e.All) == 0 {
 		return nil
 	}

@@ -1,5 +1,5 @@
-// Package fieldrules has the validation rules that several API groups share. Every rule returns the
-// errors that Kubernetes returns for the same value.
+// Package fieldrules contains the validation rules that several API groups share. Every rule
+// returns the errors that Kubernetes returns for the same value.
 package fieldrules
 
 import (
@@ -20,64 +20,68 @@ import (
 // OmittedValue replaces long or binary values in validation errors.
 const OmittedValue = "<value omitted>"
 
-// PartsOfReplicas validates the pod counts of a status, by field name: each must be between 0 and
-// all, the total.
-func PartsOfReplicas(all int32, at *field.Path, of map[string]int32) field.ErrorList {
+// ValidateReplicaParts validates the numbers of pods in a status, given by field name. Each must be
+// between 0 and replicas, the total number of pods.
+func ValidateReplicaParts(replicas int32, fldPath *field.Path, counts map[string]int32) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range SortedKeys(of) {
-		errs = append(errs, NonNegative(of[name], at.Child(name))...)
-		if of[name] > all {
-			errs = append(errs, field.Invalid(at.Child(name), of[name], "cannot be greater than status.replicas"))
+	for _, name := range SortedKeys(counts) {
+		errs = append(errs, ValidateNonNegative(counts[name], fldPath.Child(name))...)
+		if counts[name] > replicas {
+			errs = append(errs, field.Invalid(fldPath.Child(name), counts[name],
+				"cannot be greater than status.replicas"))
 		}
 	}
 	return errs
 }
 
-// Unchanged returns an error if an immutable field has changed.
-func Unchanged(obj, old any, at *field.Path) field.ErrorList {
-	return apivalidation.ValidateImmutableField(obj, old, at)
+// ValidateUnchanged returns an error if an immutable field has changed.
+func ValidateUnchanged(obj, old any, fldPath *field.Path) field.ErrorList {
+	return apivalidation.ValidateImmutableField(obj, old, fldPath)
 }
 
-// OneOf returns an error if v is not one of the allowed values. An empty value is Required. The
-// error lists the allowed values sorted.
-func OneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
-	if v == "" {
-		return field.ErrorList{field.Required(at, "")}
+// ValidateOneOf returns an error if a value is not one of the allowed values. For an empty value,
+// the error is Required. The error for any other value lists the allowed values sorted.
+func ValidateOneOf[T ~string](value T, fldPath *field.Path, allowed ...T) field.ErrorList {
+	if value == "" {
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
 	for _, a := range allowed {
-		if v == a {
+		if value == a {
 			return nil
 		}
 	}
-	return field.ErrorList{field.NotSupported(at, v, slices.Sorted(slices.Values(allowed)))}
+	return field.ErrorList{field.NotSupported(fldPath, value, slices.Sorted(slices.Values(allowed)))}
 }
 
-// RequiredOneOf is OneOf with the allowed values listed in the given order.
-func RequiredOneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
-	if v == "" {
-		return field.ErrorList{field.Required(at, "")}
+// ValidateRequiredOneOf is like ValidateOneOf: it returns a Required error for an empty value, and
+// an error for any value that is not allowed. Unlike in ValidateOneOf, that error lists the allowed
+// values in the given order.
+func ValidateRequiredOneOf[T ~string](value T, fldPath *field.Path, allowed ...T) field.ErrorList {
+	if value == "" {
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	return Supported(v, at, allowed...)
+	return ValidateSupported(value, fldPath, allowed...)
 }
 
-// RequiredPathSegment returns an error if v is empty or is not valid as a URL path segment.
-func RequiredPathSegment(v string, at *field.Path) field.ErrorList {
-	if v == "" {
-		return field.ErrorList{field.Required(at, "")}
+// ValidateRequiredSegment returns an error if a value is empty or is not valid as a URL path
+// segment.
+func ValidateRequiredSegment(value string, fldPath *field.Path) field.ErrorList {
+	if value == "" {
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	return Invalid(at, v, pathvalidation.IsValidPathSegmentName(v))
+	return InvalidErrors(fldPath, value, pathvalidation.IsValidPathSegmentName(value))
 }
 
-// NonNegative returns an error if v is negative.
-func NonNegative[T ~int32 | ~int64](v T, at *field.Path) field.ErrorList {
-	return apivalidation.ValidateNonnegativeField(int64(v), at)
+// ValidateNonNegative returns an error if a value is negative.
+func ValidateNonNegative[T ~int32 | ~int64](value T, fldPath *field.Path) field.ErrorList {
+	return apivalidation.ValidateNonnegativeField(int64(value), fldPath)
 }
 
-// Invalid returns an Invalid error for each message of a syntax check.
-func Invalid(at *field.Path, v any, msgs []string) field.ErrorList {
+// InvalidErrors returns an Invalid error for the value with each of the messages.
+func InvalidErrors(fldPath *field.Path, value any, messages []string) field.ErrorList {
 	var errs field.ErrorList
-	for _, m := range msgs {
-		errs = append(errs, field.Invalid(at, v, m))
+	for _, m := range messages {
+		errs = append(errs, field.Invalid(fldPath, value, m))
 	}
 	return errs
 }
@@ -86,17 +90,8 @@ func Invalid(at *field.Path, v any, msgs []string) field.ErrorList {
 // so are quantities of the same amount.
 func SemanticEqual(a, b any) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// Deref returns *p, or the zero value if p is nil.
-func Deref[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
-}
-
-// CountSet returns the number of members of a union that are set: non-nil pointer fields of the
-// struct, including nested structs.
+// CountSet returns the number of members of a union that are set: the non-nil pointer fields of the
+// struct, including those of nested structs.
 func CountSet(union any) int {
 	n := 0
 	v := reflect.ValueOf(union)
@@ -116,45 +111,47 @@ func CountSet(union any) int {
 // SortedKeys returns the keys of m, sorted, so that errors have a stable order.
 func SortedKeys[K ~string, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// ForbidSet returns a Forbidden error for each field that is true in set.
-func ForbidSet(at *field.Path, msg string, set map[string]bool) field.ErrorList {
+// ForbidSetFields returns a Forbidden error for each field for which isSet is true.
+func ForbidSetFields(fldPath *field.Path, msg string, isSet map[string]bool) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range SortedKeys(set) {
-		if set[name] {
-			errs = append(errs, field.Forbidden(at.Child(name), msg))
+	for _, name := range SortedKeys(isSet) {
+		if isSet[name] {
+			errs = append(errs, field.Forbidden(fldPath.Child(name), msg))
 		}
 	}
 	return errs
 }
 
 // ValidateDescending returns an error if a path is absolute or contains "..".
-func ValidateDescending(p string, at *field.Path) field.ErrorList {
-	if path.IsAbs(p) {
-		return field.ErrorList{field.Invalid(at, p, "must be a relative path")}
+func ValidateDescending(filePath string, fldPath *field.Path) field.ErrorList {
+	if path.IsAbs(filePath) {
+		return field.ErrorList{field.Invalid(fldPath, filePath, "must be a relative path")}
 	}
-	return NoBacksteps(p, at)
+	return ValidateNoBacksteps(filePath, fldPath)
 }
 
-// NoBacksteps returns an error if a path contains the element "..".
-func NoBacksteps(p string, at *field.Path) field.ErrorList {
-	for _, part := range strings.Split(p, "/") {
+// ValidateNoBacksteps returns an error if a path contains the element "..".
+func ValidateNoBacksteps(filePath string, fldPath *field.Path) field.ErrorList {
+	for _, part := range strings.Split(filePath, "/") {
 		if part == ".." {
-			return field.ErrorList{field.Invalid(at, p, "must not contain '..'")}
+			return field.ErrorList{field.Invalid(fldPath, filePath, "must not contain '..'")}
 		}
 	}
 	return nil
 }
 
-// Items validates the items of a list with judge. It returns Duplicate errors for items with equal
-// keys, unless key is nil. A list with more than limit items gets only that error; a negative limit
-// means no limit.
-func Items[T any](list []T, limit int, at *field.Path, key func(T) string, judge func(T, *field.Path) field.ErrorList) field.ErrorList {
+// ValidateItems calls validate for each item of a list and returns the errors. It also returns
+// Duplicate errors for items with equal keys, unless key is nil. For a list with more than limit
+// items, it returns only that error. A negative limit means no limit.
+func ValidateItems[T any](
+	list []T, limit int, fldPath *field.Path, key func(T) string, validate func(T, *field.Path) field.ErrorList,
+) field.ErrorList {
 	if limit >= 0 && len(list) > limit {
-		return field.ErrorList{field.TooMany(at, len(list), limit)}
+		return field.ErrorList{field.TooMany(fldPath, len(list), limit)}
 	}
 	var errs field.ErrorList
 	for i, item := range list {
-		errs = append(errs, judge(item, at.Index(i))...)
+		errs = append(errs, validate(item, fldPath.Index(i))...)
 	}
 	if key == nil {
 		return errs
@@ -162,7 +159,7 @@ func Items[T any](list []T, limit int, at *field.Path, key func(T) string, judge
 	seen := map[string]bool{}
 	for i, item := range list {
 		if k := key(item); seen[k] {
-			errs = append(errs, field.Duplicate(at.Index(i), k))
+			errs = append(errs, field.Duplicate(fldPath.Index(i), k))
 		} else {
 			seen[k] = true
 		}
@@ -170,44 +167,41 @@ func Items[T any](list []T, limit int, at *field.Path, key func(T) string, judge
 	return errs
 }
 
-// Itself returns its argument. It is the key function for lists of strings.
-func Itself(s string) string { return s }
+// SelfKey returns its argument. It is a key function of ValidateItems for lists of strings.
+func SelfKey(s string) string { return s }
 
-// DNSLabel returns an error if a name is not a DNS label.
-func DNSLabel(name string, at *field.Path) field.ErrorList {
-	return Invalid(at, name, validation.IsDNS1123Label(name))
+// ValidateDNSLabel returns an error if a name is not a DNS label.
+func ValidateDNSLabel(name string, fldPath *field.Path) field.ErrorList {
+	return InvalidErrors(fldPath, name, validation.IsDNS1123Label(name))
 }
 
-// SupportedOrRequired is OneOf, except that the error for an empty value also lists the allowed
-// values.
-func SupportedOrRequired[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
+// ValidateRequiredValue is like ValidateOneOf, but the error for an empty value also lists the
+// allowed values.
+func ValidateRequiredValue[T ~string](value T, fldPath *field.Path, allowed ...T) field.ErrorList {
 	switch {
-	case v == "":
-		return field.ErrorList{field.Required(at, fmt.Sprintf("valid values: %q", allowed))}
-	case !slices.Contains(allowed, v):
-		return field.ErrorList{field.NotSupported(at, v, allowed)}
+	case value == "":
+		return field.ErrorList{field.Required(fldPath, fmt.Sprintf("valid values: %q", allowed))}
+	case !slices.Contains(allowed, value):
+		return field.ErrorList{field.NotSupported(fldPath, value, allowed)}
 	}
 	return nil
 }
 
-// IsTrue reports whether b points to true.
-func IsTrue(b *bool) bool { return b != nil && *b }
-
-// RequiredSubdomain returns an error if a name is empty or not a DNS subdomain.
-func RequiredSubdomain(name string, at *field.Path) field.ErrorList {
+// ValidateRequiredSubdomain returns an error if a name is empty or not a DNS subdomain.
+func ValidateRequiredSubdomain(name string, fldPath *field.Path) field.ErrorList {
 	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	return Invalid(at, name, apivalidation.NameIsDNSSubdomain(name, false))
+	return InvalidErrors(fldPath, name, apivalidation.NameIsDNSSubdomain(name, false))
 }
 
-// Supported returns an error if v is not one of the allowed values. Unlike OneOf, it returns
-// NotSupported for an empty value too.
-func Supported[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
+// ValidateSupported returns a NotSupported error if a value is not one of the allowed values.
+// Unlike ValidateOneOf, it also does so for an empty value.
+func ValidateSupported[T ~string](value T, fldPath *field.Path, allowed ...T) field.ErrorList {
 	for _, a := range allowed {
-		if v == a {
+		if value == a {
 			return nil
 		}
 	}
-	return field.ErrorList{field.NotSupported(at, v, allowed)}
+	return field.ErrorList{field.NotSupported(fldPath, value, allowed)}
 }

@@ -7,6 +7,7 @@ import (
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -20,39 +21,42 @@ const (
 	defaultHandSize    = 8
 	defaultQueueLength = 50
 	maxQueues          = 10_000_000
-	// maxHashBits is the number of bits of a flow's hash that are available for shuffle sharding.
+	// maxHashBits is the number of bits of a flow's hash that shuffle sharding can use.
 	maxHashBits = 60
 )
 
 // PriorityLevelKind returns the definition of the kind PriorityLevelConfiguration.
 func PriorityLevelKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "PriorityLevelConfiguration", Plural: "prioritylevelconfigurations",
+		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "PriorityLevelConfiguration",
+		Plural:   "prioritylevelconfigurations",
 		Singular: "prioritylevelconfiguration", ClusterScoped: true,
 	}, func(l *flowcontrolv1.PriorityLevelConfigurationList) *[]flowcontrolv1.PriorityLevelConfiguration {
 		return &l.Items
 	})
-	k.Default = builder.Default(defaultPriorityLevel)
-	builder.SeparateStatus(k, func(o *flowcontrolv1.PriorityLevelConfiguration) *flowcontrolv1.PriorityLevelConfigurationStatus {
-		return &o.Status
-	}, builder.Accessors[*flowcontrolv1.PriorityLevelConfiguration]{
-		Spec:     func(p *flowcontrolv1.PriorityLevelConfiguration) any { return p.Spec },
-		CopySpec: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) {
-			obj.Status = flowcontrolv1.PriorityLevelConfigurationStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	k.Writes.Default = builder.Default(defaultPriorityLevel)
+	builder.SeparateStatus(k,
+		func(o *flowcontrolv1.PriorityLevelConfiguration) *flowcontrolv1.PriorityLevelConfigurationStatus {
+			return &o.Status
+		}, builder.Accessors[*flowcontrolv1.PriorityLevelConfiguration]{
+			Spec:     func(p *flowcontrolv1.PriorityLevelConfiguration) any { return p.Spec },
+			CopySpec: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) {
+				obj.Status = flowcontrolv1.PriorityLevelConfigurationStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.AddValidation(k, func(p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := validatePriorityLevel(p.Name, &p.Spec, spec)
 		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !fieldrules.SemanticEqual(p.Spec,
 			CatchAllLevel()) {
-			errs = append(errs, field.Invalid(spec, p.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
+			errs = append(errs, field.Invalid(spec, p.Spec,
+				fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
 		}
-		// Of the exempt level, the lendable shares may be changed.
+		// only the lendable shares of the exempt level may be changed
 		fixed := p.Spec.Type == flowcontrolv1.PriorityLevelEnablementExempt && p.Spec.Limited == nil
 		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameExempt && !fixed {
 			errs = append(errs, field.Invalid(spec, p.Spec,
@@ -67,12 +71,13 @@ func PriorityLevelKind() *api.Kind {
 		}
 		return validateFlowConditions(types)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"),
-		builder.StringColumn("NominalConcurrencyShares"), builder.StringColumn("Queues"), builder.StringColumn("HandSize"), builder.StringColumn("QueueLengthLimit"), builder.AgeColumn)
-	k.Row = builder.Row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"),
+		builder.StringColumn("NominalConcurrencyShares"), builder.StringColumn("Queues"),
+		builder.StringColumn("HandSize"), builder.StringColumn("QueueLengthLimit"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
 		shares, queues, hand, length := any(builder.None), any(builder.None), any(builder.None), any(builder.None)
 		if l := p.Spec.Limited; l != nil {
-			shares = fieldrules.Deref(l.NominalConcurrencyShares)
+			shares = ptr.Deref(l.NominalConcurrencyShares, 0)
 			if q := l.LimitResponse.Queuing; q != nil {
 				queues, hand, length = q.Queues, q.HandSize, q.QueueLengthLimit
 			}
@@ -98,21 +103,26 @@ func defaultPriorityLevel(p *flowcontrolv1.PriorityLevelConfiguration) {
 	}
 }
 
-// CatchAllLevel returns the required spec of the priority level catch-all, which every cluster has.
+// CatchAllLevel returns the required spec of the priority level "catch-all", which every cluster
+// has.
 func CatchAllLevel() flowcontrolv1.PriorityLevelConfigurationSpec {
 	shares, lend := int32(5), int32(0)
 	return flowcontrolv1.PriorityLevelConfigurationSpec{
 		Type: flowcontrolv1.PriorityLevelEnablementLimited,
-		Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{NominalConcurrencyShares: &shares, LendablePercent: &lend,
-			LimitResponse: flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeReject}},
+		Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{NominalConcurrencyShares: &shares,
+			LendablePercent: &lend,
+			LimitResponse:   flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeReject}},
 	}
 }
 
-func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurationSpec, spec *field.Path) field.ErrorList {
+func validatePriorityLevel(
+	name string, s *flowcontrolv1.PriorityLevelConfigurationSpec, spec *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	exempt := s.Type == flowcontrolv1.PriorityLevelEnablementExempt
 	if (name == flowcontrolv1.PriorityLevelConfigurationNameExempt) != exempt {
-		errs = append(errs, field.Invalid(spec.Child("type"), s.Type, "type must be 'Exempt' if and only if name is 'exempt'"))
+		errs = append(errs, field.Invalid(spec.Child("type"), s.Type,
+			"type must be 'Exempt' if and only if name is 'exempt'"))
 	}
 	switch s.Type {
 	case flowcontrolv1.PriorityLevelEnablementExempt:
@@ -131,7 +141,7 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 		}
 		errs = append(errs, validateLimited(s.Limited, spec.Child("limited"))...)
 	default:
-		errs = append(errs, fieldrules.Supported(s.Type, spec.Child("type"),
+		errs = append(errs, fieldrules.ValidateSupported(s.Type, spec.Child("type"),
 			flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
 	}
 	return errs
@@ -139,23 +149,25 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 
 // validateShares validates the concurrency shares of a priority level and the percentage that it
 // lends.
-func validateShares(shares, lendable *int32, at *field.Path) field.ErrorList {
+func validateShares(shares, lendable *int32, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if fieldrules.Deref(shares) < 0 {
-		errs = append(errs, field.Invalid(at.Child("nominalConcurrencyShares"), *shares, "must be a non-negative integer"))
+	if ptr.Deref(shares, 0) < 0 {
+		errs = append(errs, field.Invalid(fldPath.Child("nominalConcurrencyShares"), *shares,
+			"must be a non-negative integer"))
 	}
-	if p := fieldrules.Deref(lendable); p < 0 || p > 100 {
-		errs = append(errs, field.Invalid(at.Child("lendablePercent"), p, "must be between 0 and 100, inclusive"))
+	if p := ptr.Deref(lendable, 0); p < 0 || p > 100 {
+		errs = append(errs, field.Invalid(fldPath.Child("lendablePercent"), p, "must be between 0 and 100, inclusive"))
 	}
 	return errs
 }
 
-func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *field.Path) field.ErrorList {
-	errs := validateShares(l.NominalConcurrencyShares, l.LendablePercent, at)
-	if b := fieldrules.Deref(l.BorrowingLimitPercent); b < 0 {
-		errs = append(errs, field.Invalid(at.Child("borrowingLimitPercent"), b, "if specified, must be a non-negative integer"))
+func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, fldPath *field.Path) field.ErrorList {
+	errs := validateShares(l.NominalConcurrencyShares, l.LendablePercent, fldPath)
+	if b := ptr.Deref(l.BorrowingLimitPercent, 0); b < 0 {
+		errs = append(errs, field.Invalid(fldPath.Child("borrowingLimitPercent"), b,
+			"if specified, must be a non-negative integer"))
 	}
-	response := at.Child("limitResponse")
+	response := fldPath.Child("limitResponse")
 	q, queuing := l.LimitResponse.Queuing, response.Child("queuing")
 	switch l.LimitResponse.Type {
 	case flowcontrolv1.LimitResponseTypeReject:
@@ -168,17 +180,19 @@ func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *fie
 		}
 		errs = append(errs, validateQueuing(q, queuing)...)
 	default:
-		errs = append(errs, fieldrules.Supported(l.LimitResponse.Type, response.Child("type"),
+		errs = append(errs, fieldrules.ValidateSupported(l.LimitResponse.Type, response.Child("type"),
 			flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
 	}
 	return errs
 }
 
-// validateQueuing validates the queues of a level. Shuffle sharding selects a flow's queues by its
-// hash, so the hash must have enough bits for the hand size.
-func validateQueuing(q *flowcontrolv1.QueuingConfiguration, at *field.Path) field.ErrorList {
+// validateQueuing validates the queues of a priority level. Shuffle sharding selects a flow's
+// queues by its hash, so the hash must have enough bits for the number of queues and the hand size.
+func validateQueuing(q *flowcontrolv1.QueuingConfiguration, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	wrong := func(name string, v int32, why string) { errs = append(errs, field.Invalid(at.Child(name), v, why)) }
+	wrong := func(name string, v int32, why string) {
+		errs = append(errs, field.Invalid(fldPath.Child(name), v, why))
+	}
 	if q.QueueLengthLimit <= 0 {
 		wrong("queueLengthLimit", q.QueueLengthLimit, "must be positive")
 	}
@@ -194,8 +208,9 @@ func validateQueuing(q *flowcontrolv1.QueuingConfiguration, at *field.Path) fiel
 	case q.HandSize > q.Queues:
 		wrong("handSize", q.HandSize, fmt.Sprintf("should not be greater than queues (%d)", q.Queues))
 	case bits > maxHashBits:
-		wrong("handSize", q.HandSize, fmt.Sprintf("required entropy bits of deckSize %d and handSize %d should not be greater than %d",
-			q.Queues, q.HandSize, maxHashBits))
+		wrong("handSize", q.HandSize,
+			fmt.Sprintf("required entropy bits of deckSize %d and handSize %d should not be greater than %d",
+				q.Queues, q.HandSize, maxHashBits))
 	}
 	return errs
 }

@@ -1,5 +1,5 @@
-// Package kindstest has the functions that the tests of the kinds share: they load objects, and
-// compare errors, changes and table rows with those of Kubernetes. It imports package kinds, so
+// Package kindstest contains the functions that the tests of the kinds share: they load objects,
+// and compare errors, changes and table rows with those of Kubernetes. It imports package kinds, so
 // only external test packages may use it.
 package kindstest
 
@@ -24,7 +24,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// CheckDefaults compares an object's defaulted form with the one expected, as YAML.
+// CheckDefaults fails the test if an object with its defaults differs from the expected YAML.
 func CheckDefaults[P api.Object](t *testing.T, text, want string) {
 	t.Helper()
 	o := Load[P](t, text)
@@ -50,27 +50,27 @@ func CheckDefaults[P api.Object](t *testing.T, text, want string) {
 // Now is the time at which the tests print tables.
 var Now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// Load parses an object and sets its defaults, as the API server does before it validates an
-// object.
+// Load parses the YAML of an object and sets its defaults, as the API server does before
+// validation.
 func Load[P api.Object](t *testing.T, text string) P {
 	t.Helper()
 	var zero P
 	k := kinds.All().ByType(zero)
-	o := k.New()
+	o := k.Type.New()
 	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
 		t.Fatalf("%v in:\n%s", err, text)
 	}
 	if o.GetNamespace() == "" && k.Namespaced {
 		o.SetNamespace("default")
 	}
-	if k.Default != nil {
-		k.Default(o)
+	if k.Writes.Default != nil {
+		k.Writes.Default(o)
 	}
 	return o.(P)
 }
 
-// NewFiller returns a filler that sets every field of an object to random values, invalid values
-// included.
+// NewFiller returns a filler that sets every field of an object to random values, which may be
+// invalid.
 func NewFiller(seed int64) *randfill.Filler {
 	return randfill.New().RandSource(rand.NewSource(seed)).NilChance(0.4).NumElements(0, 3).MaxDepth(14).Funcs(
 		func(q *resource.Quantity, c randfill.Continue) {
@@ -98,8 +98,8 @@ spec:
   - {name: web, image: nginx}
 `
 
-// Ago returns the time d before Now.
-func Ago(d time.Duration) metav1.Time { return metav1.NewTime(Now.Add(-d)) }
+// Ago returns the time that is the given duration before Now.
+func Ago(age time.Duration) metav1.Time { return metav1.NewTime(Now.Add(-age)) }
 
 // PrintTable returns the header and the row that "kubectl get -o wide" prints for an object. Cells
 // are separated by "|". The cells of wide columns start with "+".
@@ -109,9 +109,9 @@ func PrintTable[P api.Object](t *testing.T, text string) string {
 	o.SetCreationTimestamp(Ago(3 * time.Hour))
 	k := kinds.All().ByType(o)
 	var head, cells []string
-	for i, c := range k.Row(o, Now) {
-		name, cell := strings.ToUpper(k.Columns[i].Name), fmt.Sprint(c)
-		if k.Columns[i].Priority > 0 {
+	for i, c := range k.Lists.Row(o, Now) {
+		name, cell := strings.ToUpper(k.Lists.Columns[i].Name), fmt.Sprint(c)
+		if k.Lists.Columns[i].Priority > 0 {
 			name, cell = "+"+name, "+"+cell
 		}
 		head, cells = append(head, name), append(cells, cell)

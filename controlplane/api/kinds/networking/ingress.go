@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// IngressClassAnnotation is the annotation that preceded the field spec.ingressClassName.
+// IngressClassAnnotation is the annotation that the field spec.ingressClassName has replaced.
 const IngressClassAnnotation = "kubernetes.io/ingress.class"
 
 // IngressKind returns the definition of the kind Ingress.
@@ -41,7 +41,7 @@ func IngressKind() *api.Kind {
 		return validateIngress(&i.Spec,
 			field.NewPath("spec"))
 	})
-	k.ValidateCreate = builder.CreateValidation(func(i *networkingv1.Ingress) field.ErrorList {
+	k.Validation.Create = builder.CreateValidation(func(i *networkingv1.Ingress) field.ErrorList {
 		class, set := i.Annotations[IngressClassAnnotation]
 		if !set || i.Spec.IngressClassName == nil || class == *i.Spec.IngressClassName {
 			return nil
@@ -52,9 +52,9 @@ func IngressKind() *api.Kind {
 	builder.AddStatusValidation(k, func(obj, old *networkingv1.Ingress) field.ErrorList {
 		return validateIngressStatus(obj.Status.LoadBalancer.Ingress, old.Status.LoadBalancer.Ingress)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Class"), builder.StringColumn("Hosts"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Class"), builder.StringColumn("Hosts"),
 		builder.StringColumn("Address"), builder.StringColumn("Ports"), builder.AgeColumn)
-	k.Row = builder.Row(func(i *networkingv1.Ingress, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(i *networkingv1.Ingress, now time.Time) []any {
 		class, ports := builder.None, "80"
 		if i.Spec.IngressClassName != nil {
 			class = *i.Spec.IngressClassName
@@ -68,8 +68,8 @@ func IngressKind() *api.Kind {
 	return k
 }
 
-// shownHosts is the maximum number of hosts that a row lists before it shows the number of the
-// others.
+// shownHosts is the maximum number of hosts in a table cell. The cell then contains the number of
+// the remaining hosts.
 const shownHosts = 3
 
 func ingressHosts(rules []networkingv1.IngressRule) string {
@@ -113,41 +113,41 @@ func validateIngress(s *networkingv1.IngressSpec, spec *field.Path) field.ErrorL
 		errs = append(errs, validateIngressRule(&r, spec.Child("rules").Index(i))...)
 	}
 	for i, t := range s.TLS {
-		at := spec.Child("tls").Index(i)
+		fldPath := spec.Child("tls").Index(i)
 		for j, h := range t.Hosts {
-			errs = append(errs, validateIngressHost(h, at.Child("hosts").Index(j))...)
+			errs = append(errs, validateIngressHost(h, fldPath.Child("hosts").Index(j))...)
 		}
 		if t.SecretName != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("secretName"), t.SecretName,
+			errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("secretName"), t.SecretName,
 				apivalidation.NameIsDNSSubdomain(t.SecretName, false))...)
 		}
 	}
 	if c := s.IngressClassName; c != nil {
-		errs = append(errs, fieldrules.Invalid(spec.Child("ingressClassName"), *c,
+		errs = append(errs, fieldrules.InvalidErrors(spec.Child("ingressClassName"), *c,
 			apivalidation.NameIsDNSSubdomain(*c, false))...)
 	}
 	return errs
 }
 
-func validateIngressHost(host string, at *field.Path) field.ErrorList {
+func validateIngressHost(host string, fldPath *field.Path) field.ErrorList {
 	if strings.Contains(host, "*") {
-		return fieldrules.Invalid(at, host, validation.IsWildcardDNS1123Subdomain(host))
+		return fieldrules.InvalidErrors(fldPath, host, validation.IsWildcardDNS1123Subdomain(host))
 	}
-	return fieldrules.Invalid(at, host, validation.IsDNS1123Subdomain(host))
+	return fieldrules.InvalidErrors(fldPath, host, validation.IsDNS1123Subdomain(host))
 }
 
-func validateIngressRule(r *networkingv1.IngressRule, at *field.Path) field.ErrorList {
+func validateIngressRule(r *networkingv1.IngressRule, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if r.Host != "" {
 		if isIP(r.Host) {
-			errs = append(errs, field.Invalid(at.Child("host"), r.Host, "must be a DNS name, not an IP address"))
+			errs = append(errs, field.Invalid(fldPath.Child("host"), r.Host, "must be a DNS name, not an IP address"))
 		}
-		errs = append(errs, validateIngressHost(r.Host, at.Child("host"))...)
+		errs = append(errs, validateIngressHost(r.Host, fldPath.Child("host"))...)
 	}
 	if r.HTTP == nil {
 		return errs
 	}
-	paths := at.Child("http", "paths")
+	paths := fldPath.Child("http", "paths")
 	if len(r.HTTP.Paths) == 0 {
 		errs = append(errs, field.Required(paths, ""))
 	}
@@ -157,12 +157,12 @@ func validateIngressRule(r *networkingv1.IngressRule, at *field.Path) field.Erro
 	return errs
 }
 
-func validateIngressPath(p *networkingv1.HTTPIngressPath, at *field.Path) field.ErrorList {
+func validateIngressPath(p *networkingv1.HTTPIngressPath, fldPath *field.Path) field.ErrorList {
 	if p.PathType == nil {
-		return field.ErrorList{field.Required(at.Child("pathType"), "pathType must be specified")}
+		return field.ErrorList{field.Required(fldPath.Child("pathType"), "pathType must be specified")}
 	}
 	var errs field.ErrorList
-	wrong := func(why string) { errs = append(errs, field.Invalid(at.Child("path"), p.Path, why)) }
+	wrong := func(why string) { errs = append(errs, field.Invalid(fldPath.Child("path"), p.Path, why)) }
 	absolute := strings.HasPrefix(p.Path, "/")
 	switch *p.PathType {
 	case networkingv1.PathTypeExact, networkingv1.PathTypePrefix:
@@ -184,78 +184,83 @@ func validateIngressPath(p *networkingv1.HTTPIngressPath, at *field.Path) field.
 			wrong("must be an absolute path")
 		}
 	default:
-		errs = append(errs, field.NotSupported(at.Child("pathType"), *p.PathType, []networkingv1.PathType{
+		errs = append(errs, field.NotSupported(fldPath.Child("pathType"), *p.PathType, []networkingv1.PathType{
 			networkingv1.PathTypeExact, networkingv1.PathTypeImplementationSpecific, networkingv1.PathTypePrefix}))
 	}
-	return append(errs, validateIngressBackend(&p.Backend, at.Child("backend"))...)
+	return append(errs, validateIngressBackend(&p.Backend, fldPath.Child("backend"))...)
 }
 
-func validateIngressBackend(b *networkingv1.IngressBackend, at *field.Path) field.ErrorList {
+func validateIngressBackend(b *networkingv1.IngressBackend, fldPath *field.Path) field.ErrorList {
 	switch {
 	case b.Resource != nil && b.Service != nil:
-		return field.ErrorList{field.Invalid(at, "", "cannot set both resource and service backends")}
+		return field.ErrorList{field.Invalid(fldPath, "", "cannot set both resource and service backends")}
 	case b.Resource != nil:
-		return validateTypedReference(b.Resource.APIGroup, b.Resource.Kind, b.Resource.Name, at.Child("resource"))
+		return validateTypedReference(b.Resource.APIGroup, b.Resource.Kind, b.Resource.Name, fldPath.Child("resource"))
 	case b.Service == nil:
-		return field.ErrorList{field.Invalid(at, "", "resource or service backend is required")}
+		return field.ErrorList{field.Invalid(fldPath, "", "resource or service backend is required")}
 	}
 	var errs field.ErrorList
-	service := at.Child("service")
+	service := fldPath.Child("service")
 	if b.Service.Name == "" {
 		errs = append(errs, field.Required(service.Child("name"), ""))
 	} else {
-		errs = append(errs, fieldrules.Invalid(service.Child("name"), b.Service.Name,
+		errs = append(errs, fieldrules.InvalidErrors(service.Child("name"), b.Service.Name,
 			validation.IsDNS1123Label(b.Service.Name))...)
 	}
 	switch p := b.Service.Port; {
 	case p.Name != "" && p.Number != 0:
-		errs = append(errs, field.Invalid(at, "", "cannot set both port name & port number"))
+		errs = append(errs, field.Invalid(fldPath, "", "cannot set both port name & port number"))
 	case p.Name != "":
-		errs = append(errs, fieldrules.Invalid(service.Child("port", "name"), p.Name,
+		errs = append(errs, fieldrules.InvalidErrors(service.Child("port", "name"), p.Name,
 			validation.IsValidPortName(p.Name))...)
 	case p.Number != 0:
-		errs = append(errs, fieldrules.Invalid(service.Child("port", "number"), p.Number,
+		errs = append(errs, fieldrules.InvalidErrors(service.Child("port", "number"), p.Number,
 			validation.IsValidPortNum(int(p.Number)))...)
 	default:
-		errs = append(errs, field.Required(at, "port name or number is required"))
+		errs = append(errs, field.Required(fldPath, "port name or number is required"))
 	}
 	return errs
 }
 
-// validateTypedReference validates a reference to an object of any kind in the referrer's own
-// namespace.
-func validateTypedReference(group *string, kind, name string, at *field.Path) field.ErrorList {
+// validateTypedReference validates a reference to an object of any kind in the namespace of the
+// object that contains the reference.
+func validateTypedReference(group *string, kind, name string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if group != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("apiGroup"), *group,
+			validation.IsDNS1123Subdomain(*group))...)
 	}
-	errs = append(errs, fieldrules.RequiredPathSegment(kind, at.Child("kind"))...)
-	return append(errs, fieldrules.RequiredPathSegment(name, at.Child("name"))...)
+	errs = append(errs, fieldrules.ValidateRequiredSegment(kind, fldPath.Child("kind"))...)
+	return append(errs, fieldrules.ValidateRequiredSegment(name, fldPath.Child("name"))...)
 }
 
-// validateIngressStatus validates reported addresses. Addresses in a legacy format are allowed if
-// old has them already.
-func validateIngressStatus(list, old []networkingv1.IngressLoadBalancerIngress) field.ErrorList {
+// validateIngressStatus validates the addresses in the status. Addresses in a legacy format are
+// allowed if the stored status already contains them.
+func validateIngressStatus(list, stored []networkingv1.IngressLoadBalancerIngress) field.ErrorList {
 	var known []string
-	for _, in := range old {
+	for _, in := range stored {
 		known = append(known, in.IP)
 	}
 	var errs field.ErrorList
 	for i, in := range list {
-		at := field.NewPath("status", "loadBalancer", "ingress").Index(i)
+		fldPath := field.NewPath("status", "loadBalancer", "ingress").Index(i)
 		if in.IP != "" {
-			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, true, known)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(fldPath.Child("ip"), in.IP, true, known)...)
 		}
 		if h := in.Hostname; h != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("hostname"), h, validation.IsDNS1123Subdomain(h))...)
+			errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("hostname"), h,
+				validation.IsDNS1123Subdomain(h))...)
 			if isIP(h) {
-				errs = append(errs, field.Invalid(at.Child("hostname"), h, "must be a DNS name, not an IP address"))
+				errs = append(errs, field.Invalid(fldPath.Child("hostname"), h,
+					"must be a DNS name, not an IP address"))
 			}
 		}
 	}
 	return errs
 }
 
-// isIP reports whether s is an IP address, including addresses with leading zeros, which some
-// parsers read as decimal.
-func isIP(s string) bool { return len(validation.IsValidIPForLegacyField(nil, s, false, nil)) == 0 }
+// isIP reports whether a text is an IP address. It accepts leading zeros, which some parsers read
+// as decimal.
+func isIP(text string) bool {
+	return len(validation.IsValidIPForLegacyField(nil, text, false, nil)) == 0
+}

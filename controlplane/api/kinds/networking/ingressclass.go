@@ -18,25 +18,26 @@ const maxIngressController = 250
 // IngressClassKind returns the definition of the kind IngressClass.
 func IngressClassKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IngressClass", Plural: "ingressclasses", Singular: "ingressclass", ClusterScoped: true,
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IngressClass", Plural: "ingressclasses",
+		Singular: "ingressclass", ClusterScoped: true,
 	}, func(l *networkingv1.IngressClassList) *[]networkingv1.IngressClass { return &l.Items })
-	k.Default = builder.Default(func(c *networkingv1.IngressClass) {
+	k.Writes.Default = builder.Default(func(c *networkingv1.IngressClass) {
 		if p := c.Spec.Parameters; p != nil {
 			builder.SetDefaultPtr(&p.Scope, networkingv1.IngressClassParametersReferenceScopeCluster)
 		}
 	})
 	builder.CountGenerations(k, func(c *networkingv1.IngressClass) any { return c.Spec })
 	builder.AddValidation(k, func(c *networkingv1.IngressClass) field.ErrorList {
-		at := field.NewPath("spec", "controller")
+		fldPath := field.NewPath("spec", "controller")
 		var errs field.ErrorList
 		switch n := c.Spec.Controller; {
 		case n == "":
-			errs = append(errs, field.Required(at, ""))
+			errs = append(errs, field.Required(fldPath, ""))
 		case len(n) > maxIngressController:
-			errs = append(errs, field.TooLong(at, n, maxIngressController))
+			errs = append(errs, field.TooLong(fldPath, n, maxIngressController))
 			fallthrough
 		default:
-			errs = append(errs, validation.IsDomainPrefixedPath(at, n)...)
+			errs = append(errs, validation.IsDomainPrefixedPath(fldPath, n)...)
 		}
 		if p := c.Spec.Parameters; p != nil {
 			errs = append(errs, validateIngressParameters(p, field.NewPath("spec", "parameters"))...)
@@ -44,11 +45,12 @@ func IngressClassKind() *api.Kind {
 		return errs
 	})
 	builder.AddUpdateValidation(k, func(obj, old *networkingv1.IngressClass) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
+		return fieldrules.ValidateUnchanged(obj.Spec.Controller, old.Spec.Controller,
+			field.NewPath("spec", "controller"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
 		builder.StringColumn("Parameters"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *networkingv1.IngressClass, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(c *networkingv1.IngressClass, now time.Time) []any {
 		parameters := builder.None
 		if p := c.Spec.Parameters; p != nil {
 			parameters = p.Kind
@@ -62,12 +64,12 @@ func IngressClassKind() *api.Kind {
 	return k
 }
 
-func validateIngressParameters(p *networkingv1.IngressClassParametersReference, at *field.Path) field.ErrorList {
-	errs := validateTypedReference(p.APIGroup, p.Kind, p.Name, at)
+func validateIngressParameters(p *networkingv1.IngressClassParametersReference, fldPath *field.Path) field.ErrorList {
+	errs := validateTypedReference(p.APIGroup, p.Kind, p.Name, fldPath)
 	if p.Scope == nil {
-		return append(errs, field.Required(at.Child("scope"), ""))
+		return append(errs, field.Required(fldPath.Child("scope"), ""))
 	}
-	switch here := at.Child("namespace"); *p.Scope {
+	switch here := fldPath.Child("namespace"); *p.Scope {
 	case networkingv1.IngressClassParametersReferenceScopeCluster:
 		if p.Namespace != nil {
 			errs = append(errs, field.Forbidden(here, "`parameters.scope` is set to 'Cluster'"))
@@ -76,10 +78,11 @@ func validateIngressParameters(p *networkingv1.IngressClassParametersReference, 
 		if p.Namespace == nil {
 			return append(errs, field.Required(here, "`parameters.scope` is set to 'Namespace'"))
 		}
-		errs = append(errs, fieldrules.Invalid(here, *p.Namespace, validation.IsDNS1123Label(*p.Namespace))...)
+		errs = append(errs, fieldrules.InvalidErrors(here, *p.Namespace, validation.IsDNS1123Label(*p.Namespace))...)
 	default:
-		errs = append(errs, field.NotSupported(at.Child("scope"), *p.Scope, []string{
-			networkingv1.IngressClassParametersReferenceScopeCluster, networkingv1.IngressClassParametersReferenceScopeNamespace}))
+		errs = append(errs, field.NotSupported(fldPath.Child("scope"), *p.Scope, []string{
+			networkingv1.IngressClassParametersReferenceScopeCluster,
+			networkingv1.IngressClassParametersReferenceScopeNamespace}))
 	}
 	return errs
 }

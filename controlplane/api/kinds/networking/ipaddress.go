@@ -14,11 +14,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
-// IPAllocator is the label value that marks the IPAddresses of Services.
+// IPAllocator is the value of the managed-by label on IPAddresses of Services.
 const IPAllocator = "ipallocator.k8s.io"
 
-// DefaultServiceCIDR is the name of the ServiceCIDR for the range with which the cluster was
-// created.
+// DefaultServiceCIDR is the name of the ServiceCIDR with the range that the cluster was created
+// with.
 const DefaultServiceCIDR = "kubernetes"
 
 // ClusterAddresses returns the cluster IPs of a Service in canonical form.
@@ -35,8 +35,9 @@ func ClusterAddresses(s *corev1.Service) []string {
 	return out
 }
 
-// AddressOf returns the IPAddress that records that a Service has an address.
-func AddressOf(s *corev1.Service, address string) *networkingv1.IPAddress {
+// NewServiceIPAddress returns the IPAddress object that records that an address is allocated to a
+// Service.
+func NewServiceIPAddress(s *corev1.Service, address string) *networkingv1.IPAddress {
 	family := corev1.IPv4Protocol
 	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
 		family = corev1.IPv6Protocol
@@ -51,42 +52,45 @@ func AddressOf(s *corev1.Service, address string) *networkingv1.IPAddress {
 	}
 }
 
-// IsAddressOf reports whether an IPAddress belongs to a Service.
-func IsAddressOf(a *networkingv1.IPAddress, s *corev1.Service) bool {
+// IsServiceIPAddress reports whether an IPAddress belongs to a Service.
+func IsServiceIPAddress(a *networkingv1.IPAddress, s *corev1.Service) bool {
 	ref := a.Spec.ParentRef
-	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == s.Namespace && ref.Name == s.Name
+	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == s.Namespace &&
+		ref.Name == s.Name
 }
 
-// ServiceCompanions returns the IPAddresses to be removed in the same commit as a Service. made
-// reports whether the Service is created and not removed; then the result is empty.
-func ServiceCompanions(obj api.Object, made bool, _ time.Time) []api.Companion {
+// ServiceCompanions returns the IPAddress objects to be removed in the same commit as a Service.
+// For a creation it returns nil.
+func ServiceCompanions(obj api.Object, isCreation bool, _ time.Time) []api.Companion {
 	svc, ok := obj.(*corev1.Service)
-	if !ok || made {
-		return nil // admission creates them, because that can fail
+	if !ok || isCreation {
+		return nil // admission creates the IPAddresses, because that can fail
 	}
 	var out []api.Companion
 	for _, address := range ClusterAddresses(svc) {
-		out = append(out, api.Companion{Object: AddressOf(svc, address), Next: func(stored api.Object) api.Object {
-			if have, is := stored.(*networkingv1.IPAddress); is && IsAddressOf(have, svc) {
-				return nil
-			}
-			return stored
-		}})
+		out = append(out, api.Companion{Object: NewServiceIPAddress(svc, address),
+			Next: func(stored api.Object) api.Object {
+				if have, is := stored.(*networkingv1.IPAddress); is && IsServiceIPAddress(have, svc) {
+					return nil
+				}
+				return stored
+			}})
 	}
 	return out
 }
 
 // ServiceRanges returns the ranges of a ServiceCIDR from which addresses can be allocated. It
-// returns no ranges if the ServiceCIDR is not ready or is being deleted.
+// returns nil if the ServiceCIDR is not ready or is being deleted.
 func ServiceRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
-	if c.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
+	if c.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(c.Status.Conditions,
+		networkingv1.ServiceCIDRConditionReady) {
 		return nil
 	}
-	return RangesOf(c)
+	return ParseRanges(c)
 }
 
-// RangesOf returns the ranges in the spec of a ServiceCIDR.
-func RangesOf(c *networkingv1.ServiceCIDR) []netip.Prefix {
+// ParseRanges returns the ranges in the spec of a ServiceCIDR.
+func ParseRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	var out []netip.Prefix
 	for _, text := range c.Spec.CIDRs {
 		if p, err := netip.ParsePrefix(text); err == nil {
@@ -96,7 +100,7 @@ func RangesOf(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// InRanges reports whether an address is in one of the ranges.
-func InRanges(a netip.Addr, ranges []netip.Prefix) bool {
-	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+// IsInRanges reports whether an address is in one of the ranges.
+func IsInRanges(address netip.Addr, ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(address) })
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -21,7 +22,8 @@ import (
 // ServiceCIDRKind returns the definition of the kind ServiceCIDR.
 func ServiceCIDRKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs", Singular: "servicecidr", ClusterScoped: true,
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs",
+		Singular: "servicecidr", ClusterScoped: true,
 	}, func(l *networkingv1.ServiceCIDRList) *[]networkingv1.ServiceCIDR { return &l.Items })
 	builder.SeparateStatus(k, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &o.Status },
 		builder.Accessors[*networkingv1.ServiceCIDR]{
@@ -45,45 +47,45 @@ func ServiceCIDRKind() *api.Kind {
 	builder.AddStatusValidation(k, func(obj, _ *networkingv1.ServiceCIDR) field.ErrorList {
 		return metavalidation.ValidateConditions(obj.Status.Conditions, field.NewPath("status", "conditions"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("CIDRs"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *networkingv1.ServiceCIDR, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("CIDRs"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *networkingv1.ServiceCIDR, now time.Time) []any {
 		return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), builder.Age(c, now)}
 	})
 	return k
 }
 
-func validateServiceCIDRs(cidrs []string, at *field.Path) field.ErrorList {
+func validateServiceCIDRs(cidrs []string, fldPath *field.Path) field.ErrorList {
 	switch {
 	case len(cidrs) == 0:
-		return field.ErrorList{field.Required(at, "at least one CIDR required")}
+		return field.ErrorList{field.Required(fldPath, "at least one CIDR required")}
 	case len(cidrs) > 2:
-		return field.ErrorList{field.Invalid(at, struct{ CIDRs []string }{cidrs}, "may only hold up to 2 values")}
+		return field.ErrorList{field.Invalid(fldPath, struct{ CIDRs []string }{cidrs}, "may only hold up to 2 values")}
 	}
 	var errs field.ErrorList
 	families := map[bool]int{}
 	for i, c := range cidrs {
-		errs = append(errs, validation.IsValidCIDR(at.Index(i), c)...)
+		errs = append(errs, validation.IsValidCIDR(fldPath.Index(i), c)...)
 		if p, err := netip.ParsePrefix(c); err == nil {
 			families[p.Addr().Is4()]++
 		}
 	}
 	if families[true] > 1 || families[false] > 1 {
-		errs = append(errs, field.Invalid(at, cidrs,
+		errs = append(errs, field.Invalid(fldPath, cidrs,
 			"may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"))
 	}
 	return errs
 }
 
-// validateServiceCIDRUpdate returns an error for any change other than adding a range of the other
-// IP family.
-func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorList {
+// validateServiceCIDRUpdate returns an error for any change of the ranges, except adding a range of
+// the other IP family.
+func validateServiceCIDRUpdate(cidrs, old []string, fldPath *field.Path) field.ErrorList {
 	if len(cidrs) != len(old) && (len(old) != 1 || len(cidrs) != 2) {
-		return field.ErrorList{field.Invalid(at, cidrs, apivalidation.FieldImmutableErrorMsg)}
+		return field.ErrorList{field.Invalid(fldPath, cidrs, apivalidation.FieldImmutableErrorMsg)}
 	}
 	var errs field.ErrorList
 	for i, c := range old {
 		if cidrs[i] != c {
-			errs = append(errs, field.Invalid(at.Index(i), cidrs[i], apivalidation.FieldImmutableErrorMsg))
+			errs = append(errs, field.Invalid(fldPath.Index(i), cidrs[i], apivalidation.FieldImmutableErrorMsg))
 		}
 	}
 	return errs
@@ -93,36 +95,36 @@ func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorL
 func IPAddressKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IPAddress", Plural: "ipaddresses", Singular: "ipaddress",
-		Short: []string{"ip"}, ClusterScoped: true, Rule: ipName,
+		Short: []string{"ip"}, ClusterScoped: true, Rule: validateIPName,
 	}, func(l *networkingv1.IPAddressList) *[]networkingv1.IPAddress { return &l.Items })
 	builder.AddValidation(k, func(a *networkingv1.IPAddress) field.ErrorList {
-		at, ref := field.NewPath("spec", "parentRef"), a.Spec.ParentRef
+		fldPath, ref := field.NewPath("spec", "parentRef"), a.Spec.ParentRef
 		if ref == nil {
-			return field.ErrorList{field.Required(at, "")}
+			return field.ErrorList{field.Required(fldPath, "")}
 		}
 		var errs field.ErrorList
 		if ref.Group != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("group"), ref.Group,
+			errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("group"), ref.Group,
 				validation.IsDNS1123Subdomain(ref.Group))...)
 		}
-		errs = append(errs, fieldrules.RequiredPathSegment(ref.Resource, at.Child("resource"))...)
-		errs = append(errs, fieldrules.RequiredPathSegment(ref.Name, at.Child("name"))...)
+		errs = append(errs, fieldrules.ValidateRequiredSegment(ref.Resource, fldPath.Child("resource"))...)
+		errs = append(errs, fieldrules.ValidateRequiredSegment(ref.Name, fldPath.Child("name"))...)
 		if ref.Namespace != "" {
-			errs = append(errs, fieldrules.RequiredPathSegment(ref.Namespace, at.Child("namespace"))...)
+			errs = append(errs, fieldrules.ValidateRequiredSegment(ref.Namespace, fldPath.Child("namespace"))...)
 		}
 		return errs
 	})
 	builder.AddUpdateValidation(k, func(obj, old *networkingv1.IPAddress) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
+		return fieldrules.ValidateUnchanged(obj.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
 	})
-	k.Fields = builder.Fields(func(a *networkingv1.IPAddress) fields.Set {
-		ref := fieldrules.Deref(a.Spec.ParentRef)
+	k.Lists.Fields = builder.Fields(func(a *networkingv1.IPAddress) fields.Set {
+		ref := ptr.Deref(a.Spec.ParentRef, networkingv1.ParentReference{})
 		return fields.Set{"spec.parentRef.group": ref.Group, "spec.parentRef.resource": ref.Resource,
 			"spec.parentRef.namespace": ref.Namespace, "spec.parentRef.name": ref.Name}
 	})
-	k.Columns = builder.Columns(builder.NameColumn,
-		builder.StringColumn("ParentRef")) // Kubernetes shows no age here
-	k.Row = builder.Row(func(a *networkingv1.IPAddress, _ time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn,
+		builder.StringColumn("ParentRef")) // Kubernetes has no column for the age here
+	k.Lists.Row = builder.Row(func(a *networkingv1.IPAddress, _ time.Time) []any {
 		parent := builder.None
 		if ref := a.Spec.ParentRef; ref != nil {
 			parent = strings.ToLower(schema.GroupResource{Group: ref.Group, Resource: ref.Resource}.String())
@@ -136,8 +138,9 @@ func IPAddressKind() *api.Kind {
 	return k
 }
 
-// ipName is the name rule of objects with an IP address as name: it must be in canonical form.
-func ipName(name string, _ bool) []string {
+// validateIPName is the name rule of objects with an IP address as their name. The address must be
+// in canonical form.
+func validateIPName(name string, _ bool) []string {
 	var out []string
 	for _, e := range validation.IsValidIP(nil, name) {
 		out = append(out, e.Detail)

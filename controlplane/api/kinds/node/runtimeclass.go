@@ -19,21 +19,22 @@ import (
 // RuntimeClassKind returns the definition of the kind RuntimeClass.
 func RuntimeClassKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true, Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,
+		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true,
+		Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,
 	}, func(l *nodev1.RuntimeClassList) *[]nodev1.RuntimeClass { return &l.Items })
 	builder.AddValidation(k, func(c *nodev1.RuntimeClass) field.ErrorList {
-		at := field.NewPath("handler")
+		fldPath := field.NewPath("handler")
 		if c.Handler == "" {
-			return append(field.ErrorList{field.Required(at, "")}, validateRuntimeClass(c)...)
+			return append(field.ErrorList{field.Required(fldPath, "")}, validateRuntimeClass(c)...)
 		}
-		return append(fieldrules.Invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)),
+		return append(fieldrules.InvalidErrors(fldPath, c.Handler, validation.IsDNS1123Label(c.Handler)),
 			validateRuntimeClass(c)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *nodev1.RuntimeClass) field.ErrorList {
-		return fieldrules.Unchanged(obj.Handler, old.Handler, field.NewPath("handler"))
+		return fieldrules.ValidateUnchanged(obj.Handler, old.Handler, field.NewPath("handler"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Handler"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *nodev1.RuntimeClass, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Handler"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *nodev1.RuntimeClass, now time.Time) []any {
 		return []any{c.Name, c.Handler, builder.Age(c, now)}
 	})
 	return k
@@ -48,9 +49,9 @@ func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 			field.NewPath("overhead"))...)
 	}
 	if s := c.Scheduling; s != nil {
-		at := field.NewPath("scheduling")
-		errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
-		errs = append(errs, podspec.ValidateTolerations(s.Tolerations, at.Child("tolerations"))...)
+		fldPath := field.NewPath("scheduling")
+		errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, fldPath.Child("nodeSelector"))...)
+		errs = append(errs, podspec.ValidateTolerations(s.Tolerations, fldPath.Child("tolerations"))...)
 		type identity struct {
 			key, value string
 			operator   corev1.TolerationOperator
@@ -60,7 +61,7 @@ func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 		for i, t := range s.Tolerations {
 			id := identity{t.Key, t.Value, t.Operator, t.Effect}
 			if seen[id] {
-				errs = append(errs, field.Duplicate(at.Child("tolerations").Index(i), t))
+				errs = append(errs, field.Duplicate(fldPath.Child("tolerations").Index(i), t))
 			}
 			seen[id] = true
 		}

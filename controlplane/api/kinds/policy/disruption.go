@@ -14,16 +14,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// PodScale is the number of pods that a controller requests.
+// PodScale is the number of pods that the controller of a pod requests, with the controller's
+// identity.
 type PodScale struct {
 	Controller types.UID
 	Replicas   int
 }
 
-// ExpectedPods returns how many pods a budget counts on, given the pods that it selects. A budget
-// with a number as minAvailable counts the pods themselves. Every other budget counts the replicas
-// that the pods' controllers request; unmanaged are the names of the pods without a controller,
-// which such a budget does not count.
+// ExpectedPods returns how many pods a budget expects, given the pods that it selects. If
+// minAvailable is a number, these are the selected pods themselves. Otherwise they are the replicas
+// that the controllers of the pods request. unmanaged are then the names of the pods without a
+// controller, which are not counted.
 //
 // scale returns the scale of a pod's controller, or nil if the controller does not exist.
 func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
@@ -61,14 +62,14 @@ func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
 	return expected, unmanaged, nil
 }
 
-// ScaleKind returns the kind of a pod's controller, in the version that the reference names. It
-// fails if the kind is not served or has no subresource scale.
-func ScaleKind(table *api.Kinds, controller *metav1.OwnerReference) (*api.Kind, error) {
+// ScaleKind returns the kind of a pod's controller, in the version that the owner reference
+// contains. It returns an error if the kind is not served or has no subresource "scale".
+func ScaleKind(kinds *api.Kinds, controller *metav1.OwnerReference) (*api.Kind, error) {
 	gv, err := schema.ParseGroupVersion(controller.APIVersion)
 	if err != nil {
 		return nil, err
 	}
-	k := table.ByGVK(gv.WithKind(controller.Kind))
+	k := kinds.ByGVK(gv.WithKind(controller.Kind))
 	switch {
 	case k == nil:
 		return nil, fmt.Errorf("no matches for kind %q in version %q", controller.Kind, controller.APIVersion)
@@ -78,21 +79,22 @@ func ScaleKind(table *api.Kinds, controller *metav1.OwnerReference) (*api.Kind, 
 	return k, nil
 }
 
-// PodScaleOf returns the scale of a controller, or nil if it has another UID than the reference.
-func PodScaleOf(scale *autoscalingv1.Scale, controller *metav1.OwnerReference) *PodScale {
+// NewPodScale returns the PodScale of a controller. It returns nil if scale belongs to another
+// object with the same name but another UID than in the owner reference.
+func NewPodScale(scale *autoscalingv1.Scale, controller *metav1.OwnerReference) *PodScale {
 	if scale.UID != controller.UID {
 		return nil
 	}
 	return &PodScale{Controller: scale.UID, Replicas: int(scale.Spec.Replicas)}
 }
 
-// DesiredHealthy returns how many of the expected pods a budget requires to be healthy.
-func DesiredHealthy(b *policyv1.PodDisruptionBudget, expected int) (int, error) {
+// DesiredHealthy returns how many of the expected pods must be healthy according to a budget.
+func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int) (int, error) {
 	switch {
-	case b.Spec.MinAvailable != nil:
-		return intstr.GetScaledValueFromIntOrPercent(b.Spec.MinAvailable, expected, true)
-	case b.Spec.MaxUnavailable != nil:
-		away, err := intstr.GetScaledValueFromIntOrPercent(b.Spec.MaxUnavailable, expected, true)
+	case budget.Spec.MinAvailable != nil:
+		return intstr.GetScaledValueFromIntOrPercent(budget.Spec.MinAvailable, expected, true)
+	case budget.Spec.MaxUnavailable != nil:
+		away, err := intstr.GetScaledValueFromIntOrPercent(budget.Spec.MaxUnavailable, expected, true)
 		return max(0, expected-away), err
 	}
 	return 0, nil

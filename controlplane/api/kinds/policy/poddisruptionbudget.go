@@ -1,5 +1,5 @@
-// Package policy describes the kinds of the API group policy, and computes the pods that a
-// PodDisruptionBudget requires.
+// Package policy describes the kinds of the API group policy, and computes the number of pods that
+// a PodDisruptionBudget requires.
 package policy
 
 import (
@@ -18,10 +18,13 @@ import (
 // PodDisruptionBudgetKind returns the definition of the kind PodDisruptionBudget.
 func PodDisruptionBudgetKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: policyv1.SchemeGroupVersion, Kind: "PodDisruptionBudget", Conditional: true, Plural: "poddisruptionbudgets",
+		GroupVersion: policyv1.SchemeGroupVersion, Kind: "PodDisruptionBudget", Conditional: true,
+		Plural:   "poddisruptionbudgets",
 		Singular: "poddisruptionbudget", Short: []string{"pdb"},
 	}, func(l *policyv1.PodDisruptionBudgetList) *[]policyv1.PodDisruptionBudget { return &l.Items })
-	builder.SeparateStatus(k, func(o *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudgetStatus { return &o.Status }, builder.Accessors[*policyv1.PodDisruptionBudget]{
+	builder.SeparateStatus(k, func(o *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudgetStatus {
+		return &o.Status
+	}, builder.Accessors[*policyv1.PodDisruptionBudget]{
 		Spec:     func(b *policyv1.PodDisruptionBudget) any { return b.Spec },
 		CopySpec: func(obj, old *policyv1.PodDisruptionBudget) { obj.Spec = *old.Spec.DeepCopy() },
 		Status: func(obj, old *policyv1.PodDisruptionBudget) {
@@ -40,25 +43,28 @@ func PodDisruptionBudgetKind() *api.Kind {
 		errs = append(errs, validateBound(b.Spec.MinAvailable, spec.Child("minAvailable"))...)
 		errs = append(errs, validateBound(b.Spec.MaxUnavailable, spec.Child("maxUnavailable"))...)
 		if b.Spec.Selector != nil {
-			errs = append(errs, metavalidation.ValidateLabelSelector(b.Spec.Selector, metavalidation.LabelSelectorValidationOptions{}, spec.Child("selector"))...)
+			errs = append(errs, metavalidation.ValidateLabelSelector(b.Spec.Selector,
+				metavalidation.LabelSelectorValidationOptions{}, spec.Child("selector"))...)
 		}
 		if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil {
-			errs = append(errs, fieldrules.Supported(*p, spec.Child("unhealthyPodEvictionPolicy"), policyv1.AlwaysAllow,
+			errs = append(errs, fieldrules.ValidateSupported(*p, spec.Child("unhealthyPodEvictionPolicy"),
+				policyv1.AlwaysAllow,
 				policyv1.IfHealthyBudget)...)
 		}
 		return errs
 	})
 	builder.AddStatusValidation(k, func(obj, _ *policyv1.PodDisruptionBudget) field.ErrorList {
-		at, s := field.NewPath("status"), &obj.Status
-		errs := metavalidation.ValidateConditions(s.Conditions, at.Child("conditions"))
-		errs = append(errs, fieldrules.NonNegative(s.DisruptionsAllowed, at.Child("disruptionsAllowed"))...)
-		errs = append(errs, fieldrules.NonNegative(s.CurrentHealthy, at.Child("currentHealthy"))...)
-		errs = append(errs, fieldrules.NonNegative(s.DesiredHealthy, at.Child("desiredHealthy"))...)
-		return append(errs, fieldrules.NonNegative(s.ExpectedPods, at.Child("expectedPods"))...)
+		fldPath, s := field.NewPath("status"), &obj.Status
+		errs := metavalidation.ValidateConditions(s.Conditions, fldPath.Child("conditions"))
+		errs = append(errs, fieldrules.ValidateNonNegative(s.DisruptionsAllowed,
+			fldPath.Child("disruptionsAllowed"))...)
+		errs = append(errs, fieldrules.ValidateNonNegative(s.CurrentHealthy, fldPath.Child("currentHealthy"))...)
+		errs = append(errs, fieldrules.ValidateNonNegative(s.DesiredHealthy, fldPath.Child("desiredHealthy"))...)
+		return append(errs, fieldrules.ValidateNonNegative(s.ExpectedPods, fldPath.Child("expectedPods"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Min Available"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Min Available"),
 		builder.StringColumn("Max Unavailable"), builder.NumberColumn("Allowed Disruptions"), builder.AgeColumn)
-	k.Row = builder.Row(func(b *policyv1.PodDisruptionBudget, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(b *policyv1.PodDisruptionBudget, now time.Time) []any {
 		show := func(v *intstr.IntOrString) string {
 			if v == nil {
 				return "N/A"
@@ -72,13 +78,13 @@ func PodDisruptionBudgetKind() *api.Kind {
 }
 
 // validateBound validates minAvailable or maxUnavailable: a number or a percentage. nil is valid.
-func validateBound(v *intstr.IntOrString, at *field.Path) field.ErrorList {
-	if v == nil {
+func validateBound(bound *intstr.IntOrString, fldPath *field.Path) field.ErrorList {
+	if bound == nil {
 		return nil
 	}
-	errs := fieldrules.ValidateIntOrPercent(*v, at)
-	if n, ok := fieldrules.PercentOf(*v); ok && n > 100 {
-		errs = append(errs, field.Invalid(at, v.String(), "must not be greater than 100%"))
+	errs := fieldrules.ValidateIntOrPercent(*bound, fldPath)
+	if n, ok := fieldrules.PercentOf(*bound); ok && n > 100 {
+		errs = append(errs, field.Invalid(fldPath, bound.String(), "must not be greater than 100%"))
 	}
 	return errs
 }

@@ -19,35 +19,38 @@ import (
 // RoleKind returns the definition of the kind Role.
 func RoleKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "Role", CreateOnUpdate: true, Plural: "roles", Singular: "role", Rule: builder.PathSegment,
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "Role", CreateOnUpdate: true, Plural: "roles", Singular: "role",
+		Rule: builder.PathSegment,
 	}, func(l *rbacv1.RoleList) *[]rbacv1.Role { return &l.Items })
 	builder.AddValidation(k, func(r *rbacv1.Role) field.ErrorList { return validateRules(r.Rules, true) })
-	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
-	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Lists.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
 	return k
 }
 
 // ClusterRoleKind returns the definition of the kind ClusterRole.
 func ClusterRoleKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRole", CreateOnUpdate: true, Plural: "clusterroles", Singular: "clusterrole", Rule: builder.PathSegment, ClusterScoped: true,
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRole", CreateOnUpdate: true, Plural: "clusterroles",
+		Singular: "clusterrole", Rule: builder.PathSegment, ClusterScoped: true,
 	}, func(l *rbacv1.ClusterRoleList) *[]rbacv1.ClusterRole { return &l.Items })
 	builder.AddValidation(k, func(r *rbacv1.ClusterRole) field.ErrorList {
 		errs := validateRules(r.Rules, false)
 		if a := r.AggregationRule; a != nil {
-			at := field.NewPath("aggregationRule", "clusterRoleSelectors")
+			fldPath := field.NewPath("aggregationRule", "clusterRoleSelectors")
 			if len(a.ClusterRoleSelectors) == 0 {
-				errs = append(errs, field.Required(at, "at least one clusterRoleSelector required if aggregationRule is non-nil"))
+				errs = append(errs, field.Required(fldPath,
+					"at least one clusterRoleSelector required if aggregationRule is non-nil"))
 			}
 			for i := range a.ClusterRoleSelectors {
 				errs = append(errs, metavalidation.ValidateLabelSelector(&a.ClusterRoleSelectors[i],
-					metavalidation.LabelSelectorValidationOptions{}, at.Index(i))...)
+					metavalidation.LabelSelectorValidationOptions{}, fldPath.Index(i))...)
 			}
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
-	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Lists.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
 	return k
 }
 
@@ -57,18 +60,19 @@ var bindingColumns = builder.Columns(builder.NameColumn, builder.StringColumn("R
 // RoleBindingKind returns the definition of the kind RoleBinding.
 func RoleBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "RoleBinding", CreateOnUpdate: true, Plural: "rolebindings", Singular: "rolebinding", Rule: builder.PathSegment,
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "RoleBinding", CreateOnUpdate: true, Plural: "rolebindings",
+		Singular: "rolebinding", Rule: builder.PathSegment,
 	}, func(l *rbacv1.RoleBindingList) *[]rbacv1.RoleBinding { return &l.Items })
-	k.Default = builder.Default(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	k.Writes.Default = builder.Default(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
 	builder.AddValidation(k, func(b *rbacv1.RoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, true, "Role", "ClusterRole")
 	})
 	builder.AddUpdateValidation(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList {
-		return sameRole(obj.RoleRef,
+		return validateSameRole(obj.RoleRef,
 			old.RoleRef)
 	})
-	k.Columns = bindingColumns
-	k.Row = builder.Row(func(b *rbacv1.RoleBinding,
+	k.Lists.Columns = bindingColumns
+	k.Lists.Row = builder.Row(func(b *rbacv1.RoleBinding,
 		now time.Time) []any {
 		return bindingRow(b, b.RoleRef, b.Subjects, now)
 	})
@@ -78,16 +82,19 @@ func RoleBindingKind() *api.Kind {
 // ClusterRoleBindingKind returns the definition of the kind ClusterRoleBinding.
 func ClusterRoleBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRoleBinding", CreateOnUpdate: true, Plural: "clusterrolebindings", Singular: "clusterrolebinding",
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRoleBinding", CreateOnUpdate: true,
+		Plural: "clusterrolebindings", Singular: "clusterrolebinding",
 		Rule: builder.PathSegment, ClusterScoped: true,
 	}, func(l *rbacv1.ClusterRoleBindingList) *[]rbacv1.ClusterRoleBinding { return &l.Items })
-	k.Default = builder.Default(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	k.Writes.Default = builder.Default(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
 	builder.AddValidation(k, func(b *rbacv1.ClusterRoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, false, "ClusterRole")
 	})
-	builder.AddUpdateValidation(k, func(obj, old *rbacv1.ClusterRoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
-	k.Columns = bindingColumns
-	k.Row = builder.Row(func(b *rbacv1.ClusterRoleBinding, now time.Time) []any {
+	builder.AddUpdateValidation(k, func(obj, old *rbacv1.ClusterRoleBinding) field.ErrorList {
+		return validateSameRole(obj.RoleRef, old.RoleRef)
+	})
+	k.Lists.Columns = bindingColumns
+	k.Lists.Row = builder.Row(func(b *rbacv1.ClusterRoleBinding, now time.Time) []any {
 		return bindingRow(b, b.RoleRef, b.Subjects, now)
 	})
 	return k
@@ -105,39 +112,46 @@ func defaultBinding(ref *rbacv1.RoleRef, subjects []rbacv1.Subject) {
 func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 	var errs field.ErrorList
 	for i, r := range rules {
-		at := field.NewPath("rules").Index(i)
+		fldPath := field.NewPath("rules").Index(i)
 		if len(r.Verbs) == 0 {
-			errs = append(errs, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
+			errs = append(errs, field.Required(fldPath.Child("verbs"), "verbs must contain at least one value"))
 		}
 		if len(r.NonResourceURLs) > 0 {
 			if namespaced {
-				errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "namespaced rules cannot apply to non-resource URLs"))
+				errs = append(errs, field.Invalid(fldPath.Child("nonResourceURLs"), r.NonResourceURLs,
+					"namespaced rules cannot apply to non-resource URLs"))
 			}
 			if len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0 {
-				errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+				errs = append(errs, field.Invalid(fldPath.Child("nonResourceURLs"), r.NonResourceURLs,
+					"rules cannot apply to both regular resources and non-resource URLs"))
 			}
 			continue
 		}
 		if len(r.APIGroups) == 0 {
-			errs = append(errs, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+			errs = append(errs, field.Required(fldPath.Child("apiGroups"),
+				"resource rules must supply at least one api group"))
 		}
 		if len(r.Resources) == 0 {
-			errs = append(errs, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
+			errs = append(errs, field.Required(fldPath.Child("resources"),
+				"resource rules must supply at least one resource"))
 		}
 	}
 	return errs
 }
 
-func validateBinding(ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced bool, roleKinds ...string) field.ErrorList {
-	at := field.NewPath("roleRef")
-	errs := fieldrules.OneOf(ref.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)
+func validateBinding(
+	ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced bool, roleKinds ...string,
+) field.ErrorList {
+	fldPath := field.NewPath("roleRef")
+	errs := fieldrules.ValidateOneOf(ref.APIGroup, fldPath.Child("apiGroup"), rbacv1.GroupName)
 	if !slices.Contains(roleKinds, ref.Kind) {
-		errs = append(errs, field.NotSupported(at.Child("kind"), ref.Kind, roleKinds))
+		errs = append(errs, field.NotSupported(fldPath.Child("kind"), ref.Kind, roleKinds))
 	}
 	if ref.Name == "" {
-		errs = append(errs, field.Required(at.Child("name"), ""))
+		errs = append(errs, field.Required(fldPath.Child("name"), ""))
 	} else {
-		errs = append(errs, fieldrules.Invalid(at.Child("name"), ref.Name, builder.PathSegment(ref.Name, false))...)
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("name"), ref.Name,
+			builder.PathSegment(ref.Name, false))...)
 	}
 	for i, s := range subjects {
 		errs = append(errs, validateSubject(s, namespaced, field.NewPath("subjects").Index(i))...)
@@ -145,35 +159,37 @@ func validateBinding(ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced b
 	return errs
 }
 
-func validateSubject(s rbacv1.Subject, namespaced bool, at *field.Path) field.ErrorList {
+func validateSubject(s rbacv1.Subject, namespaced bool, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.Name == "" {
-		errs = append(errs, field.Required(at.Child("name"), ""))
+		errs = append(errs, field.Required(fldPath.Child("name"), ""))
 	}
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
 		if s.Name != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("name"), s.Name, validation.IsDNS1123Subdomain(s.Name))...)
+			errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("name"), s.Name,
+				validation.IsDNS1123Subdomain(s.Name))...)
 		}
 		if s.APIGroup != "" {
-			errs = append(errs, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{""}))
+			errs = append(errs, field.NotSupported(fldPath.Child("apiGroup"), s.APIGroup, []string{""}))
 		}
 		if s.Namespace == "" && !namespaced {
-			errs = append(errs, field.Required(at.Child("namespace"), ""))
+			errs = append(errs, field.Required(fldPath.Child("namespace"), ""))
 		}
 	case rbacv1.UserKind, rbacv1.GroupKind:
 		if s.Name == "" {
-			errs = append(errs, field.Invalid(at.Child("name"), s.Name, strings.ToLower(s.Kind)+" name cannot be empty"))
+			errs = append(errs, field.Invalid(fldPath.Child("name"), s.Name,
+				strings.ToLower(s.Kind)+" name cannot be empty"))
 		}
-		errs = append(errs, fieldrules.OneOf(s.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)...)
+		errs = append(errs, fieldrules.ValidateOneOf(s.APIGroup, fldPath.Child("apiGroup"), rbacv1.GroupName)...)
 	default:
-		errs = append(errs, field.NotSupported(at.Child("kind"), s.Kind,
+		errs = append(errs, field.NotSupported(fldPath.Child("kind"), s.Kind,
 			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
 	}
 	return errs
 }
 
-func sameRole(ref, old rbacv1.RoleRef) field.ErrorList {
+func validateSameRole(ref, old rbacv1.RoleRef) field.ErrorList {
 	if ref == old {
 		return nil
 	}

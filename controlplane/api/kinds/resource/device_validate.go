@@ -14,19 +14,19 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// semanticVersion matches a version of Semantic Versioning 2.0.0.
+// semanticVersion matches a version number in the format of Semantic Versioning 2.0.0.
 var semanticVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
-func validateAttribute(a *resourcev1.DeviceAttribute, at *field.Path) field.ErrorList {
+func validateAttribute(a *resourcev1.DeviceAttribute, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	set := 0
-	text := func(v string, at *field.Path, version bool) {
+	text := func(v string, fldPath *field.Path, version bool) {
 		if version && !semanticVersion.MatchString(v) {
-			errs = append(errs, field.Invalid(at, v, "must be a string compatible with semver.org spec 2.0.0"))
+			errs = append(errs, field.Invalid(fldPath, v, "must be a string compatible with semver.org spec 2.0.0"))
 		}
 		if len(v) > resourcev1.DeviceAttributeMaxValueLength {
-			errs = append(errs, field.TooLong(at, "", resourcev1.DeviceAttributeMaxValueLength))
+			errs = append(errs, field.TooLong(fldPath, "", resourcev1.DeviceAttributeMaxValueLength))
 		}
 	}
 	list := func(there bool, n int, name string, v any) {
@@ -35,7 +35,7 @@ func validateAttribute(a *resourcev1.DeviceAttribute, at *field.Path) field.Erro
 		}
 		set++
 		if n == 0 {
-			errs = append(errs, field.Invalid(at.Child(name), v, "must not be empty if specified"))
+			errs = append(errs, field.Invalid(fldPath.Child(name), v, "must not be empty if specified"))
 		}
 	}
 	for _, there := range []bool{a.BoolValue != nil, a.IntValue != nil, a.StringValue != nil, a.VersionValue != nil} {
@@ -44,26 +44,26 @@ func validateAttribute(a *resourcev1.DeviceAttribute, at *field.Path) field.Erro
 		}
 	}
 	if a.StringValue != nil {
-		text(*a.StringValue, at.Child("string"), false)
+		text(*a.StringValue, fldPath.Child("string"), false)
 	}
 	if a.VersionValue != nil {
-		text(*a.VersionValue, at.Child("version"), true)
+		text(*a.VersionValue, fldPath.Child("version"), true)
 	}
 	list(a.BoolValues != nil, len(a.BoolValues), "bools", a.BoolValues)
 	list(a.IntValues != nil, len(a.IntValues), "ints", a.IntValues)
 	list(a.StringValues != nil, len(a.StringValues), "strings", a.StringValues)
 	list(a.VersionValues != nil, len(a.VersionValues), "versions", a.VersionValues)
 	for i, v := range a.StringValues {
-		text(v, at.Child("strings").Index(i), false)
+		text(v, fldPath.Child("strings").Index(i), false)
 	}
 	for i, v := range a.VersionValues {
-		text(v, at.Child("versions").Index(i), true)
+		text(v, fldPath.Child("versions").Index(i), true)
 	}
 	switch {
 	case set == 0:
-		errs = append(errs, field.Invalid(at, "", "exactly one value must be specified"))
+		errs = append(errs, field.Invalid(fldPath, "", "exactly one value must be specified"))
 	case set > 1:
-		errs = append(errs, field.Invalid(at, *a, "exactly one value must be specified"))
+		errs = append(errs, field.Invalid(fldPath, *a, "exactly one value must be specified"))
 	}
 	return errs
 }
@@ -72,50 +72,60 @@ func validateAttribute(a *resourcev1.DeviceAttribute, at *field.Path) field.Erro
 const maxPolicyValues = 10
 
 // validateRequestPolicy validates the policy for requests of a device's capacity.
-func validateRequestPolicy(capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) field.ErrorList {
+func validateRequestPolicy(
+	capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, fldPath *field.Path,
+) field.ErrorList {
 	switch {
 	case len(p.ValidValues) > 0 && p.ValidRange != nil:
-		return field.ErrorList{field.Forbidden(at, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)}
+		return field.ErrorList{field.Forbidden(fldPath,
+			`exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)}
 	case len(p.ValidValues) > 0 && p.Default == nil:
-		return field.ErrorList{field.Required(at.Child("default"), "required when validValues is defined")}
+		return field.ErrorList{field.Required(fldPath.Child("default"), "required when validValues is defined")}
 	case len(p.ValidValues) > 0:
-		return validatePolicyValues(capacity, *p.Default, p.ValidValues, at.Child("validValues"))
+		return validatePolicyValues(capacity, *p.Default, p.ValidValues, fldPath.Child("validValues"))
 	case p.ValidRange != nil && p.Default == nil:
-		return field.ErrorList{field.Required(at.Child("default"), "required when validRange is defined")}
+		return field.ErrorList{field.Required(fldPath.Child("default"), "required when validRange is defined")}
 	case p.ValidRange != nil:
-		return validatePolicyRange(capacity, *p.Default, p.ValidRange, at.Child("validRange"))
+		return validatePolicyRange(capacity, *p.Default, p.ValidRange, fldPath.Child("validRange"))
 	}
 	return nil
 }
 
-func validatePolicyValues(capacity, preset resource.Quantity, values []resource.Quantity, at *field.Path) field.ErrorList {
+func validatePolicyValues(
+	capacity, preset resource.Quantity, values []resource.Quantity, fldPath *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	for i := 1; i < len(values); i++ {
 		if values[i-1].Cmp(values[i]) > 0 {
-			errs = append(errs, field.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order"))
+			errs = append(errs, field.Invalid(fldPath.Index(i), values[i].String(),
+				"values must be sorted in ascending order"))
 		}
 	}
-	errs = append(errs, fieldrules.Items(values, maxPolicyValues, at,
+	errs = append(errs, fieldrules.ValidateItems(values, maxPolicyValues, fldPath,
 		func(q resource.Quantity) string { return q.AsDec().String() },
-		func(q resource.Quantity, at *field.Path) field.ErrorList {
+		func(q resource.Quantity, fldPath *field.Path) field.ErrorList {
 			if q.Cmp(capacity) > 0 {
-				return field.ErrorList{field.Invalid(at, q.String(), "option is larger than capacity value: "+capacity.String())}
+				return field.ErrorList{field.Invalid(fldPath, q.String(),
+					"option is larger than capacity value: "+capacity.String())}
 			}
 			return nil
 		})...)
 	if !slices.ContainsFunc(values, func(q resource.Quantity) bool { return q.Cmp(preset) == 0 }) {
-		errs = append(errs, field.Invalid(at, preset.String(), "default value is not valid according to the requestPolicy"))
+		errs = append(errs, field.Invalid(fldPath, preset.String(),
+			"default value is not valid according to the requestPolicy"))
 	}
 	return errs
 }
 
-func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, at *field.Path) field.ErrorList {
+func validatePolicyRange(
+	capacity, preset resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, fldPath *field.Path,
+) field.ErrorList {
 	if r.Min == nil {
-		return field.ErrorList{field.Required(at.Child("min"), "required when validRange is defined")}
+		return field.ErrorList{field.Required(fldPath.Child("min"), "required when validRange is defined")}
 	}
 	var errs field.ErrorList
 	wrong := func(name string, q resource.Quantity, why string) {
-		errs = append(errs, field.Invalid(at.Child(name), q.String(), why))
+		errs = append(errs, field.Invalid(fldPath.Child(name), q.String(), why))
 	}
 	if r.Min.Sign() < 0 {
 		wrong("min", *r.Min, "must be greater than or equal to zero")
@@ -141,13 +151,14 @@ func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.Capac
 		return errs
 	}
 	if r.Step.Sign() <= 0 {
-		return append(errs, field.Invalid(at.Child("step"), r.Step.String(), "must be greater than zero"))
+		return append(errs, field.Invalid(fldPath.Child("step"), r.Step.String(), "must be greater than zero"))
 	}
 	first := r.Min.DeepCopy()
 	if first.Add(*r.Step); first.Cmp(capacity) > 0 {
-		wrong("step", *r.Step, fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(), capacity.String()))
+		wrong("step", *r.Step, fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(),
+			capacity.String()))
 	}
-	// Steps are counted in thousandths, which must be exact and fit.
+	// Steps are counted in thousandths, which must be exact and must not overflow.
 	exact := true
 	for _, q := range []struct {
 		name string
@@ -163,7 +174,8 @@ func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.Capac
 	}
 	onStep := func(q resource.Quantity) {
 		if (q.MilliValue()-r.Min.MilliValue())%r.Step.MilliValue() != 0 {
-			wrong("step", q, fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String()))
+			wrong("step", q, fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(),
+				r.Min.String()))
 		}
 	}
 	onStep(preset)
@@ -173,11 +185,12 @@ func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.Capac
 	return errs
 }
 
-// validateNodeResources validates the node's own resources that a device uses in addition.
-func validateNodeResources(d *resourcev1.Device, at *field.Path) field.ErrorList {
+// validateNodeResources validates the resources of the node, such as memory, that a device uses
+// when it is allocated.
+func validateNodeResources(d *resourcev1.Device, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range fieldrules.SortedKeys(d.NodeAllocatableResources) {
-		n, here := d.NodeAllocatableResources[name], at.Key(string(name))
+		n, here := d.NodeAllocatableResources[name], fldPath.Key(string(name))
 		if name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage &&
 			!strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 			errs = append(errs, field.Invalid(here, name, "must be a node allocatable resource name"))
@@ -207,9 +220,12 @@ func validateNodeResources(d *resourcev1.Device, at *field.Path) field.ErrorList
 	return errs
 }
 
-func validateNodeMapping(m *resourcev1.NodeAllocatableMapping, capacity map[resourcev1.QualifiedName]resourcev1.DeviceCapacity, at *field.Path) field.ErrorList {
+func validateNodeMapping(
+	m *resourcev1.NodeAllocatableMapping, capacity map[resourcev1.QualifiedName]resourcev1.DeviceCapacity,
+	fldPath *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
-	key, multiplier := at.Child("capacityKey"), at.Child("capacityMultiplier")
+	key, multiplier := fldPath.Child("capacityKey"), fldPath.Child("capacityMultiplier")
 	if m.CapacityKey != nil {
 		if _, ok := capacity[*m.CapacityKey]; *m.CapacityKey == "" {
 			errs = append(errs, field.Invalid(key, "", "capacityKey must not be an empty string"))
@@ -226,7 +242,8 @@ func validateNodeMapping(m *resourcev1.NodeAllocatableMapping, capacity map[reso
 		errs = append(errs, field.Invalid(multiplier, m.CapacityMultiplier.String(), "must be positive"))
 	}
 	if m.DeviceMultiplier != nil && m.DeviceMultiplier.Sign() <= 0 {
-		errs = append(errs, field.Invalid(at.Child("deviceMultiplier"), m.DeviceMultiplier.String(), "must be positive"))
+		errs = append(errs, field.Invalid(fldPath.Child("deviceMultiplier"), m.DeviceMultiplier.String(),
+			"must be positive"))
 	}
 	return errs
 }

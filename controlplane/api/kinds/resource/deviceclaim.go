@@ -9,6 +9,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -20,10 +21,11 @@ import (
 // ResourceClaimKind returns the definition of the kind ResourceClaim.
 func ResourceClaimKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaim", Plural: "resourceclaims", Singular: "resourceclaim",
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaim", Plural: "resourceclaims",
+		Singular: "resourceclaim",
 	}, func(l *resourcev1.ResourceClaimList) *[]resourcev1.ResourceClaim { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(func(c *resourcev1.ResourceClaim) {
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(func(c *resourcev1.ResourceClaim) {
 		defaultDevices(&c.Spec)
 		if a := c.Status.Allocation; a != nil {
 			for i := range a.Devices.Results {
@@ -45,11 +47,11 @@ func ResourceClaimKind(o *expressions.Options) *api.Kind {
 	builder.KeepMetadataOnStatus(k)
 	builder.PrepareCreate(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
 	// The spec is immutable, so only its creation is validated.
-	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaim) field.ErrorList {
+	k.Validation.Create = builder.CreateValidation(func(c *resourcev1.ResourceClaim) field.ErrorList {
 		return validateClaim(&c.Spec, field.NewPath("spec", "devices"), o)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec, old.Spec, field.NewPath("spec"))
+		return fieldrules.ValidateUnchanged(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
 	status := k.Subresources["status"]
 	keepSpec := status.PrepareUpdate
@@ -60,25 +62,25 @@ func ResourceClaimKind(o *expressions.Options) *api.Kind {
 	builder.AddStatusValidation(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
 		return ValidateClaimStatus(obj, old, field.NewPath("status"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("State"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *resourcev1.ResourceClaim, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("State"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *resourcev1.ResourceClaim, now time.Time) []any {
 		return []any{c.Name, ClaimState(c), builder.Age(c, now)}
 	})
 	return k
 }
 
-// ClaimState returns the STATE column of a ResourceClaim.
-func ClaimState(c *resourcev1.ResourceClaim) string {
+// ClaimState returns the text in the column STATE of a ResourceClaim.
+func ClaimState(claim *resourcev1.ResourceClaim) string {
 	var states []string
-	if c.DeletionTimestamp != nil {
+	if claim.DeletionTimestamp != nil {
 		states = append(states, "deleted")
 	}
 	switch {
-	case c.Status.Allocation == nil && c.DeletionTimestamp == nil:
+	case claim.Status.Allocation == nil && claim.DeletionTimestamp == nil:
 		states = append(states, "pending")
-	case c.Status.Allocation != nil && len(c.Status.ReservedFor) > 0:
+	case claim.Status.Allocation != nil && len(claim.Status.ReservedFor) > 0:
 		states = append(states, "allocated", "reserved")
-	case c.Status.Allocation != nil:
+	case claim.Status.Allocation != nil:
 		states = append(states, "allocated")
 	}
 	return strings.Join(states, ",")
@@ -87,16 +89,17 @@ func ClaimState(c *resourcev1.ResourceClaim) string {
 // ResourceClaimTemplateKind returns the definition of the kind ResourceClaimTemplate.
 func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Singular: "resourceclaimtemplate",
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaimTemplate", Plural: "resourceclaimtemplates",
+		Singular: "resourceclaimtemplate",
 	}, func(l *resourcev1.ResourceClaimTemplateList) *[]resourcev1.ResourceClaimTemplate { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(func(c *resourcev1.ResourceClaimTemplate) { defaultDevices(&c.Spec.Spec) })
-	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaimTemplate) field.ErrorList {
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(func(c *resourcev1.ResourceClaimTemplate) { defaultDevices(&c.Spec.Spec) })
+	k.Validation.Create = builder.CreateValidation(func(c *resourcev1.ResourceClaimTemplate) field.ErrorList {
 		errs := podspec.ValidateTemplateMeta(&c.Spec.ObjectMeta, field.NewPath("spec", "metadata"))
 		return append(errs, validateClaim(&c.Spec.Spec, field.NewPath("spec", "spec", "devices"), o)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec, old.Spec, field.NewPath("spec"))
+		return fieldrules.ValidateUnchanged(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
 	return k
 }
@@ -104,9 +107,10 @@ func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 // DeviceClassKind returns the definition of the kind DeviceClass.
 func DeviceClassKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "DeviceClass", Plural: "deviceclasses", Singular: "deviceclass", ClusterScoped: true, Rule: builder.DNSSubdomain,
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "DeviceClass", Plural: "deviceclasses",
+		Singular: "deviceclass", ClusterScoped: true, Rule: builder.DNSSubdomain,
 	}, func(l *resourcev1.DeviceClassList) *[]resourcev1.DeviceClass { return &l.Items })
-	k.ReturnsDeleted = true
+	k.Deletion.ReturnsDeleted = true
 	builder.CountGenerations(k, func(c *resourcev1.DeviceClass) any { return c.Spec })
 	builder.AddValidation(k, func(c *resourcev1.DeviceClass) field.ErrorList {
 		return validateDeviceClass(&c.Spec, field.NewPath("spec"), o)
@@ -117,28 +121,30 @@ func DeviceClassKind(o *expressions.Options) *api.Kind {
 // ResourceSliceKind returns the definition of the kind ResourceSlice.
 func ResourceSliceKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceSlice", Plural: "resourceslices", Singular: "resourceslice", ClusterScoped: true,
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceSlice", Plural: "resourceslices",
+		Singular: "resourceslice", ClusterScoped: true,
 	}, func(l *resourcev1.ResourceSliceList) *[]resourcev1.ResourceSlice { return &l.Items })
-	k.ReturnsDeleted = true
+	k.Deletion.ReturnsDeleted = true
 	builder.CountGenerations(k, func(s *resourcev1.ResourceSlice) any { return s.Spec })
 	builder.AddValidation(k, func(s *resourcev1.ResourceSlice) field.ErrorList {
 		return validateSlice(&s.Spec, field.NewPath("spec"))
 	})
 	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceSlice) field.ErrorList {
 		spec := field.NewPath("spec")
-		errs := fieldrules.Unchanged(obj.Spec.Pool.Name, old.Spec.Pool.Name, spec.Child("pool", "name"))
-		errs = append(errs, fieldrules.Unchanged(obj.Spec.Driver, old.Spec.Driver, spec.Child("driver"))...)
-		return append(errs, fieldrules.Unchanged(obj.Spec.NodeName, old.Spec.NodeName, spec.Child("nodeName"))...)
+		errs := fieldrules.ValidateUnchanged(obj.Spec.Pool.Name, old.Spec.Pool.Name, spec.Child("pool", "name"))
+		errs = append(errs, fieldrules.ValidateUnchanged(obj.Spec.Driver, old.Spec.Driver, spec.Child("driver"))...)
+		return append(errs, fieldrules.ValidateUnchanged(obj.Spec.NodeName, old.Spec.NodeName,
+			spec.Child("nodeName"))...)
 	})
-	k.Fields = builder.Fields(func(s *resourcev1.ResourceSlice) fields.Set {
-		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: fieldrules.Deref(s.Spec.NodeName),
+	k.Lists.Fields = builder.Fields(func(s *resourcev1.ResourceSlice) fields.Set {
+		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: ptr.Deref(s.Spec.NodeName, ""),
 			resourcev1.ResourceSliceSelectorDriver:   s.Spec.Driver,
 			resourcev1.ResourceSliceSelectorPoolName: s.Spec.Pool.Name}
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Node"), builder.StringColumn("Driver"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Node"), builder.StringColumn("Driver"),
 		builder.StringColumn("Pool"), builder.AgeColumn)
-	k.Row = builder.Row(func(s *resourcev1.ResourceSlice, now time.Time) []any {
-		return []any{s.Name, fieldrules.Deref(s.Spec.NodeName), s.Spec.Driver, s.Spec.Pool.Name, builder.Age(s, now)}
+	k.Lists.Row = builder.Row(func(s *resourcev1.ResourceSlice, now time.Time) []any {
+		return []any{s.Name, ptr.Deref(s.Spec.NodeName, ""), s.Spec.Driver, s.Spec.Pool.Name, builder.Age(s, now)}
 	})
 	return k
 }

@@ -13,129 +13,141 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// qualified validates the name of an attribute or a capacity: an identifier, optionally with a
-// driver's domain.
-func qualified(name resourcev1.QualifiedName, at *field.Path) field.ErrorList {
+// validateQualifiedName validates the name of an attribute or a capacity: an identifier, optionally
+// with the domain of a driver as prefix.
+func validateQualifiedName(name resourcev1.QualifiedName, fldPath *field.Path) field.ErrorList {
 	domain, id, ok := strings.Cut(string(name), "/")
 	switch {
 	case !ok:
-		return deviceID(string(name), at)
+		return validateDeviceID(string(name), fldPath)
 	case strings.Contains(id, "/"): // Kubernetes checks only the length of such a name
 		if most := resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength; len(name) > most {
-			return field.ErrorList{field.TooLong(at, "", most)}
+			return field.ErrorList{field.TooLong(fldPath, "", most)}
 		}
 		return nil
 	}
 	var errs field.ErrorList
 	if domain == "" {
-		errs = append(errs, field.Invalid(at, "", "the domain must not be empty"))
+		errs = append(errs, field.Invalid(fldPath, "", "the domain must not be empty"))
 	} else {
-		errs = append(errs, fieldrules.ValidateDriverName(domain, at)...)
+		errs = append(errs, fieldrules.ValidateDriverName(domain, fldPath)...)
 	}
 	if id == "" {
-		return append(errs, field.Invalid(at, "", "the name must not be empty"))
+		return append(errs, field.Invalid(fldPath, "", "the name must not be empty"))
 	}
-	return append(errs, deviceID(id, at)...)
+	return append(errs, validateDeviceID(id, fldPath)...)
 }
 
-func deviceID(id string, at *field.Path) field.ErrorList {
+func validateDeviceID(id string, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(id) > resourcev1.DeviceMaxIDLength {
-		errs = append(errs, field.TooLong(at, "", resourcev1.DeviceMaxIDLength))
+		errs = append(errs, field.TooLong(fldPath, "", resourcev1.DeviceMaxIDLength))
 	}
-	return append(errs, fieldrules.Invalid(at, id, content.IsCIdentifier(id))...)
+	return append(errs, fieldrules.InvalidErrors(fldPath, id, content.IsCIdentifier(id))...)
 }
 
-func fullyQualified(name resourcev1.FullyQualifiedName, at *field.Path) field.ErrorList {
-	errs := qualified(resourcev1.QualifiedName(name), at)
+func validateFullyQualifiedName(name resourcev1.FullyQualifiedName, fldPath *field.Path) field.ErrorList {
+	errs := validateQualifiedName(resourcev1.QualifiedName(name), fldPath)
 	if !strings.Contains(string(name), "/") {
-		errs = append(errs, field.Invalid(at, name, "a fully qualified name must be a domain and a name separated by a slash"))
+		errs = append(errs, field.Invalid(fldPath, name,
+			"a fully qualified name must be a domain and a name separated by a slash"))
 	}
 	return errs
 }
 
-func poolName(name string, at *field.Path) field.ErrorList {
+func validatePoolName(name string, fldPath *field.Path) field.ErrorList {
 	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
 	var errs field.ErrorList
 	if len(name) > resourcev1.PoolNameMaxLength {
-		errs = append(errs, field.TooLong(at, "", resourcev1.PoolNameMaxLength))
+		errs = append(errs, field.TooLong(fldPath, "", resourcev1.PoolNameMaxLength))
 	}
 	for _, part := range strings.Split(name, "/") {
-		errs = append(errs, fieldrules.Invalid(at, part, validation.IsDNS1123Subdomain(part))...)
+		errs = append(errs, fieldrules.InvalidErrors(fldPath, part, validation.IsDNS1123Subdomain(part))...)
 	}
 	return errs
 }
 
-func validateDeviceConfig(c *resourcev1.DeviceConfiguration, at *field.Path) field.ErrorList {
+func validateDeviceConfig(c *resourcev1.DeviceConfiguration, fldPath *field.Path) field.ErrorList {
 	if c.Opaque == nil {
-		return field.ErrorList{field.Required(at.Child("opaque"), "")}
+		return field.ErrorList{field.Required(fldPath.Child("opaque"), "")}
 	}
-	errs := fieldrules.ValidateDriverName(c.Opaque.Driver, at.Child("opaque", "driver"))
-	return append(errs, rawObject(c.Opaque.Parameters, resourcev1.OpaqueParametersMaxLength, at.Child("opaque", "parameters"))...)
+	errs := fieldrules.ValidateDriverName(c.Opaque.Driver, fldPath.Child("opaque", "driver"))
+	return append(errs, validateRawObject(c.Opaque.Parameters, resourcev1.OpaqueParametersMaxLength,
+		fldPath.Child("opaque", "parameters"))...)
 }
 
-// rawObject validates opaque driver data: it must be a JSON object of at most limit bytes.
-func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorList {
-	if len(e.Raw) == 0 {
-		return field.ErrorList{field.Required(at, "")}
+// validateRawObject validates opaque driver data. It must be a JSON object of at most limit bytes.
+func validateRawObject(extension runtime.RawExtension, limit int, fldPath *field.Path) field.ErrorList {
+	if len(extension.Raw) == 0 {
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	if len(e.Raw) > limit {
-		return field.ErrorList{field.TooLong(at, "", limit)}
+	if len(extension.Raw) > limit {
+		return field.ErrorList{field.TooLong(fldPath, "", limit)}
 	}
 	var v any
-	if err := json.Unmarshal(e.Raw, &v); err != nil {
-		return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "error parsing data as JSON: "+err.Error())}
+	if err := json.Unmarshal(extension.Raw, &v); err != nil {
+		return field.ErrorList{field.Invalid(fldPath, fieldrules.OmittedValue,
+			"error parsing data as JSON: "+err.Error())}
 	}
 	switch v.(type) {
 	case nil:
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	case map[string]any:
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "must be a valid JSON object")}
+	return field.ErrorList{field.Invalid(fldPath, fieldrules.OmittedValue, "must be a valid JSON object")}
 }
 
-// bindingConditions validates two lists of condition types: those that must be true before a pod
-// with the device is bound (wait), and those that fail the binding (fail).
-func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
-	waits, fails := at.Child("bindingConditions"), at.Child("bindingFailureConditions")
-	label := func(name string, at *field.Path) field.ErrorList {
-		return fieldrules.Invalid(at, name, validation.IsQualifiedName(name))
+// validateBindingConditions validates two lists of condition types of a device. The required
+// conditions must be true before a pod with the device is bound. A failing condition makes the
+// binding fail.
+func validateBindingConditions(required, failing []string, fldPath *field.Path) field.ErrorList {
+	waits, fails := fldPath.Child("bindingConditions"), fldPath.Child("bindingFailureConditions")
+	label := func(name string, fldPath *field.Path) field.ErrorList {
+		return fieldrules.InvalidErrors(fldPath, name, validation.IsQualifiedName(name))
 	}
-	errs := fieldrules.Items(wait, resourcev1.BindingConditionsMaxSize, waits, fieldrules.Itself, label)
-	errs = append(errs, fieldrules.Items(fail, resourcev1.BindingFailureConditionsMaxSize, fails, fieldrules.Itself,
+	errs := fieldrules.ValidateItems(required, resourcev1.BindingConditionsMaxSize, waits, fieldrules.SelfKey, label)
+	errs = append(errs, fieldrules.ValidateItems(failing, resourcev1.BindingFailureConditionsMaxSize, fails,
+		fieldrules.SelfKey,
 		label)...)
 	known := map[string]bool{}
-	for _, w := range wait {
+	for _, w := range required {
 		known[w] = true
 	}
-	for i, f := range fail {
+	for i, f := range failing {
 		if known[f] {
-			errs = append(errs, field.Invalid(fails.Index(i), f, "bindingFailureConditions must not overlap with bindingConditions"))
+			errs = append(errs, field.Invalid(fails.Index(i), f,
+				"bindingFailureConditions must not overlap with bindingConditions"))
 		}
 	}
-	if len(wait) == 0 && len(fail) > 0 {
-		errs = append(errs, field.Invalid(waits, wait, "bindingConditions are required to use bindingFailureConditions"))
+	if len(required) == 0 && len(failing) > 0 {
+		errs = append(errs, field.Invalid(waits, required,
+			"bindingConditions are required to use bindingFailureConditions"))
 	}
-	if len(fail) == 0 && len(wait) > 0 {
-		errs = append(errs, field.Invalid(fails, fail, "bindingFailureConditions are required to use bindingConditions"))
+	if len(failing) == 0 && len(required) > 0 {
+		errs = append(errs, field.Invalid(fails, failing,
+			"bindingFailureConditions are required to use bindingConditions"))
 	}
 	return errs
 }
 
-func skippedOperations(list []resourcev1.SkipNodeOperation, at *field.Path) field.ErrorList {
+func validateSkippedOperations(list []resourcev1.SkipNodeOperation, fldPath *field.Path) field.ErrorList {
 	has := map[resourcev1.SkipNodeOperation]bool{}
-	errs := fieldrules.Items(list, -1, at, func(o resourcev1.SkipNodeOperation) string { return string(o) },
-		func(o resourcev1.SkipNodeOperation, at *field.Path) field.ErrorList {
+	errs := fieldrules.ValidateItems(list, -1, fldPath, func(o resourcev1.SkipNodeOperation) string {
+		return string(o)
+	},
+		func(o resourcev1.SkipNodeOperation, fldPath *field.Path) field.ErrorList {
 			has[o] = true
-			return fieldrules.Supported(o, at, resourcev1.SkipNodeOperationAll,
+			return fieldrules.ValidateSupported(o, fldPath, resourcev1.SkipNodeOperationAll,
 				resourcev1.SkipNodeOperationNodePrepareResources,
 				resourcev1.SkipNodeOperationNodeUnprepareResources)
 		})
-	if has[resourcev1.SkipNodeOperationNodePrepareResources] && !has[resourcev1.SkipNodeOperationNodeUnprepareResources] && !has[resourcev1.SkipNodeOperationAll] {
-		errs = append(errs, field.Invalid(at, list, "NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped"))
+	if has[resourcev1.SkipNodeOperationNodePrepareResources] &&
+		!has[resourcev1.SkipNodeOperationNodeUnprepareResources] && !has[resourcev1.SkipNodeOperationAll] {
+		errs = append(errs, field.Invalid(fldPath, list,
+			"NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped"))
 	}
 	return errs
 }

@@ -8,9 +8,10 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// TimeDeviceTaints sets the time at which the taints of devices were added; old may be nil. A taint
-// that the device already had keeps its time, because drivers replace their slices without it.
-func TimeDeviceTaints(s, old *resourcev1.ResourceSlice, now metav1.Time) {
+// SetDeviceTaintTimes sets the time at which the taints of devices were added. stored is the stored
+// slice, or nil. A taint that the device already had keeps its time, because drivers replace their
+// slices without the time.
+func SetDeviceTaintTimes(slice, stored *resourcev1.ResourceSlice, now metav1.Time) {
 	type place struct{ device, key, value, effect string }
 	at := func(device string, t *resourcev1.DeviceTaint) place {
 		return place{device, t.Key, t.Value, string(t.Effect)}
@@ -24,10 +25,10 @@ func TimeDeviceTaints(s, old *resourcev1.ResourceSlice, now metav1.Time) {
 			}
 		}
 	}
-	if old != nil {
-		each(old, func(at place, t *resourcev1.DeviceTaint) { had[at] = t.TimeAdded })
+	if stored != nil {
+		each(stored, func(at place, t *resourcev1.DeviceTaint) { had[at] = t.TimeAdded })
 	}
-	each(s, func(at place, t *resourcev1.DeviceTaint) {
+	each(slice, func(at place, t *resourcev1.DeviceTaint) {
 		if t.TimeAdded == nil {
 			t.TimeAdded = had[at].DeepCopy()
 		}
@@ -37,28 +38,28 @@ func TimeDeviceTaints(s, old *resourcev1.ResourceSlice, now metav1.Time) {
 	})
 }
 
-// DeviceAdminAccess returns the path where an object first requests or grants administrative access
-// to devices, or nil if it does not. old is nil on create. Access that old has already is not
-// returned.
-func DeviceAdminAccess(obj, old api.Object) *field.Path {
+// DeviceAdminAccess returns the path of the first field in which an object requests or grants
+// administrative access to devices. It returns nil if the object has no such field, or if the
+// stored object already has administrative access. stored is nil on create.
+func DeviceAdminAccess(obj, stored api.Object) *field.Path {
 	switch o := obj.(type) {
 	case *resourcev1.ResourceClaim:
-		if was, ok := old.(*resourcev1.ResourceClaim); ok {
-			if grantedAsAdmin(was) != nil {
+		if previous, ok := stored.(*resourcev1.ResourceClaim); ok {
+			if findAdminResult(previous) != nil {
 				return nil
 			}
-			return grantedAsAdmin(o)
+			return findAdminResult(o)
 		}
-		return askedAsAdmin(o.Spec.Devices.Requests)
+		return findAdminRequest(o.Spec.Devices.Requests)
 	case *resourcev1.ResourceClaimTemplate:
-		if old == nil {
-			return askedAsAdmin(o.Spec.Spec.Devices.Requests)
+		if stored == nil {
+			return findAdminRequest(o.Spec.Spec.Devices.Requests)
 		}
 	}
 	return nil
 }
 
-func askedAsAdmin(list []resourcev1.DeviceRequest) *field.Path {
+func findAdminRequest(list []resourcev1.DeviceRequest) *field.Path {
 	for i := range list {
 		if e := list[i].Exactly; e != nil && e.AdminAccess != nil && *e.AdminAccess {
 			return field.NewPath("spec", "devices", "requests").Index(i).Child("adminAccess")
@@ -67,7 +68,7 @@ func askedAsAdmin(list []resourcev1.DeviceRequest) *field.Path {
 	return nil
 }
 
-func grantedAsAdmin(c *resourcev1.ResourceClaim) *field.Path {
+func findAdminResult(c *resourcev1.ResourceClaim) *field.Path {
 	if c.Status.Allocation == nil {
 		return nil
 	}

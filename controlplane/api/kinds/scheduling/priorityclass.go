@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
@@ -20,7 +21,7 @@ const (
 	systemPrefix    = "system-"
 )
 
-// SystemPriorities are the values of the priority classes that every cluster has.
+// SystemPriorities maps the names of the priority classes that every cluster has to their values.
 var SystemPriorities = map[string]int32{
 	"system-cluster-critical": 2 * MaxUserPriority,
 	"system-node-critical":    2*MaxUserPriority + 1000,
@@ -29,24 +30,27 @@ var SystemPriorities = map[string]int32{
 // PriorityClassKind returns the definition of the kind PriorityClass.
 func PriorityClassKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: schedulingv1.SchemeGroupVersion, Kind: "PriorityClass", Plural: "priorityclasses", Singular: "priorityclass",
-		Short: []string{"pc"}, ClusterScoped: true,
+		GroupVersion: schedulingv1.SchemeGroupVersion, Kind: "PriorityClass", Plural: "priorityclasses",
+		Singular: "priorityclass",
+		Short:    []string{"pc"}, ClusterScoped: true,
 	}, func(l *schedulingv1.PriorityClassList) *[]schedulingv1.PriorityClass { return &l.Items })
-	k.Default = builder.Default(func(c *schedulingv1.PriorityClass) {
+	k.Writes.Default = builder.Default(func(c *schedulingv1.PriorityClass) {
 		builder.SetDefaultPtr(&c.PreemptionPolicy, corev1.PreemptLowerPriority)
 	})
 	builder.AddValidation(k, func(c *schedulingv1.PriorityClass) field.ErrorList {
 		var errs field.ErrorList
 		if strings.HasPrefix(c.Name, systemPrefix) {
-			if why := notSystemClass(c); why != "" {
+			if why := whyNoSystemClass(c); why != "" {
 				errs = append(errs, field.Forbidden(field.NewPath("metadata", "name"),
-					"priority class names with '"+systemPrefix+"' prefix are reserved for system use only. error: "+why))
+					"priority class names with '"+systemPrefix+"' prefix are reserved for system use only. error: "+
+						why))
 			}
 		} else if c.Value > MaxUserPriority {
 			errs = append(errs, field.Forbidden(field.NewPath("value"),
 				fmt.Sprintf("maximum allowed value of a user defined priority is %v", MaxUserPriority)))
 		}
-		return append(errs, fieldrules.OneOf(fieldrules.Deref(c.PreemptionPolicy), field.NewPath("preemptionPolicy"),
+		return append(errs, fieldrules.ValidateOneOf(ptr.Deref(c.PreemptionPolicy, ""),
+			field.NewPath("preemptionPolicy"),
 			corev1.PreemptLowerPriority, corev1.PreemptNever)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *schedulingv1.PriorityClass) field.ErrorList {
@@ -54,31 +58,32 @@ func PriorityClassKind() *api.Kind {
 		if obj.Value != old.Value {
 			errs = append(errs, field.Forbidden(field.NewPath("value"), "may not be changed in an update."))
 		}
-		return append(errs, fieldrules.Unchanged(obj.PreemptionPolicy, old.PreemptionPolicy,
+		return append(errs, fieldrules.ValidateUnchanged(obj.PreemptionPolicy, old.PreemptionPolicy,
 			field.NewPath("preemptionPolicy"))...)
 	})
-	k.PrepareCreate = builder.Default(func(c *schedulingv1.PriorityClass) { c.Generation = 1 })
-	k.Uncounted = true
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Value"), builder.BoolColumn("Global-Default"),
+	k.Writes.PrepareCreate = builder.Default(func(c *schedulingv1.PriorityClass) { c.Generation = 1 })
+	k.Writes.Uncounted = true
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Value"),
+		builder.BoolColumn("Global-Default"),
 		builder.AgeColumn, builder.StringColumn("PreemptionPolicy"))
-	k.Row = builder.Row(func(c *schedulingv1.PriorityClass, now time.Time) []any {
+	k.Lists.Row = builder.Row(func(c *schedulingv1.PriorityClass, now time.Time) []any {
 		return []any{c.Name, int64(c.Value), c.GlobalDefault, builder.Age(c, now),
-			string(fieldrules.Deref(c.PreemptionPolicy))}
+			string(ptr.Deref(c.PreemptionPolicy, ""))}
 	})
 	return k
 }
 
-// notSystemClass returns the first difference between a class and the system class of its name, or
-// "".
-func notSystemClass(c *schedulingv1.PriorityClass) string {
-	want, ok := SystemPriorities[c.Name]
+// whyNoSystemClass returns the first difference between a class and the system class with the same
+// name. It returns "" if they are equal.
+func whyNoSystemClass(class *schedulingv1.PriorityClass) string {
+	want, ok := SystemPriorities[class.Name]
 	switch {
 	case !ok:
-		return c.Name + " is not a known system priority class"
-	case c.Value != want:
-		return fmt.Sprintf("value of %v PriorityClass must be %v", c.Name, want)
-	case c.GlobalDefault:
-		return fmt.Sprintf("globalDefault of %v PriorityClass must be false", c.Name)
+		return class.Name + " is not a known system priority class"
+	case class.Value != want:
+		return fmt.Sprintf("value of %v PriorityClass must be %v", class.Name, want)
+	case class.GlobalDefault:
+		return fmt.Sprintf("globalDefault of %v PriorityClass must be false", class.Name)
 	}
 	return ""
 }

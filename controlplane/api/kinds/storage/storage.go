@@ -9,63 +9,68 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DefaultClassAnnotation marks the default StorageClass, which is used for claims without a class.
+// DefaultClassAnnotation marks the default StorageClass. Claims without a class get that class.
 const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
 // StorageClassKind returns the definition of the kind StorageClass.
 func StorageClassKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: storagev1.SchemeGroupVersion, Kind: "StorageClass", Plural: "storageclasses", Singular: "storageclass",
-		Short: []string{"sc"}, ClusterScoped: true,
+		GroupVersion: storagev1.SchemeGroupVersion, Kind: "StorageClass", Plural: "storageclasses",
+		Singular: "storageclass",
+		Short:    []string{"sc"}, ClusterScoped: true,
 	}, func(l *storagev1.StorageClassList) *[]storagev1.StorageClass { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(func(c *storagev1.StorageClass) {
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(func(c *storagev1.StorageClass) {
 		builder.SetDefaultPtr(&c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
 		builder.SetDefaultPtr(&c.VolumeBindingMode, storagev1.VolumeBindingImmediate)
 	})
 	builder.AddValidation(k, func(c *storagev1.StorageClass) field.ErrorList {
 		var errs field.ErrorList
-		at := field.NewPath("provisioner")
+		fldPath := field.NewPath("provisioner")
 		if c.Provisioner == "" {
-			errs = append(errs, field.Required(at, ""))
+			errs = append(errs, field.Required(fldPath, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(at, c.Provisioner,
+			errs = append(errs, fieldrules.InvalidErrors(fldPath, c.Provisioner,
 				validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
-		// The volume gets its default, Retain, for an empty policy.
-		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" {
-			errs = append(errs, fieldrules.Supported(p, field.NewPath("reclaimPolicy"),
+		// An empty policy is valid: the volume then gets the default, Retain.
+		if p := ptr.Deref(c.ReclaimPolicy, ""); p != "" {
+			errs = append(errs, fieldrules.ValidateSupported(p, field.NewPath("reclaimPolicy"),
 				corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
 		}
-		errs = append(errs, fieldrules.OneOf(fieldrules.Deref(c.VolumeBindingMode), field.NewPath("volumeBindingMode"),
+		errs = append(errs, fieldrules.ValidateOneOf(ptr.Deref(c.VolumeBindingMode, ""),
+			field.NewPath("volumeBindingMode"),
 			storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
 		return append(errs, validateTopologies(c.AllowedTopologies, field.NewPath("allowedTopologies"))...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.StorageClass) field.ErrorList {
-		errs := fieldrules.Unchanged(obj.Parameters, old.Parameters, field.NewPath("parameters"))
-		errs = append(errs, fieldrules.Unchanged(obj.Provisioner, old.Provisioner, field.NewPath("provisioner"))...)
-		errs = append(errs, fieldrules.Unchanged(obj.ReclaimPolicy, old.ReclaimPolicy,
+		errs := fieldrules.ValidateUnchanged(obj.Parameters, old.Parameters, field.NewPath("parameters"))
+		errs = append(errs, fieldrules.ValidateUnchanged(obj.Provisioner, old.Provisioner,
+			field.NewPath("provisioner"))...)
+		errs = append(errs, fieldrules.ValidateUnchanged(obj.ReclaimPolicy, old.ReclaimPolicy,
 			field.NewPath("reclaimPolicy"))...)
-		return append(errs, fieldrules.Unchanged(obj.VolumeBindingMode, old.VolumeBindingMode,
+		return append(errs, fieldrules.ValidateUnchanged(obj.VolumeBindingMode, old.VolumeBindingMode,
 			field.NewPath("volumeBindingMode"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Provisioner"),
-		builder.StringColumn("ReclaimPolicy"), builder.StringColumn("VolumeBindingMode"), builder.StringColumn("AllowVolumeExpansion"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *storagev1.StorageClass, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Provisioner"),
+		builder.StringColumn("ReclaimPolicy"), builder.StringColumn("VolumeBindingMode"),
+		builder.StringColumn("AllowVolumeExpansion"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *storagev1.StorageClass, now time.Time) []any {
 		name := c.Name
 		if c.Annotations[DefaultClassAnnotation] == "true" {
 			name += " (default)"
 		}
-		return []any{name, c.Provisioner, string(fieldrules.Deref(c.ReclaimPolicy)),
-			string(fieldrules.Deref(c.VolumeBindingMode)),
-			fieldrules.IsTrue(c.AllowVolumeExpansion), builder.Age(c, now)}
+		return []any{name, c.Provisioner, string(ptr.Deref(c.ReclaimPolicy, "")),
+			string(ptr.Deref(c.VolumeBindingMode, "")),
+			ptr.Deref(c.AllowVolumeExpansion, false), builder.Age(c, now)}
 	})
 	return k
 }
@@ -73,10 +78,11 @@ func StorageClassKind() *api.Kind {
 // CSIDriverKind returns the definition of the kind CSIDriver.
 func CSIDriverKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIDriver", Conditional: true, Plural: "csidrivers", Singular: "csidriver", ClusterScoped: true,
+		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIDriver", Conditional: true, Plural: "csidrivers",
+		Singular: "csidriver", ClusterScoped: true,
 	}, func(l *storagev1.CSIDriverList) *[]storagev1.CSIDriver { return &l.Items })
-	k.ReturnsDeleted = true
-	k.Default = builder.Default(func(d *storagev1.CSIDriver) {
+	k.Deletion.ReturnsDeleted = true
+	k.Writes.Default = builder.Default(func(d *storagev1.CSIDriver) {
 		s := &d.Spec
 		builder.SetDefaultPtr(&s.AttachRequired, true)
 		builder.SetDefaultPtr(&s.PodInfoOnMount, false)
@@ -94,17 +100,19 @@ func CSIDriverKind() *api.Kind {
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.CSIDriver) field.ErrorList {
 		spec := field.NewPath("spec")
-		errs := fieldrules.Unchanged(obj.Spec.AttachRequired, old.Spec.AttachRequired, spec.Child("attachedRequired"))
-		errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes,
+		errs := fieldrules.ValidateUnchanged(obj.Spec.AttachRequired, old.Spec.AttachRequired,
+			spec.Child("attachedRequired"))
+		errs = append(errs, fieldrules.ValidateUnchanged(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes,
 			spec.Child("volumeLifecycleModes"))...)
-		return append(errs, fieldrules.Unchanged(obj.Spec.PreventPodSchedulingIfMissing,
+		return append(errs, fieldrules.ValidateUnchanged(obj.Spec.PreventPodSchedulingIfMissing,
 			old.Spec.PreventPodSchedulingIfMissing,
 			spec.Child("preventPodSchedulingIfMissing"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.BoolColumn("AttachRequired"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.BoolColumn("AttachRequired"),
 		builder.BoolColumn("PodInfoOnMount"), builder.BoolColumn("StorageCapacity"),
-		builder.StringColumn("TokenRequests"), builder.BoolColumn("RequiresRepublish"), builder.StringColumn("Modes"), builder.AgeColumn)
-	k.Row = builder.Row(func(d *storagev1.CSIDriver, now time.Time) []any {
+		builder.StringColumn("TokenRequests"), builder.BoolColumn("RequiresRepublish"), builder.StringColumn("Modes"),
+		builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(d *storagev1.CSIDriver, now time.Time) []any {
 		var modes, tokens []string
 		for _, m := range d.Spec.VolumeLifecycleModes {
 			modes = append(modes, string(m))
@@ -117,8 +125,9 @@ func CSIDriverKind() *api.Kind {
 			audience = strings.Join(tokens, ",")
 		}
 		return []any{d.Name, d.Spec.AttachRequired == nil || *d.Spec.AttachRequired,
-			fieldrules.IsTrue(d.Spec.PodInfoOnMount),
-			fieldrules.IsTrue(d.Spec.StorageCapacity), audience, fieldrules.IsTrue(d.Spec.RequiresRepublish), builder.OrNone(strings.Join(modes, ",")), builder.Age(d, now)}
+			ptr.Deref(d.Spec.PodInfoOnMount, false),
+			ptr.Deref(d.Spec.StorageCapacity, false), audience, ptr.Deref(d.Spec.RequiresRepublish, false),
+			builder.ValueOrNone(strings.Join(modes, ",")), builder.Age(d, now)}
 	})
 	return k
 }
@@ -126,27 +135,29 @@ func CSIDriverKind() *api.Kind {
 // CSINodeKind returns the definition of the kind CSINode.
 func CSINodeKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSINode", Conditional: true, Plural: "csinodes", Singular: "csinode", ClusterScoped: true,
+		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSINode", Conditional: true, Plural: "csinodes",
+		Singular: "csinode", ClusterScoped: true,
 	}, func(l *storagev1.CSINodeList) *[]storagev1.CSINode { return &l.Items })
 	builder.LocateStatus(k, func(n *storagev1.CSINode) *storagev1.CSINodeStatus { return &n.Status })
-	k.ReturnsDeleted = true
+	k.Deletion.ReturnsDeleted = true
 	builder.AddValidation(k, func(n *storagev1.CSINode) field.ErrorList {
 		return validateCSINodeDrivers(n.Spec.Drivers, field.NewPath("spec", "drivers"))
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.CSINode) field.ErrorList {
 		var errs field.ErrorList
-		for _, was := range old.Spec.Drivers {
-			for _, now := range obj.Spec.Drivers {
-				if was.Name == now.Name {
-					was.Allocatable, now.Allocatable = nil, nil
-					errs = append(errs, fieldrules.Unchanged(now, was, field.NewPath("spec", "drivers"))...)
+		for _, previous := range old.Spec.Drivers {
+			for _, updated := range obj.Spec.Drivers {
+				if previous.Name == updated.Name {
+					previous.Allocatable, updated.Allocatable = nil, nil
+					errs = append(errs, fieldrules.ValidateUnchanged(updated, previous,
+						field.NewPath("spec", "drivers"))...)
 				}
 			}
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Drivers"), builder.AgeColumn)
-	k.Row = builder.Row(func(n *storagev1.CSINode, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Drivers"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(n *storagev1.CSINode, now time.Time) []any {
 		return []any{n.Name, int64(len(n.Spec.Drivers)), builder.Age(n, now)}
 	})
 	return k
@@ -155,10 +166,13 @@ func CSINodeKind() *api.Kind {
 // VolumeAttachmentKind returns the definition of the kind VolumeAttachment.
 func VolumeAttachmentKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttachment", Conditional: true, Plural: "volumeattachments", Singular: "volumeattachment", ClusterScoped: true,
+		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttachment", Conditional: true,
+		Plural: "volumeattachments", Singular: "volumeattachment", ClusterScoped: true,
 	}, func(l *storagev1.VolumeAttachmentList) *[]storagev1.VolumeAttachment { return &l.Items })
-	k.ReturnsDeleted = true
-	builder.SeparateStatus(k, func(o *storagev1.VolumeAttachment) *storagev1.VolumeAttachmentStatus { return &o.Status }, builder.Accessors[*storagev1.VolumeAttachment]{
+	k.Deletion.ReturnsDeleted = true
+	builder.SeparateStatus(k, func(o *storagev1.VolumeAttachment) *storagev1.VolumeAttachmentStatus {
+		return &o.Status
+	}, builder.Accessors[*storagev1.VolumeAttachment]{
 		Spec:     func(a *storagev1.VolumeAttachment) any { return a.Spec },
 		CopySpec: func(obj, old *storagev1.VolumeAttachment) { obj.Spec = *old.Spec.DeepCopy() },
 		Status: func(obj, old *storagev1.VolumeAttachment) {
@@ -177,14 +191,15 @@ func VolumeAttachmentKind() *api.Kind {
 		return validateAttachmentStatus(&obj.Status, field.NewPath("status"))
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.VolumeAttachment) field.ErrorList {
-		return fieldrules.Unchanged(obj.Spec, old.Spec, field.NewPath("spec"))
+		return fieldrules.ValidateUnchanged(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
 	attacher := builder.StringColumn("Attacher")
 	attacher.Format = "name"
-	k.Columns = builder.Columns(builder.NameColumn, attacher, builder.StringColumn("PV"), builder.StringColumn("Node"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, attacher, builder.StringColumn("PV"),
+		builder.StringColumn("Node"),
 		builder.BoolColumn("Attached"), builder.AgeColumn)
-	k.Row = builder.Row(func(a *storagev1.VolumeAttachment, now time.Time) []any {
-		return []any{a.Name, a.Spec.Attacher, fieldrules.Deref(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName,
+	k.Lists.Row = builder.Row(func(a *storagev1.VolumeAttachment, now time.Time) []any {
+		return []any{a.Name, a.Spec.Attacher, ptr.Deref(a.Spec.Source.PersistentVolumeName, ""), a.Spec.NodeName,
 			a.Status.Attached, builder.Age(a, now)}
 	})
 	return k

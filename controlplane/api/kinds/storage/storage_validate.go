@@ -10,46 +10,47 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The documented limits of drivers and classes, in bytes if not stated otherwise.
+// The documented limits of drivers and classes; lengths are in bytes.
 const (
-	maxCSINodeID        = 256 // limit of CSI for NodeGetInfoResponse.node_id
-	maxClassParameters  = 512 // number of entries
+	maxCSINodeID        = 256 // limit of CSI for the length of NodeGetInfoResponse.node_id
+	maxClassParameters  = 512 // maximum number of parameters
 	MaxParametersSize   = 256 << 10
 	MaxAttachmentSize   = 256 << 10
 	maxVolumeError      = 1024
-	minNodeUpdatePeriod = 10 // seconds
+	minNodeUpdatePeriod = 10 // minimum interval in seconds
 )
 
 // validateParameters validates the parameters that a class passes to its driver.
-func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
+func validateParameters(p map[string]string, fldPath *field.Path) field.ErrorList {
 	if len(p) > maxClassParameters {
-		return field.ErrorList{field.TooLong(at, "", maxClassParameters)}
+		return field.ErrorList{field.TooLong(fldPath, "", maxClassParameters)}
 	}
 	var errs field.ErrorList
 	size := 0
 	for _, k := range fieldrules.SortedKeys(p) {
 		if k == "" {
-			errs = append(errs, field.Invalid(at, k, "field can not be empty."))
+			errs = append(errs, field.Invalid(fldPath, k, "field can not be empty."))
 		}
 		size += len(k) + len(p[k])
 	}
 	if size > MaxParametersSize {
-		errs = append(errs, field.TooLong(at, "", MaxParametersSize))
+		errs = append(errs, field.TooLong(fldPath, "", MaxParametersSize))
 	}
 	return errs
 }
 
 // validateTopologies validates the topologies in which a class creates volumes. As in Kubernetes,
-// equal terms are an error, and so is a term without expressions.
-func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) field.ErrorList {
+// it returns an error for equal terms and for a term without expressions.
+func validateTopologies(terms []corev1.TopologySelectorTerm, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, t := range terms {
-		here := at.Index(i).Child("matchLabelExpressions")
+		here := fldPath.Index(i).Child("matchLabelExpressions")
 		keys := map[string]bool{}
 		for j, e := range t.MatchLabelExpressions {
 			expr := here.Index(j)
@@ -63,13 +64,14 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) fie
 				}
 				values[v] = true
 			}
-			errs = append(errs, fieldrules.Invalid(expr.Child("key"), e.Key, validation.IsQualifiedName(e.Key))...)
+			errs = append(errs, fieldrules.InvalidErrors(expr.Child("key"), e.Key,
+				validation.IsQualifiedName(e.Key))...)
 			if keys[e.Key] {
 				errs = append(errs, field.Duplicate(expr.Child("key"), e.Key))
 			}
 			keys[e.Key] = true
 		}
-		same := func(before corev1.TopologySelectorTerm) bool { return sameTopology(before, t) }
+		same := func(before corev1.TopologySelectorTerm) bool { return isSameTopology(before, t) }
 		if len(t.MatchLabelExpressions) == 0 || slices.ContainsFunc(terms[:i], same) {
 			errs = append(errs, field.Duplicate(here, ""))
 		}
@@ -77,8 +79,8 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) fie
 	return errs
 }
 
-// sameTopology compares two terms as sets of keys with sets of values, without regard to order.
-func sameTopology(a, b corev1.TopologySelectorTerm) bool {
+// isSameTopology reports whether two terms have the same keys with the same values, in any order.
+func isSameTopology(a, b corev1.TopologySelectorTerm) bool {
 	set := func(t corev1.TopologySelectorTerm) map[string]map[string]bool {
 		out := map[string]map[string]bool{}
 		for _, e := range t.MatchLabelExpressions {
@@ -95,25 +97,25 @@ func sameTopology(a, b corev1.TopologySelectorTerm) bool {
 func validateCSIDriver(s *storagev1.CSIDriverSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, m := range s.VolumeLifecycleModes {
-		errs = append(errs, fieldrules.OneOf(m, spec.Child("volumeLifecycleModes"),
+		errs = append(errs, fieldrules.ValidateOneOf(m, spec.Child("volumeLifecycleModes"),
 			storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
 	}
-	errs = append(errs, fieldrules.OneOf(fieldrules.Deref(s.FSGroupPolicy), spec.Child("fsGroupPolicy"),
+	errs = append(errs, fieldrules.ValidateOneOf(ptr.Deref(s.FSGroupPolicy, ""), spec.Child("fsGroupPolicy"),
 		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)
 	audiences := map[string]bool{}
 	for i, t := range s.TokenRequests {
-		at := spec.Child("tokenRequests").Index(i)
+		fldPath := spec.Child("tokenRequests").Index(i)
 		if audiences[t.Audience] {
-			errs = append(errs, field.Duplicate(at.Child("audience"), t.Audience))
+			errs = append(errs, field.Duplicate(fldPath.Child("audience"), t.Audience))
 			continue
 		}
 		audiences[t.Audience] = true
-		switch at, e := at.Child("expirationSeconds"), t.ExpirationSeconds; {
+		switch fldPath, e := fldPath.Child("expirationSeconds"), t.ExpirationSeconds; {
 		case e == nil:
 		case *e < podspec.MinTokenSeconds:
-			errs = append(errs, field.Invalid(at, *e, "may not specify a duration less than 10 minutes"))
+			errs = append(errs, field.Invalid(fldPath, *e, "may not specify a duration less than 10 minutes"))
 		case *e > podspec.MaxTokenSeconds:
-			errs = append(errs, field.Invalid(at, *e, "may not specify a duration larger than 2^32 seconds"))
+			errs = append(errs, field.Invalid(fldPath, *e, "may not specify a duration larger than 2^32 seconds"))
 		}
 	}
 	if p := s.NodeAllocatableUpdatePeriodSeconds; p != nil && *p < minNodeUpdatePeriod {
@@ -127,20 +129,22 @@ func validateCSIDriver(s *storagev1.CSIDriverSpec, spec *field.Path) field.Error
 	return errs
 }
 
-func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, at *field.Path) field.ErrorList {
+func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
 	for i, d := range drivers {
-		here := at.Index(i)
+		here := fldPath.Index(i)
 		errs = append(errs, fieldrules.ValidateDriverName(d.Name, here.Child("name"))...)
 		if d.NodeID == "" {
 			errs = append(errs, field.Required(here.Child("nodeID"), ""))
 		}
 		if len(d.NodeID) > maxCSINodeID {
-			errs = append(errs, field.Invalid(here.Child("nodeID"), d.NodeID, fmt.Sprintf("must be %d characters or less", maxCSINodeID)))
+			errs = append(errs, field.Invalid(here.Child("nodeID"), d.NodeID,
+				fmt.Sprintf("must be %d characters or less", maxCSINodeID)))
 		}
 		if d.Allocatable != nil && d.Allocatable.Count != nil {
-			errs = append(errs, fieldrules.NonNegative(*d.Allocatable.Count, here.Child("allocatable", "count"))...)
+			errs = append(errs, fieldrules.ValidateNonNegative(*d.Allocatable.Count,
+				here.Child("allocatable", "count"))...)
 		}
 		if seen[d.Name] {
 			errs = append(errs, field.Duplicate(here.Child("name"), d.Name))
@@ -156,7 +160,7 @@ func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, at *field.Path) f
 				errs = append(errs, field.Duplicate(here, key))
 			}
 			keys[key] = true
-			errs = append(errs, fieldrules.Invalid(here, key, validation.IsQualifiedName(key))...)
+			errs = append(errs, fieldrules.InvalidErrors(here, key, validation.IsQualifiedName(key))...)
 		}
 	}
 	return errs
@@ -174,48 +178,53 @@ func validateVolumeAttachment(s *storagev1.VolumeAttachmentSpec, spec *field.Pat
 	case name == nil:
 		errs = append(errs, validateInlineVolume(s.Source.InlineVolumeSpec, source.Child("inlineVolumeSpec"))...)
 	case *name == "":
-		errs = append(errs, field.Required(source.Child("persistentVolumeName"), "must specify non empty persistentVolumeName"))
+		errs = append(errs, field.Required(source.Child("persistentVolumeName"),
+			"must specify non empty persistentVolumeName"))
 	default:
-		errs = append(errs, fieldrules.Invalid(source.Child("persistentVolumeName"), *name,
+		errs = append(errs, fieldrules.InvalidErrors(source.Child("persistentVolumeName"), *name,
 			apivalidation.NameIsDNSSubdomain(*name, false))...)
 	}
-	return append(errs, fieldrules.Invalid(spec.Child("nodeName"), s.NodeName,
+	return append(errs, fieldrules.InvalidErrors(spec.Child("nodeName"), s.NodeName,
 		apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
 }
 
-// validateInlineVolume validates a volume that has no PersistentVolume object. It must be a CSI
-// volume and have no claim.
-func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.ErrorList {
-	errs := fieldrules.ForbidSet(at, "may not be specified in the context of inline volumes", map[string]bool{
-		"claimRef": s.ClaimRef != nil, "capacity": len(s.Capacity) > 0, "storageClassName": s.StorageClassName != "",
-		"persistentVolumeReclaimPolicy": s.PersistentVolumeReclaimPolicy != "", "nodeAffinity": s.NodeAffinity != nil,
-	})
-	if s.CSI == nil {
-		errs = append(errs, field.Required(at.Child("csi"), "has to be specified in the context of inline volumes"))
+// validateInlineVolume validates the spec of a volume without a PersistentVolume object. It must be
+// a CSI volume without a claim.
+func validateInlineVolume(spec *corev1.PersistentVolumeSpec, fldPath *field.Path) field.ErrorList {
+	errs := fieldrules.ForbidSetFields(fldPath, "may not be specified in the context of inline volumes",
+		map[string]bool{
+			"claimRef": spec.ClaimRef != nil, "capacity": len(spec.Capacity) > 0,
+			"storageClassName":              spec.StorageClassName != "",
+			"persistentVolumeReclaimPolicy": spec.PersistentVolumeReclaimPolicy != "",
+			"nodeAffinity":                  spec.NodeAffinity != nil,
+		})
+	if spec.CSI == nil {
+		errs = append(errs, field.Required(fldPath.Child("csi"),
+			"has to be specified in the context of inline volumes"))
 	} else {
-		errs = append(errs, fieldrules.ValidateDriverName(s.CSI.Driver, at.Child("csi", "driver"))...)
-		if s.CSI.VolumeHandle == "" {
-			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), ""))
+		errs = append(errs, fieldrules.ValidateDriverName(spec.CSI.Driver, fldPath.Child("csi", "driver"))...)
+		if spec.CSI.VolumeHandle == "" {
+			errs = append(errs, field.Required(fldPath.Child("csi", "volumeHandle"), ""))
 		}
 	}
-	errs = append(errs, podspec.ValidateAccessModes(s.AccessModes, at.Child("accessModes"),
+	errs = append(errs, podspec.ValidateAccessModes(spec.AccessModes, fldPath.Child("accessModes"),
 		"at least 1 access mode is required")...)
-	return append(errs, podspec.ValidateVolumeMode(s.VolumeMode, at.Child("volumeMode"))...)
+	return append(errs, podspec.ValidateVolumeMode(spec.VolumeMode, fldPath.Child("volumeMode"))...)
 }
 
-func validateAttachmentStatus(s *storagev1.VolumeAttachmentStatus, at *field.Path) field.ErrorList {
+func validateAttachmentStatus(s *storagev1.VolumeAttachmentStatus, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	size := 0
 	for k, v := range s.AttachmentMetadata {
 		size += len(k) + len(v)
 	}
 	if size > MaxAttachmentSize {
-		errs = append(errs, field.TooLong(at.Child("attachmentMetadata"), "", MaxAttachmentSize))
+		errs = append(errs, field.TooLong(fldPath.Child("attachmentMetadata"), "", MaxAttachmentSize))
 	}
 	for _, e := range []struct {
 		at  *field.Path
 		err *storagev1.VolumeError
-	}{{at.Child("attachError"), s.AttachError}, {at.Child("detachError"), s.DetachError}} {
+	}{{fldPath.Child("attachError"), s.AttachError}, {fldPath.Child("detachError"), s.DetachError}} {
 		if e.err == nil {
 			continue
 		}
@@ -223,7 +232,8 @@ func validateAttachmentStatus(s *storagev1.VolumeAttachmentStatus, at *field.Pat
 			errs = append(errs, field.TooLong(e.at.Child("message"), "", maxVolumeError))
 		}
 		if c := e.err.ErrorCode; c != nil && *c < 0 {
-			errs = append(errs, field.Invalid(e.at.Child("errorCode"), *c, validation.InclusiveRangeError(0, math.MaxInt32)))
+			errs = append(errs, field.Invalid(e.at.Child("errorCode"), *c,
+				validation.InclusiveRangeError(0, math.MaxInt32)))
 		}
 	}
 	return errs

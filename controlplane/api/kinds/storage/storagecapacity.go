@@ -17,28 +17,30 @@ import (
 // CSIStorageCapacityKind returns the definition of the kind CSIStorageCapacity.
 func CSIStorageCapacityKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIStorageCapacity", Conditional: true, Plural: "csistoragecapacities", Singular: "csistoragecapacity",
+		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIStorageCapacity", Conditional: true,
+		Plural: "csistoragecapacities", Singular: "csistoragecapacity",
 	}, func(l *storagev1.CSIStorageCapacityList) *[]storagev1.CSIStorageCapacity { return &l.Items })
 	builder.AddValidation(k, func(c *storagev1.CSIStorageCapacity) field.ErrorList {
 		var errs field.ErrorList
 		if c.NodeTopology != nil {
 			errs = append(errs, fieldrules.ValidateSelector(c.NodeTopology, field.NewPath("nodeTopology"))...)
 		}
-		errs = append(errs, fieldrules.Invalid(field.NewPath("storageClassName"), c.StorageClassName,
+		errs = append(errs, fieldrules.InvalidErrors(field.NewPath("storageClassName"), c.StorageClassName,
 			apivalidation.NameIsDNSSubdomain(c.StorageClassName, false))...)
 		if c.Capacity != nil && c.Capacity.Sign() < 0 {
-			errs = append(errs, field.Invalid(field.NewPath("capacity"), c.Capacity.String(), apivalidation.IsNegativeErrorMsg))
+			errs = append(errs, field.Invalid(field.NewPath("capacity"), c.Capacity.String(),
+				apivalidation.IsNegativeErrorMsg))
 		}
 		return errs
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.CSIStorageCapacity) field.ErrorList {
-		errs := fieldrules.Unchanged(obj.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))
-		return append(errs, fieldrules.Unchanged(obj.StorageClassName, old.StorageClassName,
+		errs := fieldrules.ValidateUnchanged(obj.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))
+		return append(errs, fieldrules.ValidateUnchanged(obj.StorageClassName, old.StorageClassName,
 			field.NewPath("storageClassName"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("StorageClassName"),
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("StorageClassName"),
 		builder.StringColumn("Capacity"))
-	k.Row = builder.Row(func(c *storagev1.CSIStorageCapacity, _ time.Time) []any {
+	k.Lists.Row = builder.Row(func(c *storagev1.CSIStorageCapacity, _ time.Time) []any {
 		capacity := builder.Unset
 		if c.Capacity != nil {
 			capacity = c.Capacity.String()
@@ -54,14 +56,14 @@ func VolumeAttributesClassKind() *api.Kind {
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttributesClass", Plural: "volumeattributesclasses",
 		Singular: "volumeattributesclass", Short: []string{"vac"}, ClusterScoped: true,
 	}, func(l *storagev1.VolumeAttributesClassList) *[]storagev1.VolumeAttributesClass { return &l.Items })
-	k.ReturnsDeleted = true
+	k.Deletion.ReturnsDeleted = true
 	builder.AddValidation(k, func(c *storagev1.VolumeAttributesClass) field.ErrorList {
-		at := field.NewPath("driverName")
+		fldPath := field.NewPath("driverName")
 		var errs field.ErrorList
 		if c.DriverName == "" {
-			errs = append(errs, field.Required(at, ""))
+			errs = append(errs, field.Required(fldPath, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(at, c.DriverName,
+			errs = append(errs, fieldrules.InvalidErrors(fldPath, c.DriverName,
 				validation.IsQualifiedName(strings.ToLower(c.DriverName)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
@@ -80,8 +82,8 @@ func VolumeAttributesClassKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("DriverName"), builder.AgeColumn)
-	k.Row = builder.Row(func(c *storagev1.VolumeAttributesClass, now time.Time) []any {
+	k.Lists.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("DriverName"), builder.AgeColumn)
+	k.Lists.Row = builder.Row(func(c *storagev1.VolumeAttributesClass, now time.Time) []any {
 		return []any{c.Name, c.DriverName, builder.Age(c, now)}
 	})
 	return k

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Attempt is a write or connect request in the form that webhooks and admission policies receive.
+// Attempt is a write or connect request with the data that webhooks and admission policies receive.
 type Attempt struct {
 	User        api.User
 	Operation   api.Operation
@@ -32,21 +32,21 @@ type Attempt struct {
 	Object, Old runtime.Object
 	Options     runtime.Object // of the verb, with their type; nil = none
 	DryRun      bool
-	// Leads is true if the write comes from a component of the leader. Requests of other clients
-	// cannot set it.
+	// Leads is true if the write comes from a component that runs only on the leader replica.
+	// Requests of other clients cannot set it.
 	Leads bool
 
-	others []Target // cached result of Versions.Equivalents
-	known  bool
+	equivalents      []Target // cached result of Versions.Equivalents
+	equivalentsKnown bool
 }
 
-// Target is a resource and its kind.
+// Target is a resource and its kind, both in the API version that a webhook or policy receives.
 type Target struct {
 	Resource schema.GroupVersionResource
 	Kind     schema.GroupVersionKind
 }
 
-// View is an attempt with its objects in the version of a target.
+// View is an attempt with its objects converted to the API version of a Target.
 type View struct {
 	Target
 	Object, Old runtime.Object
@@ -58,8 +58,8 @@ func (a *Attempt) Target() Target { return Target{a.Resource, a.Kind} }
 // adminGroup is the API group of the webhook configurations and admission policies.
 const adminGroup = "admissionregistration.k8s.io"
 
-// reviews are the resources that check identities and permissions. Neither webhooks nor policies
-// apply to them.
+// reviews are the resources, such as tokenreviews, with which clients check identities and
+// permissions. Neither webhooks nor policies apply to them.
 var reviews = map[schema.GroupResource]bool{
 	{Group: "authentication.k8s.io", Resource: "tokenreviews"}:             true,
 	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"}:       true,
@@ -69,9 +69,9 @@ var reviews = map[schema.GroupResource]bool{
 	{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"}:   true,
 }
 
-// Exempt reports whether neither webhooks nor policies apply to the attempt. Exempt are writes of
-// webhook configurations and policies, which could otherwise block their own removal, and reviews
-// of identities and permissions.
+// Exempt reports whether neither webhooks nor policies apply to the attempt. This is the case for
+// reviews of identities and permissions, and for writes of webhook configurations and policies,
+// which could otherwise block their own removal.
 func (a *Attempt) Exempt() bool {
 	return a.Resource.Group == adminGroup || reviews[a.Resource.GroupResource()]
 }
@@ -87,16 +87,20 @@ func (a *Attempt) Request(t Target) *admissionv1.AdmissionRequest {
 	}
 	asked, kind := metav1.GroupVersionResource(a.Resource), metav1.GroupVersionKind(a.Kind)
 	return &admissionv1.AdmissionRequest{
-		Kind: metav1.GroupVersionKind(t.Kind), Resource: metav1.GroupVersionResource(t.Resource), SubResource: a.Subresource,
+		Kind: metav1.GroupVersionKind(t.Kind), Resource: metav1.GroupVersionResource(t.Resource),
+		SubResource: a.Subresource,
 		RequestKind: &kind, RequestResource: &asked, RequestSubResource: a.Subresource,
-		Name: a.Name, Namespace: a.Namespace, Operation: admissionv1.Operation(a.Operation), UserInfo: user, DryRun: &a.DryRun,
+		Name: a.Name, Namespace: a.Namespace, Operation: admissionv1.Operation(a.Operation), UserInfo: user,
+		DryRun:  &a.DryRun,
 		Options: runtime.RawExtension{Object: a.Options},
 	}
 }
 
-// Cluster reads other objects. admission.Cluster implements it.
+// Cluster reads objects on which matching depends, such as namespaces. admission.Cluster implements
+// it.
 type Cluster interface {
-	// Get returns a shared object; ok is false when it does not exist.
+	// Get returns an object, which the caller must not change. ok is false if the object does not
+	// exist.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 }
 
@@ -122,16 +126,17 @@ func (a *Attempt) Home(ctx context.Context, c Cluster) (*corev1.Namespace, error
 // Versions converts objects between the served versions of their kind.
 type Versions struct{ Kinds *api.Kinds }
 
-// Equivalents returns the other resources that serve the same stored object, such as other API
-// versions, with the kinds of the attempt's subresource. The result is cached in a.
+// Equivalents returns the other resources, such as other API versions, through which the same
+// stored object is served. Their kinds are those of the attempt's subresource. The result is cached
+// in a.
 func (v Versions) Equivalents(a *Attempt) []Target {
-	if !a.known {
-		a.others, a.known = v.equivalents(a), true
+	if !a.equivalentsKnown {
+		a.equivalents, a.equivalentsKnown = v.equivalentTargets(a), true
 	}
-	return a.others
+	return a.equivalents
 }
 
-func (v Versions) equivalents(a *Attempt) []Target {
+func (v Versions) equivalentTargets(a *Attempt) []Target {
 	table := v.Kinds.Table()
 	own := table.ByResource(a.Resource)
 	if own == nil || own.Storage == nil {
@@ -164,33 +169,33 @@ func (v Versions) View(ctx context.Context, a *Attempt, t Target) (*View, error)
 		return view, nil
 	}
 	for _, o := range []*runtime.Object{&view.Object, &view.Old} {
-		if err := v.convert(ctx, o, a.Kind, t.Kind); err != nil {
+		if err := v.convertObject(ctx, o, a.Kind, t.Kind); err != nil {
 			return nil, fmt.Errorf("failed to convert object version: %w", err)
 		}
 	}
 	return view, nil
 }
 
-// Back returns the object of a view, converted to the version of the attempt.
-func (v Versions) Back(ctx context.Context, a *Attempt, view *View) (runtime.Object, error) {
+// ToStored returns the object of a view, converted back to the API version of the attempt.
+func (v Versions) ToStored(ctx context.Context, a *Attempt, view *View) (runtime.Object, error) {
 	out := view.Object
 	if view.Kind == a.Kind {
 		return out, nil
 	}
-	return out, v.convert(ctx, &out, view.Kind, a.Kind)
+	return out, v.convertObject(ctx, &out, view.Kind, a.Kind)
 }
 
-func (v Versions) convert(ctx context.Context, o *runtime.Object, from, to schema.GroupVersionKind) error {
+func (v Versions) convertObject(ctx context.Context, o *runtime.Object, source, target schema.GroupVersionKind) error {
 	obj, ok := (*o).(api.Object)
 	if !ok || obj == nil {
 		return nil // values that are not API objects have a single version
 	}
 	table := v.Kinds.Table()
-	a, b := table.ByGVK(from), table.ByGVK(to)
+	a, b := table.ByGVK(source), table.ByGVK(target)
 	if a == nil || b == nil || a.Storage != b.Storage {
-		return fmt.Errorf("unable to convert to %v: unknown kind", to)
+		return fmt.Errorf("unable to convert to %v: unknown kind", target)
 	}
-	obj = a.Ops.Shallow(obj)
+	obj = a.Type.Ops.Shallow(obj)
 	if a.GVK != a.Storage.Hub.GVK {
 		var err error
 		if obj, err = a.Conversion.To(ctx, obj); err != nil {
@@ -221,19 +226,19 @@ func (v Versions) New(a *Attempt, gvk schema.GroupVersionKind) runtime.Object {
 		}
 	}
 	if k := table.ByGVK(gvk); k != nil {
-		return k.New()
+		return k.Type.New()
 	}
 	return nil
 }
 
-// Default sets the defaults of an object that a webhook or policy has changed.
+// Default sets the API defaults of an object that a webhook or policy has changed.
 func (v Versions) Default(a *Attempt, gvk schema.GroupVersionKind, o runtime.Object) {
 	k := v.Kinds.ByGVK(gvk)
-	if obj, ok := o.(api.Object); ok && k != nil && k.Default != nil && a.Subresource == "" {
-		k.Default(obj)
+	if obj, ok := o.(api.Object); ok && k != nil && k.Writes.Default != nil && a.Subresource == "" {
+		k.Writes.Default(obj)
 	}
 }
 
-func has[T comparable](of []T, wanted ...T) bool {
-	return slices.ContainsFunc(of, func(v T) bool { return slices.Contains(wanted, v) })
+func containsAny[T comparable](list []T, wanted ...T) bool {
+	return slices.ContainsFunc(list, func(v T) bool { return slices.Contains(wanted, v) })
 }

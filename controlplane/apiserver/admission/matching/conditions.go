@@ -21,8 +21,8 @@ type Conditions struct {
 	faults   []error
 }
 
-// NewConditions compiles the conditions in a scope. A condition that does not compile is an error
-// of Met.
+// NewConditions compiles match conditions in a scope. If a condition does not compile, AreMet
+// returns the error.
 func NewConditions(list []arv1.MatchCondition, scope *cel.Scope) *Conditions {
 	c := &Conditions{
 		list: list, scope: scope, programs: make([]*cel.Program, len(list)), faults: make([]error, len(list)),
@@ -37,13 +37,13 @@ func NewConditions(list []arv1.MatchCondition, scope *cel.Scope) *Conditions {
 	return c
 }
 
-// Met reports whether all conditions are true. If any is false, the result is false, even if others
-// fail. Otherwise conditions that cannot be evaluated are an error.
-func (c *Conditions) Met(ctx context.Context, in *cel.Input) (bool, error) {
+// AreMet reports whether all conditions are true. If any condition is false, the result is false,
+// even if others fail. Otherwise, AreMet returns the errors of conditions that cannot be evaluated.
+func (c *Conditions) AreMet(ctx context.Context, input *cel.Input) (bool, error) {
 	if len(c.list) == 0 {
 		return true, nil
 	}
-	e := c.scope.Evaluate(ctx, in, cel.ConditionBudget)
+	e := c.scope.Evaluate(ctx, input, cel.ConditionBudget)
 	var faults []error
 	for i, p := range c.programs {
 		if p == nil {

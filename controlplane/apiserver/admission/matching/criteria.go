@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Criteria select the attempts to which a webhook, policy or binding applies.
+// Criteria select the attempts to which a webhook, policy or policy binding applies.
 type Criteria struct {
 	rules, exclude []rule
 	// everything makes the criteria match every resource, in place of rules.
@@ -24,7 +24,7 @@ type Criteria struct {
 	equivalent bool
 	// namespaces and objects select by labels; nil = all.
 	namespaces, objects labels.Selector
-	broken              error // a selector is invalid
+	fault               error // a selector is invalid
 }
 
 type rule struct {
@@ -32,13 +32,16 @@ type rule struct {
 	names []string // resource names; empty = all
 }
 
-// OfWebhook returns the criteria of a webhook.
-func OfWebhook(rules []arv1.RuleWithOperations, policy *arv1.MatchPolicyType, namespaces, objects *metav1.LabelSelector) Criteria {
+// OfWebhook returns the criteria by which a webhook selects attempts: rules, match policy and
+// selectors.
+func OfWebhook(
+	rules []arv1.RuleWithOperations, policy *arv1.MatchPolicyType, namespaces, objects *metav1.LabelSelector,
+) Criteria {
 	c := Criteria{equivalent: policy == nil || *policy == arv1.Equivalent}
 	for _, r := range rules {
 		c.rules = append(c.rules, rule{RuleWithOperations: r})
 	}
-	c.selectors(namespaces, objects)
+	c.setSelectors(namespaces, objects)
 	return c
 }
 
@@ -49,58 +52,60 @@ func OfPolicy(m *arv1.MatchResources) Criteria {
 		return Criteria{everything: true}
 	}
 	c := Criteria{
-		rules: named(m.ResourceRules), exclude: named(m.ExcludeResourceRules), everything: len(m.ResourceRules) == 0,
+		rules: newRules(m.ResourceRules), exclude: newRules(m.ExcludeResourceRules),
+		everything: len(m.ResourceRules) == 0,
 		equivalent: m.MatchPolicy == nil || *m.MatchPolicy == arv1.Equivalent,
 	}
-	c.selectors(m.NamespaceSelector, m.ObjectSelector)
+	c.setSelectors(m.NamespaceSelector, m.ObjectSelector)
 	return c
 }
 
-func named(rules []arv1.NamedRuleWithOperations) (out []rule) {
+func newRules(rules []arv1.NamedRuleWithOperations) (out []rule) {
 	for _, r := range rules {
 		out = append(out, rule{r.RuleWithOperations, r.ResourceNames})
 	}
 	return out
 }
 
-func (c *Criteria) selectors(namespaces, objects *metav1.LabelSelector) {
+func (c *Criteria) setSelectors(namespaces, objects *metav1.LabelSelector) {
 	read := func(s *metav1.LabelSelector) labels.Selector {
 		if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 			return nil
 		}
 		out, err := metav1.LabelSelectorAsSelector(s)
 		if err != nil {
-			c.broken = err
+			c.fault = err
 		}
 		return out
 	}
 	c.namespaces, c.objects = read(namespaces), read(objects)
 }
 
-// Match reports whether the criteria select the attempt. It also returns the target version to
-// which the objects are converted for evaluation.
-func (c *Criteria) Match(ctx context.Context, a *Attempt, v Versions, in Cluster) (Target, bool, error) {
-	if _, excluded := c.find(c.exclude, a, v); excluded {
+// Match reports whether the criteria select the attempt. It also returns the target. The objects
+// are converted to the API version of the target for evaluation.
+func (c *Criteria) Match(ctx context.Context, a *Attempt, v Versions, cluster Cluster) (Target, bool, error) {
+	if _, excluded := c.findMatch(c.exclude, a, v); excluded {
 		return Target{}, false, nil
 	}
 	t, ok := a.Target(), c.everything
 	if !ok {
-		if t, ok = c.find(c.rules, a, v); !ok {
+		if t, ok = c.findMatch(c.rules, a, v); !ok {
 			return Target{}, false, nil
 		}
 	}
-	if c.broken != nil {
-		return Target{}, false, apierrors.NewInternalError(c.broken)
+	if c.fault != nil {
+		return Target{}, false, apierrors.NewInternalError(c.fault)
 	}
-	if c.objects != nil && !labelled(c.objects, a.Object) && !labelled(c.objects, a.Old) {
+	if c.objects != nil && !matchesLabels(c.objects, a.Object) && !matchesLabels(c.objects, a.Old) {
 		return Target{}, false, nil
 	}
-	home, err := c.inNamespace(ctx, a, in)
+	home, err := c.inNamespace(ctx, a, cluster)
 	return t, home && err == nil, err
 }
 
-// Resources returns the resources that the rules name without wildcards and subresources.
-func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
+// ExplicitResources returns the resources that the rules list by name. It omits subresources and
+// rules with wildcards.
+func (c *Criteria) ExplicitResources() (out []schema.GroupVersionResource) {
 	for _, r := range c.rules {
 		if slices.Contains(r.APIGroups, "*") || slices.Contains(r.APIVersions, "*") {
 			continue
@@ -109,7 +114,8 @@ func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
 			for _, version := range slices.Sorted(slices.Values(r.APIVersions)) {
 				for _, resource := range slices.Sorted(slices.Values(r.Rule.Resources)) {
 					if !strings.ContainsAny(resource, "*/") {
-						out = append(out, schema.GroupVersionResource{Group: group, Version: version, Resource: resource})
+						out = append(out, schema.GroupVersionResource{Group: group, Version: version,
+							Resource: resource})
 					}
 				}
 			}
@@ -118,11 +124,11 @@ func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
 	return out
 }
 
-// find returns the target of the first rule that matches the requested resource. Otherwise, if the
-// match policy is Equivalent, it returns that of a rule that matches an equivalent resource.
-func (c *Criteria) find(rules []rule, a *Attempt, v Versions) (Target, bool) {
+// findMatch returns the target of the first rule that matches the requested resource. If no rule
+// does and the match policy is Equivalent, it returns an equivalent resource that a rule matches.
+func (c *Criteria) findMatch(rules []rule, a *Attempt, v Versions) (Target, bool) {
 	for i := range rules {
-		if rules[i].about(a, a.Resource) {
+		if rules[i].matchesResource(a, a.Resource) {
 			return a.Target(), true
 		}
 	}
@@ -132,7 +138,7 @@ func (c *Criteria) find(rules []rule, a *Attempt, v Versions) (Target, bool) {
 	others := v.Equivalents(a)
 	for i := range rules {
 		for _, t := range others {
-			if rules[i].about(a, t.Resource) {
+			if rules[i].matchesResource(a, t.Resource) {
 				return t, true
 			}
 		}
@@ -140,13 +146,15 @@ func (c *Criteria) find(rules []rule, a *Attempt, v Versions) (Target, bool) {
 	return Target{}, false
 }
 
-func (r *rule) about(a *Attempt, at schema.GroupVersionResource) bool {
-	return r.inScope(a) && has(r.Operations, arv1.OperationAll, arv1.OperationType(a.Operation)) &&
-		has(r.APIGroups, "*", at.Group) && has(r.APIVersions, "*", at.Version) &&
-		r.named(a) && r.resource(at.Resource, a.Subresource)
+func (r *rule) matchesResource(a *Attempt, resource schema.GroupVersionResource) bool {
+	return r.inScope(a) && containsAny(r.Operations, arv1.OperationAll, arv1.OperationType(a.Operation)) &&
+		containsAny(r.APIGroups, "*", resource.Group) && containsAny(r.APIVersions, "*", resource.Version) &&
+		r.matchesName(a) && r.matchesSubresource(resource.Resource, a.Subresource)
 }
 
-func (r *rule) named(a *Attempt) bool { return len(r.names) == 0 || slices.Contains(r.names, a.Name) }
+func (r *rule) matchesName(a *Attempt) bool {
+	return len(r.names) == 0 || slices.Contains(r.names, a.Name)
+}
 
 func (r *rule) inScope(a *Attempt) bool {
 	if r.Scope == nil {
@@ -162,23 +170,23 @@ func (r *rule) inScope(a *Attempt) bool {
 	return *r.Scope == arv1.AllScopes
 }
 
-func (r *rule) resource(resource, subresource string) bool {
+func (r *rule) matchesSubresource(resource, subresource string) bool {
 	return slices.ContainsFunc(r.Rule.Resources, func(want string) bool {
 		res, sub, _ := strings.Cut(want, "/")
 		return (res == "*" || res == resource) && (sub == "*" || sub == subresource)
 	})
 }
 
-// labelled reports whether the selector matches the object. An object without metadata never
+// matchesLabels reports whether the selector matches the object. An object without metadata never
 // matches.
-func labelled(s labels.Selector, o runtime.Object) bool {
+func matchesLabels(s labels.Selector, o runtime.Object) bool {
 	m, ok := o.(metav1.Object)
 	return ok && s.Matches(labels.Set(m.GetLabels()))
 }
 
 // inNamespace reports whether the namespace selector matches the attempt. Cluster-scoped objects
 // always match. A Namespace is matched by its own labels.
-func (c *Criteria) inNamespace(ctx context.Context, a *Attempt, in Cluster) (bool, error) {
+func (c *Criteria) inNamespace(ctx context.Context, a *Attempt, cluster Cluster) (bool, error) {
 	if c.namespaces == nil || a.Namespace == "" && !a.isNamespace() {
 		return true, nil
 	}
@@ -189,7 +197,7 @@ func (c *Criteria) inNamespace(ctx context.Context, a *Attempt, in Cluster) (boo
 		}
 		return c.namespaces.Matches(labels.Set(m.GetLabels())), nil
 	}
-	o, ok := in.Get(ctx, "namespaces", "", a.Namespace)
+	o, ok := cluster.Get(ctx, "namespaces", "", a.Namespace)
 	if !ok {
 		return false, apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, a.Namespace)
 	}

@@ -10,15 +10,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Keep restores the fields of next that webhooks and policies may not change: the metadata that the
-// server sets, and the status if it is a subresource. A changed name or namespace is an error.
-func (v Versions) Keep(a *Attempt, gvk schema.GroupVersionKind, next, before runtime.Object) error {
+// RestoreImmutable restores the fields of next that webhooks and policies may not change: the
+// metadata that the server sets, and the status if it is a subresource. It returns an error if the
+// name or namespace in next differs from old.
+func (v Versions) RestoreImmutable(a *Attempt, gvk schema.GroupVersionKind, next, old runtime.Object) error {
 	to, ok := next.(metav1.Object)
-	from, same := before.(metav1.Object)
+	from, same := old.(metav1.Object)
 	if !ok || !same {
 		return nil // no metadata, such as the options of a connect
 	}
-	if errs := moved(to, from); len(errs) > 0 {
+	if errs := identityChanges(to, from); len(errs) > 0 {
 		return apierrors.NewInvalid(gvk.GroupKind(), from.GetName(), errs)
 	}
 	to.SetGenerateName(from.GetGenerateName())
@@ -31,33 +32,36 @@ func (v Versions) Keep(a *Attempt, gvk schema.GroupVersionKind, next, before run
 	to.SetDeletionGracePeriodSeconds(from.GetDeletionGracePeriodSeconds())
 	to.SetManagedFields(from.GetManagedFields())
 	k := v.Kinds.ByGVK(gvk)
-	if k == nil || a.Subresource != "" || k.Ops.SetStatus == nil || k.Subresources["status"] == nil {
+	if k == nil || a.Subresource != "" || k.Type.Ops.SetStatus == nil || k.Subresources["status"] == nil {
 		return nil
 	}
-	if kept, ok := before.(api.Object); ok {
-		k.Ops.SetStatus(next.(api.Object), kept)
+	if kept, ok := old.(api.Object); ok {
+		k.Type.Ops.SetStatus(next.(api.Object), kept)
 	}
 	return nil
 }
 
-func moved(to, from metav1.Object) (errs field.ErrorList) {
+func identityChanges(target, source metav1.Object) (errs field.ErrorList) {
 	meta := field.NewPath("metadata")
-	if to.GetName() != from.GetName() {
-		errs = append(errs, field.Invalid(meta.Child("name"), api.Clip(to.GetName(), 256), "field is immutable"))
+	if target.GetName() != source.GetName() {
+		errs = append(errs, field.Invalid(meta.Child("name"), api.Truncate(target.GetName(), 256),
+			"field is immutable"))
 	}
-	if to.GetNamespace() != from.GetNamespace() {
-		errs = append(errs, field.Invalid(meta.Child("namespace"), api.Clip(to.GetNamespace(), 256), "field is immutable"))
+	if target.GetNamespace() != source.GetNamespace() {
+		errs = append(errs, field.Invalid(meta.Child("namespace"), api.Truncate(target.GetNamespace(), 256),
+			"field is immutable"))
 	}
 	return errs
 }
 
-// Of returns an admission attempt in the form that webhooks and policies receive.
+// Of converts an admission attempt to the form that webhooks and policies receive.
 func Of(a *api.Attempt) *Attempt {
 	out := &Attempt{
 		User: a.User, Operation: a.Operation, Kind: a.BodyKind(), Resource: a.Kind.GVR(), Subresource: a.Facet,
-		Namespace: a.Namespace, Name: a.Name, Object: a.Object, Old: a.OldObject, Options: a.Options(), DryRun: a.DryRun,
+		Namespace: a.Namespace, Name: a.Name, Object: a.Object, Old: a.OldObject, Options: a.Options(),
+		DryRun: a.DryRun,
 	}
-	out.Leads = a.Request != nil && a.Request.Fence != 0
+	out.Leads = a.Request != nil && a.Request.Internal.Fence != 0
 	if out.isNamespace() {
 		out.Namespace = out.Name
 	}

@@ -5,16 +5,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Rounds is the state of mutating webhooks, or of mutating policies, between the two rounds of one
-// write. The second round runs plugins with the reinvocation policy IfNeeded again if a later
-// plugin changed the object.
+// Rounds is the state that mutating webhooks, or mutating policies, keep between the two rounds of
+// one write. The second round runs webhooks and policies with the reinvocation policy IfNeeded
+// again if the object was changed after they ran.
 type Rounds struct {
 	second bool
-	// earlier are the IDs of webhooks or policies that must run again if the object changes after
-	// them. again are the IDs after which it did.
-	earlier, again map[string]bool
-	output         runtime.Object
-	changed        bool
+	// called are the IDs of webhooks or policies that must run again if the object changes after
+	// them. changedAfter are the IDs after which the object did change.
+	called, changedAfter map[string]bool
+	output               runtime.Object
+	changed              bool
 }
 
 // Round returns 0 in the first round and 1 in the second.
@@ -25,16 +25,16 @@ func (r *Rounds) Round() int {
 	return 0
 }
 
-// Begin starts a round. If other plugins have changed the object since the end of the first round,
-// it counts as changed.
-func (r *Rounds) Begin(o runtime.Object) {
+// StartRound starts a round with the current object o. In the second round, it calls Changed if
+// other plugins have changed the object since the end of the first round.
+func (r *Rounds) StartRound(o runtime.Object) {
 	if r.second && !equality.Semantic.DeepEqual(r.output, o) {
 		r.Changed()
 	}
 }
 
-// End stores a copy of the object at the end of the first round.
-func (r *Rounds) End(o runtime.Object) {
+// FinishRound stores a copy of the object at the end of the first round.
+func (r *Rounds) FinishRound(o runtime.Object) {
 	if !r.second && o != nil {
 		r.output = o.DeepCopyObject()
 	}
@@ -42,30 +42,32 @@ func (r *Rounds) End(o runtime.Object) {
 
 // Skips reports whether a webhook or policy does not run in this round. In the second round it runs
 // only if the object changed after its run in the first.
-func (r *Rounds) Skips(who string) bool { return r.second && !r.again[who] }
+func (r *Rounds) Skips(id string) bool { return r.second && !r.changedAfter[id] }
 
-// Changed records that the object has changed.
+// Changed records that the object has changed. Webhooks and policies that were marked with
+// MarkCalled must run again.
 func (r *Rounds) Changed() {
 	r.changed = true
-	for who := range r.earlier {
-		if r.again == nil {
-			r.again = make(map[string]bool)
+	for who := range r.called {
+		if r.changedAfter == nil {
+			r.changedAfter = make(map[string]bool)
 		}
-		r.again[who] = true
+		r.changedAfter[who] = true
 	}
-	clear(r.earlier)
+	clear(r.called)
 }
 
-// Asked records that a webhook or policy with the reinvocation policy IfNeeded has run.
-func (r *Rounds) Asked(who string) {
-	if r.earlier == nil {
-		r.earlier = make(map[string]bool)
+// MarkCalled records that a webhook or policy with the reinvocation policy IfNeeded has run.
+func (r *Rounds) MarkCalled(id string) {
+	if r.called == nil {
+		r.called = make(map[string]bool)
 	}
-	r.earlier[who] = true
+	r.called[id] = true
 }
 
-// Again reports whether a second round is needed.
-func (r *Rounds) Again() bool { return r.changed && !r.second }
+// NeedsReinvocation reports whether a second round is needed, because the object has changed in the
+// first round. It is false in the second round.
+func (r *Rounds) NeedsReinvocation() bool { return r.changed && !r.second }
 
-// Second starts the second round.
-func (r *Rounds) Second() { r.second = true }
+// StartSecond starts the second round.
+func (r *Rounds) StartSecond() { r.second = true }

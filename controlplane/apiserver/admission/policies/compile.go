@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// source contains the fields of a validating or mutating policy object.
+// source contains the fields of a ValidatingAdmissionPolicy or MutatingAdmissionPolicy that the
+// evaluation uses.
 type source struct {
 	name        string
 	param       *arv1.ParamKind
@@ -21,19 +22,19 @@ type source struct {
 	validations []arv1.Validation
 	annotations []arv1.AuditAnnotation
 	mutations   []arv1.Mutation
-	again       bool // reinvocation policy IfNeeded
+	reinvoke    bool // reinvocation policy IfNeeded
 }
 
-// policy is a policy with its programs, which are compiled at the first evaluation and cached
-// within a memory budget.
+// policy is a policy with its compiled expressions. They are compiled at the first evaluation and
+// cached within a memory budget.
 type policy struct {
 	source
-	of       *Policies
+	engine   *Policies
 	criteria matching.Criteria
 	compiled func() *programs
 }
 
-// programs are the compiled expressions of a policy, all in one scope. They are immutable.
+// programs are the compiled expressions of a policy, which share one CEL scope. They are immutable.
 type programs struct {
 	scope      *cel.Scope
 	conditions *matching.Conditions
@@ -49,41 +50,41 @@ type compiled struct {
 }
 
 func (p *Policies) newPolicy(s source, m *arv1.MatchResources) *policy {
-	out := &policy{source: s, of: p, criteria: matching.OfPolicy(m)}
-	out.compiled = cel.Keep(p.cfg.Expressions, func() (*programs, *cel.Scope) {
-		c := out.compile()
+	out := &policy{source: s, engine: p, criteria: matching.OfPolicy(m)}
+	out.compiled = cel.Memoize(p.cfg.Expressions, func() (*programs, *cel.Scope) {
+		c := out.compilePrograms()
 		return c, c.scope
 	})
 	return out
 }
 
-func (p *policy) ignores() bool { return p.failure != nil && *p.failure == arv1.Ignore }
+func (p *policy) ignoresFailure() bool { return p.failure != nil && *p.failure == arv1.Ignore }
 
-// declared returns the variables that expressions of the policy may use.
-func (p *policy) declared() cel.Declared {
+// declaredVariables returns the variables that expressions of the policy may use.
+func (p *policy) declaredVariables() cel.Declared {
 	return cel.Declared{Params: p.param != nil, Authorizer: true}
 }
 
-func variables(of []arv1.Variable) []cel.Variable {
-	out := make([]cel.Variable, len(of))
-	for i, v := range of {
+func celVariables(declarations []arv1.Variable) []cel.Variable {
+	out := make([]cel.Variable, len(declarations))
+	for i, v := range declarations {
 		out[i] = cel.Variable{Name: v.Name, Expression: v.Expression}
 	}
 	return out
 }
 
-// The result types of mutation expressions.
+// CEL types of the results of mutation expressions.
 var (
 	applyType = types.NewObjectType("Object")
 	patchType = celgo.ListType(types.NewObjectType("JSONPatch"))
 )
 
-func (p *policy) compile() *programs {
-	d := p.declared()
-	out := &programs{scope: p.of.cfg.Expressions.NewScope(d, variables(p.variables))}
+func (p *policy) compilePrograms() *programs {
+	d := p.declaredVariables()
+	out := &programs{scope: p.engine.cfg.Expressions.NewScope(d, celVariables(p.variables))}
 	out.conditions = matching.NewConditions(p.conditions, out.scope)
-	make := func(text string, d cel.Declared, results ...*celgo.Type) compiled {
-		program, err := out.scope.CompileWith(text, d, results...)
+	compile := func(text string, d cel.Declared, results ...*celgo.Type) compiled {
+		program, err := out.scope.CompileProgram(text, d, results...)
 		if err != nil {
 			err = errors.New("compilation error: " + err.Error())
 		}
@@ -92,23 +93,23 @@ func (p *policy) compile() *programs {
 	said := d
 	said.Authorizer = false
 	for _, v := range p.validations {
-		out.main = append(out.main, make(v.Expression, d, celgo.BoolType))
+		out.main = append(out.main, compile(v.Expression, d, celgo.BoolType))
 		message := compiled{}
 		if v.MessageExpression != "" {
-			message = make(v.MessageExpression, said, celgo.StringType)
+			message = compile(v.MessageExpression, said, celgo.StringType)
 		}
 		out.messages = append(out.messages, message)
 	}
 	for _, a := range p.annotations {
-		out.published = append(out.published, make(a.ValueExpression, d, celgo.StringType, celgo.NullType))
+		out.published = append(out.published, compile(a.ValueExpression, d, celgo.StringType, celgo.NullType))
 	}
 	d.Patches = true
 	for _, m := range p.mutations {
 		switch {
 		case m.JSONPatch != nil:
-			out.main = append(out.main, make(m.JSONPatch.Expression, d, patchType))
+			out.main = append(out.main, compile(m.JSONPatch.Expression, d, patchType))
 		case m.ApplyConfiguration != nil:
-			out.main = append(out.main, make(m.ApplyConfiguration.Expression, d, applyType))
+			out.main = append(out.main, compile(m.ApplyConfiguration.Expression, d, applyType))
 		default:
 			out.main = append(out.main, compiled{err: errors.New("the mutation has no expression")})
 		}

@@ -11,39 +11,40 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// evaluator creates the CEL input for one attempt.
+// evaluator creates the CEL inputs with which policies are evaluated for one attempt.
 type evaluator struct {
-	of      *Policies
-	attempt *matching.Attempt
-	authz   authorizer.UnconditionalAuthorizer
-	views   map[matching.Target]*matching.View
-	home    *corev1.Namespace
-	looked  bool
+	engine   *Policies
+	attempt  *matching.Attempt
+	authz    authorizer.UnconditionalAuthorizer
+	views    map[matching.Target]*matching.View
+	home     *corev1.Namespace
+	homeRead bool
 }
 
-func (p *Policies) evaluator(ctx context.Context, a *matching.Attempt) *evaluator {
-	e := &evaluator{of: p, attempt: a}
+func (p *Policies) newEvaluator(ctx context.Context, a *matching.Attempt) *evaluator {
+	e := &evaluator{engine: p, attempt: a}
 	if p.cfg.Authorizer != nil {
 		e.authz = p.cfg.Authorizer(ctx)
 	}
 	return e
 }
 
-// input returns the CEL input for the attempt in the version of t, with a parameter object, which
-// may be nil.
-func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Object) (*cel.Input, error) {
-	v, err := e.view(ctx, t)
+// newInput returns the CEL input for the attempt in the API version of the target t. param is the
+// policy's parameter object; it may be nil.
+func (e *evaluator) newInput(ctx context.Context, t matching.Target, param api.Object) (*cel.Input, error) {
+	v, err := e.viewAs(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	if !e.looked {
-		if e.home, err = e.attempt.Home(ctx, e.of.cfg.Cluster); err != nil {
+	if !e.homeRead {
+		if e.home, err = e.attempt.Home(ctx, e.engine.cfg.Cluster); err != nil {
 			return nil, err
 		}
-		e.looked = true
+		e.homeRead = true
 	}
 	in := &cel.Input{
-		Object: v.Object, Old: v.Old, Request: e.attempt.Request(t), Namespace: e.home, User: e.attempt.User, Authorizer: e.authz,
+		Object: v.Object, Old: v.Old, Request: e.attempt.Request(t), Namespace: e.home, User: e.attempt.User,
+		Authorizer: e.authz,
 	}
 	if param != nil {
 		in.Params = param
@@ -51,11 +52,11 @@ func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Obje
 	return in, nil
 }
 
-func (e *evaluator) view(ctx context.Context, t matching.Target) (*matching.View, error) {
+func (e *evaluator) viewAs(ctx context.Context, t matching.Target) (*matching.View, error) {
 	if v := e.views[t]; v != nil {
 		return v, nil
 	}
-	v, err := e.of.cfg.Versions.View(ctx, e.attempt, t)
+	v, err := e.engine.cfg.Versions.View(ctx, e.attempt, t)
 	if err != nil {
 		return nil, err
 	}

@@ -25,18 +25,22 @@ func crowd(t testing.TB, in *cel.Admission, policies int) []*Policies {
 	out := make([]*Policies, policies)
 	cluster := objects{"namespaces//default": &corev1.Namespace{}}
 	for i := range out {
-		out[i] = New(Config{Versions: matching.Versions{Kinds: kinds.All()}, Cluster: cluster, Params: cluster, Expressions: in,
-			Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+		out[i] = New(Config{Versions: matching.Versions{Kinds: kinds.All()}, Cluster: cluster, Params: cluster,
+			Expressions: in,
+			Metrics:     prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 		v := policyOf(fmt.Sprintf("v%d", i))
 		v.Spec.Variables = []arv1.Variable{{Name: "name", Expression: "object.metadata.name"}}
-		v.Spec.MatchConditions = []arv1.MatchCondition{{Name: "mine", Expression: fmt.Sprintf("variables.name != 'apart-%d'", i)}}
+		v.Spec.MatchConditions = []arv1.MatchCondition{{Name: "mine",
+			Expression: fmt.Sprintf("variables.name != 'apart-%d'", i)}}
 		for e := range 8 {
 			v.Spec.Validations = append(v.Spec.Validations, arv1.Validation{
-				Expression: fmt.Sprintf("object.spec.containers.all(c, c.name != 'no-%d-%d' && size(c.image) < 1000)", i, e),
+				Expression: fmt.Sprintf("object.spec.containers.all(c, c.name != 'no-%d-%d' && size(c.image) < 1000)",
+					i, e),
 			})
 		}
 		v.Spec.Validations = append(v.Spec.Validations, arv1.Validation{
-			Expression: "variables.name.startsWith('good')", MessageExpression: fmt.Sprintf("'%d does not want ' + variables.name", i),
+			Expression:        "variables.name.startsWith('good')",
+			MessageExpression: fmt.Sprintf("'%d does not want ' + variables.name", i),
 		})
 		out[i].add(v)
 		out[i].add(bindingOf(v.Name))
@@ -54,7 +58,8 @@ func (p *Policies) decided(t testing.TB, number int) {
 		a := podAttempt()
 		a.Name = name
 		a.Object.(*corev1.Pod).Name = name
-		if err := p.Validate(t.Context(), a); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if err := p.Validate(t.Context(), a); want == "" && err != nil ||
+			want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("policy %d, %s: got %v, want %q", number, name, err, want)
 		}
 	}
@@ -65,7 +70,7 @@ func (p *Policies) decided(t testing.TB, number int) {
 // including evicted ones.
 func TestManyPoliciesAreNotKept(t *testing.T) {
 	const most, policies = 2 << 20, 300
-	in := cel.Within(most).Admission()
+	in := cel.WithBudget(most).Admission()
 	all := crowd(t, in, policies)
 	crowd(t, in, 1)[0].decided(t, 0) // the environments, and caches of the libraries
 	before := memtest.LiveHeap()
@@ -73,8 +78,9 @@ func TestManyPoliciesAreNotKept(t *testing.T) {
 		p.decided(t, i)
 	}
 	grown := memtest.LiveHeap() - before
-	taken, kept := in.Kept()
-	t.Logf("%d policies: %.1f MiB of heap; %d are kept, %.1f MiB by estimate", policies, float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
+	taken, kept := in.CacheUsage()
+	t.Logf("%d policies: %.1f MiB of heap; %d are kept, %.1f MiB by estimate", policies, float64(grown)/(1<<20), kept,
+		float64(taken)/(1<<20))
 	if taken > most || grown > 2*most || kept == 0 || kept >= policies {
 		t.Errorf("the heap has grown by %d, %d are taken of %d by %d policies", grown, taken, most, kept)
 	}
@@ -86,7 +92,7 @@ func TestManyPoliciesAreNotKept(t *testing.T) {
 
 // Decisions are correct while policies are evicted and compiled again concurrently.
 func TestPoliciesDecideWhileTheyAreDropped(t *testing.T) {
-	in := cel.Within(1).Admission() // each new value evicts all others
+	in := cel.WithBudget(1).Admission() // each new value evicts all others
 	all := crowd(t, in, 5)
 	var using sync.WaitGroup
 	for g := range 6 {
@@ -98,7 +104,7 @@ func TestPoliciesDecideWhileTheyAreDropped(t *testing.T) {
 		})
 	}
 	using.Wait()
-	if _, kept := in.Kept(); kept > 1 {
+	if _, kept := in.CacheUsage(); kept > 1 {
 		t.Errorf("%d policies are kept in a room for one", kept)
 	}
 }

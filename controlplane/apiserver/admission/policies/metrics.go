@@ -13,25 +13,26 @@ import (
 
 // metrics counts evaluations, with the metric names of Kubernetes.
 type metrics struct {
-	validating, mutating checks
+	validating, mutating checkMetrics
 
 	mu    sync.Mutex
 	names map[string]bool
 }
 
-type checks struct {
-	total *prometheus.CounterVec
-	took  *prometheus.HistogramVec
+type checkMetrics struct {
+	total    *prometheus.CounterVec
+	duration *prometheus.HistogramVec
 }
 
-func newChecks(subsystem, what string) checks {
+func newCheckMetrics(subsystem, what string) checkMetrics {
 	labels := []string{"policy", "policy_binding", "error_type", "enforcement_action"}
 	if what == "Mutation" {
 		labels = labels[:3]
 	}
-	return checks{
+	return checkMetrics{
 		prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "apiserver_" + subsystem + "_check_total", Help: what + "s of admission policies, by policy and binding.",
+			Name: "apiserver_" + subsystem + "_check_total",
+			Help: what + "s of admission policies, by policy and binding.",
 		}, labels),
 		prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_" + subsystem + "_check_duration_seconds", Help: what + " latency of single expressions.",
@@ -42,22 +43,22 @@ func newChecks(subsystem, what string) checks {
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
-		validating: newChecks("validating_admission_policy", "Check"),
-		mutating:   newChecks("mutating_admission_policy", "Mutation"),
+		validating: newCheckMetrics("validating_admission_policy", "Check"),
+		mutating:   newCheckMetrics("mutating_admission_policy", "Mutation"),
 	}
 	if reg != nil {
-		reg.MustRegister(m.validating.total, m.validating.took, m.mutating.total, m.mutating.took)
+		reg.MustRegister(m.validating.total, m.validating.duration, m.mutating.total, m.mutating.duration)
 	}
 	return m
 }
 
-func (c checks) observe(took time.Duration, labels ...string) {
+func (c checkMetrics) observeCheck(duration time.Duration, labels ...string) {
 	c.total.WithLabelValues(labels...).Inc()
-	c.took.WithLabelValues(labels...).Observe(took.Seconds())
+	c.duration.WithLabelValues(labels...).Observe(duration.Seconds())
 }
 
-// errorType returns the error_type label for the error of an expression.
-func errorType(err error) string {
+// errorTypeLabel returns the error_type label for the error of an expression.
+func errorTypeLabel(err error) string {
 	switch {
 	case err == nil:
 		return "no_error"
@@ -69,8 +70,8 @@ func errorType(err error) string {
 	return "invalid_error"
 }
 
-// keep deletes the series of all policies other than the given ones.
-func (m *metrics) keep(policies ...map[string]any) {
+// retainSeries deletes the metric series of all policies except those in the given maps, by name.
+func (m *metrics) retainSeries(policies ...map[string]any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	names := map[string]bool{}
@@ -81,9 +82,9 @@ func (m *metrics) keep(policies ...map[string]any) {
 	}
 	for name := range m.names {
 		if !names[name] {
-			for _, c := range []checks{m.validating, m.mutating} {
+			for _, c := range []checkMetrics{m.validating, m.mutating} {
 				c.total.DeletePartialMatch(prometheus.Labels{"policy": name})
-				c.took.DeletePartialMatch(prometheus.Labels{"policy": name})
+				c.duration.DeletePartialMatch(prometheus.Labels{"policy": name})
 			}
 		}
 	}

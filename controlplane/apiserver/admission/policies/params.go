@@ -12,29 +12,31 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// maxParams is the maximum number of parameters that a binding may select; the policy is evaluated
-// for each.
+// maxParams is the maximum number of parameter objects that a binding may select. The policy is
+// evaluated once for each.
 const maxParams = 1000
 
-// params returns the parameter objects for which the policy is evaluated with a binding. A single
-// nil means one evaluation without a parameter.
-func (p *Policies) params(ctx context.Context, of *policy, b *binding, namespace string) ([]api.Object, error) {
+// findParams returns the parameter objects with which a binding evaluates the policy. A list of one
+// nil object means one evaluation without a parameter.
+func (p *Policies) findParams(ctx context.Context, admissionPolicy *policy, b *binding, namespace string) (
+	[]api.Object, error,
+) {
 	ref := b.param
-	if of.param == nil || ref == nil {
+	if admissionPolicy.param == nil || ref == nil {
 		return []api.Object{nil}, nil
 	}
-	gv, err := schema.ParseGroupVersion(of.param.APIVersion)
+	gv, err := schema.ParseGroupVersion(admissionPolicy.param.APIVersion)
 	if err != nil {
 		return nil, err
 	}
-	k := p.cfg.Versions.Kinds.ByGVK(gv.WithKind(of.param.Kind))
-	if k == nil || k.Virtual {
-		return nil, fmt.Errorf("paramKind kind `%v` not known", of.param.String())
+	k := p.cfg.Versions.Kinds.ByGVK(gv.WithKind(admissionPolicy.param.Kind))
+	if k == nil || k.Serving.Virtual {
+		return nil, fmt.Errorf("paramKind kind `%v` not known", admissionPolicy.param.String())
 	}
 	if namespace, err = paramNamespace(k, ref, namespace); err != nil {
 		return nil, err
 	}
-	found, err := p.find(ctx, k, ref, namespace)
+	found, err := p.readParams(ctx, k, ref, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +60,9 @@ func paramNamespace(k *api.Kind, ref *arv1.ParamRef, namespace string) (string, 
 	return namespace, nil
 }
 
-func (p *Policies) find(ctx context.Context, k *api.Kind, ref *arv1.ParamRef, namespace string) ([]api.Object, error) {
+func (p *Policies) readParams(ctx context.Context, k *api.Kind, ref *arv1.ParamRef, namespace string) (
+	[]api.Object, error,
+) {
 	switch {
 	case ref.Name != "" && ref.Selector != nil:
 		return nil, errors.New("paramRef.name and paramRef.selector are mutually exclusive")

@@ -35,10 +35,12 @@ type operation struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
-// jsonPatch applies the operations that an expression returned. If a test operation fails, the
-// patch is not applied and the result is nil without an error.
-func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runtime.Object, v ref.Val) (runtime.Object, error) {
-	ops, err := operations(v)
+// jsonPatch returns old after the JSON patch operations in the result v of an expression. It
+// returns nil without an error if there are no operations or if a test operation fails.
+func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, old runtime.Object, v ref.Val) (
+	runtime.Object, error,
+) {
+	ops, err := jsonPatchOperations(v)
 	if err != nil || len(ops) == 0 {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runt
 	if err != nil {
 		return nil, err
 	}
-	doc, err := json.Marshal(before)
+	doc, err := json.Marshal(old)
 	if err != nil {
 		return nil, err
 	}
@@ -57,13 +59,13 @@ func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runt
 	if err != nil {
 		return nil, fmt.Errorf("JSON Patch: %w", err)
 	}
-	return m.decode(t, before, data)
+	return m.decodePatched(t, old, data)
 }
 
-// decode returns the object in the JSON that a patch produced. Unknown fields and a changed kind
-// are errors.
-func (m *mutation) decode(t matching.Target, before runtime.Object, data []byte) (runtime.Object, error) {
-	next := m.of.cfg.Versions.New(m.attempt, t.Kind)
+// decodePatched decodes an object from the JSON that a patch of old produced. Unknown fields and a
+// changed kind are errors.
+func (m *mutation) decodePatched(t matching.Target, old runtime.Object, data []byte) (runtime.Object, error) {
+	next := m.engine.cfg.Versions.New(m.attempt, t.Kind)
 	if next == nil {
 		return nil, fmt.Errorf("%v is not served", t.Kind)
 	}
@@ -72,18 +74,18 @@ func (m *mutation) decode(t matching.Target, before runtime.Object, data []byte)
 	}
 	told, err := api.DecodeJSON(data, next, true)
 	if err != nil {
-		return nil, api.Misfit(data, next, err)
+		return nil, api.DescribeMismatch(data, next, err)
 	}
 	if len(told) > 0 {
 		return nil, fmt.Errorf("strict decoding error: %w", errors.Join(told...))
 	}
-	if gvk := next.GetObjectKind().GroupVersionKind(); gvk != before.GetObjectKind().GroupVersionKind() {
-		return nil, fmt.Errorf("the patch makes a %v of a %v", gvk, t.Kind)
+	if gvk := next.GetObjectKind().GroupVersionKind(); gvk != old.GetObjectKind().GroupVersionKind() {
+		return nil, fmt.Errorf("the patch returns a %v for a %v", gvk, t.Kind)
 	}
 	return next, nil
 }
 
-func operations(v ref.Val) ([]operation, error) {
+func jsonPatchOperations(v ref.Val) ([]operation, error) {
 	list, ok := v.(traits.Lister)
 	if !ok {
 		return nil, errors.New("type mismatch: JSONPatchType.expression should evaluate to array")
@@ -96,11 +98,12 @@ func operations(v ref.Val) ([]operation, error) {
 			return nil, errors.New("type mismatch: JSONPatchType.expression should evaluate to array of JSONPatch")
 		}
 		if len(ops) == jsonpatch.MaxOps {
-			return nil, fmt.Errorf("%w: a JSON patch has at most %d operations", jsonpatch.ErrTooLarge, jsonpatch.MaxOps)
+			return nil, fmt.Errorf("%w: a JSON patch may have at most %d operations", jsonpatch.ErrTooLarge,
+				jsonpatch.MaxOps)
 		}
 		op := operation{Op: one.Op, Path: one.Path, From: one.From}
 		if one.Val != nil {
-			if op.Value, err = plain(one.Val); err != nil {
+			if op.Value, err = plainJSON(one.Val); err != nil {
 				return nil, err
 			}
 		}
@@ -109,8 +112,8 @@ func operations(v ref.Val) ([]operation, error) {
 	return ops, nil
 }
 
-// plain returns the value of an operation as JSON.
-func plain(v ref.Val) (json.RawMessage, error) {
+// plainJSON returns the value of a JSON patch operation, which is a CEL value, as JSON.
+func plainJSON(v ref.Val) (json.RawMessage, error) {
 	if o, ok := v.(*dynamic.ObjectVal); ok {
 		if err := o.CheckTypeNamesMatchFieldPathNames(); err != nil {
 			return nil, fmt.Errorf("type mismatch: %w", err)
@@ -126,9 +129,9 @@ func plain(v ref.Val) (json.RawMessage, error) {
 	return nil, fmt.Errorf("JSONPath valueExpression evaluated to a type that could not marshal to JSON: %w", err)
 }
 
-// merge merges the object that an expression returned into before, by the rules of server-side
-// apply.
-func (m *mutation) merge(t matching.Target, before runtime.Object, v ref.Val) (runtime.Object, error) {
+// mergeApply merges the ApplyConfiguration that an expression returned into old, by the rules of
+// server-side apply.
+func (m *mutation) mergeApply(t matching.Target, old runtime.Object, v ref.Val) (runtime.Object, error) {
 	o, ok := v.(*dynamic.ObjectVal)
 	if !ok {
 		return nil, fmt.Errorf("unsupported return type from ApplyConfiguration expression: %v", v.Type())
@@ -140,22 +143,24 @@ func (m *mutation) merge(t matching.Target, before runtime.Object, v ref.Val) (r
 	if !ok {
 		return nil, fmt.Errorf("invalid return type: %T", o.Value())
 	}
-	k := m.of.cfg.Versions.Kinds.ByGVK(t.Kind)
-	if k == nil || m.of.cfg.Types == nil || k.GVK != t.Kind {
-		return nil, fmt.Errorf("the schema of %v is not known", t.Kind)
+	k := m.engine.cfg.Versions.Kinds.ByGVK(t.Kind)
+	if k == nil || m.engine.cfg.Types == nil || k.GVK != t.Kind {
+		return nil, fmt.Errorf("the schema of %v is unknown", t.Kind)
 	}
 	patch := &unstructured.Unstructured{Object: content}
 	patch.SetGroupVersionKind(t.Kind)
-	converter := m.of.cfg.Types(k)
+	converter := m.engine.cfg.Types(k)
 	wanted, err := converter.ObjectToTyped(patch)
 	if err != nil {
 		return nil, fmt.Errorf("error applying patch: failed to convert patch object to typed object: %w", err)
 	}
-	if found := atomics(nil, wanted.Schema(), wanted.TypeRef(), wanted.AsValue()); len(found) > 0 {
-		return nil, fmt.Errorf("error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: %v",
-			strings.Join(found, ", "))
+	if found := atomicPaths(nil, wanted.Schema(), wanted.TypeRef(), wanted.AsValue()); len(found) > 0 {
+		return nil,
+			fmt.Errorf("error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, "+
+				"maps or structs: %v",
+				strings.Join(found, ", "))
 	}
-	live, err := converter.ObjectToTyped(before, typed.AllowDuplicates)
+	live, err := converter.ObjectToTyped(old, typed.AllowDuplicates)
 	if err != nil {
 		return nil, fmt.Errorf("error applying patch: failed to convert original object to typed object: %w", err)
 	}
@@ -167,12 +172,13 @@ func (m *mutation) merge(t matching.Target, before runtime.Object, v ref.Val) (r
 	if err != nil {
 		return nil, fmt.Errorf("error applying patch: %w", err)
 	}
-	return m.decode(t, before, data)
+	return m.decodePatched(t, old, data)
 }
 
-// atomics returns the paths of a patch that are atomic and can only be replaced as a whole. Merging
-// into them would drop the entries that the patch does not contain.
-func atomics(path fieldpath.Path, s *schema.Schema, t schema.TypeRef, v value.Value) (found []string) {
+// atomicPaths returns the paths of atomic lists, maps and structs in an ApplyConfiguration. These
+// can only be replaced as a whole: a merge would drop the entries that the ApplyConfiguration does
+// not contain.
+func atomicPaths(path fieldpath.Path, s *schema.Schema, t schema.TypeRef, v value.Value) (found []string) {
 	a, ok := s.Resolve(t)
 	if !ok || v == nil {
 		return nil
@@ -186,7 +192,8 @@ func atomics(path fieldpath.Path, s *schema.Schema, t schema.TypeRef, v value.Va
 			if f, ok := a.Map.FindField(key); ok {
 				of = f.Type
 			}
-			found = append(found, atomics(append(path[:len(path):len(path)], fieldpath.PathElement{FieldName: &key}), s, of, below)...)
+			found = append(found, atomicPaths(append(path[:len(path):len(path)],
+				fieldpath.PathElement{FieldName: &key}), s, of, below)...)
 			return true
 		})
 	}
@@ -197,7 +204,7 @@ func atomics(path fieldpath.Path, s *schema.Schema, t schema.TypeRef, v value.Va
 		list := v.AsList()
 		for i := range list.Length() {
 			at := append(path[:len(path):len(path)], fieldpath.PathElement{Index: &i})
-			found = append(found, atomics(at, s, a.List.ElementType, list.At(i))...)
+			found = append(found, atomicPaths(at, s, a.List.ElementType, list.At(i))...)
 		}
 	}
 	return found

@@ -1,7 +1,7 @@
 // Package policies evaluates the admission policies of a cluster: ValidatingAdmissionPolicy and
-// MutatingAdmissionPolicy with their bindings. A policy is compiled at the first attempt that it
-// and one of its bindings match. Evaluation has a cost budget. A cluster without policies allocates
-// nothing for them.
+// MutatingAdmissionPolicy with their bindings. A policy is compiled at the first attempt that both
+// the policy and one of its bindings match. Evaluation has a cost budget. A cluster without
+// policies allocates nothing for them.
 package policies
 
 import (
@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Objects reads parameter objects. Its results are shared.
+// Objects reads parameter objects. The caller must not change them.
 type Objects interface {
 	// GetObject returns nil when the object does not exist.
 	GetObject(ctx context.Context, k *api.Kind, namespace, name string) (api.Object, error)
@@ -36,7 +36,8 @@ type Config struct {
 	Cluster     matching.Cluster
 	Params      Objects
 	Expressions *cel.Admission
-	// Authorizer returns the authorizer that the expressions of one request use.
+	// Authorizer returns the authorizer for the variable authorizer in the expressions of one
+	// request.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
 	// Types returns the schema of a kind's objects, for ApplyConfiguration.
 	Types   func(*api.Kind) managedfields.TypeConverter
@@ -48,16 +49,16 @@ type Config struct {
 type Policies struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = no policies with bindings
+	current atomic.Pointer[policySet] // nil = no policies with bindings
 
-	writing sync.Mutex
+	writeMu sync.Mutex
 	objects [4]map[string]any // by role: *policy or *binding by the name of the object
 }
 
-// None reports whether there are no policies with bindings.
-func (p *Policies) None() bool { return p.now.Load() == nil }
+// IsEmpty reports whether there are no policies with bindings.
+func (p *Policies) IsEmpty() bool { return p.current.Load() == nil }
 
-// The roles of objects.
+// Roles of the four kinds of policy objects. A role is an index of Policies.objects.
 const (
 	validatingPolicies = iota
 	validatingBindings
@@ -65,10 +66,10 @@ const (
 	mutatingBindings
 )
 
-// set contains the policies that are evaluated, which are the policies with bindings.
-type set struct{ validating, mutating []*bound }
+// policySet contains the policies that are evaluated. These are the policies with bindings.
+type policySet struct{ validating, mutating []*boundPolicy }
 
-type bound struct {
+type boundPolicy struct {
 	*policy
 	bindings []*binding
 }
@@ -82,7 +83,7 @@ type binding struct {
 	actions      []arv1.ValidationAction
 }
 
-// New returns Policies without any policy.
+// New returns Policies that contain no policy yet; Sinks adds them.
 func New(c Config) *Policies {
 	p := &Policies{cfg: c, metrics: newMetrics(c.Metrics)}
 	for i := range p.objects {
@@ -91,54 +92,60 @@ func New(c Config) *Policies {
 	return p
 }
 
-// Sink receives the objects of one kind: first all, then changes.
+// Sink receives the policies or bindings of one kind: first all existing objects, then each change.
 type Sink struct {
-	of   *Policies
-	role int
+	engine *Policies
+	role   int
 }
 
-// Sinks returns the sinks for the four kinds, by resource name.
+// Sinks returns a Sink for each of the four kinds of policies and bindings, by resource name.
 func (p *Policies) Sinks() map[string]Sink {
 	return map[string]Sink{
-		"validatingadmissionpolicies": {p, validatingPolicies}, "validatingadmissionpolicybindings": {p, validatingBindings},
-		"mutatingadmissionpolicies": {p, mutatingPolicies}, "mutatingadmissionpolicybindings": {p, mutatingBindings},
+		"validatingadmissionpolicies":       {p, validatingPolicies},
+		"validatingadmissionpolicybindings": {p, validatingBindings},
+		"mutatingadmissionpolicies":         {p, mutatingPolicies},
+		"mutatingadmissionpolicybindings":   {p, mutatingBindings},
 	}
 }
 
-// Replace sets all objects of the sink's kind.
-func (s Sink) Replace(all []api.Object) {
-	s.change(func(to map[string]any) {
+// Replace replaces all policies or bindings of the sink's kind by the given objects.
+func (s Sink) Replace(objects []api.Object) {
+	s.updatePolicies(func(to map[string]any) {
 		clear(to)
-		for _, o := range all {
-			to[o.GetName()] = s.of.read(o)
+		for _, o := range objects {
+			to[o.GetName()] = s.engine.compileObject(o)
 		}
 	})
 }
 
-// Set adds or replaces an object.
-func (s Sink) Set(o api.Object) { s.change(func(to map[string]any) { to[o.GetName()] = s.of.read(o) }) }
+// Set adds or replaces a policy or binding.
+func (s Sink) Set(o api.Object) {
+	s.updatePolicies(func(to map[string]any) { to[o.GetName()] = s.engine.compileObject(o) })
+}
 
-// Remove removes an object.
-func (s Sink) Remove(o api.Object) { s.change(func(to map[string]any) { delete(to, o.GetName()) }) }
+// Remove removes a policy or binding.
+func (s Sink) Remove(o api.Object) {
+	s.updatePolicies(func(to map[string]any) { delete(to, o.GetName()) })
+}
 
-func (s Sink) change(do func(map[string]any)) {
-	p := s.of
-	p.writing.Lock()
-	defer p.writing.Unlock()
-	do(p.objects[s.role])
-	next := &set{
-		validating: join(p.objects[validatingPolicies], p.objects[validatingBindings]),
-		mutating:   join(p.objects[mutatingPolicies], p.objects[mutatingBindings]),
+func (s Sink) updatePolicies(update func(map[string]any)) {
+	p := s.engine
+	p.writeMu.Lock()
+	defer p.writeMu.Unlock()
+	update(p.objects[s.role])
+	next := &policySet{
+		validating: joinBindings(p.objects[validatingPolicies], p.objects[validatingBindings]),
+		mutating:   joinBindings(p.objects[mutatingPolicies], p.objects[mutatingBindings]),
 	}
-	p.metrics.keep(p.objects[validatingPolicies], p.objects[mutatingPolicies])
+	p.metrics.retainSeries(p.objects[validatingPolicies], p.objects[mutatingPolicies])
 	if len(next.validating)+len(next.mutating) == 0 {
 		next = nil
 	}
-	p.now.Store(next)
+	p.current.Store(next)
 }
 
-// join returns each policy that has bindings, with its bindings; both are sorted by name.
-func join(policies, bindings map[string]any) (out []*bound) {
+// joinBindings returns each policy that has bindings, with its bindings; both are sorted by name.
+func joinBindings(policies, bindings map[string]any) (out []*boundPolicy) {
 	by := map[string][]*binding{}
 	for _, v := range bindings {
 		b := v.(*binding)
@@ -147,18 +154,19 @@ func join(policies, bindings map[string]any) (out []*bound) {
 	for name, v := range policies {
 		if of := by[name]; len(of) > 0 {
 			slices.SortFunc(of, func(a, b *binding) int { return cmp.Compare(a.name, b.name) })
-			out = append(out, &bound{v.(*policy), of})
+			out = append(out, &boundPolicy{v.(*policy), of})
 		}
 	}
-	slices.SortFunc(out, func(a, b *bound) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(out, func(a, b *boundPolicy) int { return cmp.Compare(a.name, b.name) })
 	return out
 }
 
-// read returns the *policy or *binding for an object.
-func (p *Policies) read(o api.Object) any {
+// compileObject returns the *policy for a policy object, or the *binding for a binding object.
+func (p *Policies) compileObject(o api.Object) any {
 	switch o := o.(type) {
 	case *arv1.ValidatingAdmissionPolicyBinding:
-		return &binding{o.Name, o.Spec.PolicyName, matching.OfPolicy(o.Spec.MatchResources), o.Spec.ParamRef, o.Spec.ValidationActions}
+		return &binding{o.Name, o.Spec.PolicyName, matching.OfPolicy(o.Spec.MatchResources), o.Spec.ParamRef,
+			o.Spec.ValidationActions}
 	case *arv1.MutatingAdmissionPolicyBinding:
 		return &binding{o.Name, o.Spec.PolicyName, matching.OfPolicy(o.Spec.MatchResources), o.Spec.ParamRef, nil}
 	case *arv1.ValidatingAdmissionPolicy:
@@ -170,16 +178,18 @@ func (p *Policies) read(o api.Object) any {
 		return p.newPolicy(source{
 			name: o.Name, param: o.Spec.ParamKind, variables: o.Spec.Variables, conditions: o.Spec.MatchConditions,
 			failure: o.Spec.FailurePolicy, mutations: o.Spec.Mutations,
-			again: o.Spec.ReinvocationPolicy == arv1.IfNeededReinvocationPolicy,
+			reinvoke: o.Spec.ReinvocationPolicy == arv1.IfNeededReinvocationPolicy,
 		}, o.Spec.MatchConstraints)
 	}
 	return nil
 }
 
-// about returns the bindings of a policy that match an attempt, and the target of the policy. found
-// is empty if the policy does not match. Matching errors are passed to complain, with a nil binding
-// if they concern the policy.
-func (p *Policies) about(ctx context.Context, b *bound, a *matching.Attempt, complain func(*binding, error)) (
+// matchBindings returns the bindings of a policy that match an attempt, and the target of the
+// policy. found is empty if the policy does not match. Errors in matching are passed to complain,
+// together with the binding, or with nil if the error concerns the policy.
+func (p *Policies) matchBindings(
+	ctx context.Context, b *boundPolicy, a *matching.Attempt, complain func(*binding, error),
+) (
 	t matching.Target, found []*binding,
 ) {
 	v, in := p.cfg.Versions, p.cfg.Cluster

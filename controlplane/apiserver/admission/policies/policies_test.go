@@ -39,7 +39,9 @@ func (o objects) GetObject(_ context.Context, k *api.Kind, namespace, name strin
 	return o[k.Resource+"/"+namespace+"/"+name], nil
 }
 
-func (o objects) ListObjects(_ context.Context, k *api.Kind, namespace string, s labels.Selector) (out []api.Object, _ error) {
+func (o objects) ListObjects(_ context.Context, k *api.Kind, namespace string, s labels.Selector) (
+	out []api.Object, _ error,
+) {
 	for _, name := range []string{"p1", "p2", "p3"} {
 		if one := o[k.Resource+"/"+namespace+"/"+name]; one != nil && s.Matches(labels.Set(one.GetLabels())) {
 			out = append(out, one)
@@ -68,7 +70,8 @@ var environments = sync.OnceValue(func() *cel.Admission { return cel.New().Admis
 func newPolicies(t testing.TB, in objects) *Policies {
 	t.Helper()
 	all := objects{
-		"namespaces//default": &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Labels: map[string]string{"env": "prod"}}},
+		"namespaces//default": &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+			Labels: map[string]string{"env": "prod"}}},
 	}
 	for key, o := range in {
 		all[key] = o
@@ -81,20 +84,20 @@ func newPolicies(t testing.TB, in objects) *Policies {
 	})
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // everything matches all resources.
 func everything() *arv1.MatchResources {
-	return &arv1.MatchResources{ResourceRules: []arv1.NamedRuleWithOperations{{RuleWithOperations: arv1.RuleWithOperations{
-		Operations: []arv1.OperationType{"*"},
-		Rule:       arv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
-	}}}}
+	return &arv1.MatchResources{ResourceRules: []arv1.NamedRuleWithOperations{
+		{RuleWithOperations: arv1.RuleWithOperations{
+			Operations: []arv1.OperationType{"*"},
+			Rule:       arv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*"}},
+		}}}}
 }
 
 func policyOf(name string, validations ...arv1.Validation) *arv1.ValidatingAdmissionPolicy {
-	return &arv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: arv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: everything(), Validations: validations,
-	}}
+	return &arv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: arv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: everything(), Validations: validations,
+		}}
 }
 
 func bindingOf(policy string, actions ...arv1.ValidationAction) *arv1.ValidatingAdmissionPolicyBinding {
@@ -107,8 +110,10 @@ func bindingOf(policy string, actions ...arv1.ValidationAction) *arv1.Validating
 
 func (p *Policies) add(o api.Object) {
 	role := map[string]string{
-		"*v1.ValidatingAdmissionPolicy": "validatingadmissionpolicies", "*v1.ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-		"*v1.MutatingAdmissionPolicy": "mutatingadmissionpolicies", "*v1.MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+		"*v1.ValidatingAdmissionPolicy":        "validatingadmissionpolicies",
+		"*v1.ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+		"*v1.MutatingAdmissionPolicy":          "mutatingadmissionpolicies",
+		"*v1.MutatingAdmissionPolicyBinding":   "mutatingadmissionpolicybindings",
 	}[fmt.Sprintf("%T", o)]
 	p.Sinks()[role].Set(o)
 }
@@ -116,7 +121,8 @@ func (p *Policies) add(o api.Object) {
 // podAttempt returns the creation of a pod with two containers.
 func podAttempt() *matching.Attempt {
 	return &matching.Attempt{
-		User:      api.User{Name: "jane", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"s": {"a"}}},
+		User: api.User{Name: "jane", Groups: []string{"dev", "system:authenticated"},
+			Extra: map[string][]string{"s": {"a"}}},
 		Operation: api.Create, Kind: schema.GroupVersionKind{Version: "v1", Kind: "Pod"},
 		Resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}, Namespace: "default", Name: "p",
 		Object: &corev1.Pod{
@@ -126,7 +132,7 @@ func podAttempt() *matching.Attempt {
 			Spec: corev1.PodSpec{Containers: []corev1.Container{
 				{Name: "c", Image: "docker.io/a:1", Env: []corev1.EnvVar{{Name: "A", Value: "1"}}},
 				{Name: "d", Image: "example.com/b@sha256:0"},
-			}, Priority: ptr(int32(7))},
+			}, Priority: new(int32(7))},
 		},
 		Options: &metav1.CreateOptions{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "CreateOptions"}},
 	}
@@ -145,7 +151,8 @@ func TestExpressions(t *testing.T) {
 		{"object.spec.containers.exists_one(c, c.name == 'c')", yes},
 		{"object.spec.containers.map(c, c.name) == ['c', 'd']", yes},
 		{"object.spec.containers.filter(c, has(c.env)).size() == 1", yes},
-		{"!object.spec.containers.exists(c, has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged)", yes},
+		{"!object.spec.containers.exists(c, has(c.securityContext) && has(c.securityContext.privileged) && " +
+			"c.securityContext.privileged)", yes},
 		{"object.spec.containers.all(c, has(c.resources) && has(c.resources.limits))", no},
 		{"has(object.spec.hostNetwork)", no}, {"!has(object.spec.hostNetwork) || !object.spec.hostNetwork", yes},
 		{"object.spec.priority == 7", yes}, {"object.spec.priority >= 8", no},
@@ -174,7 +181,8 @@ func TestExpressions(t *testing.T) {
 		{"authorizer.serviceAccount('default', 'sa').group('').resource('pods').check('delete').allowed()", no},
 		{"authorizer.path('/healthz').check('get').allowed()", no},
 		{"authorizer.requestResource.check('create').reason() == 'no'", yes},
-		{"quantity('100Mi').isLessThan(quantity('1Gi'))", yes}, {"quantity('2Gi').compareTo(quantity('1Gi')) == -1", no},
+		{"quantity('100Mi').isLessThan(quantity('1Gi'))", yes},
+		{"quantity('2Gi').compareTo(quantity('1Gi')) == -1", no},
 		{"isQuantity('1.5Gi')", yes}, {"url('https://example.com:8080/a').getHostname() == 'example.com'", yes},
 		{"ip('10.0.0.1').family() == 4", yes}, {"cidr('10.0.0.0/8').containsIP('10.1.2.3')", yes},
 		{"cidr('10.0.0.0/8').containsIP('11.1.2.3')", no},
@@ -188,7 +196,8 @@ func TestExpressions(t *testing.T) {
 		{"object.spec.containers[0].env[0].value == '1'", yes},
 		{"object.spec.containers[5].name == 'x'", broken}, {"object.metadata.labels.team == 'x'", broken},
 		{"object.spec.nothing.deeper", broken}, {"1 / 0 == 1", broken},
-		{"object.spec.containers.size()", broken}, {"no_such_variable", broken}, {"this is", broken}, {"params.x == 1", broken},
+		{"object.spec.containers.size()", broken}, {"no_such_variable", broken}, {"this is", broken},
+		{"params.x == 1", broken},
 		{"request.nothing == ''", broken},
 	} {
 		for _, policy := range []arv1.FailurePolicyType{arv1.Fail, arv1.Ignore} {
@@ -219,14 +228,19 @@ func TestDenials(t *testing.T) {
 	}{
 		{arv1.Validation{Expression: "false"}, "failed expression: false", 422},
 		{arv1.Validation{Expression: "false", Message: " no "}, "no", 422},
-		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "'pod ' + object.metadata.name"}, "pod p", 422},
+		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "'pod ' + object.metadata.name"},
+			"pod p", 422},
 		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "object.nothing"}, "no", 422},
 		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "''"}, "no", 422},
 		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "'two\\nlines'"}, "no", 422},
-		{arv1.Validation{Expression: "false", Message: "no", MessageExpression: "authorizer.requestResource.check('x').reason()"}, "no", 422},
-		{arv1.Validation{Expression: "false", Reason: ptr(metav1.StatusReasonForbidden)}, "failed expression: false", 403},
-		{arv1.Validation{Expression: "false", Reason: ptr(metav1.StatusReasonUnauthorized)}, "failed expression: false", 401},
-		{arv1.Validation{Expression: "false", Reason: ptr(metav1.StatusReasonRequestEntityTooLarge)}, "failed expression: false", 413},
+		{arv1.Validation{Expression: "false", Message: "no",
+			MessageExpression: "authorizer.requestResource.check('x').reason()"}, "no", 422},
+		{arv1.Validation{Expression: "false", Reason: new(metav1.StatusReasonForbidden)},
+			"failed expression: false", 403},
+		{arv1.Validation{Expression: "false", Reason: new(metav1.StatusReasonUnauthorized)},
+			"failed expression: false", 401},
+		{arv1.Validation{Expression: "false", Reason: new(metav1.StatusReasonRequestEntityTooLarge)},
+			"failed expression: false", 413},
 	} {
 		p := newPolicies(t, nil)
 		p.add(policyOf("v", arv1.Validation{Expression: "true"}, tc.v))
@@ -234,7 +248,8 @@ func TestDenials(t *testing.T) {
 		err := p.Validate(t.Context(), podAttempt())
 		want := `pods "p" is forbidden: ValidatingAdmissionPolicy 'v' with binding 'v-b' denied request: ` + tc.want
 		status, ok := err.(*apierrors.StatusError)
-		if !ok || status.ErrStatus.Message != want || status.ErrStatus.Code != tc.code || len(status.ErrStatus.Details.Causes) != 1 {
+		if !ok || status.ErrStatus.Message != want || status.ErrStatus.Code != tc.code ||
+			len(status.ErrStatus.Details.Causes) != 1 {
 			t.Errorf("%+v: %v", tc.v, err)
 		}
 	}
@@ -248,14 +263,16 @@ func (n notes) AnnotateContent(key, value string) { n[key] = value }
 // Variables, conditions, actions and audit annotations.
 func TestPolicyParts(t *testing.T) {
 	p := newPolicies(t, nil)
-	v := policyOf("v", arv1.Validation{Expression: "variables.images.all(i, i in variables.allowed)", MessageExpression: "'images ' + variables.images.join(',')"})
+	v := policyOf("v", arv1.Validation{Expression: "variables.images.all(i, i in variables.allowed)",
+		MessageExpression: "'images ' + variables.images.join(',')"})
 	v.Spec.Variables = []arv1.Variable{
 		{Name: "containers", Expression: "object.spec.containers"},
 		{Name: "images", Expression: "variables.containers.map(c, c.image)"},
 		{Name: "allowed", Expression: "['a']"}, {Name: "unused", Expression: "object.nothing"},
 	}
 	v.Spec.AuditAnnotations = []arv1.AuditAnnotation{
-		{Key: "images", ValueExpression: "'n=' + string(variables.images.size())"}, {Key: "none", ValueExpression: "null"},
+		{Key: "images", ValueExpression: "'n=' + string(variables.images.size())"},
+		{Key: "none", ValueExpression: "null"},
 	}
 	p.add(v)
 	p.add(bindingOf("v", arv1.Warn, arv1.Audit))
@@ -264,14 +281,18 @@ func TestPolicyParts(t *testing.T) {
 	if err := p.Validate(ctx, podAttempt()); err != nil {
 		t.Fatal(err)
 	}
-	if w := warnings(); len(w) != 1 || w[0] != "Validation failed for ValidatingAdmissionPolicy 'v' with binding 'v-b': images docker.io/a:1,example.com/b@sha256:0" {
+	if w := warnings(); len(w) != 1 || w[0] !=
+		"Validation failed for ValidatingAdmissionPolicy 'v' with binding 'v-b': images "+
+			"docker.io/a:1,example.com/b@sha256:0" {
 		t.Errorf("%q", w)
 	}
 	if len(n) != 2 || n["v/images"] != "n=2" || n["validation.policy.admission.k8s.io/validation_failure"] !=
-		`[{"message":"images docker.io/a:1,example.com/b@sha256:0","policy":"v","binding":"v-b","expressionIndex":0,"validationActions":["Warn","Audit"]}]` {
+		`[{"message":"images docker.io/a:1,example.com/b@sha256:0","policy":"v","binding":"v-b","expressionIndex":0,`+
+			`"validationActions":["Warn","Audit"]}]` {
 		t.Errorf("%q", n)
 	}
-	for condition, asked := range map[string]bool{"request.operation == 'CREATE'": true, "variables.containers.size() == 3": false} {
+	for condition, asked := range map[string]bool{"request.operation == 'CREATE'": true,
+		"variables.containers.size() == 3": false} {
 		v.Spec.MatchConditions = []arv1.MatchCondition{{Name: "c", Expression: condition}}
 		p.add(v)
 		p.add(bindingOf("v"))
@@ -281,7 +302,8 @@ func TestPolicyParts(t *testing.T) {
 	}
 	v.Spec.MatchConditions[0].Expression = "object.nothing == 1"
 	p.add(v)
-	if err := p.Validate(t.Context(), podAttempt()); err == nil || !strings.Contains(err.Error(), "no such key: nothing") {
+	if err := p.Validate(t.Context(), podAttempt()); err == nil ||
+		!strings.Contains(err.Error(), "no such key: nothing") {
 		t.Errorf("%v", err)
 	}
 }
@@ -291,10 +313,12 @@ func TestPolicyParts(t *testing.T) {
 func TestParams(t *testing.T) {
 	param := func(name, limit string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"set": "s"}}, Data: map[string]string{"limit": limit}}
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"set": "s"}},
+			Data:       map[string]string{"limit": limit}}
 	}
 	in := objects{
-		"configmaps/default/p1": param("p1", "5"), "configmaps/default/p2": param("p2", "1"), "configmaps/other/p1": param("p1", "0"),
+		"configmaps/default/p1": param("p1", "5"), "configmaps/default/p2": param("p2", "1"),
+		"configmaps/other/p1": param("p1", "0"),
 	}
 	for i, tc := range []struct {
 		ref  arv1.ParamRef
@@ -306,8 +330,8 @@ func TestParams(t *testing.T) {
 		{arv1.ParamRef{Name: "p1", Namespace: "other"}, "ConfigMap", "2 of 0"},
 		{arv1.ParamRef{Selector: &metav1.LabelSelector{}}, "ConfigMap", "2 of 1"},
 		{arv1.ParamRef{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": "t"}}}, "ConfigMap", ""},
-		{arv1.ParamRef{Name: "gone", ParameterNotFoundAction: ptr(arv1.AllowAction)}, "ConfigMap", ""},
-		{arv1.ParamRef{Name: "gone", ParameterNotFoundAction: ptr(arv1.DenyAction)}, "ConfigMap",
+		{arv1.ParamRef{Name: "gone", ParameterNotFoundAction: new(arv1.AllowAction)}, "ConfigMap", ""},
+		{arv1.ParamRef{Name: "gone", ParameterNotFoundAction: new(arv1.DenyAction)}, "ConfigMap",
 			"failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction"},
 		{arv1.ParamRef{Name: "p1"}, "Unknown", "not known"},
 		{arv1.ParamRef{Name: "p1", Namespace: "x"}, "Node", "must not be provided for a cluster-scoped"},
@@ -335,7 +359,8 @@ func TestCostBombs(t *testing.T) {
 	p := newPolicies(t, nil)
 	p.add(policyOf("v", arv1.Validation{Expression: bomb}))
 	p.add(bindingOf("v"))
-	if err := p.Validate(t.Context(), podAttempt()); err == nil || !strings.Contains(err.Error(), "cost limit exceeded") {
+	if err := p.Validate(t.Context(), podAttempt()); err == nil ||
+		!strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Errorf("%v", err)
 	}
 	// Each is below the limit of an expression; together they exceed the budget of a policy.
@@ -345,7 +370,8 @@ func TestCostBombs(t *testing.T) {
 		many = append(many, arv1.Validation{Expression: cheap})
 	}
 	p.add(policyOf("v", many...))
-	if err := p.Validate(t.Context(), podAttempt()); err == nil || !strings.Contains(err.Error(), "running out of cost budget") {
+	if err := p.Validate(t.Context(), podAttempt()); err == nil ||
+		!strings.Contains(err.Error(), "running out of cost budget") {
 		t.Errorf("%v", err)
 	}
 	v := policyOf("v", arv1.Validation{Expression: "variables.a39"})
@@ -392,8 +418,10 @@ func TestMemoryOfManyPolicies(t *testing.T) {
 
 // FuzzExpression checks that no expression causes a panic or a long evaluation.
 func FuzzExpression(f *testing.F) {
-	for _, s := range []string{"", registry, "object.spec.containers.map(c, c.name).join(',') == ''", "request.userInfo", "[{}].map(x, x)",
-		"object.metadata.labels['a'].matches('(a*)*b')", "variables.x", "'\\u0000'", "Object{spec: Object.spec{}}", "1.0/0.0 > 2.0",
+	for _, s := range []string{"", registry, "object.spec.containers.map(c, c.name).join(',') == ''",
+		"request.userInfo", "[{}].map(x, x)",
+		"object.metadata.labels['a'].matches('(a*)*b')", "variables.x", "'\\u0000'", "Object{spec: Object.spec{}}",
+		"1.0/0.0 > 2.0",
 		"[JSONPatch{op: 'add', path: '/metadata/labels/x', value: 'y'}]"} {
 		f.Add(s)
 	}

@@ -21,19 +21,21 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// maxTypes is the maximum number of kinds against which a policy is type checked.
+// maxTypes is the maximum number of kinds for which the expressions of a policy are type-checked.
 const maxTypes = 10
 
-// Check returns the type errors of a policy's expressions for the kinds that its rules name without
-// wildcards. They are warnings and do not affect the evaluation of the policy.
-func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Admission) []arv1.ExpressionWarning {
-	of := subjects(p, kinds)
+// CheckTypes returns the type errors of a policy's expressions, for the kinds that its rules list
+// without wildcards. They are warnings and do not affect the evaluation of the policy.
+func CheckTypes(
+	admissionPolicy *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Admission,
+) []arv1.ExpressionWarning {
+	of := namedKinds(admissionPolicy, kinds)
 	types := make([]*apiservercel.DeclType, len(of))
 	for i, k := range of {
 		types[i] = typeOf(k)
 	}
-	params := typeOf(paramKind(p, kinds))
-	d := cel.Declared{Params: p.Spec.ParamKind != nil, Authorizer: true}
+	params := typeOf(paramKind(admissionPolicy, kinds))
+	d := cel.Declared{Params: admissionPolicy.Spec.ParamKind != nil, Authorizer: true}
 	check := func(field, text string) (out []arv1.ExpressionWarning) {
 		var found []string
 		for i, k := range of {
@@ -41,7 +43,7 @@ func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Ad
 			if t == nil || text == "" {
 				continue
 			}
-			said, err := compiler.Check(text, d, variables(p.Spec.Variables), t, params)
+			said, err := compiler.Check(text, d, celVariables(admissionPolicy.Spec.Variables), t, params)
 			if err != nil {
 				said = "type checking error: " + err.Error()
 			}
@@ -55,33 +57,36 @@ func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Ad
 		return out
 	}
 	var all []arv1.ExpressionWarning
-	for i, v := range p.Spec.Validations {
+	for i, v := range admissionPolicy.Spec.Validations {
 		all = append(all, check(fmt.Sprintf("spec.validations[%d].expression", i), v.Expression)...)
 		all = append(all, check(fmt.Sprintf("spec.validations[%d].messageExpression", i), v.MessageExpression)...)
 	}
 	return all
 }
 
-// Types returns the kinds against which a policy is type checked. The warnings of Check are valid
-// while these kinds are served unchanged. custom reports whether some of the kinds are custom
-// resources or unknown.
-func Types(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (all []*api.Kind, custom bool) {
-	all = subjects(p, kinds)
-	c := matching.OfPolicy(p.Spec.MatchConstraints)
-	custom = len(all) < len(c.Resources())
-	if p.Spec.ParamKind != nil {
-		k := paramKind(p, kinds)
+// Types returns the kinds for which CheckTypes checks a policy, including the parameter kind. The
+// warnings of CheckTypes are valid as long as these kinds are served unchanged. hasCustom reports
+// whether some of the kinds are custom resources or unknown.
+func Types(admissionPolicy *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (all []*api.Kind, hasCustom bool) {
+	all = namedKinds(admissionPolicy, kinds)
+	c := matching.OfPolicy(admissionPolicy.Spec.MatchConstraints)
+	hasCustom = len(all) < len(c.ExplicitResources())
+	if admissionPolicy.Spec.ParamKind != nil {
+		k := paramKind(admissionPolicy, kinds)
 		all = append(all, k)
-		custom = custom || k == nil
+		hasCustom = hasCustom || k == nil
 	}
-	return all, custom || slices.ContainsFunc(all, func(k *api.Kind) bool { return k != nil && k.Definition != "" })
+	return all, hasCustom || slices.ContainsFunc(all, func(k *api.Kind) bool {
+		return k != nil &&
+			k.Serving.Definition != ""
+	})
 }
 
-// subjects returns the kinds that the rules of a policy name without wildcards, sorted, at most
+// namedKinds returns the kinds that the rules of a policy list without wildcards, sorted, at most
 // maxTypes.
-func subjects(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Kind) {
-	c := matching.OfPolicy(p.Spec.MatchConstraints)
-	for _, gvr := range c.Resources() {
+func namedKinds(admissionPolicy *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Kind) {
+	c := matching.OfPolicy(admissionPolicy.Spec.MatchConstraints)
+	for _, gvr := range c.ExplicitResources() {
 		if k := kinds.ByResource(gvr); k != nil && !slices.Contains(of, k) && len(of) < maxTypes {
 			of = append(of, k)
 		}
@@ -92,19 +97,20 @@ func subjects(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Ki
 
 // paramKind returns the kind of a policy's parameters; nil if the policy has none or the kind is
 // unknown.
-func paramKind(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) *api.Kind {
-	if p.Spec.ParamKind == nil {
+func paramKind(admissionPolicy *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) *api.Kind {
+	if admissionPolicy.Spec.ParamKind == nil {
 		return nil
 	}
-	gv, err := schema.ParseGroupVersion(p.Spec.ParamKind.APIVersion)
+	gv, err := schema.ParseGroupVersion(admissionPolicy.Spec.ParamKind.APIVersion)
 	if err != nil {
 		return nil
 	}
-	return kinds.ByGVK(gv.WithKind(p.Spec.ParamKind.Kind))
+	return kinds.ByGVK(gv.WithKind(admissionPolicy.Spec.ParamKind.Kind))
 }
 
-// Declarer is a custom.Shape that returns the CEL type of its objects; nil = it has no schema. Of
-// metadata, the type has the names only. The caller may modify the result.
+// Declarer is a custom.Shape that knows the CEL type of its objects. Declared returns nil if there
+// is no schema. The metadata in the type has only the name fields. The caller may modify the
+// result.
 type Declarer interface {
 	Declared() *apiservercel.DeclType
 }
@@ -114,7 +120,7 @@ func typeOf(k *api.Kind) *apiservercel.DeclType {
 	if k == nil {
 		return nil
 	}
-	if o, is := k.New().(*custom.Object); is {
+	if o, is := k.Type.New().(*custom.Object); is {
 		d, ok := o.Shape.(Declarer)
 		if !ok {
 			return nil
@@ -122,14 +128,15 @@ func typeOf(k *api.Kind) *apiservercel.DeclType {
 		t := d.Declared()
 		if t != nil {
 			const meta = "metadata"
-			t.Fields[meta] = apiservercel.NewDeclField(meta, declared(reflect.TypeFor[metav1.ObjectMeta](), k.GVK.Kind+"."+meta, nil), false, nil, nil)
+			t.Fields[meta] = apiservercel.NewDeclField(meta,
+				declareType(reflect.TypeFor[metav1.ObjectMeta](), k.GVK.Kind+"."+meta, nil), false, nil, nil)
 		}
 		return t
 	}
-	return declared(reflect.TypeOf(k.New()).Elem(), k.GVK.Kind, nil)
+	return declareType(reflect.TypeOf(k.Type.New()).Elem(), k.GVK.Kind, nil)
 }
 
-// leaves maps Go types with a special JSON form to CEL types.
+// leaves maps Go types with their own JSON encoding, such as metav1.Time, to CEL types.
 var leaves = map[reflect.Type]*apiservercel.DeclType{
 	reflect.TypeFor[metav1.Time]():          apiservercel.TimestampType,
 	reflect.TypeFor[metav1.MicroTime]():     apiservercel.TimestampType,
@@ -142,26 +149,28 @@ var leaves = map[reflect.Type]*apiservercel.DeclType{
 	reflect.TypeFor[[]byte]():               apiservercel.BytesType,
 }
 
-// declared returns the CEL type for a Go type. A recursive type is dynamic.
-func declared(t reflect.Type, name string, within []reflect.Type) *apiservercel.DeclType {
+// declareType returns the CEL type for a Go type. within are the enclosing struct types; a type
+// that contains itself becomes dynamic there.
+func declareType(t reflect.Type, name string, within []reflect.Type) *apiservercel.DeclType {
 	if leaf := leaves[t]; leaf != nil {
 		return leaf
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
-		return declared(t.Elem(), name, within)
+		return declareType(t.Elem(), name, within)
 	case reflect.String:
 		return apiservercel.StringType
 	case reflect.Bool:
 		return apiservercel.BoolType
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16, reflect.Uint32:
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16,
+		reflect.Uint32:
 		return apiservercel.IntType
 	case reflect.Float32, reflect.Float64:
 		return apiservercel.DoubleType
 	case reflect.Slice:
-		return apiservercel.NewListType(declared(t.Elem(), name+".@idx", within), -1)
+		return apiservercel.NewListType(declareType(t.Elem(), name+".@idx", within), -1)
 	case reflect.Map:
-		return apiservercel.NewMapType(apiservercel.StringType, declared(t.Elem(), name+".@elem", within), -1)
+		return apiservercel.NewMapType(apiservercel.StringType, declareType(t.Elem(), name+".@elem", within), -1)
 	case reflect.Struct:
 		if !slices.Contains(within, t) {
 			fields := map[string]*apiservercel.DeclField{}
@@ -172,19 +181,20 @@ func declared(t reflect.Type, name string, within []reflect.Type) *apiservercel.
 	return apiservercel.DynType
 }
 
-func addFields(to map[string]*apiservercel.DeclField, t reflect.Type, name string, within []reflect.Type) {
+func addFields(target map[string]*apiservercel.DeclField, t reflect.Type, name string, within []reflect.Type) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case key == "" && f.Anonymous:
-			addFields(to, f.Type, name, within)
+			addFields(target, f.Type, name, within)
 		case key != "" && key != "-":
 			escaped, ok := apiservercel.Escape(key)
 			if !ok {
 				continue
 			}
-			to[escaped] = apiservercel.NewDeclField(escaped, declared(f.Type, name+"."+key, within), false, nil, nil)
+			target[escaped] = apiservercel.NewDeclField(escaped, declareType(f.Type, name+"."+key, within),
+				false, nil, nil)
 		}
 	}
 }

@@ -22,27 +22,28 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Limits of the failures and annotations in an audit event.
+// Limits of one audit event: number of validation failures, and bytes of an audit annotation.
 const (
 	maxFailures   = 50
 	maxAnnotation = 10 << 10
 )
 
-// denied is a denial by a policy, with its message.
-type denied struct {
+// denial is the rejection of an attempt by a policy, with its message.
+type denial struct {
 	policy, binding, message string
 	reason                   metav1.StatusReason
 }
 
-func (d *denied) text() string {
+func (d *denial) messageText() string {
 	if d.binding == "" {
 		return fmt.Sprintf("ValidatingAdmissionPolicy '%s' denied request: %s", d.policy, d.message)
 	}
-	return fmt.Sprintf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: %s", d.policy, d.binding, d.message)
+	return fmt.Sprintf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: %s", d.policy,
+		d.binding, d.message)
 }
 
-// failed is a failed validation in the form of an audit annotation.
-type failed struct {
+// auditFailure is a failed validation as Kubernetes encodes it in an audit annotation.
+type auditFailure struct {
 	Message           string                  `json:"message"`
 	Policy            string                  `json:"policy"`
 	Binding           string                  `json:"binding"`
@@ -53,45 +54,46 @@ type failed struct {
 // validation is the evaluation of one attempt by the validating policies.
 type validation struct {
 	*evaluator
-	denials  []denied
-	failures []failed
-	notes    map[string][]string // audit annotations of the current policy
+	denials     []denial
+	failures    []auditFailure
+	annotations map[string][]string // audit annotations of the current policy
 }
 
-// Validate evaluates the validating policies for an attempt. It returns the first denial.
+// Validate evaluates the validating policies for an attempt. It returns the first denial as an API
+// error.
 func (p *Policies) Validate(ctx context.Context, a *matching.Attempt) error {
-	s := p.now.Load()
+	s := p.current.Load()
 	if s == nil || len(s.validating) == 0 || a.Exempt() {
 		return nil
 	}
-	v := &validation{evaluator: p.evaluator(ctx, a)}
+	v := &validation{evaluator: p.newEvaluator(ctx, a)}
 	for _, b := range s.validating {
-		if err := v.policy(ctx, b); err != nil {
+		if err := v.validateByPolicy(ctx, b); err != nil {
 			return err
 		}
 	}
-	v.audit(ctx)
+	v.auditFailures(ctx)
 	if len(v.denials) == 0 {
 		return nil
 	}
-	return v.refusal()
+	return v.firstDenial()
 }
 
-func (v *validation) policy(ctx context.Context, b *bound) error {
+func (v *validation) validateByPolicy(ctx context.Context, b *boundPolicy) error {
 	misconfigured := func(one *binding, err error) {
-		if b.ignores() {
+		if b.ignoresFailure() {
 			return
 		}
-		d := denied{policy: b.name, message: "failed to configure policy: " + err.Error()}
+		d := denial{policy: b.name, message: "failed to configure policy: " + err.Error()}
 		if one != nil {
 			d.binding, d.message = one.name, "failed to configure binding: "+err.Error()
 		}
 		v.denials = append(v.denials, d)
 	}
-	t, found := v.of.about(ctx, b, v.attempt, misconfigured)
-	v.notes = nil
+	t, found := v.engine.matchBindings(ctx, b, v.attempt, misconfigured)
+	v.annotations = nil
 	for _, one := range found {
-		params, err := v.of.params(ctx, b.policy, one, v.attempt.Namespace)
+		params, err := v.engine.findParams(ctx, b.policy, one, v.attempt.Namespace)
 		if err != nil {
 			misconfigured(one, err)
 			continue
@@ -100,7 +102,7 @@ func (v *validation) policy(ctx context.Context, b *bound) error {
 			if ctx.Err() != nil {
 				return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 			}
-			in, err := v.input(ctx, t, param)
+			in, err := v.newInput(ctx, t, param)
 			if err != nil {
 				var status apierrors.APIStatus
 				if errors.As(err, &status) {
@@ -109,50 +111,53 @@ func (v *validation) policy(ctx context.Context, b *bound) error {
 				misconfigured(one, err)
 				break
 			}
-			v.evaluate(ctx, b.policy, one, in)
+			v.evaluatePolicy(ctx, b.policy, one, in)
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(v.notes)) {
-		api.Annotate(ctx, b.name+"/"+key, strings.Join(v.notes[key], ", "))
+	for _, key := range slices.Sorted(maps.Keys(v.annotations)) {
+		api.Annotate(ctx, b.name+"/"+key, strings.Join(v.annotations[key], ", "))
 	}
 	return nil
 }
 
-// evaluate evaluates a policy for one binding and parameter.
-func (v *validation) evaluate(ctx context.Context, p *policy, b *binding, in *cel.Input) {
-	c := p.compiled()
-	met, err := c.conditions.Met(ctx, in)
+// evaluatePolicy evaluates a policy for one binding and one parameter object, which are in input.
+func (v *validation) evaluatePolicy(ctx context.Context, admissionPolicy *policy, b *binding, input *cel.Input) {
+	c := admissionPolicy.compiled()
+	met, err := c.conditions.AreMet(ctx, input)
 	if err != nil {
-		v.decide(ctx, p, b, 0, verdict{err: err}, 0)
+		v.applyActions(ctx, admissionPolicy, b, 0, verdict{err: err}, 0)
 		return
 	}
 	if !met {
 		return
 	}
-	e := c.scope.Evaluate(ctx, in, cel.Budget)
-	for i := range p.validations {
+	e := c.scope.Evaluate(ctx, input, cel.Budget)
+	for i := range admissionPolicy.validations {
 		start := time.Now()
-		found := v.validate(ctx, p, c, i, e)
-		v.decide(ctx, p, b, i, found, time.Since(start))
+		found := v.evaluateRule(ctx, admissionPolicy, c, i, e)
+		v.applyActions(ctx, admissionPolicy, b, i, found, time.Since(start))
 		if errors.Is(found.err, cel.ErrBudget) {
 			return
 		}
 	}
-	e = c.scope.Evaluate(ctx, in, cel.Budget)
-	for i := range p.annotations {
-		v.annotate(ctx, p, b, c.published[i], p.annotations[i].Key, e)
+	e = c.scope.Evaluate(ctx, input, cel.Budget)
+	for i := range admissionPolicy.annotations {
+		v.addAnnotation(ctx, admissionPolicy, b, c.published[i], admissionPolicy.annotations[i].Key, e)
 	}
 }
 
-// verdict is the result of one validation: an error, a denial message, or success.
+// verdict is the result of one validation rule of a policy: an error, a denial message, or neither,
+// which is success.
 type verdict struct {
 	err     error
 	message string
 	reason  metav1.StatusReason
 }
 
-func (v *validation) validate(ctx context.Context, p *policy, of *programs, i int, e *cel.Evaluation) verdict {
-	c, said := of.main[i], p.validations[i]
+func (v *validation) evaluateRule(
+	ctx context.Context, admissionPolicy *policy, programs *programs, i int, e *cel.Evaluation,
+) verdict {
+	c, said := programs.main[i], admissionPolicy.validations[i]
 	if c.err != nil {
 		return verdict{err: c.err}
 	}
@@ -167,13 +172,13 @@ func (v *validation) validate(ctx context.Context, p *policy, of *programs, i in
 	if said.Reason != nil {
 		found.reason = *said.Reason
 	}
-	if m := of.messages[i]; m.program != nil {
+	if m := programs.messages[i]; m.program != nil {
 		text, err := e.Eval(ctx, m.program)
 		if errors.Is(err, cel.ErrBudget) {
 			return verdict{err: fmt.Errorf("failed messageExpression: %w", err)}
 		}
 		if err == nil {
-			found.message = usable(text.Value())
+			found.message = usableMessage(text.Value())
 		}
 	}
 	if found.message == "" {
@@ -185,9 +190,9 @@ func (v *validation) validate(ctx context.Context, p *policy, of *programs, i in
 	return found
 }
 
-// usable returns the trimmed result of a messageExpression; "" if it is too long or has several
-// lines.
-func usable(value any) string {
+// usableMessage returns the trimmed result of a messageExpression; "" if it is too long or has
+// several lines.
+func usableMessage(value any) string {
 	text, _ := value.(string)
 	text = strings.TrimSpace(text)
 	if len(text) > celconfig.MaxEvaluatedMessageExpressionSizeBytes || strings.Contains(text, "\n") {
@@ -196,63 +201,70 @@ func usable(value any) string {
 	return text
 }
 
-// decide performs the validation actions of the binding for a verdict.
-func (v *validation) decide(ctx context.Context, p *policy, b *binding, i int, found verdict, took time.Duration) {
+// applyActions performs the validation actions of the binding (Deny, Audit, Warn) for a result, and
+// counts them in the metrics. i is the index of the validation in the policy.
+func (v *validation) applyActions(
+	ctx context.Context, admissionPolicy *policy, b *binding, i int, result verdict, duration time.Duration,
+) {
 	count := func(action string) {
-		v.of.metrics.validating.observe(took, p.name, b.name, errorType(found.err), action)
+		v.engine.metrics.validating.observeCheck(duration, admissionPolicy.name, b.name,
+			errorTypeLabel(result.err), action)
 	}
-	if found.err != nil {
-		if p.ignores() {
+	if result.err != nil {
+		if admissionPolicy.ignoresFailure() {
 			count("allow")
 			return
 		}
-		found.message = found.err.Error()
+		result.message = result.err.Error()
 	}
-	if found.message == "" {
+	if result.message == "" {
 		return
 	}
 	for _, action := range b.actions {
 		switch action {
 		case arv1.Deny:
-			v.denials = append(v.denials, denied{p.name, b.name, found.message, found.reason})
+			v.denials = append(v.denials, denial{admissionPolicy.name, b.name, result.message, result.reason})
 			count("deny")
 		case arv1.Audit:
-			v.failures = append(v.failures, failed{found.message, p.name, b.name, i, b.actions})
+			v.failures = append(v.failures, auditFailure{result.message, admissionPolicy.name, b.name, i, b.actions})
 			count("audit")
 		case arv1.Warn:
 			api.Warn(ctx, fmt.Sprintf("Validation failed for ValidatingAdmissionPolicy '%s' with binding '%s': %s",
-				p.name, b.name, found.message))
+				admissionPolicy.name, b.name, result.message))
 			count("warn")
 		}
 	}
 }
 
-// annotate evaluates one audit annotation. An evaluation error is a denial, unless the policy
-// ignores failures.
-func (v *validation) annotate(ctx context.Context, p *policy, b *binding, c compiled, key string, e *cel.Evaluation) {
+// addAnnotation evaluates the expression of one audit annotation and adds its text to the
+// annotations of the request. An evaluation error denies the request, unless the policy ignores
+// failures.
+func (v *validation) addAnnotation(
+	ctx context.Context, admissionPolicy *policy, b *binding, c compiled, key string, e *cel.Evaluation,
+) {
 	err := c.err
 	if err == nil {
 		out, e := e.Eval(ctx, c.program)
 		if err = e; err == nil {
 			text, _ := out.Value().(string)
-			text = api.Clip(strings.TrimSpace(text), maxAnnotation)
-			if v.notes == nil {
-				v.notes = map[string][]string{}
+			text = api.Truncate(strings.TrimSpace(text), maxAnnotation)
+			if v.annotations == nil {
+				v.annotations = map[string][]string{}
 			}
-			if text != "" && !slices.Contains(v.notes[key], text) {
-				v.notes[key] = append(v.notes[key], text)
+			if text != "" && !slices.Contains(v.annotations[key], text) {
+				v.annotations[key] = append(v.annotations[key], text)
 			}
 			return
 		}
 	}
-	if !p.ignores() {
-		v.denials = append(v.denials, denied{policy: p.name, binding: b.name, message: err.Error()})
-		v.of.metrics.validating.observe(0, p.name, b.name, errorType(err), "deny")
+	if !admissionPolicy.ignoresFailure() {
+		v.denials = append(v.denials, denial{policy: admissionPolicy.name, binding: b.name, message: err.Error()})
+		v.engine.metrics.validating.observeCheck(0, admissionPolicy.name, b.name, errorTypeLabel(err), "deny")
 	}
 }
 
-// audit adds the failures with the action Audit to the audit event.
-func (v *validation) audit(ctx context.Context) {
+// auditFailures adds the failures of bindings with the action Audit to the audit event.
+func (v *validation) auditFailures(ctx context.Context) {
 	if len(v.failures) == 0 {
 		return
 	}
@@ -262,14 +274,14 @@ func (v *validation) audit(ctx context.Context) {
 	}
 }
 
-// refusal returns the first denial as an API error.
-func (v *validation) refusal() error {
+// firstDenial returns the first denial as an API error.
+func (v *validation) firstDenial() error {
 	first := v.denials[0]
 	name := v.attempt.Name
 	if o, ok := v.attempt.Object.(metav1.Object); ok && name == "" {
 		name = o.GetName()
 	}
-	message := first.text()
+	message := first.messageText()
 	err := apierrors.NewForbidden(v.attempt.Resource.GroupResource(), name, errors.New(message))
 	if first.reason == "" {
 		first.reason = metav1.StatusReasonInvalid

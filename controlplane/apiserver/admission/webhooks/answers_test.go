@@ -40,7 +40,7 @@ func TestQuestion(t *testing.T) {
 		})
 		h := hookAt("a.example.com", srv.URL+"/ask", ca.pem)
 		h.AdmissionReviewVersions = []string{"v2", version, "v1"}
-		h.TimeoutSeconds = ptr(int32(7))
+		h.TimeoutSeconds = new(int32(7))
 		w := newWebhooks(t)
 		w.Validating().Set(validating("c", h))
 		a := podAttempt()
@@ -53,7 +53,8 @@ func TestQuestion(t *testing.T) {
 			r.Kind.Kind != "Pod" || r.Resource.Resource != "pods" || r.RequestKind.Kind != "Pod" ||
 			r.RequestResource.Version != "v1" || r.Name != "p" || r.Namespace != "default" || r.Operation != "CREATE" ||
 			r.UserInfo.Username != "jane" || r.UserInfo.UID != "7" || r.UserInfo.Groups[0] != "dev" ||
-			r.UserInfo.Extra["scopes"][0] != "a" || !*r.DryRun || !strings.Contains(string(r.Options.Raw), "CreateOptions") ||
+			r.UserInfo.Extra["scopes"][0] != "a" || !*r.DryRun ||
+			!strings.Contains(string(r.Options.Raw), "CreateOptions") ||
 			!strings.Contains(string(r.Object.Raw), `"image":"i"`) || len(r.OldObject.Raw) != 0 {
 			t.Errorf("%s: the webhook got %+v", version, r)
 		}
@@ -72,19 +73,22 @@ func TestDenial(t *testing.T) {
 		code int32
 	}{
 		{nil, `admission webhook "d.example.com" denied the request without explanation`, 400},
-		{&metav1.Status{Message: "you shall not pass"}, `admission webhook "d.example.com" denied the request: you shall not pass`, 400},
+		{&metav1.Status{Message: "you shall not pass"},
+			`admission webhook "d.example.com" denied the request: you shall not pass`, 400},
 		{&metav1.Status{Reason: "Forbidden"}, `admission webhook "d.example.com" denied the request: Forbidden`, 400},
 		{&metav1.Status{Code: 403, Message: "no"}, `admission webhook "d.example.com" denied the request: no`, 403},
 		{&metav1.Status{Code: 200, Message: "no"}, `admission webhook "d.example.com" denied the request: no`, 400},
 		{&metav1.Status{Code: 12345, Message: "no"}, `admission webhook "d.example.com" denied the request: no`, 400},
-		{&metav1.Status{Code: -3, Status: "Success"}, `admission webhook "d.example.com" denied the request without explanation`, 400},
+		{&metav1.Status{Code: -3, Status: "Success"},
+			`admission webhook "d.example.com" denied the request without explanation`, 400},
 	} {
 		srv := ca.server(t, says(t, admissionv1.AdmissionResponse{Result: tc.said}))
 		w := newWebhooks(t)
 		w.Validating().Set(validating("c", hookAt("d.example.com", srv.URL, ca.pem)))
 		err := w.Validate(t.Context(), podAttempt())
 		status, ok := err.(*apierrors.StatusError)
-		if !ok || status.ErrStatus.Message != tc.want || status.ErrStatus.Code != tc.code || status.ErrStatus.Status != "Failure" {
+		if !ok || status.ErrStatus.Message != tc.want || status.ErrStatus.Code != tc.code ||
+			status.ErrStatus.Status != "Failure" {
 			t.Errorf("%+v: %#v", tc.said, err)
 		}
 		if n := counted(t, w, "rejection_count", "no_error", strconv.Itoa(int(tc.code))); n != 1 {
@@ -96,7 +100,8 @@ func TestDenial(t *testing.T) {
 // A limited number of annotations and warnings reaches the audit event and the client.
 func TestAnnotationsAndWarnings(t *testing.T) {
 	ca := newAuthority(t)
-	out := admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"why": "because", "a/b": "no key"}}
+	out := admissionv1.AdmissionResponse{Allowed: true,
+		AuditAnnotations: map[string]string{"why": "because", "a/b": "no key"}}
 	for range 1000 {
 		out.Warnings = append(out.Warnings, strings.Repeat("w", len(out.Warnings)+1))
 	}
@@ -141,7 +146,7 @@ func hostile(t *testing.T, stop <-chan struct{}) map[string]struct {
 					return
 				}
 			}
-		}, "larger than"},
+		}, "exceeds"},
 		"endless header": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 			w.WriteHeader(http.StatusOK)
@@ -152,26 +157,34 @@ func hostile(t *testing.T, stop <-chan struct{}) map[string]struct {
 		"other version": {func(w http.ResponseWriter, r *http.Request) {
 			var review admissionv1.AdmissionReview
 			_ = json.NewDecoder(r.Body).Decode(&review)
-			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview",
+			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "admission.k8s.io/v1beta1",
+				"kind":     "AdmissionReview",
 				"response": map[string]any{"uid": review.Request.UID, "allowed": true}})
 		}, "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got admission.k8s.io/v1beta1"},
-		"no response": {raw(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`), "webhook response was absent"},
-		"null":        {raw(`null`), "webhook response was absent"},
-		"no JSON":     {raw(`allowed`), "json parse error"},
-		"nothing":     {raw(``), "json parse error"},
-		"deep":        {raw(`{"response":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`), "received invalid webhook response"},
-		"many values": {raw(`{"response":{"warnings":[` + strings.Repeat(`"",`, 1<<16) + `""]}}`), "too much"},
-		"redirecting": {http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect).ServeHTTP, "status code 307"},
-		"failing":     {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "secret", http.StatusInternalServerError) }, "status code 500"},
-		"closing":     {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+		"no response": {raw(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`),
+			"webhook response was absent"},
+		"null":    {raw(`null`), "webhook response was absent"},
+		"no JSON": {raw(`allowed`), "json parse error"},
+		"nothing": {raw(``), "json parse error"},
+		"deep": {raw(`{"response":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`),
+			"received invalid webhook response"},
+		"many values": {raw(`{"response":{"warnings":[` + strings.Repeat(`"",`, 1<<16) + `""]}}`),
+			"exceeds a decoding limit"},
+		"redirecting": {http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect).ServeHTTP,
+			"status code 307"},
+		"failing": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "secret", http.StatusInternalServerError)
+		}, "status code 500"},
+		"closing": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 		"closing late": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = w.Write([]byte(`{"apiVersion":`))
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		}, "unexpected EOF"},
-		"patching":           {patching(t, `[]`), "validating webhook may not return response.patch"},
-		"type without patch": {says(t, admissionv1.AdmissionResponse{Allowed: true, PatchType: &kind}), "may not return response.patchType"},
+		"patching": {patching(t, `[]`), "validating webhook may not return response.patch"},
+		"type without patch": {says(t, admissionv1.AdmissionResponse{Allowed: true, PatchType: &kind}),
+			"may not return response.patchType"},
 	}
 }
 
@@ -184,7 +197,7 @@ func TestHostileWebhooks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			srv := ca.server(t, tc.serve)
 			h := hookAt("h.example.com", srv.URL, ca.pem)
-			h.TimeoutSeconds = ptr(int32(1))
+			h.TimeoutSeconds = new(int32(1))
 			w := newWebhooks(t)
 			w.Validating().Set(validating("c", h))
 			var before, after runtime.MemStats
@@ -194,14 +207,15 @@ func TestHostileWebhooks(t *testing.T) {
 			if took := (after.TotalAlloc - before.TotalAlloc) >> 20; took > 48 {
 				t.Errorf("it took %d MiB", took)
 			}
-			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") ||
+			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), tc.want) ||
+				strings.Contains(err.Error(), "secret") ||
 				!strings.HasPrefix(err.Error(), `Internal error occurred: failed calling webhook "h.example.com": `) {
 				t.Errorf("%v", err)
 			}
 			if n := counted(t, w, "rejection_count", "calling_webhook_error"); n != 1 {
 				t.Errorf("%v rejections are counted", n)
 			}
-			h.FailurePolicy = ptr(arv1.Ignore)
+			h.FailurePolicy = new(arv1.Ignore)
 			w.Validating().Set(validating("c", h))
 			ctx, notes, _ := heard(t)
 			if err := w.Validate(ctx, podAttempt()); err != nil {
@@ -232,7 +246,8 @@ func TestServiceAndCertificate(t *testing.T) {
 	service := func(name string, bundle []byte) arv1.ValidatingWebhook {
 		h := hookAt("s.example.com", "", bundle)
 		h.ClientConfig.URL = nil
-		h.ClientConfig.Service = &arv1.ServiceReference{Namespace: "hooks", Name: name, Port: ptr(int32(8443)), Path: ptr("/v")}
+		h.ClientConfig.Service = &arv1.ServiceReference{Namespace: "hooks", Name: name, Port: new(int32(8443)),
+			Path: new("/v")}
 		return h
 	}
 	w := newWebhooks(t, func(c *Config) { c.Services = d })
@@ -245,7 +260,7 @@ func TestServiceAndCertificate(t *testing.T) {
 		{service("webhook", nil), "certificate"},
 		{service("other", ca.pem), "certificate is valid for webhook.hooks.svc, not other.hooks.svc"},
 		{service("webhook", []byte("no bundle")), "unable to load root certificates"},
-		{hookAt("s.example.com", "http://127.0.0.1:1", ca.pem), "is no https URL"},
+		{hookAt("s.example.com", "http://127.0.0.1:1", ca.pem), "is not an https URL"},
 	} {
 		w.Validating().Replace(nil)
 		w.Validating().Set(validating("c", tc.hook))
@@ -274,7 +289,7 @@ func TestSideEffects(t *testing.T) {
 	} {
 		asked = 0
 		h := hookAt("e.example.com", srv.URL, ca.pem)
-		h.SideEffects, h.FailurePolicy = &effects, ptr(arv1.Ignore)
+		h.SideEffects, h.FailurePolicy = &effects, new(arv1.Ignore)
 		w := newWebhooks(t)
 		w.Validating().Set(validating("c", h))
 		a := podAttempt()
@@ -381,7 +396,7 @@ func TestValidatingAtOnce(t *testing.T) {
 		o.Allowed, o.Result = false, &metav1.Status{Message: "no"}
 	}))
 	var hooks []arv1.ValidatingWebhook
-	for i := range atOnce + 3 {
+	for i := range maxConcurrentCalls + 3 {
 		hooks = append(hooks, hookAt(string(rune('a'+i))+".example.com", srv.URL, ca.pem))
 	}
 	w := newWebhooks(t)
@@ -391,7 +406,7 @@ func TestValidatingAtOnce(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- w.Validate(ctx, podAttempt()) }()
-	for range atOnce {
+	for range maxConcurrentCalls {
 		<-arrived
 	}
 	select {

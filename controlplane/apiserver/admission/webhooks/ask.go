@@ -22,57 +22,57 @@ import (
 // failure is the error of a webhook call that failed or returned an invalid response.
 type failure struct {
 	webhook string
-	why     error
+	err     error
 	code    int
 }
 
 func (f *failure) Error() string {
-	return fmt.Sprintf("failed calling webhook %q: %v", f.webhook, f.why)
+	return fmt.Sprintf("failed calling webhook %q: %v", f.webhook, f.err)
 }
-func (f *failure) Unwrap() error { return f.why }
+func (f *failure) Unwrap() error { return f.err }
 
 // errTimeout returns the error for a request that has exceeded its deadline.
 func errTimeout() error {
 	return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 }
 
-// attempt is one write during its evaluation by the mutating or the validating webhooks.
-type attempt struct {
-	*matching.Attempt
-	of    *Webhooks
-	set   *set
-	kind  string // typeMutating or typeValidating
-	round int
-	views map[matching.Target]*seen
+// invocation is the evaluation of one write by the mutating webhooks or by the validating webhooks.
+type invocation struct {
+	attempt *matching.Attempt
+	engine  *Webhooks
+	set     *hookSet
+	kind    string // typeMutating or typeValidating
+	round   int
+	views   map[matching.Target]*objectView
 }
 
-// seen is a view and its JSON encoding.
-type seen struct {
+// objectView is a matching.View and its JSON encoding.
+type objectView struct {
 	*matching.View
-	json *encoded
+	json *encodedObjects
 }
 
-// concerns returns the view that a webhook receives; nil if the webhook does not apply to the
-// attempt.
-func (a *attempt) concerns(ctx context.Context, h *hook) (*seen, error) {
-	t, ok, err := h.criteria.Match(ctx, a.Attempt, a.of.cfg.Versions, a.of.cfg.Cluster)
+// viewFor returns the attempt in the API version that a webhook receives; nil if the webhook does
+// not apply to the attempt.
+func (a *invocation) viewFor(ctx context.Context, h *hook) (*objectView, error) {
+	t, ok, err := h.criteria.Match(ctx, a.attempt, a.engine.cfg.Versions, a.engine.cfg.Cluster)
 	if !ok || err != nil {
 		return nil, err
 	}
-	v, err := a.view(ctx, t)
+	v, err := a.viewAs(ctx, t)
 	if err != nil || h.conditions == nil {
 		return v, err
 	}
-	in := &cel.Input{Object: v.Object, Old: v.Old, Request: a.Request(v.Target), User: a.User}
-	if a.of.cfg.Authorizer != nil {
-		in.Authorizer = a.of.cfg.Authorizer(ctx)
+	in := &cel.Input{Object: v.Object, Old: v.Old, Request: a.attempt.Request(v.Target), User: a.attempt.User}
+	if a.engine.cfg.Authorizer != nil {
+		in.Authorizer = a.engine.cfg.Authorizer(ctx)
 	}
-	met, err := h.conditions().Met(ctx, in)
+	met, err := h.conditions().AreMet(ctx, in)
 	if err != nil {
 		if h.ignores {
 			return nil, nil
 		}
-		return nil, apierrors.NewForbidden(a.Resource.GroupResource(), a.Name, err)
+		return nil, apierrors.NewForbidden(a.attempt.Resource.GroupResource(), a.attempt.Name, err)
 	}
 	if !met {
 		return nil, nil
@@ -80,24 +80,24 @@ func (a *attempt) concerns(ctx context.Context, h *hook) (*seen, error) {
 	return v, nil
 }
 
-func (a *attempt) view(ctx context.Context, t matching.Target) (*seen, error) {
+func (a *invocation) viewAs(ctx context.Context, t matching.Target) (*objectView, error) {
 	if v := a.views[t]; v != nil {
 		return v, nil
 	}
-	view, err := a.of.cfg.Versions.View(ctx, a.Attempt, t)
+	view, err := a.engine.cfg.Versions.View(ctx, a.attempt, t)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
 	if a.views == nil {
-		a.views = make(map[matching.Target]*seen, 1)
+		a.views = make(map[matching.Target]*objectView, 1)
 	}
-	a.views[t] = &seen{View: view}
+	a.views[t] = &objectView{View: view}
 	return a.views[t], nil
 }
 
-func (v *seen) encode() (encoded, error) {
+func (v *objectView) encodeView() (encodedObjects, error) {
 	if v.json == nil {
-		e, err := encode(v.View)
+		e, err := encodeObjects(v.View)
 		if err != nil {
 			return e, err
 		}
@@ -106,10 +106,10 @@ func (v *seen) encode() (encoded, error) {
 	return *v.json, nil
 }
 
-// ask calls one webhook. An error is a *failure or an API status: the webhook's denial, or the
-// reason why it was not called.
-func (a *attempt) ask(ctx context.Context, h *hook, v *seen) (*answer, error) {
-	if a.DryRun && h.sideEffects {
+// callWebhook calls one webhook. An error is a *failure or an API status: the webhook's denial, or
+// the reason why it was not called.
+func (a *invocation) callWebhook(ctx context.Context, h *hook, v *objectView) (*reviewResponse, error) {
+	if a.attempt.DryRun && h.sideEffects {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("admission webhook %q does not support dry run", h.name))
 	}
 	fail := func(code int, format string, args ...any) error {
@@ -119,16 +119,16 @@ func (a *attempt) ask(ctx context.Context, h *hook, v *seen) (*answer, error) {
 		return nil, fail(http.StatusBadRequest,
 			"could not create admission objects: webhook does not accept known AdmissionReview versions (v1, v1beta1)")
 	}
-	e, err := v.encode()
+	e, err := v.encodeView()
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
 	uid := uuid.NewUUID()
-	body, err := question(h.review, uid, a.Attempt, v.View, e)
+	body, err := newReview(h.review, uid, a.attempt, v.View, e)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	to, err := h.endpoint.get()
+	to, err := h.endpoint.openEndpoint()
 	if err != nil {
 		return nil, fail(http.StatusInternalServerError, "could not get REST client: %w", err)
 	}
@@ -138,23 +138,23 @@ func (a *attempt) ask(ctx context.Context, h *hook, v *seen) (*answer, error) {
 	if a.kind == typeMutating {
 		most = maxMutating
 	}
-	data, err := to.Ask(ctx, query(ctx), body, most)
+	data, err := to.Ask(ctx, timeoutQuery(ctx), body, most)
 	if err != nil {
 		return nil, fail(http.StatusServiceUnavailable, "failed to call webhook: %w", err)
 	}
-	out, err := readAnswer(data, h.review, uid, a.kind == typeMutating)
+	out, err := readResponse(data, h.review, uid, a.kind == typeMutating)
 	if err != nil {
 		return nil, fail(http.StatusServiceUnavailable, "received invalid webhook response: %w", err)
 	}
-	a.pass(ctx, h, out)
+	a.forwardWarnings(ctx, h, out)
 	if !out.Allowed {
-		return nil, denial(h.name, out.Status)
+		return nil, newDenial(h.name, out.Status)
 	}
 	return out, nil
 }
 
-// query returns the URL query with the timeout of the call in whole seconds, rounded up.
-func query(ctx context.Context) string {
+// timeoutQuery returns the URL query with the timeout of the call in whole seconds, rounded up.
+func timeoutQuery(ctx context.Context) string {
 	deadline, ok := ctx.Deadline()
 	left := time.Until(deadline)
 	if !ok || left <= 0 {
@@ -167,18 +167,18 @@ func query(ctx context.Context) string {
 	return "timeout=" + url.QueryEscape(whole.String())
 }
 
-// pass forwards the warnings in the response to the client and its audit annotations to the audit
-// event.
-func (a *attempt) pass(ctx context.Context, h *hook, out *answer) {
-	for i, key := range slices.Sorted(maps.Keys(out.AuditAnnotations)) {
+// forwardWarnings forwards the warnings in the response to the client and its audit annotations to
+// the audit event.
+func (a *invocation) forwardWarnings(ctx context.Context, h *hook, response *reviewResponse) {
+	for i, key := range slices.Sorted(maps.Keys(response.AuditAnnotations)) {
 		if i == maxAnnotations {
 			break
 		}
 		if len(key) <= 128 && !strings.Contains(key, "/") {
-			api.Annotate(ctx, h.name+"/"+key, out.AuditAnnotations[key])
+			api.Annotate(ctx, h.name+"/"+key, response.AuditAnnotations[key])
 		}
 	}
-	for i, text := range out.Warnings {
+	for i, text := range response.Warnings {
 		if i == maxWarnings {
 			break
 		}
@@ -186,26 +186,26 @@ func (a *attempt) pass(ctx context.Context, h *hook, out *answer) {
 	}
 }
 
-// judge counts the result of a call and returns the error with which the request fails; nil if it
-// continues.
-func (a *attempt) judge(ctx context.Context, h *hook, err error, took time.Duration) error {
-	m, op := a.of.metrics, string(a.Operation)
+// handleResult counts the result of a call in the metrics. It returns the error with which the
+// request fails; nil if the request continues.
+func (a *invocation) handleResult(ctx context.Context, h *hook, err error, duration time.Duration) error {
+	m, op := a.engine.metrics, string(a.attempt.Operation)
 	var f *failure
 	var status apierrors.APIStatus
 	switch {
 	case err == nil:
-		h.logAnswer(ctx, a.of.cfg.Log)
-		m.answered(h, a.kind, op, http.StatusOK, false, took)
+		h.logRecovery(ctx, a.engine.cfg.Log)
+		m.observeResponse(h, a.kind, op, http.StatusOK, false, duration)
 		return nil
 	case errors.As(err, &f):
-		ignored := h.ignores || a.lifeline(h)
-		m.answered(h, a.kind, op, f.code, !ignored, took)
+		ignored := h.ignores || a.isEssentialWrite(h)
+		m.observeResponse(h, a.kind, op, f.code, !ignored, duration)
 		canceled := errors.Is(ctx.Err(), context.Canceled)
 		if ignored {
 			if !canceled {
-				m.open(h, a.kind)
-				api.Annotate(ctx, a.note("failed-open.", h), h.name)
-				h.logFailure(a.of.cfg.Log, "failed calling webhook, failing open", f.why)
+				m.countFailOpen(h, a.kind)
+				api.Annotate(ctx, a.annotationKey("failed-open.", h), h.name)
+				h.logFailure(a.engine.cfg.Log, "failed calling webhook, failing open", f.err)
 			}
 			if ctx.Err() != nil {
 				return errTimeout()
@@ -213,23 +213,24 @@ func (a *attempt) judge(ctx context.Context, h *hook, err error, took time.Durat
 			return nil
 		}
 		if !canceled {
-			m.rejection(h, a.kind, op, errorCalling, f.code)
-			h.logFailure(a.of.cfg.Log, "failed calling webhook, failing closed", f.why)
+			m.countRejection(h, a.kind, op, errorCalling, f.code)
+			h.logFailure(a.engine.cfg.Log, "failed calling webhook, failing closed", f.err)
 		}
 		return apierrors.NewInternalError(f)
 	case errors.As(err, &status) && apierrors.ReasonForError(err) != "InternalError":
 		code := int(status.Status().Code)
-		m.rejection(h, a.kind, op, errorNone, code)
-		m.answered(h, a.kind, op, code, true, took)
+		m.countRejection(h, a.kind, op, errorNone, code)
+		m.observeResponse(h, a.kind, op, code, true, duration)
 		return err
 	}
-	m.rejection(h, a.kind, op, errorInternal, 0)
-	m.answered(h, a.kind, op, 0, true, took)
+	m.countRejection(h, a.kind, op, errorInternal, 0)
+	m.observeResponse(h, a.kind, op, 0, true, duration)
 	return err
 }
 
-// note returns the key of the audit annotation about a webhook in this round.
-func (a *attempt) note(prefix string, h *hook) string {
+// annotationKey returns the key of the audit annotation about webhook h, which contains the round
+// and the index of the webhook.
+func (a *invocation) annotationKey(prefix string, h *hook) string {
 	group := "validating.webhook.admission.k8s.io/"
 	if a.kind == typeMutating {
 		group = "mutation.webhook.admission.k8s.io/"

@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/webhook"
 )
 
-// Default and maximum values of webhook configurations.
+// Default timeout, maximum timeout and default Service port of webhooks.
 const (
 	defaultTimeout = 10 * time.Second
 	maxTimeout     = 30 * time.Second
@@ -36,52 +36,52 @@ type hook struct {
 	criteria            matching.Criteria
 	conditions          func() *matching.Conditions // compiled on use; nil = none
 	endpoint            *endpoint
-	home                string // namespace of the webhook's Service; "" = it is called by URL
+	serviceNamespace    string // namespace of the webhook's Service; "" = it is called by URL
 	timeout             time.Duration
 	ignores             bool // failure policy Ignore
 	sideEffects         bool // has side effects in a dry run
-	again               bool
-	failures            *failures
+	reinvoke            bool
+	failures            *failureLog
 	review              string // version of AdmissionReview; "" = no supported version
 }
 
-// compile returns the webhooks of a configuration object.
-func (w *Webhooks) compile(o api.Object) *configuration {
+// compileConfiguration returns the compiled webhooks of a webhook configuration object.
+func (w *Webhooks) compileConfiguration(o api.Object) *configuration {
 	hooks, again := hooksOf(o)
 	c := &configuration{name: o.GetName()}
 	for i := range hooks {
-		h := w.hook(c.name, &hooks[i])
+		h := w.newHook(c.name, &hooks[i])
 		h.id = fmt.Sprintf("%s/%s/%d", c.name, h.name, i)
-		h.again = again != nil && again[i] == arv1.IfNeededReinvocationPolicy
+		h.reinvoke = again != nil && again[i] == arv1.IfNeededReinvocationPolicy
 		c.hooks = append(c.hooks, h)
 	}
 	return c
 }
 
-func (w *Webhooks) hook(configuration string, from *arv1.ValidatingWebhook) *hook {
+func (w *Webhooks) newHook(configuration string, config *arv1.ValidatingWebhook) *hook {
 	h := &hook{
-		configuration: configuration, name: from.Name, timeout: defaultTimeout, failures: new(failures),
-		criteria: matching.OfWebhook(from.Rules, from.MatchPolicy, from.NamespaceSelector, from.ObjectSelector),
-		ignores:  from.FailurePolicy != nil && *from.FailurePolicy == arv1.Ignore,
-		endpoint: w.endpoint(from.ClientConfig),
+		configuration: configuration, name: config.Name, timeout: defaultTimeout, failures: new(failureLog),
+		criteria: matching.OfWebhook(config.Rules, config.MatchPolicy, config.NamespaceSelector, config.ObjectSelector),
+		ignores:  config.FailurePolicy != nil && *config.FailurePolicy == arv1.Ignore,
+		endpoint: w.sharedEndpoint(config.ClientConfig),
 	}
-	if from.TimeoutSeconds != nil {
-		h.timeout = min(max(time.Duration(*from.TimeoutSeconds)*time.Second, time.Second), maxTimeout)
+	if config.TimeoutSeconds != nil {
+		h.timeout = min(max(time.Duration(*config.TimeoutSeconds)*time.Second, time.Second), maxTimeout)
 	}
-	if s := from.ClientConfig.Service; s != nil {
-		h.home = s.Namespace
+	if s := config.ClientConfig.Service; s != nil {
+		h.serviceNamespace = s.Namespace
 	}
-	h.sideEffects = from.SideEffects == nil ||
-		*from.SideEffects != arv1.SideEffectClassNone && *from.SideEffects != arv1.SideEffectClassNoneOnDryRun
-	for _, v := range from.AdmissionReviewVersions {
+	h.sideEffects = config.SideEffects == nil ||
+		*config.SideEffects != arv1.SideEffectClassNone && *config.SideEffects != arv1.SideEffectClassNoneOnDryRun
+	for _, v := range config.AdmissionReviewVersions {
 		if v == "v1" || v == "v1beta1" {
 			h.review = v
 			break
 		}
 	}
-	if len(from.MatchConditions) > 0 {
-		list := from.MatchConditions
-		h.conditions = cel.Keep(w.cfg.Expressions, func() (*matching.Conditions, *cel.Scope) {
+	if len(config.MatchConditions) > 0 {
+		list := config.MatchConditions
+		h.conditions = cel.Memoize(w.cfg.Expressions, func() (*matching.Conditions, *cel.Scope) {
 			s := w.cfg.Expressions.NewScope(cel.Declared{Authorizer: true}, nil)
 			return matching.NewConditions(list, s), s
 		})
@@ -92,34 +92,34 @@ func (w *Webhooks) hook(configuration string, from *arv1.ValidatingWebhook) *hoo
 // endpoint is the address of a webhook. Webhooks with the same address share it and its
 // connections.
 type endpoint struct {
-	key  string
-	open func() (*webhook.Endpoint, error) // called before the first request
-	mu   sync.Mutex
-	made *webhook.Endpoint
+	key    string
+	open   func() (*webhook.Endpoint, error) // called before the first request
+	mu     sync.Mutex
+	opened *webhook.Endpoint
 }
 
-func (e *endpoint) get() (*webhook.Endpoint, error) {
+func (e *endpoint) openEndpoint() (*webhook.Endpoint, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.made != nil {
-		return e.made, nil
+	if e.opened != nil {
+		return e.opened, nil
 	}
 	var err error
-	e.made, err = e.open()
-	return e.made, err
+	e.opened, err = e.open()
+	return e.opened, err
 }
 
-func (e *endpoint) close() {
+func (e *endpoint) closeEndpoint() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.made != nil {
-		e.made.Close()
+	if e.opened != nil {
+		e.opened.Close()
 	}
 }
 
-// endpoint returns the shared endpoint for an address and creates it if necessary. The lock must be
-// held.
-func (w *Webhooks) endpoint(c arv1.WebhookClientConfig) *endpoint {
+// sharedEndpoint returns the shared endpoint for an address and creates it if necessary. The lock
+// must be held.
+func (w *Webhooks) sharedEndpoint(c arv1.WebhookClientConfig) *endpoint {
 	at := webhook.Address{CA: c.CABundle}
 	var fault error
 	switch s := c.Service; {
@@ -132,12 +132,13 @@ func (w *Webhooks) endpoint(c arv1.WebhookClientConfig) *endpoint {
 			path = *s.Path
 		}
 		at.ServerName = s.Name + "." + s.Namespace + ".svc"
-		at.URL = (&url.URL{Scheme: "https", Host: net.JoinHostPort(at.ServerName, strconv.Itoa(int(port))), Path: path}).String()
-		at.Dial = w.dialer(s.Namespace, s.Name, port)
+		host := net.JoinHostPort(at.ServerName, strconv.Itoa(int(port)))
+		at.URL = (&url.URL{Scheme: "https", Host: host, Path: path}).String()
+		at.Dial = w.serviceDialer(s.Namespace, s.Name, port)
 	case c.URL != nil:
 		at.URL = *c.URL
 		if !strings.HasPrefix(at.URL, "https://") {
-			fault = fmt.Errorf("%q is no https URL", api.Clip(at.URL, 256))
+			fault = fmt.Errorf("%q is not an https URL", api.Truncate(at.URL, 256))
 		}
 	default:
 		fault = errors.New("webhook configuration must have either service or URL")
@@ -157,11 +158,13 @@ func (w *Webhooks) endpoint(c arv1.WebhookClientConfig) *endpoint {
 	return e
 }
 
-func (w *Webhooks) dialer(namespace, name string, port int32) func(context.Context, string, string) (net.Conn, error) {
+func (w *Webhooks) serviceDialer(
+	namespace, name string, port int32,
+) func(context.Context, string, string) (net.Conn, error) {
 	if w.cfg.Services != nil {
 		return w.cfg.Services.ForService(namespace, name, port)
 	}
 	return func(context.Context, string, string) (net.Conn, error) {
-		return nil, fmt.Errorf("this replica has no way to service %s/%s", namespace, name)
+		return nil, fmt.Errorf("this replica cannot connect to service %s/%s", namespace, name)
 	}
 }

@@ -91,7 +91,9 @@ func (a *authority) server(t testing.TB, h http.HandlerFunc) *httptest.Server {
 }
 
 // answering returns a webhook handler that decodes the request and sends the response of say.
-func answering(t testing.TB, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse)) http.HandlerFunc {
+func answering(
+	t testing.TB, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse),
+) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
@@ -160,8 +162,6 @@ func newWebhooks(t testing.TB, change ...func(*Config)) *Webhooks {
 	return New(c)
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // hookAt returns a webhook for all resources at a URL.
 func hookAt(name, url string, ca []byte) arv1.ValidatingWebhook {
 	return arv1.ValidatingWebhook{
@@ -170,8 +170,8 @@ func hookAt(name, url string, ca []byte) arv1.ValidatingWebhook {
 			Operations: []arv1.OperationType{arv1.OperationAll},
 			Rule:       arv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}},
 		}},
-		FailurePolicy: ptr(arv1.Fail), SideEffects: ptr(arv1.SideEffectClassNone),
-		AdmissionReviewVersions: []string{"v1"}, TimeoutSeconds: ptr(int32(10)),
+		FailurePolicy: new(arv1.Fail), SideEffects: new(arv1.SideEffectClassNone),
+		AdmissionReviewVersions: []string{"v1"}, TimeoutSeconds: new(int32(10)),
 	}
 }
 
@@ -192,7 +192,7 @@ func mutating(name string, hooks []arv1.ValidatingWebhook, again ...string) *arv
 		}
 		for _, n := range again {
 			if n == h.Name {
-				m.ReinvocationPolicy = ptr(arv1.IfNeededReinvocationPolicy)
+				m.ReinvocationPolicy = new(arv1.IfNeededReinvocationPolicy)
 			}
 		}
 		out.Webhooks = append(out.Webhooks, m)
@@ -203,14 +203,16 @@ func mutating(name string, hooks []arv1.ValidatingWebhook, again ...string) *arv
 // podAttempt returns the creation of a pod.
 func podAttempt() *matching.Attempt {
 	return &matching.Attempt{
-		User:      api.User{Name: "jane", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"scopes": {"a"}}},
+		User: api.User{Name: "jane", UID: "7", Groups: []string{"dev"},
+			Extra: map[string][]string{"scopes": {"a"}}},
 		Operation: api.Create, Kind: schema.GroupVersionKind{Version: "v1", Kind: "Pod"},
 		Resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}, Namespace: "default", Name: "p",
 		Object: &corev1.Pod{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-			ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u", Generation: 1, Labels: map[string]string{"app": "x"}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-			Status:     corev1.PodStatus{Phase: corev1.PodPending},
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u", Generation: 1,
+				Labels: map[string]string{"app": "x"}},
+			Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+			Status: corev1.PodStatus{Phase: corev1.PodPending},
 		},
 		Options: &metav1.CreateOptions{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "CreateOptions"}},
 	}

@@ -11,47 +11,49 @@ import (
 // that is down fails at each write.
 const failurePeriod = time.Minute
 
-// failures limits the log lines about the failures of one webhook.
-type failures struct {
-	mu     sync.Mutex
-	logged time.Time // time of the last log line
-	since  int       // failures since the last log line
+// failureLog limits the log lines about the failures of one webhook.
+type failureLog struct {
+	mu       sync.Mutex
+	loggedAt time.Time // time of the last log line
+	count    int       // failures since the last log line
 }
 
-// failed reports whether a failure is to be logged, and returns the number of failures since the
-// last line.
-func (f *failures) failed(now time.Time) (log bool, since int) {
+// countFailure counts a failure at currentTime. log reports whether this failure is to be logged;
+// since is then the number of failures since the last log line.
+func (f *failureLog) countFailure(currentTime time.Time) (log bool, since int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.logged.IsZero() && now.Sub(f.logged) < failurePeriod {
-		f.since++
+	if !f.loggedAt.IsZero() && currentTime.Sub(f.loggedAt) < failurePeriod {
+		f.count++
 		return false, 0
 	}
-	since, f.logged, f.since = f.since, now, 0
+	since, f.loggedAt, f.count = f.count, currentTime, 0
 	return true, since
 }
 
-// answered returns the number of failures since the last log line and resets it, after a successful
-// call.
-func (f *failures) answered() int {
+// resetFailures returns the number of failures since the last log line and sets it to 0. It is
+// called after a successful call.
+func (f *failureLog) resetFailures() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.since
-	f.since = 0
+	n := f.count
+	f.count = 0
 	return n
 }
 
 // logFailure logs a failure unless another failure of the webhook was logged within failurePeriod.
 // The metrics count every failure.
-func (h *hook) logFailure(log *slog.Logger, what string, why error) {
-	if tell, since := h.failures.failed(time.Now()); tell {
-		log.Warn(what, "webhook", h.name, "err", why, "failures since the last line", since)
+func (h *hook) logFailure(log *slog.Logger, subject string, err error) {
+	if tell, since := h.failures.countFailure(time.Now()); tell {
+		log.Warn(subject, "webhook", h.name, "err", err, "failures since the last log line", since)
 	}
 }
 
-// logAnswer logs the number of unlogged failures after the webhook responds again.
-func (h *hook) logAnswer(ctx context.Context, log *slog.Logger) {
-	if n := h.failures.answered(); n > 0 {
-		log.InfoContext(ctx, "a webhook answers again", "webhook", h.name, "failures since the last line", n)
+// logRecovery logs the number of failures that were not logged, after the webhook has responded
+// again.
+func (h *hook) logRecovery(ctx context.Context, log *slog.Logger) {
+	if n := h.failures.resetFailures(); n > 0 {
+		log.InfoContext(ctx, "admission webhook responds again", "webhook", h.name,
+			"failures since the last log line", n)
 	}
 }

@@ -34,7 +34,7 @@ func TestFailuresAreLoggedOnceInAWhile(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	w.metrics = newMetrics(reg)
 	h := hookAt("a.example.com", srv.URL, ca.pem)
-	h.FailurePolicy = ptr(arv1.Ignore)
+	h.FailurePolicy = new(arv1.Ignore)
 	w.Validating().Set(validating("c", h))
 	ask := func(times int) {
 		for range times {
@@ -53,27 +53,30 @@ func TestFailuresAreLoggedOnceInAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, family := range counted {
-		if n := family.GetMetric()[0].GetCounter().GetValue(); family.GetName() == "apiserver_admission_webhook_fail_open_count" && n != 50 {
+		if n := family.GetMetric()[0].GetCounter().GetValue(); family.GetName() ==
+			"apiserver_admission_webhook_fail_open_count" && n != 50 {
 			t.Errorf("%v failures are counted", n)
 		}
 	}
 	down.Store(false)
 	ask(3)
-	if lines := strings.Count(out.String(), "\n"); lines != 2 || !strings.Contains(out.String(), `answers again" webhook=a.example.com "failures since the last line"=49`) {
+	if lines := strings.Count(out.String(), "\n"); lines != 2 ||
+		!strings.Contains(out.String(), `responds again" webhook=a.example.com "failures since the last log line"=49`) {
 		t.Errorf("%d lines when it answers again:\n%s", lines, out.String())
 	}
 }
 
 func TestFailuresAreToldOfAgain(t *testing.T) {
-	var f failures
+	var f failureLog
 	now := time.Unix(1e9, 0)
 	for i, c := range []struct {
 		after time.Duration
 		log   bool
 		since int
-	}{{0, true, 0}, {time.Second, false, 0}, {failurePeriod - time.Second - 1, false, 0}, {1, true, 2}, {failurePeriod, true, 0}} {
+	}{{0, true, 0}, {time.Second, false, 0}, {failurePeriod - time.Second - 1, false, 0}, {1, true, 2},
+		{failurePeriod, true, 0}} {
 		now = now.Add(c.after)
-		if log, since := f.failed(now); log != c.log || since != c.since {
+		if log, since := f.countFailure(now); log != c.log || since != c.since {
 			t.Errorf("%d: %v, %d", i, log, since)
 		}
 	}

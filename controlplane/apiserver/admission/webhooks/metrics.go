@@ -58,24 +58,25 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// maxCode is the maximum response code in metrics, because webhooks can choose the code.
+// maxCode is the maximum response code in metrics. It limits the number of series, because webhooks
+// choose the code.
 const maxCode = 600
 
-func (m *metrics) answered(h *hook, kind, operation string, code int, rejected bool, took time.Duration) {
+func (m *metrics) observeResponse(h *hook, kind, operation string, code int, rejected bool, duration time.Duration) {
 	code = min(code, maxCode)
 	r := strconv.FormatBool(rejected)
-	m.duration.WithLabelValues(h.name, kind, operation, r).Observe(took.Seconds())
+	m.duration.WithLabelValues(h.name, kind, operation, r).Observe(duration.Seconds())
 	m.total.WithLabelValues(h.name, kind, operation, strconv.Itoa(code), r).Inc()
 }
 
-func (m *metrics) rejection(h *hook, kind, operation, why string, code int) {
-	m.rejected.WithLabelValues(h.name, kind, operation, why, strconv.Itoa(min(code, maxCode))).Inc()
+func (m *metrics) countRejection(h *hook, kind, operation, reason string, code int) {
+	m.rejected.WithLabelValues(h.name, kind, operation, reason, strconv.Itoa(min(code, maxCode))).Inc()
 }
 
-func (m *metrics) open(h *hook, kind string) { m.failOpen.WithLabelValues(h.name, kind).Inc() }
+func (m *metrics) countFailOpen(h *hook, kind string) { m.failOpen.WithLabelValues(h.name, kind).Inc() }
 
-// keep deletes the series of all webhooks other than the given ones.
-func (m *metrics) keep(names map[string]bool) {
+// retainSeries deletes the metric series of all webhooks that are not in names.
+func (m *metrics) retainSeries(names map[string]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name := range m.names {

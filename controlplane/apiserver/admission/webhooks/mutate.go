@@ -18,22 +18,22 @@ import (
 	"keelson.dev/keelson/internal/jsonpatch"
 )
 
-// Mutate calls the matching mutating webhooks one after the other; each sees the changes of the
-// previous ones. If a webhook changes the object, of.Object is a new object. The caller keeps
-// rounds between the rounds of a write.
-func (w *Webhooks) Mutate(ctx context.Context, of *matching.Attempt, rounds *matching.Rounds) error {
-	s := w.now.Load()
-	if s == nil || len(s.mutating) == 0 || of.Exempt() {
+// Mutate calls the matching mutating webhooks one after the other; each webhook receives the object
+// with the changes of the previous webhooks. If a webhook changes the object, request.Object
+// becomes a new object. The caller passes the same rounds in both rounds of a write.
+func (w *Webhooks) Mutate(ctx context.Context, request *matching.Attempt, rounds *matching.Rounds) error {
+	s := w.current.Load()
+	if s == nil || len(s.mutating) == 0 || request.Exempt() {
 		return nil
 	}
-	rounds.Begin(of.Object)
-	defer func() { rounds.End(of.Object) }()
-	a := &attempt{Attempt: of, of: w, set: s, kind: typeMutating, round: rounds.Round()}
+	rounds.StartRound(request.Object)
+	defer func() { rounds.FinishRound(request.Object) }()
+	a := &invocation{attempt: request, engine: w, set: s, kind: typeMutating, round: rounds.Round()}
 	for _, h := range s.mutating {
 		if rounds.Skips(h.id) {
 			continue
 		}
-		v, err := a.concerns(ctx, h)
+		v, err := a.viewFor(ctx, h)
 		if err != nil {
 			return err
 		}
@@ -44,30 +44,30 @@ func (w *Webhooks) Mutate(ctx context.Context, of *matching.Attempt, rounds *mat
 			return errTimeout()
 		}
 		start := time.Now()
-		changed, err := a.mutate(ctx, h, v)
-		a.noteMutation(ctx, h, changed)
-		if err := a.judge(ctx, h, err, time.Since(start)); err != nil {
+		changed, err := a.mutateObject(ctx, h, v)
+		a.recordMutation(ctx, h, changed)
+		if err := a.handleResult(ctx, h, err, time.Since(start)); err != nil {
 			return err
 		}
 		if changed {
 			rounds.Changed()
 		}
-		if h.again {
-			rounds.Asked(h.id)
+		if h.reinvoke {
+			rounds.MarkCalled(h.id)
 		}
 	}
 	return nil
 }
 
-// mutate calls one webhook and applies the patch in its response. It reports whether the object has
-// changed.
-func (a *attempt) mutate(ctx context.Context, h *hook, v *seen) (changed bool, err error) {
-	out, err := a.ask(ctx, h, v)
+// mutateObject calls one webhook and applies the patch in its response. It reports whether the
+// object has changed.
+func (a *invocation) mutateObject(ctx context.Context, h *hook, v *objectView) (changed bool, err error) {
+	out, err := a.callWebhook(ctx, h, v)
 	if err != nil || len(out.Patch) == 0 {
 		return false, err
 	}
 	if *out.PatchType != string(admissionv1.PatchTypeJSONPatch) {
-		return false, &failure{h.name, fmt.Errorf("unsupported patch type %q", api.Clip(*out.PatchType, 64)), 500}
+		return false, &failure{h.name, fmt.Errorf("unsupported patch type %q", api.Truncate(*out.PatchType, 64)), 500}
 	}
 	var ops []json.RawMessage
 	if err := json.Unmarshal(out.Patch, &ops); err != nil {
@@ -80,7 +80,7 @@ func (a *attempt) mutate(ctx context.Context, h *hook, v *seen) (changed bool, e
 		return false, apierrors.NewInternalError(fmt.Errorf(
 			"admission webhook %q attempted to modify the object, which is not supported for this operation", h.name))
 	}
-	next, err := a.patched(ctx, h, v, out.Patch)
+	next, err := a.applyPatch(ctx, h, v, out.Patch)
 	if err != nil {
 		return false, err
 	}
@@ -88,18 +88,18 @@ func (a *attempt) mutate(ctx context.Context, h *hook, v *seen) (changed bool, e
 		return false, nil
 	}
 	key := fmt.Sprintf("patch.webhook.admission.k8s.io/round_%d_index_%d", a.round, h.index)
-	api.AnnotateContent(ctx, key, a.patchNote(h, out.Patch))
+	api.AnnotateContent(ctx, key, a.patchAnnotation(h, out.Patch))
 	view := matching.View{Target: v.Target, Object: next}
-	if a.Object, err = a.of.cfg.Versions.Back(ctx, a.Attempt, &view); err != nil {
+	if a.attempt.Object, err = a.engine.cfg.Versions.ToStored(ctx, a.attempt, &view); err != nil {
 		return false, apierrors.NewInternalError(fmt.Errorf("failed to convert object: %w", err))
 	}
 	a.views = nil // later webhooks need views of the new object
 	return true, nil
 }
 
-// patched returns the object of a view after a patch.
-func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (runtime.Object, error) {
-	doc, err := v.encode()
+// applyPatch returns the object of a view after a JSON patch, in the API version of the attempt.
+func (a *invocation) applyPatch(ctx context.Context, h *hook, v *objectView, patch []byte) (runtime.Object, error) {
+	doc, err := v.encodeView()
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
@@ -112,7 +112,7 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 	case err != nil:
 		return nil, apierrors.NewInternalError(err)
 	}
-	next := a.of.cfg.Versions.New(a.Attempt, v.Kind)
+	next := a.engine.cfg.Versions.New(a.attempt, v.Kind)
 	if next == nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("%v is not served", v.Kind))
 	}
@@ -120,28 +120,30 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("admission webhook %q: %v", h.name, err))
 	}
 	if _, err := api.DecodeJSON(data, next, false); err != nil {
-		return nil, apierrors.NewInternalError(fmt.Errorf("admission webhook %q: %w", h.name, api.Misfit(data, next, err)))
+		return nil, apierrors.NewInternalError(fmt.Errorf("admission webhook %q: %w", h.name,
+			api.DescribeMismatch(data, next, err)))
 	}
 	if gvk := next.GetObjectKind().GroupVersionKind(); gvk != v.Object.GetObjectKind().GroupVersionKind() {
-		return nil, apierrors.NewInternalError(fmt.Errorf("admission webhook %q made a %v of a %v", h.name, gvk, v.Kind))
+		return nil, apierrors.NewInternalError(fmt.Errorf("admission webhook %q returned a %v for a %v",
+			h.name, gvk, v.Kind))
 	}
-	a.of.cfg.Versions.Default(a.Attempt, v.Kind, next)
-	return next, a.of.cfg.Versions.Keep(a.Attempt, v.Kind, next, v.Object)
+	a.engine.cfg.Versions.Default(a.attempt, v.Kind, next)
+	return next, a.engine.cfg.Versions.RestoreImmutable(a.attempt, v.Kind, next, v.Object)
 }
 
-// noteMutation adds an audit annotation about whether the webhook changed the object.
-func (a *attempt) noteMutation(ctx context.Context, h *hook, changed bool) {
+// recordMutation adds an audit annotation about whether the webhook changed the object.
+func (a *invocation) recordMutation(ctx context.Context, h *hook, changed bool) {
 	text, err := json.Marshal(struct {
 		Configuration string `json:"configuration"`
 		Webhook       string `json:"webhook"`
 		Mutated       bool   `json:"mutated"`
 	}{h.configuration, h.name, changed})
 	if err == nil {
-		api.Annotate(ctx, a.note("", h), string(text))
+		api.Annotate(ctx, a.annotationKey("", h), string(text))
 	}
 }
 
-func (a *attempt) patchNote(h *hook, patch []byte) string {
+func (a *invocation) patchAnnotation(h *hook, patch []byte) string {
 	text, err := json.Marshal(struct {
 		Configuration string          `json:"configuration"`
 		Webhook       string          `json:"webhook"`

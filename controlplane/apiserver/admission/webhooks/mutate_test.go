@@ -30,25 +30,45 @@ func TestPatches(t *testing.T) {
 		name, patch, want string // want = "" means success
 		check             func(p *corev1.Pod) bool
 	}{
-		{"add", `[{"op":"add","path":"/metadata/labels/x","value":"1"}]`, "", func(p *corev1.Pod) bool { return p.Labels["x"] == "1" }},
-		{"replace", `[{"op":"replace","path":"/spec/containers/0/image","value":"j"}]`, "", func(p *corev1.Pod) bool { return p.Spec.Containers[0].Image == "j" }},
-		{"remove", `[{"op":"remove","path":"/metadata/labels"}]`, "", func(p *corev1.Pod) bool { return len(p.Labels) == 0 }},
-		{"copy", `[{"op":"copy","from":"/metadata/labels/app","path":"/metadata/labels/y"}]`, "", func(p *corev1.Pod) bool { return p.Labels["y"] == "x" }},
-		{"move", `[{"op":"move","from":"/metadata/labels/app","path":"/metadata/labels/y"}]`, "", func(p *corev1.Pod) bool { return p.Labels["app"] == "" && p.Labels["y"] == "x" }},
-		{"sidecar", `[{"op":"add","path":"/spec/containers/-","value":{"name":"s","image":"k"}}]`, "", func(p *corev1.Pod) bool { return len(p.Spec.Containers) == 2 }},
-		{"test that holds", `[{"op":"test","path":"/spec/containers/0/image","value":"i"},{"op":"add","path":"/metadata/labels/z","value":"1"}]`, "", func(p *corev1.Pod) bool { return p.Labels["z"] == "1" }},
+		{"add", `[{"op":"add","path":"/metadata/labels/x","value":"1"}]`, "", func(p *corev1.Pod) bool {
+			return p.Labels["x"] == "1"
+		}},
+		{"replace", `[{"op":"replace","path":"/spec/containers/0/image","value":"j"}]`, "", func(p *corev1.Pod) bool {
+			return p.Spec.Containers[0].Image == "j"
+		}},
+		{"remove", `[{"op":"remove","path":"/metadata/labels"}]`, "", func(p *corev1.Pod) bool {
+			return len(p.Labels) == 0
+		}},
+		{"copy", `[{"op":"copy","from":"/metadata/labels/app","path":"/metadata/labels/y"}]`, "",
+			func(p *corev1.Pod) bool { return p.Labels["y"] == "x" }},
+		{"move", `[{"op":"move","from":"/metadata/labels/app","path":"/metadata/labels/y"}]`, "",
+			func(p *corev1.Pod) bool { return p.Labels["app"] == "" && p.Labels["y"] == "x" }},
+		{"sidecar", `[{"op":"add","path":"/spec/containers/-","value":{"name":"s","image":"k"}}]`, "",
+			func(p *corev1.Pod) bool { return len(p.Spec.Containers) == 2 }},
+		{"test that holds",
+			`[{"op":"test","path":"/spec/containers/0/image","value":"i"},{"op":"add","path":"/metadata/labels/z",` +
+				`"value":"1"}]`, "", func(p *corev1.Pod) bool { return p.Labels["z"] == "1" }},
 		{"test that fails", `[{"op":"test","path":"/spec/containers/0/image","value":"other"}]`, "testing value", nil},
 		{"nothing", `[]`, "", func(p *corev1.Pod) bool { return p.Labels["app"] == "x" }},
-		{"status", `[{"op":"replace","path":"/status/phase","value":"Running"}]`, "", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodPending }},
-		{"generation", `[{"op":"replace","path":"/metadata/generation","value":7}]`, "", func(p *corev1.Pod) bool { return p.Generation == 1 }},
-		{"uid", `[{"op":"replace","path":"/metadata/uid","value":"v"}]`, "", func(p *corev1.Pod) bool { return p.UID == "u" }},
-		{"name", `[{"op":"replace","path":"/metadata/name","value":"q"}]`, `metadata.name: Invalid value: "q": field is immutable`, nil},
-		{"namespace", `[{"op":"replace","path":"/metadata/namespace","value":"q"}]`, `metadata.namespace: Invalid value: "q": field is immutable`, nil},
-		{"kind", `[{"op":"replace","path":"/kind","value":"Node"}]`, "made a /v1, Kind=Node", nil},
-		{"wrong type", `[{"op":"replace","path":"/spec/containers","value":7}]`, "spec.containers: Invalid value: 7: must be a list", nil},
+		{"status", `[{"op":"replace","path":"/status/phase","value":"Running"}]`, "", func(p *corev1.Pod) bool {
+			return p.Status.Phase == corev1.PodPending
+		}},
+		{"generation", `[{"op":"replace","path":"/metadata/generation","value":7}]`, "", func(p *corev1.Pod) bool {
+			return p.Generation == 1
+		}},
+		{"uid", `[{"op":"replace","path":"/metadata/uid","value":"v"}]`, "", func(p *corev1.Pod) bool {
+			return p.UID == "u"
+		}},
+		{"name", `[{"op":"replace","path":"/metadata/name","value":"q"}]`,
+			`metadata.name: Invalid value: "q": field is immutable`, nil},
+		{"namespace", `[{"op":"replace","path":"/metadata/namespace","value":"q"}]`,
+			`metadata.namespace: Invalid value: "q": field is immutable`, nil},
+		{"kind", `[{"op":"replace","path":"/kind","value":"Node"}]`, "returned a /v1, Kind=Node", nil},
+		{"wrong type", `[{"op":"replace","path":"/spec/containers","value":7}]`,
+			"spec.containers: Invalid value: 7: must be a list", nil},
 		{"no list", `{"op":"add"}`, "received undecodable patch in webhook response", nil},
 		{"missing path", `[{"op":"replace","path":"/a/b/c","value":1}]`, "does not apply", nil},
-		{"whole document", `[{"op":"replace","path":"","value":{}}]`, "made a /, Kind= of a /v1, Kind=Pod", nil},
+		{"whole document", `[{"op":"replace","path":"","value":{}}]`, "returned a /, Kind= for a /v1, Kind=Pod", nil},
 		{"bomb", `[{"op":"add","path":"/metadata/annotations","value":{"a":"` + strings.Repeat("x", 1<<20) + `"}},` +
 			`{"op":"copy","from":"/metadata/annotations/a","path":"/metadata/annotations/b"},` +
 			`{"op":"copy","from":"/metadata/annotations","path":"/metadata/labels"}]`, "patch exceeds a limit", nil},
@@ -90,7 +110,8 @@ func TestPatchTypes(t *testing.T) {
 		{admissionv1.AdmissionResponse{Patch: patch}, "v1", false, "response.patch but not response.patchType"},
 		{admissionv1.AdmissionResponse{PatchType: &known}, "v1", false, "response.patchType but not response.patch"},
 		{admissionv1.AdmissionResponse{Patch: patch}, "v1beta1", false, ""},
-		{admissionv1.AdmissionResponse{Patch: patch, PatchType: &known}, "v1", true, "not supported for this operation"},
+		{admissionv1.AdmissionResponse{Patch: patch, PatchType: &known}, "v1", true,
+			"not supported for this operation"},
 	} {
 		tc.out.Allowed = true
 		srv := ca.server(t, says(t, tc.out))
@@ -145,13 +166,14 @@ func TestOrderAndReinvocation(t *testing.T) {
 		}
 	}
 	run()
-	if !slices.Equal(asked, []string{"a2", "a1", "b1", "b2"}) || !rounds.Again() {
+	if !slices.Equal(asked, []string{"a2", "a1", "b1", "b2"}) || !rounds.NeedsReinvocation() {
 		t.Fatalf("the first round asks %v", asked)
 	}
-	rounds.Second()
+	rounds.StartSecond()
 	asked = nil
 	run()
-	if !slices.Equal(asked, []string{"a2", "b2"}) || rounds.Again() { // b2 has seen all changes but that of a2
+	if !slices.Equal(asked, []string{"a2", "b2"}) || rounds.NeedsReinvocation() {
+		// b2 has seen all changes but that of a2
 		t.Errorf("the second round asks %v", asked)
 	}
 	if l := a.Object.(*corev1.Pod).Labels; l["a1"] == "" || l["b1"] == "" || l["a2"] == "" {
@@ -162,7 +184,7 @@ func TestOrderAndReinvocation(t *testing.T) {
 	a, rounds, asked = podAttempt(), &matching.Rounds{}, nil
 	run()
 	a.Object.(*corev1.Pod).Labels["late"] = "1"
-	rounds.Second()
+	rounds.StartSecond()
 	asked = nil
 	run()
 	if !slices.Equal(asked, []string{"a2", "b2"}) {
@@ -184,7 +206,8 @@ func TestEquivalent(t *testing.T) {
 	h.Rules[0].Rule = arv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"events"}}
 	attempt := func() *matching.Attempt {
 		a := podAttempt()
-		a.Kind, a.Resource = eventsv1.SchemeGroupVersion.WithKind("Event"), eventsv1.SchemeGroupVersion.WithResource("events")
+		a.Kind, a.Resource = eventsv1.SchemeGroupVersion.WithKind("Event"),
+			eventsv1.SchemeGroupVersion.WithResource("events")
 		a.Object = &eventsv1.Event{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "events.k8s.io/v1", Kind: "Event"},
 			ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}, Note: "as it was", Reason: "r",
@@ -244,14 +267,16 @@ func TestBudget(t *testing.T) {
 				h := hookAt(fmt.Sprintf("h%d.example.com", i), "", nil)
 				h.ClientConfig.URL = nil
 				h.ClientConfig.Service = &arv1.ServiceReference{Namespace: "hooks", Name: "webhook"}
-				h.FailurePolicy, h.TimeoutSeconds = ptr(arv1.Ignore), ptr(int32(30))
+				h.FailurePolicy, h.TimeoutSeconds = new(arv1.Ignore), new(int32(30))
 				hooks = append(hooks, h)
 			}
 			w := newWebhooks(t, func(c *Config) { c.Services = pipes{} })
 			w.Mutating().Set(mutating("c", hooks))
 			w.Validating().Set(validating("c", hooks...))
 			for kind, ask := range map[string]func(context.Context) error{
-				"mutating":   func(ctx context.Context) error { return w.Mutate(ctx, podAttempt(), &matching.Rounds{}) },
+				"mutating": func(ctx context.Context) error {
+					return w.Mutate(ctx, podAttempt(), &matching.Rounds{})
+				},
 				"validating": func(ctx context.Context) error { return w.Validate(ctx, podAttempt()) },
 			} {
 				ctx, cancel := context.WithTimeout(t.Context(), tc.deadline)
@@ -275,7 +300,9 @@ func TestBudget(t *testing.T) {
 func TestMatching(t *testing.T) {
 	ca := newAuthority(t)
 	asked := false
-	srv := ca.server(t, answering(t, func(*admissionv1.AdmissionRequest, *admissionv1.AdmissionResponse) { asked = true }))
+	srv := ca.server(t, answering(t, func(*admissionv1.AdmissionRequest, *admissionv1.AdmissionResponse) {
+		asked = true
+	}))
 	rule := func(groups, versions, resources string, ops ...arv1.OperationType) func(*arv1.ValidatingWebhook) {
 		return func(h *arv1.ValidatingWebhook) {
 			h.Rules = []arv1.RuleWithOperations{{Operations: ops, Rule: arv1.Rule{
@@ -308,13 +335,16 @@ func TestMatching(t *testing.T) {
 	}
 	node := func(a *matching.Attempt) {
 		a.Namespace, a.Name = "", "n"
-		a.Resource, a.Kind = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, schema.GroupVersionKind{Version: "v1", Kind: "Node"}
+		a.Resource, a.Kind = schema.GroupVersionResource{Version: "v1", Resource: "nodes"},
+			schema.GroupVersionKind{Version: "v1", Kind: "Node"}
 		a.Object = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	}
 	namespace := func(a *matching.Attempt) {
 		a.Namespace, a.Name = "fresh", "fresh"
-		a.Resource, a.Kind = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, schema.GroupVersionKind{Version: "v1", Kind: "Namespace"}
-		a.Object = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "fresh", Labels: map[string]string{"team": "a"}}}
+		a.Resource, a.Kind = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"},
+			schema.GroupVersionKind{Version: "v1", Kind: "Namespace"}
+		a.Object = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "fresh",
+			Labels: map[string]string{"team": "a"}}}
 	}
 	same := func(*matching.Attempt) {}
 	for i, tc := range []struct {
@@ -384,7 +414,8 @@ func TestConditionErrors(t *testing.T) {
 			w := newWebhooks(t)
 			w.Validating().Set(validating("c", h))
 			err := w.Validate(t.Context(), podAttempt())
-			if failed := apierrors.IsForbidden(err); failed != (tc.fails && policy == arv1.Fail) || err != nil && !failed {
+			if failed := apierrors.IsForbidden(err); failed != (tc.fails && policy == arv1.Fail) ||
+				err != nil && !failed {
 				t.Errorf("%.60v, %s: %v", tc.conditions, policy, err)
 			}
 		}
@@ -406,7 +437,7 @@ func TestConfigurationsGo(t *testing.T) {
 	if err := w.Validate(t.Context(), podAttempt()); err != nil {
 		t.Fatal(err)
 	}
-	if w.now.Load() != nil || len(w.endpoints) != 0 || counted(t, w, "request_total") != 0 {
+	if w.current.Load() != nil || len(w.endpoints) != 0 || counted(t, w, "request_total") != 0 {
 		t.Error("something is left")
 	}
 }
@@ -419,7 +450,8 @@ func BenchmarkNoWebhook(b *testing.B) {
 			w := newWebhooks(b)
 			for i := range n {
 				h := hookAt("m.example.com", "https://127.0.0.1:1", nil)
-				h.Rules[0].Rule = arv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"}, Resources: []string{"deployments"}}
+				h.Rules[0].Rule = arv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"},
+					Resources: []string{"deployments"}}
 				w.Validating().Set(validating(fmt.Sprint(i), h))
 			}
 			a, ctx := podAttempt(), b.Context()

@@ -11,13 +11,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// Limits of a response. A response of a mutating webhook contains a base64-encoded patch.
+// Limits of a webhook's response: bytes of the body for validating and mutating webhooks, bytes of
+// the message, and numbers of annotations and warnings. The body of a mutating webhook contains a
+// base64-encoded patch.
 const (
 	maxValidating  = 1 << 20
 	maxMutating    = 5 << 20
@@ -26,20 +29,21 @@ const (
 	maxWarnings    = 32
 )
 
-// All versions of AdmissionReview have the same form; they differ in the required fields of a
-// response.
+// API group, kind and version v1 of AdmissionReview. All versions have the same fields, but require
+// different fields in a response.
 const (
 	reviewGroup = "admission.k8s.io/"
 	reviewKind  = "AdmissionReview"
 	reviewV1    = "v1"
 )
 
-// encoded is the JSON of a view's objects, which all webhooks with this view share.
-type encoded struct {
+// encodedObjects is the JSON of the new and old object of a view. All webhooks that receive the
+// same view share it.
+type encodedObjects struct {
 	object, old json.RawMessage
 }
 
-func encode(v *matching.View) (e encoded, err error) {
+func encodeObjects(v *matching.View) (e encodedObjects, err error) {
 	if e.object, err = encodeObject(v.Object); err != nil {
 		return e, err
 	}
@@ -54,8 +58,8 @@ func encodeObject(o runtime.Object) (json.RawMessage, error) {
 	return json.Marshal(o)
 }
 
-// question returns the JSON of an AdmissionReview.
-func question(version string, uid types.UID, a *matching.Attempt, v *matching.View, e encoded) ([]byte, error) {
+// newReview returns the JSON of the AdmissionReview request that is sent to a webhook.
+func newReview(version string, uid types.UID, a *matching.Attempt, v *matching.View, e encodedObjects) ([]byte, error) {
 	r := a.Request(v.Target)
 	r.UID, r.Object.Raw, r.OldObject.Raw = uid, e.object, e.old
 	return json.Marshal(&admissionv1.AdmissionReview{
@@ -63,8 +67,8 @@ func question(version string, uid types.UID, a *matching.Attempt, v *matching.Vi
 	})
 }
 
-// answer contains the used fields of an AdmissionResponse.
-type answer struct {
+// reviewResponse contains the fields of an AdmissionResponse that this server uses.
+type reviewResponse struct {
 	UID              types.UID         `json:"uid"`
 	Allowed          bool              `json:"allowed"`
 	Status           *metav1.Status    `json:"status"`
@@ -74,8 +78,9 @@ type answer struct {
 	Warnings         []string          `json:"warnings"`
 }
 
-// readAnswer decodes a response and checks that it is valid and belongs to the request uid.
-func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*answer, error) {
+// readResponse decodes the response of a webhook. It returns an error if the response is invalid or
+// has another UID than the request.
+func readResponse(data []byte, version string, uid types.UID, mutating bool) (*reviewResponse, error) {
 	var review struct {
 		APIVersion string          `json:"apiVersion"`
 		Kind       string          `json:"kind"`
@@ -90,7 +95,7 @@ func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*ans
 	if err := decodelimits.CheckJSON(review.Response, nil); err != nil {
 		return nil, err
 	}
-	a := &answer{}
+	a := &reviewResponse{}
 	if err := json.Unmarshal(review.Response, a); err != nil {
 		return nil, err
 	}
@@ -105,16 +110,17 @@ func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*ans
 		return a, nil
 	}
 	if a.UID != uid {
-		return nil, fmt.Errorf("expected response.uid=%q, got %q", uid, api.Clip(string(a.UID), 64))
+		return nil, fmt.Errorf("expected response.uid=%q, got %q", uid, api.Truncate(string(a.UID), 64))
 	}
 	if review.APIVersion != reviewGroup+reviewV1 || review.Kind != reviewKind {
-		return nil, fmt.Errorf("expected webhook response of %s, got %s, Kind=%s", reviewGroup+reviewV1+", Kind="+reviewKind,
-			api.Clip(review.APIVersion, 64), api.Clip(review.Kind, 64))
+		return nil, fmt.Errorf("expected webhook response of %s, got %s, Kind=%s",
+			reviewGroup+reviewV1+", Kind="+reviewKind,
+			api.Truncate(review.APIVersion, 64), api.Truncate(review.Kind, 64))
 	}
 	return a, a.checkPatch(mutating)
 }
 
-func (a *answer) checkPatch(mutating bool) error {
+func (a *reviewResponse) checkPatch(mutating bool) error {
 	switch {
 	case !mutating && len(a.Patch) > 0:
 		return errors.New("validating webhook may not return response.patch")
@@ -130,19 +136,16 @@ func (a *answer) checkPatch(mutating bool) error {
 	return nil
 }
 
-// denial returns the API error for a request that a webhook denies.
-func denial(name string, said *metav1.Status) *apierrors.StatusError {
-	s := metav1.Status{}
-	if said != nil {
-		s = *said
-	}
+// newDenial returns the API error for a request that a webhook denies.
+func newDenial(name string, status *metav1.Status) *apierrors.StatusError {
+	s := ptr.Deref(status, metav1.Status{})
 	if s.Code < http.StatusBadRequest || s.Code >= maxCode {
 		s.Code = http.StatusBadRequest
 	}
 	if s.Status == "" || s.Status == metav1.StatusSuccess {
 		s.Status = metav1.StatusFailure
 	}
-	s.Message, s.Reason = api.Clip(s.Message, maxMessage), metav1.StatusReason(api.Clip(string(s.Reason), 256))
+	s.Message, s.Reason = api.Truncate(s.Message, maxMessage), metav1.StatusReason(api.Truncate(string(s.Reason), 256))
 	by := fmt.Sprintf("admission webhook %q denied the request", name)
 	switch {
 	case s.Message != "":

@@ -12,32 +12,33 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// atOnce is the maximum number of concurrent calls of validating webhooks for one write.
-const atOnce = 8
+// maxConcurrentCalls limits the calls of validating webhooks that one write makes at the same time.
+const maxConcurrentCalls = 8
 
-// Validate calls the matching validating webhooks, up to atOnce at a time. It returns the error of
-// the first webhook in their order that denies the request, or fails with the failure policy Fail.
-func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
-	s := w.now.Load()
-	if s == nil || len(s.validating) == 0 || of.Exempt() {
+// Validate calls the matching validating webhooks concurrently, up to maxConcurrentCalls at a time.
+// It returns the error of the first webhook, in their order, that denies the request or that fails
+// and has the failure policy Fail.
+func (w *Webhooks) Validate(ctx context.Context, request *matching.Attempt) error {
+	s := w.current.Load()
+	if s == nil || len(s.validating) == 0 || request.Exempt() {
 		return nil
 	}
-	a := &attempt{Attempt: of, of: w, set: s, kind: typeValidating}
+	a := &invocation{attempt: request, engine: w, set: s, kind: typeValidating}
 	type asked struct {
 		hook *hook
-		view *seen
+		view *objectView
 		err  error
 	}
 	var all []asked
 	for _, h := range s.validating {
-		v, err := a.concerns(ctx, h)
+		v, err := a.viewFor(ctx, h)
 		if err != nil {
 			return err
 		}
 		if v == nil {
 			continue
 		}
-		if _, err := v.encode(); err != nil { // encode before the view is shared
+		if _, err := v.encodeView(); err != nil { // encode before the view is shared
 			return apierrors.NewInternalError(err)
 		}
 		all = append(all, asked{hook: h, view: v})
@@ -48,13 +49,13 @@ func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
 	if ctx.Err() != nil {
 		return errTimeout()
 	}
-	places := make(chan struct{}, atOnce)
+	places := make(chan struct{}, maxConcurrentCalls)
 	var wg sync.WaitGroup
 	for i := range all {
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			all[i].err = a.validate(ctx, all[i].hook, all[i].view)
+			all[i].err = a.validateObject(ctx, all[i].hook, all[i].view)
 		})
 	}
 	wg.Wait()
@@ -66,17 +67,17 @@ func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
 	return nil
 }
 
-// validate calls one webhook. A panic becomes an error of this request instead of ending the
+// validateObject calls one webhook. A panic becomes an error of this request instead of ending the
 // process.
-func (a *attempt) validate(ctx context.Context, h *hook, v *seen) (err error) {
+func (a *invocation) validateObject(ctx context.Context, h *hook, v *objectView) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			a.of.cfg.Log.Error("a validating webhook's answer made this replica panic", "webhook", h.name, "panic", r,
+			a.engine.cfg.Log.Error("panic while handling a validating webhook", "webhook", h.name, "panic", r,
 				"stack", string(debug.Stack()))
 			err = apierrors.NewInternalError(fmt.Errorf("ValidatingAdmissionWebhook/%v has panicked", h.name))
 		}
 	}()
 	start := time.Now()
-	_, err = a.ask(ctx, h, v)
-	return a.judge(ctx, h, err, time.Since(start))
+	_, err = a.callWebhook(ctx, h, v)
+	return a.handleResult(ctx, h, err, time.Since(start))
 }

@@ -1,7 +1,7 @@
 // Package webhooks calls the admission webhooks of a cluster. Configurations are compiled once per
 // change. An attempt that matches no webhook allocates nothing. The size of a response is limited.
-// The duration of a call is limited by the webhook's timeout, and that of all calls for a write by
-// the request's deadline.
+// A webhook's timeout limits the duration of a call. The request's deadline limits the duration of
+// all calls for one write.
 package webhooks
 
 import (
@@ -16,13 +16,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	arv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Services returns dial functions that reach a backend of a Service. The dialed address is ignored.
+// Services returns a dial function for the backends of a Service. The function ignores the address
+// that it is given.
 type Services interface {
 	ForService(namespace, name string, port int32) func(ctx context.Context, _, _ string) (net.Conn, error)
 }
@@ -33,10 +35,11 @@ type Config struct {
 	Cluster     matching.Cluster
 	Services    Services       // nil = webhooks behind a Service cannot be called
 	Expressions *cel.Admission // compiles match conditions
-	// Authorizer returns the authorizer that the match conditions of one request use.
+	// Authorizer returns the authorizer for the variable authorizer in the match conditions of one
+	// request.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
 	// Own reports whether a user is a component of the cluster itself. A webhook may need writes of
-	// such a component to recover (see lifeline).
+	// such a component to recover (see isEssentialWrite).
 	Own     func(api.User) bool
 	Metrics prometheus.Registerer // nil = metrics are not registered
 	Log     *slog.Logger
@@ -46,19 +49,19 @@ type Config struct {
 type Webhooks struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = no webhooks
+	current atomic.Pointer[hookSet] // nil = no webhooks
 
-	writing    sync.Mutex
+	writeMu    sync.Mutex
 	mutating   map[string]*configuration // by name of the configuration object
 	validating map[string]*configuration
 	endpoints  map[string]*endpoint
 }
 
-// set contains the webhooks that are called.
-type set struct {
+// hookSet contains the current webhooks, which are called for each write.
+type hookSet struct {
 	mutating, validating []*hook
-	// homes are the namespaces of the Services of webhooks.
-	homes map[string]bool
+	// serviceNamespaces are the namespaces of the Services of webhooks.
+	serviceNamespaces map[string]bool
 }
 
 // configuration is a webhook configuration object with its compiled webhooks.
@@ -67,16 +70,17 @@ type configuration struct {
 	hooks []*hook
 }
 
-// New returns Webhooks without any webhook.
+// New returns Webhooks that contain no webhook yet; the sinks add them.
 func New(c Config) *Webhooks {
 	return &Webhooks{
 		cfg: c, metrics: newMetrics(c.Metrics),
-		mutating: map[string]*configuration{}, validating: map[string]*configuration{}, endpoints: map[string]*endpoint{},
+		mutating: map[string]*configuration{}, validating: map[string]*configuration{},
+		endpoints: map[string]*endpoint{},
 	}
 }
 
-// None reports whether there are no webhooks.
-func (w *Webhooks) None() bool { return w.now.Load() == nil }
+// IsEmpty reports whether there are no webhooks.
+func (w *Webhooks) IsEmpty() bool { return w.current.Load() == nil }
 
 // Mutating returns the sink for MutatingWebhookConfigurations.
 func (w *Webhooks) Mutating() Sink { return Sink{w, w.mutating} }
@@ -84,65 +88,71 @@ func (w *Webhooks) Mutating() Sink { return Sink{w, w.mutating} }
 // Validating returns the sink for ValidatingWebhookConfigurations.
 func (w *Webhooks) Validating() Sink { return Sink{w, w.validating} }
 
-// Sink receives webhook configurations: first all, then changes.
+// Sink receives the webhook configurations of one kind: first all existing objects, then each
+// change.
 type Sink struct {
-	of *Webhooks
-	to map[string]*configuration
+	engine         *Webhooks
+	configurations map[string]*configuration
 }
 
-// Replace sets all configurations of the sink's kind.
-func (s Sink) Replace(all []api.Object) {
-	s.change(func() {
-		clear(s.to)
-		for _, o := range all {
-			s.to[o.GetName()] = s.of.compile(o)
+// Replace replaces all webhook configurations of the sink's kind by the given objects.
+func (s Sink) Replace(objects []api.Object) {
+	s.updateConfigurations(func() {
+		clear(s.configurations)
+		for _, o := range objects {
+			s.configurations[o.GetName()] = s.engine.compileConfiguration(o)
 		}
 	})
 }
 
-// Set adds or replaces a configuration.
-func (s Sink) Set(o api.Object) { s.change(func() { s.to[o.GetName()] = s.of.compile(o) }) }
-
-// Remove removes a configuration.
-func (s Sink) Remove(o api.Object) { s.change(func() { delete(s.to, o.GetName()) }) }
-
-func (s Sink) change(do func()) {
-	s.of.writing.Lock()
-	defer s.of.writing.Unlock()
-	do()
-	s.of.publish()
+// Set adds or replaces a webhook configuration.
+func (s Sink) Set(o api.Object) {
+	s.updateConfigurations(func() { s.configurations[o.GetName()] = s.engine.compileConfiguration(o) })
 }
 
-// publish makes the compiled configurations the current set and closes endpoints that are no longer
-// used.
-func (w *Webhooks) publish() {
-	next := &set{mutating: ordered(w.mutating), validating: ordered(w.validating), homes: map[string]bool{}}
+// Remove removes a webhook configuration.
+func (s Sink) Remove(o api.Object) {
+	s.updateConfigurations(func() { delete(s.configurations, o.GetName()) })
+}
+
+func (s Sink) updateConfigurations(update func()) {
+	s.engine.writeMu.Lock()
+	defer s.engine.writeMu.Unlock()
+	update()
+	s.engine.publishSet()
+}
+
+// publishSet makes the compiled configurations the current set and closes endpoints that are no
+// longer used.
+func (w *Webhooks) publishSet() {
+	next := &hookSet{mutating: orderedHooks(w.mutating), validating: orderedHooks(w.validating),
+		serviceNamespaces: map[string]bool{}}
 	used := map[string]bool{}
 	names := map[string]bool{}
 	for _, h := range slices.Concat(next.mutating, next.validating) {
 		used[h.endpoint.key], names[h.name] = true, true
-		if h.home != "" {
-			next.homes[h.home] = true
+		if h.serviceNamespace != "" {
+			next.serviceNamespaces[h.serviceNamespace] = true
 		}
 	}
 	for key, e := range w.endpoints {
 		if !used[key] {
-			e.close()
+			e.closeEndpoint()
 			delete(w.endpoints, key)
 		}
 	}
-	w.metrics.keep(names)
+	w.metrics.retainSeries(names)
 	if len(next.mutating)+len(next.validating) == 0 {
 		next = nil
 	}
-	w.now.Store(next)
+	w.current.Store(next)
 }
 
-// ordered returns the webhooks sorted by the name of their configuration, and within it in their
-// order.
-func ordered(of map[string]*configuration) (out []*hook) {
+// orderedHooks returns the webhooks sorted by the name of their configuration object. Webhooks of
+// the same configuration keep their order.
+func orderedHooks(configurations map[string]*configuration) (out []*hook) {
 	var all []*configuration
-	for _, c := range of {
+	for _, c := range configurations {
 		all = append(all, c)
 	}
 	slices.SortFunc(all, func(a, b *configuration) int { return cmp.Compare(a.name, b.name) })
@@ -157,9 +167,9 @@ func ordered(of map[string]*configuration) (out []*hook) {
 	return out
 }
 
-// hooksOf returns the webhooks of a configuration object of either kind, mutating ones in the
-// validating form. again contains the reinvocation policies of mutating webhooks.
-func hooksOf(o api.Object) (out []arv1.ValidatingWebhook, again []arv1.ReinvocationPolicyType) {
+// hooksOf returns the webhooks of a configuration object. Mutating webhooks are converted to the
+// type of validating ones, and reinvocation contains their reinvocation policies.
+func hooksOf(o api.Object) (out []arv1.ValidatingWebhook, reinvocation []arv1.ReinvocationPolicyType) {
 	switch o := o.(type) {
 	case *arv1.ValidatingWebhookConfiguration:
 		return o.Webhooks, nil
@@ -171,12 +181,9 @@ func hooksOf(o api.Object) (out []arv1.ValidatingWebhook, again []arv1.Reinvocat
 				SideEffects: h.SideEffects, TimeoutSeconds: h.TimeoutSeconds,
 				AdmissionReviewVersions: h.AdmissionReviewVersions, MatchConditions: h.MatchConditions,
 			})
-			policy := arv1.NeverReinvocationPolicy
-			if h.ReinvocationPolicy != nil {
-				policy = *h.ReinvocationPolicy
-			}
-			again = append(again, policy)
+			policy := ptr.Deref(h.ReinvocationPolicy, arv1.NeverReinvocationPolicy)
+			reinvocation = append(reinvocation, policy)
 		}
 	}
-	return out, again
+	return out, reinvocation
 }

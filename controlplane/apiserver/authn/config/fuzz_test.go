@@ -12,9 +12,12 @@ func FuzzConfiguration(f *testing.F) {
 	head := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 	for _, text := range []string{
 		"", head, head + "anonymous: {enabled: true, conditions: [{path: /livez}]}",
-		head + "jwt: [{issuer: {url: 'https://i', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]",
-		head + "jwt: [{issuer: {url: 'https://i', audiences: [a], certificateAuthority: x}, claimMappings: {username: {expression: 'claims.sub'}}, " +
-			"claimValidationRules: [{expression: 'claims.a == 1', message: no}], userValidationRules: [{expression: '!user.username.startsWith(\"system:\")'}]}]",
+		head + "jwt: [{issuer: {url: 'https://i', audiences: [a]}, claimMappings: {username: {claim: " +
+			"sub, prefix: ''}}}]",
+		head + "jwt: [{issuer: {url: 'https://i', audiences: [a], certificateAuthority: x}, " +
+			"claimMappings: {username: {expression: 'claims.sub'}}, " +
+			"claimValidationRules: [{expression: 'claims.a == 1', message: no}], userValidationRules: [{expression: " +
+			"'!user.username.startsWith(\"system:\")'}]}]",
 		"a: &a [*a]",
 	} {
 		f.Add([]byte(text))

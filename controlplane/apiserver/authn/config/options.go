@@ -1,6 +1,6 @@
-// Package config builds the authentication methods from files and flags with the names of
-// kube-apiserver. It follows the files: a change takes effect while the replica runs. A file that
-// cannot be read or is invalid changes nothing.
+// Package config builds the authentication methods from files and flags, which have the same names
+// as those of kube-apiserver. It reloads changed files while the replica runs. A changed file that
+// cannot be read or is invalid is ignored.
 package config
 
 import (
@@ -24,8 +24,8 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Options are the authentication flags of the API server. The zero value configures no further
-// method and allows system:anonymous.
+// Options are the authentication flags of the API server. The zero value adds no methods to the
+// built-in ones and allows system:anonymous.
 type Options struct {
 	ConfigFile string // --authentication-config
 	Anonymous  *bool  // --anonymous-auth; nil = not set
@@ -64,22 +64,25 @@ type RequestHeader struct {
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
 }
 
-// Check returns an error that names an invalid flag, or a flag without another flag that it
-// requires.
+// Check returns an error that names an invalid flag, or a flag that requires another flag that is
+// not set.
 func (o *Options) Check() error {
-	if o.ConfigFile != "" && o.OIDC.used() {
-		return errors.New("--authentication-config and --oidc-* flags say the same in two places: " +
-			"write the issuer into the file")
+	if o.ConfigFile != "" && o.OIDC.isSet() {
+		return errors.New("--authentication-config and --oidc-* flags cannot be combined: " +
+			"configure the issuer in the file")
 	}
-	if o.OIDC.used() && (o.OIDC.IssuerURL == "" || o.OIDC.ClientID == "") {
-		return errors.New("--oidc-issuer-url and --oidc-client-id go together, and the other --oidc-* flags with them")
+	if o.OIDC.isSet() && (o.OIDC.IssuerURL == "" || o.OIDC.ClientID == "") {
+		return errors.New("--oidc-issuer-url and --oidc-client-id must be set together, and the other --oidc-* " +
+			"flags require both")
 	}
 	if h := &o.RequestHeader; h.ClientCAFile == "" {
 		if len(h.AllowedNames)+len(h.UsernameHeaders)+len(h.UIDHeaders)+len(h.GroupHeaders)+len(h.ExtraPrefixes) > 0 {
-			return errors.New("--requestheader-* flags need --requestheader-client-ca-file, by which a proxy proves itself")
+			return errors.New("--requestheader-* flags require --requestheader-client-ca-file, which " +
+				"authenticates the proxy")
 		}
 	} else if len(h.UsernameHeaders) == 0 {
-		return errors.New("--requestheader-client-ca-file needs --requestheader-username-headers, such as X-Remote-User")
+		return errors.New("--requestheader-client-ca-file requires --requestheader-username-headers, such " +
+			"as X-Remote-User")
 	}
 	if o.WebhookTTL < 0 {
 		return fmt.Errorf("--authentication-token-webhook-cache-ttl %v: want 0 or more", o.WebhookTTL)
@@ -87,13 +90,13 @@ func (o *Options) Check() error {
 	return nil
 }
 
-func (o *OIDC) used() bool {
-	return o.IssuerURL+o.ClientID+o.CAFile+o.UsernamePrefix+o.GroupsClaim+o.GroupsPrefix != "" || len(o.RequiredClaims) > 0
+func (o *OIDC) isSet() bool {
+	return o.IssuerURL+o.ClientID+o.CAFile+o.UsernamePrefix+o.GroupsClaim+o.GroupsPrefix != "" ||
+		len(o.RequiredClaims) > 0
 }
 
-// authenticator returns the --oidc-* flags in the form of an entry of the
-// AuthenticationConfiguration file.
-func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
+// jwtAuthenticator converts the --oidc-* flags to an entry of the AuthenticationConfiguration file.
+func (o *OIDC) jwtAuthenticator() (apiserver.JWTAuthenticator, error) {
 	a := apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: o.IssuerURL, Audiences: []string{o.ClientID}}}
 	if o.CAFile != "" {
 		ca, err := filewatch.Read(o.CAFile, maxFile)
@@ -101,7 +104,7 @@ func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
 			return a, fmt.Errorf("--oidc-ca-file: %w", err)
 		}
 		if !x509.NewCertPool().AppendCertsFromPEM(ca) {
-			return a, fmt.Errorf("--oidc-ca-file: no certificate is in %s", o.CAFile)
+			return a, fmt.Errorf("--oidc-ca-file: %s contains no certificate", o.CAFile)
 		}
 		a.Issuer.CertificateAuthority = string(ca)
 	}
@@ -126,7 +129,7 @@ func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
 // maxFile is the maximum size of a configuration file in bytes.
 const maxFile = 4 << 20
 
-// reader reads AuthenticationConfiguration files and creates their issuers.
+// reader reads AuthenticationConfiguration files and creates the issuers that they configure.
 type reader struct {
 	compiler   authenticationcel.Compiler
 	disallowed []string
@@ -134,15 +137,15 @@ type reader struct {
 	log        *slog.Logger
 }
 
-// decoder returns a strict decoder: an unknown field is an error.
-func decoder() runtime.Decoder {
+// newDecoder returns a strict decoder: an unknown field is an error.
+func newDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
 }
 
-// read reads, decodes and validates an AuthenticationConfiguration file.
-func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, error) {
+// readFile reads, decodes and validates an AuthenticationConfiguration file.
+func (r *reader) readFile(path string) (*apiserver.AuthenticationConfiguration, error) {
 	data, err := filewatch.Read(path, maxFile)
 	if err != nil {
 		return nil, err
@@ -150,13 +153,13 @@ func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, erro
 	if len(strings.TrimSpace(string(data))) == 0 {
 		return nil, fmt.Errorf("%s is empty: want an AuthenticationConfiguration", path)
 	}
-	obj, err := runtime.Decode(decoder(), data)
+	obj, err := runtime.Decode(newDecoder(), data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	c, ok := obj.(*apiserver.AuthenticationConfiguration)
 	if !ok {
-		return nil, fmt.Errorf("%s holds a %T: want an AuthenticationConfiguration", path, obj)
+		return nil, fmt.Errorf("%s contains a %T: want an AuthenticationConfiguration", path, obj)
 	}
 	if err := validation.ValidateAuthenticationConfiguration(r.compiler, c, r.disallowed).ToAggregate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -164,13 +167,15 @@ func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, erro
 	return c, nil
 }
 
-// issuers returns the issuers of a configuration. An issuer in former is reused if its
+// newIssuers returns the issuers of a configuration. An issuer in previous is reused if its
 // configuration is unchanged.
-func (r *reader) issuers(c *apiserver.AuthenticationConfiguration, algorithms []string, former []configured) ([]configured, error) {
-	var out []configured
+func (r *reader) newIssuers(
+	c *apiserver.AuthenticationConfiguration, algorithms []string, previous []configuredIssuer,
+) ([]configuredIssuer, error) {
+	var out []configuredIssuer
 	for n, j := range c.JWT {
-		if at := slices.IndexFunc(former, func(f configured) bool { return f.sameAs(j) }); at >= 0 {
-			out = append(out, former[at])
+		if at := slices.IndexFunc(previous, func(f configuredIssuer) bool { return f.sameAs(j) }); at >= 0 {
+			out = append(out, previous[at])
 			continue
 		}
 		i, err := issuer.New(issuer.Config{
@@ -179,7 +184,7 @@ func (r *reader) issuers(c *apiserver.AuthenticationConfiguration, algorithms []
 		if err != nil {
 			return nil, fmt.Errorf("jwt[%d]: %w", n, err)
 		}
-		out = append(out, configured{conf: j, Issuer: i})
+		out = append(out, configuredIssuer{config: j, Issuer: i})
 	}
 	return out, nil
 }

@@ -12,7 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/apiserver/authn/issuer/issuertest"
 	"keelson.dev/keelson/controlplane/apiserver/cel"
-	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/internal/await"
 )
 
 func file(t *testing.T, path, text string) string {
@@ -37,7 +37,7 @@ func run(t *testing.T, o Options) *Authentication {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.every, a.patience = time.Millisecond, 50*time.Millisecond
+	a.reloadPeriod, a.patience = time.Millisecond, 50*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = a.Run(ctx) }()
@@ -50,28 +50,29 @@ func becomes(t *testing.T, a *Authentication, token, user string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err := wait.For(ctx, time.Millisecond, func() error {
-		if id, ok, err := (issuers{a}).VerifyToken(ctx, token, nil); id.User.Name != user || ok != (user != "") {
+	await.Until(ctx, t, await.Patience, time.Millisecond, "the user of the token", func() error {
+		if id, ok, err := (issuerTokens{a}).VerifyToken(ctx, token, nil); id.User.Name != user || ok != (user != "") {
 			return fmt.Errorf("%q, %t, %v; want %q", id.User.Name, ok, err, user)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Contradictory flags, and flags without another required flag, are rejected with the flag's name.
 func TestOptionsAreChecked(t *testing.T) {
 	for words, change := range map[string]func(*Options){
-		"--oidc-issuer-url and --oidc-client-id go together": func(o *Options) { o.OIDC.ClientID = "c" },
-		"in two places":                            func(o *Options) { o.ConfigFile, o.OIDC.IssuerURL = "f", "https://i" },
+		"--oidc-issuer-url and --oidc-client-id must be set together": func(o *Options) { o.OIDC.ClientID = "c" },
+		"cannot be combined": func(o *Options) {
+			o.ConfigFile, o.OIDC.IssuerURL = "f", "https://i"
+		},
 		"--requestheader-client-ca-file":           func(o *Options) { o.RequestHeader.GroupHeaders = []string{"X"} },
 		"--requestheader-username-headers":         func(o *Options) { o.RequestHeader.ClientCAFile = "f" },
 		"--authentication-token-webhook-cache-ttl": func(o *Options) { o.WebhookTTL = -1 },
 		"--token-auth-file":                        func(o *Options) { o.TokenFile = "/none" },
 		"--authentication-token-webhook-config":    func(o *Options) { o.WebhookConfig = "/none" },
-		"--oidc-ca-file":                           func(o *Options) { o.OIDC.IssuerURL, o.OIDC.ClientID, o.OIDC.CAFile = "https://i", "c", "/none" },
+		"--oidc-ca-file": func(o *Options) {
+			o.OIDC.IssuerURL, o.OIDC.ClientID, o.OIDC.CAFile = "https://i", "c", "/none"
+		},
 		"signing algorithm": func(o *Options) {
 			o.OIDC.IssuerURL, o.OIDC.ClientID, o.OIDC.SigningAlgs = "https://i", "c", []string{"none"}
 		},
@@ -93,15 +94,21 @@ func TestConfigurationFileIsChecked(t *testing.T) {
 		head + "unknown: 1":            "unknown field",
 		head + "jwt: [{issuer: {}}]":   "jwt[0].issuer.url: Required value",
 		"apiVersion: v1\nkind: Secret": "no kind",
-		"apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []":                                                    "want an AuthenticationConfiguration",
-		head + "jwt: [{issuer: {url: 'https://own', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]":                            "disallowed",
-		head + "jwt: [{issuer: {url: 'https://i', audiences: [a]}, claimMappings: {username: {expression: 'claims.'}}}]":                               "claimMappings.username.expression",
-		head + "jwt: [{issuer: {url: 'https://i', audiences: [a], egressSelectorType: cluster}, claimMappings: {username: {claim: sub, prefix: ''}}}]": "egressSelectorType",
-		head + "anonymous: {enabled: false, conditions: [{path: /livez}]}":                                                                             "anonymous.conditions",
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: " +
+			"AuthorizationConfiguration\nauthorizers: []": "want an AuthenticationConfiguration",
+		head + "jwt: [{issuer: {url: 'https://own', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: " +
+			"''}}}]": "disallowed",
+		head + "jwt: [{issuer: {url: 'https://i', audiences: [a]}, claimMappings: {username: {expression: " +
+			"'claims.'}}}]": "claimMappings.username.expression",
+		head + "jwt: [{issuer: {url: 'https://i', audiences: [a], egressSelectorType: cluster}, claimMappings: " +
+			"{username: {claim: sub, prefix: ''}}}]": "egressSelectorType",
+		head + "anonymous: {enabled: false, conditions: [{path: " +
+			"/livez}]}": "anonymous.conditions",
 	} {
 		o := Defaults()
 		o.ConfigFile = file(t, path, text)
-		if _, err := load(o); err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), path) {
+		if _, err := load(o); err == nil || !strings.Contains(err.Error(), words) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v; want %q", text, err, words)
 		}
 	}
@@ -122,21 +129,25 @@ func TestOIDCFlags(t *testing.T) {
 		change func(*OIDC)
 		user   string
 	}{
-		"plain":       {func(*OIDC) {}, p.URL + "#alice"},
-		"no prefix":   {func(o *OIDC) { o.UsernamePrefix = "-" }, "alice"},
-		"own prefix":  {func(o *OIDC) { o.UsernamePrefix = "o:" }, "o:alice"},
-		"mail":        {func(o *OIDC) { o.UsernameClaim = "email" }, "a@example.org"},
-		"required":    {func(o *OIDC) { o.UsernamePrefix, o.RequiredClaims = "-", map[string]string{"hd": "example.org"} }, "alice"},
+		"plain":      {func(*OIDC) {}, p.URL + "#alice"},
+		"no prefix":  {func(o *OIDC) { o.UsernamePrefix = "-" }, "alice"},
+		"own prefix": {func(o *OIDC) { o.UsernamePrefix = "o:" }, "o:alice"},
+		"mail":       {func(o *OIDC) { o.UsernameClaim = "email" }, "a@example.org"},
+		"required": {func(o *OIDC) {
+			o.UsernamePrefix, o.RequiredClaims = "-", map[string]string{"hd": "example.org"}
+		}, "alice"},
 		"not as such": {func(o *OIDC) { o.RequiredClaims = map[string]string{"hd": "elsewhere.org"} }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Defaults()
-			o.OIDC.IssuerURL, o.OIDC.ClientID, o.OIDC.CAFile, o.OIDC.GroupsClaim, o.OIDC.GroupsPrefix = p.URL, "keelson", ca, "groups", "g:"
+			o.OIDC.IssuerURL, o.OIDC.ClientID, o.OIDC.CAFile, o.OIDC.GroupsClaim, o.OIDC.GroupsPrefix = p.URL,
+				"keelson", ca, "groups", "g:"
 			c.change(&o.OIDC)
 			a := run(t, o)
-			<-a.now.Load().issuers[0].Ready()
+			<-a.current.Load().issuers[0].Ready()
 			becomes(t, a, token, c.user)
-			if id, _, _ := (issuers{a}).VerifyToken(t.Context(), token, nil); c.user != "" && (len(id.User.Groups) != 1 || id.User.Groups[0] != "g:x") {
+			if id, _, _ := (issuerTokens{a}).VerifyToken(t.Context(), token, nil); c.user != "" &&
+				(len(id.User.Groups) != 1 || id.User.Groups[0] != "g:x") {
 				t.Errorf("groups %v", id.User.Groups)
 			}
 		})
@@ -146,7 +157,8 @@ func TestOIDCFlags(t *testing.T) {
 func configuration(prefix string, all ...*issuertest.Provider) string {
 	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n"
 	for _, p := range all {
-		text += fmt.Sprintf("- issuer:\n    url: %s\n    audiences: [keelson]\n    certificateAuthority: |\n      %s\n  claimMappings: {username: {claim: sub, prefix: '%s'}}\n",
+		text += fmt.Sprintf("- issuer:\n    url: %s\n    audiences: [keelson]\n    certificateAuthority: |\n      "+
+			"%s\n  claimMappings: {username: {claim: sub, prefix: '%s'}}\n",
 			p.URL, strings.ReplaceAll(strings.TrimSpace(p.CA()), "\n", "\n      "), prefix)
 	}
 	return text
@@ -157,7 +169,7 @@ func configuration(prefix string, all ...*issuertest.Provider) string {
 func TestHangingIssuerHoldsNothingUp(t *testing.T) {
 	one, two, hangs := issuertest.New(t), issuertest.New(t), issuertest.New(t)
 	open := make(chan struct{})
-	hangs.Change(func(b *issuertest.Behaviour) { b.Hang = open })
+	hangs.Change(func(b *issuertest.Behavior) { b.Hang = open })
 	path := file(t, filepath.Join(t.TempDir(), "authn.yaml"), configuration("1:", one, two))
 	o := Defaults()
 	o.ConfigFile = path

@@ -17,36 +17,38 @@ import (
 // claims are the claims of a verified token, by name.
 type claims map[string]json.RawMessage
 
-func (c claims) decode(name string, into any) error {
+func (c claims) decodeClaim(name string, target any) error {
 	raw, ok := c[name]
 	if !ok {
 		return errors.New("claim not present")
 	}
-	return json.Unmarshal(raw, into)
+	return json.Unmarshal(raw, target)
 }
 
-// credentialID is the key of the user's extra field that identifies the token by its JTI.
+// credentialID is the key of the user's extra field that identifies the token. Its value contains
+// the jti claim.
 const credentialID = "authentication.kubernetes.io/credential-id"
 
-// user maps the claims to a user by the claim mappings of the issuer. It returns an error if a
+// mapUser maps the claims to a user by the claim mappings of the issuer. It returns an error if a
 // validation rule of the issuer does not hold.
-func (i *Issuer) user(ctx context.Context, c claims) (u api.User, err error) {
+func (i *Issuer) mapUser(ctx context.Context, c claims) (u api.User, err error) {
 	var value traits.Mapper
-	if m := &i.mapper; m.Username != nil || m.Groups != nil || m.UID != nil || m.Extra != nil || m.ClaimValidationRules != nil {
-		if value, err = c.value(); err != nil {
+	if m := &i.mapper; m.Username != nil || m.Groups != nil || m.UID != nil || m.Extra != nil ||
+		m.ClaimValidationRules != nil {
+		if value, err = c.celValue(); err != nil {
 			return u, err
 		}
 	}
-	if u.Name, err = i.username(ctx, c, value); err != nil {
+	if u.Name, err = i.mapUsername(ctx, c, value); err != nil {
 		return u, err
 	}
-	if u.Groups, err = i.groups(ctx, c, value); err != nil {
+	if u.Groups, err = i.mapGroups(ctx, c, value); err != nil {
 		return u, err
 	}
-	if u.UID, err = i.uid(ctx, c, value); err != nil {
+	if u.UID, err = i.mapUID(ctx, c, value); err != nil {
 		return u, err
 	}
-	if u.Extra, err = i.extra(ctx, c, value); err != nil {
+	if u.Extra, err = i.mapExtra(ctx, c, value); err != nil {
 		return u, err
 	}
 	if err := i.validateClaims(ctx, c, value); err != nil {
@@ -55,14 +57,14 @@ func (i *Issuer) user(ctx context.Context, c claims) (u api.User, err error) {
 	return u, i.validateUser(ctx, u)
 }
 
-func (i *Issuer) username(ctx context.Context, c claims, value traits.Mapper) (string, error) {
+func (i *Issuer) mapUsername(ctx context.Context, c claims, value traits.Mapper) (string, error) {
 	var name string
 	if i.mapper.Username != nil {
 		r, err := i.mapper.Username.EvalClaimMapping(ctx, value)
 		if err != nil {
 			return "", fmt.Errorf("error evaluating username claim expression: %w", err)
 		}
-		if name, err = text(r.EvalResult); err != nil {
+		if name, err = textValue(r.EvalResult); err != nil {
 			return "", fmt.Errorf("error evaluating username claim expression: %w", err)
 		}
 		if name == "" {
@@ -70,13 +72,13 @@ func (i *Issuer) username(ctx context.Context, c claims, value traits.Mapper) (s
 		}
 		return name, nil
 	}
-	m := i.conf.ClaimMappings.Username
-	if err := c.decode(m.Claim, &name); err != nil {
+	m := i.config.ClaimMappings.Username
+	if err := c.decodeClaim(m.Claim, &name); err != nil {
 		return "", fmt.Errorf("parse username claims %q: %w", m.Claim, err)
 	}
 	if _, said := c["email_verified"]; said && m.Claim == "email" {
 		var verified bool
-		if err := c.decode("email_verified", &verified); err != nil {
+		if err := c.decodeClaim("email_verified", &verified); err != nil {
 			return "", fmt.Errorf("parse 'email_verified' claim: %w", err)
 		}
 		if !verified {
@@ -86,29 +88,29 @@ func (i *Issuer) username(ctx context.Context, c claims, value traits.Mapper) (s
 	if name == "" {
 		return "", fmt.Errorf("the username claim %q is empty", m.Claim)
 	}
-	return prefixed(m.Prefix, name), nil
+	return withPrefix(m.Prefix, name), nil
 }
 
-func prefixed(prefix *string, s string) string {
+func withPrefix(prefix *string, s string) string {
 	if prefix == nil {
 		return s
 	}
 	return *prefix + s
 }
 
-func (i *Issuer) groups(ctx context.Context, c claims, value traits.Mapper) ([]string, error) {
+func (i *Issuer) mapGroups(ctx context.Context, c claims, value traits.Mapper) ([]string, error) {
 	if i.mapper.Groups != nil {
 		r, err := i.mapper.Groups.EvalClaimMapping(ctx, value)
 		if err != nil {
 			return nil, fmt.Errorf("error evaluating group claim expression: %w", err)
 		}
-		groups, err := texts(r.EvalResult)
+		groups, err := textValues(r.EvalResult)
 		if err != nil {
 			return nil, fmt.Errorf("error evaluating group claim expression: %w", err)
 		}
 		return groups, nil
 	}
-	m := i.conf.ClaimMappings.Groups
+	m := i.config.ClaimMappings.Groups
 	raw, ok := c[m.Claim]
 	if m.Claim == "" {
 		return nil, nil
@@ -120,55 +122,57 @@ func (i *Issuer) groups(ctx context.Context, c claims, value traits.Mapper) ([]s
 	if json.Unmarshal(raw, &groups) != nil {
 		var one string
 		if err := json.Unmarshal(raw, &one); err != nil {
-			return nil, fmt.Errorf("parse groups claim %q: want a text or a list of texts", m.Claim)
+			return nil, fmt.Errorf("parse groups claim %q: want a string or a list of strings", m.Claim)
 		}
 		groups = []string{one}
 	}
 	for n := range groups {
-		groups[n] = prefixed(m.Prefix, groups[n])
+		groups[n] = withPrefix(m.Prefix, groups[n])
 	}
 	return groups, nil
 }
 
-// notDistributed returns an error if the claim is a distributed claim, which is stored at another
-// address. Without its groups, the user could get other permissions than intended.
+// notDistributed returns an error if the claim is a distributed claim: only a reference to its
+// value is in the token. Without the groups in such a claim, the user could get other permissions
+// than intended.
 func notDistributed(c claims, claim string) error {
 	var names map[string]json.RawMessage
 	if _, ok := c["_claim_names"]; !ok {
 		return nil
 	}
-	if err := c.decode("_claim_names", &names); err != nil {
+	if err := c.decodeClaim("_claim_names", &names); err != nil {
 		return fmt.Errorf("parsing distributed claim names: %w", err)
 	}
 	if _, ok := names[claim]; ok {
-		return fmt.Errorf("the claim %q is a distributed one, at another address: have the issuer put it into the token", claim)
+		return fmt.Errorf("the claim %q is distributed, which is not supported: configure the issuer to include it in "+
+			"the token", claim)
 	}
 	return nil
 }
 
-func (i *Issuer) uid(ctx context.Context, c claims, value traits.Mapper) (uid string, err error) {
+func (i *Issuer) mapUID(ctx context.Context, c claims, value traits.Mapper) (uid string, err error) {
 	if i.mapper.UID != nil {
 		r, err := i.mapper.UID.EvalClaimMapping(ctx, value)
 		if err != nil {
 			return "", fmt.Errorf("error evaluating uid claim expression: %w", err)
 		}
-		if uid, err = text(r.EvalResult); err != nil {
+		if uid, err = textValue(r.EvalResult); err != nil {
 			return "", fmt.Errorf("error evaluating uid claim expression: %w", err)
 		}
 		return uid, nil
 	}
-	if name := i.conf.ClaimMappings.UID.Claim; name != "" {
-		if err := c.decode(name, &uid); err != nil {
+	if name := i.config.ClaimMappings.UID.Claim; name != "" {
+		if err := c.decodeClaim(name, &uid); err != nil {
 			return "", fmt.Errorf("parse uid claim %q: %w", name, err)
 		}
 	}
 	return uid, nil
 }
 
-func (i *Issuer) extra(ctx context.Context, c claims, value traits.Mapper) (map[string][]string, error) {
+func (i *Issuer) mapExtra(ctx context.Context, c claims, value traits.Mapper) (map[string][]string, error) {
 	out := map[string][]string{}
 	var jti string
-	if c.decode("jti", &jti) == nil && jti != "" {
+	if c.decodeClaim("jti", &jti) == nil && jti != "" {
 		out[credentialID] = []string{"JTI=" + jti}
 	}
 	if i.mapper.Extra != nil {
@@ -179,9 +183,9 @@ func (i *Issuer) extra(ctx context.Context, c claims, value traits.Mapper) (map[
 		for _, r := range results {
 			m, ok := r.ExpressionAccessor.(*authenticationcel.ExtraMappingExpression)
 			if !ok {
-				return nil, fmt.Errorf("an extra claim expression is a %T", r.ExpressionAccessor)
+				return nil, fmt.Errorf("an extra claim expression has the unexpected type %T", r.ExpressionAccessor)
 			}
-			values, err := texts(r.EvalResult)
+			values, err := textValues(r.EvalResult)
 			if err != nil {
 				return nil, fmt.Errorf("error evaluating extra claim expression: %s: %w", m.Expression, err)
 			}
@@ -199,11 +203,12 @@ func (i *Issuer) extra(ctx context.Context, c claims, value traits.Mapper) (map[
 func (i *Issuer) validateClaims(ctx context.Context, c claims, value traits.Mapper) error {
 	for name, want := range i.required {
 		var got string
-		if err := c.decode(name, &got); err != nil {
+		if err := c.decodeClaim(name, &got); err != nil {
 			return fmt.Errorf("required claim %s: %w", name, err)
 		}
 		if got != want {
-			return fmt.Errorf("required claim %s value does not match. Got = %s, want = %s", name, api.Clip(got, 128), want)
+			return fmt.Errorf("required claim %s value does not match. Got = %s, want = %s", name,
+				api.Truncate(got, 128), want)
 		}
 	}
 	if i.mapper.ClaimValidationRules == nil {
@@ -223,9 +228,10 @@ func (i *Issuer) validateUser(ctx context.Context, u api.User) error {
 	if i.mapper.UserValidationRules == nil {
 		return nil
 	}
-	value, ok := native(map[string]any{"username": u.Name, "uid": u.UID, "groups": u.Groups, "extra": u.Extra}).(traits.Mapper)
+	value, ok := nativeToCEL(map[string]any{"username": u.Name, "uid": u.UID, "groups": u.Groups,
+		"extra": u.Extra}).(traits.Mapper)
 	if !ok {
-		return errors.New("the user cannot be shown to an expression")
+		return errors.New("converting the user to a CEL value failed")
 	}
 	results, err := i.mapper.UserValidationRules.EvalUser(ctx, value)
 	if err == nil {
@@ -237,7 +243,8 @@ func (i *Issuer) validateUser(ctx context.Context, u api.User) error {
 	return nil
 }
 
-// allTrue returns an error with the first rule that is false or is not a boolean.
+// allTrue returns an error that names the first rule with a result other than true; nil if all
+// results are true.
 func allTrue(results []authenticationcel.EvaluationResult) error {
 	for _, r := range results {
 		held, ok := r.EvalResult.(types.Bool)
@@ -259,7 +266,7 @@ func allTrue(results []authenticationcel.EvaluationResult) error {
 	return nil
 }
 
-func text(v ref.Val) (string, error) {
+func textValue(v ref.Val) (string, error) {
 	s, ok := v.(types.String)
 	if !ok {
 		return "", errors.New("the expression must return a string")
@@ -267,8 +274,9 @@ func text(v ref.Val) (string, error) {
 	return string(s), nil
 }
 
-// texts converts a string or a list of strings. Empty strings are left out; null yields nil.
-func texts(v ref.Val) ([]string, error) {
+// textValues converts a CEL string or list of strings to Go strings. It omits empty strings. null
+// yields nil.
+func textValues(v ref.Val) ([]string, error) {
 	switch v := v.(type) {
 	case types.Null:
 		return nil, nil

@@ -1,7 +1,7 @@
 // Package issuer verifies tokens of OpenID Connect issuers. It finds the keys of an issuer by
-// discovery and follows their rotation. It maps the claims of a token to a user as configured by an
-// AuthenticationConfiguration. The size, duration and rate of requests to the issuer are limited,
-// so that an unsigned token cannot cost more than a check.
+// discovery, and fetches them again when the issuer rotates them. It maps the claims of a token to
+// a user as configured in an AuthenticationConfiguration. The size, duration and rate of requests
+// to the issuer are limited, so that invalid tokens cannot cause unlimited requests.
 package issuer
 
 import (
@@ -31,15 +31,16 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Algorithms returns the accepted signature algorithms. Neither "none" nor algorithms with a shared
-// secret are among them.
+// Algorithms returns the accepted signature algorithms. "none" and algorithms with a shared secret
+// are not accepted.
 func Algorithms() []string {
 	return []string{
 		oidc.RS256, oidc.RS384, oidc.RS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.PS256, oidc.PS384, oidc.PS512,
 	}
 }
 
-// Config is the input of New.
+// Config contains the configuration of an issuer as in an AuthenticationConfiguration, and further
+// settings.
 type Config struct {
 	JWT        apiserver.JWTAuthenticator
 	Compiler   authenticationcel.Compiler
@@ -53,13 +54,13 @@ type Config struct {
 // Issuer verifies the tokens of one OpenID Connect issuer. Until Discover has found its keys, all
 // of its tokens are rejected.
 type Issuer struct {
-	conf     apiserver.JWTAuthenticator
-	algs     []string
-	mapper   authenticationcel.CELMapper
-	required map[string]string
-	client   *http.Client
-	clock    func() time.Time
-	log      *slog.Logger
+	config     apiserver.JWTAuthenticator
+	algorithms []string
+	mapper     authenticationcel.CELMapper
+	required   map[string]string
+	client     *http.Client
+	clock      func() time.Time
+	log        *slog.Logger
 
 	keys  atomic.Pointer[keySet] // nil until Discover has succeeded
 	ready chan struct{}
@@ -84,7 +85,7 @@ func New(c Config) (*Issuer, error) {
 		}
 	}
 	if e := c.JWT.Issuer.EgressSelectorType; e != "" {
-		return nil, fmt.Errorf("issuer.egressSelectorType: %q: issuers are asked directly: leave it out", e)
+		return nil, fmt.Errorf("issuer.egressSelectorType: %q is not supported: remove it", e)
 	}
 	mapper, errs := validation.CompileAndValidateJWTAuthenticator(c.Compiler, c.JWT, c.Disallowed)
 	if err := errs.ToAggregate(); err != nil {
@@ -95,7 +96,7 @@ func New(c Config) (*Issuer, error) {
 		return nil, err
 	}
 	i := &Issuer{
-		conf: c.JWT, algs: c.Algorithms, mapper: mapper, client: client, clock: c.Clock, log: c.Log,
+		config: c.JWT, algorithms: c.Algorithms, mapper: mapper, client: client, clock: c.Clock, log: c.Log,
 		required: map[string]string{}, ready: make(chan struct{}),
 	}
 	for _, r := range c.JWT.ClaimValidationRules {
@@ -106,14 +107,14 @@ func New(c Config) (*Issuer, error) {
 	return i, nil
 }
 
-// clientOf returns an HTTP client for the issuer, with limited response sizes, its own CAs and its
-// discovery URL.
+// clientOf returns the HTTP client for requests to an issuer. It limits the size of responses,
+// trusts the CAs configured for the issuer, and uses its configured discovery URL.
 func clientOf(c apiserver.Issuer) (*http.Client, error) {
 	var roots *x509.CertPool // nil = system roots
 	if c.CertificateAuthority != "" {
 		roots = x509.NewCertPool()
 		if !roots.AppendCertsFromPEM([]byte(c.CertificateAuthority)) {
-			return nil, errors.New("issuer.certificateAuthority: no certificate is in it")
+			return nil, errors.New("issuer.certificateAuthority contains no certificate")
 		}
 	}
 	bounded := &boundedTransport{next: &http.Transport{
@@ -131,35 +132,37 @@ func clientOf(c apiserver.Issuer) (*http.Client, error) {
 		if err != nil {
 			return nil, fmt.Errorf("issuer.discoveryURL: %w", err)
 		}
-		bounded.discovery, bounded.instead = strings.TrimSuffix(c.URL, "/")+"/.well-known/openid-configuration", to
+		bounded.discovery, bounded.override = strings.TrimSuffix(c.URL, "/")+"/.well-known/openid-configuration", to
 	}
 	return &http.Client{Transport: bounded, Timeout: fetchTimeout, CheckRedirect: onlyHTTPS}, nil
 }
 
 // onlyHTTPS is a redirect policy: it allows at most 3 redirects, all to https URLs, so that a
 // response cannot be modified in transit.
-func onlyHTTPS(r *http.Request, before []*http.Request) error {
-	if r.URL.Scheme != "https" || len(before) > 3 {
-		return fmt.Errorf("the issuer leads on to %s://%s, after %d others", r.URL.Scheme, api.Clip(r.URL.Host, 128), len(before)-1)
+func onlyHTTPS(r *http.Request, previous []*http.Request) error {
+	if r.URL.Scheme != "https" || len(previous) > 3 {
+		return fmt.Errorf("the issuer redirects to %s://%s after %d redirects", r.URL.Scheme,
+			api.Truncate(r.URL.Host, 128), len(previous)-1)
 	}
 	return nil
 }
 
 // URL returns the issuer URL.
-func (i *Issuer) URL() string { return i.conf.Issuer.URL }
+func (i *Issuer) URL() string { return i.config.Issuer.URL }
 
-// Discover fetches the issuer's discovery document, with retries, until it has the URL of the keys
-// or ctx is done. It logs each new error.
+// Discover fetches the issuer's discovery document, which contains the URL of the keys. It retries
+// until it succeeds or ctx is done. It logs an error if it differs from the previous one.
 func (i *Issuer) Discover(ctx context.Context) error {
 	for said := ""; ; {
-		err := i.discover(ctx)
+		err := i.runDiscovery(ctx)
 		if err == nil {
 			return nil
 		}
 		text := err.Error()
 		if text != said && ctx.Err() == nil {
 			said = text
-			i.log.Warn("an issuer of tokens does not tell its keys: its tokens are refused", "issuer", i.URL(), "err", err)
+			i.log.Warn("failed to discover the keys of a token issuer, its tokens are rejected", "issuer",
+				i.URL(), "err", err)
 		}
 		if err := wait.Delay(ctx, discoverPeriod); err != nil {
 			return err
@@ -167,10 +170,10 @@ func (i *Issuer) Discover(ctx context.Context) error {
 	}
 }
 
-func (i *Issuer) discover(ctx context.Context) error {
+func (i *Issuer) runDiscovery(ctx context.Context) error {
 	provider, err := oidc.NewProvider(oidc.ClientContext(ctx, i.client), i.URL())
 	if err != nil {
-		return errors.New(api.Clip(err.Error(), 1024)) // the error may contain text of the issuer
+		return errors.New(api.Truncate(err.Error(), 1024)) // the error may contain text of the issuer
 	}
 	var document struct {
 		Keys string `json:"jwks_uri"`
@@ -179,15 +182,15 @@ func (i *Issuer) discover(ctx context.Context) error {
 		return err
 	}
 	if u, err := url.Parse(document.Keys); err != nil || u.Scheme != "https" {
-		return fmt.Errorf("jwks_uri %q: want an https URL", api.Clip(document.Keys, 256))
+		return fmt.Errorf("jwks_uri %q: want an https URL", api.Truncate(document.Keys, 256))
 	}
 	i.keys.Store(newKeySet(document.Keys, i.client))
 	close(i.ready)
-	i.log.Info("tokens of an issuer are good now", "issuer", i.URL())
+	i.log.Info("discovered the keys of a token issuer, its tokens are accepted", "issuer", i.URL())
 	return nil
 }
 
-// Ready returns a channel that is closed when tokens can be verified.
+// Ready returns a channel that is closed when Discover has succeeded and tokens can be verified.
 func (i *Issuer) Ready() <-chan struct{} { return i.ready }
 
 // VerifyToken verifies a token of this issuer. ok is false for tokens of other issuers.
@@ -198,26 +201,31 @@ func (i *Issuer) VerifyToken(ctx context.Context, token string, _ []string) (aut
 	}
 	keys := i.keys.Load()
 	if keys == nil {
-		return none, false, fmt.Errorf("oidc: the issuer %s does not tell its keys yet", i.URL())
+		return none, false, fmt.Errorf("oidc: the keys of issuer %s are not discovered yet", i.URL())
 	}
-	once := &use{keySet: keys}
+	once := &keyUse{keySet: keys}
 	verified, err := oidc.NewVerifier(i.URL(), once, &oidc.Config{
-		SkipClientIDCheck: true, SupportedSigningAlgs: i.algs, Now: i.clock, // all configured audiences are checked below
+		// all configured audiences are checked below
+		SkipClientIDCheck: true, SupportedSigningAlgs: i.algorithms, Now: i.clock,
 	}).Verify(ctx, token)
 	if err != nil && once.fault != nil {
-		return none, false, &authn.Fault{Public: fmt.Sprintf("oidc: the keys of issuer %s cannot be fetched", i.URL()), Err: once.fault}
+		return none, false, &authn.Fault{Public: fmt.Sprintf("oidc: the keys of issuer %s cannot be fetched", i.URL()),
+			Err: once.fault}
 	}
 	if err != nil {
 		return none, false, fmt.Errorf("oidc: verify token: %w", err)
 	}
-	if !slices.ContainsFunc(verified.Audience, func(a string) bool { return slices.Contains(i.conf.Issuer.Audiences, a) }) {
-		return none, false, fmt.Errorf("oidc: expected audience in %q got %q", i.conf.Issuer.Audiences, clipAll(verified.Audience))
+	if !slices.ContainsFunc(verified.Audience, func(a string) bool {
+		return slices.Contains(i.config.Issuer.Audiences, a)
+	}) {
+		return none, false, fmt.Errorf("oidc: expected audience in %q got %q", i.config.Issuer.Audiences,
+			clipAll(verified.Audience))
 	}
 	var c claims
 	if err := verified.Claims(&c); err != nil {
 		return none, false, fmt.Errorf("oidc: parse claims: %w", err)
 	}
-	u, err := i.user(ctx, c)
+	u, err := i.mapUser(ctx, c)
 	if err != nil {
 		return none, false, fmt.Errorf("oidc: %w", err)
 	}
@@ -227,12 +235,12 @@ func (i *Issuer) VerifyToken(ctx context.Context, token string, _ []string) (aut
 func clipAll(texts []string) []string {
 	texts = slices.Clone(texts[:min(len(texts), 8)])
 	for n, t := range texts {
-		texts[n] = api.Clip(t, 128)
+		texts[n] = api.Truncate(t, 128)
 	}
 	return texts
 }
 
-// google is the issuer URL of Google. Google's tokens may contain it without the scheme.
+// google is the issuer URL of Google. The iss claim of Google's tokens may omit the scheme https.
 const google = "https://accounts.google.com"
 
 // Of returns the iss claim of a token without verifying the token; "" if it cannot be read.

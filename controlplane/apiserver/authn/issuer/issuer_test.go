@@ -46,12 +46,14 @@ func TestClaimsBecomeUsers(t *testing.T) {
 	p := newProvider(t)
 	none := ""
 	byName := p.issuer(func(c *apiserver.JWTAuthenticator) {
-		c.ClaimMappings.Groups = apiserver.PrefixedClaimOrExpression{Claim: "roles", Prefix: c.ClaimMappings.Username.Prefix}
+		c.ClaimMappings.Groups = apiserver.PrefixedClaimOrExpression{Claim: "roles",
+			Prefix: c.ClaimMappings.Username.Prefix}
 		c.ClaimMappings.UID.Claim = "oid"
 		c.ClaimValidationRules = []apiserver.ClaimValidationRule{{Claim: "hd", RequiredValue: "example.org"}}
 	})
 	good := map[string]any{"roles": []string{"dev", "ops"}, "oid": "17", "hd": "example.org", "jti": "x1"}
-	want := api.User{Name: "oidc:alice", UID: "17", Groups: []string{"oidc:dev", "oidc:ops"}, Extra: map[string][]string{credentialID: {"JTI=x1"}}}
+	want := api.User{Name: "oidc:alice", UID: "17", Groups: []string{"oidc:dev", "oidc:ops"},
+		Extra: map[string][]string{credentialID: {"JTI=x1"}}}
 	if u := verified(t, byName, p.Token(good)); !reflect.DeepEqual(u, want) {
 		t.Errorf("got %+v", u)
 	}
@@ -71,10 +73,12 @@ func TestClaimsBecomeUsers(t *testing.T) {
 	byMail := p.issuer(func(c *apiserver.JWTAuthenticator) {
 		c.ClaimMappings.Username = apiserver.PrefixedClaimOrExpression{Claim: "email", Prefix: &none}
 	})
-	if u := verified(t, byMail, p.Token(map[string]any{"email": "a@example.org", "email_verified": true})); u.Name != "a@example.org" {
+	if u := verified(t, byMail, p.Token(map[string]any{"email": "a@example.org", "email_verified": true})); u.Name !=
+		"a@example.org" {
 		t.Errorf("got %+v", u)
 	}
-	refusedFor(t, byMail, "unverified mail", p.Token(map[string]any{"email": "a@example.org", "email_verified": false}), "email not verified")
+	refusedFor(t, byMail, "unverified mail", p.Token(map[string]any{"email": "a@example.org", "email_verified": false}),
+		"email not verified")
 
 	byExpression := p.issuer(func(c *apiserver.JWTAuthenticator) {
 		c.ClaimMappings = apiserver.ClaimMappings{
@@ -86,8 +90,10 @@ func TestClaimsBecomeUsers(t *testing.T) {
 				{Key: "example.org/teams", ValueExpression: "claims.teams"},
 			},
 		}
-		c.ClaimValidationRules = []apiserver.ClaimValidationRule{{Expression: "claims.exp - claims.iat <= 7200.0", Message: "tokens live two hours at most"}}
-		c.UserValidationRules = []apiserver.UserValidationRule{{Expression: "!user.username.startsWith('x:system:')", Message: "no system users"}}
+		c.ClaimValidationRules = []apiserver.ClaimValidationRule{{Expression: "claims.exp - claims.iat <= 7200.0",
+			Message: "tokens live two hours at most"}}
+		c.UserValidationRules = []apiserver.UserValidationRule{{Expression: "!user.username.startsWith('x:system:')",
+			Message: "no system users"}}
 	})
 	more := map[string]any{
 		"roles": []string{"dev"}, "nested": map[string]any{"example.org": map[string]string{"id": "42"}}, "admin": true,
@@ -111,7 +117,8 @@ func TestClaimsBecomeUsers(t *testing.T) {
 func TestTokensHaveBounds(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(func(c *apiserver.JWTAuthenticator) {
-		c.Issuer.Audiences, c.Issuer.AudienceMatchPolicy = []string{"keelson", "other"}, apiserver.AudienceMatchPolicyMatchAny
+		c.Issuer.Audiences, c.Issuer.AudienceMatchPolicy = []string{"keelson", "other"},
+			apiserver.AudienceMatchPolicyMatchAny
 	})
 	verified(t, i, p.Token(map[string]any{"aud": []string{"third", "other"}}))
 	refusedFor(t, i, "another audience", p.Token(map[string]any{"aud": "third"}), "expected audience")
@@ -119,7 +126,8 @@ func TestTokensHaveBounds(t *testing.T) {
 	refusedFor(t, i, "expired", p.Token(map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}), "expired")
 	refusedFor(t, i, "without an end", p.Token(map[string]any{"exp": nil}), "verify token")
 	refusedFor(t, i, "of the future", p.Token(map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}), "not before")
-	for _, token := range []string{p.Token(map[string]any{"iss": p.URL + "/"}), "a.b.c", "", "abc", strings.Repeat(".", 1<<20), "e30.e30.e30"} {
+	for _, token := range []string{p.Token(map[string]any{"iss": p.URL + "/"}), "a.b.c", "", "abc",
+		strings.Repeat(".", 1<<20), "e30.e30.e30"} {
 		if _, ok, err := i.VerifyToken(t.Context(), token, nil); ok || err != nil {
 			t.Errorf("a token of others: %t, %v", ok, err)
 		}
@@ -132,9 +140,10 @@ func TestConfusedSignatures(t *testing.T) {
 	p := newProvider(t)
 	secret := base64.RawURLEncoding.EncodeToString([]byte("a secret that everybody can read"))
 	var public *rsa.PublicKey
-	p.Change(func(b *issuertest.Behaviour) {
+	p.Change(func(b *issuertest.Behavior) {
 		public = b.Keys[0].Key.(*rsa.PublicKey)
-		b.Raw = []string{`{"kty":"oct","kid":"shared","alg":"HS256","k":"` + secret + `"}`, `{"kty":"OKP","crv":"X448","x":"AA"}`, `{"kty":"what"}`}
+		b.Raw = []string{`{"kty":"oct","kid":"shared","alg":"HS256","k":"` + secret + `"}`,
+			`{"kty":"OKP","crv":"X448","x":"AA"}`, `{"kty":"what"}`}
 	})
 	i := p.issuer(nil)
 	verified(t, i, p.Token(nil))
@@ -154,7 +163,8 @@ func TestConfusedSignatures(t *testing.T) {
 		t.Fatal(err)
 	}
 	stranger := func(o *jose.SignerOptions) string {
-		s, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.RS256, Key: jose.JSONWebKey{Key: other, KeyID: "one"}}, o)
+		s, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.RS256, Key: jose.JSONWebKey{Key: other, KeyID: "one"}},
+			o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +229,7 @@ func TestKeysThatOthersFetched(t *testing.T) {
 	s := newKeySet("https://nobody.example", nil)
 	s.fetches = rate.NewLimiter(0, 0)
 	s.keys = []jose.JSONWebKey{{KeyID: "new"}}
-	if got, err := s.refresh(t.Context()); err != nil || len(got) != 1 || got[0].KeyID != "new" {
+	if got, err := s.refreshKeys(t.Context()); err != nil || len(got) != 1 || got[0].KeyID != "new" {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -229,12 +239,12 @@ func TestKeysThatOthersFetched(t *testing.T) {
 func TestHangingIssuer(t *testing.T) {
 	p := newProvider(t)
 	open := make(chan struct{})
-	p.Change(func(b *issuertest.Behaviour) { b.Hang = open })
+	p.Change(func(b *issuertest.Behavior) { b.Hang = open })
 	i := p.undiscovered(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- i.Discover(ctx) }()
-	refusedFor(t, i, "before the issuer is known", p.Token(nil), "does not tell its keys yet")
+	refusedFor(t, i, "before the issuer is known", p.Token(nil), "are not discovered yet")
 	close(open)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -243,7 +253,7 @@ func TestHangingIssuer(t *testing.T) {
 	verified(t, i, p.Token(nil))
 	again := make(chan struct{})
 	defer close(again)
-	p.Change(func(b *issuertest.Behaviour) { b.Hang = again })
+	p.Change(func(b *issuertest.Behavior) { b.Hang = again })
 	verified(t, i, p.Token(nil)) // with the cached keys
 	p.Rotate("two")
 	hurry, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -258,14 +268,14 @@ func TestFloodingIssuer(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(nil)
 	late := p.undiscovered(nil)
-	p.Change(func(b *issuertest.Behaviour) { b.Flood = true })
+	p.Change(func(b *issuertest.Behavior) { b.Flood = true })
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, ok, err := i.VerifyToken(t.Context(), p.Token(nil), nil)
-	if fault := new(authn.Fault); ok || !errors.As(err, &fault) || !strings.Contains(fault.Err.Error(), "larger than") {
+	if fault := new(authn.Fault); ok || !errors.As(err, &fault) || !strings.Contains(fault.Err.Error(), "exceeds") {
 		t.Errorf("keys that do not end: %t, %v", ok, err)
 	}
-	if err := late.discover(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if err := late.runDiscovery(t.Context()); err == nil || !strings.Contains(err.Error(), "exceeds") {
 		t.Errorf("discovery: %v", err)
 	}
 	runtime.ReadMemStats(&after)
@@ -278,16 +288,18 @@ func TestFloodingIssuer(t *testing.T) {
 // URL.
 func TestDiscovery(t *testing.T) {
 	p := newProvider(t)
-	p.Change(func(b *issuertest.Behaviour) { b.Named = "https://issuer.example.org" })
+	p.Change(func(b *issuertest.Behavior) { b.Named = "https://issuer.example.org" })
 	elsewhere := p.URL + "/elsewhere"
 	i := p.issuer(func(c *apiserver.JWTAuthenticator) {
 		c.Issuer.URL, c.Issuer.DiscoveryURL = "https://issuer.example.org", elsewhere
 	})
 	verified(t, i, p.Token(map[string]any{"iss": "https://issuer.example.org"}))
-	if err := p.undiscovered(nil).discover(t.Context()); err == nil || !strings.Contains(err.Error(), "issuer") {
+	if err := p.undiscovered(nil).runDiscovery(t.Context()); err == nil || !strings.Contains(err.Error(), "issuer") {
 		t.Errorf("a document of another issuer: %v", err)
 	}
-	if err := p.undiscovered(func(c *apiserver.JWTAuthenticator) { c.Issuer.CertificateAuthority = "" }).discover(t.Context()); err == nil {
+	if err := p.undiscovered(func(c *apiserver.JWTAuthenticator) {
+		c.Issuer.CertificateAuthority = ""
+	}).runDiscovery(t.Context()); err == nil {
 		t.Error("an issuer with a certificate of nobody's is believed")
 	}
 }
@@ -295,9 +307,11 @@ func TestDiscovery(t *testing.T) {
 // Redirects are followed only to https URLs, and only a few times.
 func TestRedirects(t *testing.T) {
 	p := newProvider(t)
-	for _, to := range []string{strings.Replace(p.URL, "https:", "http:", 1) + "/elsewhere", p.URL + "/round/and/round"} {
-		p.Change(func(b *issuertest.Behaviour) { b.Moved = to })
-		if err := p.undiscovered(nil).discover(t.Context()); err == nil || !strings.Contains(err.Error(), "leads on to") {
+	for _, to := range []string{strings.Replace(p.URL, "https:", "http:", 1) + "/elsewhere",
+		p.URL + "/round/and/round"} {
+		p.Change(func(b *issuertest.Behavior) { b.Moved = to })
+		if err := p.undiscovered(nil).runDiscovery(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "redirects to") {
 			t.Errorf("%s: %v", to, err)
 		}
 	}
@@ -322,7 +336,8 @@ func TestConfigurationIsChecked(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := New(Config{JWT: p.conf(), Compiler: p.compiler(), Algorithms: []string{"HS256"}, Clock: time.Now}); err == nil {
+	if _, err := New(Config{JWT: p.conf(), Compiler: p.compiler(), Algorithms: []string{"HS256"},
+		Clock: time.Now}); err == nil {
 		t.Error("HS256 is taken as a signing algorithm")
 	}
 }

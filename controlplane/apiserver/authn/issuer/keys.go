@@ -18,20 +18,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// boundedTransport limits the size of response bodies and replaces the URL of the discovery
-// document.
+// boundedTransport is an http.RoundTripper for requests to an issuer. It limits the size of
+// response bodies, and sends requests for the discovery document to a configured URL.
 type boundedTransport struct {
 	next      http.RoundTripper
-	discovery string   // default URL of the discovery document; requests to it are sent to instead
-	instead   *url.URL // configured URL of the discovery document; nil = the default
+	discovery string   // default URL of the discovery document; requests to this URL are sent to override instead
+	override  *url.URL // configured URL of the discovery document; nil = the default
 }
 
-// RoundTrip sends the request and returns its response with a body that fails after maxDocument
-// bytes.
+// RoundTrip sends the request. Reading the body of the response fails after maxDocument bytes.
 func (t *boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if t.instead != nil && r.URL.String() == t.discovery {
+	if t.override != nil && r.URL.String() == t.discovery {
 		r = r.Clone(r.Context())
-		r.Host, r.URL = "", t.instead
+		r.Host, r.URL = "", t.override
 	}
 	resp, err := t.next.RoundTrip(r)
 	if err == nil {
@@ -40,7 +39,7 @@ func (t *boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// CloseIdleConnections closes the idle connections of the wrapped transport, for http.Client.
+// CloseIdleConnections closes the idle connections of the wrapped transport. http.Client calls it.
 func (t *boundedTransport) CloseIdleConnections() {
 	if c, ok := t.next.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -54,7 +53,7 @@ type boundedBody struct {
 
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("the issuer's answer is larger than %d bytes", maxDocument)
+		return 0, fmt.Errorf("the response of the issuer exceeds %d bytes", maxDocument)
 	}
 	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
@@ -62,8 +61,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 }
 
 // keySet caches the public keys of an issuer. It fetches the keys again when no cached key verifies
-// a token, because keys rotate. At most one fetch runs at a time, and in the long run at most one a
-// second, however many unverifiable tokens arrive.
+// a token, because issuers rotate keys. At most one fetch runs at a time. On average there is at
+// most one fetch a second, however many invalid tokens arrive.
 type keySet struct {
 	url     string
 	client  *http.Client
@@ -74,11 +73,11 @@ type keySet struct {
 	keys []jose.JSONWebKey
 }
 
-// maxKeys is the maximum number of keys that are used of a set.
+// maxKeys is the maximum number of keys in a key set that are used.
 const maxKeys = 64
 
-func newKeySet(url string, client *http.Client) *keySet {
-	return &keySet{url: url, client: client, fetches: rate.NewLimiter(1, 5)}
+func newKeySet(address string, client *http.Client) *keySet {
+	return &keySet{url: address, client: client, fetches: rate.NewLimiter(1, 5)}
 }
 
 var (
@@ -86,16 +85,16 @@ var (
 	errMalformed = errors.New("malformed token")
 )
 
-// use wraps a keySet for the verification of one token. fault is the error of fetching the keys, if
-// they had to be fetched.
-type use struct {
+// keyUse wraps a keySet for the verification of one token. If the keys had to be fetched and this
+// failed, fault is the error.
+type keyUse struct {
 	*keySet
 	fault error
 }
 
-// VerifySignature verifies by the key set and stores an error of fetching keys in u.fault. It
-// implements oidc.KeySet.
-func (u *use) VerifySignature(ctx context.Context, token string) ([]byte, error) {
+// VerifySignature verifies the signature like keySet. If the keys could not be fetched, it also
+// stores the error in u.fault. It implements oidc.KeySet.
+func (u *keyUse) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	payload, err := u.keySet.VerifySignature(ctx, token)
 	if err != nil && !errors.Is(err, errNoKey) && !errors.Is(err, errMalformed) {
 		u.fault = err
@@ -103,8 +102,8 @@ func (u *use) VerifySignature(ctx context.Context, token string) ([]byte, error)
 	return payload, err
 }
 
-// VerifySignature returns the payload of the token if a key of the issuer has signed it. It
-// implements oidc.KeySet; the oidc verifier has already checked the algorithm.
+// VerifySignature returns the payload of the token if one of the issuer's keys has signed it. It
+// implements oidc.KeySet. The oidc verifier has already checked the signature algorithm.
 func (s *keySet) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	var algs []jose.SignatureAlgorithm
 	for _, a := range Algorithms() {
@@ -117,19 +116,19 @@ func (s *keySet) VerifySignature(ctx context.Context, token string) ([]byte, err
 	s.mu.RLock()
 	keys := s.keys
 	s.mu.RUnlock()
-	if payload, ok := verify(signed, keys); ok {
+	if payload, ok := verifySignature(signed, keys); ok {
 		return payload, nil
 	}
-	if keys, err = s.refresh(ctx); err != nil {
+	if keys, err = s.refreshKeys(ctx); err != nil {
 		return nil, err
 	}
-	if payload, ok := verify(signed, keys); ok {
+	if payload, ok := verifySignature(signed, keys); ok {
 		return payload, nil
 	}
 	return nil, errNoKey
 }
 
-func verify(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool) {
+func verifySignature(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool) {
 	id := signed.Signatures[0].Header.KeyID
 	for n := range keys {
 		if id != "" && keys[n].KeyID != id {
@@ -142,10 +141,10 @@ func verify(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool
 	return nil, false
 }
 
-// refresh fetches the keys and returns them. Concurrent callers share one fetch; a caller that
-// cancels its ctx does not cancel the fetch. If the rate limit is reached, refresh returns the
+// refreshKeys fetches the keys and returns them. Concurrent callers share one fetch; a caller that
+// cancels its ctx does not cancel the fetch. If the rate limit is reached, refreshKeys returns the
 // cached keys.
-func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
+func (s *keySet) refreshKeys(ctx context.Context) ([]jose.JSONWebKey, error) {
 	done := s.flights.DoChan("", func() (any, error) {
 		if !s.fetches.Allow() { // the keys are seconds old, but the caller may have read an older set
 			s.mu.RLock()
@@ -154,7 +153,7 @@ func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
 		}
 		fetching, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
 		defer cancel()
-		keys, err := s.fetch(fetching)
+		keys, err := s.fetchKeys(fetching)
 		if err != nil {
 			return nil, fmt.Errorf("fetching keys: %w", err)
 		}
@@ -172,7 +171,7 @@ func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
 	}
 }
 
-func (s *keySet) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
+func (s *keySet) fetchKeys(ctx context.Context) ([]jose.JSONWebKey, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
 		return nil, err
@@ -192,8 +191,8 @@ func (s *keySet) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return parseKeys(data)
 }
 
-// parseKeys returns the public keys of a JSON Web Key Set. Encryption keys and unsupported kinds
-// are skipped.
+// parseKeys returns the public keys of a JSON Web Key Set. It skips encryption keys and keys of
+// unsupported types.
 func parseKeys(data []byte) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`

@@ -28,8 +28,9 @@ func newProvider(t *testing.T) *provider { return &provider{issuertest.New(t), t
 func (p *provider) conf() apiserver.JWTAuthenticator {
 	prefix := "oidc:"
 	return apiserver.JWTAuthenticator{
-		Issuer:        apiserver.Issuer{URL: p.URL, CertificateAuthority: p.CA(), Audiences: []string{"keelson"}},
-		ClaimMappings: apiserver.ClaimMappings{Username: apiserver.PrefixedClaimOrExpression{Claim: "sub", Prefix: &prefix}},
+		Issuer: apiserver.Issuer{URL: p.URL, CertificateAuthority: p.CA(), Audiences: []string{"keelson"}},
+		ClaimMappings: apiserver.ClaimMappings{Username: apiserver.PrefixedClaimOrExpression{Claim: "sub",
+			Prefix: &prefix}},
 	}
 }
 

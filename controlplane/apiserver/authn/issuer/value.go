@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/cel"
 )
 
-// value returns the claims as a CEL map.
-func (c claims) value() (traits.Mapper, error) {
+// celValue returns the claims as a CEL map from claim name to value.
+func (c claims) celValue() (traits.Mapper, error) {
 	all := make(map[string]any, len(c))
 	for name, raw := range c {
 		var v any
@@ -21,18 +21,18 @@ func (c claims) value() (traits.Mapper, error) {
 		}
 		all[name] = v
 	}
-	m, ok := native(all).(traits.Mapper)
+	m, ok := nativeToCEL(all).(traits.Mapper)
 	if !ok {
-		return nil, errors.New("the claims cannot be shown to an expression")
+		return nil, errors.New("converting the claims to a CEL value failed")
 	}
 	return m, nil
 }
 
-// native converts a Go value to a CEL value. A map key that is not a CEL identifier can be selected
-// by its Kubernetes escape: claims.example__dot__org is the claim "example.org".
-func native(v any) ref.Val { return spelled(types.DefaultTypeAdapter.NativeToValue(v)) }
+// nativeToCEL converts a Go value to a CEL value. A map key that is not a CEL identifier can be
+// selected by its Kubernetes escape: claims.example__dot__org is the claim "example.org".
+func nativeToCEL(v any) ref.Val { return withSpelledKeys(types.DefaultTypeAdapter.NativeToValue(v)) }
 
-func spelled(v ref.Val) ref.Val {
+func withSpelledKeys(v ref.Val) ref.Val {
 	switch v := v.(type) {
 	case traits.Mapper:
 		return spelledMap{v}
@@ -44,7 +44,7 @@ func spelled(v ref.Val) ref.Val {
 
 type spelledMap struct{ traits.Mapper }
 
-// Find returns the value of the unescaped key.
+// Find returns the value of a map key. The key may be escaped as in Kubernetes (see nativeToCEL).
 func (m spelledMap) Find(key ref.Val) (ref.Val, bool) {
 	if s, ok := key.(types.String); ok {
 		if plain, ok := cel.Unescape(string(s)); ok {
@@ -55,10 +55,11 @@ func (m spelledMap) Find(key ref.Val) (ref.Val, bool) {
 	if !ok {
 		return v, false
 	}
-	return spelled(v), true
+	return withSpelledKeys(v), true
 }
 
 type spelledList struct{ traits.Lister }
 
-// Get returns the element at index, with escaped map keys as in native.
-func (l spelledList) Get(index ref.Val) ref.Val { return spelled(l.Lister.Get(index)) }
+// Get returns the element at index. If it is a map, its keys can be selected by their Kubernetes
+// escapes (see nativeToCEL).
+func (l spelledList) Get(index ref.Val) ref.Val { return withSpelledKeys(l.Lister.Get(index)) }

@@ -17,11 +17,14 @@ func FuzzConfiguration(f *testing.F) {
 		f.Fatal(err)
 	}
 	head := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n"
-	hook := head + "- type: Webhook\n  name: w\n  webhook: {timeout: 3s, subjectAccessReviewVersion: v1, failurePolicy: Deny, " +
-		"matchConditionSubjectAccessReviewVersion: v1, connectionInfo: {type: KubeConfigFile, kubeConfigFile: " + kubeconfig + "}, matchConditions: [{expression: \""
+	hook := head + "- type: Webhook\n  name: w\n  webhook: {timeout: 3s, subjectAccessReviewVersion: v1, " +
+		"failurePolicy: Deny, " +
+		"matchConditionSubjectAccessReviewVersion: v1, connectionInfo: {type: KubeConfigFile, kubeConfigFile: " +
+		kubeconfig + "}, matchConditions: [{expression: \""
 	f.Add([]byte(head+"- {type: RBAC, name: r}\n- {type: Node, name: n}"), "")
 	f.Add([]byte("a: &a [*a]"), "request.")
-	for _, match := range []string{"has(request.resourceAttributes) && request.resourceAttributes.namespace == 'x'", "!('a' in request.groups)",
+	for _, match := range []string{"has(request.resourceAttributes) && request.resourceAttributes.namespace == 'x'",
+		"!('a' in request.groups)",
 		"request.user.matches('(a*)*b')", "[1,2].map(x, [1,2].map(y, x*y)).size() > 1", "1/0 > 1"} {
 		f.Add([]byte(hook+match+"\"}]}"), match)
 	}

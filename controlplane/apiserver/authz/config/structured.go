@@ -1,6 +1,6 @@
-// Package config builds the chain of authorizers from a file or flags with the names of
-// kube-apiserver. It follows the files: a change takes effect while the replica runs. A file that
-// cannot be read or is invalid changes nothing.
+// Package config builds the chain of authorizers from a file or from flags, which have the same
+// names as those of kube-apiserver. It reloads changed files while the replica runs. A changed file
+// that cannot be read or is invalid is ignored.
 package config
 
 import (
@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// The authorizer types of Kubernetes.
+// Types of authorizers, with the names that Kubernetes uses in files and flags.
 const (
 	Node        = "Node"
 	RBAC        = "RBAC"
@@ -37,9 +37,10 @@ const (
 	AlwaysDeny  = "AlwaysDeny"
 )
 
-func known() []string { return []string{ABAC, AlwaysAllow, AlwaysDeny, Node, RBAC, Webhook} }
+func knownModes() []string { return []string{ABAC, AlwaysAllow, AlwaysDeny, Node, RBAC, Webhook} }
 
-// Options are the authorization flags of the API server. The zero value selects Node, RBAC.
+// Options are the authorization flags of the API server. The zero value selects the authorizers
+// Node and RBAC.
 type Options struct {
 	ConfigFile string   // --authorization-config
 	Modes      []string // --authorization-mode
@@ -56,36 +57,37 @@ func Defaults() Options {
 	return Options{WebhookVersion: "v1beta1", AuthorizedTTL: 5 * time.Minute, UnauthorizedTTL: 30 * time.Second}
 }
 
-// Check returns an error that names an invalid flag, or a flag without another flag that it
-// requires.
+// Check returns an error that names an invalid flag, or a flag that requires another flag that is
+// not set.
 func (o *Options) Check() error {
 	if o.ConfigFile != "" && (len(o.Modes) > 0 || o.WebhookConfig != "") {
-		return errors.New("--authorization-config and --authorization-mode or --authorization-webhook-* flags " +
-			"say the same in two places: leave the flags out")
+		return errors.New("--authorization-config cannot be combined with --authorization-mode or " +
+			"--authorization-webhook-* flags: remove the flags")
 	}
 	for i, m := range o.Modes {
-		if !slices.Contains(known(), m) {
-			return fmt.Errorf("--authorization-mode %q: want some of %s", m, strings.Join(known(), ","))
+		if !slices.Contains(knownModes(), m) {
+			return fmt.Errorf("--authorization-mode %q: want some of %s", m, strings.Join(knownModes(), ","))
 		}
 		if slices.Contains(o.Modes[:i], m) {
 			return fmt.Errorf("--authorization-mode names %s twice", m)
 		}
 	}
 	for _, f := range []struct{ mode, flag, value string }{
-		{ABAC, "--authorization-policy-file", o.PolicyFile}, {Webhook, "--authorization-webhook-config-file", o.WebhookConfig},
+		{ABAC, "--authorization-policy-file", o.PolicyFile},
+		{Webhook, "--authorization-webhook-config-file", o.WebhookConfig},
 	} {
 		has := slices.Contains(o.Modes, f.mode)
 		if has && f.value == "" {
-			return fmt.Errorf("--authorization-mode %s needs %s", f.mode, f.flag)
+			return fmt.Errorf("--authorization-mode %s requires %s", f.mode, f.flag)
 		}
 		if !has && f.value != "" && o.ConfigFile == "" {
-			return fmt.Errorf("%s needs --authorization-mode with %s among the modes", f.flag, f.mode)
+			return fmt.Errorf("%s requires --authorization-mode to include %s", f.flag, f.mode)
 		}
 	}
 	return nil
 }
 
-// Config is the input of Load.
+// Config contains the options of an Authorization and what it needs to create authorizers.
 type Config struct {
 	Options   Options
 	Compilers *cel.Compilers
@@ -93,86 +95,87 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Authorization is the configured chain of authorizers, reloaded when the files change. It can
-// authorize only after Bind has set the Node and RBAC authorizers.
+// Authorization is the configured chain of authorizers. It is reloaded when the configuration files
+// change. It can authorize requests only after Bind has set the Node and RBAC authorizers.
 type Authorization struct {
-	conf    Config
-	mark    filewatch.Snapshot
-	every   time.Duration // interval at which the files are checked; tests shorten it
-	plan    *plan
-	builtin map[string]authz.Authorizer
-	now     atomic.Pointer[union]
-	reloads func(ok bool)
+	config       Config
+	snapshot     filewatch.Snapshot
+	reloadPeriod time.Duration // interval at which the files are checked; tests shorten it
+	plan         *plan
+	builtin      map[string]authz.Authorizer
+	current      atomic.Pointer[union]
+	reloads      func(ok bool)
 }
 
-// plan is the result of reading the files.
+// plan contains the configuration in the files and the authorizers that it requires.
 type plan struct {
-	conf *apiserver.AuthorizationConfiguration
-	made map[string]authz.Authorizer // authorizers that do not need Bind, by name in the configuration
-	hook []*webhook.Service
+	config      *apiserver.AuthorizationConfiguration
+	authorizers map[string]authz.Authorizer // authorizers that do not need Bind, by name in the configuration
+	webhooks    []*webhook.Service
 }
 
 // union is the chain of authorizers in their configured order.
 type union struct {
 	authz.Union
-	unlisted string // reason why a list of a user's permissions is incomplete; "" = complete
+	unlisted string // reason why a user may have permissions beyond the RBAC rules; "" = it has none
 }
 
-// Load reads the files and returns their Authorization. It starts nothing; Run does.
+// Load reads the files and returns an Authorization. It starts no goroutines; Run does.
 func Load(c Config) (*Authorization, error) {
 	if err := c.Options.Check(); err != nil {
 		return nil, err
 	}
-	a := &Authorization{conf: c, every: filewatch.PollInterval}
-	a.mark = filewatch.TakeSnapshot(c.Options.ConfigFile, c.Options.PolicyFile, c.Options.WebhookConfig)
+	a := &Authorization{config: c, reloadPeriod: filewatch.PollInterval}
+	a.snapshot = filewatch.TakeSnapshot(c.Options.ConfigFile, c.Options.PolicyFile, c.Options.WebhookConfig)
 	var err error
-	a.plan, err = a.read()
+	a.plan, err = a.readPlan()
 	return a, err
 }
 
 // Bind sets the Node and RBAC authorizers, by type name. It must be called before Authorize.
 func (a *Authorization) Bind(builtin map[string]authz.Authorizer) {
 	a.builtin = builtin
-	a.now.Store(a.union(a.plan))
+	a.current.Store(a.newUnion(a.plan))
 }
 
 // Authorize returns the decision of the configured chain.
-func (a *Authorization) Authorize(ctx context.Context, at *authz.Attributes) (authz.Decision, string) {
-	return a.now.Load().Authorize(ctx, at)
+func (a *Authorization) Authorize(ctx context.Context, attributes *authz.Attributes) (authz.Decision, string) {
+	return a.current.Load().Authorize(ctx, attributes)
 }
 
 // Unlisted returns the reason why a user may have permissions beyond the RBAC rules. It is "" when
 // the RBAC rules are complete.
-func (a *Authorization) Unlisted() string { return a.now.Load().unlisted }
+func (a *Authorization) Unlisted() string { return a.current.Load().unlisted }
 
-// OnReload sets a function that is called after each reload of changed files, with whether it
-// succeeded. Call it before Run.
-func (a *Authorization) OnReload(f func(ok bool)) { a.reloads = f }
+// OnReload sets a function that is called after each reload of changed files. ok reports whether
+// the reload succeeded. OnReload must be called before Run.
+func (a *Authorization) OnReload(notify func(ok bool)) { a.reloads = notify }
 
 // Run reloads the files when they change, until ctx is done.
 func (a *Authorization) Run(ctx context.Context) error {
-	return filewatch.Follow(ctx, a.every, a.mark, a.reload)
+	return filewatch.Follow(ctx, a.reloadPeriod, a.snapshot, a.reloadFiles)
 }
 
-func (a *Authorization) reload() {
-	p, err := a.read()
+func (a *Authorization) reloadFiles() {
+	p, err := a.readPlan()
 	if a.reloads != nil {
 		a.reloads(err == nil)
 	}
 	if err != nil {
-		a.conf.Log.Error("the authorization configuration was not taken over, the former one stays", "err", err)
+		a.config.Log.Error("failed to reload the authorization configuration, the previous one stays in effect", "err",
+			err)
 		return
 	}
-	for _, s := range a.plan.hook {
+	for _, s := range a.plan.webhooks {
 		s.Close()
 	}
 	a.plan = p
-	a.now.Store(a.union(p))
-	a.conf.Log.Info("authorization configuration read again", "authorizers", len(p.conf.Authorizers))
+	a.current.Store(a.newUnion(p))
+	a.config.Log.Info("authorization configuration reloaded", "authorizers", len(p.config.Authorizers))
 }
 
-// decoder returns a strict decoder: an unknown field is an error.
-func decoder() runtime.Decoder {
+// newDecoder returns a strict decoder: an unknown field is an error.
+func newDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
@@ -181,32 +184,33 @@ func decoder() runtime.Decoder {
 // maxFile is the maximum size of a configuration file in bytes.
 const maxFile = 4 << 20
 
-// read reads the files and creates the authorizers of the configuration that do not need Bind.
-func (a *Authorization) read() (*plan, error) {
-	o := &a.conf.Options
-	conf := o.configuration()
+// readPlan reads the files and creates the authorizers of the configuration that do not need Bind.
+func (a *Authorization) readPlan() (*plan, error) {
+	o := &a.config.Options
+	conf := o.asConfiguration()
 	if o.ConfigFile != "" {
 		data, err := filewatch.Read(o.ConfigFile, maxFile)
 		if err != nil {
 			return nil, fmt.Errorf("--authorization-config: %w", err)
 		}
-		obj, err := runtime.Decode(decoder(), data)
+		obj, err := runtime.Decode(newDecoder(), data)
 		if err != nil {
 			return nil, fmt.Errorf("--authorization-config: %s: %w", o.ConfigFile, err)
 		}
 		var ok bool
 		if conf, ok = obj.(*apiserver.AuthorizationConfiguration); !ok {
-			return nil, fmt.Errorf("--authorization-config: %s holds a %T: want an AuthorizationConfiguration", o.ConfigFile, obj)
+			return nil, fmt.Errorf("--authorization-config: %s contains a %T: want an AuthorizationConfiguration",
+				o.ConfigFile, obj)
 		}
 		errs := validation.ValidateAuthorizationConfiguration(
-			a.conf.Compilers.Authorization(), nil, conf, sets.New(known()...), sets.New(Webhook))
+			a.config.Compilers.Authorization(), nil, conf, sets.New(knownModes()...), sets.New(Webhook))
 		if err := errs.ToAggregate(); err != nil {
 			return nil, fmt.Errorf("--authorization-config: %s: %w", o.ConfigFile, err)
 		}
 	}
-	p := &plan{conf: conf, made: map[string]authz.Authorizer{}}
+	p := &plan{config: conf, authorizers: map[string]authz.Authorizer{}}
 	for i, c := range conf.Authorizers {
-		if err := a.make(p, c); err != nil {
+		if err := a.makeAuthorizer(p, c); err != nil {
 			if o.ConfigFile != "" {
 				return nil, fmt.Errorf("--authorization-config: %s: authorizers[%d]: %w", o.ConfigFile, i, err)
 			}
@@ -216,8 +220,8 @@ func (a *Authorization) read() (*plan, error) {
 	return p, nil
 }
 
-// configuration returns the flags in the form of an AuthorizationConfiguration file.
-func (o *Options) configuration() *apiserver.AuthorizationConfiguration {
+// asConfiguration converts the flags to an AuthorizationConfiguration, as a file contains it.
+func (o *Options) asConfiguration() *apiserver.AuthorizationConfiguration {
 	modes := o.Modes
 	if len(modes) == 0 {
 		modes = []string{Node, RBAC}
@@ -233,7 +237,8 @@ func (o *Options) configuration() *apiserver.AuthorizationConfiguration {
 				Timeout: metav1.Duration{Duration: 30 * time.Second}, SubjectAccessReviewVersion: o.WebhookVersion,
 				FailurePolicy: apiserver.FailurePolicyNoOpinion,
 				ConnectionInfo: apiserver.WebhookConnectionInfo{
-					Type: apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile, KubeConfigFile: &o.WebhookConfig,
+					Type:           apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile,
+					KubeConfigFile: &o.WebhookConfig,
 				},
 			}
 		}
@@ -242,35 +247,36 @@ func (o *Options) configuration() *apiserver.AuthorizationConfiguration {
 	return conf
 }
 
-// make creates the authorizer of a configuration entry and adds it to p. It does nothing for Node
-// and RBAC, which Bind provides.
-func (a *Authorization) make(p *plan, c apiserver.AuthorizerConfiguration) error {
+// makeAuthorizer creates the authorizer of one configuration entry and adds it to draft. It does
+// nothing for Node and RBAC, which Bind provides.
+func (a *Authorization) makeAuthorizer(draft *plan, c apiserver.AuthorizerConfiguration) error {
 	switch string(c.Type) {
 	case AlwaysAllow:
-		p.made[c.Name] = authz.AlwaysAllow{}
+		draft.authorizers[c.Name] = authz.AlwaysAllow{}
 	case AlwaysDeny:
-		p.made[c.Name] = authz.AlwaysDeny{}
+		draft.authorizers[c.Name] = authz.AlwaysDeny{}
 	case ABAC:
-		if a.conf.Options.PolicyFile == "" {
-			return errors.New("type ABAC needs the flag --authorization-policy-file")
+		if a.config.Options.PolicyFile == "" {
+			return errors.New("type ABAC requires the flag --authorization-policy-file")
 		}
-		z, err := authz.ReadABAC(a.conf.Options.PolicyFile)
+		z, err := authz.ReadABAC(a.config.Options.PolicyFile)
 		if err != nil {
 			return err
 		}
-		p.made[c.Name] = z
+		draft.authorizers[c.Name] = z
 	case Webhook:
-		return a.hook(p, c)
+		return a.makeWebhook(draft, c)
 	}
 	return nil
 }
 
-func (a *Authorization) hook(p *plan, c apiserver.AuthorizerConfiguration) error {
+func (a *Authorization) makeWebhook(draft *plan, c apiserver.AuthorizerConfiguration) error {
 	w := c.Webhook
 	if w.ConnectionInfo.Type == apiserver.AuthorizationWebhookConnectionInfoTypeInCluster {
-		return errors.New("webhook.connectionInfo.type: InClusterConfig would ask this API itself: use KubeConfigFile")
+		return errors.New("webhook.connectionInfo.type: InClusterConfig would call this API server itself: " +
+			"use KubeConfigFile")
 	}
-	matcher, errs := validation.ValidateAndCompileMatchConditions(a.conf.Compilers.Authorization(), w.MatchConditions)
+	matcher, errs := validation.ValidateAndCompileMatchConditions(a.config.Compilers.Authorization(), w.MatchConditions)
 	if err := errs.ToAggregate(); err != nil {
 		return err
 	}
@@ -278,10 +284,11 @@ func (a *Authorization) hook(p *plan, c apiserver.AuthorizerConfiguration) error
 	if err != nil {
 		return err
 	}
-	p.hook = append(p.hook, s)
+	draft.webhooks = append(draft.webhooks, s)
 	conf := authz.WebhookConfig{
-		Name: c.Name, Service: s, Version: w.SubjectAccessReviewVersion, OnError: authz.NoOpinion, Clock: a.conf.Clock,
-		Log: a.conf.Log,
+		Name: c.Name, Service: s, Version: w.SubjectAccessReviewVersion, OnError: authz.NoOpinion,
+		Clock: a.config.Clock,
+		Log:   a.config.Log,
 	}
 	if w.FailurePolicy == apiserver.FailurePolicyDeny {
 		conf.OnError = authz.Deny
@@ -295,21 +302,22 @@ func (a *Authorization) hook(p *plan, c apiserver.AuthorizerConfiguration) error
 	if matcher != nil {
 		conf.Match = matcher
 	}
-	p.made[c.Name], err = authz.NewWebhook(conf)
+	draft.authorizers[c.Name], err = authz.NewWebhook(conf)
 	return err
 }
 
-// union returns the chain of authorizers in their configured order. Privileged always precedes
+// newUnion returns the chain of authorizers in their configured order. Privileged always precedes
 // them, so that no configuration locks out administrators.
-func (a *Authorization) union(p *plan) *union {
+func (a *Authorization) newUnion(draft *plan) *union {
 	u := &union{Union: authz.Union{authz.Privileged{}}}
 	var unlisted []string
-	for _, c := range p.conf.Authorizers {
-		z := p.made[c.Name]
+	for _, c := range draft.config.Authorizers {
+		z := draft.authorizers[c.Name]
 		if z == nil {
 			z = a.builtin[string(c.Type)]
 		} else {
-			unlisted = append(unlisted, strings.ToLower(string(c.Type))+" authorizer does not support user rule resolution")
+			unlisted = append(unlisted, strings.ToLower(string(c.Type))+
+				" authorizer does not support user rule resolution")
 		}
 		u.Union = append(u.Union, z)
 	}

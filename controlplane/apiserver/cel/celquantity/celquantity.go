@@ -1,8 +1,9 @@
-// Package celquantity limits the cost of the CEL functions quantity and isQuantity in all
-// expressions of the program. This includes custom resource rules, where the validator accepts no
-// environment. CEL estimates the cost of these functions as linear in the text. In fact, parsing
-// time grows with the square of the text and with the exponent. Other parsing functions (semver,
-// ip, cidr, url, regular expressions) take time proportional to their cost.
+// Package celquantity limits the cost of the CEL functions quantity and isQuantity in all CEL
+// expressions of this process. This includes the rules of custom resources, because the validator
+// of custom resources does not accept another CEL environment. CEL assumes that the cost of these
+// functions is linear in the length of the text. In fact, parsing time grows with the square of the
+// length and with the exponent. Other parsing functions (semver, ip, cidr, url, regular
+// expressions) take time proportional to their cost.
 package celquantity
 
 import (
@@ -17,15 +18,16 @@ import (
 	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// init replaces the first program option of StrictCostOpt. The base environment shares this list
-// and is created by its first user, which is later than init.
+// init replaces the first program option of StrictCostOpt by that option followed by replaceCalls.
+// It changes the option list in place, because the base environment refers to the same list. The
+// base environment reads the list when it is first used, which is after init.
 func init() {
 	list := environment.StrictCostOpt.ProgramOptions
-	list[0] = both(list[0], cel.CustomDecoratorV2(bound))
+	list[0] = chainOptions(list[0], cel.CustomDecoratorV2(replaceCalls))
 }
 
-// both returns an option that applies first and then second.
-func both[P any](first, second func(P) (P, error)) func(P) (P, error) {
+// chainOptions returns an option that applies first and then second.
+func chainOptions[P any](first, second func(P) (P, error)) func(P) (P, error) {
 	return func(p P) (P, error) {
 		p, err := first(p)
 		if err != nil {
@@ -35,9 +37,9 @@ func both[P any](first, second func(P) (P, error)) func(P) (P, error) {
 	}
 }
 
-// bound replaces calls of quantity and isQuantity by calls of toQuantity and isQuantity of this
-// package.
-func bound(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
+// replaceCalls replaces calls of quantity and isQuantity by calls of toQuantity and isQuantity of
+// this package.
+func replaceCalls(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 	call, ok := node.(interpreter.InterpretableCall)
 	if !ok {
 		return node, nil
@@ -53,9 +55,10 @@ func bound(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error
 	return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), impl), nil
 }
 
-// toQuantity parses a quantity within the limits of quantitytext. Its error is a CEL error value.
+// toQuantity parses a quantity within the limits of quantitytext. An error is returned as a CEL
+// error value.
 func toQuantity(args ...ref.Val) ref.Val {
-	q, err := parse(args)
+	q, err := parseQuantity(args)
 	if err != nil {
 		return err
 	}
@@ -67,12 +70,13 @@ func isQuantity(args ...ref.Val) ref.Val {
 	if _, ok := args[0].Value().(string); !ok {
 		return types.MaybeNoSuchOverloadErr(args[0])
 	}
-	_, err := parse(args)
+	_, err := parseQuantity(args)
 	return types.Bool(err == nil)
 }
 
-// parse returns the quantity, or an error as a CEL value.
-func parse(args []ref.Val) (resource.Quantity, ref.Val) {
+// parseQuantity parses the text in args as a quantity. The second result is a CEL error value; nil
+// if the text is valid.
+func parseQuantity(args []ref.Val) (resource.Quantity, ref.Val) {
 	text, ok := args[0].Value().(string)
 	if !ok {
 		return resource.Quantity{}, types.MaybeNoSuchOverloadErr(args[0])

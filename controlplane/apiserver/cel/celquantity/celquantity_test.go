@@ -12,10 +12,11 @@ import (
 // Quantities that take long to parse are rejected, in variables and constants; all others are
 // parsed.
 func TestQuantitiesInExpressions(t *testing.T) {
-	base, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).Extend(environment.VersionedOptions{
-		IntroducedVersion: environment.DefaultCompatibilityVersion(),
-		EnvOptions:        []cel.EnvOption{cel.Variable("self", cel.StringType)},
-	})
+	base, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).Extend(
+		environment.VersionedOptions{
+			IntroducedVersion: environment.DefaultCompatibilityVersion(),
+			EnvOptions:        []cel.EnvOption{cel.Variable("self", cel.StringType)},
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,8 +27,10 @@ func TestQuantitiesInExpressions(t *testing.T) {
 	}{
 		{"quantity(self).isGreaterThan(quantity('1'))", "1Gi", "", true},
 		{"quantity(self).isGreaterThan(quantity('1'))", "1e-9", "", false},
-		{"quantity(self).isGreaterThan(quantity('0'))", strings.Repeat("9", 900_000), "quantity has 900000 bytes, the limit is 128", false},
-		{"quantity(self).isGreaterThan(quantity('0'))", "1e-2000000000", "the exponent of the quantity has 10 digits", false},
+		{"quantity(self).isGreaterThan(quantity('0'))", strings.Repeat("9", 900_000),
+			"quantity has 900000 bytes, the limit is 128", false},
+		{"quantity(self).isGreaterThan(quantity('0'))", "1e-2000000000",
+			"the exponent of the quantity has 10 digits", false},
 		{"quantity('1e-2000000000').isInteger()", "", "the exponent of the quantity has 10 digits", false},
 		{"isQuantity(self)", "1e-2000000000", "", false},
 		{"isQuantity(self)", strings.Repeat("9", 900_000), "", false},

@@ -1,5 +1,5 @@
-// Package overdue provides contexts for tests that exceed their deadline at the moment a server
-// responds. It simulates a server that responds because its connection is closed.
+// Package overdue provides contexts for tests that exceed their deadline at the moment when a
+// server responds. It simulates a server that responds only because its connection is closed.
 package overdue
 
 import (
@@ -25,10 +25,10 @@ func (c Context) Err() error {
 	return c.Context.Err()
 }
 
-// Says returns a handler that sets Over and then sends the response.
-func (c Context) Says(answer string) http.Handler {
+// RespondWith returns a handler that sets Over and then sends the response.
+func (c Context) RespondWith(response string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		c.Over.Store(true)
-		_, _ = w.Write([]byte(answer))
+		_, _ = w.Write([]byte(response))
 	})
 }

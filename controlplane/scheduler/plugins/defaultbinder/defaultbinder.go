@@ -1,4 +1,4 @@
-// Package defaultbinder binds pods through the API.
+// Package defaultbinder is the Bind plugin DefaultBinder, which binds pods through the API.
 package defaultbinder
 
 import (

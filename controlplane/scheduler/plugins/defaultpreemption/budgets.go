@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// budgetLedger counts how many disruptions each PodDisruptionBudget still allows, while the victims
-// on one node are chosen.
+// budgetLedger contains how many disruptions each PodDisruptionBudget still allows. It is
+// decremented for each pod on a node that would be evicted.
 type budgetLedger struct {
 	budgets []*policyv1.PodDisruptionBudget
 	left    []int32
@@ -24,8 +24,9 @@ func newLedger(budgets []*policyv1.PodDisruptionBudget) *budgetLedger {
 	return l
 }
 
-// splitProtected returns, in the given order, the pods that a PodDisruptionBudget protects and the
-// other pods. A pod is protected if evicting it after the pods before it would exceed a budget.
+// splitProtected divides pods into those that a PodDisruptionBudget protects and the others, both
+// in the given order. A pod is protected if its eviction, after the evictions of the pods before it
+// in the list, would violate a budget.
 func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
 	for _, pod := range pods {
 		if l.spendDisruption(pod.Pod) {
@@ -37,9 +38,9 @@ func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, fre
 	return protected, free
 }
 
-// spendDisruption counts the eviction of the pod in every budget that selects it. It reports
-// whether all these budgets still allowed it. A budget that already lists the pod as disrupted does
-// not count it again.
+// spendDisruption counts an eviction of the pod in every PodDisruptionBudget that selects it. It
+// reports whether all these budgets allowed the eviction. If a budget's status already lists the
+// pod in disruptedPods, the eviction is not counted again.
 func (l *budgetLedger) spendDisruption(pod *v1.Pod) bool {
 	allowed := true
 	for i, b := range l.budgets {

@@ -1,5 +1,6 @@
-// Package defaultpreemption preempts pods of lower priority for a pod that fits on no node. It
-// evicts as few and as unimportant pods as possible, and respects PodDisruptionBudgets if possible.
+// Package defaultpreemption is the PostFilter plugin DefaultPreemption. For a pod that fits on no
+// node, it evicts pods of lower priority from one node: as few and as unimportant pods as possible.
+// It violates PodDisruptionBudgets only if necessary.
 package defaultpreemption
 
 import (
@@ -20,8 +21,8 @@ import (
 // Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "DefaultPreemption"
 
-// Default number of candidate nodes after which the search stops: a tenth of the nodes where
-// preemption may help, but at least 100.
+// Default of the number of candidates after which the search for them stops: a tenth of the nodes
+// on which preemption may help, but at least 100.
 const (
 	triedPercent = 10
 	triedLeast   = 100
@@ -32,11 +33,13 @@ const (
 	noVictims  = "No preemption victims found for incoming pod"
 )
 
-// Plugin is the PostFilter plugin that preempts pods of lower priority.
+// Plugin is the PostFilter plugin that evicts pods of lower priority for a pod that fits on no
+// node.
 type Plugin struct {
 	H *framework.Handle
-	// Percent and Least determine how many candidate nodes are enough: a percentage of the nodes
-	// where preemption may help, but at least Least. nil means the default.
+	// Percent and Least determine the number of candidates after which the search for them stops: a
+	// percentage of the nodes on which preemption may help, but at least Least. nil means the
+	// default.
 	Percent, Least *int32
 }
 
@@ -46,20 +49,23 @@ func (Plugin) Name() string { return Name }
 // Candidate is a node on which the pod would fit after the eviction of the victims.
 type Candidate struct {
 	Node    string
-	Victims []*framework.PodInfo // the most important first
-	// Violations is how many of the evictions would violate a PodDisruptionBudget.
+	Victims []*framework.PodInfo // pods to evict, the most important first
+	// Violations is the number of evictions that would violate a PodDisruptionBudget.
 	Violations int
 }
 
-// PostFilter implements framework.PostFilter. It finds candidate nodes, starts the eviction of the
-// victims on the best one, and returns that node as nominated. If no candidate exists, it clears
-// the pod's nominated node and returns the reasons.
-func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framework.FitError) (string, *framework.Status) {
+// PostFilter implements framework.PostFilter. It finds candidates, which are nodes that would fit
+// the pod after evictions. It starts the evictions on the best one and returns that node as the
+// nominated node. If there is no candidate, it clears the pod's nominated node and returns the
+// reasons.
+func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framework.FitError) (
+	string, *framework.Status,
+) {
 	if reason := p.ineligibleReason(c, why); reason != "" {
 		return "", framework.Refuse(Name, "preemption: not eligible due to "+reason)
 	}
 	found, refusals := p.Candidates(ctx, c, why)
-	found, err := p.askExtenders(ctx, c.Pod, found)
+	found, err := p.callExtenders(ctx, c.Pod, found)
 	if err != nil {
 		return "", framework.Refuse(Name, "preemption: "+err.Error())
 	}
@@ -72,11 +78,11 @@ func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framewo
 	return best.Node, nil
 }
 
-// askExtenders lets the extenders remove candidates and change the victims of the others. It
-// returns the remaining candidates in their order. An error of an extender that is not ignorable is
-// returned.
-func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
-	asked := framework.Asked(p.H.Extenders, framework.VerbPreempt, pod)
+// callExtenders passes the candidates to the extenders, which may remove candidates and replace
+// their victims. It returns the remaining candidates in the same order. It returns the error of an
+// extender that is not ignorable.
+func (p Plugin) callExtenders(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
+	asked := framework.InterestedExtenders(p.H.Extenders, framework.VerbPreempt, pod)
 	if len(asked) == 0 || len(found) == 0 {
 		return found, nil
 	}
@@ -94,7 +100,7 @@ func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found 
 		}
 	}
 	out := make([]Candidate, 0, len(nodes))
-	for _, c := range found { // in their order
+	for _, c := range found { // keep the order of the candidates
 		if v, ok := nodes[c.Node]; ok {
 			slices.SortStableFunc(v.Pods, p.moreImportant)
 			out = append(out, Candidate{Node: c.Node, Victims: v.Pods, Violations: v.Violations})
@@ -103,20 +109,21 @@ func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found 
 	return out, nil
 }
 
-// ineligibleReason returns the reason why the pod may not preempt others now, or "" if it may. It
-// may not if its preemptionPolicy is Never, or while a pod that it has preempted is terminating on
-// its nominated node.
+// ineligibleReason returns the reason why the pod may not preempt other pods, or "" if it may. It
+// may not if its preemptionPolicy is Never, or while a pod of lower priority that was preempted is
+// terminating on its nominated node.
 func (p Plugin) ineligibleReason(c *framework.Cycle, why *framework.FitError) string {
 	if policy := c.Pod.Pod.Spec.PreemptionPolicy; policy != nil && *policy == v1.PreemptNever {
 		return "preemptionPolicy=Never."
 	}
 	node := c.Snapshot.NominationOf(c.Pod.Pod.UID)
 	n := c.Snapshot.ByName[node]
-	if n == nil || !why.MayMend(node) {
+	if n == nil || !why.PreemptionMayHelp(node) {
 		return ""
 	}
 	for _, victim := range n.Pods {
-		if victim.Priority < c.Pod.Priority && victim.Pod.DeletionTimestamp != nil && wasPreempted(p.latestPod(victim.Pod)) {
+		if victim.Priority < c.Pod.Priority && victim.Pod.DeletionTimestamp != nil &&
+			wasPreempted(p.latestPod(victim.Pod)) {
 			return "a terminating pod on the nominated node."
 		}
 	}
@@ -125,29 +132,33 @@ func (p Plugin) ineligibleReason(c *framework.Cycle, why *framework.FitError) st
 
 func wasPreempted(pod *v1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
-		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue && c.Reason == v1.PodReasonPreemptionByScheduler
+		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue &&
+			c.Reason == v1.PodReasonPreemptionByScheduler
 	})
 }
 
-// Candidates returns nodes on which the pod would fit after preemption, from those in why.Mendable.
-// The FitError contains the reasons of the other nodes.
-func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framework.FitError) ([]Candidate, *framework.FitError) {
+// Candidates checks the nodes in why.PreemptableNodes until it has found enough candidates, which
+// are nodes that would fit the pod after evictions. The returned FitError contains the reasons why
+// the other checked nodes are no candidates.
+func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framework.FitError) (
+	[]Candidate, *framework.FitError,
+) {
 	refusals := &framework.FitError{Total: why.Total, Reasons: make(map[string]int), Plugins: make(map[string]bool)}
-	if n := why.Total - len(why.Mendable); n > 0 {
+	if n := why.Total - len(why.PreemptableNodes); n > 0 {
 		refusals.Reasons[notHelpful] = n
 	}
-	enough := p.candidateCount(len(why.Mendable))
+	enough := p.candidateCount(len(why.PreemptableNodes))
 	var budgets []*policyv1.PodDisruptionBudget
 	if p.H.Budgets != nil {
 		budgets = p.H.Budgets()
 	}
 	var found []Candidate
-	start := startOffset(c.Pod.Pod, len(why.Mendable))
-	for i := range why.Mendable {
+	start := startOffset(c.Pod.Pod, len(why.PreemptableNodes))
+	for i := range why.PreemptableNodes {
 		if len(found) == enough || ctx.Err() != nil {
 			break
 		}
-		n := why.Mendable[(start+i)%len(why.Mendable)]
+		n := why.PreemptableNodes[(start+i)%len(why.PreemptableNodes)]
 		one, reasons := p.findVictims(ctx, c, n, newLedger(budgets))
 		if one != nil {
 			found = append(found, *one)
@@ -160,8 +171,8 @@ func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framewo
 	return found, refusals
 }
 
-// candidateCount returns the number of candidates after which the search stops, if preemption may
-// help on the given number of nodes. It is at least 1.
+// candidateCount returns the number of candidates after which the search for them stops. nodes is
+// the number of nodes on which preemption may help. The result is at least 1.
 func (p Plugin) candidateCount(nodes int) int {
 	percent, least := triedPercent, triedLeast
 	if p.Percent != nil {
@@ -173,8 +184,8 @@ func (p Plugin) candidateCount(nodes int) int {
 	return max(nodes*percent/100, least, 1)
 }
 
-// startOffset returns the index at which the search starts in a list of n nodes. It is derived from
-// the pod's UID, so that not all pods preempt on the same nodes.
+// startOffset returns the index in a list of n nodes at which the search for candidates starts. It
+// is derived from the pod's UID, so that different pods preempt on different nodes.
 func startOffset(pod *v1.Pod, n int) int {
 	if n == 0 {
 		return 0
@@ -184,11 +195,13 @@ func startOffset(pod *v1.Pod, n int) int {
 	return int(h.Sum32() % uint32(n))
 }
 
-// findVictims returns the node as a candidate with the pods that must be evicted from it. If the
-// pod does not fit even without all pods of lower priority, it returns the reasons. It removes
-// those pods from a copy of the node, and restores them one by one as long as the pod still fits.
-// Pods that a budget protects are restored first, then the more important ones.
-func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (*Candidate, []string) {
+// findVictims returns the node n as a candidate with the pods to evict, or the reasons if the pod
+// does not fit even without all pods of lower priority. It removes these pods from a copy of the
+// node and adds each of them again if the pod still fits. Pods that a PodDisruptionBudget protects
+// are added first, then the more important pods.
+func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (
+	*Candidate, []string,
+) {
 	trial := n.Clone()
 	var lower []*framework.PodInfo
 	for _, pod := range n.Pods {
@@ -235,8 +248,8 @@ func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framewor
 	return out, nil
 }
 
-// moreImportant is a comparison that sorts more important pods first: higher priority, then earlier
-// start time. Pods that are equal in both are sorted by UID.
+// moreImportant compares two pods for sorting the more important pod first: higher priority, then
+// earlier start time, then UID.
 func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	if a.Priority != b.Priority {
 		return cmp.Compare(b.Priority, a.Priority)
@@ -244,7 +257,8 @@ func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	return cmp.Or(p.startOf(a).Compare(p.startOf(b)), cmp.Compare(a.Pod.UID, b.Pod.UID))
 }
 
-// startOf returns the start time of the pod. A pod that has not started counts as the newest.
+// startOf returns the pod's start time, from its current status. For a pod that has not started it
+// returns a time in 2038, so that the pod counts as the newest.
 func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	if t := p.latestPod(pod.Pod).Status.StartTime; t != nil {
 		return t.Time
@@ -252,8 +266,8 @@ func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	return time.Unix(math.MaxInt32, 0)
 }
 
-// latestPod returns the current state of a pod from the informer. The status of the pod in a
-// snapshot may be as old as its binding.
+// latestPod returns the version of the pod in the informer's store. The status of the pod in the
+// snapshot may be older: status updates do not always change the snapshot.
 func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	if p.H.Pod != nil {
 		if now, ok := p.H.Pod(pod.Namespace, pod.Name); ok && now.UID == pod.UID {
@@ -263,10 +277,10 @@ func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Best returns the candidate with the least harm. Candidates are compared in this order: fewest
-// violated budgets, lowest priority of the most important victim, lowest sum of priorities, fewest
-// victims, and latest start of the most important victims. start returns a pod's start time. The
-// first of equal candidates is returned.
+// Best returns the candidate whose evictions do the least harm. It compares, in this order: fewest
+// violated PodDisruptionBudgets, lowest priority of the most important victim, lowest sum of the
+// victims' priorities, fewest victims, and latest start time of the most important victims. start
+// returns a pod's start time. Of equal candidates the first is returned.
 func Best(list []Candidate, start func(*framework.PodInfo) time.Time) Candidate {
 	return slices.MinFunc(list, func(a, b Candidate) int {
 		return cmp.Or(
@@ -307,8 +321,8 @@ func (c Candidate) earliestStart(start func(*framework.PodInfo) time.Time) time.
 	return first
 }
 
-// Order implements framework.Preempts: it sorts pods that a PodDisruptionBudget protects first,
-// then by importance.
+// Order implements framework.PreemptionPlugin: it returns the pods with those first that a
+// PodDisruptionBudget protects, and otherwise the more important ones first.
 func (p Plugin) Order(pods []*framework.PodInfo) []*framework.PodInfo {
 	var budgets []*policyv1.PodDisruptionBudget
 	if p.H.Budgets != nil {

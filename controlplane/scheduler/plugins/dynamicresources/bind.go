@@ -16,17 +16,19 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/retry"
 )
 
-// tries is how often a write of a ResourceClaim is attempted in case of conflicts.
-const tries = 5
+// writeTries is the maximum number of attempts to write a ResourceClaim after conflicts with other
+// writes.
+const writeTries = 5
 
-// errLost means that a ResourceClaim was allocated, deallocated, deleted or replaced since the
-// pod's node was chosen.
-var errLost = errors.New("has changed since the node was chosen")
+// errClaimChanged means that a ResourceClaim was allocated, deallocated, deleted or replaced since
+// the pod's node was chosen.
+var errClaimChanged = errors.New("has changed since the node was chosen")
 
-// Reserve implements framework.Reserve: it records in the Ledger the devices that Filter found on
-// the chosen node, so that no other pod gets them.
+// Reserve implements framework.Reserve: it takes the devices that Filter found on the chosen node
+// and promises them to the pod's claims in the Ledger, so that no other pod gets them.
 func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.wanting) == 0 {
@@ -65,30 +67,33 @@ func (p *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, one *claimState) er
 	claim, wrap := one.claim, func(err error) error {
 		return fmt.Errorf("claim %s/%s for pod %s: %w", one.claim.Namespace, one.claim.Name, pod.Name, err)
 	}
-	for try := 1; ; try++ {
+	return retry.OnConflict(writeTries, func() (again bool, err error) {
+		if claim == nil { // after a conflict: read the claim again
+			if claim, err = p.h.Devices.DeviceClaimNow(ctx, one.claim.Namespace, one.claim.Name); err != nil {
+				return false, wrap(err)
+			}
+			if claim.UID != one.claim.UID {
+				return false, wrap(errClaimChanged)
+			}
+		}
 		stored, err := p.writeAllocation(ctx, pod, claim, one)
 		if err == nil {
 			one.stored = stored
-			return nil
+			return false, nil
 		}
-		if !apierrors.IsConflict(err) || try == tries {
-			return wrap(err)
-		}
-		if claim, err = p.h.DeviceClaimNow(ctx, claim.Namespace, claim.Name); err != nil {
-			return wrap(err)
-		}
-		if claim.UID != one.claim.UID {
-			return wrap(errLost)
-		}
-	}
+		claim = nil
+		return apierrors.IsConflict(err), wrap(err)
+	})
 }
 
-// writeAllocation writes the chosen devices, if any, into the claim's status and adds the pod to
-// reservedFor. It returns the stored claim. If the claim has a conflicting state, the error is
-// errLost.
-func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
+// writeAllocation writes the devices that were chosen for the claim, if any, into its status, and
+// adds the pod to reservedFor. It returns the stored claim. If the claim has changed since the node
+// was chosen, the error is errClaimChanged.
+func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (
+	*resourcev1.ResourceClaim, error,
+) {
 	if claim.DeletionTimestamp != nil || (claim.Status.Allocation == nil) != (one.chosen != nil) {
-		return nil, errLost
+		return nil, errClaimChanged
 	}
 	if one.chosen == nil && resourceclaim.IsReservedForPod(pod, claim, false) {
 		return claim, nil
@@ -99,7 +104,7 @@ func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resour
 	next := claim.DeepCopy()
 	if one.chosen != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 		next.Finalizers = append(next.Finalizers, resourcev1.Finalizer)
-		stored, err := p.h.UpdateDeviceClaim(ctx, next)
+		stored, err := p.h.Devices.UpdateDeviceClaim(ctx, next)
 		if err != nil {
 			return nil, err
 		}
@@ -115,17 +120,19 @@ func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resour
 	if one.chosen != nil {
 		one.sent = &SentAllocation{Namespace: next.Namespace, Name: next.Name, Version: next.ResourceVersion}
 	}
-	return p.h.UpdateDeviceClaimStatus(ctx, next)
+	return p.h.Devices.UpdateDeviceClaimStatus(ctx, next)
 }
 
 func consumerReference(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
 	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
 }
 
-// hasBindingConditions reports whether an allocated device has conditions that its driver must set
-// before the pod may be bound.
+// hasBindingConditions reports whether a device in the allocation has binding conditions, which its
+// driver must set to true before the pod may be bound.
 func hasBindingConditions(a *resourcev1.AllocationResult) bool {
-	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return len(r.BindingConditions) > 0 })
+	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {
+		return len(r.BindingConditions) > 0
+	})
 }
 
 func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
@@ -140,9 +147,9 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
-	err := p.h.AwaitDevices(ctx, func() (bool, error) {
+	err := p.h.Devices.AwaitDevices(ctx, func() (bool, error) {
 		for _, one := range waiting {
-			claim, ok := p.h.DeviceClaim(one.claim.Namespace, one.claim.Name)
+			claim, ok := p.h.Devices.DeviceClaim(one.claim.Namespace, one.claim.Name)
 			if !ok || claim.UID != one.claim.UID {
 				return false, fmt.Errorf("claim %s was deleted", one.claim.Name)
 			}
@@ -162,26 +169,28 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 }
 
 // conditionsMet reports whether the binding conditions of all devices of the claim are true. It
-// returns an error if a binding failure condition is true, because the devices will then never
-// become ready.
+// returns an error if one of the binding failure conditions is true, because the devices will then
+// never become ready.
 func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	a := claim.Status.Allocation
 	if a == nil {
-		return false, nil // not reported yet, or removed: wait
+		return false, nil // the driver has not set the condition yet, or the device status was removed: wait
 	}
 	all := true
 	for i := range a.Devices.Results {
 		r := &a.Devices.Results[i]
 		var have []metav1.Condition
 		for _, d := range claim.Status.Devices {
-			if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device && (d.ShareID == nil) == (r.ShareID == nil) &&
+			if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device &&
+				(d.ShareID == nil) == (r.ShareID == nil) &&
 				(d.ShareID == nil || types.UID(*d.ShareID) == *r.ShareID) {
 				have = d.Conditions
 			}
 		}
 		for _, name := range r.BindingFailureConditions {
 			if meta.IsStatusConditionTrue(have, name) {
-				return false, fmt.Errorf("device %s/%s/%s of claim %s: %s", r.Driver, r.Pool, r.Device, claim.Name, name)
+				return false, fmt.Errorf("device %s/%s/%s of claim %s: %s", r.Driver, r.Pool, r.Device,
+					claim.Name, name)
 			}
 		}
 		for _, name := range r.BindingConditions {
@@ -191,9 +200,9 @@ func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	return all, nil
 }
 
-// Unreserve implements framework.Reserve. It ends the promises of Reserve in the Ledger and removes
-// the pod from the reservedFor of the claims. An allocation that was already written is kept,
-// unless the devices did not become ready.
+// Unreserve implements framework.Reserve: it releases the devices that Reserve marked as in use in
+// the Ledger, in memory, and removes the pod from reservedFor of its claims. An allocation that was
+// already written is kept, unless its devices did not become ready.
 func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -205,30 +214,30 @@ func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 			p.Release(one.claim.UID, pod.UID, one.sent)
 		}
 		if one.stored != nil && !resourceclaim.IsReservedForPod(pod, one.claim, false) {
-			p.giveUp(ctx, pod, one)
+			p.removeReservation(ctx, pod, one)
 		}
 		one.chosen, one.stored, one.sent = nil, nil, nil
 	}
 }
 
-// giveUp removes the pod from the claim's reservedFor. If the devices did not become ready and no
-// other pod uses the claim, it also removes the allocation. A failed write is ignored: the pod's
-// next attempt starts from the stored claim, and a controller removes deleted pods from
-// reservedFor.
-func (p *Plugin) giveUp(ctx context.Context, pod *v1.Pod, one *claimState) {
+// removeReservation removes the pod from reservedFor of the claim. If the claim's devices did not
+// become ready and no other pod uses the claim, it also removes the allocation. A failed write is
+// ignored: the pod's next attempt starts from the stored claim, and a controller removes deleted
+// pods from reservedFor.
+func (p *Plugin) removeReservation(ctx context.Context, pod *v1.Pod, one *claimState) {
 	claim := one.stored
-	for range tries {
+	_ = retry.OnConflict(writeTries, func() (again bool, err error) {
 		next := claim.DeepCopy()
-		next.Status.ReservedFor = slices.DeleteFunc(next.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		next.Status.ReservedFor = slices.DeleteFunc(next.Status.ReservedFor,
+			func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
 		if one.failed && len(next.Status.ReservedFor) == 0 {
 			next.Status.Allocation = nil
 		}
-		_, err := p.h.UpdateDeviceClaimStatus(ctx, next)
+		_, err = p.h.Devices.UpdateDeviceClaimStatus(ctx, next)
 		if !apierrors.IsConflict(err) {
-			return
+			return false, err
 		}
-		if claim, err = p.h.DeviceClaimNow(ctx, claim.Namespace, claim.Name); err != nil || claim.UID != one.claim.UID {
-			return
-		}
-	}
+		claim, err = p.h.Devices.DeviceClaimNow(ctx, claim.Namespace, claim.Name)
+		return err == nil && claim.UID == one.claim.UID, err
+	})
 }

@@ -1,6 +1,7 @@
-// Package dynamicresources allocates devices to pods with resource claims (resource.k8s.io). It
-// restricts a pod to nodes on which its claims have devices or can get devices. It chooses devices
-// with Kubernetes' allocator, and writes the allocation into the claims before the pod is bound.
+// Package dynamicresources is the plugin DynamicResources, which allocates devices to pods with
+// ResourceClaims (resource.k8s.io). It restricts a pod to nodes on which its claims have devices or
+// can get devices. It chooses devices with Kubernetes' allocator, and writes the allocation into
+// the claims before the pod is bound.
 package dynamicresources
 
 import (
@@ -23,11 +24,11 @@ import (
 // Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "DynamicResources"
 
-// maxErrors is how many errors of the device allocator are reported in one scheduling attempt.
-// Further ones are replaced by a general message.
+// maxErrors is the maximum number of errors of the device allocator that one scheduling attempt
+// reports in detail. For further errors, the node is refused with a general message.
 const maxErrors = 8
 
-// Defaults of the plugin's arguments.
+// Default values of the plugin's arguments.
 const (
 	// DefaultSearch bounds the time that one attempt spends on searching for devices, on all nodes
 	// together. The allocator tries all combinations of devices, and other pods wait meanwhile.
@@ -37,10 +38,11 @@ const (
 	DefaultPatience = 10 * time.Minute
 )
 
-// features are the enabled features of the device allocator: all except those that require work on
-// the node which agents do not support.
+// features are the enabled features of Kubernetes' device allocator: all except those that require
+// support by the node agent, which does not have it.
 var features = func() structured.Features {
-	f := structured.Features{AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true,
+	f := structured.Features{AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true,
+		DerivedAttributes:      true,
 		DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true,
 		PartitionableDevices: true, PrioritizedList: true}
 	return f
@@ -61,38 +63,43 @@ type Plugin struct {
 	*Ledger
 }
 
-// New returns the plugin. All profiles share the ledger. search bounds the search for devices in
-// one attempt. patience bounds the wait for drivers that prepare the devices.
+// New returns the plugin. ledger records the devices in use and is shared by all profiles. search
+// bounds the search for devices in one attempt. patience bounds the time that PreBind waits until
+// drivers have prepared the devices.
 func New(h *framework.Handle, ledger *Ledger, search, patience time.Duration) *Plugin {
-	return &Plugin{h: h, patience: patience, search: search, explains: explaining, Ledger: ledger}
+	return &Plugin{h: h, patience: patience, search: search, explains: explainTimeout, Ledger: ledger}
 }
 
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is the plugin's data of one scheduling attempt.
+// state is the data of DynamicResources for one scheduling attempt. PreFilter stores it in the
+// Cycle.
 type state struct {
 	claims    []*claimState
-	wanting   []*resourcev1.ResourceClaim // claims without allocated devices, in the order of the field claims
+	wanting   []*resourcev1.ResourceClaim // the pod's claims without allocated devices, in the order of claims
 	allocator structured.Allocator
 	classes   classes
-	until     time.Time // deadline of the search for devices
+	until     time.Time // deadline of the search for devices in this attempt
 	explains  time.Duration
-	explain   time.Time // deadline for explaining refusals; zero = no refusal has been explained yet
-	errors    int       // number of allocator errors
+	explain   time.Time // deadline of explainNode in this attempt; set by its first call
+	errors    int       // number of errors that the allocator has returned
 	found     map[string][]resourcev1.AllocationResult
 }
 
-// claimState is the data of one ResourceClaim of the pod in a scheduling attempt.
+// claimState is the data of DynamicResources for one ResourceClaim of the pod in a scheduling
+// attempt.
 type claimState struct {
-	claim    *resourcev1.ResourceClaim
-	nodes    *nodeaffinity.NodeSelector // nodes on which its devices are available; nil = all nodes, or not allocated yet
-	unusable bool                       // Filter has refused a node because its devices are not available there
+	claim *resourcev1.ResourceClaim
+	// nodes on which the claim's allocated devices are available; nil = on all nodes, or no devices
+	// are allocated
+	nodes    *nodeaffinity.NodeSelector
+	unusable bool // Filter has refused a node because the claim's devices are not available there
 
-	chosen *resourcev1.AllocationResult // set by Reserve; nil = the claim has devices already
-	sent   *SentAllocation              // identifies the last write of chosen; nil = not written
-	stored *resourcev1.ResourceClaim    // the claim as PreBind has stored it
-	failed bool                         // PreBind failed because its devices did not become ready
+	chosen *resourcev1.AllocationResult // allocation that Reserve chose; nil = the claim already has devices
+	sent   *SentAllocation              // last attempt to write chosen; nil = not written
+	stored *resourcev1.ResourceClaim    // the claim after PreBind has written it
+	failed bool                         // PreBind failed because the claim's devices did not become ready
 }
 
 // PreFilter implements framework.PreFilter: it looks up the pod's ResourceClaims and refuses the
@@ -102,7 +109,8 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil, framework.SkipStatus
 	}
-	st := &state{until: time.Now().Add(p.search), explains: p.explains, found: map[string][]resourcev1.AllocationResult{}, classes: classes{p.h}}
+	st := &state{until: time.Now().Add(p.search), explains: p.explains,
+		found: map[string][]resourcev1.AllocationResult{}, classes: classes{p.h}}
 	seen := map[types.UID]bool{}
 	for i := range pod.Spec.ResourceClaims {
 		claim, s := p.findClaim(pod, &pod.Spec.ResourceClaims[i])
@@ -119,7 +127,8 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	}
 	if len(st.wanting) > 0 {
 		var err error
-		st.allocator, err = structured.NewAllocator(ctx, features, p.State(), st.classes, p.h.Slices(), p.compiled())
+		st.allocator, err = structured.NewAllocator(ctx, features, p.State(), st.classes,
+			p.h.Devices.Slices(), p.compiled())
 		if err != nil {
 			return nil, framework.Fail(Name, fmt.Errorf("allocating devices: %w", err))
 		}
@@ -128,19 +137,22 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	return nil, nil
 }
 
-// findClaim returns the ResourceClaim for an entry of the pod's resourceClaims, or the reason why
-// the pod must wait. Both are nil if the entry needs no claim.
+// findClaim returns the ResourceClaim for an entry of the pod's spec.resourceClaims. If it does not
+// exist or cannot be used, it returns the refusal of the pod. Both results are nil if the entry
+// needs no claim.
 func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	switch {
 	case errors.Is(err, resourceclaim.ErrClaimNotFound):
-		return nil, framework.RefuseForGood(Name, fmt.Sprintf("waiting for dynamic resource controller to create the resourceclaim %q of the pod", entry.Name))
+		return nil, framework.RefuseForGood(Name,
+			fmt.Sprintf("waiting for dynamic resource controller to create the resourceclaim %q of the pod",
+				entry.Name))
 	case err != nil:
 		return nil, framework.RefuseForGood(Name, err.Error())
 	case name == nil:
 		return nil, nil
 	}
-	claim, ok := p.h.DeviceClaim(pod.Namespace, *name)
+	claim, ok := p.h.Devices.DeviceClaim(pod.Namespace, *name)
 	switch {
 	case !ok:
 		return nil, framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q not found", *name))
@@ -155,15 +167,16 @@ func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1
 	return claim, nil
 }
 
-// addClaim adds a ResourceClaim of the pod to the state. It returns the reason if the pod must wait
-// because of the claim.
+// addClaim adds a ResourceClaim of the pod to st, the data of the scheduling attempt. It returns a
+// refusal of the pod if no node can fit because of the claim, and otherwise nil.
 func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
 	one := &claimState{claim: claim}
 	st.claims = append(st.claims, one)
 	a := claim.Status.Allocation
 	switch {
 	case a == nil && p.Promised(claim.UID):
-		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in the process of being allocated", claim.Name))
+		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in the process of being allocated",
+			claim.Name))
 	case a == nil:
 		for i := range claim.Spec.Devices.Requests {
 			if s := st.checkClass(&claim.Spec.Devices.Requests[i]); s != nil {
@@ -172,22 +185,26 @@ func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClai
 		}
 		st.wanting = append(st.wanting, claim)
 		return nil
-	case !resourceclaim.IsReservedForPod(pod, claim, false) && len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in use by the maximum number of pods", claim.Name))
+	case !resourceclaim.IsReservedForPod(pod, claim, false) &&
+		len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
+		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in use by the maximum number of pods",
+			claim.Name))
 	case a.NodeSelector == nil:
 		return nil
 	}
 	var err error
 	if one.nodes, err = nodeaffinity.NewNodeSelector(a.NodeSelector); err != nil {
-		return framework.Fail(Name, fmt.Errorf("node selector of the devices of claim %s/%s: %w", claim.Namespace, claim.Name, err))
+		return framework.Fail(Name, fmt.Errorf("node selector of the devices of claim %s/%s: %w", claim.Namespace,
+			claim.Name, err))
 	}
 	return nil
 }
 
-// checkClass returns a refusal if the request refers to a DeviceClass that does not exist.
+// checkClass returns nil if all DeviceClasses to which the device request r refers exist. Otherwise
+// it returns a refusal of the pod with the name of a missing class.
 func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	missing := func(request, class string) *framework.Status {
-		if _, ok := st.classes.h.DeviceClass(class); ok {
+		if _, ok := st.classes.h.Devices.DeviceClass(class); ok {
 			return nil
 		}
 		return framework.RefuseForGood(Name, fmt.Sprintf("request %s: device class %s does not exist", request, class))
@@ -207,20 +224,20 @@ func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 // structured.DeviceClassLister.
 type classes struct{ h *framework.Handle }
 
-// List implements structured.DeviceClassLister.
-func (c classes) List() ([]*resourcev1.DeviceClass, error) { return c.h.DeviceClasses(), nil }
+// List implements structured.DeviceClassLister: it returns all DeviceClasses.
+func (c classes) List() ([]*resourcev1.DeviceClass, error) { return c.h.Devices.DeviceClasses(), nil }
 
-// Get implements structured.DeviceClassLister.
+// Get implements structured.DeviceClassLister: it returns the DeviceClass with the given name.
 func (c classes) Get(name string) (*resourcev1.DeviceClass, error) {
-	if class, ok := c.h.DeviceClass(name); ok {
+	if class, ok := c.h.Devices.DeviceClass(name); ok {
 		return class, nil
 	}
 	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclasses"), name)
 }
 
-// Filter implements framework.Filter. It refuses a node that cannot use the devices already
-// allocated to the pod's claims. It also refuses a node on which the allocator finds no devices for
-// the other claims. The devices that it finds are stored for Reserve.
+// Filter implements framework.Filter. It refuses a node on which the devices of the pod's allocated
+// claims are not available. It also refuses a node on which the allocator finds no devices for the
+// other claims. The devices that it finds are stored for Reserve.
 func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -238,7 +255,7 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	if len(st.wanting) == 0 {
 		return nil
 	}
-	if _, ok := st.found[n.Node.Name]; ok { // the node is checked again, with other pods
+	if _, ok := st.found[n.Node.Name]; ok { // Filter runs again, with other pods on the node
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, st.until)
@@ -258,10 +275,10 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	return nil
 }
 
-// allocatorFailure returns the refusal of a node for which the allocator returned an error, for
-// example because a selector cannot be evaluated for a device. Other nodes are still tried. After
-// maxErrors errors the refusal has a general message, because errors contain device names and would
-// make the pod's message too long.
+// allocatorFailure returns the refusal of a node for which the device allocator returned an error,
+// for example because a CEL selector cannot be evaluated for a device. Other nodes are still tried.
+// After maxErrors errors the refusal has a general message: errors contain device names and would
+// make the message about the pod too long.
 func (st *state) allocatorFailure(err error) *framework.Status {
 	if st.errors++; st.errors > maxErrors {
 		return unexplained
@@ -269,10 +286,12 @@ func (st *state) allocatorFailure(err error) *framework.Status {
 	return framework.RefuseForGood(Name, "allocating devices: "+err.Error())
 }
 
-// PostFilter implements framework.PostFilter. It deallocates the devices of a claim that no other
-// pod uses, if Filter refused a node because of them. The claim can then get other devices in the
-// next attempt.
-func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framework.FitError) (string, *framework.Status) {
+// PostFilter implements framework.PostFilter. If Filter refused a node because the devices of a
+// claim are not available there, and no other pod uses the claim, it removes the claim's
+// allocation. The next attempt can then choose other devices.
+func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framework.FitError) (
+	string, *framework.Status,
+) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
 		return "", framework.RefuseForGood(Name)
@@ -284,16 +303,18 @@ func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framewor
 		}
 		next := one.claim.DeepCopy()
 		next.Status.Allocation, next.Status.ReservedFor = nil, nil
-		if _, err := p.h.UpdateDeviceClaimStatus(ctx, next); err != nil {
-			return "", framework.Fail(Name, fmt.Errorf("deallocating the devices of claim %s/%s: %w", next.Namespace, next.Name, err))
+		if _, err := p.h.Devices.UpdateDeviceClaimStatus(ctx, next); err != nil {
+			return "", framework.Fail(Name, fmt.Errorf("deallocating the devices of claim %s/%s: %w", next.Namespace,
+				next.Name, err))
 		}
-		return "", framework.RefuseForGood(Name, fmt.Sprintf("deallocated the devices of resourceclaim %q, which no fitting node can reach.", next.Name))
+		return "", framework.RefuseForGood(Name,
+			fmt.Sprintf("deallocated the devices of resourceclaim %q, which no fitting node can reach.", next.Name))
 	}
 	return "", framework.RefuseForGood(Name)
 }
 
-// Score implements framework.Score: the score is higher if earlier alternatives of the requests
-// (firstAvailable) were found on the node.
+// Score implements framework.Score: the score is higher if the devices found on the node satisfy
+// earlier alternatives of the device requests (firstAvailable).
 func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -306,8 +327,8 @@ func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return sum, nil
 }
 
-// preferenceScore returns a score for the allocation of a claim. It is higher if earlier
-// alternatives of the claim's requests were chosen.
+// preferenceScore returns the score of an allocation for the claim. It is higher if the devices
+// satisfy earlier alternatives of the claim's device requests (firstAvailable).
 func preferenceScore(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
 	var sum int64
 	for i := range claim.Spec.Devices.Requests {
@@ -337,8 +358,8 @@ func (p *Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []
 	return nil
 }
 
-// PreScore implements framework.PreScore. It skips scoring if no request of the pod has
-// alternatives.
+// PreScore implements framework.PreScore: it returns Skip if no device request of the pod has
+// alternatives (firstAvailable), because all nodes then have the same score.
 func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -355,9 +376,9 @@ func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.
 }
 
 // MayHelp implements framework.Requeue. It returns true for changes of nodes, DeviceClasses and
-// ResourceSlices, and for the removal of a pod with ResourceClaims. It also does for a change of
-// one of the pod's own claims. A change of another claim helps only if that claim has no devices
-// any more.
+// ResourceSlices, for the removal of a pod with ResourceClaims, and for a change of one of the
+// pod's own claims. For a change of another claim it returns true only if that claim has no
+// devices, which may have become free.
 func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.SliceChanged, framework.DeviceClassChanged:

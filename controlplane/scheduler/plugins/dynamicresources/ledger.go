@@ -15,42 +15,44 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// expressions is how many compiled CEL device selectors are cached.
-const expressions = 256
+// maxCachedSelectors is the maximum number of compiled CEL device selectors that are cached.
+const maxCachedSelectors = 256
 
-// Ledger records which devices are in use: devices allocated to stored ResourceClaims, and devices
-// that were chosen for pods that are not bound yet (promises). All profiles of a scheduler share
-// one Ledger.
+// Ledger records which devices are in use: devices allocated to stored ResourceClaims, and promised
+// devices. A promise reserves devices that were chosen for a claim until the allocation is stored
+// in the claim. All profiles of a scheduler share one Ledger.
 type Ledger struct {
 	compiled func() *cel.Cache
 
 	mu       sync.Mutex
-	stored   map[types.UID]*resourcev1.AllocationResult // allocation by claim UID, as the informer reported it last
-	promised map[types.UID]promise                      // by claim UID
-	count    map[structured.DeviceID]int                // number of claims with exclusive use of the device
+	stored   map[types.UID]*resourcev1.AllocationResult // by claim UID, as last reported by the informer
+	promised map[types.UID]promise                      // promise for the claim, by claim UID
+	count    map[structured.DeviceID]int                // number of claims that use the device exclusively
 	shares   map[structured.SharedDeviceID]int
-	consumed structured.ConsumedCapacityCollection // capacity in use of shared devices
-	state    *structured.AllocatedState            // copy for allocators; nil if it is outdated
+	consumed structured.ConsumedCapacityCollection // capacity of shared devices that is in use
+	state    *structured.AllocatedState            // result of State; nil if the fields above have changed
 }
 
-// promise is an allocation that was chosen for a claim of a pod and is not known to be stored yet.
+// promise is an allocation that was chosen for a claim of a pod, but is not known to be stored in
+// the claim.
 type promise struct {
 	pod        types.UID
 	allocation *resourcev1.AllocationResult
-	sent       *SentAllocation // set by Release if the write of the allocation has no known outcome; otherwise nil
+	sent       *SentAllocation // the write of the allocation, if it failed with an unknown outcome; set by Release
 }
 
-// SentAllocation identifies a write of a claim's allocation: the claim, and the resourceVersion
-// that was the precondition of the write.
+// SentAllocation identifies a write of an allocation into a ResourceClaim, by the claim's name and
+// by the resourceVersion that was the precondition of the write.
 type SentAllocation struct {
 	Namespace, Name, Version string
 }
 
-// NewLedger returns an empty ledger.
+// NewLedger returns a Ledger in which no devices are in use.
 func NewLedger() *Ledger {
 	return &Ledger{
 		compiled: sync.OnceValue(func() *cel.Cache {
-			return cel.NewCache(expressions, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true})
+			return cel.NewCache(maxCachedSelectors, cel.Features{EnableConsumableCapacity: true,
+				EnableListTypeAttributes: true})
 		}),
 		stored: map[types.UID]*resourcev1.AllocationResult{}, promised: map[types.UID]promise{},
 		count: map[structured.DeviceID]int{}, shares: map[structured.SharedDeviceID]int{},
@@ -58,8 +60,9 @@ func NewLedger() *Ledger {
 	}
 }
 
-// Observe records the current state of a claim. gone means that the claim was deleted. If the claim
-// is deleted or has devices, a promise for it ends.
+// Observe records the devices of the claim c, as the informer has reported them. gone means that
+// the claim was deleted. If the claim has devices or was deleted, the promise for it (the devices
+// reserved for its allocation) ends.
 func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,8 +84,8 @@ func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	}
 }
 
-// Promise records that the devices of an allocation were chosen for a claim of a pod. The devices
-// are in use until Observe, Release, Confirm or Settle ends the promise.
+// Promise records that the devices in the allocation a were chosen for a claim of a pod, both given
+// by UID. The devices are in use until Observe, Release, Confirm or Settle ends the promise.
 func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,9 +94,9 @@ func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.countAllocation(a, 1)
 }
 
-// Release ends the promise for a claim that was made for the pod. If sent is not nil, the
-// allocation was written with an unknown outcome. The promise then stays until Observe, Confirm or
-// Settle ends it.
+// Release ends the promise of devices to the claim, if it was made for the given pod. If sent is
+// not nil, the write of the allocation failed with an unknown outcome: the devices then stay in use
+// until Observe, Confirm or Settle ends the promise.
 func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,8 +111,8 @@ func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	}
 }
 
-// Promised reports whether there is a promise for the claim: devices were chosen, but the claim is
-// not known to have them.
+// Promised reports whether devices are promised to the claim with the given UID: they were chosen
+// for the claim, but the allocation is not known to be stored.
 func (l *Ledger) Promised(claim types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,8 +120,8 @@ func (l *Ledger) Promised(claim types.UID) bool {
 	return ok
 }
 
-// State returns the devices and capacities in use, in the form that the allocator requires. It is
-// shared and must not be modified.
+// State returns the devices and capacities in use, as an input of Kubernetes' device allocator. The
+// result is shared and must not be modified.
 func (l *Ledger) State() structured.AllocatedState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,9 +132,9 @@ func (l *Ledger) State() structured.AllocatedState {
 	return *l.state
 }
 
-// Settle ends the released promises with writes of unknown outcome. It must be called at the start
-// of a raft term, after all claims have been observed. Writes of an earlier term can then no longer
-// be stored.
+// Settle ends the promises of devices whose allocation was written with an unknown outcome. The
+// caller must be in a new raft term and must have passed all claims to Observe: writes of earlier
+// terms can no longer be stored then.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,8 +145,9 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// Confirm reads the claims of released promises with writes of unknown outcome. It ends each
-// promise with a write that certainly never is stored, and reports whether it ended any.
+// Confirm finds out whether allocations whose write had an unknown outcome are stored, by reading
+// the claims from the API. If an allocation is not stored and can no longer be stored, the promise
+// of its devices ends. freed is true if any promise has ended.
 func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
 	for claim, sent := range l.unconfirmedAllocations() {
 		if !isNeverStored(ctx, d, claim, sent) {
@@ -171,10 +175,10 @@ func (l *Ledger) unconfirmedAllocations() map[types.UID]*SentAllocation {
 	return out
 }
 
-// isNeverStored reports whether a write of an allocation was not stored and can no longer be
-// stored. That is certain if the claim is gone, or has no devices and a later resourceVersion than
-// the write's precondition. If the claim still has that resourceVersion, isNeverStored updates the
-// claim, by removing the scheduler's finalizer, so that the write can no longer succeed.
+// isNeverStored reports whether the write sent, which had an unknown outcome, was not stored and
+// can no longer be stored. That is certain if the claim no longer exists, or has no devices and a
+// different resourceVersion than the precondition of the write. If the resourceVersion is the same,
+// isNeverStored changes it by removing the scheduler's finalizer from the claim.
 func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent *SentAllocation) bool {
 	claim, err := d.DeviceClaimNow(ctx, sent.Namespace, sent.Name)
 	switch {
@@ -185,7 +189,7 @@ func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent
 	case claim.UID != uid:
 		return true
 	case claim.Status.Allocation != nil:
-		return false // Observe ends the promise
+		return false // Observe will end the promise
 	case claim.ResourceVersion != sent.Version:
 		return true
 	}
@@ -202,8 +206,8 @@ func (l *Ledger) forgetClaim(claim types.UID) {
 	}
 }
 
-// countAllocation adds the devices of an allocation to the counts if n is 1, and removes them if n
-// is -1. Devices with admin access are not in use.
+// countAllocation adds the devices in the allocation a to the devices in use if n is 1, and removes
+// them if n is -1. It ignores devices with admin access, which do not reserve the device.
 func (l *Ledger) countAllocation(a *resourcev1.AllocationResult, n int) {
 	if a == nil {
 		return

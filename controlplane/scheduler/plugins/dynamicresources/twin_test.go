@@ -35,11 +35,13 @@ type shop struct {
 }
 
 func newShop() *shop {
-	s := &shop{classes: map[string]*resourcev1.DeviceClass{}, claims: map[string]*resourcev1.ResourceClaim{}, cached: map[string]*resourcev1.ResourceClaim{}}
+	s := &shop{classes: map[string]*resourcev1.DeviceClass{}, claims: map[string]*resourcev1.ResourceClaim{},
+		cached: map[string]*resourcev1.ResourceClaim{}}
 	for name, expression := range map[string]string{"any": "", "a": `device.attributes["` + driver + `"].kind == "a"`} {
 		class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if expression != "" {
-			class.Spec.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}
+			class.Spec.Selectors = []resourcev1.DeviceSelector{
+				{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}
 		}
 		s.classes[name] = class
 	}
@@ -71,7 +73,8 @@ func newShop() *shop {
 		UpdateDeviceClaim: func(_ context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 			return write(c, false)
 		},
-		UpdateDeviceClaimStatus: func(_ context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		UpdateDeviceClaimStatus: func(_ context.Context,
+			c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 			return write(c, true)
 		},
 	}}
@@ -107,13 +110,16 @@ func (s *shop) node(name string, devices ...resourcev1.Device) {
 	info.SetNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}})
 	s.nodes = append(s.nodes, info)
 	if len(devices) > 0 {
-		s.slices = append(s.slices, &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name + "-gpu"}, Spec: resourcev1.ResourceSliceSpec{
-			Driver: driver, NodeName: &name, Devices: devices, Pool: resourcev1.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}}})
+		s.slices = append(s.slices, &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name + "-gpu"},
+			Spec: resourcev1.ResourceSliceSpec{
+				Driver: driver, NodeName: &name, Devices: devices,
+				Pool: resourcev1.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}}})
 	}
 }
 
 func device(name, kind string, numa int64, taints ...resourcev1.DeviceTaint) resourcev1.Device {
-	d := resourcev1.Device{Name: name, Taints: taints, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"kind": {StringValue: &kind}}}
+	d := resourcev1.Device{Name: name, Taints: taints,
+		Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"kind": {StringValue: &kind}}}
 	if numa >= 0 {
 		d.Attributes["numa"] = resourcev1.DeviceAttribute{IntValue: &numa}
 	}
@@ -130,7 +136,8 @@ func (s *shop) cycle(pod string, claims ...string) *framework.Cycle {
 }
 
 func (s *shop) claim(name string, spec resourcev1.DeviceClaim) {
-	s.put(&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}, Spec: resourcev1.ResourceClaimSpec{Devices: spec}})
+	s.put(&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
+		Spec: resourcev1.ResourceClaimSpec{Devices: spec}})
 	s.tell(name)
 }
 
@@ -155,7 +162,8 @@ func randomClaim(r *rand.Rand) resourcev1.DeviceClaim {
 		req := resourcev1.DeviceRequest{Name: fmt.Sprint("r", i)}
 		if r.IntN(4) == 0 {
 			for j := range 2 {
-				sub := resourcev1.DeviceSubRequest{Name: fmt.Sprint("s", j), DeviceClassName: class(), Tolerations: tolerations()}
+				sub := resourcev1.DeviceSubRequest{Name: fmt.Sprint("s", j), DeviceClassName: class(),
+					Tolerations: tolerations()}
 				sub.AllocationMode, sub.Count = mode()
 				req.FirstAvailable = append(req.FirstAvailable, sub)
 			}
@@ -166,13 +174,16 @@ func randomClaim(r *rand.Rand) resourcev1.DeviceClaim {
 				e.AdminAccess = of(true)
 			}
 			if r.IntN(4) == 0 {
-				e.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["` + driver + `"].kind != "a"`}}}
+				e.Selectors = []resourcev1.DeviceSelector{
+					{CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["` + driver + `"].kind != "a"`}}}
 			}
 			req.Exactly = e
 		}
 		spec.Requests = append(spec.Requests, req)
 	}
-	if !all && r.IntN(3) == 0 { // the allocator fails where all devices are wanted and break a constraint, alternatives or not
+	if !all && r.IntN(3) == 0 {
+		// the allocator fails where all devices are wanted and break a constraint, alternatives or
+		// not
 		c := resourcev1.DeviceConstraint{MatchAttribute: of(resourcev1.FullyQualifiedName(driver + "/numa"))}
 		if r.IntN(2) == 0 {
 			c.Requests = []string{"r0"}
@@ -195,12 +206,14 @@ type wish struct {
 
 func wishes(r *resourcev1.DeviceRequest) []wish {
 	if e := r.Exactly; e != nil {
-		return []wish{{e.DeviceClassName, r.Name, len(e.Selectors) > 0, e.AllocationMode == resourcev1.DeviceAllocationModeAll,
+		return []wish{{e.DeviceClassName, r.Name, len(e.Selectors) > 0,
+			e.AllocationMode == resourcev1.DeviceAllocationModeAll,
 			e.AdminAccess != nil, int(e.Count), len(e.Tolerations) > 0}}
 	}
 	var out []wish
 	for _, s := range r.FirstAvailable {
-		out = append(out, wish{class: s.DeviceClassName, request: r.Name, all: s.AllocationMode == resourcev1.DeviceAllocationModeAll,
+		out = append(out, wish{class: s.DeviceClassName, request: r.Name,
+			all:   s.AllocationMode == resourcev1.DeviceAllocationModeAll,
 			count: int(s.Count), tolerant: len(s.Tolerations) > 0})
 	}
 	return out
@@ -220,7 +233,9 @@ func (t *trial) fits(claims []*resourcev1.ResourceClaim) bool {
 }
 
 // requests goes on with a request of the first claim. got is what that has by now, by request; own are its devices.
-func (t *trial) requests(claims []*resourcev1.ResourceClaim, i int, got map[string][]resourcev1.Device, own map[string]bool) bool {
+func (t *trial) requests(
+	claims []*resourcev1.ResourceClaim, i int, got map[string][]resourcev1.Device, own map[string]bool,
+) bool {
 	spec := &claims[0].Spec.Devices
 	if i == len(spec.Requests) {
 		return matched(spec, got) && t.fits(claims[1:])
@@ -251,7 +266,10 @@ func (t *trial) requests(claims []*resourcev1.ResourceClaim, i int, got map[stri
 }
 
 // pick tries all ways to choose so many of the devices.
-func (t *trial) pick(w wish, from []resourcev1.Device, n int, chosen []resourcev1.Device, then func([]resourcev1.Device) bool, own map[string]bool) bool {
+func (t *trial) pick(
+	w wish, from []resourcev1.Device, n int, chosen []resourcev1.Device, then func([]resourcev1.Device) bool,
+	own map[string]bool,
+) bool {
 	if n == 0 {
 		return then(slices.Clone(chosen))
 	}
@@ -405,7 +423,8 @@ func (s *shop) attempt(t *testing.T, seed uint64, r *rand.Rand, pod string) (*fr
 		want := tr.fits(claims)
 		st := s.plugin.Filter(ctx, c, n)
 		if st.OK() != want || !want && !strings.HasPrefix(st.Message(), cannot+": ") {
-			t.Fatalf("seed %d: pod %s on %s: %v %q, the twin says %v\nclaims %+v\ndevices %+v\ntaken %v", seed, pod, n.Node.Name, st.OK(), st.Message(), want,
+			t.Fatalf("seed %d: pod %s on %s: %v %q, the twin says %v\nclaims %+v\ndevices %+v\ntaken %v", seed, pod,
+				n.Node.Name, st.OK(), st.Message(), want,
 				claims, tr.devices, tr.taken)
 		}
 		if want {
@@ -471,7 +490,8 @@ func (s *shop) finish(t *testing.T, r *rand.Rand, c *framework.Cycle) {
 	}
 	for _, one := range c.Get(Name).(*state).claims {
 		now := s.claims[one.claim.Name]
-		if now.Status.Allocation == nil || len(now.Status.ReservedFor) != 1 || now.Status.ReservedFor[0].UID != c.Pod.Pod.UID || !slices.Contains(now.Finalizers, resourcev1.Finalizer) {
+		if now.Status.Allocation == nil || len(now.Status.ReservedFor) != 1 ||
+			now.Status.ReservedFor[0].UID != c.Pod.Pod.UID || !slices.Contains(now.Finalizers, resourcev1.Finalizer) {
 			t.Fatalf("a bound pod's claim: %+v", now)
 		}
 	}

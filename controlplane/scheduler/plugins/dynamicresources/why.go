@@ -13,18 +13,18 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// explaining bounds the time that one scheduling attempt spends on finding out which devices nodes
-// lack.
-const explaining = 500 * time.Millisecond
+// explainTimeout bounds the time that one scheduling attempt spends in explainNode, to find out
+// which devices are missing on nodes.
+const explainTimeout = 500 * time.Millisecond
 
 const cannot = "cannot allocate all claims"
 
 var unexplained = framework.RefuseForGood(Name, cannot)
 
-// explainNode returns the refusal of a node that lacks devices. The message contains, for each
-// request, how many devices the node could allocate for that request alone. If each request alone
-// succeeds, only the requests together fail. After the deadline of the attempt the message is
-// general.
+// explainNode returns the refusal of a node on which the allocator found too few devices. For each
+// device request, the message contains how many devices the node has if the other requests are
+// ignored. If each request alone could be satisfied, the message says so. After the time limit of
+// the attempt, the message is a general one.
 func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Status {
 	if st.explain.IsZero() {
 		st.explain = time.Now().Add(st.explains)
@@ -49,9 +49,12 @@ func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Stat
 	return framework.RefuseForGood(Name, cannot+": "+strings.Join(lacks, "; "))
 }
 
-// missingDevices returns a text about the devices that a node lacks for one request, or "" if it
-// could allocate enough. The second result is false if the allocator fails or exceeds the deadline.
-func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest) (string, bool) {
+// missingDevices returns a text about the devices that are missing on the node for the device
+// request r, if other requests are ignored. It returns "" if enough devices are free. The second
+// result is false if the allocator fails or the time limit has passed.
+func (st *state) missingDevices(
+	ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest,
+) (string, bool) {
 	var failed error
 	gets := func(count int64) bool {
 		alone := &resourcev1.ResourceClaim{ObjectMeta: claim.ObjectMeta}
@@ -81,7 +84,7 @@ func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resou
 	}
 	want := int(r.Exactly.Count)
 	most := 0
-	if want == 1 || gets(1) { // for one device it is usually known that none exists
+	if want == 1 || gets(1) { // test one device first: usually the node has none
 		most = sort.Search(want, func(n int) bool { return failed != nil || !gets(int64(n+1)) })
 	}
 	if failed != nil || most == want {

@@ -1,4 +1,5 @@
-// Package imagelocality prefers nodes that already have the pod's images.
+// Package imagelocality is the Score plugin ImageLocality. It prefers nodes that already have the
+// pod's container images.
 package imagelocality
 
 import (
@@ -13,11 +14,11 @@ import (
 // Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "ImageLocality"
 
-// Limits for the total size of a pod's images that a node has. If the size is below least bytes,
-// the score is 0. If it is at least most bytes for each container, the score is the maximum.
+// Bounds for the total size, in bytes, of those images of the pod that a node has. Below
+// minImageSize the score is 0. From maxContainerImageSize per container it is the maximum.
 const (
-	least = 23 << 20
-	most  = 1000 << 20
+	minImageSize          = 23 << 20
+	maxContainerImageSize = 1000 << 20
 )
 
 // Plugin gives a higher score to nodes that already have the pod's container images.
@@ -26,14 +27,16 @@ type Plugin struct{}
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state is the result of PreScore: for each image of the pod, the share of nodes that have it. An
-// image that few nodes have counts less, so that pods do not concentrate on those nodes.
+// state is the result of PreScore: for each image of the pod, the fraction of the nodes that have
+// it. An image that few nodes have counts less in the score, so that pods do not concentrate on
+// these nodes.
 type state struct {
 	images map[string]float64
 	count  int64
 }
 
-// PreScore implements framework.PreScore. It skips scoring if no node has any of the pod's images.
+// PreScore implements framework.PreScore: it computes the state for Score. It returns Skip if no
+// node has any of the pod's images.
 func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	st := &state{images: make(map[string]float64)}
 	var held bool
@@ -70,8 +73,9 @@ func withDefaultTag(image string) string {
 	return image
 }
 
-// Score implements framework.Score: a score by the sizes of the pod's images on the node, each
-// weighted by the share of nodes that have it.
+// Score implements framework.Score: it returns a score for the total size of the pod's images that
+// the node has. The size of each image is multiplied by the fraction of the nodes that have the
+// image.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -81,12 +85,12 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	for name, share := range st.images {
 		sum += int64(float64(n.Images[name]) * share)
 	}
-	top := most * st.count
+	top := maxContainerImageSize * st.count
 	switch {
-	case sum < least:
+	case sum < minImageSize:
 		return 0, nil
 	case sum >= top:
 		return framework.MaxScore, nil
 	}
-	return framework.MaxScore * (sum - least) / (top - least), nil
+	return framework.MaxScore * (sum - minImageSize) / (top - minImageSize), nil
 }

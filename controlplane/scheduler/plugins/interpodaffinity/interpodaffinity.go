@@ -1,5 +1,6 @@
-// Package interpodaffinity implements inter-pod affinity and anti-affinity: required and preferred
-// terms of the pod itself, and terms of pods on nodes.
+// Package interpodaffinity is the plugin InterPodAffinity. It implements inter-pod affinity and
+// anti-affinity: the required and preferred terms of the pod to schedule, and the terms of pods on
+// nodes that select this pod.
 package interpodaffinity
 
 import (
@@ -20,61 +21,66 @@ var (
 	unwanted = framework.Refuse(Name, "node(s) didn't satisfy existing pods anti-affinity rules")
 )
 
-// defaultHardWeight is the default of Plugin.HardWeight.
+// defaultHardWeight is the weight that applies if Plugin.HardWeight is nil.
 const defaultHardWeight = 1
 
 // Plugin filters and scores nodes by inter-pod affinity and anti-affinity. The zero value is the
-// default.
+// default configuration.
 type Plugin struct {
-	// HardWeight is the weight for scores of a required affinity term of a pod on a node that
-	// matches the new pod; nil means 1.
+	// HardWeight is hardPodAffinityWeight: the weight in scores of a required affinity term of a
+	// pod on a node that selects the pod to schedule. nil means 1.
 	HardWeight *int32
-	// OwnOnly disables scoring for pods that have no preferred terms of their own.
+	// OwnOnly is ignorePreferredTermsOfExistingPods: a pod without preferred terms of its own is
+	// not scored.
 	OwnOnly bool
 }
 
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state is the plugin's data of one scheduling attempt.
+// state is the data of InterPodAffinity for one scheduling attempt. PreFilter and PreScore store it
+// in the Cycle.
 type state struct {
-	required []rule // the pod's required terms; the counted pods match all of these terms
-	founder  bool   // the pod matches its own required terms, so it may be the first of its group
+	required []rule // the pod's required affinity terms; the rules count the pods that match all of them
+	founder  bool   // the pod matches its own required affinity terms, so it may be placed first
 	avoided  []rule
-	existing []*framework.Carried
+	existing []*framework.TermCount
 
 	weights  []rule
-	weighing []*framework.Carried
+	weighing []*framework.TermCount
 }
 
-// rule is an affinity term with the counts, per topology domain, of the pods that it selects.
+// rule is an affinity or anti-affinity term of the pod to schedule, with the number of pods that it
+// selects in each topology domain.
 type rule struct {
 	framework.Term
 	domains *framework.Domains
 }
 
-// PreFilter implements framework.PreFilter: it looks up the counts for the pod's required terms and
-// the anti-affinity terms of other pods that select the pod.
+// PreFilter implements framework.PreFilter. It looks up how many pods the pod's required terms
+// select in each topology domain, and the required anti-affinity terms of pods on nodes that select
+// the pod.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	x, pod := c.Snapshot.Index, c.Pod.Pod
-	st := &state{existing: x.Avoiding(pod)}
+	st := &state{existing: x.AntiAffinityTerms(pod)}
 	if a := c.Pod.Affinity; a != nil {
 		if len(a.Required) > 0 {
-			peers := make([]*framework.Peers, 0, len(a.Required))
+			selectors := make([]*framework.PodSelector, 0, len(a.Required))
 			for _, t := range a.Required {
-				peers = append(peers, t.Peers)
+				selectors = append(selectors, t.PodSelector)
 			}
-			set := x.Set(peers...)
+			set := x.Set(selectors...)
 			for _, t := range a.Required {
 				st.required = append(st.required, rule{t, x.Domains(set, t.Key, framework.EveryNode)})
 			}
 			st.founder = meetsAll(c.Pod.Affinity.Required, pod, x.Namespaces())
 		}
 		for _, t := range a.Avoided {
-			st.avoided = append(st.avoided, rule{t, x.Domains(x.Set(t.Peers), t.Key, framework.EveryNode)})
+			st.avoided = append(st.avoided, rule{t, x.Domains(x.Set(t.PodSelector), t.Key, framework.EveryNode)})
 		}
 	}
-	// A nominated pod without a node may refuse this pod too.
+	// A nominated pod, which is on no node yet, may have an anti-affinity term that selects this
+	// pod.
 	if len(st.existing)+len(st.required)+len(st.avoided)+len(c.Snapshot.Nominated) == 0 {
 		return nil, framework.SkipStatus
 	}
@@ -91,8 +97,8 @@ func meetsAll(terms []framework.Term, pod *v1.Pod, namespaces framework.Namespac
 	return true
 }
 
-// Filter implements framework.Filter: it refuses a node on which the pod's required affinity or
-// anti-affinity, or the required anti-affinity of another pod, would be violated.
+// Filter implements framework.Filter: it refuses a node on which the pod would violate its own
+// required affinity or anti-affinity terms, or a required anti-affinity term of another pod.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -109,9 +115,9 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// satisfiesAffinity reports whether, for each required affinity term, the node's topology domain
-// contains a pod that matches all these terms. If no such pod exists anywhere, the pod itself must
-// match all terms.
+// satisfiesAffinity reports whether the node satisfies the pod's required affinity terms: for each
+// of them, the node's topology domain contains a pod that matches all of these terms. If no pod in
+// the cluster matches them, the pod to schedule must itself match them.
 func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	if len(st.required) == 0 {
 		return true
@@ -122,7 +128,7 @@ func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bo
 			return meetsAll(c.Pod.Affinity.Required, pod.Pod, c.Snapshot.Index.Namespaces())
 		})
 	}
-	there, any := true, false
+	there, anyPods := true, false
 	for i := range st.required {
 		r := &st.required[i]
 		at := r.domains.At(n)
@@ -130,13 +136,13 @@ func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bo
 			return false
 		}
 		there = there && r.domains.Pods(at)+more > 0
-		any = any || r.domains.All()+more > 0
+		anyPods = anyPods || r.domains.All()+more > 0
 	}
-	return there || !any && st.founder
+	return there || !anyPods && st.founder
 }
 
-// satisfiesAntiAffinity reports whether the node's topology domains contain no pod that the pod's
-// required anti-affinity terms select.
+// satisfiesAntiAffinity reports whether the node satisfies the pod's required anti-affinity terms:
+// the node's topology domains contain no pod that one of these terms selects.
 func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	changed := len(c.With)+len(c.Without) > 0
 	for i := range st.avoided {
@@ -156,8 +162,9 @@ func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo
 	return true
 }
 
-// satisfiesExistingAntiAffinity reports whether no other pod has a required anti-affinity term that
-// selects this pod and applies to the node's topology domain.
+// satisfiesExistingAntiAffinity reports whether placing the pod on the node n violates no required
+// anti-affinity term of other pods: the node's topology domains contain no pod with such a term
+// that selects the pod.
 func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	for _, e := range st.existing {
 		at := e.At(n)
@@ -185,8 +192,8 @@ func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.
 	return true
 }
 
-// countAntiAffinityTerm returns how often the pod has the given term among its required
-// anti-affinity terms.
+// countAntiAffinityTerm returns the number of the pod's required anti-affinity terms that are equal
+// to the given term.
 func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
 	if pod.Affinity == nil {
 		return 0
@@ -200,18 +207,18 @@ func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
 	return n
 }
 
-// PreScore implements framework.PreScore. It skips scoring if no term of the pod or of other pods
-// affects the score.
+// PreScore implements framework.PreScore. It looks up the terms that affect the scores: the pod's
+// preferred terms, and terms of other pods that select the pod. It returns Skip if there are none.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	x := c.Snapshot.Index
 	if p.OwnOnly && (c.Pod.Affinity == nil || len(c.Pod.Affinity.Preferred) == 0) {
 		return framework.SkipStatus
 	}
-	weighing := x.Weighing(c.Pod.Pod)
+	weighing := x.ScoringTerms(c.Pod.Pod)
 	var weights []rule
 	if a := c.Pod.Affinity; a != nil {
 		for _, t := range a.Preferred {
-			if d := x.Domains(x.Set(t.Peers), t.Key, framework.EveryNode); d.All() > 0 {
+			if d := x.Domains(x.Set(t.PodSelector), t.Key, framework.EveryNode); d.All() > 0 {
 				weights = append(weights, rule{t, d})
 			}
 		}
@@ -228,9 +235,10 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 	return nil
 }
 
-// Score implements framework.Score: a sum of term weights over the pods in the node's topology
-// domains. For each of them, the weights of two kinds of terms are added: this pod's preferred
-// terms that select the other pod, and the other pod's terms that select this pod.
+// Score implements framework.Score: it returns a sum of term weights over the pods in the node's
+// topology domains. For each of these pods, the weights of two kinds of terms are added: preferred
+// terms of the pod to schedule that select the other pod, and terms of the other pod that select
+// the pod to schedule.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -254,8 +262,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return sum, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: the lowest score, which may be negative,
-// becomes 0, and the highest framework.MaxScore.
+// NormalizeScore implements framework.NormalizeScore: it scales the scores so that the lowest,
+// which may be negative, becomes 0 and the highest becomes framework.MaxScore.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(math.MinInt64)
 	for _, s := range scores {
@@ -269,22 +277,26 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue. A pod may help that a required term selects and that was
-// added. So may the removal of a pod that anti-affinity kept apart, and a node that was added or
-// changed. Changed labels of a namespace may change the selected pods.
+// MayHelp implements framework.Requeue. It returns true if a pod that one of the pod's required
+// affinity terms selects was added or removed, and if a pod that anti-affinity kept apart from the
+// pod was removed. It also returns true for an update of a pod's labels with one of these effects,
+// for a new or changed node, and for changed labels of a namespace, because terms may then select
+// other pods. Other events do not help.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	own := framework.AffinityOf(pod)
 	switch o := obj.(type) {
 	case *v1.Pod:
 		switch e {
 		case framework.PodAdded:
-			return wants(own, o)
+			return maySelect(own, o)
 		case framework.PodRemoved:
-			// After the last pod of its group is removed, a pod may be the first again.
-			return parts(own, pod, o) || wants(own, o)
+			// If the last pod that its affinity terms select is removed, a pod that matches its own
+			// terms may be placed anywhere.
+			return maySeparate(own, pod, o) || maySelect(own, o)
 		}
 	case framework.PodUpdate:
-		return o.Old == nil || !wants(own, o.Old) && wants(own, o.Now) || parts(own, pod, o.Old) && !parts(own, pod, o.Now)
+		return o.Old == nil || !maySelect(own, o.Old) && maySelect(own, o.Now) ||
+			maySeparate(own, pod, o.Old) && !maySeparate(own, pod, o.Now)
 	case *v1.Node:
 		return e == framework.NodeAdded || e == framework.NodeLabels || e == framework.NodeTaints
 	case *v1.Namespace:
@@ -293,33 +305,33 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	return false
 }
 
-// wants reports whether a required affinity term in own may select the other pod. A namespace
-// selector is assumed to match.
-func wants(own *framework.Affinity, other *v1.Pod) bool {
+// maySelect reports whether one of the required affinity terms in own may select the pod other.
+// Namespace selectors are assumed to match.
+func maySelect(own *framework.Affinity, other *v1.Pod) bool {
 	if own == nil {
 		return false
 	}
 	for _, t := range own.Required {
-		if t.MayMean(other) {
+		if t.MaySelect(other) {
 			return true
 		}
 	}
 	return false
 }
 
-// parts reports whether a required anti-affinity term of pod may select the other pod, or a term of
-// the other pod may select pod. own contains the terms of pod.
-func parts(own *framework.Affinity, pod, other *v1.Pod) bool {
+// maySeparate reports whether a required anti-affinity term of one of the two pods may select the
+// other one. own contains the terms of pod.
+func maySeparate(own *framework.Affinity, pod, other *v1.Pod) bool {
 	if own != nil {
 		for _, t := range own.Avoided {
-			if t.MayMean(other) {
+			if t.MaySelect(other) {
 				return true
 			}
 		}
 	}
 	if theirs := framework.AffinityOf(other); theirs != nil {
 		for _, t := range theirs.Avoided {
-			if t.MayMean(pod) {
+			if t.MaySelect(pod) {
 				return true
 			}
 		}

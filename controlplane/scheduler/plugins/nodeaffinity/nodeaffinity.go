@@ -1,5 +1,5 @@
-// Package nodeaffinity filters nodes by a pod's node selector and required node affinity, and
-// prefers nodes that its preferred terms match.
+// Package nodeaffinity is the plugin NodeAffinity. It filters nodes by the pod's node selector and
+// required node affinity, and scores them by its preferred node affinity.
 package nodeaffinity
 
 import (
@@ -21,28 +21,28 @@ var (
 	enforced = framework.RefuseForGood(Name, "node(s) didn't match scheduler-enforced node affinity")
 )
 
-// Plugin filters and scores nodes by a pod's node selector and node affinity. The zero value is the
-// default.
+// Plugin filters and scores nodes by the pod's node selector and node affinity. The zero value is
+// the default configuration.
 type Plugin struct {
-	// Added is node affinity that applies to all pods in addition to their own; nil means none. It
-	// must be valid.
+	// Added is addedAffinity: node affinity that applies to every pod in addition to the pod's own;
+	// nil means none. It must be valid.
 	Added *v1.NodeAffinity
 }
 
-// state holds the rules of a pod in a form that PreFilter and PreScore prepare for Filter and
-// Score.
+// state caches, for each node, whether the node matches the pod's node selector and node affinity,
+// and its score. PreFilter and PreScore prepare it for Filter and Score.
 type state struct {
-	required  *framework.PerNode // 1 for a node that matches the pod's own rules
+	required  *framework.PerNode // 1 for a node that matches the pod's own required rules, otherwise 0
 	added     *framework.PerNode
 	matches   func(n *v1.Node) (bool, error)
-	preferred *framework.PerNode // the score
+	preferred *framework.PerNode // score of each node: sum of the weights of the matching preferred terms
 }
 
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter. If every required term of the pod names nodes, it
-// returns these nodes.
+// PreFilter implements framework.PreFilter. If every required node affinity term of the pod
+// contains node names, it returns these nodes, so that no others are filtered.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	spec := &c.Pod.Pod.Spec
 	terms := requiredTerms(spec)
@@ -59,7 +59,7 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 		return nil, nil
 	}
 	only := nodesByName(terms)
-	if only == nil { // a pod that names its nodes is rarely tried twice, so nothing is cached
+	if only == nil { // a pod with node names in its affinity is rarely tried twice, so its matches are not cached
 		st.required = requiredNodes(c, spec.NodeSelector, terms)
 	}
 	if st.required == nil {
@@ -70,8 +70,9 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return only, nil
 }
 
-// requiredNodes returns a cache that holds 1 for each node that matches the node selector and the
-// required terms, and 0 for the others. It returns nil if the terms are invalid.
+// requiredNodes returns a cache that contains 1 for each node that matches both the node selector
+// and the required node affinity terms, and
+// 0 for each other node. It returns nil if the terms are invalid.
 func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
 	return c.Snapshot.Index.PerNode(Name+" required "+ruleID(selector, terms), func() (func(*v1.Node) int32, bool) {
 		if terms != nil {
@@ -79,9 +80,11 @@ func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.Nod
 				return nil, false
 			}
 		}
-		// Only the fields that are part of the ID are used.
+		// The cache is shared by pods with the same ID, so only fields that are part of the ID may
+		// be used.
 		r := nodeaffinity.GetRequiredNodeAffinity(&v1.Pod{Spec: v1.PodSpec{NodeSelector: selector,
-			Affinity: &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}}})
+			Affinity: &v1.Affinity{
+				NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}}})
 		return func(n *v1.Node) int32 {
 			if fits, err := r.Match(n); err == nil && fits {
 				return 1
@@ -91,8 +94,8 @@ func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.Nod
 	})
 }
 
-// ruleID returns a text that is equal for equal rules. Rules are API types, so encoding cannot
-// fail.
+// ruleID returns a text that is equal for equal node selectors and affinity terms, for the ID of a
+// framework.PerNode. rules must be API types, so that encoding cannot fail.
 func ruleID(rules ...any) string {
 	b, err := json.Marshal(rules)
 	if err != nil {
@@ -108,8 +111,8 @@ func requiredTerms(spec *v1.PodSpec) *v1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// nodesByName returns the node names in the required terms if every term requires node names, as
-// for a DaemonSet's pods. Otherwise it returns nil.
+// nodesByName returns the node names in the required terms s, if every term requires node names
+// (metadata.name), as for the pods of a DaemonSet. Otherwise it returns nil.
 func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil
@@ -132,8 +135,8 @@ func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	return out
 }
 
-// Filter implements framework.Filter: it refuses nodes that do not match the pod's node selector,
-// its required node affinity, or the added affinity.
+// Filter implements framework.Filter: it refuses a node that does not match the pod's node
+// selector, its required node affinity, or the required affinity in Plugin.Added.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -157,7 +160,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// PreScore implements framework.PreScore. It skips scoring if there are no preferred terms.
+// PreScore implements framework.PreScore. It returns Skip if neither the pod nor Plugin.Added has
+// preferred node affinity terms.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	var terms []v1.PreferredSchedulingTerm
 	if a := c.Pod.Pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
@@ -189,8 +193,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 	return nil
 }
 
-// Score implements framework.Score: the sum of the weights of the preferred terms that match the
-// node.
+// Score implements framework.Score: it returns the sum of the weights of the preferred node
+// affinity terms that match the node.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	if st, ok := c.Get(Name).(*state); ok && st.preferred != nil {
 		return int64(st.preferred.Of(n)), nil
@@ -204,8 +208,8 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a node was added or its labels changed, and it matches the
-// pod's own rules.
+// MayHelp implements framework.Requeue. It returns true if a node was added or its labels changed,
+// and the node matches the pod's own node selector and required node affinity.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeLabels {
 		return false

@@ -1,4 +1,5 @@
-// Package nodename restricts a pod that names a node to that node.
+// Package nodename is the Filter plugin NodeName. It restricts a pod with spec.nodeName to that
+// node.
 package nodename
 
 import (
@@ -20,7 +21,8 @@ type Plugin struct{}
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter. It skips the filter if the pod has no spec.nodeName.
+// PreFilter implements framework.PreFilter. It returns Skip, which disables Filter, if the pod has
+// no spec.nodeName.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if c.Pod.Pod.Spec.NodeName == "" {
 		return nil, framework.SkipStatus
@@ -36,5 +38,5 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a node was added.
+// MayHelp implements framework.Requeue: it returns true if a node was added.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, _ any) bool { return e == framework.NodeAdded }

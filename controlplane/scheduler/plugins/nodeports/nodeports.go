@@ -1,4 +1,5 @@
-// Package nodeports prevents two pods of a node from using the same host port.
+// Package nodeports is the Filter plugin NodePorts. It prevents two pods on a node from using the
+// same host port.
 package nodeports
 
 import (
@@ -20,7 +21,8 @@ type Plugin struct{}
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter. It skips the filter if the pod has no host ports.
+// PreFilter implements framework.PreFilter. It returns Skip, which disables Filter, if the pod has
+// no host ports.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, framework.SkipStatus
@@ -28,7 +30,8 @@ func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struc
 	return nil, nil
 }
 
-// Filter implements framework.Filter: it refuses a node on which a host port of the pod is in use.
+// Filter implements framework.Filter: it refuses a node on which another pod uses a host port of
+// the pod.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	if n.PortConflict(c.Pod.Ports) {
 		return refused
@@ -36,7 +39,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a node was added, or a pod with host ports was removed.
+// MayHelp implements framework.Requeue. It returns true for a new node, and for the removal of a
+// pod that has host ports. Other events do not help.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded:

@@ -1,6 +1,6 @@
-// Package noderesourcesfit keeps the requests on a node within its allocatable resources: CPU,
-// memory, ephemeral storage, number of pods, and extended resources. It scores feasible nodes by
-// free resources, or by the configured strategy.
+// Package noderesourcesfit is the plugin NodeResourcesFit. Its Filter keeps the requests on a node
+// within the node's allocatable CPU, memory, ephemeral storage, number of pods, and extended
+// resources. Its Score prefers nodes with free resources, or uses the configured strategy.
 package noderesourcesfit
 
 import (
@@ -17,7 +17,7 @@ import (
 // Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "NodeResourcesFit"
 
-// Frequent refusals, allocated once.
+// Refusals that occur often. They are shared by all nodes and pods, to avoid allocations.
 var (
 	tooManyPods = framework.Refuse(Name, "Too many pods")
 	noCPU       = framework.Refuse(Name, "Insufficient cpu")
@@ -25,28 +25,31 @@ var (
 )
 
 // Plugin refuses nodes with too few free resources for the pod, and scores nodes by their
-// utilization. The zero value is the default.
+// utilization. The zero value is the default configuration.
 type Plugin struct {
-	// Ignored are names of extended resources that the filter ignores. IgnoredGroups are the
-	// prefixes, before the slash, of further such names.
+	// Ignored contains names of extended resources that Filter ignores. IgnoredGroups contains
+	// prefixes, such as example.com: Filter ignores all extended resources whose name has this
+	// prefix before the slash.
 	Ignored, IgnoredGroups []string
-	Strategy               *Strategy // nil = Least
+	Strategy               *Strategy // nil = free CPU and memory, kind Least
 }
 
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Filter implements framework.Filter: it refuses a node if the pod's requests exceed its free
-// resources, or if it has the maximum number of pods.
+// Filter implements framework.Filter: it refuses a node with fewer free resources than the pod
+// requests, and a node that already has the maximum number of pods.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	want, used, have := &c.Pod.Requests, &n.Requested, &n.Allocatable
 	pods := len(n.Pods)+1 > n.MaxPods
 	cpu := want.MilliCPU > 0 && want.MilliCPU > saturate.Sub(have.MilliCPU, used.MilliCPU)
 	memory := want.Memory > 0 && want.Memory > saturate.Sub(have.Memory, used.Memory)
-	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > saturate.Sub(have.EphemeralStorage, used.EphemeralStorage)
+	disk := want.EphemeralStorage > 0 && want.EphemeralStorage >
+		saturate.Sub(have.EphemeralStorage, used.EphemeralStorage)
 	var scalars []string
 	for name, amount := range want.Scalar {
-		if amount > 0 && amount > saturate.Sub(have.Scalar[name], used.Scalar[name]) && !p.ignoresResource(string(name)) {
+		if amount > 0 && amount > saturate.Sub(have.Scalar[name], used.Scalar[name]) &&
+			!p.ignoresResource(string(name)) {
 			scalars = append(scalars, "Insufficient "+string(name))
 		}
 	}
@@ -64,7 +67,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	for _, r := range []struct {
 		is   bool
 		what string
-	}{{pods, "Too many pods"}, {cpu, "Insufficient cpu"}, {memory, "Insufficient memory"}, {disk, "Insufficient ephemeral-storage"}} {
+	}{{pods, "Too many pods"}, {cpu, "Insufficient cpu"}, {memory, "Insufficient memory"},
+		{disk, "Insufficient ephemeral-storage"}} {
 		if r.is {
 			reasons = append(reasons, r.what)
 		}
@@ -78,8 +82,9 @@ func (p Plugin) ignoresResource(resource string) bool {
 	return slices.Contains(p.Ignored, resource) || slices.Contains(p.IgnoredGroups, group)
 }
 
-// MayHelp implements framework.Requeue: a node or allocatable resources were added, or a pod was
-// removed or changed its resources.
+// MayHelp implements framework.Requeue. It returns true for a new node, a change of allocatable
+// resources, the removal of a pod, and an update of a pod. Other events do not help.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, _ any) bool {
-	return e == framework.NodeAdded || e == framework.NodeAllocatable || e == framework.PodRemoved || e == framework.PodUpdated
+	return e == framework.NodeAdded || e == framework.NodeAllocatable || e == framework.PodRemoved ||
+		e == framework.PodUpdated
 }

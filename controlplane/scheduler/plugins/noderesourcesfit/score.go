@@ -10,28 +10,28 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Strategy is a way to score a node by the utilization of its resources, including the pod's
-// requests.
+// Strategy is a scoring strategy: how Score converts the utilization of a node's resources, with
+// the pod's requests, into a score.
 type Strategy struct {
 	Kind Kind
 	// Resources are the resources that are scored, each with a positive weight; if empty, CPU and
 	// memory with equal weights.
 	Resources []Resource
-	// Shape is used by Ratio only: the scores at percentages of utilization, in increasing order of
+	// Shape is used by the kind Ratio only: the scores at some utilizations, sorted by ascending
 	// utilization.
 	Shape []Step
 }
 
-// Kind is the way in which a Strategy scores the utilization of a resource.
+// Kind is the way in which a Strategy converts the utilization of a resource into a score.
 type Kind uint8
 
 const (
-	Least Kind = iota // more free resources are better
-	Most              // fewer free resources are better
-	Ratio             // score by Shape
+	Least Kind = iota // LeastAllocated: a lower utilization gives a higher score
+	Most              // MostAllocated: a higher utilization gives a higher score
+	Ratio             // RequestedToCapacityRatio: the score follows Strategy.Shape
 )
 
-// Resource is a resource that is scored, with its weight.
+// Resource is a resource that a Strategy scores, with its weight in the score of the node.
 type Resource struct {
 	Name   v1.ResourceName
 	Weight int64
@@ -41,12 +41,12 @@ type Resource struct {
 // framework.MaxScore.
 type Step struct{ Utilization, Score int64 }
 
-// Score implements framework.Score: the weighted mean of the scores of the resources that the node
-// has.
+// Score implements framework.Score: it returns the weighted mean of the scores that the strategy
+// gives to the node's resources. Resources that the node does not have are ignored.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	s := p.Strategy
 	if s == nil || s.Kind == Least && len(s.Resources) == 0 {
-		return leastOfBoth(c.Pod, n), nil
+		return leastAllocatedScore(c.Pod, n), nil
 	}
 	resources := s.Resources
 	if len(resources) == 0 {
@@ -60,7 +60,7 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 		}
 		score := s.scoreUtilization(used, have)
 		if s.Kind == Ratio && score <= 0 {
-			continue // as in Kubernetes, a resource with score 0 is left out of the mean
+			continue // as in kube-scheduler, the mean does not include a resource with score 0
 		}
 		sum += score * r.Weight
 		weights += r.Weight
@@ -76,9 +76,10 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 
 var bothAlike = []Resource{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 
-// leastOfBoth returns the default score of a node: the mean of the free shares of CPU and memory,
-// in percent.
-func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
+// leastAllocatedScore returns the score of a node if no Strategy is configured: the mean of the
+// free CPU and memory, in percent of the allocatable amounts, after the pod's requests are
+// subtracted.
+func leastAllocatedScore(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var sum, kinds int64
 	for _, r := range [2][2]int64{
 		{saturate.Add(n.CountedCPU, pod.CountedCPU), n.Allocatable.MilliCPU},
@@ -99,9 +100,9 @@ func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	return sum / kinds
 }
 
-// requestedAndAllocatable returns how much of a resource would be requested on the node with the
-// pod, and how much is allocatable. Both are 0 for an extended resource that the pod does not
-// request. For CPU and memory, containers without requests are counted with defaults.
+// requestedAndAllocatable returns the amount of a resource that is requested on the node, including
+// the pod (used), and the allocatable amount (have). Both are 0 for an extended resource that the
+// pod does not request. Containers without CPU or memory requests count with defaults.
 func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:
@@ -116,33 +117,33 @@ func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name
 	return saturate.Add(n.Requested.Of(name), want), n.Allocatable.Of(name)
 }
 
-// scoreUtilization returns the score of one resource of which used is requested and have is
-// allocatable. have must be positive.
-func (s *Strategy) scoreUtilization(used, have int64) int64 {
+// scoreUtilization returns the score of one resource for the given requested and allocatable
+// amounts. allocatable must be positive.
+func (s *Strategy) scoreUtilization(requested, allocatable int64) int64 {
 	switch s.Kind {
 	case Most:
-		return saturate.MulDiv(min(used, have), framework.MaxScore, have)
+		return saturate.MulDiv(min(requested, allocatable), framework.MaxScore, allocatable)
 	case Ratio:
-		if used > have {
+		if requested > allocatable {
 			return interpolate(s.Shape, 100)
 		}
-		return interpolate(s.Shape, saturate.MulDiv(used, 100, have))
+		return interpolate(s.Shape, saturate.MulDiv(requested, 100, allocatable))
 	}
-	return saturate.MulDiv(max(have-used, 0), framework.MaxScore, have)
+	return saturate.MulDiv(max(allocatable-requested, 0), framework.MaxScore, allocatable)
 }
 
-// interpolate returns the score at a utilization by linear interpolation between the steps. Before
-// the first and after the last step the score is constant.
-func interpolate(steps []Step, at int64) int64 {
+// interpolate returns the score for a utilization, by linear interpolation between the steps.
+// Before the first and after the last step, the score is that of this step.
+func interpolate(steps []Step, utilization int64) int64 {
 	for i, now := range steps {
-		if at > now.Utilization {
+		if utilization > now.Utilization {
 			continue
 		}
 		if i == 0 {
 			return now.Score
 		}
 		was := steps[i-1]
-		return was.Score + (now.Score-was.Score)*(at-was.Utilization)/(now.Utilization-was.Utilization)
+		return was.Score + (now.Score-was.Score)*(utilization-was.Utilization)/(now.Utilization-was.Utilization)
 	}
 	if len(steps) == 0 {
 		return 0

@@ -1,4 +1,5 @@
-// Package nodeunschedulable keeps pods off cordoned nodes, unless they tolerate the taint.
+// Package nodeunschedulable is the Filter plugin NodeUnschedulable. It refuses cordoned nodes,
+// unless the pod tolerates the taint node.kubernetes.io/unschedulable.
 package nodeunschedulable
 
 import (
@@ -24,8 +25,8 @@ type Plugin struct{}
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Filter implements framework.Filter: it refuses a cordoned node unless the pod tolerates the
-// corresponding taint.
+// Filter implements framework.Filter: it refuses a node with spec.unschedulable, unless the pod
+// tolerates the taint node.kubernetes.io/unschedulable.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	if !n.Cordoned || framework.Tolerated(c.Pod.Pod.Spec.Tolerations, &taint) {
 		return nil
@@ -33,8 +34,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return refused
 }
 
-// MayHelp implements framework.Requeue: a node that is not cordoned was added, or its taints or its
-// unschedulable flag changed.
+// MayHelp implements framework.Requeue. It returns true if a node without spec.unschedulable was
+// added, or had its taints or spec.unschedulable changed. Other events do not help.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeTaints {
 		return false

@@ -13,26 +13,27 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// constraint is a parsed TopologySpreadConstraint of a pod.
+// constraint is a parsed topology spread constraint of a pod, or a default constraint.
 type constraint struct {
 	key                 string
 	maxSkew, minDomains int
 	selector            labels.Selector
-	peers               *framework.Peers
+	podSelector         *framework.PodSelector
 	ignoreAffinity      bool
 	honorTaints         bool
 }
 
-// system are the default constraints of kube-scheduler for pods that have none.
-var system = []v1.TopologySpreadConstraint{
+// systemConstraints are the default constraints of kube-scheduler for pods that have no topology
+// spread constraints.
+var systemConstraints = []v1.TopologySpreadConstraint{
 	{TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 3},
 	{TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 5},
 }
 
 func podLabels(pod *v1.Pod) labels.Set { return labels.Set(pod.Labels) }
 
-// constraintsOf returns the pod's parsed constraints with the given action: DoNotSchedule or
-// ScheduleAnyway.
+// constraintsOf returns the pod's own topology spread constraints whose whenUnsatisfiable is the
+// given action: DoNotSchedule or ScheduleAnyway.
 func constraintsOf(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) []constraint {
 	var out []constraint
 	for i := range pod.Spec.TopologySpreadConstraints {
@@ -45,7 +46,7 @@ func constraintsOf(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) []const
 
 func newConstraint(pod *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.Selector) constraint {
 	out := constraint{key: c.TopologyKey, maxSkew: int(c.MaxSkew), minDomains: 1, selector: selector,
-		peers: framework.PeersIn(pod.Namespace, selector)}
+		podSelector: framework.NewNamespacePodSelector(pod.Namespace, selector)}
 	if c.MinDomains != nil {
 		out.minDomains = int(*c.MinDomains)
 	}
@@ -54,9 +55,9 @@ func newConstraint(pod *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.
 	return out
 }
 
-// selectorOf returns the label selector of a constraint, including the pod's values of
-// matchLabelKeys. For pods created through the API server, the latter are part of the selector
-// already.
+// selectorOf returns the label selector of the pod's constraint c, together with the pod's values
+// of its matchLabelKeys. The API server has already added these values to the labelSelector of pods
+// that were created through it; adding them again has no effect.
 func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
 	if err != nil {
@@ -72,10 +73,10 @@ func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	return sel
 }
 
-// eligibleNodes returns the function that selects the nodes on which pods are counted. Such nodes
-// have labels with all given keys. Depending on the constraint's policies, they must also match the
-// pod's node affinity and have no taints that the pod does not tolerate.
-func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
+// eligibleNodes returns the selection of the nodes on which the constraint counts pods. Such a node
+// has all given keys as labels. According to nodeAffinityPolicy and nodeTaintsPolicy, it must also
+// match the pod's node affinity and have no taints that the pod does not tolerate.
+func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.NodeSelection {
 	var id strings.Builder
 	id.WriteString(strings.Join(keys, "\x00"))
 	affinity := !c.ignoreAffinity && (len(pod.Spec.NodeSelector) > 0 ||
@@ -93,7 +94,7 @@ func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 		appendID(&id, "taints", pod.Spec.Tolerations)
 	}
 	honorTaints := c.honorTaints
-	return framework.Nodes{ID: id.String(), Has: func(n *v1.Node) bool {
+	return framework.NodeSelection{ID: id.String(), Has: func(n *v1.Node) bool {
 		for _, key := range keys {
 			if _, ok := n.Labels[key]; !ok {
 				return false
@@ -108,11 +109,11 @@ func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	}}
 }
 
-// appendID appends the value v to the ID of a framework.Nodes. The parameter what is a label that
-// distinguishes the kinds of values. Two Nodes with equal IDs share cached counts, so every input
-// of their function must be appended. v must be an API type, so that encoding cannot fail.
-func appendID(id *strings.Builder, what string, v any) {
-	id.WriteString("\x01" + what + "\x01")
+// appendID appends the value v to the ID of a framework.NodeSelection. label distinguishes
+// different kinds of values. Pod counts are cached by that ID, so each value that affects the
+// selected nodes must be appended. v must be an API type, so that encoding cannot fail.
+func appendID(id *strings.Builder, label string, v any) {
+	id.WriteString("\x01" + label + "\x01")
 	b, err := json.Marshal(v)
 	if err != nil {
 		panic(err)
@@ -130,10 +131,12 @@ func toleratesTaints(n *v1.Node, tolerations []v1.Toleration) bool {
 	return true
 }
 
-// defaultConstraints returns the constraints in list with the given action, for a pod that has none
-// of its own. Their selector combines the selectors of the pod's Services and of its controller.
-// Without such a selector there are no constraints.
-func defaultConstraints(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction) []constraint {
+// defaultConstraints returns those default constraints in list that have the given action, for a
+// pod without constraints of its own. They select the pods that the pod's Services and its
+// controller select. If the pod has neither Services nor a controller, the result is empty.
+func defaultConstraints(
+	c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction,
+) []constraint {
 	pod, w := c.Pod.Pod, &c.Snapshot.Workloads
 	merged := labels.Set{}
 	if w.Services != nil {

@@ -1,8 +1,8 @@
-// Package podtopologyspread spreads the pods of a group over topology domains such as zones and
-// nodes. No domain may (DoNotSchedule), or should (ScheduleAnyway), have more than maxSkew pods
-// above the domain with the fewest. Pods without constraints that belong to a Service, ReplicaSet,
-// StatefulSet or ReplicationController are spread over nodes and zones by default, as in
-// kube-scheduler.
+// Package podtopologyspread is the plugin PodTopologySpread. It spreads pods over topology domains
+// such as zones and nodes. No domain may (DoNotSchedule), or should (ScheduleAnyway), have more
+// than maxSkew pods above the domain with the fewest. Pods without constraints that belong to a
+// Service, ReplicaSet, StatefulSet or ReplicationController are spread over nodes and zones by
+// default, as in kube-scheduler.
 package podtopologyspread
 
 import (
@@ -25,11 +25,12 @@ var (
 	labelled = framework.RefuseForGood(Name, unmatched+" (missing required label)")
 )
 
-// Plugin filters and scores nodes by topology spread constraints. The zero value is the default.
+// Plugin filters and scores nodes by topology spread constraints. The zero value is the default
+// configuration.
 type Plugin struct {
-	// If Listed is set, Defaults are the constraints of pods that have none of their own, in place
-	// of kube-scheduler's default constraints. Defaults have no selectors, because the selectors
-	// are derived from the pod's Services and controller.
+	// Defaults are the default constraints, for pods without topology spread constraints. If Listed
+	// is false, the default constraints of kube-scheduler apply instead. Defaults have no
+	// selectors: these are derived from the pod's Services and controller.
 	Listed   bool
 	Defaults []v1.TopologySpreadConstraint
 }
@@ -37,23 +38,26 @@ type Plugin struct {
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state is the plugin's data of one scheduling attempt.
+// state is the data of PodTopologySpread for one scheduling attempt: the DoNotSchedule (hard) and
+// ScheduleAnyway (soft) constraints.
 type state struct {
-	hard []counted
+	hard []countedConstraint
 	soft *softState
 }
 
-// counted is a constraint with the counts, per topology domain, of the pods that it selects.
-type counted struct {
+// countedConstraint is a topology spread constraint with the number of pods that it selects in each
+// topology domain.
+type countedConstraint struct {
 	constraint
 	set     *framework.PodSet
 	domains *framework.Domains
-	self    int // 1 if the pod matches its own selector
-	least   int // lowest pod count of any eligible domain; 0 if there are fewer domains than minDomains
+	self    int // 1 if the constraint selects the pod to schedule itself, otherwise 0
+	least   int // lowest number of selected pods in a domain; 0 if there are fewer domains than minDomains
 }
 
-// PreFilter implements framework.PreFilter: it looks up the counts for the DoNotSchedule
-// constraints of the pod. It skips the filter if none exist.
+// PreFilter implements framework.PreFilter: it looks up how many pods each DoNotSchedule constraint
+// of the pod selects in each topology domain. It returns Skip, which disables Filter, if the pod
+// has no such constraint.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	list := constraintsOf(c.Pod.Pod, v1.DoNotSchedule)
 	if p.Listed && len(c.Pod.Pod.Spec.TopologySpreadConstraints) == 0 {
@@ -66,20 +70,22 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// countPods returns the constraints with the counts of the pods that they select. If whole is set,
-// only nodes that have the topology keys of all constraints are counted.
-func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
+// countPods returns the constraints in list with the number of pods that they select in each
+// topology domain. If requireAllKeys is true, only nodes that have the topology keys of all
+// constraints in the list are included.
+func countPods(c *framework.Cycle, list []constraint, requireAllKeys bool) []countedConstraint {
 	pod, x := c.Pod.Pod, c.Snapshot.Index
 	var keys []string
-	if whole {
+	if requireAllKeys {
 		for i := range list {
 			keys = append(keys, list[i].key)
 		}
 	}
-	out := make([]counted, 0, len(list))
+	out := make([]countedConstraint, 0, len(list))
 	for _, one := range list {
-		set := x.Set(one.peers)
-		k := counted{constraint: one, set: set, domains: x.Domains(set, one.key, one.eligibleNodes(pod, keys))}
+		set := x.Set(one.podSelector)
+		k := countedConstraint{constraint: one, set: set,
+			domains: x.Domains(set, one.key, one.eligibleNodes(pod, keys))}
 		if one.selector.Matches(podLabels(pod)) {
 			k.self = 1
 		}
@@ -91,8 +97,8 @@ func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
 	return out
 }
 
-// Filter implements framework.Filter: it refuses a node if the pod would make the skew of a
-// constraint exceed maxSkew, or if the node lacks the topology key.
+// Filter implements framework.Filter: it refuses a node on which the pod would make the skew of a
+// constraint exceed maxSkew. It also refuses a node that lacks the topology key of a constraint.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -107,7 +113,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 		}
 		more := 0
 		if changed && k.domains.Counts(n) {
-			more = c.More(func(pod *framework.PodInfo) bool { return k.peers.Has(pod.Pod, nil) })
+			more = c.More(func(pod *framework.PodInfo) bool { return k.podSelector.Has(pod.Pod, nil) })
 		}
 		least := k.least
 		if more != 0 && k.domains.Size() >= k.minDomains {
@@ -120,15 +126,17 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// softState is the result of PreScore: the ScheduleAnyway constraints of the pod.
+// softState is the result of PreScore: the ScheduleAnyway constraints of the pod, with their pod
+// counts and weights.
 type softState struct {
-	list    []counted
-	weights []float64 // by constraint; a pod counts more if there are more domains
-	whole   bool      // nodes that lack a topology key get the lowest score
+	list           []countedConstraint
+	weights        []float64 // factor for the pod count of each constraint; it increases with the number of domains
+	requireAllKeys bool      // nodes that lack a topology key of a constraint get the lowest score
 }
 
-// PreScore implements framework.PreScore: it looks up the counts for the ScheduleAnyway constraints
-// of the pod, or the default constraints. It skips scoring if none exist.
+// PreScore implements framework.PreScore: it looks up how many pods each ScheduleAnyway constraint
+// of the pod selects in each topology domain. For a pod without constraints it uses the default
+// constraints. It returns Skip, which disables Score, if there are none.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	list := constraintsOf(c.Pod.Pod, v1.ScheduleAnyway)
 	own := len(c.Pod.Pod.Spec.TopologySpreadConstraints) > 0
@@ -137,15 +145,16 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	case p.Listed:
 		list = defaultConstraints(c, p.Defaults, v1.ScheduleAnyway)
 	default:
-		list = defaultConstraints(c, system, v1.ScheduleAnyway)
+		list = defaultConstraints(c, systemConstraints, v1.ScheduleAnyway)
 	}
-	whole := own || p.Listed
+	requireAllKeys := own || p.Listed
 	if len(list) == 0 {
 		return framework.SkipStatus
 	}
-	st := &softState{list: countPods(c, list, whole), whole: whole, weights: make([]float64, len(list))}
+	st := &softState{list: countPods(c, list, requireAllKeys), requireAllKeys: requireAllKeys,
+		weights: make([]float64, len(list))}
 	rated := nodes
-	if whole && slices.ContainsFunc(nodes, st.lacksTopologyKey) {
+	if requireAllKeys && slices.ContainsFunc(nodes, st.lacksTopologyKey) {
 		rated = slices.DeleteFunc(slices.Clone(nodes), st.lacksTopologyKey)
 	}
 	for i := range st.list {
@@ -164,7 +173,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	return nil
 }
 
-// lacksTopologyKey reports whether the node lacks the topology key of one of the constraints.
+// lacksTopologyKey reports whether the node does not have the topology key of one of the
+// ScheduleAnyway constraints.
 func (st *softState) lacksTopologyKey(n *framework.NodeInfo) bool {
 	for i := range st.list {
 		if st.list[i].domains.At(n) == framework.NoDomain {
@@ -183,12 +193,13 @@ func hasKeys(n *v1.Node, list []constraint) bool {
 	return true
 }
 
-// unrated is the score of a node that lacks a topology key, before normalization. Normalization
-// turns it into the lowest score.
+// unrated is the result of Score for a node that lacks a topology key of a constraint.
+// NormalizeScore turns it into the lowest score.
 const unrated = -1
 
-// Score implements framework.Score: the weighted number of matching pods in the node's topology
-// domains. Lower is better before normalization.
+// Score implements framework.Score: it returns the number of pods that the ScheduleAnyway
+// constraints select in the node's topology domains, weighted by constraint. A lower result is
+// better; NormalizeScore reverses the order.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok || st.soft == nil {
@@ -199,7 +210,7 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 		k := &st.soft.list[i]
 		at := k.domains.At(n)
 		if at == framework.NoDomain {
-			if st.soft.whole {
+			if st.soft.requireAllKeys {
 				return unrated, nil
 			}
 			continue
@@ -216,7 +227,7 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	return int64(math.Round(sum)), nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: nodes with the fewest matching pods get
+// NormalizeScore implements framework.NormalizeScore: the nodes with the lowest result of Score get
 // framework.MaxScore, and nodes that lack a topology key get 0.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(0)
@@ -238,11 +249,12 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue. It returns true if a pod that a constraint selects was
-// added, removed or changed. It also does for a new or changed node that may be counted.
+// MayHelp implements framework.Requeue. It returns true if a pod that one of the pod's constraints
+// selects was added, removed or changed, and for a new or changed node that may belong to a
+// topology domain of the constraints.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if p.Listed && len(pod.Spec.TopologySpreadConstraints) == 0 {
-		return true // matching pods depend on the pod's owner, which may have changed
+		return true // default constraints select pods through the pod's Services and controller, which may have changed
 	}
 	list := constraintsOf(pod, v1.DoNotSchedule)
 	counts := func(p *v1.Pod) bool {
@@ -265,7 +277,7 @@ func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 		switch e {
 		case framework.NodeAdded, framework.NodeTaints:
 			return hasKeys(o, list)
-		case framework.NodeLabels: // a node that loses a key removes its empty domain
+		case framework.NodeLabels: // a node that loses its topology key removes its domain
 			return true
 		}
 	}

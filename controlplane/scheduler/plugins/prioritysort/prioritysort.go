@@ -1,4 +1,5 @@
-// Package prioritysort orders the queue: higher priority first, then first come.
+// Package prioritysort is the QueueSort plugin PrioritySort. It orders the active queue by
+// descending priority, and pods of equal priority by the time at which they were added.
 package prioritysort
 
 import "keelson.dev/keelson/controlplane/scheduler/framework"

@@ -1,4 +1,5 @@
-// Package schedulinggates keeps pods with scheduling gates out of the queue.
+// Package schedulinggates is the PreEnqueue plugin SchedulingGates. It keeps pods with scheduling
+// gates out of the active queue.
 package schedulinggates
 
 import (
@@ -14,7 +15,7 @@ import (
 // Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "SchedulingGates"
 
-// Plugin keeps pods with spec.schedulingGates out of the queue.
+// Plugin keeps pods with spec.schedulingGates out of the active queue.
 type Plugin struct{}
 
 // Name implements framework.Plugin: it returns the name of the plugin.
@@ -32,6 +33,6 @@ func (Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *framework.Status {
 	return framework.RefuseForGood(Name, fmt.Sprintf("waiting for scheduling gates: [%s]", strings.Join(names, " ")))
 }
 
-// MayHelp implements framework.Requeue. It always returns false, because only an update of the pod
-// itself removes a gate.
+// MayHelp implements framework.Requeue. It always returns false: only an update of the pod itself,
+// for which the queue checks the pod again, can remove a gate.
 func (Plugin) MayHelp(framework.Event, *v1.Pod, any) bool { return false }

@@ -1,5 +1,6 @@
-// Package tainttoleration filters nodes with taints that the pod does not tolerate, and prefers
-// nodes with fewer PreferNoSchedule taints.
+// Package tainttoleration is the plugin TaintToleration. Its Filter refuses nodes with taints that
+// the pod does not tolerate. Its Score prefers nodes with fewer PreferNoSchedule taints that the
+// pod does not tolerate.
 package tainttoleration
 
 import (
@@ -27,17 +28,18 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	if t == nil {
 		return nil
 	}
-	// Dedicated nodes usually share a taint, and so the refusal is reused.
+	// Nodes often have the same taint: the refusal of the previous such node is reused.
 	last, ok := c.Get(Name).(*refusal)
 	if !ok || last.key != t.Key || last.value != t.Value {
-		last = &refusal{t.Key, t.Value, framework.RefuseForGood(Name, fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value))}
+		last = &refusal{t.Key, t.Value, framework.RefuseForGood(Name,
+			fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value))}
 		c.Put(Name, last)
 	}
 	return last.status
 }
 
-// refusal is the last refusal in a scheduling attempt, with the taint that caused it. It is reused
-// for the next node with the same taint.
+// refusal is the last refusal that Filter returned in a scheduling attempt, with the taint that
+// caused it. Filter returns it again for the next node with the same taint, to avoid an allocation.
 type refusal struct {
 	key, value string
 	status     *framework.Status
@@ -53,8 +55,8 @@ func firstUntolerated(pod *v1.Pod, taints []v1.Taint) *v1.Taint {
 	return nil
 }
 
-// PreScore implements framework.PreScore: if no node has a PreferNoSchedule taint, scoring is
-// skipped.
+// PreScore implements framework.PreScore. It returns Skip, which disables Score, if no node has a
+// PreferNoSchedule taint.
 func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	for _, n := range nodes {
 		for i := range n.Taints {
@@ -66,8 +68,8 @@ func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework
 	return framework.SkipStatus
 }
 
-// Score implements framework.Score: the number of PreferNoSchedule taints that the pod does not
-// tolerate. Lower is better before normalization.
+// Score implements framework.Score: it returns the number of PreferNoSchedule taints of the node
+// that the pod does not tolerate. A lower result is better; NormalizeScore reverses the order.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	var count int64
 	for i := range n.Taints {
@@ -79,15 +81,15 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	return count, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: the node with the fewest such taints gets the
-// highest score.
+// NormalizeScore implements framework.NormalizeScore: the nodes with the fewest PreferNoSchedule
+// taints that the pod does not tolerate get the highest score.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	framework.Normalize(scores, true)
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a node was added or its taints changed, and the pod
-// tolerates its taints.
+// MayHelp implements framework.Requeue. It returns true if a node was added or its taints changed,
+// and the pod tolerates its taints.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeTaints {
 		return false

@@ -1,6 +1,7 @@
-// Package volumebinding restricts a pod to nodes that can reach its volumes. It binds claims that
-// wait for their first consumer: to an existing volume of the chosen node, or by requesting
-// provisioning there (annotation volume.kubernetes.io/selected-node).
+// Package volumebinding is the plugin VolumeBinding. It restricts a pod to nodes that can use its
+// volumes. For PersistentVolumeClaims with the binding mode WaitForFirstConsumer, it binds an
+// existing volume that the chosen node can use, or requests provisioning for that node (annotation
+// volume.kubernetes.io/selected-node).
 package volumebinding
 
 import (
@@ -30,7 +31,8 @@ const Name = "VolumeBinding"
 // and bound.
 const DefaultPatience = 10 * time.Minute
 
-// noProvisioner is the provisioner of StorageClasses with volumes that are created manually.
+// noProvisioner is the provisioner of StorageClasses without dynamic provisioning: their volumes
+// are created manually.
 const noProvisioner = "kubernetes.io/no-provisioner"
 
 var (
@@ -42,24 +44,26 @@ var (
 	topology  = framework.RefuseForGood(Name, "node(s) didn't match the allowed topologies of the StorageClass")
 )
 
-// Plugin restricts pods to nodes that can use their volumes, and binds their unbound claims.
+// Plugin restricts a pod to nodes that can use its volumes, and binds its unbound
+// PersistentVolumeClaims.
 type Plugin struct {
 	h        *framework.Handle
 	patience time.Duration
 	*Promises
 }
 
-// Promises records the PersistentVolumes that were chosen for claims of pods that are not bound
-// yet, so that no other pod gets them. All profiles of a scheduler share one Promises.
+// Promises records the PersistentVolumes that were chosen for pods that are not bound yet, so that
+// no other pod gets them. All profiles of a scheduler share one Promises.
 type Promises struct {
 	mu       sync.Mutex
 	promised map[string]types.UID
 }
 
-// NewPromises returns an empty Promises.
+// NewPromises returns a Promises without chosen PersistentVolumes.
 func NewPromises() *Promises { return &Promises{promised: make(map[string]types.UID)} }
 
-// New returns the plugin. patience bounds the wait for provisioning and binding in PreBind.
+// New returns the plugin. promises records the chosen PersistentVolumes and is shared by all
+// profiles. patience bounds the time that PreBind waits until volumes are provisioned and bound.
 func New(h *framework.Handle, promises *Promises, patience time.Duration) *Plugin {
 	return &Plugin{h: h, patience: patience, Promises: promises}
 }
@@ -67,14 +71,14 @@ func New(h *framework.Handle, promises *Promises, patience time.Duration) *Plugi
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is the plugin's data of one scheduling attempt.
+// state is the data of VolumeBinding for one scheduling attempt. PreFilter stores it in the Cycle.
 type state struct {
-	bound   []*v1.PersistentVolume
-	waiting []waitingClaim
-	chosen  map[string]*v1.PersistentVolume // chosen volume by claim name, for the reserved node
-	made    []*v1.PersistentVolumeClaim     // claims to be provisioned on the reserved node
-	asked   map[string]bool                 // names of claims that were observed with the selected-node annotation
-	node    *v1.Node                        // the reserved node
+	bound     []*v1.PersistentVolume
+	waiting   []waitingClaim
+	chosen    map[string]*v1.PersistentVolume // PersistentVolume that Reserve chose, by claim name
+	made      []*v1.PersistentVolumeClaim     // claims for which PreBind requests provisioning on the node
+	requested map[string]bool                 // claims that allBound has found with selected-node set
+	node      *v1.Node                        // node that was passed to Reserve
 }
 
 type waitingClaim struct {
@@ -82,8 +86,8 @@ type waitingClaim struct {
 	class *storagev1.StorageClass
 }
 
-// PreFilter implements framework.PreFilter: it looks up the pod's claims and refuses the pod if one
-// of them is missing or unusable.
+// PreFilter implements framework.PreFilter: it looks up the pod's PersistentVolumeClaims and
+// refuses the pod if one of them does not exist or cannot be used on any node.
 func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if len(c.Pod.Claims) == 0 {
 		return nil, framework.SkipStatus
@@ -98,36 +102,43 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 	return nil, nil
 }
 
-// addClaim adds a claim of the pod to the state. It returns the reason if the pod must wait because
-// of the claim.
+// addClaim adds a PersistentVolumeClaim of the pod to st, the data of the scheduling attempt. It
+// returns a refusal of the pod if no node can fit because of the claim, and otherwise nil.
 func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status {
-	claim, ok := p.h.Claim(pod.Namespace, name)
+	claim, ok := p.h.Volumes.Claim(pod.Namespace, name)
 	switch {
 	case !ok && framework.OwnsClaim(pod, name):
-		return framework.RefuseForGood(Name, framework.AwaitsClaim(name))
+		return framework.RefuseForGood(Name, framework.PendingClaimReason(name))
 	case !ok:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q not found", name))
-	case framework.OwnsClaim(pod, name) && ephemeral.VolumeIsForPod(pod, claim) != nil: // a claim of another owner with the same name
+	case framework.OwnsClaim(pod, name) && ephemeral.VolumeIsForPod(pod, claim) != nil:
+		// a claim with the name of the pod's ephemeral volume claim has another owner
 		return framework.RefuseForGood(Name, ephemeral.VolumeIsForPod(pod, claim).Error())
 	case claim.DeletionTimestamp != nil:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q is being deleted", name))
 	case claim.Status.Phase == v1.ClaimLost:
-		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", name, claim.Spec.VolumeName))
+		return framework.RefuseForGood(Name,
+			fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", name,
+				claim.Spec.VolumeName))
 	}
 	if isBound(claim) {
-		pv, ok := p.h.PersistentVolume(claim.Spec.VolumeName)
+		pv, ok := p.h.Volumes.PersistentVolume(claim.Spec.VolumeName)
 		if !ok {
-			return framework.RefuseForGood(Name, "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
+			return framework.RefuseForGood(Name,
+				"node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
 		}
 		st.bound = append(st.bound, pv)
 		return nil
 	}
 	className := volume.GetPersistentVolumeClaimClass(claim)
-	class, ok := p.h.StorageClass(className)
-	if !ok || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+	class, ok := p.h.Volumes.StorageClass(className)
+	if !ok || class.VolumeBindingMode == nil ||
+		*class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		return unbound
 	}
-	if claim.Spec.VolumeName != "" { // a user has set the volume; the volume controller still has to complete the binding
+	if claim.Spec.VolumeName != "" {
+		// the volume was set by a user; the persistent volume controller must complete the binding
+		// first
 		return unbound
 	}
 	st.waiting = append(st.waiting, waitingClaim{claim, class})
@@ -138,8 +149,9 @@ func isBound(c *v1.PersistentVolumeClaim) bool {
 	return c.Spec.VolumeName != "" && (c.Status.Phase == v1.ClaimBound || c.Annotations[volume.AnnBindCompleted] != "")
 }
 
-// Filter implements framework.Filter: it refuses a node that cannot use the pod's bound volumes, or
-// on which its other claims can neither be bound nor provisioned.
+// Filter implements framework.Filter: it refuses a node that cannot use the volumes of the pod's
+// bound claims. It also refuses a node for which an unbound claim can get neither an existing
+// volume nor a provisioned one.
 func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -157,12 +169,14 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 	return s
 }
 
-// chooseVolumes decides, for each waiting claim of a pod, how it gets a volume on the node. found
-// contains, by claim name, the existing volumes that are chosen. made contains the claims for which
-// a volume must be provisioned. If neither is possible for a claim, chooseVolumes returns a refusal
-// of the node.
-func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
-	taken, wanted := p.takenFrom(pod), make(map[string]int64)
+// chooseVolumes decides how each unbound claim of the pod gets a volume that the node can use.
+// found contains the existing volumes that it chose, by claim name. made contains the claims for
+// which a volume must be provisioned. If neither is possible for a claim, it returns a refusal of
+// the node.
+func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (
+	found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status,
+) {
+	taken, wanted := p.promisedToOthers(pod), make(map[string]int64)
 	for _, w := range claims {
 		if sel := w.claim.Annotations[volume.AnnSelectedNode]; sel != "" && sel != node.Name {
 			return nil, nil, wrongNode // a volume is being provisioned for another node already
@@ -185,8 +199,8 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 		case !isTopologyAllowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
 		default:
-			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // otherwise it is being provisioned there
-				if s := p.hasRoom(w, wanted, node); s != nil {
+			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // otherwise already requested
+				if s := p.checkCapacity(w, wanted, node); s != nil {
 					return nil, nil, s
 				}
 			}
@@ -196,20 +210,21 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 	return found, made, nil
 }
 
-// hasRoom returns nil if the CSI driver has enough capacity on the node to provision a volume for
-// the claim, according to its CSIStorageCapacity objects. Otherwise it returns the refusal of the
-// node. A driver that publishes no capacity always has enough. wanted is the total size, by
-// StorageClass, of the pod's volumes to be provisioned. hasRoom adds the size of this claim.
-func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
-	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
+// checkCapacity returns nil if the CSI driver's CSIStorageCapacity objects report enough capacity
+// on the node to provision a volume for the claim w, and otherwise a refusal of the node. A driver
+// that publishes no capacity always has enough. wanted is the total size of the pod's volumes to
+// provision, by StorageClass; checkCapacity adds the size of this claim.
+func (p *Plugin) checkCapacity(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
+	if p.h.Volumes.PublishesCapacity == nil || !p.h.Volumes.PublishesCapacity(w.class.Provisioner) {
 		return nil
 	}
 	size := w.claim.Spec.Resources.Requests[v1.ResourceStorage]
 	wanted[w.class.Name] = saturate.Add(wanted[w.class.Name], saturate.Value(&size))
 	refused := full
-	for _, c := range p.h.RoomFor(w.class.Name) {
+	for _, c := range p.h.Volumes.StorageCapacities(w.class.Name) {
 		why := c.Annotations[api.NoRoomAnnotation]
-		enough := c.Capacity != nil && saturate.Value(c.Capacity) >= wanted[w.class.Name] && (c.MaximumVolumeSize == nil || c.MaximumVolumeSize.Cmp(size) >= 0)
+		enough := c.Capacity != nil && saturate.Value(c.Capacity) >= wanted[w.class.Name] &&
+			(c.MaximumVolumeSize == nil || c.MaximumVolumeSize.Cmp(size) >= 0)
 		if c.NodeTopology == nil || !enough && why == "" {
 			continue
 		}
@@ -219,15 +234,16 @@ func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node)
 		case why == "":
 			return nil
 		default:
-			refused = framework.RefuseForGood(Name, fmt.Sprintf("node(s) can have no volumes of StorageClass %s: %s", w.class.Name, why))
+			refused = framework.RefuseForGood(Name,
+				fmt.Sprintf("node(s) can have no volumes of StorageClass %s: %s", w.class.Name, why))
 		}
 	}
 	return refused
 }
 
-// takenFrom returns the names of the volumes that are promised to other pods than this one. The
-// values of the map are nil.
-func (p *Promises) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
+// promisedToOthers returns a set of the names of the PersistentVolumes that were chosen for other
+// pods than the given one. The values of the map are nil.
+func (p *Promises) promisedToOthers(pod types.UID) map[string]*v1.PersistentVolume {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := make(map[string]*v1.PersistentVolume, len(p.promised))
@@ -241,7 +257,7 @@ func (p *Promises) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
 
 func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 	var out []*v1.PersistentVolume
-	for _, pv := range p.h.PersistentVolumes() {
+	for _, pv := range p.h.Volumes.PersistentVolumes() {
 		if volume.GetPersistentVolumeClass(pv) == class {
 			out = append(out, pv)
 		}
@@ -253,7 +269,7 @@ func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 // volume as data source. Its value is the node affinity of the data source, as JSON.
 const reachedFrom = "keelson.dev/reached-from"
 
-// canReachSource reports whether a node with the given labels can use the claim's data source,
+// canReachSource reports whether a node with the labels have can use the data source of the claim,
 // according to the annotation reachedFrom. It returns true if the annotation is missing or invalid;
 // the provisioner then decides.
 func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
@@ -268,8 +284,8 @@ func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	return volume.CheckNodeAffinity(pv, have) == nil
 }
 
-// isTopologyAllowed reports whether the node labels match one of the allowedTopologies of a
-// StorageClass. Without terms all nodes match.
+// isTopologyAllowed reports whether a node with the labels have matches one of the terms, which are
+// the allowedTopologies of a StorageClass. If there are no terms, it returns true.
 func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
 	if len(terms) == 0 {
 		return true
@@ -290,8 +306,8 @@ func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) 
 	return false
 }
 
-// Reserve implements framework.Reserve: it chooses volumes on the node and promises them to this
-// pod.
+// Reserve implements framework.Reserve: it chooses volumes for the pod's unbound claims on the
+// node, and records them in Promises, so that no other pod gets them.
 func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.waiting) == 0 {
@@ -310,17 +326,18 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	for _, pv := range found {
 		p.promised[pv.Name] = c.Pod.Pod.UID
 	}
-	st.chosen, st.made, st.asked, st.node = found, made, make(map[string]bool), n.Node
+	st.chosen, st.made, st.requested, st.node = found, made, make(map[string]bool), n.Node
 	return nil
 }
 
-// Unreserve implements framework.Reserve: it ends the promises to this pod.
+// Unreserve implements framework.Reserve: it removes the volumes of the pod from Promises, so that
+// other pods can get them.
 func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) {
 	p.releasePod(c.Pod.Pod.UID)
 }
 
-// PostBind implements framework.PostBind: it ends the promises to this pod, because its claims are
-// bound.
+// PostBind implements framework.PostBind: it removes the volumes of the pod from Promises, because
+// they are bound to its claims.
 func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) {
 	p.releasePod(c.Pod.Pod.UID)
 }
@@ -335,8 +352,9 @@ func (p *Promises) releasePod(pod types.UID) {
 	}
 }
 
-// PreBind implements framework.PreBind: it binds the chosen volumes to their claims, requests
-// provisioning for the other claims, and waits until every claim is bound.
+// PreBind implements framework.PreBind: it binds the volumes that Reserve chose to their claims,
+// requests provisioning for the other unbound claims, and waits until all claims of the pod are
+// bound.
 func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.waiting) == 0 {
@@ -358,13 +376,14 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	defer cancel()
 	err := p.h.AwaitVolumes(ctx, func() (bool, error) { return p.allBound(st, node) })
 	if err != nil {
-		return framework.Fail(Name, fmt.Errorf("wait for volumes of pod %s/%s: %w", c.Pod.Pod.Namespace, c.Pod.Pod.Name, err))
+		return framework.Fail(Name, fmt.Errorf("wait for volumes of pod %s/%s: %w", c.Pod.Pod.Namespace,
+			c.Pod.Pod.Name, err))
 	}
 	return nil
 }
 
-// bindVolume sets the volume's claimRef to the claim. The persistent volume controller completes
-// the binding.
+// bindVolume sets claimRef of the PersistentVolume to the claim. The persistent volume controller
+// then completes the binding.
 func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
 	next, dirty, err := volume.GetBindVolumeToClaim(pv, claim)
 	if err != nil {
@@ -379,8 +398,8 @@ func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim 
 	return nil
 }
 
-// requestProvisioning requests a volume for the claim on the node, with the annotation
-// volume.kubernetes.io/selected-node.
+// requestProvisioning requests that a volume for the claim is provisioned which the node can use:
+// it sets the claim's annotation volume.kubernetes.io/selected-node.
 func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
 	if claim.Annotations[volume.AnnSelectedNode] == node {
 		return nil
@@ -394,36 +413,38 @@ func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVo
 }
 
 // allBound reports whether all claims of the pod are bound. It returns an error if the pod can no
-// longer use the node: a claim was deleted, is bound to a volume that the node cannot use, or
-// cannot be provisioned there.
+// longer run on the node: a claim was deleted, is bound to a volume that the node cannot use, or
+// cannot be provisioned for the node.
 func (p *Plugin) allBound(st *state, node string) (bool, error) {
 	for _, w := range st.waiting {
-		claim, ok := p.h.Claim(w.claim.Namespace, w.claim.Name)
+		claim, ok := p.h.Volumes.Claim(w.claim.Namespace, w.claim.Name)
 		if !ok || claim.UID != w.claim.UID {
 			return false, fmt.Errorf("claim %s was deleted", w.claim.Name)
 		}
 		if !isBound(claim) {
 			_, asked := claim.Annotations[volume.AnnSelectedNode]
 			if asked {
-				st.asked[claim.Name] = true
-			} else if st.asked[claim.Name] {
+				st.requested[claim.Name] = true
+			} else if st.requested[claim.Name] {
 				return false, fmt.Errorf("the provisioner cannot serve claim %s on node %s", claim.Name, node)
 			}
 			return false, nil
 		}
-		pv, ok := p.h.PersistentVolume(claim.Spec.VolumeName)
+		pv, ok := p.h.Volumes.PersistentVolume(claim.Spec.VolumeName)
 		if !ok {
 			return false, nil
 		}
 		if st.node != nil && volume.CheckNodeAffinity(pv, st.node.Labels) != nil {
-			return false, fmt.Errorf("claim %s was bound to volume %s, which node %s cannot reach", claim.Name, pv.Name, node)
+			return false, fmt.Errorf("claim %s was bound to volume %s, which node %s cannot reach",
+				claim.Name, pv.Name, node)
 		}
 	}
 	return true, nil
 }
 
-// MayHelp implements framework.Requeue: a node was added or its labels changed, a volume or storage
-// object changed, or a claim in the pod's namespace changed.
+// MayHelp implements framework.Requeue. It returns true if a node was added or its labels changed,
+// if a PersistentVolume or another storage object changed, and if a claim in the pod's namespace
+// changed.
 func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.VolumeChanged, framework.StorageClassChange:

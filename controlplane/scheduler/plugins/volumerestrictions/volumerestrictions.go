@@ -1,6 +1,6 @@
-// Package volumerestrictions restricts a claim with access mode ReadWriteOncePod to one pod in the
-// cluster. It restricts an inline iSCSI disk to one pod per node, unless all pods mount the disk
-// read-only.
+// Package volumerestrictions is the Filter plugin VolumeRestrictions. It restricts a
+// PersistentVolumeClaim with the access mode ReadWriteOncePod to one pod in the cluster, and an
+// inline iSCSI disk to one pod per node, unless all pods mount the disk read-only.
 package volumerestrictions
 
 import (
@@ -18,13 +18,14 @@ import (
 const Name = "VolumeRestrictions"
 
 var (
-	taken = framework.Refuse(Name, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")
+	taken = framework.Refuse(Name,
+		"node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")
 	inUse = framework.Refuse(Name, "node(s) had no available disk")
 )
 
-// wants is the result of PreFilter: the claims and disks of the pod that other pods must not use at
-// the same time.
-type wants struct {
+// exclusiveVolumes is the result of PreFilter: the pod's ReadWriteOncePod claims and inline iSCSI
+// disks.
+type exclusiveVolumes struct {
 	sole  []string // names of the claims with access mode ReadWriteOncePod
 	disks []*v1.ISCSIVolumeSource
 }
@@ -40,9 +41,9 @@ func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	return out
 }
 
-// iscsiConflict reports whether two pods with these iSCSI disks may not run on the same node. Disks
-// are the same if they have the same LUN and IQN; the portal and the case of the IQN are ignored.
-// Two pods may share a disk if both mount it read-only.
+// iscsiConflict reports whether two pods with these inline iSCSI disks, mine and others, may not
+// run on the same node. Disks are the same if they have the same LUN and IQN; the portal, and upper
+// and lower case in the IQN, are ignored. Two pods may share a disk if both mount it read-only.
 func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
 		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
@@ -58,15 +59,16 @@ type Plugin struct{ H *framework.Handle }
 // Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter. It refuses a pod with a claim that does not exist, and
-// skips the filter if the pod has no restricted claims or disks.
+// PreFilter implements framework.PreFilter. It refuses a pod that uses a PersistentVolumeClaim
+// which does not exist. It returns Skip, which disables Filter, if the pod has neither
+// ReadWriteOncePod claims nor inline iSCSI disks.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	var sole []string
 	for _, name := range c.Pod.Claims {
-		claim, ok := p.H.Claim(c.Pod.Pod.Namespace, name)
+		claim, ok := p.H.Volumes.Claim(c.Pod.Pod.Namespace, name)
 		switch {
 		case !ok && framework.OwnsClaim(c.Pod.Pod, name):
-			return nil, framework.RefuseForGood(Name, framework.AwaitsClaim(name))
+			return nil, framework.RefuseForGood(Name, framework.PendingClaimReason(name))
 		case !ok:
 			return nil, framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q not found", name))
 		case slices.Contains(claim.Spec.AccessModes, v1.ReadWriteOncePod):
@@ -77,14 +79,15 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	if len(sole) == 0 && len(disks) == 0 {
 		return nil, framework.SkipStatus
 	}
-	c.Put(Name, wants{sole, disks})
+	c.Put(Name, exclusiveVolumes{sole, disks})
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A ReadWriteOncePod claim conflicts with a pod on any node.
-// Preemption on this node therefore helps only if all users of the claim are on this node.
+// Filter implements framework.Filter. It refuses every node if another pod uses a ReadWriteOncePod
+// claim of the pod; preemption helps only on the node that has all of these other pods. It refuses
+// a node with a pod that uses one of the pod's iSCSI disks.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
-	w, _ := c.Get(Name).(wants)
+	w, _ := c.Get(Name).(exclusiveVolumes)
 	if len(w.disks) > 0 {
 		for _, pod := range n.Pods {
 			if iscsiConflict(w.disks, disksOf(pod.Pod)) {
@@ -103,8 +106,9 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a pod that uses one of this pod's claims or disks was
-// removed, or one of this pod's claims changed.
+// MayHelp implements framework.Requeue. It returns true if one of the pod's claims changed, and if
+// a pod was removed that uses one of the pod's claims or inline iSCSI disks. Other events do not
+// help.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.PodRemoved:

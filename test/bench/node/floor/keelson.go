@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// ours makes pods through the runtime.
-type ours struct {
+// keelsonRuntime creates pods through Keelson's runtime.
+type keelsonRuntime struct {
 	runtime *oci.Runtime
 	stop    context.CancelFunc
 	done    chan error
@@ -27,7 +27,9 @@ type ours struct {
 	logs    string
 }
 
-func newOurs(ctx context.Context, o options, dir string, network *plugins, log *slog.Logger) (*ours, error) {
+func newKeelsonRuntime(ctx context.Context, o options, dir string, network *cniPlugins, log *slog.Logger) (
+	*keelsonRuntime, error,
+) {
 	bin, err := filepath.Abs(o.bin)
 	if err != nil {
 		return nil, err
@@ -35,16 +37,19 @@ func newOurs(ctx context.Context, o options, dir string, network *plugins, log *
 	cgroup := fmt.Sprintf("/keelson-floor-%d", os.Getpid())
 	store := image.New(image.Config{Root: filepath.Join(dir, "images"), Logger: log})
 	rt := oci.New(oci.Config{StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
-		ShimPath: filepath.Join(bin, "keelson-shim"), OCIPath: filepath.Join(bin, "keelson-oci"), PausePath: filepath.Join(bin, "keelson-pause"),
+		ShimPath: filepath.Join(bin, "keelson-shim"), OCIPath: filepath.Join(bin, "keelson-oci"),
+		PausePath:  filepath.Join(bin, "keelson-pause"),
 		CgroupRoot: cgroup, Images: store, Network: network, Logger: log})
-	run, stop := context.WithCancel(ctx)
-	k := &ours{runtime: rt, stop: stop, done: make(chan error, 1), cgroup: cgroup, logs: filepath.Join(dir, "logs")}
+	compareRuntimes, stop := context.WithCancel(ctx)
+	k := &keelsonRuntime{runtime: rt, stop: stop, done: make(chan error, 1), cgroup: cgroup,
+		logs: filepath.Join(dir, "logs")}
 	go func() {
-		k.done <- lifecycle.Run(run, lifecycle.Part{Name: "images", Run: store.Run}, lifecycle.Part{Name: "runtime", Run: rt.Run})
+		k.done <- lifecycle.Run(compareRuntimes, lifecycle.Part{Name: "images", Run: store.Run},
+			lifecycle.Part{Name: "runtime", Run: rt.Run})
 	}()
 	names, err := store.Import(ctx, filepath.Join(o.images, "tools.tar"))
 	if err == nil && len(names) == 0 {
-		err = errors.New("tools.tar holds no image")
+		err = errors.New("tools.tar contains no image")
 	}
 	if err != nil {
 		k.close()
@@ -54,13 +59,13 @@ func newOurs(ctx context.Context, o options, dir string, network *plugins, log *
 	return k, nil
 }
 
-func (k *ours) close() {
+func (k *keelsonRuntime) close() {
 	k.stop()
 	if err := <-k.done; err != nil {
 		fmt.Fprintln(os.Stderr, "floor:", err)
 	}
-	// The runtime keeps its root cgroup for the next run; here none exists. Its
-	// last thread may still be on its way out.
+	// The runtime keeps its root cgroup for its next run, but this program has no next run. Its
+	// last thread may still be exiting.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err := wait.For(ctx, 5*time.Millisecond, func() error {
@@ -82,38 +87,44 @@ func (k *ours) close() {
 	}
 }
 
-func (k *ours) pod(ctx context.Context, i int, m measures) error {
+func (k *keelsonRuntime) measurePod(ctx context.Context, i int, m durations) error {
 	name := fmt.Sprintf("pod%d", i)
-	sc := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name}, Hostname: name, LogDirectory: k.logs,
-		DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}}, Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+	sc := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		Hostname: name, LogDirectory: k.logs,
+		DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}},
+		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
 			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}}}
 	begin := time.Now()
 	sb, err := k.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: sc})
 	if err != nil {
 		return err
 	}
-	m.add("keelson: sandbox", begin)
+	m.addSince("keelson: sandbox", begin)
 	step := time.Now()
-	c, err := k.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: sb.PodSandboxId, SandboxConfig: sc, Config: &cri.ContainerConfig{
-		Metadata: &cri.ContainerMetadata{Name: "app"}, Image: &cri.ImageSpec{Image: k.image}, Command: []string{"/bin/sleep", "1000"}, LogPath: name + ".log",
-		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}}}})
+	c, err := k.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: sb.PodSandboxId,
+		SandboxConfig: sc, Config: &cri.ContainerConfig{
+			Metadata: &cri.ContainerMetadata{Name: "app"}, Image: &cri.ImageSpec{Image: k.image},
+			Command: []string{"/bin/sleep", "1000"}, LogPath: name + ".log",
+			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+				NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}}}})
 	if err != nil {
 		return err
 	}
-	m.add("keelson: create", step)
+	m.addSince("keelson: create", step)
 	step = time.Now()
 	if _, err := k.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
 		return err
 	}
-	m.add("keelson: start", step)
-	m.add("keelson: pod", begin)
+	m.addSince("keelson: start", step)
+	m.addSince("keelson: pod", begin)
 	for _, st := range append(k.runtime.StageTimes(sb.PodSandboxId), k.runtime.StageTimes(c.ContainerId)...) {
 		m["keelson:   stage "+st.Name] = append(m["keelson:   stage "+st.Name], st.Duration)
 	}
 	step = time.Now()
-	if _, err := k.runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: sb.PodSandboxId}); err != nil {
+	if _, err := k.runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: sb.PodSandboxId}); err !=
+		nil {
 		return err
 	}
-	m.add("keelson: remove", step)
+	m.addSince("keelson: remove", step)
 	return nil
 }

@@ -1,12 +1,12 @@
-// Command floor measures what a pod costs on this machine, beside the floor that
-// any runtime stands on: a network namespace, CNI ADD, and two containers made by
-// runc (pause and one more). Both are measured in turns in the same run, because
-// machines drift; the ratio counts.
+// Command floor compares the cost of a pod on this machine with the minimum for any runtime: a
+// network namespace, CNI ADD, and two containers made by runc (pause and one more). Both are
+// measured in turn in the same run, because the speed of the machine changes; their ratio is the
+// result.
 //
 //	go run ./test/bench/node/floor -bin bin -images bin/images [-cni bin/cni] [-n 20] [-json FILE]
 //
-// It runs in a network namespace of its own, so the plugins' bridge never meets
-// the machine's network.
+// It runs in its own network namespace, so that the plugins' bridge is separate from the machine's
+// network.
 package main
 
 import (
@@ -33,24 +33,24 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.bin, "bin", "bin", "folder with keelson-shim, keelson-oci and keelson-pause")
-	flag.StringVar(&o.images, "images", "bin/images", "folder with tools.tar")
-	flag.StringVar(&o.cni, "cni", "", "folder with bridge and host-local; empty = no CNI on either side")
+	flag.StringVar(&o.bin, "bin", "bin", "directory with keelson-shim, keelson-oci and keelson-pause")
+	flag.StringVar(&o.images, "images", "bin/images", "directory with tools.tar")
+	flag.StringVar(&o.cni, "cni", "", "directory with bridge and host-local; empty = no CNI on either side")
 	flag.StringVar(&o.json, "json", "", "append the results to this file as JSON lines")
-	flag.IntVar(&o.n, "n", 20, "pods on each side")
+	flag.IntVar(&o.n, "n", 20, "number of pods of each runtime")
 	flag.Parse()
-	if err := run(o); err != nil {
+	if err := compareRuntimes(o); err != nil {
 		fmt.Fprintln(os.Stderr, "floor:", err)
 		os.Exit(1)
 	}
 }
 
-// insideEnv marks the process that runs in the namespace.
+// insideEnv marks the child process that runs in the network namespace.
 const insideEnv = "KEELSON_FLOOR_INSIDE"
 
-func run(o options) error {
+func compareRuntimes(o options) error {
 	if os.Geteuid() != 0 {
-		return errors.New("needs root")
+		return errors.New("root is required")
 	}
 	if os.Getenv(insideEnv) == "" {
 		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -66,41 +66,43 @@ func run(o options) error {
 	defer os.RemoveAll(dir)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	network := &plugins{dir: o.cni, state: filepath.Join(dir, "ipam")}
-	ref, err := newReference(dir, network)
+	network := &cniPlugins{dir: o.cni, state: filepath.Join(dir, "ipam")}
+	ref, err := newRuncRuntime(dir, network)
 	if err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
-	own, err := newOurs(ctx, o, dir, network, log)
+	own, err := newKeelsonRuntime(ctx, o, dir, network, log)
 	if err != nil {
 		return err
 	}
 	defer own.close()
-	m := measures{}
+	m := durations{}
 	for i := range o.n {
-		// Turns, so that a slow moment of the machine meets both.
-		if err := ref.pod(ctx, i, m); err != nil {
+		// In turn, so that other work on the machine affects both.
+		if err := ref.measurePod(ctx, i, m); err != nil {
 			return fmt.Errorf("reference: %w", err)
 		}
-		if err := own.pod(ctx, i, m); err != nil {
+		if err := own.measurePod(ctx, i, m); err != nil {
 			return fmt.Errorf("keelson: %w", err)
 		}
 	}
-	return report(o, m)
+	return printReport(o, m)
 }
 
-// measures are durations by name.
-type measures map[string][]time.Duration
+// durations maps the name of a step to its durations in all pods.
+type durations map[string][]time.Duration
 
-func (m measures) add(name string, since time.Time) { m[name] = append(m[name], time.Since(since)) }
+func (m durations) addSince(name string, since time.Time) {
+	m[name] = append(m[name], time.Since(since))
+}
 
-func quantile(d []time.Duration, q float64) time.Duration {
+func durationQuantile(d []time.Duration, q float64) time.Duration {
 	s := slices.Sorted(slices.Values(d))
 	return s[min(int(q*float64(len(s))), len(s)-1)]
 }
 
-func report(o options, m measures) error {
+func printReport(o options, m durations) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "measure\tp50\tp99\t")
 	names := slices.Sorted(func(yield func(string) bool) {
@@ -112,9 +114,9 @@ func report(o options, m measures) error {
 	})
 	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 	for _, n := range names {
-		fmt.Fprintf(w, "%s\t%s\t%s\t\n", n, ms(quantile(m[n], 0.5)), ms(quantile(m[n], 0.99)))
+		fmt.Fprintf(w, "%s\t%s\t%s\t\n", n, ms(durationQuantile(m[n], 0.5)), ms(durationQuantile(m[n], 0.99)))
 	}
-	floor, own := quantile(m["floor: pod"], 0.5), quantile(m["keelson: pod"], 0.5)
+	floor, own := durationQuantile(m["floor: pod"], 0.5), durationQuantile(m["keelson: pod"], 0.5)
 	fmt.Fprintf(w, "keelson / floor\t%.2f\t\t\n", float64(own)/float64(floor))
 	if err := w.Flush(); err != nil {
 		return err
@@ -130,7 +132,8 @@ func report(o options, m measures) error {
 	e := json.NewEncoder(f)
 	for _, n := range names {
 		err := e.Encode(map[string]any{"measure": n, "params": map[string]any{"n": o.n, "cni": o.cni != ""},
-			"values": map[string]float64{"p50_ms": quantile(m[n], 0.5).Seconds() * 1e3, "p99_ms": quantile(m[n], 0.99).Seconds() * 1e3}})
+			"values": map[string]float64{"p50_ms": durationQuantile(m[n], 0.5).Seconds() * 1e3,
+				"p99_ms": durationQuantile(m[n], 0.99).Seconds() * 1e3}})
 		if err != nil {
 			return err
 		}
@@ -138,8 +141,8 @@ func report(o options, m measures) error {
 	return nil
 }
 
-// command runs a program and puts what it said into the error.
-func command(ctx context.Context, env []string, stdin string, name string, args ...string) (string, error) {
+// runCommand runs a program and returns its stdout. An error includes the program's output.
+func runCommand(ctx context.Context, env []string, stdin string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdin = strings.NewReader(stdin)

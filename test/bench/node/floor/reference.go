@@ -15,43 +15,45 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// plugins calls the CNI plugins bridge and host-local, for both sides alike. With
-// no folder it does nothing.
-type plugins struct{ dir, state string }
+// cniPlugins calls the CNI plugins bridge and host-local, in the same way for both sides. Without a
+// folder it does nothing.
+type cniPlugins struct{ dir, state string }
 
-func (p *plugins) call(ctx context.Context, verb, id, netns string) error {
+func (p *cniPlugins) callPlugin(ctx context.Context, verb, id, netns string) error {
 	if p.dir == "" {
 		return nil
 	}
-	config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"floor","type":"bridge","bridge":"kfloor0","isGateway":true,"ipMasq":false,
+	config := fmt.Sprintf(
+		`{"cniVersion":"1.0.0","name":"floor","type":"bridge","bridge":"kfloor0","isGateway":true,"ipMasq":false,
 "ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"192.0.2.0/24"}]]}}`, p.state)
-	_, err := command(ctx, []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + p.dir},
+	_, err := runCommand(ctx, []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns,
+		"CNI_IFNAME=eth0", "CNI_PATH=" + p.dir},
 		config, filepath.Join(p.dir, "bridge"))
 	return err
 }
 
 // Add, Check, Del, GC and Ready implement agent.Network.
-func (p *plugins) Add(ctx context.Context, q agent.NetworkRequest) (agent.NetworkStatus, error) {
-	return agent.NetworkStatus{IPs: []string{"192.0.2.2"}}, p.call(ctx, "ADD", q.SandboxID, q.NetNS)
+func (p *cniPlugins) Add(ctx context.Context, q agent.NetworkRequest) (agent.NetworkStatus, error) {
+	return agent.NetworkStatus{IPs: []string{"192.0.2.2"}}, p.callPlugin(ctx, "ADD", q.SandboxID, q.NetNS)
 }
-func (p *plugins) Check(context.Context, agent.NetworkRequest) error { return nil }
-func (p *plugins) Del(ctx context.Context, q agent.NetworkRequest) error {
-	return p.call(ctx, "DEL", q.SandboxID, q.NetNS)
+func (p *cniPlugins) Check(context.Context, agent.NetworkRequest) error { return nil }
+func (p *cniPlugins) Del(ctx context.Context, q agent.NetworkRequest) error {
+	return p.callPlugin(ctx, "DEL", q.SandboxID, q.NetNS)
 }
-func (p *plugins) GC(context.Context, []string) error { return nil }
-func (p *plugins) Ready() error                       { return nil }
+func (p *cniPlugins) GC(context.Context, []string) error { return nil }
+func (p *cniPlugins) Ready() error                       { return nil }
 
-// reference makes pods the plain way.
-type reference struct {
+// runcRuntime creates pods with runc alone.
+type runcRuntime struct {
 	dir     string
-	network *plugins
+	network *cniPlugins
 }
 
-func newReference(dir string, network *plugins) (*reference, error) {
+func newRuncRuntime(dir string, network *cniPlugins) (*runcRuntime, error) {
 	if _, err := exec.LookPath("runc"); err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install runc)", err)
 	}
-	r := &reference{dir: filepath.Join(dir, "reference"), network: network}
+	r := &runcRuntime{dir: filepath.Join(dir, "reference"), network: network}
 	root := filepath.Join(r.dir, "bundle", "rootfs", "bin")
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, err
@@ -66,12 +68,12 @@ func newReference(dir string, network *plugins) (*reference, error) {
 	return r, nil
 }
 
-// spec is runc's own example, with the program and the namespaces of a pod's
-// container.
-func (r *reference) spec(ctx context.Context, netns string) error {
+// writeSpec writes runc's example specification, with the program and the network namespace of a
+// pod's container.
+func (r *runcRuntime) writeSpec(ctx context.Context, netns string) error {
 	file := filepath.Join(r.dir, "bundle", "config.json")
 	_ = os.Remove(file)
-	if _, err := command(ctx, nil, "", "runc", "spec", "-b", filepath.Dir(file)); err != nil {
+	if _, err := runCommand(ctx, nil, "", "runc", "spec", "-b", filepath.Dir(file)); err != nil {
 		return err
 	}
 	data, err := os.ReadFile(file)
@@ -95,11 +97,11 @@ func (r *reference) spec(ctx context.Context, netns string) error {
 	return os.WriteFile(file, data, 0o600)
 }
 
-// pod is the floor: namespace, network, two containers.
-func (r *reference) pod(ctx context.Context, i int, m measures) (err error) {
+// measurePod measures the minimum cost of a pod: a network namespace, CNI ADD and two containers.
+func (r *runcRuntime) measurePod(ctx context.Context, i int, m durations) (err error) {
 	id := fmt.Sprintf("floor-%d-%d", os.Getpid(), i)
 	netns := filepath.Join(r.dir, id)
-	if err := r.spec(ctx, netns); err != nil {
+	if err := r.writeSpec(ctx, netns); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -110,31 +112,31 @@ func (r *reference) pod(ctx context.Context, i int, m measures) (err error) {
 		_ = unix.Unmount(netns, unix.MNT_DETACH)
 		_ = os.Remove(netns)
 	}()
-	m.add("floor: netns", begin)
+	m.addSince("floor: netns", begin)
 	step := time.Now()
-	if err := r.network.call(ctx, "ADD", id, netns); err != nil {
+	if err := r.network.callPlugin(ctx, "ADD", id, netns); err != nil {
 		return err
 	}
-	m.add("floor: cni add", step)
+	m.addSince("floor: cni add", step)
 	for _, c := range []string{"-pause", "-app"} {
 		step := time.Now()
-		if err := runc(ctx, "create", "-b", filepath.Join(r.dir, "bundle"), id+c); err != nil {
+		if err := callRunc(ctx, "create", "-b", filepath.Join(r.dir, "bundle"), id+c); err != nil {
 			return err
 		}
-		defer func() { _ = runc(context.WithoutCancel(ctx), "delete", "-f", id+c) }()
-		m.add("floor: runc create", step)
+		defer func() { _ = callRunc(context.WithoutCancel(ctx), "delete", "-f", id+c) }()
+		m.addSince("floor: runc create", step)
 		step = time.Now()
-		if err := runc(ctx, "start", id+c); err != nil {
+		if err := callRunc(ctx, "start", id+c); err != nil {
 			return err
 		}
-		m.add("floor: runc start", step)
+		m.addSince("floor: runc start", step)
 	}
-	m.add("floor: pod", begin)
-	return r.network.call(ctx, "DEL", id, netns)
+	m.addSince("floor: pod", begin)
+	return r.network.callPlugin(ctx, "DEL", id, netns)
 }
 
-// runc passes no pipes on: the container would hold them open.
-func runc(ctx context.Context, args ...string) error {
+// callRunc runs runc without pipes, because the container would hold them open.
+func callRunc(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, "runc", args...)
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("runc %v: %w", args, err)

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Burn keeps one processor busy until in ends.
-func Burn(in io.Reader) {
+// BurnCPU keeps one processor busy until in is closed.
+func BurnCPU(in io.Reader) {
 	var ended atomic.Bool
 	go func() {
 		_, _ = io.Copy(io.Discard, in)

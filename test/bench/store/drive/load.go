@@ -13,91 +13,93 @@ import (
 )
 
 const (
-	// callTimeout bounds one call: beyond any election, so that no call fails for one.
+	// callTimeout is the timeout of a call. It is longer than any election, so that an election
+	// alone fails no call.
 	callTimeout = 20 * time.Second
-	// afterFailure is how long a client waits before it tries again.
-	afterFailure = 5 * time.Millisecond
-	// endGrace is how long a load that was ended waits for calls under way. What
-	// is not answered then has failed.
+	// retryDelay is the delay before a client retries.
+	retryDelay = 5 * time.Millisecond
+	// endGrace is how long an ended load waits for calls in progress. Calls without a response by
+	// then have failed.
 	endGrace = 2 * time.Second
-	// keysOfClient is how many keys a client of put writes in turn.
+	// keysOfClient is the number of keys that a client writes or reads in turn.
 	keysOfClient = 100
 )
 
-// Target is a store as a client sees it.
+// Target is a store as seen by a client.
 type Target interface {
-	// Put writes values[i] at keys[i], all in one commit.
+	// Put writes values[i] at keys[i] in one commit.
 	Put(ctx context.Context, keys []string, values [][]byte) error
-	// Get reads a key, linearizably. It must be there.
+	// Get reads a key with a linearizable read. It returns an error if the key does not exist.
 	Get(ctx context.Context, key string) error
-	// List reads all keys with a prefix, with their values.
+	// List reads all keys with a prefix and their values.
 	List(ctx context.Context, prefix string) (keys int, bytes int64, err error)
-	// Watch returns when a watch is set and calls seen for each put, in order, until ctx ends.
+	// Watch starts a watch and returns. Until ctx ends, it calls seen for each put in order.
 	Watch(ctx context.Context, prefix string, seen func(value []byte)) error
-	// Backup reads all of the state and returns how many bytes that were.
+	// Backup reads the whole state and returns its size.
 	Backup(ctx context.Context) (bytes int64, err error)
 }
 
-// Door is one connection to one member.
-type Door struct {
+// Connection is one connection to one member.
+type Connection struct {
 	Member string
 	Target Target
 }
 
-// Engine makes load through its doors.
+// Engine runs the requested loads through its connections.
 type Engine struct {
-	doors []Door
+	connections []Connection
 
 	mu      sync.Mutex
-	running map[int]chan struct{} // closed to end the load of an order
-	watches map[string]*watching
+	running map[int]chan struct{} // by request ID; closed to stop the load
+	watches map[string]*watcherSet
 }
 
-// NewEngine makes an engine.
-func NewEngine(doors []Door) *Engine {
-	return &Engine{doors: doors, running: make(map[int]chan struct{}), watches: make(map[string]*watching)}
+// NewEngine returns an engine with the given connections.
+func NewEngine(connections []Connection) *Engine {
+	return &Engine{connections: connections, running: make(map[int]chan struct{}),
+		watches: make(map[string]*watcherSet)}
 }
 
-// Obey obeys an order.
-func (e *Engine) Obey(ctx context.Context, o Order) Reply {
+// ExecuteRequest runs a requested load and returns its reply.
+func (e *Engine) ExecuteRequest(ctx context.Context, o Request) Reply {
 	if o.Do == DoEnd {
-		e.end(o.Of)
+		e.endRequest(o.Of)
 		return Reply{}
 	}
-	doors := e.through(o.Through)
-	if len(doors) == 0 {
-		return Fail(fmt.Errorf("order %s goes through %v: no such member", o.Do, o.Through))
+	connections := e.connectionsTo(o.Through)
+	if len(connections) == 0 {
+		return ErrorReply(fmt.Errorf("order %s through %v: no such member", o.Do, o.Through))
 	}
 	switch o.Do {
 	case DoPut, DoGet:
-		return e.loop(ctx, o, doors)
+		return e.runClosedLoop(ctx, o, connections)
 	case DoFill:
-		return fill(ctx, o, doors)
+		return fillKeys(ctx, o, connections)
 	case DoList:
-		return lists(ctx, o, doors[0].Target)
+		return listKeys(ctx, o, connections[0].Target)
 	case DoPace:
-		return pace(ctx, o, doors[0].Target)
+		return putAtRate(ctx, o, connections[0].Target)
 	case DoWatch:
-		return e.watch(ctx, o, doors)
+		return e.startWatchers(ctx, o, connections)
 	case DoWatched:
-		return e.watched(ctx, o)
+		return e.awaitWatchers(ctx, o)
 	case DoBackup:
 		began := time.Now()
-		n, err := doors[0].Target.Backup(ctx)
+		n, err := connections[0].Target.Backup(ctx)
 		if err != nil {
-			return Fail(err)
+			return ErrorReply(err)
 		}
 		return Reply{Bytes: n, Took: time.Since(began).Seconds()}
 	}
-	return Fail(errors.New("unknown order " + o.Do))
+	return ErrorReply(errors.New("unknown order " + o.Do))
 }
 
-func (e *Engine) through(members []string) []Door {
+func (e *Engine) connectionsTo(members []string) []Connection {
 	if len(members) == 0 {
-		return e.doors
+		return e.connections
 	}
-	var out []Door
-	for _, d := range e.doors {
+	var out []Connection
+	for _, d := range e.connections {
 		if slices.Contains(members, d.Member) {
 			out = append(out, d)
 		}
@@ -105,8 +107,9 @@ func (e *Engine) through(members []string) []Door {
 	return out
 }
 
-// Begin registers an order that goes on until it is ended: the channel is then closed.
-func (e *Engine) Begin(id int) <-chan struct{} {
+// RegisterRequest registers a request whose load runs until it is stopped. The returned channel is
+// closed when a request DoEnd stops it.
+func (e *Engine) RegisterRequest(id int) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	ended := make(chan struct{})
@@ -114,7 +117,7 @@ func (e *Engine) Begin(id int) <-chan struct{} {
 	return ended
 }
 
-func (e *Engine) end(id int) {
+func (e *Engine) endRequest(id int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if ended, ok := e.running[id]; ok {
@@ -123,13 +126,13 @@ func (e *Engine) end(id int) {
 	}
 }
 
-// tally gathers what the clients of one order have seen.
-type tally struct {
+// loadTally merges the results of the clients of one load.
+type loadTally struct {
 	mu    sync.Mutex
 	reply Reply
 }
 
-func (t *tally) failed(err error) {
+func (t *loadTally) addFailure(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reply.Failed++
@@ -138,19 +141,20 @@ func (t *tally) failed(err error) {
 	}
 }
 
-func (t *tally) add(micros []uint32, acks []int64) {
+func (t *loadTally) addCalls(micros []uint32, acks []int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reply.Micros = append(t.reply.Micros, micros...)
 	t.reply.Acks = append(t.reply.Acks, acks...)
 }
 
-// loop runs clients in a closed loop: each sends its next call when the one before is answered.
-func (e *Engine) loop(ctx context.Context, o Order, doors []Door) Reply {
-	ended := e.Begin(o.ID)
-	defer e.end(o.ID)
+// runClosedLoop runs the clients of the load r. Each sends its next call when its previous call has
+// returned.
+func (e *Engine) runClosedLoop(ctx context.Context, r Request, connections []Connection) Reply {
+	ended := e.RegisterRequest(r.ID)
+	defer e.endRequest(r.ID)
 	began := time.Now()
-	stop := time.AfterFunc(o.Duration, func() { e.end(o.ID) })
+	stop := time.AfterFunc(r.Duration, func() { e.endRequest(r.ID) })
 	defer stop.Stop()
 	calls, abandon := context.WithCancel(ctx)
 	defer abandon()
@@ -162,25 +166,26 @@ func (e *Engine) loop(ctx context.Context, o Order, doors []Door) Reply {
 		}
 	}()
 	var (
-		all tally
+		all loadTally
 		wg  sync.WaitGroup
 	)
-	for c := range o.Clients {
-		wg.Go(func() { client(calls, o, c, doors[c%len(doors)].Target, ended, &all) })
+	for c := range r.Clients {
+		wg.Go(func() { runClient(calls, r, c, connections[c%len(connections)].Target, ended, &all) })
 	}
 	wg.Wait()
 	all.reply.Took = time.Since(began).Seconds()
 	return all.reply
 }
 
-// client is one client of a loop.
-func client(ctx context.Context, o Order, number int, target Target, ended <-chan struct{}, all *tally) {
+// runClient runs the client with this number in the closed loop of a load, until ended is closed.
+// It adds its results to all.
+func runClient(ctx context.Context, o Request, number int, target Target, ended <-chan struct{}, all *loadTally) {
 	var (
 		micros []uint32
 		acks   []int64
 	)
-	defer func() { all.add(micros, acks) }()
-	values := [][]byte{Value(o.Size)}
+	defer func() { all.addCalls(micros, acks) }()
+	values := [][]byte{RandomValue(o.Size)}
 	keys := make([]string, keysOfClient)
 	for i := range keys {
 		if o.Do == DoGet {
@@ -206,9 +211,9 @@ func client(ctx context.Context, o Order, number int, target Target, ended <-cha
 		}
 		cancel()
 		if err != nil {
-			all.failed(err)
+			all.addFailure(err)
 			select {
-			case <-time.After(afterFailure):
+			case <-time.After(retryDelay):
 			case <-ctx.Done():
 			}
 			continue
@@ -221,8 +226,8 @@ func client(ctx context.Context, o Order, number int, target Target, ended <-cha
 	}
 }
 
-// Value is what a put writes: bytes that do not compress.
-func Value(size int) []byte {
+// RandomValue returns random bytes, which do not compress.
+func RandomValue(size int) []byte {
 	value := make([]byte, size, size+8)
 	var word [8]byte
 	for i := 0; i < size; i += 8 {
@@ -232,13 +237,13 @@ func Value(size int) []byte {
 	return value
 }
 
-// FillKey is the n-th key that fill puts.
+// FillKey returns the n-th key that a request DoFill writes.
 func FillKey(prefix string, n int) string { return fmt.Sprintf("%s%08d", prefix, n) }
 
-// fill puts Count keys. Values differ, so that no memory can be shared between them.
-func fill(ctx context.Context, o Order, doors []Door) Reply {
+// fillKeys writes Count keys. Their values differ, so that they cannot share memory.
+func fillKeys(ctx context.Context, o Request, connections []Connection) Reply {
 	var (
-		all  tally
+		all  loadTally
 		next atomic.Int64
 		wg   sync.WaitGroup
 	)
@@ -256,13 +261,13 @@ func fill(ctx context.Context, o Order, doors []Door) Reply {
 				)
 				for n := first; n < min(first+o.Ops, o.Count); n++ {
 					keys = append(keys, FillKey(o.Prefix, n))
-					values = append(values, Value(o.Size))
+					values = append(values, RandomValue(o.Size))
 				}
 				callCtx, cancel := context.WithTimeout(ctx, callTimeout)
-				err := doors[c%len(doors)].Target.Put(callCtx, keys, values)
+				err := connections[c%len(connections)].Target.Put(callCtx, keys, values)
 				cancel()
 				if err != nil {
-					all.failed(err)
+					all.addFailure(err)
 					return
 				}
 			}
@@ -273,14 +278,14 @@ func fill(ctx context.Context, o Order, doors []Door) Reply {
 	return all.reply
 }
 
-func lists(ctx context.Context, o Order, target Target) Reply {
+func listKeys(ctx context.Context, o Request, target Target) Reply {
 	var out Reply
 	began := time.Now()
 	for range o.Count {
 		sent := time.Now()
 		keys, bytes, err := target.List(ctx, o.Prefix)
 		if err != nil {
-			return Fail(err)
+			return ErrorReply(err)
 		}
 		out.Micros = append(out.Micros, uint32(time.Since(sent).Microseconds()))
 		out.Keys, out.Bytes = keys, bytes

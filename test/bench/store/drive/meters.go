@@ -5,20 +5,21 @@ import (
 	"runtime/metrics"
 )
 
-// Meters of a member. Not every member has all of them.
+// Names of the metrics of a member, as in Reply.Meters. Not every member has all of them.
 const (
-	MeterHeap      = "heap"      // bytes of objects in the heap, garbage that is not collected yet included
-	MeterAllocated = "allocated" // bytes allocated since the process began
-	MeterCycles    = "cycles"    // collections of garbage since the process began
+	MeterHeap      = "heap"      // bytes of heap objects, including garbage that is not collected yet
+	MeterAllocated = "allocated" // bytes allocated since the process started
+	MeterCycles    = "cycles"    // garbage collections since the process started
 
-	MeterInstalled      = "installed"       // snapshots that another member sent and that were taken in
-	MeterCompared       = "compared"        // comparisons of the members' states that this one has made as leader
-	MeterCompareSeconds = "compare_seconds" // how long the last of them took
+	MeterInstalled      = "installed"       // snapshots received from another member and installed
+	MeterCompared       = "compared"        // comparisons of the members' states made by this member as leader
+	MeterCompareSeconds = "compare_seconds" // duration of the last comparison
 )
 
-// RuntimeMeters are those that every Go program has.
+// RuntimeMeters returns the metrics that every Go program has, by name.
 func RuntimeMeters() map[string]float64 {
-	samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}}
+	samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+		{Name: "/gc/cycles/total:gc-cycles"}}
 	metrics.Read(samples)
 	out := make(map[string]float64)
 	for i, name := range []string{MeterHeap, MeterAllocated, MeterCycles} {
@@ -27,9 +28,9 @@ func RuntimeMeters() map[string]float64 {
 	return out
 }
 
-// Collect collects garbage and gives memory that is free back to the system, so
-// that what grows afterwards grows from the same point each time.
-func Collect() Reply {
+// CollectGarbage collects garbage and returns free memory to the operating system, so that later
+// growth starts from the same state.
+func CollectGarbage() Reply {
 	debug.FreeOSMemory()
 	return Reply{}
 }

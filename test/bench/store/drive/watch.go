@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// pace puts Count values, one Every, each with its sequence as its first eight
-// bytes, and notes when each was acknowledged.
-func pace(ctx context.Context, o Order, target Target) Reply {
+// putAtRate writes Count values, one per interval Every of the load, and records their
+// acknowledgement times. The first eight bytes of a value are its sequence number.
+func putAtRate(ctx context.Context, o Request, target Target) Reply {
 	var out Reply
 	tick := time.NewTicker(o.Every)
 	defer tick.Stop()
-	value := Value(max(o.Size, 8))
+	value := RandomValue(max(o.Size, 8))
 	for n := range o.Count {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return Fail(ctx.Err())
+			return ErrorReply(ctx.Err())
 		}
-		// A store in this process may keep the slice: each put has its own.
+		// A store in this process may keep the slice, so each put has its own.
 		own := append([]byte(nil), value...)
 		binary.LittleEndian.PutUint64(own, uint64(n))
 		sent := time.Now()
 		if err := target.Put(ctx, []string{fmt.Sprintf("%s%d", o.Prefix, n)}, [][]byte{own}); err != nil {
-			return Fail(err)
+			return ErrorReply(err)
 		}
 		now := time.Now()
 		out.Micros = append(out.Micros, uint32(now.Sub(sent).Microseconds()))
@@ -35,28 +35,32 @@ func pace(ctx context.Context, o Order, target Target) Reply {
 	return out
 }
 
-// watching is a set of watchers on one prefix.
-type watching struct {
+// watcherSet is a set of watchers on one prefix.
+type watcherSet struct {
 	count int
 	stop  context.CancelFunc
-	seen  sync.WaitGroup // one for each watcher that has not seen everything
+	seen  sync.WaitGroup // one for each watcher that has not received everything
 
-	mu       sync.Mutex
-	arrivals [][]int64 // by watcher and sequence
-	strange  error     // the first thing seen that should not be
+	mu         sync.Mutex
+	arrivals   [][]int64 // by watcher and sequence number
+	unexpected error     // the first unexpected event
 }
 
-// watch sets the watchers and returns when all are set.
-func (e *Engine) watch(ctx context.Context, o Order, doors []Door) Reply {
-	// The watches outlive the order; they end with "watched" or the process.
+// startWatchers starts the watchers of a request DoWatch and returns when all are started. It
+// replaces earlier watchers of the prefix.
+func (e *Engine) startWatchers(ctx context.Context, o Request, connections []Connection) Reply {
+	// The watches outlive the request. They end with the request DoWatched or with the process.
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	w := &watching{count: o.Count, stop: stop, arrivals: make([][]int64, o.Clients)}
+	w := &watcherSet{count: o.Count, stop: stop, arrivals: make([][]int64, o.Clients)}
 	w.seen.Add(o.Clients)
 	for i := range o.Clients {
 		w.arrivals[i] = make([]int64, 0, o.Count)
-		if err := doors[i%len(doors)].Target.Watch(life, o.Prefix, func(value []byte) { w.note(i, value) }); err != nil {
+		if err := connections[i%len(connections)].Target.Watch(life, o.Prefix, func(value []byte) {
+			w.recordArrival(i,
+				value)
+		}); err != nil {
 			stop()
-			return Fail(fmt.Errorf("setting watcher %d: %w", i, err))
+			return ErrorReply(fmt.Errorf("starting watcher %d: %w", i, err))
 		}
 	}
 	e.mu.Lock()
@@ -68,8 +72,8 @@ func (e *Engine) watch(ctx context.Context, o Order, doors []Door) Reply {
 	return Reply{}
 }
 
-// note is called by one watcher for each put it sees.
-func (w *watching) note(watcher int, value []byte) {
+// recordArrival records the arrival of a put at a watcher. Each watcher calls it in order.
+func (w *watcherSet) recordArrival(watcher int, value []byte) {
 	at := time.Now().UnixMicro()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,8 +82,8 @@ func (w *watching) note(watcher int, value []byte) {
 		return
 	}
 	if len(value) < 8 || binary.LittleEndian.Uint64(value) != uint64(len(mine)) {
-		if w.strange == nil {
-			w.strange = fmt.Errorf("watcher %d wanted put %d and saw another", watcher, len(mine))
+		if w.unexpected == nil {
+			w.unexpected = fmt.Errorf("watcher %d has received another value than put %d", watcher, len(mine))
 		}
 		return
 	}
@@ -89,14 +93,15 @@ func (w *watching) note(watcher int, value []byte) {
 	}
 }
 
-// watched waits until every watcher has seen everything and takes them away.
-func (e *Engine) watched(ctx context.Context, o Order) Reply {
+// awaitWatchers waits until every watcher of a prefix has received everything, and stops the
+// watchers.
+func (e *Engine) awaitWatchers(ctx context.Context, o Request) Reply {
 	e.mu.Lock()
 	w := e.watches[o.Prefix]
 	delete(e.watches, o.Prefix)
 	e.mu.Unlock()
 	if w == nil {
-		return Fail(fmt.Errorf("nobody watches %s", o.Prefix))
+		return ErrorReply(fmt.Errorf("prefix %s has no watchers", o.Prefix))
 	}
 	defer w.stop()
 	all := make(chan struct{})
@@ -104,23 +109,24 @@ func (e *Engine) watched(ctx context.Context, o Order) Reply {
 	select {
 	case <-all:
 	case <-time.After(callTimeout):
-		return Fail(fmt.Errorf("watchers of %s have not seen everything after %s (%w)", o.Prefix, callTimeout, w.trouble()))
+		return ErrorReply(fmt.Errorf("watchers of %s have not received all puts after %s: %w", o.Prefix,
+			callTimeout, w.firstError()))
 	case <-ctx.Done():
-		return Fail(ctx.Err())
+		return ErrorReply(ctx.Err())
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.strange != nil {
-		return Fail(w.strange)
+	if w.unexpected != nil {
+		return ErrorReply(w.unexpected)
 	}
 	return Reply{Arrivals: w.arrivals}
 }
 
-func (w *watching) trouble() error {
+func (w *watcherSet) firstError() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.strange != nil {
-		return w.strange
+	if w.unexpected != nil {
+		return w.unexpected
 	}
 	return context.DeadlineExceeded
 }

@@ -13,15 +13,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NodePublishVolume makes the volume where it is a pod's own: a folder, with a file that says whose it is.
-func (d driver) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+// NodePublishVolume creates an ephemeral volume of a pod: a folder with a file that names the pod.
+func (d driver) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error,
+) {
 	about := q.GetVolumeContext()
 	if about["csi.storage.k8s.io/ephemeral"] != "true" {
-		return d.Driver.NodePublishVolume(ctx, q)
+		return d.NodeServer.NodePublishVolume(ctx, q)
 	}
-	dir, err := within(d.inline, q.GetVolumeId())
+	dir, err := volumeFile(d.inline, q.GetVolumeId())
 	if err == nil {
-		err = publishFolder(dir, q.GetTargetPath(), about["csi.storage.k8s.io/pod.namespace"]+"/"+about["csi.storage.k8s.io/pod.name"])
+		err = publishFolder(dir, q.GetTargetPath(),
+			about["csi.storage.k8s.io/pod.namespace"]+"/"+about["csi.storage.k8s.io/pod.name"])
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "publishing volume %s: %v", q.GetVolumeId(), err)
@@ -42,14 +45,16 @@ func publishFolder(dir, target, owner string) error {
 	return unix.Mount(dir, target, "", unix.MS_BIND, "")
 }
 
-// NodeUnpublishVolume deletes the volume where it is a pod's own.
-func (d driver) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	dir, err := within(d.inline, q.GetVolumeId())
+// NodeUnpublishVolume deletes an ephemeral volume of a pod.
+func (d driver) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error,
+) {
+	dir, err := volumeFile(d.inline, q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return d.Driver.NodeUnpublishVolume(ctx, q)
+		return d.NodeServer.NodeUnpublishVolume(ctx, q)
 	}
 	if mounted, err := mountinfo.Mounted(q.GetTargetPath()); err == nil && mounted {
 		err = unix.Unmount(q.GetTargetPath(), unix.UMOUNT_NOFOLLOW)
@@ -57,7 +62,8 @@ func (d driver) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVol
 			return nil, status.Errorf(codes.Internal, "unpublishing volume %s: %v", q.GetVolumeId(), err)
 		}
 	}
-	if err := os.Remove(q.GetTargetPath()); err != nil && !errors.Is(err, os.ErrNotExist) { // a mount is no empty folder
+	if err := os.Remove(q.GetTargetPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		// a mount point is not an empty folder
 		return nil, status.Errorf(codes.Internal, "unpublishing volume %s: %v", q.GetVolumeId(), err)
 	}
 	if err := os.RemoveAll(dir); err != nil {

@@ -1,11 +1,11 @@
-// Hooks is an admission webhook as people run them: in pods behind a Service, with a certificate from a Secret that may
-// change while it runs. Its paths are what it does:
+// Hooks is an admission webhook as in production: it runs in pods behind a Service, with a
+// certificate from a Secret that may change at run time. Its paths select its behavior:
 //
-//	/inject       puts a sidecar, what prepares it and a volume into pods, as a service mesh does
-//	/constraints  judges pods by the constraints that it finds in the cluster, as a policy engine does
-//	/together     allows when four requests wait there at the same time, and says so; it denies one that is left alone
+//	/inject       adds a sidecar, an init container and a volume to pods, as a service mesh does
+//	/constraints  validates pods by the constraints in the cluster, as a policy engine does
+//	/together     allows requests when four are in progress at the same time, with a warning; it denies a request that stays alone
 //	/deny         denies
-//	/tamper       allows, and sends a patch along, which is not for it to do
+//	/tamper       allows, with a patch, although the webhook is validating
 //	/allow        allows
 package main
 
@@ -28,12 +28,12 @@ import (
 	"time"
 )
 
-// review is an AdmissionReview of admission.k8s.io/v1, as far as the webhook looks at it.
+// review is an AdmissionReview of admission.k8s.io/v1 with the fields that the webhook uses.
 type review struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Request    *request `json:"request,omitempty"`
-	Response   *answer  `json:"response,omitempty"`
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"`
+	Request    *request  `json:"request,omitempty"`
+	Response   *response `json:"response,omitempty"`
 }
 
 type request struct {
@@ -60,7 +60,7 @@ type container struct {
 	} `json:"resources"`
 }
 
-type answer struct {
+type response struct {
 	UID              string            `json:"uid"`
 	Allowed          bool              `json:"allowed"`
 	Status           *status           `json:"status,omitempty"`
@@ -80,16 +80,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	mux := http.NewServeMux()
-	for path, judge := range map[string]func(context.Context, *request, *answer) error{
-		"/inject": inject, "/constraints": constraints, "/tamper": tamper,
-		"/together": (&party{}).together,
-		"/deny": func(_ context.Context, _ *request, a *answer) error {
+	for path, judge := range map[string]func(context.Context, *request, *response) error{
+		"/inject": injectSidecar, "/constraints": checkConstraints, "/tamper": tamperLabels,
+		"/together": (&requestBarrier{}).waitForOthers,
+		"/deny": func(_ context.Context, _ *request, a *response) error {
 			a.Allowed, a.Status = false, &status{http.StatusForbidden, "Forbidden", "never"}
 			return nil
 		},
-		"/allow": func(context.Context, *request, *answer) error { return nil },
+		"/allow": func(context.Context, *request, *response) error { return nil },
 	} {
-		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { serve(w, r, judge) })
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { serveReview(w, r, judge) })
 	}
 	mux.HandleFunc("GET /readyz", func(http.ResponseWriter, *http.Request) {})
 	srv := &http.Server{Addr: ":8443", Handler: mux, ReadHeaderTimeout: 10 * time.Second, TLSConfig: &tls.Config{
@@ -110,23 +110,24 @@ func main() {
 	}
 }
 
-// party is requests that wait for each other.
-type party struct {
-	mu   sync.Mutex
-	here int
-	full chan struct{} // of those who are here
+// requestBarrier makes requests wait for each other until four are in progress.
+type requestBarrier struct {
+	mu      sync.Mutex
+	waiting int
+	full    chan struct{} // closed when the group is complete
 }
 
-// together waits for three others, for less long than who asks waits for an answer.
-func (p *party) together(ctx context.Context, _ *request, a *answer) error {
+// waitForOthers waits until three other requests are in progress, and then allows the request. It
+// denies the request after a limit that is shorter than the timeout of the API server.
+func (p *requestBarrier) waitForOthers(ctx context.Context, _ *request, a *response) error {
 	p.mu.Lock()
-	if p.here == 0 {
+	if p.waiting == 0 {
 		p.full = make(chan struct{})
 	}
 	full := p.full
-	if p.here++; p.here == 4 {
+	if p.waiting++; p.waiting == 4 {
 		close(full)
-		p.here = 0
+		p.waiting = 0
 	}
 	p.mu.Unlock()
 	alone := time.NewTimer(20 * time.Second)
@@ -141,22 +142,24 @@ func (p *party) together(ctx context.Context, _ *request, a *answer) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
-	case <-full: // at the last moment
+	case <-full: // completed after the timeout
 		return nil
 	default:
 	}
-	p.here--
-	a.Allowed, a.Status = false, &status{http.StatusForbidden, "Forbidden", "nobody else was asked meanwhile"}
+	p.waiting--
+	a.Allowed, a.Status = false, &status{http.StatusForbidden, "Forbidden", "no other webhook was called meanwhile"}
 	return nil
 }
 
-func serve(w http.ResponseWriter, r *http.Request, judge func(context.Context, *request, *answer) error) {
+// serveReview decodes an AdmissionReview, calls review to fill in the response, and sends the
+// response.
+func serveReview(w http.ResponseWriter, r *http.Request, judge func(context.Context, *request, *response) error) {
 	var q review
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 8<<20)).Decode(&q); err != nil || q.Request == nil {
 		http.Error(w, fmt.Sprint("not a review: ", err), http.StatusBadRequest)
 		return
 	}
-	a := &answer{UID: q.Request.UID, Allowed: true}
+	a := &response{UID: q.Request.UID, Allowed: true}
 	if err := judge(r.Context(), q.Request, a); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -166,19 +169,20 @@ func serve(w http.ResponseWriter, r *http.Request, judge func(context.Context, *
 	_ = json.NewEncoder(w).Encode(q)
 }
 
-type operation struct {
+type patchOperation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
 }
 
-func (a *answer) patch(ops ...operation) (err error) {
+func (a *response) setPatch(ops ...patchOperation) (err error) {
 	a.PatchType = "JSONPatch"
 	a.Patch, err = json.Marshal(ops)
 	return err
 }
 
-func inject(_ context.Context, r *request, a *answer) error {
+// injectSidecar adds a sidecar to a pod.
+func injectSidecar(_ context.Context, r *request, a *response) error {
 	p := r.Object
 	if p.Metadata.Labels["sidecar.example.com/inject"] == "false" ||
 		slices.ContainsFunc(p.Spec.Containers, func(c container) bool { return c.Name == "proxy" }) {
@@ -187,53 +191,58 @@ func inject(_ context.Context, r *request, a *answer) error {
 	mount := []any{map[string]any{"name": "proxy", "mountPath": "/proxy"}}
 	part := func(name, command string) map[string]any {
 		return map[string]any{
-			"name": name, "image": "keelson.dev/tools:v1", "command": []string{"sh", "-c", command}, "volumeMounts": mount,
+			"name": name, "image": "keelson.dev/tools:v1", "command": []string{"sh", "-c", command},
+			"volumeMounts": mount,
 		}
 	}
 	sidecar := part("proxy", "cat /proxy/rules && exec sleep 1000000")
-	sidecar["readinessProbe"] = map[string]any{"exec": map[string]any{"command": []string{"test", "-s", "/proxy/rules"}}, "periodSeconds": 1}
-	ops := []operation{
+	sidecar["readinessProbe"] = map[string]any{"exec": map[string]any{"command": []string{"test", "-s",
+		"/proxy/rules"}}, "periodSeconds": 1}
+	ops := []patchOperation{
 		{"add", "/metadata/labels/sidecar.example.com~1status", "injected"},
 		{"add", "/spec/containers/-", sidecar},
 	}
 	first := part("proxy-init", "echo redirect > /proxy/rules")
 	volume := map[string]any{"name": "proxy", "emptyDir": map[string]any{}}
-	ops = append(ops, into("/spec/initContainers", len(p.Spec.InitContainers), first), into("/spec/volumes", len(p.Spec.Volumes), volume))
+	ops = append(ops, appendOperation("/spec/initContainers", len(p.Spec.InitContainers), first),
+		appendOperation("/spec/volumes", len(p.Spec.Volumes), volume))
 	if p.Metadata.Labels == nil {
-		ops = append([]operation{{"add", "/metadata/labels", map[string]string{}}}, ops...)
+		ops = append([]patchOperation{{"add", "/metadata/labels", map[string]string{}}}, ops...)
 	}
-	return a.patch(ops...)
+	return a.setPatch(ops...)
 }
 
-// into adds to a list, which has to be made when nothing is in it.
-func into(list string, length int, v any) operation {
+// appendOperation returns a patch operation that adds v to the list at the path list. length is the
+// number of entries of the list; if it is 0, the operation creates the list.
+func appendOperation(list string, length int, v any) patchOperation {
 	if length == 0 {
-		return operation{"add", list, []any{v}}
+		return patchOperation{"add", list, []any{v}}
 	}
-	return operation{"add", list + "/-", v}
+	return patchOperation{"add", list + "/-", v}
 }
 
-func tamper(_ context.Context, _ *request, a *answer) error {
-	return a.patch(operation{"add", "/metadata/labels", map[string]string{"tampered": "yes"}})
+func tamperLabels(_ context.Context, _ *request, a *response) error {
+	return a.setPatch(patchOperation{"add", "/metadata/labels", map[string]string{"tampered": "yes"}})
 }
 
-// constraint is an object of the definition that comes with the webhook.
+// constraint is an object of the custom resource that the test installs with the webhook.
 type constraint struct {
 	Metadata struct {
 		Name string `json:"name"`
 	} `json:"metadata"`
 	Spec struct {
-		Limits []string `json:"limits"` // that each container must have
+		Limits []string `json:"limits"` // required in each container
 		Action string   `json:"action"` // deny or warn
 	} `json:"spec"`
 }
 
-// constraints asks the API each time: a constraint is in force from when it is there.
-func constraints(ctx context.Context, r *request, a *answer) error {
+// checkConstraints reads the constraints from the API for each request, so that a new constraint
+// takes effect at once.
+func checkConstraints(ctx context.Context, r *request, a *response) error {
 	var all struct {
 		Items []constraint `json:"items"`
 	}
-	if err := get(ctx, "/apis/policy.example.com/v1/requiredlimits", &all); err != nil {
+	if err := getFromAPI(ctx, "/apis/policy.example.com/v1/requiredlimits", &all); err != nil {
 		return err
 	}
 	var denied, by []string
@@ -243,7 +252,8 @@ func constraints(ctx context.Context, r *request, a *answer) error {
 				if part.Resources.Limits[limit] != nil {
 					continue
 				}
-				words := fmt.Sprintf("[%s] all containers must have resource limits: %s has none of %s", c.Metadata.Name, part.Name, limit)
+				words := fmt.Sprintf("[%s] all containers must have resource limits: %s has no limit of %s",
+					c.Metadata.Name, part.Name, limit)
 				if c.Spec.Action == "warn" {
 					a.Warnings = append(a.Warnings, words)
 					continue
@@ -259,8 +269,8 @@ func constraints(ctx context.Context, r *request, a *answer) error {
 	return nil
 }
 
-// get asks the API with what every pod has.
-func get(ctx context.Context, path string, into any) error {
+// getFromAPI reads a path of the API into result, with the token and the CA that every pod has.
+func getFromAPI(ctx context.Context, path string, result any) error {
 	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
 	token, err := os.ReadFile(account + "token")
 	if err != nil {
@@ -291,7 +301,7 @@ func get(ctx context.Context, path string, into any) error {
 		err = fmt.Errorf("%s: %s", resp.Status, body)
 	}
 	if err != nil {
-		return fmt.Errorf("asking for constraints: %w", err)
+		return fmt.Errorf("list constraints: %w", err)
 	}
-	return json.Unmarshal(body, into)
+	return json.Unmarshal(body, result)
 }

@@ -1,6 +1,6 @@
-// Command operator is an operator as people write them with controller-runtime: a custom resource in two versions with a
-// conversion webhook, a defaulting and a validating webhook, a finalizer, an owned Deployment, status and leader
-// election. It is a module of its own: nothing of it is part of the project.
+// Command operator is a typical operator, written with controller-runtime: a custom resource in two
+// versions with a conversion webhook, a defaulting and a validating webhook, a finalizer, an owned
+// Deployment, status and leader election. The operator is a Go module of its own.
 package main
 
 import (
@@ -18,12 +18,12 @@ import (
 
 func main() {
 	ctrl.SetLogger(zap.New())
-	if err := run(); err != nil {
+	if err := runManager(); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run() error {
+func runManager() error {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, addV1, addV1beta1} {
 		if err := add(scheme); err != nil {
@@ -47,10 +47,11 @@ func run() error {
 	if err := m.AddReadyzCheck("webhooks", m.GetWebhookServer().StartedChecker()); err != nil {
 		return err
 	}
-	if err := (&reconciler{m.GetClient()}).setup(m); err != nil {
+	if err := (&reconciler{m.GetClient()}).addToManager(m); err != nil {
 		return err
 	}
-	if err := ctrl.NewWebhookManagedBy(m, &Shop{}).WithDefaulter(defaulter{}).WithValidator(validator{}).Complete(); err != nil {
+	if err := ctrl.NewWebhookManagedBy(m, &Shop{}).WithDefaulter(defaulter{}).WithValidator(validator{}).
+		Complete(); err != nil {
 		return err
 	}
 	return m.Start(ctrl.SetupSignalHandler())

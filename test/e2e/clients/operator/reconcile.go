@@ -19,19 +19,19 @@ const finalizer = group + "/receipt"
 
 type reconciler struct{ client.Client }
 
-func (r *reconciler) setup(m ctrl.Manager) error {
+func (r *reconciler) addToManager(m ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(m).For(&Shop{}).Owns(&appsv1.Deployment{}).Complete(r)
 }
 
-// Reconcile makes the Deployment of a Shop and says how many of it are ready; of a Shop that is deleted it leaves a
-// receipt behind, a ConfigMap.
+// Reconcile creates the Deployment of a Shop and stores the number of ready pods in its status.
+// When a Shop is deleted, Reconcile creates a ConfigMap as a receipt.
 func (r *reconciler) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, error) {
 	shop := &Shop{}
 	if err := r.Get(ctx, q.NamespacedName, shop); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !shop.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.close(ctx, shop)
+		return ctrl.Result{}, r.finalize(ctx, shop)
 	}
 	if controllerutil.AddFinalizer(shop, finalizer) {
 		return ctrl.Result{}, r.Update(ctx, shop)
@@ -61,7 +61,7 @@ func (r *reconciler) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, nil
 }
 
-func (r *reconciler) close(ctx context.Context, shop *Shop) error {
+func (r *reconciler) finalize(ctx context.Context, shop *Shop) error {
 	receipt := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: shop.Namespace, Name: shop.Name + "-receipt"}}
 	if err := r.Create(ctx, receipt); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
@@ -87,14 +87,14 @@ func (validator) ValidateCreate(_ context.Context, s *Shop) (admission.Warnings,
 	if s.Spec.Replicas == 0 {
 		return admission.Warnings{"a shop without replicas is closed"}, nil
 	}
-	return nil, judge(s)
+	return nil, validateShop(s)
 }
 
 func (validator) ValidateUpdate(_ context.Context, old, s *Shop) (admission.Warnings, error) {
 	if old.Spec.Greeting != s.Spec.Greeting {
-		return nil, fmt.Errorf("spec.greeting of a shop stays as it is")
+		return nil, fmt.Errorf("spec.greeting of a shop is immutable")
 	}
-	return nil, judge(s)
+	return nil, validateShop(s)
 }
 
 func (validator) ValidateDelete(_ context.Context, s *Shop) (admission.Warnings, error) {
@@ -104,7 +104,7 @@ func (validator) ValidateDelete(_ context.Context, s *Shop) (admission.Warnings,
 	return nil, nil
 }
 
-func judge(s *Shop) error {
+func validateShop(s *Shop) error {
 	if s.Spec.Replicas > 3 {
 		return fmt.Errorf("spec.replicas: a shop has at most 3, not %d", s.Spec.Replicas)
 	}

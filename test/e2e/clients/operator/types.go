@@ -11,7 +11,7 @@ import (
 
 const group = "example.com"
 
-// Shop is the version that is stored.
+// Shop is the storage version.
 type Shop struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -51,7 +51,7 @@ func (s *Shop) Hub() {}
 func (s *ShopV1beta1) ConvertTo(to conversion.Hub) error {
 	hub, ok := to.(*Shop)
 	if !ok {
-		return fmt.Errorf("a %T is no Shop", to)
+		return fmt.Errorf("a %T is not a Shop", to)
 	}
 	hub.ObjectMeta, hub.Status = s.ObjectMeta, s.Status
 	hub.Spec = ShopSpec{Replicas: s.Spec.Size, Greeting: s.Spec.Greeting}
@@ -61,7 +61,7 @@ func (s *ShopV1beta1) ConvertTo(to conversion.Hub) error {
 func (s *ShopV1beta1) ConvertFrom(from conversion.Hub) error {
 	hub, ok := from.(*Shop)
 	if !ok {
-		return fmt.Errorf("a %T is no Shop", from)
+		return fmt.Errorf("a %T is not a Shop", from)
 	}
 	s.ObjectMeta, s.Status = hub.ObjectMeta, hub.Status
 	s.Spec.Size, s.Spec.Greeting = hub.Spec.Replicas, hub.Spec.Greeting

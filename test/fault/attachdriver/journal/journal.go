@@ -1,5 +1,5 @@
-// Package journal is what a test driver's processes on all nodes write down about their volumes, in one file, and judges
-// whether a volume was ever where it must not be.
+// Package journal is the shared event log of the test CSI driver's processes on all nodes. It also
+// detects volumes that were attached or mounted on the wrong node.
 package journal
 
 import (
@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What happens to volumes. A line is written when it has happened, PowerCut by whoever cuts it.
+// The events of a volume or node. The driver writes a line after the event has happened. The test
+// that cuts a node's power writes PowerCut.
 const (
 	Attached = "attached"
 	Detached = "detached"
@@ -24,7 +25,7 @@ const (
 	PowerCut = "power cut"
 )
 
-// Line is one event.
+// Line is one event of the journal. PowerCut has neither Volume nor Path.
 type Line struct {
 	At     time.Time `json:"at"`
 	What   string    `json:"what"`
@@ -37,14 +38,15 @@ func (l Line) String() string {
 	return fmt.Sprintf("%s %s: %s %s %s", l.At.Format("15:04:05.000"), l.Node, l.Volume, l.What, l.Path)
 }
 
-// Locked runs f while nobody else, in any process, is in Locked of the same folder.
-func Locked(dir string, f func() error) (err error) {
+// WithLock runs f under an exclusive lock on a file in the folder dir, which also excludes other
+// processes. It returns the error of f, or that of closing the lock file.
+func WithLock(dir string, f func() error) (err error) {
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if wrong := lock.Close(); err == nil { // joined, it would not be what f says
+		if wrong := lock.Close(); err == nil { // not joined, to keep the gRPC status of f
 			err = wrong
 		}
 	}()
@@ -54,16 +56,16 @@ func Locked(dir string, f func() error) (err error) {
 	return f()
 }
 
-func file(dir string) string { return filepath.Join(dir, "journal") }
+func journalFile(dir string) string { return filepath.Join(dir, "journal") }
 
-// Write adds a line.
+// Write appends the line l to the journal in the folder dir, with the current time.
 func Write(dir string, l Line) (err error) {
 	l.At = time.Now()
 	b, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(file(dir), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(journalFile(dir), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -72,9 +74,9 @@ func Write(dir string, l Line) (err error) {
 	return err
 }
 
-// Read returns all lines in their order.
+// Read returns all lines in the order in which they were written.
 func Read(dir string) ([]Line, error) {
-	f, err := os.Open(file(dir))
+	f, err := os.Open(journalFile(dir))
 	if err != nil {
 		return nil, err
 	}
@@ -90,9 +92,10 @@ func Read(dir string) ([]Line, error) {
 	return out, nil
 }
 
-// Record writes a line unless the journal has its effect already. A driver records every completed call, also one that found
-// nothing to do: the process of an earlier call may have been killed between the change and its line. The caller holds
-// Locked and has checked that the volume is in the state of the line.
+// Record writes a line unless the journal already has its effect. A driver records every completed
+// call, even if the call found nothing to do: the process of an earlier call may have been killed
+// between the change and its line. The caller holds WithLock's lock and has checked that the volume
+// is in the state that the line describes.
 func Record(dir string, l Line) error {
 	lines, err := Read(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -100,24 +103,25 @@ func Record(dir string, l Line) error {
 	}
 	volumes := newState()
 	for _, earlier := range lines {
-		volumes.apply(earlier)
+		volumes.applyLine(earlier)
 	}
-	if volumes.has(l) {
+	if volumes.includes(l) {
 		return nil
 	}
 	return Write(dir, l)
 }
 
-// state is where volumes are attached and mounted after the lines of a journal.
+// state contains the node to which each volume is attached, and its mounts, after the lines of a
+// journal.
 type state struct {
 	attached map[string]string // node by volume
-	mounts   map[string][]Line // by volume
+	mounts   map[string][]Line // mount events by volume
 }
 
 func newState() state { return state{map[string]string{}, map[string][]Line{}} }
 
-// apply changes the state by a line, whether or not the line is allowed in it.
-func (s state) apply(l Line) {
+// applyLine changes the state by a line, even if the line is a violation.
+func (s state) applyLine(l Line) {
 	switch l.What {
 	case Attached:
 		s.attached[l.Volume] = l.Node
@@ -128,7 +132,9 @@ func (s state) apply(l Line) {
 	case Mounted:
 		s.mounts[l.Volume] = append(s.mounts[l.Volume], l)
 	case Unmount:
-		s.mounts[l.Volume] = slices.DeleteFunc(s.mounts[l.Volume], func(m Line) bool { return m.Node == l.Node && m.Path == l.Path })
+		s.mounts[l.Volume] = slices.DeleteFunc(s.mounts[l.Volume], func(m Line) bool {
+			return m.Node == l.Node && m.Path == l.Path
+		})
 	case PowerCut:
 		for v := range s.mounts {
 			s.mounts[v] = slices.DeleteFunc(s.mounts[v], func(m Line) bool { return m.Node == l.Node })
@@ -136,9 +142,11 @@ func (s state) apply(l Line) {
 	}
 }
 
-// has reports whether a line would change nothing.
-func (s state) has(l Line) bool {
-	mounted := slices.ContainsFunc(s.mounts[l.Volume], func(m Line) bool { return m.Node == l.Node && m.Path == l.Path })
+// includes reports whether applying the line would change nothing. It is always false for PowerCut.
+func (s state) includes(l Line) bool {
+	mounted := slices.ContainsFunc(s.mounts[l.Volume], func(m Line) bool {
+		return m.Node == l.Node && m.Path == l.Path
+	})
 	switch l.What {
 	case Attached:
 		return s.attached[l.Volume] == l.Node
@@ -152,9 +160,10 @@ func (s state) has(l Line) bool {
 	return false
 }
 
-// Wrong returns the violations in a journal: a volume attached to two nodes, mounted on a node to which it is not attached,
-// or detached from a node that had it mounted and had power.
-func Wrong(lines []Line) (wrong []string) {
+// FindViolations returns the violations in a journal. A volume must not be attached to two nodes,
+// or mounted on a node to which it is not attached. It must not be detached from a node that has it
+// mounted and has power.
+func FindViolations(lines []Line) (wrong []string) {
 	volumes := newState()
 	no := func(l Line, format string, args ...any) {
 		wrong = append(wrong, l.String()+": "+fmt.Sprintf(format, args...))
@@ -176,9 +185,9 @@ func Wrong(lines []Line) (wrong []string) {
 			}
 		case Unmount, PowerCut:
 		default:
-			no(l, "nobody knows what that is")
+			no(l, "unknown event")
 		}
-		volumes.apply(l)
+		volumes.applyLine(l)
 	}
 	return wrong
 }

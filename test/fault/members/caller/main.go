@@ -1,5 +1,6 @@
-// Command caller is a pod that asks the API who it is, again and again, with the token and the authorities that it finds in its
-// files. It reads the token at each request and ca.crt at each connection, and tells over HTTP how often it was answered.
+// Command caller is a pod that sends a SelfSubjectReview to the API every 50 ms, with its service
+// account's token. It reads the token at each request and ca.crt at each connection. GET / returns
+// the numbers of calls and failures as JSON.
 package main
 
 import (
@@ -21,35 +22,37 @@ import (
 
 const folder = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
-// told is what GET / answers.
-type told struct {
+// statusResponse is the response to GET /.
+type statusResponse struct {
 	Calls, Failed int
-	Authorities   int    // in ca.crt now
-	First         string // of the failures
+	Authorities   int    // certificates in the current ca.crt
+	First         string // time and error of the first failure
 }
 
-func verify(cs tls.ConnectionState) error {
+func verifyServer(cs tls.ConnectionState) error {
 	raw, err := os.ReadFile(folder + "ca.crt")
 	if err != nil {
 		return err
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(raw) {
-		return errors.New("there is no authority in ca.crt")
+		return errors.New("ca.crt contains no certificate authority")
 	}
 	_, err = cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, DNSName: "kubernetes.default.svc"})
 	return err
 }
 
-func ask(client *http.Client) error {
+func callAPI(client *http.Client) error {
 	token, err := os.ReadFile(folder + "token")
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))+
-		"/apis/authentication.k8s.io/v1/selfsubjectreviews", strings.NewReader(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		"https://"+net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))+
+			"/apis/authentication.k8s.io/v1/selfsubjectreviews",
+		strings.NewReader(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`))
 	if err != nil {
 		return err
 	}
@@ -61,21 +64,24 @@ func ask(client *http.Client) error {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
-	if err == nil && (resp.StatusCode != http.StatusCreated || !strings.Contains(string(body), "system:serviceaccount:")) {
+	if err == nil &&
+		(resp.StatusCode != http.StatusCreated || !strings.Contains(string(body), "system:serviceaccount:")) {
 		err = fmt.Errorf("%s: %.300s", resp.Status, body)
 	}
 	return err
 }
 
 func main() {
-	// A connection for each request: each meets the certificate of that moment.
+	// A new connection for each request verifies the server certificate that is current at that
+	// moment.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: verify}}}
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+			VerifyConnection: verifyServer}}}
 	var mu sync.Mutex
-	var now told
+	var now statusResponse
 	go func() {
 		for range time.Tick(50 * time.Millisecond) {
-			err := ask(client)
+			err := callAPI(client)
 			mu.Lock()
 			now.Calls++
 			if err != nil {

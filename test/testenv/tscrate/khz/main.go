@@ -1,4 +1,5 @@
-// Command khz prints the frequency of this machine's time stamp counter in kHz, for scripts; nothing where it is not known.
+// Command khz prints the frequency of this machine's time stamp counter in kHz, or nothing if it is
+// unknown. It is for scripts.
 package main
 
 import (

@@ -27,9 +27,9 @@ spec:
 	b.ReportAllocs()
 	for b.Loop() {
 		p := pod.DeepCopy()
-		k.PrepareCreate(p)
-		k.Default(p)
-		if errs := k.Validate(p); len(errs) > 0 {
+		k.Writes.PrepareCreate(p)
+		k.Writes.Default(p)
+		if errs := k.Validation.Object(p); len(errs) > 0 {
 			b.Fatal(errs)
 		}
 	}
@@ -40,6 +40,6 @@ func BenchmarkPodRow(b *testing.B) {
 	p := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{running(true)}}}
 	b.ReportAllocs()
 	for b.Loop() {
-		k.Row(p, kindstest.Now)
+		k.Lists.Row(p, kindstest.Now)
 	}
 }

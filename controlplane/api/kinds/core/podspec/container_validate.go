@@ -7,11 +7,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// containerRole distinguishes the containers of a pod's three lists.
+// containerRole is the role of a container in its pod: container, init container, sidecar or
+// ephemeral container.
 type containerRole int
 
 const (
@@ -21,10 +23,12 @@ const (
 	ephemeral
 )
 
-func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateContainers(
+	s *corev1.PodSpec, volumes map[string]corev1.VolumeSource, fldPath *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	if len(s.Containers) == 0 {
-		errs = append(errs, field.Required(at.Child("containers"), ""))
+		errs = append(errs, field.Required(fldPath.Child("containers"), ""))
 	}
 	seen := map[string]bool{}
 	unique := func(name string, here *field.Path) {
@@ -35,29 +39,29 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 		case seen[name]:
 			errs = append(errs, field.Duplicate(here, name))
 		default:
-			errs = append(errs, fieldrules.Invalid(here, name, utilvalidation.IsDNS1123Label(name))...)
+			errs = append(errs, fieldrules.InvalidErrors(here, name, utilvalidation.IsDNS1123Label(name))...)
 		}
 		seen[name] = true
 	}
 	for i := range s.Containers {
-		c, here := &s.Containers[i], at.Child("containers").Index(i)
+		c, here := &s.Containers[i], fldPath.Child("containers").Index(i)
 		unique(c.Name, here.Child("name"))
 		errs = append(errs, validateContainer(c, regular, s, volumes, here)...)
 	}
 	for i := range s.InitContainers {
-		c, here := &s.InitContainers[i], at.Child("initContainers").Index(i)
+		c, here := &s.InitContainers[i], fldPath.Child("initContainers").Index(i)
 		unique(c.Name, here.Child("name"))
 		role := initial
-		if fieldrules.Deref(c.RestartPolicy) == corev1.ContainerRestartPolicyAlways {
+		if ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways {
 			role = sidecar
 		}
 		errs = append(errs, validateContainer(c, role, s, volumes, here)...)
-		// Init containers run one after the other, so each is checked alone. As in Kubernetes,
-		// errors name the first.
-		errs = append(errs, validateUniquePorts(s.InitContainers[i:i+1], at.Child("initContainers"))...)
+		// Init containers run one after the other, so each is checked alone. As in Kubernetes, the
+		// path of the errors is that of the first init container.
+		errs = append(errs, validateUniquePorts(s.InitContainers[i:i+1], fldPath.Child("initContainers"))...)
 	}
 	for i := range s.EphemeralContainers {
-		e, here := &s.EphemeralContainers[i], at.Child("ephemeralContainers").Index(i)
+		e, here := &s.EphemeralContainers[i], fldPath.Child("ephemeralContainers").Index(i)
 		unique(e.Name, here.Child("name"))
 		c := corev1.Container(e.EphemeralContainerCommon)
 		errs = append(errs, validateContainer(&c, ephemeral, s, volumes, here)...)
@@ -65,7 +69,7 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 			errs = append(errs, field.NotFound(here.Child("targetContainerName"), t))
 		}
 	}
-	return append(errs, validateHostPorts(s, at)...)
+	return append(errs, validateHostPorts(s, fldPath)...)
 }
 
 func hasContainer(s *corev1.PodSpec, name string) bool {
@@ -80,64 +84,68 @@ func hasContainer(s *corev1.PodSpec, name string) bool {
 }
 
 func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpec,
-	volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+	volumes map[string]corev1.VolumeSource, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if c.Image == "" {
-		errs = append(errs, field.Required(at.Child("image"), ""))
+		errs = append(errs, field.Required(fldPath.Child("image"), ""))
 	}
-	errs = append(errs, fieldrules.OneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways,
+	errs = append(errs, fieldrules.ValidateOneOf(c.ImagePullPolicy, fldPath.Child("imagePullPolicy"), corev1.PullAlways,
 		corev1.PullIfNotPresent, corev1.PullNever)...)
-	errs = append(errs, fieldrules.RequiredOneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
+	errs = append(errs, fieldrules.ValidateRequiredOneOf(c.TerminationMessagePolicy,
+		fldPath.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
 	if role != ephemeral {
-		errs = append(errs, validateRestarts(c, at)...)
+		errs = append(errs, validateRestarts(c, fldPath)...)
 	}
-	errs = append(errs, validatePorts(c.Ports, at.Child("ports"))...)
-	errs = append(errs, validateEnv(c.Env, at.Child("env"))...)
-	errs = append(errs, validateEnvFrom(c.EnvFrom, at.Child("envFrom"))...)
-	errs = append(errs, validateMounts(c, volumes, at.Child("volumeMounts"))...)
-	errs = append(errs, validateDevices(c, volumes, at.Child("volumeDevices"))...)
-	errs = append(errs, ValidateResources(&c.Resources, at.Child("resources"))...)
-	errs = append(errs, validateContainerSecurity(c.SecurityContext, s.HostUsers == nil || *s.HostUsers, at.Child("securityContext"))...)
-	errs = append(errs, validateResizePolicy(c.ResizePolicy, s.RestartPolicy, at.Child("resizePolicy"))...)
+	errs = append(errs, validatePorts(c.Ports, fldPath.Child("ports"))...)
+	errs = append(errs, validateEnv(c.Env, fldPath.Child("env"))...)
+	errs = append(errs, validateEnvFrom(c.EnvFrom, fldPath.Child("envFrom"))...)
+	errs = append(errs, validateMounts(c, volumes, fldPath.Child("volumeMounts"))...)
+	errs = append(errs, validateDevices(c, volumes, fldPath.Child("volumeDevices"))...)
+	errs = append(errs, ValidateResources(&c.Resources, fldPath.Child("resources"))...)
+	errs = append(errs, validateContainerSecurity(c.SecurityContext, s.HostUsers == nil || *s.HostUsers,
+		fldPath.Child("securityContext"))...)
+	errs = append(errs, validateResizePolicy(c.ResizePolicy, s.RestartPolicy, fldPath.Child("resizePolicy"))...)
 	switch role {
 	case ephemeral:
-		return append(errs, onlyDebug(c, at)...)
+		return append(errs, validateDebugContainer(c, fldPath)...)
 	case initial:
 		for i, p := range c.ResizePolicy {
 			if p.RestartPolicy == corev1.RestartContainer {
-				errs = append(errs, field.Invalid(at.Child("resizePolicy").Index(i).Child("restartPolicy"), p.RestartPolicy,
+				errs = append(errs, field.Invalid(fldPath.Child("resizePolicy").Index(i).Child("restartPolicy"),
+					p.RestartPolicy,
 					"must not be set to 'RestartContainer' for non-sidecar initContainers"))
 			}
 		}
 	}
-	return append(errs, validateHealth(c, role, s, at)...)
+	return append(errs, validateHealth(c, role, s, fldPath)...)
 }
 
-// onlyDebug returns errors for fields that an ephemeral container cannot have.
-func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
+// validateDebugContainer returns errors for fields that an ephemeral container may not have.
+func validateDebugContainer(c *corev1.Container, fldPath *field.Path) field.ErrorList {
 	const no = "cannot be set for an Ephemeral Container"
-	errs := fieldrules.ForbidSet(at, no, map[string]bool{
+	errs := fieldrules.ForbidSetFields(fldPath, no, map[string]bool{
 		"ports": len(c.Ports) > 0, "livenessProbe": c.LivenessProbe != nil, "readinessProbe": c.ReadinessProbe != nil,
 		"startupProbe": c.StartupProbe != nil, "lifecycle": c.Lifecycle != nil,
 		"resources":    len(c.Resources.Limits)+len(c.Resources.Requests)+len(c.Resources.Claims) > 0,
-		"resizePolicy": len(c.ResizePolicy) > 0, "restartPolicy": c.RestartPolicy != nil, "restartPolicyRules": len(c.RestartPolicyRules) > 0,
+		"resizePolicy": len(c.ResizePolicy) > 0, "restartPolicy": c.RestartPolicy != nil,
+		"restartPolicyRules": len(c.RestartPolicyRules) > 0,
 	})
 	for i, m := range c.VolumeMounts {
-		errs = append(errs, fieldrules.ForbidSet(at.Child("volumeMounts").Index(i), no,
+		errs = append(errs, fieldrules.ForbidSetFields(fldPath.Child("volumeMounts").Index(i), no,
 			map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
 	}
 	return errs
 }
 
-func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList {
+func validatePorts(ports []corev1.ContainerPort, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	names := map[string]bool{}
 	for i, p := range ports {
-		here := at.Index(i)
+		here := fldPath.Index(i)
 		if p.Name != "" {
 			if msgs := utilvalidation.IsValidPortName(p.Name); len(msgs) > 0 {
-				errs = append(errs, fieldrules.Invalid(here.Child("name"), p.Name, msgs)...)
+				errs = append(errs, fieldrules.InvalidErrors(here.Child("name"), p.Name, msgs)...)
 			} else if names[p.Name] {
 				errs = append(errs, field.Duplicate(here.Child("name"), p.Name))
 			}
@@ -146,11 +154,11 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		if p.ContainerPort == 0 {
 			errs = append(errs, field.Required(here.Child("containerPort"), ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(here.Child("containerPort"), p.ContainerPort,
+			errs = append(errs, fieldrules.InvalidErrors(here.Child("containerPort"), p.ContainerPort,
 				utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
 		}
 		if p.HostPort != 0 {
-			errs = append(errs, fieldrules.Invalid(here.Child("hostPort"), p.HostPort,
+			errs = append(errs, fieldrules.InvalidErrors(here.Child("hostPort"), p.HostPort,
 				utilvalidation.IsValidPortNum(int(p.HostPort)))...)
 		}
 		errs = append(errs, fieldrules.ValidateProtocol(p.Protocol, here.Child("protocol"))...)
@@ -160,28 +168,29 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 
 // validateHostPorts returns errors for duplicate host ports of a pod's containers. With
 // hostNetwork, a host port must also equal the container port.
-func validateHostPorts(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+func validateHostPorts(s *corev1.PodSpec, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range s.Containers {
 		for j, p := range s.Containers[i].Ports {
-			here := at.Child("containers").Index(i).Child("ports").Index(j).Child("hostPort")
+			here := fldPath.Child("containers").Index(i).Child("ports").Index(j).Child("hostPort")
 			if s.HostNetwork && p.HostPort != 0 && p.HostPort != p.ContainerPort {
-				errs = append(errs, field.Invalid(here, p.HostPort, "must match `containerPort` when `hostNetwork` is true"))
+				errs = append(errs, field.Invalid(here, p.HostPort,
+					"must match `containerPort` when `hostNetwork` is true"))
 			}
 		}
 	}
-	return append(errs, validateUniquePorts(s.Containers, at.Child("containers"))...)
+	return append(errs, validateUniquePorts(s.Containers, fldPath.Child("containers"))...)
 }
 
-// validateUniquePorts returns errors for duplicate host ports.
-func validateUniquePorts(containers []corev1.Container, at *field.Path) field.ErrorList {
+// validateUniquePorts returns errors for host ports that several containers use.
+func validateUniquePorts(containers []corev1.Container, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
 	for i := range containers {
 		for j, p := range containers[i].Ports {
 			key := fmt.Sprintf("%s/%s/%d", p.Protocol, p.HostIP, p.HostPort)
 			if p.HostPort != 0 && seen[key] {
-				errs = append(errs, field.Duplicate(at.Index(i).Child("ports").Index(j).Child("hostPort"), key))
+				errs = append(errs, field.Duplicate(fldPath.Index(i).Child("ports").Index(j).Child("hostPort"), key))
 			}
 			seen[key] = true
 		}
@@ -189,14 +198,14 @@ func validateUniquePorts(containers []corev1.Container, at *field.Path) field.Er
 	return errs
 }
 
-func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
+func validateEnv(env []corev1.EnvVar, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, e := range env {
-		here := at.Index(i)
+		here := fldPath.Index(i)
 		if e.Name == "" {
 			errs = append(errs, field.Required(here.Child("name"), ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(here.Child("name"), e.Name,
+			errs = append(errs, fieldrules.InvalidErrors(here.Child("name"), e.Name,
 				utilvalidation.IsRelaxedEnvVarName(e.Name))...)
 		}
 		if e.ValueFrom == nil {
@@ -205,7 +214,9 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		from := here.Child("valueFrom")
 		switch n := fieldrules.CountSet(*e.ValueFrom); {
 		case n == 0:
-			errs = append(errs, field.Invalid(from, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
+			errs = append(errs, field.Invalid(from, "",
+				"must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` "+
+					"or `fileKeyRef`"))
 		case e.Value != "":
 			errs = append(errs, field.Invalid(from, "", "may not be specified when `value` is not empty"))
 		case n > 1:
@@ -230,96 +241,100 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateFileKey(r *corev1.FileKeySelector, at *field.Path) field.ErrorList {
+func validateFileKey(r *corev1.FileKeySelector, fldPath *field.Path) field.ErrorList {
 	required := func(value, name string, errs field.ErrorList) field.ErrorList {
 		if value == "" {
-			return field.ErrorList{field.Required(at.Child(name), "")}
+			return field.ErrorList{field.Required(fldPath.Child(name), "")}
 		}
 		return errs
 	}
-	errs := required(r.Key, "key", fieldrules.Invalid(at.Child("key"), r.Key,
+	errs := required(r.Key, "key", fieldrules.InvalidErrors(fldPath.Child("key"), r.Key,
 		utilvalidation.IsRelaxedEnvVarName(r.Key)))
 	errs = append(errs, required(r.VolumeName, "volumeName",
-		fieldrules.DNSLabel(r.VolumeName, at.Child("volumeName")))...)
-	return append(errs, required(r.Path, "path", fieldrules.NoBacksteps(r.Path, at.Child("path")))...)
+		fieldrules.ValidateDNSLabel(r.VolumeName, fldPath.Child("volumeName")))...)
+	return append(errs, required(r.Path, "path", fieldrules.ValidateNoBacksteps(r.Path, fldPath.Child("path")))...)
 }
 
-func validateKeyRef(name, key string, at *field.Path) field.ErrorList {
-	errs := fieldrules.Invalid(at.Child("name"), name, validation.NameIsDNSSubdomain(name, false))
+func validateKeyRef(name, key string, fldPath *field.Path) field.ErrorList {
+	errs := fieldrules.InvalidErrors(fldPath.Child("name"), name, validation.NameIsDNSSubdomain(name, false))
 	if key == "" {
-		return append(errs, field.Required(at.Child("key"), ""))
+		return append(errs, field.Required(fldPath.Child("key"), ""))
 	}
-	return append(errs, fieldrules.Invalid(at.Child("key"), key, utilvalidation.IsConfigMapKey(key))...)
+	return append(errs, fieldrules.InvalidErrors(fldPath.Child("key"), key, utilvalidation.IsConfigMapKey(key))...)
 }
 
-func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorList {
+func validateEnvFrom(sources []corev1.EnvFromSource, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for i, e := range from {
-		here := at.Index(i)
+	for i, e := range sources {
+		here := fldPath.Index(i)
 		if e.Prefix != "" {
-			errs = append(errs, fieldrules.Invalid(here.Child("prefix"), e.Prefix,
+			errs = append(errs, fieldrules.InvalidErrors(here.Child("prefix"), e.Prefix,
 				utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
 		}
 		switch n := fieldrules.CountSet(e); {
 		case n == 0:
-			errs = append(errs, field.Invalid(at, "", "must specify one of: `configMapRef` or `secretRef`"))
+			errs = append(errs, field.Invalid(fldPath, "", "must specify one of: `configMapRef` or `secretRef`"))
 		case n > 1:
-			errs = append(errs, field.Invalid(at, "", "may not have more than one field specified at a time"))
+			errs = append(errs, field.Invalid(fldPath, "", "may not have more than one field specified at a time"))
 		}
 		if r := e.ConfigMapRef; r != nil {
-			errs = append(errs, requiredPrefix(r.Name, here.Child("configMapRef", "name"))...)
+			errs = append(errs, validateEnvPrefix(r.Name, here.Child("configMapRef", "name"))...)
 		}
 		if r := e.SecretRef; r != nil {
-			errs = append(errs, requiredPrefix(r.Name, here.Child("secretRef", "name"))...)
+			errs = append(errs, validateEnvPrefix(r.Name, here.Child("secretRef", "name"))...)
 		}
 	}
 	return errs
 }
 
-// requiredPrefix returns an error if a name is empty or is not valid as the prefix of a DNS
-// subdomain. In some places Kubernetes requires only this.
-func requiredPrefix(name string, at *field.Path) field.ErrorList {
+// validateEnvPrefix returns an error if a name is empty or is not valid as the prefix of a DNS
+// subdomain. For some names, Kubernetes requires only this.
+func validateEnvPrefix(name string, fldPath *field.Path) field.ErrorList {
 	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
-	return fieldrules.Invalid(at, name, validation.NameIsDNSSubdomain(name, true))
+	return fieldrules.InvalidErrors(fldPath, name, validation.NameIsDNSSubdomain(name, true))
 }
 
 // validateContainerSecurity validates a container's security context. hostUsers reports whether the
 // pod has no user namespace.
-func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *field.Path) field.ErrorList {
+func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, fldPath *field.Path) field.ErrorList {
 	if c == nil {
 		return nil
 	}
 	var errs field.ErrorList
 	if c.RunAsUser != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser,
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("runAsUser"), *c.RunAsUser,
 			utilvalidation.IsValidUserID(*c.RunAsUser))...)
 	}
 	if c.RunAsGroup != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup,
+		errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("runAsGroup"), *c.RunAsGroup,
 			utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
 	}
 	if c.AllowPrivilegeEscalation != nil && !*c.AllowPrivilegeEscalation {
-		if fieldrules.IsTrue(c.Privileged) {
-			errs = append(errs, field.Invalid(at, c, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"))
+		if ptr.Deref(c.Privileged, false) {
+			errs = append(errs, field.Invalid(fldPath, c,
+				"cannot set `allowPrivilegeEscalation` to false and `privileged` to true"))
 		}
 		if c.Capabilities != nil {
 			for _, add := range c.Capabilities.Add {
 				if add == "CAP_SYS_ADMIN" || add == "SYS_ADMIN" {
-					errs = append(errs, field.Invalid(at, c, "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"))
+					errs = append(errs, field.Invalid(fldPath, c,
+						"cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"))
 				}
 			}
 		}
 	}
 	if c.ProcMount != nil {
-		errs = append(errs, fieldrules.Supported(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount,
+		errs = append(errs, fieldrules.ValidateSupported(*c.ProcMount, fldPath.Child("procMount"),
+			corev1.DefaultProcMount,
 			corev1.UnmaskedProcMount)...)
 		if hostUsers && *c.ProcMount == corev1.UnmaskedProcMount {
-			errs = append(errs, field.Invalid(at.Child("procMount"), c.ProcMount, "`hostUsers` must be false to use `Unmasked`"))
+			errs = append(errs, field.Invalid(fldPath.Child("procMount"), c.ProcMount,
+				"`hostUsers` must be false to use `Unmasked`"))
 		}
 	}
-	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
-	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
-	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
+	errs = append(errs, validateWindowsOptions(c.WindowsOptions, fldPath.Child("windowsOptions"))...)
+	errs = append(errs, validateAppArmor(c.AppArmorProfile, fldPath.Child("appArmorProfile"))...)
+	return append(errs, validateSeccomp(c.SeccompProfile, fldPath.Child("seccompProfile"))...)
 }

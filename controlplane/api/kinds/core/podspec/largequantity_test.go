@@ -34,7 +34,8 @@ func TestLargeQuantities(t *testing.T) {
 			t.Errorf("%s of %s: %v", c.value, c.name, errs)
 		}
 	}
-	for value, wrong := range map[string]bool{"1": false, "9E": false, "9E1": false, "100E": false, "500m": true, "1e-9": true, "9000000000000000000.5": true} {
+	for value, wrong := range map[string]bool{"1": false, "9E": false, "9E1": false, "100E": false, "500m": true,
+		"1e-9": true, "9000000000000000000.5": true} {
 		errs := podspec.ValidateCountedQuantity("example.com/device", resource.MustParse(value), field.NewPath("at"))
 		if (len(errs) > 0) != wrong {
 			t.Errorf("%s devices: %v", value, errs)

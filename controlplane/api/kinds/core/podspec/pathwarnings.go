@@ -5,12 +5,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+	"k8s.io/utils/ptr"
 )
 
-// volumePath is the path of a file in a volume and the source that writes it ("" if the volume has
-// one source).
+// volumePath is the path of a file in a volume, and the source of the projected volume that writes
+// the file. The source is "" in other volumes.
 type volumePath struct{ path, source string }
 
 func (p volumePath) String() string {
@@ -20,9 +19,9 @@ func (p volumePath) String() string {
 	return fmt.Sprintf("%q (%s)", p.path, p.source)
 }
 
-// overlaps reports whether two paths are equal or one contains the other.
-func (p volumePath) overlaps(o volumePath) bool {
-	return p == o || strings.HasPrefix(o.path+"/", p.path+"/") || strings.HasPrefix(p.path+"/", o.path+"/")
+// overlaps reports whether two paths are equal or one is a parent folder of the other.
+func (p volumePath) overlaps(other volumePath) bool {
+	return p == other || strings.HasPrefix(other.path+"/", p.path+"/") || strings.HasPrefix(p.path+"/", other.path+"/")
 }
 
 func itemPaths(items []corev1.KeyToPath, source string) (out []volumePath) {
@@ -39,26 +38,27 @@ func downwardPaths(items []corev1.DownwardAPIVolumeFile, source string) (out []v
 	return out
 }
 
-// projectedPaths returns the paths that a source of a projected volume names.
-func projectedPaths(s *corev1.VolumeProjection) (out []volumePath) {
+// projectedPaths returns the paths that a source of a projected volume specifies.
+func projectedPaths(source *corev1.VolumeProjection) (out []volumePath) {
 	switch {
-	case s.ConfigMap != nil && s.ConfigMap.Items != nil:
-		return itemPaths(s.ConfigMap.Items, fmt.Sprintf("ConfigMap %q", s.ConfigMap.Name))
-	case s.Secret != nil && s.Secret.Items != nil:
-		return itemPaths(s.Secret.Items, fmt.Sprintf("Secret %q", s.Secret.Name))
-	case s.DownwardAPI != nil && s.DownwardAPI.Items != nil:
-		return downwardPaths(s.DownwardAPI.Items, "DownwardAPI")
-	case s.ServiceAccountToken != nil:
-		return []volumePath{{s.ServiceAccountToken.Path, "ServiceAccountToken"}}
-	case s.ClusterTrustBundle != nil:
-		name := fieldrules.Deref(s.ClusterTrustBundle.SignerName)
-		if s.ClusterTrustBundle.Name != nil {
-			name = *s.ClusterTrustBundle.Name
+	case source.ConfigMap != nil && source.ConfigMap.Items != nil:
+		return itemPaths(source.ConfigMap.Items, fmt.Sprintf("ConfigMap %q", source.ConfigMap.Name))
+	case source.Secret != nil && source.Secret.Items != nil:
+		return itemPaths(source.Secret.Items, fmt.Sprintf("Secret %q", source.Secret.Name))
+	case source.DownwardAPI != nil && source.DownwardAPI.Items != nil:
+		return downwardPaths(source.DownwardAPI.Items, "DownwardAPI")
+	case source.ServiceAccountToken != nil:
+		return []volumePath{{source.ServiceAccountToken.Path, "ServiceAccountToken"}}
+	case source.ClusterTrustBundle != nil:
+		name := ptr.Deref(source.ClusterTrustBundle.SignerName, "")
+		if source.ClusterTrustBundle.Name != nil {
+			name = *source.ClusterTrustBundle.Name
 		}
-		return []volumePath{{s.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", name)}}
-	case s.PodCertificate != nil:
-		for _, p := range []volumePath{{s.PodCertificate.CertificateChainPath, "PodCertificate chain"},
-			{s.PodCertificate.KeyPath, "PodCertificate key"}, {s.PodCertificate.CredentialBundlePath, "PodCertificate credential bundle"}} {
+		return []volumePath{{source.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", name)}}
+	case source.PodCertificate != nil:
+		for _, p := range []volumePath{{source.PodCertificate.CertificateChainPath, "PodCertificate chain"},
+			{source.PodCertificate.KeyPath, "PodCertificate key"},
+			{source.PodCertificate.CredentialBundlePath, "PodCertificate credential bundle"}} {
 			if p.path != "" {
 				out = append(out, p)
 			}
@@ -67,7 +67,7 @@ func projectedPaths(s *corev1.VolumeProjection) (out []volumePath) {
 	return out
 }
 
-// overlappingPaths returns warnings about volumes in which one file replaces another.
+// overlappingPaths returns warnings about volumes in which one file overwrites another.
 func overlappingPaths(volumes []corev1.Volume) []string {
 	var out []string
 	for i := range volumes {
@@ -78,7 +78,8 @@ func overlappingPaths(volumes []corev1.Volume) []string {
 				p.path = strings.TrimRight(p.path, "/")
 				for _, o := range before {
 					if p.path != "" && o.path != "" && p.overlaps(o) {
-						out = append(out, fmt.Sprintf("volume %q (%s): overlapping paths: %s with %s", v.Name, kind, p, o))
+						out = append(out, fmt.Sprintf("volume %q (%s): overlapping paths: %s with %s",
+							v.Name, kind, p, o))
 					}
 				}
 				before = append(before, p)

@@ -18,35 +18,38 @@ import (
 // PodKind returns the definition of the kind Pod.
 func PodKind() *api.Kind {
 	k := builder.New(builder.Names{
-		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, InAllCategory: true,
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"},
+		InAllCategory: true,
 	}, func(l *corev1.PodList) *[]corev1.Pod { return &l.Items })
-	k.ReturnsDeleted, k.ShowsTrace = true, true
-	k.Default = builder.Default(defaultPod)
+	k.Deletion.ReturnsDeleted, k.Serving.ShowsTrace = true, true
+	k.Writes.Default = builder.Default(defaultPod)
 	builder.SeparateStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status },
 		builder.Accessors[*corev1.Pod]{
 			Spec:     func(p *corev1.Pod) any { return p.Spec },
 			CopySpec: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
 			Status: func(obj, old *corev1.Pod) {
-				// F56
+				// A new pod is Pending, whichever status the client has set.
 				obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
 				if old != nil {
 					obj.Status = *old.Status.DeepCopy()
 				} else if len(obj.Spec.SchedulingGates) > 0 {
 					// The scheduler ignores the pod while it has gates, so the reason is set here.
-					obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-						Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
+					obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+						Status:  corev1.ConditionFalse,
+						Reason:  corev1.PodReasonSchedulingGated,
+						Message: "Scheduling is blocked due to non-empty scheduling gates"}}
 				}
 			},
 		})
-	prepare := k.PrepareCreate
-	k.PrepareCreate = func(o api.Object) {
+	prepare := k.Writes.PrepareCreate
+	k.Writes.PrepareCreate = func(o api.Object) {
 		prepare(o)
 		mergeLabelKeys(o.(*corev1.Pod))
-		copyApparmor(o.(*corev1.Pod))
-		positiveGrace(&o.(*corev1.Pod).Spec)
+		syncAppArmor(o.(*corev1.Pod))
+		defaultGracePeriod(&o.(*corev1.Pod).Spec)
 	}
 	builder.AddValidation(k, validatePod)
-	k.ValidateCreate = builder.CreateValidation(func(p *corev1.Pod) field.ErrorList {
+	k.Validation.Create = builder.CreateValidation(func(p *corev1.Pod) field.ErrorList {
 		return append(validateSeccompMatch(p), validateApparmorMatch(p)...)
 	})
 	builder.AddUpdateValidation(k, validatePodUpdate)
@@ -60,16 +63,19 @@ func PodKind() *api.Kind {
 	}
 	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		pod, was := obj.(*corev1.Pod), old.(*corev1.Pod)
-		return slices.Concat(validateMeta(obj, old), validateMetaUpdate(pod, was), validatePodStatusUpdate(pod, was))
+		pod, previous := obj.(*corev1.Pod), old.(*corev1.Pod)
+		return slices.Concat(validateMeta(obj, old), validateMetaUpdate(pod, previous),
+			validatePodStatusUpdate(pod, previous))
 	}
 	addPodSubresources(k)
-	k.GracePeriod = func(o api.Object, requested *int64) int64 { return PodGracePeriod(o.(*corev1.Pod), requested) }
-	k.Columns = podColumns
-	k.Row = builder.Row(PodRow)
+	k.Deletion.GracePeriod = func(o api.Object, requested *int64) int64 {
+		return PodGracePeriod(o.(*corev1.Pod), requested)
+	}
+	k.Lists.Columns = podColumns
+	k.Lists.Row = builder.Row(PodRow)
 	k.Storage.Index = &api.Index{Field: "spec.nodeName",
 		Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
-	k.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {
+	k.Lists.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {
 		return fields.Set{
 			"spec.nodeName":            p.Spec.NodeName,
 			"spec.restartPolicy":       string(p.Spec.RestartPolicy),
@@ -78,7 +84,7 @@ func PodKind() *api.Kind {
 			"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
 			"status.phase":             string(p.Status.Phase),
 			"status.podIP":             p.Status.PodIP,
-			"status.podIPs":            "", // Kubernetes accepts the label and never matches it
+			"status.podIPs":            "", // Kubernetes accepts the field name, but matches no pod
 			"status.nominatedNodeName": p.Status.NominatedNodeName,
 		}
 	})
@@ -118,9 +124,11 @@ func addPodSubresources(k *api.Kind) {
 		ValidateUpdate: func(o, was api.Object) field.ErrorList {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
 			if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-				return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
+				return field.ErrorList{field.Forbidden(field.NewPath(""),
+					"static pods do not support ephemeral containers")}
 			}
-			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old),
+			return slices.Concat(builder.ValidateMetaUpdate(obj, old), k.ValidateObject(obj, old),
+				validateMetaUpdate(obj, old),
 				validateEphemeralUpdate(obj, old))
 		},
 	})
@@ -132,30 +140,32 @@ func addPodSubresources(k *api.Kind) {
 			if errs := validateResizable(old); len(errs) > 0 {
 				return errs
 			}
-			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
+			return slices.Concat(builder.ValidateMetaUpdate(obj, old), k.ValidateObject(obj, old),
+				validateResize(obj, old))
 		},
 	})
 }
 
-// positiveGrace replaces a negative grace period by one second, as Kubernetes interprets it.
-// Templates keep the negative value, so that their hash does not change; their pods get one second.
-func positiveGrace(s *corev1.PodSpec) {
-	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+// defaultGracePeriod replaces a negative grace period of a pod with one second, as Kubernetes
+// interprets it. Pod templates keep the negative value, because their hash must not change.
+func defaultGracePeriod(spec *corev1.PodSpec) {
+	if g := spec.TerminationGracePeriodSeconds; g != nil && *g < 0 {
 		*g = 1
 	}
 }
 
-// PodGracePeriod returns the grace period of a pod's deletion in seconds. It is 0 if nothing of the
-// pod can be running, otherwise the requested period, or else the pod's own.
-func PodGracePeriod(p *corev1.Pod, requested *int64) int64 {
-	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+// PodGracePeriod returns the grace period of a pod's deletion in seconds. It is 0 if no container
+// of the pod can be running. Otherwise it is the requested period, or else the pod's
+// terminationGracePeriodSeconds.
+func PodGracePeriod(pod *corev1.Pod, requested *int64) int64 {
+	if pod.Spec.NodeName == "" || api.IsPodTerminal(pod) {
 		return 0
 	}
 	period := DefaultGracePeriodSeconds
 	if requested != nil {
 		period = *requested
-	} else if p.Spec.TerminationGracePeriodSeconds != nil {
-		period = *p.Spec.TerminationGracePeriodSeconds
+	} else if pod.Spec.TerminationGracePeriodSeconds != nil {
+		period = *pod.Spec.TerminationGracePeriodSeconds
 	}
 	if period < 0 {
 		return 1
@@ -164,10 +174,10 @@ func PodGracePeriod(p *corev1.Pod, requested *int64) int64 {
 }
 
 // QOSClass returns the QoS class of a pod. It is Guaranteed if every container has limits for CPU
-// and memory and requests as much, and BestEffort if no container has requests or limits. Otherwise
+// and memory and equal requests, and BestEffort if no container has requests or limits. Otherwise
 // it is Burstable.
-func QOSClass(s *corev1.PodSpec) corev1.PodQOSClass {
-	lists := slices.Concat(s.InitContainers, s.Containers)
+func QOSClass(spec *corev1.PodSpec) corev1.PodQOSClass {
+	lists := slices.Concat(spec.InitContainers, spec.Containers)
 	guaranteed, asks := true, false
 	for i := range lists {
 		r := &lists[i].Resources

@@ -7,21 +7,23 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/ptr"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
-	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"),
 	builder.StringColumn("Restarts"), builder.AgeColumn,
-	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"), builder.WideColumn("Readiness Gates"))
+	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"),
+	builder.WideColumn("Readiness Gates"))
 
-// nodeLost is the reason of a pod on an unreachable node.
+// nodeLost is the status reason of a pod on an unreachable node.
 const nodeLost = "NodeLost"
 
 // PodRow returns the table row of a Pod.
 func PodRow(p *corev1.Pod, now time.Time) []any {
-	s := summarize(p)
+	s := summarizePod(p)
 	restarts := strconv.Itoa(s.restarts)
 	if s.restarts != 0 && !s.lastRestart.IsZero() {
 		restarts += " (" + duration.HumanDuration(now.Sub(s.lastRestart)) + " ago)"
@@ -31,13 +33,14 @@ func PodRow(p *corev1.Pod, now time.Time) []any {
 		ip = p.Status.PodIPs[0].IP
 	}
 	return []any{p.Name, fmt.Sprintf("%d/%d", s.ready, s.total), s.reason, restarts, builder.Age(p, now),
-		builder.OrNone(ip), builder.OrNone(p.Spec.NodeName), builder.OrNone(p.Status.NominatedNodeName), readinessGates(p)}
+		builder.ValueOrNone(ip), builder.ValueOrNone(p.Spec.NodeName), builder.ValueOrNone(p.Status.NominatedNodeName),
+		readinessGates(p)}
 }
 
-// PodReason returns the STATUS column of a pod in kubectl.
-func PodReason(p *corev1.Pod) string { return summarize(p).reason }
+// PodReason returns the text in kubectl's column STATUS for a pod.
+func PodReason(pod *corev1.Pod) string { return summarizePod(pod).reason }
 
-// podSummary has the values of a pod's table row.
+// podSummary contains the values of a pod's table row.
 type podSummary struct {
 	ready, total int
 	reason       string
@@ -53,17 +56,18 @@ func (s *podSummary) countRestart(c *corev1.ContainerStatus) {
 	}
 }
 
-func summarize(p *corev1.Pod) podSummary {
+func summarizePod(p *corev1.Pod) podSummary {
 	s := podSummary{total: len(p.Spec.Containers), reason: string(p.Status.Phase)}
 	if p.Status.Reason != "" {
 		s.reason = p.Status.Reason
 	}
-	if c := PodCondition(p, corev1.PodScheduled); c != nil && c.Reason == corev1.PodReasonSchedulingGated {
+	if c := api.PodCondition(p, corev1.PodScheduled); c != nil && c.Reason == corev1.PodReasonSchedulingGated {
 		s.reason = corev1.PodReasonSchedulingGated
 	}
 	sidecars := map[string]bool{}
 	for i := range p.Spec.InitContainers {
-		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil &&
+			*c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
 			sidecars[c.Name] = true
 		}
 	}
@@ -81,7 +85,7 @@ func summarize(p *corev1.Pod) podSummary {
 		switch {
 		case p.Status.Reason == nodeLost:
 			s.reason = "Unknown"
-		case p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed:
+		case !api.IsPodTerminal(p):
 			s.reason = "Terminating"
 		}
 	}
@@ -89,8 +93,8 @@ func summarize(p *corev1.Pod) podSummary {
 }
 
 // walkInits summarizes the init containers in order, up to the one that blocks the pod's start. It
-// counts the restarts of sidecars separately: they always count, those of other init containers
-// only during initialization.
+// counts the restarts of sidecars separately, because they always count. The restarts of other init
+// containers count only during initialization.
 func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecarRestarts podSummary,
 	initializing bool) {
 	for i := range p.Status.InitContainerStatuses {
@@ -102,12 +106,12 @@ func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecar
 		t, w := c.State.Terminated, c.State.Waiting
 		switch {
 		case t != nil && t.ExitCode == 0:
-		case sidecars[c.Name] && fieldrules.IsTrue(c.Started):
+		case sidecars[c.Name] && ptr.Deref(c.Started, false):
 			if c.Ready {
 				s.ready++
 			}
 		case t != nil:
-			s.reason = "Init:" + ended(t)
+			s.reason = "Init:" + terminationReason(t)
 			return sidecarRestarts, true
 		case w != nil && w.Reason != "" && w.Reason != "PodInitializing":
 			s.reason = "Init:" + w.Reason
@@ -120,8 +124,8 @@ func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecar
 	return sidecarRestarts, false
 }
 
-// walkContainers summarizes the containers in reverse order, so that the reason of the first
-// container with a reason remains.
+// walkContainers summarizes the containers in reverse order. The resulting reason is that of the
+// first container that has a reason.
 func (s *podSummary) walkContainers(p *corev1.Pod) {
 	running := false
 	for i := len(p.Status.ContainerStatuses) - 1; i >= 0; i-- {
@@ -132,7 +136,7 @@ func (s *podSummary) walkContainers(p *corev1.Pod) {
 		case w != nil && w.Reason != "":
 			s.reason = w.Reason
 		case t != nil:
-			s.reason = ended(t)
+			s.reason = terminationReason(t)
 		case c.Ready && c.State.Running != nil:
 			running = true
 			s.ready++
@@ -146,7 +150,7 @@ func (s *podSummary) walkContainers(p *corev1.Pod) {
 	}
 }
 
-func ended(t *corev1.ContainerStateTerminated) string {
+func terminationReason(t *corev1.ContainerStateTerminated) string {
 	switch {
 	case t.Reason != "":
 		return t.Reason
@@ -169,17 +173,7 @@ func readinessGates(p *corev1.Pod) string {
 	return fmt.Sprintf("%d/%d", passed, len(p.Spec.ReadinessGates))
 }
 
-// PodCondition returns the condition of a type, or nil.
-func PodCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
-	for i := range p.Status.Conditions {
-		if p.Status.Conditions[i].Type == t {
-			return &p.Status.Conditions[i]
-		}
-	}
-	return nil
-}
-
 func isConditionTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
-	c := PodCondition(p, t)
+	c := api.PodCondition(p, t)
 	return c != nil && c.Status == corev1.ConditionTrue
 }

@@ -24,7 +24,8 @@ func terminated(reason string, code, signal int32) corev1.ContainerStatus {
 
 func running(ready bool) corev1.ContainerStatus {
 	started := true
-	return corev1.ContainerStatus{Ready: ready, Started: &started, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	return corev1.ContainerStatus{Ready: ready, Started: &started,
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 }
 
 func restarted(c corev1.ContainerStatus, n int32, last time.Duration) corev1.ContainerStatus {
@@ -77,36 +78,56 @@ func TestPodStatusColumn(t *testing.T) {
 	reason := func(r string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Status.Reason = r } }
 	sidecar := func(c corev1.ContainerStatus) corev1.ContainerStatus { c.Name = "sidecar"; return c }
 	for _, c := range []struct{ name, got, want string }{
-		{"unscheduled", show("Pending", nil, nil, func(p *corev1.Pod) { p.Spec.Containers = make([]corev1.Container, 2) }), "0/2 | Pending | 0"},
-		{"gated", show("Pending", nil, nil, condition("PodScheduled", "False", "SchedulingGated")), "0/0 | SchedulingGated | 0"},
+		{"unscheduled", show("Pending", nil, nil, func(p *corev1.Pod) {
+			p.Spec.Containers = make([]corev1.Container, 2)
+		}), "0/2 | Pending | 0"},
+		{"gated", show("Pending", nil, nil, condition("PodScheduled", "False", "SchedulingGated")),
+			"0/0 | SchedulingGated | 0"},
 		{"creating", show("Pending", nil, list{waiting("ContainerCreating")}), "0/1 | ContainerCreating | 0"},
 		{"running", show("Running", nil, list{running(true)}), "1/1 | Running | 0"},
 		{"not ready", show("Running", nil, list{running(false), running(true)}), "1/2 | Running | 0"},
-		{"restarted", show("Running", nil, list{restarted(running(true), 3, 5*time.Minute)}), "1/1 | Running | 3 (5m ago)"},
-		{"latest restart counts", show("Running", nil, list{restarted(running(true), 1, time.Hour), restarted(running(true), 1, 2*time.Minute)}), "2/2 | Running | 2 (2m ago)"},
-		{"crash loop", show("Running", nil, list{restarted(waiting("CrashLoopBackOff"), 4, 30*time.Second)}), "0/1 | CrashLoopBackOff | 4 (30s ago)"},
+		{"restarted", show("Running", nil, list{restarted(running(true), 3, 5*time.Minute)}),
+			"1/1 | Running | 3 (5m ago)"},
+		{"latest restart counts", show("Running", nil,
+			list{restarted(running(true), 1, time.Hour), restarted(running(true), 1, 2*time.Minute)}),
+			"2/2 | Running | 2 (2m ago)"},
+		{"crash loop", show("Running", nil, list{restarted(waiting("CrashLoopBackOff"), 4, 30*time.Second)}),
+			"0/1 | CrashLoopBackOff | 4 (30s ago)"},
 		{"image", show("Pending", nil, list{waiting("ImagePullBackOff")}), "0/1 | ImagePullBackOff | 0"},
-		{"first reason wins", show("Pending", nil, list{waiting("ErrImagePull"), waiting("ContainerCreating")}), "0/2 | ErrImagePull | 0"},
+		{"first reason wins", show("Pending", nil, list{waiting("ErrImagePull"), waiting("ContainerCreating")}),
+			"0/2 | ErrImagePull | 0"},
 		{"out of memory", show("Failed", nil, list{terminated("OOMKilled", 137, 0)}), "0/1 | OOMKilled | 0"},
 		{"completed", show("Succeeded", nil, list{terminated("Completed", 0, 0)}), "0/1 | Completed | 0"},
 		{"error", show("Failed", nil, list{terminated("Error", 1, 0)}), "0/1 | Error | 0"},
 		{"exit code", show("Failed", nil, list{terminated("", 3, 0)}), "0/1 | ExitCode:3 | 0"},
 		{"signal", show("Failed", nil, list{terminated("", 0, 9)}), "0/1 | Signal:9 | 0"},
 		{"evicted", show("Failed", nil, nil, reason("Evicted")), "0/0 | Evicted | 0"},
-		{"one done, one ready", show("Running", nil, list{terminated("Completed", 0, 0), running(true)}, condition("Ready", "True", "")), "1/2 | Running | 0"},
-		{"one done, pod not ready", show("Running", nil, list{terminated("Completed", 0, 0), running(true)}), "1/2 | NotReady | 0"},
-		{"init waits", show("Pending", list{waiting("PodInitializing"), waiting("")}, list{waiting("PodInitializing")}), "0/1 | Init:0/2 | 0"},
-		{"second init", show("Pending", list{terminated("Completed", 0, 0), running(false)}, list{waiting("PodInitializing")}), "0/1 | Init:1/2 | 0"},
-		{"init loops", show("Pending", list{restarted(waiting("CrashLoopBackOff"), 2, time.Minute)}, list{waiting("PodInitializing")}), "0/1 | Init:CrashLoopBackOff | 2 (60s ago)"},
-		{"init failed", show("Pending", list{terminated("", 5, 0)}, list{waiting("PodInitializing")}), "0/1 | Init:ExitCode:5 | 0"},
-		{"init killed", show("Pending", list{terminated("", 137, 9)}, list{waiting("PodInitializing")}), "0/1 | Init:Signal:9 | 0"},
-		{"init error", show("Pending", list{terminated("Error", 1, 0)}, list{waiting("PodInitializing")}), "0/1 | Init:Error | 0"},
+		{"one done, one ready", show("Running", nil, list{terminated("Completed", 0, 0), running(true)},
+			condition("Ready", "True", "")), "1/2 | Running | 0"},
+		{"one done, pod not ready", show("Running", nil, list{terminated("Completed", 0, 0), running(true)}),
+			"1/2 | NotReady | 0"},
+		{"init waits", show("Pending", list{waiting("PodInitializing"), waiting("")}, list{waiting("PodInitializing")}),
+			"0/1 | Init:0/2 | 0"},
+		{"second init", show("Pending", list{terminated("Completed", 0, 0), running(false)},
+			list{waiting("PodInitializing")}), "0/1 | Init:1/2 | 0"},
+		{"init loops", show("Pending", list{restarted(waiting("CrashLoopBackOff"), 2, time.Minute)},
+			list{waiting("PodInitializing")}), "0/1 | Init:CrashLoopBackOff | 2 (60s ago)"},
+		{"init failed", show("Pending", list{terminated("", 5, 0)}, list{waiting("PodInitializing")}),
+			"0/1 | Init:ExitCode:5 | 0"},
+		{"init killed", show("Pending", list{terminated("", 137, 9)}, list{waiting("PodInitializing")}),
+			"0/1 | Init:Signal:9 | 0"},
+		{"init error", show("Pending", list{terminated("Error", 1, 0)}, list{waiting("PodInitializing")}),
+			"0/1 | Init:Error | 0"},
 		{"inits done", show("Running", list{terminated("Completed", 0, 0)}, list{running(true)}), "1/1 | Running | 0"},
-		{"restarts of init forgotten", show("Running", list{restarted(terminated("Completed", 0, 0), 2, time.Minute)}, list{running(true)}), "1/1 | Running | 0"},
-		{"sidecar starting", show("Pending", list{sidecar(waiting("PodInitializing"))}, list{waiting("PodInitializing")}), "0/2 | Init:0/1 | 0"},
-		{"sidecar up", show("Running", list{sidecar(restarted(running(true), 1, time.Minute))}, list{running(true)}), "2/2 | Running | 1 (60s ago)"},
+		{"restarts of init forgotten", show("Running", list{restarted(terminated("Completed", 0, 0), 2, time.Minute)},
+			list{running(true)}), "1/1 | Running | 0"},
+		{"sidecar starting", show("Pending", list{sidecar(waiting("PodInitializing"))},
+			list{waiting("PodInitializing")}), "0/2 | Init:0/1 | 0"},
+		{"sidecar up", show("Running", list{sidecar(restarted(running(true), 1, time.Minute))}, list{running(true)}),
+			"2/2 | Running | 1 (60s ago)"},
 		{"terminating", show("Running", nil, list{running(true)}, deleted), "1/1 | Terminating | 0"},
-		{"deleted when done", show("Succeeded", nil, list{terminated("Completed", 0, 0)}, deleted), "0/1 | Completed | 0"},
+		{"deleted when done", show("Succeeded", nil, list{terminated("Completed", 0, 0)}, deleted),
+			"0/1 | Completed | 0"},
 		{"node lost", show("Running", nil, list{running(true)}, deleted, reason("NodeLost")), "1/1 | Unknown | 0"},
 	} {
 		if c.got != c.want {

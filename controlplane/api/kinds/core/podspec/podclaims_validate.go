@@ -11,110 +11,116 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// validatePodClaims validates a pod's resource claims, and the claims that its containers use.
-// Entry names must be DNS labels, because the names of created claims contain them.
-func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
-	subdomain := func(name *string, at *field.Path) field.ErrorList {
+// validatePodClaims validates a pod's resource claims, and the claims that its containers use. The
+// names of the entries must be DNS labels, because the names of created ResourceClaims contain
+// them.
+func validatePodClaims(spec *corev1.PodSpec, fldPath *field.Path) field.ErrorList {
+	subdomain := func(name *string, fldPath *field.Path) field.ErrorList {
 		if name == nil {
 			return nil
 		}
-		return fieldrules.Invalid(at, *name, validation.NameIsDNSSubdomain(*name, false))
+		return fieldrules.InvalidErrors(fldPath, *name, validation.NameIsDNSSubdomain(*name, false))
 	}
 	var names []string
-	errs := fieldrules.Items(s.ResourceClaims, -1, at.Child("resourceClaims"), nil,
-		func(c corev1.PodResourceClaim, at *field.Path) field.ErrorList {
-			errs := fieldrules.DNSLabel(c.Name, at.Child("name"))
+	errs := fieldrules.ValidateItems(spec.ResourceClaims, -1, fldPath.Child("resourceClaims"), nil,
+		func(c corev1.PodResourceClaim, fldPath *field.Path) field.ErrorList {
+			errs := fieldrules.ValidateDNSLabel(c.Name, fldPath.Child("name"))
 			switch {
 			case c.Name == "":
-				errs = field.ErrorList{field.Required(at.Child("name"), "")}
+				errs = field.ErrorList{field.Required(fldPath.Child("name"), "")}
 			case slices.Contains(names, c.Name):
-				errs = field.ErrorList{field.Duplicate(at.Child("name"), c.Name)}
+				errs = field.ErrorList{field.Duplicate(fldPath.Child("name"), c.Name)}
 			default:
 				names = append(names, c.Name)
 			}
 			switch {
 			case c.ResourceClaimName != nil && c.ResourceClaimTemplateName != nil:
-				errs = append(errs, field.Invalid(at, c, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"))
+				errs = append(errs, field.Invalid(fldPath, c,
+					"at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"))
 			case c.ResourceClaimName == nil && c.ResourceClaimTemplateName == nil:
-				errs = append(errs, field.Invalid(at, c, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"))
+				errs = append(errs, field.Invalid(fldPath, c,
+					"must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"))
 			}
-			errs = append(errs, subdomain(c.ResourceClaimName, at.Child("resourceClaimName"))...)
-			return append(errs, subdomain(c.ResourceClaimTemplateName, at.Child("resourceClaimTemplateName"))...)
+			errs = append(errs, subdomain(c.ResourceClaimName, fldPath.Child("resourceClaimName"))...)
+			return append(errs, subdomain(c.ResourceClaimTemplateName, fldPath.Child("resourceClaimTemplateName"))...)
 		})
 	slices.Sort(names)
 	for _, list := range []struct {
 		name       string
 		containers []corev1.Container
-	}{{"containers", s.Containers}, {"initContainers", s.InitContainers}} {
+	}{{"containers", spec.Containers}, {"initContainers", spec.InitContainers}} {
 		for i := range list.containers {
-			errs = append(errs, validateClaimUses(list.containers[i].Resources.Claims, names, at.Child(list.name).Index(i).Child("resources", "claims"))...)
+			errs = append(errs, validateClaimUses(list.containers[i].Resources.Claims, names,
+				fldPath.Child(list.name).Index(i).Child("resources", "claims"))...)
 		}
 	}
 	return errs
 }
 
-// validateClaimUses validates a container's references to the pod's claims; names are the names of
-// the pod's claims.
-func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
-	errs := overlappingUses(uses, at)
-	return append(errs, fieldrules.Items(uses, -1, at, nil,
-		func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
+// validateClaimUses validates a container's references to resource claims of its pod. podClaims are
+// the names of the pod's claims.
+func validateClaimUses(uses []corev1.ResourceClaim, podClaims []string, fldPath *field.Path) field.ErrorList {
+	errs := validateOverlappingUses(uses, fldPath)
+	return append(errs, fieldrules.ValidateItems(uses, -1, fldPath, nil,
+		func(u corev1.ResourceClaim, fldPath *field.Path) field.ErrorList {
 			if u.Name == "" {
-				return field.ErrorList{field.Required(at, "")}
+				return field.ErrorList{field.Required(fldPath, "")}
 			}
 			var errs field.ErrorList
-			if !slices.Contains(names, u.Name) {
-				missing := field.NotFound(at, u.Name)
+			if !slices.Contains(podClaims, u.Name) {
+				missing := field.NotFound(fldPath, u.Name)
 				missing.Detail = "must be one of the names in pod.spec.resourceClaims"
-				if len(names) == 0 {
+				if len(podClaims) == 0 {
 					missing.Detail += " which is empty"
 				} else {
-					missing.Detail += ": " + strings.Join(names, ", ")
+					missing.Detail += ": " + strings.Join(podClaims, ", ")
 				}
 				errs = append(errs, missing)
 			}
 			if u.Request != "" {
-				errs = append(errs, fieldrules.DNSLabel(u.Request, at.Child("request"))...)
+				errs = append(errs, fieldrules.ValidateDNSLabel(u.Request, fldPath.Child("request"))...)
 			}
 			return errs
 		})...)
 }
 
-// overlappingUses returns errors for duplicate uses: of the same request of a claim, or of a claim
-// that is also used as a whole.
-func overlappingUses(uses []corev1.ResourceClaim, at *field.Path) field.ErrorList {
+// validateOverlappingUses returns errors if a container refers to the same request of a claim
+// twice. It also returns errors if the container refers to a request of a claim and to the whole
+// claim.
+func validateOverlappingUses(uses []corev1.ResourceClaim, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, u := range uses {
 		for _, earlier := range uses[:i] {
 			switch {
 			case u.Name == "" || u.Name != earlier.Name:
 			case earlier.Request == "" || u.Request == "":
-				errs = append(errs, field.Duplicate(at.Index(i), u.Name))
+				errs = append(errs, field.Duplicate(fldPath.Index(i), u.Name))
 			case u.Request == earlier.Request:
-				errs = append(errs, field.Duplicate(at.Index(i), u.Name+"/"+u.Request))
+				errs = append(errs, field.Duplicate(fldPath.Index(i), u.Name+"/"+u.Request))
 			}
 		}
 	}
 	return errs
 }
 
-// validateClaimStatuses validates the claims in a pod's status, which must belong to entries in its
-// spec.
-func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
+// validateClaimStatuses validates the resource claims in a pod's status. Each must belong to an
+// entry in its spec.
+func validateClaimStatuses(pod *corev1.Pod, fldPath *field.Path) field.ErrorList {
 	seen := map[string]bool{}
-	return fieldrules.Items(p.Status.ResourceClaimStatuses, -1, at, nil,
-		func(s corev1.PodResourceClaimStatus, at *field.Path) field.ErrorList {
+	return fieldrules.ValidateItems(pod.Status.ResourceClaimStatuses, -1, fldPath, nil,
+		func(s corev1.PodResourceClaimStatus, fldPath *field.Path) field.ErrorList {
 			var errs field.ErrorList
-			if !slices.ContainsFunc(p.Spec.ResourceClaims,
+			if !slices.ContainsFunc(pod.Spec.ResourceClaims,
 				func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
-				errs = append(errs, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
+				errs = append(errs, field.Invalid(fldPath.Child("name"), s.Name,
+					"must match the name of an entry in `spec.resourceClaims`"))
 			}
 			if seen[s.Name] {
-				errs = append(errs, field.Duplicate(at.Child("name"), s.Name))
+				errs = append(errs, field.Duplicate(fldPath.Child("name"), s.Name))
 			}
 			seen[s.Name] = true
 			if s.ResourceClaimName != nil {
-				errs = append(errs, fieldrules.Invalid(at.Child("resourceClaimName"), *s.ResourceClaimName,
+				errs = append(errs, fieldrules.InvalidErrors(fldPath.Child("resourceClaimName"), *s.ResourceClaimName,
 					validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
 			}
 			return errs

@@ -10,60 +10,61 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Defaults of a pod that other packages compare with.
+// Defaults of pods that other packages use for comparisons.
 const (
 	DefaultGracePeriodSeconds = int64(30)
 	DefaultFileMode           = int32(0o644)
 	DefaultTokenSeconds       = int64(3600) // lifetime of a projected service account token
 )
 
-// DefaultPodSpec sets the defaults of a pod spec, for pods and templates.
-func DefaultPodSpec(s *corev1.PodSpec) {
-	builder.SetDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
-	builder.SetDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
-	builder.SetDefaultPtr(&s.SecurityContext, corev1.PodSecurityContext{})
-	builder.SetDefaultPtr(&s.TerminationGracePeriodSeconds, DefaultGracePeriodSeconds)
-	builder.SetDefault(&s.SchedulerName, corev1.DefaultSchedulerName)
-	// serviceAccount is the deprecated name of serviceAccountName; older clients set only this.
-	builder.SetDefault(&s.ServiceAccountName, s.DeprecatedServiceAccount)
-	s.DeprecatedServiceAccount = s.ServiceAccountName
-	for i := range s.Volumes {
-		DefaultVolume(&s.Volumes[i].VolumeSource)
+// DefaultPodSpec sets the defaults of a pod spec that pods and pod templates have in common.
+func DefaultPodSpec(spec *corev1.PodSpec) {
+	builder.SetDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	builder.SetDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	builder.SetDefaultPtr(&spec.SecurityContext, corev1.PodSecurityContext{})
+	builder.SetDefaultPtr(&spec.TerminationGracePeriodSeconds, DefaultGracePeriodSeconds)
+	builder.SetDefault(&spec.SchedulerName, corev1.DefaultSchedulerName)
+	// serviceAccount is the deprecated name of serviceAccountName; older clients set only
+	// serviceAccount.
+	builder.SetDefault(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
+	spec.DeprecatedServiceAccount = spec.ServiceAccountName
+	for i := range spec.Volumes {
+		DefaultVolume(&spec.Volumes[i].VolumeSource)
 	}
-	for i := range s.InitContainers {
-		defaultContainer(&s.InitContainers[i])
+	for i := range spec.InitContainers {
+		defaultContainer(&spec.InitContainers[i])
 	}
-	for i := range s.Containers {
-		defaultContainer(&s.Containers[i])
+	for i := range spec.Containers {
+		defaultContainer(&spec.Containers[i])
 	}
-	for i := range s.EphemeralContainers {
-		c := corev1.Container(s.EphemeralContainers[i].EphemeralContainerCommon)
+	for i := range spec.EphemeralContainers {
+		c := corev1.Container(spec.EphemeralContainers[i].EphemeralContainerCommon)
 		defaultContainer(&c)
-		s.EphemeralContainers[i].EphemeralContainerCommon = corev1.EphemeralContainerCommon(c)
+		spec.EphemeralContainers[i].EphemeralContainerCommon = corev1.EphemeralContainerCommon(c)
 	}
 }
 
-// defaultPod sets the defaults that only pods have and templates do not.
-func defaultPod(p *corev1.Pod) {
-	DefaultPodSpec(&p.Spec)
-	builder.SetDefaultPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
-	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+// defaultPod sets the defaults that pods have and pod templates do not.
+func defaultPod(pod *corev1.Pod) {
+	DefaultPodSpec(&pod.Spec)
+	builder.SetDefaultPtr(&pod.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
-			requestWhatIsLimited(&list[i].Resources)
-			if p.Spec.HostNetwork {
+			defaultRequests(&list[i].Resources)
+			if pod.Spec.HostNetwork {
 				for j := range list[i].Ports {
 					builder.SetDefault(&list[i].Ports[j].HostPort, list[i].Ports[j].ContainerPort)
 				}
 			}
 		}
 	}
-	builder.SetDefault(&p.Status.Phase, corev1.PodPending)
+	builder.SetDefault(&pod.Status.Phase, corev1.PodPending)
 	// PrepareCreate clears the status. Defaulting runs again after mutating admission, so the class
 	// is computed from the admitted resources.
-	builder.SetDefault(&p.Status.QOSClass, QOSClass(&p.Spec))
+	builder.SetDefault(&pod.Status.QOSClass, QOSClass(&pod.Spec))
 }
 
-func requestWhatIsLimited(r *corev1.ResourceRequirements) {
+func defaultRequests(r *corev1.ResourceRequirements) {
 	for name, q := range r.Limits {
 		if _, given := r.Requests[name]; given {
 			continue
@@ -126,8 +127,8 @@ func defaultHTTPGet(h *corev1.HTTPGetAction) {
 	builder.SetDefault(&h.Scheme, corev1.URISchemeHTTP)
 }
 
-// ImageTag returns the tag of an image name. It is "latest" if the name has neither tag nor digest,
-// and "" if it has only a digest.
+// ImageTag returns the tag of an image reference. It returns "latest" if the reference has neither
+// tag nor digest, and "" if it has only a digest.
 func ImageTag(image string) string {
 	name, _, pinned := strings.Cut(image, "@")
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {

@@ -20,13 +20,13 @@ var plainResources = map[corev1.ResourceName]bool{
 }
 
 // ValidateResources validates the requests and limits of a container.
-func ValidateResources(r *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
+func ValidateResources(r *corev1.ResourceRequirements, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	huge, cpuOrMemory := false, false
 	for _, side := range []struct {
 		list corev1.ResourceList
 		at   *field.Path
-	}{{r.Limits, at.Child("limits")}, {r.Requests, at.Child("requests")}} {
+	}{{r.Limits, fldPath.Child("limits")}, {r.Requests, fldPath.Child("requests")}} {
 		for _, name := range fieldrules.SortedKeys(side.list) {
 			q := side.list[name]
 			here := side.at.Key(string(name))
@@ -40,92 +40,97 @@ func ValidateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 	for _, name := range fieldrules.SortedKeys(r.Requests) {
 		request := r.Requests[name]
 		limit, limited := r.Limits[name]
-		here := at.Child("requests")
+		here := fldPath.Child("requests")
 		switch {
-		case limited && !Overcommits(name) && request.Cmp(limit) != 0:
-			errs = append(errs, field.Invalid(here, request.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String())))
+		case limited && !IsOvercommitAllowed(name) && request.Cmp(limit) != 0:
+			errs = append(errs, field.Invalid(here, request.String(),
+				fmt.Sprintf("must be equal to %s limit of %s", name, limit.String())))
 		case limited && request.Cmp(limit) > 0:
-			errs = append(errs, field.Invalid(here, request.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String())))
-		case !limited && !Overcommits(name):
-			errs = append(errs, field.Required(at.Child("limits"), "Limit must be set for non overcommitable resources"))
+			errs = append(errs, field.Invalid(here, request.String(),
+				fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String())))
+		case !limited && !IsOvercommitAllowed(name):
+			errs = append(errs, field.Required(fldPath.Child("limits"),
+				"Limit must be set for non overcommitable resources"))
 		}
 	}
 	if huge && !cpuOrMemory {
-		errs = append(errs, field.Forbidden(at, "HugePages require cpu or memory"))
+		errs = append(errs, field.Forbidden(fldPath, "HugePages require cpu or memory"))
 	}
 	return errs
 }
 
 // ValidateHugePages returns an error unless the quantity is a multiple of the page size in the
 // resource's name.
-func ValidateHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+func ValidateHugePages(name corev1.ResourceName, quantity resource.Quantity, fldPath *field.Path) field.ErrorList {
 	size, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
 	if !ok {
 		return nil
 	}
-	if isPageMultiple(q, size) {
+	if isPageMultiple(quantity, size) {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))}
+	return field.ErrorList{field.Invalid(fldPath, quantity.String(),
+		fmt.Sprintf("%s is not positive integer multiple of %s", quantity.String(), name))}
 }
 
-// isPageMultiple reports whether the quantity is a multiple of a page size in whole bytes.
-func isPageMultiple(q resource.Quantity, size string) bool {
-	if quantitytext.Check(size) != nil {
+// isPageMultiple reports whether a quantity is a multiple of a page size and a whole number of
+// bytes.
+func isPageMultiple(quantity resource.Quantity, pageSize string) bool {
+	if quantitytext.Check(pageSize) != nil {
 		return false
 	}
-	page, err := resource.ParseQuantity(size)
-	return err == nil && page.Sign() > 0 && isWhole(page) && saturate.Value(&q)%saturate.Value(&page) == 0
+	page, err := resource.ParseQuantity(pageSize)
+	return err == nil && page.Sign() > 0 && isWhole(page) && saturate.Value(&quantity)%saturate.Value(&page) == 0
 }
 
-// isWhole reports whether a quantity has no fraction. It does not use thousandths, because those of
-// a large quantity overflow int64.
-func isWhole(q resource.Quantity) bool {
-	q = q.DeepCopy()
-	return q.RoundUp(0)
+// isWhole reports whether a quantity has no fraction. It does not convert the quantity to
+// thousandths, because these can overflow int64.
+func isWhole(quantity resource.Quantity) bool {
+	quantity = quantity.DeepCopy()
+	return quantity.RoundUp(0)
 }
 
-// Overcommits reports whether limits of the resource may exceed requests. That is so for native
-// resources other than huge pages, and not for extended resources.
-func Overcommits(name corev1.ResourceName) bool {
+// IsOvercommitAllowed reports whether the limits of a resource may exceed its requests. They may
+// for native resources other than huge pages, but not for extended resources.
+func IsOvercommitAllowed(name corev1.ResourceName) bool {
 	n := string(name)
 	native := !strings.Contains(n, "/") || strings.Contains(n, corev1.ResourceDefaultNamespacePrefix)
 	return native && !strings.HasPrefix(n, corev1.ResourceHugePagesPrefix)
 }
 
 // ValidateContainerResourceName returns the errors in the name of a resource of a container.
-func ValidateContainerResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
+func ValidateContainerResourceName(name corev1.ResourceName, fldPath *field.Path) field.ErrorList {
 	n := string(name)
-	errs := ValidateResourceName(name, at)
+	errs := ValidateResourceName(name, fldPath)
 	native := !strings.Contains(n, "/") || strings.Contains(n, corev1.ResourceDefaultNamespacePrefix)
 	switch {
 	case !strings.Contains(n, "/") && !plainResources[name] && !strings.HasPrefix(n, corev1.ResourceHugePagesPrefix):
-		errs = append(errs, field.Invalid(at, n, "must be a standard resource for containers"))
+		errs = append(errs, field.Invalid(fldPath, n, "must be a standard resource for containers"))
 	case !native && !IsExtendedResource(n):
-		errs = append(errs, field.Invalid(at, n, "doesn't follow extended resource name standard"))
+		errs = append(errs, field.Invalid(fldPath, n, "doesn't follow extended resource name standard"))
 	}
 	return errs
 }
 
-// ValidateQuantities validates the resources of a node. Their names may be anything, as in
-// Kubernetes.
-func ValidateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
+// ValidateQuantities validates the quantities of a node's resources. As in Kubernetes, it does not
+// check the names of the resources.
+func ValidateQuantities(l corev1.ResourceList, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range fieldrules.SortedKeys(l) {
-		errs = append(errs, ValidateCountedQuantity(name, l[name], at.Child(string(name)))...)
+		errs = append(errs, ValidateCountedQuantity(name, l[name], fldPath.Child(string(name)))...)
 	}
 	return errs
 }
 
-// ValidateCountedQuantity returns an error for a negative quantity, and for a fraction of a
-// resource that is counted in whole numbers.
-func ValidateCountedQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+// ValidateCountedQuantity returns an error if a quantity is negative, or if it has a fraction and
+// the resource is counted in whole numbers.
+func ValidateCountedQuantity(name corev1.ResourceName, amount resource.Quantity, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if q.Sign() < 0 {
-		errs = append(errs, field.Invalid(at, q.String(), "must be greater than or equal to 0"))
+	if amount.Sign() < 0 {
+		errs = append(errs, field.Invalid(fldPath, amount.String(), "must be greater than or equal to 0"))
 	}
-	if (slices.Contains(countedResources, name) || IsExtendedResource(string(name))) && !isWhole(q) {
-		errs = append(errs, field.Invalid(at, q.String(), "must be an integer"))
+	if (slices.Contains(countedResources, name) || IsExtendedResource(string(name))) && !isWhole(amount) {
+		errs = append(errs, field.Invalid(fldPath, amount.String(), "must be an integer"))
 	}
 	return errs
 }

@@ -28,9 +28,11 @@ spec:
 		{"nothing", func(p *corev1.Pod) {}, nil, 1},
 		{"labels", func(p *corev1.Pod) { p.Labels = map[string]string{"a": "b"} }, nil, 1},
 		{"image", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "j" }, nil, 2},
-		{"toleration added", func(p *corev1.Pod) { p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "b"}) }, nil, 2},
+		{"toleration added", func(p *corev1.Pod) {
+			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "b"})
+		}, nil, 2},
 		{"toleration removed", func(p *corev1.Pod) { p.Spec.Tolerations = nil }, []string{"spec.tolerations"}, 2},
-		{"deadline", func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = kindstest.Ptr(int64(5)) }, nil, 2},
+		{"deadline", func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(5)) }, nil, 2},
 		{"gate removed", func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }, nil, 2},
 		{"gate added", func(p *corev1.Pod) {
 			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "h"})
@@ -43,11 +45,14 @@ spec:
 		{"host network", func(p *corev1.Pod) { p.Spec.HostNetwork = true }, []string{"spec"}, 2},
 		{"name", func(p *corev1.Pod) { p.Name = "b" }, []string{"metadata.name"}, 1},
 		{"status", func(p *corev1.Pod) { p.Status.Phase = "Running" }, nil, 1},
-		{"debug container", func(p *corev1.Pod) { p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}} }, []string{"spec"}, 2},
+		{"debug container", func(p *corev1.Pod) {
+			p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}}
+		}, []string{"spec"}, 2},
 	} {
 		got, wrong := kindstest.RunUpdate(t, stored, "", c.change)
 		if !slices.Equal(wrong, c.wrong) || got.Generation != c.generation {
-			t.Errorf("%s: errors at %q, generation %d; want %q, %d", c.name, wrong, got.Generation, c.wrong, c.generation)
+			t.Errorf("%s: errors at %q, generation %d; want %q, %d", c.name, wrong, got.Generation,
+				c.wrong, c.generation)
 		}
 		if got.Status.Phase != corev1.PodPending {
 			t.Errorf("%s: the main resource wrote what belongs to a subresource", c.name)
@@ -55,7 +60,9 @@ spec:
 	}
 	bound := stored.DeepCopy()
 	bound.Spec.NodeName = "w1"
-	if _, wrong := kindstest.RunUpdate(t, bound, "", func(p *corev1.Pod) { p.Spec.NodeName = "w2" }); !slices.Equal(wrong, []string{"spec"}) {
+	if _, wrong := kindstest.RunUpdate(t, bound, "", func(p *corev1.Pod) {
+		p.Spec.NodeName = "w2"
+	}); !slices.Equal(wrong, []string{"spec"}) {
 		t.Errorf("moved to another node: %q", wrong) // F90: exactly one bind
 	}
 }
@@ -69,23 +76,31 @@ func TestPodSubresources(t *testing.T) {
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u"}}
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning}
 	})
-	if wrong != nil || got.Spec.NodeName != "" || !slices.Equal(got.Finalizers, []string{"a/b"}) || got.OwnerReferences != nil || got.Status.Phase != corev1.PodRunning ||
+	if wrong != nil || got.Spec.NodeName != "" || !slices.Equal(got.Finalizers, []string{"a/b"}) ||
+		got.OwnerReferences != nil || got.Status.Phase != corev1.PodRunning ||
 		got.Status.QOSClass != corev1.PodQOSBestEffort {
 		t.Errorf("status: %q, %+v", wrong, got)
 	}
-	if _, wrong := kindstest.RunUpdate(t, stored, "status", func(p *corev1.Pod) { p.Status.QOSClass = corev1.PodQOSGuaranteed }); !slices.Equal(wrong, []string{"status.qosClass"}) {
+	if _, wrong := kindstest.RunUpdate(t, stored, "status", func(p *corev1.Pod) {
+		p.Status.QOSClass = corev1.PodQOSGuaranteed
+	}); !slices.Equal(wrong, []string{"status.qosClass"}) {
 		t.Errorf("class: %q", wrong)
 	}
-	debug := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "d", Image: "tools"}, TargetContainerName: "web"}
+	debug := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "d",
+		Image: "tools"}, TargetContainerName: "web"}
 	added, wrong := kindstest.RunUpdate(t, stored, "ephemeralcontainers", func(p *corev1.Pod) {
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{debug}
 		p.Spec.Containers[0].Image = "other"
 	})
 	// What no node would run is refused, not left to wait.
-	if !slices.Equal(wrong, []string{"spec.ephemeralContainers[0]"}) || added.Spec.Containers[0].Image != "nginx" || added.Spec.EphemeralContainers[0].ImagePullPolicy != corev1.PullAlways || added.Generation != stored.Generation+1 {
+	if !slices.Equal(wrong, []string{"spec.ephemeralContainers[0]"}) || added.Spec.Containers[0].Image != "nginx" ||
+		added.Spec.EphemeralContainers[0].ImagePullPolicy != corev1.PullAlways ||
+		added.Generation != stored.Generation+1 {
 		t.Errorf("debug: %q, %+v", wrong, added.Spec)
 	}
-	if _, wrong := kindstest.RunUpdate(t, added, "ephemeralcontainers", func(p *corev1.Pod) { p.Spec.EphemeralContainers = nil }); !slices.Equal(wrong, []string{"spec.ephemeralContainers"}) {
+	if _, wrong := kindstest.RunUpdate(t, added, "ephemeralcontainers", func(p *corev1.Pod) {
+		p.Spec.EphemeralContainers = nil
+	}); !slices.Equal(wrong, []string{"spec.ephemeralContainers"}) {
 		t.Errorf("debug container removed: %q", wrong)
 	}
 }
@@ -98,16 +113,17 @@ func TestGracePeriod(t *testing.T) {
 		requested *int64
 		want      int64
 	}{
-		{"", "Pending", nil, kindstest.Ptr(int64(10)), 0},
+		{"", "Pending", nil, new(int64(10)), 0},
 		{"w1", "Succeeded", nil, nil, 0},
 		{"w1", "Failed", nil, nil, 0},
 		{"w1", "Running", nil, nil, 30},
-		{"w1", "Running", kindstest.Ptr(int64(5)), nil, 5},
-		{"w1", "Running", kindstest.Ptr(int64(5)), kindstest.Ptr(int64(60)), 60},
-		{"w1", "Running", kindstest.Ptr(int64(5)), kindstest.Ptr(int64(0)), 0},
-		{"w1", "Running", nil, kindstest.Ptr(int64(-3)), 1},
+		{"w1", "Running", new(int64(5)), nil, 5},
+		{"w1", "Running", new(int64(5)), new(int64(60)), 60},
+		{"w1", "Running", new(int64(5)), new(int64(0)), 0},
+		{"w1", "Running", nil, new(int64(-3)), 1},
 	} {
-		p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.node, TerminationGracePeriodSeconds: c.spec}, Status: corev1.PodStatus{Phase: c.phase}}
+		p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.node, TerminationGracePeriodSeconds: c.spec},
+			Status: corev1.PodStatus{Phase: c.phase}}
 		if got := podspec.PodGracePeriod(p, c.requested); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}

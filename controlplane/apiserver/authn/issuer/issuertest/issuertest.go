@@ -1,5 +1,5 @@
-// Package issuertest provides an OpenID Connect issuer for tests, on loopback or on a listener of
-// the test. It can rotate keys and misbehave.
+// Package issuertest provides an OpenID Connect issuer for tests, on loopback or on another
+// listener. It can rotate keys and return wrong responses.
 package issuertest
 
 import (
@@ -25,14 +25,14 @@ type Provider struct {
 	*httptest.Server
 	Fetches atomic.Int32 // number of requests for the keys
 
-	t      testing.TB
-	mu     sync.Mutex
-	signer jose.JSONWebKey // with the private key
-	does   Behaviour
+	t        testing.TB
+	mu       sync.Mutex
+	signer   jose.JSONWebKey // with the private key
+	behavior Behavior
 }
 
-// Behaviour is how a Provider responds.
-type Behaviour struct {
+// Behavior determines the responses of a Provider.
+type Behavior struct {
 	Keys  []jose.JSONWebKey // public keys that it serves
 	Raw   []string          // further raw entries of the key set
 	Hang  chan struct{}     // responses are delayed until it is closed; nil = no delay
@@ -45,7 +45,7 @@ type Behaviour struct {
 func New(t testing.TB) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
-	p.Server = httptest.NewTLSServer(http.HandlerFunc(p.serve))
+	p.Server = httptest.NewTLSServer(http.HandlerFunc(p.serveHTTP))
 	t.Cleanup(p.Close)
 	p.Rotate("one")
 	return p
@@ -55,23 +55,24 @@ func New(t testing.TB) *Provider {
 func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
-	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
+	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(p.serveHTTP))
 	_ = p.Server.Listener.Close() // the default listener on loopback
-	p.Server.Listener, p.Server.TLS = l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	p.Server.Listener, p.Server.TLS = l, &tls.Config{Certificates: []tls.Certificate{cert},
+		MinVersion: tls.VersionTLS12}
 	p.StartTLS()
 	t.Cleanup(p.Close)
 	p.Rotate("one")
 	return p
 }
 
-// Change calls f with the provider's behavior to modify it.
-func (p *Provider) Change(f func(*Behaviour)) {
+// Change calls change with the provider's Behavior, which change may modify.
+func (p *Provider) Change(change func(*Behavior)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f(&p.does)
+	change(&p.behavior)
 }
 
-// Rotate makes the provider sign with a new key and removes its previous keys.
+// Rotate makes the provider sign with a new key with the given ID, and serve only this key.
 func (p *Provider) Rotate(id string) {
 	p.t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -81,17 +82,18 @@ func (p *Provider) Rotate(id string) {
 	p.Sign(id, jose.RS256, key, &key.PublicKey)
 }
 
-// Sign makes the provider sign with the given key and serve only its public half.
+// Sign makes the provider sign tokens with the given private key, and serve only its public key
+// under the given ID.
 func (p *Provider) Sign(id string, alg jose.SignatureAlgorithm, private, public any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.signer = jose.JSONWebKey{Key: private, KeyID: id, Algorithm: string(alg)}
-	p.does.Keys = []jose.JSONWebKey{{Key: public, KeyID: id, Algorithm: string(alg), Use: "sig"}}
+	p.behavior.Keys = []jose.JSONWebKey{{Key: public, KeyID: id, Algorithm: string(alg), Use: "sig"}}
 }
 
-func (p *Provider) serve(w http.ResponseWriter, r *http.Request) {
+func (p *Provider) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
-	does := p.does
+	does := p.behavior
 	p.mu.Unlock()
 	if does.Hang != nil {
 		select {
@@ -145,8 +147,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// Token returns a signed token with the claims. iss, aud and exp are set to valid values unless
-// claims has them.
+// Token returns a signed token with the claims c. It adds valid values of the claims iss, aud, exp
+// and sub that are missing in c.
 func (p *Provider) Token(c map[string]any) string {
 	p.t.Helper()
 	p.mu.Lock()
@@ -159,10 +161,10 @@ func (p *Provider) Token(c map[string]any) string {
 	return p.SignedBy(s, c)
 }
 
-// SignedBy returns a token like Token, signed by the given signer.
+// SignedBy returns a token like Token, but signed by s.
 func (p *Provider) SignedBy(s jose.Signer, c map[string]any) string {
 	p.t.Helper()
-	signed, err := s.Sign(p.payload(c))
+	signed, err := s.Sign(p.claimsJSON(c))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -173,7 +175,7 @@ func (p *Provider) SignedBy(s jose.Signer, c map[string]any) string {
 	return text
 }
 
-func (p *Provider) payload(c map[string]any) []byte {
+func (p *Provider) claimsJSON(c map[string]any) []byte {
 	p.t.Helper()
 	all := map[string]any{"iss": p.URL, "aud": "keelson", "exp": time.Now().Add(time.Hour).Unix(), "sub": "alice"}
 	for k, v := range c {
@@ -186,11 +188,12 @@ func (p *Provider) payload(c map[string]any) []byte {
 	return data
 }
 
-// Unsigned returns an unsigned token with the given header.
+// Unsigned returns a token that consists of the given header, the claims c (completed as in Token)
+// and the given signature bytes. Nothing is signed: tests use it for forged tokens.
 func (p *Provider) Unsigned(header string, c map[string]any, signature []byte) string {
 	p.t.Helper()
 	enc := base64.RawURLEncoding.EncodeToString
-	return enc([]byte(header)) + "." + enc(p.payload(c)) + "." + enc(signature)
+	return enc([]byte(header)) + "." + enc(p.claimsJSON(c)) + "." + enc(signature)
 }
 
 // CA returns the PEM certificate of the CA that issued the provider's certificate.

@@ -1,6 +1,7 @@
-// Mockdriver serves the CSI driver that Kubernetes' own tests have: its volumes are entries of a list, which have to be attached,
-// staged and published, and grow. Nothing of it was written for this cluster but where its folders are: they are mounted, in
-// memory, since an agent does not believe that a volume is published where nothing is mounted.
+// Mockdriver serves the mock CSI driver of the Kubernetes project. Its volumes are entries of a
+// list. They must be attached, staged and published, and they can be expanded. The only change is
+// that its folders are mounts of tmpfs: an agent treats a volume as published only if its target
+// path is a mount point.
 package main
 
 import (
@@ -18,18 +19,19 @@ import (
 	"k8s.io/kubernetes/test/e2e/storage/drivers/csi-test/mock/service"
 )
 
-// mounted has folders that are mounted.
-type mounted struct{ service.OSDirIO }
+// tmpfsDirIO is the mock driver's access to folders, in which folders are mounts of tmpfs.
+type tmpfsDirIO struct{ service.OSDirIO }
 
-func (m mounted) Mkdir(path string) error {
+func (m tmpfsDirIO) Mkdir(path string) error {
 	if err := m.OSDirIO.Mkdir(path); err != nil {
 		return err
 	}
 	return syscall.Mount("mock", path, "tmpfs", 0, "size=1m")
 }
 
-func (m mounted) RemoveAll(path string) error {
-	if err := syscall.Unmount(path, 0); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+func (m tmpfsDirIO) RemoveAll(path string) error {
+	if err := syscall.Unmount(path, 0); err != nil && !errors.Is(err, syscall.EINVAL) &&
+		!errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return m.OSDirIO.RemoveAll(path)
@@ -37,9 +39,9 @@ func (m mounted) RemoveAll(path string) error {
 
 func main() {
 	klog.InitFlags(nil)
-	socket := flag.String("socket", "/csi/csi.sock", "where it serves")
-	name := flag.String("name", service.Name, "its name, and that of the only node it has")
-	limit := flag.Int64("attach-limit", 0, "so many volumes are attached at once; 0: any number")
+	socket := flag.String("socket", "/csi/csi.sock", "socket to listen on")
+	name := flag.String("name", service.Name, "name of the driver and of its only node")
+	limit := flag.Int64("attach-limit", 0, "maximum number of attached volumes; 0 = unlimited")
 	flag.Parse()
 	if err := os.Remove(*socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Fatal(err)
@@ -48,7 +50,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := service.New(service.Config{DriverName: *name, AttachLimit: *limit, NodeExpansionRequired: true, EnableTopology: true, IO: mounted{}})
+	s := service.New(service.Config{DriverName: *name, AttachLimit: *limit, NodeExpansionRequired: true,
+		EnableTopology: true, IO: tmpfsDirIO{}})
 	d := driver.NewCSIDriver(&driver.CSIDriverServers{Controller: s, Identity: s, Node: s})
 	if err := d.Start(l, nil); err != nil {
 		log.Fatal(err)

@@ -1,0 +1,9 @@
+package diskusage
+
+import (
+	"testing"
+
+	"keelson.dev/keelson/csi/privatemounts"
+)
+
+func TestMain(m *testing.M) { privatemounts.Main(m) }

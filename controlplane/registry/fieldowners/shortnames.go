@@ -1,0 +1,89 @@
+package fieldowners
+
+// The field names that have short codes in the compact encoding of field sets. They are part of the
+// format on disk: neither the names nor their order may change. Additional names need a new
+// encoding.
+const (
+	// frequentFields have one-byte codes.
+	frequentFields = `
+metadata annotations labels spec name namespace uid ownerReferences finalizers template containers image
+imagePullPolicy resources limits requests cpu memory env value valueFrom ports containerPort protocol
+securityContext terminationMessagePath terminationMessagePolicy dnsPolicy restartPolicy schedulerName
+terminationGracePeriodSeconds volumes volumeMounts mountPath selector replicas strategy type rollingUpdate
+maxSurge maxUnavailable progressDeadlineSeconds revisionHistoryLimit matchLabels data status conditions
+lastTransitionTime message reason port targetPort clusterIP ipFamilies sessionAffinity internalTrafficPolicy
+enableServiceLinks serviceAccountName serviceAccount lastProbeTime observedGeneration generateName args command
+readOnly key secret
+`
+	// knownFields have two-byte codes: the other fields of the built-in kinds, and common labels
+	// and annotations.
+	knownFields = `
+Port accessMode accessModes acquireTime action active activeDeadlineSeconds add address addressType addresses
+affinity aggregationRule allocatable allocateLoadBalancerNodePorts allocatedResourceStatuses allocatedResources
+allocatedResourcesStatus allowPrivilegeEscalation allowVolumeExpansion allowedTopologies apiGroup apiGroups
+apiVersion appArmorProfile appProtocol architecture assigned attachError attachRequired attached attacher
+attachmentMetadata audience automountServiceAccountToken availableReplicas awsElasticBlockStore azureDisk
+azureFile binaryData bindMountOptions blockOwnerDeletion bootID cachingMode capabilities capacity cephfs
+certificateChainPath chapAuthDiscovery chapAuthSession cinder claimName claimRef claims clientIP clusterIPs
+clusterRoleSelectors clusterTrustBundle collisionCount component conditionType config configMap configMapKeyRef
+configMapRef configSource containerID containerName containerRuntimeVersion containerStatuses controller
+controllerExpandSecretRef controllerPublishSecretRef count creationTimestamp credentialBundlePath csi
+currentHealthy currentVolumeAttributesClassName daemonEndpoints dataSource dataSourceRef datasetName datasetUUID
+declaredFeatures defaultMode defaultUser deletionGracePeriodSeconds deletionTimestamp deprecatedCount
+deprecatedFirstTimestamp deprecatedLastTimestamp deprecatedSource deprecatedTopology description desiredHealthy
+detachError devicePath directory disableResizePreemption diskName diskURI disruptedPods disruptionsAllowed
+divisor dnsConfig downwardAPI driver drivers drop effect emptyDir endpoints endpointsNamespace envFrom ephemeral
+ephemeralContainerStatuses ephemeralContainers error errorCode eventTime evictionResponders exec exitCode
+exitCodes expectedPods expirationSeconds extendedResourceClaimStatus externalID externalIPs externalName
+externalTrafficPolicy failureThreshold fc features fieldPath fieldRef fieldsType fieldsV1 fileKeyRef finishedAt
+firstTimestamp flexVolume flocker forNodes forZones fsGroup fsGroupChangePolicy fsGroupPolicy fsType
+fullyLabeledReplicas gateway gcePersistentDisk generation gid gitRepo globalDefault glusterfs gmsaCredentialSpec
+gmsaCredentialSpecName group grpc health healthCheckNodePort healthConditions healthStatus hints holderIdentity
+host hostAliases hostIP hostIPC hostIPs hostNetwork hostPID hostPath hostPort hostProcess hostUsers hostname
+hostnameOverride hostnames httpGet httpHeaders imageID imagePullSecrets imageRef images immutable ingress
+initContainerStatuses initContainers initialDelaySeconds initiatorName inlineVolumeSpec involvedObject ip
+ipFamilyPolicy ipMode iqn iscsi iscsiInterface items kernelVersion keyPath keyType keyring kind kubeProxyVersion
+kubeletConfigKey kubeletEndpoint kubeletVersion labelSelector lastHeartbeatTime lastKnownGood lastObservedTime
+lastPhaseTransitionTime lastState lastTimestamp lastUpdateTime leaseDurationSeconds leaseTransitions level
+lifecycle linux livenessProbe loadBalancer loadBalancerClass loadBalancerIP loadBalancerSourceRanges local
+localhostProfile lun machineID managedFields manager mapping matchExpressions matchFields matchLabelExpressions
+matchLabelKeys maxExpirationSeconds maxSkew medium minAvailable minDomains minReadySeconds mismatchLabelKeys
+mode modifyVolumeStatus monitors mountOptions mountPropagation names nameservers namespaceSelector namespaces
+nfs nodeAffinity nodeAffinityPolicy nodeAllocatableResourceClaimStatuses nodeAllocatableUpdatePeriodSeconds
+nodeExpandSecretRef nodeID nodeInfo nodeName nodePort nodePublishSecretRef nodeSelector nodeSelectorTerms
+nodeStageSecretRef nodeTaintsPolicy nominatedNodeName nonResourceURLs notReadyAddresses note operatingSystem
+operation operator optional options os osImage overhead parameters partition path paused pdID pdName
+perContainer perPod periodSeconds persistentVolumeClaim persistentVolumeName persistentVolumeReclaimPolicy phase
+photonPersistentDisk podAffinity podAffinityTerm podAntiAffinity podCIDR podCIDRs podCertificate podGroupName
+podIP podIPs podInfoOnMount podPreemptionPolicy pool portals portworxVolume postStart preStop preemptionPolicy
+preference preferredDuringSchedulingIgnoredDuringExecution preferredHolder prefix preventPodSchedulingIfMissing
+priority priorityClassName privileged procMount projected protectionDomain providerID provisioner
+publishNotReadyAddresses pullPolicy qosClass quantity quobyte rbd readOnlyRootFilesystem readinessGates
+readinessProbe ready readyReplicas reclaimPolicy recursiveReadOnly recursiveReadOnlyMounts reference regarding
+registry related renewTime reportingComponent reportingController reportingInstance repository request
+requestMappings requestName required requiredDuringSchedulingIgnoredDuringExecution requiresRepublish resize
+resizePolicy resource resourceClaimName resourceClaimStatuses resourceClaimTemplateName resourceClaims
+resourceFieldRef resourceID resourceName resourceNames resourceVersion restartCount restartPolicyRules revision
+role roleRef rules runAsGroup runAsNonRoot runAsUser runAsUserName running runningInUserNamespace
+runtimeClassName runtimeHandlers scaleIO schedulingGates schedulingGroup scheme seLinuxChangePolicy seLinuxMount
+seLinuxOptions searches seccompProfile seconds secretFile secretKeyRef secretName secretNamespace secretRef
+secrets selfLink series server service serviceAccountToken serviceAccountTokenInSecrets serving
+sessionAffinityConfig setHostnameAsFQDN shareName shareProcessNamespace signal signerName sizeBytes sizeLimit
+sleep source sources sslEnabled startTime started startedAt startupProbe state stdin stdinOnce stopSignal
+storageCapacity storageClassName storageHealth storageMode storagePolicyID storagePolicyName storagePool
+storageos stringData subPath subPathExpr subdomain subjects subresource subsets successThreshold
+supplementalGroups supplementalGroupsPolicy swap sysctls system systemUUID taints targetContainerName
+targetPortal targetRef targetVolumeAttributesClassName targetWWNs tcpSocket tenant terminated terminating
+terminatingReplicas time timeAdded timeoutSeconds tokenRequests tolerationSeconds tolerations topologyKey
+topologyKeys topologySpreadConstraints trafficDistribution tty unavailableReplicas unhealthyPodEvictionPolicy
+unschedulable updatedReplicas user userAnnotations userNamespaces values verbs volume volumeAttributes
+volumeAttributesClassName volumeBindingMode volumeClaimTemplate volumeDevices volumeHandle volumeHealth volumeID
+volumeLifecycleModes volumeMode volumeName volumeNamespace volumePath volumeStatus volumesAttached volumesInUse
+vsphereVolume waiting weight whenUnsatisfiable windowsOptions workingDir wwids zone
+kubectl.kubernetes.io/last-applied-configuration app app.kubernetes.io/name app.kubernetes.io/instance
+app.kubernetes.io/version app.kubernetes.io/component app.kubernetes.io/managed-by app.kubernetes.io/part-of
+helm.sh/chart helm.sh/hook meta.helm.sh/release-name meta.helm.sh/release-namespace k8s-app pod-template-hash
+ephemeral-storage storage deployment.kubernetes.io/revision kubectl.kubernetes.io/restartedAt
+kubernetes.io/metadata.name keelson.dev/traceparent
+`
+)
