@@ -67,7 +67,7 @@ var sameDefaults = []struct{ upstream, value, source string }{
 	{manager + " --horizontal-pod-autoscaler-downscale-stabilization", "5m",
 		"controlplane/controllers/horizontalpodautoscaler/plan.go: DownscaleStabilization: 5 * time.Minute}"},
 	{manager + " --node-monitor-period", "5s",
-		"controlplane/controllers/nodelifecycle/nodelifecycle.go: const lookPeriod = 5 * time.Second"},
+		"controlplane/controllers/nodelifecycle/nodelifecycle.go: const zoneUpdatePeriod = 5 * time.Second"},
 	{manager + " --node-eviction-rate", "0.1",
 		"controlplane/controllers/nodelifecycle/zones.go: evictEvery       = 10 * time.Second"},
 	{manager + " --secondary-node-eviction-rate", "0.01",

@@ -108,7 +108,7 @@ var differences = []defaultSetting{
 			"`--pod-security baseline`",
 		source: "agent/node/config.go: (default privileged)"},
 	{upstream: apiserver + " `--encryption-provider-config`", kubernetes: "none: the store is in clear",
-		keelson: "a new one in pki of the data folder",
+		keelson: "a new one in pki of the data directory",
 		means:   ": the store is encrypted with this key", program: "init", flag: "encryption-keys", restore: "none"},
 	{upstream: "etcd `--election-timeout`", kubernetes: "1000 ms", keelson: "600ms", program: "run",
 		flag: "heartbeat-timeout", restore: "1s"},

@@ -81,7 +81,7 @@ func (b sidecarTest) checkModification(volume string) {
 	b.awaitValue("Infeasible", "pvc/now", ".status.modifyVolumeStatus.status")
 	testenv.Eventually(b, soon, func() error { // by events, which come after the status
 		out, err := b.tryKctl("why", "pvc/now")
-		if !strings.Contains(out, `there is no tier "sideways"`) {
+		if !strings.Contains(out, `unsupported attribute tier "sideways"`) {
 			return fmt.Errorf("why the volume does not change: %v\n%s", err, out)
 		}
 		return nil
