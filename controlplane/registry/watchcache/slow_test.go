@@ -48,6 +48,11 @@ func TestWatchesThatDoNotReadKeepNothing(t *testing.T) {
 		next := cm.DeepCopy()
 		next.Annotations = map[string]string{"n": fmt.Sprint(i)}
 		cm = e.update(next, "").(*corev1.ConfigMap)
+		// The read waits until the cache has the update. A cache that is behind could drop the
+		// history of the next watch before its first event is read.
+		if _, err := e.get(cm); err != nil {
+			t.Fatal(err)
+		}
 	}
 	live := func() (n int) {
 		for _, p := range seen {
