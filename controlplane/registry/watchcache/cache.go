@@ -540,7 +540,10 @@ func (c *Cache) Stats() Stats {
 	for _, sc := range rt.byStorage {
 		sc.mu.RLock()
 		stats.HistoryBytes += sc.history.bytes
-		stats.Watchers += len(sc.watchers.waiting) + len(sc.watchers.awake)
+		stats.Watchers += len(sc.watchers.awake)
+		for _, group := range sc.watchers.waiting {
+			stats.Watchers += len(group)
+		}
 		sc.mu.RUnlock()
 	}
 	return stats

@@ -37,3 +37,35 @@ func TestThousandWatchersShareOneEncoding(t *testing.T) {
 		}
 	}
 }
+
+// Stats counts each watch, also if many select the same objects and wait, and none after they ended.
+func TestStatsCountWatches(t *testing.T) {
+	const watchers = 5
+	e := newEnv(t)
+	var all [watchers]*Watcher
+	for i := range all {
+		all[i] = e.watch(configMap("default", ""), metav1.ListOptions{})
+	}
+	e.create(configMap("default", "a", "k", "1"))
+	for _, w := range all {
+		e.next(w)
+	}
+	if got := e.Stats().Watchers; got != watchers {
+		t.Errorf("%d watches are counted after their first event, want %d", got, watchers)
+	}
+	storage := all[0].served.storage
+	storage.mu.Lock()
+	for _, w := range all {
+		storage.markWaiting(w)
+	}
+	storage.mu.Unlock()
+	if got := e.Stats().Watchers; got != watchers {
+		t.Errorf("%d watches are counted while they wait, want %d", got, watchers)
+	}
+	for _, w := range all {
+		w.Stop()
+	}
+	if got := e.Stats().Watchers; got != 0 {
+		t.Errorf("%d watches are counted after all ended", got)
+	}
+}

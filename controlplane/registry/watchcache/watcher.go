@@ -475,6 +475,7 @@ func (w *Watcher) Stop() {
 	w.lifetime.once.Do(func() {
 		close(w.lifetime.stopped)
 		w.served.storage.mu.Lock()
+		w.served.storage.markAwake(w, w.cursor.next) // a stopped watcher that waits is no longer in its group
 		delete(w.served.storage.watchers.awake, w)
 		w.served.storage.mu.Unlock()
 		w.lifetime.mu.Lock()
