@@ -318,3 +318,13 @@ func TestStrangersAreCounted(t *testing.T) {
 		t.Errorf("%d sources are remembered", n)
 	}
 }
+
+// A request without a record can be annotated: nothing is recorded.
+func TestNilRecord(t *testing.T) {
+	ctx, r := (*Auditor)(nil).Begin(t.Context(), Origin{})
+	r.Annotate("key", "value")
+	r.AnnotateContent("key", "value")
+	if Of(ctx) != nil || r.WantsBody(false) || r.WantsBody(true) {
+		t.Error("a request without an auditor has a record")
+	}
+}

@@ -102,8 +102,12 @@ func Of(ctx context.Context) *Record {
 	return r
 }
 
-// Annotate sets an annotation of the record. A long value is truncated.
+// Annotate sets an annotation of the record. A long value is truncated. Annotate does nothing if r
+// is nil.
 func (r *Record) Annotate(key, value string) {
+	if r == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.annotations == nil {
@@ -113,7 +117,7 @@ func (r *Record) Annotate(key, value string) {
 }
 
 // AnnotateContent sets an annotation with content of the request as its value, if the policy
-// records request bodies.
+// records request bodies. It does nothing if r is nil.
 func (r *Record) AnnotateContent(key, value string) {
 	if r.WantsBody(false) {
 		r.Annotate(key, value)
