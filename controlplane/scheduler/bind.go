@@ -168,7 +168,7 @@ func (w *reportWriter) sendReport(to chan<- *statusReport, n *statusReport) {
 	select {
 	case to <- n:
 	default:
-		w.log.Debug("note dropped: the queue of notes is full", "about", n.objectName(), "reason", n.reason)
+		w.log.Debug("report dropped: the queue of reports is full", "about", n.objectName(), "reason", n.reason)
 	}
 }
 
