@@ -156,8 +156,8 @@ Every other field of the served kinds has its documented effect. Service rules e
 ## Fields that are refused
 
 Fields of a pod are also refused in the templates of workloads, below ` + "`spec.template`" +
-		`. An object that was stored while the field
-was accepted can be changed otherwise. No pods are created from it until the field is removed. Kinds whose names end in Options are query parameters of
+		`. If the field was accepted earlier, an object may be
+stored with it. Other fields of such an object can still be changed. No pods are created from it until the field is removed. Kinds whose names end in Options are query parameters of
 requests.
 
 | kind | field | reason and alternative |
