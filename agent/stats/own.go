@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"os"
@@ -11,15 +10,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/promtext"
 )
 
 // WriteAgentMetrics writes the metrics of the agent process itself for /metrics, such as
 // its memory and its goroutines.
 func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
-	t := &textWriter{w: bufio.NewWriter(to)}
-	one := func(name, kind, help string, v float64, labels ...string) {
-		t.startFamily(&family{name: name, kind: kind, help: help})
-		t.writeNumber(v, time.Time{}, labels...)
+	t := promtext.NewWriter(to)
+	counter := func(name, help string, v float64) {
+		t.StartFamily(name, promtext.Counter, help)
+		t.WriteSample(v, time.Time{}, "")
 	}
 	read := []metrics.Sample{{Name: "/sched/goroutines:goroutines"}, {Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/total:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}}
@@ -30,34 +31,34 @@ func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 		}
 		return float64(read[i].Value.Uint64())
 	}
-	one("go_gc_cycles_total_gc_cycles_total", "counter", "Garbage collections since the agent started.", value(3))
-	one("go_goroutines", "gauge", "Number of goroutines that currently exist.", value(0))
-	one("go_memory_classes_total_bytes", "gauge", "All memory mapped by the Go runtime.", value(2))
-	one("go_memstats_heap_alloc_bytes", "gauge", "Bytes of heap objects, those that are not collected yet included.",
-		value(1))
-	one("kubelet_node_name", "gauge", "The node's name. The count is always 1.", 1, "node", s.cfg.NodeName)
+	counter("go_gc_cycles_total_gc_cycles_total", "Garbage collections since the agent started.", value(3))
+	writeGauge(t, "go_goroutines", "Number of goroutines that currently exist.", value(0))
+	writeGauge(t, "go_memory_classes_total_bytes", "All memory mapped by the Go runtime.", value(2))
+	writeGauge(t, "go_memstats_heap_alloc_bytes",
+		"Bytes of heap objects, those that are not collected yet included.", value(1))
+	writeGauge(t, "kubelet_node_name", "The node's name. The count is always 1.", 1, "node", s.cfg.NodeName)
 	if sample, _ := s.Sample(ctx); sample != nil {
 		containers := 0
 		for i := range sample.Pods {
 			containers += len(sample.Pods[i].Containers)
 		}
-		one("kubelet_running_containers", "gauge", "Number of containers currently running", float64(containers),
+		writeGauge(t, "kubelet_running_containers", "Number of containers currently running", float64(containers),
 			"container_state", "running")
-		one("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox",
+		writeGauge(t, "kubelet_running_pods", "Number of pods that have a running pod sandbox",
 			float64(len(sample.Pods)))
 	}
 	var used unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &used) == nil {
-		one("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.",
+		counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
 			float64(used.Utime.Nano()+used.Stime.Nano())/1e9)
 	}
 	if pages, ok := residentPages(); ok {
-		one("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.",
+		writeGauge(t, "process_resident_memory_bytes", "Resident memory size in bytes.",
 			float64(pages)*float64(os.Getpagesize()))
 	}
-	one("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.",
+	writeGauge(t, "process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
 		float64(s.cfg.Started.UnixNano())/1e9)
-	return t.w.Flush()
+	return t.Flush()
 }
 
 // residentPages returns the number of resident memory pages of this process, and false if it cannot

@@ -1,14 +1,12 @@
 package stats
 
 import (
-	"bufio"
 	"context"
 	"io"
-	"strconv"
-	"strings"
 	"time"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/promtext"
 )
 
 // family is a metric family of /metrics/resource. Names and help texts are those of Kubernetes.
@@ -35,31 +33,31 @@ const linuxOnlyHelp = ". Reported only on non-windows systems"
 // Metric families of /metrics/resource. Each group is sorted by name.
 var (
 	containerFamilies = []family{
-		{name: "container_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
+		{name: "container_cpu_usage_seconds_total", kind: promtext.Counter, value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the container in core-seconds"},
-		{name: "container_memory_working_set_bytes", kind: "gauge", value: workingSet,
+		{name: "container_memory_working_set_bytes", kind: promtext.Gauge, value: workingSet,
 			help: "[STABLE] Current working set of the container in bytes"},
-		{name: "container_start_time_seconds", kind: "gauge", value: startSeconds, untimed: true,
+		{name: "container_start_time_seconds", kind: promtext.Gauge, value: startSeconds, untimed: true,
 			help: "[STABLE] Start time of the container since unix epoch in seconds"},
-		{name: "container_swap_limit_bytes", kind: "gauge", value: swapLimit,
+		{name: "container_swap_limit_bytes", kind: promtext.Gauge, value: swapLimit,
 			help: "[ALPHA] Current amount of the container swap limit in bytes" + linuxOnlyHelp},
-		{name: "container_swap_usage_bytes", kind: "gauge", value: swapUsed,
+		{name: "container_swap_usage_bytes", kind: promtext.Gauge, value: swapUsed,
 			help: "[ALPHA] Current amount of the container swap usage in bytes" + linuxOnlyHelp},
 	}
 	nodeFamilies = []family{
-		{name: "node_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
+		{name: "node_cpu_usage_seconds_total", kind: promtext.Counter, value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the node in core-seconds"},
-		{name: "node_memory_working_set_bytes", kind: "gauge", value: workingSet,
+		{name: "node_memory_working_set_bytes", kind: promtext.Gauge, value: workingSet,
 			help: "[STABLE] Current working set of the node in bytes"},
-		{name: "node_swap_usage_bytes", kind: "gauge", value: swapUsed,
+		{name: "node_swap_usage_bytes", kind: promtext.Gauge, value: swapUsed,
 			help: "[ALPHA] Current swap usage of the node in bytes" + linuxOnlyHelp},
 	}
 	podFamilies = []family{
-		{name: "pod_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
+		{name: "pod_cpu_usage_seconds_total", kind: promtext.Counter, value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the pod in core-seconds"},
-		{name: "pod_memory_working_set_bytes", kind: "gauge", value: workingSet,
+		{name: "pod_memory_working_set_bytes", kind: promtext.Gauge, value: workingSet,
 			help: "[STABLE] Current working set of the pod in bytes"},
-		{name: "pod_swap_usage_bytes", kind: "gauge", value: swapUsed,
+		{name: "pod_swap_usage_bytes", kind: promtext.Gauge, value: swapUsed,
 			help: "[ALPHA] Current amount of the pod swap usage in bytes" + linuxOnlyHelp},
 	}
 )
@@ -68,98 +66,64 @@ var (
 // measurement is reported in the metric resource_scrape_error. The returned error is a write error.
 func (s *Source) Resource(ctx context.Context, output io.Writer) error {
 	sample, err := s.Sample(ctx)
-	t := &textWriter{w: bufio.NewWriter(output)}
+	w := promtext.NewWriter(output)
 	if sample != nil {
-		t.writeSample(sample)
+		writeResource(w, sample)
 	}
 	failed := 0.0
 	if err != nil {
 		failed = 1
 	}
 	const help = "1 if there was an error while getting container metrics, 0 otherwise"
-	t.startFamily(&family{name: "resource_scrape_error", kind: "gauge", help: "[STABLE] " + help})
-	t.writeNumber(failed, time.Time{})
-	t.startFamily(&family{name: "scrape_error", kind: "gauge", help: "[ALPHA] (Deprecated since 1.29.0) " + help})
-	t.writeNumber(failed, time.Time{})
-	return t.w.Flush()
+	writeGauge(w, "resource_scrape_error", "[STABLE] "+help, failed)
+	writeGauge(w, "scrape_error", "[ALPHA] (Deprecated since 1.29.0) "+help, failed)
+	return w.Flush()
 }
 
-// textWriter writes the Prometheus text format line by line. Its Flush method returns write errors.
-type textWriter struct {
-	w           *bufio.Writer
-	family      *family
-	headWritten bool // the HELP and TYPE lines of the family are written
-	line        []byte
+// writeGauge writes a gauge without a timestamp. labels are alternating names and values.
+func writeGauge(w *promtext.Writer, name, help string, value float64, labels ...string) {
+	w.StartFamily(name, promtext.Gauge, help)
+	w.WriteSample(value, time.Time{}, "", labels...)
 }
 
-func (t *textWriter) startFamily(f *family) { t.family, t.headWritten = f, false }
-
-func (t *textWriter) writeSample(s *Sample) {
+func writeResource(w *promtext.Writer, s *Sample) {
 	for i := range containerFamilies {
-		t.startFamily(&containerFamilies[i])
+		f := startFamily(w, &containerFamilies[i])
 		for j := range s.Pods {
 			p := &s.Pods[j]
 			for k := range p.Containers {
 				c := &p.Containers[k]
-				t.writeUsage(&c.Usage, c.Started, "container", c.Name, "namespace", p.Namespace, "pod", p.Name)
+				f.writeUsage(w, &c.Usage, c.Started, "container", c.Name, "namespace", p.Namespace, "pod", p.Name)
 			}
 		}
 	}
 	for i := range nodeFamilies {
-		t.startFamily(&nodeFamilies[i])
-		t.writeUsage(&s.Node, time.Time{})
+		startFamily(w, &nodeFamilies[i]).writeUsage(w, &s.Node, time.Time{})
 	}
 	for i := range podFamilies {
-		t.startFamily(&podFamilies[i])
+		f := startFamily(w, &podFamilies[i])
 		for j := range s.Pods {
 			p := &s.Pods[j]
-			t.writeUsage(&p.Usage, p.Started, "namespace", p.Namespace, "pod", p.Name)
+			f.writeUsage(w, &p.Usage, p.Started, "namespace", p.Namespace, "pod", p.Name)
 		}
 	}
 }
 
-// writeUsage writes one line of the current metric family with its value in u. It writes nothing if
-// u does not have the value.
-func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...string) {
-	v, ok := t.family.value(u, started)
+func startFamily(w *promtext.Writer, f *family) *family {
+	w.StartFamily(f.name, f.kind, f.help)
+	return f
+}
+
+// writeUsage writes one line of the metric family with its value in u. It writes nothing if u does
+// not have the value.
+func (f *family) writeUsage(w *promtext.Writer, u *agent.Usage, started time.Time, labels ...string) {
+	v, ok := f.value(u, started)
 	if !ok {
 		return
 	}
 	at := u.At
-	if t.family.untimed {
+	if f.untimed {
 		at = time.Time{}
 	}
-	t.writeNumber(v, at, labels...)
-}
-
-var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
-
-// writeNumber writes one line of a metric. labels are alternating names and values. at is the
-// line's timestamp; a zero time is omitted.
-func (t *textWriter) writeNumber(v float64, at time.Time, labels ...string) {
-	if !t.headWritten {
-		t.headWritten = true
-		for _, part := range []string{"# HELP ", t.family.name, " ", t.family.help, "\n# TYPE ", t.family.name, " ",
-			t.family.kind, "\n"} {
-			_, _ = t.w.WriteString(part)
-		}
-	}
-	b := append(t.line[:0], t.family.name...)
-	for i := 0; i+1 < len(labels); i += 2 {
-		sep := byte(',')
-		if i == 0 {
-			sep = '{'
-		}
-		b = append(append(b, sep), labels[i]...)
-		b = append(append(append(b, `="`...), labelEscaper.Replace(labels[i+1])...), '"')
-	}
-	if len(labels) > 0 {
-		b = append(b, '}')
-	}
-	b = strconv.AppendFloat(append(b, ' '), v, 'g', -1, 64)
-	if !at.IsZero() {
-		b = strconv.AppendInt(append(b, ' '), at.UnixMilli(), 10)
-	}
-	t.line = append(b, '\n')
-	_, _ = t.w.Write(t.line)
+	w.WriteSample(v, at, "", labels...)
 }
