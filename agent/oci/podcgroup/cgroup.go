@@ -29,6 +29,7 @@ type Tree struct {
 	mounts  []string
 	memory  string // mount point of the memory controller
 	cpuacct string // mount point of the CPU accounting with cgroup v1; "" with v2
+	blkio   string // mount point of the block I/O accounting with cgroup v1; "" with v2
 	Hugetlb bool
 	Pids    bool
 	// Controllers maps the controllers that limit tiers ("cpu", "memory", "pids"; see ApplyTiers)
@@ -61,6 +62,8 @@ func Detect(root string) (*Tree, error) {
 				t.Controllers[o] = m.Mountpoint
 			case "cpuacct":
 				t.cpuacct = m.Mountpoint
+			case "blkio":
+				t.blkio = m.Mountpoint
 			case "hugetlb":
 				t.Hugetlb = true
 			}

@@ -89,11 +89,12 @@ func TestInterfaces(t *testing.T) {
 		"carrier compressed\n" +
 		"    lo:     99       1    0    0    0     0          0         0       99       1    0    0    0     0      " +
 		" 0          0\n" +
-		"  eth0:1296      16    2    0    0     0          0         0      866      13    5    0    0     0    " +
+		"  eth0:1296      16    2    3    0     0          0         0      866      13    5    6    0     0    " +
 		"   0          0\n"
 	got := parseNetDev([]byte(text))
 	if len(got) != 1 ||
-		got[0] != (agent.InterfaceUsage{Name: "eth0", Received: 1296, ReceiveErrors: 2, Sent: 866, SendingErrors: 5}) {
+		got[0] != (agent.InterfaceUsage{Name: "eth0", Received: 1296, ReceivedPackets: 16, ReceiveErrors: 2,
+			ReceiveDrops: 3, Sent: 866, SentPackets: 13, SendingErrors: 5, SendingDrops: 6}) {
 		t.Errorf("%+v", got)
 	}
 }
