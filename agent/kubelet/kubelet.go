@@ -25,6 +25,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/connlimit"
+	"keelson.dev/keelson/internal/promtext"
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
@@ -43,13 +44,13 @@ const (
 type Config struct {
 	Listen      string // for example "10.0.0.7:10250" or ":10250"
 	ServerTrust agent.ServerTrust
-	// Resource and Metrics write the responses of /metrics/resource and /metrics in the Prometheus
-	// text format. Summary writes the response of /stats/summary as JSON.
-	Resource, Metrics func(context.Context, io.Writer) error
-	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
-	Pods              func() []*v1.Pod
-	AgentLog          func() []byte // the last lines of the agent's log
-	Settings          func() []byte // the agent's settings, one per line
+	// Resource, Cadvisor and Metrics write the responses of /metrics/resource, /metrics/cadvisor and
+	// /metrics in the Prometheus text format. Summary writes the response of /stats/summary as JSON.
+	Resource, Cadvisor, Metrics func(context.Context, io.Writer) error
+	Summary                     func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
+	Pods                        func() []*v1.Pod
+	AgentLog                    func() []byte // the last lines of the agent's log
+	Settings                    func() []byte // the agent's settings, one per line
 	// Reach reports whether the node can reach a host name or an address.
 	Reach func(ctx context.Context, host string) Reachability
 	Log   *slog.Logger // may be nil
@@ -155,13 +156,13 @@ const agentLog = "/logs/keelson-agent.log"
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
 // servedPaths is the error message for an unknown URL path. It lists the served paths.
-const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath +
-	", " + agentLog + " and " + agentSettings + "; " +
+const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /metrics/cadvisor, /stats/summary, " +
+	"/pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
 	prometheus := func(write func(context.Context, io.Writer) error) {
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		w.Header().Set("Content-Type", promtext.ContentType)
 		s.logUnfinished(r, write(r.Context(), w))
 	}
 	var serve func()
@@ -170,6 +171,8 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
 		serve = func() { s.writeText(w, r, []byte("ok")) }
 	case "/metrics/resource":
 		serve = func() { prometheus(s.cfg.Resource) }
+	case "/metrics/cadvisor":
+		serve = func() { prometheus(s.cfg.Cadvisor) }
 	case "/metrics":
 		serve = func() { prometheus(s.cfg.Metrics) }
 	case "/stats/summary", "/stats/summary/":

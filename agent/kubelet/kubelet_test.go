@@ -141,6 +141,7 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 		return func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, text); return err }
 	}
 	cfg := Config{ServerTrust: b.judge, Resource: write("node_cpu 1\n"), Metrics: write("go_goroutines 7\n"),
+		Cadvisor: write("container_last_seen 1\n"),
 		Summary: func(_ context.Context, w io.Writer, only bool) error {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
@@ -250,7 +251,9 @@ func TestWhoMay(t *testing.T) {
 			"at most 253 characters"},
 		{"a bad flag", masters, "GET", "/stats/summary?only_cpu_and_memory=perhaps", "", 400, "want true or false"},
 		{"what there is not", masters, "GET", "/exec/default/p/c", "", 404, "this node serves /healthz"},
-		{"cAdvisor's", masters, "GET", "/metrics/cadvisor", "", 404, "/metrics/resource"},
+		{"metrics alone: cAdvisor's", plain, "GET", "/metrics/cadvisor", "token-of-scraper", 200,
+			"container_last_seen 1"},
+		{"unknown metrics", masters, "GET", "/metrics/unknown", "", 404, "/metrics/cadvisor"},
 		{"a folder above", masters, "GET", "/metrics/../pods/..", "", 404, "this node serves"},
 		{"written to", masters, "POST", "/pods", "", 405, "GET and HEAD requests only"},
 		{"an unknown method", masters, "PURGE", "/pods", "", 405, "GET and HEAD requests only"},

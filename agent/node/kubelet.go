@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
@@ -14,18 +15,34 @@ import (
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/pod/diskusage"
 	"keelson.dev/keelson/agent/stats"
+	"keelson.dev/keelson/internal/blockdevice"
 	"keelson.dev/keelson/internal/saturate"
 )
 
 // newStatistics returns the stats.Source that measures the resource usage of the node and its pods.
 func (n *Node) newStatistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source {
 	memory, share := n.cfg.Node.Capacity[v1.ResourceMemory]
+	cpu := n.facts.currentNode().Status.Capacity[v1.ResourceCPU]
+	info := &n.facts.info
 	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.MeasureUsage, Share: share,
-		Memory:  saturate.Value(&memory),
+		MeasureDetails: rt.MeasureDetails, Memory: saturate.Value(&memory),
 		Started: time.Now(), Disk: func() (agent.Disk, error) {
 			return diskusage.StatFileSystem(existingPath(n.cfg.Dirs.State))
 		},
+		DiskDevice: func() string { return deviceOf(existingPath(n.cfg.Dirs.State)) },
+		Machine: stats.Machine{BootID: info.BootID, MachineID: info.MachineID, SystemUUID: info.SystemUUID,
+			CPUs: cpu.AsApproximateFloat64()},
 		Pods: n.session.Pods, Storage: pods.Storage})
+}
+
+// deviceOf returns the name of the block device with the file system of a path; "" if the path
+// cannot be read.
+func deviceOf(path string) string {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return ""
+	}
+	return blockdevice.Name(unix.Major(st.Dev), unix.Minor(st.Dev))
 }
 
 // newKubeletServer returns the node's HTTPS server with the kubelet's API. It listens on all
@@ -33,7 +50,8 @@ func (n *Node) newStatistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Sou
 func (n *Node) newKubeletServer(source *stats.Source, trust agent.ServerTrust) *kubelet.Server {
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.Listen.KubeletPort))),
 		ServerTrust: trust,
-		Resource:    source.Resource, Metrics: n.metricsWriter(source), Summary: source.Summary, Pods: n.session.Pods,
+		Resource:    source.Resource, Cadvisor: source.Cadvisor, Metrics: n.metricsWriter(source),
+		Summary: source.Summary, Pods: n.session.Pods,
 		AgentLog: n.cfg.Diagnostics.Recent.Bytes,
 		Settings: n.cfg.settingsText, Reach: resolveAndRoute,
 		Log: n.cfg.Log.With("part", "kubelet API")})

@@ -1,9 +1,10 @@
 // Package stats measures resource usage of a node and its pods. It writes the kubelet's formats:
-// Prometheus text for /metrics/resource, and JSON for /stats/summary.
+// Prometheus text for /metrics/resource and /metrics/cadvisor, and JSON for /stats/summary. All
+// formats report the values of the same measurement.
 //
 // ReportUsage measures for the control plane every ReportInterval. Other measurements are made on
 // request, at most once per MinInterval: an earlier request gets the previous values with their
-// times.
+// times. The details for /metrics/cadvisor are measured at most once per MinInterval, too.
 package stats
 
 import (
@@ -27,6 +28,9 @@ const MinInterval = 10 * time.Second
 type Config struct {
 	NodeName string
 	Measure  func(context.Context) (*agent.UsageSnapshot, error)
+	// MeasureDetails is like Measure and also reads UsageSnapshot.Details. It is required for
+	// Cadvisor.
+	MeasureDetails func(context.Context) (*agent.UsageSnapshot, error)
 	// Share is true if the node has a configured capacity, which is a share of its machine. The
 	// usage of the node is then the usage of the cgroup of all pods.
 	Share bool
@@ -36,10 +40,21 @@ type Config struct {
 	Started time.Time
 	// Disk returns the usage of the file system with the data of pods and images.
 	Disk func() (agent.Disk, error)
+	// DiskDevice returns the block device of that file system, for example "/dev/sda1". It is
+	// required with Disk for Cadvisor.
+	DiskDevice func() string
+	// Machine identifies the machine in the metrics of /metrics/cadvisor.
+	Machine Machine
 	// Storage returns the disk and volume usage of those pods for which it is known. May be nil.
 	Storage func() map[types.UID]agent.PodStorage
 	// Pods returns the pods of the node. Static pods get the names that they have in the API.
 	Pods func() []*v1.Pod
+}
+
+// Machine identifies the machine of a node.
+type Machine struct {
+	BootID, MachineID, SystemUUID string
+	CPUs                          float64 // CPU capacity of the node
 }
 
 // Source measures the resource usage of the node and its pods. It is safe for concurrent use.
@@ -55,7 +70,10 @@ type Source struct {
 type Sample struct {
 	At   time.Time
 	Node agent.Usage
+	Root agent.Usage // the cgroup of all pods and everything else in it
 	Pods []agent.PodUsage
+	// nil in a measurement without details; Details.Pods is parallel to Pods
+	Details *agent.UsageDetails
 	// CPU usage since the previous sample in nanocores
 	rates map[usageKey]uint64
 	err   error // some values are missing
@@ -88,11 +106,29 @@ func (s *Source) Sample(ctx context.Context) (*Sample, error) {
 	if s.last != nil && time.Since(s.last.At) < MinInterval {
 		return s.last, s.last.err
 	}
-	m, err := s.cfg.Measure(ctx)
+	return s.takeSample(ctx, s.cfg.Measure)
+}
+
+// sampleWithDetails returns a measurement with details that is at most MinInterval old, like
+// Sample. It measures again if the last measurement has no details.
+func (s *Source) sampleWithDetails(ctx context.Context) (*Sample, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil && time.Since(s.last.At) < MinInterval && s.last.Details != nil {
+		return s.last, s.last.err
+	}
+	return s.takeSample(ctx, s.cfg.MeasureDetails)
+}
+
+// takeSample makes a measurement and stores it. The caller holds s.mu.
+func (s *Source) takeSample(ctx context.Context, measure func(context.Context) (*agent.UsageSnapshot, error)) (
+	*Sample, error,
+) {
+	m, err := measure(ctx)
 	if m == nil {
 		return nil, fmt.Errorf("measuring node %s: %w", s.cfg.NodeName, cmp.Or(err, errNoMeasurement))
 	}
-	out := &Sample{At: time.Now(), Node: m.Machine, Pods: m.Pods, err: err}
+	out := &Sample{At: time.Now(), Node: m.Machine, Root: m.Root, Pods: m.Pods, Details: m.Details, err: err}
 	if s.cfg.Share {
 		out.Node = m.Root
 		out.Node.Limit = uint64(s.cfg.Memory)
@@ -122,8 +158,14 @@ func (s *Source) setPodNames(pods []agent.PodUsage) {
 	}
 }
 
-// setRates computes the CPU usage between the previous sample and out, and stores it in out.
+// setRates computes the CPU usage between the previous sample and out, and stores it in out. A
+// sample that follows the previous one within MinInterval gets the same rates, because rates over a
+// short time have no meaning.
 func (s *Source) setRates(out *Sample) {
+	if s.last != nil && out.At.Sub(s.last.At) < MinInterval {
+		out.rates = s.last.rates
+		return
+	}
 	now := make(map[usageKey]cpuReading, len(s.previous))
 	out.rates = make(map[usageKey]uint64, len(s.previous))
 	note := func(k usageKey, u *agent.Usage) {

@@ -18,10 +18,9 @@ type podStorage struct {
 }
 
 func (s *Source) readStorage() (out podStorage) {
-	if s.cfg.Storage == nil {
-		return out
+	if s.cfg.Storage != nil {
+		out.pods = s.cfg.Storage()
 	}
-	out.pods = s.cfg.Storage()
 	if s.cfg.Disk != nil {
 		if d, err := s.cfg.Disk(); err == nil {
 			out.disk = &d
