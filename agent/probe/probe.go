@@ -20,15 +20,19 @@ import (
 // Config is the configuration of a Prober.
 type Config struct {
 	Runtime agent.Runtime // for exec probes
-	Log     *slog.Logger  // may be nil
+	// Pods returns the pods of the node, whose results are counted. May be nil: results are then
+	// counted while their container is watched.
+	Pods func() []*v1.Pod
+	Log  *slog.Logger // may be nil
 	// Ask replaces the real probes; nil: exec, HTTP, TCP, gRPC. A fake node passes AlwaysPass.
 	Ask func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
 }
 
 // Prober runs the probes of containers. It implements agent.Prober.
 type Prober struct {
-	cfg   Config
-	probe func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
+	cfg      Config
+	probe    func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
+	counters probeCounters
 }
 
 var _ agent.Prober = (*Prober)(nil)
@@ -111,6 +115,8 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 	// clock was set.
 	started := now.Add(-max(0, now.Sub(w.target.StartedAt)))
 	m := newStateMachine(kind, spec, started, now, passing)
+	counter := w.prober.counters.startWatch(&w.target, kind)
+	defer w.prober.counters.endWatch(counter, w.prober.knownPods)
 	timer := time.NewTimer(time.Until(m.next))
 	defer timer.Stop()
 	for {
@@ -139,6 +145,9 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 		}
 		now := time.Now()
 		changed, quick := m.addResult(r, now)
+		if !quick {
+			w.prober.counters.countResult(counter, r, now.Sub(begin))
+		}
 		event := agent.ProbeEvent{Probe: kind, OK: ok, Message: message, Warning: string(warned), Start: begin,
 			Took: now.Sub(begin), Uncounted: quick}
 		if done := w.reportResult(m, r, changed, event); done {
