@@ -44,13 +44,17 @@ const (
 type Config struct {
 	Listen      string // for example "10.0.0.7:10250" or ":10250"
 	ServerTrust agent.ServerTrust
-	// Resource, Cadvisor and Metrics write the responses of /metrics/resource, /metrics/cadvisor and
-	// /metrics in the Prometheus text format. Summary writes the response of /stats/summary as JSON.
-	Resource, Cadvisor, Metrics func(context.Context, io.Writer) error
-	Summary                     func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
-	Pods                        func() []*v1.Pod
-	AgentLog                    func() []byte // the last lines of the agent's log
-	Settings                    func() []byte // the agent's settings, one per line
+	// Resource, Cadvisor, Probes and Metrics write the responses of /metrics/resource,
+	// /metrics/cadvisor, /metrics/probes and /metrics in the Prometheus text format. Summary writes
+	// the response of /stats/summary as JSON.
+	Resource, Cadvisor, Probes, Metrics func(context.Context, io.Writer) error
+	Summary                             func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
+	// Configuration returns the fields of a KubeletConfiguration with the values of this agent. It
+	// contains no secret. The server adds its own settings.
+	Configuration func() map[string]any
+	Pods          func() []*v1.Pod
+	AgentLog      func() []byte // the last lines of the agent's log
+	Settings      func() []byte // the agent's settings, one per line
 	// Reach reports whether the node can reach a host name or an address.
 	Reach func(ctx context.Context, host string) Reachability
 	Log   *slog.Logger // may be nil
@@ -156,8 +160,8 @@ const agentLog = "/logs/keelson-agent.log"
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
 // servedPaths is the error message for an unknown URL path. It lists the served paths.
-const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /metrics/cadvisor, /stats/summary, " +
-	"/pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
+const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /metrics/cadvisor, /metrics/probes, " +
+	"/stats/summary, /pods, " + configzPath + ", " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
@@ -173,6 +177,8 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
 		serve = func() { prometheus(s.cfg.Resource) }
 	case "/metrics/cadvisor":
 		serve = func() { prometheus(s.cfg.Cadvisor) }
+	case "/metrics/probes":
+		serve = func() { prometheus(s.cfg.Probes) }
 	case "/metrics":
 		serve = func() { prometheus(s.cfg.Metrics) }
 	case "/stats/summary", "/stats/summary/":
@@ -181,6 +187,8 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
 		serve = func() { s.servePods(w, r) }
 	case agentLog:
 		serve = func() { s.writeText(w, r, s.cfg.AgentLog()) }
+	case configzPath:
+		serve = func() { s.serveConfigz(w, r) }
 	case reachPath:
 		serve = func() { s.serveReach(w, r) }
 	case agentSettings:

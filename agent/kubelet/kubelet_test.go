@@ -141,7 +141,8 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 		return func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, text); return err }
 	}
 	cfg := Config{ServerTrust: b.judge, Resource: write("node_cpu 1\n"), Metrics: write("go_goroutines 7\n"),
-		Cadvisor: write("container_last_seen 1\n"),
+		Cadvisor: write("container_last_seen 1\n"), Probes: write("prober_probe_total 1\n"),
+		Configuration: func() map[string]any { return map[string]any{"maxPods": 7} },
 		Summary: func(_ context.Context, w io.Writer, only bool) error {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
@@ -253,6 +254,9 @@ func TestWhoMay(t *testing.T) {
 		{"what there is not", masters, "GET", "/exec/default/p/c", "", 404, "this node serves /healthz"},
 		{"metrics alone: cAdvisor's", plain, "GET", "/metrics/cadvisor", "token-of-scraper", 200,
 			"container_last_seen 1"},
+		{"metrics alone: probes", plain, "GET", "/metrics/probes", "token-of-scraper", 200, "prober_probe_total 1"},
+		{"metrics alone: not the configuration", plain, "GET", "/configz", "token-of-scraper", 403, "[configz proxy]"},
+		{"the configuration", masters, "GET", "/configz", "", 200, `"maxPods":7`},
 		{"unknown metrics", masters, "GET", "/metrics/unknown", "", 404, "/metrics/cadvisor"},
 		{"a folder above", masters, "GET", "/metrics/../pods/..", "", 404, "this node serves"},
 		{"written to", masters, "POST", "/pods", "", 405, "GET and HEAD requests only"},

@@ -11,9 +11,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/kubelet"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/pod/diskusage"
+	"keelson.dev/keelson/agent/pod/lifecycle"
 	"keelson.dev/keelson/agent/stats"
 	"keelson.dev/keelson/internal/blockdevice"
 	"keelson.dev/keelson/internal/saturate"
@@ -51,10 +53,58 @@ func (n *Node) newKubeletServer(source *stats.Source, trust agent.ServerTrust) *
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.Listen.KubeletPort))),
 		ServerTrust: trust,
 		Resource:    source.Resource, Cadvisor: source.Cadvisor, Metrics: n.metricsWriter(source),
-		Summary: source.Summary, Pods: n.session.Pods,
-		AgentLog: n.cfg.Diagnostics.Recent.Bytes,
-		Settings: n.cfg.settingsText, Reach: resolveAndRoute,
+		Probes: n.probeMetricsWriter(source), Summary: source.Summary, Pods: n.session.Pods,
+		Configuration: func() map[string]any { return kubeletConfiguration(&n.cfg, n.session) },
+		AgentLog:      n.cfg.Diagnostics.Recent.Bytes,
+		Settings:      n.cfg.settingsText, Reach: resolveAndRoute,
 		Log: n.cfg.Log.With("part", "kubelet API")})
+}
+
+// probeMetricsWriter returns a function that writes the response of /metrics/probes. It contains
+// only the start time of the agent if the prober is a replacement that counts nothing.
+func (n *Node) probeMetricsWriter(source *stats.Source) func(context.Context, io.Writer) error {
+	return func(_ context.Context, to io.Writer) error {
+		err := source.WriteStartTime(to)
+		if err == nil && n.probeMetrics != nil {
+			err = n.probeMetrics(to)
+		}
+		return err
+	}
+}
+
+// kubeletConfiguration returns the fields of a KubeletConfiguration that this agent has an
+// equivalent of, except the settings of the HTTPS server. It contains no secret: it has neither the
+// join token nor the file with it.
+func kubeletConfiguration(cfg *Config, objects agent.Objects) map[string]any {
+	restarts := map[string]string{"maxContainerRestartPeriod": lifecycle.RestartMax.String()}
+	out := map[string]any{
+		"port": cfg.Listen.KubeletPort, "podLogsDir": cfg.Dirs.Logs,
+		"rotateCertificates": true, "serverTLSBootstrap": true,
+		"registerNode": true, "registerWithTaints": cfg.Node.Taints,
+		"clusterDNS": clusterDNS(cfg.Pods.ClusterDNS, objects)(), "resolvConf": cfg.Pods.ResolvConf,
+		"cgroupRoot": cfg.Dirs.CgroupRoot, "cgroupDriver": "cgroupfs", "cgroupsPerQOS": true,
+		"enforceNodeAllocatable": []string{"pods"}, "cpuCFSQuota": true,
+		"cpuManagerPolicy": "none", "memoryManagerPolicy": "None", "topologyManagerPolicy": "none",
+		"maxPods": cfg.Node.MaxPods, "podPidsLimit": cfg.Pods.PIDs, "seccompDefault": cfg.Pods.SeccompDefault,
+		"singleProcessOOMKill": cfg.Pods.SingleProcessOOMKill, "failSwapOn": cfg.Node.FailSwapOn, "failCgroupV1": false,
+		"evictionHard": map[string]string{"memory.available": cfg.memoryFloor().String(),
+			"nodefs.available": cfg.Node.DiskFloor.String(), "imagefs.available": cfg.Node.DiskFloor.String(),
+			"nodefs.inodesFree": cfg.inodeFloor().String()},
+		"evictionPressureTransitionPeriod": eviction.PressureTransition.String(),
+		"crashLoopBackOff":                 restarts,
+		"serializeImagePulls":              false, "registryPullQPS": 0, "eventRecordQPS": 0, // 0 = no limit
+		"imagePullCredentialsVerificationPolicy":    "NeverVerify",
+		"configMapAndSecretChangeDetectionStrategy": "Watch",
+		"localStorageCapacityIsolation":             true,
+		"containerRuntimeEndpoint":                  "", // the runtime is a part of the agent
+	}
+	if domain := objects.Cluster().Domain; domain != "" {
+		out["clusterDomain"] = domain
+	}
+	logs := cfg.OCI().WithDefaults()
+	out["containerLogMaxSize"] = strconv.FormatInt(logs.LogMaxSize>>20, 10) + "Mi"
+	out["containerLogMaxFiles"] = logs.LogMaxFiles
+	return out
 }
 
 // metricsWriter returns a function that writes the response of /metrics. It contains the metrics of

@@ -55,6 +55,7 @@ type Node struct {
 
 	policyMetrics  func(context.Context, io.Writer) error // nil: no metrics
 	sessionMetrics func(io.Writer) error                  // nil: no metrics
+	probeMetrics   func(io.Writer) error                  // nil: no metrics
 }
 
 // New assembles an agent from its configuration. It starts nothing and does not access the disk;
@@ -99,7 +100,8 @@ func New(cfg Config) (*Node, error) {
 	dev, drivers, plugins := n.addDevices()
 	prober := cfg.Parts.Prober
 	if prober == nil {
-		prober = probe.New(probe.Config{Runtime: runtime, Log: cfg.Log.With("part", "probes")})
+		own := probe.New(probe.Config{Runtime: runtime, Pods: n.session.Pods, Log: cfg.Log.With("part", "probes")})
+		prober, n.probeMetrics = own, own.WriteMetrics
 	}
 	n.server = stream.New(runtime, n.session, cfg.Dirs.Logs)
 	if serve != nil {

@@ -88,20 +88,26 @@ var (
 	_ agent.MeasuredRuntime = (*Runtime)(nil)
 )
 
+// WithDefaults returns the configuration with the defaults of unset fields.
+func (c Config) WithDefaults() Config {
+	if c.LogMaxSize == 0 {
+		c.LogMaxSize = 10 << 20
+	}
+	if c.LogMaxFiles == 0 {
+		c.LogMaxFiles = 5
+	}
+	if c.CDI == nil {
+		c.CDI = containerspec.DefaultCDIDirs
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
 // New returns a Runtime with defaults applied. It checks nothing and starts nothing.
 func New(cfg Config) *Runtime {
-	if cfg.LogMaxSize == 0 {
-		cfg.LogMaxSize = 10 << 20
-	}
-	if cfg.LogMaxFiles == 0 {
-		cfg.LogMaxFiles = 5
-	}
-	if cfg.CDI == nil {
-		cfg.CDI = containerspec.DefaultCDIDirs
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg = cfg.WithDefaults()
 	return &Runtime{
 		cfg: cfg, paths: layout{stateDir: cfg.StateDir, runDir: cfg.RunDir}, log: cfg.Logger,
 		life: life{ready: make(chan struct{}), stopping: make(chan struct{})}, ends: endQueue{queued: wakeup.New()},

@@ -56,9 +56,21 @@ func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 		writeGauge(t, "process_resident_memory_bytes", "Resident memory size in bytes.",
 			float64(pages)*float64(os.Getpagesize()))
 	}
-	writeGauge(t, "process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
-		float64(s.cfg.Started.UnixNano())/1e9)
+	s.addStartTime(t)
 	return t.Flush()
+}
+
+// WriteStartTime writes the start time of the agent, which the kubelet reports in /metrics/probes
+// too.
+func (s *Source) WriteStartTime(to io.Writer) error {
+	w := promtext.NewWriter(to)
+	s.addStartTime(w)
+	return w.Flush()
+}
+
+func (s *Source) addStartTime(w *promtext.Writer) {
+	writeGauge(w, "process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
+		float64(s.cfg.Started.UnixNano())/1e9)
 }
 
 // residentPages returns the number of resident memory pages of this process, and false if it cannot

@@ -142,7 +142,8 @@ var differences = []defaultSetting{
 		source: "controlplane/apiserver/stream/exec.go: const openStreamsTimeout = 30 * time.Second"},
 	{upstream: kubelet + " `enableDebuggingHandlers`, `enableSystemLogHandler`, `enableProfilingHandler`, " +
 		"`enableDebugFlagsHandler`", kubernetes: "true", keelson: "false",
-		means:  ": port 10250 serves health, metrics, statistics, the list of pods and the agent's own log",
+		means: ": port 10250 serves health, metrics, statistics, the configuration, the list of pods and the " +
+			"agent's own log",
 		by:     "no setting: `kubectl exec`, `logs` and `port-forward` go through the agent's own connection",
 		source: "agent/kubelet/kubelet.go: case \"/pods\", \"/pods/\", \"/runningpods\", \"/runningpods/\":"},
 	{upstream: kubelet + " `authorization.webhook.cacheAuthorizedTTL`", kubernetes: "5m", keelson: "2m",

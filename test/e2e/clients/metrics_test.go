@@ -81,6 +81,7 @@ func checkNodeProxies(t *testing.T) {
 			"metrics/resource": "\nnode_cpu_usage_seconds_total ", "stats/summary": `"nodeName":"` + h.Name + `"`,
 			"metrics": "\nprocess_resident_memory_bytes ", "healthz": "ok", "pods": `"kind":"PodList"`,
 			"metrics/cadvisor": "\ncontainer_memory_working_set_bytes{",
+			"metrics/probes":   "\nprocess_start_time_seconds ", "configz": `"kind":"KubeletConfiguration"`,
 		} {
 			testenv.Eventually(t, soon, func() error { // a node that has just come has its certificate signed first
 				out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "--raw",
