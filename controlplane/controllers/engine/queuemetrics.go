@@ -36,7 +36,7 @@ func NewQueueMetrics() *QueueMetrics {
 	}
 	times := func(name, help string) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(10e-9, 10, 12)}, queueLabels)
+			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(10e-9, 10, 10)}, queueLabels)
 	}
 	return &QueueMetrics{
 		adds:    counter("workqueue_adds_total", "Number of keys added to the queue."),
