@@ -114,12 +114,15 @@ func BenchmarkPlacement(b *testing.B) {
 				}
 				ties := rand.New(rand.NewPCG(1, 2))
 				start := 0
+				durations := NewMetrics().profileMetrics(v1.DefaultSchedulerName)
 				b.ReportAllocs()
 				before := spent(b)
 				for b.Loop() {
 					info := framework.NewPodInfo(pod())
 					snap := c.takeSnapshot()
-					res, err := prof.Schedule(context.Background(), framework.NewCycle(info, snap),
+					cycle := framework.NewCycle(info, snap)
+					cycle.Durations = durations
+					res, err := prof.Schedule(context.Background(), cycle,
 						framework.Options{Sample: framework.SampleSize(nodes, 0), Start: start, Rand: ties})
 					if err != nil {
 						b.Fatal(err)
@@ -132,4 +135,26 @@ func BenchmarkPlacement(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkAttemptMetrics measures all that the metrics cost for one pod that is bound: the entry into the queue, the
+// extension points, and the result.
+func BenchmarkAttemptMetrics(b *testing.B) {
+	m := NewMetrics()
+	p := m.profileMetrics(v1.DefaultSchedulerName)
+	b.RunParallel(func(pb *testing.PB) { // the loop and the bindings record at the same time
+		counts := queueCounts{entered: m.incoming}
+		for pb.Next() {
+			counts.countEntry(queueActive, causePodAdded)
+			for at := range framework.NumTimedPoints {
+				started := time.Now()
+				p.ObservePoint(at, framework.Success, time.Since(started))
+			}
+			started := time.Now()
+			m.algorithm.Observe(time.Since(started).Seconds())
+			p.attempts[resultScheduled].Inc()
+			p.durations[resultScheduled].Observe(time.Since(started).Seconds())
+			m.observeScheduled(1, time.Since(started))
+		}
+	})
 }

@@ -42,12 +42,14 @@ func (s *Scheduler) bindPod(
 	switch {
 	case st.OK():
 	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.lead.podIsGone(ctx, p.Pod):
+		s.recordAttempt(p, resultError)
 		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
 		s.forgetPod(ctx, p.Pod)
 		s.queue.removePod(p.Pod.UID)
 		return
 	case apierrors.IsConflict(st.Err):
 		// Another client may have bound the pod. If so, the pod informer reports the binding.
+		s.recordAttempt(p, resultError)
 		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
 		s.forgetPod(ctx, p.Pod)
 		s.queue.requeueFailed(ctx, p, nil)
@@ -56,6 +58,7 @@ func (s *Scheduler) bindPod(
 		s.undoPlacement(ctx, p, c, res.Node, st)
 		return
 	}
+	s.recordAttempt(p, resultScheduled)
 	s.queue.removePod(p.Pod.UID)
 	s.reportGroupPlaced(p.Pod)
 	pod := p.Pod

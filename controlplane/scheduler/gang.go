@@ -115,6 +115,7 @@ func (s *Scheduler) attemptGroup(
 	}
 	// The group has enough pods without these. They are then scheduled like any other pod.
 	for _, f := range t.failed {
+		s.recordAttempt(f.pod, f.attemptResult())
 		s.queue.requeueFailed(ctx, f.pod, nil)
 	}
 	for _, pod := range t.untried {
@@ -255,11 +256,13 @@ func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, tryPr
 		} else {
 			s.reportFailure(f.pod, v1.PodReasonUnschedulable, why+" "+summary+".")
 		}
+		s.recordAttempt(f.pod, f.attemptResult())
 		s.queue.requeueFailed(ctx, f.pod, by)
 	}
 	s.reportGroup(t.group.GroupKey, metav1.ConditionFalse, reason, message)
 	for _, pod := range t.untried {
 		s.reportFailure(pod, v1.PodReasonUnschedulable, message)
+		s.recordAttempt(pod, resultUnschedulable)
 		s.queue.requeueFailed(ctx, pod, map[string]bool{framework.GangScheduling: true})
 	}
 }
@@ -286,6 +289,14 @@ func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 		return f.status.AsError().Error(), nil
 	}
 	return "", nil
+}
+
+// attemptResult returns the result of the failed attempt for the metrics.
+func (f *schedulingFailure) attemptResult() attemptResult {
+	if _, by := f.explainFailure(); by == nil {
+		return resultError
+	}
+	return resultUnschedulable
 }
 
 // reportGroup enqueues the condition PodGroupInitiallyScheduled of a PodGroup with the given status

@@ -282,6 +282,7 @@ func (s *Scheduler) preemptForGroup(
 	if s.isPreemptingForGroup(r) {
 		return "preemption: pods of lower priority are being evicted for the group"
 	}
+	s.metrics.preemption.attempts.Inc()
 	limited, cancel := context.WithTimeout(ctx, gangPreemptionTimeout)
 	defer cancel()
 	room, err := r.findVictims(limited, preemptionPlugin(s.profiles.forPod(chosen[0].Pod)).Order)
@@ -383,6 +384,7 @@ func (e *evictor) evictForGroup(ctx context.Context, chosen []*queuedPod, preemp
 	if len(preemption.victims) == 0 {
 		return // the only victims are terminating already
 	}
+	e.metrics.victims.Observe(float64(len(preemption.victims)))
 	e.groups.setPreempting(group, true)
 	select {
 	case e.slots <- struct{}{}:

@@ -27,6 +27,7 @@ type evictor struct {
 	queue     *queue
 	groups    *groupTracker
 	waiting   *waitingPods
+	metrics   preemptionMetrics
 	slots     chan struct{}  // limits the concurrent bindings and evictions; shared with bindingState
 	running   sync.WaitGroup // evictions in progress
 }
@@ -36,6 +37,7 @@ type evictor struct {
 // lose their nomination. If an eviction fails, the nomination is cleared and the pod is requeued.
 func (e *evictor) preemptPods(ctx context.Context, info *framework.PodInfo, node string, victims []*framework.PodInfo) {
 	e.cluster.nominateNode(info, node)
+	e.metrics.victims.Observe(float64(len(victims)))
 	for _, pod := range e.cluster.nominatedBelow(node, info.Priority) {
 		e.nominatePod(pod.Pod, "") // the resources of the node are now reserved for the preemptor
 		e.queue.requeueUnschedulable(ctx, pod.Pod)
@@ -124,6 +126,6 @@ func (q *queue) requeueUnschedulable(ctx context.Context, pod *v1.Pod) {
 		have.missed.mayFit = true
 	case have.place.state == inWaiting:
 		delete(q.waiting, pod.UID)
-		q.enqueue(ctx, have)
+		q.enqueue(ctx, have, causeActivated)
 	}
 }

@@ -18,6 +18,7 @@ import (
 type profile struct {
 	*framework.Profile
 	percentage int
+	metrics    *profileMetrics // nil in a Trial, which measures nothing
 }
 
 // profiles contains the profiles of a scheduler by schedulerName. All of them have the same
@@ -69,7 +70,7 @@ func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm f
 		}
 		built.Extenders = extenders
 		h.Fits, out.any = built.Fits, built
-		out.byName[p.SchedulerName] = &profile{built, p.Percentage}
+		out.byName[p.SchedulerName] = &profile{Profile: built, percentage: p.Percentage}
 	}
 	return out, nil
 }

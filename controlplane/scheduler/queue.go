@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"maps"
@@ -54,6 +55,7 @@ type queuePlace struct {
 	heapIndex    int // index in the heap of the active or backoff queue
 	retryAfter   time.Time
 	waitingSince time.Time // time at which the state became inWaiting
+	enteredAt    time.Time // time at which the pod first entered the active or backoff queue
 }
 
 // attemptRecord describes the current or last attempt to schedule a pod: its start, and its result.
@@ -61,6 +63,7 @@ type attemptRecord struct {
 	start           time.Time
 	refusedBy       map[string]bool // names of the plugins that refused the pod in the last attempt
 	reportedMessage string          // last message that was recorded with recordMessage
+	countedFor      map[string]bool // names of the plugins for which queueCounts counts the pod as refused
 }
 
 // missedChanges holds the events and the pod update that arrived while an attempt to schedule the
@@ -91,6 +94,7 @@ type queue struct {
 	backoff    podHeap
 	waiting    map[types.UID]*queuedPod
 	inProgress map[types.UID]*queuedPod // pods in the state inProgress, by UID
+	counts     queueCounts
 	wake       wakeup.Signal
 }
 
@@ -112,7 +116,7 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	if have == nil {
 		have = &queuedPod{QueuedPod: framework.QueuedPod{PodInfo: framework.NewPodInfo(pod), Added: q.now()}}
 		q.pods[pod.UID] = have
-		q.enqueue(ctx, have)
+		q.enqueue(ctx, have, causePodAdded)
 		return
 	}
 	changed := affectsScheduling(have.Pod, pod)
@@ -123,7 +127,7 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	case changed:
 		q.dequeue(have)
 		have.PodInfo = framework.NewPodInfo(pod)
-		q.enqueue(ctx, have)
+		q.enqueue(ctx, have, causePodUpdated)
 	default: // only the status or another field that no plugin uses has changed
 		info := *have.PodInfo
 		info.Pod = pod
@@ -132,21 +136,30 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 }
 
 // enqueue adds a pod to the active queue, or to the backoff queue if its backoff has not ended. If
-// a PreEnqueue plugin refuses the pod, it is added to neither and gets the state inGated. The
-// caller holds q.mu.
-func (q *queue) enqueue(ctx context.Context, pod *queuedPod) {
+// a PreEnqueue plugin refuses the pod, it is added to neither and gets the state inGated. cause is
+// the reason in the metrics. The caller holds q.mu.
+func (q *queue) enqueue(ctx context.Context, pod *queuedPod, cause string) {
 	for _, e := range q.profiles.forPod(pod.Pod).Queueing.PreEnqueues {
 		if s := e.PreEnqueue(ctx, pod.Pod); !s.OK() {
 			pod.place.state = inGated
+			q.counts.gated++
+			q.counts.countRefusals(pod, map[string]bool{e.Name(): true})
+			q.counts.countEntry(queueUnschedulable, cause)
 			return
 		}
 	}
-	if q.now().Before(pod.place.retryAfter) {
+	now := q.now()
+	if pod.place.enteredAt.IsZero() {
+		pod.place.enteredAt = now
+	}
+	if now.Before(pod.place.retryAfter) {
 		pod.place.state = inBackoff
 		heap.Push(&q.backoff, pod)
+		q.counts.countEntry(queueBackoff, cause)
 	} else {
 		pod.place.state = inActive
 		heap.Push(&q.active, pod)
+		q.counts.countEntry(queueActive, cause)
 	}
 	q.signalLoop()
 }
@@ -157,6 +170,9 @@ func (q *queue) dequeue(pod *queuedPod) {
 		heap.Remove(&q.active, pod.place.heapIndex)
 	case inBackoff:
 		heap.Remove(&q.backoff, pod.place.heapIndex)
+	case inGated:
+		q.counts.gated--
+		q.counts.countRefusals(pod, nil)
 	}
 	delete(q.waiting, pod.Pod.UID)
 	delete(q.inProgress, pod.Pod.UID)
@@ -177,6 +193,7 @@ func (q *queue) removePod(uid types.UID) {
 		return
 	}
 	q.dequeue(pod)
+	q.counts.countRefusals(pod, nil)
 	delete(q.pods, uid)
 }
 
@@ -223,6 +240,7 @@ func (q *queue) popActive() (*queuedPod, time.Duration) {
 		pod := heap.Pop(&q.backoff).(*queuedPod)
 		pod.place.state = inActive
 		heap.Push(&q.active, pod)
+		q.counts.countEntry(queueActive, causeBackoffOver)
 	}
 	if q.active.Len() > 0 {
 		pod := heap.Pop(&q.active).(*queuedPod)
@@ -261,6 +279,7 @@ func (q *queue) startAttempt(pod *queuedPod) {
 	pod.place.state, pod.attempt.start = inProgress, q.now()
 	pod.missed.mayFit, pod.missed.events, pod.missed.newerPod = false, nil, nil
 	pod.Attempts++
+	q.counts.countRefusals(pod, nil)
 	q.inProgress[pod.Pod.UID] = pod
 }
 
@@ -277,6 +296,7 @@ func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	pod.Attempts--
 	pod.place.retryAfter, pod.place.state = until, inBackoff
 	heap.Push(&q.backoff, pod)
+	q.counts.countEntry(queueBackoff, causeFailure)
 	q.signalLoop()
 }
 
@@ -309,17 +329,19 @@ func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[s
 	q.applyNewerPod(pod)
 	pod.place.retryAfter = q.backoffUntil(pod.Attempts)
 	pod.attempt.refusedBy = plugins
+	q.counts.countRefusals(pod, plugins)
 	missed := pod.missed.mayFit
 	for _, e := range pod.missed.events {
 		missed = missed || q.mayHelp(pod, e.event, e.obj)
 	}
 	pod.missed.events = nil
 	if len(plugins) == 0 || missed {
-		q.enqueue(ctx, pod)
+		q.enqueue(ctx, pod, causeFailure)
 		return
 	}
 	pod.place.state, pod.place.waitingSince = inWaiting, q.now()
 	q.waiting[pod.Pod.UID] = pod
+	q.counts.countEntry(queueUnschedulable, causeFailure)
 }
 
 // mayHelp reports whether one of the plugins that refused the pod in its last attempt may accept
@@ -353,7 +375,7 @@ func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	for uid, pod := range q.waiting {
 		if q.mayHelp(pod, e, obj) {
 			delete(q.waiting, uid)
-			q.enqueue(ctx, pod)
+			q.enqueue(ctx, pod, cmp.Or(eventLabels[e], string(e)))
 		}
 	}
 }
@@ -366,7 +388,7 @@ func (q *queue) requeueOverdue(ctx context.Context) {
 	for uid, pod := range q.waiting {
 		if q.now().Sub(pod.place.waitingSince) >= maxWaitInQueue {
 			delete(q.waiting, uid)
-			q.enqueue(ctx, pod)
+			q.enqueue(ctx, pod, causeOverdue)
 		}
 	}
 }
@@ -379,7 +401,7 @@ func (q *queue) requeueAll(ctx context.Context) {
 	for _, pod := range q.pods {
 		q.dequeue(pod)
 		pod.place.retryAfter, pod.attempt.reportedMessage = time.Time{}, ""
-		q.enqueue(ctx, pod)
+		q.enqueue(ctx, pod, causeActivated)
 	}
 }
 

@@ -42,6 +42,8 @@ type Config struct {
 	// fence). It is called before an extender binds a pod: the API rejects writes of an old leader,
 	// but an extender does not. If it is nil, extenders bind without confirmation.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
+	// Metrics receives the metrics of the scheduler. nil means that they are not exported.
+	Metrics *Metrics
 	// Plugins, if not nil, returns the plugins of the only profile, default-scheduler. The profiles
 	// in Settings are then ignored.
 	Plugins func(h *framework.Handle) []framework.WeightedPlugin
@@ -70,6 +72,7 @@ type Scheduler struct {
 	cluster  *cluster
 	queue    *queue
 	groups   *groupTracker
+	metrics  *Metrics
 
 	lead      leadership
 	access    clusterAccess
@@ -85,6 +88,8 @@ type Scheduler struct {
 type leadership struct {
 	writer atomic.Pointer[client.Client] // API client that adds the fence to every write
 	fence  atomic.Uint64                 // raft term of the current or last Run
+	// running is true while Run schedules pods
+	running atomic.Bool
 }
 
 // bindingState holds the bindings that wait for Permit plugins or have an unknown outcome, and
@@ -104,8 +109,11 @@ func New(cfg Config) *Scheduler {
 	if cfg.Settings == nil {
 		cfg.Settings = config.Default()
 	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics()
+	}
 	s := &Scheduler{
-		cfg: cfg, log: cfg.Log,
+		cfg: cfg, log: cfg.Log, metrics: cfg.Metrics,
 		access: clusterAccess{informers: cfg.Informers, volumes: newBroadcast(), devices: newBroadcast()},
 		binding: bindingState{waiting: newWaitingPods(), slots: make(chan struct{}, maxBindings),
 			heldSlots: make(chan struct{}, maxHeld)},
@@ -119,21 +127,26 @@ func New(cfg Config) *Scheduler {
 	if s.profiles, s.err = s.makeProfiles(); s.err != nil {
 		return s
 	}
+	for name, p := range s.profiles.byName {
+		p.metrics = s.metrics.profileMetrics(name)
+	}
 	s.cluster = newCluster(s.access.storageAccess(), s.access.ownerSelector)
 	s.groups = s.cluster.groups
 	s.queue = newQueue(s.profiles, time.Now)
+	s.queue.counts.entered = s.metrics.incoming
 	s.queue.minBackoff = cmp.Or(cfg.Settings.InitialBackoff, minBackoff)
 	s.queue.maxBackoff = max(cmp.Or(cfg.Settings.MaxBackoff, maxBackoff), s.queue.minBackoff)
 	s.reports.cluster = s.cluster
 	s.evictions = evictor{
 		log: cfg.Log, informers: cfg.Informers, lead: &s.lead, reports: &s.reports, cluster: s.cluster, queue: s.queue,
-		groups: s.groups, waiting: s.binding.waiting, slots: s.binding.slots,
+		groups: s.groups, waiting: s.binding.waiting, metrics: s.metrics.preemption, slots: s.binding.slots,
 	}
 	s.changes = changeHandler{
 		log: cfg.Log, informers: cfg.Informers, profiles: s.profiles, cluster: s.cluster, queue: s.queue,
 		groups: s.groups, waiting: s.binding.waiting, access: &s.access,
 	}
 	s.changes.registerHandlers()
+	s.metrics.source.Store(s)
 	return s
 }
 
@@ -176,6 +189,8 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 			shared.Ledger.Settle()
 		}
 	}
+	s.lead.running.Store(true)
+	defer s.lead.running.Store(false)
 	s.groups.resetAttempts()
 	s.queue.requeueAll(ctx)
 	resume := s.resumeUnconfirmed()
@@ -251,6 +266,7 @@ func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func())
 			s.log.Error("panic while scheduling a pod", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", x, "stack",
 				string(debug.Stack()))
 			s.cluster.forgetAssumedPod(pod.Pod.UID)
+			s.recordAttempt(pod, resultError)
 			s.reportFailure(pod, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
 			s.queue.requeueFailed(ctx, pod, nil)
 		}
@@ -305,7 +321,9 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	profile := s.profiles.forPod(pod.Pod)
 	snap := s.cluster.takeSnapshot()
 	c := framework.NewCycle(pod.PodInfo, snap)
+	c.Durations = profile.metrics
 	n := len(snap.Nodes)
+	started := time.Now()
 	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage),
 		Start: s.nextNode, Rand: ties})
 	if n > 0 {
@@ -314,6 +332,7 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	if err != nil {
 		return nil, &schedulingFailure{pod: pod, cycle: c, err: err}
 	}
+	s.metrics.algorithm.Observe(time.Since(started).Seconds())
 	if !s.cluster.assumePod(pod.PodInfo, res.Node) {
 		return nil, &schedulingFailure{pod: pod}
 	}
@@ -386,13 +405,19 @@ func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *
 	var why *framework.FitError
 	if !errors.As(err, &why) {
 		s.log.Error("scheduling failed", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "err", err)
+		s.recordAttempt(pod, resultError)
 		s.reportFailure(pod, v1.PodReasonSchedulerError, err.Error())
 		s.queue.requeueFailed(ctx, pod, nil)
 		return
 	}
 	if why.Total > 0 {
-		s.profiles.forPod(pod.Pod).PostFilter(ctx, c, why)
+		profile := s.profiles.forPod(pod.Pod)
+		if preemptionPlugin(profile) != nil {
+			s.metrics.preemption.attempts.Inc()
+		}
+		profile.PostFilter(ctx, c, why)
 	}
+	s.recordAttempt(pod, resultUnschedulable)
 	s.reportFailure(pod, v1.PodReasonUnschedulable, why.Error())
 	s.reportGroupRefused(pod.Pod, v1.PodReasonUnschedulable, why.Error())
 	s.queue.requeueFailed(ctx, pod, why.RefusedBy())
@@ -417,11 +442,13 @@ func (s *Scheduler) undoPlacement(
 		return
 	}
 	if why.Refused() {
+		s.recordAttempt(pod, resultUnschedulable)
 		s.reportFailure(pod, v1.PodReasonUnschedulable,
 			fmt.Sprintf("0/%d nodes are available: 1 %s.", len(c.Snapshot.Nodes), why.Message()))
 		s.queue.requeueFailed(ctx, pod, map[string]bool{why.Plugin: true})
 		return
 	}
+	s.recordAttempt(pod, resultError)
 	s.log.Warn("binding failed, will retry", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "node", node,
 		"err", why.AsError())
 	s.reportFailure(pod, v1.PodReasonSchedulerError, why.AsError().Error())

@@ -362,8 +362,10 @@ func (h *changeHandler) syncPods(ctx context.Context, pods []*v1.Pod) {
 // and Extenders, which depend on the profile.
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
+	volumes := s.access.storageAccess()
+	volumes.ObserveOperation = s.metrics.observeVolumes
 	h := &framework.Handle{
-		Volumes: s.access.storageAccess(),
+		Volumes: volumes,
 		Devices: s.access.deviceAccess(),
 		Budgets: func() []*policyv1.PodDisruptionBudget {
 			return client.CachedList[*policyv1.PodDisruptionBudget](i, "", nil)

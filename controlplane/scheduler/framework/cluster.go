@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -353,6 +354,9 @@ type Volumes struct {
 	// name.
 	PublishesCapacity func(driver string) bool
 	StorageCapacities func(class string) []*storagev1.CSIStorageCapacity
+	// ObserveOperation records for the metrics how long an operation of the plugin VolumeBinding
+	// took: "assume" or "bind". It may be nil.
+	ObserveOperation func(operation string, d time.Duration)
 }
 
 // NewSnapshot returns a snapshot of the given nodes, which must have node objects.

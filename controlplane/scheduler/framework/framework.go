@@ -264,6 +264,8 @@ type Cycle struct {
 	// The counts of the snapshot's Index do not include the modification; More returns the
 	// difference.
 	With, Without []*PodInfo
+	// Durations receives the duration of each extension point; nil = durations are not measured.
+	Durations DurationObserver
 
 	data    []pluginData
 	skip    uint64 // bit set of the indexes of the Filter plugins that PreFilter has disabled

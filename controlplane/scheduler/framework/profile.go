@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 )
@@ -161,6 +160,8 @@ type FitError struct {
 	// PreemptableNodes are the nodes that may fit the pod after preemption: their refusals have the
 	// code Unschedulable and not Unresolvable.
 	PreemptableNodes []*NodeInfo
+
+	code Code // code of the PreFilter plugin that refused the pod; Success if no PreFilter plugin refused it
 }
 
 // PreemptionMayHelp reports whether the node with the given name may fit the pod after preemption
@@ -228,7 +229,9 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	if len(nodes) == 0 {
 		return Result{}, why
 	}
+	started := c.startPoint()
 	only, err := p.preFilter(ctx, c, why)
+	c.observePoint(TimedPreFilter, started, codeOfError(err))
 	if err != nil {
 		return Result{}, err
 	}
@@ -237,7 +240,9 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	}
 	r := p.getScratch()
 	defer p.putScratch(r)
+	started = c.startPoint()
 	evaluated, err := p.filterNodes(ctx, c, nodes, o, why, r)
+	c.observePoint(TimedFilter, started, codeOfError(err))
 	if err != nil {
 		return Result{}, err
 	}
@@ -289,7 +294,7 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 			}
 			continue
 		case s.Refused():
-			why.PreFilter = s.Message()
+			why.PreFilter, why.code = s.Message(), s.Code
 			why.addRefusal(s, f.Name(), 1)
 			return nil, why
 		case !s.OK():
@@ -430,10 +435,27 @@ func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, er
 	return totals[0], nil
 }
 
-// scoreNodes runs the Score plugins and returns the total score of each node in r.fit: the sum of
-// the plugins' normalized scores, each multiplied by the plugin's weight.
+// scoreNodes runs the PreScore and Score plugins and returns the total score of each node in r.fit:
+// the sum of the plugins' normalized scores, each multiplied by the plugin's weight.
 func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64, error) {
-	fit := r.fit
+	started := c.startPoint()
+	err := p.preScore(ctx, c, r.fit)
+	c.observePoint(TimedPreScore, started, codeOfError(err))
+	if err != nil {
+		return nil, err
+	}
+	r.totals, r.part = zeroed(r.totals, len(r.fit)), zeroed(r.part, len(r.fit))
+	started = c.startPoint()
+	err = p.addScores(ctx, c, r)
+	c.observePoint(TimedScore, started, codeOfError(err))
+	if err != nil {
+		return nil, err
+	}
+	return r.totals, nil
+}
+
+// preScore runs the PreScore plugins. It disables the Score plugins that PreScore skips.
+func (p *Profile) preScore(ctx context.Context, c *Cycle, fit []*NodeInfo) error {
 	for _, s := range p.PreScores {
 		switch st := s.PreScore(ctx, c, fit); {
 		case st.Is(Skip):
@@ -441,32 +463,37 @@ func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64
 				c.noScore |= 1 << i
 			}
 		case !st.OK():
-			return nil, st.AsError()
+			return st.AsError()
 		}
 	}
-	r.totals, r.part = zeroed(r.totals, len(fit)), zeroed(r.part, len(fit))
+	return nil
+}
+
+// addScores adds the weighted scores of the Score plugins to r.totals, which has an entry for each
+// node in r.fit. r.part has the same length.
+func (p *Profile) addScores(ctx context.Context, c *Cycle, r *scratch) error {
 	totals, part := r.totals, r.part
 	for i, s := range p.Scores {
 		if c.noScore&(1<<i) != 0 {
 			continue
 		}
-		for j, n := range fit {
+		for j, n := range r.fit {
 			v, st := s.Score(ctx, c, n)
 			if !st.OK() {
-				return nil, fmt.Errorf("score node %s: %w", n.Node.Name, st.AsError())
+				return fmt.Errorf("score node %s: %w", n.Node.Name, st.AsError())
 			}
 			part[j] = v
 		}
 		if norm, ok := s.(NormalizeScore); ok {
 			if st := norm.NormalizeScore(ctx, c, part); !st.OK() {
-				return nil, st.AsError()
+				return st.AsError()
 			}
 		}
 		for j, v := range part {
 			totals[j] += v * p.weights[i]
 		}
 	}
-	return totals, nil
+	return nil
 }
 
 // pickBest returns the index of the highest total score. If several are highest, it returns a
@@ -494,101 +521,4 @@ func pickBest(totals []int64, r *rand.Rand) int {
 		}
 		skip--
 	}
-}
-
-// PostFilter runs the PostFilter plugins until one of them returns success, and adds their messages
-// to why. It returns the node that this plugin has nominated for the pod, or "".
-func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominated string) {
-	for _, f := range p.PostFilters {
-		node, s := f.PostFilter(ctx, c, why)
-		if m := s.Message(); m != "" {
-			why.Post = strings.TrimSpace(why.Post + " " + m)
-		}
-		if s.OK() {
-			return node
-		}
-	}
-	return ""
-}
-
-// Reserve runs the Reserve plugins for the node that was chosen. If one of them does not return
-// success, Reserve calls Unreserve of all these plugins and returns the failed plugin's status.
-func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
-	for _, r := range p.Binding.Reserves {
-		if s := r.Reserve(ctx, c, node); !s.OK() {
-			p.Unreserve(ctx, c, node)
-			return withPlugin(s, r.Name())
-		}
-	}
-	return nil
-}
-
-// Unreserve calls Unreserve of all Reserve plugins, in reverse order.
-func (p *Profile) Unreserve(ctx context.Context, c *Cycle, node string) {
-	for _, r := range slices.Backward(p.Binding.Reserves) {
-		r.Unreserve(ctx, c, node)
-	}
-}
-
-// Permit runs the Permit plugins for the node that was chosen. s is the first status that is
-// neither success nor Wait, or nil. waiting contains, by plugin name, the maximum delays of the
-// plugins that returned Wait.
-func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status, waiting map[string]time.Duration) {
-	for _, r := range p.Binding.Permits {
-		st, d := r.Permit(ctx, c, node)
-		switch {
-		case st.Is(Wait):
-			if waiting == nil {
-				waiting = make(map[string]time.Duration)
-			}
-			waiting[r.Name()] = d
-		case !st.OK():
-			return withPlugin(st, r.Name()), nil
-		}
-	}
-	return nil, waiting
-}
-
-// Bind runs the PreBind plugins, binds the pod to the node, and runs the PostBind plugins. An
-// extender that implements Bind binds the pod; without such an extender, the first Bind plugin that
-// does not return Skip does.
-func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
-	for _, b := range p.Binding.PreBinds {
-		if s := b.PreBind(ctx, c, node); !s.OK() {
-			return withPlugin(s, b.Name())
-		}
-	}
-	if s, done := p.bindWithExtender(ctx, c, node); done {
-		if s.OK() {
-			p.postBind(ctx, c, node)
-		}
-		return s
-	}
-	for _, b := range p.Binding.Binds {
-		s := b.Bind(ctx, c, node)
-		if s.Is(Skip) {
-			continue
-		}
-		if !s.OK() {
-			return withPlugin(s, b.Name())
-		}
-		p.postBind(ctx, c, node)
-		return nil
-	}
-	return Fail("Bind", errors.New("every bind plugin skipped the pod"))
-}
-
-func (p *Profile) postBind(ctx context.Context, c *Cycle, node string) {
-	for _, post := range p.Binding.PostBinds {
-		post.PostBind(ctx, c, node)
-	}
-}
-
-func withPlugin(s *Status, plugin string) *Status {
-	if s.Plugin != "" {
-		return s
-	}
-	n := *s
-	n.Plugin = plugin
-	return &n
 }

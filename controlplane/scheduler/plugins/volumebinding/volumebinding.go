@@ -317,6 +317,7 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	if n == nil {
 		return framework.Refuse(Name, fmt.Sprintf("node %q no longer exists", node))
 	}
+	defer p.observeOperation("assume", time.Now())
 	found, made, s := p.chooseVolumes(c.Pod.Pod.UID, st.waiting, n.Node)
 	if !s.OK() {
 		return s
@@ -360,6 +361,7 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	if !ok || len(st.waiting) == 0 {
 		return nil
 	}
+	defer p.observeOperation("bind", time.Now())
 	for _, w := range st.waiting {
 		if pv := st.chosen[w.claim.Name]; pv != nil {
 			if err := p.bindVolume(ctx, pv, w.claim); err != nil {
@@ -380,6 +382,13 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 			c.Pod.Pod.Name, err))
 	}
 	return nil
+}
+
+// observeOperation records for the metrics that an operation has run since the given time.
+func (p *Plugin) observeOperation(operation string, started time.Time) {
+	if observe := p.h.Volumes.ObserveOperation; observe != nil {
+		observe(operation, time.Since(started))
+	}
 }
 
 // bindVolume sets claimRef of the PersistentVolume to the claim. The persistent volume controller
