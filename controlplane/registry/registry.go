@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -111,6 +112,10 @@ func (r *Registry) Run(ctx context.Context) error { return r.cache.Run(ctx) }
 
 // Ready returns a channel that is closed when the watch cache has loaded the content of the store.
 func (r *Registry) Ready() <-chan struct{} { return r.cache.Ready() }
+
+// Collector returns the metrics of the registry's requests to the store and of its watch cache. The
+// caller registers the collector.
+func (r *Registry) Collector() prometheus.Collector { return r.cache.StoreMetrics() }
 
 // Revision returns the store revision up to which the watch cache has applied all changes.
 func (r *Registry) Revision() raftstore.Revision { return r.cache.Revision() }

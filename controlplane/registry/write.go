@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -281,14 +282,28 @@ func (w *write) commitDelete(ctx context.Context, stored current, last api.Objec
 	return watchcache.WithRevision(w.req.Kind, last, rev), nil
 }
 
-// commitOps commits the operations of a write of obj. If another object has reserved a unique value
-// of obj, such as a cluster IP, it returns an error that names the field. If admission picked that
-// value, it returns the conflict instead, so that the write is retried.
+// operationOf returns the operation of a write whose first op writes or removes the object.
+func operationOf(first raftstore.Op) watchcache.Operation {
+	switch {
+	case first.Kind == raftstore.OpDelete:
+		return watchcache.OpDelete
+	case first.If.Absent:
+		return watchcache.OpCreate
+	}
+	return watchcache.OpUpdate
+}
+
+// commitOps commits the operations of a write of obj, the first of which writes or removes it. If
+// another object has reserved a unique value of obj, such as a cluster IP, it returns an error that
+// names the field. If admission picked that value, it returns the conflict instead, so that the
+// write is retried.
 func (w *write) commitOps(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
 	if !w.served.IsServed(w.registry.kinds) {
 		return 0, w.registry.cache.NotServed(w.served.Kind)
 	}
+	started := time.Now()
 	rev, err := w.registry.store.Commit(ctx, raftstore.Commit{Ops: ops, Fence: raftstore.Fence(w.req.Internal.Fence)})
+	w.served.ObserveRequest(operationOf(ops[0]), started, err)
 	if err == nil {
 		w.req.Client.Stages.EndStage("committed", fmt.Sprintf("revision %d", rev), w.registry.currentTime())
 		return rev, nil

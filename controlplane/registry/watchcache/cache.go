@@ -82,6 +82,7 @@ type Cache struct {
 	completeObjects encodings // complete objects of entries that hold only the light form (see light.go)
 	fieldSets       *fieldowners.SetShare
 	reserved        reservationIndex
+	requests        *storeRequests
 }
 
 // loading is the progress of loading objects from the store.
@@ -102,6 +103,7 @@ func New(store raftstore.Store, kinds *api.Kinds, options Options) *Cache {
 		history: historyBudget{limits: historyLimits{events: options.HistoryEvents, bytes: options.HistoryBytes,
 			age: options.HistoryAge, sweep: options.SweepInterval}},
 		fieldSets:       fieldowners.NewSetShare(),
+		requests:        newStoreRequests(),
 		encodings:       encodings{maxBytes: maxEncodedBytes},
 		completeObjects: encodings{maxBytes: maxCompleteBytes},
 		ready:           make(chan struct{}),
@@ -455,6 +457,7 @@ func (c *Cache) applyRevisions(batch []raftstore.Events) {
 			if sc == nil || r.Revision <= sc.next.loadRevision {
 				continue
 			}
+			sc.counts.received.Add(1)
 			if !isClosed(sc.loaded) {
 				sc.next.queuedChanges = append(sc.next.queuedChanges, *ev)
 				continue

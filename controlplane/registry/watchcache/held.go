@@ -16,7 +16,7 @@ func (r Reader) Held(ctx context.Context, k *api.Kind, namespace, resourceVersio
 	if err != nil {
 		return nil, err
 	}
-	if err := r.waitForVersion(ctx, resourceVersion); err != nil {
+	if err := r.waitForVersion(ctx, s, OpList, resourceVersion); err != nil {
 		return nil, storeerrors.ToStatus(err, "list "+k.Resource+" of "+namespace)
 	}
 	current := s.storage.snap.Load()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -26,12 +27,22 @@ type Reader struct{ cache *Cache }
 // NewReader returns a Reader of the given cache.
 func NewReader(c *Cache) Reader { return Reader{c} }
 
-// waitForVersion waits until the cache is new enough for a read with the given resourceVersion. ""
-// means every write acknowledged so far, "0" means any state, and N means at least revision N. A
-// revision newer than the store is an error.
-func (r Reader) waitForVersion(ctx context.Context, resourceVersion string) error {
+// refresh waits until the cache includes every write that any replica acknowledged before the call,
+// for a read of the kind. It records the request to the store in the metrics.
+func (r Reader) refresh(ctx context.Context, s *Served, op Operation) (raftstore.Revision, error) {
+	started := time.Now()
+	rev, err := r.cache.Refresh(ctx)
+	s.ObserveRequest(op, started, err)
+	return rev, err
+}
+
+// waitForVersion waits until the cache is new enough for a read of the kind with the given
+// resourceVersion. "" means every write acknowledged so far, "0" means any state, and N means at
+// least revision N. A revision newer than the store is an error. op is the kind of read, for the
+// metrics.
+func (r Reader) waitForVersion(ctx context.Context, s *Served, op Operation, resourceVersion string) error {
 	if resourceVersion == "" {
-		_, err := r.cache.Refresh(ctx)
+		_, err := r.refresh(ctx, s, op)
 		return err
 	}
 	rev, err := storedform.ParseRevision(resourceVersion)
@@ -40,7 +51,7 @@ func (r Reader) waitForVersion(ctx context.Context, resourceVersion string) erro
 	}
 	if rev > r.cache.progress.currentRevision() {
 		// A revision that does not exist yet is an error; do not wait for it.
-		current, err := r.cache.Refresh(ctx)
+		current, err := r.refresh(ctx, s, op)
 		if err != nil {
 			return err
 		}
@@ -53,11 +64,13 @@ func (r Reader) waitForVersion(ctx context.Context, resourceVersion string) erro
 
 // storeRevisionIfOlder returns the store's current revision if it is older than rev, otherwise 0.
 // It asks the leader only if this replica has not reached rev.
-func (r Reader) storeRevisionIfOlder(ctx context.Context, rev raftstore.Revision) (raftstore.Revision, error) {
+func (r Reader) storeRevisionIfOlder(
+	ctx context.Context, s *Served, rev raftstore.Revision,
+) (raftstore.Revision, error) {
 	if err := r.cache.WaitFor(ctx, 0); err != nil || rev <= r.cache.progress.currentRevision() {
 		return 0, err
 	}
-	current, err := r.cache.Refresh(ctx)
+	current, err := r.refresh(ctx, s, OpList)
 	if err != nil || rev <= current {
 		return 0, err
 	}
@@ -83,7 +96,7 @@ func (r Reader) GetObject(ctx context.Context, req *api.Request) (api.Object, er
 	}
 	ctx, cancel := r.cache.WithTimeout(ctx)
 	defer cancel()
-	if err := r.waitForVersion(ctx, req.Get.ResourceVersion); err != nil {
+	if err := r.waitForVersion(ctx, s, OpGet, req.Get.ResourceVersion); err != nil {
 		return nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(req))
 	}
 	e, bad := s.Lookup(s.Key(req.Namespace, req.Name))
@@ -164,7 +177,7 @@ func (r Reader) readPage(ctx context.Context, s *Served, f *filter, req *api.Req
 			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 		}
 		if token.Revision < 0 {
-			if _, err := r.cache.Refresh(ctx); err != nil {
+			if _, err := r.refresh(ctx, s, OpList); err != nil {
 				return nil, err
 			}
 			return s.cachedPage(ctx, f, token.After, limit)
@@ -176,12 +189,12 @@ func (r Reader) readPage(ctx context.Context, s *Served, f *filter, req *api.Req
 		if err != nil {
 			return nil, err
 		}
-		if err := r.waitForVersion(ctx, o.ResourceVersion); err != nil {
+		if err := r.waitForVersion(ctx, s, OpList, o.ResourceVersion); err != nil {
 			return nil, err
 		}
 		return r.pageAt(ctx, s, f, pageRange{rev, "", limit, req.Internal.Expect})
 	}
-	if err := r.waitForVersion(ctx, o.ResourceVersion); err != nil {
+	if err := r.waitForVersion(ctx, s, OpList, o.ResourceVersion); err != nil {
 		return nil, err
 	}
 	return s.cachedPage(ctx, f, "", limit)
@@ -290,7 +303,7 @@ type pageRange struct {
 // pageAt returns a page of the kind's objects at a past revision. Its objects are decoded for this
 // response only, so it waits for memory (pageRange.expect) before it decodes each chunk.
 func (r Reader) pageAt(ctx context.Context, kind *Served, f *filter, requested pageRange) (*page, error) {
-	if err := r.waitForVersion(ctx, storedform.FormatRevision(requested.at)); err != nil {
+	if err := r.waitForVersion(ctx, kind, OpList, storedform.FormatRevision(requested.at)); err != nil {
 		return nil, err
 	}
 	if current := kind.storage.snap.Load(); current.changed <= requested.at {
@@ -307,9 +320,11 @@ func (r Reader) pageAt(ctx context.Context, kind *Served, f *filter, requested p
 		chunk = requested.limit
 	}
 	for {
+		started := time.Now()
 		list, err := r.cache.store.List(ctx, kind.storage.spec.Prefix+f.prefix, raftstore.ListOptions{
 			ReadOptions: raftstore.ReadOptions{Local: true}, After: after, At: requested.at, Limit: chunk,
 		})
+		kind.ObserveRequest(OpList, started, err)
 		if err != nil {
 			return nil, pagingError(err, p, after)
 		}
@@ -448,9 +463,9 @@ func (r Reader) Watch(ctx context.Context, req *api.Request) (watch.Interface, e
 	}
 	switch {
 	case o.ResourceVersion == "" || (p.initial && rev > 0):
-		err = r.waitForVersion(startCtx, o.ResourceVersion)
+		err = r.waitForVersion(startCtx, s, OpList, o.ResourceVersion)
 	default:
-		p.storeRevision, err = r.storeRevisionIfOlder(startCtx, rev)
+		p.storeRevision, err = r.storeRevisionIfOlder(startCtx, s, rev)
 	}
 	if err != nil {
 		return nil, storeerrors.ToStatus(err, storeerrors.DescribeRequest(req))

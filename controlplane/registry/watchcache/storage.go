@@ -36,6 +36,8 @@ type storageCache struct {
 	// historyEntries maps the decoded objects of the history to their entries, to find their cached
 	// encodings.
 	historyEntries map[api.Object]*Entry
+
+	counts storageCounts
 }
 
 // nextState is the newest state of a storage. It includes changes that are not visible to readers

@@ -437,7 +437,8 @@ func (w *Watcher) WhenExpired(f func()) {
 // the watch ends with an error (410). The caller holds the lock of the storage.
 func (w *Watcher) markExpired() {
 	close(w.cursor.expired)
-	if w.cursor.whenExpired != nil {
+	if w.cursor.whenExpired != nil { // nil for informers, which continue with the current state
+		w.served.storage.counts.terminated.Add(1)
 		go w.cursor.whenExpired()
 	}
 }
