@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/version"
+
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/policies"
 	"keelson.dev/keelson/controlplane/apiserver/admission/webhooks"
@@ -84,7 +86,7 @@ const MaxKindSeries = maxKindSeries
 
 // CountOtherKinds returns how many of the kinds are counted together, when they are used in order.
 func CountOtherKinds(all ...*api.Kind) (others int) {
-	m := newMetrics(nil, api.NewKinds(all...), "v1")
+	m := newMetrics(nil, api.NewKinds(all...), version.Info{})
 	for _, k := range m.kinds.kinds.All() {
 		if _, _, resource := m.kinds.kindLabels(k); resource == otherKinds {
 			others++

@@ -137,9 +137,9 @@ func tooManyRequests(err error, class flowcontrol.Class, caller flowcontrol.Call
 	if !errors.Is(err, flowcontrol.ErrFull) {
 		return err
 	}
-	return apierrors.NewTooManyRequests(fmt.Sprintf(
+	return endpoints.NewTerminationError(apierrors.NewTooManyRequests(fmt.Sprintf(
 		"%v: the limits of this replica allow no further %s request of %q; retry with fewer concurrent requests",
-		err, class, api.Truncate(caller.Name, 128)), 1)
+		err, class, api.Truncate(caller.Name, 128)), 1))
 }
 
 func classOf(r *api.Request) flowcontrol.Class {

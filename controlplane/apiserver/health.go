@@ -25,6 +25,9 @@ type healthCheck struct {
 // the probe hang.
 const readyTimeout = 2 * time.Second
 
+// storeCheck is the name under which kube-apiserver reports the health of its store.
+const storeCheck = "etcd"
+
 // healthChecks serves the health endpoints of a server.
 type healthChecks struct{ server *Server }
 
@@ -90,7 +93,7 @@ func (h healthChecks) kubernetesChecks() []healthCheck {
 	}
 	const hook = "poststarthook/"
 	return []healthCheck{
-		{"etcd", store}, {"etcd-readiness", store}, {"informer-sync", registry},
+		{storeCheck, store}, {"etcd-readiness", store}, {"informer-sync", registry},
 		{hook + "generic-apiserver-start-informers", registry},
 		{hook + "start-kube-apiserver-admission-initializer", registry},
 		{hook + "priority-and-fairness-config-consumer", registry},
@@ -125,9 +128,9 @@ func (h healthChecks) serveHealth(w http.ResponseWriter, r *http.Request) bool {
 	base, one, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	var checks []healthCheck
 	switch base {
-	case "healthz", "livez":
+	case healthzEndpoint, livezEndpoint:
 		checks = h.livenessChecks()
-	case "readyz":
+	case readyzEndpoint:
 		checks = h.readinessChecks()
 	default:
 		return false
@@ -161,7 +164,7 @@ func (h healthChecks) serveHealth(w http.ResponseWriter, r *http.Request) bool {
 			fmt.Fprintf(&report, "[+]%s excluded: ok\n", c.name)
 			continue
 		}
-		if err := c.run(ctx); err != nil {
+		if err := h.runCheck(ctx, base, c); err != nil {
 			failed = true
 			fmt.Fprintf(&report, "[-]%s failed: %v\n", c.name, err)
 			continue

@@ -44,7 +44,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p := recover(); p != nil {
 			s.handlePanic(out, r, p)
 		}
-		s.metrics.requests.observeRequest(req, r, out.code, out.sent, s.cfg.Clock().Sub(began))
+		s.metrics.requests.observeRequest(req, r, out, s.cfg.Clock().Sub(began))
 	}()
 	// Health checks need no credentials if anonymous requests are allowed for the path.
 	if checkPath(r.URL) == nil && s.cfg.Authentication.Configured.Anonymous(r.URL.Path) &&
@@ -207,6 +207,8 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, u api.User) {
 		writeJSON(w, s.cfg.Process.Version)
 	case path == "/metrics":
 		s.metrics.requests.handler.ServeHTTP(w, r)
+	case path == pathSLIs:
+		healthChecks{s}.serveSLIs(w, r)
 	case strings.HasPrefix(path, profilePrefix+"/"):
 		serveProfile(w, r, strings.TrimPrefix(path, profilePrefix+"/"))
 	case strings.HasPrefix(path, api.PathTimeline+"/api"):
@@ -315,8 +317,8 @@ func (s *Server) rootPaths() []string {
 			out = append(out, p)
 		}
 	}
-	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz",
-		pathStatus, "/version")
+	return append(out, pathFlags, "/healthz", "/livez", "/metrics", pathSLIs, "/openapi/v2", "/openapi/v3",
+		"/readyz", pathStatus, "/version")
 }
 
 // handlePanic logs the panic of a handler and responds with a 500. It panics again with
@@ -339,10 +341,11 @@ func (s *Server) handlePanic(w *statusWriter, r *http.Request, cause any) {
 // before the response.
 type statusWriter struct {
 	http.ResponseWriter
-	code     int
-	sent     int64 // bytes of the body
-	warnings func() []string
-	record   *audit.Record
+	code       int
+	sent       int64 // bytes of the body
+	terminated bool  // the server ended the request to protect itself
+	warnings   func() []string
+	record     *audit.Record
 }
 
 func (w *statusWriter) WriteHeader(code int) {
@@ -364,6 +367,9 @@ func (w *statusWriter) Write(data []byte) (int, error) {
 	w.sent += int64(n)
 	return n, err
 }
+
+// MarkTerminated implements endpoints.TerminationMarker.
+func (w *statusWriter) MarkTerminated() { w.terminated = true }
 
 // Unwrap returns the wrapped writer for http.ResponseController.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

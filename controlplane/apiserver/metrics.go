@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -9,8 +10,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
 // requestMetrics counts requests under the metric names and labels of Kubernetes, so that
@@ -21,10 +24,17 @@ type requestMetrics struct {
 	sli         *prometheus.HistogramVec
 	sizes       *prometheus.HistogramVec
 	longRunning *prometheus.GaugeVec
-	events      *prometheus.CounterVec
-	eventSizes  *prometheus.HistogramVec
+	terminated  *prometheus.CounterVec
+	watches     watchMetrics
 	kinds       kindSeries
 	handler     http.Handler
+}
+
+// watchMetrics are the events and the initial events of watches.
+type watchMetrics struct {
+	events  *prometheus.CounterVec
+	sizes   *prometheus.HistogramVec
+	initial *prometheus.HistogramVec
 }
 
 // Labels of a request, as in Kubernetes. component is always "apiserver".
@@ -44,7 +54,7 @@ func newRegistry() *prometheus.Registry {
 }
 
 func newMetrics(
-	reg *prometheus.Registry, kinds *api.Kinds, version string, more ...prometheus.Collector,
+	reg *prometheus.Registry, kinds *api.Kinds, v version.Info, more ...prometheus.Collector,
 ) *requestMetrics {
 	if reg == nil {
 		reg = newRegistry()
@@ -70,26 +80,42 @@ func newMetrics(
 		longRunning: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_longrunning_requests", Help: "Watches and byte streams that are under way.",
 		}, requestLabels),
-		events: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "apiserver_watch_events_total", Help: "Events sent to watches.",
-		}, kindLabels),
-		eventSizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_watch_events_sizes", Help: "Bytes of the events sent to watches.",
-			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
-		}, kindLabels),
+		terminated: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_request_terminations_total",
+			Help: "Requests that the server ended to protect itself: at a limit (429) or after their timeout.",
+		}, append(slices.Clone(requestLabels), "code")),
+		watches: watchMetrics{
+			events: prometheus.NewCounterVec(prometheus.CounterOpts{
+				Name: "apiserver_watch_events_total", Help: "Events sent to watches.",
+			}, kindLabels),
+			sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+				Name: "apiserver_watch_events_sizes", Help: "Bytes of the events sent to watches.",
+				Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
+			}, kindLabels),
+			initial: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+				Name:    "apiserver_watch_list_duration_seconds",
+				Help:    "Time from the start of a watch with initial events until all of them were sent.",
+				Buckets: append(slices.Clone(slow), 90, 120, 180, 300),
+			}, append(kindLabels, "scope")),
+		},
 	}
 	m.kinds = kindSeries{kinds: kinds, deleteSeries: func(l prometheus.Labels) {
 		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
-			m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes,
+			m.total, m.latency, m.sli, m.sizes, m.longRunning, m.terminated, m.watches.events, m.watches.sizes,
+			m.watches.initial,
 		} {
 			v.DeletePartialMatch(l)
 		}
 	}}
-	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_build_info",
-		Help: "1, with the version that is served."},
-		[]string{"git_version"})
-	build.WithLabelValues(version).Set(1)
-	reg.MustRegister(m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes, build)
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubernetes_build_info",
+		Help: "1, with the version that is served.", ConstLabels: prometheus.Labels{
+			"major": v.Major, "minor": v.Minor, "git_version": v.GitVersion, "git_commit": v.GitCommit,
+			"git_tree_state": v.GitTreeState, "build_date": v.BuildDate, "go_version": v.GoVersion,
+			"compiler": v.Compiler, "platform": v.Platform,
+		}})
+	build.Set(1)
+	reg.MustRegister(m.total, m.latency, m.sli, m.sizes, m.longRunning, m.terminated, m.watches.events,
+		m.watches.sizes, m.watches.initial, build)
 	reg.MustRegister(more...)
 	m.handler = promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	return m
@@ -97,17 +123,10 @@ func newMetrics(
 
 // requestLabelValues returns the values of requestLabels for a request on a served resource.
 func (m *requestMetrics) requestLabelValues(req *api.Request) []string {
-	group, version, resource := m.kinds.kindLabels(req.Kind)
+	group, served, resource := m.kinds.kindLabels(req.Kind)
 	sub := req.Subresource
 	if resource == otherKinds {
 		sub = ""
-	}
-	scope := "cluster"
-	switch {
-	case req.Name != "" || req.Verb == api.VerbCreate:
-		scope = "resource"
-	case req.Namespace != "":
-		scope = "namespace"
 	}
 	verb := strings.ToUpper(string(req.Verb))
 	switch req.Verb {
@@ -120,14 +139,25 @@ func (m *requestMetrics) requestLabelValues(req *api.Request) []string {
 			verb = "APPLY"
 		}
 	}
-	return []string{verb, group, version, resource, sub, scope, component}
+	return []string{verb, group, served, resource, sub, requestScope(req), component}
+}
+
+// requestScope returns the label value for the set of objects that a request is about.
+func requestScope(req *api.Request) string {
+	switch {
+	case req.Name != "" || req.Verb == api.VerbCreate:
+		return "resource"
+	case req.Namespace != "":
+		return "namespace"
+	}
+	return "cluster"
 }
 
 // observeRequest counts a finished request. req is nil for requests that are not about a served
 // resource. All of these have the same label values, so that unauthenticated clients cannot create
 // series.
 func (m *requestMetrics) observeRequest(
-	req *api.Request, r *http.Request, code int, sent int64, duration time.Duration,
+	req *api.Request, r *http.Request, response *statusWriter, duration time.Duration,
 ) {
 	labels, dry := []string{methodLabel(r.Method), "", "", "", "", "", component}, ""
 	long := false
@@ -138,15 +168,18 @@ func (m *requestMetrics) observeRequest(
 			dry = "All"
 		}
 	}
-	with := append([]string{dry}, labels...)
-	m.total.WithLabelValues(append([]string{strconv.Itoa(code)}, with...)...).Inc()
+	with, code := append([]string{dry}, labels...), strconv.Itoa(response.code)
+	m.total.WithLabelValues(append([]string{code}, with...)...).Inc()
+	if response.terminated {
+		m.terminated.WithLabelValues(append(slices.Clone(labels), code)...).Inc()
+	}
 	if long {
 		return
 	}
 	m.latency.WithLabelValues(with...).Observe(duration.Seconds())
 	m.sli.WithLabelValues(labels...).Observe(duration.Seconds())
 	if labels[0] == http.MethodGet || labels[0] == "LIST" {
-		m.sizes.WithLabelValues(labels...).Observe(float64(sent))
+		m.sizes.WithLabelValues(labels...).Observe(float64(response.sent))
 	}
 }
 
@@ -165,16 +198,31 @@ func (m *requestMetrics) startLongRunning(req *api.Request) (ended func()) {
 	}
 }
 
-// eventCounter returns a function that counts an event sent by a watch of kind k and its size.
-func (m *requestMetrics) eventCounter(k *api.Kind) func(bytes int) {
-	group, version, resource := m.kinds.kindLabels(k)
-	events, sizes := m.events.WithLabelValues(group, version, resource),
-		m.eventSizes.WithLabelValues(group, version, resource)
-	return func(bytes int) {
-		events.Inc()
-		sizes.Observe(float64(bytes))
-	}
+// watchObserver implements endpoints.WatchMetrics for one watch.
+type watchObserver struct {
+	events  prometheus.Counter
+	sizes   prometheus.Observer
+	initial func() prometheus.Observer
 }
+
+// newWatchObserver returns the metrics of the watch that the request starts.
+func (m *requestMetrics) newWatchObserver(req *api.Request) endpoints.WatchMetrics {
+	group, served, resource := m.kinds.kindLabels(req.Kind)
+	return watchObserver{events: m.watches.events.WithLabelValues(group, served, resource),
+		sizes: m.watches.sizes.WithLabelValues(group, served, resource),
+		initial: func() prometheus.Observer { // few watches have initial events
+			return m.watches.initial.WithLabelValues(group, served, resource, requestScope(req))
+		}}
+}
+
+// ObserveEvent implements endpoints.WatchMetrics.
+func (o watchObserver) ObserveEvent(bytes int) {
+	o.events.Inc()
+	o.sizes.Observe(float64(bytes))
+}
+
+// ObserveInitialEvents implements endpoints.WatchMetrics.
+func (o watchObserver) ObserveInitialEvents(d time.Duration) { o.initial().Observe(d.Seconds()) }
 
 func methodLabel(m string) string {
 	switch m {

@@ -84,8 +84,8 @@ func TestMetricsOfDashboards(t *testing.T) {
 		`apiserver_admission_controller_admission_duration_seconds_count{name="ValidatingAdmissionWebhook",` +
 			`operation="CREATE",rejected="false",type="validate"}`: "",
 		updates: strconv.Itoa(updated + 1),
-		`authentication_attempts{result="error"}`:                                                            "1",
-		fmt.Sprintf(`kubernetes_build_info{git_version=%q}`, r.Server.Settings().Process.Version.GitVersion): "1",
+		`authentication_attempts{result="error"}`: "1",
+		buildInfo(r): "1",
 	} {
 		if got, ok := seen[want]; !ok || value != "" && got != value {
 			t.Errorf("%s is %q, want %s", want, got, value)
@@ -96,6 +96,72 @@ func TestMetricsOfDashboards(t *testing.T) {
 		"go_memstats_alloc_bytes "} {
 		if !strings.Contains(text, "\n"+want) {
 			t.Errorf("no %s", want)
+		}
+	}
+}
+
+// buildInfo is the series of the version of a replica, with the labels of Kubernetes.
+func buildInfo(r *apiservertest.Replica) string {
+	v := r.Server.Settings().Process.Version
+	return fmt.Sprintf("kubernetes_build_info{build_date=%q,compiler=%q,git_commit=%q,git_tree_state=%q,"+
+		"git_version=%q,go_version=%q,major=%q,minor=%q,platform=%q}", v.BuildDate, v.Compiler, v.GitCommit,
+		v.GitTreeState, v.GitVersion, v.GoVersion, v.Major, v.Minor, v.Platform)
+}
+
+// F133: requests to the store, the watch cache, terminated requests, the lifetime of client
+// certificates and the initial events of watches have the series of kube-apiserver.
+func TestMetricsOfStoreAndClients(t *testing.T) {
+	r := apiservertest.StartReplica(t, nil)
+	c := r.AdminHTTP()
+	before := r.Series(c)
+	maps := r.Must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	const path = "/api/v1/namespaces/default/configmaps"
+	r.Call(c, "PATCH", path+"/a", `{"data":{"k":"v"}}`, "Content-Type", "application/merge-patch+json")
+	r.Call(c, "GET", path+"/a", "")
+	r.Call(c, "GET", path, "")
+	r.Call(c, "DELETE", path+"/"+maps.GetName(), "")
+	if got := r.Call(c, "GET", path+"?timeout=1ns", ""); got.Code != 504 {
+		t.Errorf("a list with a timeout of a nanosecond: %d %s", got.Code, got.Body)
+	}
+	watched := r.Call(c, "GET", path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"+
+		"allowWatchBookmarks=true&timeoutSeconds=1", "")
+	if !strings.Contains(watched.Body, "k8s.io/initial-events-end") {
+		t.Errorf("the watch has no end of its initial events: %s", watched.Body)
+	}
+	seen := r.Series(c)
+	number := func(series map[string]string, name string) float64 {
+		n, _ := strconv.ParseFloat(series[name], 64)
+		return n
+	}
+	const configMaps = `group="",resource="configmaps"`
+	of := func(name, operation string) string {
+		return name + `{group="",operation="` + operation + `",resource="configmaps"}`
+	}
+	for name, want := range map[string]float64{
+		of("etcd_requests_total", "create"):                                                              1,
+		of("etcd_requests_total", "update"):                                                              1,
+		of("etcd_requests_total", "delete"):                                                              1,
+		of("etcd_requests_total", "get"):                                                                 1,
+		of("etcd_requests_total", "list"):                                                                3,
+		of("etcd_request_errors_total", "create"):                                                        0,
+		of("etcd_request_errors_total", "list"):                                                          1,
+		of("etcd_request_duration_seconds_count", "create"):                                              1,
+		`apiserver_watch_cache_events_received_total{` + configMaps + `}`:                                3,
+		`apiserver_terminated_watchers_total{` + configMaps + `}`:                                        0,
+		`apiserver_watch_list_duration_seconds_count{` + configMaps + `,scope="namespace",version="v1"}`: 1,
+		`apiserver_request_terminations_total{code="504",component="apiserver",` + configMaps +
+			`,scope="namespace",subresource="",verb="LIST",version="v1"}`: 1,
+	} {
+		_, ok := seen[name]
+		if got := number(seen, name) - number(before, name); !ok || got != want {
+			t.Errorf("%s has grown by %v, want %v", name, got, want)
+		}
+	}
+	for _, name := range []string{`apiserver_watch_cache_resource_version{` + configMaps + `}`,
+		`etcd_request_duration_seconds_bucket{group="",operation="create",resource="configmaps",le="60"}`,
+		`apiserver_client_certificate_expiration_seconds_bucket{le="+Inf"}`} {
+		if number(seen, name) == 0 {
+			t.Errorf("%s is %q", name, seen[name])
 		}
 	}
 }

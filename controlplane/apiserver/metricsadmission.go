@@ -107,6 +107,8 @@ func measurePlugin(
 type authenticationMetrics struct {
 	attempts *prometheus.CounterVec
 	duration *prometheus.HistogramVec
+	// expiration is the remaining lifetime of client certificates that authenticated a request
+	expiration prometheus.Histogram
 }
 
 func newAuthenticationMetrics() *authenticationMetrics {
@@ -119,6 +121,12 @@ func newAuthenticationMetrics() *authenticationMetrics {
 			Name: "authentication_duration_seconds", Help: "Time to make out who sent a request.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, labels),
+		expiration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "apiserver_client_certificate_expiration_seconds",
+			Help: "Remaining lifetime in seconds of the client certificates that authenticated requests.",
+			Buckets: []float64{0, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 345600, 604800, 2592000, 7776000,
+				15552000, 31104000},
+		}),
 	}
 }
 

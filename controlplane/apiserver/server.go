@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,6 +68,7 @@ type serverMetrics struct {
 	requests       *requestMetrics
 	admission      *admissionMetrics
 	authentication *authenticationMetrics
+	health         *healthMetrics
 }
 
 // lifetime contains when a server was started, and whether it is shutting down.
@@ -89,6 +91,7 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, paths: http.NewServeMux()}
 	s.metrics.admission, s.metrics.authentication = newAdmissionMetrics(), newAuthenticationMetrics()
 	s.lifetime.startedAt = cfg.Clock()
+	s.metrics.health = newHealthMetrics(s.lifetime.startedAt)
 	s.lifetime.closing, s.lifetime.close = context.WithCancel(context.Background())
 	s.pipeline = &pipeline{
 		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: make(chan struct{}),
@@ -181,6 +184,7 @@ func (s *Server) newLeaderWork() {
 		typeChecker: &policies.TypeChecker{Backend: s.Backend(), Source: cfg.Registry, Kinds: cfg.Kinds,
 			Expressions: cfg.Admission.Expressions.Admission(), Log: cfg.Log},
 	}
+	cfg.Process.Metrics.MustRegister(s.leaderWork.conditions.Collector())
 }
 
 // nodeTokenCeiling is the maximum lifetime of a token that an agent requests for a pod. Agents
@@ -218,8 +222,16 @@ func (s *Server) newAuthenticators() authn.Bearer {
 		}
 	}
 	s.authn = append(methods, authn.X509{CAs: cfg.Authentication.ClientCAs, Clock: cfg.Clock,
-		Revoked: s.revocations.checkRevoked, Seen: cfg.Authentication.ClientSeen}, bearer)
+		Revoked: s.revocations.checkRevoked, Seen: s.recordCertificate}, bearer)
 	return bearer
+}
+
+// recordCertificate records the client certificate that authenticated a request.
+func (s *Server) recordCertificate(leaf *x509.Certificate) {
+	s.metrics.authentication.expiration.Observe(leaf.NotAfter.Sub(s.cfg.Clock()).Seconds())
+	if seen := s.cfg.Authentication.ClientSeen; seen != nil {
+		seen(leaf)
+	}
 }
 
 // markTokenUsed writes the day on which a token was last used into a label of its Secret. It writes
@@ -262,20 +274,20 @@ func (s *Server) newSurface(d *dialer.Dialer) {
 	cfg := &s.cfg
 	serving := &cfg.Serving
 	limits := flowcontrol.New(flowcontrol.ForMemory(serving.MemoryLimit))
-	s.metrics.requests = newMetrics(cfg.Process.Metrics, cfg.Kinds, cfg.Process.Version.GitVersion,
+	s.metrics.requests = newMetrics(cfg.Process.Metrics, cfg.Kinds, cfg.Process.Version,
 		undecodableObjects{cfg.Registry}, storedObjects{cfg.Kinds, cfg.Registry}, gateMetrics{limits},
 		s.metrics.admission.plugins, s.metrics.admission.steps, s.metrics.authentication.attempts,
-		s.metrics.authentication.duration)
+		s.metrics.authentication.duration, s.metrics.authentication.expiration, cfg.Registry.Collector())
 	s.gate = &gate{Gate: limits, requests: s.metrics.requests}
 	streams := &stream.Server{Nodes: cfg.Outbound.Streams, Log: cfg.Log}
 	s.resources = endpoints.New(endpoints.Config{
 		Backend: front{s.pipeline}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
 		MaxBodyBytes: serving.MaxBodyBytes, RequestTimeout: serving.RequestTimeout, MinWatch: serving.MinWatch,
 		Clock: cfg.Clock, Closing: s.lifetime.closing, Spread: serving.ShutdownDelay, Live: cfg.State.Live,
-		Enter:   s.gate.enterGate,
-		Sends:   s.metrics.requests.eventCounter,
-		CatchUp: s.awaitDefinitions,
-		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).SetStatus(status) },
+		Enter:        s.gate.enterGate,
+		WatchMetrics: s.metrics.requests.newWatchObserver,
+		CatchUp:      s.awaitDefinitions,
+		Refused:      func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).SetStatus(status) },
 	})
 	streams.Error = s.resources.WriteError
 	cached := cachedAPIServices{s.cluster}

@@ -67,7 +67,8 @@ func (p processPages) statusPage(meta metav1.TypeMeta) (text string, object any)
 		UptimeSeconds: int64(now.Sub(p.server.lifetime.startedAt).Seconds()),
 		GoVersion:     runtime.Version(), BinaryVersion: p.server.cfg.Process.Version.GitVersion,
 		EmulationVersion: p.server.cfg.Process.Version.Major + "." + p.server.cfg.Process.Version.Minor,
-		Paths:            []string{"/debug/pprof", pathFlags, "/healthz", "/livez", "/metrics", "/readyz", "/version"},
+		Paths: []string{"/debug/pprof", pathFlags, "/healthz", "/livez", "/metrics", pathSLIs, "/readyz",
+			"/version"},
 	}
 	return fmt.Sprintf("Started: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\nPaths: %s\n",
 		status.StartTime.Format(time.UnixDate), now.Sub(p.server.lifetime.startedAt).Truncate(time.Second),

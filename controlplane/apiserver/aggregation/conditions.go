@@ -71,6 +71,8 @@ type Conditions struct {
 	kinds   *api.Kinds
 	log     *slog.Logger
 	checks  atomic.Pointer[availabilityChecks] // the schedule while Run is running, else nil
+
+	unavailable unavailableCounts
 }
 
 // NewConditions returns Conditions that check the API servers of a layer. They read Services and
@@ -289,5 +291,6 @@ func (s *Conditions) CheckService(ctx context.Context, fence uint64, service *ap
 	if o, ok := out.(api.Object); ok {
 		written = o.GetResourceVersion()
 	}
+	s.unavailable.countChange(service, c)
 	return passed, written, nil
 }

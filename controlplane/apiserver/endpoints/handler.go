@@ -5,6 +5,7 @@ package endpoints
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -61,8 +62,8 @@ type Connector interface {
 	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
 }
 
-// Config holds the dependencies and limits of a Handler. All fields except Live, Refused and Sends
-// are required.
+// Config holds the dependencies and limits of a Handler. All fields except Live, Refused and
+// WatchMetrics are required.
 type Config struct {
 	Backend        Backend
 	Kinds          *api.Kinds
@@ -83,9 +84,8 @@ type Config struct {
 	// Enter waits until the request may run and reserves the given number of bytes for it. It
 	// returns an error if the limits are reached.
 	Enter func(ctx context.Context, req *api.Request, bytes int64) (Pass, error)
-	// Sends returns a function that is called with the size of each event that a watch of the kind
-	// sends; may be nil.
-	Sends func(k *api.Kind) func(bytes int)
+	// WatchMetrics returns the metrics of the watch that a request starts; may be nil.
+	WatchMetrics func(req *api.Request) WatchMetrics
 	// Closing ends when the server shuts down. New watches are then refused, and running watches
 	// end at random times within Spread, so that their clients reconnect to other replicas at
 	// different times.
@@ -275,6 +275,9 @@ func (h *Handler) serveVerb(
 		return err
 	})
 	if err != nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = NewTerminationError(err)
+		}
 		h.WriteError(w, r, err)
 		return
 	}

@@ -162,7 +162,7 @@ func TestWatchFrames(t *testing.T) {
 		object := []byte(`"` + strings.Repeat("x", size) + `"`)
 		for _, media := range []string{mediaJSON, mediaProto} {
 			var out bytes.Buffer
-			s := &eventStream{format: Format{Media: media}, w: &out, sends: func(int) {}}
+			s := &eventStream{format: Format{Media: media}, w: &out, metrics: noWatchMetrics{}}
 			s.addFrame(watch.Modified, object)
 			s.addFrame(watch.Deleted, object)
 			s.writeBuffered()

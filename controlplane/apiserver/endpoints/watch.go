@@ -14,6 +14,7 @@ import (
 	"github.com/gorilla/websocket"
 	"google.golang.org/protobuf/encoding/protowire"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -23,6 +24,7 @@ import (
 // serveWatch serves a watch request. It ends when the client disconnects, the timeout expires, the
 // Backend's watch ends or the server shuts down.
 func (h *Handler) serveWatch(w http.ResponseWriter, r *http.Request, req *api.Request) {
+	started := time.Now()
 	format, err := negotiateFor(r, req)
 	if err != nil {
 		h.WriteError(w, r, err)
@@ -51,9 +53,12 @@ func (h *Handler) serveWatch(w http.ResponseWriter, r *http.Request, req *api.Re
 		return
 	}
 	defer found.Stop()
-	s := &eventStream{handler: h, format: format, sends: func(int) {}}
-	if h.cfg.Sends != nil {
-		s.sends = h.cfg.Sends(req.Kind)
+	s := &eventStream{handler: h, format: format, metrics: noWatchMetrics{}}
+	if h.cfg.WatchMetrics != nil {
+		s.metrics = h.cfg.WatchMetrics(req)
+	}
+	if initial := req.List.SendInitialEvents; initial != nil && *initial {
+		s.initialSince = started
 	}
 	if format.As != viewObject {
 		if s.view, err = h.newViewer(r, req.Kind, format); err != nil {
@@ -85,6 +90,24 @@ func (h *Handler) serveWatch(w http.ResponseWriter, r *http.Request, req *api.Re
 	w.WriteHeader(http.StatusOK)
 	s.writeEvents(ctx, w, events)
 }
+
+// WatchMetrics receives the measurements of one watch. One goroutine at a time calls it.
+type WatchMetrics interface {
+	// ObserveEvent records an event that was sent, and the bytes of its object.
+	ObserveEvent(size int)
+	// ObserveInitialEvents records the time from the start of the request until all initial events
+	// were sent.
+	ObserveInitialEvents(d time.Duration)
+}
+
+// noWatchMetrics records nothing.
+type noWatchMetrics struct{}
+
+// ObserveEvent implements WatchMetrics.
+func (noWatchMetrics) ObserveEvent(int) {}
+
+// ObserveInitialEvents implements WatchMetrics.
+func (noWatchMetrics) ObserveInitialEvents(time.Duration) {}
 
 // Events is a watch. The handler reads the events at the speed of the client: it calls Next only
 // after it has sent the previous events.
@@ -154,7 +177,9 @@ type eventStream struct {
 	buf     bytes.Buffer // small events that are written together
 	w       io.Writer
 	failed  bool // a write failed: the client is gone
-	sends   func(size int)
+	metrics WatchMetrics
+	// initialSince is the start of a watch whose initial events are not all sent; otherwise zero
+	initialSince time.Time
 }
 
 // batchBytes is the number of bytes that a watch collects before it writes them. A watch holds this
@@ -237,7 +262,17 @@ func (s *eventStream) addEvent(ev watch.Event) error {
 		return err
 	}
 	s.addFrame(ev.Type, data)
+	if ev.Type == watch.Bookmark && !s.initialSince.IsZero() && endsInitialEvents(ev.Object) {
+		s.metrics.ObserveInitialEvents(time.Since(s.initialSince))
+		s.initialSince = time.Time{}
+	}
 	return nil
+}
+
+// endsInitialEvents reports whether a bookmark is the bookmark after the initial events of a watch.
+func endsInitialEvents(bookmark runtime.Object) bool {
+	o, ok := bookmark.(api.Object)
+	return ok && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
 func (s *eventStream) viewEvent(ev watch.Event) (runtime.Object, error) {
@@ -269,7 +304,7 @@ func (s *eventStream) viewEvent(ev watch.Event) (runtime.Object, error) {
 // CBOR item. It writes a large object directly from the bytes that all watches share, without a
 // copy.
 func (s *eventStream) addFrame(t watch.EventType, object []byte) {
-	s.sends(len(object))
+	s.metrics.ObserveEvent(len(object))
 	after := ""
 	switch s.format.Media {
 	case mediaProto:

@@ -126,6 +126,10 @@ func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int
 // calls Config.Refused.
 func (h *Handler) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	s := StatusOf(err)
+	var ended *TerminationError
+	if marker, ok := w.(TerminationMarker); ok && errors.As(err, &ended) {
+		marker.MarkTerminated()
+	}
 	if h.cfg.Refused != nil {
 		h.cfg.Refused(r.Context(), s)
 	}
@@ -143,6 +147,22 @@ func (h *Handler) WriteError(w http.ResponseWriter, r *http.Request, err error) 
 	}
 	writeBytes(w, r, f.Media, int(s.Code), data)
 }
+
+// TerminationError is the error of a request that the server ended to protect itself: its limits
+// were reached, or the request did not complete within its timeout. It has the status of its cause.
+type TerminationError struct{ cause error }
+
+// NewTerminationError returns a TerminationError with the given cause.
+func NewTerminationError(cause error) *TerminationError { return &TerminationError{cause} }
+
+func (e *TerminationError) Error() string { return e.cause.Error() }
+
+// Unwrap returns the cause, for errors.As.
+func (e *TerminationError) Unwrap() error { return e.cause }
+
+// TerminationMarker is a response writer that records that the server ended the request to protect
+// itself.
+type TerminationMarker interface{ MarkTerminated() }
 
 // StatusOf converts any error to the Status that the client receives.
 func StatusOf(err error) *metav1.Status {
