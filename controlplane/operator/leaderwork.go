@@ -82,22 +82,38 @@ func (w *LeaderWork) State() (state string, failing []api.ClusterPart) {
 	return api.WorkBegun, failing
 }
 
-var restartsMetric = prometheus.NewDesc("keelson_leader_part_restarts_total",
-	"How often a part of the leader's work failed and was restarted.", []string{"part"}, nil)
+var (
+	restartsMetric = prometheus.NewDesc("keelson_leader_part_restarts_total",
+		"How often a part of the leader's work failed and was restarted.", []string{"part"}, nil)
+	leaderMetric = prometheus.NewDesc("leader_election_master_status",
+		"1 if the component runs on this replica, which is then the raft leader, otherwise 0.",
+		[]string{"name"}, nil)
+)
 
-// Collector returns a collector of the number of restarts of each part.
-func (w *LeaderWork) Collector() prometheus.Collector { return restartCollector{w} }
+// Collector returns a collector of the number of restarts of each part, and of the components that
+// this replica runs as the leader.
+func (w *LeaderWork) Collector() prometheus.Collector { return leaderCollector{w} }
 
-type restartCollector struct{ work *LeaderWork }
+type leaderCollector struct{ work *LeaderWork }
 
 // Describe implements prometheus.Collector.
-func (restartCollector) Describe(ch chan<- *prometheus.Desc) { ch <- restartsMetric }
+func (leaderCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- restartsMetric
+	ch <- leaderMetric
+}
 
 // Collect implements prometheus.Collector.
-func (c restartCollector) Collect(ch chan<- prometheus.Metric) {
+func (c leaderCollector) Collect(ch chan<- prometheus.Metric) {
 	c.work.mu.Lock()
 	defer c.work.mu.Unlock()
 	for part, n := range c.work.restarts {
 		ch <- prometheus.MustNewConstMetric(restartsMetric, prometheus.CounterValue, n, part)
+	}
+	leads := 0.0
+	if c.work.started {
+		leads = 1
+	}
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} { // the names of their Leases
+		ch <- prometheus.MustNewConstMetric(leaderMetric, prometheus.GaugeValue, leads, name)
 	}
 }
