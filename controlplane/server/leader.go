@@ -43,7 +43,7 @@ func (r *Replica) wireLeader(schedulerConfig *config.Config) {
 		Client:    r.api.client.As(api.User{Name: api.UserScheduler, Groups: []string{api.GroupAuthenticated}}),
 		Informers: r.api.informers, Actor: "scheduler/" + r.cfg.Name, Timeline: r.api.timeline,
 		Log:      r.log.With("part", "scheduler"),
-		Settings: schedulerConfig, ConfirmLeadership: r.confirmLeadership,
+		Settings: schedulerConfig, ConfirmLeadership: r.confirmLeadership, Metrics: r.leader.pods,
 	})
 }
 

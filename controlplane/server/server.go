@@ -98,6 +98,7 @@ type apiParts struct {
 	timeline       *api.Timeline
 	authentication *authnfile.Authentication
 	authorization  *authzfile.Authorization
+	requests       *client.RequestMetrics // counts the requests of client
 	reloads        *prometheus.CounterVec // counts reloads of the authentication and authorization files
 	auditLog       *audit.Log
 	auditor        *audit.Auditor
@@ -108,6 +109,7 @@ type leaderParts struct {
 	engine    *engine.Engine
 	scheduler *scheduler.Scheduler
 	queues    *engine.QueueMetrics
+	pods      *scheduler.Metrics
 	work      operator.LeaderWork
 }
 
@@ -237,7 +239,8 @@ func (r *Replica) runStore(ctx context.Context) error {
 func wireReplica(cfg Config, cluster datadir.Cluster, trust *pki.Trust) (r *Replica, err error) {
 	r = &Replica{cfg: cfg, cluster: cluster, log: cfg.Process.Log, trust: trustParts{shared: trust}}
 	r.api.timeline, r.api.addressEvents = api.NewTimeline(maxTimelineStages), addressevents.NewRecorder(time.Now)
-	r.leader.queues = engine.NewQueueMetrics()
+	r.api.requests = client.NewRequestMetrics(datadir.HostPort(cfg.Advertise, cluster.APIPort))
+	r.leader.queues, r.leader.pods = engine.NewQueueMetrics(), scheduler.NewMetrics()
 	schedulerConfig, err := scheduler.LoadConfig(cfg.Leader.SchedulerConfig)
 	if err != nil {
 		return nil, err
@@ -289,7 +292,7 @@ func wireReplica(cfg Config, cluster datadir.Cluster, trust *pki.Trust) (r *Repl
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
 		return nil, err
 	}
-	r.api.client = client.New(r.api.server.Backend(), all)
+	r.api.client = client.New(r.api.requests.MeasureBackend(r.api.server.Backend()), all)
 	r.api.informers = client.NewInformers(r.api.client.As(api.User{Name: api.UserAPIServer,
 		Groups: []string{api.GroupMasters, api.GroupAuthenticated}}))
 	if err := r.wireAddresses(); err != nil {
@@ -348,9 +351,13 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 func (r *Replica) newMetricsRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		r.store.Collector(), r.leader.work.Collector(), r.leader.queues)
+		r.store.Collector(), r.leader.work.Collector(), r.leader.queues, r.leader.pods)
 	reg.MustRegister(r.api.auditLog.Collectors()...)
-	reg.MustRegister(r.api.reloads, r.trust.certificates, r.trust.keys.Collector(), r.members.Collector())
+	reg.MustRegister(r.api.requests, r.api.reloads, r.trust.certificates, r.trust.keys.Collector(),
+		r.members.Collector(), prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "apiserver_storage_size_bytes",
+			Help:        "Bytes of the store on this replica's disk: log, journal and snapshots.",
+			ConstLabels: prometheus.Labels{"storage_cluster_id": "etcd-0"}, // there is one store
+		}, func() float64 { return float64(r.store.Status().DiskBytes) }))
 	if r.backups != nil {
 		reg.MustRegister(r.backups.Collectors()...)
 	}
