@@ -137,8 +137,8 @@ func BenchmarkPlacement(b *testing.B) {
 	}
 }
 
-// BenchmarkAttemptMetrics measures all that the metrics cost for one pod that is bound: the entry into the queue, the
-// extension points, and the result.
+// BenchmarkAttemptMetrics measures all that the metrics cost for one pod that is bound: the
+// entry into the queue, the extension points, and the result.
 func BenchmarkAttemptMetrics(b *testing.B) {
 	m := NewMetrics()
 	p := m.profileMetrics(v1.DefaultSchedulerName)
