@@ -156,7 +156,12 @@ func (c *container) buildContainer(ctx context.Context, s *sandbox, shim *shimcl
 	if err != nil {
 		return fmt.Errorf("prepare the root file system of image %s: %w", image, err)
 	}
-	if err := c.writeBundle(s, facts, root); err != nil {
+	target, err := r.openTarget(s, c.config)
+	if err != nil {
+		return err
+	}
+	defer target.Close() // a nil file is not closed
+	if err := c.writeBundle(s, facts, root, target); err != nil {
 		return err
 	}
 	err = stages.measureStage("create", func() error { return c.createInShim(ctx, shim) })
@@ -187,8 +192,10 @@ func (c *container) updateRecord(change func(*containerRecord)) containerRecord 
 	return c.rec
 }
 
-// writeBundle writes the request file from which keelson-oci creates the container.
-func (c *container) writeBundle(s *sandbox, facts agent.ImageConfig, root agent.RootFS) error {
+// writeBundle writes the request file from which keelson-oci creates the container. target is the
+// PID namespace that the container joins, from openTarget. It must stay open until the container
+// exists.
+func (c *container) writeBundle(s *sandbox, facts agent.ImageConfig, root agent.RootFS, target *os.File) error {
 	r := c.runtime
 	in := containerspec.Input{
 		ID: c.rec.ID, Sandbox: s.config, Config: c.config, Image: facts, Root: root, Host: r.host,
@@ -202,12 +209,8 @@ func (c *container) writeBundle(s *sandbox, facts agent.ImageConfig, root agent.
 	if !s.usesHostNetwork() {
 		in.NetNS = r.paths.netnsPath(s.rec.ID)
 	}
-	if ns := c.config.GetLinux().GetSecurityContext().GetNamespaceOptions(); ns.GetPid() == cri.NamespaceMode_TARGET {
-		pid, err := r.targetPID(ns.GetTargetId())
-		if err != nil {
-			return err
-		}
-		in.TargetPID = pid
+	if target != nil {
+		in.TargetPID = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), target.Fd())
 	}
 	if err := s.writeEtcFiles(); err != nil {
 		return err
@@ -237,19 +240,6 @@ func (c *container) writeBundle(s *sandbox, facts agent.ImageConfig, root agent.
 
 func (l layout) bundlePath(id string) string {
 	return filepath.Join(l.containerDir(id), "create.json")
-}
-
-// targetPID returns the PID of a process of the container with this ID. A debug container joins the
-// PID namespace of that process. targetPID returns an error if the container is not running.
-func (r *Runtime) targetPID(id string) (int, error) {
-	c, err := r.findContainer(id)
-	if err != nil {
-		return 0, err
-	}
-	if pids := r.cgroups.ProcessIDs(c.rec.Cgroup); len(pids) > 0 {
-		return pids[0], nil
-	}
-	return 0, status.Errorf(codes.FailedPrecondition, "target container %s is not running", id)
 }
 
 func (c *container) createInShim(ctx context.Context, shim *shimclient.Client) error {

@@ -32,7 +32,7 @@ type Input struct {
 
 	NetNS     string // path; "" = the host's
 	Pause     string // "/proc/PID/ns/" of the pause process
-	TargetPID int    // a process in the PID namespace to join
+	TargetPID string // path of the PID namespace to join, in the mode TARGET
 	Dirs      Directories
 
 	ClampedOOM bool // set by BuildRequest: oom_score_adj could not be as low as requested
@@ -312,8 +312,10 @@ func (in *Input) buildNamespaces() ([]specs.LinuxNamespace, error) {
 		}
 		ns = append(ns, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: in.Pause + "pid"})
 	case cri.NamespaceMode_TARGET:
-		ns = append(ns, specs.LinuxNamespace{Type: specs.PIDNamespace,
-			Path: fmt.Sprintf("/proc/%d/ns/pid", in.TargetPID)})
+		if in.TargetPID == "" {
+			return nil, errors.New("the target container has no process namespace to join")
+		}
+		ns = append(ns, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: in.TargetPID})
 	}
 	if in.Host.unified && !in.isPrivileged() {
 		ns = append(ns, specs.LinuxNamespace{Type: specs.CgroupNamespace})
