@@ -99,6 +99,11 @@ func ResourceValue(pod *v1.Pod, defaultContainer string, ref *v1.ResourceFieldSe
 			}
 		}
 	}
+	for i := range pod.Spec.EphemeralContainers {
+		if c := (*v1.Container)(&pod.Spec.EphemeralContainers[i].EphemeralContainerCommon); c.Name == name {
+			spec = c
+		}
+	}
 	if spec == nil {
 		return "", fmt.Errorf("container %s not found", name)
 	}

@@ -70,6 +70,9 @@ func (ar *actionRunner) ensureImage(ctx context.Context, action lifecycle.Action
 	if spec == nil {
 		return fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, action.Container)
 	}
+	if err := ar.checkEphemeral(pod, spec); err != nil {
+		return err
+	}
 	field := containerFieldPath(pod, action.Container)
 	ref, size, err := ar.findImage(ctx, spec.Image)
 	if err != nil {

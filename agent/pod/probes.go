@@ -28,7 +28,8 @@ func (pb *probeRunner) syncProbes(ctx context.Context) {
 			d.Stop != nil && d.Stop.Orphan {
 			continue
 		}
-		if lifecycle.IsInitContainer(d.Pod, c.Name) && !lifecycle.IsSidecar(d.Pod, spec) {
+		if lifecycle.IsInitContainer(d.Pod, c.Name) && !lifecycle.IsSidecar(d.Pod, spec) ||
+			lifecycle.IsEphemeralContainer(d.Pod, c.Name) {
 			continue
 		}
 		wanted[c.ID] = c

@@ -32,6 +32,10 @@ func drawPod(r *rapid.T) *v1.Pod {
 	for i := range rapid.IntRange(1, 3).Draw(r, "containers") {
 		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: fmt.Sprintf("c%d", i), Image: "x:1"})
 	}
+	for i := range rapid.IntRange(0, 2).Draw(r, "ephemeral") {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, v1.EphemeralContainer{
+			EphemeralContainerCommon: v1.EphemeralContainerCommon{Name: fmt.Sprintf("e%d", i), Image: "x:1"}})
+	}
 	if rapid.IntRange(0, 4).Draw(r, "deadline") == 0 {
 		d := int64(30)
 		p.Spec.ActiveDeadlineSeconds = &d
@@ -45,6 +49,9 @@ func containerNames(p *v1.Pod) []string {
 		for _, c := range l {
 			out = append(out, c.Name)
 		}
+	}
+	for _, c := range p.Spec.EphemeralContainers {
+		out = append(out, c.Name)
 	}
 	return out
 }
@@ -154,8 +161,9 @@ func TestStepOnAnyObservation(t *testing.T) {
 }
 
 // TestAnyHistoryEnds: after any sequence of events, at most one instance of a container has run
-// (the world checks that). Without a restart policy no second one follows. Once the pod is deleted
-// and failures end, nothing is left. F94, F125, P9
+// (the world checks that). Without a restart policy no second one follows, and never one of an
+// ephemeral container. Once the pod is deleted and failures end, nothing is left. F94, F125, F128,
+// P9
 func TestAnyHistoryEnds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		x := newWorld(t, drawPod(r))
@@ -223,6 +231,11 @@ func TestAnyHistoryEnds(t *testing.T) {
 			c := &x.worker.desired.Pod.Spec.Containers[i]
 			if n := x.starts[c.Name]; n > 1 && x.worker.desired.Pod.Spec.RestartPolicy == v1.RestartPolicyNever {
 				r.Fatalf("%s was started %d times, with restartPolicy Never", c.Name, n)
+			}
+		}
+		for _, c := range x.worker.desired.Pod.Spec.EphemeralContainers {
+			if n := x.starts[c.Name]; n > 1 {
+				r.Fatalf("ephemeral container %s was started %d times", c.Name, n)
 			}
 		}
 		x.runCommand("delete 5")

@@ -3,6 +3,7 @@ package pod
 import (
 	"bytes"
 	"reflect"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -103,7 +104,8 @@ func (sr *statusReporter) reportStatus(desired lifecycle.Desired, observed lifec
 }
 
 // isSignificantChange reports whether a status change must be sent immediately: a changed
-// readiness, an ended container or pod, or a changed waiting reason.
+// readiness, an ended container or pod, a changed waiting reason, or a started ephemeral container.
+// The stored status of an ephemeral container prevents a second start after a reboot.
 func isSignificantChange(previous, current *v1.PodStatus) bool {
 	if current.Phase != previous.Phase && current.Phase != v1.PodRunning || current.Reason != previous.Reason ||
 		current.Message != previous.Message {
@@ -116,13 +118,22 @@ func isSignificantChange(previous, current *v1.PodStatus) bool {
 			return true
 		}
 	}
+	for i := range current.EphemeralContainerStatuses {
+		c := &current.EphemeralContainerStatuses[i]
+		if c.State.Running != nil && !slices.ContainsFunc(previous.EphemeralContainerStatuses,
+			func(old v1.ContainerStatus) bool { return old.ContainerID == c.ContainerID }) {
+			return true
+		}
+	}
 	old := map[string]*v1.ContainerStatus{}
-	for _, list := range [][]v1.ContainerStatus{previous.InitContainerStatuses, previous.ContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{previous.InitContainerStatuses, previous.ContainerStatuses,
+		previous.EphemeralContainerStatuses} {
 		for i := range list {
 			old[list[i].Name] = &list[i]
 		}
 	}
-	for _, list := range [][]v1.ContainerStatus{current.InitContainerStatuses, current.ContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{current.InitContainerStatuses, current.ContainerStatuses,
+		current.EphemeralContainerStatuses} {
 		for i := range list {
 			c, before := &list[i], old[list[i].Name]
 			if before == nil || c.RestartCount != before.RestartCount ||

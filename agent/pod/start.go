@@ -49,6 +49,9 @@ func (ar *actionRunner) startContainer(ctx context.Context, action lifecycle.Act
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
+	if err := ar.joinTarget(pod, spec.Name, cfg); err != nil {
+		return fail("CreateContainerConfigError", err)
+	}
 	cfg.CDIDevices = criconfig.ClaimedDevices(spec, devices)
 	if ar.w.cfg.Deps.Plugins != nil {
 		allocation, err := ar.w.cfg.Deps.Plugins.Container(ctx, pod, spec.Name)
@@ -167,8 +170,11 @@ func containerFieldPath(pod *v1.Pod, name string) string {
 	if name == "" || lifecycle.FindContainerSpec(pod, name) == nil {
 		return ""
 	}
-	if lifecycle.IsInitContainer(pod, name) {
+	switch {
+	case lifecycle.IsInitContainer(pod, name):
 		return "spec.initContainers{" + name + "}"
+	case lifecycle.IsEphemeralContainer(pod, name):
+		return "spec.ephemeralContainers{" + name + "}"
 	}
 	return "spec.containers{" + name + "}"
 }

@@ -112,8 +112,8 @@ func (x *world) completeAction(key string, err error) {
 	x.worker.actions.recordResult(a, err, cancelled)
 }
 
-// completePreparation simulates a sandbox in which containers can be created while its network is being
-// attached.
+// completePreparation simulates a sandbox in which containers can be created while its network is
+// being attached.
 func (x *world) completePreparation() {
 	x.seq++
 	x.observed().EarlySandbox = fmt.Sprintf("sb%d", x.seq)
@@ -175,8 +175,9 @@ func (x *world) addInstance(a lifecycle.Action) {
 	x.sortObserved()
 	probe := agent.ProbeState{Started: spec.StartupProbe == nil}
 	probe.Ready = probe.Started && spec.ReadinessProbe == nil
-	if !lifecycle.IsInitContainer(x.worker.desired.Pod, a.Container) ||
-		lifecycle.IsSidecar(x.worker.desired.Pod, spec) {
+	pod := x.worker.desired.Pod
+	if !lifecycle.IsEphemeralContainer(pod, a.Container) &&
+		(!lifecycle.IsInitContainer(pod, a.Container) || lifecycle.IsSidecar(pod, spec)) {
 		o.Probes[c.ID] = probe
 	}
 }
@@ -241,6 +242,11 @@ func (x *world) runCommand(line string) {
 	case "image":
 		p := x.worker.desired.Pod.DeepCopy()
 		lifecycle.FindContainerSpec(p, f[1]).Image = f[2]
+		x.worker.desired.Pod = p
+	case "debug":
+		p := x.worker.desired.Pod.DeepCopy()
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, v1.EphemeralContainer{
+			EphemeralContainerCommon: v1.EphemeralContainerCommon{Name: f[1], Image: "debug:1"}})
 		x.worker.desired.Pod = p
 	case "lose-sandbox":
 		x.observed().Sandboxes[0].Ready = false
@@ -329,7 +335,7 @@ func statusSummary(st *v1.PodStatus) string {
 			b.WriteString(" " + string(c.Type))
 		}
 	}
-	for _, cs := range append(slices.Clone(st.InitContainerStatuses), st.ContainerStatuses...) {
+	for _, cs := range slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses) {
 		fmt.Fprintf(&b, "; %s", cs.Name)
 		switch s := cs.State; {
 		case s.Waiting != nil:

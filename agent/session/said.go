@@ -21,9 +21,9 @@ import (
 const statusesFile = "statuses.checkpoint"
 
 // reportedStatuses holds the last reported status of each pod with a restart policy other than
-// Always. The control plane does not send these statuses back, and the container runtime's records
-// do not survive a power failure. Without them, a node that boots and cannot reach a replica would
-// run a finished pod again.
+// Always, and of each pod with ephemeral containers. The control plane does not send these statuses
+// back, and the container runtime's records do not survive a power failure. Without them, a node
+// that boots and cannot reach a replica would run a finished pod or an ephemeral container again.
 type reportedStatuses struct {
 	changed wakeup.Signal
 
@@ -42,14 +42,15 @@ func (s *reportedStatuses) setStatus(report *v1.Pod) {
 	s.changed.Send()
 }
 
-// statusesToStore returns the reported statuses of pods that are assigned to the node and may end
-// for good (restart policy other than Always). It drops the statuses of all other pods. assignedPod
-// returns an assigned pod, or nil.
+// statusesToStore returns the reported statuses of pods that are assigned to the node and have
+// containers that may end for good (restart policy other than Always, ephemeral containers). It
+// drops the statuses of all other pods. assignedPod returns an assigned pod, or nil.
 func (s *reportedStatuses) statusesToStore(assignedPod func(types.UID) *v1.Pod) (out []storedObject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uid, report := range s.byPod {
-		if p := assignedPod(uid); p == nil || p.Spec.RestartPolicy == v1.RestartPolicyAlways {
+		p := assignedPod(uid)
+		if p == nil || p.Spec.RestartPolicy == v1.RestartPolicyAlways && len(p.Spec.EphemeralContainers) == 0 {
 			delete(s.byPod, uid)
 			continue
 		}

@@ -130,7 +130,8 @@ func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) erro
 
 func (s *Server) waitingReason(q agent.LogRequest) string {
 	if p, ok := s.objects.Pod(q.PodUID); ok {
-		for _, st := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		for _, st := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
+			p.Status.EphemeralContainerStatuses) {
 			if st.Name == q.Container && st.State.Waiting != nil {
 				return st.State.Waiting.Reason
 			}

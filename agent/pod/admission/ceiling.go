@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -43,17 +44,38 @@ func ParseCeiling(text string) (*Ceiling, error) {
 }
 
 // CheckPod returns the rejection of a pod that violates the node's highest Pod Security level, or
-// nil. Pure.
+// nil. Ephemeral containers do not count: CheckEphemeral checks each of them before it starts.
+// Pure.
 func (c *Ceiling) CheckPod(pod *v1.Pod) *lifecycle.Stop {
 	if c == nil {
 		return nil
 	}
-	got := policy.AggregateCheckResults(c.checks.EvaluatePod(c.level, &pod.ObjectMeta, &pod.Spec))
+	if err := c.checkSpec(pod, nil); err != nil {
+		return NewRejection(pod, "PodSecurity", "%v", err)
+	}
+	return nil
+}
+
+// CheckEphemeral returns an error if the pod with its ephemeral container of that name violates the
+// node's highest Pod Security level. Other ephemeral containers of the pod do not count. Pure.
+func (c *Ceiling) CheckEphemeral(pod *v1.Pod, name string) error {
+	if c == nil {
+		return nil
+	}
+	return c.checkSpec(pod, slices.DeleteFunc(slices.Clone(pod.Spec.EphemeralContainers),
+		func(e v1.EphemeralContainer) bool { return e.Name != name }))
+}
+
+// checkSpec returns an error if the pod, with these ephemeral containers in place of its own,
+// violates the level.
+func (c *Ceiling) checkSpec(pod *v1.Pod, ephemeral []v1.EphemeralContainer) error {
+	spec := pod.Spec
+	spec.EphemeralContainers = ephemeral
+	got := policy.AggregateCheckResults(c.checks.EvaluatePod(c.level, &pod.ObjectMeta, &spec))
 	if got.Allowed {
 		return nil
 	}
-	return NewRejection(pod, "PodSecurity",
-		"violates PodSecurity %q, the highest level that this node allows (--pod-security): %s",
+	return fmt.Errorf("violates PodSecurity %q, the highest level that this node allows (--pod-security): %s",
 		c.level, got.ForbiddenDetail())
 }
 

@@ -78,12 +78,14 @@ func (b *Builder) sandboxSecurity(pod *v1.Pod) *cri.LinuxSandboxSecurityContext 
 		SupplementalGroups: supplementalGroups(p), RunAsUser: firstInt(p.RunAsUser, nil),
 		RunAsGroup: firstInt(p.RunAsGroup, nil),
 		Seccomp:    seccompProfile(p.SeccompProfile, nil, false, b.cfg.SeccompDefault)}
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			if sc := list[i].SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
-				out.Privileged = true
-			}
+	visit := func(spec *v1.Container) {
+		if sc := spec.SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
+			out.Privileged = true
 		}
+	}
+	lifecycle.ForEachContainer(pod, visit)
+	for i := range pod.Spec.EphemeralContainers {
+		visit(lifecycle.EphemeralSpec(pod, i))
 	}
 	return out
 }

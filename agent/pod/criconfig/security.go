@@ -39,6 +39,14 @@ func namespaceOptions(pod *v1.Pod) *cri.NamespaceOption {
 	return o
 }
 
+// JoinProcesses makes a container share the process namespace of the container with the ID target.
+// In a pod whose containers share one process namespace, or the node's, it changes nothing.
+func JoinProcesses(config *cri.ContainerConfig, target string) {
+	if o := config.GetLinux().GetSecurityContext().GetNamespaceOptions(); o.GetPid() == cri.NamespaceMode_CONTAINER {
+		o.Pid, o.TargetId = cri.NamespaceMode_TARGET, target
+	}
+}
+
 // securityContext merges the pod's and the container's security context. A field of the container
 // takes precedence.
 func securityContext(pod *v1.Pod, spec *v1.Container, seccompDefault bool) *cri.LinuxContainerSecurityContext {

@@ -59,10 +59,14 @@ func restartDelay(pod *v1.Pod, instance Container, changed bool) time.Duration {
 	}
 }
 
-// shouldRestart reports whether the restart policy and rules restart an ended instance. killed is
-// the reason for which the worker stopped the instance; "" if the instance exited by itself.
+// shouldRestart reports whether the restart policy and rules restart an ended instance. An
+// ephemeral container is never restarted. killed is the reason for which the worker stopped the
+// instance; "" if the instance exited by itself.
 func shouldRestart(pod *v1.Pod, spec *v1.Container, instance Container, killed string) bool {
-	if IsSidecar(pod, spec) {
+	switch {
+	case IsEphemeralContainer(pod, spec.Name):
+		return false
+	case IsSidecar(pod, spec):
 		return true
 	}
 	policy := pod.Spec.RestartPolicy
@@ -100,13 +104,19 @@ func IsInitContainer(pod *v1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == name })
 }
 
-// FindContainerSpec returns the spec of the pod's container or init container of that name, or nil.
+// FindContainerSpec returns the spec of the pod's container, init container or ephemeral container
+// of that name, or nil. The spec of an ephemeral container has the form of a container.
 func FindContainerSpec(pod *v1.Pod, name string) *v1.Container {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			if list[i].Name == name {
 				return &list[i]
 			}
+		}
+	}
+	for i := range pod.Spec.EphemeralContainers {
+		if spec := EphemeralSpec(pod, i); spec.Name == name {
+			return spec
 		}
 	}
 	return nil

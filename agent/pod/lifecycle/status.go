@@ -53,6 +53,7 @@ func Status(desired Desired, observed Observed, last v1.PodStatus, host Host, cu
 		IsEndRecorded(desired) && previous != nil && previous.Status == v1.ConditionTrue
 	st.InitContainerStatuses = g.containerStatuses(desired.Pod.Spec.InitContainers)
 	st.ContainerStatuses = g.containerStatuses(desired.Pod.Spec.Containers)
+	st.EphemeralContainerStatuses = g.ephemeralStatuses()
 	st.Phase, st.Reason, st.Message = g.podPhase(&st)
 	g.setConditions(&st)
 	return st
@@ -66,7 +67,7 @@ func hasPassedInit(pod *v1.Pod, observed *Observed, sandbox string) bool {
 		return true
 	}
 	for _, c := range observed.Containers {
-		if !IsInitContainer(pod, c.Name) && (sandbox == "" || c.Sandbox == sandbox) {
+		if isRegularContainer(pod, c.Name) && (sandbox == "" || c.Sandbox == sandbox) {
 			return true
 		}
 	}
@@ -147,7 +148,8 @@ func (g *statusBuilder) omitsStatus(name string) bool {
 }
 
 func findContainerStatus(status *v1.PodStatus, name string) (v1.ContainerStatus, bool) {
-	for _, list := range [][]v1.ContainerStatus{status.InitContainerStatuses, status.ContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{status.InitContainerStatuses, status.ContainerStatuses,
+		status.EphemeralContainerStatuses} {
 		for _, cs := range list {
 			if cs.Name == name {
 				return cs, true
@@ -295,9 +297,12 @@ func pullFailureReason(failure Failure, image string, currentTime time.Time) (re
 }
 
 // mayStart reports whether the container may be started now, as far as init containers are
-// concerned: all init containers that precede it have passed. A status shows failures only of such
-// a container.
+// concerned: all init containers that precede it have passed. An ephemeral container waits for none
+// of them. A status shows failures only of such a container.
 func (g *statusBuilder) mayStart(spec *v1.Container) bool {
+	if IsEphemeralContainer(g.pod, spec.Name) {
+		return true
+	}
 	if !IsInitContainer(g.pod, spec.Name) || g.initialized {
 		return g.initialized
 	}
@@ -454,11 +459,11 @@ func (g *statusBuilder) phaseFromContainers(status *v1.PodStatus) v1.PodPhase {
 		}
 	}
 	ended := g.desired.Stop != nil || g.haveAllEnded()
-	sidecars := g.hasRunningSidecar()
+	others := g.hasRunningOther()
 	switch {
 	case waiting > 0:
 		return v1.PodPending
-	case running > 0, sidecars, !ended:
+	case running > 0, others, !ended:
 		return v1.PodRunning
 	case failed > 0:
 		return v1.PodFailed
@@ -488,9 +493,11 @@ func (g *statusBuilder) startsNothing() bool {
 	return hasInitFailed(g.pod, g.observed) || g.haveAllEnded()
 }
 
-func (g *statusBuilder) hasRunningSidecar() bool {
+// hasRunningOther reports whether a sidecar or an ephemeral container runs. A pod does not reach a
+// terminal phase before they have ended.
+func (g *statusBuilder) hasRunningOther() bool {
 	return slices.ContainsFunc(g.observed.Containers, func(c Container) bool {
-		return c.State == Running && IsInitContainer(g.pod, c.Name)
+		return c.State == Running && (IsInitContainer(g.pod, c.Name) || IsEphemeralContainer(g.pod, c.Name))
 	})
 }
 
@@ -500,5 +507,6 @@ const MaxMessages = 12 << 10
 // terminationMessageLimit returns the maximum size of one container's termination message in the
 // pod's status.
 func terminationMessageLimit(pod *v1.Pod) int {
-	return MaxMessages / max(1, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+	return MaxMessages / max(1, len(pod.Spec.InitContainers)+len(pod.Spec.Containers)+
+		len(pod.Spec.EphemeralContainers))
 }

@@ -117,7 +117,7 @@ func (s *planner) planRunning() {
 		return
 	}
 	s.planResize(sb)
-	due := s.dueStarts(sb)
+	due := append(s.dueEphemeralStarts(sb), s.dueStarts(sb)...)
 	s.planImages(append(due, s.neverStarted()...))
 	s.planStarts(due)
 }
@@ -256,12 +256,14 @@ func (s *planner) isSandboxDue() bool {
 // startingKeys returns the keys of running StartContainer actions.
 func (s *planner) startingKeys() []string {
 	var keys []string
-	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
-		for i := range list {
-			if key := "container/" + list[i].Name; s.observed.IsBusy(key) {
-				keys = append(keys, key)
-			}
+	add := func(spec *v1.Container) {
+		if key := "container/" + spec.Name; s.observed.IsBusy(key) {
+			keys = append(keys, key)
 		}
+	}
+	ForEachContainer(s.pod, add)
+	for i := range s.pod.Spec.EphemeralContainers {
+		add(EphemeralSpec(s.pod, i))
 	}
 	return keys
 }
@@ -318,7 +320,7 @@ func (s *planner) isInitialized(sb Sandbox) bool { return isInitializedIn(s.pod,
 
 func isInitializedIn(pod *v1.Pod, observed *Observed, sandbox string) bool {
 	for _, c := range observed.Containers {
-		if c.Sandbox == sandbox && !IsInitContainer(pod, c.Name) && FindContainerSpec(pod, c.Name) != nil {
+		if c.Sandbox == sandbox && isRegularContainer(pod, c.Name) {
 			return true
 		}
 	}
@@ -445,7 +447,7 @@ func (s *planner) neverStarted() []Action {
 			}
 		}
 	}
-	return out
+	return append(out, s.neverStartedEphemeral()...)
 }
 
 // planImages plans to look up or pull the image for each of the start actions.

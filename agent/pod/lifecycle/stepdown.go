@@ -75,8 +75,8 @@ func (s *planner) isStoppingContainer() bool {
 	return false
 }
 
-// planKillAll plans to stop all running containers: regular containers together, then sidecars one
-// by one in reverse start order.
+// planKillAll plans to stop all running containers: regular and ephemeral containers together, then
+// sidecars one by one in reverse start order. Sidecars do not wait for ephemeral containers.
 func (s *planner) planKillAll(grace time.Duration) {
 	order := make([]string, 0, len(s.pod.Spec.InitContainers))
 	for i := range s.pod.Spec.InitContainers {
@@ -94,7 +94,7 @@ func (s *planner) planKillAll(grace time.Duration) {
 			sidecars = append(sidecars, c)
 			continue
 		}
-		others = true
+		others = others || !IsEphemeralContainer(s.pod, c.Name)
 		s.planKill(c, grace, fmt.Sprintf("Stopping container %s", c.Name))
 	}
 	if others || len(sidecars) == 0 {
