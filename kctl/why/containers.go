@@ -42,6 +42,30 @@ func (w *World) explainContainers(p *corev1.Pod) []Finding {
 	return out
 }
 
+// explainEphemeral returns a Finding for each ephemeral container of pod p that waits because of an
+// error. The exit code of an ephemeral container is no error.
+func (w *World) explainEphemeral(p *corev1.Pod) []Finding {
+	var out []Finding
+	for i := range p.Status.EphemeralContainerStatuses {
+		s := &p.Status.EphemeralContainerStatuses[i]
+		f := Finding{Object: objectName("pod", p)}
+		if s.State.Waiting == nil || !w.explainWaiting(p, s, "ephemeral container "+s.Name, &f) {
+			continue
+		}
+		f.Since = nil // its status has no time
+		f.Details = append(f.Details, "the pod's other containers are not affected")
+		f.Mend = []string{kctlCommand(p, "debug %s --image=IMAGE   # it cannot be changed: add another one", p.Name)}
+		if s.State.Waiting.Reason == "CreateContainerConfigError" {
+			f.Mend = missingObjectCommands(p, s.State.Waiting.Message)
+		}
+		out = append(out, f)
+		if len(out) == maxDetails {
+			break
+		}
+	}
+	return out
+}
+
 // explainWaiting fills Finding f with the reason why a container is in state waiting, and returns
 // true. s is the status of the container. containerText names the container in texts. It returns
 // false if the container waits without an error, such as for init containers.

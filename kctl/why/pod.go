@@ -14,8 +14,8 @@ import (
 )
 
 // explainPod returns the Findings about a pod by the first state that applies. The states are:
-// being deleted, failed, not scheduled, node lost, container errors, not started, and not Ready. It
-// returns nil for a healthy or succeeded pod.
+// being deleted, failed, not scheduled, node lost, container errors, not started, not Ready, and
+// errors of ephemeral containers. It returns nil for a healthy or succeeded pod.
 func (w *World) explainPod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
@@ -39,7 +39,7 @@ func (w *World) explainPod(p *corev1.Pod) []Finding {
 	if f := w.explainUnready(p); f != nil {
 		return []Finding{*f}
 	}
-	return nil
+	return w.explainEphemeral(p)
 }
 
 // healthyPodText returns the state of a pod without Findings: its phase, and since when it is

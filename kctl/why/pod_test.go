@@ -249,11 +249,29 @@ var podsThatDoNotRunCases = []subject{
 		p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted",
 			`Usage of EmptyDir volume "data" exceeds the limit "1Mi". `
 	})},
+	{"an ephemeral container without an image", podsThatDoNotRunW(), pod("a", on("w1"), ready(corev1.ConditionTrue),
+		debugged(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull",
+			Message: "image tools:1: registry.local: manifest not found"}}))},
+	{"an ephemeral container without its target", podsThatDoNotRunW(),
+		pod("a", on("w1"), ready(corev1.ConditionTrue), debugged(corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "CreateContainerConfigError",
+				Message: "unable to find target container main"}}))},
+	{"an ephemeral container that has ended", podsThatDoNotRunW(),
+		pod("a", on("w1"), ready(corev1.ConditionTrue), debugged(corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 130}}))},
 	{"all is well", podsThatDoNotRunW(), pod("a", on("w1"), ready(corev1.ConditionTrue))},
 	{"done", podsThatDoNotRunW(), pod("a", on("w1"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })},
 }
 
-// F126
+// debugged adds an ephemeral container in a state.
+func debugged(state corev1.ContainerState) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.EphemeralContainerStatuses = []corev1.ContainerStatus{
+			{Name: "debugger", Image: "tools:1", State: state}}
+	}
+}
+
+// F126, F128
 func TestPodsThatDoNotRun(t *testing.T) {
 	transcript(t, "pods", podsThatDoNotRunCases)
 }
