@@ -211,6 +211,10 @@ type Subresource struct {
 	// connection (exec, log) or create something (binding, eviction, token).
 	PrepareUpdate  func(obj, old Object)
 	ValidateUpdate func(obj, old Object) field.ErrorList
+	// OwnedFields are the paths of the fields that PUT and PATCH of the subresource may set, such
+	// as spec.ephemeralContainers. A field manager owns no other fields by such a write. nil = the
+	// fields that a write of the object may set.
+	OwnedFields []string
 
 	// View and Merge are set together for a subresource with a body of another type (scale). GET
 	// returns View(stored). PUT and PATCH call Merge, which writes the subresource's fields from

@@ -69,11 +69,10 @@ func (t *Tracker) Manager(state *KindState, k *api.Kind, subresource string) (*m
 		gvk, types = s.GVK, managedfields.NewDeducedTypeConverter()
 	}
 	gv := gvk.GroupVersion()
-	reset := map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(gv.String()): unwritableFields(k,
-		subresource)}
+	owned := map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(gv.String()): ownedFields(k, subresource)}
 	m, err := managedfields.NewDefaultFieldManager(types, versionConverter{t.scheme, t.kinds}, t.scheme,
 		objectCreator{t.scheme, k},
-		gvk, gv, subresource, fieldpath.NewExcludeFilterSetMap(reset))
+		gvk, gv, subresource, owned)
 	if err != nil {
 		return nil, fmt.Errorf("tracking fields of %s: %w", k.Resource, err)
 	}
@@ -82,6 +81,24 @@ func (t *Tracker) Manager(state *KindState, k *api.Kind, subresource string) (*m
 	}
 	state.managers[subresource] = m
 	return m, nil
+}
+
+// ownedFields returns a filter of the fields that the manager of a write to a subresource of a kind
+// may own.
+func ownedFields(k *api.Kind, subresource string) fieldpath.Filter {
+	s := k.Subresources[subresource]
+	if s == nil || len(s.OwnedFields) == 0 {
+		return fieldpath.NewExcludeSetFilter(unwritableFields(k, subresource))
+	}
+	var matchers []*fieldpath.SetMatcher
+	for _, path := range s.OwnedFields {
+		var names []any
+		for name := range strings.SplitSeq(path, ".") {
+			names = append(names, name)
+		}
+		matchers = append(matchers, fieldpath.MakePrefixMatcherOrDie(names...))
+	}
+	return fieldpath.NewIncludeMatcherFilter(matchers...)
 }
 
 // unwritableFields returns the fields that a write to a subresource of a kind cannot set. The
