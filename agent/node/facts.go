@@ -62,6 +62,16 @@ const startingMessage = "the agent is starting"
 // pod addresses accordingly.
 const PodNetworkAnnotation = "keelson.dev/pod-network"
 
+// declaredFeatures are the features of pods that this agent supports and agents of earlier releases
+// may not, sorted. The control plane gives a pod that needs one of them only to nodes that declare
+// it. The names are those of Kubernetes (component-helpers/nodedeclaredfeatures), except
+// PodLevelResources, which every supported kubelet has.
+var declaredFeatures = []string{
+	"InPlacePodLevelResourcesVerticalScaling", // resize of spec.resources
+	"InPlacePodVerticalScalingInitContainers", // resize of init containers
+	"PodLevelResources",                       // spec.resources
+}
+
 func podNetworkOf(own bool) string {
 	if own {
 		return "keelson"
@@ -395,6 +405,7 @@ func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.
 	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: f.cfg.NodeName})
 	n.Status.Images = o.images
 	n.Status.RuntimeHandlers, n.Status.Features = o.handlers, o.features
+	n.Status.DeclaredFeatures = slices.Clone(declaredFeatures)
 	setCSIDrivers(n, o.drivers)
 	if f.cfg.Parts.Devices == nil {
 		n.Annotations[DRADriversAnnotation] = o.draDriverNames

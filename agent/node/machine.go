@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -40,7 +41,23 @@ func systemInfo(release string) v1.NodeSystemInfo {
 	if info.SystemUUID == "" {
 		info.SystemUUID = info.MachineID
 	}
+	info.Swap = parseSwap(text("/proc/meminfo"))
 	return info
+}
+
+// parseSwap returns the size of the machine's swap from text, the content of /proc/meminfo. It
+// returns nil if the machine has no swap, as in the status of a kubelet.
+func parseSwap(text string) *v1.NodeSwapStatus {
+	for line := range strings.Lines(text) {
+		c := strings.Fields(line)
+		if len(c) < 2 || c[0] != "SwapTotal:" {
+			continue
+		}
+		if n, err := strconv.ParseInt(c[1], 10, 64); err == nil && n > 0 && n <= math.MaxInt64>>10 {
+			return &v1.NodeSwapStatus{Capacity: new(n << 10)}
+		}
+	}
+	return nil
 }
 
 func osImage() string {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,6 +163,10 @@ func TestFacts(t *testing.T) {
 	if h := got.Status.RuntimeHandlers; len(h) != 3 || h[0].Name != "" || h[1].Name != "own" || h[2].Name != "z" ||
 		*h[1].Features.UserNamespaces || *h[1].Features.RecursiveReadOnlyMounts {
 		t.Errorf("handlers %+v", h)
+	}
+	// F129: the control plane gives pods that need a feature only to nodes that declare it.
+	if d := got.Status.DeclaredFeatures; !slices.IsSorted(d) || !slices.Contains(d, "PodLevelResources") {
+		t.Errorf("declared features %q", d)
 	}
 	if i := got.Status.NodeInfo; i.KubeletVersion != Version || i.KernelVersion == "" || i.BootID == "" {
 		t.Errorf("info: %+v", i)

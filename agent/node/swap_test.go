@@ -39,3 +39,23 @@ func TestFailSwapOn(t *testing.T) {
 		t.Errorf("fail-swap-on in the file of settings: %v", err)
 	}
 }
+
+// F115: the node reports its swap, and none where there is none.
+func TestSwapOfNode(t *testing.T) {
+	for text, want := range map[string]int64{
+		"MemTotal: 5 kB\nSwapCached: 1 kB\nSwapTotal:       2048 kB\nSwapFree: 7 kB\n": 2048 << 10,
+		"SwapTotal: 0 kB\n":                       0,
+		"SwapTotal: 99999999999999999999999 kB\n": 0,
+		"SwapTotal: 9223372036854775807 kB\n":     0,
+		"SwapTotal:\nMemTotal: 5 kB\n":            0,
+		"":                                        0,
+	} {
+		got := int64(0)
+		if s := parseSwap(text); s != nil {
+			got = *s.Capacity
+		}
+		if got != want {
+			t.Errorf("%q: swap of %d bytes, want %d", text, got, want)
+		}
+	}
+}
