@@ -157,16 +157,18 @@ func sameForScheduling(a, b *v1.Pod) bool {
 }
 
 // sameAllocatedResources reports whether a and b, two versions of a pod, have equal resources in
-// their container statuses. Most status updates do not change these resources.
+// their status and in their container statuses. Most status updates do not change these resources.
 func sameAllocatedResources(a, b *v1.Pod) bool {
-	same := func(x, y v1.ContainerStatus) bool {
-		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) ||
-			(x.Resources == nil) != (y.Resources == nil) {
-			return false
-		}
-		return x.Resources == nil || sameRequests(x.Resources.Requests, y.Resources.Requests)
+	sameActual := func(x, y *v1.ResourceRequirements) bool {
+		return (x == nil) == (y == nil) && (x == nil || sameRequests(x.Requests, y.Requests))
 	}
-	return podresources.IsPodResizeInfeasible(a) == podresources.IsPodResizeInfeasible(b) &&
+	same := func(x, y v1.ContainerStatus) bool {
+		return x.Name == y.Name && sameRequests(x.AllocatedResources, y.AllocatedResources) &&
+			sameActual(x.Resources, y.Resources)
+	}
+	return sameRequests(a.Status.AllocatedResources, b.Status.AllocatedResources) &&
+		sameActual(a.Status.Resources, b.Status.Resources) &&
+		podresources.IsPodResizeInfeasible(a) == podresources.IsPodResizeInfeasible(b) &&
 		slices.EqualFunc(a.Status.ContainerStatuses, b.Status.ContainerStatuses, same) &&
 		slices.EqualFunc(a.Status.InitContainerStatuses, b.Status.InitContainerStatuses, same)
 }

@@ -215,15 +215,17 @@ func (h *changeHandler) nodeChanged(old, now *v1.Node) {
 	labelsChanged := !maps.Equal(old.Labels, now.Labels)
 	taints := old.Spec.Unschedulable != now.Spec.Unschedulable ||
 		!equality.Semantic.DeepEqual(old.Spec.Taints, now.Spec.Taints)
+	features := !slices.Equal(old.Status.DeclaredFeatures, now.Status.DeclaredFeatures)
 	images := len(old.Status.Images) != len(now.Status.Images)
-	if !allocatable && !labelsChanged && !taints && !images {
+	if !allocatable && !labelsChanged && !taints && !features && !images {
 		return // only conditions and similar fields changed, which no plugin uses
 	}
 	h.cluster.setNode(now)
 	for _, e := range []struct {
 		is    bool
 		event framework.Event
-	}{{allocatable, framework.NodeAllocatable}, {labelsChanged, framework.NodeLabels}, {taints, framework.NodeTaints}} {
+	}{{allocatable, framework.NodeAllocatable}, {labelsChanged, framework.NodeLabels}, {taints, framework.NodeTaints},
+		{features, framework.NodeFeatures}} {
 		if e.is {
 			h.queue.handleEvent(ctx, e.event, now)
 		}

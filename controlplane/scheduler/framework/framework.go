@@ -223,10 +223,11 @@ const (
 	NodeAdded          Event = "NodeAdded"
 	NodeAllocatable    Event = "NodeAllocatable" // allocatable resources of a node changed
 	NodeLabels         Event = "NodeLabels"
-	NodeTaints         Event = "NodeTaints" // taints or spec.unschedulable of a node changed
-	PodRemoved         Event = "PodRemoved" // a pod on a node has terminated, was deleted, or lost its assumed node
-	PodAdded           Event = "PodAdded"   // a pod was bound to a node
-	PodUpdated         Event = "PodUpdated" // labels or resources of a pod on a node changed; the object is a PodUpdate
+	NodeTaints         Event = "NodeTaints"   // taints or spec.unschedulable of a node changed
+	NodeFeatures       Event = "NodeFeatures" // declared features of a node changed
+	PodRemoved         Event = "PodRemoved"   // a pod on a node has terminated, was deleted, or lost its assumed node
+	PodAdded           Event = "PodAdded"     // a pod was bound to a node
+	PodUpdated         Event = "PodUpdated"   // labels or resources of a pod on a node changed; a PodUpdate
 	NamespaceLabels    Event = "NamespaceLabels"
 	ClaimChanged       Event = "ClaimChanged"
 	VolumeChanged      Event = "VolumeChanged"

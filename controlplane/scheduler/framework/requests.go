@@ -22,17 +22,22 @@ const (
 	defaultMemory = 200 << 20
 )
 
+// requestOptions are the options with which the requests of a pod are computed.
+var requestOptions = podresources.PodResourcesOptions{UseStatusResources: true,
+	InPlacePodLevelResourcesVerticalScalingEnabled: true}
+
 // setRequests computes the resource requests of the pod and stores them in info. During an in-place
-// resize, the request of a container is the maximum of its desired, allocated and actual resources.
+// resize, the request of a container or of the pod is the maximum of its desired, allocated and
+// actual resources.
 func (info *PodInfo) setRequests() {
 	pod := info.Pod
 	if info.setPlainRequests() {
 		return
 	}
-	info.Requests = resourcesOf(podresources.PodRequests(pod,
-		podresources.PodResourcesOptions{UseStatusResources: true}))
-	counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true,
-		NonMissingContainerRequests: defaultRequests})
+	info.Requests = resourcesOf(podresources.PodRequests(pod, requestOptions))
+	options := requestOptions
+	options.NonMissingContainerRequests = defaultRequests
+	counted := podresources.PodRequests(pod, options)
 	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
@@ -42,7 +47,8 @@ func (info *PodInfo) setRequests() {
 func (info *PodInfo) setPlainRequests() bool {
 	pod := info.Pod
 	if len(pod.Spec.InitContainers) > 0 || pod.Spec.Resources != nil || len(pod.Spec.Overhead) > 0 ||
-		len(pod.Status.ContainerStatuses) > 0 || podresources.IsPodResizeInfeasible(pod) {
+		len(pod.Status.ContainerStatuses) > 0 || pod.Status.Resources != nil ||
+		podresources.IsPodResizeInfeasible(pod) {
 		return false
 	}
 	var sum Resources

@@ -58,6 +58,10 @@ func randomPod(d *rand.Rand) *v1.Pod {
 			Resources: &v1.ResourceRequirements{Requests: randomRequests(d)}}}
 	}
 	if d.IntN(6) == 0 {
+		pod.Status.AllocatedResources = randomRequests(d)
+		pod.Status.Resources = &v1.ResourceRequirements{Requests: randomRequests(d)}
+	}
+	if d.IntN(6) == 0 {
 		pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodResizePending, Reason: v1.PodReasonInfeasible}}
 	}
 	return pod
@@ -69,9 +73,10 @@ func TestRequestsEqualKubernetes(t *testing.T) {
 	for seed := range uint64(20000) {
 		pod := randomPod(rand.New(rand.NewPCG(seed, 5)))
 		got := NewPodInfo(pod)
-		want := resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true}))
-		counted := podresources.PodRequests(pod,
-			podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: defaultRequests})
+		want := resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true,
+			InPlacePodLevelResourcesVerticalScalingEnabled: true}))
+		counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true,
+			InPlacePodLevelResourcesVerticalScalingEnabled: true, NonMissingContainerRequests: defaultRequests})
 		if !got.Requests.Equal(want) || got.CountedCPU != counted.Cpu().MilliValue() ||
 			got.CountedMemory != counted.Memory().Value() {
 			t.Fatalf("seed %d: %+v, counted %d and %d; want %+v, %d and %d", seed, got.Requests, got.CountedCPU,

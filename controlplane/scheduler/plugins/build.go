@@ -33,10 +33,6 @@ func NewShared() *SharedState {
 	return &SharedState{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
 }
 
-// notImplemented are plugins of kube-scheduler that this scheduler does not have. A profile may
-// disable them without an error.
-var notImplemented = []string{"NodeDeclaredFeatures"}
-
 // Build returns the plugins of the profile p by extension point: the default plugins with the
 // changes in the profile. s is the state that the plugins of all profiles share. The error contains
 // the path of the invalid field.
@@ -156,7 +152,7 @@ func (b *builder) pluginsAt(
 func (b *builder) disabledNames(field string, list []file.Plugin) (map[string]bool, error) {
 	out := make(map[string]bool)
 	for i, x := range list {
-		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(notImplemented, x.Name) {
+		if _, ok := b.known[x.Name]; !ok && x.Name != "*" {
 			return nil, fmt.Errorf("%s.disabled[%d].name: plugin %q does not exist: want * or some of %s", field, i,
 				x.Name, b.pluginNames())
 		}

@@ -2,7 +2,6 @@ package plugins_test
 
 import (
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -84,8 +83,8 @@ func TestBuildMerges(t *testing.T) {
 			strings.Replace(scores, "TaintToleration*** ", "", 1)},
 		{"multiPoint: {disabled: [{name: TaintToleration}]}, filter: {enabled: [{name: TaintToleration}]}",
 			framework.AtFilter,
-			"NodeUnschedulable NodeName NodeAffinity** NodePorts NodeResourcesFit VolumeRestrictions " +
-				"NodeVolumeLimits " +
+			"NodeUnschedulable NodeName NodeDeclaredFeatures NodeAffinity** NodePorts NodeResourcesFit " +
+				"VolumeRestrictions NodeVolumeLimits " +
 				"VolumeBinding VolumeZone PodTopologySpread** InterPodAffinity** DynamicResources** TaintToleration"},
 		{"multiPoint: {disabled: [{name: '*'}], enabled: [{name: PrioritySort}, {name: DefaultBinder}, {name: " +
 			"NodeResourcesFit}]}", framework.AtFilter, "NodeResourcesFit"},
@@ -122,8 +121,6 @@ func TestBuildRefuses(t *testing.T) {
 			"NodePorts does not score there",
 		"filter: {enabled: [{name: NodePorts}, {name: NodePorts}]}": "filter.enabled[1].name: " +
 			"NodePorts is listed twice",
-		"multiPoint: {enabled: [{name: NodeDeclaredFeatures}]}": `plugin "NodeDeclaredFeatures" does ` +
-			`not exist`,
 		"podGroupPostFilter: {enabled: [{name: " +
 			"DefaultPreemption}]}": "profiles[0].plugins.podGroupPostFilter: plugins for the placement of pod groups " +
 			"are not supported",
@@ -263,27 +260,23 @@ func TestEveryPointIsNamed(t *testing.T) {
 	}
 }
 
-// What the documentation calls absent cannot be enabled, and may be disabled.
-func TestDocumentedAbsence(t *testing.T) {
-	raw, err := os.ReadFile("../../../docs/reference/scheduler.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, begins := strings.Cut(string(raw), "under its names, but for ")
-	list, _, ends := strings.Cut(rest, ", which may be disabled")
-	names := strings.FieldsFunc(strings.ReplaceAll(list, " and ", ", "), func(r rune) bool {
-		return r == ',' || r == ' '
-	})
-	if !begins || !ends || len(names) == 0 {
-		t.Fatal("the sentence that names them is gone")
-	}
+// F88: the default plugins are those of kube-scheduler, under its names.
+func TestDefaultPluginsOfKubernetes(t *testing.T) {
+	want := strings.Fields("DefaultBinder DefaultPreemption DynamicResources GangScheduling ImageLocality " +
+		"InterPodAffinity NodeAffinity NodeDeclaredFeatures NodeName NodePorts NodeResourcesBalancedAllocation " +
+		"NodeResourcesFit NodeUnschedulable NodeVolumeLimits PodTopologySpread PrioritySort SchedulingGates " +
+		"TaintToleration VolumeBinding VolumeRestrictions VolumeZone")
 	h := newStorage().handle()
-	for _, name := range names {
-		if _, err := build(t, h, "{plugins: {multiPoint: {enabled: [{name: "+name+"}]}}}"); err == nil {
-			t.Errorf("%s is called absent and can be enabled", name)
+	var got []string
+	for _, w := range plugins.Default(h) {
+		got = append(got, w.Plugin.Name())
+		if name := w.Plugin.Name(); name != "PrioritySort" && name != "DefaultBinder" { // these are required
+			if _, err := build(t, h, "{plugins: {multiPoint: {disabled: [{name: "+name+"}]}}}"); err != nil {
+				t.Errorf("%s cannot be disabled: %v", name, err)
+			}
 		}
-		if _, err := build(t, h, "{plugins: {multiPoint: {disabled: [{name: "+name+"}]}}}"); err != nil {
-			t.Errorf("%s cannot be disabled: %v", name, err)
-		}
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("default plugins %v, want %v", got, want)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/imagelocality"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/interpodaffinity"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeaffinity"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodedeclaredfeatures"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodename"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeports"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/noderesourcesfit"
@@ -34,6 +35,7 @@ func Default(h *framework.Handle) []framework.WeightedPlugin {
 		{Plugin: gangscheduling.Plugin{H: h}},
 		{Plugin: nodeunschedulable.Plugin{}},
 		{Plugin: nodename.Plugin{}},
+		{Plugin: nodedeclaredfeatures.Plugin{}},
 		{Plugin: tainttoleration.Plugin{}, Weight: 3},
 		{Plugin: nodeaffinity.Plugin{}, Weight: 2},
 		{Plugin: nodeports.Plugin{}},

@@ -45,6 +45,9 @@ func taint(k, v string, e v1.TaintEffect) nodeOption {
 	return func(n *v1.Node) { n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: k, Value: v, Effect: e}) }
 }
 func cordoned(n *v1.Node) { n.Spec.Unschedulable = true }
+func declares(features ...string) nodeOption {
+	return func(n *v1.Node) { n.Status.DeclaredFeatures = features }
+}
 
 func with(n *framework.NodeInfo, pods ...*v1.Pod) *framework.NodeInfo {
 	for _, p := range pods {
@@ -75,6 +78,11 @@ func asks(k v1.ResourceName, v string) func(*v1.Pod) {
 			c.Resources.Requests = v1.ResourceList{}
 		}
 		c.Resources.Requests[k] = resource.MustParse(v)
+	}
+}
+func podLevelCPU(v string) func(*v1.Pod) {
+	return func(p *v1.Pod) {
+		p.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(v)}}
 	}
 }
 func overhead(k v1.ResourceName, v string) func(*v1.Pod) {
@@ -241,6 +249,16 @@ var filtersCases = []placing{
 	{"cordon tolerated",
 		pod(tolerates(v1.Toleration{Key: v1.TaintNodeUnschedulable, Operator: v1.TolerationOpExists})),
 		[]*framework.NodeInfo{node("a", cordoned)}, "a"},
+	{"features of a node", pod(podLevelCPU("1")), []*framework.NodeInfo{node("a", declares("Other")),
+		node("b", declares("Other", "PodLevelResources"))}, "b"},
+	{"features nowhere", pod(podLevelCPU("1")), []*framework.NodeInfo{node("a"), node("b", declares("Other"))},
+		"0/2 nodes are available: 2 node declared features check failed - " +
+			"unsatisfied requirements: PodLevelResources."},
+	{"resources of a pod", pod(podLevelCPU("3")), []*framework.NodeInfo{with(node("a", declares("PodLevelResources")),
+		pod(podLevelCPU("2"), asks(v1.ResourceCPU, "1"))), node("b", declares("PodLevelResources"))}, "b"},
+	{"resources of a pod nowhere", pod(podLevelCPU("3")),
+		[]*framework.NodeInfo{with(node("a", declares("PodLevelResources")), pod(podLevelCPU("2")))},
+		"0/1 nodes are available: 1 Insufficient cpu."},
 	{"selector", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a"), node("b", label("disk", "ssd"))},
 		"b"},
 	{"selector nowhere", pod(selects("disk", "ssd")), []*framework.NodeInfo{node("a")},
