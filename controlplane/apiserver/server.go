@@ -150,10 +150,11 @@ func (s *Server) newAdmission(rbac *authz.RBAC, node *authz.Node) {
 		},
 		Limits: objectlimits.Config{Cluster: s.cluster, Clock: cfg.Clock, NodeOf: authz.NameOf,
 			PodsOf: node.PodsOf},
-		Bind:        s.pipeline.verbs.BindByWrite,
-		PodSecurity: podsecurity.New(s.cluster, cfg.Admission.PodSecurity).Admit,
-		Definitions: crd.Definitions{Definition: s.cluster.getDefinition, Kinds: cfg.Kinds}.Admit,
-		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.pipeline.authorizer}.Admit,
+		Bind:                s.pipeline.verbs.BindByWrite,
+		RequireNodeFeatures: cfg.Admission.RequireNodeFeatures,
+		PodSecurity:         podsecurity.New(s.cluster, cfg.Admission.PodSecurity).Admit,
+		Definitions:         crd.Definitions{Definition: s.cluster.getDefinition, Kinds: cfg.Kinds}.Admit,
+		Escalation:          authz.Escalation{RBAC: rbac, Authorizer: s.pipeline.authorizer}.Admit,
 	}
 	quotas := builtin.Quotas(plugins)
 	mutating := slices.Concat(admission.Mutators{builtin.Mutating(plugins)}, cfg.Admission.Mutators,

@@ -17,12 +17,16 @@ import (
 // 0  formats before feature levels existed
 // 1  managedFields in format 1 (registry/fieldowners/shortform.go)
 // 2  rotation records (keyrotation/rotation)
+// 3  pods that require features of their node (api/nodefeatures)
 //
 // Level 2 is needed because a release that cannot rotate a kind of key would use the previous key.
+// Level 3 is needed because the scheduler of an earlier release would bind such a pod to a node
+// without the features.
 const (
-	FeatureLevel     = 2 // the highest level that this release supports
-	LevelShortFields = 1
-	LevelRotation    = 2
+	FeatureLevel      = 3 // the highest level that this release supports
+	LevelShortFields  = 1
+	LevelRotation     = 2
+	LevelNodeFeatures = 3
 )
 
 const (

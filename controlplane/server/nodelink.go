@@ -1,9 +1,12 @@
 package server
 
 import (
+	"context"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/membership"
 	"keelson.dev/keelson/controlplane/nodegateway"
 	"keelson.dev/keelson/controlplane/nodegateway/report"
 	"keelson.dev/keelson/controlplane/nodegateway/session"
@@ -40,4 +43,16 @@ type nodeLink struct {
 // setGateway sets the node gateway to which l forwards all calls.
 func (l *nodeLink) setGateway(gateway *nodegateway.Server) {
 	l.nodeConnections, l.nodeReports, l.gateway = gateway.Streams(), gateway, gateway
+}
+
+// requireNodeFeatures returns a function that returns an error, which names feature, while the
+// cluster's feature level is below datadir.LevelNodeFeatures. Until then, the scheduler may be one
+// of an earlier release, which gives pods to nodes without the features that the pods require.
+func requireNodeFeatures(level func() *membership.Level) func(ctx context.Context, feature string) error {
+	return func(ctx context.Context, feature string) error {
+		if level().CurrentLevel() >= datadir.LevelNodeFeatures {
+			return nil
+		}
+		return level().RequireLevel(ctx, feature, datadir.LevelNodeFeatures)
+	}
 }

@@ -446,7 +446,8 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		},
 		Admission: apiserver.AdmissionConfig{
 			Plugins: r.cfg.Admission.Plugins, PodSecurity: security, Expressions: r.api.compilers,
-			LostNodeToleration: cmp.Or(r.cfg.Admission.PodEviction, defaultPodEviction),
+			LostNodeToleration:  cmp.Or(r.cfg.Admission.PodEviction, defaultPodEviction),
+			RequireNodeFeatures: requireNodeFeatures(r.members.Level),
 		},
 		Outbound: apiserver.OutboundConfig{
 			Streams: &r.nodes, Nodes: &r.nodes, FrontProxy: front,

@@ -193,7 +193,7 @@ func (l *upgradeTest) upgradeReplicas() {
 	out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2")
 	l.Log(out)
 	testenv.Eventually(l, soon, func() error {
-		if s := l.clusterStatus(); s.FeatureLevel < 2 || len(s.Alarms) > 0 {
+		if s := l.clusterStatus(); s.FeatureLevel < 3 || len(s.Alarms) > 0 {
 			return fmt.Errorf("level %d, alarms %+v", s.FeatureLevel, s.Alarms)
 		}
 		return nil
@@ -208,7 +208,7 @@ func (l *upgradeTest) upgradeReplicas() {
 func (l *upgradeTest) checkDowngradeRefused() {
 	_, others := testenv.Leader(l, soon)
 	err := testenv.Lab().Replace(l.Context(), others[0], previous)
-	want := "the cluster stores forms of feature level 2"
+	want := "the cluster stores forms of feature level 3"
 	if err == nil || !strings.Contains(err.Error(), want) ||
 		!strings.Contains(err.Error(), "and this release understands levels up to 1: start the release that the other "+
 			"replicas run, or one after it") {

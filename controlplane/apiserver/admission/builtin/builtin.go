@@ -39,6 +39,9 @@ type Config struct {
 	// Bind adds everything to a write that binding the unbound pod old to a node requires. It
 	// returns an error if the pod cannot be bound.
 	Bind func(a *admission.Attempt, old *corev1.Pod) error
+	// RequireNodeFeatures returns an error, which names feature, if replicas of this cluster may
+	// give pods to nodes without the features that the pods require. nil means that they never do.
+	RequireNodeFeatures func(ctx context.Context, feature string) error
 	// PodSecurity enforces the Pod Security Standards of namespaces.
 	PodSecurity func(ctx context.Context, a *admission.Attempt) error
 	// Definitions validates CustomResourceDefinitions. It rejects the creation of a custom resource
@@ -100,6 +103,7 @@ func Validating(c Config) admission.Phase {
 		{Name: "MirrorPods", Admit: noderestriction.CheckMirrorPods(c.Cluster)},
 		{Name: "NodeRestriction", Admit: noderestriction.Restrict(c.Nodes)},
 		{Name: "NodeBounds", Admit: bounds.CheckWrite},
+		{Name: "NodeDeclaredFeatureValidator", Admit: nodeFeatures(c)},
 		{Name: "ServiceAddresses", Admit: services.ReserveAddresses(c.Services)},
 		{Name: DenyServiceExternalIPs, Admit: services.DenyExternalIPs},
 		{Name: "ExternalAddresses", Admit: services.CheckExternalAddresses(c.Services)},

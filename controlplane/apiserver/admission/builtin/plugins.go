@@ -11,8 +11,8 @@ var alwaysEnabled = []string{
 	"CertificateApproval", "CertificateSigning", "CertificateSubjectRestriction", "DefaultIngressClass",
 	"DefaultStorageClass",
 	"DefaultTolerationSeconds", "LimitRanger", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "NamespaceExists",
-	"NamespaceLifecycle", "NodeRestriction", "PersistentVolumeClaimResize", "PodGroupProtection",
-	"PodGroupWorkloadExists",
+	"NamespaceLifecycle", "NodeDeclaredFeatureValidator", "NodeRestriction", "PersistentVolumeClaimResize",
+	"PodGroupProtection", "PodGroupWorkloadExists",
 	"PodSecurity", "Priority", "ResourceQuota",
 	"RuntimeClass", "ServiceAccount", "StorageObjectInUseProtection", "TaintNodesByCondition",
 	"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
@@ -45,7 +45,6 @@ var unsupportedPlugins = map[string]string{
 	"NamespaceAutoProvision":           "create namespaces before their objects",
 	"PodNodeSelector":                  "use a MutatingAdmissionPolicy that sets spec.nodeSelector",
 	"PodTopologyLabels":                "node labels are not copied to pods; remove it from the list",
-	"NodeDeclaredFeatureValidator":     "agents declare no features; remove it from the list",
 }
 
 // Choose returns the optional plugins to run, from the values of --enable-admission-plugins and
