@@ -82,8 +82,8 @@ func formatMap(m map[string]string) string {
 
 // ResourceValue returns the container resource that ref selects for the downward API, divided by
 // the divisor and rounded up. defaultContainer is used if ref names no container. A request that is
-// not set equals the limit. A limit that is not set is the node's allocatable amount. ResourceValue
-// is pure.
+// not set equals the limit. A limit that is not set is that of the pod, or else the node's
+// allocatable amount. ResourceValue is pure.
 func ResourceValue(pod *v1.Pod, defaultContainer string, ref *v1.ResourceFieldSelector, allocatable v1.ResourceList) (
 	string, error,
 ) {
@@ -119,8 +119,11 @@ func ResourceValue(pod *v1.Pod, defaultContainer string, ref *v1.ResourceFieldSe
 			q = spec.Resources.Limits[v1.ResourceName(res)]
 		}
 	case "limits":
-		q, ok = spec.Resources.Limits[v1.ResourceName(res)]
-		if !ok || q.IsZero() {
+		q = spec.Resources.Limits[v1.ResourceName(res)]
+		if q.IsZero() && pod.Spec.Resources != nil {
+			q = pod.Spec.Resources.Limits[v1.ResourceName(res)]
+		}
+		if q.IsZero() {
 			q = allocatable[v1.ResourceName(res)]
 		}
 	default:

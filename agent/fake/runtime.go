@@ -334,7 +334,10 @@ func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusReque
 		ExitCode: c.code, Reason: c.reason, Message: c.message,
 		Image: proto.Clone(c.cfg.Image).(*cri.ImageSpec), ImageRef: c.cfg.GetImage().GetImage(), Labels: c.cfg.Labels,
 		Annotations: c.cfg.Annotations, Mounts: c.cfg.Mounts, LogPath: c.cfg.LogPath,
-		Resources: &cri.ContainerResources{Linux: proto.CloneOf(c.currentResources())}}
+		Resources: &cri.ContainerResources{Linux: proto.CloneOf(c.currentResources())},
+		User: &cri.ContainerUser{Linux: &cri.LinuxContainerUser{
+			Uid: c.cfg.GetLinux().GetSecurityContext().GetRunAsUser().GetValue(),
+			Gid: c.cfg.GetLinux().GetSecurityContext().GetRunAsGroup().GetValue()}}, StopSignal: c.cfg.StopSignal}
 	if !c.started.IsZero() {
 		st.StartedAt = c.started.UnixNano()
 	}

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent/oci/containerspec"
 )
 
 // PodSandboxStatus implements agent.Runtime.
@@ -175,6 +177,7 @@ func (c *container) containerStatus() *cri.ContainerStatus {
 		LogPath: c.rec.Log, Resources: &cri.ContainerResources{Linux: c.currentResources()},
 		User: &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: int64(c.rec.User.UID),
 			Gid: int64(c.rec.User.GID)}},
+		StopSignal: containerspec.SignalToCRI(c.rec.Stop),
 	}
 	for _, g := range c.rec.User.Groups {
 		st.User.Linux.SupplementalGroups = append(st.User.Linux.SupplementalGroups, int64(g))

@@ -105,7 +105,9 @@ func (pr *podRuntime) observeContainer(ctx context.Context, listed *cri.Containe
 		Attempt: st.GetMetadata().GetAttempt(), Times: lifecycle.InstanceTimes{Created: unixNanoTime(st.CreatedAt),
 			Started: unixNanoTime(st.StartedAt), Finished: unixNanoTime(st.FinishedAt)},
 		ExitCode: st.ExitCode, Reason: st.Reason, Message: st.Message, Image: lifecycle.InstanceImage{ID: st.ImageRef},
-		Hash: st.Annotations[criconfig.AnnotationHash], Delay: lifecycle.NoDelay, Limits: st.GetResources().GetLinux()}
+		Hash: st.Annotations[criconfig.AnnotationHash], Delay: lifecycle.NoDelay, Limits: st.GetResources().GetLinux(),
+		Process: lifecycle.InstanceProcess{User: criconfig.ContainerUser(st.GetUser()),
+			StopSignal: criconfig.SignalFromCRI(st.GetStopSignal())}}
 	if out.Image.Name = st.GetImage().GetUserSpecifiedImage(); out.Image.Name == "" {
 		out.Image.Name = st.GetImage().GetImage()
 	}

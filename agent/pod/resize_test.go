@@ -215,3 +215,57 @@ func TestResizeMissedByAnOlderAgent(t *testing.T) {
 		n.expectLimits("u1", 128<<20, 200_000)
 	})
 }
+
+// F129: the resources of a whole pod are reported, resized in place, and known to the next agent
+// process. A container without limits of its own gets those of the pod.
+func TestPodLevelResize(t *testing.T) {
+	podLevel := func(text string) *v1.ResourceRequirements {
+		return &v1.ResourceRequirements{Requests: amounts(text), Limits: amounts(text)}
+	}
+	p := simplePod("u1")
+	p.Generation, p.Spec.Resources = 1, podLevel("cpu=1 memory=64Mi")
+	withRunningPod(t, p, func(t *testing.T, n *node) {
+		expect := func(allocated, actual string, generation int64) {
+			t.Helper()
+			virtual.Wait()
+			want := fmt.Sprintf("allocated %s has %s at %d", allocated, actual, generation)
+			got := func() string {
+				s := n.reportedPod("u1").Status
+				if s.Resources == nil {
+					return "no resources"
+				}
+				return fmt.Sprintf("allocated %s has %s at %d", s.AllocatedResources.Cpu(), s.Resources.Limits.Memory(),
+					s.ObservedGeneration)
+			}
+			if err := n.cluster.Await(n.t.Context(), want, func() bool { return got() == want }); err != nil {
+				t.Errorf("it says %q, want %q", got(), want)
+			}
+		}
+		resize := func(text string) {
+			p := n.reportedPod("u1").DeepCopy()
+			p.Generation++
+			p.Spec.Resources = podLevel(text)
+			n.cluster.Put(p)
+		}
+		expect("1", "64Mi", 1)
+		n.expectLimits("u1", 64<<20, 100_000)
+		n.rt.Delay("UpdateContainerResources", time.Hour)
+		resize("cpu=2 memory=128Mi")
+		expect("2", "64Mi", 2)
+		n.stop()
+		n.rt.Delay("UpdateContainerResources", 0)
+		n.startAgent()
+		expect("2", "128Mi", 2)
+		n.expectLimits("u1", 128<<20, 200_000)
+		resize("cpu=9 memory=128Mi")
+		expect("2", "128Mi", 3)
+		if !slices.ContainsFunc(n.reportedPod("u1").Status.Conditions, func(c v1.PodCondition) bool {
+			return c.Type == v1.PodResizePending && c.Reason == v1.PodReasonInfeasible
+		}) {
+			t.Errorf("conditions %+v", n.reportedPod("u1").Status.Conditions)
+		}
+		if cs := n.reportedPod("u1").Status.ContainerStatuses[0]; cs.RestartCount != 0 {
+			t.Errorf("the container was restarted %d times", cs.RestartCount)
+		}
+	})
+}

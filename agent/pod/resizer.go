@@ -118,7 +118,7 @@ func (rs *resizer) setPendingResize(pod *v1.Pod, reason, message string) {
 
 // admissionPod returns the pod with the resources that admission counts. These are the granted
 // resources. During a resize, the larger of the granted and the current resources of each container
-// counts.
+// and of the pod counts.
 func (rs *resizer) admissionPod() *v1.Pod {
 	rs.w.mu.Lock()
 	defer rs.w.mu.Unlock()
@@ -137,6 +137,7 @@ func (rs *resizer) admissionPod() *v1.Pod {
 	}
 	out.Status.InitContainerStatuses = keepResources(rs.w.status.last.InitContainerStatuses)
 	out.Status.ContainerStatuses = keepResources(rs.w.status.last.ContainerStatuses)
+	out.Status.Resources = rs.w.status.last.Resources
 	return &out
 }
 
@@ -225,7 +226,8 @@ func (rs *resizer) completeResize(pod *v1.Pod, granted lifecycle.ResourceGrant) 
 }
 
 // resizeEventMessage returns the message of a resize event: prefix and a JSON summary. The summary
-// has the containers' resources, the generation and, if it is not empty, the problem.
+// has the resources of the containers and of the pod, the generation and, if it is not empty, the
+// problem.
 func resizeEventMessage(prefix string, pod *v1.Pod, generation int64, problem string) string {
 	type container struct {
 		Name      string                  `json:"name"`
@@ -234,9 +236,11 @@ func resizeEventMessage(prefix string, pod *v1.Pod, generation int64, problem st
 	summary := struct {
 		InitContainers []container `json:"initContainers,omitempty"`
 		Containers     []container `json:"containers,omitempty"`
-		Generation     int64       `json:"generation"`
-		Error          string      `json:"error,omitempty"`
-	}{Generation: generation, Error: problem}
+
+		Resources  *v1.ResourceRequirements `json:"resources,omitempty"`
+		Generation int64                    `json:"generation"`
+		Error      string                   `json:"error,omitempty"`
+	}{Resources: pod.Spec.Resources, Generation: generation, Error: problem}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
 		summary.InitContainers = append(summary.InitContainers, container{c.Name, c.Resources})

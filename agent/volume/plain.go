@@ -70,20 +70,29 @@ func makeEmptyDir(dir string, group *int64) error {
 // sizeLimit, but at most the memory limit of the pod, as in Kubernetes. 0 means the kernel's
 // default.
 func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
-	sum := int64(0)
-	for i := range pod.Spec.Containers {
-		q, ok := pod.Spec.Containers[i].Resources.Limits[v1.ResourceMemory]
-		if !ok || q.IsZero() {
-			sum = 0
-			break
-		}
-		sum = saturate.Add(sum, saturate.Value(&q))
-	}
+	sum := podMemoryLimit(pod)
 	if src.SizeLimit == nil || src.SizeLimit.Sign() <= 0 {
 		return sum
 	}
 	if limit := saturate.Value(src.SizeLimit); sum == 0 || limit < sum {
 		return limit
+	}
+	return sum
+}
+
+// podMemoryLimit returns the memory limit of a pod in bytes: its own limit, or else the sum of the
+// limits of its containers. It is 0 if a container has no limit either.
+func podMemoryLimit(pod *v1.Pod) int64 {
+	if r := pod.Spec.Resources; r != nil && !r.Limits.Memory().IsZero() {
+		return saturate.Value(r.Limits.Memory())
+	}
+	sum := int64(0)
+	for i := range pod.Spec.Containers {
+		q := pod.Spec.Containers[i].Resources.Limits.Memory()
+		if q.IsZero() {
+			return 0
+		}
+		sum = saturate.Add(sum, saturate.Value(q))
 	}
 	return sum
 }

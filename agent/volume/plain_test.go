@@ -41,3 +41,19 @@ func TestMemorySize(t *testing.T) {
 		}
 	}
 }
+
+// F129: a volume in memory is at most as large as the pod's own memory limit.
+func TestMemorySizeOfPodWithLimit(t *testing.T) {
+	p := newPod("u")
+	p.Spec.Containers = []v1.Container{{Name: "a"}, {Name: "b"}}
+	p.Spec.Resources = &v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}}
+	small, large := resource.MustParse("32Mi"), resource.MustParse("1Gi")
+	for _, c := range []struct {
+		limit *resource.Quantity
+		want  int64
+	}{{nil, 64 << 20}, {&small, 32 << 20}, {&large, 64 << 20}} {
+		if got := memorySize(p, &v1.EmptyDirVolumeSource{SizeLimit: c.limit}); got != c.want {
+			t.Errorf("limit %v: %d bytes, want %d", c.limit, got, c.want)
+		}
+	}
+}

@@ -73,6 +73,26 @@ func (in *Input) StopSignal() int {
 	return parseSignal(in.Image.StopSignal)
 }
 
+// SignalToCRI converts the number of a signal to CRI. It returns SIGNAL_RUNTIME_DEFAULT for a
+// signal that CRI does not have.
+func SignalToCRI(number int) cri.Signal {
+	name := unix.SignalName(unix.Signal(number))
+	switch {
+	case number == rtMin:
+		name = "SIGRTMIN"
+	case number == rtMax:
+		name = "SIGRTMAX"
+	case number > rtMin && number <= rtMin+15:
+		name = "SIGRTMINPLUS" + strconv.Itoa(number-rtMin)
+	case number > rtMin && number < rtMax:
+		name = "SIGRTMAXMINUS" + strconv.Itoa(rtMax-number)
+	}
+	return cri.Signal(cri.Signal_value["SIGNAL_"+name])
+}
+
+// Numbers of the first and the last real-time signal.
+const rtMin, rtMax = 34, 64
+
 // parseSignal parses "SIGTERM", "TERM", "15" or "SIGRTMIN+3". It returns SIGTERM for anything
 // else.
 func parseSignal(name string) int {
@@ -84,15 +104,14 @@ func parseSignal(name string) int {
 	if n := unix.SignalNum(name); n != 0 {
 		return int(n)
 	}
-	const rtmin, rtmax = 34, 64
 	if rest, ok := strings.CutPrefix(name, "SIGRTMIN"); ok {
-		if n, err := strconv.Atoi("0" + strings.TrimPrefix(rest, "+")); err == nil && rtmin+n <= rtmax {
-			return rtmin + n
+		if n, err := strconv.Atoi("0" + strings.TrimPrefix(rest, "+")); err == nil && rtMin+n <= rtMax {
+			return rtMin + n
 		}
 	}
 	if rest, ok := strings.CutPrefix(name, "SIGRTMAX"); ok {
-		if n, err := strconv.Atoi("0" + strings.TrimPrefix(rest, "-")); err == nil && rtmax-n >= rtmin {
-			return rtmax - n
+		if n, err := strconv.Atoi("0" + strings.TrimPrefix(rest, "-")); err == nil && rtMax-n >= rtMin {
+			return rtMax - n
 		}
 	}
 	return int(unix.SIGTERM)

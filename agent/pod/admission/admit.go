@@ -215,11 +215,13 @@ func CheckResize(pod, granted *v1.Pod, others []*v1.Pod, node *v1.Node) (reason,
 }
 
 // sumRequests returns the sum of the pods' requests. For a pod that is being resized it counts the
-// larger of the grant and of its containers' current resources.
+// larger of the grant and of the current resources of the pod and its containers.
 func sumRequests(pods []*v1.Pod) v1.ResourceList {
 	used := v1.ResourceList{}
 	for _, p := range pods {
-		for name, q := range resource.PodRequests(p, resource.PodResourcesOptions{UseStatusResources: true}) {
+		options := resource.PodResourcesOptions{UseStatusResources: true,
+			InPlacePodLevelResourcesVerticalScalingEnabled: true}
+		for name, q := range resource.PodRequests(p, options) {
 			sum := used[name]
 			sum.Add(q)
 			used[name] = sum

@@ -173,6 +173,84 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// F129, F104: resources of the whole pod bound its cgroup and the containers without limits of their
+// own, and count for the OOM score.
+func TestPodLevelResources(t *testing.T) {
+	q := func(text string) v1.ResourceList {
+		l := v1.ResourceList{}
+		for _, f := range strings.Fields(text) {
+			name, amount, _ := strings.Cut(f, "=")
+			l[v1.ResourceName(name)] = resource.MustParse(amount)
+		}
+		return l
+	}
+	sized := func(name, requests, limits string) v1.Container {
+		return v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: q(requests), Limits: q(limits)}}
+	}
+	p := simplePod("u1", sized("a", "", ""), sized("b", "cpu=500m memory=1Gi", "cpu=1 memory=1Gi"))
+	p.Spec.Resources = &v1.ResourceRequirements{Requests: q("cpu=2 memory=2Gi hugepages-2Mi=4Mi"),
+		Limits: q("cpu=3 memory=4Gi hugepages-2Mi=4Mi")}
+	r := lifecycle.PodResources(p)
+	if r.CpuShares != 2048 || r.CpuQuota != 300_000 || r.MemoryLimitInBytes != 4<<30 || len(r.HugepageLimits) != 1 ||
+		r.HugepageLimits[0].PageSize != "2MB" || r.HugepageLimits[0].Limit != 4<<20 {
+		t.Errorf("the pod's cgroup has %v", r)
+	}
+	if class := lifecycle.QOS(p); class != v1.PodQOSBurstable {
+		t.Errorf("class %s", class)
+	}
+	for i, want := range []struct{ shares, quota, memory, score int64 }{
+		{3072, 300_000, 4 << 30, 1000 - 1000*512/8192}, {512, 100_000, 1 << 30, 1000 - 1000*1536/8192}} {
+		r := lifecycle.ContainerResources(p, &p.Spec.Containers[i], 8<<30)
+		if r.CpuShares != want.shares || r.CpuQuota != want.quota || r.MemoryLimitInBytes != want.memory ||
+			r.OomScoreAdj != want.score || len(r.HugepageLimits) != 1 {
+			t.Errorf("container %d has %v, want %+v", i, r, want)
+		}
+	}
+	for container, want := range map[string]string{"a": "4096", "b": "1024"} {
+		got, err := agent.ResourceValue(p, container, &v1.ResourceFieldSelector{Resource: "limits.memory",
+			Divisor: resource.MustParse("1Mi")}, q("memory=64Gi"))
+		if err != nil || got != want {
+			t.Errorf("container %s reads the limit %s Mi (%v), want %s", container, got, err, want)
+		}
+	}
+	// Only the memory has a limit of the pod: the quota is the sum only if every container has a limit.
+	p.Spec.Resources = &v1.ResourceRequirements{Requests: q("memory=2Gi"), Limits: q("memory=4Gi")}
+	if r := lifecycle.PodResources(p); r.CpuQuota != 0 || r.MemoryLimitInBytes != 4<<30 || r.CpuShares != 512 {
+		t.Errorf("the cgroup of a pod with a limit of memory alone has %v", r)
+	}
+	p.Spec.Containers = p.Spec.Containers[1:]
+	if r := lifecycle.PodResources(p); r.CpuQuota != 100_000 || r.MemoryLimitInBytes != 4<<30 {
+		t.Errorf("the cgroup of a pod whose container limits its CPU has %v", r)
+	}
+	p.Spec.Resources = &v1.ResourceRequirements{Requests: q("cpu=1 memory=1Gi"), Limits: q("cpu=1 memory=1Gi")}
+	if class := lifecycle.QOS(p); class != v1.PodQOSGuaranteed {
+		t.Errorf("class %s", class)
+	}
+}
+
+// F104: a sidecar is not killed for memory before the regular container with the smallest request.
+func TestOOMScoreOfSidecar(t *testing.T) {
+	memory := func(amount string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(amount)}}
+	}
+	always := v1.ContainerRestartPolicyAlways
+	for _, c := range []struct {
+		own  string
+		want int64
+	}{{"64Mi", 500}, {"2Gi", 500}, {"3Gi", 250}} {
+		p := simplePod("u1", v1.Container{Name: "a", Resources: memory("3Gi")},
+			v1.Container{Name: "b", Resources: memory("2Gi")})
+		p.Spec.InitContainers = []v1.Container{{Name: "side", RestartPolicy: &always, Resources: memory(c.own)},
+			{Name: "init", Resources: memory("64Mi")}}
+		if got := lifecycle.ContainerResources(p, &p.Spec.InitContainers[0], 4<<30).OomScoreAdj; got != c.want {
+			t.Errorf("a sidecar that requests %s has score %d, want %d", c.own, got, c.want)
+		}
+		if got := lifecycle.ContainerResources(p, &p.Spec.InitContainers[1], 4<<30).OomScoreAdj; got != 985 {
+			t.Errorf("an init container has score %d, want 985", got)
+		}
+	}
+}
+
 // With cgroup v2, a container that runs out of memory is killed as a whole, unless the node is
 // configured otherwise.
 func TestOOMGroup(t *testing.T) {

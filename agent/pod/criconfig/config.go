@@ -176,9 +176,7 @@ func (b *Builder) ContainerConfig(ctx context.Context, pod *v1.Pod, spec *v1.Con
 		c.Annotations[AnnotationDelay] = action.Delay.String()
 	}
 	if spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
-		if n, ok := cri.Signal_value["SIGNAL_"+string(*spec.Lifecycle.StopSignal)]; ok {
-			c.StopSignal = cri.Signal(n)
-		}
+		c.StopSignal = signalToCRI(*spec.Lifecycle.StopSignal)
 	}
 	return c, b.addTerminationFile(pod, spec, action.Attempt, c)
 }

@@ -3,9 +3,10 @@ package lifecycle
 import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/utils/ptr"
 )
 
-// ResourceGrant is the set of resources that the node has allocated to the containers of a pod.
+// ResourceGrant is the set of resources that the node has allocated to a pod and to its containers.
 // After a resize, the spec may request other resources, possibly more than the node has. Containers
 // are created with the granted resources, and only a new grant changes their resources.
 //
@@ -15,7 +16,9 @@ type ResourceGrant struct {
 	Version    int                                `json:"version"`
 	Generation int64                              `json:"generation"` // generation of the pod for which it was granted
 	Containers map[string]v1.ResourceRequirements `json:"containers"`
-	InEffect   bool                               `json:"settled"` // the grant is fully in effect
+	// resources of the whole pod; nil if the pod has none, and in grants of earlier releases
+	Pod      *v1.ResourceRequirements `json:"pod,omitempty"`
+	InEffect bool                     `json:"settled"` // the grant is fully in effect
 }
 
 // GrantVersion is the version of the stored form of new grants.
@@ -25,6 +28,9 @@ const GrantVersion = 1
 func GrantFromSpec(pod *v1.Pod) ResourceGrant {
 	g := ResourceGrant{Version: GrantVersion, Generation: pod.Generation,
 		Containers: map[string]v1.ResourceRequirements{}, InEffect: true}
+	if r := pod.Spec.Resources; r != nil {
+		g.Pod = &v1.ResourceRequirements{Requests: r.Requests, Limits: r.Limits}
+	}
 	ForEachContainer(pod, func(c *v1.Container) {
 		g.Containers[c.Name] = v1.ResourceRequirements{Requests: c.Resources.Requests, Limits: c.Resources.Limits}
 	})
@@ -43,7 +49,8 @@ func ForEachContainer(pod *v1.Pod, visit func(*v1.Container)) {
 
 // CoversSpec reports whether the resources in the pod's spec equal the grant.
 func (g ResourceGrant) CoversSpec(pod *v1.Pod) bool {
-	same := true
+	same := equalResources(ptr.Deref(g.Pod, v1.ResourceRequirements{}),
+		ptr.Deref(pod.Spec.Resources, v1.ResourceRequirements{}))
 	ForEachContainer(pod, func(c *v1.Container) {
 		if granted, ok := g.Containers[c.Name]; ok && !equalResources(granted, c.Resources) {
 			same = false
@@ -62,6 +69,7 @@ func (g ResourceGrant) ApplyTo(pod *v1.Pod) *v1.Pod {
 		return pod
 	}
 	out := *pod
+	out.Spec.Resources = g.Pod
 	replace := func(list []v1.Container) []v1.Container {
 		next := make([]v1.Container, len(list))
 		copy(next, list)

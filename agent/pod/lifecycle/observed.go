@@ -102,14 +102,21 @@ type Container struct {
 	State             State
 	Times             InstanceTimes
 	Monotonic         MonotonicTimes
+	Process           InstanceProcess
 	ExitCode          int32
-	Signal            int32
 	Reason, Message   string
 	Image             InstanceImage
 	Limits            *cri.LinuxContainerResources // current limits; nil: the runtime does not report them
 	Hash              string                       // hash of the spec from which it was created
 	// restart delay before this instance; -1 = first instance, or after a reset
 	Delay time.Duration
+}
+
+// InstanceProcess describes the first process of an instance. Its fields are nil if the runtime
+// does not report them.
+type InstanceProcess struct {
+	User       *v1.ContainerUser // the identity with which the process starts
+	StopSignal *v1.Signal        // the signal that stops it
 }
 
 // InstanceTimes are the wall-clock times of an instance that the runtime reports. The time of an

@@ -2,9 +2,9 @@ package lifecycle
 
 import v1 "k8s.io/api/core/v1"
 
-// QOS returns the pod's quality-of-service class. Guaranteed: every container limits CPU and
-// memory, and requests the same. BestEffort: no container requests or limits anything. Otherwise
-// Burstable.
+// QOS returns the pod's quality-of-service class. If the pod has resources of its own, only these
+// count; otherwise those of its containers. Guaranteed: all of them limit CPU and memory, and
+// request the same. BestEffort: none of them requests or limits anything. Otherwise Burstable.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass

@@ -32,10 +32,11 @@ type ResourceUpdate struct {
 }
 
 // ResizePlan is the remaining work until a grant is in effect. During the resize, the limits of the
-// pod's cgroup are large enough for the old and the new limits of its containers. Therefore the
-// pod's cgroup grows before the containers do, and shrinks after them.
+// pod's cgroup are large enough for the old and the new limits of its containers: for their sum, or
+// for the largest of them if the pod has a limit of its own. Therefore the pod's cgroup grows
+// before the containers do, and shrinks after them.
 type ResizePlan struct {
-	During, Target *cri.LinuxContainerResources // limits of the pod's cgroup during and after the resize
+	During, Target *cri.LinuxContainerResources // limits of the pod's cgroup during and after it
 	Update         []ResourceUpdate             // shrinking containers first
 	Restart        []Container                  // containers that must be restarted
 }
@@ -53,7 +54,7 @@ func PlanResize(pod *v1.Pod, observed *Observed) ResizePlan {
 			return
 		}
 		target := ContainerResources(pod, spec, observed.Resize.Memory)
-		p.raisePodLimits(c.Limits, target)
+		p.raisePodLimits(pod, c.Limits, target)
 		switch {
 		case resizeNeedsRestart(spec, c.Limits, target):
 			p.Restart = append(p.Restart, c)
@@ -74,12 +75,19 @@ func PlanResize(pod *v1.Pod, observed *Observed) ResizePlan {
 }
 
 // raisePodLimits raises p.During, the pod's limits during the resize, by the amount by which a
-// container's current limits exceed its target limits.
-func (p *ResizePlan) raisePodLimits(current, target *cri.LinuxContainerResources) {
+// container's current limits exceed its target limits. Where the pod has a limit of its own, it is
+// raised only to the container's current limit.
+func (p *ResizePlan) raisePodLimits(pod *v1.Pod, current, target *cri.LinuxContainerResources) {
 	p.During.CpuShares = min(p.During.CpuShares+max(current.CpuShares-target.CpuShares, 0), maxShares)
-	p.During.CpuQuota = raisedLimit(p.During.CpuQuota, current.CpuQuota, target.CpuQuota)
-	p.During.MemoryLimitInBytes = raisedLimit(p.During.MemoryLimitInBytes, current.MemoryLimitInBytes,
-		target.MemoryLimitInBytes)
+	raise := func(name v1.ResourceName, during *int64, current, target int64) {
+		if !hasPodLimit(pod, name) {
+			*during = raisedLimit(*during, current, target)
+		} else if isHigherLimit(current, *during) {
+			*during = max(current, 0)
+		}
+	}
+	raise(v1.ResourceCPU, &p.During.CpuQuota, current.CpuQuota, target.CpuQuota)
+	raise(v1.ResourceMemory, &p.During.MemoryLimitInBytes, current.MemoryLimitInBytes, target.MemoryLimitInBytes)
 }
 
 // raisedLimit returns the limit of a pod's cgroup while one of its containers still has the limit

@@ -116,3 +116,63 @@ func limited(p *v1.Pod, name string) Container {
 		Hash: SpecHash(FindContainerSpec(p, name)), Delay: NoDelay,
 		Limits: ContainerResources(p, FindContainerSpec(p, name), 8<<30)}
 }
+
+// F129: while a pod with a limit of its own is resized, its cgroup has room for the largest of its
+// containers, and not for their sum.
+func TestPlanOfPodLevelResize(t *testing.T) {
+	withLimits := func(cpu, memory string) *v1.Pod {
+		p := simplePod("u1", v1.Container{Name: "a"}, v1.Container{Name: "b"})
+		p.Spec.Resources = &v1.ResourceRequirements{Requests: amounts("cpu=1 memory=64Mi"),
+			Limits: amounts("cpu=" + cpu + " memory=" + memory)}
+		p.Status.QOSClass = v1.PodQOSBurstable
+		return p
+	}
+	for _, c := range []struct {
+		name              string
+		before, after     *v1.Pod
+		during, target    int64 // memory in MiB
+		updated, restarts int
+	}{
+		{"grows", withLimits("2", "128Mi"), withLimits("2", "256Mi"), 256, 256, 2, 0},
+		{"shrinks", withLimits("2", "256Mi"), withLimits("2", "128Mi"), 256, 128, 2, 0},
+		{"is unchanged", withLimits("2", "128Mi"), withLimits("2", "128Mi"), 128, 128, 0, 0},
+	} {
+		o := &Observed{Resize: Resize{InProgress: true, Memory: 8 << 30},
+			Containers: []Container{limited(c.before, "a"), limited(c.before, "b")}}
+		p := PlanResize(c.after, o)
+		if p.During.MemoryLimitInBytes != c.during<<20 || p.Target.MemoryLimitInBytes != c.target<<20 ||
+			p.During.CpuQuota != 200_000 || len(p.Update) != c.updated || len(p.Restart) != c.restarts {
+			t.Errorf("a pod that %s: %v, then %v, with %d updates and %d restarts", c.name, p.During, p.Target,
+				len(p.Update), len(p.Restart))
+		}
+	}
+}
+
+// F129: a grant includes the resources of the pod, and a grant of an earlier release does not cover them.
+func TestGrantOfPodLevelResources(t *testing.T) {
+	p := simplePod("u1")
+	if g := GrantFromSpec(p); g.Pod != nil || !g.CoversSpec(p) {
+		t.Errorf("the grant of a plain pod is %+v", g)
+	}
+	earlier := GrantFromSpec(p)
+	p.Spec.Resources = &v1.ResourceRequirements{Requests: amounts("cpu=1")}
+	g := GrantFromSpec(p)
+	if !g.CoversSpec(p) || earlier.CoversSpec(p) {
+		t.Error("the grant of the pod's spec covers it, the earlier grant does not")
+	}
+	resized := p.DeepCopy()
+	resized.Spec.Resources.Requests = amounts("cpu=2")
+	if g.CoversSpec(resized) {
+		t.Error("the grant covers a larger spec")
+	}
+	if got := g.ApplyTo(resized).Spec.Resources.Requests.Cpu().String(); got != "1" {
+		t.Errorf("the pod has %s CPUs by its grant, want 1", got)
+	}
+	if got := resized.Spec.Resources.Requests.Cpu().String(); got != "2" {
+		t.Errorf("the spec was changed to %s CPUs", got)
+	}
+	resized.Status.AllocatedResources = amounts("cpu=1 memory=1Gi")
+	if got := CPURequest(resized); got != 1000 {
+		t.Errorf("the pod counts with %d millicores, want those that are allocated", got)
+	}
+}

@@ -2,12 +2,14 @@ package lifecycle
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/resource"
 
 	"keelson.dev/keelson/agent"
 )
@@ -54,6 +56,7 @@ func Status(desired Desired, observed Observed, last v1.PodStatus, host Host, cu
 	st.InitContainerStatuses = g.containerStatuses(desired.Pod.Spec.InitContainers)
 	st.ContainerStatuses = g.containerStatuses(desired.Pod.Spec.Containers)
 	st.EphemeralContainerStatuses = g.ephemeralStatuses()
+	g.setPodResources(&st)
 	st.Phase, st.Reason, st.Message = g.podPhase(&st)
 	g.setConditions(&st)
 	return st
@@ -180,6 +183,7 @@ func (g *statusBuilder) containerStatus(spec *v1.Container) v1.ContainerStatus {
 	}
 	if c.State != Created {
 		cs.ContainerID = g.host.ContainerID(c.ID)
+		cs.User, cs.StopSignal = c.Process.User.DeepCopy(), c.Process.StopSignal
 	}
 	switch c.State {
 	case Created:
@@ -200,15 +204,16 @@ func (g *statusBuilder) containerStatus(spec *v1.Container) v1.ContainerStatus {
 		g.setResources(spec, &cs)
 		g.setVolumeMounts(spec, &cs)
 	default:
+		g.setResources(spec, &cs)
 		g.setExited(spec, c, &cs)
 	}
 	return cs
 }
 
 func (g *statusBuilder) terminatedState(instance Container) *v1.ContainerStateTerminated {
-	t := &v1.ContainerStateTerminated{ExitCode: instance.ExitCode, Signal: instance.Signal, Reason: instance.Reason,
-		Message: instance.Message, ContainerID: g.host.ContainerID(instance.ID),
-		FinishedAt: metav1.NewTime(instance.Times.Finished)}
+	t := &v1.ContainerStateTerminated{ExitCode: instance.ExitCode, Reason: instance.Reason, Message: instance.Message,
+		ContainerID: g.host.ContainerID(instance.ID),
+		FinishedAt:  metav1.NewTime(instance.Times.Finished)}
 	switch {
 	case !instance.Times.Started.IsZero():
 		t.StartedAt = metav1.NewTime(instance.Times.Started)
@@ -370,6 +375,25 @@ func (g *statusBuilder) setResources(spec *v1.Container, cs *v1.ContainerStatus)
 	if old, had := findContainerStatus(&g.last, spec.Name); had && old.Resources != nil &&
 		(!EqualLimits(c.Limits, target) || resizeNeedsRestart(spec, c.Limits, target)) {
 		cs.Resources = old.Resources.DeepCopy()
+	}
+}
+
+// setPodResources sets the pod's allocated resources, which are the granted requests of the whole
+// pod, and its current resources. As the sum over the containers, they do not include the overhead.
+// While a resize is not in effect, the previous current resources stay.
+func (g *statusBuilder) setPodResources(status *v1.PodStatus) {
+	if g.desired.Stop != nil && g.desired.Stop.Rejected {
+		return
+	}
+	own := resource.PodResourcesOptions{ExcludeOverhead: true}
+	requests, limits := resource.PodRequests(g.pod, own), resource.PodLimits(g.pod, own)
+	if len(requests)+len(limits) == 0 {
+		status.AllocatedResources, status.Resources = nil, nil
+		return
+	}
+	status.AllocatedResources = requests
+	if !g.observed.Resize.InProgress || status.Resources == nil {
+		status.Resources = &v1.ResourceRequirements{Requests: maps.Clone(requests), Limits: limits}
 	}
 }
 
