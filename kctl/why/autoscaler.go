@@ -227,9 +227,15 @@ func exampleAmount(resource corev1.ResourceName) string {
 }
 
 // withoutRequest returns a text about the first container of p without a request for a resource. It
-// returns "" if all containers have a request. If container is not empty, only the container of
-// that name is checked. missing is true if p has no such container; the text then reports that.
+// returns "" if all containers have a request, or if the whole pod has one. If container is not
+// empty, only the container of that name is checked. missing is true if p has no such container;
+// the text then reports that.
 func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceName) (text string, missing bool) {
+	if r := p.Spec.Resources; r != nil && container == "" {
+		if _, ok := r.Requests[resource]; ok {
+			return "", false
+		}
+	}
 	found := container == ""
 	for i := range p.Spec.Containers {
 		c := &p.Spec.Containers[i]

@@ -230,9 +230,16 @@ func shortenMessage(text string) string {
 	return text
 }
 
+// memoryLimit returns the memory limit of a container: its own, or else that of its pod. It returns
+// "" if neither has a limit.
 func memoryLimit(p *corev1.Pod, container string) string {
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		if l, ok := c.Resources.Limits[corev1.ResourceMemory]; ok && c.Name == container {
+			return l.String()
+		}
+	}
+	if r := p.Spec.Resources; r != nil {
+		if l, ok := r.Limits[corev1.ResourceMemory]; ok {
 			return l.String()
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/nodefeatures"
 )
 
 // explainUnscheduled returns the Finding for a pod without a node. The reason is the first of these
@@ -232,7 +233,7 @@ func (w placementExplainer) explainNearest(p *corev1.Pod, f *Finding) {
 }
 
 // nodeObstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector,
-// node affinity and resources. It returns nil if there is no such reason.
+// node affinity, missing features and resources. It returns nil if there is no such reason.
 func (w placementExplainer) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
@@ -254,6 +255,10 @@ func (w placementExplainer) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obsta
 	}
 	if ok, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !ok {
 		out = append(out, w.selectorObstacle(p, n))
+	}
+	if missing := nodefeatures.Missing(nodefeatures.RequiredToRun(&p.Spec), n); len(missing) > 0 {
+		out = append(out, obstacle{"its agent does not declare " + nodefeatures.List(missing) +
+			", which the pod needs: its release may be too old", "kctl cluster upgrade", 2})
 	}
 	return append(out, w.resourceObstacles(p, n)...)
 }
@@ -348,7 +353,8 @@ func missingShare(want, free resource.Quantity) float64 {
 // of resource r. It lowers the request in the pod's template if possible. Otherwise it adds a node.
 func lowerRequestCommand(p *corev1.Pod, r string, free resource.Quantity) string {
 	owner := templateOwner(p)
-	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {
+	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 ||
+		p.Spec.Resources != nil {
 		return "kctl cluster token create --role node   # another node; or remove pods that are not needed"
 	}
 	return kctlCommand(p, "set resources %s --requests=%s=%s   # or let another node join", owner, r, free.String())

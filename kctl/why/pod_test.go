@@ -46,6 +46,13 @@ func TestPendingPods(t *testing.T) {
 				func(p *corev1.Pod) {
 					p.Spec.NodeSelector = map[string]string{"disk": "ssd"}
 				})},
+		{"resources of the pod, for which an agent is too old", World{Nodes: []corev1.Node{node("w1")}},
+			pod("a", podLevel("cpu", "500m"), unfit("0/1 nodes are available: 1 node declared features check failed - "+
+				"unsatisfied requirements: PodLevelResources."))},
+		{"too large resources of the pod", World{Nodes: []corev1.Node{node("w1", func(n *corev1.Node) {
+			n.Status.DeclaredFeatures = []string{"PodLevelResources"}
+		})}}, pod("a", podLevel("cpu", "8"), asks("cpu", "1"),
+			unfit("0/1 nodes are available: 1 Insufficient cpu."))},
 		{"gates", World{}, pod("a", func(p *corev1.Pod) {
 			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"},
 				{Name: "example.com/licence"}}

@@ -87,6 +87,10 @@ func asks(pairs ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = quantities(pairs...) }
 }
 
+func podLevel(pairs ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Resources = &corev1.ResourceRequirements{Requests: quantities(pairs...)} }
+}
+
 func unfit(message string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Status.Conditions = append(p.Status.Conditions,
