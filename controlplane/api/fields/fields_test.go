@@ -164,7 +164,7 @@ func object[T any](t *testing.T, text string) *T {
 
 // What is found is named as the user wrote it, and what is stored already excuses as much, no more.
 func TestCheck(t *testing.T) {
-	const wholePod = "resources: {limits: {cpu: 1}}"
+	const refused = "volumes: [{name: v, rbd: {image: d}}]"
 	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
 	// F110
 	driver := func(spec string) *storagev1.CSIDriver { return object[storagev1.CSIDriver](t, "{spec: {"+spec+"}}") }
@@ -180,9 +180,9 @@ func TestCheck(t *testing.T) {
 		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
 		{"by another value", pod("hostUsers: true"), nil, nil, 0},
 		{"empty but there", pod("volumes: [{name: v, rbd: {}}]"), nil, []string{"spec.volumes[0].rbd"}, 0},
-		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+wholePod+"}}}}"), nil,
-			[]string{"spec.template.spec.resources"}, 0},
-		{"stored", pod(wholePod), pod(wholePod), nil, 0},
+		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+refused+"}}}}"), nil,
+			[]string{"spec.template.spec.volumes[0].rbd"}, 0},
+		{"stored", pod(refused), pod(refused), nil, 0},
 		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, rbd: {image: d}}]"),
 			pod("volumes: [{name: v, rbd: {image: d}}]"), nil, 0},
 		{"stored once", pod("volumes: [{name: a, rbd: {image: d}}, {name: v, rbd: {image: d}}]"),

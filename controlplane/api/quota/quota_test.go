@@ -204,6 +204,46 @@ func TestScopes(t *testing.T) {
 	}
 }
 
+// F129: a pod with resources of its own counts with these, and with its overhead. While it is resized,
+// it counts with the most of what it requests, was allocated and has.
+func TestUsageOfPodResources(t *testing.T) {
+	sized := func(status string, reason string) *corev1.Pod {
+		return pod(func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("cpu=3"), Limits: list("cpu=4 memory=8Gi")}
+			p.Spec.Overhead = list("cpu=100m")
+			if status != "" {
+				p.Status.AllocatedResources = list(status)
+				p.Status.Resources = &corev1.ResourceRequirements{Requests: list(status), Limits: list("cpu=6")}
+			}
+			if reason != "" {
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Reason: reason}}
+			}
+		})
+	}
+	for _, c := range []struct {
+		name string
+		pod  *corev1.Pod
+		want string
+	}{
+		{"requested", sized("", ""), "limits.cpu=4100m requests.cpu=3100m requests.memory=1Gi"},
+		{"was larger", sized("cpu=5 memory=1Gi", ""), "limits.cpu=6100m requests.cpu=5100m requests.memory=1Gi"},
+		{"was smaller", sized("cpu=1 memory=1Gi", ""), "limits.cpu=6100m requests.cpu=3100m requests.memory=1Gi"},
+		{"is never granted", sized("cpu=1 memory=1Gi", corev1.PodReasonInfeasible),
+			"limits.cpu=6100m requests.cpu=1100m requests.memory=1Gi"},
+	} {
+		usage := corev1.ResourceList{}
+		addPod(usage, c.pod, now)
+		var parts []string
+		for _, name := range []corev1.ResourceName{"limits.cpu", "requests.cpu", "requests.memory"} {
+			q := usage[name]
+			parts = append(parts, string(name)+"="+q.String())
+		}
+		if got := strings.Join(parts, " "); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
 // What a pod has to state where a quota bounds it.
 func TestUnstated(t *testing.T) {
 	bare := pod(func(p *corev1.Pod) {

@@ -35,7 +35,8 @@ func addPod(usage corev1.ResourceList, pod *corev1.Pod, currentTime time.Time) {
 		return
 	}
 	// While a pod is resized, its usage is the larger of its current and its desired resources.
-	options := podresources.PodResourcesOptions{UseStatusResources: true}
+	options := podresources.PodResourcesOptions{UseStatusResources: true,
+		InPlacePodLevelResourcesVerticalScalingEnabled: true}
 	for name, q := range computeUsage(podresources.PodRequests(pod, options), podresources.PodLimits(pod, options)) {
 		usage[name] = q
 	}

@@ -173,14 +173,23 @@ func PodGracePeriod(pod *corev1.Pod, requested *int64) int64 {
 	return period
 }
 
-// QOSClass returns the QoS class of a pod. It is Guaranteed if every container has limits for CPU
-// and memory and equal requests, and BestEffort if no container has requests or limits. Otherwise
-// it is Burstable.
+// QOSClass returns the QoS class of a pod. If the pod has resources of its own, only these count;
+// otherwise those of its containers. The class is Guaranteed if all of them have limits for CPU and
+// memory and equal requests, and BestEffort if none of them has requests or limits. Otherwise it is
+// Burstable.
 func QOSClass(spec *corev1.PodSpec) corev1.PodQOSClass {
-	lists := slices.Concat(spec.InitContainers, spec.Containers)
+	var lists []*corev1.ResourceRequirements
+	if spec.Resources != nil {
+		lists = append(lists, spec.Resources)
+	} else {
+		for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+			for i := range containers {
+				lists = append(lists, &containers[i].Resources)
+			}
+		}
+	}
 	guaranteed, asks := true, false
-	for i := range lists {
-		r := &lists[i].Resources
+	for _, r := range lists {
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 			limit, limited := r.Limits[name]
 			request, requested := r.Requests[name]

@@ -28,6 +28,10 @@ func DefaultPodSpec(spec *corev1.PodSpec) {
 	// serviceAccount.
 	builder.SetDefault(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
 	spec.DeprecatedServiceAccount = spec.ServiceAccountName
+	if spec.Resources != nil {
+		RoundResources(spec.Resources.Limits)
+		RoundResources(spec.Resources.Requests)
+	}
 	for i := range spec.Volumes {
 		DefaultVolume(&spec.Volumes[i].VolumeSource)
 	}
@@ -58,6 +62,7 @@ func defaultPod(pod *corev1.Pod) {
 			}
 		}
 	}
+	defaultPodResources(pod)
 	builder.SetDefault(&pod.Status.Phase, corev1.PodPending)
 	// PrepareCreate clears the status. Defaulting runs again after mutating admission, so the class
 	// is computed from the admitted resources.

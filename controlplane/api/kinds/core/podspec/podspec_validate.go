@@ -31,6 +31,7 @@ const (
 func validatePodSpec(spec *corev1.PodSpec, fldPath *field.Path) field.ErrorList {
 	volumes, errs := ValidateVolumes(spec.Volumes, fldPath.Child("volumes"))
 	errs = append(errs, validateContainers(spec, volumes, fldPath)...)
+	errs = append(errs, validatePodResources(spec, fldPath.Child("resources"))...)
 	errs = append(errs, fieldrules.ValidateRequiredOneOf(spec.RestartPolicy, fldPath.Child("restartPolicy"),
 		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
 	errs = append(errs, validateDNS(spec, fldPath)...)

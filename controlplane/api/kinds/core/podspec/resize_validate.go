@@ -12,9 +12,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// keepAllButResources resets everything in obj except the resources of containers to the stored
-// pod, for a request to the subresource "resize". It does not change a container list if the
-// container names differ from the names in the stored pod, so that validation rejects the list.
+// keepAllButResources resets everything in obj except the resources of the pod and of its
+// containers to the stored pod, for a request to the subresource "resize". It does not change a
+// container list if the container names differ from the names in the stored pod, so that validation
+// rejects the list.
 func keepAllButResources(obj, stored *corev1.Pod) {
 	wanted, rv := obj.Spec, obj.ResourceVersion
 	*obj = *stored.DeepCopy()
@@ -25,6 +26,7 @@ func keepAllButResources(obj, stored *corev1.Pod) {
 	} else {
 		obj.Spec.InitContainers = withResources(wanted.InitContainers, obj.Spec.InitContainers)
 		obj.Spec.Containers = withResources(wanted.Containers, obj.Spec.Containers)
+		obj.Spec.Resources = wanted.Resources
 	}
 	DefaultPodSpec(&obj.Spec)
 	if !fieldrules.SemanticEqual(obj.Spec, stored.Spec) {
@@ -80,13 +82,14 @@ func validateResize(obj, old *corev1.Pod) field.ErrorList {
 		return append(errs, others...)
 	}
 	updated := obj.Spec.DeepCopy()
+	errs = append(errs, validateResizedPod(updated, &old.Spec, spec.Child("resources"))...)
 	errs = append(errs, validateResized(updated.Containers, old.Spec.Containers, spec.Child("containers"))...)
 	for i := range updated.InitContainers {
 		c, before, fldPath := &updated.InitContainers[i], &old.Spec.InitContainers[i],
 			spec.Child("initContainers").Index(i)
 		changed := !fieldrules.SemanticEqual(*c, *before)
 		errs = append(errs, validateRemoved(&c.Resources, &before.Resources, fldPath.Child("resources"))...)
-		if restoreCPUAndMemory(c, before); !fieldrules.SemanticEqual(*c, *before) {
+		if restoreCPUAndMemory(&c.Resources, &before.Resources); !fieldrules.SemanticEqual(*c, *before) {
 			errs = append(errs, field.Forbidden(fldPath,
 				"only cpu and memory resources for init or sidecar containers are mutable"))
 		}
@@ -133,10 +136,25 @@ func validateResized(updated, old []corev1.Container, fldPath *field.Path) (errs
 	for i := range updated {
 		errs = append(errs, validateRemoved(&updated[i].Resources, &old[i].Resources,
 			fldPath.Index(i).Child("resources"))...)
-		if restoreCPUAndMemory(&updated[i], &old[i]); !fieldrules.SemanticEqual(updated[i], old[i]) {
+		restoreCPUAndMemory(&updated[i].Resources, &old[i].Resources)
+		if !fieldrules.SemanticEqual(updated[i], old[i]) {
 			errs = append(errs, field.Forbidden(field.NewPath("spec"), onlyCPUAndMemory))
 		}
 	}
+	return errs
+}
+
+// validateResizedPod validates the change of the resources of the whole pod. It then copies the
+// resources that may change from old to updated, so that a comparison of the specs ignores them.
+func validateResizedPod(updated, old *corev1.PodSpec, fldPath *field.Path) field.ErrorList {
+	next, previous := ptr.Deref(updated.Resources, corev1.ResourceRequirements{}),
+		ptr.Deref(old.Resources, corev1.ResourceRequirements{})
+	errs := validateRemoved(&next, &previous, fldPath)
+	restoreCPUAndMemory(&next, &previous)
+	if !fieldrules.SemanticEqual(next, previous) {
+		errs = append(errs, field.Forbidden(fldPath, onlyCPUAndMemory))
+	}
+	updated.Resources = old.Resources
 	return errs
 }
 
@@ -158,9 +176,9 @@ func validateRemoved(updated, old *corev1.ResourceRequirements, fldPath *field.P
 	return errs
 }
 
-// restoreCPUAndMemory copies the CPU and memory of old to a container. It does not change other
-// fields.
-func restoreCPUAndMemory(container, old *corev1.Container) {
+// restoreCPUAndMemory copies the CPU and memory of old to updated. It does not change other
+// resources.
+func restoreCPUAndMemory(updated, old *corev1.ResourceRequirements) {
 	restore := func(now, was corev1.ResourceList) corev1.ResourceList {
 		out := maps.Clone(now)
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
@@ -174,8 +192,7 @@ func restoreCPUAndMemory(container, old *corev1.Container) {
 		}
 		return out
 	}
-	container.Resources.Requests = restore(container.Resources.Requests, old.Resources.Requests)
-	container.Resources.Limits = restore(container.Resources.Limits, old.Resources.Limits)
+	updated.Requests, updated.Limits = restore(updated.Requests, old.Requests), restore(updated.Limits, old.Limits)
 }
 
 // validateResizePolicy validates the resize policies of a container: whether it restarts when its

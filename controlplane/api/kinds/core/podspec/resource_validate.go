@@ -21,6 +21,13 @@ var plainResources = map[corev1.ResourceName]bool{
 
 // ValidateResources validates the requests and limits of a container.
 func ValidateResources(r *corev1.ResourceRequirements, fldPath *field.Path) field.ErrorList {
+	return validateRequirements(r, ValidateContainerResourceName, fldPath)
+}
+
+// validateRequirements validates requests and limits. validateName returns the errors in the name
+// of a resource.
+func validateRequirements(r *corev1.ResourceRequirements,
+	validateName func(corev1.ResourceName, *field.Path) field.ErrorList, fldPath *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	huge, cpuOrMemory := false, false
 	for _, side := range []struct {
@@ -30,7 +37,7 @@ func ValidateResources(r *corev1.ResourceRequirements, fldPath *field.Path) fiel
 		for _, name := range fieldrules.SortedKeys(side.list) {
 			q := side.list[name]
 			here := side.at.Key(string(name))
-			errs = append(errs, ValidateContainerResourceName(name, here)...)
+			errs = append(errs, validateName(name, here)...)
 			errs = append(errs, ValidateCountedQuantity(name, q, here)...)
 			errs = append(errs, ValidateHugePages(name, q, here)...)
 			huge = huge || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
