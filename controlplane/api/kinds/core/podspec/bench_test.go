@@ -37,7 +37,8 @@ spec:
 
 func BenchmarkPodRow(b *testing.B) {
 	k := kinds.All().ByType((*corev1.Pod)(nil))
-	p := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{running(true)}}}
+	state := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	p := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: true, State: state}}}}
 	b.ReportAllocs()
 	for b.Loop() {
 		k.Lists.Row(p, kindstest.Now)

@@ -12,6 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec/podtable"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -71,8 +72,8 @@ func PodKind() *api.Kind {
 	k.Deletion.GracePeriod = func(o api.Object, requested *int64) int64 {
 		return PodGracePeriod(o.(*corev1.Pod), requested)
 	}
-	k.Lists.Columns = podColumns
-	k.Lists.Row = builder.Row(PodRow)
+	k.Lists.Columns = podtable.Columns
+	k.Lists.Row = builder.Row(podtable.Row)
 	k.Storage.Index = &api.Index{Field: "spec.nodeName",
 		Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
 	k.Lists.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {

@@ -1,4 +1,5 @@
-package podspec
+// Package podtable formats pods for the tables of kubectl.
+package podtable
 
 import (
 	"fmt"
@@ -13,7 +14,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"),
+// Columns are the table columns of Pods.
+var Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"),
 	builder.StringColumn("Restarts"), builder.AgeColumn,
 	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"),
 	builder.WideColumn("Readiness Gates"))
@@ -21,8 +23,8 @@ var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready
 // nodeLost is the status reason of a pod on an unreachable node.
 const nodeLost = "NodeLost"
 
-// PodRow returns the table row of a Pod.
-func PodRow(p *corev1.Pod, now time.Time) []any {
+// Row returns the table row of a Pod.
+func Row(p *corev1.Pod, now time.Time) []any {
 	s := summarizePod(p)
 	restarts := strconv.Itoa(s.restarts)
 	if s.restarts != 0 && !s.lastRestart.IsZero() {
@@ -37,8 +39,8 @@ func PodRow(p *corev1.Pod, now time.Time) []any {
 		readinessGates(p)}
 }
 
-// PodReason returns the text in kubectl's column STATUS for a pod.
-func PodReason(pod *corev1.Pod) string { return summarizePod(pod).reason }
+// Reason returns the text in kubectl's column STATUS for a pod.
+func Reason(pod *corev1.Pod) string { return summarizePod(pod).reason }
 
 // podSummary contains the values of a pod's table row.
 type podSummary struct {

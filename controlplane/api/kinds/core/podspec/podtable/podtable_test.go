@@ -1,4 +1,4 @@
-package podspec_test
+package podtable_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec/podtable"
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
@@ -58,7 +58,7 @@ func show(phase corev1.PodPhase, inits, containers []corev1.ContainerStatus, cha
 	for _, f := range change {
 		f(p)
 	}
-	row := podspec.PodRow(p, kindstest.Now)
+	row := podtable.Row(p, kindstest.Now)
 	var cells []string
 	for _, c := range row[1:4] {
 		cells = append(cells, fmt.Sprint(c))
@@ -138,13 +138,13 @@ func TestPodStatusColumn(t *testing.T) {
 
 func TestPodWideColumns(t *testing.T) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", CreationTimestamp: kindstest.Ago(90 * time.Second)}}
-	if got := fmt.Sprint(podspec.PodRow(p, kindstest.Now)[4:]); got != "[90s <none> <none> <none> <none>]" {
+	if got := fmt.Sprint(podtable.Row(p, kindstest.Now)[4:]); got != "[90s <none> <none> <none> <none>]" {
 		t.Error(got)
 	}
 	p.Spec.NodeName, p.Status.PodIPs = "w1", []corev1.PodIP{{IP: "10.244.1.5"}}
 	p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "a"}, {ConditionType: "b"}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: "a", Status: "True"}}
-	if got := fmt.Sprint(podspec.PodRow(p, kindstest.Now)[4:]); got != "[90s 10.244.1.5 w1 <none> 1/2]" {
+	if got := fmt.Sprint(podtable.Row(p, kindstest.Now)[4:]); got != "[90s 10.244.1.5 w1 <none> 1/2]" {
 		t.Error(got)
 	}
 }
