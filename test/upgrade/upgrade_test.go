@@ -148,7 +148,7 @@ func (l *upgradeTest) upgradeReplicaAndBack() {
 		l.Errorf("level %d while two replicas are of the release before", status.FeatureLevel)
 	}
 	testenv.Eventually(l, soon, func() error { // replicas exchange their releases periodically
-		if out := testenv.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 2 waits for ") {
+		if out := testenv.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 3 waits for ") {
 			return fmt.Errorf("cluster status:\n%s", out)
 		}
 		return nil
