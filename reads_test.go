@@ -95,6 +95,7 @@ var unboundedAllowed = map[string]string{
 	"agent/oci/sandbox.go":               operatorFile,
 	"agent/oci/sandbox_stop.go":          kernelFile,
 	"agent/oci/podcgroup/tiers.go":       kernelFile,
+	"agent/oci/target.go":                ownFile + "; /proc/PID/stat: " + kernelFile,
 	"agent/pod/podfiles/evictionfile.go": ownFile,
 	"agent/pod/podfiles/grantfile.go":    ownFile,
 	"agent/pod/subpath/subpath.go":       kernelFile,
