@@ -65,8 +65,9 @@ const PodNetworkAnnotation = "keelson.dev/pod-network"
 // declaredFeatures are the features of pods that this agent supports and agents of earlier releases
 // may not, sorted. The control plane gives a pod that needs one of them only to nodes that declare
 // it. The names are those of Kubernetes (component-helpers/nodedeclaredfeatures), except
-// PodLevelResources, which every supported kubelet has.
+// EphemeralContainers and PodLevelResources, which every supported kubelet has.
 var declaredFeatures = []string{
+	"EphemeralContainers",                     // spec.ephemeralContainers
 	"InPlacePodLevelResourcesVerticalScaling", // resize of spec.resources
 	"InPlacePodVerticalScalingInitContainers", // resize of init containers
 	"PodLevelResources",                       // spec.resources
