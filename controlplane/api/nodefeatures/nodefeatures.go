@@ -15,6 +15,9 @@ import (
 // Names of features as agents declare them. The names that Kubernetes declares too are equal to
 // those of Kubernetes.
 const (
+	// EphemeralContainers is the support of spec.ephemeralContainers. Kubernetes does not declare
+	// it.
+	EphemeralContainers = "EphemeralContainers"
 	// PodLevelResources is the support of spec.resources. Kubernetes does not declare it.
 	PodLevelResources = "PodLevelResources"
 	// PodLevelResize is the support of a resize of spec.resources.
@@ -33,6 +36,11 @@ type feature struct {
 
 // features are all features that pods may require, in the order of their names.
 var features = []feature{
+	{name: EphemeralContainers,
+		toRun: func(spec *corev1.PodSpec) bool { return len(spec.EphemeralContainers) > 0 },
+		toUpdate: func(old, updated *corev1.PodSpec) bool {
+			return len(updated.EphemeralContainers) > len(old.EphemeralContainers) // they are only added
+		}},
 	{name: PodLevelResize, toUpdate: func(old, updated *corev1.PodSpec) bool {
 		return !equality.Semantic.DeepEqual(old.Resources, updated.Resources)
 	}},

@@ -14,9 +14,10 @@ func podLevel(cpu string) *corev1.PodSpec {
 		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}}}
 }
 
-// F129: which features of a node pods require, to run and to be changed.
+// F128, F129: which features of a node pods require, to run and to be changed.
 func TestRequiredFeatures(t *testing.T) {
 	plain := &corev1.PodSpec{}
+	debugged := &corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{TargetContainerName: "c"}}}
 	for _, c := range []struct {
 		name string
 		got  []string
@@ -24,6 +25,9 @@ func TestRequiredFeatures(t *testing.T) {
 	}{
 		{"plain pod to run", RequiredToRun(plain), ""},
 		{"pod with resources to run", RequiredToRun(podLevel("1")), PodLevelResources},
+		{"pod with an ephemeral container to run", RequiredToRun(debugged), EphemeralContainers},
+		{"added ephemeral container", RequiredToUpdate(plain, debugged), EphemeralContainers},
+		{"unchanged ephemeral container", RequiredToUpdate(debugged, debugged), ""},
 		{"unchanged pod with resources", RequiredToUpdate(podLevel("1"), podLevel("1000m")), ""},
 		{"plain pod unchanged", RequiredToUpdate(plain, plain), ""},
 		{"changed resources of a pod", RequiredToUpdate(podLevel("1"), podLevel("2")), PodLevelResize},

@@ -3,6 +3,7 @@ package builtin
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -13,8 +14,8 @@ import (
 
 // nodeFeatures returns a plugin that rejects a pod if its node does not declare the features that
 // the pod requires. It checks new pods with spec.nodeName, bindings, and updates of pods that have
-// a node. It also rejects a new pod that requires features while c.RequireNodeFeatures returns an
-// error.
+// a node. While c.RequireNodeFeatures returns an error, it also rejects new pods that require
+// features, and updates after which a pod requires more of them.
 func nodeFeatures(c Config) func(ctx context.Context, a *admission.Attempt) error {
 	return func(ctx context.Context, a *admission.Attempt) error {
 		pod, ok := a.Whole.(*corev1.Pod)
@@ -22,8 +23,13 @@ func nodeFeatures(c Config) func(ctx context.Context, a *admission.Attempt) erro
 			return nil
 		}
 		old, _ := a.Stored.(*corev1.Pod)
-		if old == nil && c.RequireNodeFeatures != nil {
-			if names := nodefeatures.RequiredToRun(&pod.Spec); len(names) > 0 {
+		if c.RequireNodeFeatures != nil {
+			names := nodefeatures.RequiredToRun(&pod.Spec)
+			if old != nil && len(names) > 0 {
+				stored := nodefeatures.RequiredToRun(&old.Spec)
+				names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(stored, name) })
+			}
+			if len(names) > 0 {
 				err := c.RequireNodeFeatures(ctx, "a pod that requires features "+nodefeatures.List(names))
 				if err != nil {
 					return admission.NewForbidden(a, pod, err)
@@ -46,7 +52,7 @@ func nodeFeatures(c Config) func(ctx context.Context, a *admission.Attempt) erro
 }
 
 // checkNodeFeatures returns a 403 if the node of a pod does not exist or lacks required features.
-// The messages are those of Kubernetes. subject is what requires the features.
+// The messages are those of Kubernetes, with a remedy. subject is what requires the features.
 func checkNodeFeatures(ctx context.Context, cluster admission.Cluster, a *admission.Attempt, pod *corev1.Pod,
 	subject string, required []string) error {
 	o, ok := cluster.Get(ctx, "nodes", "", pod.Spec.NodeName)
@@ -57,8 +63,8 @@ func checkNodeFeatures(ctx context.Context, cluster admission.Cluster, a *admiss
 		return admission.NewForbidden(a, pod, fmt.Errorf("node %q not found", pod.Spec.NodeName))
 	}
 	if missing := nodefeatures.Missing(required, o.(*corev1.Node)); len(missing) > 0 {
-		return admission.NewForbidden(a, pod, fmt.Errorf("%s requires features %s which are not available on node %q",
-			subject, nodefeatures.List(missing), pod.Spec.NodeName))
+		return admission.NewForbidden(a, pod, fmt.Errorf("%s requires features %s which are not available on node %q: "+
+			"upgrade the agent of that node", subject, nodefeatures.List(missing), pod.Spec.NodeName))
 	}
 	return nil
 }
