@@ -214,8 +214,7 @@ func validateSchema(ctx context.Context, a *api.Attempt) error {
 			errs = append(errs, k.Validation.Update(obj, old)...)
 		}
 	}
-	// The validation of ephemeralcontainers already rejects such fields, and a binding adds none.
-	if a.Facet != "ephemeralcontainers" && a.Facet != "binding" {
+	if a.Facet != "binding" { // a binding adds no fields
 		errs = append(errs, checkImplemented(ctx, k.Schema.Answers, obj, old)...)
 	}
 	if len(errs) > 0 {

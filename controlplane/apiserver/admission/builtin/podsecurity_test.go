@@ -111,6 +111,39 @@ func TestPodSecurityEnforces(t *testing.T) {
 	}
 }
 
+// F96, F128: the standard holds for ephemeral containers, whichever the pod's other containers are.
+// A container that meets the standard is accepted.
+func TestPodSecurityOfEphemeralContainers(t *testing.T) {
+	r := apiservertest.StartReplica(t, nil)
+	ctx := apiservertest.Within(t)
+	c, _ := newWarnedAdmin(r)
+	apiservertest.Labelled(r, "tight", "enforce", "restricted")
+	pods := c.CoreV1().Pods("tight")
+	if _, err := pods.Create(ctx, apiservertest.PodIn("tight", "p", makeRestricted),
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	add := func(container string) error {
+		_, err := pods.Patch(ctx, "p", types.StrategicMergePatchType,
+			[]byte(`{"spec":{"ephemeralContainers":[`+container+`]}}`), metav1.PatchOptions{}, "ephemeralcontainers")
+		return err
+	}
+	err := add(`{"name":"bold","image":"i","securityContext":{"privileged":true}}`)
+	want := `pods "p" is forbidden: violates PodSecurity "restricted:latest": privileged (container "bold" must not ` +
+		`set securityContext.privileged=true)`
+	if !apierrors.IsForbidden(err) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("a privileged container: %v\nwant %s", err, want)
+	}
+	if err := add(`{"name":"plain","image":"i"}`); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), `allowPrivilegeEscalation != false (container "plain"`) {
+		t.Errorf("a container without a security context: %v", err)
+	}
+	if err := add(`{"name":"modest","image":"i","securityContext":{"allowPrivilegeEscalation":false,` +
+		`"capabilities":{"drop":["ALL"]}}}`); err != nil {
+		t.Errorf("a modest container: %v", err)
+	}
+}
+
 // A pod and a workload whose template violates the standard get a warning. Only the pod of the
 // workload is rejected.
 func TestPodSecurityWarns(t *testing.T) {

@@ -51,7 +51,7 @@ func PodKind() *api.Kind {
 	}
 	builder.AddValidation(k, validatePod)
 	k.Validation.Create = builder.CreateValidation(func(p *corev1.Pod) field.ErrorList {
-		return append(validateSeccompMatch(p), validateApparmorMatch(p)...)
+		return slices.Concat(validateSeccompMatch(p), validateApparmorMatch(p), forbidEphemeralContainers(p))
 	})
 	builder.AddUpdateValidation(k, validatePodUpdate)
 	status := k.Subresources["status"]
@@ -109,7 +109,8 @@ func addPodSubresources(k *api.Kind) {
 	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"),
 		Verbs: builder.ProxyVerbs})
 	builder.AddSubresource(k, "ephemeralcontainers", &api.Subresource{
-		Verbs: []string{"get", "patch", "update"},
+		Verbs:       []string{"get", "patch", "update"},
+		OwnedFields: []string{"spec.ephemeralContainers"},
 		PrepareUpdate: func(o, was api.Object) {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
 			want := obj.Spec.EphemeralContainers

@@ -179,19 +179,25 @@ func validateGateUpdate(obj, old *corev1.Pod, fldPath *field.Path) field.ErrorLi
 	return errs
 }
 
+func ephemeralContainersPath() *field.Path { return field.NewPath("spec", "ephemeralContainers") }
+
+// forbidEphemeralContainers returns an error if a new pod has ephemeral containers. They are added
+// through the subresource only.
+func forbidEphemeralContainers(pod *corev1.Pod) field.ErrorList {
+	if len(pod.Spec.EphemeralContainers) == 0 {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(ephemeralContainersPath(), "cannot be set on create")}
+}
+
+// validateEphemeralUpdate returns an error for each ephemeral container of the stored pod that an
+// update removes or changes. Their order may change.
 func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
-	fldPath := field.NewPath("spec", "ephemeralContainers")
+	fldPath := ephemeralContainersPath()
 	var errs field.ErrorList
 	updated := map[string]corev1.EphemeralContainer{}
-	for i, c := range obj.Spec.EphemeralContainers {
+	for _, c := range obj.Spec.EphemeralContainers {
 		updated[c.Name] = c
-		if !slices.ContainsFunc(old.Spec.EphemeralContainers,
-			func(o corev1.EphemeralContainer) bool { return o.Name == c.Name }) {
-			// Agents would never start it, and 'kubectl debug' would wait forever.
-			errs = append(errs, field.Forbidden(fldPath.Index(i),
-				"nodes of this cluster run no ephemeral containers; 'kubectl debug --copy-to' debugs a copy of "+
-					"the pod instead"))
-		}
 	}
 	for _, c := range old.Spec.EphemeralContainers {
 		switch n, ok := updated[c.Name]; {
@@ -199,10 +205,13 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(fldPath,
 				fmt.Sprintf("existing ephemeral containers %q may not be removed\n", c.Name)))
 		case !fieldrules.SemanticEqual(n, c):
+			changed := ChangedFields(n.EphemeralContainerCommon, c.EphemeralContainerCommon, "")
+			if n.TargetContainerName != c.TargetContainerName {
+				changed = append(changed, "targetContainerName")
+			}
 			errs = append(errs, field.Forbidden(fldPath,
-				fmt.Sprintf("existing ephemeral containers %q may not be changed\nchanged: %s",
-					c.Name, strings.Join(ChangedFields(n.EphemeralContainerCommon, c.EphemeralContainerCommon, ""),
-						", "))))
+				fmt.Sprintf("existing ephemeral containers %q may not be changed\nchanged: %s", c.Name,
+					strings.Join(changed, ", "))))
 		}
 	}
 	return errs

@@ -86,23 +86,6 @@ func TestPodSubresources(t *testing.T) {
 	}); !slices.Equal(wrong, []string{"status.qosClass"}) {
 		t.Errorf("class: %q", wrong)
 	}
-	debug := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "d",
-		Image: "tools"}, TargetContainerName: "web"}
-	added, wrong := kindstest.RunUpdate(t, stored, "ephemeralcontainers", func(p *corev1.Pod) {
-		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{debug}
-		p.Spec.Containers[0].Image = "other"
-	})
-	// What no node would run is refused, not left to wait.
-	if !slices.Equal(wrong, []string{"spec.ephemeralContainers[0]"}) || added.Spec.Containers[0].Image != "nginx" ||
-		added.Spec.EphemeralContainers[0].ImagePullPolicy != corev1.PullAlways ||
-		added.Generation != stored.Generation+1 {
-		t.Errorf("debug: %q, %+v", wrong, added.Spec)
-	}
-	if _, wrong := kindstest.RunUpdate(t, added, "ephemeralcontainers", func(p *corev1.Pod) {
-		p.Spec.EphemeralContainers = nil
-	}); !slices.Equal(wrong, []string{"spec.ephemeralContainers"}) {
-		t.Errorf("debug container removed: %q", wrong)
-	}
 }
 
 func TestGracePeriod(t *testing.T) {
