@@ -18,6 +18,7 @@ const (
 	reasonPreparation   = "it builds or boots the machines of the tests: 'make test-vm' runs it first"
 	reasonLab           = "it is for a lab on one computer"
 	reasonItself        = "it is the test"
+	reasonInAPod        = "it runs a container in a pod, whatever the machine"
 	pattern             = "it stands for all commands of the program"
 )
 
@@ -93,6 +94,13 @@ var commandRows = []commandRow{
 	{line: "kctl rollout status deployment/looked-at --timeout=60s", by: page + ", " + machinesTest},
 	{line: "kctl trace deployment/looked-at", by: page + ", " + machinesTest},
 	{line: "kctl why deployment/looked-at", by: page + ", " + machinesTest},
+	{line: "pod=$(kctl get pods -l app=looked-at -o name)", by: page, notOnMachines: reasonInAPod},
+	{line: "kctl debug $pod -c debugger --image=keelson.dev/tools:v1 --target=hello --profile=general " +
+		"--attach=false -- ps", by: page, notOnMachines: reasonInAPod},
+	{line: "kctl wait $pod " +
+		"--for='jsonpath={.status.ephemeralContainerStatuses[0].state.terminated.reason}=Completed' --timeout=60s", by: page, notOnMachines: reasonInAPod},
+	{line: "kctl logs $pod -c debugger", by: page, notOnMachines: reasonInAPod},
+	{line: "kctl debug node/NAME", by: "TestDebugANode", notOnMachines: reasonInAPod},
 	{line: "kctl delete deployment looked-at --wait=false", by: page + ", " + machinesTest},
 	{line: "kctl net trace POD SERVICE", by: "TestTrace, " + machinesTest},
 	{line: "kctl net policies", by: "TestNetPolicies, " + machinesTest},
