@@ -98,7 +98,8 @@ var commandRows = []commandRow{
 	{line: "kctl debug $pod -c debugger --image=keelson.dev/tools:v1 --target=hello --profile=general " +
 		"--attach=false -- ps", by: page, notOnMachines: reasonInAPod},
 	{line: "kctl wait $pod " +
-		"--for='jsonpath={.status.ephemeralContainerStatuses[0].state.terminated.reason}=Completed' --timeout=60s", by: page, notOnMachines: reasonInAPod},
+		"--for='jsonpath={.status.ephemeralContainerStatuses[0].state.terminated.reason}=Completed' --timeout=60s",
+		by: page, notOnMachines: reasonInAPod},
 	{line: "kctl logs $pod -c debugger", by: page, notOnMachines: reasonInAPod},
 	{line: "kctl debug node/NAME", by: "TestDebugANode", notOnMachines: reasonInAPod},
 	{line: "kctl delete deployment looked-at --wait=false", by: page + ", " + machinesTest},
