@@ -32,6 +32,6 @@ func TestStatusTellsOfStandbys(t *testing.T) {
 	s.Autopilot = nil
 	out.Reset()
 	if err := printStatus(&out, s); err != nil || strings.Contains(out.String(), "autopilot") {
-		t.Errorf("nobody has asked for it, and it is told of: %v\n%s", err, out.String())
+		t.Errorf("autopilot is printed although it is disabled: %v\n%s", err, out.String())
 	}
 }

@@ -160,7 +160,7 @@ func TestRealDevicePlugin(t *testing.T) {
 		t.Errorf("the container sees %q, want %q", got, sees)
 	}
 	if got, want := p.resources(), `app example.com/thing a of [0]; allocatable a of [0]`; got != want {
-		t.Errorf("who has what is told as %q, want %q", got, want)
+		t.Errorf("the device assignments are %q, want %q", got, want)
 	}
 	p.pod("two", 1, "exit 0")
 	two := b.awaitPod("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })

@@ -152,7 +152,7 @@ func TestRealDiskPressure(t *testing.T) {
 		t.Errorf("%d layers of containers, want %d: that of the one that ended is there", n, before)
 	}
 	if p, _ := b.cluster.Pod("ended"); p.Status.Phase != v1.PodSucceeded || len(p.Status.ContainerStatuses) != 1 {
-		t.Errorf("what has ended is told as %+v", p.Status)
+		t.Errorf("the status of the ended pod is %+v", p.Status)
 	}
 	if err := os.WriteFile(filepath.Join(b.cfg.Dirs.State, "somebody-else"), make([]byte, 90<<20), 0o600); err != nil {
 		t.Fatal(err)

@@ -175,7 +175,7 @@ func TestSpare(t *testing.T) {
 			n.expectStatus("u2", runs)
 			if got := n.reportedPod("u1").Status.ContainerStatuses[0].State.Terminated; got == nil ||
 				got.ExitCode != 3 {
-				t.Errorf("%s: its end is told as %+v", when, got)
+				t.Errorf("%s: the terminated state is %+v", when, got)
 			}
 			n.startAgent()
 		}

@@ -52,13 +52,8 @@ func (ar *actionRunner) startContainer(ctx context.Context, action lifecycle.Act
 	if err := ar.joinTarget(pod, spec.Name, cfg); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
-	cfg.CDIDevices = criconfig.ClaimedDevices(spec, devices)
-	if ar.w.cfg.Deps.Plugins != nil {
-		allocation, err := ar.w.cfg.Deps.Plugins.Container(ctx, pod, spec.Name)
-		if err != nil {
-			return fail("CreateContainerConfigError", err)
-		}
-		criconfig.AddPluginDevices(cfg, allocation)
+	if err := ar.addDevices(ctx, pod, spec, cfg, devices); err != nil {
+		return fail("CreateContainerConfigError", err)
 	}
 	attached := ar.w.runtime.findEarlySandbox(action.ID)
 	createTime := ar.w.cfg.currentTime()
@@ -116,6 +111,23 @@ func (ar *actionRunner) startContainer(ctx context.Context, action lifecycle.Act
 		}
 		return &waitingError{"PostStartHookError", err}
 	}
+	return nil
+}
+
+// addDevices adds the devices of the pod's claims, and those that device plugins allocate, to the
+// configuration of a container.
+func (ar *actionRunner) addDevices(
+	ctx context.Context, pod *v1.Pod, spec *v1.Container, cfg *cri.ContainerConfig, claimed agent.ClaimedDevices,
+) error {
+	cfg.CDIDevices = criconfig.ClaimedDevices(spec, claimed)
+	if ar.w.cfg.Deps.Plugins == nil {
+		return nil
+	}
+	allocation, err := ar.w.cfg.Deps.Plugins.Container(ctx, pod, spec.Name)
+	if err != nil {
+		return err
+	}
+	criconfig.AddPluginDevices(cfg, allocation)
 	return nil
 }
 

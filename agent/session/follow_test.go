@@ -81,7 +81,7 @@ func TestFollow(t *testing.T) {
 	}
 	later := s.Follow(t.Context(), "Pod")
 	if c := <-later; !c.All || c.Revision != 11 {
-		t.Errorf("who comes later is told %+v", c)
+		t.Errorf("a later follower gets %+v", c)
 	}
 }
 

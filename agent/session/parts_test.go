@@ -229,7 +229,7 @@ func TestReplicas(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("nobody is told of the list")
+		t.Error("the change of the list of replicas was not signaled")
 	}
 	r.recordReplicas(nil, nil) // an empty report
 	again := newReplicaList(log, dir, []string{"seed:1"})

@@ -43,13 +43,13 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 		go s.sendUsage(ctx, &standbySender{stream: early})
 		virtual.Wait()
 		if len(early.sent) != 0 {
-			t.Fatal("something is told before anything was measured")
+			t.Fatal("a usage report was sent before the first measurement")
 		}
 		s.ReportUsage(newNodeUsed(time.Now(), agent.PodAverageUsage{UID: "u1",
 			Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: newUsed(3)}}}))
 		m := early.nextUsage()
 		if m.GetAgeNano() != 0 || m.GetNode().GetCpuNano() != 7 || len(m.GetPods()) != 1 || m.Pods[0].Uid != "u1" {
-			t.Fatalf("told: %v", m)
+			t.Fatalf("usage report: %v", m)
 		}
 		if c := m.Pods[0].Containers; len(c) != 1 || c[0].Name != "app" || c[0].Used.CpuNano != 3 ||
 			c[0].Used.Memory != 5 || c[0].Used.WindowNano != int64(time.Second) {
@@ -58,7 +58,7 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		go s.sendUsage(ctx, &standbySender{stream: late})
 		if age := late.nextUsage().GetAgeNano(); age != int64(3*time.Second) {
-			t.Errorf("a replica that connects 3 s later is told of an age of %v", time.Duration(age))
+			t.Errorf("a replica that connects 3 s later gets usage with age %v", time.Duration(age))
 		}
 		s.ReportUsage(newNodeUsed(time.Now()))
 		if a, b := early.nextUsage(), late.nextUsage(); len(a.GetPods()) != 0 || len(b.GetPods()) != 0 {

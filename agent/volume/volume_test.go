@@ -420,7 +420,7 @@ func TestDriversAreToldOfPods(t *testing.T) {
 	requireNoError(t, v.csi.addPodInfo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
 	requireNoError(t, v.csi.addPodInfo(t.Context(), &plain, p, nil, false))
 	if len(plain.VolumeContext) != 1 {
-		t.Errorf("a driver that asks for nothing is told %v", plain.VolumeContext)
+		t.Errorf("a driver without podInfoOnMount gets volume context %v", plain.VolumeContext)
 	}
 }
 

@@ -89,9 +89,9 @@ func TestWatchesOfOneUserAreBounded(t *testing.T) {
 	}
 }
 
-// However much one node asks, by HTTP or through the fleet in this process, it has a small part of
-// the room: the next request is told to come again, and neither another node, nor a user, nor an
-// administrator notices.
+// Requests of one node, by HTTP or through the node gateway in this process, use at most a small
+// share of the memory limit. A further request gets a 429. Requests of another node, of a user and
+// of an administrator are still served.
 func TestOneNodeIsBounded(t *testing.T) {
 	r := apiservertest.StartReplica(t, func(c *apiserver.Config) { c.Serving.MemoryLimit = 1 })
 	hostile, honest := api.NodeUser("hostile"), api.NodeUser("honest")

@@ -27,8 +27,8 @@ func TestPolicyTypesOfCustomResources(t *testing.T) {
 		"apiGroups":["stable.example.com"],"apiVersions":["v1"],"resources":["crontabs"]}]},
 		"validations":[{"expression":"object.spec.replica > 1"},{"expression":"object.spec.replicas < params.spec.replicas && object.metadata.labels['a'] == 'b'"}]}}`,
 		"Content-Type", "application/json"))
-	// warned waits until the policy has been looked at and what is told of it has these parts, and
-	// no others.
+	// warned waits until the policy has been type-checked and its status has exactly these
+	// warnings.
 	warned := func(want ...string) {
 		t.Helper()
 		r.Eventually(func() error {
@@ -54,7 +54,7 @@ func TestPolicyTypesOfCustomResources(t *testing.T) {
 			return nil
 		})
 	}
-	warned() // nothing is known of the kind
+	warned() // the kind does not exist yet
 	const misspelt = "spec.validations[0].expression: stable.example.com/v1, Kind=CronTab: ERROR: <input>:1:12: " +
 		"undefined field 'replica'"
 	r.Establish(c, apiservertest.Crontabs)

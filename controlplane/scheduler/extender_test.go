@@ -121,7 +121,8 @@ func TestExtenderFiltersAndScores(t *testing.T) {
 	}
 }
 
-// An extender is asked about pods with its resources only, and sees to those that the scheduler is told to ignore alone.
+// An extender is called only for pods that request its managed resources. Resources with
+// ignoredByScheduler are checked by the extender alone.
 func TestExtenderManagesResources(t *testing.T) {
 	o := &outside{filter: func(q wire.ExtenderArgs) any { return wire.ExtenderFilterResult{NodeNames: q.NodeNames} }}
 	b, _ := extended(t, o, "filterVerb: filter, nodeCacheCapable: true, managedResources: [{name: example.com/foo, "+

@@ -16,13 +16,13 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// noRoom is what a pod is told that is too large for so many nodes.
+// noRoom returns the message of a pod that fits on none of the given number of nodes.
 func noRoom(nodes int) string {
 	return fmt.Sprintf("0/%[1]d nodes are available: %[1]d Insufficient cpu. preemption: 0/%[1]d nodes are available: "+
 		"%[1]d No preemption victims found for incoming pod.", nodes)
 }
 
-// F87: what a pod is told last stays, however long it took to write what it was told before.
+// F87: the last message of a pod stays, even if the write of the previous message took long.
 func TestTheLastReasonStays(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
@@ -45,7 +45,7 @@ func TestTheLastReasonStays(t *testing.T) {
 	})
 }
 
-// F87: what a pod is told again is written also where the informer has not seen what was told in between.
+// F87: a repeated message is written even if the informer has not received the message in between.
 func TestAReasonThatComesBack(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)

@@ -169,8 +169,8 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// A claim that waits for its first consumer: a volume by hand is reserved for it, a provisioner is told the node, and the pod
-// is bound when both claims are.
+// WaitForFirstConsumer: an existing volume is reserved for the first claim, the selected node is
+// set on the second claim for its provisioner, and the pod is bound when both claims are bound.
 func TestWaitForFirstConsumer(t *testing.T) {
 	b := newBed(t, nil)
 	mode := storagev1.VolumeBindingWaitForFirstConsumer

@@ -41,7 +41,7 @@ type bed struct {
 	binds     func(node string) error // a fault on the way of a binding
 	calls     func(r *api.Request)    // sees every call; may be nil
 	late      atomic.Bool             // informers do not hear of pods
-	binding   func(pod string)        // is told of each binding before it is made
+	binding   func(pod string)        // is called before each binding
 	commits   *lateStore
 	// changes the context of a call, or fails it; may be nil
 	mark  func(context.Context, *api.Request) (context.Context, error)

@@ -283,7 +283,8 @@ func TestSessionsOfVolumesEnd(t *testing.T) {
 	}
 }
 
-// A file that could not be put whole leaves no part of itself: when it is told so, with the next run, and when all is taken away.
+// A file that was installed only in part leaves no remains: after the error, after the next run,
+// and after uninstall.
 func TestHalfAFileDoesNotStay(t *testing.T) {
 	for _, c := range []struct{ target, role string }{
 		{"/usr/bin/keelson-agent", "agent"}, {"/usr/lib/systemd/system/keelson-pods.service", "agent"},

@@ -137,7 +137,8 @@ func TestHostKeys(t *testing.T) {
 	}
 }
 
-// Who has no key that the machine takes is told what to do; so is who names a file that is no key.
+// An error explains the remedy if the machine accepts none of the keys, and if a named file is not
+// a key.
 func TestWrongKeys(t *testing.T) {
 	_, h := newSSHD(t, "cp1")
 	_, private := sshd.NewKey(t)

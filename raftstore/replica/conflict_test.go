@@ -112,8 +112,8 @@ func TestManyConflictsAboutALargeValue(t *testing.T) { // F124
 	}
 }
 
-// What is in the way changes while its conflicts travel: each is told of the
-// value as it was then.
+// A conflicting value changes while the conflict errors are returned. Each error contains the value
+// at the time of its conflict.
 func TestConflictShowsTheValueOfItsMoment(t *testing.T) {
 	c := storetest.NewCluster(t, 3, nil)
 	ctx := t.Context() // however long a busy machine takes for two hundred commits beside all those in vain

@@ -9,8 +9,8 @@ import (
 // LastIndex is the last entry in this replica's log.
 func (r *Replica) LastIndex() uint64 { return r.node.raft.LastIndex() }
 
-// Hold lets no sync return until it is told to go on. The channel is told of
-// the first that hangs.
+// Hold blocks each sync until goOn is called. The channel receives a value when the first sync
+// blocks.
 func (p *PowerCut) Hold() (hangs <-chan struct{}, goOn func()) {
 	seen, gone := wakeup.New(), make(chan struct{})
 	p.layer.Fail(func(op, _ string) error {

@@ -29,7 +29,7 @@ func NewPowerCut(seed uint64) *PowerCut {
 // Put makes a replica use the disk for its log and its snapshots.
 func (p *PowerCut) Put(c *Config) { c.Storage.layer = p.layer }
 
-// Fade lets no sync return any more. The channel is told of the first that hangs.
+// Fade blocks each sync for good. The channel receives a value when the first sync blocks.
 func (p *PowerCut) Fade() <-chan struct{} {
 	hangs, gone := wakeup.New(), make(chan struct{})
 	p.mu.Lock()

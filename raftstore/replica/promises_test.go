@@ -106,8 +106,8 @@ func TestLostReplyAppliesOnce(t *testing.T) { // F53
 	}
 }
 
-// A follower that is told late of commits, but promptly of where the leader is,
-// answers reads from a state that it has.
+// A follower that receives commits late, but the leader's read index in time, serves reads only
+// after it has applied that index.
 func TestReadsWaitForWhatWasCommitted(t *testing.T) { // F53
 	c := storetest.NewCluster(t, 3, nil)
 	leader, follower := c.Replica(c.Leader()), c.Replica(c.Followers()[0])

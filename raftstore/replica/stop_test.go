@@ -13,8 +13,7 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// A replica that is told to stop does not wait until a peer that cannot be
-// reached has been dialed in vain.
+// Stop does not wait for a dial to an unreachable peer.
 func TestStopEndsDials(t *testing.T) {
 	var away atomic.Bool
 	type dialed struct {
@@ -55,8 +54,7 @@ func TestStopEndsDials(t *testing.T) {
 	}
 }
 
-// Who waits for a replica to apply what others have is told when it stops, and
-// does not wait for ever.
+// A call that waits until the replica has applied an index returns an error when the replica stops.
 func TestStopEndsReads(t *testing.T) {
 	var silent atomic.Value // the address to which nothing is sent any more
 	silent.Store("")

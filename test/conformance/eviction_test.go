@@ -72,7 +72,7 @@ func TestEviction(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s:\n got  %s\n want %s", c.why, got, c.want)
 		}
-		// A client that is told when to come again waits for that, and its user does not see why.
+		// A client waits for Retry-After and does not show the message to its user.
 		if after := a.header.Get("Retry-After"); after != "" {
 			t.Errorf("%s: come again after %s", c.why, after)
 		}

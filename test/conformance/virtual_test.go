@@ -122,7 +122,7 @@ func (u *kindUnderTest) readOnly(t *testing.T, one object) {
 	}
 }
 
-// shown reads the kind as kubectl prints it, as metadata and as protobuf, and what is told of it.
+// shown reads the kind as a table, as metadata and as protobuf, and the warning of its version.
 func (u *kindUnderTest) shown(t *testing.T, name string, all int) {
 	t.Helper()
 	var table struct {

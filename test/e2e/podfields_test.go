@@ -30,7 +30,7 @@ type podFieldCase struct {
 const vol = "volumes: [{name: v, emptyDir: {}}]"
 
 func podFieldCases() []podFieldCase {
-	return append(podFieldsOfNamespaces(), podFieldsOfContainers()...)
+	return slices.Concat(podFieldsOfNamespaces(), podFieldsOfContainers(), podFieldsOfResources())
 }
 
 // podFieldsOfNamespaces are the cases of names, namespaces and users of a pod.
@@ -108,32 +108,6 @@ func podFieldsOfContainers() []podFieldCase {
 			want: `^tmpfs /v tmpfs \S*size=2048k`},
 		{name: "directory", main: "workingDir: /etc", run: "pwd", want: `^/etc\n`},
 		{name: "terminal", main: "tty: true", run: "test -t 1 && echo terminal", want: `terminal`},
-		{name: "limits", main: "resources: {limits: {memory: 48Mi}}",
-			run:  "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null",
-			want: `50331648`},
-		{name: "pod-limits", spec: "resources: {limits: {cpu: 500m, memory: 48Mi}}", // F129
-			run:  "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null",
-			want: `50331648`},
-		{name: "reported", spec: "resources: {limits: {cpu: 500m, memory: 48Mi}}, securityContext: " +
-			"{runAsUser: 1000, runAsGroup: 2000, supplementalGroups: [3000]}, os: {name: linux}",
-			main: "lifecycle: {stopSignal: SIGUSR1}", run: "sleep 1000",
-			until: func(p *v1.Pod) error { // F115, F129
-				if len(p.Status.ContainerStatuses) == 0 || p.Status.Resources == nil {
-					return fmt.Errorf("status %+v", p.Status)
-				}
-				s, r := p.Status.ContainerStatuses[0], p.Status.Resources
-				if u := s.User; u == nil || u.Linux.UID != 1000 || u.Linux.GID != 2000 ||
-					!slices.Contains(u.Linux.SupplementalGroups, 3000) ||
-					s.StopSignal == nil || *s.StopSignal != v1.SIGUSR1 {
-					return fmt.Errorf("container status %+v", s)
-				}
-				if r.Limits.Memory().String() != "48Mi" || p.Status.AllocatedResources.Cpu().String() != "500m" ||
-					p.Status.QOSClass != v1.PodQOSGuaranteed {
-					return fmt.Errorf("class %s, allocated %v, resources %v", p.Status.QOSClass,
-						p.Status.AllocatedResources, r)
-				}
-				return nil
-			}},
 		{name: "hook", spec: vol, main: "volumeMounts: [{name: v, mountPath: /v}], lifecycle: {postStart: {exec: " +
 			"{command: [sh, -c, 'echo hooked >/v/h']}}}", run: "until [ -s /v/h ]; do sleep 0.1; done; cat /v/h",
 			want: `^hooked\n`},
@@ -170,6 +144,38 @@ func podFieldsOfContainers() []podFieldCase {
 		// With hostNetwork the API refuses such a sysctl already.
 		{name: "unsafe-sysctl", spec: "securityContext: {sysctls: [{name: kernel.msgmax, value: '8192'}]}",
 			until: hasFailed("SysctlForbidden")},
+	}
+}
+
+// podFieldsOfResources are the cases of resource limits and of the status that reports them.
+func podFieldsOfResources() []podFieldCase {
+	return []podFieldCase{
+		{name: "limits", main: "resources: {limits: {memory: 48Mi}}",
+			run:  "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null",
+			want: `50331648`},
+		{name: "pod-limits", spec: "resources: {limits: {cpu: 500m, memory: 48Mi}}", // F129
+			run:  "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null",
+			want: `50331648`},
+		{name: "reported", spec: "resources: {limits: {cpu: 500m, memory: 48Mi}}, securityContext: " +
+			"{runAsUser: 1000, runAsGroup: 2000, supplementalGroups: [3000]}, os: {name: linux}",
+			main: "lifecycle: {stopSignal: SIGUSR1}", run: "sleep 1000",
+			until: func(p *v1.Pod) error { // F115, F129
+				if len(p.Status.ContainerStatuses) == 0 || p.Status.Resources == nil {
+					return fmt.Errorf("status %+v", p.Status)
+				}
+				s, r := p.Status.ContainerStatuses[0], p.Status.Resources
+				if u := s.User; u == nil || u.Linux.UID != 1000 || u.Linux.GID != 2000 ||
+					!slices.Contains(u.Linux.SupplementalGroups, 3000) ||
+					s.StopSignal == nil || *s.StopSignal != v1.SIGUSR1 {
+					return fmt.Errorf("container status %+v", s)
+				}
+				if r.Limits.Memory().String() != "48Mi" || p.Status.AllocatedResources.Cpu().String() != "500m" ||
+					p.Status.QOSClass != v1.PodQOSGuaranteed {
+					return fmt.Errorf("class %s, allocated %v, resources %v", p.Status.QOSClass,
+						p.Status.AllocatedResources, r)
+				}
+				return nil
+			}},
 	}
 }
 

@@ -132,9 +132,8 @@ func TestNameOfAnother(t *testing.T) {
 	}
 }
 
-// A client with a token created with the cluster, before the cluster has stored it, is told to
-// retry, and the attempt is not counted. When the token is stored, or none is pending, the response
-// is final.
+// A client with a token that the cluster has not stored yet gets an error to retry, and the attempt
+// is not counted. When the token is stored, or none is pending, the response is final.
 func TestTokensThatAreNotStoredYet(t *testing.T) {
 	b := newTestEnv(t, "cp1")
 	made := pki.NewToken(pki.RoleNode, b.trust.SigningCA().Cert)

@@ -138,7 +138,7 @@ func TestRBACFollows(t *testing.T) {
 		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "robot"}}})
 	if ask("system:serviceaccount:a:robot") != Allow || ask("robot") != NoOpinion {
-		t.Error("a service account is told by its namespace")
+		t.Error("the subject of a service account does not include its namespace")
 	}
 	roles.Remove(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}})
 	if ask("system:serviceaccount:a:robot") != NoOpinion {

@@ -13,13 +13,11 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/apiservertest"
-	"keelson.dev/keelson/raftstore"
 )
 
 // The user name of a component of the cluster grants nothing by itself, neither by impersonation,
@@ -88,21 +86,8 @@ func TestNodeTokens(t *testing.T) {
 	ctx := apiservertest.Within(t)
 	r.Must(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	no := false
-	// What a driver may ask tokens for cannot be set through the API; an object of before can say
-	// so all the same.
-	driver := r.Must(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi.example"},
-		Spec: storagev1.CSIDriverSpec{AttachRequired: &no}})
-	before := driver.(*storagev1.CSIDriver).DeepCopy()
-	before.Spec.TokenRequests = []storagev1.TokenRequest{{Audience: "for-the-driver"}}
-	before.SetGroupVersionKind(storagev1.SchemeGroupVersion.WithKind("CSIDriver"))
-	raw, err := r.Registry.Encoded(before, runtime.ContentTypeProtobuf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Store.Commit(ctx,
-		raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/registry/csidrivers/csi.example", raw)}}); err != nil {
-		t.Fatal(err)
-	}
+	r.Must(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi.example"}, Spec: storagev1.CSIDriverSpec{
+		AttachRequired: &no, TokenRequests: []storagev1.TokenRequest{{Audience: "for-the-driver"}}}})
 	bound := func(name string, volumes ...corev1.VolumeSource) *corev1.Pod {
 		p := apiservertest.NewPod(name)
 		p.Spec.AutomountServiceAccountToken = &no

@@ -58,7 +58,7 @@ func TestStorageClassIsGivenOnce(t *testing.T) {
 	}
 }
 
-// A cluster of before that has a default class keeps it as the only one.
+// If a StorageClass is already the default, the bootstrap creates no second default class.
 func TestStorageClassBesideAnother(t *testing.T) {
 	r := apiservertest.StartReplica(t, nil)
 	ctx := apiservertest.Within(t)

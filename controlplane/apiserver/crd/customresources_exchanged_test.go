@@ -85,8 +85,8 @@ func TestRequestUnderWayWhileItsKindIsExchanged(t *testing.T) {
 			t.Errorf("%s %s: nothing was exchanged", step.method, step.path)
 		}
 	}
-	// A kind that has no such subresource any more answers for itself: who asks again is told that
-	// there is none.
+	// If the new definition lacks the subresource, the request that meets the exchange gets a 503, and
+	// the next request a 404.
 	r.OK(r.Call(c, "POST", apiservertest.GadgetsPath, gadget(`{}`), "Content-Type", jsonType))
 	less := definedGadget()
 	less.Subresources = maps.Clone(less.Subresources)

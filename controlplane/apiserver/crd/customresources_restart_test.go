@@ -72,10 +72,10 @@ func TestCustomResourcesOfAReplicaThatBegins(t *testing.T) {
 	for i := range 20 {
 		ev := <-w.ResultChan()
 		if ev.Type != watch.Modified {
-			t.Fatalf("change %d is told as %s: %+v", i, ev.Type, ev.Object)
+			t.Fatalf("event %d is %s: %+v", i, ev.Type, ev.Object)
 		}
 		if got := ev.Object.(*custom.Object).Content["spec"].(map[string]any)["image"]; got != fmt.Sprint("i", i) {
-			t.Fatalf("change %d is told as %v", i, got)
+			t.Fatalf("event %d has image %v", i, got)
 		}
 	}
 	<-again.CustomKinds()

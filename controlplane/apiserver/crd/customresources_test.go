@@ -59,7 +59,7 @@ func TestCustomResources(t *testing.T) {
 			}
 			return nil
 		})
-	apiservertest.Eventually(t, func() error { // the server hears of it a moment after the store
+	apiservertest.Eventually(t, func() error { // the server processes the deletion after the store
 		if a := r.Call(c, "GET", crontabsPath, ""); a.Code != 404 {
 			return fmt.Errorf("its objects are served still: %d %s", a.Code, a.Body)
 		}

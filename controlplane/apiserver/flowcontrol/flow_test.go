@@ -74,8 +74,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// What is larger than a user's part is let in when the user has nothing else, and counts for the
-// whole part.
+// A request that is larger than a user's share is accepted if the user has no other request. It
+// uses the whole share.
 func TestLargeRequest(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		g := small()

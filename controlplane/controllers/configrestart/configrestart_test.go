@@ -115,7 +115,7 @@ func TestRestartOnConfigChange(t *testing.T) {
 		testcluster.Update(w, "web", func(d *appsv1.Deployment) { delete(d.Annotations, api.RestartAnnotation) })
 		testcluster.Update(w, "db", func(d *appsv1.StatefulSet) { d.Annotations[api.RestartAnnotation] = "false" })
 		testcluster.Update(w, "log", func(d *appsv1.DaemonSet) { delete(d.Annotations, api.RestartAnnotation) })
-		unchanged("who asks no more", func() { reconfigure(w, "3") })
+		unchanged("workloads without the annotation", func() { reconfigure(w, "3") })
 	})
 }
 

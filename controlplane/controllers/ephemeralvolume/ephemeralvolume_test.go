@@ -61,7 +61,7 @@ func TestEphemeralVolumes(t *testing.T) {
 
 	w.CreateObject(testcluster.NewClaim("db-tmp", "1Gi")) // another owner's claim
 	w.CreateObject(ephemeralPod("db", "1Gi"))
-	w.Eventually("the conflict is told", func() error {
+	w.Eventually("an Event about the conflict", func() error {
 		list, err := client.List[*corev1.Event](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -249,7 +249,7 @@ func TestBalancerPools(t *testing.T) {
 	}
 	told := func(name, reason, part string) {
 		t.Helper()
-		w.Eventually(name+" is told of "+reason, func() error {
+		w.Eventually("Event "+reason+" of "+name, func() error {
 			events, err := client.List[*corev1.Event](w.Ctx, w.Admin, "default", metav1.ListOptions{})
 			for _, e := range events {
 				if e.Reason == reason && e.InvolvedObject.Name == name && strings.Contains(e.Message, part) {

@@ -88,7 +88,7 @@ func TestRepairComesToRest(t *testing.T) {
 				}
 			case a == nil || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator ||
 				services[a.Spec.ParentRef.Name].Spec.ClusterIP != at:
-				t.Fatalf("%s is told by %+v", at, a)
+				t.Fatalf("the IPAddress of %s is %+v", at, a)
 			case !networking.IsServiceIPAddress(a, s) && f.Reason != "ClusterIPAlreadyAllocated":
 				t.Fatalf("a second Service at %s: %+v", at, f)
 			case networking.IsServiceIPAddress(a, s) && f != (Fault{}):

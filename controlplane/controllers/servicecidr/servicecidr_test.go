@@ -212,7 +212,7 @@ func TestNodePortsAreJudged(t *testing.T) {
 		for _, e := range list {
 			if strings.HasPrefix(e.Reason, "Port") && e.InvolvedObject.Name != "second" &&
 				e.InvolvedObject.Name != "below" {
-				t.Errorf("%s is told %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
+				t.Errorf("unexpected Event of %s: %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
 			}
 		}
 	})

@@ -206,7 +206,7 @@ func (c *cluster) explained(step Step) {
 		if !strings.Contains(r.Message, "node w") &&
 			!strings.Contains(r.Message, "a node that joined after the backup") ||
 			strings.Contains(r.Message, "not reported since") && !strings.Contains(r.Message, "kubectl delete node w") {
-			c.t.Errorf("%s is told %q: %s", r.Pod.Name, r.Message, c.history)
+			c.t.Errorf("pod %s gets the message %q: %s", r.Pod.Name, r.Message, c.history)
 		}
 	}
 	for _, p := range c.in.Pods {

@@ -92,7 +92,7 @@ func (h soleHistory) play(t *testing.T) bool {
 		if why == "" {
 			delete(v.Annotations, api.AnnotationUnconfirmed)
 		} else if s.UnrecordedNodeWait == 0 && !strings.Contains(why, "node w") {
-			wrong("it is told %q", why)
+			wrong("the reason does not name the node: %q", why)
 		}
 		at, has := mounted["u"]
 		alive := h.on >= 0 && slices.ContainsFunc(s.Nodes, func(n *corev1.Node) bool {

@@ -286,7 +286,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute) // virtual time: no event is recorded
 		if told := room(); len(told) > 0 {
-			t.Errorf("room is told for %q", told)
+			t.Errorf("capacity is published for nodes %q", told)
 		}
 		begun := testcluster.NewClassClaim("old", "now", "1Gi")
 		begun.Finalizers = []string{"keelson.dev/provisioning"}
@@ -305,7 +305,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute) // virtual time: one event is recorded, and the state stays
 		if told := room(); !slices.Equal(told, []string{"w1"}) {
-			t.Errorf("room is told for %q", told)
+			t.Errorf("capacity is published for nodes %q", told)
 		}
 	})
 }

@@ -84,17 +84,17 @@ func TestChangeLogDropsDeletions(t *testing.T) {
 		b.recordChange(serviceNotice(i, "x", false))
 		b.recordChange(serviceNotice(i, "x", true))
 		if posts, _, err := since(b, at); err != nil || len(posts) != 1 {
-			t.Fatalf("who has just read is told of %d posts, %v", len(posts), err)
+			t.Fatalf("a reader that is up to date gets %d records, %v", len(posts), err)
 		}
 	}
 	if len(b.records) != 4 || b.order.Len() != 4 || b.deletions.Len() != 3 {
 		t.Errorf("%d posts in %d places, %d of them gone", len(b.records), b.order.Len(), b.deletions.Len())
 	}
 	if _, _, err := since(b, before); !errors.Is(err, errBehind) {
-		t.Errorf("who has missed deletions is told %v", err)
+		t.Errorf("a reader that has missed deletions gets %v", err)
 	}
 	if posts, _, err := since(b, 0); err != nil || len(posts) != 1 {
-		t.Errorf("who begins is told of %d posts, %v", len(posts), err)
+		t.Errorf("a new reader gets %d records, %v", len(posts), err)
 	}
 }
 

@@ -165,7 +165,7 @@ var parseRefusesCases = []struct{ text, want string }{
 	{head + "profiles: &a [" + strings.Repeat("*a,", 9) + "]", "an alias refers to a node that contains it"},
 }
 
-// What is wrong is told with its field and what to do.
+// Each error names the field and the remedy.
 func TestParseRefuses(t *testing.T) {
 	for _, tt := range parseRefusesCases {
 		_, err := Parse([]byte(tt.text))

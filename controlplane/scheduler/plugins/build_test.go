@@ -103,7 +103,7 @@ func TestBuildMerges(t *testing.T) {
 	}
 }
 
-// What cannot be is told with its field.
+// Each error about an invalid configuration names the field.
 func TestBuildRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"score: {enabled: [{name: " +

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// What may keep pods from names and from each other is told of before a machine joins, with the commands that end it, and keeps
-// nothing from being done.
+// Firewall rules that may block DNS or pod traffic are reported before a machine joins, with the
+// commands that correct them. They do not block the plan.
 func TestJudgeFirewalls(t *testing.T) {
 	for _, c := range []struct {
 		on, settings, firewalls string

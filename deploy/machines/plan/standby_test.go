@@ -222,7 +222,7 @@ func TestJudgeOfStandbys(t *testing.T) {
 		"'kctl cluster remove cp4' takes it out of the cluster, and 'up' takes it in again, with a vote")
 }
 
-// Who adds the first standby is told when the replicas that run would never give it a vote.
+// Adding the first standby reports if the running replicas would never promote it.
 func TestUnready(t *testing.T) {
 	w := settled(t)
 	f := w.facts["cp3"]

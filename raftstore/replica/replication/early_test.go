@@ -333,9 +333,9 @@ func (s *stage) rest() {
 	s.t.Error("it does not come to rest")
 }
 
-// Whatever is called, answered, lost, late, removed, wiped and elected in
-// whatever order: raft is told of no entry that the peer did not take in that
-// term, and the peer takes nothing for committed that is not the leader's. F52
+// For any order of calls, answers, losses, delays, removals, wipes and elections: no entry is
+// reported to raft that the peer did not accept in that term, and the peer regards only entries of
+// the leader as committed. F52
 func TestEarlyAnswersAreTrue(t *testing.T) {
 	var early, late, successes uint64
 	for seed := range uint64(2000) {

@@ -252,7 +252,7 @@ func TestIdleReaderHoldsLittle(t *testing.T) {
 	if mem.HeapAlloc > 64<<20 {
 		t.Errorf("%d MiB are held, of %d MiB that were written", mem.HeapAlloc>>20, n*size>>20)
 	}
-	// What it gets is in order, and then it is told that it was too slow.
+	// The watch delivers events in order, and then the error that it was too slow.
 	last := raftstore.Revision(0)
 	for ev := range w.C() {
 		if ev.Revision != last+1 {
