@@ -152,8 +152,8 @@ type AdmissionConfig struct {
 	// PodSecurity contains the pod security levels for namespaces without labels for them. The zero
 	// value enforces nothing.
 	PodSecurity podsecurity.Config
-	// RequireNodeFeatures returns an error while replicas may give pods to nodes without the
-	// features that the pods require (builtin.Config); nil = they never do.
+	// RequireNodeFeatures returns an error while the feature level of the cluster is too low for
+	// pods that require features of their node (builtin.Config); nil = it is never too low.
 	RequireNodeFeatures func(ctx context.Context, feature string) error
 	// Expressions compiles the CEL expressions of admission; nil = this server creates its own
 	// compilers.

@@ -25,7 +25,7 @@ type Series struct {
 	Serves []string // rule groups, alerts and panels with such a query
 }
 
-// Read returns the rows of the list, in its order. It panics if a row has not four columns.
+// Read returns the rows of the list, in its order. It panics if a row does not have four columns.
 func Read() []Series {
 	var all []Series
 	for i, line := range strings.Split(strings.TrimSpace(table), "\n") {

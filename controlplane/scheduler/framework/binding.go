@@ -84,9 +84,9 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 	return nil, waiting
 }
 
-// Bind runs the PreBind plugins, binds the pod to the node, and runs the PostBind plugins. An
-// extender that implements Bind binds the pod; without such an extender, the first Bind plugin that
-// does not return Skip does.
+// Bind runs the PreBind plugins, binds the pod to the node, and runs the PostBind plugins. The pod
+// is bound by an extender that implements Bind. Without such an extender, it is bound by the first
+// Bind plugin that does not return Skip.
 func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 	started := c.startPoint()
 	s := p.runPreBinds(ctx, c, node)

@@ -39,8 +39,9 @@ type Config struct {
 	// Bind adds everything to a write that binding the unbound pod old to a node requires. It
 	// returns an error if the pod cannot be bound.
 	Bind func(a *admission.Attempt, old *corev1.Pod) error
-	// RequireNodeFeatures returns an error, which names feature, if replicas of this cluster may
-	// give pods to nodes without the features that the pods require. nil means that they never do.
+	// RequireNodeFeatures returns an error, which names feature, while the feature level of the
+	// cluster is too low for pods that require features of their node. nil means that the level is
+	// never too low.
 	RequireNodeFeatures func(ctx context.Context, feature string) error
 	// PodSecurity enforces the Pod Security Standards of namespaces.
 	PodSecurity func(ctx context.Context, a *admission.Attempt) error
